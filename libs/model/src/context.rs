@@ -1,0 +1,185 @@
+//! Contexts, that is tenants, and who may do what in them.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::{ActorId, ContextId, ContextUid, ParseIdError, Revision};
+use crate::time::Timestamp;
+
+/// A tenant: its own Redis database or key tag, its own directories.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Context {
+    /// Its number at this coordinator. Never 0.
+    pub id: ContextId,
+    /// Its name everywhere else.
+    pub uid: ContextUid,
+    /// Whether it is in use or on its way out.
+    pub state: ContextState,
+    /// May do everything. Never empty.
+    pub admins: BTreeSet<ActorId>,
+    /// May look.
+    pub readers: BTreeSet<ActorId>,
+    /// May run.
+    pub executors: BTreeSet<ActorId>,
+    /// What its admins have decided.
+    pub settings: ContextSettings,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+    /// The change counter at its last change.
+    pub revision: Revision,
+}
+
+/// Whether a context takes changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ContextState {
+    /// In use.
+    Active,
+    /// Being removed: nothing but reading is allowed.
+    Deleting,
+}
+
+impl ContextState {
+    /// As it stands in Redis.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Deleting => "deleting",
+        }
+    }
+}
+
+impl FromStr for ContextState {
+    type Err = ParseIdError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "active" => Ok(Self::Active),
+            "deleting" => Ok(Self::Deleting),
+            other => Err(ParseIdError { kind: "context state", text: other.chars().take(80).collect() }),
+        }
+    }
+}
+
+/// Switches of a context.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ContextSettings {
+    /// Executors may create flows and jobs of their own, not only admins.
+    pub executors_may_submit: bool,
+    /// Messages pushed to `msg_out` by programs that know nothing of gRPC are taken.
+    pub raw_publish: bool,
+}
+
+impl Default for ContextSettings {
+    fn default() -> Self {
+        Self { executors_may_submit: true, raw_publish: false }
+    }
+}
+
+/// What an actor may do in a context. Each role includes those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Get, list, watch.
+    Reader,
+    /// Run flows of its own.
+    Executor,
+    /// Everything.
+    Admin,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Reader => "reader",
+            Self::Executor => "executor",
+            Self::Admin => "admin",
+        })
+    }
+}
+
+/// Why an actor may not do what it asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    /// The actor has no role here, so it must not even learn that the context exists.
+    #[error("context {0} does not exist")]
+    NoRole(ContextId),
+    /// The actor is known here, but its role is too small.
+    #[error("actor {actor} needs the role {needed} in context {context}")]
+    RoleTooSmall {
+        /// Who asked.
+        actor: ActorId,
+        /// Where.
+        context: ContextId,
+        /// The smallest role that would do.
+        needed: Role,
+    },
+    /// Somebody else's object, and not an admin.
+    #[error("actor {actor} may act only as itself in context {context}, not as actor {caller}")]
+    NotItself {
+        /// Who asked.
+        actor: ActorId,
+        /// As whom.
+        caller: ActorId,
+        /// Where.
+        context: ContextId,
+    },
+}
+
+impl Context {
+    /// The greatest role of `actor` here; absent when it has none.
+    #[must_use]
+    pub fn role_of(&self, actor: ActorId) -> Option<Role> {
+        if self.admins.contains(&actor) {
+            Some(Role::Admin)
+        } else if self.executors.contains(&actor) {
+            Some(Role::Executor)
+        } else if self.readers.contains(&actor) {
+            Some(Role::Reader)
+        } else {
+            None
+        }
+    }
+
+    /// Checks that `actor` has at least the role `needed`.
+    ///
+    /// # Errors
+    /// [`Denied::NoRole`] when it has none at all, else [`Denied::RoleTooSmall`].
+    pub fn require(&self, actor: ActorId, needed: Role) -> Result<Role, Denied> {
+        let role = self.role_of(actor).ok_or(Denied::NoRole(self.id))?;
+        if role < needed {
+            return Err(Denied::RoleTooSmall { actor, context: self.id, needed });
+        }
+        Ok(role)
+    }
+
+    /// Checks that `actor` may create something for `caller`.
+    ///
+    /// # Errors
+    /// As [`Context::require`], and [`Denied::NotItself`] when a caller that is no admin names another.
+    pub fn require_create(&self, actor: ActorId, caller: ActorId) -> Result<(), Denied> {
+        let needed = if self.settings.executors_may_submit { Role::Executor } else { Role::Admin };
+        self.require_own(actor, caller, needed)
+    }
+
+    /// Checks that `actor` may change what belongs to `caller`.
+    ///
+    /// # Errors
+    /// As [`Context::require_create`].
+    pub fn require_change(&self, actor: ActorId, caller: ActorId) -> Result<(), Denied> {
+        self.require_own(actor, caller, Role::Executor)
+    }
+
+    fn require_own(&self, actor: ActorId, caller: ActorId, needed: Role) -> Result<(), Denied> {
+        let role = self.require(actor, needed)?;
+        if role < Role::Admin && actor != caller {
+            return Err(Denied::NotItself { actor, caller, context: self.id });
+        }
+        Ok(())
+    }
+}

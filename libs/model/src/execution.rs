@@ -1,0 +1,175 @@
+//! What travels to a supervisor for one attempt, and what comes back.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::flow::{EnvVars, ResultMap};
+use crate::id::{ActorId, BlobHash, ContextId, FlowId, JobKey};
+use crate::job::{BlobRef, ScriptSource};
+use crate::name::Name;
+use crate::node::Reason;
+use crate::script_type::ScriptType;
+use crate::time::Timestamp;
+
+/// Bytes that an attempt needs: by hash, and inline where they are small enough.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileSource {
+    /// What the bytes must hash to, and how many there are.
+    #[serde(flatten)]
+    pub blob: BlobRef,
+    /// The bytes in base64; absent when they must be asked for with `blob.get`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inline: Option<String>,
+}
+
+/// One attempt of one node, with everything that its execution needs.
+///
+/// This is the body of `job.run`, and what a message's `nodes` lists.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Execution {
+    /// Names the attempt for ever.
+    pub job_key: JobKey,
+    /// The context at its own coordinator: informational, echoed in events.
+    pub context_id: ContextId,
+    /// The flow at its own coordinator: informational, echoed in events.
+    pub flow_id: FlowId,
+    /// Whose flow it is.
+    pub caller_id: ActorId,
+    /// The flow's name, for `${{ flow.name }}`.
+    pub flow_name: Name,
+    /// The node's name.
+    pub node: Name,
+    /// Who executes it.
+    pub script_type: ScriptType,
+    /// What it says.
+    pub script: ScriptSource,
+    /// The flow's and the job's variables, before rendering.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env_vars: EnvVars,
+    /// Own files and those its dependencies made, by relative path.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<String, FileSource>,
+    /// Files it makes that are kept.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outputs: Vec<String>,
+    /// Results of its dependencies, and of other ancestors the keys it refers to.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub inputs: BTreeMap<Name, ResultMap>,
+    /// Run time in seconds, 0 for no limit.
+    pub timeout_secs: u32,
+    /// 0 (first) to 2.
+    pub priority: u8,
+    /// The group it must run in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<Name>,
+    /// The instance it must run on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<u32>,
+    /// W3C trace context of the submission.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
+}
+
+impl Execution {
+    /// Hashes what is to run. A supervisor that knows the job key with another
+    /// hash refuses it: an attempt never changes.
+    #[must_use]
+    pub fn content_hash(&self) -> BlobHash {
+        // Whether bytes travel inline must not matter, so their base64 is left out.
+        let mut bare = self.clone();
+        for file in bare.files.values_mut() {
+            file.inline = None;
+        }
+        bare.traceparent = None;
+        let json = serde_json::to_vec(&bare).unwrap_or_default();
+        BlobHash::of(&json)
+    }
+}
+
+/// What a supervisor, or somebody on the way to it, says of an attempt.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NodeReport {
+    /// Which attempt.
+    pub job_key: JobKey,
+    /// The context, as the coordinator numbered it.
+    pub context_id: ContextId,
+    /// The flow, as the coordinator numbered it.
+    pub flow_id: FlowId,
+    /// What happened.
+    pub kind: ReportKind,
+}
+
+/// The kinds of [`NodeReport`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum ReportKind {
+    /// The supervisor has it in its queue.
+    Accepted {
+        /// The supervisor's name.
+        supervisor: String,
+    },
+    /// An instance started it.
+    Started {
+        /// `<type>:<group>:<n>`.
+        instance: String,
+        /// By the supervisor's clock.
+        time: Timestamp,
+    },
+    /// It ended.
+    Ended(Box<AttemptEnd>),
+    /// It was handed back unstarted.
+    Returned,
+    /// It could not be accepted, or not be delivered.
+    Rejected {
+        /// Why.
+        reason: Reason,
+        /// Trying again cannot help.
+        lasting: bool,
+        /// Counts against `retries`: a delivery that failed does, a full queue does not.
+        counts: bool,
+    },
+}
+
+/// How an attempt ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AttemptEnd {
+    /// The kind of end.
+    pub outcome: Outcome,
+    /// The script's exit code, when there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    /// Why, when it did not succeed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Reason>,
+    /// What it gave. Only of a success.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub result: ResultMap,
+    /// The files it made that are kept. Only of a success.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub outputs: BTreeMap<String, BlobRef>,
+    /// `<type>:<group>:<n>`; absent when no instance had it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<String>,
+    /// When the script started; absent when it never did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Timestamp>,
+    /// When it ended.
+    pub end_time: Timestamp,
+}
+
+/// The kinds of end that an attempt can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// Exit code 0, and everything it promised is there.
+    Succeeded,
+    /// Any other end of its own.
+    Failed,
+    /// It ran longer than its `timeout`.
+    TimedOut,
+    /// It was stopped on request.
+    Stopped,
+    /// Its instance vanished.
+    Lost,
+}

@@ -1,0 +1,123 @@
+//! Flows: one run of a graph of jobs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::{
+    ActorId, ContextId, Epoch, FlowId, FlowUid, Generation, JobId, OwnerId, ParseIdError, Revision,
+};
+use crate::name::Name;
+use crate::time::Timestamp;
+
+/// Environment variables, sorted by name.
+pub type EnvVars = BTreeMap<String, String>;
+
+/// What a node or a flow gives back: keys and texts.
+///
+/// In Redis every value is a text. Where results are read (`$MYCORA_INPUTS`,
+/// expressions) a text that is a JSON number, `true`, `false`, an array or an
+/// object is that value.
+pub type ResultMap = BTreeMap<String, String>;
+
+/// Where a flow stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FlowStatus {
+    /// Its nodes are being added.
+    Created,
+    /// Running.
+    Started,
+    /// Ended well.
+    Finished,
+    /// Ended with a failure that counts.
+    Error,
+    /// Ended because somebody asked.
+    Cancelled,
+}
+
+impl FlowStatus {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Created, Self::Started, Self::Finished, Self::Error, Self::Cancelled];
+
+    /// As it stands in Redis.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Started => "started",
+            Self::Finished => "finished",
+            Self::Error => "error",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    /// Whether the flow has ended.
+    #[must_use]
+    pub const fn is_end(self) -> bool {
+        matches!(self, Self::Finished | Self::Error | Self::Cancelled)
+    }
+}
+
+impl fmt::Display for FlowStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for FlowStatus {
+    type Err = ParseIdError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::ALL
+            .into_iter()
+            .find(|known| known.as_str() == text)
+            .ok_or_else(|| ParseIdError { kind: "flow status", text: text.chars().take(80).collect() })
+    }
+}
+
+/// One run of a graph of jobs. Its nodes are kept beside it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Flow {
+    /// Its number within the context.
+    pub id: FlowId,
+    /// Tells it from an earlier flow of the same number.
+    pub uid: FlowUid,
+    /// What people call it.
+    pub name: Name,
+    /// Whose it is.
+    pub caller_id: ActorId,
+    /// Where it runs.
+    pub context_id: ContextId,
+    /// The jobs of its nodes, in the order they were given.
+    pub jobs: Vec<JobId>,
+    /// Variables for every job.
+    pub env_vars: EnvVars,
+    /// Results of the nodes that nothing depends on, as `<node>.<key>`; filled when it ends.
+    pub result: ResultMap,
+    /// The result was larger than its limit and is incomplete.
+    pub result_truncated: bool,
+    /// The first failure that counts cancels what is left.
+    pub fail_fast: bool,
+    /// When it fails unless it has ended.
+    pub deadline: Option<Timestamp>,
+    /// When somebody asked to cancel it.
+    pub cancel_requested_time: Option<Timestamp>,
+    /// Seconds until a cancelled attempt is closed without confirmation.
+    pub cancel_timeout_secs: u32,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+    /// Where it stands.
+    pub status: FlowStatus,
+    /// How often it was run.
+    pub generation: Generation,
+    /// The change counter at its last change.
+    pub revision: Revision,
+    /// The scheduler replica that may change it.
+    pub owner: Option<OwnerId>,
+    /// Raised with each owner.
+    pub epoch: Epoch,
+}

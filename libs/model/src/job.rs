@@ -1,0 +1,234 @@
+//! Jobs: what to execute. Pure data without a state.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::flow::EnvVars;
+use crate::id::{ActorId, BlobHash, ContextId, FlowId, JobId};
+use crate::limits;
+use crate::script_type::ScriptType;
+use crate::time::Timestamp;
+use crate::violation::Violations;
+
+/// A script's text, or the blob that holds it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScriptSource {
+    /// The text itself.
+    Inline(String),
+    /// The blob with the text.
+    Blob(BlobRef),
+}
+
+/// Bytes kept once per context under their hash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlobRef {
+    /// The SHA-256 of the bytes.
+    pub sha256: BlobHash,
+    /// How many there are.
+    pub size: u64,
+}
+
+/// What is to be executed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobSpec {
+    /// Who executes it.
+    pub script_type: ScriptType,
+    /// What it says.
+    pub script: ScriptSource,
+    /// Variables of its own, before rendering. They override the flow's.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env_vars: EnvVars,
+    /// Files laid into its directory, by relative path.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<String, BlobRef>,
+    /// Files it makes that are kept and handed to its dependants, by relative path.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outputs: Vec<String>,
+}
+
+impl JobSpec {
+    /// Notes everything about this job that is beyond a limit or malformed;
+    /// `at` is the path of the job in the request.
+    pub fn check(&self, at: &str, violations: &mut Violations) {
+        match &self.script {
+            ScriptSource::Inline(text) if text.is_empty() => {
+                violations.add(format!("{at}.script"), "a job needs a script");
+            }
+            ScriptSource::Inline(text) => check_script_size(text.len() as u64, at, violations),
+            ScriptSource::Blob(blob) => check_script_size(blob.size, at, violations),
+        }
+        check_env(&self.env_vars, &format!("{at}.env_vars"), violations);
+        let mut total = 0;
+        for (name, blob) in &self.files {
+            let field = format!("{at}.files[{name}]");
+            if let Err(error) = check_relative_path(name) {
+                violations.add(&field, error);
+            }
+            if blob.size > limits::FILE_BYTES_MAX as u64 {
+                violations.add(
+                    field,
+                    format!(
+                        "a file has at most {} bytes, this one has {}",
+                        limits::FILE_BYTES_MAX,
+                        blob.size
+                    ),
+                );
+            }
+            total += blob.size;
+        }
+        if total > limits::JOB_FILES_BYTES_MAX as u64 {
+            violations.add(
+                format!("{at}.files"),
+                format!(
+                    "a job's files have at most {} bytes together, these have {total}",
+                    limits::JOB_FILES_BYTES_MAX
+                ),
+            );
+        }
+        for (field, count) in [("files", self.files.len()), ("outputs", self.outputs.len())] {
+            if count > limits::JOB_FILES_MAX {
+                violations.add(
+                    format!("{at}.{field}"),
+                    format!("at most {} are allowed, these are {count}", limits::JOB_FILES_MAX),
+                );
+            }
+        }
+        for (i, name) in self.outputs.iter().enumerate() {
+            if let Err(error) = check_relative_path(name) {
+                violations.add(format!("{at}.outputs[{i}]"), error);
+            }
+            if self.outputs[..i].contains(name) {
+                violations.add(format!("{at}.outputs[{i}]"), format!("`{name}` is named twice"));
+            }
+        }
+    }
+}
+
+fn check_script_size(size: u64, at: &str, violations: &mut Violations) {
+    if size > limits::SCRIPT_BYTES_MAX as u64 {
+        violations.add(
+            format!("{at}.script"),
+            format!("a script has at most {} bytes, this one has {size}", limits::SCRIPT_BYTES_MAX),
+        );
+    }
+}
+
+/// Notes what is wrong with an environment: names, count and size.
+pub fn check_env(env: &EnvVars, at: &str, violations: &mut Violations) {
+    if env.len() > limits::ENV_ENTRIES_MAX {
+        violations.add(
+            at,
+            format!("at most {} variables are allowed, these are {}", limits::ENV_ENTRIES_MAX, env.len()),
+        );
+    }
+    let bytes: usize = env.iter().map(|(name, value)| name.len() + value.len()).sum();
+    if bytes > limits::ENV_BYTES_MAX {
+        violations.add(
+            at,
+            format!("an environment has at most {} bytes, this one has {bytes}", limits::ENV_BYTES_MAX),
+        );
+    }
+    for (name, value) in env {
+        let field = format!("{at}[{name}]");
+        let first_ok = name.bytes().next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
+        if !first_ok || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
+            violations.add(&field, "a variable's name is a letter or _, then letters, digits and _");
+        } else if name.starts_with("MYCORA_") || name == "TRACEPARENT" {
+            violations
+                .add(&field, "names that begin with MYCORA_, and TRACEPARENT, are set by Mycora itself");
+        }
+        if value.contains('\0') {
+            violations.add(field, "a value must not contain a zero byte");
+        }
+    }
+}
+
+/// A file's place is a path inside the job's directory.
+///
+/// # Errors
+/// Says what about the path could lead outside, or is no name at all.
+pub fn check_relative_path(path: &str) -> Result<(), &'static str> {
+    if path.is_empty() || path.len() > 255 {
+        return Err("a file's path has 1 to 255 bytes");
+    }
+    if path.contains(['\0', '\\']) {
+        return Err("a file's path has no zero bytes and no backslashes");
+    }
+    if path.split('/').any(|part| part.is_empty() || part == "." || part == "..") {
+        return Err("a file's path is relative and has no empty, `.` or `..` parts");
+    }
+    if path.split('/').next().is_some_and(|part| part.starts_with(".mycora")) {
+        return Err("paths that begin with .mycora are Mycora's own");
+    }
+    Ok(())
+}
+
+/// A job record, as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Job {
+    /// Its number within its caller.
+    pub id: JobId,
+    /// Whose it is.
+    pub caller_id: ActorId,
+    /// Where it runs.
+    pub context_id: ContextId,
+    /// The flow it belongs to.
+    pub flow_id: Option<FlowId>,
+    /// What to execute.
+    pub spec: JobSpec,
+    /// Run time limit, 0 for none.
+    pub timeout_secs: u32,
+    /// How often it may be tried again.
+    pub retries: u32,
+    /// Conditions outside the flow.
+    pub prerequisites: Vec<String>,
+    /// Jobs that come before it.
+    pub depends: Vec<JobId>,
+    /// The actor's signature over what is to run, when it made one.
+    pub signature: Option<String>,
+    /// When it was made.
+    pub created_at: Timestamp,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_stay_inside() {
+        for good in ["a", "a/b.txt", "..a", "a..b/c"] {
+            assert_eq!(check_relative_path(good), Ok(()), "{good}");
+        }
+        for bad in ["", "/a", "a/", "../a", "a/../b", "./a", "a//b", "a\0", "a\\b", ".mycora/x"] {
+            assert!(check_relative_path(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_violation_is_listed() {
+        let spec = JobSpec {
+            script_type: ScriptType::Shell,
+            script: ScriptSource::Inline(String::new()),
+            env_vars: [("MYCORA_X".to_owned(), "1".to_owned()), ("1a".to_owned(), String::new())].into(),
+            files: [("../x".to_owned(), BlobRef { sha256: BlobHash::of(b""), size: 17 * 1024 * 1024 })]
+                .into(),
+            outputs: vec!["o".into(), "o".into()],
+        };
+        let mut violations = Violations::new();
+        spec.check("nodes[0].job", &mut violations);
+        let fields: Vec<_> = violations.as_slice().iter().map(|v| v.field.as_str()).collect();
+        assert_eq!(
+            fields,
+            [
+                "nodes[0].job.script",
+                "nodes[0].job.env_vars[1a]",
+                "nodes[0].job.env_vars[MYCORA_X]",
+                "nodes[0].job.files[../x]",
+                "nodes[0].job.files[../x]",
+                "nodes[0].job.outputs[1]",
+            ]
+        );
+    }
+}

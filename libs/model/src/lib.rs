@@ -1,0 +1,40 @@
+//! The nouns of Mycora: typed ids, objects, states, permissions and limits.
+//!
+//! Values here cannot be built wrong: what comes from outside is parsed into
+//! them once, at the edge, and every later reader may rely on that. Nothing
+//! here does I/O, reads a clock or draws a random number except
+//! [`id::Uid::random`], which is only called where an object is made.
+
+pub mod actor;
+pub mod address;
+pub mod context;
+pub mod execution;
+pub mod flow;
+pub mod id;
+pub mod job;
+pub mod limits;
+pub mod message;
+pub mod name;
+pub mod node;
+pub mod runner;
+pub mod script_type;
+pub mod time;
+pub mod violation;
+
+pub use actor::Actor;
+pub use address::Address;
+pub use context::{Context, ContextState, Role};
+pub use execution::{AttemptEnd, Execution, FileSource, NodeReport, ReportKind};
+pub use flow::{Flow, FlowStatus};
+pub use id::{
+    ActorId, Attempt, BlobHash, ContextId, ContextUid, Epoch, FlowId, FlowUid, Generation, JobId, JobKey,
+    MessageId, OwnerId, Revision, RunnerId,
+};
+pub use job::{Job, JobSpec, ScriptSource};
+pub use message::{Message, MessageFormat, MessageKey, MessageStatus, MessageType, TransportStatus};
+pub use name::Name;
+pub use node::{Backoff, FlowNode, NodePolicy, NodeSpec, NodeState, Reason, ReasonCode, RunIf, Target};
+pub use runner::{InstanceInfo, Presence, Runner, RunnerView};
+pub use script_type::ScriptType;
+pub use time::Timestamp;
+pub use violation::{Violation, Violations};

@@ -1,0 +1,75 @@
+//! Every limit that more than one crate must agree on. Sizes are in bytes,
+//! durations in seconds, unless the name says otherwise.
+
+/// A script's text.
+pub const SCRIPT_BYTES_MAX: usize = 1024 * 1024;
+/// A script up to this size is kept in its job record; a longer one as a blob.
+pub const SCRIPT_INLINE_BYTES_MAX: usize = 16 * 1024;
+/// One file or output.
+pub const FILE_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// All files, or all outputs, of one job together.
+pub const JOB_FILES_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// How many files, and how many outputs, a job may name.
+pub const JOB_FILES_MAX: usize = 256;
+/// A blob is kept and carried in pieces of this size.
+pub const BLOB_CHUNK_BYTES: usize = 512 * 1024;
+/// Environment variables of a flow or a job.
+pub const ENV_ENTRIES_MAX: usize = 256;
+/// All names and values of an environment together, before rendering.
+pub const ENV_BYTES_MAX: usize = 64 * 1024;
+/// One rendered environment value.
+pub const ENV_VALUE_RENDERED_BYTES_MAX: usize = 64 * 1024;
+/// The whole rendered environment.
+pub const ENV_RENDERED_BYTES_MAX: usize = 256 * 1024;
+/// One node's result, as JSON.
+pub const RESULT_BYTES_MAX: usize = 256 * 1024;
+/// Upstream results handed to one job, as JSON.
+pub const INPUTS_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// A flow's gathered result, as JSON.
+pub const FLOW_RESULT_BYTES_MAX: usize = 1024 * 1024;
+/// Nodes of one flow.
+pub const FLOW_NODES_MAX: usize = 100_000;
+/// Edges of one flow.
+pub const FLOW_EDGES_MAX: usize = 1_000_000;
+/// Records one script may touch.
+pub const COMMIT_RECORDS_MAX: usize = 1000;
+/// Arguments one script may be given.
+pub const COMMIT_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// A name, in characters.
+pub const NAME_CHARS_MAX: usize = 128;
+/// Entries of one page, at most.
+pub const PAGE_SIZE_MAX: u32 = 1000;
+/// Entries of one page when the caller does not say.
+pub const PAGE_SIZE_DEFAULT: u32 = 50;
+/// A page, a snapshot part or a batch ends here as well as at its count.
+pub const PAGE_BYTES_MAX: usize = 1024 * 1024;
+/// Changes a watcher may lag behind before its stream is ended.
+pub const WATCH_BUFFER: usize = 256;
+/// One gRPC message, both ways.
+pub const GRPC_MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// What is kept of an attempt's output at the coordinator.
+pub const LOG_TAIL_BYTES_MAX: usize = 64 * 1024;
+/// An attempt's output per stream; what follows is dropped and marked.
+pub const OUTPUT_BYTES_MAX: u64 = 10 * 1024 * 1024;
+/// Retries a node may ask for.
+pub const RETRIES_MAX: u32 = 100;
+/// Any timeout a node may ask for: 30 days.
+pub const TIMEOUT_SECS_MAX: u32 = 30 * 24 * 3600;
+/// Run time of a node that does not say.
+pub const TIMEOUT_SECS_DEFAULT: u32 = 3600;
+/// Dispatched to accepted, for a node that does not say.
+pub const TIMEOUT_ACK_SECS_DEFAULT: u32 = 60;
+/// How long the scheduler waits after a run time limit before it closes the attempt itself.
+pub const TIMEOUT_GRACE_SECS: u32 = 60;
+/// How long a cancelled attempt may stay unconfirmed.
+pub const CANCEL_TIMEOUT_SECS: u32 = 30;
+/// A supervisor without presence for this long has lost its attempts.
+pub const LOST_AFTER_SECS: u32 = 300;
+/// How often a supervisor tells that it is there.
+pub const PRESENCE_INTERVAL_SECS: u32 = 10;
+/// A supervisor that was not heard for this long is taken for dead.
+pub const PRESENCE_DEAD_AFTER_SECS: u32 = 30;
+/// Two of the same `request_id` have one effect for this long.
+pub const REQUEST_ID_KEEP_SECS: u32 = 24 * 3600;
+/// Files, script and inputs of one job travel inline up to this size.
+pub const INLINE_BYTES_MAX: usize = 256 * 1024;

@@ -1,0 +1,492 @@
+//! Flow nodes: a job's place in a flow, and where it stands.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::flow::ResultMap;
+use crate::id::{Attempt, Generation, JobId, ParseIdError, RunnerId};
+use crate::job::{BlobRef, JobSpec};
+use crate::limits;
+use crate::name::Name;
+use crate::time::Timestamp;
+
+/// Where a node stands. What may follow what is `flow::transition`'s business.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeState {
+    /// Waits for what comes before it.
+    Pending,
+    /// May run as soon as there is a place for it.
+    Ready,
+    /// On its way to a supervisor, or in its queue.
+    Dispatched,
+    /// An instance executes it.
+    Running,
+    /// Ended well.
+    Completed,
+    /// Ended badly.
+    Failed,
+    /// Ended because somebody asked.
+    Cancelled,
+    /// Will not run in this generation.
+    Skipped,
+}
+
+impl NodeState {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Pending,
+        Self::Ready,
+        Self::Dispatched,
+        Self::Running,
+        Self::Completed,
+        Self::Failed,
+        Self::Cancelled,
+        Self::Skipped,
+    ];
+
+    /// As it stands in Redis.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Ready => "ready",
+            Self::Dispatched => "dispatched",
+            Self::Running => "running",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::Skipped => "skipped",
+        }
+    }
+
+    /// Whether the node has ended in this generation.
+    #[must_use]
+    pub const fn is_end(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed | Self::Cancelled | Self::Skipped)
+    }
+
+    /// What old readers find in `job:*`'s field `status`.
+    #[must_use]
+    pub const fn job_status(self) -> &'static str {
+        match self {
+            Self::Pending | Self::Ready => "waiting_for_prerequisites",
+            Self::Dispatched => "dispatched",
+            Self::Running => "started",
+            Self::Completed => "finished",
+            Self::Failed | Self::Cancelled | Self::Skipped => "error",
+        }
+    }
+}
+
+impl fmt::Display for NodeState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for NodeState {
+    type Err = ParseIdError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::ALL
+            .into_iter()
+            .find(|known| known.as_str() == text)
+            .ok_or_else(|| ParseIdError { kind: "node state", text: text.chars().take(80).collect() })
+    }
+}
+
+/// Which ends of the nodes before it let a node run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum RunIf {
+    /// All completed.
+    #[default]
+    AllSucceeded,
+    /// At least one completed, none failed.
+    NoneFailed,
+    /// All ended, however.
+    AllDone,
+    /// At least one failed, or was skipped because of a failure further up.
+    AnyFailed,
+}
+
+impl RunIf {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::AllSucceeded, Self::NoneFailed, Self::AllDone, Self::AnyFailed];
+
+    /// As it stands in flow files.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::AllSucceeded => "ALL_SUCCEEDED",
+            Self::NoneFailed => "NONE_FAILED",
+            Self::AllDone => "ALL_DONE",
+            Self::AnyFailed => "ANY_FAILED",
+        }
+    }
+}
+
+/// Why a node is where it is; a code for programs and a sentence for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reason {
+    /// The kind of reason.
+    pub code: ReasonCode,
+    /// What happened, without secrets. May be empty.
+    pub detail: String,
+}
+
+impl Reason {
+    /// Pairs a code with what happened.
+    #[must_use]
+    pub fn new(code: ReasonCode, detail: impl Into<String>) -> Self {
+        Self { code, detail: detail.into() }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.detail.is_empty() {
+            f.write_str(self.code.as_str())
+        } else {
+            write!(f, "{}: {}", self.code.as_str(), self.detail)
+        }
+    }
+}
+
+impl FromStr for Reason {
+    type Err = ParseIdError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (code, detail) = text.split_once(": ").unwrap_or((text, ""));
+        Ok(Self { code: code.parse()?, detail: detail.to_owned() })
+    }
+}
+
+impl Serialize for Reason {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Reason {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(d)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+macro_rules! reason_codes {
+    ($($(#[$doc:meta])* $name:ident = $text:literal),+ $(,)?) => {
+        /// The kinds of [`Reason`].
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum ReasonCode {
+            $($(#[$doc])* $name),+
+        }
+
+        impl ReasonCode {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$name),+];
+
+            /// In `UPPER_SNAKE`, as it stands in records and answers.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $text),+ }
+            }
+        }
+    };
+}
+
+reason_codes! {
+    /// READY, but no live runner takes it.
+    NoLiveRunner = "NO_LIVE_RUNNER",
+    /// READY again, and waits for its back-off to pass.
+    BackingOff = "BACKING_OFF",
+    /// The script ended with another exit code than 0.
+    ExitCode = "EXIT_CODE",
+    /// The script ran longer than its `timeout`.
+    Timeout = "TIMEOUT",
+    /// Its end did not arrive in time.
+    TimeoutResult = "TIMEOUT_RESULT",
+    /// No supervisor accepted it in time.
+    TimeoutAck = "TIMEOUT_ACK",
+    /// It did not start in time.
+    TimeoutQueue = "TIMEOUT_QUEUE",
+    /// The flow's deadline passed.
+    Deadline = "DEADLINE",
+    /// The instance that ran it vanished.
+    InstanceLost = "INSTANCE_LOST",
+    /// The supervisor that held it vanished.
+    SupervisorLost = "SUPERVISOR_LOST",
+    /// The message that carried it could not be delivered.
+    Undeliverable = "UNDELIVERABLE",
+    /// The supervisor refused it.
+    Refused = "REFUSED",
+    /// A drained instance handed it back unstarted.
+    Returned = "RETURNED",
+    /// The script could not be started, or what it left could not be read.
+    RuntimeError = "RUNTIME_ERROR",
+    /// A reference names a key that an upstream node did not give.
+    MissingResult = "MISSING_RESULT",
+    /// The rendered environment is beyond its limit.
+    EnvTooLarge = "ENV_TOO_LARGE",
+    /// The upstream results are beyond their limit.
+    InputsTooLarge = "INPUTS_TOO_LARGE",
+    /// Its own result is beyond its limit.
+    ResultTooLarge = "RESULT_TOO_LARGE",
+    /// A file that it needs is not there any more.
+    BlobMissing = "BLOB_MISSING",
+    /// A node before it failed, or was skipped for this reason.
+    UpstreamFailed = "UPSTREAM_FAILED",
+    /// What comes before it ended so that its `run_if` says no.
+    ConditionNotMet = "CONDITION_NOT_MET",
+    /// The flow was cancelled.
+    FlowCancelled = "FLOW_CANCELLED",
+    /// This node was cancelled.
+    NodeCancelled = "NODE_CANCELLED",
+    /// Another node failed in a flow that says `fail_fast`.
+    FailFast = "FAIL_FAST",
+    /// The cancelled attempt was never confirmed to have stopped.
+    CancelUnconfirmed = "CANCEL_UNCONFIRMED",
+}
+
+impl FromStr for ReasonCode {
+    type Err = ParseIdError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|known| known.as_str() == text)
+            .ok_or_else(|| ParseIdError { kind: "reason", text: text.chars().take(80).collect() })
+    }
+}
+
+/// Where a node wants to run. All empty: any live runner that offers the type.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Target {
+    /// This runner record only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runner: Option<RunnerId>,
+    /// Instances of this group only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<Name>,
+    /// This instance of the group only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instance: Option<u32>,
+    /// Runners that carry all of these labels.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+}
+
+/// How long to wait between tries: full jitter below
+/// `min(initial * multiplier^tries, max)`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Backoff {
+    /// Seconds before the second try, at most.
+    pub initial_secs: f64,
+    /// What each further wait is multiplied with.
+    pub multiplier: f64,
+    /// Seconds a wait never exceeds.
+    pub max_secs: f64,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self { initial_secs: 1.0, multiplier: 2.0, max_secs: 60.0 }
+    }
+}
+
+impl Backoff {
+    /// The wait after `tries` counted tries; `jitter` is drawn from 0.0..1.0.
+    #[must_use]
+    pub fn delay(&self, tries: u32, jitter: f64) -> Duration {
+        let exponent = i32::try_from(tries.min(64)).unwrap_or(64);
+        let bound = (self.initial_secs * self.multiplier.powi(exponent)).min(self.max_secs);
+        Duration::from_secs_f64((bound * jitter).clamp(0.0, f64::from(limits::TIMEOUT_SECS_MAX)))
+    }
+}
+
+/// What decides about tries and time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodePolicy {
+    /// Tries after the first.
+    pub retries: u32,
+    /// The wait between them.
+    pub backoff: Backoff,
+    /// Exit codes after which it is not tried again.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub no_retry_exit_codes: Vec<i32>,
+    /// Run time in seconds, 0 for no limit.
+    pub timeout: u32,
+    /// Ready to started in seconds, 0 for no limit.
+    pub timeout_queue: u32,
+    /// Dispatched to accepted in seconds, 0 for no limit.
+    pub timeout_ack: u32,
+    /// Dispatched to ended in seconds, 0 for no limit.
+    pub timeout_result: u32,
+    /// 0 (first) to 2.
+    pub priority: u8,
+}
+
+impl Default for NodePolicy {
+    fn default() -> Self {
+        Self {
+            retries: 0,
+            backoff: Backoff::default(),
+            no_retry_exit_codes: Vec::new(),
+            timeout: limits::TIMEOUT_SECS_DEFAULT,
+            timeout_queue: 0,
+            timeout_ack: limits::TIMEOUT_ACK_SECS_DEFAULT,
+            timeout_result: 0,
+            priority: 1,
+        }
+    }
+}
+
+/// A node as it is asked for: what never changes while the flow runs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NodeSpec {
+    /// The name within the flow.
+    pub name: Name,
+    /// Names of the nodes before it.
+    pub depends: Vec<Name>,
+    /// Which of their ends let it run.
+    pub run_if: RunIf,
+    /// Its failure does not fail the flow.
+    pub allow_failure: bool,
+    /// Where it wants to run.
+    pub target: Target,
+    /// Tries and time.
+    pub policy: NodePolicy,
+    /// What to execute.
+    pub job: JobSpec,
+}
+
+/// A node as it is kept: the persisted graph is the set of these.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FlowNode {
+    /// The job it carries; its number within the flow.
+    pub job_id: JobId,
+    /// The name within the flow.
+    pub name: Name,
+    /// The nodes before it.
+    #[serde(default, alias = "dependends")]
+    pub depends: Vec<JobId>,
+    /// Conditions outside the flow.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prerequisites: Vec<String>,
+    /// Those of them that are met.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prerequisites_met: Vec<String>,
+    /// Which ends of `depends` let it run.
+    #[serde(default)]
+    pub run_if: RunIf,
+    /// An expression over upstream results.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub when: Option<String>,
+    /// Its failure does not fail the flow.
+    #[serde(default)]
+    pub allow_failure: bool,
+    /// Where it wants to run.
+    #[serde(default)]
+    pub target: Target,
+    /// Tries and time.
+    #[serde(default)]
+    pub policy: NodePolicy,
+    /// The current attempt, from 1 on.
+    pub attempt: Attempt,
+    /// Attempts of this generation that count against `retries`, the current one not included.
+    #[serde(default)]
+    pub tries: u32,
+    /// How often it was run.
+    pub generation: Generation,
+    /// Where it stands.
+    pub state: NodeState,
+    /// Why, when there is more to say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Reason>,
+    /// When its cancellation was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cancel_requested_time: Option<Timestamp>,
+    /// It was closed as cancelled without the supervisor's word.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unconfirmed: bool,
+    /// READY, but not to be dispatched before this moment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_before_time: Option<Timestamp>,
+    /// When it became READY, in this attempt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_time: Option<Timestamp>,
+    /// When the message that carries it was committed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dispatch_time: Option<Timestamp>,
+    /// When the script started, by the supervisor's clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Timestamp>,
+    /// When the attempt ended, by the clock of whoever ended it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end_time: Option<Timestamp>,
+    /// The runner record it was dispatched to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runner: Option<RunnerId>,
+    /// The supervisor that accepted it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub supervisor: Option<String>,
+    /// The instance that ran it, as `<type>:<group>:<n>`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<String>,
+    /// What it gave.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub result: ResultMap,
+    /// The files it made that are kept, by relative path.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub outputs: BTreeMap<String, BlobRef>,
+    /// How the script ended; absent when it was not the script that ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    /// The message that carried the current attempt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message_key: Option<String>,
+}
+
+impl FlowNode {
+    /// A node that waits, in its first generation and before its first attempt.
+    #[must_use]
+    pub fn new(job_id: JobId, spec: &NodeSpec, depends: Vec<JobId>) -> Self {
+        Self {
+            job_id,
+            name: spec.name.clone(),
+            depends,
+            prerequisites: Vec::new(),
+            prerequisites_met: Vec::new(),
+            run_if: spec.run_if,
+            when: None,
+            allow_failure: spec.allow_failure,
+            target: spec.target.clone(),
+            policy: spec.policy.clone(),
+            attempt: Attempt(1),
+            tries: 0,
+            generation: Generation(1),
+            state: NodeState::Pending,
+            reason: None,
+            cancel_requested_time: None,
+            unconfirmed: false,
+            not_before_time: None,
+            ready_time: None,
+            dispatch_time: None,
+            start_time: None,
+            end_time: None,
+            runner: None,
+            supervisor: None,
+            instance: None,
+            result: ResultMap::new(),
+            outputs: BTreeMap::new(),
+            exit_code: None,
+            message_key: None,
+        }
+    }
+}

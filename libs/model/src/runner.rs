@@ -1,0 +1,102 @@
+//! Runners: registrations of places where jobs can run, and what is known of them.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::address::Address;
+use crate::id::{Revision, RunnerId};
+use crate::name::Name;
+use crate::script_type::ScriptType;
+use crate::time::Timestamp;
+
+/// A registration in a context of one supervisor as a place where its jobs may run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Runner {
+    /// Its number within the context.
+    pub id: RunnerId,
+    /// The supervisor's Mycelium public key, when it is known.
+    pub pubkey: String,
+    /// Where the supervisor is reached.
+    pub address: Address,
+    /// The topic its requests travel under.
+    pub topic: String,
+    /// The Ed25519 key its events are signed with, when it has one.
+    pub signing_key: String,
+    /// What may be sent there; empty for whatever its instances offer.
+    pub script_types: Vec<ScriptType>,
+    /// The group that jobs without one of their own go to.
+    pub group: Option<Name>,
+    /// What selectors may ask for.
+    pub labels: BTreeMap<String, String>,
+    /// The supervisor is on this machine.
+    pub local: bool,
+    /// When it was registered.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+    /// The change counter at its last change.
+    pub revision: Revision,
+}
+
+/// One worker process, or one kind of script that it takes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstanceInfo {
+    /// What it executes.
+    pub script_type: ScriptType,
+    /// Its group.
+    pub group: Name,
+    /// Its number within the group.
+    pub number: u32,
+    /// How many jobs it runs at once.
+    pub slots: u32,
+    /// How many it runs now.
+    pub busy: u32,
+    /// The isolation its jobs get: `basic` until layers above it exist.
+    pub isolation: String,
+    /// The version of its program.
+    pub version: String,
+}
+
+/// What a supervisor says of itself every few seconds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Presence {
+    /// The supervisor's own name: random, made with its store, never reused.
+    pub supervisor: String,
+    /// The version of its program.
+    pub version: String,
+    /// Its live instances.
+    pub instances: Vec<InstanceInfo>,
+    /// Jobs that wait in its queues.
+    pub queued: u64,
+    /// It takes no new jobs.
+    #[serde(default)]
+    pub draining: bool,
+}
+
+impl Presence {
+    /// Whether a live instance offers `script_type`, in `group` when one is named
+    /// and under `number` when one is named.
+    #[must_use]
+    pub fn offers(&self, script_type: ScriptType, group: Option<&str>, number: Option<u32>) -> bool {
+        !self.draining
+            && self.instances.iter().any(|instance| {
+                instance.script_type == script_type
+                    && group.is_none_or(|group| instance.group.as_str() == group)
+                    && number.is_none_or(|number| instance.number == number)
+            })
+    }
+}
+
+/// A runner record with what was last heard from its supervisor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunnerView {
+    /// The registration.
+    pub runner: Runner,
+    /// What the supervisor last said; absent when it was never heard.
+    pub presence: Option<Presence>,
+    /// When it was last heard.
+    pub last_seen: Option<Timestamp>,
+    /// Whether it was heard recently enough to be sent jobs.
+    pub live: bool,
+}

@@ -1,0 +1,67 @@
+//! The kinds of script that Mycora knows.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// What executes a script. Which of them an instance offers depends on its machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScriptType {
+    /// CPython 3.
+    Python,
+    /// `/bin/sh`.
+    Shell,
+    /// The `v` compiler.
+    V,
+    /// `rustc`.
+    Rust,
+    /// The embedded Rhai engine.
+    Rhai,
+    /// Rhai with the context's object store.
+    Osis,
+    /// Rhai with system functions.
+    Sal,
+}
+
+/// No script type has this name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a script type; there are python, shell, v, rust, rhai, osis and sal")]
+pub struct UnknownScriptType(pub String);
+
+impl ScriptType {
+    /// All of them, in the order of the specification.
+    pub const ALL: [Self; 7] =
+        [Self::Python, Self::Shell, Self::V, Self::Rust, Self::Rhai, Self::Osis, Self::Sal];
+
+    /// The name, as it stands in flow files, queues and records.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Python => "python",
+            Self::Shell => "shell",
+            Self::V => "v",
+            Self::Rust => "rust",
+            Self::Rhai => "rhai",
+            Self::Osis => "osis",
+            Self::Sal => "sal",
+        }
+    }
+}
+
+impl fmt::Display for ScriptType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for ScriptType {
+    type Err = UnknownScriptType;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::ALL
+            .into_iter()
+            .find(|known| known.as_str() == text)
+            .ok_or_else(|| UnknownScriptType(text.chars().take(80).collect()))
+    }
+}

@@ -1,0 +1,69 @@
+//! What is wrong with a request, all of it at once.
+
+use std::fmt;
+
+/// One field that cannot be accepted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// The path of the field, as in `nodes[3].depends[0]`.
+    pub field: String,
+    /// What is wrong, and what would be right. A sentence without a period.
+    pub description: String,
+}
+
+/// Everything that is wrong with one request, in the order it was found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Violations(Vec<Violation>);
+
+impl Violations {
+    /// Nothing wrong so far.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Notes one more.
+    pub fn add(&mut self, field: impl Into<String>, description: impl fmt::Display) {
+        self.0.push(Violation { field: field.into(), description: description.to_string() });
+    }
+
+    /// Takes the value, or notes why there is none.
+    pub fn take<T, E: fmt::Display>(&mut self, field: &str, result: Result<T, E>) -> Option<T> {
+        result.map_err(|error| self.add(field, error)).ok()
+    }
+
+    /// Those found so far.
+    #[must_use]
+    pub fn as_slice(&self) -> &[Violation] {
+        &self.0
+    }
+
+    /// Whether nothing was wrong.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The value when nothing was wrong.
+    ///
+    /// # Errors
+    /// Gives everything that was noted.
+    pub fn into_result<T>(self, value: Option<T>) -> Result<T, Self> {
+        match value {
+            Some(value) if self.0.is_empty() => Ok(value),
+            _ => Err(self),
+        }
+    }
+}
+
+impl fmt::Display for Violations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, violation) in self.0.iter().enumerate() {
+            let separator = if i == 0 { "" } else { "; " };
+            write!(f, "{separator}{}: {}", violation.field, violation.description)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Violations {}
