@@ -1,1 +1,120 @@
-//! Placeholder while the crate is begun.
+//! Every Redis key name, and nothing else: builders, and parsers that undo them.
+//!
+//! No other crate writes a key by hand. [`context`] has the coordinator's keys in
+//! both layouts, [`supervisor`] those of a supervisor's own Redis.
+
+pub mod context;
+pub mod supervisor;
+
+mod suffix;
+
+pub use context::{ContextKey, ContextKeys, GlobalKey, GlobalKeys};
+pub use supervisor::{ControlScope, InstanceRef, SupervisorKey, WorkQueue};
+
+use model::ContextId;
+
+/// How the contexts are kept apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Layout {
+    /// Context *n* in Redis database *n*; what is global in database 0.
+    #[default]
+    Database,
+    /// Everything in database 0, under `{<context>}:`, so that a context is one slot of a cluster.
+    HashTag,
+}
+
+impl Layout {
+    /// The name in configuration.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Database => "database",
+            Self::HashTag => "hash-tag",
+        }
+    }
+
+    /// The database that holds a context's keys. Context 0 stands for what is global.
+    #[must_use]
+    pub const fn database(self, context: ContextId) -> u32 {
+        match self {
+            Self::Database => context.0,
+            Self::HashTag => 0,
+        }
+    }
+
+    /// The channel on which a context's changes are hinted at. A hint may be lost;
+    /// the context's `events` stream is the truth.
+    ///
+    /// The name carries the tag in both layouts, since channels are not kept apart by database.
+    #[must_use]
+    pub fn hint_channel(self, context: ContextId) -> String {
+        format!("{{{context}}}:hint")
+    }
+
+    /// The pattern that all hint channels match.
+    #[must_use]
+    pub const fn hint_pattern(self) -> &'static str {
+        "{*}:hint"
+    }
+
+    /// Whose changes a hint on `channel` tells of.
+    #[must_use]
+    pub fn parse_hint_channel(self, channel: &str) -> Option<ContextId> {
+        suffix::number(channel.strip_prefix('{')?.strip_suffix("}:hint")?).map(ContextId)
+    }
+
+    fn prefix(self, context: ContextId) -> String {
+        match self {
+            Self::Database => String::new(),
+            Self::HashTag => format!("{{{context}}}:"),
+        }
+    }
+}
+
+impl std::fmt::Display for Layout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl std::str::FromStr for Layout {
+    type Err = UnknownLayout;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "database" => Ok(Self::Database),
+            "hash-tag" => Ok(Self::HashTag),
+            other => Err(UnknownLayout(other.chars().take(80).collect())),
+        }
+    }
+}
+
+/// No layout has this name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownLayout(pub String);
+
+impl std::fmt::Display for UnknownLayout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "`{}` is not a layout; there are database and hash-tag", self.0)
+    }
+}
+
+impl std::error::Error for UnknownLayout {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn databases_and_hints() {
+        assert_eq!(Layout::Database.database(ContextId(7)), 7);
+        assert_eq!(Layout::HashTag.database(ContextId(7)), 0);
+        for layout in [Layout::Database, Layout::HashTag] {
+            let channel = layout.hint_channel(ContextId(7));
+            assert_eq!(channel, "{7}:hint");
+            assert_eq!(layout.parse_hint_channel(&channel), Some(ContextId(7)));
+            assert_eq!(layout.as_str().parse(), Ok(layout));
+        }
+        assert_eq!(Layout::Database.parse_hint_channel("{07}:hint"), None);
+        assert!("cluster".parse::<Layout>().is_err());
+    }
+}

@@ -1,0 +1,506 @@
+//! The coordinator's keys: those of a context, and those that are global.
+
+use std::fmt;
+
+use model::{ActorId, Attempt, BlobHash, ContextId, FlowId, JobId, MessageId, MessageKey, RunnerId};
+
+use crate::Layout;
+use crate::suffix::{exact, pair};
+
+/// What a key of a context is about.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum ContextKey {
+    /// Hash: the context itself.
+    Context(ContextId),
+    /// Hash: a registration.
+    Runner(RunnerId),
+    /// Set: ids of all runners.
+    Runners,
+    /// Hash: a job, by caller.
+    Job(ActorId, JobId),
+    /// Hash: a flow.
+    Flow(FlowId),
+    /// Hash: job id → node as JSON.
+    FlowNodes(FlowId),
+    /// Hash: signal → time, actor and payload.
+    FlowSignals(FlowId),
+    /// Sorted set: ids of all flows.
+    Flows,
+    /// Set: ids of flows that have not ended.
+    FlowsActive,
+    /// Hash: a message, by caller.
+    Message(MessageKey),
+    /// List: keys of messages that wait for a router.
+    MsgOut,
+    /// List: keys of received messages, for plain `RPOP`.
+    MsgIn,
+    /// Sorted set: keys of messages that a router holds, by the end of the hold.
+    MsgOutCoordinator,
+    /// Sorted set: keys of messages received for an actor.
+    Inbox(ActorId),
+    /// What was received already, by the hash of its origin.
+    Seen(BlobHash),
+    /// Hash: size and number of chunks of a blob.
+    Blob(BlobHash),
+    /// String: one chunk of a blob, counted from 0.
+    BlobChunk(BlobHash, u32),
+    /// Set: who refers to a blob.
+    BlobRefs(BlobHash),
+    /// Sorted set: blobs that nobody refers to, by since when.
+    BlobIdle,
+    /// The tail of an attempt's output.
+    Log(FlowId, JobId, Attempt),
+    /// Stream: every change of state.
+    Events,
+    /// Stream: who did what.
+    Audit,
+    /// Sorted set: what to look at, by when.
+    Due,
+    /// The answer to a request that was made, by caller and request id.
+    Request(ActorId, String),
+    /// Hash: id counters and the change counter.
+    Ids,
+}
+
+impl fmt::Display for ContextKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Context(id) => write!(f, "context:{id}"),
+            Self::Runner(id) => write!(f, "runner:{id}"),
+            Self::Runners => f.write_str("runners"),
+            Self::Job(caller, id) => write!(f, "job:{caller}:{id}"),
+            Self::Flow(id) => write!(f, "flow:{id}"),
+            Self::FlowNodes(id) => write!(f, "flow:{id}:nodes"),
+            Self::FlowSignals(id) => write!(f, "flow:{id}:signals"),
+            Self::Flows => f.write_str("flows"),
+            Self::FlowsActive => f.write_str("flows_active"),
+            Self::Message(key) => write!(f, "message:{}:{}", key.caller, key.id),
+            Self::MsgOut => f.write_str("msg_out"),
+            Self::MsgIn => f.write_str("msg_in"),
+            Self::MsgOutCoordinator => f.write_str("msg_out_coordinator"),
+            Self::Inbox(actor) => write!(f, "inbox:{actor}"),
+            Self::Seen(origin) => write!(f, "seen:{origin}"),
+            Self::Blob(hash) => write!(f, "blob:{hash}"),
+            Self::BlobChunk(hash, n) => write!(f, "blob:{hash}:{n}"),
+            Self::BlobRefs(hash) => write!(f, "blob_refs:{hash}"),
+            Self::BlobIdle => f.write_str("blob_idle"),
+            Self::Log(flow, job, attempt) => write!(f, "log:{flow}:{job}:{attempt}"),
+            Self::Events => f.write_str("events"),
+            Self::Audit => f.write_str("audit"),
+            Self::Due => f.write_str("due"),
+            Self::Request(caller, id) => write!(f, "requests:{caller}:{id}"),
+            Self::Ids => f.write_str("ids"),
+        }
+    }
+}
+
+impl ContextKey {
+    /// Undoes `Display`; nothing for a text that no builder gives.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let Some((kind, rest)) = text.split_once(':') else {
+            return Self::parse_plain(text);
+        };
+        Some(match kind {
+            "context" => Self::Context(exact(rest)?),
+            "runner" => Self::Runner(exact(rest)?),
+            "job" => pair(rest).map(|(caller, id)| Self::Job(caller, id))?,
+            "flow" => match rest.split_once(':') {
+                None => Self::Flow(exact(rest)?),
+                Some((id, "nodes")) => Self::FlowNodes(exact(id)?),
+                Some((id, "signals")) => Self::FlowSignals(exact(id)?),
+                Some(_) => return None,
+            },
+            "message" => pair(rest).map(|(caller, id)| Self::Message(MessageKey { caller, id }))?,
+            "inbox" => Self::Inbox(exact(rest)?),
+            "seen" => Self::Seen(exact(rest)?),
+            "blob" => match rest.split_once(':') {
+                None => Self::Blob(exact(rest)?),
+                Some((hash, n)) => Self::BlobChunk(exact(hash)?, exact(n)?),
+            },
+            "blob_refs" => Self::BlobRefs(exact(rest)?),
+            "log" => {
+                let (flow, rest) = rest.split_once(':')?;
+                let (job, attempt) = pair(rest)?;
+                Self::Log(exact(flow)?, job, attempt)
+            }
+            "requests" => {
+                let (caller, id) = rest.split_once(':')?;
+                Self::Request(exact(caller)?, id.to_owned())
+            }
+            _ => return None,
+        })
+    }
+
+    fn parse_plain(text: &str) -> Option<Self> {
+        Some(match text {
+            "runners" => Self::Runners,
+            "flows" => Self::Flows,
+            "flows_active" => Self::FlowsActive,
+            "msg_out" => Self::MsgOut,
+            "msg_in" => Self::MsgIn,
+            "msg_out_coordinator" => Self::MsgOutCoordinator,
+            "blob_idle" => Self::BlobIdle,
+            "events" => Self::Events,
+            "audit" => Self::Audit,
+            "due" => Self::Due,
+            "ids" => Self::Ids,
+            _ => return None,
+        })
+    }
+}
+
+/// Builds and parses the keys of one context.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContextKeys {
+    layout: Layout,
+    context: ContextId,
+    prefix: String,
+}
+
+macro_rules! builders {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) = $key:expr;)+) => {
+        $(
+            $(#[$doc])*
+            #[must_use]
+            pub fn $name(&self, $($arg: $type),*) -> String {
+                self.key(&$key)
+            }
+        )+
+    };
+}
+
+impl ContextKeys {
+    /// The keys of `context`.
+    #[must_use]
+    pub fn new(layout: Layout, context: ContextId) -> Self {
+        Self { layout, context, prefix: layout.prefix(context) }
+    }
+
+    /// Whose keys these are.
+    #[must_use]
+    pub const fn context_id(&self) -> ContextId {
+        self.context
+    }
+
+    /// The database they are in.
+    #[must_use]
+    pub const fn database(&self) -> u32 {
+        self.layout.database(self.context)
+    }
+
+    /// What every one of them begins with: the tag, or nothing. For scripts that derive keys.
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// The channel on which changes of this context are hinted at.
+    #[must_use]
+    pub fn hint_channel(&self) -> String {
+        self.layout.hint_channel(self.context)
+    }
+
+    /// The key as it stands in Redis.
+    #[must_use]
+    pub fn key(&self, key: &ContextKey) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
+    /// What the key `text` is about; nothing when it is no key of this context.
+    #[must_use]
+    pub fn parse(&self, text: &str) -> Option<ContextKey> {
+        ContextKey::parse(text.strip_prefix(self.prefix.as_str())?)
+    }
+
+    /// Hash: the context itself.
+    #[must_use]
+    pub fn context(&self) -> String {
+        self.key(&ContextKey::Context(self.context))
+    }
+
+    builders! {
+        /// Hash: a registration.
+        runner(id: RunnerId) = ContextKey::Runner(id);
+        /// Set: ids of all runners.
+        runners() = ContextKey::Runners;
+        /// Hash: a job.
+        job(caller: ActorId, id: JobId) = ContextKey::Job(caller, id);
+        /// Hash: a flow.
+        flow(id: FlowId) = ContextKey::Flow(id);
+        /// Hash: job id → node as JSON.
+        flow_nodes(id: FlowId) = ContextKey::FlowNodes(id);
+        /// Hash: signal → time, actor and payload.
+        flow_signals(id: FlowId) = ContextKey::FlowSignals(id);
+        /// Sorted set: ids of all flows.
+        flows() = ContextKey::Flows;
+        /// Set: ids of flows that have not ended.
+        flows_active() = ContextKey::FlowsActive;
+        /// Hash: a message.
+        message(caller: ActorId, id: MessageId) = ContextKey::Message(MessageKey { caller, id });
+        /// List: keys of messages that wait for a router.
+        msg_out() = ContextKey::MsgOut;
+        /// List: keys of received messages, for plain `RPOP`.
+        msg_in() = ContextKey::MsgIn;
+        /// Sorted set: keys of messages that a router holds, by the end of the hold.
+        msg_out_coordinator() = ContextKey::MsgOutCoordinator;
+        /// Sorted set: keys of messages received for an actor.
+        inbox(actor: ActorId) = ContextKey::Inbox(actor);
+        /// What was received already, by the hash of its origin.
+        seen(origin: BlobHash) = ContextKey::Seen(origin);
+        /// Hash: size and number of chunks of a blob.
+        blob(hash: BlobHash) = ContextKey::Blob(hash);
+        /// String: one chunk of a blob, counted from 0.
+        blob_chunk(hash: BlobHash, n: u32) = ContextKey::BlobChunk(hash, n);
+        /// Set: who refers to a blob.
+        blob_refs(hash: BlobHash) = ContextKey::BlobRefs(hash);
+        /// Sorted set: blobs that nobody refers to, by since when.
+        blob_idle() = ContextKey::BlobIdle;
+        /// The tail of an attempt's output.
+        log(flow: FlowId, job: JobId, attempt: Attempt) = ContextKey::Log(flow, job, attempt);
+        /// Stream: every change of state.
+        events() = ContextKey::Events;
+        /// Stream: who did what.
+        audit() = ContextKey::Audit;
+        /// Sorted set: what to look at, by when.
+        due() = ContextKey::Due;
+        /// The answer to a request that was made.
+        request(caller: ActorId, request_id: &str) = ContextKey::Request(caller, request_id.to_owned());
+        /// Hash: id counters and the change counter.
+        ids() = ContextKey::Ids;
+    }
+}
+
+/// What a key that belongs to no context is about.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum GlobalKey {
+    /// Hash: an actor.
+    Actor(ActorId),
+    /// Set: ids of all actors.
+    Actors,
+    /// Set: ids of all contexts.
+    Contexts,
+    /// Hash: who this coordinator is towards others.
+    Coordinator,
+    /// Hash: leases of scheduler replicas.
+    Replicas,
+    /// The answer to a request that was made, by caller and request id.
+    Request(ActorId, String),
+    /// Stream: changes of actors and contexts.
+    Events,
+    /// Stream: who did what to actors and contexts.
+    Audit,
+    /// Hash: id counters and the change counter.
+    Ids,
+}
+
+impl fmt::Display for GlobalKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Actor(id) => write!(f, "actor:{id}"),
+            Self::Actors => f.write_str("actors"),
+            Self::Contexts => f.write_str("contexts"),
+            Self::Coordinator => f.write_str("coordinator"),
+            Self::Replicas => f.write_str("replicas"),
+            Self::Request(caller, id) => write!(f, "requests:{caller}:{id}"),
+            Self::Events => f.write_str("events"),
+            Self::Audit => f.write_str("audit"),
+            Self::Ids => f.write_str("ids"),
+        }
+    }
+}
+
+impl GlobalKey {
+    /// Undoes `Display`; nothing for a text that no builder gives.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        Some(match text {
+            "actors" => Self::Actors,
+            "contexts" => Self::Contexts,
+            "coordinator" => Self::Coordinator,
+            "replicas" => Self::Replicas,
+            "events" => Self::Events,
+            "audit" => Self::Audit,
+            "ids" => Self::Ids,
+            other => match other.split_once(':')? {
+                ("actor", id) => Self::Actor(exact(id)?),
+                ("requests", rest) => {
+                    let (caller, id) = rest.split_once(':')?;
+                    Self::Request(exact(caller)?, id.to_owned())
+                }
+                _ => return None,
+            },
+        })
+    }
+}
+
+/// Builds and parses the keys that belong to no context.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GlobalKeys {
+    prefix: String,
+}
+
+impl GlobalKeys {
+    /// The keys in `layout`.
+    #[must_use]
+    pub fn new(layout: Layout) -> Self {
+        Self { prefix: layout.prefix(ContextId(0)) }
+    }
+
+    /// The database they are in.
+    #[must_use]
+    pub const fn database(&self) -> u32 {
+        0
+    }
+
+    /// What every one of them begins with: the tag, or nothing. For scripts that derive keys.
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// The key as it stands in Redis.
+    #[must_use]
+    pub fn key(&self, key: &GlobalKey) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
+    /// What the key `text` is about; nothing when it is no global key.
+    #[must_use]
+    pub fn parse(&self, text: &str) -> Option<GlobalKey> {
+        GlobalKey::parse(text.strip_prefix(self.prefix.as_str())?)
+    }
+
+    builders! {
+        /// Hash: an actor.
+        actor(id: ActorId) = GlobalKey::Actor(id);
+        /// Set: ids of all actors.
+        actors() = GlobalKey::Actors;
+        /// Set: ids of all contexts.
+        contexts() = GlobalKey::Contexts;
+        /// Hash: who this coordinator is towards others.
+        coordinator() = GlobalKey::Coordinator;
+        /// Hash: leases of scheduler replicas.
+        replicas() = GlobalKey::Replicas;
+        /// The answer to a request that was made.
+        request(caller: ActorId, request_id: &str) = GlobalKey::Request(caller, request_id.to_owned());
+        /// Stream: changes of actors and contexts.
+        events() = GlobalKey::Events;
+        /// Stream: who did what to actors and contexts.
+        audit() = GlobalKey::Audit;
+        /// Hash: id counters and the change counter.
+        ids() = GlobalKey::Ids;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_context_key() -> impl Strategy<Value = ContextKey> {
+        use ContextKey as K;
+        let hash = any::<[u8; 4]>().prop_map(|seed| BlobHash::of(&seed));
+        (0_u8..25, any::<[u32; 3]>(), hash, "[ -~]{0,40}").prop_map(
+            |(kind, [a, b, c], hash, text)| match kind {
+                0 => K::Context(ContextId(a)),
+                1 => K::Runner(RunnerId(a)),
+                2 => K::Runners,
+                3 => K::Job(ActorId(a), JobId(b)),
+                4 => K::Flow(FlowId(a)),
+                5 => K::FlowNodes(FlowId(a)),
+                6 => K::FlowSignals(FlowId(a)),
+                7 => K::Flows,
+                8 => K::FlowsActive,
+                9 => K::Message(MessageKey { caller: ActorId(a), id: MessageId(b) }),
+                10 => K::MsgOut,
+                11 => K::MsgIn,
+                12 => K::MsgOutCoordinator,
+                13 => K::Inbox(ActorId(a)),
+                14 => K::Seen(hash),
+                15 => K::Blob(hash),
+                16 => K::BlobChunk(hash, a),
+                17 => K::BlobRefs(hash),
+                18 => K::BlobIdle,
+                19 => K::Log(FlowId(a), JobId(b), Attempt(c)),
+                20 => K::Events,
+                21 => K::Audit,
+                22 => K::Due,
+                23 => K::Request(ActorId(a), text),
+                _ => K::Ids,
+            },
+        )
+    }
+
+    fn any_layout() -> impl Strategy<Value = Layout> {
+        prop_oneof![Just(Layout::Database), Just(Layout::HashTag)]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_built_is_parsed(layout in any_layout(), context: u32, key in any_context_key()) {
+            let keys = ContextKeys::new(layout, ContextId(context));
+            prop_assert_eq!(keys.parse(&keys.key(&key)), Some(key));
+        }
+
+        #[test]
+        fn two_keys_never_collide(layout in any_layout(), a in any_context_key(), b in any_context_key()) {
+            let keys = ContextKeys::new(layout, ContextId(1));
+            prop_assert_eq!(keys.key(&a) == keys.key(&b), a == b);
+        }
+
+        #[test]
+        fn contexts_never_collide(x: u32, y: u32, key in any_context_key()) {
+            let (x, y) = (ContextId(x), ContextId(y));
+            let of = |id| ContextKeys::new(Layout::HashTag, id).key(&key);
+            // The context's own number is part of one of its keys, so that one is built for each.
+            prop_assert_eq!(of(x) == of(y), x == y);
+        }
+
+        #[test]
+        fn any_text_is_parsed_or_refused(text: String) {
+            for layout in [Layout::Database, Layout::HashTag] {
+                let keys = ContextKeys::new(layout, ContextId(7));
+                if let Some(key) = keys.parse(&text) {
+                    prop_assert_eq!(keys.key(&key), text.clone());
+                }
+                let global = GlobalKeys::new(layout);
+                if let Some(key) = global.parse(&text) {
+                    prop_assert_eq!(global.key(&key), text.clone());
+                }
+            }
+        }
+
+        #[test]
+        fn global_keys_round_trip(layout in any_layout(), id: u32, text in "[ -~]{0,40}") {
+            let keys = GlobalKeys::new(layout);
+            for key in [
+                GlobalKey::Actor(ActorId(id)), GlobalKey::Actors, GlobalKey::Contexts, GlobalKey::Coordinator,
+                GlobalKey::Replicas, GlobalKey::Request(ActorId(id), text), GlobalKey::Events, GlobalKey::Audit,
+                GlobalKey::Ids,
+            ] {
+                prop_assert_eq!(keys.parse(&keys.key(&key)), Some(key));
+            }
+        }
+    }
+
+    #[test]
+    fn as_they_are_specified() {
+        let plain = ContextKeys::new(Layout::Database, ContextId(7));
+        let tagged = ContextKeys::new(Layout::HashTag, ContextId(7));
+        assert_eq!(plain.message(ActorId(12), MessageId(101)), "message:12:101");
+        assert_eq!(tagged.message(ActorId(12), MessageId(101)), "{7}:message:12:101");
+        let key = ContextKey::Message(MessageKey { caller: ActorId(12), id: MessageId(101) });
+        assert_eq!(plain.parse("message:12:101"), Some(key.clone()));
+        assert_eq!(tagged.parse("{7}:message:12:101"), Some(key));
+        assert_eq!(tagged.parse("message:12:101"), None);
+        assert_eq!(tagged.parse("{8}:message:12:101"), None);
+        assert_eq!(plain.context(), "context:7");
+        assert_eq!(tagged.flow_nodes(FlowId(3)), "{7}:flow:3:nodes");
+        assert_eq!(GlobalKeys::new(Layout::HashTag).actor(ActorId(1)), "{0}:actor:1");
+        assert_eq!((plain.database(), tagged.database()), (7, 0));
+        for bad in ["message:12", "message:012:1", "message:12:1:1", "flow:1:x", "flow:", "job:1:-1", "x"] {
+            assert_eq!(plain.parse(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,499 @@
+//! The keys of a supervisor's own Redis: jobs, work queues, instances.
+
+use std::fmt;
+use std::str::FromStr;
+
+use model::{ContextUid, JobKey, Name, ScriptType};
+
+use crate::suffix::{exact, number};
+
+/// The stream by which a supervisor hears from its instances.
+pub const DONE: &str = "hero:done";
+/// The consumer group that reads [`DONE`].
+pub const DONE_GROUP: &str = "supervisor";
+/// The counter from which every queued job gets its place in line.
+pub const SEQ: &str = "hero:seq";
+/// Set: every work queue that was ever pushed to.
+pub const QUEUES: &str = "hero:queues";
+/// Set: every instance that ever joined and did not leave.
+pub const INSTANCES: &str = "hero:instances";
+/// Hash: who this supervisor is.
+pub const SUPERVISOR: &str = "hero:supervisor";
+/// What every key of a supervisor begins with.
+pub const PREFIX: &str = "hero:";
+/// The group of an instance that names none.
+pub const DEFAULT_GROUP: &str = "default";
+/// The priority of a job that names none: its queue has no suffix.
+pub const DEFAULT_PRIORITY: u8 = 1;
+/// Priorities go from 0, the first to be taken, to this one.
+pub const PRIORITY_MAX: u8 = 2;
+
+/// Begins the name of the zset of what a queue holds and nobody claimed: the queue's name follows.
+pub const UNCLAIMED_PREFIX: &str = "hero:unclaimed:";
+/// Begins the name of a job's hash: the job key follows.
+pub const JOB_PREFIX: &str = "hero:job:";
+/// Begins the name of an instance's claims: `<type>:<group>:<n>` follows.
+pub const CLAIMS_PREFIX: &str = "hero:claims:";
+/// Begins the name of a stop mark: the job key follows.
+pub const STOP_PREFIX: &str = "hero:stop:";
+/// Begins the name of a reply list: the job key follows.
+pub const REPLY_PREFIX: &str = "hero:q:reply:";
+/// Begins the name of an instance's presence: `<type>:<group>:<n>` follows.
+pub const PRESENCE_PREFIX: &str = "hero:meta:actor:inst:";
+
+/// Hash: a job, everything about it.
+#[must_use]
+pub fn job(key: JobKey) -> String {
+    format!("{JOB_PREFIX}{key}")
+}
+
+/// List: the result for whoever waits.
+#[must_use]
+pub fn reply(key: JobKey) -> String {
+    format!("{REPLY_PREFIX}{key}")
+}
+
+/// String: this job is not to be accepted any more.
+#[must_use]
+pub fn stop_mark(key: JobKey) -> String {
+    format!("{STOP_PREFIX}{key}")
+}
+
+/// Hash: the coordinator that a context is bound to.
+#[must_use]
+pub fn context_binding(context: ContextUid) -> String {
+    format!("hero:uid:{context}")
+}
+
+/// Set: the keys of a context's jobs that are still kept.
+#[must_use]
+pub fn context_jobs(context: ContextUid) -> String {
+    format!("hero:jobs:{context}")
+}
+
+/// Sorted set: job keys that an instance claimed and did not end, by place in line.
+#[must_use]
+pub fn claims(instance: &InstanceRef) -> String {
+    format!("{CLAIMS_PREFIX}{instance}")
+}
+
+/// String: an instance's presence as JSON; expires.
+#[must_use]
+pub fn presence(instance: &InstanceRef) -> String {
+    format!("{PRESENCE_PREFIX}{instance}")
+}
+
+/// Sorted set: job keys that a queue was given and nobody claimed, by place in line.
+#[must_use]
+pub fn unclaimed(queue: &WorkQueue) -> String {
+    format!("{UNCLAIMED_PREFIX}{queue}")
+}
+
+/// Hash: depth, oldest age and throughput of a queue.
+#[must_use]
+pub fn queue_stats(queue: &WorkQueue) -> String {
+    format!("hero:meta:queue:stats:{queue}")
+}
+
+/// One worker: script type, group and number. Written `<type>:<group>:<n>`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InstanceRef {
+    /// What it executes.
+    pub script_type: ScriptType,
+    /// Its group.
+    pub group: Name,
+    /// Its number within the group.
+    pub number: u32,
+}
+
+impl fmt::Display for InstanceRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.script_type, self.group, self.number)
+    }
+}
+
+impl InstanceRef {
+    /// Undoes `Display`; nothing for another text.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.splitn(3, ':');
+        Some(Self {
+            script_type: parts.next()?.parse().ok()?,
+            group: parts.next()?.parse().ok()?,
+            number: number(parts.next()?)?,
+        })
+    }
+
+    /// The queues it takes from, in the order it looks: priority before closeness,
+    /// own before group before type.
+    #[must_use]
+    pub fn queues(&self) -> Vec<WorkQueue> {
+        let own = WorkQueue::instance(self.script_type, self.group.clone(), self.number);
+        let group = WorkQueue::group(self.script_type, self.group.clone());
+        let shared = WorkQueue::shared(self.script_type);
+        (0..=PRIORITY_MAX)
+            .flat_map(|priority| [&own, &group, &shared].map(|queue| queue.clone().with_priority(priority)))
+            .collect()
+    }
+}
+
+/// A list of job keys that wait: `hero:q:work:type:<type>[:group:<group>[:inst:<n>]][:prio:<p>]`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WorkQueue {
+    script_type: ScriptType,
+    group: Option<Name>,
+    instance: Option<u32>,
+    priority: u8,
+}
+
+impl WorkQueue {
+    /// The queue that every instance of a type takes from.
+    #[must_use]
+    pub const fn shared(script_type: ScriptType) -> Self {
+        Self { script_type, group: None, instance: None, priority: DEFAULT_PRIORITY }
+    }
+
+    /// The queue of a group.
+    #[must_use]
+    pub const fn group(script_type: ScriptType, group: Name) -> Self {
+        Self { script_type, group: Some(group), instance: None, priority: DEFAULT_PRIORITY }
+    }
+
+    /// The queue of one instance.
+    #[must_use]
+    pub const fn instance(script_type: ScriptType, group: Name, number: u32) -> Self {
+        Self { script_type, group: Some(group), instance: Some(number), priority: DEFAULT_PRIORITY }
+    }
+
+    /// The same queue at another priority; anything beyond the last is the last.
+    #[must_use]
+    pub fn with_priority(mut self, priority: u8) -> Self {
+        self.priority = priority.min(PRIORITY_MAX);
+        self
+    }
+
+    /// What its jobs are.
+    #[must_use]
+    pub const fn script_type(&self) -> ScriptType {
+        self.script_type
+    }
+
+    /// Its priority, 0 first.
+    #[must_use]
+    pub const fn priority(&self) -> u8 {
+        self.priority
+    }
+
+    /// Undoes `Display`; nothing for another text. `:prio:1` is read as no suffix.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let rest = text.strip_prefix("hero:q:work:type:")?;
+        let (rest, priority) = match rest.split_once(":prio:") {
+            Some((rest, priority)) => (rest, number(priority).filter(|p| *p <= PRIORITY_MAX)?),
+            None => (rest, DEFAULT_PRIORITY),
+        };
+        let (script_type, group, instance) = parse_place(rest)?;
+        Some(Self { script_type, group, instance, priority })
+    }
+}
+
+/// `<type>[:group:<group>[:inst:<n>]]`
+fn parse_place(text: &str) -> Option<(ScriptType, Option<Name>, Option<u32>)> {
+    let Some((script_type, rest)) = text.split_once(":group:") else {
+        return Some((text.parse().ok()?, None, None));
+    };
+    let (group, instance) = match rest.split_once(":inst:") {
+        Some((group, n)) => (group, Some(number(n)?)),
+        None => (rest, None),
+    };
+    Some((script_type.parse().ok()?, Some(exact(group)?), instance))
+}
+
+fn write_place(
+    f: &mut fmt::Formatter<'_>,
+    script_type: ScriptType,
+    group: Option<&Name>,
+    instance: Option<u32>,
+) -> fmt::Result {
+    write!(f, "{script_type}")?;
+    if let Some(group) = group {
+        write!(f, ":group:{group}")?;
+    }
+    if let Some(instance) = instance {
+        write!(f, ":inst:{instance}")?;
+    }
+    Ok(())
+}
+
+impl fmt::Display for WorkQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("hero:q:work:type:")?;
+        write_place(f, self.script_type, self.group.as_ref(), self.instance)?;
+        if self.priority != DEFAULT_PRIORITY {
+            write!(f, ":prio:{}", self.priority)?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for WorkQueue {
+    type Err = NotAQueue;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::parse(text).ok_or_else(|| NotAQueue(text.chars().take(200).collect()))
+    }
+}
+
+/// The text names no work queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotAQueue(pub String);
+
+impl fmt::Display for NotAQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` is no work queue", self.0)
+    }
+}
+
+impl std::error::Error for NotAQueue {}
+
+/// Whom a list of commands is for: `hero:q:ctl:type:<type>[:group:<g>:inst:<n>]`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum ControlScope {
+    /// All instances of a type; fanned out to them.
+    Type(ScriptType),
+    /// One instance.
+    Instance(InstanceRef),
+}
+
+impl ControlScope {
+    /// Undoes `Display`; nothing for another text.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match parse_place(text.strip_prefix("hero:q:ctl:type:")?)? {
+            (script_type, None, None) => Some(Self::Type(script_type)),
+            (script_type, Some(group), Some(number)) => {
+                Some(Self::Instance(InstanceRef { script_type, group, number }))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for ControlScope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("hero:q:ctl:type:")?;
+        match self {
+            Self::Type(script_type) => write_place(f, *script_type, None, None),
+            Self::Instance(at) => write_place(f, at.script_type, Some(&at.group), Some(at.number)),
+        }
+    }
+}
+
+/// What a key of a supervisor's Redis is about.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum SupervisorKey {
+    /// Hash: a job.
+    Job(JobKey),
+    /// List: a result for whoever waits.
+    Reply(JobKey),
+    /// String: a stop mark.
+    StopMark(JobKey),
+    /// Hash: a context's coordinator.
+    ContextBinding(ContextUid),
+    /// Set: a context's jobs.
+    ContextJobs(ContextUid),
+    /// Sorted set: an instance's claims.
+    Claims(InstanceRef),
+    /// String: an instance's presence.
+    Presence(InstanceRef),
+    /// List: jobs that wait.
+    Work(WorkQueue),
+    /// Sorted set: what a queue was given and nobody claimed.
+    Unclaimed(WorkQueue),
+    /// Hash: a queue's statistics.
+    QueueStats(WorkQueue),
+    /// List: commands.
+    Control(ControlScope),
+    /// [`DONE`].
+    Done,
+    /// [`SEQ`].
+    Seq,
+    /// [`QUEUES`].
+    Queues,
+    /// [`INSTANCES`].
+    Instances,
+    /// [`SUPERVISOR`].
+    Supervisor,
+}
+
+impl fmt::Display for SupervisorKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Job(key) => f.write_str(&job(*key)),
+            Self::Reply(key) => f.write_str(&reply(*key)),
+            Self::StopMark(key) => f.write_str(&stop_mark(*key)),
+            Self::ContextBinding(context) => f.write_str(&context_binding(*context)),
+            Self::ContextJobs(context) => f.write_str(&context_jobs(*context)),
+            Self::Claims(instance) => f.write_str(&claims(instance)),
+            Self::Presence(instance) => f.write_str(&presence(instance)),
+            Self::Work(queue) => queue.fmt(f),
+            Self::Unclaimed(queue) => f.write_str(&unclaimed(queue)),
+            Self::QueueStats(queue) => f.write_str(&queue_stats(queue)),
+            Self::Control(scope) => scope.fmt(f),
+            Self::Done => f.write_str(DONE),
+            Self::Seq => f.write_str(SEQ),
+            Self::Queues => f.write_str(QUEUES),
+            Self::Instances => f.write_str(INSTANCES),
+            Self::Supervisor => f.write_str(SUPERVISOR),
+        }
+    }
+}
+
+impl SupervisorKey {
+    /// Undoes `Display`; nothing for a text that no builder gives.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            DONE => return Some(Self::Done),
+            SEQ => return Some(Self::Seq),
+            QUEUES => return Some(Self::Queues),
+            INSTANCES => return Some(Self::Instances),
+            SUPERVISOR => return Some(Self::Supervisor),
+            _ => {}
+        }
+        type Parse = fn(&str) -> Option<SupervisorKey>;
+        let prefixes: [(&str, Parse); 9] = [
+            (JOB_PREFIX, |rest| exact(rest).map(Self::Job)),
+            (REPLY_PREFIX, |rest| exact(rest).map(Self::Reply)),
+            (STOP_PREFIX, |rest| exact(rest).map(Self::StopMark)),
+            ("hero:uid:", |rest| exact(rest).map(Self::ContextBinding)),
+            ("hero:jobs:", |rest| exact(rest).map(Self::ContextJobs)),
+            (CLAIMS_PREFIX, |rest| InstanceRef::parse(rest).map(Self::Claims)),
+            (PRESENCE_PREFIX, |rest| InstanceRef::parse(rest).map(Self::Presence)),
+            (UNCLAIMED_PREFIX, |rest| exact(rest).map(Self::Unclaimed)),
+            ("hero:meta:queue:stats:", |rest| exact(rest).map(Self::QueueStats)),
+        ];
+        for (prefix, parse) in prefixes {
+            if let Some(rest) = text.strip_prefix(prefix) {
+                return parse(rest);
+            }
+        }
+        exact(text).map(Self::Work).or_else(|| ControlScope::parse(text).map(Self::Control))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::Uid;
+    use model::{Attempt, FlowUid, JobId};
+    use proptest::prelude::*;
+
+    fn any_queue() -> impl Strategy<Value = WorkQueue> {
+        let place = proptest::option::of(("[a-zA-Z0-9_-]{1,12}", proptest::option::of(any::<u32>())));
+        (0_usize..7, place, 0_u8..3).prop_map(|(script_type, place, priority)| {
+            let script_type = ScriptType::ALL[script_type];
+            let queue = match place {
+                None => WorkQueue::shared(script_type),
+                Some((group, number)) => {
+                    let group: Name = group.parse().expect("made of allowed characters");
+                    match number {
+                        None => WorkQueue::group(script_type, group),
+                        Some(number) => WorkQueue::instance(script_type, group, number),
+                    }
+                }
+            };
+            queue.with_priority(priority)
+        })
+    }
+
+    fn any_instance() -> impl Strategy<Value = InstanceRef> {
+        (0_usize..7, "[a-zA-Z0-9_-]{1,12}", any::<u32>()).prop_map(|(script_type, group, number)| {
+            InstanceRef {
+                script_type: ScriptType::ALL[script_type],
+                group: group.parse().expect("made of allowed characters"),
+                number,
+            }
+        })
+    }
+
+    fn any_key() -> impl Strategy<Value = SupervisorKey> {
+        use SupervisorKey as K;
+        let uids = (0_u128..3, 0_u128..3, 0_u32..3, 0_u32..3);
+        (0_u8..17, uids, any_queue(), any_instance()).prop_map(|(kind, (a, b, job, attempt), queue, at)| {
+            let key = JobKey {
+                context: ContextUid(Uid::from_bits(a)),
+                flow: FlowUid(Uid::from_bits(b)),
+                job: JobId(job),
+                attempt: Attempt(attempt),
+            };
+            match kind {
+                0 => K::Job(key),
+                1 => K::Reply(key),
+                2 => K::StopMark(key),
+                3 => K::ContextBinding(key.context),
+                4 => K::ContextJobs(key.context),
+                5 => K::Claims(at),
+                6 => K::Presence(at),
+                7 => K::Work(queue),
+                8 => K::Unclaimed(queue),
+                9 => K::QueueStats(queue),
+                10 => K::Control(ControlScope::Type(at.script_type)),
+                11 => K::Control(ControlScope::Instance(at)),
+                12 => K::Done,
+                13 => K::Seq,
+                14 => K::Queues,
+                15 => K::Instances,
+                _ => K::Supervisor,
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_built_is_parsed(key in any_key()) {
+            let text = key.to_string();
+            prop_assert!(text.starts_with(PREFIX), "{}", text);
+            prop_assert_eq!(SupervisorKey::parse(&text), Some(key));
+        }
+
+        #[test]
+        fn two_keys_never_collide(a in any_key(), b in any_key()) {
+            prop_assert_eq!(a.to_string() == b.to_string(), a == b);
+        }
+
+        #[test]
+        fn any_text_is_parsed_or_refused(text in "(hero:)?[ -~]{0,60}") {
+            if let Some(key) = SupervisorKey::parse(&text) {
+                prop_assert_eq!(key.to_string(), text);
+            }
+        }
+    }
+
+    #[test]
+    fn as_they_are_specified() {
+        let gpu: Name = "gpu".parse().expect("a name");
+        let at = InstanceRef { script_type: ScriptType::Python, group: gpu.clone(), number: 3 };
+        assert_eq!(at.to_string(), "python:gpu:3");
+        assert_eq!(presence(&at), "hero:meta:actor:inst:python:gpu:3");
+        let queues: Vec<_> = at.queues().iter().map(ToString::to_string).collect();
+        assert_eq!(
+            queues,
+            [
+                "hero:q:work:type:python:group:gpu:inst:3:prio:0",
+                "hero:q:work:type:python:group:gpu:prio:0",
+                "hero:q:work:type:python:prio:0",
+                "hero:q:work:type:python:group:gpu:inst:3",
+                "hero:q:work:type:python:group:gpu",
+                "hero:q:work:type:python",
+                "hero:q:work:type:python:group:gpu:inst:3:prio:2",
+                "hero:q:work:type:python:group:gpu:prio:2",
+                "hero:q:work:type:python:prio:2",
+            ]
+        );
+        assert_eq!(ControlScope::Instance(at).to_string(), "hero:q:ctl:type:python:group:gpu:inst:3");
+        let normal = WorkQueue::parse("hero:q:work:type:shell:prio:1");
+        assert_eq!(normal, Some(WorkQueue::shared(ScriptType::Shell)));
+        assert_eq!(WorkQueue::parse("hero:q:work:type:shell:prio:3"), None);
+        assert_eq!(WorkQueue::parse("hero:q:work:type:cobol"), None);
+    }
+}
