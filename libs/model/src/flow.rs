@@ -10,6 +10,7 @@ use crate::id::{
     ActorId, ContextId, Epoch, FlowId, FlowUid, Generation, JobId, OwnerId, ParseIdError, Revision,
 };
 use crate::name::Name;
+use crate::node::NodeSpec;
 use crate::time::Timestamp;
 
 /// Environment variables, sorted by name.
@@ -75,6 +76,23 @@ impl FromStr for FlowStatus {
             .find(|known| known.as_str() == text)
             .ok_or_else(|| ParseIdError { kind: "flow status", text: text.chars().take(80).collect() })
     }
+}
+
+/// A flow as it is asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FlowSpec {
+    /// What people call it.
+    pub name: Name,
+    /// Variables for every job.
+    pub env_vars: EnvVars,
+    /// The first failure that counts cancels what is left.
+    pub fail_fast: bool,
+    /// Seconds from the start on after which it fails.
+    pub deadline_secs: Option<u32>,
+    /// Seconds until a cancelled attempt is closed without confirmation.
+    pub cancel_timeout_secs: u32,
+    /// Its nodes, in the order they were given.
+    pub nodes: Vec<NodeSpec>,
 }
 
 /// One run of a graph of jobs. Its nodes are kept beside it.

@@ -8,6 +8,7 @@
 pub mod actor;
 pub mod address;
 pub mod context;
+pub mod event;
 pub mod execution;
 pub mod flow;
 pub mod id;
@@ -24,8 +25,9 @@ pub mod violation;
 pub use actor::Actor;
 pub use address::Address;
 pub use context::{Context, ContextState, Role};
+pub use event::{Event, FlowEvent, NodeEvent};
 pub use execution::{AttemptEnd, Execution, FileSource, NodeReport, ReportKind};
-pub use flow::{Flow, FlowStatus};
+pub use flow::{Flow, FlowSpec, FlowStatus};
 pub use id::{
     ActorId, Attempt, BlobHash, ContextId, ContextUid, Epoch, FlowId, FlowUid, Generation, JobId, JobKey,
     MessageId, OwnerId, Revision, RunnerId,

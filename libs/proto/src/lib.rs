@@ -1,1 +1,37 @@
-//! Placeholder while the crate is begun.
+//! The wire: code generated from `proto/`, the descriptor set that reflection
+//! answers from, and all conversions between wire and model.
+//!
+//! Conversions destructure what they convert exhaustively, so that a new field
+//! does not compile until somebody has decided about it.
+
+/// The public API, package `mycora.v1`.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    clippy::needless_pass_by_value,
+    reason = "generated code"
+)]
+pub mod v1 {
+    include!("generated/mycora.v1.rs");
+}
+
+/// What services say among themselves, package `mycora.internal.v1`.
+pub mod internal {
+    /// The first version.
+    #[allow(
+        missing_docs,
+        unreachable_pub,
+        clippy::all,
+        clippy::needless_pass_by_value,
+        reason = "generated code"
+    )]
+    pub mod v1 {
+        include!("generated/mycora.internal.v1.rs");
+    }
+}
+
+pub mod convert;
+
+/// The encoded `FileDescriptorSet` of both packages and their imports, without comments.
+pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.binpb");

@@ -1,0 +1,95 @@
+//! Events: what the script that makes a change appends to its context's stream.
+
+use serde::{Deserialize, Serialize};
+
+use crate::flow::FlowStatus;
+use crate::id::{ActorId, Attempt, FlowId, Generation, JobId, RunnerId};
+use crate::node::{NodeState, Reason};
+use crate::time::Timestamp;
+
+/// One change, as JSON in the field `e` of an entry in `events`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Event {
+    /// A flow was created, started, ended or removed.
+    Flow(FlowEvent),
+    /// A node changed.
+    Node(NodeEvent),
+    /// Somebody wants the flow to end.
+    CancelRequested {
+        /// Which flow.
+        flow_id: FlowId,
+        /// Who.
+        actor: ActorId,
+        /// When.
+        time: Timestamp,
+    },
+    /// There is more of an attempt's output.
+    Log {
+        /// Which flow.
+        flow_id: FlowId,
+        /// Which node.
+        job_id: JobId,
+        /// Which attempt.
+        attempt: Attempt,
+        /// Where the output ends now, in bytes.
+        end: u64,
+    },
+    /// A runner record changed.
+    Runner {
+        /// Which record.
+        runner_id: RunnerId,
+    },
+    /// The context itself changed.
+    Context {},
+}
+
+/// A change of a flow.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FlowEvent {
+    /// Which flow.
+    pub flow_id: FlowId,
+    /// Where it stands now; absent when it is gone.
+    pub status: Option<FlowStatus>,
+    /// How often it was run.
+    pub generation: Generation,
+    /// When.
+    pub time: Timestamp,
+}
+
+/// A change of a node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NodeEvent {
+    /// Which flow.
+    pub flow_id: FlowId,
+    /// Which node.
+    pub job_id: JobId,
+    /// Where it stands now.
+    pub state: NodeState,
+    /// The attempt that is current now.
+    pub attempt: Attempt,
+    /// Why, when there is more to say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Reason>,
+    /// How the script ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    /// Who runs or ran it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<String>,
+    /// When.
+    pub time: Timestamp,
+}
+
+impl Event {
+    /// The flow it is about, when it is about one.
+    #[must_use]
+    pub const fn flow_id(&self) -> Option<FlowId> {
+        match self {
+            Self::Flow(event) => Some(event.flow_id),
+            Self::Node(event) => Some(event.flow_id),
+            Self::CancelRequested { flow_id, .. } | Self::Log { flow_id, .. } => Some(*flow_id),
+            Self::Runner { .. } | Self::Context {} => None,
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! Conversions between wire and model, one module for each kind of object.
+//!
+//! `from_wire` parses what came from outside and notes every violation;
+//! `to_wire` cannot fail.
+
+pub mod actor;
+pub mod context;
+pub mod enums;
+pub mod flow;
+pub mod flow_spec;
+pub mod node;
+pub mod runner;
+pub mod time;

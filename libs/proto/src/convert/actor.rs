@@ -1,0 +1,51 @@
+//! Actors.
+
+use model::{ActorId, Address, Violations};
+
+use crate::{convert::time, v1};
+
+/// To the wire.
+#[must_use]
+pub fn to_wire(actor: &model::Actor) -> v1::Actor {
+    let model::Actor { id, pubkey, address, keys: _, home_context, created_at, updated_at, revision } = actor;
+    v1::Actor {
+        id: id.0,
+        pubkey: pubkey.clone(),
+        address: address.iter().map(ToString::to_string).collect(),
+        home_context: home_context.map_or(0, |id| id.0),
+        create_time: Some(time::to_wire(*created_at)),
+        update_time: Some(time::to_wire(*updated_at)),
+        revision: revision.0,
+    }
+}
+
+/// What a registration asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewActor {
+    /// The wished id.
+    pub id: Option<ActorId>,
+    /// Ed25519 public key, 64 lower-case hex digits.
+    pub pubkey: String,
+    /// Where messages to it can be delivered.
+    pub address: Vec<Address>,
+}
+
+/// Parses a registration.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn from_register(request: v1::RegisterActorRequest) -> Result<NewActor, Violations> {
+    let v1::RegisterActorRequest { request_id: _, id, pubkey, address } = request;
+    let mut violations = Violations::new();
+    let is_key =
+        pubkey.len() == 64 && pubkey.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    if !is_key {
+        violations.add("pubkey", "an Ed25519 public key is written as 64 lower-case hex digits");
+    }
+    let address = address
+        .iter()
+        .enumerate()
+        .filter_map(|(i, text)| violations.take(&format!("address[{i}]"), text.parse()))
+        .collect();
+    violations.into_result(Some(NewActor { id: (id != 0).then_some(ActorId(id)), pubkey, address }))
+}

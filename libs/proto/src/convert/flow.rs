@@ -1,0 +1,134 @@
+//! Flows.
+
+use model::id::ParseIdError;
+use model::{ContextUid, Epoch, Flow, FlowId, Generation, Revision};
+
+use crate::convert::{enums, time};
+use crate::{internal, v1};
+
+/// To the wire. The wire carries the number of nodes, not the list of jobs.
+#[must_use]
+pub fn to_wire(flow: &Flow) -> v1::Flow {
+    let Flow {
+        id,
+        uid,
+        name,
+        caller_id,
+        context_id,
+        jobs,
+        env_vars,
+        result,
+        result_truncated,
+        fail_fast,
+        deadline,
+        cancel_requested_time,
+        cancel_timeout_secs,
+        created_at,
+        updated_at,
+        status,
+        generation,
+        revision,
+        owner: _,
+        epoch: _,
+    } = flow;
+    v1::Flow {
+        id: id.0,
+        uid: uid.to_string(),
+        name: name.to_string(),
+        caller_id: caller_id.0,
+        context_id: context_id.0,
+        env_vars: env_vars.clone(),
+        result: result.clone(),
+        result_truncated: *result_truncated,
+        fail_fast: *fail_fast,
+        deadline_time: deadline.map(time::to_wire),
+        cancel_requested_time: cancel_requested_time.map(time::to_wire),
+        cancel_timeout_secs: *cancel_timeout_secs,
+        create_time: Some(time::to_wire(*created_at)),
+        update_time: Some(time::to_wire(*updated_at)),
+        status: enums::flow_status_to_wire(*status).into(),
+        generation: generation.0,
+        revision: revision.0,
+        node_count: u32::try_from(jobs.len()).unwrap_or(u32::MAX),
+    }
+}
+
+/// To the wire, with what only the owner needs.
+#[must_use]
+pub fn to_record(flow: &Flow, context_uid: ContextUid) -> internal::v1::FlowRecord {
+    internal::v1::FlowRecord {
+        flow: Some(to_wire(flow)),
+        context_uid: context_uid.to_string(),
+        owner: flow.owner.map(|owner| owner.to_string()).unwrap_or_default(),
+        epoch: flow.epoch.0,
+    }
+}
+
+/// A flow record that storage sent could not be read: the two do not fit together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadRecord(pub String);
+
+impl std::fmt::Display for BadRecord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "a flow record cannot be read: {}", self.0)
+    }
+}
+
+impl std::error::Error for BadRecord {}
+
+impl From<ParseIdError> for BadRecord {
+    fn from(error: ParseIdError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// From the wire. The list of jobs stays empty: it comes with the nodes.
+///
+/// # Errors
+/// Says which part cannot be read.
+pub fn from_record(record: internal::v1::FlowRecord) -> Result<(Flow, ContextUid), BadRecord> {
+    let internal::v1::FlowRecord { flow, context_uid, owner, epoch } = record;
+    let v1::Flow {
+        id,
+        uid,
+        name,
+        caller_id,
+        context_id,
+        env_vars,
+        result,
+        result_truncated,
+        fail_fast,
+        deadline_time,
+        cancel_requested_time,
+        cancel_timeout_secs,
+        create_time,
+        update_time,
+        status,
+        generation,
+        revision,
+        node_count: _,
+    } = flow.ok_or_else(|| BadRecord("no flow".into()))?;
+    let flow = Flow {
+        id: FlowId(id),
+        uid: uid.parse()?,
+        name: name.parse().map_err(|error| BadRecord(format!("{error}")))?,
+        caller_id: model::ActorId(caller_id),
+        context_id: model::ContextId(context_id),
+        jobs: Vec::new(),
+        env_vars,
+        result,
+        result_truncated,
+        fail_fast,
+        deadline: deadline_time.map(time::from_wire),
+        cancel_requested_time: cancel_requested_time.map(time::from_wire),
+        cancel_timeout_secs,
+        created_at: time::required(create_time),
+        updated_at: time::required(update_time),
+        status: enums::flow_status_from_wire(status).ok_or_else(|| BadRecord("no status".into()))?,
+        generation: Generation(generation),
+        revision: Revision(revision),
+        owner: if owner.is_empty() { None } else { Some(owner.parse()?) },
+        epoch: Epoch(epoch),
+    };
+    Ok((flow, context_uid.parse()?))
+}

@@ -1,0 +1,199 @@
+//! Runners and what is known of them.
+
+use std::collections::BTreeMap;
+
+use model::{
+    Address, InstanceInfo, Name, Presence, Revision, Runner, RunnerId, RunnerView, ScriptType, Violations,
+};
+
+use crate::convert::{enums, flow::BadRecord, time};
+use crate::v1;
+
+/// To the wire.
+#[must_use]
+pub fn to_wire(view: &RunnerView) -> v1::Runner {
+    let RunnerView { runner, presence, last_seen, live } = view;
+    let Runner {
+        id,
+        pubkey,
+        address,
+        topic,
+        signing_key: _,
+        script_types,
+        group,
+        labels,
+        local,
+        created_at,
+        updated_at,
+        revision,
+    } = runner;
+    v1::Runner {
+        id: id.0,
+        pubkey: pubkey.clone(),
+        address: address.to_string(),
+        topic: topic.clone(),
+        script_types: script_types.iter().map(|kind| enums::script_type_to_wire(*kind).into()).collect(),
+        group: group.as_ref().map(ToString::to_string).unwrap_or_default(),
+        labels: labels.clone(),
+        local: *local,
+        create_time: Some(time::to_wire(*created_at)),
+        update_time: Some(time::to_wire(*updated_at)),
+        revision: revision.0,
+        live: *live,
+        last_seen_time: last_seen.map(time::to_wire),
+        supervisor: presence.as_ref().map(|presence| presence.supervisor.clone()).unwrap_or_default(),
+        instances: presence.iter().flat_map(|presence| &presence.instances).map(instance_to_wire).collect(),
+        queued: presence.as_ref().map_or(0, |presence| presence.queued),
+    }
+}
+
+/// An instance to the wire.
+#[must_use]
+pub fn instance_to_wire(instance: &InstanceInfo) -> v1::Instance {
+    let InstanceInfo { script_type, group, number, slots, busy, isolation, version } = instance;
+    v1::Instance {
+        script_type: enums::script_type_to_wire(*script_type).into(),
+        group: group.to_string(),
+        number: *number,
+        slots: *slots,
+        busy: *busy,
+        isolation: isolation.clone(),
+        version: version.clone(),
+    }
+}
+
+/// From the wire, as one service tells another.
+///
+/// # Errors
+/// Says which part cannot be read.
+pub fn from_wire(runner: v1::Runner) -> Result<RunnerView, BadRecord> {
+    let bad = |error: &dyn std::fmt::Display| BadRecord(error.to_string());
+    let v1::Runner {
+        id,
+        pubkey,
+        address,
+        topic,
+        script_types,
+        group,
+        labels,
+        local,
+        create_time,
+        update_time,
+        revision,
+        live,
+        last_seen_time,
+        supervisor,
+        instances,
+        queued,
+    } = runner;
+    let instances = instances.into_iter().map(instance_from_wire).collect::<Result<Vec<_>, _>>()?;
+    let presence = (!supervisor.is_empty()).then(|| Presence {
+        supervisor,
+        version: instances.first().map(|instance| instance.version.clone()).unwrap_or_default(),
+        instances,
+        queued,
+        draining: false,
+    });
+    let runner = Runner {
+        id: RunnerId(id),
+        pubkey,
+        address: address.parse().map_err(|error| bad(&error))?,
+        topic,
+        signing_key: String::new(),
+        script_types: script_types.into_iter().filter_map(enums::script_type_from_wire).collect(),
+        group: match group.as_str() {
+            "" => None,
+            text => Some(text.parse().map_err(|error| bad(&error))?),
+        },
+        labels,
+        local,
+        created_at: time::required(create_time),
+        updated_at: time::required(update_time),
+        revision: Revision(revision),
+    };
+    Ok(RunnerView { runner, presence, last_seen: last_seen_time.map(time::from_wire), live })
+}
+
+fn instance_from_wire(instance: v1::Instance) -> Result<InstanceInfo, BadRecord> {
+    let v1::Instance { script_type, group, number, slots, busy, isolation, version } = instance;
+    Ok(InstanceInfo {
+        script_type: enums::script_type_from_wire(script_type)
+            .ok_or_else(|| BadRecord("an instance without script type".into()))?,
+        group: group.parse().map_err(|error| BadRecord(format!("{error}")))?,
+        number,
+        slots,
+        busy,
+        isolation,
+        version,
+    })
+}
+
+/// What a registration asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewRunner {
+    /// The wished id.
+    pub id: Option<RunnerId>,
+    /// Where the supervisor is reached.
+    pub address: Address,
+    /// The topic its requests travel under.
+    pub topic: String,
+    /// What may be sent there.
+    pub script_types: Vec<ScriptType>,
+    /// The group that jobs without one of their own go to.
+    pub group: Option<Name>,
+    /// What selectors may ask for.
+    pub labels: BTreeMap<String, String>,
+    /// The supervisor is on this machine.
+    pub local: bool,
+}
+
+/// The topic under which supervisors take requests unless their record says otherwise.
+pub const TOPIC_DEFAULT: &str = "supervisor.rpc";
+
+/// Parses a registration.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn from_register(request: v1::RegisterRunnerRequest) -> Result<NewRunner, Violations> {
+    let v1::RegisterRunnerRequest {
+        request_id: _,
+        context_id: _,
+        runner_id,
+        address,
+        topic,
+        script_types,
+        group,
+        labels,
+        local,
+    } = request;
+    let mut violations = Violations::new();
+    let address = violations.take("address", address.parse::<Address>());
+    if topic.len() > 255 {
+        violations.add("topic", "a topic has at most 255 bytes");
+    }
+    let script_types = script_types
+        .into_iter()
+        .enumerate()
+        .filter_map(|(i, number)| {
+            let parsed = enums::script_type_from_wire(number).ok_or("unknown script type");
+            violations.take(&format!("script_types[{i}]"), parsed)
+        })
+        .collect();
+    let group = match group.as_str() {
+        "" => None,
+        text => violations.take("group", text.parse()),
+    };
+    if labels.len() > 64 {
+        violations.add("labels", format!("at most 64 labels are allowed, these are {}", labels.len()));
+    }
+    let new = address.map(|address| NewRunner {
+        id: (runner_id != 0).then_some(RunnerId(runner_id)),
+        address,
+        topic: if topic.is_empty() { TOPIC_DEFAULT.to_owned() } else { topic },
+        script_types,
+        group,
+        labels,
+        local,
+    });
+    violations.into_result(new)
+}
