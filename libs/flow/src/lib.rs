@@ -1,1 +1,20 @@
-//! Placeholder while the crate is begun.
+//! The flow engine, pure: no I/O, no clock, no randomness but what is passed in.
+//!
+//! - [`graph`]: nodes and what they depend on, checked as a whole.
+//! - [`template`]: `${{ … }}` in environment values, parsed and rendered.
+//! - [`plan`]: graph and templates together: everything about a flow that
+//!   never changes while it runs, checked before it starts.
+//! - [`transition`]: the tables of legal state changes, of nodes and flows.
+//! - [`retry`]: whether a failed try is followed by another.
+
+pub mod graph;
+pub mod plan;
+mod reach;
+pub mod retry;
+pub mod template;
+pub mod transition;
+
+pub use graph::{Graph, NodeIndex};
+pub use plan::{Plan, ResultRef};
+pub use template::{Reference, RenderError, Template, TemplateError};
+pub use transition::{FlowEvent, IllegalTransition, NodeEvent};

@@ -1,0 +1,401 @@
+//! `${{ … }}` in environment values: parsed once, rendered where the job runs.
+//!
+//! A reference is `results.<node>.<key>` or `flow.<field>`. Names may contain
+//! `-` here; `results["count-a"]["a key"]` is understood as well.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use model::flow::EnvVars;
+use model::limits::{ENV_RENDERED_BYTES_MAX, ENV_VALUE_RENDERED_BYTES_MAX};
+use model::{Execution, Name, Reason, ReasonCode};
+
+const OPEN: &str = "${{";
+const CLOSE: &str = "}}";
+
+/// A field of the flow that a value may refer to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FlowField {
+    /// Its number.
+    Id,
+    /// Its name that is never used again.
+    Uid,
+    /// Its name.
+    Name,
+    /// The number of its context.
+    ContextId,
+    /// Whose it is.
+    CallerId,
+}
+
+impl FlowField {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Id, Self::Uid, Self::Name, Self::ContextId, Self::CallerId];
+
+    /// As it is written behind `flow.`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Id => "id",
+            Self::Uid => "uid",
+            Self::Name => "name",
+            Self::ContextId => "context_id",
+            Self::CallerId => "caller_id",
+        }
+    }
+}
+
+/// What a value refers to.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Reference {
+    /// A key of a node's result.
+    Result {
+        /// The node.
+        node: Name,
+        /// The key.
+        key: String,
+    },
+    /// A field of the flow.
+    Flow(FlowField),
+}
+
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Result { node, key } if key.chars().all(is_word) => write!(f, "results.{node}.{key}"),
+            Self::Result { node, key } => write!(f, "results.{node}[{key:?}]"),
+            Self::Flow(field) => write!(f, "flow.{}", field.as_str()),
+        }
+    }
+}
+
+/// Why a text is no [`Template`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TemplateError {
+    /// `${{` without `}}`.
+    #[error("`${{{{` at byte {at} has no `}}}}`")]
+    Unclosed {
+        /// Where it stands.
+        at: usize,
+    },
+    /// What stands between is no reference.
+    #[error(
+        "`{text}` is not a reference; write `results.<node>.<key>` or `flow.<field>`, field being id, uid, \
+         name, context_id or caller_id"
+    )]
+    NotAReference {
+        /// What stands there, shortened.
+        text: String,
+    },
+}
+
+/// A value with references in it, parsed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Template(Vec<Segment>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Segment {
+    Text(String),
+    Reference(Reference),
+}
+
+impl Template {
+    /// Parses a value. One without `${{` is a text, whatever else it contains.
+    ///
+    /// # Errors
+    /// A reference is malformed.
+    pub fn parse(value: &str) -> Result<Self, TemplateError> {
+        let mut segments = Vec::new();
+        let mut at = 0;
+        while let Some(found) = value[at..].find(OPEN) {
+            let open = at + found;
+            let inner = open + OPEN.len();
+            let length = value[inner..].find(CLOSE).ok_or(TemplateError::Unclosed { at: open })?;
+            if open > at {
+                segments.push(Segment::Text(value[at..open].to_owned()));
+            }
+            let text = value[inner..inner + length].trim();
+            let reference = parse_reference(text)
+                .ok_or_else(|| TemplateError::NotAReference { text: text.chars().take(80).collect() })?;
+            segments.push(Segment::Reference(reference));
+            at = inner + length + CLOSE.len();
+        }
+        if at < value.len() {
+            segments.push(Segment::Text(value[at..].to_owned()));
+        }
+        Ok(Self(segments))
+    }
+
+    /// What it refers to, in its order.
+    pub fn references(&self) -> impl Iterator<Item = &Reference> {
+        self.0.iter().filter_map(|segment| match segment {
+            Segment::Text(_) => None,
+            Segment::Reference(reference) => Some(reference),
+        })
+    }
+
+    /// Puts in what `lookup` finds. Beyond `bytes_max` bytes it stops and gives `None`.
+    ///
+    /// # Errors
+    /// What `lookup` gives for a reference without a value.
+    pub fn render<'a, E>(
+        &self,
+        bytes_max: usize,
+        mut lookup: impl FnMut(&Reference) -> Result<Cow<'a, str>, E>,
+    ) -> Result<Option<String>, E> {
+        let mut value = String::new();
+        for segment in &self.0 {
+            let part = match segment {
+                Segment::Text(text) => Cow::Borrowed(text.as_str()),
+                Segment::Reference(reference) => lookup(reference)?,
+            };
+            if value.len() + part.len() > bytes_max {
+                return Ok(None);
+            }
+            value.push_str(&part);
+        }
+        Ok(Some(value))
+    }
+}
+
+const fn is_word(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_' || c == '-'
+}
+
+fn parse_reference(text: &str) -> Option<Reference> {
+    if let Some(field) = text.strip_prefix("flow.") {
+        return FlowField::ALL.into_iter().find(|known| known.as_str() == field).map(Reference::Flow);
+    }
+    let (node, rest) = parse_part(text.strip_prefix("results")?)?;
+    let (key, rest) = parse_part(rest)?;
+    (rest.is_empty()).then_some(())?;
+    Some(Reference::Result { node: node.parse().ok()?, key: key.to_owned() })
+}
+
+/// `.word` or `["any text without quotation marks"]`, and what follows.
+fn parse_part(text: &str) -> Option<(&str, &str)> {
+    let (part, rest) = if let Some(quoted) = text.strip_prefix("[\"") {
+        quoted.split_once("\"]")?
+    } else {
+        let word = text.strip_prefix('.')?;
+        word.split_at(word.find(|c| !is_word(c)).unwrap_or(word.len()))
+    };
+    (!part.is_empty()).then_some((part, rest))
+}
+
+/// Why an environment cannot be rendered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RenderError {
+    /// A value is malformed.
+    #[error("variable {variable} is malformed")]
+    Malformed {
+        /// Whose value it is.
+        variable: String,
+        /// What is wrong with it.
+        source: TemplateError,
+    },
+    /// A node that completed did not give the key.
+    #[error("variable {variable} refers to {reference}, which was not given")]
+    MissingResult {
+        /// Whose value it is.
+        variable: String,
+        /// What it refers to.
+        reference: Reference,
+    },
+    /// A value is beyond its limit.
+    #[error("variable {variable} has more than {ENV_VALUE_RENDERED_BYTES_MAX} bytes when rendered")]
+    ValueTooLarge {
+        /// Whose value it is.
+        variable: String,
+    },
+    /// The values together are beyond their limit.
+    #[error("the environment has more than {ENV_RENDERED_BYTES_MAX} bytes when rendered")]
+    TooLarge,
+}
+
+impl RenderError {
+    /// As the reason of a node that fails for it.
+    #[must_use]
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Malformed { source, .. } => {
+                Reason::new(ReasonCode::RuntimeError, format!("{self}: {source}"))
+            }
+            Self::MissingResult { .. } => Reason::new(ReasonCode::MissingResult, self.to_string()),
+            Self::ValueTooLarge { .. } | Self::TooLarge => {
+                Reason::new(ReasonCode::EnvTooLarge, self.to_string())
+            }
+        }
+    }
+}
+
+/// Renders an attempt's environment from what it carries.
+///
+/// A node in `inputs` completed, and a key that it did not give is an error.
+/// A node that is not there ended otherwise, and all its keys are empty.
+///
+/// # Errors
+/// A key is missing or a limit passed.
+pub fn render(execution: &Execution) -> Result<EnvVars, RenderError> {
+    let mut total = 0;
+    let mut rendered = EnvVars::new();
+    for (variable, value) in &execution.env_vars {
+        let value = if value.contains(OPEN) {
+            render_value(execution, variable, value)?
+        } else if value.len() > ENV_VALUE_RENDERED_BYTES_MAX {
+            return Err(RenderError::ValueTooLarge { variable: variable.clone() });
+        } else {
+            value.clone()
+        };
+        total += variable.len() + value.len();
+        if total > ENV_RENDERED_BYTES_MAX {
+            return Err(RenderError::TooLarge);
+        }
+        rendered.insert(variable.clone(), value);
+    }
+    Ok(rendered)
+}
+
+fn render_value(execution: &Execution, variable: &str, value: &str) -> Result<String, RenderError> {
+    let template = Template::parse(value)
+        .map_err(|source| RenderError::Malformed { variable: variable.to_owned(), source })?;
+    let rendered = template.render(ENV_VALUE_RENDERED_BYTES_MAX, |reference| match reference {
+        Reference::Flow(field) => Ok(Cow::Owned(flow_field(execution, *field))),
+        Reference::Result { node, key } => match execution.inputs.get(node) {
+            None => Ok(Cow::Borrowed("")),
+            Some(result) => result.get(key).map(|text| Cow::Borrowed(text.as_str())).ok_or_else(|| {
+                RenderError::MissingResult { variable: variable.to_owned(), reference: reference.clone() }
+            }),
+        },
+    })?;
+    rendered.ok_or_else(|| RenderError::ValueTooLarge { variable: variable.to_owned() })
+}
+
+fn flow_field(execution: &Execution, field: FlowField) -> String {
+    match field {
+        FlowField::Id => execution.flow_id.to_string(),
+        FlowField::Uid => execution.job_key.flow.to_string(),
+        FlowField::Name => execution.flow_name.to_string(),
+        FlowField::ContextId => execution.context_id.to_string(),
+        FlowField::CallerId => execution.caller_id.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::Uid;
+    use model::{
+        ActorId, Attempt, ContextId, ContextUid, FlowId, FlowUid, JobId, JobKey, ScriptSource, ScriptType,
+    };
+    use proptest::prelude::*;
+
+    fn references(text: &str) -> Vec<String> {
+        Template::parse(text).expect("well-formed").references().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn references_are_found() {
+        assert_eq!(references("plain } }} $ {{ x }}"), [""; 0]);
+        assert_eq!(references("${{ results.count-a.total }}"), ["results.count-a.total"]);
+        assert_eq!(references("${{results[\"count-a\"].total}}"), ["results.count-a.total"]);
+        assert_eq!(references("${{ results.a[\"two words\"] }}"), ["results.a[\"two words\"]"]);
+        assert_eq!(references("a${{flow.id}}b${{ flow.name }}"), ["flow.id", "flow.name"]);
+    }
+
+    #[test]
+    fn what_is_no_reference_is_refused() {
+        assert_eq!(Template::parse("ab${{ flow.id }"), Err(TemplateError::Unclosed { at: 2 }));
+        for bad in [
+            "",
+            "results",
+            "results.a",
+            "results.a.",
+            "results..k",
+            "results.a.b.c",
+            "results.a b.c",
+            "flow",
+            "flow.status",
+            "other.a.b",
+            "results[a].b",
+            "results[\"a\"",
+            "results[\"a b\"].c",
+            "resultsa.b",
+        ] {
+            let text = format!("${{{{ {bad} }}}}");
+            assert_eq!(
+                Template::parse(&text),
+                Err(TemplateError::NotAReference { text: bad.to_owned() }),
+                "{bad}"
+            );
+        }
+    }
+
+    fn execution(env: &[(&str, &str)]) -> Execution {
+        let a: Name = "count-a".parse().expect("a name");
+        let key = JobKey {
+            context: ContextUid(Uid::from_bits(1)),
+            flow: FlowUid(Uid::from_bits(2)),
+            job: JobId(7),
+            attempt: Attempt(1),
+        };
+        Execution {
+            job_key: key,
+            context_id: ContextId(3),
+            flow_id: FlowId(4),
+            caller_id: ActorId(5),
+            flow_name: "demo".parse().expect("a name"),
+            node: "report".parse().expect("a name"),
+            script_type: ScriptType::Shell,
+            script: ScriptSource::Inline("true".into()),
+            env_vars: env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+            files: std::collections::BTreeMap::new(),
+            outputs: Vec::new(),
+            inputs: [(a, [("total".to_owned(), "x".repeat(40_000))].into())].into(),
+            timeout_secs: 0,
+            priority: 1,
+            group: None,
+            instance: None,
+            traceparent: None,
+        }
+    }
+
+    #[test]
+    fn an_environment_is_rendered() {
+        let env = render(&execution(&[
+            ("PLAIN", "as it is"),
+            ("FLOW", "${{flow.id}}/${{flow.name}}/${{flow.context_id}}/${{flow.caller_id}}"),
+            ("GONE", "[${{ results.skipped.key }}]"),
+            ("TOTAL", "${{ results.count-a.total }}"),
+        ]))
+        .expect("all there");
+        assert_eq!(env["PLAIN"], "as it is");
+        assert_eq!(env["FLOW"], "4/demo/3/5");
+        assert_eq!(env["GONE"], "[]");
+        assert_eq!(env["TOTAL"].len(), 40_000);
+    }
+
+    #[test]
+    fn what_cannot_be_rendered_is_named() {
+        let reason = |env: &[(&str, &str)]| render(&execution(env)).expect_err("refused").reason();
+        let missing = reason(&[("X", "${{ results.count-a.other }}")]);
+        assert_eq!(missing.code, ReasonCode::MissingResult);
+        assert!(missing.detail.contains("results.count-a.other"), "{missing}");
+        let total = "${{ results.count-a.total }}";
+        assert_eq!(reason(&[("X", &total.repeat(2))]).code, ReasonCode::EnvTooLarge);
+        let many: Vec<String> = (0..7).map(|i| format!("V{i}")).collect();
+        let many: Vec<(&str, &str)> = many.iter().map(|name| (name.as_str(), total)).collect();
+        assert_eq!(reason(&many).code, ReasonCode::EnvTooLarge);
+        assert_eq!(reason(&[("X", "${{ nonsense }}")]).code, ReasonCode::RuntimeError);
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_parsed_or_refused(text in "[$\\{\\} a.\"\\[\\]results]{0,60}") {
+            if let Ok(template) = Template::parse(&text) {
+                let kept: Result<_, ()> = template.render(usize::MAX, |_| Ok(Cow::Borrowed("")));
+                prop_assert!(kept.expect("nothing is missing").expect("no limit").len() <= text.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! The tables of legal state changes. Nothing else changes a state.
+
+use std::fmt;
+
+use model::{FlowStatus, NodeState};
+
+/// What can happen to a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NodeEvent {
+    /// Its dependencies are satisfied, its prerequisites met, its condition true.
+    Release,
+    /// Its condition is false, or its `run_if` says no.
+    Skip,
+    /// It cannot run: a condition or template failed, a prerequisite became
+    /// impossible, a deadline passed, before it was sent anywhere.
+    Abort,
+    /// The message that carries it is committed.
+    Dispatch,
+    /// An instance started it.
+    Start,
+    /// The attempt succeeded.
+    Succeed,
+    /// The try failed, timed out or was lost, and tries are left.
+    Retry,
+    /// It came back unstarted: refused for a passing reason, or handed back.
+    Return,
+    /// The last try failed, timed out or was lost, or it was refused for good.
+    Fail,
+    /// It was cancelled before it was sent anywhere.
+    Cancel,
+    /// The attempt of a cancelled node ended, or was given up.
+    Stop,
+    /// The flow is run again, and this node with it.
+    RunAgain,
+}
+
+impl NodeEvent {
+    /// All of them.
+    pub const ALL: [Self; 12] = [
+        Self::Release,
+        Self::Skip,
+        Self::Abort,
+        Self::Dispatch,
+        Self::Start,
+        Self::Succeed,
+        Self::Retry,
+        Self::Return,
+        Self::Fail,
+        Self::Cancel,
+        Self::Stop,
+        Self::RunAgain,
+    ];
+
+    /// The name in `specs/`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Release => "release",
+            Self::Skip => "skip",
+            Self::Abort => "abort",
+            Self::Dispatch => "dispatch",
+            Self::Start => "start",
+            Self::Succeed => "succeed",
+            Self::Retry => "retry",
+            Self::Return => "return",
+            Self::Fail => "fail",
+            Self::Cancel => "cancel",
+            Self::Stop => "stop",
+            Self::RunAgain => "run_again",
+        }
+    }
+}
+
+impl fmt::Display for NodeEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// What can happen to a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FlowEvent {
+    /// Its graph was checked and it begins.
+    Start,
+    /// No node can move, and no failure counts.
+    Finish,
+    /// No node can move, and a failure counts.
+    Fail,
+    /// No node can move, and it was cancelled.
+    Cancel,
+    /// It is run again.
+    RunAgain,
+}
+
+impl FlowEvent {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Start, Self::Finish, Self::Fail, Self::Cancel, Self::RunAgain];
+
+    /// The name in `specs/`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Finish => "finish",
+            Self::Fail => "fail",
+            Self::Cancel => "cancel",
+            Self::RunAgain => "run_again",
+        }
+    }
+}
+
+impl fmt::Display for FlowEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// Something happened that cannot happen in this state. Nothing was changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum IllegalTransition {
+    /// Of a node.
+    #[error("`{event}` cannot happen to a node that is {state}")]
+    Node {
+        /// Where it stands.
+        state: NodeState,
+        /// What was to happen.
+        event: NodeEvent,
+    },
+    /// Of a flow.
+    #[error("`{event}` cannot happen to a flow that is {status}")]
+    Flow {
+        /// Where it stands.
+        status: FlowStatus,
+        /// What was to happen.
+        event: FlowEvent,
+    },
+}
+
+/// Where a node in `state` goes when `event` happens.
+///
+/// # Errors
+/// The pair is not in the table.
+pub const fn node(state: NodeState, event: NodeEvent) -> Result<NodeState, IllegalTransition> {
+    use NodeEvent as E;
+    use NodeState as S;
+    Ok(match (state, event) {
+        (S::Pending, E::Release) => S::Ready,
+        (S::Pending, E::Skip) => S::Skipped,
+        (S::Pending | S::Ready, E::Abort) => S::Failed,
+        (S::Pending | S::Ready, E::Cancel) => S::Cancelled,
+        (S::Ready, E::Dispatch) => S::Dispatched,
+        (S::Dispatched, E::Start) => S::Running,
+        (S::Dispatched | S::Running, E::Succeed) => S::Completed,
+        (S::Dispatched | S::Running, E::Retry) => S::Ready,
+        (S::Dispatched, E::Return) => S::Ready,
+        (S::Dispatched | S::Running, E::Fail) => S::Failed,
+        (S::Dispatched | S::Running, E::Stop) => S::Cancelled,
+        (S::Completed | S::Failed | S::Cancelled | S::Skipped, E::RunAgain) => S::Pending,
+        (state, event) => return Err(IllegalTransition::Node { state, event }),
+    })
+}
+
+/// Where a flow in `status` goes when `event` happens.
+///
+/// # Errors
+/// The pair is not in the table.
+pub const fn flow(status: FlowStatus, event: FlowEvent) -> Result<FlowStatus, IllegalTransition> {
+    use FlowEvent as E;
+    use FlowStatus as S;
+    Ok(match (status, event) {
+        (S::Created, E::Start) => S::Started,
+        (S::Started, E::Finish) => S::Finished,
+        (S::Started, E::Fail) => S::Error,
+        (S::Started, E::Cancel) => S::Cancelled,
+        (S::Finished | S::Error | S::Cancelled, E::RunAgain) => S::Started,
+        (status, event) => return Err(IllegalTransition::Flow { status, event }),
+    })
+}
+
+/// Every legal change of a node, for whoever compares the table with `specs/`.
+pub fn node_table() -> impl Iterator<Item = (NodeState, NodeEvent, NodeState)> {
+    NodeState::ALL.into_iter().flat_map(|state| {
+        NodeEvent::ALL.into_iter().filter_map(move |event| Some((state, event, node(state, event).ok()?)))
+    })
+}
+
+/// Every legal change of a flow, for whoever compares the table with `specs/`.
+pub fn flow_table() -> impl Iterator<Item = (FlowStatus, FlowEvent, FlowStatus)> {
+    FlowStatus::ALL.into_iter().flat_map(|status| {
+        FlowEvent::ALL.into_iter().filter_map(move |event| Some((status, event, flow(status, event).ok()?)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table of the specification, section 5.1, row by row.
+    const NODE_ROWS: [(&str, NodeEvent, &str); 21] = [
+        ("pending", NodeEvent::Release, "ready"),
+        ("pending", NodeEvent::Skip, "skipped"),
+        ("pending", NodeEvent::Abort, "failed"),
+        ("ready", NodeEvent::Abort, "failed"),
+        ("ready", NodeEvent::Dispatch, "dispatched"),
+        ("dispatched", NodeEvent::Start, "running"),
+        ("dispatched", NodeEvent::Succeed, "completed"),
+        ("running", NodeEvent::Succeed, "completed"),
+        ("dispatched", NodeEvent::Retry, "ready"),
+        ("running", NodeEvent::Retry, "ready"),
+        ("dispatched", NodeEvent::Return, "ready"),
+        ("dispatched", NodeEvent::Fail, "failed"),
+        ("running", NodeEvent::Fail, "failed"),
+        ("pending", NodeEvent::Cancel, "cancelled"),
+        ("ready", NodeEvent::Cancel, "cancelled"),
+        ("dispatched", NodeEvent::Stop, "cancelled"),
+        ("running", NodeEvent::Stop, "cancelled"),
+        ("completed", NodeEvent::RunAgain, "pending"),
+        ("failed", NodeEvent::RunAgain, "pending"),
+        ("cancelled", NodeEvent::RunAgain, "pending"),
+        ("skipped", NodeEvent::RunAgain, "pending"),
+    ];
+
+    #[test]
+    fn every_legal_pair_is_taken_and_every_other_refused() {
+        for state in NodeState::ALL {
+            for event in NodeEvent::ALL {
+                let row = NODE_ROWS.iter().find(|(from, on, _)| *from == state.as_str() && *on == event);
+                match (row, node(state, event)) {
+                    (Some((_, _, to)), Ok(next)) => assert_eq!(*to, next.as_str(), "{state} {event}"),
+                    (None, Err(error)) => assert_eq!(error, IllegalTransition::Node { state, event }),
+                    (row, got) => panic!("{state} {event}: the table says {row:?}, the code {got:?}"),
+                }
+            }
+        }
+        assert_eq!(node_table().count(), NODE_ROWS.len());
+    }
+
+    #[test]
+    fn flows_follow_their_table() {
+        use FlowEvent as E;
+        use FlowStatus as S;
+        let rows = [
+            (S::Created, E::Start, S::Started),
+            (S::Started, E::Finish, S::Finished),
+            (S::Started, E::Fail, S::Error),
+            (S::Started, E::Cancel, S::Cancelled),
+            (S::Finished, E::RunAgain, S::Started),
+            (S::Error, E::RunAgain, S::Started),
+            (S::Cancelled, E::RunAgain, S::Started),
+        ];
+        for status in S::ALL {
+            for event in E::ALL {
+                let row = rows.iter().find(|(from, on, _)| *from == status && *on == event);
+                match (row, flow(status, event)) {
+                    (Some((_, _, to)), Ok(next)) => assert_eq!(*to, next),
+                    (None, Err(error)) => assert_eq!(error, IllegalTransition::Flow { status, event }),
+                    (row, got) => panic!("{status} {event}: the table says {row:?}, the code {got:?}"),
+                }
+            }
+        }
+        assert_eq!(flow_table().count(), rows.len());
+    }
+
+    #[test]
+    fn an_end_is_left_only_to_run_again() {
+        for (from, event, _) in node_table() {
+            assert_eq!(from.is_end(), event == NodeEvent::RunAgain);
+        }
+    }
+}
