@@ -734,9 +734,6 @@ pub struct CommitRequest {
     /// When the flow must be looked at again at the latest, in Unix milliseconds. 0: never.
     #[prost(uint64, tag = "12")]
     pub due_millis: u64,
-    /// Wanted: this many message ids for commits to come.
-    #[prost(uint32, tag = "13")]
-    pub reserve_message_ids: u32,
 }
 /// What changes of a flow.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -810,8 +807,25 @@ pub struct CommitResponse {
     /// The flow's new revision.
     #[prost(uint64, tag = "4")]
     pub revision: u64,
-    /// The first of the reserved message ids; 0 when none were asked for.
-    #[prost(uint32, tag = "5")]
+}
+/// Asks for message ids.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReserveMessageIdsRequest {
+    /// Where the messages belong.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// Whose they are.
+    #[prost(uint32, tag = "2")]
+    pub caller_id: u32,
+    /// How many, at most 10,000.
+    #[prost(uint32, tag = "3")]
+    pub count: u32,
+}
+/// Gives message ids.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReserveMessageIdsResponse {
+    /// The first of them; the others follow one after the other.
+    #[prost(uint32, tag = "1")]
     pub first_message_id: u32,
 }
 /// Asks to keep the wish to cancel a flow.
@@ -1325,6 +1339,38 @@ pub mod flow_store_service_client {
                 );
             self.inner.streaming(req, path, codec).await
         }
+        /// Reserves message ids of a caller, for the messages of commits to come.
+        ///
+        /// Errors: NOT_FOUND (the context).
+        pub async fn reserve_message_ids(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReserveMessageIdsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReserveMessageIdsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.FlowStoreService/ReserveMessageIds",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "mycora.internal.v1.FlowStoreService",
+                        "ReserveMessageIds",
+                    ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
         /// Keeps the wish to cancel a flow. The owner hears of it through the events.
         ///
         /// Errors: NOT_FOUND, PERMISSION_DENIED.
@@ -1627,6 +1673,16 @@ pub mod flow_store_service_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::CommitRequest>>,
         ) -> std::result::Result<tonic::Response<Self::CommitStream>, tonic::Status>;
+        /// Reserves message ids of a caller, for the messages of commits to come.
+        ///
+        /// Errors: NOT_FOUND (the context).
+        async fn reserve_message_ids(
+            &self,
+            request: tonic::Request<super::ReserveMessageIdsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReserveMessageIdsResponse>,
+            tonic::Status,
+        >;
         /// Keeps the wish to cancel a flow. The owner hears of it through the events.
         ///
         /// Errors: NOT_FOUND, PERMISSION_DENIED.
@@ -2097,6 +2153,55 @@ pub mod flow_store_service_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.FlowStoreService/ReserveMessageIds" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReserveMessageIdsSvc<T: FlowStoreService>(pub Arc<T>);
+                    impl<
+                        T: FlowStoreService,
+                    > tonic::server::UnaryService<super::ReserveMessageIdsRequest>
+                    for ReserveMessageIdsSvc<T> {
+                        type Response = super::ReserveMessageIdsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReserveMessageIdsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowStoreService>::reserve_message_ids(
+                                        &inner,
+                                        request,
+                                    )
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReserveMessageIdsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)
