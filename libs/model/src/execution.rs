@@ -54,6 +54,8 @@ pub struct Execution {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outputs: Vec<String>,
     /// Results of its dependencies, and of other ancestors the keys it refers to.
+    /// Of those that completed, that is: a reference to a node that is not here is
+    /// empty, while a key that a node here did not give is an error.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub inputs: BTreeMap<Name, ResultMap>,
     /// Run time in seconds, 0 for no limit.
@@ -148,6 +150,9 @@ pub struct AttemptEnd {
     /// The files it made that are kept. Only of a success.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub outputs: BTreeMap<String, BlobRef>,
+    /// How many bytes it printed and were kept: where its log ends.
+    #[serde(default)]
+    pub output_bytes: u64,
     /// `<type>:<group>:<n>`; absent when no instance had it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,

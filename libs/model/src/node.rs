@@ -264,7 +264,7 @@ impl FromStr for ReasonCode {
 }
 
 /// Where a node wants to run. All empty: any live runner that offers the type.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Target {
     /// This runner record only.
@@ -445,12 +445,20 @@ pub struct FlowNode {
     /// The files it made that are kept, by relative path.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub outputs: BTreeMap<String, BlobRef>,
+    /// How many bytes the attempt printed: where its log ends, once it has ended.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub output_bytes: u64,
     /// How the script ended; absent when it was not the script that ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
     /// The message that carried the current attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message_key: Option<String>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+const fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl FlowNode {
@@ -485,6 +493,7 @@ impl FlowNode {
             instance: None,
             result: ResultMap::new(),
             outputs: BTreeMap::new(),
+            output_bytes: 0,
             exit_code: None,
             message_key: None,
         }

@@ -37,6 +37,7 @@ pub fn to_wire(node: &FlowNode) -> v1::FlowNode {
         instance,
         result,
         outputs,
+        output_bytes,
         exit_code,
         message_key,
     } = node;
@@ -65,6 +66,7 @@ pub fn to_wire(node: &FlowNode) -> v1::FlowNode {
         instance: instance.clone().unwrap_or_default(),
         result: result.clone(),
         outputs: outputs.iter().map(|(name, blob)| (name.clone(), blob_to_wire(blob))).collect(),
+        output_bytes: *output_bytes,
         exit_code: *exit_code,
         message_key: message_key.clone().unwrap_or_default(),
     }

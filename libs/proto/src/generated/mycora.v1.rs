@@ -379,6 +379,9 @@ pub struct FlowNode {
     /// The message that carried the current attempt, as `message:<caller>:<id>`.
     #[prost(string, tag = "26")]
     pub message_key: ::prost::alloc::string::String,
+    /// How many bytes the attempt printed: where its log ends, once it has ended.
+    #[prost(uint64, tag = "27")]
+    pub output_bytes: u64,
 }
 /// Asks to create and start a flow.
 #[derive(Clone, PartialEq, ::prost::Message)]
