@@ -1,1 +1,33 @@
-//! Placeholder while the crate is begun.
+//! What tests share. Never part of a shipped program, except for crash points in builds made to be broken.
+//!
+//! - [`crash_point!`]: named places where a process can be made to die;
+//! - `RedisServer`: a private `redis-server`;
+//! - `FaultProxy`: a connection that can be cut, swallowed or delayed;
+//! - `Witness`: a file to which scripts append, and what it proves;
+//! - `wait_until`: waiting for a condition, never for a time;
+//! - `Process`: a child whose output is shown when a test fails.
+
+pub mod crash;
+
+#[cfg(feature = "full")]
+mod port;
+#[cfg(feature = "full")]
+mod process;
+#[cfg(feature = "full")]
+mod proxy;
+#[cfg(feature = "full")]
+mod redis;
+#[cfg(feature = "full")]
+mod wait;
+#[cfg(feature = "full")]
+mod witness;
+
+#[cfg(feature = "full")]
+pub use self::{
+    port::free_port,
+    process::Process,
+    proxy::{Fault, FaultProxy, Target},
+    redis::{RedisBuilder, RedisServer},
+    wait::{PATIENCE, wait_until, wait_until_blocking},
+    witness::{Mark, Span, Witness},
+};

@@ -1,0 +1,165 @@
+//! A connection that can be broken on purpose.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// Where the proxy leads to.
+#[derive(Debug, Clone)]
+pub enum Target {
+    /// A TCP address.
+    Tcp(SocketAddr),
+    /// A unix socket.
+    Unix(PathBuf),
+}
+
+/// How the proxy treats what passes through it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Passes everything on.
+    None,
+    /// Closes every connection, and each new one at once.
+    Cut,
+    /// Takes everything and passes nothing on, in neither direction. What was swallowed is gone.
+    BlackHole,
+    /// Passes requests on and swallows the answers: the outcome is unknown.
+    SwallowAnswers,
+    /// Passes every piece on later.
+    Delay(Duration),
+}
+
+/// The fault in force, and how often everything was cut: a cut that was restored at once still closes
+/// what was open.
+#[derive(Debug, Clone, Copy)]
+struct State {
+    fault: Fault,
+    cuts: u64,
+}
+
+/// A listener on a port of the loopback interface that passes everything to its target, as far as the
+/// [`Fault`] in force allows.
+#[derive(Debug)]
+pub struct FaultProxy {
+    address: SocketAddr,
+    state: watch::Sender<State>,
+    task: JoinHandle<()>,
+}
+
+impl FaultProxy {
+    /// Listens on a free port. Needs a runtime.
+    ///
+    /// # Panics
+    /// When there is no free port.
+    pub async fn start(target: Target) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
+        let address = listener.local_addr().expect("the address just bound");
+        let (state, watch) = watch::channel(State { fault: Fault::None, cuts: 0 });
+        let task = tokio::spawn(accept(listener, Arc::new(target), watch));
+        Self { address, state, task }
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Changes how it treats what passes, for open connections as well.
+    pub fn set(&self, fault: Fault) {
+        self.state.send_modify(|state| {
+            state.fault = fault;
+            state.cuts += u64::from(fault == Fault::Cut);
+        });
+    }
+
+    /// Closes all connections; new ones pass.
+    pub fn cut_once(&self) {
+        self.set(Fault::Cut);
+        self.set(Fault::None);
+    }
+
+    /// Passes everything on again.
+    pub fn restore(&self) {
+        self.set(Fault::None);
+    }
+}
+
+impl Drop for FaultProxy {
+    fn drop(&mut self) {
+        self.set(Fault::Cut);
+        self.task.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, target: Arc<Target>, state: watch::Receiver<State>) {
+    loop {
+        let Ok((client, _)) = listener.accept().await else { continue };
+        let now = *state.borrow();
+        if now.fault != Fault::Cut {
+            tokio::spawn(connect(client, Arc::clone(&target), state.clone(), now.cuts));
+        }
+    }
+}
+
+async fn connect(client: TcpStream, target: Arc<Target>, state: watch::Receiver<State>, cuts: u64) {
+    // A client that cannot reach the target sees its connection closed, as it would without the proxy.
+    let _ = client.set_nodelay(true);
+    match &*target {
+        Target::Tcp(address) => {
+            if let Ok(server) = TcpStream::connect(address).await {
+                let _ = server.set_nodelay(true);
+                serve(client, server, state, cuts).await;
+            }
+        }
+        Target::Unix(path) => {
+            if let Ok(server) = UnixStream::connect(path).await {
+                serve(client, server, state, cuts).await;
+            }
+        }
+    }
+}
+
+async fn serve(
+    client: TcpStream,
+    server: impl AsyncRead + AsyncWrite,
+    state: watch::Receiver<State>,
+    cuts: u64,
+) {
+    let (client_read, client_write) = client.into_split();
+    let (server_read, server_write) = tokio::io::split(server);
+    let mut watched = state.clone();
+    tokio::select! {
+        () = carry(client_read, server_write, state.clone(), false) => {}
+        () = carry(server_read, client_write, state, true) => {}
+        // An error means that the proxy is gone, which closes the connection as well.
+        _ = watched.wait_for(|state| state.cuts != cuts) => {}
+    }
+}
+
+async fn carry(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    state: watch::Receiver<State>,
+    answers: bool,
+) {
+    let mut piece = vec![0; 64 * 1024];
+    loop {
+        let Ok(n @ 1..) = from.read(&mut piece).await else { return };
+        let fault = state.borrow().fault;
+        match fault {
+            Fault::BlackHole => continue,
+            Fault::SwallowAnswers if answers => continue,
+            Fault::Delay(pause) => tokio::time::sleep(pause).await,
+            Fault::None | Fault::Cut | Fault::SwallowAnswers => {}
+        }
+        if to.write_all(&piece[..n]).await.is_err() {
+            return;
+        }
+    }
+}
