@@ -1,1 +1,18 @@
-//! Placeholder while the crate is begun.
+//! How machines talk: a bus that carries payloads under topics, and JSON-RPC 2.0 in those payloads.
+//!
+//! - [`bus`]: the [`Bus`] trait, made to fit what a Mycelium daemon really does: fire and forget,
+//!   addressed to a public key or an overlay address.
+//! - [`memory`]: a bus within one process.
+//! - [`json_rpc`]: requests, responses and batches, parsed strictly; [`json_rpc::Peer`] joins calls
+//!   with their answers over any duplex of payloads.
+//! - [`bus_peers`]: many such peers over one topic of a bus.
+
+pub mod bus;
+pub mod bus_peers;
+pub mod json_rpc;
+pub mod memory;
+
+pub use bus::{Bus, BusError, Destination, Inbox, Incoming, PublicKey};
+pub use bus_peers::{Accept, BusPeers};
+pub use json_rpc::{Answer, Call, CallError, Handler, Peer, Request, RpcError};
+pub use memory::MemoryNetwork;

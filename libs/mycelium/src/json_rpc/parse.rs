@@ -1,0 +1,326 @@
+//! From bytes to messages.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+use super::{
+    Answer, BATCH_LEN_MAX, ErrorData, INVALID_REQUEST, METHOD_BYTES_MAX, PARSE_ERROR, PAYLOAD_BYTES_MAX,
+    Request, RpcError,
+};
+
+/// Text ids are shorter than this.
+const ID_BYTES_MAX: usize = 128;
+
+/// What joins a response with its request.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Id {
+    /// What we use ourselves.
+    Number(u64),
+    /// What others may use.
+    Text(String),
+}
+
+/// A response that came in.
+#[derive(Debug, Clone)]
+pub struct Response {
+    /// Which request it answers; absent when the other side could not tell.
+    pub id: Option<Id>,
+    /// How.
+    pub answer: Answer,
+}
+
+/// One member of a payload.
+#[derive(Debug, Clone)]
+pub enum Message {
+    /// Wants something.
+    Request(Request),
+    /// Answers something.
+    Response(Response),
+}
+
+/// A member that is neither request nor response. It is answered with an error under this id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Invalid {
+    /// Its id as far as it could be read.
+    pub id: Option<Id>,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+/// What one payload holds.
+#[derive(Debug, Clone)]
+pub enum Payload {
+    /// One message.
+    Single(Result<Message, Invalid>),
+    /// Several, to be answered together. Never empty.
+    Batch(Vec<Result<Message, Invalid>>),
+}
+
+/// Why a payload as a whole cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ParseError {
+    /// More bytes than [`PAYLOAD_BYTES_MAX`].
+    #[error("a payload has at most {PAYLOAD_BYTES_MAX} bytes, this one has {0}")]
+    TooLarge(usize),
+    /// Not JSON, or a batch beyond its limit.
+    #[error("the payload is no JSON-RPC: {0}")]
+    NotJson(String),
+    /// A batch without members.
+    #[error("a batch has at least one member")]
+    EmptyBatch,
+}
+
+impl From<ParseError> for RpcError {
+    fn from(error: ParseError) -> Self {
+        let code = match error {
+            ParseError::NotJson(_) => PARSE_ERROR,
+            ParseError::TooLarge(_) | ParseError::EmptyBatch => INVALID_REQUEST,
+        };
+        Self::of_protocol(code, error.to_string())
+    }
+}
+
+/// Reads a payload.
+///
+/// # Errors
+/// [`ParseError`] when there are no members to speak of.
+pub fn parse(payload: &[u8]) -> Result<Payload, ParseError> {
+    if payload.len() > PAYLOAD_BYTES_MAX {
+        return Err(ParseError::TooLarge(payload.len()));
+    }
+    let not_json = |error: serde_json::Error| ParseError::NotJson(error.to_string());
+    let first = payload.iter().find(|byte| !byte.is_ascii_whitespace());
+    if first == Some(&b'[') {
+        let Members(members) = serde_json::from_slice(payload).map_err(not_json)?;
+        if members.is_empty() {
+            return Err(ParseError::EmptyBatch);
+        }
+        return Ok(Payload::Batch(members.into_iter().map(member).collect()));
+    }
+    let raw: &RawValue = serde_json::from_slice(payload).map_err(not_json)?;
+    Ok(Payload::Single(member(raw)))
+}
+
+/// The raw members of a batch, no more than are allowed.
+struct Members<'a>(Vec<&'a RawValue>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Collect;
+        impl<'de> Visitor<'de> for Collect {
+            type Value = Vec<&'de RawValue>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a batch")
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = seq.next_element()? {
+                    if members.len() == BATCH_LEN_MAX {
+                        return Err(A::Error::custom(format_args!(
+                            "a batch has at most {BATCH_LEN_MAX} members"
+                        )));
+                    }
+                    members.push(member);
+                }
+                Ok(members)
+            }
+        }
+        deserializer.deserialize_seq(Collect).map(Self)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Raw<'a> {
+    #[serde(borrow)]
+    jsonrpc: Cow<'a, str>,
+    #[serde(default, borrow, deserialize_with = "present")]
+    id: Option<&'a RawValue>,
+    #[serde(default, borrow)]
+    method: Option<Cow<'a, str>>,
+    #[serde(default, borrow, deserialize_with = "present")]
+    params: Option<&'a RawValue>,
+    #[serde(default, borrow, deserialize_with = "present")]
+    result: Option<&'a RawValue>,
+    #[serde(default)]
+    error: Option<RawError>,
+}
+
+/// `null` is a value here, not an absence.
+fn present<'de: 'a, 'a, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'a RawValue>, D::Error> {
+    <&RawValue>::deserialize(deserializer).map(Some)
+}
+
+#[derive(Deserialize)]
+struct RawError {
+    code: i32,
+    message: String,
+    #[serde(default)]
+    data: Option<Box<RawValue>>,
+}
+
+fn member(raw: &RawValue) -> Result<Message, Invalid> {
+    let text = raw.get();
+    let parsed: Raw<'_> = match serde_json::from_str(text) {
+        Ok(parsed) => parsed,
+        Err(error) => return Err(Invalid { id: None, problem: error.to_string() }),
+    };
+    let Raw { jsonrpc, id, method, params, result, error } = parsed;
+    let id = id.map(read_id).transpose().map_err(|problem| Invalid { id: None, problem })?;
+    let invalid = |problem: &str| Invalid { id: id.clone().flatten(), problem: problem.to_owned() };
+    if jsonrpc != "2.0" {
+        return Err(invalid("`jsonrpc` is \"2.0\""));
+    }
+    match (method, params, result, error) {
+        (Some(method), params, None, None) => {
+            if method.is_empty() || method.len() > METHOD_BYTES_MAX {
+                return Err(invalid("a method's name has 1 to 64 bytes"));
+            }
+            // A request with the id `null` could not be told from others: nobody sends that.
+            let id = match &id {
+                None => None,
+                Some(None) => return Err(invalid("a request's id is a number or a text")),
+                Some(Some(id)) => Some(id.clone()),
+            };
+            let params = params.unwrap_or(RawValue::NULL);
+            if !matches!(params.get().as_bytes().first(), Some(b'{' | b'[' | b'n')) {
+                return Err(Invalid { id, problem: "`params` is an object or an array".into() });
+            }
+            Ok(Message::Request(Request { id, method: method.into_owned(), params: params.to_owned() }))
+        }
+        (None, None, result, error) => {
+            let Some(id) = id else { return Err(invalid("a response has an id")) };
+            let answer = match (result, error) {
+                (Some(result), None) => Ok(result.to_owned()),
+                (None, Some(RawError { code, message, data })) => {
+                    let data = data.and_then(|data| serde_json::from_str::<ErrorData>(data.get()).ok());
+                    Err(RpcError { code, message, data })
+                }
+                _ => return Err(Invalid { id, problem: "a response has a result or an error".into() }),
+            };
+            Ok(Message::Response(Response { id, answer }))
+        }
+        _ => Err(invalid("a message is a request or a response")),
+    }
+}
+
+/// A number, a text, or null, which is no id.
+fn read_id(raw: &RawValue) -> Result<Option<Id>, String> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Any {
+        Number(u64),
+        Text(String),
+        Null,
+    }
+    match serde_json::from_str(raw.get()) {
+        Ok(Any::Number(number)) => Ok(Some(Id::Number(number))),
+        Ok(Any::Text(text)) if text.len() <= ID_BYTES_MAX => Ok(Some(Id::Text(text))),
+        Ok(Any::Null) => Ok(None),
+        Ok(Any::Text(_)) => Err(format!("an id has at most {ID_BYTES_MAX} bytes")),
+        Err(_) => Err("an id is a whole number, a text or null".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::json_rpc::{Call, write};
+    use proptest::prelude::*;
+
+    fn single(text: &str) -> Result<Message, Invalid> {
+        match parse(text.as_bytes()) {
+            Ok(Payload::Single(message)) => message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_specification_s_examples() {
+        let Ok(Message::Request(request)) =
+            single(r#"{"jsonrpc": "2.0", "method": "subtract", "params": [42, 23], "id": 1}"#)
+        else {
+            panic!("a request")
+        };
+        assert_eq!((request.id, request.params.get()), (Some(Id::Number(1)), "[42, 23]"));
+        let Ok(Message::Request(note)) = single(r#"{"jsonrpc":"2.0","method":"update","params":[1]}"#) else {
+            panic!("a notification")
+        };
+        assert_eq!(note.id, None);
+        let Ok(Message::Response(response)) =
+            single(r#"{"jsonrpc":"2.0","error":{"code":-32601,"message":"Method not found"},"id":"1"}"#)
+        else {
+            panic!("a response")
+        };
+        assert_eq!(response.answer.expect_err("an error").code, -32601);
+        let Ok(Message::Response(response)) = single(r#"{"jsonrpc":"2.0","result":null,"id":null}"#) else {
+            panic!("a response to nobody")
+        };
+        assert_eq!((response.id, response.answer.expect("null is a result").get()), (None, "null"));
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused_one_by_one() {
+        for text in [
+            "1",
+            "{}",
+            r#"{"jsonrpc":"1.0","method":"a","id":1}"#,
+            r#"{"jsonrpc":"2.0","method":"","id":1}"#,
+            r#"{"jsonrpc":"2.0","method":"a","id":1.5}"#,
+            r#"{"jsonrpc":"2.0","method":"a","id":null}"#,
+            r#"{"jsonrpc":"2.0","method":"a","params":1}"#,
+            r#"{"jsonrpc":"2.0","method":"a","result":1}"#,
+            r#"{"jsonrpc":"2.0","id":1}"#,
+            r#"{"jsonrpc":"2.0","id":1,"result":1,"error":{"code":1,"message":""}}"#,
+            r#"{"jsonrpc":"2.0","result":1}"#,
+            r#"{"jsonrpc":"2.0","method":"a","more":1}"#,
+        ] {
+            assert!(single(text).is_err(), "{text}");
+        }
+        let Ok(Payload::Batch(members)) = parse(br#"[1, {"jsonrpc":"2.0","method":"a"}]"#) else {
+            panic!("a batch")
+        };
+        assert!(members[0].is_err() && members[1].is_ok());
+        assert_eq!(parse(b" []").map(|_| ()), Err(ParseError::EmptyBatch));
+        assert!(matches!(parse(b"[1"), Err(ParseError::NotJson(_))));
+        let many = format!("[{}0]", "0,".repeat(BATCH_LEN_MAX));
+        assert!(matches!(parse(many.as_bytes()), Err(ParseError::NotJson(_))));
+        assert_eq!(
+            parse(&vec![b' '; PAYLOAD_BYTES_MAX + 1]).map(|_| ()),
+            Err(ParseError::TooLarge(PAYLOAD_BYTES_MAX + 1))
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes: Vec<u8>) {
+            drop(parse(&bytes));
+        }
+
+        #[test]
+        fn no_damage_panics(cut in 0_usize..400, byte: u8, text: String) {
+            let calls: Vec<_> = (0..3).map(|n| Call::new("job.run", &(n, &text)).expect("JSON")).collect();
+            let mut payload = write::requests(7, &calls).remove(0).to_vec();
+            let at = cut % payload.len();
+            payload[at] = byte;
+            drop(parse(&payload));
+            payload.truncate(at);
+            drop(parse(&payload));
+        }
+
+        #[test]
+        fn what_is_written_is_read(text: String, first in 0_u64..1000) {
+            let calls = [Call::new("a", &[&text]).expect("JSON"), Call::new("b", &[1]).expect("JSON")];
+            let payloads = write::requests(first, &calls);
+            prop_assert_eq!(payloads.len(), 1);
+            let Ok(Payload::Batch(members)) = parse(&payloads[0]) else { panic!("a batch") };
+            let Ok(Message::Request(request)) = &members[0] else { panic!("a request") };
+            prop_assert_eq!(&request.id, &Some(Id::Number(first)));
+            prop_assert_eq!(request.read::<Vec<String>>().expect("as written"), vec![text]);
+        }
+    }
+}

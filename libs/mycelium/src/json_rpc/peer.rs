@@ -1,0 +1,457 @@
+//! The other end of a conversation: calls are joined with their answers, requests with a handler.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+use super::parse::{Id, Invalid, Message, Payload, Response, parse};
+use super::{Answer, Call, INVALID_REQUEST, PAYLOAD_BYTES_MAX, Request, RpcError, write};
+
+/// Batches of calls that may wait for answers of one peer.
+pub const IN_FLIGHT_MAX: usize = 1024;
+/// Payloads with requests of one peer that may be worked on at once. Beyond it they are refused as
+/// `BUSY`: waiting would also hold up the answers that the work in hand may wait for.
+pub const HANDLERS_MAX: usize = 256;
+
+/// Why a call has no result.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CallError {
+    /// The other side says no.
+    #[error("refused: {0}")]
+    Refused(RpcError),
+    /// No answer in time. It may still have had its effect.
+    #[error("no answer within {0:?}")]
+    TimedOut(Duration),
+    /// The conversation is over. It may still have had its effect.
+    #[error("the connection was closed")]
+    Closed,
+    /// Beyond [`PAYLOAD_BYTES_MAX`]; was not sent.
+    #[error("a request of {0} bytes is too large to be sent")]
+    TooLarge(usize),
+    /// Beyond [`IN_FLIGHT_MAX`]; was not sent.
+    #[error("too many calls wait for their answers already")]
+    TooMany,
+    /// The parameters cannot be written as JSON; was not sent.
+    #[error("the parameters cannot be written: {0}")]
+    Unwritable(String),
+}
+
+/// Answers requests.
+pub trait Handler: Send + Sync + 'static {
+    /// Takes what came in one payload, in its order. The call itself is made in the order in which
+    /// payloads came; the future then runs beside others. It gives one answer for each request;
+    /// those to notifications are dropped.
+    fn handle(&self, from: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>>;
+}
+
+/// One conversation. Clones are the same.
+#[derive(Clone)]
+pub struct Peer(Arc<Shared>);
+
+struct Shared {
+    outbox: mpsc::Sender<Bytes>,
+    handler: Arc<dyn Handler>,
+    handlers: Arc<Semaphore>,
+    waiting: Mutex<Waiting>,
+}
+
+/// The batches that wait, by the id of their first call. Ids within a batch follow each other, so that
+/// one entry serves a whole batch.
+#[derive(Default)]
+struct Waiting {
+    next_id: u64,
+    closed: bool,
+    batches: BTreeMap<u64, Batch>,
+}
+
+struct Batch {
+    answers: Vec<Option<Answer>>,
+    missing: usize,
+    done: Option<oneshot::Sender<()>>,
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Peer({} waiting)", self.waiting().batches.len())
+    }
+}
+
+impl Peer {
+    /// A conversation whose payloads go out through `outbox`, and come in through
+    /// [`Peer::receive`]. Requests go to `handler`.
+    #[must_use]
+    pub fn new(outbox: mpsc::Sender<Bytes>, handler: Arc<dyn Handler>) -> Self {
+        let handlers = Arc::new(Semaphore::new(HANDLERS_MAX));
+        Self(Arc::new(Shared { outbox, handler, handlers, waiting: Mutex::default() }))
+    }
+
+    /// Whether both are the same conversation.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Calls and waits for the result.
+    ///
+    /// # Errors
+    /// Any [`CallError`]. Dropping the future leaves open whether the call had its effect.
+    pub async fn call(
+        &self,
+        method: &'static str,
+        params: &impl Serialize,
+        timeout: Duration,
+    ) -> Result<Box<RawValue>, CallError> {
+        let call = Call::new(method, params).map_err(|error| CallError::Unwritable(error.to_string()))?;
+        self.call_batch(vec![call], timeout).await.pop().unwrap_or(Err(CallError::Closed))
+    }
+
+    /// Makes several calls as a batch; gives one outcome for each, in their order.
+    pub async fn call_batch(
+        &self,
+        calls: Vec<Call>,
+        timeout: Duration,
+    ) -> Vec<Result<Box<RawValue>, CallError>> {
+        let count = calls.len();
+        let all = |error: CallError| vec![Err(error); count];
+        if count == 0 {
+            return Vec::new();
+        }
+        if let Some(large) = calls.iter().find(|call| call.params.get().len() > PAYLOAD_BYTES_MAX - 1024) {
+            return all(CallError::TooLarge(large.params.get().len()));
+        }
+        let (first, done) = match self.register(count) {
+            Ok(registered) => registered,
+            Err(error) => return all(error),
+        };
+        let entry = Entry { peer: self, first };
+        let payloads = write::requests(first, &calls);
+        drop(calls);
+        let exchange = async {
+            for payload in payloads {
+                self.0.outbox.send(payload).await.map_err(|_| CallError::Closed)?;
+            }
+            done.await.map_err(|_| CallError::Closed)
+        };
+        let ended = tokio::time::timeout(timeout, exchange).await;
+        let missing = match ended {
+            Ok(Ok(()) | Err(_)) => CallError::Closed,
+            Err(_) => CallError::TimedOut(timeout),
+        };
+        entry
+            .take(count)
+            .into_iter()
+            .map(|answer| match answer {
+                Some(Ok(result)) => Ok(result),
+                Some(Err(error)) => Err(CallError::Refused(error)),
+                None => Err(missing.clone()),
+            })
+            .collect()
+    }
+
+    /// Sends a notification.
+    ///
+    /// # Errors
+    /// [`CallError::Closed`], [`CallError::TooLarge`] or [`CallError::Unwritable`].
+    pub async fn notify(&self, method: &'static str, params: &impl Serialize) -> Result<(), CallError> {
+        let call = Call::new(method, params).map_err(|error| CallError::Unwritable(error.to_string()))?;
+        let payload = write::notification(&call);
+        if payload.len() > PAYLOAD_BYTES_MAX {
+            return Err(CallError::TooLarge(payload.len()));
+        }
+        self.0.outbox.send(payload).await.map_err(|_| CallError::Closed)
+    }
+
+    /// Takes a payload that came in. Never waits: answers wake their callers, requests are worked on in
+    /// tasks of their own, whose answers to one batch go back together.
+    ///
+    /// Has to be called within a Tokio runtime.
+    pub fn receive(&self, payload: &[u8]) {
+        let (members, batch) = match parse(payload) {
+            Ok(Payload::Single(member)) => (vec![member], false),
+            Ok(Payload::Batch(members)) => (members, true),
+            Err(error) => {
+                self.reply_now(vec![(None, Err(error.into()))], false);
+                return;
+            }
+        };
+        let mut requests = Vec::new();
+        let mut refused = Vec::new();
+        for member in members {
+            match member {
+                Ok(Message::Request(request)) => requests.push(request),
+                Ok(Message::Response(response)) => self.answered(response),
+                Err(Invalid { id, problem }) => {
+                    refused.push((id, Err(RpcError::of_protocol(INVALID_REQUEST, problem))));
+                }
+            }
+        }
+        if requests.is_empty() {
+            self.reply_now(refused, batch);
+            return;
+        }
+        let ids: Vec<_> = requests.iter().map(|request| request.id.clone()).collect();
+        let Ok(permit) = Arc::clone(&self.0.handlers).try_acquire_owned() else {
+            let busy = RpcError::refused("BUSY", false, "too many requests are being worked on");
+            refused.extend(ids.into_iter().flatten().map(|id| (Some(id), Err(busy.clone()))));
+            self.reply_now(refused, batch);
+            return;
+        };
+        let work = self.0.handler.handle(self, requests);
+        let peer = self.clone();
+        tokio::spawn(async move {
+            let answers = work.await;
+            let answered = ids.into_iter().zip(answers).filter_map(|(id, answer)| Some((Some(id?), answer)));
+            refused.extend(answered);
+            peer.reply(refused, batch).await;
+            drop(permit);
+        });
+    }
+
+    /// Ends the conversation: whoever waits for an answer learns that there will be none.
+    pub fn close(&self) {
+        let mut waiting = self.waiting();
+        waiting.closed = true;
+        waiting.batches.clear();
+    }
+
+    /// Ends every call that waits, as after a payload that could not be sent. The conversation goes on.
+    pub fn fail_waiting(&self) {
+        self.waiting().batches.clear();
+    }
+
+    /// A handle that does not keep the conversation alive.
+    pub(crate) fn downgrade(&self) -> WeakPeer {
+        WeakPeer(Arc::downgrade(&self.0))
+    }
+
+    /// Whether [`Peer::close`] was called, or nobody takes its payloads any more.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.0.outbox.is_closed() || self.waiting().closed
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn register(&self, count: usize) -> Result<(u64, oneshot::Receiver<()>), CallError> {
+        let mut waiting = self.waiting();
+        if waiting.closed {
+            return Err(CallError::Closed);
+        }
+        if waiting.batches.len() >= IN_FLIGHT_MAX {
+            return Err(CallError::TooMany);
+        }
+        let first = waiting.next_id;
+        waiting.next_id += count as u64;
+        let (done, receiver) = oneshot::channel();
+        let answers = (0..count).map(|_| None).collect();
+        waiting.batches.insert(first, Batch { answers, missing: count, done: Some(done) });
+        Ok((first, receiver))
+    }
+
+    /// Notes an answer. One that nobody waits for, or that came before, changes nothing.
+    fn answered(&self, response: Response) {
+        let Response { id: Some(Id::Number(id)), answer } = response else {
+            tracing::debug!(id = ?response.id, "an answer to nobody");
+            return;
+        };
+        let mut waiting = self.waiting();
+        let Some((first, batch)) = waiting.batches.range_mut(..=id).next_back() else { return };
+        let place = usize::try_from(id - *first).unwrap_or(usize::MAX);
+        let Some(slot) = batch.answers.get_mut(place).filter(|slot| slot.is_none()) else { return };
+        *slot = Some(answer);
+        batch.missing -= 1;
+        if batch.missing == 0
+            && let Some(done) = batch.done.take()
+            && done.send(()).is_err()
+        {
+            tracing::debug!(first, "answered after its caller had given up");
+        }
+    }
+
+    fn reply_now(&self, answers: Vec<(Option<Id>, Answer)>, batch: bool) {
+        if !answers.is_empty() {
+            let peer = self.clone();
+            tokio::spawn(async move { peer.reply(answers, batch).await });
+        }
+    }
+
+    async fn reply(&self, answers: Vec<(Option<Id>, Answer)>, batch: bool) {
+        let payloads = match answers.as_slice() {
+            [] => return,
+            [(id, answer)] if !batch => vec![write::response(id.as_ref(), answer)],
+            several => write::responses(several),
+        };
+        for payload in payloads {
+            if self.0.outbox.send(payload).await.is_err() {
+                tracing::debug!("an answer was not sent: the connection is closed");
+            }
+        }
+    }
+}
+
+/// See [`Peer::downgrade`].
+pub(crate) struct WeakPeer(Weak<Shared>);
+
+impl WeakPeer {
+    pub(crate) fn upgrade(&self) -> Option<Peer> {
+        self.0.upgrade().map(Peer)
+    }
+}
+
+/// Forgets a batch when its caller is through, or gone.
+struct Entry<'a> {
+    peer: &'a Peer,
+    first: u64,
+}
+
+impl Entry<'_> {
+    fn take(&self, count: usize) -> Vec<Option<Answer>> {
+        match self.peer.waiting().batches.remove(&self.first) {
+            Some(batch) => batch.answers,
+            None => (0..count).map(|_| None).collect(),
+        }
+    }
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        self.peer.waiting().batches.remove(&self.first);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::json_rpc::{METHOD_NOT_FOUND, answer};
+
+    /// Gives back the parameters of `echo`; sends `ask` back to whoever asked, and refuses the rest.
+    struct Echo;
+
+    impl Handler for Echo {
+        fn handle(&self, from: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
+            let from = from.clone();
+            Box::pin(async move {
+                let mut answers = Vec::new();
+                for request in requests {
+                    answers.push(match request.method.as_str() {
+                        "echo" => Ok(request.params),
+                        "ask" => match from.call("echo", &["from the other side"], WAIT).await {
+                            Ok(result) => Ok(result),
+                            Err(error) => answer(&error.to_string()),
+                        },
+                        _ => Err(RpcError::of_protocol(METHOD_NOT_FOUND, request.method)),
+                    });
+                }
+                answers
+            })
+        }
+    }
+
+    const WAIT: Duration = Duration::from_secs(20);
+
+    /// Two ends, and what went from the first to the second.
+    fn pair() -> (Peer, Peer, mpsc::UnboundedReceiver<Bytes>) {
+        let (a_out, mut a_payloads) = mpsc::channel::<Bytes>(4);
+        let (b_out, mut b_payloads) = mpsc::channel::<Bytes>(4);
+        let (a, b) = (Peer::new(a_out, Arc::new(Echo)), Peer::new(b_out, Arc::new(Echo)));
+        let (seen, witness) = mpsc::unbounded_channel();
+        let (to_a, to_b) = (a.downgrade(), b.downgrade());
+        tokio::spawn(async move {
+            while let (Some(payload), Some(peer)) = (a_payloads.recv().await, to_b.upgrade()) {
+                seen.send(payload.clone()).ok();
+                peer.receive(&payload);
+            }
+        });
+        tokio::spawn(async move {
+            while let (Some(payload), Some(peer)) = (b_payloads.recv().await, to_a.upgrade()) {
+                peer.receive(&payload);
+            }
+        });
+        (a, b, witness)
+    }
+
+    #[tokio::test]
+    async fn calls_cross_each_other() {
+        let (a, _b, _) = pair();
+        let (one, two) = tokio::join!(a.call("echo", &[1], WAIT), a.call("ask", &[0], WAIT));
+        assert_eq!(one.expect("answered").get(), "[1]");
+        assert_eq!(two.expect("answered").get(), r#"["from the other side"]"#);
+    }
+
+    #[tokio::test]
+    async fn a_batch_is_one_payload_with_one_outcome_each() {
+        let (a, _b, mut witness) = pair();
+        let calls = vec![
+            Call::new("echo", &[1]).expect("JSON"),
+            Call::new("nothing", &[2]).expect("JSON"),
+            Call::new("echo", &[3]).expect("JSON"),
+        ];
+        let outcomes = a.call_batch(calls, WAIT).await;
+        assert_eq!(outcomes[0].as_ref().expect("answered").get(), "[1]");
+        assert!(
+            matches!(&outcomes[1], Err(CallError::Refused(e)) if e.code == METHOD_NOT_FOUND && e.is_lasting())
+        );
+        assert_eq!(outcomes[2].as_ref().expect("answered").get(), "[3]");
+        assert_eq!(witness.recv().await.expect("sent")[0], b'[');
+        assert!(witness.try_recv().is_err(), "one payload");
+    }
+
+    #[tokio::test]
+    async fn a_batch_beyond_the_size_goes_in_parts() {
+        let (a, _b, mut witness) = pair();
+        let long = "x".repeat(300 * 1024);
+        let calls = (0..7).map(|n| Call::new("echo", &(n, &long)).expect("JSON")).collect();
+        let outcomes = a.call_batch(calls, WAIT).await;
+        assert!(outcomes.iter().all(Result::is_ok));
+        let mut payloads = 0;
+        while let Ok(payload) = witness.try_recv() {
+            assert!(payload.len() <= crate::json_rpc::BATCH_BYTES_MAX);
+            payloads += 1;
+        }
+        assert_eq!(payloads, 3);
+        let huge = a.call("echo", &"x".repeat(PAYLOAD_BYTES_MAX), WAIT).await;
+        assert!(matches!(huge, Err(CallError::TooLarge(_))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_not_answered_learns_why() {
+        let (outbox, mut payloads) = mpsc::channel(4);
+        let peer = Peer::new(outbox, Arc::new(Echo));
+        let second = Duration::from_secs(1);
+        assert_eq!(peer.call("echo", &[1], second).await.err(), Some(CallError::TimedOut(second)));
+        let (called, ()) = tokio::join!(peer.call("echo", &[1], WAIT), async {
+            payloads.recv().await;
+            payloads.recv().await;
+            peer.close();
+        });
+        assert_eq!(called.err(), Some(CallError::Closed));
+        assert_eq!(peer.call("echo", &[1], WAIT).await.err(), Some(CallError::Closed));
+        assert!(peer.is_closed() && peer.waiting().batches.is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_is_no_message_is_answered_with_an_error() {
+        let (outbox, mut payloads) = mpsc::channel(4);
+        let peer = Peer::new(outbox, Arc::new(Echo));
+        for (sent, code) in [("{", "-32700"), ("[]", "-32600"), ("[7]", "-32600")] {
+            peer.receive(sent.as_bytes());
+            let answer = payloads.recv().await.expect("answered");
+            let text = std::str::from_utf8(&answer).expect("JSON");
+            assert!(text.contains(code) && text.contains(r#""id":null"#), "{sent} got {text}");
+        }
+        peer.receive(br#"{"jsonrpc":"2.0","method":"echo"}"#);
+        peer.receive(br#"{"jsonrpc":"2.0","result":1,"id":77}"#);
+        peer.receive(br#"[{"jsonrpc":"2.0","method":"echo"},{"jsonrpc":"2.0","method":"echo","id":"x"}]"#);
+        let answer = payloads.recv().await.expect("answered");
+        assert_eq!(&answer[..], br#"[{"jsonrpc":"2.0","id":"x","result":null}]"#, "notifications are not");
+    }
+}

@@ -1,0 +1,161 @@
+//! A bus within one process: bounded, ordered, and nothing gets lost on it.
+
+use std::collections::HashMap;
+use std::net::Ipv6Addr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::mpsc;
+
+use crate::bus::{Bus, BusError, Destination, INBOX_LEN, Inbox, Incoming, PublicKey, check_topic};
+
+/// Joins nodes of one process. Clones are the same network.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryNetwork(Arc<Mutex<Nodes>>);
+
+type Nodes = HashMap<PublicKey, HashMap<String, mpsc::Sender<Incoming>>>;
+
+impl MemoryNetwork {
+    /// Joins, or joins again, as the node with this key. A node that joins again takes the place of
+    /// the former one, whose inboxes end.
+    #[must_use]
+    pub fn node(&self, key: PublicKey) -> MemoryBus {
+        self.nodes().insert(key, HashMap::new());
+        MemoryBus { key, network: self.clone() }
+    }
+
+    /// Takes a node away, as when its machine vanishes: its inboxes end.
+    pub fn remove(&self, key: PublicKey) {
+        self.nodes().remove(&key);
+    }
+
+    fn nodes(&self) -> MutexGuard<'_, Nodes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn listener(&self, to: Destination, topic: &str) -> Option<mpsc::Sender<Incoming>> {
+        let nodes = self.nodes();
+        let topics = match to {
+            Destination::Key(key) => nodes.get(&key),
+            Destination::Ip(ip) => nodes.iter().find(|(key, _)| overlay_ip(key) == ip).map(|(_, node)| node),
+        }?;
+        topics.get(topic).cloned()
+    }
+}
+
+/// A node of a [`MemoryNetwork`].
+#[derive(Debug, Clone)]
+pub struct MemoryBus {
+    key: PublicKey,
+    network: MemoryNetwork,
+}
+
+impl MemoryBus {
+    /// This node's address in `400::/7`.
+    #[must_use]
+    pub fn ip(&self) -> Ipv6Addr {
+        overlay_ip(&self.key)
+    }
+}
+
+/// A place in `400::/7` that follows from the key. The real overlay hashes the key first; within one
+/// process it only has to be the same everywhere.
+fn overlay_ip(key: &PublicKey) -> Ipv6Addr {
+    let mut octets = [0; 16];
+    octets.copy_from_slice(&key.as_bytes()[..16]);
+    octets[0] = 0x04 | (octets[0] & 1);
+    Ipv6Addr::from(octets)
+}
+
+#[async_trait]
+impl Bus for MemoryBus {
+    fn key(&self) -> PublicKey {
+        self.key
+    }
+
+    fn kind(&self) -> &'static str {
+        "memory"
+    }
+
+    async fn key_of(&self, ip: Ipv6Addr) -> Result<PublicKey, BusError> {
+        self.network
+            .nodes()
+            .keys()
+            .find(|key| overlay_ip(key) == ip)
+            .copied()
+            .ok_or_else(|| BusError::Unreachable { destination: format!("[{ip}]"), topic: String::new() })
+    }
+
+    async fn send(&self, to: Destination, topic: &str, payload: Bytes) -> Result<(), BusError> {
+        check_topic(topic)?;
+        let unreachable = || BusError::Unreachable { destination: to.to_string(), topic: topic.to_owned() };
+        let listener = self.network.listener(to, topic).ok_or_else(unreachable)?;
+        let incoming = Incoming { from: self.key, payload };
+        listener.send(incoming).await.map_err(|_| unreachable())
+    }
+
+    fn listen(&self, topic: &str) -> Result<Inbox, BusError> {
+        check_topic(topic)?;
+        let mut nodes = self.network.nodes();
+        let topics = nodes.entry(self.key).or_default();
+        if topics.get(topic).is_some_and(|listener| !listener.is_closed()) {
+            return Err(BusError::TopicTaken(topic.to_owned()));
+        }
+        let (sender, receiver) = mpsc::channel(INBOX_LEN);
+        topics.insert(topic.to_owned(), sender);
+        Ok(Inbox::new(receiver))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn two() -> (MemoryBus, MemoryBus, MemoryNetwork) {
+        let network = MemoryNetwork::default();
+        (network.node(PublicKey::random()), network.node(PublicKey::random()), network)
+    }
+
+    #[tokio::test]
+    async fn payloads_arrive_in_order_by_key_and_by_address() {
+        let (a, b, _network) = two();
+        let mut inbox = b.listen("t").expect("free");
+        a.send(Destination::Key(b.key()), "t", Bytes::from_static(b"1")).await.expect("sent");
+        a.send(Destination::Ip(b.ip()), "t", Bytes::from_static(b"2")).await.expect("sent");
+        for expected in ["1", "2"] {
+            let incoming = inbox.next().await.expect("still joined");
+            assert_eq!((incoming.from, &incoming.payload[..]), (a.key(), expected.as_bytes()));
+        }
+        assert_eq!(a.key_of(b.ip()).await, Ok(b.key()));
+    }
+
+    #[tokio::test]
+    async fn who_is_not_there_cannot_be_reached() {
+        let (a, b, network) = two();
+        let nobody = a.send(Destination::Key(b.key()), "t", Bytes::new()).await;
+        assert!(matches!(nobody, Err(BusError::Unreachable { .. })), "{nobody:?}");
+        let inbox = b.listen("t").expect("free");
+        assert_eq!(b.listen("t").err(), Some(BusError::TopicTaken("t".into())));
+        drop(inbox);
+        let gone = a.send(Destination::Key(b.key()), "t", Bytes::new()).await;
+        assert!(matches!(gone, Err(BusError::Unreachable { .. })), "{gone:?}");
+        let mut inbox = b.listen("t").expect("free again");
+        network.remove(b.key());
+        assert_eq!(inbox.next().await, None);
+    }
+
+    #[tokio::test]
+    async fn a_full_inbox_holds_the_sender_back() {
+        let (a, b, _network) = two();
+        let mut inbox = b.listen("t").expect("free");
+        let to = Destination::Key(b.key());
+        for _ in 0..INBOX_LEN {
+            a.send(to, "t", Bytes::new()).await.expect("room");
+        }
+        let mut held = std::pin::pin!(a.send(to, "t", Bytes::from_static(b"last")));
+        assert!(futures_util::poll!(&mut held).is_pending());
+        inbox.next().await.expect("the first");
+        held.await.expect("room again");
+    }
+}
