@@ -1,0 +1,95 @@
+//! Lua scripts: known by their hash, sent in full only when the server does not have them.
+
+use std::sync::OnceLock;
+
+use crate::command::Arg;
+
+/// A script of ours. Made once, as a `static`.
+///
+/// ```
+/// static RAISE: kv::Script = kv::Script::new("raise", "return redis.call('INCRBY', KEYS[1], ARGV[1])");
+/// ```
+#[derive(Debug)]
+pub struct Script {
+    name: &'static str,
+    source: &'static str,
+    sha: OnceLock<String>,
+}
+
+impl Script {
+    /// A script and the name by which people know it.
+    #[must_use]
+    pub const fn new(name: &'static str, source: &'static str) -> Self {
+        Self { name, source, sha: OnceLock::new() }
+    }
+
+    /// The name by which people know it.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Begins a call with the keys that the script touches.
+    #[must_use]
+    pub fn call<K: AsRef<str>>(&'static self, keys: &[K]) -> Call {
+        Call::new(self, keys)
+    }
+
+    fn sha(&self) -> &str {
+        self.sha.get_or_init(|| redis::Script::new(self.source).get_hash().to_owned())
+    }
+}
+
+/// One call of a [`Script`], already in the form in which it is sent.
+#[derive(Debug, Clone)]
+pub struct Call {
+    script: &'static Script,
+    pub(crate) by_hash: redis::Cmd,
+}
+
+impl Call {
+    /// A call of `script` that touches `keys`, in the order in which the script knows them.
+    #[must_use]
+    pub fn new<K: AsRef<str>>(script: &'static Script, keys: &[K]) -> Self {
+        let mut by_hash = redis::Cmd::new();
+        by_hash.arg("EVALSHA").arg(script.sha()).arg(keys.len());
+        for key in keys {
+            by_hash.arg(key.as_ref());
+        }
+        Self { script, by_hash }
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg<'a>(mut self, value: impl Into<Arg<'a>>) -> Self {
+        value.into().write(&mut self.by_hash);
+        self
+    }
+
+    /// Adds several arguments.
+    #[must_use]
+    pub fn args<'a, A: Into<Arg<'a>>>(mut self, values: impl IntoIterator<Item = A>) -> Self {
+        for value in values {
+            value.into().write(&mut self.by_hash);
+        }
+        self
+    }
+
+    /// Which script is called.
+    #[must_use]
+    pub const fn script(&self) -> &'static Script {
+        self.script
+    }
+
+    /// The same call with the script's text in place of its hash, after which the server knows it.
+    pub(crate) fn in_full(&self) -> redis::Cmd {
+        let mut cmd = redis::Cmd::new();
+        cmd.arg("EVAL").arg(self.script.source);
+        for arg in self.by_hash.args_iter().skip(2) {
+            if let redis::Arg::Simple(bytes) = arg {
+                cmd.arg(bytes);
+            }
+        }
+        cmd
+    }
+}

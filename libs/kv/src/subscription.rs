@@ -1,0 +1,140 @@
+//! Publish and subscribe: hints that may be lost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use redis::aio::{PubSubSink, PubSubStream};
+
+use crate::connection::Server;
+use crate::error::{Error, Result};
+
+/// How often a silent subscription is checked, since a line that swallows everything looks just so.
+const CHECK_INTERVAL: Duration = Duration::from_secs(15);
+/// The pause before the first further attempt to connect; doubles up to [`RETRY_MAX`].
+const RETRY_MIN: Duration = Duration::from_millis(50);
+/// The longest pause between attempts to connect.
+const RETRY_MAX: Duration = Duration::from_secs(2);
+
+/// What to listen to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Topic {
+    /// One channel.
+    Channel(String),
+    /// Every channel that matches, as in `__keyevent@*__:lpush`.
+    Pattern(String),
+}
+
+/// What a subscription tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// Listening, for the first time or again. What was published before may have been missed: read
+    /// what the hints are about once.
+    Subscribed,
+    /// The connection was lost; hints are missed until the next [`Notice::Subscribed`].
+    Lost(Error),
+    /// Something was published.
+    Message {
+        /// Where.
+        channel: String,
+        /// What.
+        payload: Vec<u8>,
+    },
+}
+
+/// A subscription that renews itself for ever.
+pub struct Subscription {
+    server: Arc<Server>,
+    topics: Vec<Topic>,
+    open: Option<Open>,
+    pause: Duration,
+    retrying: bool,
+}
+
+struct Open {
+    sink: PubSubSink,
+    stream: PubSubStream,
+}
+
+impl std::fmt::Debug for Subscription {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Subscription({}, {:?})", self.server.shown, self.topics)
+    }
+}
+
+impl Subscription {
+    pub(crate) fn new(server: Arc<Server>, topics: Vec<Topic>) -> Self {
+        Self { server, topics, open: None, pause: RETRY_MIN, retrying: false }
+    }
+
+    /// Waits for the next notice. Never ends; goes on after every loss.
+    ///
+    /// May be dropped and called again: no notice is lost by that, except that an attempt to connect
+    /// begins anew.
+    pub async fn next(&mut self) -> Notice {
+        loop {
+            let Some(open) = &mut self.open else {
+                if self.retrying {
+                    tokio::time::sleep(self.pause).await;
+                }
+                self.retrying = true;
+                match self.connect().await {
+                    Ok(open) => {
+                        (self.open, self.retrying, self.pause) = (Some(open), false, RETRY_MIN);
+                        return Notice::Subscribed;
+                    }
+                    Err(error) => {
+                        self.pause = (self.pause * 2).min(RETRY_MAX);
+                        return Notice::Lost(error);
+                    }
+                }
+            };
+            match tokio::time::timeout(CHECK_INTERVAL, open.stream.next()).await {
+                Ok(Some(message)) => {
+                    return Notice::Message {
+                        channel: message.get_channel_name().to_owned(),
+                        payload: message.get_payload_bytes().to_vec(),
+                    };
+                }
+                Ok(None) => return self.lost("the connection was closed".to_owned()),
+                Err(_) => {
+                    let patience = self.server.options.response_timeout;
+                    let answer = tokio::time::timeout(patience, open.sink.ping::<redis::Value>()).await;
+                    match answer {
+                        Ok(Ok(_)) => {}
+                        Ok(Err(error)) => return self.lost(error.to_string()),
+                        Err(_) => return self.lost("no answer to a ping".to_owned()),
+                    }
+                }
+            }
+        }
+    }
+
+    fn lost(&mut self, reason: String) -> Notice {
+        self.open = None;
+        Notice::Lost(Error::Unreachable { endpoint: self.server.shown.clone(), reason })
+    }
+
+    async fn connect(&self) -> Result<Open> {
+        let failed = |error: &redis::RedisError| Error::of_connecting(&self.server.shown, error);
+        let client = self.server.client(0)?;
+        let patience = self.server.options.connect_timeout;
+        let work = async {
+            let (mut sink, stream) = client.get_async_pubsub().await.map_err(|error| failed(&error))?.split();
+            for topic in &self.topics {
+                match topic {
+                    Topic::Channel(name) => sink.subscribe(name).await,
+                    Topic::Pattern(pattern) => sink.psubscribe(pattern).await,
+                }
+                .map_err(|error| failed(&error))?;
+            }
+            Ok(Open { sink, stream })
+        };
+        tokio::time::timeout(patience, work).await.unwrap_or_else(|_| {
+            Err(Error::Unreachable {
+                endpoint: self.server.shown.clone(),
+                reason: format!("no connection within {patience:?}"),
+            })
+        })
+    }
+}
