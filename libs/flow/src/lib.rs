@@ -6,14 +6,22 @@
 //!   never changes while it runs, checked before it starts.
 //! - [`transition`]: the tables of legal state changes, of nodes and flows.
 //! - [`retry`]: whether a failed try is followed by another.
+//! - [`engine`]: a running flow; `step` takes what happened and gives what
+//!   has to be stored and sent.
 
+pub mod engine;
 pub mod graph;
 pub mod plan;
 mod reach;
 pub mod retry;
+mod size;
 pub mod template;
 pub mod transition;
 
+pub use engine::{
+    Change, Destinations, Dispatch, Engine, InFlight, Input, NoDestination, NodeView, Outside, Refused,
+    Stale, Step, Stop, StoredNode, Transition,
+};
 pub use graph::{Graph, NodeIndex};
 pub use plan::{Plan, ResultRef};
 pub use template::{Reference, RenderError, Template, TemplateError};

@@ -1,0 +1,382 @@
+//! A running flow.
+//!
+//! [`Engine::step`] takes what happened, changes the nodes, and gives what has
+//! to be stored and sent. It does nothing by itself: the time, the places
+//! where jobs can run and the jitter are arguments.
+//!
+//! What follows from a change (a join that becomes ready, a skip that
+//! travels, a cancel that reaches every node) is derived from the nodes' and
+//! the flow's stored state alone and in pieces of at most `budget` nodes.
+//! [`Engine::load`] finds again whatever was not derived yet, so that an
+//! owner that dies between two pieces loses nothing.
+
+mod derive;
+mod execution;
+mod pass;
+mod report;
+mod step;
+mod timers;
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+
+use model::{
+    ContextUid, Epoch, Flow, FlowNode, FlowStatus, JobId, JobKey, JobSpec, NodeSpec, NodeState, OwnerId,
+    ReasonCode, Revision, RunnerId, Timestamp, Violations,
+};
+
+use self::pass::Pass;
+pub use self::step::{
+    Change, Destinations, Dispatch, Input, NoDestination, NodeView, Outside, Refused, Stale, Step, Stop,
+    Transition,
+};
+use self::timers::Timers;
+use crate::graph::{Graph, NodeIndex};
+use crate::plan::Plan;
+use crate::size;
+
+/// A node as it is stored, with the job it carries.
+#[derive(Debug, Clone)]
+pub struct StoredNode {
+    /// Where it stands.
+    pub node: FlowNode,
+    /// What it executes. Shared, since jobs are large and never change.
+    pub job: Arc<JobSpec>,
+}
+
+/// An attempt that a supervisor has, or is about to get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InFlight {
+    /// The node.
+    pub node: NodeIndex,
+    /// The attempt.
+    pub job_key: JobKey,
+    /// The runner that it was dispatched to.
+    pub runner: Option<RunnerId>,
+}
+
+/// Why everything that is left has to end. Ordered: a later one goes further.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Cause {
+    FailFast,
+    Deadline,
+    FlowCancelled,
+}
+
+/// How the dependencies of one node ended so far.
+#[derive(Debug, Clone, Copy, Default)]
+struct Upstream {
+    waiting: u32,
+    completed: u32,
+    failed: u32,
+    skipped_by_failure: u32,
+}
+
+impl Upstream {
+    /// Counts one dependency that ended.
+    fn count_end(&mut self, dependency: &FlowNode) {
+        let code = dependency.reason.as_ref().map(|reason| reason.code);
+        self.waiting -= 1;
+        match (dependency.state, code) {
+            (NodeState::Completed, _) => self.completed += 1,
+            (NodeState::Failed, _)
+            | (NodeState::Cancelled, Some(ReasonCode::NodeCancelled | ReasonCode::FailFast)) => {
+                self.failed += 1;
+            }
+            (NodeState::Skipped, Some(ReasonCode::UpstreamFailed)) => self.skipped_by_failure += 1,
+            _ => {}
+        }
+    }
+}
+
+/// Nodes to look at, each once.
+#[derive(Debug, Default)]
+struct Worklist {
+    queue: VecDeque<NodeIndex>,
+    queued: Vec<bool>,
+}
+
+impl Worklist {
+    fn push(&mut self, node: NodeIndex) {
+        if !std::mem::replace(&mut self.queued[node.index()], true) {
+            self.queue.push_back(node);
+        }
+    }
+
+    fn pop(&mut self) -> Option<NodeIndex> {
+        let node = self.queue.pop_front()?;
+        self.queued[node.index()] = false;
+        Some(node)
+    }
+}
+
+/// READY nodes without a place, by what they ask for.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// Of each node, the number of what it asks for; alike nodes share one.
+    kind: Vec<u32>,
+    /// By kind, in the order they came. May hold nodes that are READY no more.
+    nodes: Vec<VecDeque<NodeIndex>>,
+    /// Kinds for which a place may have turned up.
+    to_try: BTreeSet<u32>,
+}
+
+/// A running flow, as the one owner of it holds it.
+#[derive(Debug)]
+pub struct Engine {
+    context: ContextUid,
+    flow: Flow,
+    plan: Plan,
+    nodes: Vec<FlowNode>,
+    jobs: Vec<Arc<JobSpec>>,
+    by_job: HashMap<JobId, NodeIndex>,
+    upstream: Vec<Upstream>,
+    /// Of each completed node, its result's size as JSON.
+    result_bytes: Vec<usize>,
+    /// Nodes that have not ended.
+    open: usize,
+    /// Nodes whose failure fails the flow.
+    failures: usize,
+    work: Worklist,
+    waiting: Waiting,
+    timers: Timers,
+    cause: Option<Cause>,
+    /// While everything that is left is being ended: the next node to look at.
+    sweep: Option<usize>,
+    /// Stops that an owner before this one may not have sent.
+    stops_due: Vec<Stop>,
+    /// Of each node, its place among the changes of the step under way.
+    slots: Vec<Option<u32>>,
+}
+
+impl Engine {
+    /// A flow that was just made; `flow.jobs` are the job ids of `specs`, in their order.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn new(context: ContextUid, flow: Flow, specs: &[NodeSpec]) -> Result<Self, Violations> {
+        let plan = Plan::of_specs(&flow.env_vars, specs)?;
+        let mut violations = Violations::new();
+        if flow.jobs.len() != specs.len() {
+            let (ids, nodes) = (flow.jobs.len(), specs.len());
+            violations.add("jobs", format_args!("there are {ids} job ids for {nodes} nodes"));
+            return Err(violations);
+        }
+        let ids: HashMap<&str, JobId> =
+            specs.iter().map(|spec| spec.name.as_str()).zip(flow.jobs.iter().copied()).collect();
+        let nodes = specs
+            .iter()
+            .zip(&flow.jobs)
+            .map(|(spec, id)| {
+                let depends = spec.depends.iter().map(|name| ids[name.as_str()]).collect();
+                StoredNode { node: FlowNode::new(*id, spec, depends), job: Arc::new(spec.job.clone()) }
+            })
+            .collect();
+        Ok(Self::assemble(context, flow, plan, nodes))
+    }
+
+    /// A flow as it is stored, wherever it stands. The order of `nodes` is the
+    /// order of indexes, of violations and of dispatching.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn load(context: ContextUid, flow: Flow, nodes: Vec<StoredNode>) -> Result<Self, Violations> {
+        let plan = Plan::of_stored(&flow.env_vars, nodes.iter().map(|stored| (&stored.node, &*stored.job)))?;
+        Ok(Self::assemble(context, flow, plan, nodes))
+    }
+
+    fn assemble(context: ContextUid, flow: Flow, plan: Plan, stored: Vec<StoredNode>) -> Self {
+        let count = stored.len();
+        let (nodes, jobs): (Vec<_>, Vec<_>) = stored.into_iter().map(|s| (s.node, s.job)).unzip();
+        let mut engine = Self {
+            context,
+            by_job: nodes.iter().enumerate().map(|(i, n)| (n.job_id, NodeIndex::new(i))).collect(),
+            upstream: vec![Upstream::default(); count],
+            result_bytes: vec![0; count],
+            open: nodes.iter().filter(|node| !node.state.is_end()).count(),
+            failures: nodes.iter().filter(|node| fails_flow(node)).count(),
+            work: Worklist { queue: VecDeque::new(), queued: vec![false; count] },
+            waiting: Waiting::default(),
+            timers: Timers::new(count),
+            cause: None,
+            sweep: None,
+            stops_due: Vec::new(),
+            slots: vec![None; count],
+            flow,
+            plan,
+            nodes,
+            jobs,
+        };
+        engine.group_by_target();
+        engine.derive_from_stored();
+        engine
+    }
+
+    fn group_by_target(&mut self) {
+        let mut kinds = HashMap::new();
+        for (node, job) in self.nodes.iter().zip(&self.jobs) {
+            let next = u32::try_from(kinds.len()).expect("a flow has fewer nodes than that");
+            self.waiting.kind.push(*kinds.entry((job.script_type, &node.target)).or_insert(next));
+        }
+        self.waiting.nodes.resize(kinds.len(), VecDeque::new());
+    }
+
+    /// Finds everything that follows from the stored state but is not in it yet.
+    fn derive_from_stored(&mut self) {
+        for i in 0..self.nodes.len() {
+            let node = NodeIndex::new(i);
+            let mut upstream = Upstream::default();
+            for dependency in self.plan.graph().dependencies(node) {
+                let dependency = &self.nodes[dependency.index()];
+                upstream.waiting += 1;
+                if dependency.state.is_end() {
+                    upstream.count_end(dependency);
+                }
+            }
+            self.upstream[i] = upstream;
+            let stored = &self.nodes[i];
+            match stored.state {
+                NodeState::Pending if upstream.waiting == 0 => self.work.push(node),
+                NodeState::Ready => self.work.push(node),
+                NodeState::Dispatched | NodeState::Running if stored.cancel_requested_time.is_some() => {
+                    let stop = Stop { job_key: self.job_key(node), runner: stored.runner };
+                    self.stops_due.push(stop);
+                }
+                NodeState::Completed => self.result_bytes[i] = size::result(&stored.result),
+                _ => {}
+            }
+            self.timers.set(node, timers::next(&self.nodes[i], &self.flow).map(|(time, _)| time));
+        }
+        if self.flow.cancel_requested_time.is_some() {
+            self.raise(Cause::FlowCancelled);
+        } else if self.flow.fail_fast && self.failures > 0 {
+            self.raise(Cause::FailFast);
+        }
+    }
+
+    /// Takes up `inputs`, in their order, and what follows from them and from the time.
+    ///
+    /// At most `budget` nodes (at least one) change; inputs that are not reached
+    /// stay in the queue. When [`Step::more`] says so, call again, with or
+    /// without further inputs, once this step is stored: each step's changes
+    /// build on those before it.
+    pub fn step(
+        &mut self,
+        now: Timestamp,
+        inputs: &mut VecDeque<Input>,
+        outside: &mut Outside<'_>,
+        budget: usize,
+    ) -> Step {
+        Pass::new(self, now, outside, budget.max(1)).run(inputs)
+    }
+
+    /// The flow itself.
+    #[must_use]
+    pub const fn flow(&self) -> &Flow {
+        &self.flow
+    }
+
+    /// The graph of its nodes.
+    #[must_use]
+    pub const fn graph(&self) -> &Graph {
+        self.plan.graph()
+    }
+
+    /// A node.
+    #[must_use]
+    pub fn node(&self, node: NodeIndex) -> &FlowNode {
+        &self.nodes[node.index()]
+    }
+
+    /// All nodes, by their indexes.
+    #[must_use]
+    pub fn nodes(&self) -> &[FlowNode] {
+        &self.nodes
+    }
+
+    /// What a node executes.
+    #[must_use]
+    pub fn job(&self, node: NodeIndex) -> &Arc<JobSpec> {
+        &self.jobs[node.index()]
+    }
+
+    /// The node that carries a job.
+    #[must_use]
+    pub fn find(&self, job: JobId) -> Option<NodeIndex> {
+        self.by_job.get(&job).copied()
+    }
+
+    /// The name of a node's current attempt.
+    #[must_use]
+    pub fn job_key(&self, node: NodeIndex) -> JobKey {
+        let FlowNode { job_id, attempt, .. } = self.nodes[node.index()];
+        JobKey { context: self.context, flow: self.flow.uid, job: job_id, attempt }
+    }
+
+    /// Whether the flow has ended and nothing is left to do.
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        self.flow.status.is_end()
+    }
+
+    /// Every attempt that is under way: what a new owner reconciles, and what
+    /// is lost with a supervisor.
+    pub fn in_flight(&self) -> impl Iterator<Item = InFlight> + '_ {
+        self.nodes.iter().enumerate().filter(|(_, node)| is_in_flight(node.state)).map(|(i, node)| {
+            let index = NodeIndex::new(i);
+            InFlight { node: index, job_key: self.job_key(index), runner: node.runner }
+        })
+    }
+
+    /// Notes who owns the flow and at which change it stands, as the store answered.
+    pub const fn set_fence(&mut self, owner: OwnerId, epoch: Epoch, revision: Revision) {
+        self.flow.owner = Some(owner);
+        self.flow.epoch = epoch;
+        self.flow.revision = revision;
+    }
+
+    /// Notes the message that carries a node's current attempt, before the step
+    /// that dispatched it is stored.
+    pub fn set_message_key(&mut self, node: NodeIndex, message_key: String) {
+        self.nodes[node.index()].message_key = Some(message_key);
+    }
+
+    /// Lets everything that is left end, unless it does already for a cause that goes as far.
+    fn raise(&mut self, cause: Cause) {
+        if self.cause < Some(cause) {
+            self.cause = Some(cause);
+            self.sweep = Some(0);
+        }
+    }
+
+    /// Whether `node` must not begin anything any more.
+    fn is_halted(&self, node: NodeIndex) -> bool {
+        match self.cause {
+            None => false,
+            Some(Cause::FailFast) => !self.is_spared(node),
+            Some(Cause::Deadline | Cause::FlowCancelled) => true,
+        }
+    }
+
+    /// Whether `fail_fast` leaves it alone: what cleans up has to run.
+    fn is_spared(&self, node: NodeIndex) -> bool {
+        use model::RunIf;
+        matches!(self.nodes[node.index()].run_if, RunIf::AnyFailed | RunIf::AllDone)
+    }
+
+    fn is_started(&self) -> bool {
+        self.flow.status == FlowStatus::Started
+    }
+}
+
+/// Whether a supervisor has an attempt in this state, or is about to get it.
+const fn is_in_flight(state: NodeState) -> bool {
+    matches!(state, NodeState::Dispatched | NodeState::Running)
+}
+
+/// Whether a node's failure fails its flow. A deadline is the flow's, so that
+/// `allow_failure` does not excuse it.
+fn fails_flow(node: &FlowNode) -> bool {
+    let deadline = node.reason.as_ref().is_some_and(|reason| reason.code == ReasonCode::Deadline);
+    node.state == NodeState::Failed && (!node.allow_failure || deadline)
+}

@@ -1,0 +1,293 @@
+//! What follows from the stored state and the time, whoever finds it.
+
+use model::limits::INPUTS_BYTES_MAX;
+use model::{NodeState, Reason, ReasonCode, RunIf};
+
+use super::pass::Pass;
+use super::step::NodeView;
+use super::timers::{self, Due};
+use super::{Cause, Upstream, is_in_flight};
+use crate::graph::NodeIndex;
+use crate::transition::NodeEvent;
+
+/// What `run_if` says once everything before a node has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RunVerdict {
+    Run,
+    Skip(ReasonCode),
+}
+
+/// Decides by how the dependencies ended. A skip is passed on as a failure
+/// when a failure is behind it.
+const fn run_verdict(run_if: RunIf, upstream: Upstream, dependencies: u32) -> RunVerdict {
+    let Upstream { completed, failed, skipped_by_failure, .. } = upstream;
+    let runs = match run_if {
+        RunIf::AllSucceeded => completed == dependencies,
+        RunIf::NoneFailed => completed > 0 && failed == 0,
+        RunIf::AllDone => true,
+        RunIf::AnyFailed => failed + skipped_by_failure > 0,
+    };
+    if runs {
+        RunVerdict::Run
+    } else if failed + skipped_by_failure > 0 {
+        RunVerdict::Skip(ReasonCode::UpstreamFailed)
+    } else {
+        RunVerdict::Skip(ReasonCode::ConditionNotMet)
+    }
+}
+
+impl Pass<'_, '_, '_> {
+    pub(super) fn check_deadline(&mut self) {
+        if self.engine.open > 0 && self.engine.flow.deadline.is_some_and(|deadline| deadline <= self.now) {
+            self.engine.raise(Cause::Deadline);
+        }
+    }
+
+    /// Acts on every time that has come.
+    pub(super) fn expire(&mut self) {
+        while self.has_room()
+            && let Some(node) = self.engine.timers.pop(self.now)
+        {
+            let Some((time, due)) = timers::next(self.engine.node(node), &self.engine.flow) else { continue };
+            debug_assert!(time <= self.now, "a timer is set again with every change of its node");
+            let policy = &self.engine.node(node).policy;
+            let within = |secs: u32| format!("within {secs} s");
+            match due {
+                Due::BackOff => self.place(node),
+                Due::Unconfirmed => {
+                    self.stop(node);
+                    self.close_cancelled(node, true);
+                }
+                Due::Queue => {
+                    let detail = within(policy.timeout_queue);
+                    self.expire_attempt(node, Reason::new(ReasonCode::TimeoutQueue, detail));
+                }
+                Due::Result => {
+                    let detail = within(policy.timeout_result);
+                    self.expire_attempt(node, Reason::new(ReasonCode::TimeoutResult, detail));
+                }
+                Due::Run => {
+                    let detail = format!("no end was reported {}", within(policy.timeout));
+                    self.expire_attempt(node, Reason::new(ReasonCode::Timeout, detail));
+                }
+            }
+        }
+    }
+
+    fn expire_attempt(&mut self, node: NodeIndex, reason: Reason) {
+        if is_in_flight(self.engine.node(node).state) {
+            self.stop(node);
+            self.failed_try(node, reason, None, |_| {});
+        } else {
+            self.abort(node, reason);
+        }
+    }
+
+    /// Fails a node that was not sent anywhere.
+    fn abort(&mut self, node: NodeIndex, reason: Reason) {
+        let now = self.now;
+        self.apply(node, NodeEvent::Abort, |node| {
+            node.end_time = Some(now);
+            node.reason = Some(reason);
+        });
+    }
+
+    /// Goes on ending everything that is left, when there is a cause to.
+    pub(super) fn sweep(&mut self) {
+        while self.has_room()
+            && let (Some(cause), Some(next)) = (self.engine.cause, self.engine.sweep)
+        {
+            if next == self.engine.nodes.len() {
+                self.engine.sweep = None;
+                return;
+            }
+            self.engine.sweep = Some(next + 1);
+            let node = NodeIndex::new(next);
+            if self.engine.is_halted(node) {
+                self.end_for(cause, node);
+            }
+        }
+    }
+
+    fn end_for(&mut self, cause: Cause, index: NodeIndex) {
+        let code = match cause {
+            Cause::FailFast => ReasonCode::FailFast,
+            Cause::Deadline => ReasonCode::Deadline,
+            Cause::FlowCancelled => ReasonCode::FlowCancelled,
+        };
+        let node = self.engine.node(index);
+        match node.state {
+            NodeState::Pending | NodeState::Ready if cause == Cause::Deadline => {
+                self.abort(index, Reason::new(code, ""));
+            }
+            NodeState::Pending | NodeState::Ready => self.cancel_unsent(index, code),
+            // What is being cancelled already ends as cancelled.
+            NodeState::Dispatched | NodeState::Running
+                if cause == Cause::Deadline && node.cancel_requested_time.is_none() =>
+            {
+                let now = self.now;
+                self.stop(index);
+                self.apply(index, NodeEvent::Fail, |node| {
+                    node.end_time = Some(now);
+                    node.reason = Some(Reason::new(code, ""));
+                });
+            }
+            NodeState::Dispatched | NodeState::Running => {
+                self.request_cancel(index, Reason::new(code, ""));
+            }
+            NodeState::Completed | NodeState::Failed | NodeState::Cancelled | NodeState::Skipped => {}
+        }
+    }
+
+    /// Looks at the nodes to which something happened.
+    pub(super) fn derive(&mut self) {
+        while self.has_room()
+            && let Some(node) = self.engine.work.pop()
+        {
+            match self.engine.node(node).state {
+                NodeState::Pending => self.decide(node),
+                NodeState::Ready => self.place(node),
+                _ => {}
+            }
+        }
+    }
+
+    /// Everything before a node has ended: it runs, is skipped, or cannot run.
+    fn decide(&mut self, index: NodeIndex) {
+        if self.engine.is_halted(index) {
+            return;
+        }
+        let node = self.engine.node(index);
+        let dependencies = u32::try_from(node.depends.len()).unwrap_or(u32::MAX);
+        if let RunVerdict::Skip(code) =
+            run_verdict(node.run_if, self.engine.upstream[index.index()], dependencies)
+        {
+            let now = self.now;
+            self.apply(index, NodeEvent::Skip, |node| {
+                node.end_time = Some(now);
+                node.reason = Some(Reason::new(code, ""));
+            });
+            return;
+        }
+        if let Some(missing) = self.engine.missing_result(index) {
+            let from = &self.engine.node(missing.node).name;
+            let detail = format!("`{from}` completed without giving `{}`", missing.key);
+            return self.abort(index, Reason::new(ReasonCode::MissingResult, detail));
+        }
+        let bytes = self.engine.inputs_bytes(index);
+        if bytes > INPUTS_BYTES_MAX {
+            let detail =
+                format!("the upstream results have {bytes} bytes, at most {INPUTS_BYTES_MAX} are allowed");
+            return self.abort(index, Reason::new(ReasonCode::InputsTooLarge, detail));
+        }
+        let now = self.now;
+        if self.apply(index, NodeEvent::Release, |node| node.ready_time = Some(now)) {
+            self.place(index);
+        }
+    }
+
+    /// Sends a READY node to a place, or notes that there is none.
+    fn place(&mut self, index: NodeIndex) {
+        let node = self.engine.node(index);
+        let backs_off = node.not_before_time.is_some_and(|time| time > self.now);
+        if backs_off || self.engine.is_halted(index) {
+            return;
+        }
+        let kind = self.engine.waiting.kind[index.index()];
+        if self.try_place(index, kind) {
+            // There is a place for this kind now, so that others need not wait either.
+            if !self.engine.waiting.nodes[kind as usize].is_empty() {
+                self.engine.waiting.to_try.insert(kind);
+            }
+            return;
+        }
+        self.engine.waiting.nodes[kind as usize].push_back(index);
+        let noted =
+            self.engine.node(index).reason.as_ref().is_some_and(|r| r.code == ReasonCode::NoLiveRunner);
+        if !noted {
+            let why = self.placeless.get(&kind).map(|none| none.why.clone()).unwrap_or_default();
+            self.touch(index, |node| node.reason = Some(Reason::new(ReasonCode::NoLiveRunner, why)));
+        }
+    }
+
+    /// Asks for a place, once per step and kind when there is none.
+    fn try_place(&mut self, index: NodeIndex, kind: u32) -> bool {
+        if self.placeless.contains_key(&kind) {
+            return false;
+        }
+        let view = NodeView {
+            script_type: self.engine.job(index).script_type,
+            target: &self.engine.node(index).target,
+        };
+        match self.outside.destinations.choose(&view) {
+            Ok(runner) => {
+                let now = self.now;
+                let sent = self.apply(index, NodeEvent::Dispatch, |node| {
+                    node.dispatch_time = Some(now);
+                    node.runner = Some(runner);
+                    node.reason = None;
+                });
+                if sent {
+                    self.send(runner, index);
+                }
+                sent
+            }
+            Err(none) => {
+                self.placeless.insert(kind, none);
+                false
+            }
+        }
+    }
+
+    /// Asks again for the nodes that wait for a place that may have turned up.
+    pub(super) fn place_waiting(&mut self) {
+        while self.has_room()
+            && let Some(&kind) = self.engine.waiting.to_try.first()
+        {
+            let Some(&node) = self.engine.waiting.nodes[kind as usize].front() else {
+                self.engine.waiting.to_try.remove(&kind);
+                continue;
+            };
+            let stored = self.engine.node(node);
+            let waits = stored.state == NodeState::Ready
+                && stored.reason.as_ref().is_some_and(|reason| reason.code == ReasonCode::NoLiveRunner)
+                && !self.engine.is_halted(node);
+            if !waits || self.try_place(node, kind) {
+                self.engine.waiting.nodes[kind as usize].pop_front();
+            } else {
+                self.engine.waiting.to_try.remove(&kind);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn run_if_decides_as_specified() {
+        use RunIf::{AllDone, AllSucceeded, AnyFailed, NoneFailed};
+        use RunVerdict::{Run, Skip};
+        let up = Skip(ReasonCode::UpstreamFailed);
+        let no = Skip(ReasonCode::ConditionNotMet);
+        // completed, failed, skipped by a failure, ended otherwise; then the four answers.
+        let rows = [
+            ([0, 0, 0, 0], [(AllSucceeded, Run), (NoneFailed, no), (AllDone, Run), (AnyFailed, no)]),
+            ([2, 0, 0, 0], [(AllSucceeded, Run), (NoneFailed, Run), (AllDone, Run), (AnyFailed, no)]),
+            ([1, 0, 0, 1], [(AllSucceeded, no), (NoneFailed, Run), (AllDone, Run), (AnyFailed, no)]),
+            ([0, 0, 0, 2], [(AllSucceeded, no), (NoneFailed, no), (AllDone, Run), (AnyFailed, no)]),
+            ([1, 1, 0, 0], [(AllSucceeded, up), (NoneFailed, up), (AllDone, Run), (AnyFailed, Run)]),
+            ([0, 1, 0, 1], [(AllSucceeded, up), (NoneFailed, up), (AllDone, Run), (AnyFailed, Run)]),
+            ([1, 0, 1, 0], [(AllSucceeded, up), (NoneFailed, Run), (AllDone, Run), (AnyFailed, Run)]),
+            ([0, 0, 1, 1], [(AllSucceeded, up), (NoneFailed, up), (AllDone, Run), (AnyFailed, Run)]),
+        ];
+        for ([completed, failed, skipped_by_failure, other], answers) in rows {
+            let upstream = Upstream { waiting: 0, completed, failed, skipped_by_failure };
+            let all = completed + failed + skipped_by_failure + other;
+            for (run_if, expected) in answers {
+                assert_eq!(run_verdict(run_if, upstream, all), expected, "{run_if:?} {upstream:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What travels to a supervisor for one attempt.
+
+use std::collections::{BTreeMap, HashSet};
+
+use model::flow::ResultMap;
+use model::{Execution, FileSource, Name, NodeState};
+
+use super::Engine;
+use crate::graph::NodeIndex;
+use crate::plan::ResultRef;
+use crate::size;
+
+impl Engine {
+    /// Everything that the current attempt of `node` needs, unrendered and with
+    /// files by hash. What travels inline, and the trace, are the caller's to add.
+    #[must_use]
+    pub fn execution(&self, node: NodeIndex) -> Execution {
+        let place = &self.nodes[node.index()];
+        let job = &*self.jobs[node.index()];
+        let mut env_vars = self.flow.env_vars.clone();
+        env_vars.extend(job.env_vars.iter().map(|(name, value)| (name.clone(), value.clone())));
+        let made = self.graph().dependencies(node).flat_map(|before| &self.nodes[before.index()].outputs);
+        let files = made
+            .chain(&job.files)
+            .map(|(path, blob)| (path.clone(), FileSource { blob: *blob, inline: None }))
+            .collect();
+        Execution {
+            job_key: self.job_key(node),
+            context_id: self.flow.context_id,
+            flow_id: self.flow.id,
+            caller_id: self.flow.caller_id,
+            flow_name: self.flow.name.clone(),
+            node: place.name.clone(),
+            script_type: job.script_type,
+            script: job.script.clone(),
+            env_vars,
+            files,
+            outputs: job.outputs.clone(),
+            inputs: self.inputs(node),
+            timeout_secs: place.policy.timeout,
+            priority: place.policy.priority,
+            group: place.target.group.clone(),
+            instance: place.target.instance,
+            traceparent: None,
+        }
+    }
+
+    /// The results of what completed before `node`: whole of its dependencies,
+    /// of other ancestors the keys it refers to.
+    fn inputs(&self, node: NodeIndex) -> BTreeMap<Name, ResultMap> {
+        let mut inputs: BTreeMap<Name, ResultMap> = self
+            .completed_dependencies(node)
+            .map(|before| &self.nodes[before.index()])
+            .map(|before| (before.name.clone(), before.result.clone()))
+            .collect();
+        for ResultRef { node: ancestor, key } in self.far_references(node) {
+            let ancestor = &self.nodes[ancestor.index()];
+            let known = inputs.entry(ancestor.name.clone()).or_default();
+            if let Some(value) = ancestor.result.get(key) {
+                known.insert(key.clone(), value.clone());
+            }
+        }
+        inputs
+    }
+
+    /// How large [`Engine::inputs`] is as JSON, without building it.
+    pub(super) fn inputs_bytes(&self, node: NodeIndex) -> usize {
+        let near: usize = self
+            .completed_dependencies(node)
+            .map(|before| {
+                size::member(self.nodes[before.index()].name.as_str(), self.result_bytes[before.index()])
+            })
+            .sum();
+        let far: usize = self
+            .far_references(node)
+            .map(|ResultRef { node: ancestor, key }| {
+                let ancestor = &self.nodes[ancestor.index()];
+                let value = ancestor.result.get(key).map_or(0, |value| size::text(value));
+                size::member(ancestor.name.as_str(), 2 + size::member(key, value))
+            })
+            .sum();
+        2 + near + far
+    }
+
+    /// The first key that `node` refers to and that its ancestor completed without giving.
+    pub(super) fn missing_result(&self, node: NodeIndex) -> Option<&ResultRef> {
+        self.plan.references(node).iter().find(|reference| {
+            let ancestor = &self.nodes[reference.node.index()];
+            ancestor.state == NodeState::Completed && !ancestor.result.contains_key(&reference.key)
+        })
+    }
+
+    fn completed_dependencies(&self, node: NodeIndex) -> impl Iterator<Item = NodeIndex> + '_ {
+        self.graph()
+            .dependencies(node)
+            .filter(|before| self.nodes[before.index()].state == NodeState::Completed)
+    }
+
+    /// References to completed ancestors that are no dependencies.
+    fn far_references(&self, node: NodeIndex) -> impl Iterator<Item = &ResultRef> {
+        let references = self.plan.references(node);
+        let near: HashSet<NodeIndex> =
+            if references.is_empty() { HashSet::new() } else { self.graph().dependencies(node).collect() };
+        references.iter().filter(move |reference| {
+            self.nodes[reference.node.index()].state == NodeState::Completed
+                && !near.contains(&reference.node)
+        })
+    }
+}

@@ -1,0 +1,154 @@
+//! What goes into a step and what comes out of it.
+
+use model::{
+    Attempt, FlowStatus, JobKey, NodeReport, NodeState, Reason, RunnerId, ScriptType, Target, Timestamp,
+};
+
+use crate::graph::NodeIndex;
+use crate::transition::{IllegalTransition, NodeEvent};
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Input {
+    /// The flow begins.
+    Start,
+    /// Word of an attempt.
+    Report(NodeReport),
+    /// Somebody cancels the flow.
+    CancelFlow {
+        /// Seconds until an attempt is closed without confirmation; the flow's own when absent.
+        cancel_timeout_secs: Option<u32>,
+    },
+    /// Somebody cancels one node.
+    CancelNode(NodeIndex),
+    /// The places where jobs can run have changed. (That a time has come needs
+    /// no input: every step looks at the time.)
+    Wake,
+}
+
+/// What a node asks of the place where it runs. Nodes that ask the same get
+/// the same answer within a step, once it is no.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeView<'a> {
+    /// Who has to execute it.
+    pub script_type: ScriptType,
+    /// Where it wants to run.
+    pub target: &'a Target,
+}
+
+/// There is no live place for a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NoDestination {
+    /// What is missing, for people.
+    pub why: String,
+}
+
+/// Knows where jobs can run.
+pub trait Destinations {
+    /// Chooses a place, and may count what it chose as load.
+    ///
+    /// # Errors
+    /// There is none now. [`Input::Wake`] asks again.
+    fn choose(&mut self, node: &NodeView<'_>) -> Result<RunnerId, NoDestination>;
+}
+
+/// What a step needs besides its inputs.
+pub struct Outside<'a> {
+    /// Where jobs can run.
+    pub destinations: &'a mut dyn Destinations,
+    /// Draws from 0.0..1.0, for back-off.
+    pub jitter: &'a mut dyn FnMut() -> f64,
+}
+
+/// What has to be stored and sent.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Step {
+    /// The nodes that changed, each once; their present state is the engine's.
+    pub changed: Vec<Change>,
+    /// The flow itself changed.
+    pub flow_changed: bool,
+    /// The flow's changes of status, in order.
+    pub flow_transitions: Vec<(FlowStatus, FlowStatus)>,
+    /// What to send, by runner. Its nodes are DISPATCHED once the step is stored.
+    pub dispatches: Vec<Dispatch>,
+    /// Attempts to stop.
+    pub stops: Vec<Stop>,
+    /// When to call again at the latest; nothing happens before but by inputs.
+    pub due: Option<Timestamp>,
+    /// Reports that changed nothing.
+    pub stale: Vec<Stale>,
+    /// What was asked but is not legal. Nothing was changed by it.
+    pub refused: Vec<Refused>,
+    /// There is more to do at once.
+    pub more: bool,
+}
+
+impl Step {
+    /// Whether there is nothing to store.
+    #[must_use]
+    pub const fn is_unchanged(&self) -> bool {
+        self.changed.is_empty() && !self.flow_changed
+    }
+}
+
+/// A node that changed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Change {
+    /// The node.
+    pub node: NodeIndex,
+    /// Its state before the step.
+    pub before: NodeState,
+    /// The states it went through, in order. Empty when only other fields changed.
+    pub transitions: Vec<Transition>,
+}
+
+/// One change of a node's state.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Transition {
+    /// What happened.
+    pub event: NodeEvent,
+    /// The state before.
+    pub from: NodeState,
+    /// The state after.
+    pub to: NodeState,
+    /// The attempt it happened to: after a retry, the one that is closed.
+    pub attempt: Attempt,
+    /// Why, when there is more to say.
+    pub reason: Option<Reason>,
+}
+
+/// Attempts that travel to one runner in one message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dispatch {
+    /// Where to.
+    pub runner: RunnerId,
+    /// The nodes, whose present attempts are meant.
+    pub nodes: Vec<NodeIndex>,
+}
+
+/// An attempt to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stop {
+    /// The attempt.
+    pub job_key: JobKey,
+    /// The runner it was dispatched to.
+    pub runner: Option<RunnerId>,
+}
+
+/// A report that changed nothing: a repetition, or word of an attempt that is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stale {
+    /// The attempt it is of.
+    pub job_key: JobKey,
+    /// The attempt is closed here but lives there: it should be stopped.
+    pub alive: bool,
+}
+
+/// Something that is not legal where the node or the flow stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refused {
+    /// The node; absent when it is about the flow.
+    pub node: Option<NodeIndex>,
+    /// What cannot happen.
+    pub error: IllegalTransition,
+}

@@ -1,0 +1,298 @@
+//! Single cases: time limits, cancels, `fail_fast`, results and what travels.
+
+use std::time::Duration;
+
+use flow::{Engine, Input, template};
+use model::job::BlobRef;
+use model::limits::{FLOW_RESULT_BYTES_MAX, RESULT_BYTES_MAX};
+use model::{BlobHash, FlowStatus, NodeState, ReasonCode, ReportKind, RunIf, Timestamp};
+
+use crate::world::{CONTEXT, World, ended, failed, flow, spec, started, stopped, succeeded};
+
+const CANCEL: Input = Input::CancelFlow { cancel_timeout_secs: None };
+
+#[test]
+fn cancel_reaches_every_state() {
+    let mut world = World::new(
+        flow(4),
+        &[spec("running", &[]), spec("sent", &[]), spec("pending", &["running"]), spec("done", &[])],
+    );
+    world.feed([Input::Start]);
+    world.start("running");
+    world.succeed("done");
+    world.feed([CANCEL]);
+    assert_eq!(world.state("pending"), NodeState::Cancelled);
+    assert_eq!((world.state("running"), world.stops.len()), (NodeState::Running, 2));
+    assert_eq!(world.due, Some(world.now + Duration::from_secs(30)));
+    world.crash();
+    world.feed([]);
+    assert_eq!(world.stops.len(), 4, "the next owner asks again");
+    world.succeed("running");
+    assert_eq!(world.state("running"), NodeState::Cancelled, "any end after the request");
+    world.pass(29.9);
+    assert_eq!(world.state("sent"), NodeState::Dispatched);
+    world.pass(0.1);
+    assert_eq!((world.state("sent"), world.node("sent").unconfirmed), (NodeState::Cancelled, true));
+    assert_eq!(world.code("sent"), Some(ReasonCode::FlowCancelled));
+    assert_eq!((world.state("done"), world.status()), (NodeState::Completed, FlowStatus::Cancelled));
+}
+
+#[test]
+fn what_is_ready_is_cancelled_at_once() {
+    let mut world = World::new(flow(1), &[spec("a", &[])]);
+    world.place.live = false;
+    world.feed([Input::Start]);
+    assert_eq!(world.state("a"), NodeState::Ready);
+    world.feed([CANCEL]);
+    assert_eq!((world.state("a"), world.status()), (NodeState::Cancelled, FlowStatus::Cancelled));
+}
+
+#[test]
+fn nothing_goes_back_to_ready_once_cancelled() {
+    for kind in [failed(1), ReportKind::Returned, crate::world::rejected(false, true), stopped()] {
+        let mut a = spec("a", &[]);
+        a.policy.retries = 5;
+        let mut world = World::started(&[a]);
+        world.feed([Input::CancelFlow { cancel_timeout_secs: Some(1) }]);
+        world.end("a", kind);
+        assert_eq!((world.state("a"), world.status()), (NodeState::Cancelled, FlowStatus::Cancelled));
+        assert!(!world.node("a").unconfirmed);
+    }
+}
+
+#[test]
+fn a_cancel_that_has_not_reached_a_node_counts_already() {
+    let mut a = spec("a", &[]);
+    a.policy.retries = 5;
+    let mut world = World::started(&[spec("first", &[]), a]);
+    world.budget = 1;
+    let mut inputs = [CANCEL].into();
+    assert!(world.step(&mut inputs).more);
+    assert_eq!(world.node("a").cancel_requested_time, None);
+    world.end("a", failed(1));
+    assert_eq!(world.state("a"), NodeState::Cancelled);
+}
+
+#[test]
+fn one_cancelled_node_counts_as_failed_for_what_follows() {
+    let mut clean = spec("clean", &["a"]);
+    clean.run_if = RunIf::AnyFailed;
+    let mut world = World::started(&[spec("a", &[]), clean]);
+    let a = world.index("a");
+    world.feed([Input::CancelNode(a)]);
+    assert_eq!(world.stops.len(), 1);
+    world.end("a", stopped());
+    assert_eq!(world.state("clean"), NodeState::Dispatched);
+    world.succeed("clean");
+    assert_eq!(world.status(), FlowStatus::Finished);
+}
+
+#[test]
+fn fail_fast_spares_what_cleans_up() {
+    let mut clean = spec("clean", &["bad"]);
+    clean.run_if = RunIf::AnyFailed;
+    let mut last = spec("last", &["running", "after"]);
+    last.run_if = RunIf::AllDone;
+    let specs = [spec("bad", &[]), spec("running", &[]), spec("after", &["running"]), clean, last];
+    let mut failing = flow(5);
+    failing.fail_fast = true;
+    let mut world = World::new(failing, &specs);
+    world.feed([Input::Start]);
+    world.start("running");
+    world.end("bad", failed(1));
+    assert_eq!(
+        (world.state("after"), world.code("after")),
+        (NodeState::Cancelled, Some(ReasonCode::FailFast))
+    );
+    assert_eq!(world.stops.len(), 1);
+    assert_eq!(world.state("clean"), NodeState::Dispatched);
+    world.crash();
+    world.end("running", stopped());
+    assert_eq!(
+        (world.state("running"), world.code("running")),
+        (NodeState::Cancelled, Some(ReasonCode::FailFast))
+    );
+    world.succeed("clean");
+    world.succeed("last");
+    assert_eq!(world.status(), FlowStatus::Error);
+}
+
+#[test]
+fn an_allowed_failure_is_no_cause_to_fail_fast() {
+    let mut bad = spec("bad", &[]);
+    bad.allow_failure = true;
+    let mut failing = flow(2);
+    failing.fail_fast = true;
+    let mut world = World::new(failing, &[bad, spec("other", &[])]);
+    world.feed([Input::Start]);
+    world.end("bad", failed(1));
+    assert_eq!(world.state("other"), NodeState::Dispatched);
+    world.succeed("other");
+    assert_eq!(world.status(), FlowStatus::Finished);
+}
+
+#[test]
+fn a_run_time_limit_has_a_backstop() {
+    let mut a = spec("a", &[]);
+    a.policy.timeout = 10;
+    a.policy.retries = 1;
+    let mut world = World::started(&[a]);
+    world.start("a");
+    world.pass(69.9);
+    assert_eq!(world.state("a"), NodeState::Running);
+    world.pass(0.1);
+    assert_eq!((world.state("a"), world.stops.len()), (NodeState::Ready, 1));
+    assert!(world.node("a").reason.as_ref().unwrap().detail.starts_with("TIMEOUT"));
+    world.pass(60.0);
+    world.start("a");
+    world.pass(70.0);
+    assert_eq!((world.state("a"), world.code("a")), (NodeState::Failed, Some(ReasonCode::Timeout)));
+}
+
+#[test]
+fn another_machines_clock_does_not_move_the_backstop() {
+    for clock in [0, u64::from(u32::MAX) * 1000] {
+        let mut a = spec("a", &[]);
+        a.policy.timeout = 10;
+        let mut world = World::started(&[a]);
+        world.pass(5.0);
+        let input = world.report("a", started(Timestamp::from_millis(clock)));
+        world.feed([input]);
+        assert_eq!(world.state("a"), NodeState::Running);
+        let due = world.due.unwrap();
+        assert!(due >= world.now + Duration::from_secs(60) && due <= world.now + Duration::from_secs(70));
+    }
+}
+
+#[test]
+fn results_and_queues_have_time_limits() {
+    let mut a = spec("a", &[]);
+    a.policy.timeout_result = 7;
+    let mut b = spec("b", &[]);
+    b.policy.timeout_queue = 5;
+    let mut world = World::started(&[a, b]);
+    world.start("a");
+    world.pass(5.0);
+    assert_eq!((world.state("b"), world.code("b")), (NodeState::Failed, Some(ReasonCode::TimeoutQueue)));
+    world.pass(2.0);
+    assert_eq!((world.state("a"), world.code("a")), (NodeState::Failed, Some(ReasonCode::TimeoutResult)));
+    assert_eq!((world.stops.len(), world.status()), (2, FlowStatus::Error));
+}
+
+#[test]
+fn a_wait_for_a_place_has_a_time_limit() {
+    let mut a = spec("a", &[]);
+    a.policy.timeout_queue = 5;
+    a.policy.retries = 3;
+    let mut world = World::new(flow(1), &[a]);
+    world.place.live = false;
+    world.feed([Input::Start]);
+    world.pass(5.0);
+    assert_eq!((world.state("a"), world.code("a")), (NodeState::Failed, Some(ReasonCode::TimeoutQueue)));
+    assert!(world.stops.is_empty());
+}
+
+#[test]
+fn a_deadline_fails_whatever_is_left() {
+    let mut excused = spec("a", &[]);
+    excused.allow_failure = true;
+    excused.policy.retries = 3;
+    let mut clean = spec("clean", &["a"]);
+    clean.run_if = RunIf::AllDone;
+    clean.allow_failure = true;
+    let mut limited = flow(2);
+    let mut world = World::new(limited.clone(), &[excused.clone(), clean.clone()]);
+    limited.deadline = Some(world.now + Duration::from_secs(10));
+    world = World::new(limited, &[excused, clean]);
+    world.feed([Input::Start]);
+    assert_eq!(world.due, Some(world.now + Duration::from_secs(10)));
+    world.pass(10.0);
+    assert_eq!((world.state("a"), world.code("a")), (NodeState::Failed, Some(ReasonCode::Deadline)));
+    assert_eq!((world.state("clean"), world.stops.len()), (NodeState::Failed, 1));
+    assert_eq!(world.status(), FlowStatus::Error, "a deadline is the flow's own");
+}
+
+#[test]
+fn a_missing_key_fails_the_node_by_name() {
+    let mut b = spec("b", &["a"]);
+    b.job.env_vars = [("X".to_owned(), "${{ results.a.rows }}".to_owned())].into();
+    let specs = [spec("a", &[]), b];
+    let mut world = World::started(&specs);
+    world.end("a", succeeded(&[("lines", "3")]));
+    assert_eq!((world.state("b"), world.code("b")), (NodeState::Failed, Some(ReasonCode::MissingResult)));
+    assert_eq!(world.node("b").reason.as_ref().unwrap().detail, "`a` completed without giving `rows`");
+    assert_eq!(world.sent.len(), 1);
+}
+
+#[test]
+fn inputs_have_a_limit() {
+    let names: Vec<String> = (0..17).map(|i| format!("n{i}")).collect();
+    let all: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut specs: Vec<_> = all.iter().map(|name| spec(name, &[])).collect();
+    specs.push(spec("join", &all));
+    let mut world = World::started(&specs);
+    let large = "x".repeat(RESULT_BYTES_MAX - 20);
+    for name in &all {
+        world.end(name, succeeded(&[("k", &large)]));
+    }
+    assert_eq!(
+        (world.state("join"), world.code("join")),
+        (NodeState::Failed, Some(ReasonCode::InputsTooLarge))
+    );
+}
+
+#[test]
+fn a_result_that_does_not_fit_is_cut() {
+    let specs: Vec<_> = (0..6).map(|i| spec(&format!("n{i}"), &[])).collect();
+    let mut world = World::started(&specs);
+    let large = "x".repeat(RESULT_BYTES_MAX - 100);
+    for i in 0..6 {
+        world.end(&format!("n{i}"), succeeded(&[("k", &large), ("s", "1")]));
+    }
+    let flow = world.engine.flow();
+    assert!(flow.result_truncated);
+    assert_eq!(flow.result.len(), 4 + 6, "what is small fits all the same");
+    assert!(serde_json::to_string(&flow.result).unwrap().len() <= FLOW_RESULT_BYTES_MAX);
+}
+
+#[test]
+fn an_execution_carries_what_the_attempt_needs() {
+    let blob = |text: &str| BlobRef { sha256: BlobHash::of(text.as_bytes()), size: 1 };
+    let mut b = spec("b", &["a", "gone"]);
+    b.run_if = RunIf::AllDone;
+    let mut c = spec("c", &["b"]);
+    c.job.env_vars = [
+        ("OWN".to_owned(), "${{ results.a.rows }}|${{ results.gone.x }}|${{ results.b.k }}".to_owned()),
+        ("BOTH".to_owned(), "job".to_owned()),
+    ]
+    .into();
+    c.job.files = [("own.txt".to_owned(), blob("own"))].into();
+    b.job.outputs = vec!["made.txt".into()];
+    let mut with_env = flow(4);
+    with_env.env_vars =
+        [("BOTH".to_owned(), "flow".to_owned()), ("ID".to_owned(), "${{ flow.id }}".to_owned())].into();
+    let mut world = World::new(with_env, &[spec("a", &[]), spec("gone", &[]), b, c]);
+    world.feed([Input::Start]);
+    world.end("a", succeeded(&[("rows", "3"), ("unasked", "x")]));
+    world.end("gone", failed(1));
+    let mut end = ended(model::execution::Outcome::Succeeded, Some(0));
+    end.result = [("k".to_owned(), "v".to_owned()), ("l".to_owned(), "w".to_owned())].into();
+    end.outputs = [("made.txt".to_owned(), blob("made"))].into();
+    world.end("b", ReportKind::Ended(Box::new(end)));
+    let execution = world.engine.execution(world.index("c"));
+    let inputs: Vec<String> =
+        execution.inputs.iter().map(|(node, result)| format!("{node}: {result:?}")).collect();
+    assert_eq!(inputs, ["a: {\"rows\": \"3\"}", "b: {\"k\": \"v\", \"l\": \"w\"}"]);
+    let files: Vec<_> = execution.files.iter().map(|(path, file)| (path.as_str(), file.blob)).collect();
+    assert_eq!(files, [("made.txt", blob("made")), ("own.txt", blob("own"))]);
+    let env = template::render(&execution).unwrap();
+    assert_eq!((env["OWN"].as_str(), env["BOTH"].as_str(), env["ID"].as_str()), ("3||v", "job", "1"));
+}
+
+#[test]
+fn a_flow_is_loaded_only_when_it_is_right() {
+    let violations = Engine::new(CONTEXT, flow(1), &[spec("a", &["b"])]).expect_err("no such node");
+    assert_eq!(violations.as_slice()[0].field, "nodes[0].depends[0]");
+    let violations = Engine::new(CONTEXT, flow(2), &[spec("a", &[])]).expect_err("ids and nodes differ");
+    assert_eq!(violations.as_slice()[0].field, "jobs");
+}
