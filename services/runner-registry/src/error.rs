@@ -1,0 +1,9 @@
+//! What can go wrong here.
+
+/// Why the registry cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A metric of the same name is there already.
+    #[error("the metrics cannot be registered")]
+    Metrics(#[source] prometheus::Error),
+}

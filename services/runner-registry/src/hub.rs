@@ -1,0 +1,192 @@
+//! The view shared by streams and calls, and who waits for its changes.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use model::{ContextId, Presence, Runner, RunnerView, Timestamp};
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use crate::metrics::Metrics;
+use crate::view::{Changed, Key, Peer, View};
+
+/// Runners in one part of a snapshot or of changes. A runner with its instances stays below 4 KiB
+/// unless it has very many of them, so that a part stays below the message limit.
+pub const PART_LEN_MAX: usize = 200;
+
+/// A handle on the view. Clones are the same.
+#[derive(Debug, Clone)]
+pub struct Hub(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// The records at the start are complete.
+    loaded: watch::Sender<bool>,
+    peers: watch::Sender<Arc<Vec<Peer>>>,
+    /// The next deadline may have moved closer.
+    rescheduled: Notify,
+    metrics: Metrics,
+}
+
+#[derive(Debug)]
+struct State {
+    view: View,
+    watchers: Vec<Weak<Watcher>>,
+}
+
+/// What one watcher has not been told yet. However slow it is, it never has to be told more than once
+/// of each runner.
+#[derive(Debug, Default)]
+struct Watcher {
+    dirty: Mutex<Changed>,
+    wake: Notify,
+}
+
+impl Hub {
+    /// Shares a view.
+    #[must_use]
+    pub fn new(view: View, metrics: Metrics) -> Self {
+        Self(Arc::new(Shared {
+            state: Mutex::new(State { view, watchers: Vec::new() }),
+            loaded: watch::Sender::new(false),
+            peers: watch::Sender::new(Arc::default()),
+            rescheduled: Notify::new(),
+            metrics,
+        }))
+    }
+
+    /// Takes over records.
+    pub fn put_records(&self, records: Vec<(ContextId, Runner)>) {
+        self.change(|view| {
+            records.into_iter().flat_map(|(context, runner)| view.put_record(context, runner)).collect()
+        });
+        let peers = lock(&self.0.state).view.peers();
+        self.0.peers.send_if_modified(|before| {
+            let differs = **before != peers;
+            if differs {
+                *before = Arc::new(peers);
+            }
+            differs
+        });
+    }
+
+    /// The records at the start are complete.
+    pub fn set_loaded(&self) {
+        self.0.loaded.send_replace(true);
+    }
+
+    /// Whether the records at the start are complete.
+    #[must_use]
+    pub fn loaded(&self) -> watch::Receiver<bool> {
+        self.0.loaded.subscribe()
+    }
+
+    /// A supervisor was heard, or is gone.
+    pub fn put_presence(&self, now: Instant, seen: Timestamp, address: &str, presence: Option<Presence>) {
+        self.0.metrics.presences.inc();
+        self.change(|view| match presence {
+            Some(presence) => view.put_presence(now, seen, address, presence),
+            None => view.put_gone(address),
+        });
+        self.0.rescheduled.notify_one();
+    }
+
+    /// Takes supervisors for dead when their time has come. Never ends.
+    pub async fn keep_time(&self) {
+        loop {
+            let deadline = lock(&self.0.state).view.next_deadline();
+            let expired = async {
+                match deadline {
+                    Some(deadline) => tokio::time::sleep_until(deadline).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = expired => self.change(|view| view.expire(Instant::now())),
+                () = self.0.rescheduled.notified() => {}
+            }
+        }
+    }
+
+    /// Adds what is known to a record.
+    #[must_use]
+    pub fn describe(&self, runner: Runner) -> RunnerView {
+        lock(&self.0.state).view.describe(runner)
+    }
+
+    /// Whom gateways are to talk to.
+    #[must_use]
+    pub fn peers(&self) -> watch::Receiver<Arc<Vec<Peer>>> {
+        self.0.peers.subscribe()
+    }
+
+    /// Begins to watch. The first parts are the snapshot.
+    #[must_use]
+    pub fn watch(&self) -> Changes {
+        let mut state = lock(&self.0.state);
+        let watcher = Arc::new(Watcher { dirty: Mutex::new(state.view.keys()), wake: Notify::new() });
+        state.watchers.push(Arc::downgrade(&watcher));
+        self.0.metrics.watchers.inc();
+        Changes { hub: self.clone(), watcher }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut View) -> Changed) {
+        let mut state = lock(&self.0.state);
+        let changed = change(&mut state.view);
+        let (runners, live) = state.view.counts();
+        self.0.metrics.runners.set(i64::try_from(runners).unwrap_or(i64::MAX));
+        self.0.metrics.live.set(i64::try_from(live).unwrap_or(i64::MAX));
+        if changed.is_empty() {
+            return;
+        }
+        state.watchers.retain(|watcher| {
+            let Some(watcher) = watcher.upgrade() else { return false };
+            lock(&watcher.dirty).extend(&changed);
+            watcher.wake.notify_one();
+            true
+        });
+    }
+}
+
+/// The changes that one watcher sees.
+#[derive(Debug)]
+pub struct Changes {
+    hub: Hub,
+    watcher: Arc<Watcher>,
+}
+
+impl Changes {
+    /// The next part when there is something to tell now.
+    #[must_use]
+    pub fn now(&self) -> Option<Vec<(ContextId, RunnerView)>> {
+        let state = lock(&self.hub.0.state);
+        let mut dirty = lock(&self.watcher.dirty);
+        let keys: Vec<Key> = dirty.iter().take(PART_LEN_MAX).copied().collect();
+        for key in &keys {
+            dirty.remove(key);
+        }
+        drop(dirty);
+        let part: Vec<_> = keys.into_iter().filter_map(|key| Some((key.0, state.view.get(key)?))).collect();
+        (!part.is_empty()).then_some(part)
+    }
+
+    /// Waits for the next part. Loses nothing when dropped.
+    pub async fn next(&self) -> Vec<(ContextId, RunnerView)> {
+        loop {
+            if let Some(part) = self.now() {
+                return part;
+            }
+            self.watcher.wake.notified().await;
+        }
+    }
+}
+
+impl Drop for Changes {
+    fn drop(&mut self) {
+        self.hub.0.metrics.watchers.dec();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,313 @@
+//! The gRPC side: parses, asks, converts.
+
+use std::sync::Arc;
+
+use identity::ServiceName;
+use model::{ActorId, ContextId, Presence, RunnerView, Violations, limits};
+use proto::convert;
+use proto::internal::v1 as internal;
+use proto::internal::v1::registry_view_service_server::{RegistryViewService, RegistryViewServiceServer};
+use proto::v1;
+use proto::v1::runner_service_server::{RunnerService, RunnerServiceServer};
+use rpc::{Allow, Caller, Error, MethodPolicy, MountBuilder, PolicyTable};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::app::Clock;
+use crate::clients::RunnerStoreClient;
+use crate::hub::Hub;
+use crate::view::Peer;
+
+/// What actors may call.
+pub const PUBLIC_POLICY: PolicyTable<'static> = &[("/mycora.v1.RunnerService/*", &[Allow::AnyActor])];
+
+/// What only services may call.
+pub const INTERNAL_POLICY: PolicyTable<'static> = &[
+    (
+        "/mycora.internal.v1.RegistryViewService/Watch",
+        &[
+            Allow::Service(ServiceName::Router),
+            Allow::Service(ServiceName::Scheduler),
+            Allow::Service(ServiceName::Mycora),
+        ],
+    ),
+    (
+        "/mycora.internal.v1.RegistryViewService/ReportPresence",
+        &[Allow::Service(ServiceName::MyceliumGateway), Allow::Service(ServiceName::Mycora)],
+    ),
+];
+
+/// Parts of a stream that may wait for a slow reader.
+const STREAM_BUFFER: usize = 4;
+
+/// Everything that this service may be called for.
+///
+/// # Panics
+/// Never: the tables are well-formed, which a test checks.
+#[must_use]
+pub fn policy() -> MethodPolicy {
+    MethodPolicy::new(&[PUBLIC_POLICY, INTERNAL_POLICY]).expect("the tables are well-formed")
+}
+
+/// Answers both services.
+#[derive(Clone)]
+pub(crate) struct Rpc {
+    hub: Hub,
+    store: RunnerStoreClient,
+    clock: Clock,
+}
+
+impl Rpc {
+    pub(crate) const fn new(hub: Hub, store: RunnerStoreClient, clock: Clock) -> Self {
+        Self { hub, store, clock }
+    }
+
+    pub(crate) fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
+        mount.service(RunnerServiceServer::new(self.clone()))
+    }
+
+    pub(crate) fn mount_internal(&self, mount: MountBuilder) -> MountBuilder {
+        let server = RegistryViewServiceServer::new(self.clone());
+        mount.service(server.max_encoding_message_size(limits::GRPC_MESSAGE_BYTES_MAX))
+    }
+
+    /// The runners of a context, by id, as far as the actor may know of them.
+    async fn read(&self, context: ContextId, actor: ActorId) -> Result<Vec<RunnerView>, Status> {
+        let request = internal::ReadRunnersRequest { context_id: context.0, on_behalf_of: actor.0 };
+        let answer = self.store.clone().read_runners(request).await.map_err(passed_on)?.into_inner();
+        let records: Result<Vec<_>, _> = answer.runners.into_iter().map(convert::runner::from_wire).collect();
+        let mut views: Vec<_> = records
+            .map_err(Error::internal)?
+            .into_iter()
+            .map(|record| self.hub.describe(record.runner))
+            .collect();
+        views.sort_by_key(|view| view.runner.id);
+        Ok(views)
+    }
+}
+
+#[tonic::async_trait]
+impl RunnerService for Rpc {
+    async fn register_runner(
+        &self,
+        request: Request<v1::RegisterRunnerRequest>,
+    ) -> Result<Response<v1::RegisterRunnerResponse>, Status> {
+        let actor = actor_of(&request)?;
+        let request = request.into_inner();
+        convert::runner::from_register(request.clone()).map_err(Error::from)?;
+        let context = ContextId(request.context_id);
+        let put = internal::PutRunnerRequest { runner: Some(request), on_behalf_of: actor.0 };
+        let answer = self.store.clone().put_runner(put).await.map_err(passed_on)?.into_inner();
+        let record = answer.runner.ok_or_else(|| Error::internal("storage answered without the runner"))?;
+        let runner = convert::runner::from_wire(record).map_err(Error::internal)?.runner;
+        // The watch of storage will say so as well; whoever registered must not have to wait for that.
+        self.hub.put_records(vec![(context, runner.clone())]);
+        let runner = Some(convert::runner::to_wire(&self.hub.describe(runner)));
+        Ok(Response::new(v1::RegisterRunnerResponse { runner }))
+    }
+
+    async fn get_runner(
+        &self,
+        request: Request<v1::GetRunnerRequest>,
+    ) -> Result<Response<v1::GetRunnerResponse>, Status> {
+        let actor = actor_of(&request)?;
+        let v1::GetRunnerRequest { context_id, runner_id } = request.into_inner();
+        let views = self.read(ContextId(context_id), actor).await?;
+        let found = views.iter().find(|view| view.runner.id.0 == runner_id);
+        let found =
+            found.ok_or_else(|| Error::not_found(format!("runner {runner_id} in context {context_id}")))?;
+        Ok(Response::new(v1::GetRunnerResponse { runner: Some(convert::runner::to_wire(found)) }))
+    }
+
+    async fn list_runners(
+        &self,
+        request: Request<v1::ListRunnersRequest>,
+    ) -> Result<Response<v1::ListRunnersResponse>, Status> {
+        let actor = actor_of(&request)?;
+        let v1::ListRunnersRequest { context_id, page_size, page_token } = request.into_inner();
+        let token = Token { context: ContextId(context_id), actor };
+        let mut violations = Violations::new();
+        if page_size > limits::PAGE_SIZE_MAX {
+            violations.add("page_size", format!("a page has at most {} runners", limits::PAGE_SIZE_MAX));
+        }
+        let after = violations.take("page_token", token.read(&page_token));
+        let after = violations.into_result(after).map_err(Error::from)?;
+        let page_size = if page_size == 0 { limits::PAGE_SIZE_DEFAULT } else { page_size } as usize;
+
+        let views = self.read(token.context, actor).await?;
+        let rest: Vec<_> = views.iter().filter(|view| after.is_none_or(|id| view.runner.id.0 > id)).collect();
+        let page = &rest[..rest.len().min(page_size)];
+        let next_page_token = match page.last() {
+            Some(last) if page.len() < rest.len() => token.write(last.runner.id.0),
+            _ => String::new(),
+        };
+        let runners = page.iter().map(|view| convert::runner::to_wire(view)).collect();
+        Ok(Response::new(v1::ListRunnersResponse { runners, next_page_token }))
+    }
+}
+
+#[tonic::async_trait]
+impl RegistryViewService for Rpc {
+    type WatchStream = ReceiverStream<Result<internal::WatchResponse, Status>>;
+    type ReportPresenceStream = ReceiverStream<Result<internal::ReportPresenceResponse, Status>>;
+
+    async fn watch(&self, _: Request<internal::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let (sender, stream) = mpsc::channel(STREAM_BUFFER);
+        let hub = self.hub.clone();
+        tokio::spawn(async move {
+            let closed = sender.clone();
+            tokio::select! {
+                () = closed.closed() => {}
+                () = send_changes(&hub, &sender) => {}
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn report_presence(
+        &self,
+        request: Request<Streaming<internal::ReportPresenceRequest>>,
+    ) -> Result<Response<Self::ReportPresenceStream>, Status> {
+        let mut incoming = request.into_inner();
+        let (sender, stream) = mpsc::channel(STREAM_BUFFER);
+        let this = self.clone();
+        tokio::spawn(async move {
+            let reading = async {
+                while let Some(said) = incoming.message().await? {
+                    this.heard(&said);
+                }
+                Ok::<_, Status>(())
+            };
+            tokio::select! {
+                ended = reading => if let Err(status) = ended {
+                    tracing::info!(%status, "a gateway's stream of presences ended");
+                },
+                () = send_peers(&this.hub, &sender) => {}
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+}
+
+impl Rpc {
+    fn heard(&self, said: &internal::ReportPresenceRequest) {
+        let internal::ReportPresenceRequest { address, presence_json } = said;
+        let presence = if presence_json.is_empty() {
+            None
+        } else {
+            match serde_json::from_slice::<Presence>(presence_json) {
+                Ok(presence) => Some(presence),
+                Err(error) => {
+                    tracing::warn!(%error, address, "a presence cannot be read");
+                    return;
+                }
+            }
+        };
+        self.hub.put_presence(Instant::now(), (self.clock)(), address, presence);
+    }
+}
+
+/// Sends the snapshot, then changes, until nobody listens.
+async fn send_changes(hub: &Hub, sender: &mpsc::Sender<Result<internal::WatchResponse, Status>>) {
+    let part = |part: Vec<(ContextId, RunnerView)>, snapshot_end| {
+        let runners = part
+            .iter()
+            .map(|(context, view)| internal::ViewedRunner {
+                context_id: context.0,
+                runner: Some(convert::runner::to_wire(view)),
+            })
+            .collect();
+        Ok(internal::WatchResponse { runners, snapshot_end })
+    };
+    if hub.loaded().wait_for(|loaded| *loaded).await.is_err() {
+        return;
+    }
+    let changes = hub.watch();
+    while let Some(runners) = changes.now() {
+        if sender.send(part(runners, false)).await.is_err() {
+            return;
+        }
+    }
+    if sender.send(part(Vec::new(), true)).await.is_err() {
+        return;
+    }
+    while sender.send(part(changes.next().await, false)).await.is_ok() {}
+}
+
+/// Sends whom to talk to, and again whenever that changes, until nobody listens.
+async fn send_peers(hub: &Hub, sender: &mpsc::Sender<Result<internal::ReportPresenceResponse, Status>>) {
+    if hub.loaded().wait_for(|loaded| *loaded).await.is_err() {
+        return;
+    }
+    let mut peers = hub.peers();
+    peers.mark_changed();
+    while peers.changed().await.is_ok() {
+        let list = Arc::clone(&peers.borrow_and_update());
+        let peers = list
+            .iter()
+            .map(|Peer { address, topic }| internal::PeerAddress {
+                address: address.clone(),
+                topic: topic.clone(),
+            })
+            .collect();
+        if sender.send(Ok(internal::ReportPresenceResponse { peers })).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn actor_of<T>(request: &Request<T>) -> Result<ActorId, Status> {
+    let actor = Caller::of(request)?.actor();
+    actor.ok_or_else(|| Status::permission_denied("only actors have roles in a context"))
+}
+
+/// Storage's answer is the caller's answer: it decided about permission.
+#[expect(clippy::needless_pass_by_value, reason = "its place is in `map_err`")]
+fn passed_on(status: Status) -> Status {
+    Status::with_details(status.code(), status.message(), status.details().to_vec().into())
+}
+
+/// A page token's context and caller: a token of somebody else, or of another context, is none.
+struct Token {
+    context: ContextId,
+    actor: ActorId,
+}
+
+impl Token {
+    fn write(&self, last: u32) -> String {
+        hex::encode(format!("{}:{}:{last}", self.context, self.actor))
+    }
+
+    /// The last id of the page before; none for the first page.
+    fn read(&self, text: &str) -> Result<Option<u32>, &'static str> {
+        if text.is_empty() {
+            return Ok(None);
+        }
+        let refused = "the token is not from an answer to the same request";
+        let plain = hex::decode(text).ok().and_then(|bytes| String::from_utf8(bytes).ok()).ok_or(refused)?;
+        let last = plain.rsplit(':').next().and_then(|last| last.parse().ok()).ok_or(refused)?;
+        if self.write(last) == text { Ok(Some(last)) } else { Err(refused) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tables_make_a_policy() {
+        drop(policy());
+    }
+
+    #[test]
+    fn a_token_belongs_to_its_request() {
+        let token = Token { context: ContextId(1), actor: ActorId(2) };
+        assert_eq!(token.read(""), Ok(None));
+        assert_eq!(token.read(&token.write(7)), Ok(Some(7)));
+        let other = Token { context: ContextId(1), actor: ActorId(3) };
+        assert!(other.read(&token.write(7)).is_err());
+        assert!(token.read("zz").is_err());
+    }
+}

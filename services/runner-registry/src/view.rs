@@ -1,0 +1,237 @@
+//! What is known of runners: records from storage, and what was last heard of the supervisors behind
+//! them. Pure: every change gives the runners that look different now.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use model::{ContextId, Presence, Runner, RunnerId, RunnerView, Timestamp};
+use tokio::time::Instant;
+
+/// A runner of any context.
+pub type Key = (ContextId, RunnerId);
+
+/// Runners that look different after a change.
+pub type Changed = BTreeSet<Key>;
+
+/// An address and the topic under which the supervisor there takes requests.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Peer {
+    /// As the records spell it.
+    pub address: String,
+    /// The topic.
+    pub topic: String,
+}
+
+/// The whole view. What is heard of an address counts for every record that names it.
+#[derive(Debug)]
+pub struct View {
+    dead_after: Duration,
+    records: BTreeMap<Key, Runner>,
+    by_address: HashMap<String, BTreeSet<Key>>,
+    heard: HashMap<String, Heard>,
+}
+
+#[derive(Debug)]
+struct Heard {
+    presence: Presence,
+    seen: Timestamp,
+    /// Absent when the supervisor is taken for dead.
+    alive_until: Option<Instant>,
+}
+
+impl View {
+    /// Knows nothing yet.
+    #[must_use]
+    pub fn new(dead_after: Duration) -> Self {
+        Self { dead_after, records: BTreeMap::new(), by_address: HashMap::new(), heard: HashMap::new() }
+    }
+
+    /// Takes over a record that is new or has changed.
+    pub fn put_record(&mut self, context: ContextId, runner: Runner) -> Changed {
+        let key = (context, runner.id);
+        let address = runner.address.to_string();
+        match self.records.insert(key, runner) {
+            Some(before) if self.records.get(&key) == Some(&before) => return Changed::new(),
+            Some(before) => {
+                let former = before.address.to_string();
+                if former != address
+                    && let Some(keys) = self.by_address.get_mut(&former)
+                {
+                    keys.remove(&key);
+                    if keys.is_empty() {
+                        self.by_address.remove(&former);
+                    }
+                }
+            }
+            None => {}
+        }
+        self.by_address.entry(address).or_default().insert(key);
+        Changed::from([key])
+    }
+
+    /// A supervisor was heard.
+    pub fn put_presence(
+        &mut self,
+        now: Instant,
+        seen: Timestamp,
+        address: &str,
+        presence: Presence,
+    ) -> Changed {
+        let alive_until = Some(now + self.dead_after);
+        let before = self.heard.get(address);
+        let same = before.is_some_and(|heard| heard.alive_until.is_some() && heard.presence == presence);
+        self.heard.insert(address.to_owned(), Heard { presence, seen, alive_until });
+        if same { Changed::new() } else { self.at(address) }
+    }
+
+    /// A supervisor is known to be gone.
+    pub fn put_gone(&mut self, address: &str) -> Changed {
+        let was_alive = self.heard.get_mut(address).and_then(|heard| heard.alive_until.take()).is_some();
+        if was_alive { self.at(address) } else { Changed::new() }
+    }
+
+    /// Takes those for dead that were not heard for too long.
+    pub fn expire(&mut self, now: Instant) -> Changed {
+        let mut changed = Changed::new();
+        for (address, heard) in &mut self.heard {
+            if heard.alive_until.is_some_and(|until| until <= now) {
+                heard.alive_until = None;
+                changed.extend(self.by_address.get(address).into_iter().flatten());
+            }
+        }
+        // What is dead and has no record is of no use to anybody.
+        self.heard
+            .retain(|address, heard| heard.alive_until.is_some() || self.by_address.contains_key(address));
+        changed
+    }
+
+    /// When [`View::expire`] may have something to do next.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.heard.values().filter_map(|heard| heard.alive_until).min()
+    }
+
+    /// A record with what is known.
+    #[must_use]
+    pub fn get(&self, key: Key) -> Option<RunnerView> {
+        self.records.get(&key).map(|runner| self.describe(runner.clone()))
+    }
+
+    /// Adds what is known to a record.
+    #[must_use]
+    pub fn describe(&self, runner: Runner) -> RunnerView {
+        let heard = self.heard.get(&runner.address.to_string());
+        RunnerView {
+            presence: heard.map(|heard| heard.presence.clone()),
+            last_seen: heard.map(|heard| heard.seen),
+            live: heard.is_some_and(|heard| heard.alive_until.is_some()),
+            runner,
+        }
+    }
+
+    /// Every runner.
+    #[must_use]
+    pub fn keys(&self) -> Changed {
+        self.records.keys().copied().collect()
+    }
+
+    /// How many records there are, and how many of them are alive.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize) {
+        let live = self.heard.iter().filter(|(_, heard)| heard.alive_until.is_some());
+        let live = live.filter_map(|(address, _)| self.by_address.get(address)).map(BTreeSet::len).sum();
+        (self.records.len(), live)
+    }
+
+    /// Every address that a record names, each once with one of its topics.
+    #[must_use]
+    pub fn peers(&self) -> Vec<Peer> {
+        let mut peers: BTreeMap<String, &str> = BTreeMap::new();
+        for runner in self.records.values() {
+            peers.entry(runner.address.to_string()).or_insert(&runner.topic);
+        }
+        peers.into_iter().map(|(address, topic)| Peer { address, topic: topic.to_owned() }).collect()
+    }
+
+    fn at(&self, address: &str) -> Changed {
+        self.by_address.get(address).cloned().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::Revision;
+
+    const A: &str = "grpc://a:1";
+
+    fn runner(id: u32, address: &str) -> Runner {
+        Runner {
+            id: RunnerId(id),
+            pubkey: String::new(),
+            address: address.parse().expect("an address"),
+            topic: "supervisor.rpc".into(),
+            signing_key: String::new(),
+            script_types: Vec::new(),
+            group: None,
+            labels: BTreeMap::new(),
+            local: false,
+            created_at: Timestamp::default(),
+            updated_at: Timestamp::default(),
+            revision: Revision(1),
+        }
+    }
+
+    fn presence(queued: u64) -> Presence {
+        Presence {
+            supervisor: "s".into(),
+            version: "0".into(),
+            instances: Vec::new(),
+            queued,
+            draining: false,
+        }
+    }
+
+    fn keys(keys: &[(u32, u32)]) -> Changed {
+        keys.iter().map(|(context, id)| (ContextId(*context), RunnerId(*id))).collect()
+    }
+
+    #[test]
+    fn a_supervisor_counts_for_all_its_records_until_it_is_silent() {
+        let start = Instant::now();
+        let secs = |secs| start + Duration::from_secs(secs);
+        let mut view = View::new(Duration::from_secs(30));
+        let seen = Timestamp::from_millis(5);
+        assert_eq!(view.put_presence(secs(0), seen, A, presence(0)), keys(&[]), "no record names it yet");
+        assert_eq!(view.put_record(ContextId(1), runner(1, A)), keys(&[(1, 1)]));
+        assert_eq!(view.put_record(ContextId(1), runner(1, A)), keys(&[]), "nothing new");
+        assert_eq!(view.put_record(ContextId(2), runner(7, A)), keys(&[(2, 7)]));
+        view.put_record(ContextId(2), runner(8, "grpc://b:1"));
+        assert_eq!(view.counts(), (3, 2));
+        let known = view.get((ContextId(2), RunnerId(7))).expect("put before");
+        assert!(known.live && known.last_seen == Some(seen));
+
+        assert_eq!(view.put_presence(secs(10), seen, A, presence(0)), keys(&[]), "nothing new to tell");
+        assert_eq!(view.put_presence(secs(20), seen, A, presence(3)), keys(&[(1, 1), (2, 7)]));
+        assert_eq!(view.next_deadline(), Some(secs(50)));
+        assert_eq!(view.expire(secs(49)), keys(&[]));
+        assert_eq!(view.expire(secs(50)), keys(&[(1, 1), (2, 7)]));
+        let known = view.get((ContextId(1), RunnerId(1))).expect("put before");
+        assert!(!known.live && known.presence.is_some(), "what it last said stays visible");
+        assert_eq!(view.next_deadline(), None);
+        assert_eq!(view.put_presence(secs(60), seen, A, presence(3)), keys(&[(1, 1), (2, 7)]));
+        assert_eq!(view.put_gone(A), keys(&[(1, 1), (2, 7)]));
+        assert_eq!(view.put_gone(A), keys(&[]));
+    }
+
+    #[test]
+    fn a_record_may_move() {
+        let mut view = View::new(Duration::from_secs(30));
+        view.put_record(ContextId(1), runner(1, A));
+        view.put_record(ContextId(1), runner(1, "grpc://b:1"));
+        let peers: Vec<_> = view.peers().into_iter().map(|peer| peer.address).collect();
+        assert_eq!(peers, ["grpc://b:1"]);
+        view.put_presence(Instant::now(), Timestamp::default(), A, presence(0));
+        assert_eq!(view.counts(), (1, 0));
+    }
+}
