@@ -10,6 +10,7 @@
     unreachable_pub,
     clippy::all,
     clippy::needless_pass_by_value,
+    clippy::allow_attributes_without_reason,
     reason = "generated code"
 )]
 pub mod v1 {
@@ -24,6 +25,7 @@ pub mod internal {
         unreachable_pub,
         clippy::all,
         clippy::needless_pass_by_value,
+        clippy::allow_attributes_without_reason,
         reason = "generated code"
     )]
     pub mod v1 {

@@ -1,1 +1,26 @@
-//! Placeholder while the crate is begun.
+//! The scheduler: owns running flows, steps them, and commits each step.
+//!
+//! - [`driver`]: the loop, inputs → engine → commits.
+//! - [`run`]: one owned flow.
+//! - [`commit`], [`commit_link`]: from a step to its commit, and the stream that carries it.
+//! - [`submit`]: from a submission to a flow that runs.
+//! - [`watch`], [`logs`]: what clients see of a flow while it runs.
+//! - [`rpc`]: the gRPC services.
+
+pub mod clients;
+pub mod commit;
+pub mod commit_link;
+pub mod destinations;
+pub mod driver;
+pub mod error;
+pub mod loader;
+pub mod logs;
+pub mod message_ids;
+pub mod metrics;
+pub mod position;
+pub mod routers;
+pub mod rpc;
+pub mod run;
+pub mod runners;
+pub mod submit;
+pub mod watch;

@@ -1,0 +1,23 @@
+//! The stubs of the services that the scheduler calls.
+
+use proto::internal::v1::flow_store_service_client::FlowStoreServiceClient;
+use proto::internal::v1::registry_view_service_client::RegistryViewServiceClient;
+
+/// Flows, as storage keeps them.
+pub type FlowStoreClient = FlowStoreServiceClient<rpc::Channel>;
+/// Runners, as the registry sees them.
+pub type RegistryClient = RegistryViewServiceClient<rpc::Channel>;
+
+/// Wraps a channel to storage. Its answers carry whole pages and snapshots.
+#[must_use]
+pub fn flow_store(channel: rpc::Channel) -> FlowStoreClient {
+    FlowStoreServiceClient::new(channel)
+        .max_decoding_message_size(model::limits::GRPC_MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(model::limits::GRPC_MESSAGE_BYTES_MAX)
+}
+
+/// Wraps a channel to the registry.
+#[must_use]
+pub fn registry(channel: rpc::Channel) -> RegistryClient {
+    RegistryViewServiceClient::new(channel).max_decoding_message_size(model::limits::GRPC_MESSAGE_BYTES_MAX)
+}

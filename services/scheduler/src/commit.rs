@@ -1,0 +1,116 @@
+//! From a step of the engine to the commit that stores it.
+
+use flow::engine::{Change, Engine, Step};
+use model::{ContextUid, FlowNode, NodeEvent, Timestamp, limits};
+use proto::convert::enums::flow_status_to_wire;
+use proto::internal::v1::{CommitRequest, FlowChange, NodeCommit, OutgoingMessage};
+
+use crate::message_ids::{Caller, MessageIds};
+
+/// What a commit says besides the step itself.
+#[derive(Debug, Clone, Copy)]
+pub struct Frame {
+    /// The uid of the flow's context.
+    pub context_uid: ContextUid,
+    /// When the step was made.
+    pub now: Timestamp,
+}
+
+/// Builds the commit of a step. Gives the dispatched nodes their message keys,
+/// so that they are stored with them.
+#[must_use]
+pub fn build(engine: &mut Engine, step: &Step, frame: Frame, ids: &mut MessageIds) -> CommitRequest {
+    let messages = messages(engine, step, frame.now, ids);
+    let flow = engine.flow();
+    CommitRequest {
+        commit_id: model::id::Uid::random().to_string(),
+        context_id: flow.context_id.0,
+        context_uid: frame.context_uid.to_string(),
+        flow_id: flow.id.0,
+        flow_uid: flow.uid.to_string(),
+        owner: flow.owner.map(|owner| owner.to_string()).unwrap_or_default(),
+        epoch: flow.epoch.0,
+        revision: flow.revision.0,
+        flow: step.flow_changed.then(|| FlowChange {
+            status: flow_status_to_wire(flow.status).into(),
+            result: flow.result.clone(),
+            result_truncated: flow.result_truncated,
+        }),
+        nodes: step.changed.iter().map(|change| node(engine, change, frame.now)).collect(),
+        messages,
+        due_millis: step.due.map_or(0, Timestamp::as_millis),
+    }
+}
+
+fn node(engine: &Engine, change: &Change, now: Timestamp) -> NodeCommit {
+    let node = engine.node(change.node);
+    let result_json = if node.result.is_empty() { Vec::new() } else { json(&node.result) };
+    NodeCommit {
+        job_id: node.job_id.0,
+        node_json: json(node).into(),
+        job_status: node.state.job_status().to_owned(),
+        result_json: result_json.into(),
+        events: events(engine, node, change, now),
+    }
+}
+
+/// One event for each state that the node went through; one as well when only
+/// something else about it changed.
+fn events(engine: &Engine, node: &FlowNode, change: &Change, now: Timestamp) -> Vec<prost::bytes::Bytes> {
+    let event = |state, attempt, reason| {
+        json(&model::Event::Node(NodeEvent {
+            flow_id: engine.flow().id,
+            job_id: node.job_id,
+            state,
+            attempt,
+            reason,
+            exit_code: node.exit_code,
+            instance: node.instance.clone(),
+            time: now,
+        }))
+        .into()
+    };
+    if change.transitions.is_empty() {
+        return vec![event(node.state, node.attempt, node.reason.clone())];
+    }
+    change.transitions.iter().map(|t| event(t.to, t.attempt, t.reason.clone())).collect()
+}
+
+fn messages(engine: &mut Engine, step: &Step, now: Timestamp, ids: &mut MessageIds) -> Vec<OutgoingMessage> {
+    let caller: Caller = (engine.flow().context_id, engine.flow().caller_id);
+    let mut messages: Vec<OutgoingMessage> = Vec::new();
+    for dispatch in &step.dispatches {
+        let mut open: Option<(OutgoingMessage, usize)> = None;
+        for &index in &dispatch.nodes {
+            let bytes = json(&engine.execution(index));
+            let ack = engine.node(index).policy.timeout_ack;
+            let fits = open.as_ref().is_some_and(|(message, size)| {
+                size + bytes.len() <= limits::PAGE_BYTES_MAX && message.timeout_ack_secs == ack
+            });
+            if !fits {
+                messages.extend(open.take().map(|(message, _)| message));
+            }
+            let (message, size) = open.get_or_insert_with(|| {
+                let message = OutgoingMessage {
+                    caller_id: caller.1.0,
+                    message_id: ids.take(caller).0,
+                    runner_id: dispatch.runner.0,
+                    timeout_ack_secs: ack,
+                    nodes: Vec::new(),
+                    created_millis: now.as_millis(),
+                };
+                (message, 0)
+            });
+            *size += bytes.len();
+            message.nodes.push(bytes.into());
+            let key = format!("message:{}:{}", message.caller_id, message.message_id);
+            engine.set_message_key(index, key);
+        }
+        messages.extend(open.map(|(message, _)| message));
+    }
+    messages
+}
+
+fn json(value: &impl serde::Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("values of the model are JSON")
+}

@@ -1,0 +1,192 @@
+//! Where nodes can run: the registry's view, and the choice among live runners.
+
+use std::collections::{BTreeMap, HashMap};
+
+use model::{ContextId, Name, RunnerId, RunnerView, ScriptType, Target};
+
+/// What the registry last said of all runners of all contexts.
+#[derive(Debug, Default)]
+pub struct RunnerTable {
+    contexts: HashMap<ContextId, BTreeMap<RunnerId, RunnerView>>,
+}
+
+impl RunnerTable {
+    /// Takes over a runner that is new or has changed. Says whether jobs that
+    /// had no place before may have one now.
+    pub fn update(&mut self, context: ContextId, view: RunnerView) -> bool {
+        let runners = self.contexts.entry(context).or_default();
+        let opens = view.live
+            && runners.get(&view.runner.id).is_none_or(|before| {
+                !before.live || offered(before) != offered(&view) || before.runner != view.runner
+            });
+        runners.insert(view.runner.id, view);
+        opens
+    }
+
+    /// The runners of a context, for one step of one of its flows.
+    #[must_use]
+    pub fn of<'a>(&'a self, context: ContextId, load: &'a mut Load) -> ContextRunners<'a> {
+        ContextRunners { context, runners: self.contexts.get(&context), load }
+    }
+}
+
+fn offered(view: &RunnerView) -> Vec<(ScriptType, &Name, u32)> {
+    let instances = view.presence.iter().flat_map(|presence| &presence.instances);
+    instances.map(|instance| (instance.script_type, &instance.group, instance.number)).collect()
+}
+
+/// Attempts that this scheduler has under way at each runner.
+#[derive(Debug, Default)]
+pub struct Load(HashMap<(ContextId, RunnerId), u64>);
+
+impl Load {
+    /// An attempt goes there.
+    pub fn add(&mut self, context: ContextId, runner: RunnerId) {
+        *self.0.entry((context, runner)).or_default() += 1;
+    }
+
+    /// An attempt there has ended.
+    pub fn remove(&mut self, context: ContextId, runner: RunnerId) {
+        if let Some(count) = self.0.get_mut(&(context, runner)) {
+            *count = count.saturating_sub(1);
+        }
+    }
+
+    fn of(&self, context: ContextId, runner: RunnerId) -> u64 {
+        self.0.get(&(context, runner)).copied().unwrap_or_default()
+    }
+}
+
+/// The runners of one context, and how busy they are.
+#[derive(Debug)]
+pub struct ContextRunners<'a> {
+    context: ContextId,
+    runners: Option<&'a BTreeMap<RunnerId, RunnerView>>,
+    load: &'a mut Load,
+}
+
+impl ContextRunners<'_> {
+    /// The least loaded live runner that takes such a job.
+    ///
+    /// # Errors
+    /// Says in a sentence why there is none: what runs next to a waiting node.
+    pub fn place(&mut self, script_type: ScriptType, target: &Target) -> Result<RunnerId, String> {
+        let group = target.group.as_ref().map(Name::as_str);
+        let empty = BTreeMap::new();
+        let named = self.runners.unwrap_or(&empty).values().filter(|view| {
+            target.runner.is_none_or(|id| id == view.runner.id)
+                && target.labels.iter().all(|label| view.runner.labels.get(label.0) == Some(label.1))
+        });
+        let mut any_named = false;
+        let mut any_live = false;
+        let mut best: Option<(u64, RunnerId)> = None;
+        for view in named {
+            any_named = true;
+            any_live |= view.live;
+            let allowed =
+                view.runner.script_types.is_empty() || view.runner.script_types.contains(&script_type);
+            let group = group.or(view.runner.group.as_ref().map(Name::as_str));
+            let offers = view
+                .presence
+                .as_ref()
+                .is_some_and(|presence| presence.offers(script_type, group, target.instance));
+            if view.live && allowed && offers {
+                let load = self.load.of(self.context, view.runner.id);
+                if best.is_none_or(|(least, _)| load < least) {
+                    best = Some((load, view.runner.id));
+                }
+            }
+        }
+        let Some((_, chosen)) = best else {
+            return Err(self.why(script_type, target, any_named, any_live));
+        };
+        self.load.add(self.context, chosen);
+        Ok(chosen)
+    }
+
+    fn why(&self, script_type: ScriptType, target: &Target, any_named: bool, any_live: bool) -> String {
+        let context = self.context;
+        if !any_named {
+            return match target.runner {
+                Some(id) => format!("context {context} has no runner {id}"),
+                None if target.labels.is_empty() => format!("context {context} has no runner"),
+                None => format!("no runner of context {context} carries the labels asked for"),
+            };
+        }
+        if !any_live {
+            return format!("no runner of context {context} is alive");
+        }
+        let place = match (&target.group, target.instance) {
+            (Some(group), Some(number)) => format!(" in instance {number} of group {group}"),
+            (Some(group), None) => format!(" in group {group}"),
+            _ => String::new(),
+        };
+        format!("no live runner of context {context} offers {script_type}{place}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::{InstanceInfo, Presence, Revision, Runner, Timestamp};
+
+    fn view(id: u32, live: bool, types: &[ScriptType]) -> RunnerView {
+        let group: Name = "default".parse().expect("a name");
+        RunnerView {
+            runner: Runner {
+                id: RunnerId(id),
+                pubkey: String::new(),
+                address: "grpc://127.0.0.1:1".parse().expect("an address"),
+                topic: "supervisor.rpc".into(),
+                signing_key: String::new(),
+                script_types: Vec::new(),
+                group: None,
+                labels: BTreeMap::new(),
+                local: false,
+                created_at: Timestamp::default(),
+                updated_at: Timestamp::default(),
+                revision: Revision(1),
+            },
+            presence: Some(Presence {
+                supervisor: "s".into(),
+                version: "0".into(),
+                instances: types
+                    .iter()
+                    .map(|script_type| InstanceInfo {
+                        script_type: *script_type,
+                        group: group.clone(),
+                        number: 1,
+                        slots: 1,
+                        busy: 0,
+                        isolation: "basic".into(),
+                        version: "0".into(),
+                    })
+                    .collect(),
+                queued: 0,
+                draining: false,
+            }),
+            last_seen: None,
+            live,
+        }
+    }
+
+    #[test]
+    fn the_least_loaded_live_runner_is_chosen() {
+        let mut table = RunnerTable::default();
+        assert!(table.update(ContextId(1), view(1, true, &[ScriptType::Shell])));
+        assert!(table.update(ContextId(1), view(2, true, &[ScriptType::Shell])));
+        assert!(!table.update(ContextId(1), view(2, true, &[ScriptType::Shell])), "nothing new is offered");
+        table.update(ContextId(1), view(3, false, &[ScriptType::Shell, ScriptType::Rhai]));
+        let mut load = Load::default();
+        let mut runners = table.of(ContextId(1), &mut load);
+        let target = Target::default();
+        let chosen: Vec<_> = (0..4).map(|_| runners.place(ScriptType::Shell, &target)).collect();
+        assert_eq!(chosen, [Ok(RunnerId(1)), Ok(RunnerId(2)), Ok(RunnerId(1)), Ok(RunnerId(2))]);
+        let why = runners.place(ScriptType::Rhai, &target).expect_err("its only runner is dead");
+        assert_eq!(why, "no live runner of context 1 offers rhai");
+        let elsewhere = Target { runner: Some(RunnerId(9)), ..Target::default() };
+        assert_eq!(runners.place(ScriptType::Shell, &elsewhere), Err("context 1 has no runner 9".into()));
+        let why = table.of(ContextId(2), &mut load).place(ScriptType::Shell, &target);
+        assert_eq!(why, Err("context 2 has no runner".into()));
+    }
+}

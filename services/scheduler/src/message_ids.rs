@@ -1,0 +1,85 @@
+//! Message ids, reserved in blocks so that a commit never waits for one.
+
+use std::collections::HashMap;
+
+use model::{ActorId, ContextId, MessageId};
+
+/// Whose ids they are: a caller in a context.
+pub type Caller = (ContextId, ActorId);
+
+/// Ids reserved in one call.
+pub const BLOCK: u32 = 4096;
+/// A step needs at most this many: one message for each node it changes.
+pub const STEP_MAX: u32 = 1024;
+
+/// The blocks at hand.
+#[derive(Debug, Default)]
+pub struct MessageIds(HashMap<Caller, Block>);
+
+#[derive(Debug, Default)]
+struct Block {
+    next: u32,
+    end: u32,
+    asked: bool,
+}
+
+/// Whether a step may begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Supply {
+    /// There are enough ids.
+    Enough,
+    /// There are not, and somebody has to ask for a block now.
+    Ask,
+    /// There are not, and a block was asked for.
+    Wait,
+}
+
+impl MessageIds {
+    /// Whether there are enough ids for one step of this caller's flows.
+    pub fn supply(&mut self, caller: Caller) -> Supply {
+        let block = self.0.entry(caller).or_default();
+        if block.end - block.next >= STEP_MAX {
+            return Supply::Enough;
+        }
+        if std::mem::replace(&mut block.asked, true) { Supply::Wait } else { Supply::Ask }
+    }
+
+    /// A reservation was answered; the rest of the block before is given up.
+    pub fn add(&mut self, caller: Caller, first: u32) {
+        self.0.insert(caller, Block { next: first, end: first.saturating_add(BLOCK), asked: false });
+    }
+
+    /// A reservation failed; it may be asked for again.
+    pub fn failed(&mut self, caller: Caller) {
+        self.0.entry(caller).or_default().asked = false;
+    }
+
+    /// The next id. The caller made sure that there is one with [`MessageIds::supply`].
+    pub fn take(&mut self, caller: Caller) -> MessageId {
+        let block = self.0.entry(caller).or_default();
+        let id = block.next;
+        assert!(id < block.end, "a step took more message ids than it may");
+        block.next += 1;
+        MessageId(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_asked_for_once() {
+        let mut ids = MessageIds::default();
+        let caller = (ContextId(1), ActorId(1));
+        assert_eq!(ids.supply(caller), Supply::Ask);
+        assert_eq!(ids.supply(caller), Supply::Wait);
+        ids.add(caller, 100);
+        assert_eq!(ids.supply(caller), Supply::Enough);
+        assert_eq!((ids.take(caller), ids.take(caller)), (MessageId(100), MessageId(101)));
+        for _ in 2..=BLOCK - STEP_MAX {
+            ids.take(caller);
+        }
+        assert_eq!(ids.supply(caller), Supply::Ask);
+    }
+}

@@ -1,0 +1,83 @@
+//! `ReportIntakeService`: what attempts report.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use proto::internal::v1::report_intake_service_server::ReportIntakeService;
+use proto::internal::v1::{IncomingReport, ReportRequest, ReportResponse};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::driver::{Event, Handle};
+use crate::routers::{LINK_BUFFER, LinkId};
+
+/// Serves routers.
+pub struct ReportRpc {
+    driver: Handle,
+    next_link: AtomicU64,
+}
+
+impl ReportRpc {
+    /// Reports go to this driver.
+    #[must_use]
+    pub const fn new(driver: Handle) -> Self {
+        Self { driver, next_link: AtomicU64::new(1) }
+    }
+}
+
+#[tonic::async_trait]
+impl ReportIntakeService for ReportRpc {
+    type ReportStream = ReceiverStream<Result<ReportResponse, Status>>;
+
+    async fn report(
+        &self,
+        request: Request<Streaming<ReportRequest>>,
+    ) -> Result<Response<Self::ReportStream>, Status> {
+        let link = LinkId(self.next_link.fetch_add(1, Ordering::Relaxed));
+        let (to_router, answers) = mpsc::channel(LINK_BUFFER);
+        let (outgoing, stream) = mpsc::channel(1);
+        self.driver.send(Event::RouterUp(link, to_router)).await;
+        tokio::spawn(serve(self.driver.clone(), link, request.into_inner(), answers, outgoing));
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+}
+
+/// Runs until either side of the stream ends.
+async fn serve(
+    driver: Handle,
+    link: LinkId,
+    mut requests: Streaming<ReportRequest>,
+    mut answers: mpsc::Receiver<ReportResponse>,
+    outgoing: mpsc::Sender<Result<ReportResponse, Status>>,
+) {
+    loop {
+        tokio::select! {
+            request = requests.message() => match request {
+                Ok(Some(request)) => driver.send(Event::Reports(parse(link, request))).await,
+                Ok(None) => return,
+                Err(status) => {
+                    tracing::debug!(%status, link = link.0, "a router's stream broke off");
+                    return;
+                }
+            },
+            answer = answers.recv() => {
+                let Some(answer) = answer else { return };
+                if outgoing.send(Ok(answer)).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn parse(link: LinkId, request: ReportRequest) -> Vec<(crate::run::Ack, model::NodeReport)> {
+    let parse = |IncomingReport { report_id, report_json }| match serde_json::from_slice(&report_json) {
+        Ok(report) => Some(((link, report_id), report)),
+        Err(error) => {
+            // It would be repeated for ever if it were not dropped; the router has checked it.
+            tracing::error!(%error, "a router sent a report that cannot be read");
+            None
+        }
+    };
+    request.reports.into_iter().filter_map(parse).collect()
+}

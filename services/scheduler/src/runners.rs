@@ -1,0 +1,49 @@
+//! The registry's view of runners, kept by a watch.
+
+use std::time::Duration;
+
+use model::ContextId;
+use proto::convert;
+use proto::internal::v1::{ViewedRunner, WatchRequest};
+use tonic::Status;
+
+use crate::clients::RegistryClient;
+use crate::driver::{Event, Handle};
+
+const RECONNECT_FIRST: Duration = Duration::from_millis(50);
+const RECONNECT_MAX: Duration = Duration::from_secs(5);
+
+/// Tells the driver what the registry sees, for ever. The caller drops it to end it.
+pub async fn follow(mut registry: RegistryClient, driver: Handle) {
+    let mut delay = RECONNECT_FIRST;
+    loop {
+        let mut seen = false;
+        let ended = watch(&mut registry, &driver, &mut seen).await;
+        if seen {
+            delay = RECONNECT_FIRST;
+        }
+        if let Err(status) = ended {
+            tracing::warn!(%status, "the view of runners broke off");
+        }
+        tokio::time::sleep(delay).await;
+        delay = (delay * 2).min(RECONNECT_MAX);
+    }
+}
+
+async fn watch(registry: &mut RegistryClient, driver: &Handle, seen: &mut bool) -> Result<(), Status> {
+    let mut answers = registry.watch(WatchRequest {}).await?.into_inner();
+    while let Some(answer) = answers.message().await? {
+        *seen = true;
+        let views = answer.runners.into_iter().filter_map(|ViewedRunner { context_id, runner }| {
+            match convert::runner::from_wire(runner?) {
+                Ok(view) => Some((ContextId(context_id), view)),
+                Err(error) => {
+                    tracing::error!(%error, "the registry sent a runner that cannot be read");
+                    None
+                }
+            }
+        });
+        driver.send(Event::Runners(views.collect())).await;
+    }
+    Ok(())
+}
