@@ -1,0 +1,77 @@
+//! What is wrong with a flow file, and where.
+
+use std::fmt;
+
+/// At most so many problems are printed.
+const PROBLEMS_MAX: usize = 100;
+
+/// A line and a column, both from 1 on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// The line.
+    pub line: u64,
+    /// The column, in characters.
+    pub column: u64,
+}
+
+impl Place {
+    /// Where a file begins.
+    pub const START: Self = Self { line: 1, column: 1 };
+}
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Where; absent when it is not in the file but on the command line, say.
+    pub place: Option<Place>,
+    /// What, and what would be right.
+    pub message: String,
+}
+
+impl Problem {
+    /// One at a place of the file.
+    pub(super) fn at(place: Place, message: impl Into<String>) -> Self {
+        Self { place: Some(place), message: message.into() }
+    }
+}
+
+/// Everything that is wrong with one flow file, in the order of the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problems {
+    file: String,
+    list: Vec<Problem>,
+}
+
+impl Problems {
+    pub(super) fn new(file: &str, mut list: Vec<Problem>) -> Self {
+        list.sort_by_key(|problem| problem.place);
+        list.dedup();
+        Self { file: file.to_owned(), list }
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn as_slice(&self) -> &[Problem] {
+        &self.list
+    }
+}
+
+impl fmt::Display for Problems {
+    /// One line for each, as `file:line:column: message`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, problem) in self.list.iter().take(PROBLEMS_MAX).enumerate() {
+            let line_break = if i == 0 { "" } else { "\n" };
+            write!(f, "{line_break}{}:", self.file)?;
+            if let Some(Place { line, column }) = problem.place {
+                write!(f, "{line}:{column}:")?;
+            }
+            write!(f, " {}", problem.message)?;
+        }
+        match self.list.len().checked_sub(PROBLEMS_MAX) {
+            None | Some(0) => Ok(()),
+            Some(more) => write!(f, "\n{}: and {more} more", self.file),
+        }
+    }
+}
+
+impl std::error::Error for Problems {}

@@ -1,0 +1,507 @@
+//! From the tree to the request. Notes everything that is wrong and goes on
+//! with something harmless, so that the later checks find only what is theirs.
+
+use std::collections::{BTreeMap, HashMap};
+
+use model::limits::{SCRIPT_BYTES_MAX, SCRIPT_INLINE_BYTES_MAX};
+use model::{RunIf, ScriptType};
+use proto::{convert, v1};
+
+use super::files::{Files, Uploads};
+use super::places::Places;
+use super::problem::{Place, Problem};
+use super::tree::{Entry, Tree, Value};
+
+const FLOW_KEYS: &[&str] = &["name", "context", "env", "fail_fast", "deadline", "cancel_timeout", "jobs"];
+const JOB_KEYS: &[&str] = &[
+    "script_type",
+    "script",
+    "script_file",
+    "files",
+    "outputs",
+    "depends",
+    "run_if",
+    "allow_failure",
+    "timeout",
+    "timeout_queue",
+    "timeout_ack",
+    "timeout_result",
+    "retries",
+    "backoff",
+    "no_retry_exit_codes",
+    "priority",
+    "env",
+    "target",
+    // An older spelling that is read as well.
+    "dependends",
+];
+const BACKOFF_KEYS: &[&str] = &["initial", "multiplier", "max"];
+const TARGET_KEYS: &[&str] = &["runner", "group", "instance", "labels"];
+/// Parts of the language that this version does not read yet.
+const LATER_KEYS: &[&str] = &["when", "prerequisites"];
+/// A key that differs more than this from what was written is not suggested.
+const LIKENESS_MIN: f64 = 0.75;
+
+/// What a file says, and what is wrong with it.
+pub(super) struct Reader<'a> {
+    pub(super) files: &'a Files,
+    pub(super) problems: Vec<Problem>,
+    pub(super) places: Places,
+    pub(super) uploads: Uploads,
+}
+
+/// The known keys of one mapping.
+type Fields<'a> = HashMap<&'a str, &'a Entry>;
+
+/// A field of the request and what the file calls it.
+#[derive(Clone, Copy)]
+struct At<'a> {
+    path: &'a str,
+    label: &'a str,
+}
+
+impl At<'_> {
+    fn path(self, rest: &str) -> String {
+        format!("{}.{rest}", self.path)
+    }
+
+    fn label(self, key: &str) -> String {
+        if self.label.is_empty() { key.to_owned() } else { format!("{}.{key}", self.label) }
+    }
+}
+
+impl Reader<'_> {
+    /// Reads a whole file: the flow, and the context when it names one.
+    pub(super) fn flow(&mut self, tree: &Tree) -> (v1::FlowSpec, Option<u32>) {
+        let at = At { path: "flow", label: "" };
+        self.places.add("flow", tree.place, "");
+        let fields = self.fields(tree, "a flow", FLOW_KEYS);
+        let mut flow = v1::FlowSpec { name: "unnamed".into(), ..Default::default() };
+        if !matches!(tree.value, Value::Map(_)) {
+            return (flow, None);
+        }
+        match fields.get("name") {
+            Some(entry) => {
+                if let Some(name) = self.text(entry, at, "name") {
+                    flow.name = name;
+                }
+            }
+            None => self.problem(tree.place, "a flow needs a name; write `name: my-flow`"),
+        }
+        let context = fields.get("context").and_then(|entry| self.number(entry, at, "context"));
+        flow.env_vars = self.texts(fields.get("env").copied(), at, "env", "env_vars");
+        flow.fail_fast =
+            fields.get("fail_fast").and_then(|entry| self.truth(entry, at, "fail_fast")).unwrap_or_default();
+        flow.deadline_secs = fields
+            .get("deadline")
+            .and_then(|entry| self.number(entry, at, "deadline_secs"))
+            .unwrap_or_default();
+        flow.cancel_timeout_secs = fields
+            .get("cancel_timeout")
+            .and_then(|entry| self.number(entry, at, "cancel_timeout_secs"))
+            .unwrap_or_default();
+        match fields.get("jobs") {
+            Some(entry) => flow.nodes = self.jobs(entry),
+            None => {
+                self.places.add("flow.nodes", tree.place, "");
+                self.problem(
+                    tree.place,
+                    "a flow needs jobs; write `jobs:` and below it one entry for each job",
+                );
+            }
+        }
+        (flow, context)
+    }
+
+    fn jobs(&mut self, jobs: &Entry) -> Vec<v1::NodeSpec> {
+        self.places.add("flow.nodes", jobs.value.place, "jobs");
+        let Value::Map(entries) = &jobs.value.value else {
+            let kind = jobs.value.value.kind();
+            self.problem(
+                jobs.value.place,
+                format!("`jobs` maps the name of each job to the job, it is not {kind}"),
+            );
+            return Vec::new();
+        };
+        entries.iter().enumerate().map(|(i, entry)| self.job(i, entry)).collect()
+    }
+
+    fn job(&mut self, index: usize, entry: &Entry) -> v1::NodeSpec {
+        let (path, label) = (format!("flow.nodes[{index}]"), format!("jobs.{}", entry.key));
+        let at = At { path: &path, label: &label };
+        self.places.add(&path, entry.place, &label);
+        self.places.add(at.path("name"), entry.place, &label);
+        let fields = self.fields(&entry.value, &format!("the job `{}`", entry.key), JOB_KEYS);
+        v1::NodeSpec {
+            name: entry.key.clone(),
+            depends: self.depends(&fields, at),
+            run_if: self.run_if(&fields, at).into(),
+            allow_failure: fields
+                .get("allow_failure")
+                .and_then(|entry| self.truth(entry, at, "allow_failure"))
+                .unwrap_or_default(),
+            target: fields.get("target").map(|entry| self.target(entry, at)),
+            policy: Some(self.policy(&fields, at)),
+            job: Some(self.job_spec(entry, &fields, at)),
+        }
+    }
+
+    fn depends(&mut self, fields: &Fields<'_>, at: At<'_>) -> Vec<String> {
+        let entry = match (fields.get("depends"), fields.get("dependends")) {
+            (Some(_), Some(second)) => {
+                self.problem(
+                    second.place,
+                    "`dependends` is an older spelling of `depends`; keep one of them",
+                );
+                return Vec::new();
+            }
+            (Some(entry), None) | (None, Some(entry)) => entry,
+            (None, None) => return Vec::new(),
+        };
+        self.list(entry, at, "depends", "depends")
+    }
+
+    fn run_if(&mut self, fields: &Fields<'_>, at: At<'_>) -> v1::RunIf {
+        let Some(entry) = fields.get("run_if") else { return v1::RunIf::Unspecified };
+        let Some(text) = self.text(entry, at, "run_if") else { return v1::RunIf::Unspecified };
+        let known = RunIf::ALL.map(RunIf::as_str);
+        match RunIf::ALL.into_iter().find(|run_if| run_if.as_str() == text) {
+            Some(run_if) => convert::enums::run_if_to_wire(run_if),
+            None => {
+                let hint = did_you_mean(&text.to_uppercase(), &known);
+                let known = known.join(", ");
+                self.problem(
+                    entry.value.place,
+                    format!("`{text}` is no condition for run_if{hint}; there are {known}"),
+                );
+                v1::RunIf::Unspecified
+            }
+        }
+    }
+
+    fn target(&mut self, entry: &Entry, at: At<'_>) -> v1::Target {
+        let (path, label) = (at.path("target"), at.label("target"));
+        self.places.add(&path, entry.place, &label);
+        let at = At { path: &path, label: &label };
+        let fields = self.fields(&entry.value, "a target", TARGET_KEYS);
+        v1::Target {
+            runner_id: fields
+                .get("runner")
+                .and_then(|entry| self.number(entry, at, "runner_id"))
+                .unwrap_or_default(),
+            group: fields.get("group").and_then(|entry| self.text(entry, at, "group")).unwrap_or_default(),
+            instance: fields.get("instance").and_then(|entry| self.number(entry, at, "instance")),
+            labels: self.texts(fields.get("labels").copied(), at, "labels", "labels"),
+        }
+    }
+
+    fn policy(&mut self, fields: &Fields<'_>, at: At<'_>) -> v1::NodePolicy {
+        let path = at.path("policy");
+        let at = At { path: &path, label: at.label };
+        let mut number =
+            |key: &str, field: &str| fields.get(key).and_then(|entry| self.number(entry, at, field));
+        let mut policy = v1::NodePolicy {
+            retries: number("retries", "retries").unwrap_or_default(),
+            timeout_secs: number("timeout", "timeout_secs"),
+            timeout_queue_secs: number("timeout_queue", "timeout_queue_secs").unwrap_or_default(),
+            timeout_ack_secs: number("timeout_ack", "timeout_ack_secs"),
+            timeout_result_secs: number("timeout_result", "timeout_result_secs").unwrap_or_default(),
+            priority: number("priority", "priority"),
+            ..Default::default()
+        };
+        policy.backoff = fields.get("backoff").map(|entry| self.backoff(entry, at));
+        if let Some(entry) = fields.get("no_retry_exit_codes") {
+            self.places.add(at.path("no_retry_exit_codes"), entry.place, at.label(&entry.key));
+            policy.no_retry_exit_codes = self.exit_codes(entry);
+        }
+        policy
+    }
+
+    fn backoff(&mut self, entry: &Entry, at: At<'_>) -> v1::Backoff {
+        let (path, label) = (at.path("backoff"), at.label("backoff"));
+        self.places.add(&path, entry.place, &label);
+        let at = At { path: &path, label: &label };
+        let fields = self.fields(&entry.value, "a backoff", BACKOFF_KEYS);
+        let mut fraction =
+            |key: &str, field: &str| fields.get(key).and_then(|entry| self.fraction(entry, at, field));
+        v1::Backoff {
+            initial_secs: fraction("initial", "initial_secs").unwrap_or_default(),
+            multiplier: fraction("multiplier", "multiplier").unwrap_or_default(),
+            max_secs: fraction("max", "max_secs").unwrap_or_default(),
+        }
+    }
+
+    fn exit_codes(&mut self, entry: &Entry) -> Vec<i32> {
+        let Value::List(items) = &entry.value.value else {
+            self.wrong_kind(entry, "a list of numbers, such as [2, 64]");
+            return Vec::new();
+        };
+        let mut codes = Vec::with_capacity(items.len());
+        for item in items {
+            match &item.value {
+                Value::Int(code @ 0..=255, _) => codes.extend(i32::try_from(*code)),
+                other => {
+                    let written = other.as_text().unwrap_or_else(|| other.kind());
+                    self.problem(
+                        item.place,
+                        format!("an exit code is a number from 0 to 255, not {written}"),
+                    );
+                }
+            }
+        }
+        codes
+    }
+
+    fn job_spec(&mut self, job: &Entry, fields: &Fields<'_>, at: At<'_>) -> v1::JobSpec {
+        let path = at.path("job");
+        self.places.add(&path, job.place, at.label);
+        let at = At { path: &path, label: at.label };
+        let script = self.script(job, fields, at);
+        let files = fields.get("files").map(|entry| self.job_files(entry, at)).unwrap_or_default();
+        let outputs = match fields.get("outputs") {
+            Some(entry) => self.list(entry, at, "outputs", "outputs"),
+            None => Vec::new(),
+        };
+        v1::JobSpec {
+            script_type: self.script_type(job, fields, at).into(),
+            script: Some(v1::Script { source: Some(script) }),
+            env_vars: self.texts(fields.get("env").copied(), at, "env", "env_vars"),
+            files,
+            outputs,
+        }
+    }
+
+    fn script_type(&mut self, job: &Entry, fields: &Fields<'_>, at: At<'_>) -> v1::ScriptType {
+        let known = ScriptType::ALL.map(ScriptType::as_str);
+        let Some(entry) = fields.get("script_type") else {
+            let known = known.join(", ");
+            self.problem(job.place, format!("the job `{}` needs a script_type: one of {known}", job.key));
+            return v1::ScriptType::Shell;
+        };
+        let Some(text) = self.text(entry, at, "script_type") else { return v1::ScriptType::Shell };
+        match text.parse::<ScriptType>() {
+            Ok(script_type) => convert::enums::script_type_to_wire(script_type),
+            Err(error) => {
+                let hint = did_you_mean(&text, &known);
+                self.problem(entry.value.place, format!("{error}{hint}"));
+                v1::ScriptType::Shell
+            }
+        }
+    }
+
+    fn script(&mut self, job: &Entry, fields: &Fields<'_>, at: At<'_>) -> v1::script::Source {
+        let nothing = || v1::script::Source::Text("true".into());
+        let text = match (fields.get("script"), fields.get("script_file")) {
+            (Some(_), Some(second)) => {
+                let message =
+                    format!("the job `{}` has both `script` and `script_file`; keep one of them", job.key);
+                self.problem(second.place, message);
+                return nothing();
+            }
+            (None, None) => {
+                self.problem(job.place, format!("the job `{}` needs a `script` or a `script_file`", job.key));
+                return nothing();
+            }
+            (Some(entry), None) => self.text(entry, at, "script"),
+            (None, Some(entry)) => self.script_file(entry, at),
+        };
+        match text {
+            None => nothing(),
+            Some(text) if text.len() > SCRIPT_INLINE_BYTES_MAX => {
+                let blob = self.uploads.text(&format!("script of {}", job.key), text);
+                v1::script::Source::Blob(blob_to_wire(blob))
+            }
+            Some(text) => v1::script::Source::Text(text),
+        }
+    }
+
+    fn script_file(&mut self, entry: &Entry, at: At<'_>) -> Option<String> {
+        let path = self.text(entry, at, "script")?;
+        let problem = match self.files.read(&path) {
+            Ok(bytes) if bytes.len() > SCRIPT_BYTES_MAX => {
+                format!("`{path}` has {} bytes; a script has at most {SCRIPT_BYTES_MAX}", bytes.len())
+            }
+            Ok(bytes) => match String::from_utf8(bytes) {
+                Ok(text) => return Some(text),
+                Err(_) => format!("`{path}` is not a text in UTF-8"),
+            },
+            Err(error) => error.to_string(),
+        };
+        self.problem(entry.value.place, problem);
+        None
+    }
+
+    fn job_files(&mut self, entry: &Entry, at: At<'_>) -> BTreeMap<String, v1::BlobRef> {
+        self.places.add(at.path("files"), entry.place, at.label("files"));
+        let Value::Map(entries) = &entry.value.value else {
+            self.wrong_kind(entry, "a mapping from names to paths, such as { book.txt: ../data/book.txt }");
+            return BTreeMap::new();
+        };
+        let mut files = BTreeMap::new();
+        for file in entries {
+            let field = format!("{}.files[{}]", at.path, file.key);
+            self.places.add(field, file.place, format!("{}.files.{}", at.label, file.key));
+            let Some(path) = file.value.value.as_text() else {
+                self.wrong_kind(file, "the path of a file");
+                continue;
+            };
+            match self.uploads.file(self.files, path) {
+                Ok(blob) => {
+                    files.insert(file.key.clone(), blob_to_wire(blob));
+                }
+                Err(error) => self.problem(file.value.place, error.to_string()),
+            }
+        }
+        files
+    }
+
+    /// The entries of a mapping by their keys, unknown ones reported.
+    fn fields<'t>(&mut self, tree: &'t Tree, what: &str, known: &[&str]) -> Fields<'t> {
+        let entries = match &tree.value {
+            Value::Map(entries) => entries,
+            other => {
+                let message =
+                    format!("{what} is a mapping with keys such as `{}`, not {}", known[0], other.kind());
+                self.problem(tree.place, message);
+                return Fields::new();
+            }
+        };
+        for entry in entries {
+            let key = entry.key.as_str();
+            if LATER_KEYS.contains(&key) && known == JOB_KEYS {
+                self.problem(entry.place, format!("`{key}` is not supported yet; remove it"));
+            } else if !known.contains(&key) {
+                let message = match did_you_mean(key, known) {
+                    hint if hint.is_empty() => {
+                        let keys: Vec<_> = known.iter().copied().filter(|key| *key != "dependends").collect();
+                        format!("{what} has no key `{key}`; there are {}", keys.join(", "))
+                    }
+                    hint => format!("{what} has no key `{key}`{hint}"),
+                };
+                self.problem(entry.place, message);
+            }
+        }
+        entries.iter().map(|entry| (entry.key.as_str(), entry)).collect()
+    }
+
+    /// A text; a number or a truth value is the text that was written.
+    fn text(&mut self, entry: &Entry, at: At<'_>, field: &str) -> Option<String> {
+        self.places.add(at.path(field), entry.value.place, at.label(&entry.key));
+        let text = entry.value.value.as_text().map(str::to_owned);
+        if text.is_none() {
+            self.wrong_kind(entry, "a text");
+        }
+        text
+    }
+
+    fn number(&mut self, entry: &Entry, at: At<'_>, field: &str) -> Option<u32> {
+        self.places.add(at.path(field), entry.value.place, at.label(&entry.key));
+        let number = match &entry.value.value {
+            Value::Int(number, _) => u32::try_from(*number).ok(),
+            _ => None,
+        };
+        if number.is_none() {
+            self.wrong_kind(entry, "a whole number from 0 on");
+        }
+        number
+    }
+
+    fn fraction(&mut self, entry: &Entry, at: At<'_>, field: &str) -> Option<f64> {
+        self.places.add(at.path(field), entry.value.place, at.label(&entry.key));
+        match &entry.value.value {
+            Value::Int(number, _) => i32::try_from(*number).ok().map(f64::from),
+            Value::Float(number, _) => Some(*number),
+            _ => {
+                self.wrong_kind(entry, "a number");
+                None
+            }
+        }
+    }
+
+    fn truth(&mut self, entry: &Entry, at: At<'_>, field: &str) -> Option<bool> {
+        self.places.add(at.path(field), entry.value.place, at.label(&entry.key));
+        match &entry.value.value {
+            Value::Bool(truth, _) => Some(*truth),
+            _ => {
+                self.wrong_kind(entry, "true or false");
+                None
+            }
+        }
+    }
+
+    fn list(&mut self, entry: &Entry, at: At<'_>, key: &str, field: &str) -> Vec<String> {
+        self.places.add(at.path(field), entry.place, at.label(key));
+        let Value::List(items) = &entry.value.value else {
+            let written = entry.value.value.as_text().unwrap_or("a");
+            self.wrong_kind(entry, &format!("a list, such as [{written}]"));
+            return Vec::new();
+        };
+        let mut list = Vec::with_capacity(items.len());
+        for item in items {
+            let Some(text) = item.value.as_text() else {
+                let kind = item.value.kind();
+                self.problem(item.place, format!("`{key}` lists texts, this is {kind}"));
+                continue;
+            };
+            self.places.add(format!("{}.{field}[{}]", at.path, list.len()), item.place, at.label(key));
+            list.push(text.to_owned());
+        }
+        list
+    }
+
+    fn texts(
+        &mut self,
+        entry: Option<&Entry>,
+        at: At<'_>,
+        key: &str,
+        field: &str,
+    ) -> BTreeMap<String, String> {
+        let mut texts = BTreeMap::new();
+        let Some(entry) = entry else { return texts };
+        self.places.add(at.path(field), entry.place, at.label(key));
+        let Value::Map(entries) = &entry.value.value else {
+            self.wrong_kind(entry, "a mapping from names to texts, such as { LANG: C.UTF-8 }");
+            return texts;
+        };
+        for item in entries {
+            let label = format!("{}.{}", at.label(key), item.key);
+            self.places.add(format!("{}.{field}[{}]", at.path, item.key), item.place, label);
+            match item.value.value.as_text() {
+                Some(text) => {
+                    texts.insert(item.key.clone(), text.to_owned());
+                }
+                None => self.wrong_kind(item, "a text (write \"\" for an empty one)"),
+            }
+        }
+        texts
+    }
+
+    fn wrong_kind(&mut self, entry: &Entry, wanted: &str) {
+        let found = match &entry.value.value {
+            Value::Null => "; nothing is written there".to_owned(),
+            value => match value.as_text() {
+                Some(text) => format!(", not `{}`", text.chars().take(40).collect::<String>()),
+                None => format!(", not {}", value.kind()),
+            },
+        };
+        self.problem(entry.value.place, format!("`{}` has to be {wanted}{found}", entry.key));
+    }
+
+    fn problem(&mut self, place: Place, message: impl Into<String>) {
+        self.problems.push(Problem::at(place, message));
+    }
+}
+
+pub(super) fn blob_to_wire(blob: model::job::BlobRef) -> v1::BlobRef {
+    v1::BlobRef { sha256: blob.sha256.to_string(), size: blob.size }
+}
+
+/// `; did you mean …?` when one of `known` is alike, else nothing.
+fn did_you_mean(written: &str, known: &[&str]) -> String {
+    let alike = known
+        .iter()
+        .map(|known| (strsim::jaro_winkler(&written.to_lowercase(), &known.to_lowercase()), known))
+        .filter(|(likeness, _)| *likeness >= LIKENESS_MIN)
+        .max_by(|a, b| a.0.total_cmp(&b.0));
+    alike.map(|(_, known)| format!("; did you mean `{known}`?")).unwrap_or_default()
+}

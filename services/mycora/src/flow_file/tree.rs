@@ -1,0 +1,229 @@
+//! YAML as a tree in which every key and every value knows its place.
+//!
+//! Nothing is decided here about what a flow is: the reader goes through the
+//! whole tree and can therefore report everything that is wrong at once.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::{Location, Spanned};
+
+use super::problem::{Place, Problem};
+
+/// Lists and maps within each other. A flow needs six.
+const DEPTH_MAX: usize = 32;
+/// Values in one file.
+const VALUES_MAX: usize = 2_000_000;
+/// Values that aliases repeat, so that a short file cannot become a huge one.
+const REPEATED_MAX: usize = 200_000;
+
+/// A value and where it stands.
+#[derive(Debug)]
+pub(super) struct Tree {
+    pub(super) place: Place,
+    pub(super) value: Value,
+}
+
+/// A value. Scalars keep the text they were written as: `1.0` in an
+/// environment is those three characters.
+#[derive(Debug)]
+pub(super) enum Value {
+    Null,
+    Bool(bool, String),
+    Int(i64, String),
+    Float(f64, String),
+    Text(String),
+    List(Vec<Tree>),
+    Map(Vec<Entry>),
+}
+
+/// A key with its value.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) place: Place,
+    pub(super) key: String,
+    pub(super) value: Tree,
+}
+
+impl Value {
+    /// What it is, for messages.
+    pub(super) const fn kind(&self) -> &'static str {
+        match self {
+            Self::Null => "nothing",
+            Self::Bool(..) => "true or false",
+            Self::Int(..) => "a number",
+            Self::Float(..) => "a number with a fraction",
+            Self::Text(_) => "a text",
+            Self::List(_) => "a list",
+            Self::Map(_) => "a mapping",
+        }
+    }
+
+    /// The characters of a scalar.
+    pub(super) fn as_text(&self) -> Option<&str> {
+        match self {
+            Self::Bool(_, text) | Self::Int(_, text) | Self::Float(_, text) | Self::Text(text) => Some(text),
+            Self::Null | Self::List(_) | Self::Map(_) => None,
+        }
+    }
+}
+
+/// Parses one YAML document.
+///
+/// # Errors
+/// What is wrong with the YAML itself, at its place.
+pub(super) fn parse(text: &str) -> Result<Tree, Problem> {
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_depth: DEPTH_MAX,
+            max_nodes: VALUES_MAX,
+            max_events: 2 * VALUES_MAX,
+            // Many jobs may share one anchor; what they repeat is bounded below.
+            enforce_alias_anchor_ratio: false,
+        },
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: REPEATED_MAX },
+        strict_booleans: true,
+        with_snippet: false,
+    };
+    let raw: Spanned<Raw> =
+        serde_saphyr::from_str_with_options(text, options).map_err(|e| yaml_problem(&e))?;
+    Ok(Tree::new(raw, text))
+}
+
+fn yaml_problem(error: &serde_saphyr::Error) -> Problem {
+    let error = error.without_snippet();
+    let place = error.location().map_or(Place::START, place);
+    let message = match error {
+        serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => {
+            format!("`{key}` is written twice in the same mapping; rename or remove one of them")
+        }
+        other => {
+            let full = other.to_string();
+            let end = full.find(" at line ").unwrap_or(full.len());
+            format!("this is not YAML as a flow file needs it: {}", &full[..end])
+        }
+    };
+    Problem::at(place, message)
+}
+
+fn place(location: Location) -> Place {
+    Place { line: location.line().max(1), column: location.column().max(1) }
+}
+
+impl Tree {
+    fn new(raw: Spanned<Raw>, source: &str) -> Self {
+        let defined = raw.defined;
+        let written =
+            |value: &dyn fmt::Display| written(defined, source).unwrap_or_else(|| value.to_string());
+        let value = match raw.value {
+            Raw::Null => Value::Null,
+            Raw::Bool(value) => Value::Bool(value, written(&value)),
+            Raw::Int(value) => Value::Int(value, written(&value)),
+            Raw::Float(value) => Value::Float(value, written(&value)),
+            Raw::Text(text) => Value::Text(text),
+            Raw::List(items) => Value::List(items.into_iter().map(|item| Self::new(item, source)).collect()),
+            Raw::Map(entries) => Value::Map(
+                entries
+                    .into_iter()
+                    .map(|(key, value)| Entry {
+                        place: place(key.referenced),
+                        key: key.value,
+                        value: Self::new(value, source),
+                    })
+                    .collect(),
+            ),
+        };
+        Self { place: place(raw.referenced), value }
+    }
+}
+
+/// The characters that a plain scalar was read from.
+fn written(at: Location, source: &str) -> Option<String> {
+    let start = usize::try_from(at.span().byte_offset()?).ok()?;
+    let end = start + usize::try_from(at.span().byte_len()?).ok()?;
+    source.get(start..end).map(|text| text.trim().to_owned())
+}
+
+/// A value as the YAML library gives it.
+enum Raw {
+    Null,
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Text(String),
+    List(Vec<Spanned<Raw>>),
+    Map(Vec<(Spanned<String>, Spanned<Raw>)>),
+}
+
+impl<'de> Deserialize<'de> for Raw {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(RawVisitor)
+    }
+}
+
+struct RawVisitor;
+
+impl<'de> Visitor<'de> for RawVisitor {
+    type Value = Raw;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Raw, E> {
+        Ok(Raw::Null)
+    }
+
+    fn visit_none<E>(self) -> Result<Raw, E> {
+        Ok(Raw::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Raw, E> {
+        Ok(Raw::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Raw, E> {
+        Ok(Raw::Int(value))
+    }
+
+    // Numbers beyond i64 are beyond every limit of a flow; as environment values they keep their text.
+    fn visit_u64<E>(self, value: u64) -> Result<Raw, E> {
+        Ok(i64::try_from(value).map_or(Raw::Float(f64::MAX), Raw::Int))
+    }
+
+    fn visit_i128<E>(self, _: i128) -> Result<Raw, E> {
+        Ok(Raw::Float(f64::MAX))
+    }
+
+    fn visit_u128<E>(self, _: u128) -> Result<Raw, E> {
+        Ok(Raw::Float(f64::MAX))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Raw, E> {
+        Ok(Raw::Float(value))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Raw, E> {
+        Ok(Raw::Text(value.to_owned()))
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Raw, E> {
+        Ok(Raw::Text(value))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Raw, A::Error> {
+        let mut list = Vec::new();
+        while let Some(item) = items.next_element()? {
+            list.push(item);
+        }
+        Ok(Raw::List(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Raw, A::Error> {
+        let mut map = Vec::new();
+        while let Some(entry) = entries.next_entry()? {
+            map.push(entry);
+        }
+        Ok(Raw::Map(map))
+    }
+}
