@@ -149,6 +149,17 @@ fn without_a_place_a_node_waits_and_says_so() {
 }
 
 #[test]
+fn a_place_found_for_one_serves_those_that_wait() {
+    let mut world = World::started(&[spec("a", &[]), spec("b", &["a"]), spec("c", &[]), spec("d", &["c"])]);
+    world.place.live = false;
+    world.succeed("a");
+    assert_eq!(world.state("b"), NodeState::Ready);
+    world.place.live = true;
+    world.succeed("c");
+    assert_eq!((world.state("b"), world.state("d")), (NodeState::Dispatched, NodeState::Dispatched));
+}
+
+#[test]
 fn nodes_for_one_runner_travel_together() {
     let mut world = World::new(crate::world::flow(3), &[spec("a", &[]), spec("b", &[]), spec("c", &[])]);
     let step = world.step(&mut [Input::Start].into());

@@ -5,7 +5,7 @@ use std::time::Duration;
 use flow::{Engine, Input, template};
 use model::job::BlobRef;
 use model::limits::{FLOW_RESULT_BYTES_MAX, RESULT_BYTES_MAX};
-use model::{BlobHash, FlowStatus, NodeState, ReasonCode, ReportKind, RunIf, Timestamp};
+use model::{Attempt, BlobHash, FlowStatus, NodeState, ReasonCode, ReportKind, RunIf, Timestamp};
 
 use crate::world::{CONTEXT, World, ended, failed, flow, spec, started, stopped, succeeded};
 
@@ -71,6 +71,34 @@ fn a_cancel_that_has_not_reached_a_node_counts_already() {
     assert_eq!(world.node("a").cancel_requested_time, None);
     world.end("a", failed(1));
     assert_eq!(world.state("a"), NodeState::Cancelled);
+    assert_eq!(world.node("a").attempt, Attempt(1), "it was not tried again in between");
+}
+
+#[test]
+fn a_cancel_goes_on_with_the_next_owner() {
+    let mut world = World::started(&[spec("a", &[]), spec("b", &["a"]), spec("c", &["a"])]);
+    world.budget = 1;
+    assert!(world.step(&mut [CANCEL].into()).more);
+    world.crash();
+    world.feed([]);
+    assert_eq!((world.state("b"), world.state("c")), (NodeState::Cancelled, NodeState::Cancelled));
+}
+
+#[test]
+fn times_to_act_at_are_found_by_the_next_owner() {
+    let mut a = spec("a", &[]);
+    a.policy.timeout_result = 7;
+    let mut b = spec("b", &[]);
+    b.policy.retries = 1;
+    let mut world = World::started(&[a, b]);
+    world.end("b", failed(1));
+    world.crash();
+    world.feed([]);
+    assert_eq!(world.due, world.node("b").not_before_time);
+    world.pass(0.5);
+    assert_eq!(world.state("b"), NodeState::Dispatched);
+    world.pass(6.5);
+    assert_eq!(world.code("a"), Some(ReasonCode::TimeoutResult));
 }
 
 #[test]
