@@ -298,7 +298,11 @@ fn sign_error(error: rcgen::Error) -> PkiError {
 
 fn ca_params(trust_domain: &TrustDomain, now: SystemTime) -> CertificateParams {
     let mut params = CertificateParams::default();
-    params.distinguished_name = distinguished_name(&format!("{trust_domain} certificate authority"));
+    // Two authorities of one trust domain need different names: with equal ones, who trusts the wrong one
+    // is told of a bad signature instead of an unknown issuer.
+    let number: u32 = rand::random();
+    params.distinguished_name =
+        distinguished_name(&format!("{trust_domain} certificate authority {number:08x}"));
     params.not_before = now.into();
     params.not_after = (now + CA_VALIDITY).into();
     // SPIFFE X.509-SVID 4.1: an authority names its trust domain, without a path.

@@ -1,1 +1,35 @@
-//! Placeholder while the crate is begun.
+//! How we serve and call.
+//!
+//! A service adds its generated gRPC services and its [`MethodPolicy`] to a
+//! [`Mount`]. The mount is then served twice: over mTLS by a [`Server`], and to
+//! services of the same process through a [`LocalServer`]. Callers hold a
+//! [`Channel`] and cannot tell the difference. In both cases the handler finds
+//! out who calls with [`Caller::of`].
+
+mod accept;
+mod caller;
+mod channel;
+mod deadline;
+mod error;
+mod error_view;
+mod gate;
+mod health;
+mod local;
+mod mount;
+mod policy;
+mod reason;
+mod server;
+mod tls;
+
+pub use caller::Caller;
+pub use channel::{Channel, ChannelError};
+pub use deadline::Deadline;
+pub use error::{ERROR_DOMAIN, Error, ErrorKind};
+pub use error_view::{ErrorView, Retry, code_name};
+pub use health::Health;
+pub use local::{LocalHandle, LocalServer};
+pub use mount::{Mount, MountBuilder, MountError};
+pub use policy::{Allow, MethodPolicy, PolicyError, PolicyTable};
+pub use reason::Reason;
+pub use server::{Drained, Server};
+pub use tls::{TlsError, TlsFiles};

@@ -1,0 +1,222 @@
+//! The one client type: over mTLS, or straight into the same process.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use http::uri::{Authority, Scheme};
+use http::{Request, Response, Uri};
+use hyper_util::rt::TokioIo;
+use identity::Identity;
+use rustls_pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tonic::body::Body;
+use tonic::transport::Endpoint;
+use tonic::{Code, Status, TimeoutExpired};
+use tower::{Service, service_fn};
+
+use crate::caller::Caller;
+use crate::error::{Error, ErrorKind};
+use crate::error_view::connection_broke;
+use crate::gate::{Gate, deadline_exceeded};
+use crate::local::LocalHandle;
+use crate::reason::Reason;
+use crate::tls::{ALPN_H2, ClientTls, TlsError, TlsFiles};
+
+/// TCP and TLS together.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Other stacks' servers refuse pings that come more often.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A way to a service, for every generated client: `FlowServiceClient::new(channel)`.
+///
+/// Cheap to clone. Messages are decoded up to 4 MiB unless the client is told otherwise.
+///
+/// In the same process the call goes straight into the handler, polled by the
+/// caller: a handler whose stream has to go on while nobody polls the answer
+/// spawns a task, as it should for a remote caller as well.
+///
+/// Whoever leaves a stream that goes both ways drops both ends: HTTP/2 tells the
+/// other side nothing of a dropped answer while requests could still come.
+#[derive(Debug, Clone)]
+pub struct Channel(Way);
+
+#[derive(Debug, Clone)]
+enum Way {
+    Remote { channel: tonic::transport::Channel, target: Arc<str> },
+    Local { handle: LocalHandle, caller: Caller },
+}
+
+impl Channel {
+    /// A way to `https://host:port`. Connects when first used, and again whenever the connection was lost.
+    /// Has to be made within a runtime.
+    ///
+    /// The server's certificate has to carry `server_name`, or the host of the address when there is none.
+    /// Which service answers is not part of that check: whoever holds a certificate with that name is believed.
+    ///
+    /// # Errors
+    /// When the address or a certificate file cannot be used.
+    pub fn remote(address: &str, tls: &TlsFiles, server_name: Option<&str>) -> Result<Self, ChannelError> {
+        let authority = parse_address(address)?;
+        let name = server_name.unwrap_or_else(|| authority.host().trim_matches(['[', ']']));
+        let name = ServerName::try_from(name.to_owned())
+            .map_err(|_| ChannelError::ServerName { name: name.to_owned() })?;
+        let tls = Arc::new(ClientTls::load(tls).map_err(ChannelError::Tls)?);
+
+        // The connector does TLS itself, which tonic accepts for `http` only; requests still say `https`.
+        let endpoint = Endpoint::from(uri(Scheme::HTTP, &authority))
+            .origin(uri(Scheme::HTTPS, &authority))
+            .connect_timeout(CONNECT_TIMEOUT)
+            .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+            .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+            .keep_alive_while_idle(true);
+        let target = authority.clone();
+        let channel = endpoint.connect_with_connector_lazy(service_fn(move |_: Uri| {
+            let (authority, name, tls) = (authority.clone(), name.clone(), tls.clone());
+            async move { connect(&authority, name, &tls).await.map(TokioIo::new) }
+        }));
+        Ok(Self(Way::Remote { channel, target: target.as_str().into() }))
+    }
+
+    /// A way to a service of the same process, which will see this identity.
+    #[must_use]
+    pub const fn local(handle: LocalHandle, identity: Identity) -> Self {
+        Self(Way::Local { handle, caller: Caller::local(identity) })
+    }
+}
+
+impl Service<Request<Body>> for Channel {
+    type Response = Response<Body>;
+    type Error = Status;
+    type Future = BoxFuture<'static, Result<Response<Body>, Status>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        match &mut self.0 {
+            Way::Remote { channel, target } => {
+                channel.poll_ready(cx).map_err(|error| unreachable_status(target, error.into()))
+            }
+            Way::Local { .. } => Poll::Ready(Ok(())),
+        }
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        match &mut self.0 {
+            Way::Remote { channel, target } => {
+                let (answer, target) = (channel.call(request), target.clone());
+                Box::pin(async move { answer.await.map_err(|e| unreachable_status(&target, e.into())) })
+            }
+            Way::Local { handle, caller } => {
+                // Whatever the caller was asked with stays with the caller.
+                *request.extensions_mut() = http::Extensions::new();
+                request.extensions_mut().insert(*caller);
+                if let Some(gate) = handle.now() {
+                    return Box::pin(call_gate(gate, request));
+                }
+                let published = handle.clone().when_published();
+                Box::pin(async move { call_gate(published.await?, request).await })
+            }
+        }
+    }
+}
+
+async fn call_gate(mut gate: Gate, request: Request<Body>) -> Result<Response<Body>, Status> {
+    let answer = gate.call(request).await;
+    answer.map_err(|never| match never {})
+}
+
+async fn connect(
+    authority: &Authority,
+    name: ServerName<'static>,
+    tls: &ClientTls,
+) -> Result<TlsStream<TcpStream>, BoxError> {
+    let port = authority.port_u16().unwrap_or(443);
+    let socket = TcpStream::connect((authority.host().trim_matches(['[', ']']), port)).await?;
+    socket.set_nodelay(true)?;
+    let config = Arc::clone(&*tls.current());
+    let stream = TlsConnector::from(config).connect(name, socket).await?;
+    if stream.get_ref().1.alpn_protocol() != Some(ALPN_H2) {
+        return Err("the server does not speak gRPC (no h2 in the TLS handshake)".into());
+    }
+    Ok(stream)
+}
+
+/// What broke before there was an answer. Tonic calls some of it UNKNOWN or CANCELLED; every other
+/// stack says UNAVAILABLE, or DEADLINE_EXCEEDED when the call's own time was up, and so do we.
+fn unreachable_status(target: &str, error: BoxError) -> Status {
+    let mut cause: &dyn std::error::Error = &*error;
+    let mut timed_out = cause.is::<TimeoutExpired>();
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+        timed_out |= cause.is::<TimeoutExpired>();
+    }
+    if timed_out {
+        return deadline_exceeded(target);
+    }
+    let message = format!("cannot reach {target}: {cause}");
+    let status = Status::from_error(error);
+    if status.code() == Code::Unavailable || connection_broke(&status) {
+        return Error::new(ErrorKind::Unavailable, Reason::PeerUnavailable, message).into();
+    }
+    status
+}
+
+fn parse_address(address: &str) -> Result<Authority, ChannelError> {
+    let refused = || ChannelError::Address { address: address.to_owned() };
+    let rest = match address.split_once("://") {
+        Some(("https", rest)) => rest.strip_suffix('/').unwrap_or(rest),
+        Some(_) => return Err(refused()),
+        None => address,
+    };
+    let authority: Authority = rest.parse().map_err(|_| refused())?;
+    let good = authority.port_u16().is_some() && !authority.host().is_empty() && !rest.contains('@');
+    if good { Ok(authority) } else { Err(refused()) }
+}
+
+fn uri(scheme: Scheme, authority: &Authority) -> Uri {
+    let mut parts = http::uri::Parts::default();
+    parts.scheme = Some(scheme);
+    parts.authority = Some(authority.clone());
+    parts.path_and_query = Some(http::uri::PathAndQuery::from_static("/"));
+    Uri::from_parts(parts).expect("scheme, authority and path make a URI")
+}
+
+/// Why there is no way to a service.
+#[derive(Debug, thiserror::Error)]
+pub enum ChannelError {
+    /// The address is of another form.
+    #[error("`{address}` is no address of a service: write https://host:port")]
+    Address {
+        /// The address.
+        address: String,
+    },
+    /// The name cannot stand in a certificate.
+    #[error("`{name}` is no name that a server's certificate can have")]
+    ServerName {
+        /// The name.
+        name: String,
+    },
+    /// The certificate files cannot be used.
+    #[error("the TLS files cannot be used")]
+    Tls(#[source] TlsError),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_have_a_host_and_a_port() {
+        for address in ["https://localhost:7701", "127.0.0.1:7701", "https://[::1]:1/", "storage:7701"] {
+            assert!(parse_address(address).is_ok(), "{address}");
+        }
+        for address in ["", "http://localhost:1", "localhost", "https://h:1/path", "https://u@h:1", ":1"] {
+            assert!(parse_address(address).is_err(), "{address}");
+        }
+    }
+}

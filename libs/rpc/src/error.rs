@@ -1,0 +1,308 @@
+//! The one mapping from errors to `Status`.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Duration;
+
+use model::Violations;
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt as _};
+
+use crate::reason::Reason;
+
+/// The `domain` of every `google.rpc.ErrorInfo` of ours.
+pub const ERROR_DOMAIN: &str = "mycora";
+
+/// A message is cut here. Clients built on gRPC's C core refuse metadata beyond
+/// 8 KiB, in which message and details (that repeat it) have to fit together.
+const MESSAGE_BYTES_MAX: usize = 768;
+/// Field violations are listed up to this many bytes; base64 makes a third more of them.
+const VIOLATIONS_BYTES_MAX: usize = 3 * 1024;
+/// One violation's description is cut here.
+const DESCRIPTION_BYTES_MAX: usize = 512;
+/// What the encoding adds to each violation.
+const VIOLATION_OVERHEAD_BYTES: usize = 8;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What kind of failure it is; decides the gRPC status code.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The request itself is wrong, whatever the state of the world.
+    InvalidArgument(Violations),
+    /// It is not there, or the caller may not know that it is.
+    NotFound {
+        /// What was asked for, as in `flow 7 in context 1`.
+        resource: String,
+    },
+    /// It is there already.
+    AlreadyExists,
+    /// The state refuses; trying again will not help until somebody changes it.
+    FailedPrecondition,
+    /// A race was lost; read again and decide again.
+    Aborted,
+    /// The caller is known and may not.
+    PermissionDenied,
+    /// The caller is not known.
+    Unauthenticated,
+    /// A limit or a queue is full.
+    ResourceExhausted,
+    /// Not now; the same call may succeed later.
+    Unavailable,
+    /// A position outside of what there is.
+    OutOfRange,
+    /// It took too long.
+    DeadlineExceeded,
+    /// There is no such method here.
+    Unimplemented,
+    /// A defect. Its cause goes to the log and never to the caller.
+    Internal,
+}
+
+impl ErrorKind {
+    const fn code(&self) -> Code {
+        match self {
+            Self::InvalidArgument(_) => Code::InvalidArgument,
+            Self::NotFound { .. } => Code::NotFound,
+            Self::AlreadyExists => Code::AlreadyExists,
+            Self::FailedPrecondition => Code::FailedPrecondition,
+            Self::Aborted => Code::Aborted,
+            Self::PermissionDenied => Code::PermissionDenied,
+            Self::Unauthenticated => Code::Unauthenticated,
+            Self::ResourceExhausted => Code::ResourceExhausted,
+            Self::Unavailable => Code::Unavailable,
+            Self::OutOfRange => Code::OutOfRange,
+            Self::DeadlineExceeded => Code::DeadlineExceeded,
+            Self::Unimplemented => Code::Unimplemented,
+            Self::Internal => Code::Internal,
+        }
+    }
+}
+
+/// An error on its way to a caller. A service's own errors convert into it, in
+/// one place, and `?` makes a [`Status`] of it in a handler.
+#[derive(Debug)]
+pub struct Error(Box<Parts>);
+
+/// Boxed, so that a `Result` with this error stays small.
+#[derive(Debug)]
+struct Parts {
+    kind: ErrorKind,
+    reason: Reason,
+    message: String,
+    metadata: HashMap<String, String>,
+    retry_after: Option<Duration>,
+    source: Option<BoxError>,
+}
+
+impl Error {
+    /// Builds one; the message is for people and says what to do.
+    #[must_use]
+    pub fn new(kind: ErrorKind, reason: Reason, message: impl Into<String>) -> Self {
+        Self(Box::new(Parts {
+            kind,
+            reason,
+            message: message.into(),
+            metadata: HashMap::new(),
+            retry_after: None,
+            source: None,
+        }))
+    }
+
+    /// INVALID_ARGUMENT with everything that is wrong.
+    #[must_use]
+    pub fn invalid(violations: Violations) -> Self {
+        let message = violations.to_string();
+        Self::new(ErrorKind::InvalidArgument(violations), Reason::InvalidRequest, message)
+    }
+
+    /// NOT_FOUND.
+    #[must_use]
+    pub fn not_found(resource: impl Into<String>) -> Self {
+        let resource = resource.into();
+        let message = format!("{resource} was not found");
+        Self::new(ErrorKind::NotFound { resource }, Reason::NotFound, message)
+    }
+
+    /// UNAVAILABLE.
+    #[must_use]
+    pub fn unavailable(reason: Reason, message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unavailable, reason, message)
+    }
+
+    /// INTERNAL: the cause is logged when this becomes a [`Status`], and the
+    /// caller learns only under which id.
+    #[must_use]
+    pub fn internal(cause: impl Into<BoxError>) -> Self {
+        Self::new(ErrorKind::Internal, Reason::Internal, "internal error").because(cause)
+    }
+
+    /// Adds the cause. It is logged with a defect and is never told to the caller.
+    #[must_use]
+    pub fn because(mut self, cause: impl Into<BoxError>) -> Self {
+        self.0.source = Some(cause.into());
+        self
+    }
+
+    /// Adds an entry to the metadata of `ErrorInfo`, for programs.
+    #[must_use]
+    pub fn with(mut self, key: impl Into<String>, value: impl fmt::Display) -> Self {
+        self.0.metadata.insert(key.into(), value.to_string());
+        self
+    }
+
+    /// Says when to try again (`RetryInfo`).
+    #[must_use]
+    pub fn retry_after(mut self, delay: Duration) -> Self {
+        self.0.retry_after = Some(delay);
+        self
+    }
+
+    /// What kind it is.
+    #[must_use]
+    pub fn kind(&self) -> &ErrorKind {
+        &self.0.kind
+    }
+
+    /// Why.
+    #[must_use]
+    pub fn reason(&self) -> Reason {
+        self.0.reason
+    }
+
+    /// The status that the caller gets.
+    #[must_use]
+    pub fn into_status(self) -> Status {
+        let mut details = ErrorDetails::new();
+        details.set_error_info(self.0.reason.as_str(), ERROR_DOMAIN, self.0.metadata.clone());
+        if let Some(delay) = self.0.retry_after {
+            details.set_retry_info(Some(delay));
+        }
+        match &self.0.kind {
+            ErrorKind::InvalidArgument(violations) => add_violations(&mut details, violations),
+            ErrorKind::NotFound { resource } => {
+                details.set_resource_info("", cut(resource, MESSAGE_BYTES_MAX), "", "");
+            }
+            _ => {}
+        }
+        let message = match self.0.kind {
+            ErrorKind::Internal => self.logged(),
+            _ => cut(&self.0.message, MESSAGE_BYTES_MAX).to_owned(),
+        };
+        Status::with_error_details(self.0.kind.code(), message, details)
+    }
+
+    /// Writes a defect to the log and gives what the caller may know of it.
+    fn logged(&self) -> String {
+        let id = format!("{:016x}", rand::random::<u64>());
+        let mut causes = self.0.message.clone();
+        let mut next = std::error::Error::source(self);
+        while let Some(cause) = next {
+            causes.push_str(": ");
+            causes.push_str(&cause.to_string());
+            next = cause.source();
+        }
+        tracing::error!(error_id = id, "{causes}");
+        format!("internal error; the server's log has it under error_id {id}")
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.message)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_deref().map(|cause| cause as _)
+    }
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        error.into_status()
+    }
+}
+
+impl From<Violations> for Error {
+    fn from(violations: Violations) -> Self {
+        Self::invalid(violations)
+    }
+}
+
+fn add_violations(details: &mut ErrorDetails, violations: &Violations) {
+    let all = violations.as_slice();
+    let mut bytes = 0;
+    for (listed, violation) in all.iter().enumerate() {
+        let field = cut(&violation.field, DESCRIPTION_BYTES_MAX);
+        let description = cut(&violation.description, DESCRIPTION_BYTES_MAX);
+        bytes += field.len() + description.len() + VIOLATION_OVERHEAD_BYTES;
+        if bytes > VIOLATIONS_BYTES_MAX {
+            details.add_bad_request_violation("", format!("and {} more", all.len() - listed));
+            return;
+        }
+        details.add_bad_request_violation(field, description);
+    }
+}
+
+/// The beginning of a text, at most so many bytes, never half a character.
+fn cut(text: &str, bytes_max: usize) -> &str {
+    let end = (0..=bytes_max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or(0)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error_view::ErrorView;
+
+    #[test]
+    fn every_status_has_a_reason() {
+        let status = Error::not_found("flow 7").with("flow", 7).into_status();
+        assert_eq!(status.code(), Code::NotFound);
+        let info = status.get_details_error_info().expect("always there");
+        assert_eq!((info.reason.as_str(), info.domain.as_str()), ("NOT_FOUND", ERROR_DOMAIN));
+        assert_eq!(info.metadata.get("flow").map(String::as_str), Some("7"));
+    }
+
+    #[test]
+    fn all_violations_are_listed() {
+        let mut violations = Violations::new();
+        violations.add("name", "must not be empty");
+        violations.add("nodes[3].depends[0]", "names no node");
+        let status = Status::from(Error::from(violations.clone()));
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert_eq!(ErrorView::from(&status).violations, violations.as_slice());
+    }
+
+    #[test]
+    fn a_status_fits_into_eight_kibibytes() {
+        let mut violations = Violations::new();
+        for i in 0..100_000 {
+            violations.add(format!("nodes[{i}].name"), "müst not be empty");
+        }
+        let status = Error::invalid(violations).into_status();
+        let encoded = status.message().len() + status.details().len().div_ceil(3) * 4;
+        assert!(encoded < 7 * 1024, "{encoded} bytes");
+        let listed = ErrorView::from(&status).violations;
+        let last = listed.last().expect("some");
+        let told: usize = last.description.split(' ').nth(1).and_then(|n| n.parse().ok()).expect("a count");
+        assert_eq!(told + listed.len() - 1, 100_000);
+    }
+
+    #[test]
+    fn a_defect_tells_nothing_of_its_cause() {
+        let status = Error::internal("WRONGTYPE key secret").into_status();
+        assert_eq!(status.code(), Code::Internal);
+        assert!(!status.message().contains("WRONGTYPE"), "{}", status.message());
+        assert!(!String::from_utf8_lossy(status.details()).contains("WRONGTYPE"));
+    }
+
+    #[test]
+    fn when_to_try_again_is_told() {
+        let error = Error::unavailable(Reason::Draining, "the scheduler is ending");
+        let view = ErrorView::from(&error.retry_after(Duration::from_millis(1500)).into_status());
+        assert_eq!(view.retry_after, Some(Duration::from_millis(1500)));
+    }
+}

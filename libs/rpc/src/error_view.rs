@@ -1,0 +1,140 @@
+//! What a client makes of a failed call.
+
+use std::collections::BTreeMap;
+use std::error::Error as _;
+use std::fmt;
+use std::time::Duration;
+
+use model::Violation;
+use tonic::{Code, Status};
+use tonic_types::StatusExt as _;
+
+/// A [`Status`] with its details read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ErrorView {
+    /// The status code.
+    pub code: Code,
+    /// `ErrorInfo.reason`; empty when the server gave none.
+    pub reason: String,
+    /// For people.
+    pub message: String,
+    /// The fields that were refused.
+    pub violations: Vec<Violation>,
+    /// When the server wants to be asked again.
+    pub retry_after: Option<Duration>,
+    /// `ErrorInfo.metadata`.
+    pub metadata: BTreeMap<String, String>,
+}
+
+impl From<&Status> for ErrorView {
+    fn from(status: &Status) -> Self {
+        let details = status.get_error_details();
+        let info = details.error_info();
+        let violations = details.bad_request().map(|b| b.field_violations.as_slice()).unwrap_or_default();
+        Self {
+            code: status.code(),
+            reason: info.map(|i| i.reason.clone()).unwrap_or_default(),
+            message: status.message().to_owned(),
+            violations: violations
+                .iter()
+                .map(|v| Violation { field: v.field.clone(), description: v.description.clone() })
+                .collect(),
+            retry_after: details.retry_info().and_then(|r| r.retry_delay),
+            metadata: info.map(|i| i.metadata.clone().into_iter().collect()).unwrap_or_default(),
+        }
+    }
+}
+
+impl fmt::Display for ErrorView {
+    /// The message, or one line for each field that was refused.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.violations.is_empty() {
+            let text = if self.message.is_empty() { code_name(self.code) } else { &self.message };
+            return f.write_str(text);
+        }
+        for (i, violation) in self.violations.iter().enumerate() {
+            let line_break = if i == 0 { "" } else { "\n" };
+            let colon = if violation.field.is_empty() { "" } else { ": " };
+            write!(f, "{line_break}{}{colon}{}", violation.field, violation.description)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a client may do about a failed call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    /// The same call will fail the same way.
+    Never,
+    /// A race was lost: read, decide and call again.
+    Reread,
+    /// The same call may succeed. Whether the failed one had an effect is not
+    /// known, so a mutation is repeated with the same `request_id`.
+    Again {
+        /// Not before this, when the server said so.
+        after: Option<Duration>,
+    },
+}
+
+impl Retry {
+    /// Decides it from the status.
+    #[must_use]
+    pub fn of(status: &Status) -> Self {
+        let after = || status.get_details_retry_info().and_then(|info| info.retry_delay);
+        match status.code() {
+            Code::Unavailable | Code::DeadlineExceeded => Self::Again { after: after() },
+            Code::ResourceExhausted => {
+                after().map_or(Self::Never, |delay| Self::Again { after: Some(delay) })
+            }
+            Code::Aborted => Self::Reread,
+            _ if connection_broke(status) => Self::Again { after: None },
+            _ => Self::Never,
+        }
+    }
+}
+
+/// Whether this status was not sent by the server but made on this side, from
+/// an error of the connection: only such a one has a source.
+pub(crate) fn connection_broke(status: &Status) -> bool {
+    matches!(status.code(), Code::Unknown | Code::Cancelled | Code::Internal) && status.source().is_some()
+}
+
+/// The code as gRPC writes it: `NOT_FOUND`.
+#[must_use]
+pub const fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_be_repeated() {
+        assert_eq!(Retry::of(&Status::unavailable("")), Retry::Again { after: None });
+        assert_eq!(Retry::of(&Status::aborted("")), Retry::Reread);
+        assert_eq!(Retry::of(&Status::resource_exhausted("")), Retry::Never);
+        assert_eq!(Retry::of(&Status::failed_precondition("")), Retry::Never);
+        assert_eq!(Retry::of(&Status::unknown("the server's own")), Retry::Never);
+        let broken = Status::from_error(Box::new(std::io::Error::other("connection reset")));
+        assert_eq!(Retry::of(&broken), Retry::Again { after: None });
+    }
+}

@@ -1,0 +1,131 @@
+//! What a server offers: its services, its policy, health and reflection.
+
+use std::convert::Infallible;
+
+use http::Request;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tonic::service::Routes;
+use tonic_health::pb::health_server::HealthServer;
+use tower::Service;
+
+use crate::gate::Gate;
+use crate::health::{Health, HealthRpc};
+use crate::policy::{Allow, MethodPolicy, PolicyError};
+
+/// Callable by anyone who can connect: probes and `grpcurl` have no identity.
+const OPEN_SERVICES: [&str; 3] = [
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1.ServerReflection",
+    "grpc.reflection.v1alpha.ServerReflection",
+];
+
+/// Services behind their policy, ready to be served. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Mount {
+    pub(crate) gate: Gate,
+    health: Health,
+}
+
+impl Mount {
+    /// Starts a mount with this policy.
+    #[must_use]
+    pub fn builder(policy: MethodPolicy) -> MountBuilder {
+        MountBuilder { policy, routes: Routes::default(), names: Vec::new(), descriptors: Vec::new() }
+    }
+
+    /// The switch behind `grpc.health.v1`; off at first.
+    #[must_use]
+    pub const fn health(&self) -> &Health {
+        &self.health
+    }
+}
+
+/// Gathers what a [`Mount`] offers.
+#[derive(Debug)]
+pub struct MountBuilder {
+    policy: MethodPolicy,
+    routes: Routes,
+    names: Vec<&'static str>,
+    descriptors: Vec<&'static [u8]>,
+}
+
+impl MountBuilder {
+    /// Adds a generated service (`FlowServiceServer::new(…)`).
+    ///
+    /// Tonic decodes messages up to 4 MiB unless the generated type is told otherwise.
+    #[must_use]
+    pub fn service<S>(mut self, service: S) -> Self
+    where
+        S: Service<Request<Body>, Response = http::Response<Body>, Error = Infallible>
+            + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Future: Send + 'static,
+    {
+        self.names.push(S::NAME);
+        self.routes = self.routes.add_service(service);
+        self
+    }
+
+    /// Adds an encoded `FileDescriptorSet` for reflection. Only mounted services are listed.
+    #[must_use]
+    pub fn descriptors(mut self, encoded: &'static [u8]) -> Self {
+        self.descriptors.push(encoded);
+        self
+    }
+
+    /// Adds health, and reflection when there are descriptors, and closes the mount.
+    ///
+    /// # Errors
+    /// When the policy says nothing about a service, or a descriptor set cannot be read.
+    pub fn build(mut self) -> Result<Mount, MountError> {
+        if let Some(service) = self.names.iter().find(|name| !self.policy.covers(name)) {
+            return Err(MountError::Uncovered { service });
+        }
+        for service in OPEN_SERVICES {
+            self.policy.add(&format!("/{service}/*"), &[Allow::Anyone]).map_err(MountError::Policy)?;
+        }
+        let health = Health::new(self.names.clone());
+        self.routes = self.routes.add_service(HealthServer::new(HealthRpc(health.clone())));
+        if !self.descriptors.is_empty() {
+            self.routes = self.with_reflection()?;
+        }
+        Ok(Mount { gate: Gate::new(self.routes, self.policy), health })
+    }
+
+    fn with_reflection(&self) -> Result<Routes, MountError> {
+        let builder = || {
+            let own = [tonic_health::pb::FILE_DESCRIPTOR_SET, tonic_types::pb::FILE_DESCRIPTOR_SET];
+            let sets = self.descriptors.iter().copied().chain(own);
+            let builder = sets.fold(tonic_reflection::server::Builder::configure(), |builder, set| {
+                builder.register_encoded_file_descriptor_set(set)
+            });
+            let names = self.names.iter().copied().chain(OPEN_SERVICES);
+            names.fold(builder, tonic_reflection::server::Builder::with_service_name)
+        };
+        // Postman, Kreya and other older tools know v1alpha only.
+        let v1 = builder().build_v1().map_err(|e| MountError::Descriptors(e.to_string()))?;
+        let v1alpha = builder().build_v1alpha().map_err(|e| MountError::Descriptors(e.to_string()))?;
+        Ok(self.routes.clone().add_service(v1).add_service(v1alpha))
+    }
+}
+
+/// Why services cannot be mounted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MountError {
+    /// Nobody could call it.
+    #[error("the method policy has no row for `{service}`")]
+    Uncovered {
+        /// The mounted service.
+        service: &'static str,
+    },
+    /// The policy speaks of health or reflection, which are always open.
+    #[error("health and reflection are open to anyone and have no row in a policy")]
+    Policy(#[source] PolicyError),
+    /// The descriptor sets cannot be read.
+    #[error("a descriptor set cannot be read: {0}")]
+    Descriptors(String),
+}

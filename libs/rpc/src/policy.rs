@@ -1,0 +1,192 @@
+//! Which identity may call which method. What is not allowed is denied.
+
+use std::collections::{BTreeMap, HashMap};
+
+use identity::{Identity, ServiceName};
+
+/// Rows of patterns and whom they admit, as a service writes them down:
+/// `("/mycora.v1.FlowService/*", &[Allow::AnyActor, Allow::Admin])`.
+pub type PolicyTable<'a> = &'a [(&'a str, &'a [Allow])];
+
+/// Whom a method admits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Allow {
+    /// This service.
+    Service(ServiceName),
+    /// Every actor; what it may do there is decided by its role.
+    AnyActor,
+    /// The bootstrap identity.
+    Admin,
+    /// Everybody with an identity.
+    Authenticated,
+    /// Everybody who can connect. For health and reflection.
+    Anyone,
+}
+
+impl Allow {
+    fn admits(self, identity: Option<Identity>) -> bool {
+        match (self, identity) {
+            (Self::Anyone, _) => true,
+            (_, None) => false,
+            (Self::Authenticated, Some(_)) => true,
+            (Self::Service(allowed), Some(Identity::Service(name))) => allowed == name,
+            (Self::AnyActor, Some(Identity::Actor(_))) | (Self::Admin, Some(Identity::Admin)) => true,
+            (Self::Service(_) | Self::AnyActor | Self::Admin, Some(_)) => false,
+        }
+    }
+}
+
+/// What a policy says to one call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Go on.
+    Allowed,
+    /// Nobody is known, and somebody is needed.
+    IdentityRequired,
+    /// This one may not.
+    Denied,
+}
+
+/// A table of method patterns and identities. Default deny.
+#[derive(Debug, Clone)]
+pub struct MethodPolicy {
+    /// `/package.Service/Method` → whom it admits; goes before `services`.
+    methods: HashMap<String, Vec<Allow>>,
+    /// `package.Service` → whom its other methods admit.
+    services: BTreeMap<String, Vec<Allow>>,
+}
+
+impl MethodPolicy {
+    /// Builds it from tables of patterns, each `/package.Service/Method` or `/package.Service/*`.
+    /// An exact pattern goes before one with a star.
+    ///
+    /// # Errors
+    /// When there is no row, a row admits nobody, a pattern is of another form or occurs twice.
+    pub fn new(tables: &[PolicyTable<'_>]) -> Result<Self, PolicyError> {
+        let mut policy = Self { methods: HashMap::new(), services: BTreeMap::new() };
+        for (pattern, allowed) in tables.iter().copied().flatten() {
+            policy.add(pattern, allowed)?;
+        }
+        if policy.methods.is_empty() && policy.services.is_empty() {
+            return Err(PolicyError::Empty);
+        }
+        Ok(policy)
+    }
+
+    pub(crate) fn add(&mut self, pattern: &str, allowed: &[Allow]) -> Result<(), PolicyError> {
+        let malformed = || PolicyError::Pattern { pattern: pattern.to_owned() };
+        if allowed.is_empty() {
+            return Err(PolicyError::AdmitsNobody { pattern: pattern.to_owned() });
+        }
+        let (service, method) = split(pattern).ok_or_else(malformed)?;
+        if service.contains('*') || (method != "*" && method.contains('*')) {
+            return Err(malformed());
+        }
+        let former = if method == "*" {
+            self.services.insert(service.to_owned(), allowed.to_vec())
+        } else {
+            self.methods.insert(pattern.to_owned(), allowed.to_vec())
+        };
+        former.map_or(Ok(()), |_| Err(PolicyError::Twice { pattern: pattern.to_owned() }))
+    }
+
+    /// Whether any row speaks of this service.
+    pub(crate) fn covers(&self, service: &str) -> bool {
+        self.services.contains_key(service)
+            || self.methods.keys().any(|path| split(path).is_some_and(|(name, _)| name == service))
+    }
+
+    pub(crate) fn decide(&self, path: &str, identity: Option<Identity>) -> Verdict {
+        let by_service = || split(path).and_then(|(service, _)| self.services.get(service));
+        let allowed = self.methods.get(path).or_else(by_service);
+        match (allowed, identity) {
+            (Some(rows), _) if rows.iter().any(|allow| allow.admits(identity)) => Verdict::Allowed,
+            (_, None) => Verdict::IdentityRequired,
+            (_, Some(_)) => Verdict::Denied,
+        }
+    }
+}
+
+/// `/package.Service/Method` → the two names.
+fn split(path: &str) -> Option<(&str, &str)> {
+    let (service, method) = path.strip_prefix('/')?.split_once('/')?;
+    let good = !service.is_empty() && !method.is_empty() && !method.contains('/');
+    good.then_some((service, method))
+}
+
+/// Why a table is no policy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    /// Without any row nothing could be called, which nobody wants.
+    #[error("the method policy is empty: nothing could be called")]
+    Empty,
+    /// A row without identities.
+    #[error("the method policy admits nobody to `{pattern}`: leave the row out, or name somebody")]
+    AdmitsNobody {
+        /// The row.
+        pattern: String,
+    },
+    /// A row of another form.
+    #[error("`{pattern}` is no method pattern: write /package.Service/Method or /package.Service/*")]
+    Pattern {
+        /// The row.
+        pattern: String,
+    },
+    /// Two rows for the same.
+    #[error("the method policy has `{pattern}` twice")]
+    Twice {
+        /// The row.
+        pattern: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::ActorId;
+
+    const SCHEDULER: Option<Identity> = Some(Identity::Service(ServiceName::Scheduler));
+    const ROUTER: Option<Identity> = Some(Identity::Service(ServiceName::Router));
+    const ACTOR: Option<Identity> = Some(Identity::Actor(ActorId(7)));
+    const ADMIN: Option<Identity> = Some(Identity::Admin);
+
+    const TABLE: PolicyTable<'static> = &[
+        ("/a.Store/*", &[Allow::Service(ServiceName::Scheduler)]),
+        ("/a.Store/Read", &[Allow::AnyActor, Allow::Admin]),
+        ("/a.Open/*", &[Allow::Anyone]),
+        ("/a.Known/*", &[Allow::Authenticated]),
+    ];
+
+    #[test]
+    fn every_row_admits_whom_it_names_and_nobody_else() {
+        use Verdict::{Allowed, Denied, IdentityRequired};
+        let policy = MethodPolicy::new(&[TABLE]).expect("a good table");
+        let cases = [
+            // path, scheduler, router, actor, admin, nobody
+            ("/a.Store/Write", Allowed, Denied, Denied, Denied, IdentityRequired),
+            ("/a.Store/Read", Denied, Denied, Allowed, Allowed, IdentityRequired),
+            ("/a.Open/X", Allowed, Allowed, Allowed, Allowed, Allowed),
+            ("/a.Known/X", Allowed, Allowed, Allowed, Allowed, IdentityRequired),
+            ("/a.Other/X", Denied, Denied, Denied, Denied, IdentityRequired),
+            ("/a.Store/Read/x", Denied, Denied, Denied, Denied, IdentityRequired),
+            ("", Denied, Denied, Denied, Denied, IdentityRequired),
+        ];
+        for (path, scheduler, router, actor, admin, nobody) in cases {
+            let want = [scheduler, router, actor, admin, nobody];
+            let got = [SCHEDULER, ROUTER, ACTOR, ADMIN, None].map(|who| policy.decide(path, who));
+            assert_eq!(got, want, "{path}");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_refused() {
+        let new = |table: PolicyTable<'_>| MethodPolicy::new(&[table]).map(|_| ()).expect_err("a mistake");
+        assert_eq!(new(&[]), PolicyError::Empty);
+        assert_eq!(new(&[("/a.B/*", &[])]), PolicyError::AdmitsNobody { pattern: "/a.B/*".into() });
+        for pattern in ["a.B/*", "/a.B", "/*", "/*/*", "/a.*/X", "/a.B/X*", "/a.B/X/Y", "//X", ""] {
+            assert_eq!(new(&[(pattern, &[Allow::Anyone])]), PolicyError::Pattern { pattern: pattern.into() });
+        }
+        let twice: PolicyTable<'_> = &[("/a.B/*", &[Allow::Anyone]), ("/a.B/*", &[Allow::Admin])];
+        assert_eq!(new(twice), PolicyError::Twice { pattern: "/a.B/*".into() });
+    }
+}

@@ -1,0 +1,124 @@
+//! The reasons that programs branch on.
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident = $text:literal),+ $(,)?) => {
+        /// Why a call failed, as `google.rpc.ErrorInfo.reason` carries it.
+        ///
+        /// Texts are never changed or reused: clients compare them.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Reason {
+            $($(#[$doc])* $name),+
+        }
+
+        impl Reason {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$name),+];
+
+            /// In `UPPER_SNAKE`, as it goes over the wire.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $text),+ }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Fields of the request cannot be accepted; `BadRequest` lists them.
+    InvalidRequest = "INVALID_REQUEST",
+    /// Nothing by that id, or nothing that the caller may know of.
+    NotFound = "NOT_FOUND",
+    /// There is one already.
+    AlreadyExists = "ALREADY_EXISTS",
+    /// The same `request_id` came with another body before.
+    RequestIdReused = "REQUEST_ID_REUSED",
+    /// The object's state does not allow it.
+    WrongState = "WRONG_STATE",
+    /// The flow takes no nodes and cannot be started: it was started already, or has ended.
+    FlowNotCreated = "FLOW_NOT_CREATED",
+    /// The flow was not started yet.
+    FlowNotStarted = "FLOW_NOT_STARTED",
+    /// The flow has to end first: cancel it.
+    FlowNotEnded = "FLOW_NOT_ENDED",
+    /// The flow has ended.
+    FlowEnded = "FLOW_ENDED",
+    /// The flow has fewer nodes than were announced.
+    NodesMissing = "NODES_MISSING",
+    /// The context is being deleted; it can only be read.
+    ContextDeleting = "CONTEXT_DELETING",
+    /// The last admin of a context cannot be removed.
+    LastAdmin = "LAST_ADMIN",
+    /// A file that is referred to was not put before.
+    BlobMissing = "BLOB_MISSING",
+    /// The server's configuration does not allow it.
+    NotConfigured = "NOT_CONFIGURED",
+    /// The record changed since the caller read it.
+    RevisionMismatch = "REVISION_MISMATCH",
+    /// The flow has another owner now.
+    Fenced = "FENCED",
+    /// The position to resume from is gone; begin with a snapshot.
+    PositionGone = "POSITION_GONE",
+    /// A named limit; the metadata has its name, its value and what was asked.
+    LimitExceeded = "LIMIT_EXCEEDED",
+    /// The server has enough to do; try again later.
+    Overloaded = "OVERLOADED",
+    /// The watcher did not keep up; resume from the last revision.
+    SlowConsumer = "SLOW_CONSUMER",
+    /// The service is ending; another replica, or a later try, will answer.
+    Draining = "DRAINING",
+    /// The service has not started yet.
+    NotReady = "NOT_READY",
+    /// The store does not answer.
+    StoreUnavailable = "STORE_UNAVAILABLE",
+    /// Another service or machine that is needed does not answer.
+    PeerUnavailable = "PEER_UNAVAILABLE",
+    /// The deadline passed; whether the change was made is not known.
+    DeadlineExceeded = "DEADLINE_EXCEEDED",
+    /// The method needs a client certificate or a token.
+    IdentityRequired = "IDENTITY_REQUIRED",
+    /// The certificate or the token cannot be used.
+    IdentityUnusable = "IDENTITY_UNUSABLE",
+    /// The actor or its key was revoked.
+    IdentityRevoked = "IDENTITY_REVOKED",
+    /// This identity may not call this method.
+    MethodNotAllowed = "METHOD_NOT_ALLOWED",
+    /// The caller's role in the context is not enough.
+    RoleInsufficient = "ROLE_INSUFFICIENT",
+    /// The same job key came with other content before.
+    KeyConflict = "KEY_CONFLICT",
+    /// The attempt was stopped before it came.
+    Stopped = "STOPPED",
+    /// No instance takes this script type.
+    UnknownType = "UNKNOWN_TYPE",
+    /// The context belongs to another coordinator.
+    ContextClaimed = "CONTEXT_CLAIMED",
+    /// The work queue is full.
+    QueueFull = "QUEUE_FULL",
+    /// The method is not part of this server.
+    Unimplemented = "UNIMPLEMENTED",
+    /// A defect; the server's log has it under the id in the message.
+    Internal = "INTERNAL",
+}
+
+impl std::fmt::Display for Reason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn texts_are_upper_snake_and_differ() {
+        // AIP-193: at most 63 characters.
+        for reason in Reason::ALL {
+            let text = reason.as_str();
+            assert!(text.len() <= 63 && text.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'), "{text}");
+        }
+        let texts: BTreeSet<_> = Reason::ALL.iter().map(|r| r.as_str()).collect();
+        assert_eq!(texts.len(), Reason::ALL.len());
+    }
+}

@@ -1,0 +1,249 @@
+//! TLS 1.3 from PEM files, read again when they change.
+//!
+//! A server asks for a client certificate, verifies one that is given, and lets
+//! a connection without one in: what may be called without is for the policy
+//! to say, and the answer is then a status that people can read.
+
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use identity::{CertificateError, LeafIdentity, TrustDomain};
+use rustls::client::Resumption;
+use rustls::crypto::CryptoProvider;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+/// The only protocol that is spoken.
+pub(crate) const ALPN_H2: &[u8] = b"h2";
+
+/// The PEM files behind a connection: whom to trust, and who we are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    ca: PathBuf,
+    own: Option<OwnFiles>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct OwnFiles {
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
+impl TlsFiles {
+    /// The authorities to trust, our certificate chain and its key.
+    pub fn new(ca: impl Into<PathBuf>, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
+        Self { ca: ca.into(), own: Some(OwnFiles { certificate: certificate.into(), key: key.into() }) }
+    }
+
+    /// For a client that shows no certificate.
+    pub fn anonymous(ca: impl Into<PathBuf>) -> Self {
+        Self { ca: ca.into(), own: None }
+    }
+
+    /// Changes when any of the files does, also when a link to it is swapped.
+    fn stamp(&self) -> Vec<Option<Stamp>> {
+        let own = self.own.iter().flat_map(|own| [&own.certificate, &own.key]);
+        std::iter::once(&self.ca).chain(own).map(|path| Stamp::of(path)).collect()
+    }
+
+    fn roots(&self) -> Result<Arc<RootCertStore>, TlsError> {
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(&self.ca)? {
+            roots.add(certificate).map_err(|e| TlsError::unusable(&self.ca, e))?;
+        }
+        Ok(Arc::new(roots))
+    }
+
+    fn server_config(&self) -> Result<(ServerConfig, TrustDomain), TlsError> {
+        let own = self.own.as_ref().ok_or(TlsError::ServerNeedsCertificate)?;
+        let chain = certificates(&own.certificate)?;
+        let trust_domain = trust_domain_of(&own.certificate, &chain)?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(self.roots()?, provider())
+            .allow_unauthenticated()
+            .build()
+            .map_err(|e| TlsError::unusable(&self.ca, e))?;
+        let mut config = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(|e| TlsError::unusable(&own.certificate, e))?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain, private_key(&own.key)?)
+            .map_err(|e| TlsError::unusable(&own.certificate, e))?;
+        config.alpn_protocols = vec![ALPN_H2.to_vec()];
+        // A resumed session would keep an identity that was not verified again.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok((config, trust_domain))
+    }
+
+    fn client_config(&self) -> Result<ClientConfig, TlsError> {
+        let builder = ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(|e| TlsError::unusable(&self.ca, e))?
+            .with_root_certificates(self.roots()?);
+        let mut config = match &self.own {
+            None => builder.with_no_client_auth(),
+            Some(own) => builder
+                .with_client_auth_cert(certificates(&own.certificate)?, private_key(&own.key)?)
+                .map_err(|e| TlsError::unusable(&own.certificate, e))?,
+        };
+        config.alpn_protocols = vec![ALPN_H2.to_vec()];
+        config.resumption = Resumption::disabled();
+        Ok(config)
+    }
+}
+
+/// What tells two states of a file apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+}
+
+impl Stamp {
+    fn of(path: &Path) -> Option<Self> {
+        let metadata = path.metadata().ok()?;
+        Some(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            bytes: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+        })
+    }
+}
+
+/// A configuration made from files, made again when one of them changed.
+///
+/// Looked at before each handshake, so that nothing polls: three `stat` calls
+/// are nothing beside the cryptography that follows. Connections that exist
+/// keep what they began with.
+pub(crate) struct Reloading<T> {
+    files: TlsFiles,
+    make: fn(&TlsFiles) -> Result<T, TlsError>,
+    loaded: Mutex<Loaded<T>>,
+}
+
+struct Loaded<T> {
+    stamp: Vec<Option<Stamp>>,
+    value: Arc<T>,
+}
+
+impl<T> Reloading<T> {
+    fn new(files: &TlsFiles, make: fn(&TlsFiles) -> Result<T, TlsError>) -> Result<Self, TlsError> {
+        // Read before the files are: a change in between is then noticed.
+        let stamp = files.stamp();
+        let value = Arc::new(make(files)?);
+        Ok(Self { files: files.clone(), make, loaded: Mutex::new(Loaded { stamp, value }) })
+    }
+
+    /// The present configuration; the former one when the files cannot be used now.
+    pub(crate) fn current(&self) -> Arc<T> {
+        let stamp = self.files.stamp();
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if loaded.stamp != stamp {
+            loaded.stamp = stamp;
+            match (self.make)(&self.files) {
+                Ok(value) => {
+                    loaded.value = Arc::new(value);
+                    tracing::info!(ca = %self.files.ca.display(), "certificates read again");
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "changed certificates cannot be used; the former ones stay in force");
+                }
+            }
+        }
+        loaded.value.clone()
+    }
+}
+
+pub(crate) type ServerTls = Reloading<(Arc<ServerConfig>, TrustDomain)>;
+pub(crate) type ClientTls = Reloading<Arc<ClientConfig>>;
+
+impl ServerTls {
+    pub(crate) fn load(files: &TlsFiles) -> Result<Self, TlsError> {
+        Self::new(files, |files| files.server_config().map(|(config, domain)| (Arc::new(config), domain)))
+    }
+}
+
+impl ClientTls {
+    pub(crate) fn load(files: &TlsFiles) -> Result<Self, TlsError> {
+        Self::new(files, |files| files.client_config().map(Arc::new))
+    }
+}
+
+/// Why PEM files cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be opened.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// A file does not contain what it should.
+    #[error("{} cannot be used: {message}", path.display())]
+    Unusable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        message: String,
+    },
+    /// Our own certificate is no identity.
+    #[error("{} names no identity of ours; `mycora pki issue` makes one that does", path.display())]
+    Identity {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: CertificateError,
+    },
+    /// Only a client may go without.
+    #[error("a server needs a certificate and its key")]
+    ServerNeedsCertificate,
+}
+
+impl TlsError {
+    fn unusable(path: &Path, message: impl std::fmt::Display) -> Self {
+        Self::Unusable { path: path.to_owned(), message: message.to_string() }
+    }
+
+    fn pem(path: &Path, error: rustls_pki_types::pem::Error) -> Self {
+        match error {
+            rustls_pki_types::pem::Error::Io(source) => Self::Read { path: path.to_owned(), source },
+            other => Self::unusable(path, other),
+        }
+    }
+}
+
+/// Named in every place: another crate that enables a second provider must not matter.
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let certificates: Vec<_> = CertificateDer::pem_file_iter(path)
+        .map_err(|e| TlsError::pem(path, e))?
+        .collect::<Result<_, _>>()
+        .map_err(|e| TlsError::pem(path, e))?;
+    if certificates.is_empty() {
+        return Err(TlsError::unusable(path, "there is no certificate in it"));
+    }
+    Ok(certificates)
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    PrivateKeyDer::from_pem_file(path).map_err(|e| TlsError::pem(path, e))
+}
+
+fn trust_domain_of(path: &Path, chain: &[CertificateDer<'_>]) -> Result<TrustDomain, TlsError> {
+    let leaf = chain.first().map(CertificateDer::as_ref).unwrap_or_default();
+    LeafIdentity::from_der(leaf)
+        .map(|leaf| leaf.id.trust_domain)
+        .map_err(|source| TlsError::Identity { path: path.to_owned(), source })
+}

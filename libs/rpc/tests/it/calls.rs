@@ -1,0 +1,73 @@
+//! Calls within the process, deadlines, and errors of wiring.
+
+use std::time::Duration;
+
+use rpc::{Allow, Channel, ErrorView, LocalServer, MethodPolicy, Mount, MountError};
+use tonic::{Code, Request};
+
+use crate::stage::{Authority, Echo, ROUTER, Running, SCHEDULER, call, local, mount, text, who_am_i};
+
+#[tokio::test]
+async fn a_service_of_the_same_process_is_known_and_held_to_the_policy() {
+    let (_echo, server, channel) = local(SCHEDULER);
+    assert_eq!(who_am_i(&channel).await.unwrap(), "service/scheduler");
+    let router = Channel::local(server.handle(), ROUTER);
+    let denied = call(&router, "Never", Request::new(text(""))).await.unwrap_err();
+    assert_eq!(denied.code(), Code::PermissionDenied);
+}
+
+#[tokio::test]
+async fn a_caller_cannot_pass_on_another_identity() {
+    let (_echo, _server, channel) = local(SCHEDULER);
+    let mut request = Request::new(text(""));
+    request.extensions_mut().insert(rpc::Caller::local(ROUTER));
+    assert_eq!(call(&channel, "WhoAmI", request).await.unwrap(), "service/scheduler");
+}
+
+#[tokio::test]
+async fn a_call_waits_until_the_service_is_there() {
+    let server = LocalServer::new("echo");
+    let channel = Channel::local(server.handle(), SCHEDULER);
+    let early = who_am_i(&channel);
+    let publish = async { server.publish(&mount(&Echo::new())) };
+    assert_eq!(tokio::join!(early, publish).0.unwrap(), "service/scheduler");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_never_comes_is_unavailable() {
+    let server = LocalServer::new("echo");
+    let channel = Channel::local(server.handle(), SCHEDULER);
+    let refused = who_am_i(&channel).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable);
+    assert!(refused.message().contains("echo"), "{refused}");
+    drop(server);
+    assert_eq!(ErrorView::from(&who_am_i(&channel).await.unwrap_err()).reason, "NOT_READY");
+}
+
+async fn ends_at_its_deadline(channel: &Channel) {
+    let mut request = Request::new(text(""));
+    request.set_timeout(Duration::from_millis(30));
+    let status = call(channel, "Never", request).await.unwrap_err();
+    assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+    assert_eq!(ErrorView::from(&status).reason, "DEADLINE_EXCEEDED");
+}
+
+#[tokio::test]
+async fn deadlines_hold_in_the_process() {
+    let (_echo, _server, channel) = local(SCHEDULER);
+    ends_at_its_deadline(&channel).await;
+}
+
+#[tokio::test]
+async fn deadlines_hold_over_the_network() {
+    let authority = Authority::new();
+    let server = Running::start(&authority).await;
+    ends_at_its_deadline(&server.channel(&authority.issue(SCHEDULER))).await;
+}
+
+#[tokio::test]
+async fn a_service_without_a_row_in_the_policy_is_not_mounted() {
+    let policy = MethodPolicy::new(&[&[("/test.Other/*", &[Allow::Admin])]]).unwrap();
+    let error = Mount::builder(policy).service(Echo::new()).build().unwrap_err();
+    assert_eq!(error, MountError::Uncovered { service: "test.Echo" });
+}
