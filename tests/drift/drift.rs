@@ -1,0 +1,68 @@
+//! The committed generated code is what the `.proto` files say.
+//!
+//! `MYCORA_UPDATE=1 cargo test -p mycora-drift` writes it anew. This package links none of
+//! ours: the generator has to run while conversions wait for what it writes.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its files has failed")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use prost::Message as _;
+
+const PACKAGES: [&str; 2] = ["mycora/v1", "mycora/internal/v1"];
+
+#[test]
+fn generated_code_matches_the_protos() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let out = tempfile::tempdir().unwrap();
+    generate(&root.join("proto"), out.path());
+    let committed = root.join("libs/proto/src/generated");
+    if std::env::var_os("MYCORA_UPDATE").is_some() {
+        for (name, bytes) in read_all(out.path()) {
+            fs::write(committed.join(name), bytes).unwrap();
+        }
+    }
+    let fresh = read_all(out.path());
+    let kept = read_all(&committed);
+    let names: Vec<_> = fresh.keys().collect();
+    assert_eq!(names, kept.keys().collect::<Vec<_>>(), "files in libs/proto/src/generated");
+    for (name, bytes) in &fresh {
+        assert!(
+            kept[name] == *bytes,
+            "{name} has drifted from the protos; run MYCORA_UPDATE=1 cargo test -p mycora-drift"
+        );
+    }
+}
+
+fn generate(proto_root: &Path, out: &Path) {
+    let mut files: Vec<PathBuf> = Vec::new();
+    for package in PACKAGES {
+        files.extend(fs::read_dir(proto_root.join(package)).unwrap().map(|entry| entry.unwrap().path()));
+    }
+    files.retain(|path| path.extension().is_some_and(|ext| ext == "proto"));
+    files.sort();
+    let set = protox::Compiler::new([proto_root])
+        .unwrap()
+        .include_source_info(true)
+        .include_imports(true)
+        .open_files(&files)
+        .unwrap()
+        .file_descriptor_set();
+    tonic_prost_build::configure().bytes(".").btree_map(".").out_dir(out).compile_fds(set.clone()).unwrap();
+    // Reflection answers from this set; comments would double its size for nobody's use.
+    let mut bare = set;
+    for file in &mut bare.file {
+        file.source_code_info = None;
+    }
+    fs::write(out.join("descriptors.binpb"), bare.encode_to_vec()).unwrap();
+}
+
+fn read_all(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
+        .collect()
+}

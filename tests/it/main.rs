@@ -1,0 +1,3 @@
+//! The suite as a whole.
+
+mod specs;
