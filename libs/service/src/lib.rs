@@ -1,1 +1,33 @@
-//! Placeholder while the crate is begun.
+//! The life of a process.
+//!
+//! A service's `main` is `service::run::<scheduler::App>()`. Start: flags →
+//! telemetry → bind → [`App::start`] → ready. Stop: not ready → tasks end →
+//! drain until the deadline → exit; a second signal exits at once.
+//!
+//! The pieces also stand alone, so that one process can hold several services:
+//! [`Shutdown`], [`Tasks`], [`Readiness`], [`Ops`] and [`telemetry::init`].
+
+mod app;
+pub mod flags;
+mod ops;
+mod readiness;
+mod shutdown;
+mod tasks;
+pub mod telemetry;
+
+pub use app::{App, Host, run};
+pub use flags::{CommonFlags, TelemetryFlags, TlsFlags};
+pub use ops::{Info, Limits, Ops};
+pub use readiness::{Condition, Readiness};
+pub use shutdown::Shutdown;
+pub use tasks::Tasks;
+
+/// Any error that ends a service; its whole chain is logged once.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// An error and its causes in one line.
+#[must_use]
+pub fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}

@@ -1,0 +1,196 @@
+//! From `main` to exit.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Command, FromArgMatches as _};
+use prometheus::Registry;
+use tokio::net::TcpListener;
+
+use crate::flags::{CommonFlags, TlsFlags};
+use crate::ops::{Info, Limits, Ops};
+use crate::readiness::Readiness;
+use crate::shutdown::Shutdown;
+use crate::tasks::Tasks;
+use crate::{Failure, error_chain, telemetry};
+
+/// Configuration that cannot be used; clap's own status for it.
+const EXIT_USAGE: u8 = 2;
+
+/// A service that is a process of its own.
+///
+/// `start` makes what the service needs from its configuration (channels to
+/// other services, a Redis) and then calls the crate's own `build` with it. The
+/// all-in-one process does not use this trait: it calls `build` itself, with
+/// channels of its own.
+pub trait App {
+    /// The service's name, as in its identity.
+    const NAME: &'static str;
+    /// One line for `--help`.
+    const ABOUT: &'static str;
+    /// Where it serves gRPC unless told otherwise; none for a process that serves no gRPC.
+    const GRPC_PORT: Option<u16>;
+    /// Where it serves HTTP for operators unless told otherwise.
+    const OPS_PORT: u16;
+    /// Its own flags.
+    type Config: Args + std::fmt::Debug + Send;
+
+    /// The limits that `/info` shows.
+    fn limits(config: &Self::Config) -> Limits;
+
+    /// Connects, builds, and spawns its tasks into [`Host::tasks`]. When it returns, the process is ready as
+    /// soon as the conditions that were added to [`Host::readiness`] are met.
+    ///
+    /// # Errors
+    /// Ends the process with its whole chain in the log.
+    fn start(config: Self::Config, host: Host) -> impl Future<Output = Result<(), Failure>> + Send;
+}
+
+/// What a process gives to its service.
+#[derive(Debug)]
+pub struct Host {
+    /// Bound, not yet accepting; present exactly when the service has a gRPC port.
+    pub listener: Option<TcpListener>,
+    /// The files to serve and to call with.
+    pub tls: TlsFlags,
+    /// When to end.
+    pub shutdown: Shutdown,
+    /// How long ending may take.
+    pub drain_deadline: Duration,
+    /// Where the service's tasks run.
+    pub tasks: Tasks,
+    /// What has to be so before calls are welcome.
+    pub readiness: Readiness,
+    /// Where metrics are registered.
+    pub metrics: Registry,
+}
+
+/// The whole life of a service's process, on a single-threaded runtime: with
+/// several services on a machine, threads cost more than they bring.
+#[must_use]
+pub fn run<A: App>() -> ExitCode {
+    let matches = command::<A>().get_matches();
+    let parsed = CommonFlags::from_arg_matches(&matches)
+        .and_then(|common| A::Config::from_arg_matches(&matches).map(|config| (common, config)));
+    let (common, config) = match parsed {
+        Ok(parsed) => parsed,
+        Err(error) => error.exit(),
+    };
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("{}: cannot start a runtime: {error}", A::NAME);
+            return ExitCode::FAILURE;
+        }
+    };
+    let code = runtime.block_on(async {
+        let telemetry = match telemetry::init(A::NAME, &common.telemetry) {
+            Ok(telemetry) => telemetry,
+            Err(error) => {
+                eprintln!("{}: {}", A::NAME, error_chain(&error));
+                return ExitCode::from(EXIT_USAGE);
+            }
+        };
+        let code = match live::<A>(common, config, Shutdown::new()).await {
+            Ok(code) => code,
+            Err(error) => {
+                tracing::error!("{} cannot start: {}", A::NAME, error_chain(&*error));
+                ExitCode::FAILURE
+            }
+        };
+        telemetry.flush().await;
+        code
+    });
+    // Whatever did not end in time is not waited for.
+    runtime.shutdown_background();
+    code
+}
+
+fn command<A: App>() -> Command {
+    let local = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string();
+    let command =
+        Command::new(format!("mycora-{}", A::NAME)).version(env!("CARGO_PKG_VERSION")).about(A::ABOUT);
+    let command = A::Config::augment_args(CommonFlags::augment_args(command))
+        .mut_arg("ops_listen", |arg| arg.default_value(local(A::OPS_PORT)));
+    match A::GRPC_PORT {
+        Some(port) => command.mut_arg("listen", |arg| arg.default_value(local(port))),
+        None => command.mut_arg("listen", |arg| arg.hide(true)),
+    }
+}
+
+/// From bound ports to the end of the drain.
+async fn live<A: App>(
+    common: CommonFlags,
+    config: A::Config,
+    shutdown: Shutdown,
+) -> Result<ExitCode, Failure> {
+    shutdown.on_signals()?;
+    let drain_deadline = common.drain_deadline();
+    let ops_listener = match common.ops_listen {
+        Some(address) => Some(bind(address, "--ops-listen").await?),
+        None => None,
+    };
+    let listener = match (A::GRPC_PORT, common.listen) {
+        (Some(_), Some(address)) => Some(bind(address, "--listen").await?),
+        _ => None,
+    };
+    let (readiness, metrics) = (Readiness::new(), Registry::new());
+    let started = readiness.condition("start");
+    let info = Info { name: A::NAME, version: env!("CARGO_PKG_VERSION"), limits: A::limits(&config) };
+    let ops = Ops::new(info, readiness.clone(), metrics.clone());
+    // Probes are answered until the very end of the drain.
+    let serving_ops = ops_listener.map(|l| tokio::spawn(ops.serve(l, std::future::pending())));
+
+    let tasks = Tasks::new(shutdown.clone());
+    let host = Host {
+        listener,
+        tls: common.tls,
+        shutdown: shutdown.clone(),
+        drain_deadline,
+        tasks: tasks.clone(),
+        readiness: readiness.clone(),
+        metrics,
+    };
+    tokio::select! {
+        result = A::start(config, host) => {
+            result?;
+            started.met();
+            tracing::info!(version = env!("CARGO_PKG_VERSION"), "{} started", A::NAME);
+            shutdown.begun().await;
+        }
+        () = shutdown.begun() => tracing::info!("shutdown began before the start was complete"),
+    }
+
+    readiness.close("the process is ending");
+    let drained = tasks.drain(drain_deadline).await;
+    if !drained {
+        tracing::warn!(tasks = tasks.running(), "the drain deadline passed; what is left is cut");
+    }
+    if let Some(serving) = serving_ops {
+        serving.abort();
+    }
+    tracing::info!("{} ended", A::NAME);
+    Ok(if tasks.have_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+async fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpListener, BindError> {
+    let listener = TcpListener::bind(address).await;
+    let listener = listener.map_err(|source| BindError { address, flag, source })?;
+    if let Ok(bound) = listener.local_addr() {
+        tracing::info!(address = %bound, "{flag} is bound");
+    }
+    Ok(listener)
+}
+
+/// A port cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address}; name another address with {flag}")]
+struct BindError {
+    address: SocketAddr,
+    flag: &'static str,
+    source: std::io::Error,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,97 @@
+//! The ops port: plain HTTP for probes, scrapers and people.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use prometheus::{Encoder as _, IntGauge, Opts, Registry, TextEncoder};
+use serde::Serialize;
+use tokio::net::TcpListener;
+
+use crate::readiness::Readiness;
+
+/// Named limits and their values, as `/info` shows them. The name carries the unit.
+pub type Limits = BTreeMap<&'static str, u64>;
+
+/// What `/info` says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Info {
+    /// The service.
+    pub name: &'static str,
+    /// Its version.
+    pub version: &'static str,
+    /// Every limit that it enforces.
+    pub limits: Limits,
+}
+
+/// What the ops port shows. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Ops {
+    info: Arc<Info>,
+    readiness: Readiness,
+    metrics: Registry,
+}
+
+impl Ops {
+    /// Shows these; registers `mycora_build_info`.
+    #[must_use]
+    pub fn new(info: Info, readiness: Readiness, metrics: Registry) -> Self {
+        let labels = Opts::new("mycora_build_info", "Always 1; the labels say what is running")
+            .const_label("service", info.name)
+            .const_label("version", info.version);
+        let build = IntGauge::with_opts(labels).expect("the name and the labels are well formed");
+        build.set(1);
+        // Several services of one process may share a registry; the first one is shown.
+        let _ = metrics.register(Box::new(build));
+        Self { info: Arc::new(info), readiness, metrics }
+    }
+
+    /// Answers `/livez`, `/readyz`, `/metrics` and `/info` until the future is dropped or `end` comes.
+    ///
+    /// # Errors
+    /// When the listener fails.
+    pub async fn serve(
+        self,
+        listener: TcpListener,
+        end: impl Future<Output = ()> + Send + 'static,
+    ) -> std::io::Result<()> {
+        let router = Router::new()
+            // That it answers is the answer.
+            .route("/livez", get(|| std::future::ready("ok\n")))
+            .route("/readyz", get(readyz))
+            .route("/metrics", get(metrics))
+            .route("/info", get(info))
+            .with_state(self);
+        axum::serve(listener, router).with_graceful_shutdown(end).await
+    }
+}
+
+async fn readyz(State(ops): State<Ops>) -> (StatusCode, String) {
+    let missing = ops.readiness.missing();
+    if missing.is_empty() {
+        return (StatusCode::OK, "ready\n".to_owned());
+    }
+    let lines: String = missing.iter().map(|(name, why)| format!("{name}: {why}\n")).collect();
+    (StatusCode::SERVICE_UNAVAILABLE, lines)
+}
+
+async fn metrics(State(ops): State<Ops>) -> impl IntoResponse {
+    let encoder = TextEncoder::new();
+    let mut text = Vec::new();
+    match encoder.encode(&ops.metrics.gather(), &mut text) {
+        Ok(()) => {
+            let kind = [(header::CONTENT_TYPE, encoder.format_type().to_owned())];
+            (StatusCode::OK, kind, text).into_response()
+        }
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+async fn info(State(ops): State<Ops>) -> impl IntoResponse {
+    let text = serde_json::to_string_pretty(&*ops.info).expect("texts and numbers are JSON");
+    ([(header::CONTENT_TYPE, "application/json")], text + "\n")
+}

@@ -1,0 +1,97 @@
+//! Logs on standard error, and traces over OTLP when a collector is named.
+
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use opentelemetry::global;
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_otlp::{SpanExporter, WithExportConfig as _};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
+
+use crate::flags::{LogFormat, TelemetryFlags};
+
+/// At exit, a collector that does not answer is not waited for any longer.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// What has to be flushed before the process ends.
+#[derive(Debug)]
+#[must_use = "traces that were not sent are lost unless this is flushed"]
+pub struct Telemetry {
+    tracer: Option<SdkTracerProvider>,
+}
+
+/// Why there is no telemetry.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// The filter cannot be read.
+    #[error(
+        "`{filter}` is no log filter: write a level (error, warn, info, debug, trace) or `level,target=level`"
+    )]
+    Filter {
+        /// The text.
+        filter: String,
+        /// What is wrong.
+        source: tracing_subscriber::filter::ParseError,
+    },
+    /// The collector's address cannot be used.
+    #[error("traces cannot be sent to {endpoint}: {message}")]
+    Exporter {
+        /// The address.
+        endpoint: String,
+        /// What is wrong.
+        message: String,
+    },
+    /// Something else in this process has set a logger already.
+    #[error("logging was set up twice in this process")]
+    Twice,
+}
+
+/// Sets up logging and tracing for the whole process. Has to be called within a
+/// runtime when a collector is named, and at most once.
+///
+/// # Errors
+/// When a flag cannot be used, or logging is set up already.
+pub fn init(service: &'static str, flags: &TelemetryFlags) -> Result<Telemetry, TelemetryError> {
+    let filter = EnvFilter::try_new(&flags.log_level)
+        .map_err(|source| TelemetryError::Filter { filter: flags.log_level.clone(), source })?;
+    let logs: Box<dyn Layer<Registry> + Send + Sync> = match flags.log_format {
+        LogFormat::Json => fmt::layer().json().flatten_event(true).with_writer(std::io::stderr).boxed(),
+        LogFormat::Text => {
+            let colors = std::io::stderr().is_terminal();
+            fmt::layer().with_ansi(colors).with_writer(std::io::stderr).boxed()
+        }
+    };
+    let tracer = flags.otlp_endpoint.as_deref().map(|url| tracer_provider(service, url)).transpose()?;
+    let traces =
+        tracer.as_ref().map(|provider| tracing_opentelemetry::layer().with_tracer(provider.tracer(service)));
+    let layers = Registry::default().with(logs).with(filter).with(traces);
+    layers.try_init().map_err(|_| TelemetryError::Twice)?;
+    global::set_text_map_propagator(TraceContextPropagator::new());
+    Ok(Telemetry { tracer })
+}
+
+fn tracer_provider(service: &'static str, endpoint: &str) -> Result<SdkTracerProvider, TelemetryError> {
+    let exporter =
+        SpanExporter::builder().with_tonic().with_endpoint(endpoint).build().map_err(|e| {
+            TelemetryError::Exporter { endpoint: endpoint.to_owned(), message: e.to_string() }
+        })?;
+    let resource = Resource::builder().with_service_name(service).build();
+    Ok(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build())
+}
+
+impl Telemetry {
+    /// Sends what is left, within three seconds.
+    pub async fn flush(self) {
+        let Some(tracer) = self.tracer else { return };
+        // It waits for an export that needs this runtime, so it must not hold the runtime's only thread.
+        let flushed = tokio::task::spawn_blocking(move || tracer.shutdown_with_timeout(FLUSH_TIMEOUT)).await;
+        if let Ok(Err(error)) = flushed {
+            tracing::warn!(%error, "the last traces were not sent");
+        }
+    }
+}
