@@ -2,6 +2,14 @@
 
 use tonic::Status;
 
+/// Why the scheduler cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Its metrics cannot be registered.
+    #[error("the scheduler's metrics cannot be registered")]
+    Metrics(#[source] prometheus::Error),
+}
+
 /// Storage answered with something that cannot be read: a defect, or services
 /// of versions that do not fit together.
 #[expect(clippy::needless_pass_by_value, reason = "used as `map_err(bad_store)`")]

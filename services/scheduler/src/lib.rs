@@ -7,9 +7,11 @@
 //! - [`watch`], [`logs`]: what clients see of a flow while it runs.
 //! - [`rpc`]: the gRPC services.
 
+mod app;
 pub mod clients;
 pub mod commit;
 pub mod commit_link;
+mod config;
 pub mod destinations;
 pub mod driver;
 pub mod error;
@@ -18,9 +20,13 @@ pub mod logs;
 pub mod message_ids;
 pub mod metrics;
 pub mod position;
+mod process;
 pub mod routers;
 pub mod rpc;
 pub mod run;
 pub mod runners;
 pub mod submit;
 pub mod watch;
+
+pub use app::{App, Deps};
+pub use config::Config;

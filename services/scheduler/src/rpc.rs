@@ -9,8 +9,9 @@ pub use report_intake::ReportRpc;
 use ::rpc::{Allow, PolicyTable};
 use identity::ServiceName;
 
-/// Who may call what.
-pub const POLICY: PolicyTable<'static> = &[
-    ("/mycora.v1.FlowService/*", &[Allow::AnyActor]),
-    ("/mycora.internal.v1.ReportIntakeService/*", &[Allow::Service(ServiceName::Router)]),
-];
+/// What actors may call.
+pub const PUBLIC_POLICY: PolicyTable<'static> = &[("/mycora.v1.FlowService/*", &[Allow::AnyActor])];
+
+/// What only services may call.
+pub const INTERNAL_POLICY: PolicyTable<'static> =
+    &[("/mycora.internal.v1.ReportIntakeService/*", &[Allow::Service(ServiceName::Router)])];

@@ -6,6 +6,7 @@ use proto::internal::v1::report_intake_service_server::ReportIntakeService;
 use proto::internal::v1::{IncomingReport, ReportRequest, ReportResponse};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::driver::{Event, Handle};
@@ -15,13 +16,14 @@ use crate::routers::{LINK_BUFFER, LinkId};
 pub struct ReportRpc {
     driver: Handle,
     next_link: AtomicU64,
+    stop: CancellationToken,
 }
 
 impl ReportRpc {
-    /// Reports go to this driver.
+    /// Reports go to this driver; streams end when `stop` is cancelled.
     #[must_use]
-    pub const fn new(driver: Handle) -> Self {
-        Self { driver, next_link: AtomicU64::new(1) }
+    pub const fn new(driver: Handle, stop: CancellationToken) -> Self {
+        Self { driver, next_link: AtomicU64::new(1), stop }
     }
 }
 
@@ -37,7 +39,13 @@ impl ReportIntakeService for ReportRpc {
         let (to_router, answers) = mpsc::channel(LINK_BUFFER);
         let (outgoing, stream) = mpsc::channel(1);
         self.driver.send(Event::RouterUp(link, to_router)).await;
-        tokio::spawn(serve(self.driver.clone(), link, request.into_inner(), answers, outgoing));
+        let (driver, stop) = (self.driver.clone(), self.stop.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = serve(driver, link, request.into_inner(), answers, outgoing) => {}
+                () = stop.cancelled() => {}
+            }
+        });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }

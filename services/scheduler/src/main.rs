@@ -1,0 +1,7 @@
+//! The scheduler's process.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    service::run::<scheduler::App>()
+}

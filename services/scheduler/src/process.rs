@@ -1,0 +1,87 @@
+//! The scheduler as a process of its own.
+
+use ::rpc::{Channel, MethodPolicy, Mount, Server, TlsFiles};
+use model::limits;
+use service::{Failure, Host, Limits};
+use tokio_util::sync::CancellationToken;
+
+use crate::app::{App, Deps};
+use crate::commit_link::COMMITS_IN_FLIGHT_MAX;
+use crate::config::Config;
+use crate::rpc::{INTERNAL_POLICY, PUBLIC_POLICY};
+use crate::run::STEP_NODES_MAX;
+
+/// Where the scheduler finds what it needs.
+#[derive(Debug, clap::Args)]
+pub struct Flags {
+    /// The storage service
+    #[arg(long, env = "MYCORA_STORAGE", value_name = "URL", default_value = "https://127.0.0.1:7701")]
+    storage: String,
+    /// The runner-registry
+    #[arg(
+        long,
+        env = "MYCORA_RUNNER_REGISTRY",
+        value_name = "URL",
+        default_value = "https://127.0.0.1:7704"
+    )]
+    runner_registry: String,
+}
+
+impl service::App for App {
+    const NAME: &'static str = "scheduler";
+    const ABOUT: &'static str = "Runs flows: owns them, steps them, commits each step";
+    const GRPC_PORT: Option<u16> = Some(7702);
+    const OPS_PORT: u16 = 7802;
+    type Config = Flags;
+
+    fn limits(_: &Flags) -> Limits {
+        Limits::from([
+            ("flow_nodes_max", limits::FLOW_NODES_MAX as u64),
+            ("flow_edges_max", limits::FLOW_EDGES_MAX as u64),
+            ("step_nodes_max", STEP_NODES_MAX as u64),
+            ("commits_in_flight_max", COMMITS_IN_FLIGHT_MAX as u64),
+            ("watch_buffer", limits::WATCH_BUFFER as u64),
+            ("page_size_max", u64::from(limits::PAGE_SIZE_MAX)),
+        ])
+    }
+
+    async fn start(flags: Flags, host: Host) -> Result<(), Failure> {
+        let paths = host.tls.required()?;
+        let tls = TlsFiles::new(paths.ca, paths.cert, paths.key);
+        let deps = Deps {
+            storage: Channel::remote(&flags.storage, &tls, Some("storage"))?,
+            registry: Channel::remote(&flags.runner_registry, &tls, Some("runner-registry"))?,
+            metrics: &host.metrics,
+        };
+        let app = Config::default().build(deps)?;
+        let builder = Mount::builder(MethodPolicy::new(&[PUBLIC_POLICY, INTERNAL_POLICY])?);
+        let mount = app.mount_public(app.mount_internal(builder)).descriptors(proto::DESCRIPTORS).build()?;
+        let (flows, mut ready) = (host.readiness.condition("flows"), app.ready());
+        let health = mount.health().clone();
+        let server = Server::new(mount, &tls)?.drain_deadline(host.drain_deadline);
+        let listener = host.listener.ok_or("the scheduler serves gRPC and was given no listener")?;
+        let shutdown = host.shutdown.clone();
+        host.tasks.spawn("grpc", async move {
+            server.serve(listener, shutdown.begun_owned()).await?;
+            Ok(())
+        });
+        let shutdown = host.shutdown.clone();
+        host.tasks.spawn("driver", async move {
+            let stop = CancellationToken::new();
+            let _stop_when_dropped = stop.clone().drop_guard();
+            tokio::join!(app.run(stop.clone()), async {
+                shutdown.begun().await;
+                stop.cancel();
+            });
+            Ok(())
+        });
+        host.tasks.spawn("readiness", async move {
+            if ready.wait_for(|ready| *ready).await.is_ok() {
+                flows.met();
+                health.set_serving(true);
+            }
+            Ok(())
+        });
+        Ok(())
+    }
+}
