@@ -1,0 +1,25 @@
+# Thin names over cargo and a few scripts.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench
+
+help: ## says what there is
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: ## builds Mycora and shows a real flow running through every service
+	@deploy/local/need.sh cargo cc redis-server python3
+	@cargo build --release --quiet -p mycora
+	@target/release/mycora demo
+
+test: ## runs all tests; needs Rust, redis-server and python3
+	@deploy/local/need.sh cargo cc redis-server python3
+	@tests/run
+
+lint: ## formatting, clippy with warnings denied, buf where it is installed
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	@if command -v buf >/dev/null; then set -x; buf lint; else echo "buf is not installed: the protos were not linted"; fi
+
+bench: ## measures chains, fan-outs, jobs per second and latency; release build
+	@deploy/local/need.sh cargo cc redis-server
+	@cargo run --release --quiet -p mycora-bench

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Makes sure that the programs named on the command line are there:
+#   need.sh cargo cc redis-server python3 venv npm
+# What is missing is installed with apt where that can be done without asking, after saying so; otherwise it says exactly
+# what to install, and fails.
+set -euo pipefail
+
+# The Debian package of a program, or nothing when no package will do.
+package() {
+  case "$1" in
+    cc) echo gcc libc6-dev ;;
+    redis-server) echo redis-server ;;
+    python3) echo python3 ;;
+    venv) echo python3-venv ;;
+    npm) echo npm ;;
+  esac
+}
+
+# How to get it where apt is not at hand.
+advice() {
+  case "$1" in
+    cargo) echo "Rust: see https://rustup.rs, or: curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh" ;;
+    cc) echo "a C compiler: apt-get install gcc libc6-dev | dnf install gcc | xcode-select --install" ;;
+    redis-server) echo "Redis 6.2 or newer: apt-get install redis-server | dnf install redis | brew install redis" ;;
+    python3) echo "Python 3: apt-get install python3 | dnf install python3 | brew install python" ;;
+    venv) echo "Python's venv: apt-get install python3-venv" ;;
+    npm) echo "npm: apt-get install npm | dnf install npm | brew install node" ;;
+    *) echo "$1" ;;
+  esac
+}
+
+have() {
+  case "$1" in
+    venv) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
+    *) command -v "$1" >/dev/null ;;
+  esac
+}
+
+missing=()
+for program in "$@"; do
+  have "$program" || missing+=("$program")
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+packages=()
+for program in "${missing[@]}"; do
+  read -ra found <<<"$(package "$program")"
+  packages+=("${found[@]}")
+done
+
+as_root=none
+if [ "$(id -u)" = 0 ]; then
+  as_root=
+elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+  as_root="sudo -n"
+fi
+
+if [ ${#packages[@]} -gt 0 ] && [ "$as_root" != none ] && command -v apt-get >/dev/null; then
+  echo "missing: ${missing[*]}"
+  echo "installing with apt: ${packages[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  # A failure shows below, as something that is still missing.
+  $as_root apt-get update -qq || true
+  $as_root apt-get install -qq -y --no-install-recommends "${packages[@]}" >/dev/null || true
+fi
+
+still=()
+for program in "${missing[@]}"; do
+  have "$program" || still+=("$program")
+done
+[ ${#still[@]} -gt 0 ] || exit 0
+{
+  echo "Please install what is missing, then try again:"
+  for program in "${still[@]}"; do
+    echo "  $(advice "$program")"
+  done
+} >&2
+exit 2
