@@ -1,1 +1,23 @@
-//! Placeholder while the crate is begun.
+//! The router: gets messages delivered, and brings back what attempts report.
+//!
+//! - [`core`]: decides; pure. Its parts: [`lanes`] (windows and turns), [`message`] (one message on
+//!   its way), [`reports`] (what is not acknowledged yet), [`runners`] (where runners are).
+//! - [`driver`]: the loop that feeds the core and carries out what it says.
+//! - [`clients`]: the streams to storage, gateway, scheduler and registry, each opened again when lost.
+//! - [`app`]: puts it together.
+
+pub mod app;
+pub mod clients;
+pub mod config;
+pub mod core;
+pub mod driver;
+pub mod error;
+pub mod lanes;
+pub mod message;
+pub mod metrics;
+pub mod reports;
+pub mod runners;
+
+pub use app::{App, Clock, Deps};
+pub use config::Config;
+pub use error::Error;

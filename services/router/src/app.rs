@@ -1,0 +1,134 @@
+//! Puts the router together.
+
+use std::sync::Arc;
+
+use model::Timestamp;
+use proto::internal::v1::{TakeHello, TakeRequest, take_request};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::clients::{self, GatewayClient, MessageStoreClient, RegistryClient, SchedulerClient, Told};
+use crate::config::Config;
+use crate::core::{Core, Input};
+use crate::driver::{Driver, EVENTS_WAITING_MAX, Event, Links};
+use crate::error::Error;
+use crate::metrics::Metrics;
+
+/// Tells the time that people read.
+pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+
+/// What the router needs of others.
+pub struct Deps<'a> {
+    /// A way to storage.
+    pub storage: rpc::Channel,
+    /// A way to the gateway.
+    pub gateway: rpc::Channel,
+    /// A way to the scheduler.
+    pub scheduler: rpc::Channel,
+    /// A way to the registry.
+    pub registry: rpc::Channel,
+    /// The wall clock.
+    pub clock: Clock,
+    /// Where its metrics are registered.
+    pub metrics: &'a prometheus::Registry,
+}
+
+/// The service. It offers no methods of its own yet.
+pub struct App {
+    name: String,
+    storage: MessageStoreClient,
+    gateway: GatewayClient,
+    scheduler: SchedulerClient,
+    registry: RegistryClient,
+    driver: Driver,
+    events: mpsc::Sender<Event>,
+    logs: mpsc::UnboundedReceiver<(u64, proto::internal::v1::NumberedLog)>,
+}
+
+impl App {
+    pub(crate) fn new(config: Config, deps: Deps<'_>) -> Result<Self, Error> {
+        let metrics = Metrics::new(deps.metrics).map_err(Error::Metrics)?;
+        let (events, incoming) = mpsc::channel(EVENTS_WAITING_MAX);
+        let (log_sender, logs) = mpsc::unbounded_channel();
+        let driver = Driver {
+            core: Core::new(metrics, Box::new(rand::random::<f64>)),
+            clock: deps.clock,
+            events: incoming,
+            logs: log_sender,
+            ready: watch::Sender::new(false),
+            links: Links::default(),
+        };
+        Ok(Self {
+            name: config.name,
+            storage: clients::message_store(deps.storage),
+            gateway: clients::gateway(deps.gateway),
+            scheduler: clients::scheduler(deps.scheduler),
+            registry: clients::registry(deps.registry),
+            driver,
+            events,
+            logs,
+        })
+    }
+
+    /// True while all its streams stand.
+    #[must_use]
+    pub fn ready(&self) -> watch::Receiver<bool> {
+        self.driver.ready.subscribe()
+    }
+
+    /// Works until `shutdown`. What is under way then is given to a router again by storage.
+    pub async fn run(self, shutdown: CancellationToken) {
+        let Self { name, storage, gateway, scheduler, registry, driver, events, logs } = self;
+        let hello = take_request::Frame::Hello(TakeHello { router: name });
+        let take = {
+            let (client, events) = (storage.clone(), events.clone());
+            let open = move |outgoing| {
+                let mut client = client.clone();
+                async move { client.take(outgoing).await }
+            };
+            let told = Told {
+                up: Event::StorageUp,
+                item: |taken: proto::internal::v1::TakeResponse| Event::Input(Input::Held(taken.messages)),
+                down: || Event::StorageDown,
+            };
+            clients::keep_open("storage", open, Some(TakeRequest { frame: Some(hello) }), told, events)
+        };
+        let exchange = {
+            let events = events.clone();
+            let open = move |outgoing| {
+                let mut client = gateway.clone();
+                async move { client.exchange(outgoing).await }
+            };
+            let told = Told {
+                up: Event::GatewayUp,
+                item: |said| Event::Input(Input::Gateway(said)),
+                down: || Event::GatewayDown,
+            };
+            clients::keep_open("mycelium-gateway", open, None, told, events)
+        };
+        let report = {
+            let events = events.clone();
+            let open = move |outgoing| {
+                let mut client = scheduler.clone();
+                async move { client.report(outgoing).await }
+            };
+            let told = Told {
+                up: Event::SchedulerUp,
+                item: |said| Event::Input(Input::Scheduler(said)),
+                down: || Event::SchedulerDown,
+            };
+            clients::keep_open("scheduler", open, None, told, events)
+        };
+        // Ended with this future, also when it is dropped.
+        let mut tasks = JoinSet::new();
+        tasks.spawn(driver.run());
+        tasks.spawn(take);
+        tasks.spawn(exchange);
+        tasks.spawn(report);
+        tasks.spawn(clients::follow_runners(registry, events.clone()));
+        tasks.spawn(clients::keep_logs(storage, logs, events));
+        shutdown.cancelled().await;
+        tasks.shutdown().await;
+    }
+}

@@ -1,0 +1,200 @@
+//! The stubs of the services that the router calls, and the streams to them, each opened again when
+//! lost.
+
+use std::time::Duration;
+
+use model::limits::{GRPC_MESSAGE_BYTES_MAX, PAGE_BYTES_MAX};
+use proto::internal::v1::gateway_link_service_client::GatewayLinkServiceClient;
+use proto::internal::v1::message_store_service_client::MessageStoreServiceClient;
+use proto::internal::v1::registry_view_service_client::RegistryViewServiceClient;
+use proto::internal::v1::report_intake_service_client::ReportIntakeServiceClient;
+use proto::internal::v1::{AppendLogsRequest, LogChunk, NumberedLog, WatchRequest};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{Code, Response, Status, Streaming};
+
+use crate::core::Input;
+use crate::driver::Event;
+use crate::reports::GatewayEpoch;
+
+/// Messages, as storage keeps them.
+pub type MessageStoreClient = MessageStoreServiceClient<rpc::Channel>;
+/// The gateway.
+pub type GatewayClient = GatewayLinkServiceClient<rpc::Channel>;
+/// The scheduler's intake of reports.
+pub type SchedulerClient = ReportIntakeServiceClient<rpc::Channel>;
+/// Runners, as the registry sees them.
+pub type RegistryClient = RegistryViewServiceClient<rpc::Channel>;
+
+/// Wraps a channel to storage.
+#[must_use]
+pub fn message_store(channel: rpc::Channel) -> MessageStoreClient {
+    MessageStoreServiceClient::new(channel)
+        .max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX)
+}
+
+/// Wraps a channel to the gateway.
+#[must_use]
+pub fn gateway(channel: rpc::Channel) -> GatewayClient {
+    GatewayLinkServiceClient::new(channel)
+        .max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX)
+}
+
+/// Wraps a channel to a scheduler.
+#[must_use]
+pub fn scheduler(channel: rpc::Channel) -> SchedulerClient {
+    ReportIntakeServiceClient::new(channel)
+        .max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX)
+}
+
+/// Wraps a channel to the registry.
+#[must_use]
+pub fn registry(channel: rpc::Channel) -> RegistryClient {
+    RegistryViewServiceClient::new(channel).max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
+}
+
+/// The first pause before a lost stream is opened again; doubles up to [`RETRY_MAX`].
+const RETRY_MIN: Duration = Duration::from_millis(50);
+/// The longest pause.
+const RETRY_MAX: Duration = Duration::from_secs(5);
+/// Pieces of output in one batch, at most.
+const LOGS_BATCH_MAX: usize = 500;
+/// A stream that stood this long was a good one: the next attempt follows at once.
+const GOOD_AFTER: Duration = Duration::from_secs(10);
+
+/// Tells what becomes of a stream.
+pub(crate) struct Told<Req, Resp> {
+    /// It stands; what is sent here goes out on it, in order.
+    pub(crate) up: fn(mpsc::UnboundedSender<Req>) -> Event,
+    /// Something came in.
+    pub(crate) item: fn(Resp) -> Event,
+    /// It was lost.
+    pub(crate) down: fn() -> Event,
+}
+
+/// Keeps a stream open for ever, and tells the driver about it. `first` goes out first each time.
+///
+/// What goes out is not bounded here: the driver only sends what others are owed, and their windows
+/// bound that.
+pub(crate) async fn keep_open<Req, Resp, Open, Opened>(
+    name: &'static str,
+    mut open: Open,
+    first: Option<Req>,
+    told: Told<Req, Resp>,
+    events: mpsc::Sender<Event>,
+) where
+    Req: Clone,
+    Open: FnMut(UnboundedReceiverStream<Req>) -> Opened,
+    Opened: Future<Output = Result<Response<Streaming<Resp>>, Status>>,
+{
+    let mut pause = RETRY_MIN;
+    loop {
+        let began = Instant::now();
+        let (sender, outgoing) = mpsc::unbounded_channel();
+        if let Some(first) = first.clone() {
+            // The receiving end is right here.
+            sender.send(first).ok();
+        }
+        let ended = match open(UnboundedReceiverStream::new(outgoing)).await {
+            Err(status) => Err(status),
+            Ok(incoming) => {
+                tracing::debug!(name, "a stream stands");
+                if events.send((told.up)(sender)).await.is_err() {
+                    return;
+                }
+                let ended = read(incoming.into_inner(), told.item, &events).await;
+                if events.send((told.down)()).await.is_err() {
+                    return;
+                }
+                ended
+            }
+        };
+        match ended {
+            Ok(()) => tracing::info!(name, "the other side ended a stream"),
+            Err(status) => tracing::warn!(name, %status, "a stream was lost"),
+        }
+        if began.elapsed() >= GOOD_AFTER {
+            pause = RETRY_MIN;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(RETRY_MAX);
+    }
+}
+
+async fn read<Resp>(
+    mut incoming: Streaming<Resp>,
+    item: fn(Resp) -> Event,
+    events: &mpsc::Sender<Event>,
+) -> Result<(), Status> {
+    while let Some(message) = incoming.message().await? {
+        if events.send(item(message)).await.is_err() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Follows the registry's view for ever.
+pub(crate) async fn follow_runners(client: RegistryClient, events: mpsc::Sender<Event>) {
+    let open = |_: UnboundedReceiverStream<()>| {
+        let mut client = client.clone();
+        async move { client.watch(WatchRequest {}).await }
+    };
+    let told = Told {
+        up: |_| Event::RegistryUp,
+        item: |part| Event::Input(Input::Runners(part)),
+        down: || Event::RegistryDown,
+    };
+    keep_open("runner-registry", open, None, told, events).await;
+}
+
+/// Hands pieces of output to storage, in order, one batch after the other; a batch that failed is
+/// handed over again. Ends when nobody gives it any more.
+pub(crate) async fn keep_logs(
+    mut client: MessageStoreClient,
+    mut logs: mpsc::UnboundedReceiver<(GatewayEpoch, NumberedLog)>,
+    events: mpsc::Sender<Event>,
+) {
+    let mut batch = Vec::new();
+    while logs.recv_many(&mut batch, LOGS_BATCH_MAX).await > 0 {
+        let mut rest = std::mem::take(&mut batch).into_iter().peekable();
+        while rest.peek().is_some() {
+            let mut kept = Vec::new();
+            let mut chunks = Vec::new();
+            let mut bytes = 0;
+            while let Some((_, log)) = rest.peek()
+                && (chunks.is_empty() || bytes + log.data.len() <= PAGE_BYTES_MAX)
+                && let Some((epoch, log)) = rest.next()
+            {
+                bytes += log.data.len();
+                let NumberedLog { report_id, job_key, context_id, flow_id, offset, data } = log;
+                kept.push((epoch, report_id));
+                chunks.push(LogChunk { job_key, context_id, flow_id, offset, data });
+            }
+            append(&mut client, AppendLogsRequest { chunks }).await;
+            if events.send(Event::Input(Input::LogsKept(kept))).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Returns when the pieces are kept, or can never be.
+async fn append(client: &mut MessageStoreClient, request: AppendLogsRequest) {
+    let mut pause = RETRY_MIN;
+    while let Err(status) = client.append_logs(request.clone()).await {
+        let lasting =
+            matches!(status.code(), Code::InvalidArgument | Code::NotFound | Code::FailedPrecondition);
+        if lasting {
+            tracing::warn!(%status, pieces = request.chunks.len(), "storage does not want pieces of output");
+            return;
+        }
+        tracing::debug!(%status, "output could not be kept; it will be tried again");
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(RETRY_MAX);
+    }
+}

@@ -1,0 +1,38 @@
+//! What can be configured.
+
+use crate::app::{App, Deps};
+use crate::error::Error;
+
+/// A router's name, at most this long.
+const NAME_CHARS_MAX: usize = 64;
+
+/// The router's own settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Its name: the same after a restart, different for each replica. What it held when it died is
+    /// given back to the router of that name.
+    pub name: String,
+}
+
+impl Default for Config {
+    /// The machine's name, or `local`.
+    fn default() -> Self {
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let host = host.trim();
+        Self { name: if host.is_empty() { "local".to_owned() } else { host.to_owned() } }
+    }
+}
+
+impl Config {
+    /// Builds the service; nothing runs before [`App::run`].
+    ///
+    /// # Errors
+    /// [`Error::Name`], [`Error::Metrics`].
+    pub fn build(self, deps: Deps<'_>) -> Result<App, Error> {
+        let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if self.name.is_empty() || self.name.len() > NAME_CHARS_MAX || !self.name.chars().all(good) {
+            return Err(Error::Name(self.name.chars().take(NAME_CHARS_MAX).collect()));
+        }
+        App::new(self, deps)
+    }
+}

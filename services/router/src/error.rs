@@ -1,0 +1,12 @@
+//! What can go wrong here.
+
+/// Why the router cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Its name cannot stand in a record.
+    #[error("`{0}` is no router name: write 1 to 64 letters, digits, `-`, `_` and `.`")]
+    Name(String),
+    /// A metric of the same name is there already.
+    #[error("the metrics cannot be registered")]
+    Metrics(#[source] prometheus::Error),
+}

@@ -1,0 +1,137 @@
+//! One message on its way.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use model::{ContextId, FlowId, JobKey, RunnerId};
+use proto::internal::v1::HeldMessage;
+use serde::Deserialize;
+use tokio::time::Instant;
+
+use crate::lanes::LaneKey;
+
+/// Names a message everywhere: its context and its key.
+pub type MessageName = (ContextId, String);
+
+/// Executions that travel together end at this size; a larger one goes alone.
+pub const PART_BYTES_MAX: usize = model::limits::PAGE_BYTES_MAX;
+
+/// An execution, as it will be sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// Which attempt it is.
+    pub key: JobKey,
+    /// The execution as JSON.
+    pub json: Bytes,
+}
+
+/// A message that storage has given into this router's care.
+#[derive(Debug)]
+pub struct Message {
+    /// Which one.
+    pub name: MessageName,
+    /// The uid of its context.
+    pub context_uid: String,
+    /// The flow whose nodes it carries.
+    pub flow: FlowId,
+    /// Where it goes.
+    pub lane: LaneKey,
+    /// What is not delivered and not under way.
+    pub nodes: Vec<Node>,
+    /// What is under way, by delivery.
+    pub parts: BTreeMap<u64, Vec<Node>>,
+    /// How many nodes of the lane's window it takes while it is under way.
+    pub window_nodes: usize,
+    /// Until when it has to be accepted.
+    pub deadline: Option<Instant>,
+    /// Its delivery was tried: what is left of it may have arrived all the same.
+    pub tried: bool,
+    /// How often its delivery failed.
+    pub failures: u32,
+    /// What went wrong last.
+    pub last_error: String,
+    /// Reports about its nodes that are not acknowledged yet.
+    pub reports_open: usize,
+    /// Why it was given up.
+    pub error: Option<String>,
+}
+
+/// Storage gave something that is no message.
+#[derive(Debug, thiserror::Error)]
+#[error("a node of message {message} cannot be read")]
+pub struct BadMessage {
+    /// Its key.
+    pub message: String,
+    /// What is wrong.
+    #[source]
+    pub source: serde_json::Error,
+}
+
+/// The part of an execution that the router needs.
+#[derive(Deserialize)]
+struct Head {
+    job_key: JobKey,
+}
+
+impl Message {
+    /// Reads what storage gave; the deadline is the caller's to compute.
+    ///
+    /// # Errors
+    /// [`BadMessage`] when a node is no execution.
+    pub fn read(held: HeldMessage, deadline: Option<Instant>) -> Result<Self, BadMessage> {
+        let HeldMessage {
+            context_id,
+            context_uid,
+            message_key,
+            flow_id,
+            runner_id,
+            timeout_ack_secs: _,
+            nodes,
+            created_millis: _,
+        } = held;
+        let nodes: Result<Vec<_>, _> = nodes
+            .into_iter()
+            .map(|json| serde_json::from_slice::<Head>(&json).map(|head| Node { key: head.job_key, json }))
+            .collect();
+        let nodes = nodes.map_err(|source| BadMessage { message: message_key.clone(), source })?;
+        let context = ContextId(context_id);
+        Ok(Self {
+            name: (context, message_key),
+            context_uid,
+            flow: FlowId(flow_id),
+            lane: (context, RunnerId(runner_id)),
+            window_nodes: nodes.len(),
+            nodes,
+            parts: BTreeMap::new(),
+            deadline,
+            tried: false,
+            failures: 0,
+            last_error: String::new(),
+            reports_open: 0,
+            error: None,
+        })
+    }
+
+    /// Whether nothing is left to be done for it.
+    #[must_use]
+    pub fn is_through(&self) -> bool {
+        self.nodes.is_empty() && self.parts.is_empty() && self.reports_open == 0
+    }
+
+    /// Takes the nodes in parts that fit into a gRPC message.
+    pub fn take_parts(&mut self) -> Vec<Vec<Node>> {
+        let mut parts: Vec<Vec<Node>> = Vec::new();
+        let mut bytes = 0;
+        for node in std::mem::take(&mut self.nodes) {
+            bytes += node.json.len();
+            match parts.last_mut() {
+                Some(part) if bytes <= PART_BYTES_MAX => part.push(node),
+                _ => {
+                    bytes = node.json.len();
+                    parts.push(vec![node]);
+                }
+            }
+        }
+        parts
+    }
+}
