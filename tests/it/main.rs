@@ -1,3 +1,8 @@
 //! The suite as a whole.
 
+mod coordinators;
+mod crashes;
+mod demo;
+mod flows;
 mod specs;
+mod suite;

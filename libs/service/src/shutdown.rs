@@ -38,6 +38,12 @@ impl Shutdown {
         self.0.clone().cancelled_owned()
     }
 
+    /// The token behind it, for what knows nothing of processes.
+    #[must_use]
+    pub fn token(&self) -> CancellationToken {
+        self.0.clone()
+    }
+
     /// One that begins with this one, and may begin earlier.
     #[must_use]
     pub fn child(&self) -> Self {

@@ -3,7 +3,6 @@
 use ::rpc::{Channel, MethodPolicy, Mount, Server, TlsFiles};
 use model::limits;
 use service::{Failure, Host, Limits};
-use tokio_util::sync::CancellationToken;
 
 use crate::app::{App, Deps};
 use crate::commit_link::COMMITS_IN_FLIGHT_MAX;
@@ -67,21 +66,15 @@ impl service::App for App {
         });
         let shutdown = host.shutdown.clone();
         host.tasks.spawn("driver", async move {
-            let stop = CancellationToken::new();
-            let _stop_when_dropped = stop.clone().drop_guard();
-            tokio::join!(app.run(stop.clone()), async {
-                shutdown.begun().await;
-                stop.cancel();
-            });
+            app.run(shutdown.token()).await;
             Ok(())
         });
-        host.tasks.spawn("readiness", async move {
+        tokio::spawn(async move {
             if ready.wait_for(|ready| *ready).await.is_ok() {
                 flows.met();
-                health.set_serving(true);
             }
-            Ok(())
         });
+        tokio::spawn(health.follow(host.readiness.subscribe()));
         Ok(())
     }
 }

@@ -1,0 +1,73 @@
+//! A client as any program would write it: generated stubs over mTLS.
+
+use std::collections::BTreeMap;
+
+use mycora_cli::profile::Profile;
+use proto::v1::flow_service_client::FlowServiceClient;
+use proto::v1::watch_flow_response::Event;
+use proto::v1::{
+    Flow, FlowSpec, FlowStatus, JobSpec, ListFlowNodesRequest, NodeSpec, Script, ScriptType,
+    SubmitFlowRequest, WatchFlowRequest, script,
+};
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// Submits flows and waits for their ends.
+#[derive(Clone)]
+pub struct Client {
+    flows: FlowServiceClient<rpc::Channel>,
+    context: u32,
+}
+
+impl Client {
+    /// Connects as the profile says.
+    pub fn connect(profile: &Profile) -> Result<Self, Error> {
+        let channel = profile.channel()?;
+        Ok(Self { flows: FlowServiceClient::new(channel), context: profile.context })
+    }
+
+    /// Submits a flow of no-op jobs.
+    pub async fn submit(&self, name: &str, nodes: Vec<NodeSpec>) -> Result<Flow, Error> {
+        let flow = FlowSpec { name: name.into(), nodes, ..FlowSpec::default() };
+        let request = SubmitFlowRequest { context_id: self.context, flow: Some(flow), ..Default::default() };
+        let answer = self.flows.clone().submit_flow(request).await?.into_inner();
+        Ok(answer.flow.ok_or("no flow was answered")?)
+    }
+
+    /// Waits until a flow has ended; any other end than FINISHED is an error.
+    pub async fn wait(&self, flow_id: u32) -> Result<(), Error> {
+        let request = WatchFlowRequest { context_id: self.context, flow_id, ..Default::default() };
+        let mut events = self.flows.clone().watch_flow(request).await?.into_inner();
+        let mut status = FlowStatus::Unspecified;
+        while let Some(answer) = events.message().await? {
+            if let Some(Event::Flow(flow)) = answer.event {
+                status = flow.status();
+            }
+        }
+        if status == FlowStatus::Finished {
+            Ok(())
+        } else {
+            Err(format!("flow {flow_id} ended as {status:?}").into())
+        }
+    }
+
+    /// When the first node of a flow started, in milliseconds since 1970.
+    pub async fn first_start_millis(&self, flow_id: u32) -> Result<u64, Error> {
+        let request = ListFlowNodesRequest { context_id: self.context, flow_id, ..Default::default() };
+        let nodes = self.flows.clone().list_flow_nodes(request).await?.into_inner().nodes;
+        let time = nodes.first().and_then(|node| node.start_time).ok_or("the node has no start")?;
+        Ok(u64::try_from(time.seconds)? * 1000 + u64::try_from(time.nanos)? / 1_000_000)
+    }
+}
+
+/// A node that does nothing.
+pub fn no_op(name: String, depends: Vec<String>) -> NodeSpec {
+    let job = JobSpec {
+        script_type: ScriptType::Rhai.into(),
+        script: Some(Script { source: Some(script::Source::Text("()".into())) }),
+        env_vars: BTreeMap::new(),
+        files: BTreeMap::new(),
+        outputs: Vec::new(),
+    };
+    NodeSpec { name, depends, job: Some(job), ..NodeSpec::default() }
+}

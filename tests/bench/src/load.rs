@@ -1,0 +1,78 @@
+//! The loads that are measured.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use proto::v1::NodeSpec;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use crate::client::{Client, no_op};
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// Runs chains of dependent nodes, one after the other; gives each one's time per step.
+pub async fn chain(client: &Client, length: u32, runs: usize) -> Result<Vec<Duration>, Error> {
+    let nodes: Vec<NodeSpec> = (0..length)
+        .map(|i| {
+            no_op(format!("n{i}"), i.checked_sub(1).map(|before| format!("n{before}")).into_iter().collect())
+        })
+        .collect();
+    let mut steps = Vec::with_capacity(runs);
+    for _ in 0..runs {
+        steps.push(timed(client, "chain", nodes.clone()).await? / length);
+    }
+    Ok(steps)
+}
+
+/// Runs a root, `width` nodes after it and a join; gives the times of whole flows.
+pub async fn fan_out(client: &Client, width: u32, runs: usize) -> Result<Vec<Duration>, Error> {
+    let mut nodes = vec![no_op("root".into(), Vec::new())];
+    nodes.extend((0..width).map(|i| no_op(format!("n{i}"), vec!["root".into()])));
+    nodes.push(no_op("join".into(), (0..width).map(|i| format!("n{i}")).collect()));
+    let mut times = Vec::with_capacity(runs);
+    for _ in 0..runs {
+        times.push(timed(client, "fan-out", nodes.clone()).await?);
+    }
+    Ok(times)
+}
+
+async fn timed(client: &Client, name: &str, nodes: Vec<NodeSpec>) -> Result<Duration, Error> {
+    let begin = Instant::now();
+    let flow = client.submit(name, nodes).await?;
+    client.wait(flow.id).await?;
+    Ok(begin.elapsed())
+}
+
+/// Submits flows of one job each, `at_once` under way; gives the flows per second.
+pub async fn single(client: &Client, count: u32, at_once: usize) -> Result<f64, Error> {
+    let permits = Arc::new(Semaphore::new(at_once));
+    let mut tasks = JoinSet::new();
+    let begin = Instant::now();
+    for _ in 0..count {
+        let permit = Arc::clone(&permits).acquire_owned().await?;
+        let client = client.clone();
+        tasks.spawn(async move {
+            let _permit = permit;
+            timed(&client, "single", vec![no_op("only".into(), Vec::new())]).await
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(f64::from(count) / begin.elapsed().as_secs_f64())
+}
+
+/// Submits one flow at a time; gives the times from the call to the script's start,
+/// by the machine's one clock, in whole milliseconds.
+pub async fn submit_to_start(client: &Client, count: usize) -> Result<Vec<Duration>, Error> {
+    let mut times = Vec::with_capacity(count);
+    for _ in 0..count {
+        let begin = SystemTime::now().duration_since(UNIX_EPOCH)?;
+        let flow = client.submit("latency", vec![no_op("only".into(), Vec::new())]).await?;
+        client.wait(flow.id).await?;
+        let start = Duration::from_millis(client.first_start_millis(flow.id).await?);
+        times.push(start.saturating_sub(begin));
+    }
+    Ok(times)
+}

@@ -1,0 +1,69 @@
+//! The figures, as they are printed.
+
+use std::fmt;
+use std::time::Duration;
+
+/// Gathers figures and prints them in the end.
+pub struct Report {
+    machine: String,
+    rows: Vec<(String, String)>,
+}
+
+impl Report {
+    /// A report of this machine.
+    pub const fn new(machine: String) -> Self {
+        Self { machine, rows: Vec::new() }
+    }
+
+    /// Times per step of chains.
+    pub fn chain(&mut self, mut steps: Vec<Duration>) {
+        let (p50, p99) = percentiles(&mut steps);
+        self.row("40-step chain, one dependent step", format!("p50 {}  p99 {}", millis(p50), millis(p99)));
+    }
+
+    /// Times of whole fan-outs.
+    pub fn fan_out(&mut self, width: u32, times: &[Duration]) {
+        let (p50, _) = percentiles(&mut times.to_vec());
+        let rate = f64::from(width + 2) / p50.as_secs_f64();
+        self.row(
+            &format!("{width} fan-out and join, whole flow"),
+            format!("p50 {}  ({rate:.0} nodes/s)", millis(p50)),
+        );
+    }
+
+    /// Flows of one job per second.
+    pub fn single(&mut self, per_second: f64) {
+        self.row("single jobs, 64 at once", format!("{per_second:.0} /s"));
+    }
+
+    /// Times from submission to start.
+    pub fn latency(&mut self, mut times: Vec<Duration>) {
+        let (p50, p99) = percentiles(&mut times);
+        self.row("submit to start", format!("p50 {}  p99 {}", millis(p50), millis(p99)));
+    }
+
+    fn row(&mut self, what: &str, figure: String) {
+        self.rows.push((what.to_owned(), figure));
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.machine)?;
+        writeln!(f, "all-in-one, client over mTLS, no-op rhai jobs, append-only file every second")?;
+        for (what, figure) in &self.rows {
+            writeln!(f, "  {what:<38} {figure}")?;
+        }
+        Ok(())
+    }
+}
+
+fn percentiles(times: &mut [Duration]) -> (Duration, Duration) {
+    times.sort_unstable();
+    let at = |percent: usize| times.get((times.len() * percent / 100).min(times.len().saturating_sub(1)));
+    (at(50).copied().unwrap_or_default(), at(99).copied().unwrap_or_default())
+}
+
+fn millis(time: Duration) -> String {
+    format!("{:.2} ms", time.as_secs_f64() * 1000.0)
+}

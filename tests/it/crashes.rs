@@ -1,0 +1,54 @@
+//! `kill -9` in the middle of a flow.
+
+use std::path::Path;
+
+use serde_json::Value;
+use testkit::{Mark, Witness, wait_until_blocking};
+
+use crate::suite::{PATIENCE, Up, flow_file, processes_in, stdout};
+
+/// Three layers of four nodes each; every script says when it began and ended.
+fn layers(dir: &Path, witness: &Witness) -> (String, Vec<String>) {
+    let mut text = String::from("name: layers\njobs:\n");
+    let mut names = Vec::new();
+    for layer in 0..3 {
+        for i in 0..4 {
+            let name = format!("n{layer}-{i}");
+            let depends: Vec<String> =
+                if layer == 0 { Vec::new() } else { (0..4).map(|j| format!("n{}-{j}", layer - 1)).collect() };
+            let script = witness.shell(&name, "sleep 0.3").replace('\n', "\n      ");
+            text.push_str(&format!(
+                "  {name}:\n    script_type: shell\n    retries: 3\n    backoff: {{ initial: 0.1 }}\n    depends: [{}]\n    script: |\n      {script}\n",
+                depends.join(", ")
+            ));
+            names.push(name);
+        }
+    }
+    (flow_file(dir, &text), names)
+}
+
+#[test]
+fn up_is_killed_and_goes_on() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let data = dir.path().join("data");
+    let witness = Witness::new(dir.path());
+    let mut up = Up::start(&data, &[]);
+    let (file, names) = layers(dir.path(), &witness);
+    stdout(&up.mycora(&["flow", "submit", &file]), 0);
+    wait_until_blocking(
+        || (witness.lines().iter().filter(|(mark, ..)| *mark == Mark::End).count() >= 2).then_some(()),
+        PATIENCE,
+        "the first scripts have ended",
+    );
+    up.process.kill9();
+    up.restart();
+    let out = up.mycora(&["--output", "json", "flow", "watch", "1"]);
+    let document: Value = serde_json::from_str(&stdout(&out, 0)).expect("one document");
+    assert_eq!(document["flow"]["status"], "FLOW_STATUS_FINISHED", "{document}");
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    witness.assert_one_end_each(&names);
+    // What the kill cut off has a beginning and no end: it must not have run on.
+    witness.assert_no_overlap(|span| span.end.is_none());
+    up.stop();
+    assert_eq!(processes_in(&data), Vec::<String>::new(), "left running");
+}

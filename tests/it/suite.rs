@@ -1,0 +1,155 @@
+//! A `mycora up` of a test, and the command line against it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use testkit::{Process, free_port};
+
+/// Long enough for a busy machine, short enough to notice.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A program of this workspace, as `make test` builds it beside the tests.
+pub(crate) fn program(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("a test knows its own file");
+    let dir = test.parent().and_then(Path::parent).expect("target/<profile>/deps/<test>");
+    let path = dir.join(name);
+    assert!(path.exists(), "{} is not built: run `make test`, or `cargo build --bins`", path.display());
+    path
+}
+
+/// A `mycora up` that runs.
+pub(crate) struct Up {
+    dir: PathBuf,
+    arguments: Vec<String>,
+    pub(crate) process: Process,
+}
+
+impl Up {
+    /// Starts one on a directory and a free port.
+    pub(crate) fn start(dir: &Path, arguments: &[&str]) -> Self {
+        let arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
+        let process = spawn(dir, &arguments);
+        let mut up = Self { dir: dir.to_owned(), arguments, process };
+        up.wait_ready();
+        up
+    }
+
+    /// Starts it again after its process has ended.
+    pub(crate) fn restart(&mut self) {
+        self.process = spawn(&self.dir, &self.arguments);
+        self.wait_ready();
+    }
+
+    fn wait_ready(&mut self) {
+        self.process.wait_for_line("mycora is ready", PATIENCE);
+    }
+
+    /// Ends it as Ctrl-C does and waits for the end.
+    pub(crate) fn stop(mut self) {
+        self.process.interrupt();
+        let status = self.process.wait(PATIENCE);
+        assert!(status.success(), "`mycora up` ended with {status}:\n{}", self.process.output());
+    }
+
+    /// The profile that its clients use.
+    pub(crate) fn profile(&self) -> PathBuf {
+        self.dir.join("client.toml")
+    }
+
+    /// Its port on this machine.
+    pub(crate) fn port(&self) -> u16 {
+        let text = std::fs::read_to_string(self.profile()).expect("`up` writes a profile");
+        let line = text.lines().find(|line| line.starts_with("address")).expect("an address");
+        let digits: String =
+            line.rsplit(':').next().unwrap_or_default().chars().filter(char::is_ascii_digit).collect();
+        digits.parse().expect("a port")
+    }
+
+    /// The command line against it.
+    pub(crate) fn mycora(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("`mycora` starts")
+    }
+
+    /// The same, to be started by the caller.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        command(&self.profile(), arguments)
+    }
+
+    /// Answers of `redis-cli` in one database, as the line that `up` prints calls it.
+    pub(crate) fn redis(&self, database: u32, arguments: &[&str]) -> String {
+        let password =
+            std::fs::read_to_string(self.dir.join("redis.password")).expect("`up` keeps the password");
+        let output = Command::new("redis-cli")
+            .env("REDISCLI_AUTH", password.trim())
+            .arg("-s")
+            .arg(self.dir.join("redis.sock"))
+            .args(["-n", &database.to_string()])
+            .args(arguments)
+            .output()
+            .expect("`redis-cli` starts");
+        String::from_utf8(output.stdout).expect("text")
+    }
+}
+
+/// The command line with a profile.
+pub(crate) fn command(profile: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program("mycora"));
+    command.env("MYCORA_CONFIG", profile).args(arguments);
+    command
+}
+
+fn spawn(dir: &Path, arguments: &[String]) -> Process {
+    let mut command = Command::new(program("mycora"));
+    command.arg("up").arg("--data").arg(dir).args(["--port", &free_port_pair().to_string()]).args(arguments);
+    Process::spawn("mycora up", &mut command)
+}
+
+/// A port that is free together with its ops port.
+fn free_port_pair() -> u16 {
+    (0..100)
+        .map(|_| free_port())
+        .find(|port| {
+            port.checked_add(100).is_some_and(|ops| std::net::TcpListener::bind(("127.0.0.1", ops)).is_ok())
+        })
+        .expect("two free ports, 100 apart")
+}
+
+/// What a command wrote to standard output, which must have ended with `code`.
+pub(crate) fn stdout(output: &Output, code: i32) -> String {
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(code), "standard output:\n{out}\nstandard error:\n{err}");
+    out.into_owned()
+}
+
+/// What a command wrote to standard error, which must have ended with `code`.
+pub(crate) fn stderr(output: &Output, code: i32) -> String {
+    stdout(output, code);
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Writes a flow file and gives its path as text.
+pub(crate) fn flow_file(dir: &Path, text: &str) -> String {
+    let path = dir.join("flow.yaml");
+    std::fs::write(&path, text).expect("a flow file");
+    path.to_str().expect("a plain path").to_owned()
+}
+
+/// Processes whose arguments or working directory lie in `dir`.
+pub(crate) fn processes_in(dir: &Path) -> Vec<String> {
+    let dir = dir.to_str().expect("a plain path");
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {
+        let path = entry.path();
+        if !entry.file_name().to_string_lossy().bytes().all(|b| b.is_ascii_digit()) {
+            continue;
+        }
+        let arguments = std::fs::read(path.join("cmdline")).unwrap_or_default();
+        let arguments = String::from_utf8_lossy(&arguments).replace('\0', " ");
+        let cwd = std::fs::read_link(path.join("cwd")).unwrap_or_default();
+        if arguments.contains(dir) || cwd.starts_with(dir) {
+            found.push(format!("{} {arguments} (in {})", entry.file_name().to_string_lossy(), cwd.display()));
+        }
+    }
+    found
+}
