@@ -1,1 +1,52 @@
-//! Placeholder while the crate is begun.
+//! The work-queue protocol between a supervisor and its instances, over the supervisor's own Redis.
+//!
+//! ```text
+//! supervisor ─ accept ─► hero:job:<key> + queue ─ take ─► instance ─ log, finish ─► hero:done ─► supervisor
+//! ```
+//!
+//! [`Supervisor`] accepts, stops, counts, looks after what was lost, and reads what happened through
+//! [`EventReader`]. An instance [`join`]s and works with an [`Instance`], an [`Intake`] that gives it jobs and
+//! a [`Control`] that gives it commands. Every change is one script; nothing polls.
+//!
+//! A job's `status`: `queued → started → finished | error | timeout | stopped | lost`, or
+//! `queued → stopped | returned`.
+
+mod control;
+mod event;
+mod instance;
+mod intake;
+mod job;
+mod loss;
+mod presence;
+mod script;
+mod supervisor;
+
+pub use control::{Command, Control};
+pub use event::{Acknowledger, Event, EventKind, EventReader, LogChunk, Origin};
+pub use instance::{About, Ending, Instance, JoinError, Refreshed, Standing, join};
+pub use intake::{Intake, Taken};
+pub use job::{JobState, JobStatus};
+pub use keys::{InstanceRef, WorkQueue};
+pub use loss::LossWatch;
+pub use presence::{PRESENCE_INTERVAL, PRESENCE_TTL, PresenceRecord};
+pub use supervisor::{Accepted, Offer, QueueStats, Refusal, StopOutcome, Supervisor};
+
+use std::time::Duration;
+
+/// How many jobs one queue may hold.
+pub const QUEUE_LEN_MAX: usize = 100_000;
+/// How long a stop of a job that never arrived is remembered.
+pub const STOP_MARK_KEEP: Duration = Duration::from_secs(24 * 3600);
+/// How long an ended job's record is kept after the coordinator has heard of it.
+pub const ENDED_KEEP: Duration = Duration::from_secs(7 * 24 * 3600);
+/// How much of a job's output its record keeps.
+pub const OUTPUT_TAIL_BYTES_MAX: usize = 16 * 1024;
+
+/// Names a place where a test may make the process die.
+macro_rules! crash_point {
+    ($name:literal) => {
+        #[cfg(feature = "crash-points")]
+        testkit::crash_point!($name);
+    };
+}
+pub(crate) use crash_point;

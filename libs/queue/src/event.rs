@@ -1,0 +1,238 @@
+//! What happens to jobs, as the supervisor hears it.
+
+use std::future::Future;
+use std::time::Duration;
+
+use keys::supervisor::{DONE, DONE_GROUP};
+use kv::{Blocking, Cmd, Connection, Error, Result, StreamEntry, Value};
+use model::execution::AttemptEnd;
+use model::{ContextId, FlowId, JobKey, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use crate::script::ACKNOWLEDGE;
+use crate::{ENDED_KEEP, crash_point};
+
+/// How many events one read gives at most.
+const READ_MAX: u32 = 256;
+/// How long one read waits before it is asked anew; nothing depends on it but a line that went dead.
+const BLOCK: Duration = Duration::from_secs(30);
+
+/// Where a job came from, as its coordinator numbers things; echoed in everything said of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The context.
+    pub context_id: ContextId,
+    /// The flow.
+    pub flow_id: FlowId,
+}
+
+/// Something that happened to a job.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Event {
+    /// Its place in the stream; what [`EventReader::acknowledge`] wants back.
+    pub id: String,
+    /// Which job.
+    pub job_key: JobKey,
+    /// Counts the job's events from 1.
+    pub number: u64,
+    /// Who has to be told.
+    pub coordinator: String,
+    /// Where the job came from.
+    pub origin: Origin,
+    /// What happened.
+    pub kind: EventKind,
+}
+
+/// The kinds of [`Event`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum EventKind {
+    /// An instance started it.
+    Started {
+        /// `<type>:<group>:<n>`.
+        instance: String,
+        /// By the clock of the supervisor's Redis.
+        time: Timestamp,
+    },
+    /// It printed something.
+    Log(LogChunk),
+    /// It ended.
+    Ended(Box<AttemptEnd>),
+    /// It was handed back unstarted.
+    Returned,
+}
+
+/// A piece of an attempt's output.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogChunk {
+    /// How many bytes were printed before it.
+    pub offset: u64,
+    /// What was printed; bytes that are not UTF-8 were replaced.
+    pub text: String,
+}
+
+impl LogChunk {
+    /// How many bytes were printed up to its end.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.offset + self.text.len() as u64
+    }
+}
+
+/// Reads the events, each at least once: what was not acknowledged is given again after a restart.
+#[derive(Debug)]
+pub struct EventReader {
+    db: Connection,
+    blocking: Blocking,
+    /// While set, what was given to an earlier life (or was lost on the way to this one) is read, behind
+    /// this entry; afterwards what is new.
+    again_from: Option<String>,
+    last: String,
+}
+
+impl EventReader {
+    pub(crate) fn new(db: Connection, blocking: Blocking) -> Self {
+        Self { db, blocking, again_from: Some("0".to_owned()), last: "0".to_owned() }
+    }
+
+    /// Waits for events. Gives none when `cancel` was ready first, and now and then when nothing happens.
+    ///
+    /// Events that cannot be understood are logged and removed.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`]; the next call goes on where this one stood.
+    pub async fn next(&mut self, cancel: impl Future<Output = ()>) -> Result<Vec<Event>> {
+        let entries = match self.read(cancel).await {
+            Ok(entries) => entries,
+            Err(error) if error.code() == Some("NOGROUP") => {
+                self.create_group().await?;
+                return Ok(Vec::new());
+            }
+            Err(error) => {
+                // An answer that was lost on the way stays pending: read it again.
+                self.again_from = Some(self.last.clone());
+                return Err(error);
+            }
+        };
+        let mut events = Vec::with_capacity(entries.len());
+        let mut useless = Vec::new();
+        for entry in entries {
+            self.last.clone_from(&entry.id);
+            match parse(&entry) {
+                Ok(event) => events.push(event),
+                Err(error) => {
+                    tracing::warn!(id = %entry.id, %error, "an event that cannot be understood is dropped");
+                    useless.push(entry.id);
+                }
+            }
+        }
+        if !useless.is_empty() {
+            self.acknowledge_ids(useless.iter().map(|id| (id.as_str(), None))).await?;
+        }
+        Ok(events)
+    }
+
+    /// Removes events that the coordinator has answered. Records of jobs that ended are kept for
+    /// [`ENDED_KEEP`] from now on, without what was needed to run them.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`]; may be repeated.
+    pub async fn acknowledge(&self, events: &[Event]) -> Result<()> {
+        crash_point!("queue.before_acknowledge");
+        for part in events.chunks(READ_MAX as usize) {
+            let pairs = part.iter().map(|event| {
+                let over = matches!(event.kind, EventKind::Ended(_) | EventKind::Returned);
+                (event.id.as_str(), over.then_some(event.job_key))
+            });
+            self.acknowledge_ids(pairs).await?;
+        }
+        Ok(())
+    }
+
+    /// A second handle for [`EventReader::acknowledge`], to be used while this one waits.
+    #[must_use]
+    pub fn acknowledger(&self) -> Acknowledger {
+        Acknowledger { db: self.db.clone() }
+    }
+
+    async fn acknowledge_ids(&self, pairs: impl Iterator<Item = (&str, Option<JobKey>)>) -> Result<()> {
+        acknowledge(&self.db, pairs).await
+    }
+
+    async fn read(&mut self, cancel: impl Future<Output = ()>) -> Result<Vec<StreamEntry>> {
+        let again = self.again_from.clone();
+        let mut read =
+            Cmd::new("XREADGROUP").arg("GROUP").arg(DONE_GROUP).arg("supervisor").arg("COUNT").arg(READ_MAX);
+        if again.is_none() {
+            read = read.arg("BLOCK").arg(millis(BLOCK));
+        }
+        let read = read.arg("STREAMS").arg(DONE).arg(again.as_deref().unwrap_or(">"));
+        let answer = match &again {
+            // Asked about what is pending the server never waits.
+            Some(_) => self.db.cmd(read).await?,
+            None => self.blocking.run(&read, BLOCK, cancel).await?,
+        };
+        let entries: Vec<_> = answer.streams()?.into_iter().flat_map(|(_, entries)| entries).collect();
+        if again.is_some() {
+            // Behind the last one that is pending everything is new.
+            self.again_from = entries.last().map(|entry| entry.id.clone());
+        }
+        Ok(entries)
+    }
+
+    async fn create_group(&self) -> Result<()> {
+        let create = Cmd::new("XGROUP").arg("CREATE").arg(DONE).arg(DONE_GROUP).arg("0").arg("MKSTREAM");
+        match self.db.cmd(create).await {
+            Err(error) if error.code() != Some("BUSYGROUP") => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Removes events that were answered, while the [`EventReader`] waits for more.
+#[derive(Debug, Clone)]
+pub struct Acknowledger {
+    db: Connection,
+}
+
+impl Acknowledger {
+    /// Removes one event; `over` names its job when it was the last of it.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`]; may be repeated.
+    pub async fn acknowledge(&self, id: &str, over: Option<JobKey>) -> Result<()> {
+        acknowledge(&self.db, std::iter::once((id, over))).await
+    }
+}
+
+async fn acknowledge(db: &Connection, pairs: impl Iterator<Item = (&str, Option<JobKey>)>) -> Result<()> {
+    let mut call = ACKNOWLEDGE.call(&[DONE]).arg(DONE_GROUP).arg(ENDED_KEEP.as_secs());
+    for (id, over) in pairs {
+        let over = over.map(|key| key.to_string()).unwrap_or_default();
+        call = call.arg(id).arg(&over);
+    }
+    db.call(call).await.map(|_: Value| ())
+}
+
+fn parse(entry: &StreamEntry) -> Result<Event> {
+    let wrong = |what: &str| Error::Protocol(format!("event {} has no usable `{what}`", entry.id));
+    let number = |what: &'static str| entry.text(what)?.parse::<u32>().map_err(|_| wrong(what));
+    Ok(Event {
+        id: entry.id.clone(),
+        job_key: entry.text("key")?.parse().map_err(|_| wrong("key"))?,
+        number: entry.text("n")?.parse().map_err(|_| wrong("n"))?,
+        coordinator: entry.text("coordinator")?.to_owned(),
+        origin: Origin { context_id: ContextId(number("context_id")?), flow_id: FlowId(number("flow_id")?) },
+        kind: serde_json::from_str(entry.text("data")?).map_err(|_| wrong("data"))?,
+    })
+}
+
+/// An event as it is written.
+pub(crate) fn encode(kind: &EventKind) -> Result<String> {
+    serde_json::to_string(kind)
+        .map_err(|error| Error::Protocol(format!("an event cannot be written: {error}")))
+}
+
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

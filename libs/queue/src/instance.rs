@@ -1,0 +1,317 @@
+//! An instance's side: be there, report, finish.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use keys::InstanceRef;
+use keys::supervisor as k;
+use kv::{Call, Connection, Error, Kv, Result, Value};
+use model::execution::AttemptEnd;
+use model::id::Uid;
+use model::{JobKey, Timestamp};
+
+use crate::control::Control;
+use crate::event::{EventKind, LogChunk, encode};
+use crate::intake::Intake;
+use crate::job::JobStatus;
+use crate::presence::{PRESENCE_TTL, PresenceRecord};
+use crate::script::{FINISH, JOIN, LEAVE, LOG, REFRESH};
+use crate::supervisor::end_claims;
+use crate::{OUTPUT_TAIL_BYTES_MAX, crash_point};
+
+/// What an instance says of itself when it joins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct About {
+    /// Its machine.
+    pub hostname: String,
+    /// Its process.
+    pub pid: u32,
+    /// When that process started, in the kernel's clock ticks since boot.
+    pub process_start: u64,
+    /// How many jobs it runs at once.
+    pub slots: u32,
+    /// The isolation its jobs get.
+    pub isolation: String,
+    /// The version of its program.
+    pub version: String,
+}
+
+/// Why an instance could not join.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// Another process works under this name, or died so recently that it still seems to.
+    #[error(
+        "instance {instance} is taken by process {} on {}; give this one another number",
+        holder.pid, holder.hostname
+    )]
+    Taken {
+        /// Which instance.
+        instance: InstanceRef,
+        /// Who has it.
+        holder: Box<PresenceRecord>,
+    },
+    /// Redis gave trouble.
+    #[error("the queue cannot be reached")]
+    Store(#[source] Error),
+}
+
+impl From<Error> for JoinError {
+    fn from(error: Error) -> Self {
+        Self::Store(error)
+    }
+}
+
+/// Whether a running job is still this instance's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// What was said is recorded.
+    Recorded,
+    /// Somebody else ended it meanwhile; nothing was recorded. Absent status: it is not known any more.
+    Closed(Option<JobStatus>),
+}
+
+/// The end of a job.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ending {
+    /// Which job.
+    pub job_key: JobKey,
+    /// How it ended.
+    pub end: AttemptEnd,
+    /// What it printed since the last piece of log.
+    pub last_log: Option<LogChunk>,
+    /// The end of its output, for its record; cut to [`OUTPUT_TAIL_BYTES_MAX`].
+    pub output_tail: String,
+}
+
+/// What an instance learns when it refreshes its presence.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Refreshed {
+    /// Jobs that somebody asked to stop, with seconds of grace. Repeated until they end.
+    pub stops: Vec<(JobKey, u32)>,
+    /// Jobs that are not this instance's any more: somebody ended them. What still runs of them has to go.
+    pub closed: Vec<JobKey>,
+}
+
+/// The instance's side of the protocol. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Instance(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    db: Connection,
+    who: InstanceRef,
+    name: String,
+    life: String,
+    joined_at: Timestamp,
+    about: About,
+    held: Mutex<HashSet<JobKey>>,
+}
+
+/// Joins as `who`. What an earlier life of it had started is ended as lost, so its processes must be dead.
+///
+/// `replace` says whether whoever is present under this name is known to be dead.
+///
+/// # Errors
+/// A [`JoinError`].
+pub async fn join(
+    kv: &Kv,
+    database: u32,
+    who: InstanceRef,
+    about: About,
+    replace: impl FnOnce(&PresenceRecord) -> bool,
+) -> std::result::Result<(Instance, Intake, Control), JoinError> {
+    let db = kv.database(database);
+    let instance = Instance(Arc::new(Inner {
+        db,
+        name: who.to_string(),
+        who,
+        life: Uid::random().to_string(),
+        joined_at: Timestamp::now(),
+        about,
+        held: Mutex::default(),
+    }));
+    if let Some(holder) = instance.enter(false).await? {
+        if !replace(&holder) {
+            return Err(JoinError::Taken { instance: instance.0.who.clone(), holder: Box::new(holder) });
+        }
+        instance.enter(true).await?;
+    }
+    let lost = end_claims(instance.db(), &instance.0.who, true).await?;
+    if lost > 0 {
+        tracing::warn!(instance = %instance.0.name, lost, "ended what an earlier life of this instance had started");
+    }
+    let intake = Intake::new(instance.clone(), kv.blocking(database));
+    let control = Control::new(kv.blocking(database), &instance.0.who);
+    Ok((instance, intake, control))
+}
+
+impl Instance {
+    /// Which instance this is.
+    #[must_use]
+    pub fn who(&self) -> &InstanceRef {
+        &self.0.who
+    }
+
+    /// How many jobs it has taken and not finished.
+    #[must_use]
+    pub fn busy(&self) -> usize {
+        self.held().len()
+    }
+
+    /// Shows that it is still there. To be called every [`crate::PRESENCE_INTERVAL`].
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with `REPLACED` when another process works under its name; any [`kv::Error`].
+    pub async fn refresh(&self) -> Result<Refreshed> {
+        let before: Vec<_> = self.held().iter().copied().collect();
+        let call = REFRESH.call(&[k::presence(&self.0.who)]).arg(&self.0.name).arg(&self.0.life);
+        let answer = self.0.db.call(call.arg(&self.record()?).arg(PRESENCE_TTL.as_secs())).await?;
+        let mut refreshed = Refreshed::default();
+        let mut own = HashSet::new();
+        for held in answer.array()? {
+            let [key, grace] = held.tuple()?;
+            let Ok(key) = key.text()?.parse::<JobKey>() else { continue };
+            own.insert(key);
+            if let Ok(grace) = grace.uint() {
+                refreshed.stops.push((key, u32::try_from(grace).unwrap_or(u32::MAX)));
+            }
+        }
+        refreshed.closed = before.into_iter().filter(|key| !own.contains(key) && self.holds(*key)).collect();
+        Ok(refreshed)
+    }
+
+    /// Records what a running job printed.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`]; may be repeated.
+    pub async fn log(&self, key: JobKey, piece: LogChunk) -> Result<Standing> {
+        let end = piece.end();
+        let event = encode(&EventKind::Log(piece))?;
+        let call = LOG.call::<&str>(&[]).arg(&key.to_string()).arg(&self.0.name).arg(end).arg(&event);
+        standing(self.0.db.call(call).await?)
+    }
+
+    /// Records the end of a job, together with the last of its log.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`]; has to be repeated, with the same ending, until it is recorded or closed.
+    pub async fn finish(&self, ending: &Ending) -> Result<Standing> {
+        crash_point!("queue.before_finish");
+        let standing = standing(self.0.db.call(self.finish_call(ending)?).await?)?;
+        self.held().remove(&ending.job_key);
+        Ok(standing)
+    }
+
+    /// Leaves: is not present any more. What it still holds will be ended as lost by its next life.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`].
+    pub async fn leave(&self) -> Result<()> {
+        let call = LEAVE.call(&[k::presence(&self.0.who)]).arg(&self.0.name).arg(&self.0.life);
+        self.0.db.call(call).await.map(|_| ())
+    }
+
+    pub(crate) fn db(&self) -> &Connection {
+        &self.0.db
+    }
+
+    pub(crate) fn hold(&self, key: JobKey) {
+        self.held().insert(key);
+    }
+
+    pub(crate) fn holds(&self, key: JobKey) -> bool {
+        self.held().contains(&key)
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashSet<JobKey>> {
+        // Nothing can panic while it is locked.
+        self.0.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn enter(&self, replace: bool) -> Result<Option<PresenceRecord>> {
+        let call = JOIN
+            .call(&[k::presence(&self.0.who)])
+            .arg(&self.0.name)
+            .arg(&self.0.life)
+            .arg(&self.record()?)
+            .arg(PRESENCE_TTL.as_secs())
+            .arg(replace);
+        let Some(holder) = self.0.db.call(call).await?.optional_text()? else {
+            return Ok(None);
+        };
+        let unreadable =
+            |error| Error::Protocol(format!("the presence of {} cannot be read: {error}", self.0.name));
+        serde_json::from_str(&holder).map(Some).map_err(unreadable)
+    }
+
+    fn record(&self) -> Result<String> {
+        let about = &self.0.about;
+        let record = PresenceRecord {
+            pid: about.pid,
+            process_start: about.process_start,
+            hostname: about.hostname.clone(),
+            started_at: self.0.joined_at,
+            version: about.version.clone(),
+            capabilities: vec![self.0.who.script_type.to_string(), format!("isolation:{}", about.isolation)],
+            last_heartbeat: Timestamp::now(),
+            slots: about.slots,
+            busy: u32::try_from(self.busy()).unwrap_or(u32::MAX),
+            isolation: about.isolation.clone(),
+            life: self.0.life.clone(),
+        };
+        serde_json::to_string(&record)
+            .map_err(|error| Error::Protocol(format!("presence cannot be written: {error}")))
+    }
+
+    fn finish_call(&self, ending: &Ending) -> Result<Call> {
+        let end = &ending.end;
+        let result = serde_json::to_string(&end.result)
+            .map_err(|error| Error::Protocol(format!("a result cannot be written: {error}")))?;
+        let event = encode(&EventKind::Ended(Box::new(end.clone())))?;
+        let (offset, log) = match &ending.last_log {
+            None => (0, String::new()),
+            Some(piece) => (piece.end(), encode(&EventKind::Log(piece.clone()))?),
+        };
+        let mut call = FINISH
+            .call::<&str>(&[])
+            .arg(&ending.job_key.to_string())
+            .arg(&self.0.name)
+            .arg(JobStatus::of(end.outcome).as_str())
+            .arg(&event)
+            .arg(offset)
+            .arg(&log)
+            .arg("result")
+            .arg(&result)
+            .arg("output")
+            .arg(tail(&ending.output_tail));
+        if let Some(code) = end.exit_code {
+            call = call.arg("exit_code").arg(code);
+        }
+        if let Some(reason) = &end.reason {
+            call = call.arg("error").arg(&reason.to_string());
+        }
+        Ok(call)
+    }
+}
+
+fn standing(answer: Value) -> Result<Standing> {
+    let [recorded, status] = answer.tuple()?;
+    if recorded.int()? == 1 {
+        return Ok(Standing::Recorded);
+    }
+    let status = status.text()?;
+    if status == "gone" {
+        Ok(Standing::Closed(None))
+    } else {
+        JobStatus::parse(&status).map(Some).map(Standing::Closed)
+    }
+}
+
+/// The end of a text, cut where a character begins.
+fn tail(text: &str) -> &str {
+    let mut from = text.len().saturating_sub(OUTPUT_TAIL_BYTES_MAX);
+    while !text.is_char_boundary(from) {
+        from += 1;
+    }
+    &text[from..]
+}

@@ -1,0 +1,153 @@
+//! A job as its hash holds it.
+
+use model::execution::{AttemptEnd, Outcome};
+use model::{BlobHash, Execution, ScriptSource, Timestamp};
+
+use kv::{Error, Result, Value};
+
+use crate::event::EventKind;
+
+/// Where a job stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JobStatus {
+    /// It waits in a queue.
+    Queued,
+    /// An instance runs it.
+    Started,
+    /// It succeeded.
+    Finished,
+    /// It failed.
+    Error,
+    /// It ran for too long.
+    Timeout,
+    /// It was stopped on request.
+    Stopped,
+    /// Its instance vanished.
+    Lost,
+    /// It was handed back unstarted.
+    Returned,
+}
+
+impl JobStatus {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Queued,
+        Self::Started,
+        Self::Finished,
+        Self::Error,
+        Self::Timeout,
+        Self::Stopped,
+        Self::Lost,
+        Self::Returned,
+    ];
+
+    /// As it stands in Redis.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Started => "started",
+            Self::Finished => "finished",
+            Self::Error => "error",
+            Self::Timeout => "timeout",
+            Self::Stopped => "stopped",
+            Self::Lost => "lost",
+            Self::Returned => "returned",
+        }
+    }
+
+    /// The status of a job that ended so.
+    #[must_use]
+    pub const fn of(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Succeeded => Self::Finished,
+            Outcome::Failed => Self::Error,
+            Outcome::TimedOut => Self::Timeout,
+            Outcome::Stopped => Self::Stopped,
+            Outcome::Lost => Self::Lost,
+        }
+    }
+
+    pub(crate) fn parse(text: &str) -> Result<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|known| known.as_str() == text)
+            .ok_or_else(|| Error::Protocol(format!("`{text}` is no status of a job")))
+    }
+}
+
+/// What is known of a job.
+#[derive(Debug, Clone, PartialEq)]
+pub struct JobState {
+    /// Where it stands.
+    pub status: JobStatus,
+    /// What was accepted under its key.
+    pub hash: BlobHash,
+    /// The instance that has, or had it.
+    pub instance: Option<String>,
+    /// When an instance began.
+    pub started_at: Option<Timestamp>,
+    /// How much it has printed.
+    pub log_offset: u64,
+    /// How it ended.
+    pub end: Option<AttemptEnd>,
+}
+
+impl JobState {
+    /// From `HMGET status hash claimed_by started_at log_offset end`; nothing for a job that is not known.
+    pub(crate) fn from_value(value: Value) -> Result<Option<Self>> {
+        let [status, hash, instance, started_at, log_offset, end] = value.tuple()?;
+        let Some(status) = status.optional_text()? else {
+            return Ok(None);
+        };
+        let bad = |what: &str| Error::Protocol(format!("a job's record has no usable `{what}`"));
+        let end = match end.optional_text()? {
+            None => None,
+            Some(text) => match serde_json::from_str::<EventKind>(&text) {
+                Ok(EventKind::Ended(end)) => Some(*end),
+                _ => return Err(bad("end")),
+            },
+        };
+        let started_at = started_at.optional_text()?.map(|text| text.parse().map_err(|_| bad("started_at")));
+        Ok(Some(Self {
+            status: JobStatus::parse(&status)?,
+            hash: hash.text()?.parse().map_err(|_| bad("hash"))?,
+            instance: instance.optional_text()?,
+            started_at: started_at.transpose()?,
+            log_offset: log_offset.uint()?,
+            end,
+        }))
+    }
+}
+
+/// The fields that are kept of an execution, beside those that every job has. The script stands in a
+/// field of its own, for old readers, and is left out of the rest so that it is kept once.
+pub(crate) fn fields(mut execution: Execution) -> Result<Vec<(&'static str, String)>> {
+    let script = match &mut execution.script {
+        ScriptSource::Inline(text) => std::mem::take(text),
+        ScriptSource::Blob(blob) => blob.sha256.to_string(),
+    };
+    let text = |what: &str, result: std::result::Result<String, serde_json::Error>| {
+        result.map_err(|error| Error::Protocol(format!("{what} cannot be written as JSON: {error}")))
+    };
+    Ok(vec![
+        ("script", script),
+        ("script_type", execution.script_type.to_string()),
+        ("env_vars", text("env_vars", serde_json::to_string(&execution.env_vars))?),
+        ("timeout", execution.timeout_secs.to_string()),
+        ("context", execution.job_key.context.to_string()),
+        ("caller", execution.caller_id.to_string()),
+        ("context_id", execution.context_id.to_string()),
+        ("flow_id", execution.flow_id.to_string()),
+        ("job", text("job", serde_json::to_string(&execution))?),
+    ])
+}
+
+/// Undoes [`fields`].
+pub(crate) fn execution(job: &str, script: String) -> std::result::Result<Execution, serde_json::Error> {
+    let mut execution: Execution = serde_json::from_str(job)?;
+    if let ScriptSource::Inline(text) = &mut execution.script {
+        *text = script;
+    }
+    Ok(execution)
+}

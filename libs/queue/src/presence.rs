@@ -1,0 +1,61 @@
+//! How instances show that they are there.
+
+use std::time::Duration;
+
+use keys::InstanceRef;
+use model::{InstanceInfo, Timestamp};
+use serde::{Deserialize, Serialize};
+
+/// An instance that was not refreshed for this long is gone.
+pub const PRESENCE_TTL: Duration = Duration::from_secs(15);
+/// How often an instance refreshes its presence.
+pub const PRESENCE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// What an instance says of itself, as it stands in Redis.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PresenceRecord {
+    /// Its process.
+    pub pid: u32,
+    /// When that process started, in the kernel's clock ticks since boot: tells it from a later one
+    /// with the same pid.
+    #[serde(default)]
+    pub process_start: u64,
+    /// Its machine.
+    pub hostname: String,
+    /// When it joined.
+    pub started_at: Timestamp,
+    /// The version of its program.
+    pub version: String,
+    /// What it can do: script types, and its isolation as `isolation:<level>`.
+    pub capabilities: Vec<String>,
+    /// When it last refreshed this.
+    pub last_heartbeat: Timestamp,
+    /// How many jobs it runs at once.
+    #[serde(default)]
+    pub slots: u32,
+    /// How many it runs now.
+    #[serde(default)]
+    pub busy: u32,
+    /// The isolation its jobs get.
+    #[serde(default)]
+    pub isolation: String,
+    /// Tells one start of an instance from the next.
+    #[serde(default)]
+    pub life: String,
+}
+
+impl PresenceRecord {
+    /// As the coordinator is told.
+    #[must_use]
+    pub fn info(&self, instance: &InstanceRef) -> InstanceInfo {
+        InstanceInfo {
+            script_type: instance.script_type,
+            group: instance.group.clone(),
+            number: instance.number,
+            slots: self.slots,
+            busy: self.busy,
+            isolation: self.isolation.clone(),
+            version: self.version.clone(),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! The scripts, each behind the prelude that they share.
+
+use kv::Script;
+
+macro_rules! scripts {
+    ($($(#[$doc:meta])* $name:ident = $file:literal;)+) => {
+        $(
+            $(#[$doc])*
+            pub(crate) static $name: Script = Script::new(
+                $file,
+                concat!(include_str!("scripts/prelude.lua"), include_str!(concat!("scripts/", $file, ".lua"))),
+            );
+        )+
+    };
+}
+
+scripts! {
+    /// Takes a job in.
+    ACCEPT = "accept";
+    /// Gives waiting jobs to an instance.
+    TAKE = "take";
+    /// What an instance has claimed.
+    HELD = "held";
+    /// Adds to a running job's log.
+    LOG = "log";
+    /// Ends a running job.
+    FINISH = "finish";
+    /// Stops a job wherever it is.
+    STOP = "stop";
+    /// Gives waiting jobs back.
+    HAND_BACK = "hand_back";
+    /// Puts back what was popped and never claimed.
+    PUT_BACK = "put_back";
+    /// Makes an instance present.
+    JOIN = "join";
+    /// Keeps an instance present.
+    REFRESH = "refresh";
+    /// Makes an instance absent.
+    LEAVE = "leave";
+    /// Ends what an instance had started.
+    LOSE = "lose";
+    /// Forgets events that the coordinator has.
+    ACKNOWLEDGE = "acknowledge";
+    /// Forgets a context.
+    DROP_CONTEXT = "drop_context";
+    /// Measures a queue.
+    STATISTICS = "statistics";
+}
+
+#[cfg(test)]
+mod tests {
+    use keys::supervisor as k;
+
+    #[test]
+    fn names_in_scripts_are_those_of_the_keys_crate() {
+        let prelude = include_str!("scripts/prelude.lua");
+        for (name, value) in [
+            ("DONE", k::DONE),
+            ("SEQ", k::SEQ),
+            ("QUEUES", k::QUEUES),
+            ("INSTANCES", k::INSTANCES),
+            ("JOB", k::JOB_PREFIX),
+            ("UNCLAIMED", k::UNCLAIMED_PREFIX),
+            ("CLAIMS", k::CLAIMS_PREFIX),
+            ("STOP", k::STOP_PREFIX),
+            ("REPLY", k::REPLY_PREFIX),
+            ("PRESENCE", k::PRESENCE_PREFIX),
+        ] {
+            let line = format!("local {name} = '{value}'\n");
+            assert!(prelude.contains(&line), "{line}");
+        }
+        let shared = keys::WorkQueue::shared(model::ScriptType::Shell);
+        let stats = k::queue_stats(&shared);
+        assert!(
+            stats
+                .strip_suffix(&shared.to_string())
+                .is_some_and(|prefix| { prelude.contains(&format!("local STATS = '{prefix}'\n")) })
+        );
+        let scope =
+            keys::ControlScope::Instance(keys::InstanceRef::parse("shell:g:1").expect("an instance's name"));
+        assert_eq!(scope.to_string(), "hero:q:ctl:type:shell:group:g:inst:1");
+        for script in [include_str!("scripts/stop.lua"), include_str!("scripts/drop_context.lua")] {
+            assert!(script.contains("'hero:q:ctl:type:' .. kind .. ':group:' .. group .. ':inst:' .. n"));
+        }
+        let context = model::ContextUid(model::id::Uid::from_bits(0));
+        assert_eq!(k::context_jobs(context), format!("hero:jobs:{context}"));
+        assert!(include_str!("scripts/acknowledge.lua").contains("'hero:jobs:' .. context"));
+    }
+}

@@ -1,0 +1,34 @@
+-- KEYS: 1 hero:uid:<uid>  2 hero:jobs:<uid>  3 <queue>
+-- ARGV: 1 job key  2 content hash  3 coordinator  4 queue length limit  5… fields of the job's hash
+local key, hash, coordinator, queue = ARGV[1], ARGV[2], ARGV[3], KEYS[3]
+local job = JOB .. key
+local bound = redis.call('HGET', KEYS[1], 'coordinator')
+if bound and bound ~= coordinator then
+  return redis.error_reply('CONTEXT_CLAIMED this context is bound to another coordinator')
+end
+local known = redis.call('HMGET', job, 'hash', 'status')
+if known[1] then
+  if known[1] ~= hash then
+    return redis.error_reply('KEY_CONFLICT this job key is known with other content')
+  end
+  return {0, known[2]}
+end
+if redis.call('EXISTS', STOP .. key) == 1 then
+  return redis.error_reply('STOPPED this job was stopped before it arrived')
+end
+local length = redis.call('ZCARD', UNCLAIMED .. queue)
+if length >= tonumber(ARGV[4]) then
+  return redis.error_reply('QUEUE_FULL the queue holds ' .. length .. ' jobs, its limit is ' .. ARGV[4])
+end
+local time = now()
+if not bound then
+  redis.call('HSET', KEYS[1], 'coordinator', coordinator, 'since', time)
+end
+local seq = redis.call('INCR', SEQ)
+redis.call('HSET', job, 'key', key, 'hash', hash, 'coordinator', coordinator, 'queue', queue, 'seq', seq,
+  'status', 'queued', 'queued_at', time, 'log_offset', 0, unpack(ARGV, 5))
+redis.call('ZADD', KEYS[2], '+inf', key)
+redis.call('ZADD', UNCLAIMED .. queue, seq, key)
+redis.call('SADD', QUEUES, queue)
+redis.call('RPUSH', queue, key)
+return {1, 'queued'}

@@ -1,0 +1,12 @@
+-- What an instance has claimed, with what is needed to run it: for claims whose answer was lost.
+-- ARGV: 1 instance
+local held = {}
+for _, key in ipairs(redis.call('ZRANGE', CLAIMS .. ARGV[1], 0, 999)) do
+  local known = redis.call('HMGET', JOB .. key, 'started_at', 'job', 'script')
+  if known[1] then
+    held[#held + 1] = {key, known[1], known[2], known[3]}
+  else
+    redis.call('ZREM', CLAIMS .. ARGV[1], key)
+  end
+end
+return held

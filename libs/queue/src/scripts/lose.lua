@@ -1,0 +1,22 @@
+-- Ends what an instance had started, as lost.
+-- KEYS: 1 presence   ARGV: 1 instance  2 how many at most  3 reason as JSON  4 even if it is present
+if ARGV[4] ~= '1' and redis.call('EXISTS', KEYS[1]) == 1 then
+  return {-1}
+end
+local claims = CLAIMS .. ARGV[1]
+local keys = redis.call('ZRANGE', claims, 0, ARGV[2] - 1)
+local lost = {#keys}
+for _, key in ipairs(keys) do
+  redis.call('ZREM', claims, key)
+  local known = redis.call('HMGET', JOB .. key, 'status', 'claimed_by', 'started_at', 'log_offset')
+  if known[1] == 'started' and known[2] == ARGV[1] then
+    redis.call('HSET', JOB .. key, 'error', string.sub(ARGV[3], 2, -2))
+    end_job(key, 'lost', '{"kind":"ended","outcome":"lost","reason":' .. ARGV[3] .. ',"instance":"' .. ARGV[1]
+      .. '","output_bytes":' .. known[4] .. ',"start_time":' .. known[3] .. ',"end_time":' .. now() .. '}')
+    lost[#lost + 1] = key
+  end
+end
+if #keys < tonumber(ARGV[2]) and ARGV[4] ~= '1' then
+  redis.call('SREM', INSTANCES, ARGV[1])
+end
+return lost

@@ -1,0 +1,43 @@
+-- Shared by every script: names of keys (checked against libs/keys by a test), the clock, events.
+-- A supervisor's Redis is never a cluster, so keys may be derived here.
+local DONE = 'hero:done'
+local SEQ = 'hero:seq'
+local QUEUES = 'hero:queues'
+local INSTANCES = 'hero:instances'
+local JOB = 'hero:job:'
+local UNCLAIMED = 'hero:unclaimed:'
+local CLAIMS = 'hero:claims:'
+local STOP = 'hero:stop:'
+local REPLY = 'hero:q:reply:'
+local PRESENCE = 'hero:meta:actor:inst:'
+local STATS = 'hero:meta:queue:stats:'
+
+-- Unix seconds with three decimals, by the server's clock.
+local function now()
+  local t = redis.call('TIME')
+  return string.format('%d.%03d', t[1], math.floor(t[2] / 1000))
+end
+
+-- Appends an event of a job to the stream that the supervisor reads; numbered per job.
+local function tell(key, kind, data)
+  local job = JOB .. key
+  local n = redis.call('HINCRBY', job, 'events', 1)
+  local o = redis.call('HMGET', job, 'coordinator', 'context_id', 'flow_id')
+  redis.call('XADD', DONE, '*', 'kind', kind, 'key', key, 'n', n,
+    'coordinator', o[1], 'context_id', o[2], 'flow_id', o[3], 'data', data)
+end
+
+-- Ends a job: record, event, reply. `data` is the event; `finish` is its inner part for whoever waits.
+local function end_job(key, status, data)
+  local job = JOB .. key
+  redis.call('HSET', job, 'status', status, 'ended_at', now(), 'end', data)
+  tell(key, 'ended', data)
+  redis.call('RPUSH', REPLY .. key, data)
+  redis.call('EXPIRE', REPLY .. key, 3600)
+end
+
+-- Takes a waiting job out of its queue. The list is searched, which is what stopping costs.
+local function unqueue(key, queue)
+  redis.call('ZREM', UNCLAIMED .. queue, key)
+  redis.call('LREM', queue, 1, key)
+end

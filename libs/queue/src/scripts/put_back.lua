@@ -1,0 +1,21 @@
+-- Puts back what was popped and never claimed. A queue is in the order of its sequence numbers, so what
+-- is missing from it has a lower number than its first entry. A pop whose claim is still on its way may
+-- be put back as well; whoever claims second finds it claimed.
+-- KEYS: 1 <queue>   ARGV: 1 how many at most
+local queue, unclaimed = KEYS[1], UNCLAIMED .. KEYS[1]
+local before = '+inf'
+for _ = 1, 1000 do
+  local head = redis.call('LINDEX', queue, 0)
+  if not head then break end
+  local seq = redis.call('ZSCORE', unclaimed, head)
+  if seq then
+    before = '(' .. seq
+    break
+  end
+  redis.call('LPOP', queue)
+end
+local missing = redis.call('ZREVRANGEBYSCORE', unclaimed, before, '-inf', 'LIMIT', 0, ARGV[1])
+for _, key in ipairs(missing) do
+  redis.call('LPUSH', queue, key)
+end
+return #missing

@@ -1,0 +1,471 @@
+//! The supervisor's side: accept, stop, look after.
+
+use keys::supervisor as k;
+use keys::{ControlScope, InstanceRef, WorkQueue};
+use kv::{Call, Cmd, Connection, Error, Kv, Pipeline, Result, Value};
+use model::execution::{AttemptEnd, Outcome};
+use model::id::Uid;
+use model::{BlobHash, ContextUid, Execution, JobKey, Name, Reason, ReasonCode, Timestamp};
+
+use crate::control::Command;
+use crate::event::{EventKind, EventReader, Origin, encode};
+use crate::job::{JobState, JobStatus, fields};
+use crate::presence::PresenceRecord;
+use crate::script::{ACCEPT, DROP_CONTEXT, HAND_BACK, LOSE, PUT_BACK, STATISTICS, STOP};
+use crate::{QUEUE_LEN_MAX, STOP_MARK_KEEP};
+
+/// How many jobs one script looks after at most.
+const BATCH: usize = 200;
+
+/// A job that a coordinator wants executed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Offer {
+    /// What is to run.
+    pub execution: Execution,
+    /// The hash of it. A key that is known with another hash is refused.
+    pub hash: BlobHash,
+    /// Who is to be told what becomes of it.
+    pub coordinator: String,
+}
+
+impl Offer {
+    /// The queue it goes to: the most specific one it asks for.
+    #[must_use]
+    pub fn queue(&self) -> WorkQueue {
+        let job = &self.execution;
+        let queue = match (&job.group, job.instance) {
+            (None, None) => WorkQueue::shared(job.script_type),
+            (Some(group), None) => WorkQueue::group(job.script_type, group.clone()),
+            (group, Some(number)) => {
+                WorkQueue::instance(job.script_type, group.clone().unwrap_or_else(default_group), number)
+            }
+        };
+        queue.with_priority(job.priority)
+    }
+}
+
+fn default_group() -> Name {
+    k::DEFAULT_GROUP.parse().expect("the default group is a name")
+}
+
+/// A job that is in the supervisor's hands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Accepted {
+    /// It was not known before.
+    pub fresh: bool,
+    /// Where it stands.
+    pub status: JobStatus,
+}
+
+/// Why a job was not accepted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The key is known with other content. Lasting.
+    #[error("KEY_CONFLICT: {0}")]
+    KeyConflict(String),
+    /// It was stopped before it arrived. Lasting.
+    #[error("STOPPED: {0}")]
+    Stopped(String),
+    /// Its context belongs to another coordinator. Lasting.
+    #[error("CONTEXT_CLAIMED: {0}")]
+    ContextClaimed(String),
+    /// There is no room. Passing.
+    #[error("QUEUE_FULL: {0}")]
+    QueueFull(String),
+    /// Redis gave trouble; the same offer may be made again.
+    #[error("the queue cannot be reached")]
+    Store(#[source] Error),
+}
+
+impl Refusal {
+    /// The code that coordinators are told.
+    #[must_use]
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::KeyConflict(_) => "KEY_CONFLICT",
+            Self::Stopped(_) => "STOPPED",
+            Self::ContextClaimed(_) => "CONTEXT_CLAIMED",
+            Self::QueueFull(_) => "QUEUE_FULL",
+            Self::Store(_) => "UNAVAILABLE",
+        }
+    }
+
+    /// Whether offering it again cannot help.
+    #[must_use]
+    pub const fn lasting(&self) -> bool {
+        matches!(self, Self::KeyConflict(_) | Self::Stopped(_) | Self::ContextClaimed(_))
+    }
+
+    fn of(error: Error) -> Self {
+        match error {
+            Error::Refused { code, message } => match code.as_str() {
+                "KEY_CONFLICT" => Self::KeyConflict(message),
+                "STOPPED" => Self::Stopped(message),
+                "CONTEXT_CLAIMED" => Self::ContextClaimed(message),
+                "QUEUE_FULL" => Self::QueueFull(message),
+                _ => Self::Store(Error::Refused { code, message }),
+            },
+            other => Self::Store(other),
+        }
+    }
+}
+
+/// What became of a request to stop.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StopOutcome {
+    /// The job never arrived; it will be refused if it does, for 24 hours.
+    Unknown,
+    /// It waited in its queue; it ended as stopped.
+    Stopped,
+    /// It runs; its instance was told. Its end is an event.
+    Stopping {
+        /// `<type>:<group>:<n>`.
+        instance: String,
+    },
+    /// It had ended before.
+    Ended(JobStatus),
+}
+
+/// How a queue is doing.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QueueStats {
+    /// Which one.
+    pub queue: WorkQueue,
+    /// How many jobs wait.
+    pub depth: u64,
+    /// How long the first of them has waited.
+    pub oldest_age_secs: f64,
+    /// How many were ever taken from it.
+    pub taken: u64,
+}
+
+/// The supervisor's side of the protocol. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Supervisor {
+    kv: Kv,
+    db: Connection,
+}
+
+impl Supervisor {
+    /// Works in `database` of a supervisor's own Redis.
+    #[must_use]
+    pub fn new(kv: Kv, database: u32) -> Self {
+        let db = kv.database(database);
+        Self { kv, db }
+    }
+
+    /// The supervisor's own name: random, made with its store.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`].
+    pub async fn name(&self) -> Result<String> {
+        let fresh = Uid::random().to_string();
+        self.db.cmd(Cmd::new("HSETNX").arg(k::SUPERVISOR).arg("name").arg(&fresh)).await?;
+        self.db.cmd(Cmd::new("HGET").arg(k::SUPERVISOR).arg("name")).await?.text()
+    }
+
+    /// Takes a job in. Idempotent by job key.
+    ///
+    /// # Errors
+    /// A [`Refusal`].
+    pub async fn accept(&self, offer: Offer) -> std::result::Result<Accepted, Refusal> {
+        let call = accept_call(offer).map_err(Refusal::Store)?;
+        self.db.call(call).await.and_then(accepted).map_err(Refusal::of)
+    }
+
+    /// Takes several jobs in, in one round trip and in this order. Each has its own result.
+    pub async fn accept_all(&self, offers: Vec<Offer>) -> Vec<std::result::Result<Accepted, Refusal>> {
+        let mut pipeline = Pipeline::new();
+        let mut unwritable = Vec::new();
+        let count = offers.len();
+        for (at, offer) in offers.into_iter().enumerate() {
+            match accept_call(offer) {
+                Ok(call) => {
+                    pipeline.call(call);
+                }
+                Err(error) => unwritable.push((at, error)),
+            }
+        }
+        let mut results: Vec<_> = match self.db.pipeline(&pipeline).await {
+            Ok(answers) => {
+                answers.into_iter().map(|answer| answer.and_then(accepted).map_err(Refusal::of)).collect()
+            }
+            Err(error) => (0..pipeline.len()).map(|_| Err(Refusal::Store(error.clone()))).collect(),
+        };
+        for (at, error) in unwritable {
+            results.insert(at.min(results.len()), Err(Refusal::Store(error)));
+        }
+        debug_assert_eq!(results.len(), count, "one result for each offer");
+        results
+    }
+
+    /// Stops a job wherever it is, or remembers to refuse it.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`]; may be repeated.
+    pub async fn stop(&self, key: JobKey, grace_secs: u32) -> Result<StopOutcome> {
+        let end = AttemptEnd {
+            outcome: Outcome::Stopped,
+            exit_code: None,
+            reason: None,
+            result: model::flow::ResultMap::new(),
+            outputs: std::collections::BTreeMap::new(),
+            output_bytes: 0,
+            instance: None,
+            start_time: None,
+            end_time: Timestamp::now(),
+        };
+        let call = STOP
+            .call::<&str>(&[])
+            .arg(&key.to_string())
+            .arg(grace_secs)
+            .arg(STOP_MARK_KEEP.as_secs())
+            .arg(&encode(&EventKind::Ended(Box::new(end)))?);
+        let [outcome, instance] = self.db.call(call).await?.tuple()?;
+        Ok(match outcome.text()?.as_str() {
+            "unknown" => StopOutcome::Unknown,
+            "stopped" if instance == Value::Bytes(Vec::new()) => StopOutcome::Stopped,
+            "stopping" => StopOutcome::Stopping { instance: instance.text()? },
+            ended => StopOutcome::Ended(JobStatus::parse(ended)?),
+        })
+    }
+
+    /// What is known of a job; nothing when it is not, or not any more.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`].
+    pub async fn status(&self, key: JobKey) -> Result<Option<JobState>> {
+        let fields = ["status", "hash", "claimed_by", "started_at", "log_offset", "end"];
+        JobState::from_value(self.db.cmd(Cmd::new("HMGET").arg(&k::job(key)).args(fields)).await?)
+    }
+
+    /// Where a job came from and who wants to hear of it; nothing when it is not known.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`].
+    pub async fn origin(&self, key: JobKey) -> Result<Option<(String, Origin)>> {
+        let fields = ["coordinator", "context_id", "flow_id"];
+        let answer = self.db.cmd(Cmd::new("HMGET").arg(&k::job(key)).args(fields)).await?;
+        let [coordinator, context_id, flow_id] = answer.tuple()?;
+        let Some(coordinator) = coordinator.optional_text()? else {
+            return Ok(None);
+        };
+        let number = |value: Value| -> Result<u32> {
+            u32::try_from(value.uint()?).map_err(|_| Error::Protocol("an id beyond 32 bits".to_owned()))
+        };
+        let origin = Origin {
+            context_id: model::ContextId(number(context_id)?),
+            flow_id: model::FlowId(number(flow_id)?),
+        };
+        Ok(Some((coordinator, origin)))
+    }
+
+    /// Reads what happens to jobs. One reader per supervisor.
+    ///
+    /// # Errors
+    /// Never yet; connections are made when first used.
+    #[must_use]
+    pub fn events(&self) -> EventReader {
+        EventReader::new(self.db.clone(), self.kv.blocking(self.db.database()))
+    }
+
+    /// Every instance that is present.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`].
+    pub async fn instances(&self) -> Result<Vec<(InstanceRef, PresenceRecord)>> {
+        let known = self.known_instances().await?;
+        let records = self.presence_of(&known).await?;
+        let present =
+            known.into_iter().zip(records).filter_map(|(instance, record)| Some((instance, record?)));
+        let parse = |(instance, text): (InstanceRef, String)| match serde_json::from_str(&text) {
+            Ok(record) => Some((instance, record)),
+            Err(error) => {
+                tracing::warn!(%instance, %error, "the presence of an instance cannot be read");
+                None
+            }
+        };
+        Ok(present.filter_map(parse).collect())
+    }
+
+    /// Instances that joined, did not leave, and are not present. See [`crate::LossWatch`].
+    ///
+    /// # Errors
+    /// Any [`kv::Error`].
+    pub async fn absent(&self) -> Result<Vec<InstanceRef>> {
+        let known = self.known_instances().await?;
+        let records = self.presence_of(&known).await?;
+        Ok(known.into_iter().zip(records).filter(|(_, record)| record.is_none()).map(|(at, _)| at).collect())
+    }
+
+    /// Ends everything that an absent instance had started, as lost. Its processes must be dead. Gives
+    /// how many there were; none when it is present again.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`]; may be repeated.
+    pub async fn end_lost(&self, instance: &InstanceRef) -> Result<usize> {
+        end_claims(&self.db, instance, false).await
+    }
+
+    /// Puts back everything that was popped and never claimed. Gives how much there was.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`]; may be repeated.
+    pub async fn put_back(&self) -> Result<u64> {
+        let mut count = 0;
+        for queue in self.queues().await? {
+            count += put_back(&self.db, &queue.to_string()).await?;
+        }
+        Ok(count)
+    }
+
+    /// Gives every job that still waits back to its coordinator, unstarted. Gives how many there were.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`]; may be repeated.
+    pub async fn hand_back(&self) -> Result<u64> {
+        let mut count = 0;
+        for queue in self.queues().await? {
+            loop {
+                let returned = self.db.call(HAND_BACK.call(&[queue.to_string()]).arg(BATCH)).await?.uint()?;
+                count += returned;
+                if returned < BATCH as u64 {
+                    break;
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// Measures every queue, and writes what it found beside it.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`].
+    pub async fn statistics(&self) -> Result<Vec<QueueStats>> {
+        let queues = self.queues().await?;
+        let mut pipeline = Pipeline::new();
+        for queue in &queues {
+            pipeline.call(STATISTICS.call(&[queue.to_string()]));
+        }
+        let answers = self.db.pipeline(&pipeline).await?;
+        let parse = |(queue, answer): (WorkQueue, Result<Value>)| -> Result<QueueStats> {
+            let [depth, age, taken] = answer?.tuple()?;
+            let age = age.text()?;
+            let oldest_age_secs = age.parse().map_err(|_| Error::Protocol(format!("`{age}` is no age")))?;
+            Ok(QueueStats { queue, depth: depth.uint()?, oldest_age_secs, taken: taken.uint()? })
+        };
+        queues.into_iter().zip(answers).map(parse).collect()
+    }
+
+    /// Sends a command to every live instance of a scope, and gives how many got it.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`].
+    pub async fn command(&self, scope: &ControlScope, command: &Command) -> Result<usize> {
+        let text = serde_json::to_string(command)
+            .map_err(|error| Error::Protocol(format!("a command cannot be written: {error}")))?;
+        let mut pipeline = Pipeline::new();
+        for (instance, _) in self.instances().await? {
+            let meant = match scope {
+                ControlScope::Type(script_type) => instance.script_type == *script_type,
+                ControlScope::Instance(one) => instance == *one,
+            };
+            if meant {
+                let list = ControlScope::Instance(instance).to_string();
+                pipeline.cmd(Cmd::new("RPUSH").arg(&list).arg(&text));
+            }
+        }
+        let answers = self.db.pipeline(&pipeline).await?;
+        let count = answers.len();
+        answers.into_iter().collect::<Result<Vec<_>>>()?;
+        Ok(count)
+    }
+
+    /// Forgets a context and everything of it; what runs is stopped without grace and not reported.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with `CONTEXT_CLAIMED` when it is another coordinator's; any [`kv::Error`].
+    pub async fn drop_context(&self, context: ContextUid, coordinator: &str) -> Result<()> {
+        let keys = [k::context_binding(context), k::context_jobs(context)];
+        loop {
+            let call = DROP_CONTEXT.call(&keys).arg(coordinator).arg(BATCH);
+            if self.db.call(call).await?.uint()? < BATCH as u64 {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn queues(&self) -> Result<Vec<WorkQueue>> {
+        let names = self.db.cmd(Cmd::new("SMEMBERS").arg(k::QUEUES)).await?.texts()?;
+        let mut queues: Vec<_> = names.iter().filter_map(|name| WorkQueue::parse(name)).collect();
+        queues.sort();
+        Ok(queues)
+    }
+
+    async fn known_instances(&self) -> Result<Vec<InstanceRef>> {
+        let names = self.db.cmd(Cmd::new("SMEMBERS").arg(k::INSTANCES)).await?.texts()?;
+        let mut instances: Vec<_> = names.iter().filter_map(|name| InstanceRef::parse(name)).collect();
+        instances.sort();
+        Ok(instances)
+    }
+
+    async fn presence_of(&self, instances: &[InstanceRef]) -> Result<Vec<Option<String>>> {
+        if instances.is_empty() {
+            return Ok(Vec::new());
+        }
+        let keys: Vec<_> = instances.iter().map(k::presence).collect();
+        let answer = self.db.cmd(Cmd::new("MGET").args(&keys)).await?;
+        answer.array()?.into_iter().map(Value::optional_text).collect()
+    }
+}
+
+fn accept_call(offer: Offer) -> Result<Call> {
+    let queue = offer.queue();
+    let key = offer.execution.job_key;
+    let keys = [k::context_binding(key.context), k::context_jobs(key.context), queue.to_string()];
+    let mut call = ACCEPT
+        .call(&keys)
+        .arg(&key.to_string())
+        .arg(&offer.hash.to_string())
+        .arg(&offer.coordinator)
+        .arg(QUEUE_LEN_MAX);
+    for (name, value) in fields(offer.execution)? {
+        call = call.arg(name).arg(&value);
+    }
+    Ok(call)
+}
+
+fn accepted(answer: Value) -> Result<Accepted> {
+    let [fresh, status] = answer.tuple()?;
+    Ok(Accepted { fresh: fresh.int()? == 1, status: JobStatus::parse(&status.text()?)? })
+}
+
+/// Ends what an instance had started, as lost; `own` when the instance itself does, in a new life.
+pub(crate) async fn end_claims(db: &Connection, instance: &InstanceRef, own: bool) -> Result<usize> {
+    let reason = Reason::new(ReasonCode::InstanceLost, format!("instance {instance} vanished"));
+    let reason = serde_json::to_string(&reason)
+        .map_err(|error| Error::Protocol(format!("a reason cannot be written: {error}")))?;
+    let mut count = 0;
+    loop {
+        let call =
+            LOSE.call(&[k::presence(instance)]).arg(&instance.to_string()).arg(BATCH).arg(&reason).arg(own);
+        let mut answer = self::Value::array(db.call(call).await?)?.into_iter();
+        let looked_at = answer.next().map_or(Ok(-1), |value| value.int())?;
+        count += answer.count();
+        if looked_at < i64::try_from(BATCH).unwrap_or(i64::MAX) {
+            return Ok(count);
+        }
+    }
+}
+
+/// Puts back what was popped from one queue and never claimed.
+pub(crate) async fn put_back(db: &Connection, queue: &str) -> Result<u64> {
+    let mut count = 0;
+    loop {
+        let returned = db.call(PUT_BACK.call(&[queue]).arg(BATCH)).await?.uint()?;
+        count += returned;
+        if returned < BATCH as u64 {
+            return Ok(count);
+        }
+    }
+}
