@@ -24,6 +24,8 @@ pub enum ContextKey {
     FlowNodes(FlowId),
     /// Hash: signal → time, actor and payload.
     FlowSignals(FlowId),
+    /// Set: keys of the messages that carried the flow's nodes.
+    FlowMessages(FlowId),
     /// Sorted set: ids of all flows.
     Flows,
     /// Set: ids of flows that have not ended.
@@ -44,6 +46,8 @@ pub enum ContextKey {
     Blob(BlobHash),
     /// String: one chunk of a blob, counted from 0.
     BlobChunk(BlobHash, u32),
+    /// String: a piece of a blob whose hash was not checked yet. Expires.
+    BlobPart(BlobHash, u32),
     /// Set: who refers to a blob.
     BlobRefs(BlobHash),
     /// Sorted set: blobs that nobody refers to, by since when.
@@ -72,6 +76,7 @@ impl fmt::Display for ContextKey {
             Self::Flow(id) => write!(f, "flow:{id}"),
             Self::FlowNodes(id) => write!(f, "flow:{id}:nodes"),
             Self::FlowSignals(id) => write!(f, "flow:{id}:signals"),
+            Self::FlowMessages(id) => write!(f, "flow:{id}:messages"),
             Self::Flows => f.write_str("flows"),
             Self::FlowsActive => f.write_str("flows_active"),
             Self::Message(key) => write!(f, "message:{}:{}", key.caller, key.id),
@@ -82,6 +87,7 @@ impl fmt::Display for ContextKey {
             Self::Seen(origin) => write!(f, "seen:{origin}"),
             Self::Blob(hash) => write!(f, "blob:{hash}"),
             Self::BlobChunk(hash, n) => write!(f, "blob:{hash}:{n}"),
+            Self::BlobPart(hash, n) => write!(f, "blob_part:{hash}:{n}"),
             Self::BlobRefs(hash) => write!(f, "blob_refs:{hash}"),
             Self::BlobIdle => f.write_str("blob_idle"),
             Self::Log(flow, job, attempt) => write!(f, "log:{flow}:{job}:{attempt}"),
@@ -109,6 +115,7 @@ impl ContextKey {
                 None => Self::Flow(exact(rest)?),
                 Some((id, "nodes")) => Self::FlowNodes(exact(id)?),
                 Some((id, "signals")) => Self::FlowSignals(exact(id)?),
+                Some((id, "messages")) => Self::FlowMessages(exact(id)?),
                 Some(_) => return None,
             },
             "message" => pair(rest).map(|(caller, id)| Self::Message(MessageKey { caller, id }))?,
@@ -118,6 +125,10 @@ impl ContextKey {
                 None => Self::Blob(exact(rest)?),
                 Some((hash, n)) => Self::BlobChunk(exact(hash)?, exact(n)?),
             },
+            "blob_part" => {
+                let (hash, n) = pair(rest)?;
+                Self::BlobPart(hash, n)
+            }
             "blob_refs" => Self::BlobRefs(exact(rest)?),
             "log" => {
                 let (flow, rest) = rest.split_once(':')?;
@@ -232,6 +243,8 @@ impl ContextKeys {
         flow_nodes(id: FlowId) = ContextKey::FlowNodes(id);
         /// Hash: signal → time, actor and payload.
         flow_signals(id: FlowId) = ContextKey::FlowSignals(id);
+        /// Set: keys of the messages that carried the flow's nodes.
+        flow_messages(id: FlowId) = ContextKey::FlowMessages(id);
         /// Sorted set: ids of all flows.
         flows() = ContextKey::Flows;
         /// Set: ids of flows that have not ended.
@@ -252,6 +265,8 @@ impl ContextKeys {
         blob(hash: BlobHash) = ContextKey::Blob(hash);
         /// String: one chunk of a blob, counted from 0.
         blob_chunk(hash: BlobHash, n: u32) = ContextKey::BlobChunk(hash, n);
+        /// String: a piece of a blob whose hash was not checked yet.
+        blob_part(hash: BlobHash, n: u32) = ContextKey::BlobPart(hash, n);
         /// Set: who refers to a blob.
         blob_refs(hash: BlobHash) = ContextKey::BlobRefs(hash);
         /// Sorted set: blobs that nobody refers to, by since when.
@@ -401,7 +416,7 @@ mod tests {
     fn any_context_key() -> impl Strategy<Value = ContextKey> {
         use ContextKey as K;
         let hash = any::<[u8; 4]>().prop_map(|seed| BlobHash::of(&seed));
-        (0_u8..25, any::<[u32; 3]>(), hash, "[ -~]{0,40}").prop_map(
+        (0_u8..27, any::<[u32; 3]>(), hash, "[ -~]{0,40}").prop_map(
             |(kind, [a, b, c], hash, text)| match kind {
                 0 => K::Context(ContextId(a)),
                 1 => K::Runner(RunnerId(a)),
@@ -427,6 +442,8 @@ mod tests {
                 21 => K::Audit,
                 22 => K::Due,
                 23 => K::Request(ActorId(a), text),
+                24 => K::FlowMessages(FlowId(a)),
+                25 => K::BlobPart(hash, a),
                 _ => K::Ids,
             },
         )

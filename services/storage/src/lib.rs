@@ -1,1 +1,49 @@
-//! Placeholder while the crate is begun.
+//! Storage: the only service that touches the coordinator's Redis.
+//!
+//! - `store`: connections and keys of what is global and of each context; permission is decided here;
+//! - `scripts`: the Lua scripts, each one change of state; `record`: hashes as objects and back;
+//! - `actors`, `contexts`, `flows`, `commits`, `reads`, `removal`, `messages`, `blobs`, `logs`, `runners`:
+//!   what can be asked, one module for each kind of thing;
+//! - `events`, `tailer`, `watches`, `runner_watch`: hints, streams, and those who watch;
+//! - `routers`, `taking`: the routers that are connected, and what they hold;
+//! - `rpc`: parse, call, convert; `process`: storage as a process of its own.
+
+/// A place where the process can be made to die; nothing unless compiled in.
+macro_rules! crash_point {
+    ($name:literal) => {
+        #[cfg(feature = "crash-points")]
+        testkit::crash_point!($name);
+    };
+}
+
+mod actors;
+mod app;
+mod blobs;
+mod commits;
+mod config;
+mod contexts;
+mod error;
+mod events;
+mod flows;
+mod logs;
+mod messages;
+mod pages;
+mod process;
+mod reads;
+mod record;
+mod removal;
+mod requests;
+mod routers;
+mod rpc;
+mod runner_watch;
+mod runners;
+mod scripts;
+mod store;
+mod tailer;
+mod taking;
+mod watches;
+
+pub use app::{App, Deps, StartError};
+pub use config::Config;
+pub use process::Flags;
+pub use rpc::{INTERNAL_POLICY, PUBLIC_POLICY, policy};

@@ -1,0 +1,182 @@
+//! Blobs: bytes under their hash, in chunks, once per context.
+//!
+//! `blob:<hash>` is written last and makes a blob visible; until then its chunks expire by themselves.
+//! `blob:<hash>:<n>` are only ever written from bytes whose hash was checked.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use kv::Cmd;
+use model::job::BlobRef;
+use model::limits::{BLOB_CHUNK_BYTES, FILE_BYTES_MAX};
+use model::{BlobHash, ContextId, ContextUid, Timestamp};
+
+use crate::error::{Error, Result};
+use crate::scripts;
+use crate::store::{Asker, Store, Tenant};
+
+/// How long chunks are kept that belong to no visible blob.
+const UNFINISHED: Duration = Duration::from_secs(3600);
+
+/// A piece of a blob that arrives in several calls.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    /// What the whole must hash to.
+    pub(crate) hash: BlobHash,
+    /// How many bytes the whole has.
+    pub(crate) size: u64,
+    /// Where the piece begins.
+    pub(crate) offset: u64,
+    /// The piece.
+    pub(crate) data: Bytes,
+}
+
+/// Which chunk begins at this byte, when one does.
+fn chunk_at(offset: u64) -> Result<u32> {
+    let chunk = BLOB_CHUNK_BYTES as u64;
+    if !offset.is_multiple_of(chunk) || offset >= FILE_BYTES_MAX as u64 {
+        return Err(Error::field(
+            "offset",
+            format!("a multiple of {chunk} below {FILE_BYTES_MAX}, not {offset}"),
+        ));
+    }
+    Ok(u32::try_from(offset / chunk).unwrap_or(u32::MAX))
+}
+
+fn check_size(size: u64) -> Result<()> {
+    if size > FILE_BYTES_MAX as u64 {
+        return Err(Error::Limit { limit: "bytes of a blob", max: FILE_BYTES_MAX as u64, asked: size });
+    }
+    Ok(())
+}
+
+impl Store {
+    /// Keeps bytes. Keeping them again changes nothing but the time until they may be removed unreferenced.
+    pub(crate) async fn put_blob(&self, context: ContextId, bytes: &[u8], now: Timestamp) -> Result<BlobRef> {
+        let tenant = self.tenant(context).await?;
+        put(&tenant, None, BlobHash::of(bytes), bytes, now).await
+    }
+
+    /// Keeps one piece; the last one has the whole checked and made visible.
+    pub(crate) async fn write_piece(
+        &self,
+        context: ContextId,
+        uid: ContextUid,
+        piece: Piece,
+        now: Timestamp,
+    ) -> Result<()> {
+        let Piece { hash, size, offset, data } = piece;
+        check_size(size)?;
+        let chunk = chunk_at(offset)?;
+        let expected = size.saturating_sub(offset).min(BLOB_CHUNK_BYTES as u64);
+        if offset > size || data.len() as u64 != expected {
+            let got = data.len();
+            return Err(Error::field(
+                "data",
+                format!("the piece at {offset} has {expected} bytes, not {got}"),
+            ));
+        }
+        let tenant = self.tenant(context).await?;
+        if offset + expected < size {
+            let key = tenant.keys.blob_part(hash, chunk);
+            let set = Cmd::new("SET").arg(&key).arg(&data[..]).arg("EX").arg(UNFINISHED.as_secs());
+            tenant.connection.cmd(set).await?;
+            return Ok(());
+        }
+        let parts: Vec<String> = (0..chunk).map(|n| tenant.keys.blob_part(hash, n)).collect();
+        let mut whole = Vec::with_capacity(usize::try_from(size).unwrap_or_default());
+        for part in &parts {
+            let value = tenant.connection.cmd(Cmd::new("GET").arg(part)).await?;
+            if value.is_nil() {
+                return Err(Error::field("offset", "a piece before this one is missing: begin again"));
+            }
+            whole.extend(value.bytes()?);
+        }
+        whole.extend_from_slice(&data);
+        let result = if BlobHash::of(&whole) == hash {
+            put(&tenant, Some(uid), hash, &whole, now).await.map(|_| ())
+        } else {
+            Err(Error::field("sha256", "the bytes have another hash: begin again"))
+        };
+        if !parts.is_empty() {
+            tenant.connection.cmd(Cmd::new("UNLINK").args(&parts)).await?;
+        }
+        result
+    }
+
+    /// Reads the chunk that begins at `offset`, and the size of the whole.
+    pub(crate) async fn read_piece(
+        &self,
+        context: ContextId,
+        uid: ContextUid,
+        hash: BlobHash,
+        offset: u64,
+    ) -> Result<(Vec<u8>, u64)> {
+        let chunk = if offset == 0 { 0 } else { chunk_at(offset)? };
+        let (_, context, answers) = self
+            .read(context, Asker::Service, |tenant, pipeline| {
+                pipeline.cmd(Cmd::new("HGET").arg(&tenant.keys.blob(hash)).arg("size"));
+                pipeline.cmd(Cmd::new("GET").arg(&tenant.keys.blob_chunk(hash, chunk)));
+            })
+            .await?;
+        if context.uid != uid {
+            return Err(Error::not_found("context", context.id));
+        }
+        let [size, data] = kv::Value::Array(answers).tuple()?;
+        if size.is_nil() {
+            return Err(Error::not_found("blob", hash));
+        }
+        let size = size.uint()?;
+        if data.is_nil() {
+            let problem = format!("the blob has {size} bytes, none at {offset}");
+            return if offset == 0 { Ok((Vec::new(), size)) } else { Err(Error::field("offset", problem)) };
+        }
+        Ok((data.bytes()?, size))
+    }
+
+    /// How many bytes a blob has that `asker` may read.
+    pub(crate) async fn blob_size(
+        &self,
+        context: ContextId,
+        asker: Asker,
+        hash: BlobHash,
+    ) -> Result<(u64, ContextUid)> {
+        let (_, context, mut answers) = self
+            .read(context, asker, |tenant, pipeline| {
+                pipeline.cmd(Cmd::new("HGET").arg(&tenant.keys.blob(hash)).arg("size"));
+            })
+            .await?;
+        match answers.pop() {
+            Some(size) if !size.is_nil() => Ok((size.uint()?, context.uid)),
+            _ => Err(Error::not_found("blob", hash)),
+        }
+    }
+}
+
+/// Writes bytes whose hash was checked.
+async fn put(
+    tenant: &Tenant,
+    uid: Option<ContextUid>,
+    hash: BlobHash,
+    bytes: &[u8],
+    now: Timestamp,
+) -> Result<BlobRef> {
+    check_size(bytes.len() as u64)?;
+    let key = tenant.keys.blob(hash);
+    let chunks =
+        bytes.chunks(BLOB_CHUNK_BYTES).zip(0..).map(|(chunk, n)| (tenant.keys.blob_chunk(hash, n), chunk));
+    let chunks: Vec<(String, &[u8])> = chunks.collect();
+    if tenant.connection.cmd(Cmd::new("EXISTS").arg(&key)).await?.int()? == 0 {
+        for (key, chunk) in &chunks {
+            // Not over one that is there: it has the same bytes, and may belong to a visible blob by now.
+            let set = Cmd::new("SET").arg(key).arg(*chunk).arg("NX").arg("EX").arg(UNFINISHED.as_secs());
+            tenant.connection.cmd(set).await?;
+        }
+    }
+    let refs = tenant.keys.blob_refs(hash);
+    let mut touched = vec![key.as_str(), &refs, &tenant.blob_idle];
+    touched.extend(chunks.iter().map(|(key, _)| key.as_str()));
+    let call = tenant.begin(&scripts::PUT_BLOB, &touched, uid, now).arg(&hash.to_string()).arg(bytes.len());
+    tenant.call(call).await?;
+    Ok(BlobRef { sha256: hash, size: bytes.len() as u64 })
+}

@@ -1,0 +1,288 @@
+//! Steps of flows: the hot path. One step is one script and one round trip.
+
+use bytes::Bytes;
+use kv::Call;
+use model::flow::ResultMap;
+use model::job::BlobRef;
+use model::{
+    ActorId, BlobHash, ContextId, ContextUid, Epoch, FlowId, FlowStatus, FlowUid, JobId, MessageId,
+    MessageKey, OwnerId, Revision, Timestamp, limits,
+};
+use serde::Deserialize;
+
+use crate::error::Error;
+use crate::messages::{HOLD, Held};
+use crate::record::message::{Body, write_nodes};
+use crate::routers::Routers;
+use crate::scripts;
+use crate::store::{Store, Tenant};
+
+/// One step of one flow.
+#[derive(Debug)]
+pub(crate) struct Commit {
+    /// Names the step for ever.
+    pub(crate) id: model::id::Uid,
+    /// Where the flow runs.
+    pub(crate) context: ContextId,
+    /// The context's uid.
+    pub(crate) context_uid: ContextUid,
+    /// The flow.
+    pub(crate) flow: FlowId,
+    /// Its uid.
+    pub(crate) flow_uid: FlowUid,
+    /// Who commits.
+    pub(crate) owner: OwnerId,
+    /// Since which change of owner.
+    pub(crate) epoch: Epoch,
+    /// What the step was computed from.
+    pub(crate) revision: Revision,
+    /// The flow's new status.
+    pub(crate) status: Option<FlowStatus>,
+    /// The flow's result, with a new status.
+    pub(crate) result: ResultMap,
+    /// The result is incomplete.
+    pub(crate) result_truncated: bool,
+    /// The nodes that changed.
+    pub(crate) nodes: Vec<NodeChange>,
+    /// Messages to send.
+    pub(crate) messages: Vec<Outgoing>,
+    /// When to look at the flow again.
+    pub(crate) due: Option<Timestamp>,
+}
+
+/// A node that changed.
+#[derive(Debug)]
+pub(crate) struct NodeChange {
+    /// Which one.
+    pub(crate) job: JobId,
+    /// The node's JSON, as it is to be kept.
+    pub(crate) json: Bytes,
+    /// The job's status for old readers.
+    pub(crate) job_status: String,
+    /// The result's JSON; empty when it is unchanged.
+    pub(crate) result: Bytes,
+    /// What it went through, as event JSON.
+    pub(crate) events: Vec<Bytes>,
+}
+
+/// A message to send.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    /// Its key.
+    pub(crate) key: MessageKey,
+    /// What it carries.
+    pub(crate) body: Body,
+}
+
+impl Outgoing {
+    /// A message of `caller` with an id that was reserved.
+    pub(crate) const fn new(caller: ActorId, id: MessageId, body: Body) -> Self {
+        Self { key: MessageKey { caller, id }, body }
+    }
+}
+
+/// Why a step was not applied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    /// The kind.
+    pub(crate) kind: RefusalKind,
+    /// What happened, for people.
+    pub(crate) detail: String,
+}
+
+/// The kinds of [`Refusal`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RefusalKind {
+    /// Another owner, epoch or revision.
+    Fenced,
+    /// The flow or its context is gone.
+    Gone,
+    /// The context is being deleted.
+    ContextDeleting,
+    /// It may have been applied: send it again.
+    UnknownOutcome,
+    /// It can never be applied.
+    Invalid,
+}
+
+impl Refusal {
+    fn new(kind: RefusalKind, detail: impl std::fmt::Display) -> Self {
+        Self { kind, detail: detail.to_string() }
+    }
+
+    fn of(error: &Error) -> Self {
+        let kind = match error {
+            Error::NotFound(_) => RefusalKind::Gone,
+            Error::ContextDeleting => RefusalKind::ContextDeleting,
+            Error::Store(kv::Error::Refused { code, message }) => {
+                let kind = if code == "FENCED" { RefusalKind::Fenced } else { RefusalKind::Invalid };
+                return Self::new(kind, message);
+            }
+            // Not reached or out of memory: nothing was applied, but sending it again is right as well.
+            Error::Store(cause) => return Self::new(RefusalKind::UnknownOutcome, cause),
+            _ => RefusalKind::Invalid,
+        };
+        Self::new(kind, error)
+    }
+}
+
+impl Store {
+    /// Applies a step, and hands its messages to a router that is connected.
+    ///
+    /// # Errors
+    /// Says why it was not applied, or that this is not known.
+    pub(crate) async fn commit(
+        &self,
+        commit: Commit,
+        routers: &Routers,
+        now: Timestamp,
+    ) -> Result<Revision, Refusal> {
+        check_size(&commit)?;
+        let tenant = self.tenant(commit.context).await.map_err(|error| Refusal::of(&error))?;
+        let caller = self.caller(&tenant, commit.flow, commit.flow_uid).await;
+        let caller = caller.map_err(|error| Refusal::of(&error))?;
+        let router = if commit.messages.is_empty() { None } else { routers.pick() };
+        let name = router.as_ref().map(|router| router.name()).unwrap_or_default();
+        let call = call_of(&tenant, &commit, caller, name, now);
+        crash_point!("storage.commit.before");
+        let answer = tenant.call(call).await;
+        crash_point!("storage.commit.after");
+        let revision = answer.and_then(|value| Ok(value.uint()?)).map_err(|error| Refusal::of(&error))?;
+        if let Some(router) = &router {
+            for Outgoing { key, body } in commit.messages {
+                let held = Held { context: commit.context, context_uid: commit.context_uid, key, body };
+                routers.hand(router, held);
+            }
+        }
+        Ok(Revision(revision))
+    }
+}
+
+fn check_size(commit: &Commit) -> Result<(), Refusal> {
+    let records = commit.nodes.len() + commit.messages.len();
+    if records > limits::COMMIT_RECORDS_MAX {
+        let max = limits::COMMIT_RECORDS_MAX;
+        return Err(Refusal::new(
+            RefusalKind::Invalid,
+            format_args!("a commit changes at most {max} nodes and messages, this one {records}"),
+        ));
+    }
+    let of_node = |node: &NodeChange| {
+        node.json.len() + node.result.len() + node.events.iter().map(Bytes::len).sum::<usize>()
+    };
+    let of_message = |message: &Outgoing| message.body.nodes.iter().map(Bytes::len).sum::<usize>();
+    let bytes = commit.nodes.iter().map(of_node).sum::<usize>()
+        + commit.messages.iter().map(of_message).sum::<usize>()
+        + commit.result.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>();
+    if bytes > limits::COMMIT_BYTES_MAX {
+        let max = limits::COMMIT_BYTES_MAX;
+        return Err(Refusal::new(
+            RefusalKind::Invalid,
+            format_args!("a commit has at most {max} bytes, this one {bytes}"),
+        ));
+    }
+    Ok(())
+}
+
+fn call_of(tenant: &Tenant, commit: &Commit, caller: ActorId, router: &str, now: Timestamp) -> Call {
+    let keys = &tenant.keys;
+    let outputs = outputs_of(&commit.nodes);
+    let own = [keys.flow(commit.flow), keys.flow_nodes(commit.flow), keys.flow_messages(commit.flow)];
+    let jobs = commit.nodes.iter().map(|node| keys.job(caller, node.job));
+    let messages = commit.messages.iter().map(|message| keys.message(message.key.caller, message.key.id));
+    let blobs = outputs.iter().flat_map(|(_, hash)| [keys.blob(*hash), keys.blob_refs(*hash)]);
+    let varying: Vec<String> = jobs.chain(messages).chain(blobs).collect();
+    let mut touched: Vec<&str> = Vec::with_capacity(varying.len() + 8);
+    touched.extend(own.iter().map(String::as_str));
+    touched.extend([
+        tenant.flows_active.as_str(),
+        &tenant.due,
+        &tenant.msg_out,
+        &tenant.held,
+        &tenant.blob_idle,
+    ]);
+    touched.extend(varying.iter().map(String::as_str));
+
+    let result = match commit.status {
+        Some(_) => serde_json::to_string(&commit.result).expect("a map of texts is JSON"),
+        None => String::new(),
+    };
+    let events: usize = commit.nodes.iter().map(|node| node.events.len()).sum();
+    let mut call = tenant
+        .begin(&scripts::COMMIT, &touched, Some(commit.context_uid), now)
+        .arg(commit.flow.0)
+        .arg(&commit.flow_uid.to_string())
+        .arg(&commit.owner.to_string())
+        .arg(commit.epoch.0)
+        .arg(commit.revision.0)
+        .arg(&commit.id.to_string())
+        .arg(commit.status.map_or("", FlowStatus::as_str))
+        .arg(&result)
+        .arg(if commit.result_truncated { "true" } else { "false" })
+        .arg(&commit.due.map(|due| due.to_string()).unwrap_or_default())
+        .arg(router)
+        .arg(&(now + HOLD).to_string())
+        .arg(commit.nodes.len())
+        .arg(commit.messages.len())
+        .arg(events)
+        .arg(outputs.len())
+        .arg(commit.context.0);
+    for node in &commit.nodes {
+        call = call.arg(node.job.0).arg(&node.json[..]).arg(&node.job_status).arg(&node.result[..]);
+    }
+    for Outgoing { key, body } in &commit.messages {
+        call = call
+            .arg(key.caller.0)
+            .arg(key.id.0)
+            .arg(body.runner.0)
+            .arg(body.timeout_ack_secs)
+            .arg(&write_nodes(&body.nodes))
+            .arg(&body.created_at.to_string());
+    }
+    let events = commit.nodes.iter().flat_map(|node| &node.events);
+    call.args(events.map(|event| &event[..])).args(outputs.iter().map(|(job, _)| *job))
+}
+
+/// The files that nodes made, each with the number, from 1 on, of the node that made it.
+fn outputs_of(nodes: &[NodeChange]) -> Vec<(usize, BlobHash)> {
+    #[derive(Deserialize)]
+    struct Outputs {
+        outputs: std::collections::BTreeMap<String, BlobRef>,
+    }
+    const FIELD: &[u8] = b"\"outputs\":{";
+    let mut found = Vec::new();
+    for (i, node) in nodes.iter().enumerate() {
+        // Only a node that completed has any; the others are not even searched.
+        if node.job_status != "finished" || !node.json.windows(FIELD.len()).any(|part| part == FIELD) {
+            continue;
+        }
+        if let Ok(Outputs { outputs }) = serde_json::from_slice::<Outputs>(&node.json) {
+            found.extend(outputs.values().map(|blob| (i + 1, blob.sha256)));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_are_found() {
+        let hash = BlobHash::of(b"x");
+        let node = |status: &str, json: String| NodeChange {
+            job: JobId(1),
+            json: json.into(),
+            job_status: status.to_owned(),
+            result: Bytes::new(),
+            events: Vec::new(),
+        };
+        let with = format!(r#"{{"job_id":1,"outputs":{{"a":{{"sha256":"{hash}","size":1}}}}}}"#);
+        let nodes = [
+            node("started", with.clone()),
+            node("finished", r#"{"result":{"a":"\"outputs\":{"}}"#.to_owned()),
+            node("finished", with),
+        ];
+        assert_eq!(outputs_of(&nodes), [(3, hash)]);
+    }
+}

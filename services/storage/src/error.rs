@@ -1,0 +1,160 @@
+//! What can go wrong here, by what the caller can do about it.
+
+use model::context::Denied;
+use model::{ContextId, Violations};
+
+use crate::record::BadRecord;
+
+/// The result of everything here.
+pub(crate) type Result<T> = std::result::Result<T, Error>;
+
+/// Why a request was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// It is not there, or must not be known to the caller.
+    #[error("{0} was not found")]
+    NotFound(String),
+    /// The request is wrong in itself.
+    #[error("the request is wrong")]
+    Invalid(#[source] Violations),
+    /// The role is too small.
+    #[error("not allowed")]
+    Denied(#[source] Denied),
+    /// The identity may not do this at all.
+    #[error("{0}")]
+    NotAllowed(String),
+    /// The id is taken.
+    #[error("{0} exists already")]
+    Exists(String),
+    /// The request id was used with another body.
+    #[error("the request id was used with another body before")]
+    RequestIdReused,
+    /// The object is in a state that does not allow it.
+    #[error("{message}")]
+    WrongState {
+        /// Which state of what.
+        state: WrongState,
+        /// For people.
+        message: String,
+    },
+    /// A blob that is referred to is not there.
+    #[error("blob {0} is missing: put it first")]
+    BlobMissing(String),
+    /// The context takes no changes any more.
+    #[error("the context is being deleted")]
+    ContextDeleting,
+    /// The permission that was decided on was changed at the same moment, again and again.
+    #[error("context {0} changed meanwhile")]
+    ContextChanged(ContextId),
+    /// The place in the event stream is gone.
+    #[error("the position is gone: begin with a snapshot")]
+    PositionGone,
+    /// The watcher did not read fast enough.
+    #[error("the watcher fell too far behind: resume from the last position")]
+    TooSlow,
+    /// A named limit.
+    #[error("{limit} is at most {max}, not {asked}")]
+    Limit {
+        /// Its name.
+        limit: &'static str,
+        /// Its value.
+        max: u64,
+        /// What was asked.
+        asked: u64,
+    },
+    /// No more ids of a kind.
+    #[error("{0}")]
+    Exhausted(String),
+    /// Redis.
+    #[error("the store failed")]
+    Store(#[source] kv::Error),
+    /// A record in Redis cannot be read.
+    #[error("a record is broken")]
+    Broken(#[source] BadRecord),
+}
+
+/// States that refuse a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WrongState {
+    /// The flow is not in CREATED any more.
+    FlowNotCreated,
+    /// The flow is in CREATED.
+    FlowNotStarted,
+    /// The flow has ended.
+    FlowEnded,
+    /// The flow runs.
+    FlowNotEnded,
+    /// The flow lacks nodes.
+    NodesMissing,
+}
+
+impl Error {
+    /// Something that is not there.
+    pub(crate) fn not_found(kind: &str, id: impl std::fmt::Display) -> Self {
+        Self::NotFound(format!("{kind} {id}"))
+    }
+
+    /// One field that is wrong.
+    pub(crate) fn field(field: &str, description: impl std::fmt::Display) -> Self {
+        let mut violations = Violations::new();
+        violations.add(field, description);
+        Self::Invalid(violations)
+    }
+
+    /// The code of a script's refusal, when it is one.
+    pub(crate) fn code(&self) -> Option<&str> {
+        match self {
+            Self::Store(error) => error.code(),
+            _ => None,
+        }
+    }
+
+    /// What a script's refusal means; `context` is where it ran.
+    pub(crate) fn of_script(error: kv::Error, context: ContextId) -> Self {
+        let kv::Error::Refused { code, message } = &error else { return Self::Store(error) };
+        let state = |state| Self::WrongState { state, message: message.clone() };
+        match code.as_str() {
+            "CONTEXT_GONE" => Self::not_found("context", context),
+            "CONTEXT_DELETING" => Self::ContextDeleting,
+            "CONTEXT_CHANGED" => Self::ContextChanged(context),
+            "FLOW_GONE" => Self::NotFound(message.clone()),
+            "FLOW_NOT_CREATED" => state(WrongState::FlowNotCreated),
+            "FLOW_NOT_STARTED" => state(WrongState::FlowNotStarted),
+            "FLOW_NOT_ENDED" => state(WrongState::FlowNotEnded),
+            "FLOW_ENDED" => state(WrongState::FlowEnded),
+            "NODES_MISSING" => state(WrongState::NodesMissing),
+            "BLOB_MISSING" => Self::BlobMissing(message.rsplit(':').next().unwrap_or_default().to_owned()),
+            "JOB_NOT_RESERVED" => Self::field("nodes", message),
+            "IDS_EXHAUSTED" => Self::Exhausted(message.clone()),
+            "REQUEST_ID_REUSED" => Self::RequestIdReused,
+            _ => Self::Store(error),
+        }
+    }
+}
+
+impl From<Denied> for Error {
+    fn from(denied: Denied) -> Self {
+        match denied {
+            Denied::NoRole(context) => Self::not_found("context", context),
+            denied => Self::Denied(denied),
+        }
+    }
+}
+
+impl From<kv::Error> for Error {
+    fn from(error: kv::Error) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<BadRecord> for Error {
+    fn from(error: BadRecord) -> Self {
+        Self::Broken(error)
+    }
+}
+
+impl From<Violations> for Error {
+    fn from(violations: Violations) -> Self {
+        Self::Invalid(violations)
+    }
+}

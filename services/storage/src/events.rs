@@ -1,0 +1,250 @@
+//! Event streams: every change of a context, in order.
+//!
+//! One subscription hears the hints of all contexts. A context's stream is read by one task, its tailer,
+//! and only while somebody watches. A hint may be lost, the stream is the truth: whenever the
+//! subscription begins anew every tailer reads on from where it stands.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use kv::{Cmd, Notice, StreamEntry, Topic};
+use model::{ContextId, FlowId};
+use serde::Deserialize;
+use tokio::sync::{Notify, broadcast};
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{Error, Result};
+use crate::store::{Store, Tenant, lock};
+use crate::tailer::Tailer;
+
+/// Entries of a stream that are read at once.
+pub(crate) const READ_MAX: usize = 256;
+/// Hints of a kind that somebody may fall behind before it looks at everything again.
+const KINDS_BUFFER: usize = 1024;
+
+/// A place in a context's stream: change, number within it, and the random bits of the change, by which a
+/// store that went back is recognised. Written `<revision>.<n>-<bits>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Position {
+    pub(crate) revision: u64,
+    pub(crate) n: u32,
+    pub(crate) bits: u64,
+}
+
+impl Position {
+    /// Whether this comes after `other`.
+    pub(crate) fn is_after(self, other: Self) -> bool {
+        (self.revision, self.n) > (other.revision, other.n)
+    }
+
+    /// The id of its entry.
+    fn entry_id(self) -> String {
+        format!("{}-{}", self.revision, self.n)
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}-{:016x}", self.revision, self.n, self.bits)
+    }
+}
+
+impl FromStr for Position {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        let parse = || {
+            let (revision, rest) = text.split_once('.')?;
+            let (n, bits) = rest.split_once('-')?;
+            let position = Self {
+                revision: revision.parse().ok()?,
+                n: n.parse().ok()?,
+                bits: u64::from_str_radix(bits, 16).ok()?,
+            };
+            (position.to_string() == text).then_some(position)
+        };
+        parse().ok_or_else(|| Error::field("position", "not a position that was given by a watch"))
+    }
+}
+
+/// One event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// Where it stands.
+    pub(crate) position: Position,
+    /// The event as JSON.
+    pub(crate) event: Bytes,
+    /// The flow it is about.
+    pub(crate) flow: Option<FlowId>,
+    /// The context itself changed: who may watch has to be looked at again.
+    pub(crate) is_context: bool,
+}
+
+impl Entry {
+    fn read(mut entry: StreamEntry) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct About<'a> {
+            #[serde(borrow)]
+            kind: Cow<'a, str>,
+            #[serde(default)]
+            flow_id: Option<FlowId>,
+        }
+        let broken =
+            |problem: &dyn fmt::Display| kv::Error::Protocol(format!("an entry of `events`: {problem}"));
+        let bits = u64::from_str_radix(entry.text("b")?, 16).map_err(|error| broken(&error))?;
+        let id = entry.id.split_once('-').ok_or_else(|| broken(&"no id"))?;
+        let position = Position {
+            revision: id.0.parse().map_err(|error| broken(&error))?,
+            n: id.1.parse().map_err(|error| broken(&error))?,
+            bits,
+        };
+        let event = entry.fields.iter_mut().find(|(name, _)| name == "e");
+        let event = Bytes::from(event.map(|(_, value)| std::mem::take(value)).unwrap_or_default());
+        let about: About<'_> = serde_json::from_slice(&event).map_err(|error| broken(&error))?;
+        let (flow, is_context) = (about.flow_id, about.kind == "context");
+        Ok(Self { position, event, flow, is_context })
+    }
+}
+
+impl Tenant {
+    /// The entries after `position`, at most `count`.
+    pub(crate) async fn events_after(&self, position: Position, count: usize) -> Result<Vec<Entry>> {
+        let from = format!("({}", position.entry_id());
+        let ask = Cmd::new("XRANGE").arg(&self.events).arg(&from).arg("+").arg("COUNT").arg(count);
+        self.connection.cmd(ask).await?.entries()?.into_iter().map(Entry::read).collect()
+    }
+
+    /// Whether `position` is in the stream, with the same random bits.
+    pub(crate) async fn has_position(&self, position: Position) -> Result<bool> {
+        let id = position.entry_id();
+        let entries = self.connection.cmd(Cmd::new("XRANGE").arg(&self.events).arg(&id).arg(&id)).await?;
+        let found = entries.entries()?.into_iter().next().map(Entry::read).transpose()?;
+        Ok(found.is_some_and(|entry| entry.position == position))
+    }
+
+    /// Where the stream ends now. It is never empty: it begins with the context's creation.
+    pub(crate) async fn last_position(&self) -> Result<Position> {
+        let ask = Cmd::new("XREVRANGE").arg(&self.events).arg("+").arg("-").arg("COUNT").arg(1);
+        let last = self.connection.cmd(ask).await?.entries()?.into_iter().next();
+        let last = last.ok_or_else(|| Error::not_found("context", self.id))?;
+        Ok(Entry::read(last)?.position)
+    }
+}
+
+/// A hint that more is to be done than to read on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hint {
+    /// Messages entered `msg_out`.
+    Out(ContextId),
+    /// A runner record changed.
+    Runner(ContextId),
+    /// Hints may have been missed: look at everything.
+    Missed,
+}
+
+/// What wakes a tailer.
+#[derive(Debug, Default)]
+pub(crate) struct Wake {
+    /// There may be something to read.
+    pub(crate) notify: Notify,
+    /// How often hints were missed: the stream may be another one by now.
+    pub(crate) missed: std::sync::atomic::AtomicU64,
+}
+
+/// Hears all hints and keeps the tailers. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Hub(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    store: Store,
+    kinds: broadcast::Sender<Hint>,
+    pub(crate) tailers: Mutex<HashMap<ContextId, Tailer>>,
+}
+
+impl Hub {
+    pub(crate) fn new(store: Store) -> Self {
+        Self(Arc::new(Inner {
+            store,
+            kinds: broadcast::Sender::new(KINDS_BUFFER),
+            tailers: Mutex::default(),
+        }))
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.0.store
+    }
+
+    pub(crate) fn tailers(&self) -> &Mutex<HashMap<ContextId, Tailer>> {
+        &self.0.tailers
+    }
+
+    /// Hints of messages and runner records from now on.
+    pub(crate) fn hints(&self) -> broadcast::Receiver<Hint> {
+        self.0.kinds.subscribe()
+    }
+
+    /// Listens until `stop`.
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let layout = self.0.store.layout();
+        let mut subscription =
+            self.0.store.kv().subscribe(vec![Topic::Pattern(layout.hint_pattern().to_owned())]);
+        loop {
+            let notice = tokio::select! {
+                () = stop.cancelled() => return,
+                notice = subscription.next() => notice,
+            };
+            match notice {
+                Notice::Subscribed => {
+                    for tailer in lock(&self.0.tailers).values() {
+                        tailer.wake.missed.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                        tailer.wake.notify.notify_one();
+                    }
+                    self.tell(Hint::Missed);
+                }
+                Notice::Lost(error) => tracing::warn!(%error, "hints are missed until Redis is back"),
+                Notice::Message { channel, payload } => {
+                    if let Some(context) = layout.parse_hint_channel(&channel) {
+                        self.heard(context, &payload);
+                    }
+                }
+            }
+        }
+    }
+
+    fn heard(&self, context: ContextId, kind: &[u8]) {
+        if let Some(tailer) = lock(&self.0.tailers).get(&context) {
+            tailer.wake.notify.notify_one();
+        }
+        match kind {
+            b"out" => self.tell(Hint::Out(context)),
+            b"runner" => self.tell(Hint::Runner(context)),
+            _ => {}
+        }
+    }
+
+    fn tell(&self, hint: Hint) {
+        // An error says that nobody listens, which is fine.
+        let _ = self.0.kinds.send(hint);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_have_one_spelling() {
+        let position = Position { revision: 12, n: 3, bits: 0xab };
+        assert_eq!(position.to_string(), "12.3-00000000000000ab");
+        assert_eq!(position.to_string().parse::<Position>().expect("its own text"), position);
+        for bad in ["", "12-3", "12.ab", "12.3-ab", "012.3-00000000000000ab", "12.3-00000000000000AB"] {
+            assert!(bad.parse::<Position>().is_err(), "{bad}");
+        }
+        assert!(Position { n: 4, ..position }.is_after(position));
+        assert!(!position.is_after(position));
+    }
+}

@@ -1,0 +1,73 @@
+//! The tails of what attempts print.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use model::{ContextId, FlowId, JobKey, Timestamp, limits};
+
+use crate::error::{Error, Result};
+use crate::scripts;
+use crate::store::Store;
+
+/// A piece of an attempt's output.
+#[derive(Debug, Clone)]
+pub(crate) struct LogChunk {
+    /// The attempt.
+    pub(crate) key: JobKey,
+    /// Where the flow runs.
+    pub(crate) context: ContextId,
+    /// The flow.
+    pub(crate) flow: FlowId,
+    /// Where in the output the piece begins, in bytes.
+    pub(crate) offset: u64,
+    /// The piece.
+    pub(crate) data: Bytes,
+}
+
+impl Store {
+    /// Appends pieces, those of one attempt in the order they are given. Repeating a piece changes nothing;
+    /// pieces of what is gone, or of another flow of the same number, are dropped.
+    pub(crate) async fn append_logs(&self, chunks: Vec<LogChunk>, now: Timestamp) -> Result<()> {
+        let mut attempts: BTreeMap<(ContextId, FlowId, JobKey), Vec<(u64, Bytes)>> = BTreeMap::new();
+        for chunk in chunks {
+            let pieces = attempts.entry((chunk.context, chunk.flow, chunk.key)).or_default();
+            pieces.push((chunk.offset, chunk.data));
+        }
+        let appends = attempts.into_iter().map(|(attempt, pieces)| self.append_log(attempt, pieces, now));
+        join_all(appends).await.into_iter().collect()
+    }
+
+    async fn append_log(
+        &self,
+        (context, flow, key): (ContextId, FlowId, JobKey),
+        pieces: Vec<(u64, Bytes)>,
+        now: Timestamp,
+    ) -> Result<()> {
+        let tenant = match self.tenant(context).await {
+            Err(Error::NotFound(_)) => return Ok(()),
+            tenant => tenant?,
+        };
+        let touched = [
+            tenant.keys.flow(flow),
+            tenant.keys.flow_nodes(flow),
+            tenant.keys.log(flow, key.job, key.attempt),
+        ];
+        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let mut call = tenant
+            .begin(&scripts::APPEND_LOG, &touched, Some(key.context), now)
+            .arg(&key.flow.to_string())
+            .arg(flow.0)
+            .arg(key.job.0)
+            .arg(key.attempt.0)
+            .arg(limits::LOG_TAIL_BYTES_MAX);
+        for (offset, data) in &pieces {
+            call = call.arg(*offset).arg(&data[..]);
+        }
+        match tenant.call(call).await {
+            Ok(_) | Err(Error::NotFound(_) | Error::ContextDeleting) => Ok(()),
+            Err(error) if error.code() == Some("JOB_GONE") => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}

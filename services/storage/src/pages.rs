@@ -1,0 +1,106 @@
+//! Pages: how many, and from where on. A token is bound to what it was made for.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use model::limits;
+use sha2::{Digest, Sha256};
+
+use crate::error::{Error, Result};
+
+/// The form of the tokens.
+const VERSION: u8 = 1;
+/// Bytes of the seal.
+const SEAL_BYTES: usize = 16;
+
+/// What is listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PageOf {
+    /// Flows of a context.
+    Flows,
+    /// Nodes of a flow.
+    Nodes,
+}
+
+/// What a caller asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Page {
+    /// How many entries at most, from 1 on.
+    pub(crate) size: usize,
+    token: String,
+}
+
+impl Page {
+    /// From the fields of a request; 0 is the default size.
+    pub(crate) fn parse(size: u32, token: String) -> Result<Self> {
+        if size > limits::PAGE_SIZE_MAX {
+            let max = limits::PAGE_SIZE_MAX;
+            return Err(Error::field("page_size", format!("a page has at most {max} entries, not {size}")));
+        }
+        let size = if size == 0 { limits::PAGE_SIZE_DEFAULT } else { size };
+        Ok(Self { size: size as usize, token })
+    }
+
+    /// Where to go on; nothing for the first page.
+    ///
+    /// # Errors
+    /// When the token was made for another caller, context or filter, or by another coordinator.
+    pub(crate) fn cursor(&self, secret: &str, of: PageOf, filter: &str) -> Result<Option<u64>> {
+        if self.token.is_empty() {
+            return Ok(None);
+        }
+        let refused =
+            || Error::field("page_token", "the token is not one that was given for this caller and filter");
+        let bytes = URL_SAFE_NO_PAD.decode(&self.token).map_err(|_| refused())?;
+        let (head, found) = bytes.split_at_checked(9).ok_or_else(refused)?;
+        let (version, cursor) = head.split_at(1);
+        let cursor: [u8; 8] = cursor.try_into().map_err(|_| refused())?;
+        let cursor = u64::from_be_bytes(cursor);
+        if version != [VERSION] || found != seal(secret, of, filter, cursor) {
+            return Err(refused());
+        }
+        Ok(Some(cursor))
+    }
+
+    /// The token with which to go on from `cursor`; empty without one.
+    pub(crate) fn token(&self, secret: &str, of: PageOf, filter: &str, cursor: Option<u64>) -> String {
+        let Some(cursor) = cursor else { return String::new() };
+        let mut bytes = vec![VERSION];
+        bytes.extend(cursor.to_be_bytes());
+        bytes.extend(seal(secret, of, filter, cursor));
+        URL_SAFE_NO_PAD.encode(bytes)
+    }
+}
+
+/// Binds a cursor to what it is for. It protects callers from mixing tokens up; permission is checked on
+/// every page anyway.
+fn seal(secret: &str, of: PageOf, filter: &str, cursor: u64) -> [u8; SEAL_BYTES] {
+    let text = format!("{secret} {VERSION} {of:?} {cursor} {filter} {secret}");
+    let digest = Sha256::digest(text.as_bytes());
+    let mut seal = [0; SEAL_BYTES];
+    seal.copy_from_slice(&digest[..SEAL_BYTES]);
+    seal
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_bound_to_its_filter() {
+        let first = Page::parse(0, String::new()).expect("the default");
+        assert_eq!((first.size, first.cursor("s", PageOf::Flows, "a").expect("no token")), (50, None));
+        let token = first.token("s", PageOf::Flows, "a", Some(7));
+        let next = Page::parse(10, token.clone()).expect("a size");
+        assert_eq!(next.cursor("s", PageOf::Flows, "a").expect("its own"), Some(7));
+        for (secret, of, filter) in
+            [("t", PageOf::Flows, "a"), ("s", PageOf::Nodes, "a"), ("s", PageOf::Flows, "b")]
+        {
+            assert!(next.cursor(secret, of, filter).is_err(), "{secret} {of:?} {filter}");
+        }
+        for bad in ["x", "AAAA", "====", &token[1..]] {
+            let page = Page::parse(1, bad.to_owned()).expect("a size");
+            assert!(page.cursor("s", PageOf::Flows, "a").is_err(), "{bad}");
+        }
+        assert!(Page::parse(1001, String::new()).is_err());
+    }
+}

@@ -1,0 +1,97 @@
+//! Storage as a process of its own.
+
+use std::time::Duration;
+
+use ::rpc::{MethodPolicy, Mount, Server, TlsFiles};
+use identity::TrustDomain;
+use keys::Layout;
+use kv::{Endpoint, Kv};
+use model::limits;
+use service::{Failure, Host, Limits};
+use tokio_util::sync::CancellationToken;
+
+use crate::app::{App, Deps, StartError};
+use crate::config::Config;
+use crate::routers::HELD_MAX;
+use crate::rpc::{COMMITS_IN_FLIGHT_MAX, INTERNAL_POLICY, PUBLIC_POLICY};
+
+/// The pause before Redis is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Where storage finds what it needs.
+#[derive(Debug, clap::Args)]
+pub struct Flags {
+    /// The coordinator's Redis: redis://[user[:password]@]host[:port] or unix:///path
+    #[arg(long, env = "MYCORA_REDIS_URL", value_name = "URL", default_value = "redis://127.0.0.1:6379")]
+    redis_url: Endpoint,
+    /// How contexts are kept apart: `database` or `hash-tag`
+    #[arg(long, env = "MYCORA_LAYOUT", value_name = "LAYOUT", default_value_t = Layout::Database)]
+    layout: Layout,
+    /// The trust domain of this suite's identities
+    #[arg(long, env = "MYCORA_TRUST_DOMAIN", value_name = "NAME", default_value = TrustDomain::DEFAULT)]
+    trust_domain: TrustDomain,
+}
+
+impl service::App for App {
+    const NAME: &'static str = "storage";
+    const ABOUT: &'static str = "Owns the coordinator's Redis";
+    const GRPC_PORT: Option<u16> = Some(7701);
+    const OPS_PORT: u16 = 7801;
+    type Config = Flags;
+
+    fn limits(_: &Flags) -> Limits {
+        Limits::from([
+            ("commit_records_max", limits::COMMIT_RECORDS_MAX as u64),
+            ("commit_bytes_max", limits::COMMIT_BYTES_MAX as u64),
+            ("commits_in_flight_max", COMMITS_IN_FLIGHT_MAX as u64),
+            ("held_messages_max", HELD_MAX as u64),
+            ("file_bytes_max", limits::FILE_BYTES_MAX as u64),
+            ("blob_chunk_bytes", limits::BLOB_CHUNK_BYTES as u64),
+            ("log_tail_bytes_max", limits::LOG_TAIL_BYTES_MAX as u64),
+            ("watch_buffer", limits::WATCH_BUFFER as u64),
+            ("page_size_max", u64::from(limits::PAGE_SIZE_MAX)),
+            ("page_bytes_max", limits::PAGE_BYTES_MAX as u64),
+        ])
+    }
+
+    async fn start(flags: Flags, host: Host) -> Result<(), Failure> {
+        let paths = host.tls.required()?;
+        let tls = TlsFiles::new(paths.ca, paths.cert, paths.key);
+        let redis = host.readiness.condition("redis");
+        let app = loop {
+            let deps =
+                Deps { kv: Kv::new(flags.redis_url.clone()), trust_domain: flags.trust_domain.clone() };
+            match (Config { layout: flags.layout }).build(deps).await {
+                Ok(app) => break app,
+                Err(StartError::Unreachable(error)) => {
+                    tracing::warn!(%error, "waiting for Redis");
+                    tokio::time::sleep(RETRY).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
+        redis.met();
+        let builder = Mount::builder(MethodPolicy::new(&[PUBLIC_POLICY, INTERNAL_POLICY])?);
+        let mount = app.mount_public(app.mount_internal(builder)).descriptors(proto::DESCRIPTORS).build()?;
+        let health = mount.health().clone();
+        let server = Server::new(mount, &tls)?.drain_deadline(host.drain_deadline);
+        let listener = host.listener.ok_or("storage serves gRPC and was given no listener")?;
+        let shutdown = host.shutdown.clone();
+        host.tasks.spawn("grpc", async move {
+            server.serve(listener, shutdown.begun_owned()).await?;
+            Ok(())
+        });
+        let shutdown = host.shutdown.clone();
+        host.tasks.spawn("hints", async move {
+            let stop = CancellationToken::new();
+            let _stop_when_dropped = stop.clone().drop_guard();
+            tokio::join!(app.run(stop.clone()), async {
+                shutdown.begun().await;
+                stop.cancel();
+            });
+            Ok(())
+        });
+        health.set_serving(true);
+        Ok(())
+    }
+}

@@ -1,0 +1,136 @@
+//! Redis hashes as objects and back. The fields are a wire contract: other programs read and write them.
+
+pub(crate) mod actor;
+pub(crate) mod context;
+pub(crate) mod flow;
+pub(crate) mod job;
+pub(crate) mod message;
+pub(crate) mod runner;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use kv::Value;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::Result;
+
+/// A record that does not fit its description.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("field `{field}` of {what}: {problem}")]
+pub(crate) struct BadRecord {
+    what: String,
+    field: String,
+    problem: String,
+}
+
+/// The fields of a hash that is being read.
+#[derive(Debug)]
+pub(crate) struct Fields {
+    what: String,
+    fields: BTreeMap<String, String>,
+}
+
+impl Fields {
+    /// From the answer to `HGETALL`; nothing when there is no such hash.
+    pub(crate) fn of_hash(what: impl fmt::Display, value: Value) -> Result<Option<Self>> {
+        let fields = value.hash()?;
+        Ok((!fields.is_empty()).then(|| Self { what: what.to_string(), fields }))
+    }
+
+    /// From the answer to `HMGET` of `names`, of which the first is in every such hash.
+    pub(crate) fn of_some(what: impl fmt::Display, names: &[&str], value: Value) -> Result<Option<Self>> {
+        let mut fields = BTreeMap::new();
+        for (name, value) in names.iter().zip(value.array()?) {
+            if let Some(text) = value.optional_text()? {
+                fields.insert((*name).to_owned(), text);
+            }
+        }
+        Ok(fields.contains_key(names[0]).then(|| Self { what: what.to_string(), fields }))
+    }
+
+    fn bad(&self, field: &str, problem: impl fmt::Display) -> BadRecord {
+        BadRecord { what: self.what.clone(), field: field.to_owned(), problem: problem.to_string() }
+    }
+
+    /// A text; empty when it is not there.
+    pub(crate) fn text(&mut self, field: &str) -> String {
+        self.fields.remove(field).unwrap_or_default()
+    }
+
+    /// A value that has to be there.
+    pub(crate) fn parse<T: FromStr<Err: fmt::Display>>(
+        &self,
+        field: &str,
+    ) -> std::result::Result<T, BadRecord> {
+        let text = self.fields.get(field).ok_or_else(|| self.bad(field, "missing"))?;
+        text.parse().map_err(|error| self.bad(field, error))
+    }
+
+    /// A value that may be missing or empty.
+    pub(crate) fn optional<T: FromStr<Err: fmt::Display>>(
+        &self,
+        field: &str,
+    ) -> std::result::Result<Option<T>, BadRecord> {
+        match self.fields.get(field) {
+            None => Ok(None),
+            Some(text) if text.is_empty() => Ok(None),
+            Some(_) => self.parse(field).map(Some),
+        }
+    }
+
+    /// A list or map; the empty one when it is not there.
+    pub(crate) fn json<T: DeserializeOwned + Default>(
+        &self,
+        field: &str,
+    ) -> std::result::Result<T, BadRecord> {
+        match self.fields.get(field) {
+            None => Ok(T::default()),
+            Some(text) if text.is_empty() => Ok(T::default()),
+            Some(text) => serde_json::from_str(text).map_err(|error| self.bad(field, error)),
+        }
+    }
+
+    /// Whether a switch is on.
+    pub(crate) fn flag(&self, field: &str) -> bool {
+        self.fields.get(field).is_some_and(|text| text == "true" || text == "1")
+    }
+}
+
+/// The fields of a hash that is to be written.
+#[derive(Debug, Default)]
+pub(crate) struct Written(Vec<(&'static str, String)>);
+
+impl Written {
+    /// Adds a plain value.
+    pub(crate) fn text(&mut self, field: &'static str, value: impl fmt::Display) -> &mut Self {
+        self.0.push((field, value.to_string()));
+        self
+    }
+
+    /// Adds a value that may be missing, which is written as an empty text.
+    pub(crate) fn optional(&mut self, field: &'static str, value: Option<impl fmt::Display>) -> &mut Self {
+        self.0.push((field, value.map(|value| value.to_string()).unwrap_or_default()));
+        self
+    }
+
+    /// Adds a list or map.
+    pub(crate) fn json(&mut self, field: &'static str, value: &impl Serialize) -> &mut Self {
+        let json =
+            serde_json::to_string(value).expect("maps with text keys, lists and plain values are JSON");
+        self.0.push((field, json));
+        self
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Names and values in turn.
+    pub(crate) fn args(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().flat_map(|(field, value)| [*field, value.as_str()])
+    }
+}

@@ -1,0 +1,134 @@
+//! `flow:<id>`
+//!
+//! Besides what every reader may rely on it has `result_truncated`, and for this service alone
+//! `node_count`, `first_job_id`, `deadline_secs` (until the start), `commit_revision` (the owner's last
+//! change, which fences), `last_commit`, and `deleting` while the flow is being removed.
+
+use model::{Flow, FlowStatus, JobId};
+
+use super::{BadRecord, Fields, Written};
+
+/// What is read of a flow: all but the list of its jobs, which are those from `first_job_id` on.
+pub(crate) const READ: [&str; 23] = [
+    "id",
+    "uid",
+    "name",
+    "caller_id",
+    "context_id",
+    "env_vars",
+    "result",
+    "result_truncated",
+    "fail_fast",
+    "deadline",
+    "cancel_requested_time",
+    "cancel_timeout",
+    "created_at",
+    "updated_at",
+    "status",
+    "generation",
+    "revision",
+    "owner",
+    "epoch",
+    "node_count",
+    "first_job_id",
+    "deadline_secs",
+    "deleting",
+];
+
+/// A flow with what only this service needs to know.
+#[derive(Debug, Clone)]
+pub(crate) struct StoredFlow {
+    /// The flow; its list of jobs is empty.
+    pub(crate) flow: Flow,
+    /// How many nodes it has or is to have.
+    pub(crate) node_count: u32,
+    /// The first of its jobs; the others follow one after the other.
+    pub(crate) first_job: JobId,
+}
+
+/// What is written when a flow is created, but for the revision and the first job's id.
+pub(crate) fn write(flow: &Flow, node_count: u32, deadline_secs: Option<u32>) -> Written {
+    let Flow {
+        id,
+        uid,
+        name,
+        caller_id,
+        context_id,
+        jobs,
+        env_vars,
+        result,
+        result_truncated,
+        fail_fast,
+        deadline,
+        cancel_requested_time,
+        cancel_timeout_secs,
+        created_at,
+        updated_at,
+        status,
+        generation,
+        revision: _,
+        owner,
+        epoch,
+    } = flow;
+    let mut written = Written::default();
+    written
+        .text("id", id)
+        .text("uid", uid)
+        .text("name", name)
+        .text("caller_id", caller_id)
+        .text("context_id", context_id)
+        .json("jobs", jobs)
+        .json("env_vars", env_vars)
+        .json("result", result)
+        .text("result_truncated", result_truncated)
+        .text("fail_fast", fail_fast)
+        .optional("deadline", *deadline)
+        .optional("cancel_requested_time", *cancel_requested_time)
+        .text("cancel_timeout", cancel_timeout_secs)
+        .text("created_at", created_at)
+        .text("updated_at", updated_at)
+        .text("status", status)
+        .text("generation", generation)
+        .optional("owner", *owner)
+        .text("epoch", epoch)
+        .text("node_count", node_count)
+        .optional("deadline_secs", deadline_secs)
+        .text("commit_revision", 0)
+        .text("last_commit", "");
+    written
+}
+
+/// The flow in these fields; nothing when it is being removed.
+pub(crate) fn read(fields: &Fields) -> Result<Option<StoredFlow>, BadRecord> {
+    if fields.flag("deleting") {
+        return Ok(None);
+    }
+    read_any(fields).map(Some)
+}
+
+/// The flow in these fields, also while it is being removed.
+pub(crate) fn read_any(fields: &Fields) -> Result<StoredFlow, BadRecord> {
+    let flow = Flow {
+        id: fields.parse("id")?,
+        uid: fields.parse("uid")?,
+        name: fields.parse("name")?,
+        caller_id: fields.parse("caller_id")?,
+        context_id: fields.parse("context_id")?,
+        jobs: Vec::new(),
+        env_vars: fields.json("env_vars")?,
+        result: fields.json("result")?,
+        result_truncated: fields.flag("result_truncated"),
+        fail_fast: fields.flag("fail_fast"),
+        deadline: fields.optional("deadline")?,
+        cancel_requested_time: fields.optional("cancel_requested_time")?,
+        cancel_timeout_secs: fields.parse("cancel_timeout")?,
+        created_at: fields.parse("created_at")?,
+        updated_at: fields.parse("updated_at")?,
+        status: fields.parse::<FlowStatus>("status")?,
+        generation: fields.parse("generation")?,
+        revision: fields.parse("revision")?,
+        owner: fields.optional("owner")?,
+        epoch: fields.parse("epoch")?,
+    };
+    Ok(StoredFlow { flow, node_count: fields.parse("node_count")?, first_job: fields.parse("first_job_id")? })
+}

@@ -1,0 +1,222 @@
+//! Removing a flow with all that belongs to it: a few hundred keys a script, the flow's own record last.
+//!
+//! A flow that is going is marked so; whoever asks again goes on where another one stopped.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kv::{Cmd, Value};
+use model::{ActorId, Attempt, BlobHash, ContextId, FlowId, FlowNode, JobId, Timestamp};
+
+use crate::error::{Error, Result};
+use crate::reads::nodes_of;
+use crate::record::flow::StoredFlow;
+use crate::record::{self, Fields};
+use crate::scripts;
+use crate::store::{Asker, PERMISSION_TRIES, Store, Tenant};
+
+/// Keys that one script removes, about.
+const KEYS_MAX: usize = 900;
+/// Nodes that are looked at together.
+const NODES_READ: u32 = 200;
+
+/// What one script removes.
+#[derive(Debug, Default)]
+struct Batch {
+    jobs: Vec<(JobId, String)>,
+    logs: Vec<String>,
+    messages: Vec<String>,
+    refs: Vec<String>,
+    /// Number of an entry of `refs` and of one of `jobs`, both from 1 on.
+    references: Vec<(usize, usize)>,
+    places: HashMap<BlobHash, usize>,
+}
+
+impl Batch {
+    fn len(&self) -> usize {
+        self.jobs.len() + self.logs.len() + self.messages.len() + self.refs.len()
+    }
+}
+
+impl Store {
+    /// Removes a flow that has ended, or was never started and is not wanted any more.
+    pub(crate) async fn remove_flow(
+        &self,
+        context: ContextId,
+        flow: FlowId,
+        asker: Asker,
+        now: Timestamp,
+    ) -> Result<()> {
+        let actor = asker.actor()?;
+        let (tenant, stored) = self.begin_removal(context, flow, actor, now).await?;
+        self.remove_messages(&tenant, &stored, now).await?;
+        self.remove_nodes(&tenant, &stored, now).await?;
+        let keys = &tenant.keys;
+        let touched = [
+            keys.flow(flow),
+            keys.flow_nodes(flow),
+            keys.flow_messages(flow),
+            keys.flow_signals(flow),
+            tenant.flows.clone(),
+        ];
+        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let call = tenant
+            .begin(&scripts::END_REMOVAL, &touched, None, now)
+            .arg(flow.0)
+            .arg(&stored.flow.uid.to_string());
+        match tenant.call(call).await {
+            // Somebody else who removes it was faster.
+            Ok(_) | Err(Error::NotFound(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn begin_removal(
+        &self,
+        context: ContextId,
+        flow: FlowId,
+        actor: ActorId,
+        now: Timestamp,
+    ) -> Result<(Arc<Tenant>, StoredFlow)> {
+        for _ in 0..PERMISSION_TRIES {
+            let (tenant, context, mut answers) = self
+                .read(context, Asker::Actor(actor), |tenant, pipeline| {
+                    pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
+                })
+                .await?;
+            let value = answers.pop().unwrap_or(Value::Nil);
+            let fields = Fields::of_some(format_args!("flow {flow}"), &record::flow::READ, value)?;
+            let fields = fields.ok_or_else(|| Error::not_found("flow", flow))?;
+            let stored = record::flow::read_any(&fields)?;
+            context.require_change(actor, stored.flow.caller_id)?;
+            let touched = [tenant.keys.flow(flow), tenant.flows_active.clone(), tenant.due.clone()];
+            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let call = tenant
+                .begin(&scripts::BEGIN_REMOVAL, &touched, Some(context.uid), now)
+                .arg(context.revision.0)
+                .arg(flow.0)
+                .arg(&stored.flow.uid.to_string());
+            match tenant.call(call).await {
+                Err(Error::ContextChanged(_)) => {}
+                Err(error) => return Err(error),
+                Ok(_) => return Ok((tenant, stored)),
+            }
+        }
+        Err(Error::ContextChanged(context))
+    }
+
+    async fn remove_messages(&self, tenant: &Tenant, stored: &StoredFlow, now: Timestamp) -> Result<()> {
+        let index = tenant.keys.flow_messages(stored.flow.id);
+        loop {
+            let ask = Cmd::new("SRANDMEMBER").arg(&index).arg(KEYS_MAX);
+            let messages = tenant.connection.cmd(ask).await?.texts()?;
+            if messages.is_empty() {
+                return Ok(());
+            }
+            remove(tenant, stored, Batch { messages, ..Batch::default() }, now).await?;
+        }
+    }
+
+    async fn remove_nodes(&self, tenant: &Tenant, stored: &StoredFlow, now: Timestamp) -> Result<()> {
+        let mut from = 0;
+        while from < stored.node_count {
+            let (mut jobs, mut attempts) = (Vec::new(), Vec::new());
+            for (_, job, json) in nodes_of(tenant, stored, from, NODES_READ).await? {
+                // Of a node that cannot be read at least the first attempt is removed.
+                attempts.push(serde_json::from_slice::<FlowNode>(&json).map_or(1, |node| node.attempt.0));
+                jobs.push(job);
+            }
+            self.remove_jobs(tenant, stored, &jobs, &attempts, now).await?;
+            from = from.saturating_add(NODES_READ);
+        }
+        Ok(())
+    }
+
+    async fn remove_jobs(
+        &self,
+        tenant: &Tenant,
+        stored: &StoredFlow,
+        jobs: &[JobId],
+        attempts: &[u32],
+        now: Timestamp,
+    ) -> Result<()> {
+        let mut batch = Batch::default();
+        for ((job, attempts), blobs) in jobs.iter().zip(attempts).zip(blobs_of(tenant, stored, jobs).await?) {
+            for attempt in 1..=*attempts {
+                batch.logs.push(tenant.keys.log(stored.flow.id, *job, Attempt(attempt)));
+                if batch.len() >= KEYS_MAX {
+                    remove(tenant, stored, std::mem::take(&mut batch), now).await?;
+                }
+            }
+            batch.jobs.push((*job, tenant.keys.job(stored.flow.caller_id, *job)));
+            for hash in blobs {
+                let refs = &mut batch.refs;
+                let place = *batch.places.entry(hash).or_insert_with(|| {
+                    refs.push(tenant.keys.blob_refs(hash));
+                    refs.len()
+                });
+                batch.references.push((place, batch.jobs.len()));
+            }
+            if batch.len() >= KEYS_MAX {
+                remove(tenant, stored, std::mem::take(&mut batch), now).await?;
+            }
+        }
+        remove(tenant, stored, batch, now).await
+    }
+}
+
+/// The blobs that each job refers to: its script, its files, and those it made.
+async fn blobs_of(tenant: &Tenant, stored: &StoredFlow, jobs: &[JobId]) -> Result<Vec<Vec<BlobHash>>> {
+    if jobs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut pipeline = kv::Pipeline::new();
+    for job in jobs {
+        let key = tenant.keys.job(stored.flow.caller_id, *job);
+        pipeline.cmd(Cmd::new("HMGET").arg(&key).args(record::job::READ));
+    }
+    let nodes =
+        Cmd::new("HMGET").arg(&tenant.keys.flow_nodes(stored.flow.id)).args(jobs.iter().map(|job| job.0));
+    pipeline.cmd(nodes);
+    let mut answers = tenant.connection.pipeline(&pipeline).await?;
+    let nodes = answers.pop().unwrap_or(Ok(Value::Nil))?.array()?;
+    let mut all = Vec::with_capacity(jobs.len());
+    for (answer, node) in answers.into_iter().zip(nodes) {
+        let fields = Fields::of_some("job", &record::job::READ, answer?)?;
+        // A job that cannot be read goes as well; what it refers to stays, which costs only space.
+        let spec = fields.and_then(|fields| record::job::read(fields).ok());
+        let mut hashes: Vec<BlobHash> =
+            spec.iter().flat_map(record::job::blobs).map(|blob| blob.sha256).collect();
+        if let Ok(node) = serde_json::from_slice::<FlowNode>(&node.bytes().unwrap_or_default()) {
+            hashes.extend(node.outputs.values().map(|blob| blob.sha256));
+        }
+        hashes.sort_unstable();
+        hashes.dedup();
+        all.push(hashes);
+    }
+    Ok(all)
+}
+
+async fn remove(tenant: &Tenant, stored: &StoredFlow, batch: Batch, now: Timestamp) -> Result<()> {
+    if batch.len() == 0 {
+        return Ok(());
+    }
+    let Batch { jobs, logs, messages, refs, references, places: _ } = batch;
+    let id = stored.flow.id;
+    let own = [tenant.keys.flow(id), tenant.keys.flow_nodes(id), tenant.keys.flow_messages(id)];
+    let mut touched: Vec<&str> = own.iter().map(String::as_str).collect();
+    touched.extend([tenant.held.as_str(), &tenant.blob_idle]);
+    touched.extend(jobs.iter().map(|(_, key)| key.as_str()));
+    touched.extend(logs.iter().chain(&messages).chain(&refs).map(String::as_str));
+    let call = tenant
+        .begin(&scripts::REMOVE_RECORDS, &touched, None, now)
+        .arg(&stored.flow.uid.to_string())
+        .arg(jobs.len())
+        .arg(logs.len())
+        .arg(messages.len())
+        .arg(references.len())
+        .args(jobs.iter().map(|(job, _)| job.0))
+        .args(references.into_iter().flat_map(|(blob, job)| [blob, job]));
+    tenant.call(call).await?;
+    Ok(())
+}

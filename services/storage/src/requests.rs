@@ -1,0 +1,39 @@
+//! Request ids: the same one with the same body has one effect.
+
+use model::Violations;
+
+/// A request that its caller may repeat.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// What its caller calls it.
+    pub(crate) id: String,
+    /// The SHA-256 of its body, in hex.
+    pub(crate) hash: String,
+}
+
+/// A request id is a UUID; other texts of this length do as well.
+const ID_BYTES_MAX: usize = 64;
+
+impl Request {
+    /// Nothing for an empty id: the request cannot be repeated.
+    pub(crate) fn parse(
+        id: &str,
+        hash: impl FnOnce() -> String,
+        violations: &mut Violations,
+    ) -> Option<Self> {
+        if id.is_empty() {
+            return None;
+        }
+        if id.len() > ID_BYTES_MAX || !id.bytes().all(|b| b.is_ascii_graphic()) {
+            violations
+                .add("request_id", format!("a UUID, or at most {ID_BYTES_MAX} visible ASCII characters"));
+            return None;
+        }
+        Some(Self { id: id.to_owned(), hash: hash() })
+    }
+}
+
+/// The hash to compare, empty where there is no request id.
+pub(crate) fn hash_of(request: Option<&Request>) -> &str {
+    request.map_or("", |request| &request.hash)
+}

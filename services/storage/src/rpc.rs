@@ -1,0 +1,136 @@
+//! The gRPC side: parses, asks, converts.
+
+mod actor;
+mod blob_store;
+mod context;
+mod flow_parse;
+mod flow_store;
+mod job;
+mod message_store;
+mod runner_store;
+mod status;
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use ::rpc::{Allow, MethodPolicy, MountBuilder, PolicyTable};
+use futures_util::{Stream, StreamExt as _};
+use identity::{ServiceName, TrustDomain};
+use model::{Violations, limits};
+use prost::Message;
+use proto::internal::v1::blob_store_service_server::BlobStoreServiceServer;
+use proto::internal::v1::flow_store_service_server::FlowStoreServiceServer;
+use proto::internal::v1::message_store_service_server::MessageStoreServiceServer;
+use proto::internal::v1::runner_store_service_server::RunnerStoreServiceServer;
+use proto::v1::actor_service_server::ActorServiceServer;
+use proto::v1::context_service_server::ContextServiceServer;
+use proto::v1::job_service_server::JobServiceServer;
+use sha2::{Digest, Sha256};
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use crate::events::Hub;
+use crate::requests::Request;
+use crate::routers::Routers;
+
+pub(crate) use flow_store::COMMITS_IN_FLIGHT_MAX;
+
+/// What actors and the bootstrap identity may call.
+pub const PUBLIC_POLICY: PolicyTable<'static> = &[
+    ("/mycora.v1.ActorService/RegisterActor", &[Allow::Admin]),
+    ("/mycora.v1.ActorService/GetActor", &[Allow::AnyActor, Allow::Admin]),
+    ("/mycora.v1.ActorService/WhoAmI", &[Allow::Authenticated]),
+    ("/mycora.v1.ContextService/*", &[Allow::AnyActor, Allow::Admin]),
+    ("/mycora.v1.JobService/*", &[Allow::AnyActor]),
+];
+
+/// What only services may call.
+pub const INTERNAL_POLICY: PolicyTable<'static> = &[
+    (
+        "/mycora.internal.v1.FlowStoreService/*",
+        &[Allow::Service(ServiceName::Scheduler), Allow::Service(ServiceName::Mycora)],
+    ),
+    (
+        "/mycora.internal.v1.MessageStoreService/*",
+        &[Allow::Service(ServiceName::Router), Allow::Service(ServiceName::Mycora)],
+    ),
+    (
+        "/mycora.internal.v1.RunnerStoreService/*",
+        &[Allow::Service(ServiceName::RunnerRegistry), Allow::Service(ServiceName::Mycora)],
+    ),
+    (
+        "/mycora.internal.v1.BlobStoreService/*",
+        &[Allow::Service(ServiceName::MyceliumGateway), Allow::Service(ServiceName::Mycora)],
+    ),
+];
+
+/// Everything that this service may be called for.
+///
+/// # Panics
+/// Never: the tables are well-formed, which a test checks.
+#[must_use]
+pub fn policy() -> MethodPolicy {
+    MethodPolicy::new(&[PUBLIC_POLICY, INTERNAL_POLICY]).expect("the tables are well-formed")
+}
+
+/// The answers of a stream.
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// Answers all services.
+#[derive(Clone)]
+pub(crate) struct Rpc {
+    pub(crate) hub: Hub,
+    pub(crate) routers: Routers,
+    pub(crate) trust_domain: Arc<TrustDomain>,
+    /// Ends every stream.
+    pub(crate) stop: CancellationToken,
+}
+
+impl Rpc {
+    pub(crate) fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
+        mount
+            .service(ActorServiceServer::new(self.clone()))
+            .service(ContextServiceServer::new(self.clone()))
+            .service(JobServiceServer::new(self.clone()))
+    }
+
+    pub(crate) fn mount_internal(&self, mount: MountBuilder) -> MountBuilder {
+        mount
+            .service(FlowStoreServiceServer::new(self.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX))
+            .service(MessageStoreServiceServer::new(self.clone()))
+            .service(RunnerStoreServiceServer::new(self.clone()))
+            .service(BlobStoreServiceServer::new(self.clone()))
+    }
+
+    /// Ends a stream when the service ends, so that a drain need not wait for it.
+    fn until_stop<T: Send + 'static>(
+        &self,
+        stream: impl Stream<Item = Result<T, Status>> + Send + 'static,
+    ) -> Answers<T> {
+        let stop = self.stop.clone();
+        let draining = futures_util::stream::once(async move {
+            let ending = || ::rpc::Error::unavailable(::rpc::Reason::Draining, "storage is ending").into();
+            stop.is_cancelled().then(|| Err(ending()))
+        });
+        let stream = stream.take_until(self.stop.clone().cancelled_owned());
+        Box::pin(stream.chain(draining.filter_map(std::future::ready)))
+    }
+}
+
+/// A commit has a limit of its own, which must be reached before that of the message that carries it.
+const MESSAGE_BYTES_MAX: usize = limits::GRPC_MESSAGE_BYTES_MAX + 1024 * 1024;
+
+/// The request id of a message of which it is the rest that counts.
+fn request_of<M: Message>(id: &str, body: &M, violations: &mut Violations) -> Option<Request> {
+    Request::parse(id, || hex::encode(Sha256::digest(body.encode_to_vec())), violations)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_policy_is_well_formed() {
+        drop(policy());
+    }
+}

@@ -1,0 +1,149 @@
+//! MessageStoreService.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use model::{ContextId, FlowId, JobKey, Timestamp, limits};
+use proto::internal::v1::message_store_service_server::MessageStoreService;
+use proto::internal::v1::take_request::Frame;
+use proto::internal::v1::{
+    AppendLogsRequest, AppendLogsResponse, HeldMessage, Settle, TakeHello, TakeRequest, TakeResponse,
+};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{Answers, Rpc};
+use crate::error::Error;
+use crate::logs::LogChunk;
+use crate::messages::{Held, Settlement, message_key, parse_message_key};
+use crate::taking::{Taking, next_batch};
+
+/// Answers that wait for a slow router.
+const OUT_BUFFER: usize = 16;
+/// A router's name, in bytes.
+const NAME_BYTES_MAX: usize = 128;
+
+#[tonic::async_trait]
+impl MessageStoreService for Rpc {
+    type TakeStream = Answers<TakeResponse>;
+
+    async fn take(
+        &self,
+        request: Request<Streaming<TakeRequest>>,
+    ) -> Result<Response<Self::TakeStream>, Status> {
+        let frames = request.into_inner();
+        let (out, answers) = mpsc::channel(OUT_BUFFER);
+        let rpc = self.clone();
+        // The hello is awaited in the task: its sender may want to see the answer's beginning first.
+        tokio::spawn(async move {
+            let stop = rpc.stop.clone();
+            let ended = tokio::select! {
+                () = stop.cancelled() => Ok(()),
+                () = out.closed() => Ok(()),
+                ended = serve(&rpc, frames, &out) => ended,
+            };
+            if let Err(status) = ended {
+                // The router may have left.
+                let _ = out.send(Err(status)).await;
+            }
+        });
+        Ok(Response::new(self.until_stop(ReceiverStream::new(answers))))
+    }
+
+    async fn append_logs(
+        &self,
+        request: Request<AppendLogsRequest>,
+    ) -> Result<Response<AppendLogsResponse>, Status> {
+        let chunks = request.into_inner().chunks.into_iter().enumerate().map(|(i, chunk)| {
+            let key: JobKey = chunk
+                .job_key
+                .parse()
+                .map_err(|error| Error::field(&format!("chunks[{i}].job_key"), error))?;
+            let (context, flow) = (ContextId(chunk.context_id), FlowId(chunk.flow_id));
+            Ok(LogChunk { key, context, flow, offset: chunk.offset, data: chunk.data })
+        });
+        let chunks = chunks.collect::<Result<Vec<_>, Error>>()?;
+        self.hub.store().append_logs(chunks, Timestamp::now()).await?;
+        Ok(Response::new(AppendLogsResponse {}))
+    }
+}
+
+type Out = mpsc::Sender<Result<TakeResponse, Status>>;
+
+async fn serve(rpc: &Rpc, mut frames: Streaming<TakeRequest>, out: &Out) -> Result<(), Status> {
+    let hello = frames.message().await?.and_then(|request| request.frame);
+    let Some(Frame::Hello(TakeHello { router })) = hello else {
+        return Err(Error::field("hello", "comes first").into());
+    };
+    if router.is_empty() || router.len() > NAME_BYTES_MAX {
+        return Err(Error::field("hello.router", format!("1 to {NAME_BYTES_MAX} bytes")).into());
+    }
+    let (taking, mut queue) = Taking::begin(rpc.hub.clone(), rpc.routers.clone(), &router);
+    let sending = async {
+        while let Some(batch) = next_batch(&mut queue, limits::PAGE_BYTES_MAX).await {
+            for answer in answers_of(batch) {
+                if out.send(Ok(answer)).await.is_err() {
+                    return;
+                }
+            }
+        }
+    };
+    tokio::select! {
+        () = sending => Ok(()),
+        () = taking.care() => Ok(()),
+        ended = settling(&taking, &mut frames) => ended,
+    }
+}
+
+async fn settling(taking: &Taking, frames: &mut Streaming<TakeRequest>) -> Result<(), Status> {
+    while let Some(request) = frames.message().await? {
+        match request.frame {
+            Some(Frame::Settle(settle)) => taking.settle(parse_settle(settle)?).await,
+            Some(Frame::Hello(_)) => return Err(Error::field("hello", "comes once").into()),
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+fn parse_settle(settle: Settle) -> Result<Vec<(ContextId, Vec<Settlement>)>, Error> {
+    let mut contexts: BTreeMap<ContextId, Vec<Settlement>> = BTreeMap::new();
+    for (i, one) in settle.settlements.into_iter().enumerate() {
+        let key = parse_message_key(&one.message_key)
+            .ok_or_else(|| Error::field(&format!("settlements[{i}].message_key"), "message:<caller>:<id>"))?;
+        contexts.entry(ContextId(one.context_id)).or_default().push(Settlement { key, error: one.error });
+    }
+    Ok(contexts.into_iter().collect())
+}
+
+/// Splits a batch so that no answer is beyond the size of a page, unless a single message is.
+fn answers_of(batch: Vec<Held>) -> Vec<TakeResponse> {
+    let mut answers = Vec::with_capacity(1);
+    let (mut messages, mut bytes) = (Vec::with_capacity(batch.len()), 0);
+    for message in batch {
+        let size: usize = message.body.nodes.iter().map(Bytes::len).sum();
+        if !messages.is_empty() && bytes + size > limits::PAGE_BYTES_MAX {
+            answers.push(TakeResponse { messages: std::mem::take(&mut messages) });
+            bytes = 0;
+        }
+        bytes += size;
+        messages.push(to_wire(message));
+    }
+    answers.push(TakeResponse { messages });
+    answers
+}
+
+fn to_wire(message: Held) -> HeldMessage {
+    let Held { context, context_uid, key, body } = message;
+    HeldMessage {
+        context_id: context.0,
+        context_uid: context_uid.to_string(),
+        message_key: message_key(key),
+        flow_id: body.flow.0,
+        runner_id: body.runner.0,
+        timeout_ack_secs: body.timeout_ack_secs,
+        nodes: body.nodes,
+        created_millis: body.created_at.as_millis(),
+    }
+}

@@ -1,0 +1,80 @@
+//! From what went wrong here to what the caller is told.
+
+use ::rpc::{ErrorKind, Reason};
+use model::Violations;
+use tonic::Status;
+
+use crate::error::{Error, WrongState};
+
+impl From<Error> for ::rpc::Error {
+    fn from(error: Error) -> Self {
+        let new = |kind, reason| Self::new(kind, reason, error.to_string());
+        match error {
+            Error::NotFound(resource) => Self::not_found(resource),
+            Error::Invalid(violations) => Self::invalid(violations),
+            Error::Denied(denied) => {
+                Self::new(ErrorKind::PermissionDenied, Reason::RoleInsufficient, denied.to_string())
+            }
+            Error::NotAllowed(_) => new(ErrorKind::PermissionDenied, Reason::MethodNotAllowed),
+            Error::Exists(_) => new(ErrorKind::AlreadyExists, Reason::AlreadyExists),
+            Error::RequestIdReused => new(ErrorKind::AlreadyExists, Reason::RequestIdReused),
+            Error::WrongState { state, .. } => new(ErrorKind::FailedPrecondition, reason_of(state)),
+            Error::BlobMissing(ref hash) => {
+                new(ErrorKind::FailedPrecondition, Reason::BlobMissing).with("sha256", hash)
+            }
+            Error::ContextDeleting => new(ErrorKind::FailedPrecondition, Reason::ContextDeleting),
+            Error::ContextChanged(_) => new(ErrorKind::Aborted, Reason::RevisionMismatch),
+            Error::PositionGone => new(ErrorKind::OutOfRange, Reason::PositionGone),
+            Error::TooSlow => new(ErrorKind::ResourceExhausted, Reason::SlowConsumer),
+            Error::Limit { limit, max, asked } => new(ErrorKind::ResourceExhausted, Reason::LimitExceeded)
+                .with("limit", limit)
+                .with("max", max)
+                .with("asked", asked),
+            Error::Exhausted(_) => new(ErrorKind::ResourceExhausted, Reason::LimitExceeded),
+            Error::Store(cause) => of_store(cause),
+            Error::Broken(record) => Self::internal(record),
+        }
+    }
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        ::rpc::Error::from(error).into_status()
+    }
+}
+
+fn of_store(error: kv::Error) -> ::rpc::Error {
+    match error {
+        kv::Error::Unreachable { .. } | kv::Error::UnknownOutcome { .. } => {
+            tracing::warn!(%error, "Redis does not answer");
+            let message = "the store does not answer; whether a change was made is not known";
+            ::rpc::Error::unavailable(Reason::StoreUnavailable, message).because(error)
+        }
+        kv::Error::Readonly(_) | kv::Error::Oom(_) => {
+            tracing::error!(%error, "Redis takes no writes");
+            ::rpc::Error::unavailable(Reason::StoreUnavailable, "the store takes no writes now")
+                .because(error)
+        }
+        kv::Error::Refused { .. } | kv::Error::Protocol(_) => ::rpc::Error::internal(error),
+    }
+}
+
+const fn reason_of(state: WrongState) -> Reason {
+    match state {
+        WrongState::FlowNotCreated => Reason::FlowNotCreated,
+        WrongState::FlowNotStarted => Reason::FlowNotStarted,
+        WrongState::FlowEnded => Reason::FlowEnded,
+        WrongState::FlowNotEnded => Reason::FlowNotEnded,
+        WrongState::NodesMissing => Reason::NodesMissing,
+    }
+}
+
+/// Parses one field of a request.
+pub(super) fn field<T, E: std::fmt::Display>(name: &str, result: Result<T, E>) -> Result<T, Error> {
+    result.map_err(|error| Error::field(name, error))
+}
+
+/// Fails when anything was found to be wrong.
+pub(super) fn checked<T>(violations: Violations, value: T) -> Result<T, Error> {
+    Ok(violations.into_result(Some(value))?)
+}

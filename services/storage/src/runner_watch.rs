@@ -1,0 +1,102 @@
+//! Watching the runner records of all contexts.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::{ContextId, Revision, Runner, RunnerId};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::mpsc;
+
+use crate::error::Result;
+use crate::events::{Hint, Hub};
+use crate::store::Tenant;
+
+/// The pause after a failed read.
+const RETRY: Duration = Duration::from_millis(200);
+/// Parts between the watch and its stream.
+const OUT_BUFFER: usize = 16;
+
+/// A part of what there is, or a change.
+#[derive(Debug)]
+pub(crate) enum RunnerPart {
+    /// Records of one context that are new or have changed.
+    Runners(ContextId, Vec<Runner>),
+    /// Everything that there was at the start was sent.
+    SnapshotEnd,
+}
+
+impl Hub {
+    /// Begins a watch over all contexts. It ends when nobody listens any more.
+    pub(crate) fn watch_runners(&self) -> mpsc::Receiver<RunnerPart> {
+        let (out, parts) = mpsc::channel(OUT_BUFFER);
+        let task = Task { hub: self.clone(), out, known: HashMap::new() };
+        tokio::spawn(task.run());
+        parts
+    }
+}
+
+struct Task {
+    hub: Hub,
+    out: mpsc::Sender<RunnerPart>,
+    known: HashMap<(ContextId, RunnerId), Revision>,
+}
+
+impl Task {
+    async fn run(mut self) {
+        // Before the first look, so that no change falls between.
+        let mut hints = self.hub.hints();
+        self.look_everywhere().await;
+        if self.out.send(RunnerPart::SnapshotEnd).await.is_err() {
+            return;
+        }
+        loop {
+            let hint = tokio::select! {
+                () = self.out.closed() => return,
+                hint = hints.recv() => hint,
+            };
+            match hint {
+                Ok(Hint::Runner(context)) => {
+                    let place = self.hub.store().place(context);
+                    while let Err(error) = self.look(&place).await {
+                        tracing::warn!(%context, %error, "reading runner records failed, trying again");
+                        tokio::time::sleep(RETRY).await;
+                    }
+                }
+                Ok(Hint::Missed) | Err(RecvError::Lagged(_)) => self.look_everywhere().await,
+                Ok(Hint::Out(_)) => {}
+                Err(RecvError::Closed) => return,
+            }
+        }
+    }
+
+    async fn look_everywhere(&mut self) {
+        while let Err(error) = self.try_everywhere().await {
+            tracing::warn!(%error, "reading runner records failed, trying again");
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    async fn try_everywhere(&mut self) -> Result<()> {
+        for tenant in self.hub.store().tenants().await? {
+            self.look(&tenant).await?;
+        }
+        Ok(())
+    }
+
+    async fn look(&mut self, tenant: &Arc<Tenant>) -> Result<()> {
+        let runners = self.hub.store().runners_of(tenant).await?;
+        let is_new = |runner: &Runner| {
+            self.known.get(&(tenant.id, runner.id)).is_none_or(|known| *known != runner.revision)
+        };
+        let changed: Vec<Runner> = runners.into_iter().filter(is_new).collect();
+        for runner in &changed {
+            self.known.insert((tenant.id, runner.id), runner.revision);
+        }
+        if !changed.is_empty() {
+            // Whoever listened may have left, which is noticed by `run`.
+            let _ = self.out.send(RunnerPart::Runners(tenant.id, changed)).await;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,118 @@
+//! Runner records.
+
+use kv::{Cmd, Pipeline};
+use model::{Address, ContextId, Revision, Role, Runner, RunnerId, Timestamp, limits};
+use proto::convert::runner::NewRunner;
+
+use crate::error::{Error, Result};
+use crate::record::{self, Fields};
+use crate::requests::{Request, hash_of};
+use crate::scripts;
+use crate::store::{Asker, ID_TRIES, PERMISSION_TRIES, Store, Tenant};
+
+impl Store {
+    /// Keeps a new record, or gives the one that the same request made before.
+    pub(crate) async fn put_runner(
+        &self,
+        context: ContextId,
+        new: &NewRunner,
+        asker: Asker,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<Runner> {
+        let actor = asker.actor()?;
+        let mut changes = 0;
+        for _ in 0..ID_TRIES {
+            let (tenant, context) = self.context(context).await?;
+            context.require(actor, Role::Admin)?;
+            let id = match new.id {
+                Some(id) => id,
+                None => RunnerId(tenant.next_runner_id().await?),
+            };
+            let mut runner = fresh_runner(id, new, now);
+            let mut touched = vec![tenant.keys.runner(id), tenant.keys.runners()];
+            touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
+            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let call = tenant
+                .begin(&scripts::PUT_RUNNER, &touched, Some(context.uid), now)
+                .arg(context.revision.0)
+                .arg(id.0)
+                .arg(hash_of(request))
+                .arg(limits::REQUEST_ID_KEEP_SECS)
+                .args(record::runner::write(&runner).args());
+            match tenant.call(call).await {
+                Ok(answer) => {
+                    let [made, value] = answer.tuple()?;
+                    if made.int()? == 1 {
+                        runner.revision = Revision(value.uint()?);
+                        return Ok(runner);
+                    }
+                    let id = RunnerId(u32::try_from(value.uint()?).unwrap_or_default());
+                    return self.runner(&tenant, id).await;
+                }
+                Err(Error::ContextChanged(_)) if changes < PERMISSION_TRIES => changes += 1,
+                Err(Error::Store(kv::Error::Refused { code, message })) if code == "RUNNER_EXISTS" => {
+                    if new.id.is_some() {
+                        return Err(Error::Exists(format!("runner {id}")));
+                    }
+                    tenant.skip_runner_ids(message.parse().unwrap_or_default());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::Exhausted("no free runner id was found; name one".to_owned()))
+    }
+
+    async fn runner(&self, tenant: &Tenant, id: RunnerId) -> Result<Runner> {
+        let key = tenant.keys.runner(id);
+        let value = tenant.connection.cmd(Cmd::new("HGETALL").arg(&key)).await?;
+        let fields = Fields::of_hash(&key, value)?.ok_or_else(|| Error::not_found("runner", id))?;
+        Ok(record::runner::read(fields)?)
+    }
+
+    /// All records of a context that `asker` may read, by id.
+    pub(crate) async fn read_runners(&self, context: ContextId, asker: Asker) -> Result<Vec<Runner>> {
+        let (tenant, _, _) = self.read(context, asker, |_, _| {}).await?;
+        self.runners_of(&tenant).await
+    }
+
+    /// All records of a context, by id.
+    pub(crate) async fn runners_of(&self, tenant: &Tenant) -> Result<Vec<Runner>> {
+        let ids = tenant.connection.cmd(Cmd::new("SMEMBERS").arg(&tenant.keys.runners())).await?.texts()?;
+        let mut ids: Vec<RunnerId> = ids.iter().filter_map(|id| id.parse().ok()).collect();
+        ids.sort_unstable();
+        let mut pipeline = Pipeline::new();
+        for id in &ids {
+            pipeline.cmd(Cmd::new("HGETALL").arg(&tenant.keys.runner(*id)));
+        }
+        let mut runners = Vec::with_capacity(ids.len());
+        for (id, answer) in ids.iter().zip(tenant.connection.pipeline(&pipeline).await?) {
+            if let Some(fields) = Fields::of_hash(format_args!("runner {id}"), answer?)? {
+                runners.push(record::runner::read(fields)?);
+            }
+        }
+        Ok(runners)
+    }
+}
+
+fn fresh_runner(id: RunnerId, new: &NewRunner, now: Timestamp) -> Runner {
+    let NewRunner { id: _, address, topic, script_types, group, labels, local } = new.clone();
+    let pubkey = match &address {
+        Address::MyceliumKey(key) => key.clone(),
+        Address::MyceliumIp(_) | Address::Grpc { .. } => String::new(),
+    };
+    Runner {
+        id,
+        pubkey,
+        address,
+        topic,
+        signing_key: String::new(),
+        script_types,
+        group,
+        labels,
+        local,
+        created_at: now,
+        updated_at: now,
+        revision: Revision(0),
+    }
+}

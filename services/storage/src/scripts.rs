@@ -1,0 +1,44 @@
+//! The Lua scripts: each is one change of state.
+//!
+//! A script is given every key it touches, checks everything first and writes last, since Redis does
+//! not undo the writes of a script that fails. It refuses with `CODE message`.
+
+use kv::Script;
+
+macro_rules! scripts {
+    ($($prelude:literal: $($(#[$doc:meta])* $name:ident = $file:literal),+;)+) => {
+        $($(
+            $(#[$doc])*
+            pub(crate) static $name: Script = Script::new(
+                $file,
+                concat!(include_str!(concat!("scripts/", $prelude, ".lua")), include_str!(concat!("scripts/", $file, ".lua"))),
+            );
+        )+)+
+    };
+}
+
+scripts! {
+    "prelude":
+        CREATE_FLOW = "create_flow",
+        ADD_NODES = "add_nodes",
+        START_FLOW = "start_flow",
+        TAKE_FLOW = "take_flow",
+        REQUEST_CANCEL = "request_cancel",
+        COMMIT = "commit",
+        RESERVE_MESSAGES = "reserve_messages",
+        BEGIN_REMOVAL = "begin_removal",
+        REMOVE_RECORDS = "remove_records",
+        END_REMOVAL = "end_removal",
+        SETTLE = "settle",
+        RENEW_HOLDS = "renew_holds",
+        TAKE_OUT = "take_out",
+        TAKE_EXPIRED = "take_expired",
+        APPEND_LOG = "append_log",
+        PUT_BLOB = "put_blob",
+        PUT_RUNNER = "put_runner",
+        CREATE_CONTEXT = "create_context";
+    "global":
+        REGISTER_ACTOR = "register_actor",
+        RESERVE_CONTEXT = "reserve_context",
+        PUBLISH_CONTEXT = "publish_context";
+}

@@ -1,0 +1,44 @@
+-- Adds nodes with their jobs to a flow that is being created.
+-- KEYS 4 flow, 5 its nodes, 6 blob_idle, then B pairs blob and blob_refs, then N jobs
+-- ARGV 5 flow id, 6 flow uid, 7 B, 8 N, 9 R, then R pairs (number of a blob, number of a job that refers to it),
+--      then N times: job id, node, F, F times field and value
+local no = closed()
+if no then return no end
+local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'first_job_id', 'node_count', 'deleting')
+if flow[1] ~= ARGV[6] or flow[5] then return refuse('FLOW_GONE', 'flow ' .. ARGV[5]) end
+if flow[2] ~= 'created' then return refuse('FLOW_NOT_CREATED', 'flow ' .. ARGV[5] .. ' is ' .. flow[2]) end
+local blobs, count, refs = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+for b = 1, blobs do
+  if redis.call('EXISTS', KEYS[5 + 2 * b]) == 0 then return refuse('BLOB_MISSING', KEYS[5 + 2 * b]) end
+end
+local first, at, known = tonumber(flow[3]), 10 + 2 * refs, 0
+local nodes = {}
+for n = 1, count do
+  local id = tonumber(ARGV[at])
+  if id < first or id >= first + tonumber(flow[4]) then
+    return refuse('JOB_NOT_RESERVED', 'job ' .. ARGV[at] .. ' was not reserved for flow ' .. ARGV[5])
+  end
+  if redis.call('HGET', KEYS[5], ARGV[at]) == ARGV[at + 1] then known = known + 1 end
+  nodes[n] = at
+  at = at + 3 + 2 * tonumber(ARGV[at + 2])
+end
+if known == count then return 0 end
+
+local revision = raise()
+local jobs_at = 6 + 2 * blobs
+for n = 1, count do
+  local from = nodes[n]
+  redis.call('HSET', KEYS[5], ARGV[from], ARGV[from + 1])
+  redis.call('HSET', KEYS[jobs_at + n], unpack(ARGV, from + 3, from + 2 + 2 * tonumber(ARGV[from + 2])))
+end
+for r = 1, refs do
+  local refs_key = KEYS[6 + 2 * tonumber(ARGV[8 + 2 * r])]
+  redis.call('SADD', refs_key, KEYS[jobs_at + tonumber(ARGV[9 + 2 * r])])
+end
+for b = 1, blobs do
+  redis.call('ZREM', KEYS[6], string.match(KEYS[5 + 2 * b], '%x+$'))
+end
+redis.call('HSET', KEYS[4], 'revision', revision, 'updated_at', ARGV[3])
+emit_flow(revision, ARGV[5], 'created', 1)
+hint('')
+return revision

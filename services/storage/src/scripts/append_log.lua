@@ -1,0 +1,37 @@
+-- Appends to what is kept of an attempt's output.
+-- KEYS 4 flow, 5 its nodes, 6 log
+-- ARGV 5 flow uid, 6 flow id, 7 job id, 8 attempt, 9 how many bytes to keep, then pairs of offset and bytes
+-- Gives where the output ends now.
+local no = closed()
+if no then return no end
+local flow = redis.call('HMGET', KEYS[4], 'uid', 'deleting')
+if flow[1] ~= ARGV[5] or flow[2] then return refuse('FLOW_GONE', 'flow ' .. ARGV[6]) end
+if redis.call('HEXISTS', KEYS[5], ARGV[7]) == 0 then return refuse('JOB_GONE', 'job ' .. ARGV[7]) end
+local log = redis.call('HMGET', KEYS[6], 'data', 'start', 'end')
+local data, from, till = log[1] or '', tonumber(log[2] or '0'), tonumber(log[3] or '0')
+local before = till
+for a = 10, #ARGV, 2 do
+  local offset, piece = tonumber(ARGV[a]), ARGV[a + 1]
+  if offset > till then
+    -- What lies between was lost: what is kept stays in one piece.
+    data, from, till = '', offset, offset
+  end
+  if offset + #piece > till then
+    data = data .. string.sub(piece, till - offset + 1)
+    till = offset + #piece
+  end
+end
+if till == before then return till end
+local keep = tonumber(ARGV[9])
+if #data > keep then
+  from = from + #data - keep
+  data = string.sub(data, -keep)
+end
+
+local revision = raise()
+local end_text = string.format('%.0f', till)
+redis.call('HSET', KEYS[6], 'data', data, 'start', string.format('%.0f', from), 'end', end_text)
+emit(revision, '{"kind":"log","flow_id":' .. ARGV[6] .. ',"job_id":' .. ARGV[7] .. ',"attempt":' .. ARGV[8]
+  .. ',"end":' .. end_text .. '}')
+hint('')
+return till

@@ -1,0 +1,18 @@
+-- Marks an ended flow, or one that was never started and is not wanted any more, as going.
+-- KEYS 4 flow, 5 flows_active, 6 due
+-- ARGV 5 the context's revision that permission was decided on, 6 flow id, 7 flow uid
+local no = closed()
+if no then return no end
+if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+  return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
+end
+local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'cancel_requested_time')
+if flow[1] ~= ARGV[7] then return refuse('FLOW_GONE', 'flow ' .. ARGV[6]) end
+local given_up = flow[2] == 'created' and flow[3] ~= ''
+if flow[2] == 'started' or (flow[2] == 'created' and not given_up) then
+  return refuse('FLOW_NOT_ENDED', 'flow ' .. ARGV[6] .. ' is ' .. flow[2] .. ': cancel it first')
+end
+redis.call('HSET', KEYS[4], 'deleting', '1')
+redis.call('SREM', KEYS[5], ARGV[6])
+redis.call('ZREM', KEYS[6], ARGV[6])
+return 1

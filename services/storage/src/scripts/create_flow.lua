@@ -1,0 +1,37 @@
+-- Creates a flow, reserves its job ids, and remembers the request.
+-- KEYS 4 flow, 5 flows, 6 request (only with a request id)
+-- ARGV 5 the context's revision that permission was decided on, 6 flow id, 7 caller, 8 how many nodes,
+--      9 request hash, 10 seconds to remember it, 11 flow uid, 12.. fields of the flow
+-- Gives 1, revision, first job id; or 0, flow id, flow uid, first job id of the flow of then.
+local no = closed()
+if no then return no end
+if KEYS[6] then
+  local made = redis.call('HMGET', KEYS[6], 'hash', 'flow_id', 'flow_uid', 'first_job_id')
+  if made[1] then
+    if made[1] ~= ARGV[9] then return refuse('REQUEST_ID_REUSED', 'the request id came with another body before') end
+    return {0, made[2], made[3], made[4]}
+  end
+end
+if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+  return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
+end
+if redis.call('EXISTS', KEYS[4]) == 1 then
+  return refuse('FLOW_EXISTS', redis.call('HGET', KEYS[2], 'flow') or '0')
+end
+local counters = redis.call('HMGET', KEYS[2], 'flow', 'job:' .. ARGV[7])
+local last = tonumber(counters[2] or '0')
+if last + tonumber(ARGV[8]) > ID_MAX then return refuse('IDS_EXHAUSTED', 'the caller has no job ids left') end
+
+local revision = raise()
+local first = last + 1
+redis.call('HINCRBY', KEYS[2], 'job:' .. ARGV[7], ARGV[8])
+if tonumber(ARGV[6]) > tonumber(counters[1] or '0') then redis.call('HSET', KEYS[2], 'flow', ARGV[6]) end
+redis.call('HSET', KEYS[4], 'revision', revision, 'first_job_id', first, unpack(ARGV, 12))
+redis.call('ZADD', KEYS[5], revision, ARGV[6])
+if KEYS[6] then
+  redis.call('HSET', KEYS[6], 'hash', ARGV[9], 'flow_id', ARGV[6], 'flow_uid', ARGV[11], 'first_job_id', first)
+  redis.call('EXPIRE', KEYS[6], ARGV[10])
+end
+emit_flow(revision, ARGV[6], 'created', 1)
+hint('')
+return {1, revision, first}

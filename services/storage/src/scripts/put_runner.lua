@@ -1,0 +1,31 @@
+-- Keeps a new runner record.
+-- KEYS 4 runner, 5 runners, 6 request (only with a request id)
+-- ARGV 5 the context's revision that permission was decided on, 6 runner id, 7 request hash, 8 seconds to remember it,
+--      9.. fields
+-- Gives 1 and the revision; or 0 and the id of the runner of then.
+local no = closed()
+if no then return no end
+if KEYS[6] then
+  local made = redis.call('HMGET', KEYS[6], 'hash', 'runner_id')
+  if made[1] then
+    if made[1] ~= ARGV[7] then return refuse('REQUEST_ID_REUSED', 'the request id came with another body before') end
+    return {0, made[2]}
+  end
+end
+if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+  return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
+end
+local last = tonumber(redis.call('HGET', KEYS[2], 'runner') or '0')
+if redis.call('EXISTS', KEYS[4]) == 1 then return refuse('RUNNER_EXISTS', tostring(last)) end
+
+local revision = raise()
+if tonumber(ARGV[6]) > last then redis.call('HSET', KEYS[2], 'runner', ARGV[6]) end
+redis.call('HSET', KEYS[4], 'revision', revision, unpack(ARGV, 9))
+redis.call('SADD', KEYS[5], ARGV[6])
+if KEYS[6] then
+  redis.call('HSET', KEYS[6], 'hash', ARGV[7], 'runner_id', ARGV[6])
+  redis.call('EXPIRE', KEYS[6], ARGV[8])
+end
+emit(revision, '{"kind":"runner","runner_id":' .. ARGV[6] .. '}')
+hint('runner')
+return {1, revision}

@@ -1,0 +1,382 @@
+//! The coordinator's Redis: what is global, and the contexts in it.
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use keys::{ContextKeys, GlobalKeys, Layout};
+use kv::{Call, Cmd, Connection, Kv, Pipeline, Script, Value};
+use model::{ActorId, Context, ContextId, ContextUid, FlowUid, Role, Timestamp};
+use tokio::sync::OnceCell;
+
+use crate::error::{Error, Result};
+use crate::record::{self, Fields};
+
+/// Callers of this many flows are remembered, so that a commit need not ask for them.
+const CALLERS_MAX: usize = 65_536;
+/// How many databases a Redis has that does not say.
+const DATABASES_DEFAULT: u32 = 16;
+/// How often a change is tried again whose permission changed while it was under way.
+pub(crate) const PERMISSION_TRIES: u32 = 8;
+/// How often another id is tried when the one chosen was taken by somebody else.
+pub(crate) const ID_TRIES: u32 = 64;
+
+/// All that is kept. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Store(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    kv: Kv,
+    layout: Layout,
+    databases: u32,
+    keys: GlobalKeys,
+    connection: Connection,
+    tenants: RwLock<HashMap<ContextId, Arc<Tenant>>>,
+    callers: Mutex<HashMap<FlowUid, ActorId>>,
+    coordinator: String,
+    actor_ids: OnceCell<AtomicU32>,
+    context_ids: OnceCell<AtomicU32>,
+}
+
+/// Who asks for something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asker {
+    /// A service, for itself: its identity was checked by the method policy.
+    Service,
+    /// An actor.
+    Actor(ActorId),
+}
+
+impl Asker {
+    /// From the field `on_behalf_of`.
+    pub(crate) fn from_wire(on_behalf_of: u32) -> Self {
+        NonZeroU32::new(on_behalf_of).map_or(Self::Service, |id| Self::Actor(ActorId(id.get())))
+    }
+
+    /// The actor, where only actors may ask.
+    pub(crate) fn actor(self) -> Result<ActorId> {
+        match self {
+            Self::Actor(id) => Ok(id),
+            Self::Service => Err(Error::field("on_behalf_of", "this is done for actors only")),
+        }
+    }
+}
+
+/// A context's connection and those of its keys that are needed all the time.
+#[derive(Debug)]
+pub(crate) struct Tenant {
+    pub(crate) id: ContextId,
+    pub(crate) keys: ContextKeys,
+    pub(crate) connection: Connection,
+    pub(crate) context: String,
+    pub(crate) ids: String,
+    pub(crate) events: String,
+    pub(crate) msg_out: String,
+    pub(crate) held: String,
+    pub(crate) blob_idle: String,
+    pub(crate) flows: String,
+    pub(crate) flows_active: String,
+    pub(crate) due: String,
+    hint: String,
+    flow_ids: OnceCell<AtomicU32>,
+    runner_ids: OnceCell<AtomicU32>,
+}
+
+impl Store {
+    /// Asks Redis how many databases it has and who this coordinator is.
+    pub(crate) async fn open(kv: Kv, layout: Layout) -> Result<Self> {
+        let keys = GlobalKeys::new(layout);
+        let connection = kv.database(keys.database());
+        let databases = databases_of(&connection).await?;
+        let coordinator = coordinator_of(&connection, &keys).await?;
+        Ok(Self(Arc::new(Inner {
+            kv,
+            layout,
+            databases,
+            keys,
+            connection,
+            tenants: RwLock::default(),
+            callers: Mutex::default(),
+            coordinator,
+            actor_ids: OnceCell::new(),
+            context_ids: OnceCell::new(),
+        })))
+    }
+
+    pub(crate) fn kv(&self) -> &Kv {
+        &self.0.kv
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        self.0.layout
+    }
+
+    /// The keys of what belongs to no context.
+    pub(crate) fn keys(&self) -> &GlobalKeys {
+        &self.0.keys
+    }
+
+    /// The connection for what belongs to no context.
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.0.connection
+    }
+
+    /// 32 hex digits, made at the first start.
+    pub(crate) fn coordinator(&self) -> &str {
+        &self.0.coordinator
+    }
+
+    /// The next actor id that nobody was given.
+    pub(crate) async fn next_actor_id(&self) -> Result<u32> {
+        next_id(&self.0.actor_ids, &self.0.connection, &self.0.keys.ids(), "actor").await
+    }
+
+    /// The next context id that nobody was given.
+    pub(crate) async fn next_context_id(&self) -> Result<u32> {
+        next_id(&self.0.context_ids, &self.0.connection, &self.0.keys.ids(), "context").await
+    }
+
+    /// Notes that ids of contexts up to `last` are given.
+    pub(crate) fn skip_context_ids(&self, last: u32) {
+        skip_ids(&self.0.context_ids, last);
+    }
+
+    /// Notes that ids of actors up to `last` are given.
+    pub(crate) fn skip_actor_ids(&self, last: u32) {
+        skip_ids(&self.0.actor_ids, last);
+    }
+
+    /// Begins a change of what belongs to no context.
+    pub(crate) fn begin_global(&self, script: &'static Script, keys: &[&str], now: Timestamp) -> Call {
+        let (ids, events) = (self.0.keys.ids(), self.0.keys.events());
+        let mut all: Vec<&str> = vec![&ids, &events];
+        all.extend(keys);
+        script
+            .call(&all)
+            .arg(&self.0.layout.hint_channel(ContextId(0)))
+            .arg(&now.to_string())
+            .arg(&random_bits())
+    }
+
+    /// Why a context of this id cannot be kept here; nothing when it can.
+    pub(crate) fn refuses_id(&self, id: ContextId) -> Option<String> {
+        if id.0 == 0 {
+            return Some("context ids begin with 1".to_owned());
+        }
+        let last = self.0.databases.saturating_sub(1);
+        (self.0.layout == Layout::Database && id.0 >= last).then(|| {
+            format!(
+                "this Redis has `databases {}`, of which 0 and the last are no contexts, so ids go up to {}: raise \
+                 `databases` in redis.conf, or use the layout `hash-tag`",
+                self.0.databases,
+                last.saturating_sub(1)
+            )
+        })
+    }
+
+    /// The place of a context that may not exist (yet).
+    pub(crate) fn place(&self, id: ContextId) -> Arc<Tenant> {
+        let known = self.0.tenants.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned();
+        known.unwrap_or_else(|| {
+            let mut tenants = self.0.tenants.write().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(tenants.entry(id).or_insert_with(|| Arc::new(Tenant::new(self, id))))
+        })
+    }
+
+    /// A context that exists, or did a moment ago: every script looks again.
+    pub(crate) async fn tenant(&self, id: ContextId) -> Result<Arc<Tenant>> {
+        let known = self.0.tenants.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned();
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        // Nobody makes us open a connection for a context that does not exist.
+        let ask = Cmd::new("SISMEMBER").arg(&self.0.keys.contexts()).arg(id.0);
+        if self.refuses_id(id).is_some() || self.0.connection.cmd(ask).await?.int()? == 0 {
+            return Err(Error::not_found("context", id));
+        }
+        Ok(self.place(id))
+    }
+
+    /// Every context there is.
+    pub(crate) async fn tenants(&self) -> Result<Vec<Arc<Tenant>>> {
+        let ids = self.0.connection.cmd(Cmd::new("SMEMBERS").arg(&self.0.keys.contexts())).await?.texts()?;
+        let mut ids: Vec<ContextId> = ids.iter().filter_map(|id| id.parse().ok()).collect();
+        ids.sort_unstable();
+        Ok(ids.into_iter().map(|id| self.place(id)).collect())
+    }
+
+    /// A context and what is in its record.
+    pub(crate) async fn context(&self, id: ContextId) -> Result<(Arc<Tenant>, Context)> {
+        let tenant = self.tenant(id).await?;
+        let value = tenant.connection.cmd(Cmd::new("HGETALL").arg(&tenant.context)).await?;
+        let context = tenant.read_context(value)?;
+        Ok((tenant, context))
+    }
+
+    /// A context in which `asker` may read, with the answers to what is asked in the same round trip.
+    pub(crate) async fn read(
+        &self,
+        id: ContextId,
+        asker: Asker,
+        questions: impl FnOnce(&Tenant, &mut Pipeline),
+    ) -> Result<(Arc<Tenant>, Context, Vec<Value>)> {
+        let tenant = self.tenant(id).await?;
+        let mut pipeline = Pipeline::new();
+        pipeline.cmd(Cmd::new("HGETALL").arg(&tenant.context));
+        questions(&tenant, &mut pipeline);
+        let mut answers = tenant.connection.pipeline(&pipeline).await?.into_iter();
+        let context = answers.next().unwrap_or(Ok(Value::Nil))?;
+        let context = tenant.read_context(context)?;
+        if let Asker::Actor(actor) = asker {
+            context.require(actor, Role::Reader)?;
+        }
+        let answers = answers.collect::<kv::Result<Vec<_>>>()?;
+        Ok((tenant, context, answers))
+    }
+
+    /// Whose flow it is, if that was remembered.
+    pub(crate) fn caller_of(&self, flow: FlowUid) -> Option<ActorId> {
+        lock(&self.0.callers).get(&flow).copied()
+    }
+
+    /// Remembers whose flow it is; that never changes.
+    pub(crate) fn remember_caller(&self, flow: FlowUid, caller: ActorId) {
+        let mut callers = lock(&self.0.callers);
+        if callers.len() >= CALLERS_MAX {
+            callers.clear();
+        }
+        callers.insert(flow, caller);
+    }
+}
+
+impl Tenant {
+    fn new(store: &Store, id: ContextId) -> Self {
+        let keys = ContextKeys::new(store.0.layout, id);
+        Self {
+            id,
+            connection: store.0.kv.database(keys.database()),
+            context: keys.context(),
+            ids: keys.ids(),
+            events: keys.events(),
+            msg_out: keys.msg_out(),
+            held: keys.msg_out_coordinator(),
+            blob_idle: keys.blob_idle(),
+            flows: keys.flows(),
+            flows_active: keys.flows_active(),
+            due: keys.due(),
+            hint: keys.hint_channel(),
+            keys,
+            flow_ids: OnceCell::new(),
+            runner_ids: OnceCell::new(),
+        }
+    }
+
+    /// Begins a change: the keys and arguments that every script has.
+    pub(crate) fn begin(
+        &self,
+        script: &'static Script,
+        keys: &[&str],
+        uid: Option<ContextUid>,
+        now: Timestamp,
+    ) -> Call {
+        let mut all: Vec<&str> = Vec::with_capacity(keys.len() + 3);
+        all.extend([self.context.as_str(), &self.ids, &self.events]);
+        all.extend(keys);
+        script
+            .call(&all)
+            .arg(&self.hint)
+            .arg(&uid.map(|uid| uid.to_string()).unwrap_or_default())
+            .arg(&now.to_string())
+            .arg(&random_bits())
+    }
+
+    /// Calls a script and gives its refusals a meaning.
+    pub(crate) async fn call(&self, call: Call) -> Result<Value> {
+        self.connection.call(call).await.map_err(|error| Error::of_script(error, self.id))
+    }
+
+    /// The context in the answer to `HGETALL`.
+    pub(crate) fn read_context(&self, value: Value) -> Result<Context> {
+        let fields =
+            Fields::of_hash(&self.context, value)?.ok_or_else(|| Error::not_found("context", self.id))?;
+        Ok(record::context::read(&fields)?)
+    }
+
+    /// The next flow id that nobody was given.
+    pub(crate) async fn next_flow_id(&self) -> Result<u32> {
+        next_id(&self.flow_ids, &self.connection, &self.ids, "flow").await
+    }
+
+    /// The next runner id that nobody was given.
+    pub(crate) async fn next_runner_id(&self) -> Result<u32> {
+        next_id(&self.runner_ids, &self.connection, &self.ids, "runner").await
+    }
+
+    /// Notes that ids of flows up to `last` are given.
+    pub(crate) fn skip_flow_ids(&self, last: u32) {
+        skip_ids(&self.flow_ids, last);
+    }
+
+    /// Notes that ids of runners up to `last` are given.
+    pub(crate) fn skip_runner_ids(&self, last: u32) {
+        skip_ids(&self.runner_ids, last);
+    }
+}
+
+/// What is tried next is counted here, so that the script can be told its keys; the script decides.
+async fn next_id(cell: &OnceCell<AtomicU32>, connection: &Connection, ids: &str, kind: &str) -> Result<u32> {
+    let counter = cell
+        .get_or_try_init(|| async {
+            let last = connection.cmd(Cmd::new("HGET").arg(ids).arg(kind)).await?;
+            let last = if last.is_nil() { 0 } else { last.uint()? };
+            Ok::<_, Error>(AtomicU32::new(u32::try_from(last).unwrap_or(u32::MAX)))
+        })
+        .await?;
+    let given = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| last.checked_add(1));
+    given.map(|last| last + 1).map_err(|_| Error::Exhausted(format!("there are no {kind} ids left")))
+}
+
+fn skip_ids(cell: &OnceCell<AtomicU32>, last: u32) {
+    if let Some(counter) = cell.get() {
+        counter.fetch_max(last, Ordering::Relaxed);
+    }
+}
+
+/// 64 random bits in hex: what tells a change from another with the same number in a store that went back.
+fn random_bits() -> String {
+    format!("{:016x}", rand::random::<u64>())
+}
+
+async fn databases_of(connection: &Connection) -> Result<u32> {
+    let answer = connection.cmd(Cmd::new("CONFIG").arg("GET").arg("databases")).await;
+    match answer {
+        Ok(value) => {
+            let count = value.pairs()?.into_iter().next().map(|(_, count)| count.uint()).transpose()?;
+            Ok(count.and_then(|count| u32::try_from(count).ok()).unwrap_or(DATABASES_DEFAULT))
+        }
+        Err(kv::Error::Refused { code, message }) => {
+            tracing::warn!(
+                code,
+                message,
+                "CONFIG GET is not allowed; taking `databases {DATABASES_DEFAULT}`"
+            );
+            Ok(DATABASES_DEFAULT)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn coordinator_of(connection: &Connection, keys: &GlobalKeys) -> Result<String> {
+    let key = keys.coordinator();
+    let fresh = model::id::Uid::random().to_string();
+    // Whoever comes first names it; all read what stands there then.
+    connection.cmd(Cmd::new("HSETNX").arg(&key).arg("id").arg(&fresh)).await?;
+    Ok(connection.cmd(Cmd::new("HGET").arg(&key).arg("id")).await?.text()?)
+}
+
+/// Nothing here panics while it holds a lock, so a poisoned one is as good as any.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

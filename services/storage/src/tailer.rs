@@ -1,0 +1,225 @@
+//! The task that reads one context's stream for all who watch it.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use model::{FlowId, limits};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::error::{Error, Result};
+use crate::events::{Entry, Hub, Position, READ_MAX, Wake};
+use crate::store::{Tenant, lock};
+
+/// The pause after a failed read.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// Events that were read together.
+pub(crate) type Batch = Arc<[Entry]>;
+
+/// A tailer as the hub knows it.
+#[derive(Debug)]
+pub(crate) struct Tailer {
+    pub(crate) wake: Arc<Wake>,
+    commands: mpsc::UnboundedSender<Command>,
+}
+
+/// What a tailer is told.
+enum Command {
+    /// Somebody wants what comes.
+    Join(Watcher, oneshot::Sender<Result<Position>>),
+    /// Somebody left.
+    Leave,
+}
+
+/// Somebody who is sent events.
+struct Watcher {
+    flow: Option<FlowId>,
+    batches: mpsc::Sender<Batch>,
+    end: Arc<OnceLock<End>>,
+}
+
+/// Why a watcher is sent nothing more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// It did not keep up.
+    Slow,
+    /// The stream is not the one that it was watching.
+    Gone,
+}
+
+/// A watcher's side.
+pub(crate) struct Membership {
+    batches: mpsc::Receiver<Batch>,
+    end: Arc<OnceLock<End>>,
+    commands: mpsc::UnboundedSender<Command>,
+}
+
+impl Membership {
+    /// The next events.
+    ///
+    /// # Errors
+    /// When there will be no more: too slow, or the stream is another one.
+    pub(crate) async fn next(&mut self) -> Result<Batch> {
+        match self.batches.recv().await {
+            Some(batch) => Ok(batch),
+            None if self.end.get() == Some(&End::Slow) => Err(Error::TooSlow),
+            None => Err(Error::PositionGone),
+        }
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.batches.close();
+        // The tailer may have ended already.
+        let _ = self.commands.send(Command::Leave);
+    }
+}
+
+impl Hub {
+    /// Joins a context's tailer, which begins when it has to. Everything after the position that is given
+    /// will be sent.
+    pub(crate) async fn join(
+        &self,
+        tenant: &Arc<Tenant>,
+        flow: Option<FlowId>,
+    ) -> Result<(Position, Membership)> {
+        let (sender, batches) = mpsc::channel(limits::WATCH_BUFFER);
+        let end = Arc::new(OnceLock::new());
+        let (reply, answer) = oneshot::channel();
+        let watcher = Watcher { flow, batches: sender, end: Arc::clone(&end) };
+        let commands = {
+            let mut tailers = lock(self.tailers());
+            let tailer = tailers.entry(tenant.id).or_insert_with(|| self.start(tenant));
+            // A tailer leaves the map before it ends, so this one still listens.
+            let _ = tailer.commands.send(Command::Join(watcher, reply));
+            tailer.commands.clone()
+        };
+        let membership = Membership { batches, end, commands };
+        let position = answer.await.unwrap_or(Err(Error::PositionGone))?;
+        Ok((position, membership))
+    }
+
+    fn start(&self, tenant: &Arc<Tenant>) -> Tailer {
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let wake = Arc::new(Wake::default());
+        let task = Task {
+            hub: self.clone(),
+            tenant: Arc::clone(tenant),
+            wake: Arc::clone(&wake),
+            inbox,
+            watchers: Vec::new(),
+            at: None,
+            missed: 0,
+        };
+        tokio::spawn(task.run());
+        Tailer { wake, commands }
+    }
+}
+
+struct Task {
+    hub: Hub,
+    tenant: Arc<Tenant>,
+    wake: Arc<Wake>,
+    inbox: mpsc::UnboundedReceiver<Command>,
+    watchers: Vec<Watcher>,
+    /// What was read and sent; nothing before the first read.
+    at: Option<Position>,
+    missed: u64,
+}
+
+impl Task {
+    async fn run(mut self) {
+        loop {
+            tokio::select! {
+                command = self.inbox.recv() => match command {
+                    Some(Command::Join(watcher, reply)) => self.admit(watcher, reply).await,
+                    Some(Command::Leave) => self.watchers.retain(|watcher| !watcher.batches.is_closed()),
+                    None => return,
+                },
+                () = self.wake.notify.notified() => {
+                    if let Err(error) = self.read_on().await {
+                        tracing::warn!(context = %self.tenant.id, %error, "reading events failed, trying again");
+                        tokio::time::sleep(RETRY).await;
+                        self.wake.notify.notify_one();
+                    }
+                }
+            }
+            if self.watchers.is_empty() && self.leave_map() {
+                return;
+            }
+        }
+    }
+
+    async fn admit(&mut self, watcher: Watcher, reply: oneshot::Sender<Result<Position>>) {
+        let at = match self.at {
+            Some(at) => Ok(at),
+            None => self.tenant.last_position().await,
+        };
+        if let Ok(at) = &at {
+            self.at = Some(*at);
+            self.watchers.push(watcher);
+        }
+        // Whoever asked may have given up.
+        let _ = reply.send(at);
+    }
+
+    async fn read_on(&mut self) -> Result<()> {
+        let missed = self.wake.missed.load(Ordering::SeqCst);
+        if missed != self.missed {
+            if let Some(at) = self.at
+                && !self.tenant.has_position(at).await?
+            {
+                self.end_all(End::Gone);
+                self.at = None;
+            }
+            self.missed = missed;
+        }
+        while let Some(at) = self.at {
+            let batch: Batch = self.tenant.events_after(at, READ_MAX).await?.into();
+            let Some(last) = batch.last() else { return Ok(()) };
+            self.at = Some(last.position);
+            self.send(&batch);
+            if batch.len() < READ_MAX {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, batch: &Batch) {
+        self.watchers.retain(|watcher| {
+            let is_for =
+                |entry: &Entry| entry.is_context || watcher.flow.is_none_or(|flow| entry.flow == Some(flow));
+            if !batch.iter().any(is_for) {
+                return !watcher.batches.is_closed();
+            }
+            match watcher.batches.try_send(Arc::clone(batch)) {
+                Ok(()) => true,
+                Err(mpsc::error::TrySendError::Closed(_)) => false,
+                Err(mpsc::error::TrySendError::Full(_)) => {
+                    // Set before the channel closes, so that its reader finds the reason.
+                    let _ = watcher.end.set(End::Slow);
+                    false
+                }
+            }
+        });
+    }
+
+    fn end_all(&mut self, end: End) {
+        for watcher in self.watchers.drain(..) {
+            let _ = watcher.end.set(end);
+        }
+    }
+
+    /// Ends unless somebody joined meanwhile: joining happens under the same lock.
+    fn leave_map(&mut self) -> bool {
+        let mut tailers = lock(self.hub.tailers());
+        if self.inbox.is_empty() {
+            tailers.remove(&self.tenant.id);
+            return true;
+        }
+        false
+    }
+}

@@ -1,0 +1,148 @@
+//! Watching a context's events from a position on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use model::{ContextId, FlowId, Role};
+use tokio::sync::mpsc;
+
+use crate::error::{Error, Result};
+use crate::events::{Entry, Hub, Position, READ_MAX};
+use crate::store::{Asker, Tenant};
+use crate::tailer::Membership;
+
+/// How often an idle watch gives a sign of life.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+/// Events between the watch and its stream.
+const OUT_BUFFER: usize = 64;
+
+/// What is watched.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Watch {
+    /// Where.
+    pub(crate) context: ContextId,
+    /// Only this flow.
+    pub(crate) flow: Option<FlowId>,
+    /// By whom.
+    pub(crate) asker: Asker,
+    /// From where on; nothing: from now on.
+    pub(crate) position: Option<Position>,
+}
+
+/// One answer of a watch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Watched {
+    /// The event as JSON; empty for the first answer and for signs of life.
+    pub(crate) event: Bytes,
+    /// The position after it.
+    pub(crate) position: Position,
+}
+
+type Out = mpsc::Sender<Result<Watched>>;
+
+impl Hub {
+    /// Begins a watch. Its first answer says where it begins; nothing after that is missing or comes twice.
+    pub(crate) async fn watch(&self, watch: Watch) -> Result<mpsc::Receiver<Result<Watched>>> {
+        let (tenant, _, _) = self.store().read(watch.context, watch.asker, |_, _| {}).await?;
+        if let Some(position) = watch.position
+            && !tenant.has_position(position).await?
+        {
+            return Err(Error::PositionGone);
+        }
+        let (out, stream) = mpsc::channel(OUT_BUFFER);
+        let hub = self.clone();
+        tokio::spawn(async move {
+            let mut task = Task { hub, tenant, watch, out };
+            if let Err(error) = task.run().await {
+                // The watcher may have left.
+                let _ = task.out.send(Err(error)).await;
+            }
+        });
+        Ok(stream)
+    }
+}
+
+struct Task {
+    hub: Hub,
+    tenant: Arc<Tenant>,
+    watch: Watch,
+    out: Out,
+}
+
+impl Task {
+    async fn run(&mut self) -> Result<()> {
+        // Most of what is behind is read before joining, so that joining leaves little to catch up with.
+        let mut at = self.watch.position;
+        if let Some(mut position) = at {
+            self.say(position).await;
+            self.catch_up(&mut position, None).await?;
+            at = Some(position);
+        }
+        let (joined, mut membership) = self.hub.join(&self.tenant, self.watch.flow).await?;
+        let mut position = match at {
+            Some(mut position) => {
+                self.catch_up(&mut position, Some(joined)).await?;
+                position
+            }
+            None => {
+                self.say(joined).await;
+                joined
+            }
+        };
+        self.follow(&mut position, &mut membership).await
+    }
+
+    /// Sends what the stream has after `position`, up to its end or to `till`.
+    async fn catch_up(&self, position: &mut Position, till: Option<Position>) -> Result<()> {
+        while till.is_none_or(|till| till.is_after(*position)) && !self.out.is_closed() {
+            let entries = self.tenant.events_after(*position, READ_MAX).await?;
+            self.send(&entries, position).await?;
+            if entries.len() < READ_MAX {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn follow(&self, position: &mut Position, membership: &mut Membership) -> Result<()> {
+        loop {
+            tokio::select! {
+                batch = membership.next() => self.send(&batch?, position).await?,
+                () = tokio::time::sleep(HEARTBEAT) => self.say(*position).await,
+                () = self.out.closed() => return Ok(()),
+            }
+        }
+    }
+
+    async fn send(&self, entries: &[Entry], position: &mut Position) -> Result<()> {
+        for entry in entries {
+            if !entry.position.is_after(*position) {
+                continue;
+            }
+            *position = entry.position;
+            if entry.is_context {
+                self.check_role().await?;
+            }
+            if self.watch.flow.is_none() || entry.flow == self.watch.flow {
+                let watched = Watched { event: entry.event.clone(), position: *position };
+                // A watcher that left is noticed by whoever called.
+                let _ = self.out.send(Ok(watched)).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// A watch ends when the role that allowed it is taken away.
+    async fn check_role(&self) -> Result<()> {
+        if let Asker::Actor(actor) = self.watch.asker {
+            let (_, context) = self.hub.store().context(self.watch.context).await?;
+            context.require(actor, Role::Reader)?;
+        }
+        Ok(())
+    }
+
+    async fn say(&self, position: Position) {
+        let _ = self.out.send(Ok(Watched { event: Bytes::new(), position })).await;
+    }
+}
