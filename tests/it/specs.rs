@@ -2,51 +2,173 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use flow::transition::{flow_table, node_table};
-use model::NodeState;
+use keys::{ContextKey, GlobalKey, SupervisorKey};
+use model::{NodeState, ReasonCode};
 
-/// The rows of the tables of a page, cell by cell, without their heads; code marks taken off.
-fn rows(page: &str) -> Vec<Vec<String>> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../specs").join(page);
-    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let lines: Vec<&str> = text.lines().collect();
-    let is_row = |line: &str| line.starts_with('|') && !line.starts_with("|--");
-    let is_head = |i: usize| lines.get(i + 1).is_some_and(|next| next.starts_with("|--"));
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The rows of the table under a heading of a page, cell by cell, code marks taken off.
+fn rows(page: &str, heading: &str) -> Vec<Vec<String>> {
+    let text = read(&format!("specs/{page}"));
+    let lines = text.lines().skip_while(|line| line.trim_start_matches('#').trim() != heading).skip(1);
+    let body = lines.take_while(|line| !line.starts_with('#')).skip_while(|line| !line.starts_with("|--"));
+    let table = body.skip(1).take_while(|line| line.starts_with('|'));
     let cells = |line: &str| {
         let inside = line.trim().trim_matches('|');
         inside.split('|').map(|cell| cell.trim().trim_matches('`').to_owned()).collect()
     };
-    (0..lines.len()).filter(|i| is_row(lines[*i]) && !is_head(*i)).map(|i| cells(lines[i])).collect()
+    let rows: Vec<_> = table.map(cells).collect();
+    assert!(!rows.is_empty(), "{page} has no table under `{heading}`");
+    rows
 }
 
-/// The first cells of the rows that have `width` of them.
-fn first(page: &str, width: usize, cells: usize) -> BTreeSet<Vec<String>> {
-    let all = rows(page);
-    let chosen: Vec<_> =
-        all.iter().filter(|row| row.len() == width).map(|row| row[..cells].to_vec()).collect();
-    let set: BTreeSet<_> = chosen.iter().cloned().collect();
-    assert_eq!(set.len(), chosen.len(), "{page} has a row twice");
+/// The first cells of each row.
+fn first(page: &str, heading: &str, cells: usize) -> BTreeSet<Vec<String>> {
+    let all = rows(page, heading);
+    let set: BTreeSet<_> = all.iter().map(|row| row[..cells].to_vec()).collect();
+    assert_eq!(set.len(), all.len(), "{page} has a row twice under `{heading}`");
     set
+}
+
+fn texts<'a>(code: impl IntoIterator<Item = &'a str>) -> BTreeSet<Vec<String>> {
+    code.into_iter().map(|text| vec![text.to_owned()]).collect()
 }
 
 #[test]
 fn the_states_of_a_node_are_as_written() {
     let code =
         node_table().map(|(from, event, to)| vec![from.to_string(), event.to_string(), to.to_string()]);
-    assert_eq!(first("states/node.md", 4, 3), code.collect());
+    assert_eq!(first("states/node.md", "States of a node", 3), code.collect());
 }
 
 #[test]
 fn the_mirror_in_the_job_is_as_written() {
     let code = NodeState::ALL.map(|state| vec![state.to_string(), state.job_status().to_owned()]);
-    assert_eq!(first("states/node.md", 2, 2), code.into());
+    assert_eq!(first("states/node.md", "What old readers see", 2), code.into());
 }
 
 #[test]
 fn the_states_of_a_flow_are_as_written() {
     let code =
         flow_table().map(|(from, event, to)| vec![from.to_string(), event.to_string(), to.to_string()]);
-    assert_eq!(first("states/flow.md", 4, 3), code.collect());
+    assert_eq!(first("states/flow.md", "States of a flow", 3), code.collect());
+}
+
+#[test]
+fn the_reasons_of_failed_calls_are_as_written() {
+    let code = rpc::Reason::ALL.iter().map(|reason| reason.as_str());
+    assert_eq!(first("errors.md", "Why a call failed", 1), texts(code));
+}
+
+#[test]
+fn the_reasons_of_nodes_are_as_written() {
+    let code = ReasonCode::ALL.iter().map(|code| code.as_str());
+    assert_eq!(first("errors.md", "Why a node is where it is", 1), texts(code));
+}
+
+/// A key of the page as it might stand in Redis.
+fn example(pattern: &str) -> String {
+    let uid = "0123456789abcdef0123456789abcdef";
+    let sha256 = format!("{uid}{uid}");
+    let job_key = format!("{uid}-{uid}-7-1");
+    let values = [
+        ("<job key>", job_key.as_str()),
+        ("<context uid>", uid),
+        ("<sha256>", sha256.as_str()),
+        ("<queue>", "hero:q:work:type:shell:prio:0"),
+        ("<type>", "shell"),
+        ("<group>", "default"),
+        ("<p>", "2"),
+        ("<request>", "8c7f1c2e-0000-4000-8000-000000000000"),
+    ];
+    let mut text = values.iter().fold(pattern.to_owned(), |text, (name, value)| text.replace(name, value));
+    while let (Some(open), Some(close)) = (text.find('<'), text.find('>')) {
+        text.replace_range(open..=close, "1");
+    }
+    text
+}
+
+/// The numbers of the variants that the page's keys are, and how many variants there are.
+macro_rules! variants {
+    ($keys:expr, $type:ident { $($variant:ident $(($($any:tt)*))?),+ $(,)? }) => {{
+        // A variant that is missing here does not compile; one that the page lacks fails the test.
+        let names: Vec<&str> = vec![$(stringify!($variant)),+];
+        let of = |key: &$type| match key { $($type::$variant $(($($any)*))? => stringify!($variant)),+ };
+        let named: BTreeSet<&str> = $keys
+            .into_iter()
+            .map(|row: Vec<String>| {
+                let text = example(&row[0]);
+                let key = $type::parse(&text).unwrap_or_else(|| panic!("`{text}` is no key"));
+                of(&key)
+            })
+            .collect();
+        assert_eq!(named, names.into_iter().collect(), "keys of the page, and of the code");
+    }};
+}
+
+#[test]
+fn the_keys_of_a_context_are_as_written() {
+    variants!(
+        first("redis-layout.md", "Keys of a context", 1),
+        ContextKey {
+            Context(_), Runner(_), Runners, Job(..), Flow(_), FlowNodes(_), FlowSignals(_), FlowMessages(_),
+            Flows, FlowsActive, Message(_), MsgOut, MsgIn, MsgOutCoordinator, Inbox(_), Seen(_), Blob(_),
+            BlobChunk(..), BlobPart(..), BlobRefs(_), BlobIdle, Log(..), Events, Audit, Due, Request(..), Ids,
+        }
+    );
+}
+
+#[test]
+fn the_global_keys_are_as_written() {
+    variants!(
+        first("redis-layout.md", "Global keys", 1),
+        GlobalKey { Actor(_), Actors, Contexts, Coordinator, Replicas, Request(..), Events, Audit, Ids }
+    );
+}
+
+#[test]
+fn the_keys_of_a_supervisor_are_as_written() {
+    variants!(
+        first("redis-layout.md", "The supervisor's server", 1),
+        SupervisorKey {
+            Job(_), Reply(_), StopMark(_), ContextBinding(_), ContextJobs(_), Claims(_), Presence(_), Work(_),
+            Unclaimed(_), QueueStats(_), Control(_), Done, Seq, Queues, Instances, Supervisor,
+        }
+    );
+}
+
+#[test]
+fn the_tests_that_show_an_invariant_exist() {
+    let known = first("invariants.md", "Invariants", 1);
+    for row in rows("invariants.md", "Shown by") {
+        assert!(known.contains(&row[..1]), "{} is no invariant", row[0]);
+        let (path, test) = row[1].split_once(": ").unwrap_or_else(|| panic!("{} is no `file: test`", row[1]));
+        assert!(read(path).contains(&format!("fn {test}(")), "{path} has no test {test}");
+    }
+}
+
+#[test]
+fn links_between_the_pages_lead_somewhere() {
+    let mut pages = vec![root().join("specs")];
+    while let Some(path) = pages.pop() {
+        if path.is_dir() {
+            pages.extend(fs::read_dir(&path).expect("listed").map(|entry| entry.expect("an entry").path()));
+            continue;
+        }
+        let text = fs::read_to_string(&path).expect("read");
+        for (at, _) in text.match_indices("](") {
+            let target = text[at + 2..].split([')', '#']).next().unwrap_or_default();
+            let there = path.parent().expect("a folder").join(target);
+            assert!(target.contains("://") || there.exists(), "{}: {target}", path.display());
+        }
+    }
 }
