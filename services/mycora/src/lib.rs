@@ -1,5 +1,19 @@
 //! The `mycora` binary: the command line, and every service in one process.
 //!
+//! - [`cli`]: what can be typed, and the way from arguments to a command.
+//! - [`command`]: one file for each group of commands.
 //! - [`flow_file`]: what people write, parsed into requests.
+//! - [`output`]: answers and progress, for people and for programs.
+//! - [`profile`]: where the coordinator is and who we are.
+//! - [`clients`]: calls to the services.
+//! - [`demo`]: the demonstration flow, compiled in.
+//! - [`failure`]: why a command failed, and with which exit code.
 
+pub mod cli;
+pub mod clients;
+pub mod command;
+pub mod demo;
+pub mod failure;
 pub mod flow_file;
+pub mod output;
+pub mod profile;

@@ -1,0 +1,109 @@
+//! What can be typed, and the way from arguments to a command.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::command::flow::FlowCommand;
+use crate::command::pki::PkiCommand;
+use crate::command::runner::RunnerCommand;
+use crate::command::{Global, Session, flow, pki, runner};
+use crate::failure::Failure;
+use crate::output;
+
+const ABOUT: &str = "Run flows of scripts: one binary for every service and for the command line";
+
+const AFTER_HELP: &str = "\
+Examples:
+  mycora flow validate flow.yaml
+  mycora flow submit flow.yaml --env LANG=C.UTF-8 --watch
+  mycora flow logs 3 --follow
+  mycora --output json flow get 3
+
+Configuration: flags, then MYCORA_* in the environment, then the profile: the file named by --config or
+MYCORA_CONFIG, else client.toml in $XDG_DATA_HOME/mycora or ~/.local/share/mycora. Its keys are address, ca,
+cert, key, server_name, context and actor, and below [addresses] scheduler, storage and runner-registry.
+
+Exit codes: 0 done, or the flow finished; 1 the flow failed or was cancelled, or what was asked for does not
+exist or was refused; 2 wrong usage or invalid input; 3 the coordinator cannot be reached, or this identity is
+not allowed; 130 interrupted, which leaves the flow running.";
+
+/// The command line.
+#[derive(Debug, Parser)]
+#[command(name = "mycora", version, about = ABOUT, after_help = AFTER_HELP, max_term_width = 110)]
+pub struct Cli {
+    /// Flags that every command understands.
+    #[command(flatten)]
+    pub global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Check, submit, watch and cancel flows
+    #[command(subcommand)]
+    Flow(FlowCommand),
+    /// Show where jobs can run
+    #[command(subcommand)]
+    Runner(RunnerCommand),
+    /// Make certificates for development
+    #[command(subcommand)]
+    Pki(PkiCommand),
+}
+
+/// Reads the arguments of the process, does what they say, and gives the exit code.
+///
+/// What is wrong with the arguments themselves, `--help` and `--version` end the process here.
+#[must_use]
+pub fn main() -> ExitCode {
+    let Cli { global, command } = Cli::parse();
+    let result = tokio::runtime::Runtime::new()
+        .map_err(|error| Failure::Failed(format!("cannot start: {error}")))
+        .and_then(|runtime| runtime.block_on(run(global, command)));
+    match result {
+        Ok(code) => code.into(),
+        Err(failure) => {
+            output::note(&failure.to_string());
+            failure.exit_code().into()
+        }
+    }
+}
+
+/// Does what the arguments say; gives the exit code.
+///
+/// # Errors
+/// When it cannot be done.
+pub async fn run(global: Global, command: Command) -> Result<u8, Failure> {
+    match command {
+        Command::Pki(command) => pki::run(&command, global.output).map(|()| 0),
+        Command::Flow(FlowCommand::Validate(args)) => flow::validate(&args, global.output).map(|()| 0),
+        Command::Flow(command) => flow::run(&Session::open(global)?, command).await,
+        Command::Runner(command) => runner::run(&Session::open(global)?, &command).await.map(|()| 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_may_stand_anywhere() {
+        for arguments in [
+            ["mycora", "--output", "json", "flow", "get", "3"],
+            ["mycora", "flow", "--output", "json", "get", "3"],
+            ["mycora", "flow", "get", "3", "--output", "json"],
+        ] {
+            let cli = Cli::try_parse_from(arguments).expect("good arguments");
+            assert_eq!(cli.global.output, crate::output::Format::Json);
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The commands, one file for each group.
+
+pub mod cancel;
+pub mod flow;
+pub mod logs;
+pub mod pki;
+pub mod runner;
+pub mod submit;
+pub mod watch;
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::clients::Clients;
+use crate::failure::Failure;
+use crate::output::Format;
+use crate::profile::{PROFILE_FILE, Profile, ProfileError, default_data_dir};
+
+/// Flags that every command understands.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Global {
+    /// How answers are written. `json` is one document on standard output
+    #[arg(long, global = true, value_enum, default_value_t, env = "MYCORA_OUTPUT")]
+    pub output: Format,
+    /// Show no progress
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+    /// The context to work in. Else what the flow file says, else what the profile says
+    #[arg(long, global = true, value_name = "ID", env = "MYCORA_CONTEXT", help_heading = "Connection")]
+    pub context: Option<u32>,
+    /// The profile, a TOML file [default: client.toml in the data directory]
+    #[arg(long, global = true, value_name = "FILE", env = "MYCORA_CONFIG", help_heading = "Connection")]
+    pub config: Option<PathBuf>,
+    /// Where the coordinator is, as https://host:port. Overrides the profile, as do the following
+    #[arg(long, global = true, value_name = "URL", env = "MYCORA_ADDRESS", help_heading = "Connection")]
+    pub address: Option<String>,
+    /// The certificate authority to trust, in PEM
+    #[arg(long, global = true, value_name = "FILE", env = "MYCORA_CA", help_heading = "Connection")]
+    pub ca: Option<PathBuf>,
+    /// The client certificate, in PEM
+    #[arg(long, global = true, value_name = "FILE", env = "MYCORA_CERT", help_heading = "Connection")]
+    pub cert: Option<PathBuf>,
+    /// The private key of the client certificate, in PEM
+    #[arg(long, global = true, value_name = "FILE", env = "MYCORA_KEY", help_heading = "Connection")]
+    pub key: Option<PathBuf>,
+    /// The name in the server's certificate, when it is not the host of the address
+    #[arg(long, global = true, value_name = "NAME", env = "MYCORA_SERVER_NAME", help_heading = "Connection")]
+    pub server_name: Option<String>,
+}
+
+/// What a command works with.
+pub struct Session {
+    /// Flags that every command understands.
+    pub global: Global,
+    profile: Profile,
+    /// Calls to the services.
+    pub clients: Clients,
+}
+
+impl Session {
+    /// Finds the profile and prepares to call. Has to be made within a runtime.
+    ///
+    /// # Errors
+    /// When there is no profile, or it cannot be used.
+    pub fn open(global: Global) -> Result<Self, Failure> {
+        let profile = find_profile(&global)?;
+        Self::with_profile(global, profile)
+    }
+
+    /// Prepares to call with this profile.
+    ///
+    /// # Errors
+    /// When it cannot be used.
+    pub fn with_profile(global: Global, profile: Profile) -> Result<Self, Failure> {
+        let clients = Clients::new(&profile)?;
+        Ok(Self { global, profile, clients })
+    }
+
+    /// The context to work in.
+    ///
+    /// # Errors
+    /// When nothing names one.
+    pub fn context(&self) -> Result<u32, Failure> {
+        self.context_or(None)
+    }
+
+    /// The context to work in, where a flow file may name one.
+    ///
+    /// # Errors
+    /// When nothing names one.
+    pub fn context_or(&self, file: Option<u32>) -> Result<u32, Failure> {
+        let in_profile = Some(self.profile.context).filter(|id| *id != 0);
+        self.global.context.or(file).or(in_profile).ok_or_else(|| {
+            Failure::Invalid(
+                "no context is named; give --context ID, or write `context = ID` into the profile".into(),
+            )
+        })
+    }
+
+    /// In whose name flows are submitted; 0 for the certificate's actor.
+    #[must_use]
+    pub const fn actor(&self) -> u32 {
+        self.profile.actor
+    }
+}
+
+fn find_profile(global: &Global) -> Result<Profile, Failure> {
+    let named = global.config.clone();
+    let path = match &named {
+        Some(path) => path.clone(),
+        None => default_data_dir()?.join(PROFILE_FILE),
+    };
+    let mut profile = match Profile::load(&path) {
+        Ok(profile) => profile,
+        Err(ProfileError::Missing { .. }) if named.is_none() && global.address.is_some() => {
+            Profile::default()
+        }
+        Err(error @ ProfileError::Missing { .. }) if named.is_none() => {
+            return Err(Failure::Unreachable(format!(
+                "no coordinator is known: {error}\nstart one with `mycora up`, or name a profile with --config \
+                 or MYCORA_CONFIG"
+            )));
+        }
+        Err(error) => return Err(Failure::Invalid(error.to_string())),
+    };
+    override_with(&mut profile, global);
+    Ok(profile)
+}
+
+fn override_with(profile: &mut Profile, global: &Global) {
+    let Global { output: _, quiet: _, context: _, config: _, address, ca, cert, key, server_name } = global;
+    if let Some(address) = address {
+        profile.address = Some(address.clone());
+        // One address on the command line means all services.
+        profile.addresses = Default::default();
+    }
+    for (field, flag) in [(&mut profile.ca, ca), (&mut profile.cert, cert), (&mut profile.key, key)] {
+        if flag.is_some() {
+            field.clone_from(flag);
+        }
+    }
+    if server_name.is_some() {
+        profile.server_name.clone_from(server_name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_win_over_the_profile() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(PROFILE_FILE);
+        std::fs::write(
+            &path,
+            "address = \"https://a:1\"\nca = \"ca.pem\"\ncontext = 1\n[addresses]\nstorage = \"https://s:1\"\n",
+        )
+        .expect("written");
+        let global = Global {
+            config: Some(path),
+            address: Some("https://b:2".into()),
+            server_name: Some("n".into()),
+            ..Global::default()
+        };
+        let profile = find_profile(&global).expect("found");
+        assert_eq!(profile.address.as_deref(), Some("https://b:2"));
+        assert_eq!(profile.addresses, Default::default());
+        assert_eq!(profile.ca, Some(dir.path().join("ca.pem")));
+        assert_eq!(profile.server_name.as_deref(), Some("n"));
+    }
+
+    #[test]
+    fn a_named_profile_that_is_not_there_is_invalid_input() {
+        let global = Global { config: Some("/nowhere/client.toml".into()), ..Global::default() };
+        let failure = find_profile(&global).expect_err("not there");
+        assert_eq!(failure.exit_code(), 2);
+        assert!(failure.to_string().contains("/nowhere/client.toml"), "{failure}");
+    }
+}

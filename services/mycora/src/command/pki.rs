@@ -1,0 +1,221 @@
+//! `mycora pki`: the development certificate authority.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use clap::{Args, Subcommand};
+use identity::pki::CA_CERTIFICATE_FILE;
+use identity::{CertificateSummary, Identity, IssueOptions, Pki, TrustDomain};
+use serde::Serialize;
+
+use crate::failure::{Failure, with_causes};
+use crate::output::{self, Format, table, time};
+use crate::profile::default_data_dir;
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Commands about certificates.
+#[derive(Debug, Subcommand)]
+pub enum PkiCommand {
+    /// Make a certificate authority, and the certificate of the bootstrap identity
+    Init(InitArgs),
+    /// Issue a certificate and its key
+    #[command(
+        after_help = "Examples:\n  mycora pki issue actor/2\n  mycora pki issue service/storage --name storage.example --days 30"
+    )]
+    Issue(IssueArgs),
+    /// Show what certificates say
+    Show(ShowArgs),
+}
+
+/// Where the authority is.
+#[derive(Debug, Args)]
+pub struct Dir {
+    /// The authority's directory [default: pki in the data directory]
+    #[arg(long, value_name = "DIR", env = "MYCORA_PKI")]
+    pub dir: Option<PathBuf>,
+}
+
+/// What `pki init` takes.
+#[derive(Debug, Args)]
+pub struct InitArgs {
+    /// Where to make it.
+    #[command(flatten)]
+    pub dir: Dir,
+    /// The name that the authority speaks for
+    #[arg(long, default_value = TrustDomain::DEFAULT, value_name = "NAME")]
+    pub trust_domain: TrustDomain,
+}
+
+/// What `pki issue` takes.
+#[derive(Debug, Args)]
+pub struct IssueArgs {
+    /// Whom it is for: actor/ID, service/NAME or admin
+    pub identity: Identity,
+    /// Which authority signs.
+    #[command(flatten)]
+    pub dir: Dir,
+    /// A further host name or IP address at which it serves; may be given several times
+    #[arg(long = "name", value_name = "HOST")]
+    pub names: Vec<String>,
+    /// How long it lasts
+    #[arg(long, default_value_t = 90, value_name = "DAYS", value_parser = clap::value_parser!(u16).range(1..))]
+    pub days: u16,
+}
+
+/// What `pki show` takes.
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    /// PEM files [default: all of the authority's directory]
+    pub files: Vec<PathBuf>,
+    /// Where to look without files.
+    #[command(flatten)]
+    pub dir: Dir,
+}
+
+impl Dir {
+    fn path(&self) -> Result<PathBuf, Failure> {
+        match &self.dir {
+            Some(dir) => Ok(dir.clone()),
+            None => Ok(default_data_dir()?.join("pki")),
+        }
+    }
+}
+
+/// Paths of what was issued.
+#[derive(Serialize)]
+struct IssuedDocument {
+    identity: String,
+    ca: PathBuf,
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
+/// A certificate as `--output json` shows it.
+#[derive(Serialize)]
+struct CertificateDocument {
+    file: PathBuf,
+    subject: String,
+    issuer: String,
+    is_ca: bool,
+    identity: Option<String>,
+    uris: Vec<String>,
+    dns_names: Vec<String>,
+    ip_addresses: Vec<String>,
+    not_before: String,
+    not_after: String,
+    sha256: String,
+}
+
+/// Runs the command; needs no coordinator.
+///
+/// # Errors
+/// When there is no authority, there is one already, or files cannot be read or written.
+pub fn run(command: &PkiCommand, format: Format) -> Result<(), Failure> {
+    match command {
+        PkiCommand::Init(args) => init(args, format),
+        PkiCommand::Issue(args) => issue(args, format),
+        PkiCommand::Show(args) => show(args, format),
+    }
+}
+
+fn init(args: &InitArgs, format: Format) -> Result<(), Failure> {
+    let now = SystemTime::now();
+    let pki = Pki::init(&args.dir.path()?, &args.trust_domain, now).map_err(|e| failed(&e))?;
+    let files = pki.issue(Identity::Admin, &IssueOptions::from(now)).map_err(|e| failed(&e))?;
+    print_issued(Identity::Admin, &files, format)
+}
+
+fn issue(args: &IssueArgs, format: Format) -> Result<(), Failure> {
+    let pki = Pki::open(&args.dir.path()?).map_err(|e| failed(&e))?;
+    let options = IssueOptions {
+        names: args.names.clone(),
+        validity: DAY * u32::from(args.days),
+        ..IssueOptions::from(SystemTime::now())
+    };
+    let files = pki.issue(args.identity, &options).map_err(|e| failed(&e))?;
+    print_issued(args.identity, &files, format)
+}
+
+fn print_issued(identity: Identity, files: &identity::IssuedFiles, format: Format) -> Result<(), Failure> {
+    let document = IssuedDocument {
+        identity: identity.to_string(),
+        ca: files.ca.clone(),
+        certificate: files.certificate.clone(),
+        key: files.key.clone(),
+    };
+    match format {
+        Format::Json => output::print_json(&document),
+        Format::Table => output::print(&table::pairs(&[
+            ("identity", document.identity),
+            ("authority", document.ca.display().to_string()),
+            ("certificate", document.certificate.display().to_string()),
+            ("key", document.key.display().to_string()),
+        ])),
+    }
+}
+
+fn show(args: &ShowArgs, format: Format) -> Result<(), Failure> {
+    let files = if args.files.is_empty() { certificates_in(&args.dir.path()?)? } else { args.files.clone() };
+    let mut documents = Vec::with_capacity(files.len());
+    for file in files {
+        let summary = CertificateSummary::from_pem_file(&file).map_err(|e| failed(&e))?;
+        documents.push(document(file, summary));
+    }
+    if format == Format::Json {
+        return output::print_json(&documents);
+    }
+    let rows: Vec<_> = documents
+        .into_iter()
+        .map(|certificate| {
+            let names = [certificate.dns_names, certificate.ip_addresses].concat();
+            vec![
+                certificate.file.display().to_string(),
+                certificate.identity.unwrap_or(certificate.subject),
+                if certificate.is_ca { "authority".to_owned() } else { names.join(" ") },
+                certificate.not_after,
+            ]
+        })
+        .collect();
+    output::print(&table::render(&["FILE", "IDENTITY", "NAMES", "UNTIL"], &rows))
+}
+
+fn certificates_in(dir: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let refused = |error: std::io::Error| Failure::Invalid(format!("cannot read {}: {error}", dir.display()));
+    if !dir.join(CA_CERTIFICATE_FILE).exists() {
+        let dir = dir.display();
+        return Err(Failure::Invalid(format!(
+            "there is no certificate authority in {dir}; `mycora pki init` makes one, --dir names another"
+        )));
+    }
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(refused)? {
+        let path = entry.map_err(refused)?.path();
+        if path.extension().is_some_and(|extension| extension == "pem") {
+            files.push(path);
+        }
+    }
+    files.sort_unstable();
+    Ok(files)
+}
+
+fn document(file: PathBuf, summary: CertificateSummary) -> CertificateDocument {
+    CertificateDocument {
+        file,
+        subject: summary.subject,
+        issuer: summary.issuer,
+        is_ca: summary.is_ca,
+        identity: summary.identity.map(|id| id.to_string()),
+        uris: summary.uris,
+        dns_names: summary.dns_names,
+        ip_addresses: summary.ip_addresses.iter().map(ToString::to_string).collect(),
+        not_before: time::utc(summary.not_before),
+        not_after: time::utc(summary.not_after),
+        sha256: summary.fingerprint,
+    }
+}
+
+/// All that can go wrong here is what was asked for, or the files it is about.
+fn failed(error: &dyn std::error::Error) -> Failure {
+    Failure::Invalid(with_causes(error))
+}

@@ -1,0 +1,187 @@
+//! Watching a flow: resumes where it was when the stream breaks.
+
+use std::time::{Duration, Instant};
+
+use proto::v1;
+use rpc::Retry;
+
+use super::{Session, flow};
+use crate::clients::{Clients, Pieces};
+use crate::failure::{CallError, Failure};
+use crate::output::live::{Progress, REDRAW_EVERY};
+use crate::output::progress::View;
+
+/// The first wait after a broken stream; each further one is twice as long.
+const WAIT_FIRST: Duration = Duration::from_millis(100);
+/// No wait is longer.
+const WAIT_MAX: Duration = Duration::from_secs(2);
+/// A coordinator that never answered is given up after this long.
+const PATIENCE_FIRST: Duration = Duration::from_secs(3);
+/// One that did answer may be away for this long: it may be starting again.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// After the flow's end was told the server ends the stream; not waited for longer.
+const END_WITHIN: Duration = Duration::from_secs(1);
+
+pub(super) async fn run(session: &Session, context: u32, id: u32) -> Result<u8, Failure> {
+    let mut progress = Progress::new(session.global.quiet);
+    let flow = follow(&session.clients, context, id, &mut progress).await?;
+    flow::print_flow(session, context, &flow).await?;
+    Ok(exit_code(&flow))
+}
+
+/// 0 when the flow finished, 1 when it did not.
+#[must_use]
+pub fn exit_code(flow: &v1::Flow) -> u8 {
+    u8::from(flow.status() != v1::FlowStatus::Finished)
+}
+
+/// Follows a flow until it has ended, showing how it goes on.
+///
+/// # Errors
+/// When the coordinator refuses or stays away, and on Ctrl-C, which leaves the flow running.
+pub async fn follow(
+    clients: &Clients,
+    context: u32,
+    id: u32,
+    progress: &mut Progress,
+) -> Result<v1::Flow, Failure> {
+    let mut watcher = Watcher {
+        clients,
+        request: v1::WatchFlowRequest { context_id: context, flow_id: id, resume_position: String::new() },
+        view: View::default(),
+        progress,
+        heard: Instant::now(),
+        connected: false,
+    };
+    let result = tokio::select! {
+        result = watcher.until_ended() => result,
+        pressed = tokio::signal::ctrl_c() => Err(match pressed {
+            Ok(()) => Failure::Interrupted(format!(
+                "flow {id} goes on; watch it again with `mycora flow watch {id} --context {context}`"
+            )),
+            Err(error) => Failure::Failed(format!("cannot wait for signals: {error}")),
+        }),
+    };
+    let Watcher { view, progress, .. } = watcher;
+    progress.end(&view, Instant::now());
+    result
+}
+
+struct Watcher<'a> {
+    clients: &'a Clients,
+    request: v1::WatchFlowRequest,
+    view: View,
+    progress: &'a mut Progress,
+    /// When the coordinator last answered.
+    heard: Instant,
+    /// It answered at all.
+    connected: bool,
+}
+
+impl Watcher<'_> {
+    async fn until_ended(&mut self) -> Result<v1::Flow, Failure> {
+        let mut wait = WAIT_FIRST;
+        loop {
+            let heard_before = self.heard;
+            let broken = self.one_stream().await.err();
+            if let Some(flow) = self.view.ended() {
+                return Ok(flow.clone());
+            }
+            if self.heard > heard_before {
+                wait = WAIT_FIRST;
+            }
+            self.may_go_on(broken)?;
+            self.pause(wait).await;
+            wait = (wait * 2).min(WAIT_MAX);
+        }
+    }
+
+    /// Decides whether a broken stream is worth another.
+    fn may_go_on(&mut self, broken: Option<CallError>) -> Result<(), Failure> {
+        let Some(error) = broken else { return Ok(()) };
+        match (error.view.code, error.retry) {
+            (tonic::Code::OutOfRange, _) => {
+                self.request.resume_position.clear();
+                return Ok(());
+            }
+            // It fell behind and may resume.
+            (tonic::Code::ResourceExhausted, _) | (_, Retry::Reread) => return Ok(()),
+            (_, Retry::Again { .. }) => {}
+            (_, Retry::Never) => return Err(error.into()),
+        }
+        let patience = if self.connected { PATIENCE } else { PATIENCE_FIRST };
+        if self.heard.elapsed() < patience {
+            return Ok(());
+        }
+        let v1::WatchFlowRequest { context_id, flow_id, .. } = self.request;
+        Err(match Failure::from(error) {
+            Failure::Unreachable(text) if self.connected => Failure::Unreachable(format!(
+                "{text}\nwatch the flow again with `mycora flow watch {flow_id} --context {context_id}`"
+            )),
+            other => other,
+        })
+    }
+
+    /// Waits, while the picture goes on.
+    async fn pause(&mut self, wait: Duration) {
+        let until = Instant::now() + wait;
+        loop {
+            let next = if self.progress.is_live() { until.min(Instant::now() + REDRAW_EVERY) } else { until };
+            tokio::time::sleep_until(next.into()).await;
+            self.progress.update(&self.view, Instant::now(), &[]);
+            if Instant::now() >= until {
+                return;
+            }
+        }
+    }
+
+    /// Reads one stream to its end.
+    async fn one_stream(&mut self) -> Result<(), CallError> {
+        let mut pieces = self.clients.watch_flow(self.request.clone()).await?;
+        if self.request.resume_position.is_empty() {
+            self.view.begin_snapshot();
+        }
+        while let Some(piece) = self.next(&mut pieces).await? {
+            let now = Instant::now();
+            (self.heard, self.connected) = (now, true);
+            if !piece.resume_position.is_empty() {
+                self.request.resume_position = piece.resume_position;
+            }
+            if let Some(event) = piece.event {
+                let lines = self.view.apply(now, event);
+                self.progress.update(&self.view, now, &lines);
+            }
+        }
+        Ok(())
+    }
+
+    /// The next piece; meanwhile tells what has been waiting for too long.
+    async fn next(
+        &mut self,
+        pieces: &mut Pieces<v1::WatchFlowResponse>,
+    ) -> Result<Option<v1::WatchFlowResponse>, CallError> {
+        let deadline = self.view.ended().map(|_| Instant::now() + END_WITHIN);
+        loop {
+            let now = Instant::now();
+            let redraw = self.progress.is_live().then(|| now + REDRAW_EVERY);
+            let wake = [self.view.explain_at(), redraw, deadline].into_iter().flatten().min();
+            tokio::select! {
+                piece = pieces.next() => return piece,
+                () = sleep_until(wake) => {}
+            }
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                return Ok(None);
+            }
+            let lines = self.view.explain(now);
+            self.progress.update(&self.view, now, &lines);
+        }
+    }
+}
+
+async fn sleep_until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time.into()).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,119 @@
+//! Why a command failed: one exit code and one message that says what to do.
+
+use rpc::{ErrorView, Retry};
+use tonic::{Code, Status};
+
+/// Why a command failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The coordinator did not do it, or something went wrong on this side.
+    #[error("{0}")]
+    Failed(String),
+    /// What was typed or written in a file is wrong.
+    #[error("{0}")]
+    Invalid(String),
+    /// The coordinator cannot be reached, or this identity is not allowed.
+    #[error("{0}")]
+    Unreachable(String),
+    /// Somebody pressed Ctrl-C.
+    #[error("{0}")]
+    Interrupted(String),
+}
+
+impl Failure {
+    /// As promised in `--help`.
+    #[must_use]
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::Failed(_) => 1,
+            Self::Invalid(_) => 2,
+            Self::Unreachable(_) => 3,
+            Self::Interrupted(_) => 130,
+        }
+    }
+}
+
+/// A call that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallError {
+    /// What the server said, or what went wrong on the way.
+    pub view: ErrorView,
+    /// Whether the same call may succeed.
+    pub retry: Retry,
+}
+
+impl From<Status> for CallError {
+    fn from(status: Status) -> Self {
+        Self { view: ErrorView::from(&status), retry: Retry::of(&status) }
+    }
+}
+
+impl From<CallError> for Failure {
+    fn from(CallError { view, .. }: CallError) -> Self {
+        let text = view.to_string();
+        match view.code {
+            Code::InvalidArgument | Code::OutOfRange => Self::Invalid(text),
+            Code::Unavailable | Code::DeadlineExceeded => {
+                let hint = if text.contains("certificate") {
+                    "the server was not made by the same certificate authority as the profile, or its \
+                     certificate is out of date; look at both with `mycora pki show`"
+                } else {
+                    "is it running? Start one with `mycora up`, or name another profile with --config or \
+                     MYCORA_CONFIG"
+                };
+                Self::Unreachable(format!("{text}\n{hint}"))
+            }
+            Code::Unauthenticated => Self::Unreachable(format!(
+                "{text}\nthe profile needs `cert` and `key`; `mycora pki issue actor/1` makes them"
+            )),
+            Code::PermissionDenied => Self::Unreachable(format!(
+                "{text}\nuse the certificate of an identity that may; `mycora pki show FILE` tells whose one is"
+            )),
+            Code::NotFound => Self::Failed(format!(
+                "{text}\nit does not exist, or this identity has no role in its context"
+            )),
+            _ => Self::Failed(text),
+        }
+    }
+}
+
+/// An error with everything that caused it, in one line.
+#[must_use]
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text = format!("{text}: {cause}");
+        next = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_codes_become_exit_codes() {
+        for (status, exit_code) in [
+            (Status::invalid_argument("x"), 2),
+            (Status::unavailable("x"), 3),
+            (Status::deadline_exceeded("x"), 3),
+            (Status::unauthenticated("x"), 3),
+            (Status::permission_denied("x"), 3),
+            (Status::not_found("x"), 1),
+            (Status::failed_precondition("x"), 1),
+            (Status::internal("x"), 1),
+        ] {
+            let failure = Failure::from(CallError::from(status));
+            assert_eq!(failure.exit_code(), exit_code, "{failure:?}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_certificate_is_told_from_a_server_that_is_not_there() {
+        let failed = |text: &str| Failure::from(CallError::from(Status::unavailable(text))).to_string();
+        assert!(failed("cannot reach h:1: invalid peer certificate: UnknownIssuer").contains("pki show"));
+        assert!(failed("cannot reach h:1: Connection refused").contains("mycora up"));
+    }
+}

@@ -1,0 +1,96 @@
+//! Proto JSON: what `--output json` gives, as protobuf defines it.
+
+use std::sync::LazyLock;
+
+use prost::Message;
+use prost_reflect::{DescriptorPool, DynamicMessage};
+use proto::v1;
+use serde::Serialize;
+
+static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
+    DescriptorPool::decode(proto::DESCRIPTORS).expect("the build checks the descriptor set")
+});
+
+/// A message of the public API whose full name is known.
+pub trait Named: Message {
+    /// As in `mycora.v1.Flow`.
+    const NAME: &'static str;
+}
+
+macro_rules! named {
+    ($($message:ident),+ $(,)?) => {
+        $(impl Named for v1::$message {
+            const NAME: &'static str = concat!("mycora.v1.", stringify!($message));
+        })+
+        #[cfg(test)]
+        const NAMES: &[&str] = &[$(<v1::$message as Named>::NAME),+];
+    };
+}
+
+named! {
+    CancelFlowResponse,
+    DeleteFlowResponse,
+    Flow,
+    FlowNode,
+    FlowSpec,
+    ListFlowsResponse,
+    ListRunnersResponse,
+    StreamFlowLogsResponse,
+    SubmitFlowResponse,
+}
+
+/// The message in the form that serializes as proto JSON: fields in their
+/// order, defaults left out, 64 bit numbers as texts, bytes in base64.
+#[must_use]
+pub fn of<M: Named>(message: &M) -> DynamicMessage {
+    let descriptor = POOL.get_message_by_name(M::NAME).expect("every named message is in the set");
+    let mut dynamic = DynamicMessage::new(descriptor);
+    dynamic.transcode_from(message).expect("both sides were made from the same definition");
+    dynamic
+}
+
+/// What `flow get`, `flow watch` and `flow submit --watch` give.
+#[derive(Debug, Serialize)]
+pub struct FlowDocument {
+    flow: DynamicMessage,
+    nodes: Vec<DynamicMessage>,
+}
+
+impl FlowDocument {
+    /// Pairs a flow with its nodes.
+    #[must_use]
+    pub fn new(flow: &v1::Flow, nodes: &[v1::FlowNode]) -> Self {
+        Self { flow: of(flow), nodes: nodes.iter().map(of).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_named_message_is_in_the_descriptor_set() {
+        for name in NAMES {
+            assert!(POOL.get_message_by_name(name).is_some(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_flow_is_proto_json() {
+        let flow = v1::Flow {
+            id: 3,
+            name: "f".into(),
+            status: v1::FlowStatus::Finished.into(),
+            result: [("report.total".to_owned(), "42".to_owned())].into(),
+            create_time: Some(prost_types::Timestamp { seconds: 1_800_000_000, nanos: 500_000_000 }),
+            revision: 1 << 60,
+            ..Default::default()
+        };
+        let node = v1::FlowNode { name: "a".into(), exit_code: Some(0), ..Default::default() };
+        let text = serde_json::to_string(&FlowDocument::new(&flow, &[node])).expect("JSON");
+        assert_eq!(
+            text,
+            r#"{"flow":{"id":3,"name":"f","result":{"report.total":"42"},"createTime":"2027-01-15T08:00:00.500Z","status":"FLOW_STATUS_FINISHED","revision":"1152921504606846976"},"nodes":[{"name":"a","exitCode":0}]}"#
+        );
+    }
+}

@@ -1,0 +1,367 @@
+//! What a watcher knows of a flow. Pure: events and the time go in, lines come out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use model::Timestamp;
+use proto::convert::{enums, time as wire_time};
+use proto::v1;
+use proto::v1::watch_flow_response::Event;
+
+use super::{time, words};
+
+/// A job that is ready for this long without starting is explained.
+pub const EXPLAIN_AFTER: Duration = Duration::from_secs(2);
+
+/// A flow as its watcher sees it.
+#[derive(Debug, Default)]
+pub struct View {
+    flow: Option<v1::Flow>,
+    nodes: BTreeMap<u32, Node>,
+    /// READY and not explained yet.
+    unexplained: BTreeSet<u32>,
+    in_snapshot: bool,
+}
+
+/// A node as its watcher sees it.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// Job ids of the nodes before it.
+    pub depends: Vec<u32>,
+    /// Where it stands.
+    pub state: v1::NodeState,
+    /// The current attempt.
+    pub attempt: u32,
+    /// Why, when there is more to say.
+    pub reason: Option<v1::Reason>,
+    /// How the script ended.
+    pub exit_code: Option<i32>,
+    /// Where it runs or ran.
+    pub instance: String,
+    /// Since when this watcher has seen it in this state.
+    pub since: Instant,
+    /// When it started to run, by the server's clock.
+    started: Option<Timestamp>,
+    /// How long it ran, once it has ended.
+    pub ran: Option<Duration>,
+}
+
+/// How many nodes stand where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// All of them.
+    pub total: usize,
+    /// Those that have ended, however.
+    pub ended: usize,
+    /// Those that run.
+    pub running: usize,
+    /// Those that failed.
+    pub failed: usize,
+}
+
+impl Node {
+    fn new(now: Instant, node: v1::FlowNode) -> Self {
+        let started = node.start_time.map(wire_time::from_wire);
+        let ended = node.end_time.map(wire_time::from_wire);
+        Self {
+            state: node.state(),
+            name: node.name,
+            depends: node.depends,
+            attempt: node.attempt,
+            reason: node.reason,
+            exit_code: node.exit_code,
+            instance: node.instance,
+            since: now,
+            started,
+            ran: started.zip(ended).map(|(start, end)| end.since(start)),
+        }
+    }
+
+    fn change(&mut self, now: Instant, change: v1::NodeChange) {
+        let state = change.state();
+        let time = change.time.map(wire_time::from_wire);
+        if state != self.state || change.attempt != self.attempt {
+            self.since = now;
+        }
+        match state {
+            v1::NodeState::Running => self.started = time,
+            _ if is_end(state) => {
+                self.ran = self.started.zip(time).map(|(start, end)| end.since(start));
+            }
+            _ => (self.started, self.ran) = (None, None),
+        }
+        self.state = state;
+        self.attempt = change.attempt;
+        self.reason = change.reason;
+        self.exit_code = change.exit_code;
+        self.instance = change.instance;
+    }
+
+    /// What there is to say beside the name.
+    #[must_use]
+    pub fn description(&self) -> String {
+        let mut text = words::node_state(self.state).to_owned();
+        if self.attempt > 1 {
+            text.push_str(&format!(" (attempt {})", self.attempt));
+        }
+        if let (true, Some(ran)) = (is_end(self.state), self.ran) {
+            text.push_str(&format!(" after {}", time::duration(ran)));
+        }
+        if let (v1::NodeState::Running, false) = (self.state, self.instance.is_empty()) {
+            text.push_str(&format!(" on {}", self.instance));
+        }
+        if let (v1::NodeState::Failed, Some(code @ 1..)) = (self.state, self.exit_code) {
+            text.push_str(&format!(", exit code {code}"));
+        }
+        // What is merely ready is explained only when it stays so.
+        if let Some(reason) = self.reason.as_ref().filter(|_| self.state != v1::NodeState::Ready) {
+            text.push_str(&format!(": {}", words::reason(reason)));
+        }
+        text
+    }
+
+    /// Why it does not start, when that has taken too long.
+    #[must_use]
+    pub fn explanation(&self, now: Instant) -> Option<String> {
+        let waits = self.state == v1::NodeState::Ready && now.duration_since(self.since) >= EXPLAIN_AFTER;
+        let reason = self.reason.as_ref().filter(|_| waits)?;
+        let hint = if reason.code == model::ReasonCode::NoLiveRunner.as_str() {
+            "; `mycora runner list` shows what there is"
+        } else {
+            ""
+        };
+        Some(format!("waits: {}{hint}", words::reason(reason)))
+    }
+}
+
+impl View {
+    /// Takes in one event; gives the lines that tell it.
+    pub fn apply(&mut self, now: Instant, event: Event) -> Vec<String> {
+        match event {
+            Event::Flow(flow) => self.apply_flow(flow).into_iter().collect(),
+            Event::Node(node) => self.apply_node(now, node).into_iter().collect(),
+            Event::NodeChange(change) => self.apply_change(now, change).into_iter().collect(),
+            Event::SnapshotEnd(_) => {
+                self.in_snapshot = false;
+                Vec::new()
+            }
+            Event::Heartbeat(_) => Vec::new(),
+        }
+    }
+
+    /// A snapshot is about to begin.
+    pub fn begin_snapshot(&mut self) {
+        self.in_snapshot = true;
+    }
+
+    fn apply_flow(&mut self, flow: v1::Flow) -> Option<String> {
+        let changed = self.flow.as_ref().is_none_or(|known| {
+            known.status != flow.status
+                || known.cancel_requested_time.is_some() != flow.cancel_requested_time.is_some()
+        });
+        let mut line = format!("flow {} `{}`: {}", flow.id, flow.name, words::flow_status(flow.status()));
+        if !is_ended(&flow) && flow.cancel_requested_time.is_some() {
+            line.push_str(", being cancelled");
+        }
+        self.flow = Some(flow);
+        changed.then_some(line)
+    }
+
+    fn apply_node(&mut self, now: Instant, node: v1::FlowNode) -> Option<String> {
+        let job_id = node.job_id;
+        let mut node = Node::new(now, node);
+        let known = self.nodes.get(&job_id);
+        if let Some(known) = known.filter(|known| known.state == node.state) {
+            node.since = known.since;
+        }
+        let news = match known {
+            Some(known) => known.state != node.state || known.attempt != node.attempt,
+            None => node.state != v1::NodeState::Pending,
+        };
+        let line = news.then(|| format!("{}: {}", node.name, node.description()));
+        self.nodes.insert(job_id, node);
+        self.mark(job_id);
+        line
+    }
+
+    fn apply_change(&mut self, now: Instant, change: v1::NodeChange) -> Option<String> {
+        let job_id = change.job_id;
+        let node = self.nodes.get_mut(&job_id)?;
+        let before = (node.state, node.attempt);
+        node.change(now, change);
+        let news = (node.state, node.attempt) != before;
+        let line = news.then(|| format!("{}: {}", node.name, node.description()));
+        self.mark(job_id);
+        line
+    }
+
+    fn mark(&mut self, job_id: u32) {
+        if self.nodes.get(&job_id).is_some_and(|node| node.state == v1::NodeState::Ready) {
+            self.unexplained.insert(job_id);
+        } else {
+            self.unexplained.remove(&job_id);
+        }
+    }
+
+    /// Lines about jobs that have been ready for too long. Each is told once.
+    pub fn explain(&mut self, now: Instant) -> Vec<String> {
+        let nodes = &self.nodes;
+        let mut lines = Vec::new();
+        self.unexplained.retain(|job_id| {
+            let node = nodes.get(job_id);
+            let told = node.and_then(|node| Some(format!("{}: {}", node.name, node.explanation(now)?)));
+            lines.extend(told.clone());
+            told.is_none()
+        });
+        lines
+    }
+
+    /// When [`View::explain`] will next have something to say.
+    #[must_use]
+    pub fn explain_at(&self) -> Option<Instant> {
+        let waiting = self.unexplained.iter().filter_map(|job_id| self.nodes.get(job_id));
+        waiting.filter(|node| node.reason.is_some()).map(|node| node.since + EXPLAIN_AFTER).min()
+    }
+
+    /// The flow, once it was told.
+    #[must_use]
+    pub const fn flow(&self) -> Option<&v1::Flow> {
+        self.flow.as_ref()
+    }
+
+    /// The flow when it has ended and everything about it was told.
+    #[must_use]
+    pub fn ended(&self) -> Option<&v1::Flow> {
+        self.flow.as_ref().filter(|flow| !self.in_snapshot && is_ended(flow))
+    }
+
+    /// The nodes by job id, which is the order of the flow file.
+    #[must_use]
+    pub const fn nodes(&self) -> &BTreeMap<u32, Node> {
+        &self.nodes
+    }
+
+    /// How many stand where.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let mut counts = Counts { total: self.nodes.len(), ..Counts::default() };
+        for node in self.nodes.values() {
+            counts.ended += usize::from(is_end(node.state));
+            counts.running += usize::from(node.state == v1::NodeState::Running);
+            counts.failed += usize::from(node.state == v1::NodeState::Failed);
+        }
+        counts
+    }
+}
+
+/// Whether a flow has ended.
+#[must_use]
+pub fn is_ended(flow: &v1::Flow) -> bool {
+    enums::flow_status_from_wire(flow.status).is_some_and(|status| status.is_end())
+}
+
+fn is_end(state: v1::NodeState) -> bool {
+    enums::node_state_from_wire(state.into()).is_some_and(|state| state.is_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use v1::NodeState;
+
+    fn node(job_id: u32, name: &str, state: NodeState) -> Event {
+        Event::Node(v1::FlowNode {
+            job_id,
+            name: name.into(),
+            state: state.into(),
+            attempt: 1,
+            ..Default::default()
+        })
+    }
+
+    fn change(job_id: u32, state: NodeState, millis: u64) -> v1::NodeChange {
+        let time = Some(wire_time::to_wire(Timestamp::from_millis(millis)));
+        v1::NodeChange { job_id, state: state.into(), attempt: 1, time, ..Default::default() }
+    }
+
+    fn no_runner() -> Option<v1::Reason> {
+        Some(v1::Reason { code: "NO_LIVE_RUNNER".into(), detail: String::new() })
+    }
+
+    #[test]
+    fn changes_are_told_once() {
+        let now = Instant::now();
+        let mut view = View::default();
+        view.begin_snapshot();
+        let flow = v1::Flow {
+            id: 3,
+            name: "f".into(),
+            status: v1::FlowStatus::Started.into(),
+            ..Default::default()
+        };
+        assert_eq!(view.apply(now, Event::Flow(flow.clone())), ["flow 3 `f`: started"]);
+        assert!(view.apply(now, node(1, "a", NodeState::Pending)).is_empty());
+        assert!(view.apply(now, Event::SnapshotEnd(v1::SnapshotEnd {})).is_empty());
+        let mut running = change(1, NodeState::Running, 1_000);
+        running.instance = "shell:default:0".into();
+        assert_eq!(view.apply(now, Event::NodeChange(running.clone())), ["a: running on shell:default:0"]);
+        assert!(view.apply(now, Event::NodeChange(running)).is_empty());
+        let mut failed = change(1, NodeState::Failed, 3_500);
+        failed.exit_code = Some(3);
+        failed.reason = Some(v1::Reason { code: "EXIT_CODE".into(), detail: String::new() });
+        assert_eq!(
+            view.apply(now, Event::NodeChange(failed)),
+            ["a: failed after 2.5 s, exit code 3: the script ended with an error"]
+        );
+        assert_eq!(view.counts(), Counts { total: 1, ended: 1, running: 0, failed: 1 });
+        assert!(view.ended().is_none());
+        let ended = v1::Flow { status: v1::FlowStatus::Error.into(), ..flow };
+        assert_eq!(view.apply(now, Event::Flow(ended)), ["flow 3 `f`: error"]);
+        assert!(view.ended().is_some());
+    }
+
+    #[test]
+    fn an_end_in_a_snapshot_counts_when_the_snapshot_is_complete() {
+        let mut view = View::default();
+        view.begin_snapshot();
+        let flow = v1::Flow { status: v1::FlowStatus::Finished.into(), ..Default::default() };
+        view.apply(Instant::now(), Event::Flow(flow));
+        assert!(view.ended().is_none());
+        view.apply(Instant::now(), Event::SnapshotEnd(v1::SnapshotEnd {}));
+        assert!(view.ended().is_some());
+    }
+
+    #[test]
+    fn why_a_job_does_not_start_is_told_after_two_seconds() {
+        let start = Instant::now();
+        let mut view = View::default();
+        view.apply(start, node(1, "a", NodeState::Ready));
+        assert_eq!(view.explain_at(), None, "there is nothing to say yet");
+        let mut waits = change(1, NodeState::Ready, 0);
+        waits.reason = no_runner();
+        assert!(view.apply(start + Duration::from_millis(500), Event::NodeChange(waits)).is_empty());
+        assert_eq!(view.explain_at(), Some(start + EXPLAIN_AFTER));
+        assert!(view.explain(start + Duration::from_millis(1999)).is_empty());
+        assert_eq!(
+            view.explain(start + EXPLAIN_AFTER),
+            ["a: waits: no live runner of this context takes it; `mycora runner list` shows what there is"]
+        );
+        assert!(view.explain(start + EXPLAIN_AFTER).is_empty(), "once");
+        assert_eq!(view.explain_at(), None);
+    }
+
+    #[test]
+    fn a_job_that_starts_in_time_is_not_explained() {
+        let start = Instant::now();
+        let mut view = View::default();
+        let mut waits = change(1, NodeState::Ready, 0);
+        waits.reason = no_runner();
+        view.apply(start, node(1, "a", NodeState::Pending));
+        view.apply(start, Event::NodeChange(waits));
+        view.apply(start, Event::NodeChange(change(1, NodeState::Dispatched, 1)));
+        assert_eq!(view.explain_at(), None);
+        assert!(view.explain(start + EXPLAIN_AFTER * 2).is_empty());
+    }
+}

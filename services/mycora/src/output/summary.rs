@@ -1,0 +1,147 @@
+//! Answers as tables.
+
+use model::Timestamp;
+use proto::convert::time as wire_time;
+use proto::v1;
+
+use super::{progress, table, time, words};
+
+/// A flow, its jobs and its result.
+#[must_use]
+pub fn flow(flow: &v1::Flow, nodes: &[v1::FlowNode], now: Timestamp) -> String {
+    let created = wire_time::required(flow.create_time);
+    let until = if progress::is_ended(flow) { wire_time::required(flow.update_time) } else { now };
+    let mut status = words::flow_status(flow.status()).to_owned();
+    if !progress::is_ended(flow) && flow.cancel_requested_time.is_some() {
+        status.push_str(", being cancelled");
+    }
+    let mut text = table::pairs(&[
+        ("flow", format!("{} {}", flow.id, flow.name)),
+        ("status", format!("{status} ({})", time::duration(until.since(created)))),
+        ("context", flow.context_id.to_string()),
+        ("actor", flow.caller_id.to_string()),
+        ("created", time::utc(created)),
+    ]);
+    if !nodes.is_empty() {
+        let rows: Vec<_> = nodes.iter().map(|node| node_row(node, now)).collect();
+        text.push('\n');
+        text.push_str(&table::render(&["JOB", "STATE", "ATTEMPT", "TIME", "EXIT", "WHERE", "WHY"], &rows));
+    }
+    if !flow.result.is_empty() {
+        let rows: Vec<_> = flow.result.iter().map(|(key, value)| vec![key.clone(), value.clone()]).collect();
+        text.push('\n');
+        text.push_str(&table::render(&["RESULT", "VALUE"], &rows));
+    }
+    if flow.result_truncated {
+        text.push_str("the result is larger than what a flow keeps; read the jobs with --output json\n");
+    }
+    text
+}
+
+fn node_row(node: &v1::FlowNode, now: Timestamp) -> Vec<String> {
+    let start = node.start_time.map(wire_time::from_wire);
+    let end = node.end_time.map(wire_time::from_wire);
+    let dash = || "-".to_owned();
+    vec![
+        node.name.clone(),
+        words::node_state(node.state()).to_owned(),
+        node.attempt.to_string(),
+        start.map_or_else(dash, |start| time::duration(end.unwrap_or(now).since(start))),
+        node.exit_code.map_or_else(dash, |code| code.to_string()),
+        if node.instance.is_empty() { dash() } else { node.instance.clone() },
+        node.reason.as_ref().map(words::reason).unwrap_or_default(),
+    ]
+}
+
+/// A list of flows.
+#[must_use]
+pub fn flows(flows: &[v1::Flow], now: Timestamp) -> String {
+    let rows: Vec<_> = flows
+        .iter()
+        .map(|flow| {
+            vec![
+                flow.id.to_string(),
+                flow.name.clone(),
+                words::flow_status(flow.status()).to_owned(),
+                flow.node_count.to_string(),
+                flow.caller_id.to_string(),
+                time::ago(now, flow.create_time.map(wire_time::from_wire)),
+                time::ago(now, flow.update_time.map(wire_time::from_wire)),
+            ]
+        })
+        .collect();
+    table::render(&["ID", "NAME", "STATUS", "JOBS", "ACTOR", "CREATED", "CHANGED"], &rows)
+}
+
+/// A list of runners.
+#[must_use]
+pub fn runners(runners: &[v1::Runner], now: Timestamp) -> String {
+    let rows: Vec<_> = runners
+        .iter()
+        .map(|runner| {
+            let offers: Vec<_> = runner
+                .instances
+                .iter()
+                .map(|i| {
+                    format!(
+                        "{}:{}:{} {}/{}",
+                        words::script_type(i.script_type()),
+                        i.group,
+                        i.number,
+                        i.busy,
+                        i.slots
+                    )
+                })
+                .collect();
+            vec![
+                runner.id.to_string(),
+                runner.address.clone(),
+                if runner.live { "yes" } else { "no" }.to_owned(),
+                time::ago(now, runner.last_seen_time.map(wire_time::from_wire)),
+                runner.queued.to_string(),
+                if offers.is_empty() { "-".to_owned() } else { offers.join(", ") },
+            ]
+        })
+        .collect();
+    table::render(&["ID", "ADDRESS", "LIVE", "HEARD", "QUEUED", "INSTANCES (BUSY/SLOTS)"], &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flow_shows_jobs_and_result() {
+        let at = |millis| Some(wire_time::to_wire(Timestamp::from_millis(millis)));
+        let ended = v1::Flow {
+            id: 3,
+            name: "f".into(),
+            status: v1::FlowStatus::Finished.into(),
+            context_id: 1,
+            caller_id: 1,
+            create_time: at(1_800_000_000_000),
+            update_time: at(1_800_000_003_200),
+            result: [("a.total".to_owned(), "42".to_owned())].into(),
+            ..Default::default()
+        };
+        let node = v1::FlowNode {
+            name: "a".into(),
+            state: v1::NodeState::Completed.into(),
+            attempt: 1,
+            start_time: at(1_800_000_000_100),
+            end_time: at(1_800_000_000_400),
+            exit_code: Some(0),
+            instance: "shell:default:0".into(),
+            ..Default::default()
+        };
+        assert_eq!(
+            flow(&ended, &[node], Timestamp::from_millis(1_900_000_000_000)),
+            "flow     3 f\nstatus   finished (3.2 s)\ncontext  1\nactor    1\ncreated  2027-01-15 08:00:00 UTC\n\
+             \n\
+             JOB  STATE      ATTEMPT  TIME   EXIT  WHERE            WHY\n\
+             a    completed  1        0.3 s  0     shell:default:0\n\
+             \n\
+             RESULT   VALUE\na.total  42\n"
+        );
+    }
+}

@@ -1,0 +1,59 @@
+//! Aligned columns.
+
+/// Rows below a heading, columns as wide as their widest cell, two spaces between them.
+#[must_use]
+pub fn render(heading: &[&str], rows: &[Vec<String>]) -> String {
+    let mut widths: Vec<usize> = heading.iter().map(|cell| width(cell)).collect();
+    for row in rows {
+        for (widest, cell) in widths.iter_mut().zip(row) {
+            *widest = (*widest).max(width(cell));
+        }
+    }
+    let mut text = String::new();
+    line(&mut text, &widths, heading.iter().copied());
+    for row in rows {
+        line(&mut text, &widths, row.iter().map(String::as_str));
+    }
+    text
+}
+
+/// Names and values below each other.
+#[must_use]
+pub fn pairs(rows: &[(&str, String)]) -> String {
+    let widest = rows.iter().map(|(name, _)| width(name)).max().unwrap_or_default();
+    let mut text = String::new();
+    for (name, value) in rows {
+        line(&mut text, &[widest, 0], [*name, value.as_str()].into_iter());
+    }
+    text
+}
+
+fn width(cell: &str) -> usize {
+    cell.chars().count()
+}
+
+fn line<'a>(text: &mut String, widths: &[usize], cells: impl Iterator<Item = &'a str>) {
+    let start = text.len();
+    for (cell, widest) in cells.zip(widths) {
+        if text.len() > start {
+            text.push_str("  ");
+        }
+        text.push_str(cell);
+        text.extend(std::iter::repeat_n(' ', widest.saturating_sub(width(cell))));
+    }
+    text.truncate(start + text[start..].trim_end().len());
+    text.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_and_lines_end_without_spaces() {
+        let rows =
+            [vec!["1".into(), "größer".into(), "x".into()], vec!["22".into(), "b".into(), String::new()]];
+        assert_eq!(render(&["ID", "NAME", "C"], &rows), "ID  NAME    C\n1   größer  x\n22  b\n");
+        assert_eq!(pairs(&[("a", "1".into()), ("long", "2".into())]), "a     1\nlong  2\n");
+    }
+}

@@ -1,0 +1,78 @@
+//! States and reasons in plain words.
+
+use model::ReasonCode;
+use proto::convert::enums;
+use proto::v1;
+
+/// A node's state in lower case.
+#[must_use]
+pub fn node_state(state: v1::NodeState) -> &'static str {
+    enums::node_state_from_wire(state.into()).map_or("unknown", |state| state.as_str())
+}
+
+/// A flow's status in lower case.
+#[must_use]
+pub fn flow_status(status: v1::FlowStatus) -> &'static str {
+    enums::flow_status_from_wire(status.into()).map_or("unknown", |status| status.as_str())
+}
+
+/// A script type in lower case.
+#[must_use]
+pub fn script_type(script_type: v1::ScriptType) -> &'static str {
+    enums::script_type_from_wire(script_type.into()).map_or("unknown", |kind| kind.as_str())
+}
+
+/// Why a node is where it is. The detail is the server's; codes of a newer server stay codes.
+#[must_use]
+pub fn reason(reason: &v1::Reason) -> String {
+    let v1::Reason { code, detail } = reason;
+    if code == ReasonCode::NoLiveRunner.as_str() && !detail.is_empty() {
+        return detail.clone();
+    }
+    let words = code.parse::<ReasonCode>().map_or(code.as_str(), |known| code_words(known));
+    if detail.is_empty() { words.to_owned() } else { format!("{words} ({detail})") }
+}
+
+const fn code_words(code: ReasonCode) -> &'static str {
+    match code {
+        ReasonCode::NoLiveRunner => "no live runner of this context takes it",
+        ReasonCode::BackingOff => "it waits before the next try",
+        ReasonCode::ExitCode => "the script ended with an error",
+        ReasonCode::Timeout => "the script ran longer than its timeout",
+        ReasonCode::TimeoutResult => "its end did not arrive in time",
+        ReasonCode::TimeoutAck => "no supervisor accepted it in time",
+        ReasonCode::TimeoutQueue => "it did not start in time",
+        ReasonCode::Deadline => "the flow's deadline passed",
+        ReasonCode::InstanceLost => "the instance that ran it vanished",
+        ReasonCode::SupervisorLost => "the supervisor that held it vanished",
+        ReasonCode::Undeliverable => "it could not be delivered",
+        ReasonCode::Refused => "the supervisor refused it",
+        ReasonCode::Returned => "it was handed back unstarted",
+        ReasonCode::RuntimeError => "the script could not be run",
+        ReasonCode::MissingResult => "a result that it refers to was not given",
+        ReasonCode::EnvTooLarge => "its environment is too large",
+        ReasonCode::InputsTooLarge => "the results it reads are too large",
+        ReasonCode::ResultTooLarge => "its result is too large",
+        ReasonCode::BlobMissing => "a file that it needs is not there any more",
+        ReasonCode::UpstreamFailed => "a job before it failed",
+        ReasonCode::ConditionNotMet => "its run_if says no",
+        ReasonCode::FlowCancelled => "the flow was cancelled",
+        ReasonCode::NodeCancelled => "it was cancelled",
+        ReasonCode::FailFast => "another job failed and the flow says fail_fast",
+        ReasonCode::CancelUnconfirmed => "nobody confirmed that it stopped",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_are_told_in_words_with_their_detail() {
+        let told =
+            |code: &str, detail: &str| reason(&v1::Reason { code: code.into(), detail: detail.into() });
+        assert_eq!(told("TIMEOUT", ""), "the script ran longer than its timeout");
+        assert_eq!(told("EXIT_CODE", "exit code 3"), "the script ended with an error (exit code 3)");
+        assert_eq!(told("NEW_IN_LATER_VERSIONS", ""), "NEW_IN_LATER_VERSIONS");
+    }
+}

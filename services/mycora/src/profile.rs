@@ -1,0 +1,291 @@
+//! The client profile: where the coordinator is, and who we are there.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use rpc::{Channel, TlsFiles};
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Failure, with_causes};
+
+/// The profile's name within a data directory.
+pub const PROFILE_FILE: &str = "client.toml";
+
+/// One service's part of the coordinator's API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Host {
+    /// Flows.
+    Scheduler,
+    /// Actors, contexts and blobs.
+    Storage,
+    /// Runners.
+    RunnerRegistry,
+}
+
+impl Host {
+    /// As it stands below `[addresses]`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Scheduler => "scheduler",
+            Self::Storage => "storage",
+            Self::RunnerRegistry => "runner-registry",
+        }
+    }
+}
+
+/// What `client.toml` says. Paths are relative to the file until it is loaded.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Profile {
+    /// Where every service is reached that has no address of its own, as `https://host:port`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// The certificate authority to trust, in PEM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca: Option<PathBuf>,
+    /// Our certificate, in PEM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cert: Option<PathBuf>,
+    /// The certificate's private key, in PEM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
+    /// The name that the servers' certificates carry, when it is not the host of the address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server_name: Option<String>,
+    /// The context of commands and flow files that name none; 0: there is none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub context: u32,
+    /// In whose name flows are submitted; 0: the certificate's actor.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub actor: u32,
+    /// Addresses of single services, where they are separate processes.
+    #[serde(skip_serializing_if = "Addresses::is_empty")]
+    pub addresses: Addresses,
+}
+
+/// Addresses of single services.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Addresses {
+    /// Where flows are run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scheduler: Option<String>,
+    /// Where actors, contexts and blobs are kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storage: Option<String>,
+    /// Where runners are registered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runner_registry: Option<String>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+const fn is_zero(id: &u32) -> bool {
+    *id == 0
+}
+
+impl Addresses {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Why a profile cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// It is not there.
+    #[error("{} is not there", path.display())]
+    Missing {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// It cannot be read or written.
+    #[error("cannot use {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// It does not say what it should.
+    #[error("{}: {message}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, with line and column.
+        message: String,
+    },
+}
+
+impl Profile {
+    /// The profile of a coordinator that is one process on this machine.
+    #[must_use]
+    pub fn local(port: u16, ca: &Path, cert: &Path, key: &Path, context: u32, actor: u32) -> Self {
+        Self {
+            address: Some(format!("https://127.0.0.1:{port}")),
+            ca: Some(ca.to_owned()),
+            cert: Some(cert.to_owned()),
+            key: Some(key.to_owned()),
+            context,
+            actor,
+            ..Self::default()
+        }
+    }
+
+    /// Reads a profile and makes its paths absolute or relative to the working directory.
+    ///
+    /// # Errors
+    /// When it is not there, cannot be read, or says something else than a profile does.
+    pub fn load(path: &Path) -> Result<Self, ProfileError> {
+        let text = std::fs::read_to_string(path).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => ProfileError::Missing { path: path.to_owned() },
+            _ => ProfileError::Io { path: path.to_owned(), source },
+        })?;
+        let mut profile: Self = toml::from_str(&text).map_err(|error| ProfileError::Content {
+            path: path.to_owned(),
+            message: error.to_string().trim_end().to_owned(),
+        })?;
+        let dir = path.parent().unwrap_or(Path::new(""));
+        for file in [&mut profile.ca, &mut profile.cert, &mut profile.key].into_iter().flatten() {
+            *file = dir.join(&*file);
+        }
+        Ok(profile)
+    }
+
+    /// Writes it, so that a reader sees the old text or the new one.
+    ///
+    /// # Errors
+    /// When the directory is not there or cannot be written.
+    pub fn save(&self, path: &Path) -> Result<(), ProfileError> {
+        let failed = |source| ProfileError::Io { path: path.to_owned(), source };
+        let text = toml::to_string(self).map_err(|error| failed(io::Error::other(error)))?;
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut draft = tempfile::NamedTempFile::new_in(dir).map_err(failed)?;
+        draft.write_all(text.as_bytes()).map_err(failed)?;
+        draft.persist(path).map_err(|error| failed(error.error))?;
+        Ok(())
+    }
+
+    /// A way to the coordinator as a whole. Has to be made within a runtime.
+    ///
+    /// # Errors
+    /// When it has no address, or a certificate file cannot be used.
+    pub fn channel(&self) -> Result<Channel, Failure> {
+        let address = self.address.as_deref().ok_or_else(|| {
+            Failure::Invalid("the profile has no `address`; add one, as https://host:port".to_owned())
+        })?;
+        self.channel_at(address)
+    }
+
+    /// A way to one service. Has to be made within a runtime.
+    ///
+    /// # Errors
+    /// When neither it nor the coordinator as a whole has an address, or a certificate file cannot be used.
+    pub fn channel_to(&self, host: Host) -> Result<Channel, Failure> {
+        self.channel_at(self.address_of(host)?)
+    }
+
+    fn channel_at(&self, address: &str) -> Result<Channel, Failure> {
+        let refused = |text: &str| Err(Failure::Invalid(text.to_owned()));
+        let tls = match (&self.ca, &self.cert, &self.key) {
+            (Some(ca), Some(cert), Some(key)) => TlsFiles::new(ca, cert, key),
+            (Some(ca), None, None) => TlsFiles::anonymous(ca),
+            (None, _, _) => {
+                return refused(
+                    "the profile names no certificate authority; add `ca`, the path of a PEM file",
+                );
+            }
+            (Some(_), _, _) => return refused("`cert` and `key` belong together; give both"),
+        };
+        Channel::remote(address, &tls, self.server_name.as_deref())
+            .map_err(|error| Failure::Invalid(with_causes(&error)))
+    }
+
+    fn address_of(&self, host: Host) -> Result<&str, Failure> {
+        let own = match host {
+            Host::Scheduler => &self.addresses.scheduler,
+            Host::Storage => &self.addresses.storage,
+            Host::RunnerRegistry => &self.addresses.runner_registry,
+        };
+        own.as_deref().or(self.address.as_deref()).ok_or_else(|| {
+            Failure::Invalid(format!(
+                "the profile has neither `address` nor an address for {} below [addresses]; add one",
+                host.as_str()
+            ))
+        })
+    }
+}
+
+/// Where things are kept when nobody says: `$XDG_DATA_HOME/mycora`, else `~/.local/share/mycora`.
+///
+/// # Errors
+/// When the environment names no home directory.
+pub fn default_data_dir() -> Result<PathBuf, Failure> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    absolute("XDG_DATA_HOME")
+        .or_else(|| Some(absolute("HOME")?.join(".local/share")))
+        .map(|base| base.join("mycora"))
+        .ok_or_else(|| Failure::Invalid("neither XDG_DATA_HOME nor HOME is set; set one of them".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(text: &str) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(PROFILE_FILE);
+        std::fs::write(&path, text).expect("written");
+        (dir, path)
+    }
+
+    #[test]
+    fn what_is_saved_is_loaded() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(PROFILE_FILE);
+        let pki = Path::new("/pki");
+        let local = Profile::local(
+            7700,
+            &pki.join("ca.pem"),
+            &pki.join("actor-1.pem"),
+            &pki.join("actor-1.key"),
+            1,
+            1,
+        );
+        let profile = Profile {
+            server_name: Some("mycora".into()),
+            addresses: Addresses { runner_registry: Some("https://r:1".into()), ..Addresses::default() },
+            ..local
+        };
+        profile.save(&path).expect("saved");
+        assert_eq!(Profile::load(&path).expect("loaded"), profile);
+    }
+
+    #[test]
+    fn paths_are_relative_to_the_file() {
+        let (dir, path) = written("address = \"https://h:1\"\nca = \"pki/ca.pem\"\n");
+        let profile = Profile::load(&path).expect("loaded");
+        assert_eq!(profile.ca, Some(dir.path().join("pki/ca.pem")));
+    }
+
+    #[test]
+    fn single_services_may_have_addresses_of_their_own() {
+        let (_dir, path) =
+            written("address = \"https://h:1\"\n[addresses]\nrunner-registry = \"https://r:2\"\n");
+        let profile = Profile::load(&path).expect("loaded");
+        assert_eq!(profile.address_of(Host::RunnerRegistry), Ok("https://r:2"));
+        assert_eq!(profile.address_of(Host::Scheduler), Ok("https://h:1"));
+        assert!(
+            Profile::default().address_of(Host::Storage).is_err_and(|e| e.to_string().contains("storage"))
+        );
+    }
+
+    #[test]
+    fn a_misspelt_key_is_named_with_its_line() {
+        let (_dir, path) = written("address = \"https://h:1\"\nserver-name = \"x\"\n");
+        let error = Profile::load(&path).expect_err("a wrong key").to_string();
+        assert!(error.contains("server-name") && error.contains("line 2"), "{error}");
+        let missing = Profile::load(Path::new("/nowhere/client.toml")).expect_err("not there");
+        assert!(matches!(missing, ProfileError::Missing { .. }));
+    }
+}

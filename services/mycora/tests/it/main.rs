@@ -1,0 +1,146 @@
+//! The program as it is called, as far as that needs no coordinator.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+const GOOD: &str = "name: f\njobs:\n  a: { script_type: shell, script: 'true' }\n";
+/// `a` waits for `c`, `c` for `b`, `b` for `a`.
+const CYCLE: &str = "name: f\njobs:\n  a: { script_type: shell, script: x, depends: [c] }\n  \
+                     b: { script_type: shell, script: x, depends: [a] }\n  \
+                     c: { script_type: shell, script: x, depends: [b] }\n";
+
+fn mycora(home: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mycora"));
+    command.env_clear().env("HOME", home).current_dir(home).stdin(Stdio::null());
+    command
+}
+
+fn run(home: &Path, arguments: &[&str]) -> Output {
+    mycora(home).args(arguments).output().expect("the program starts")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn home() -> tempfile::TempDir {
+    let home = tempfile::tempdir().expect("a directory");
+    std::fs::write(home.path().join("good.yaml"), GOOD).expect("written");
+    std::fs::write(home.path().join("cycle.yaml"), CYCLE).expect("written");
+    home
+}
+
+#[test]
+fn exit_codes_are_as_promised() {
+    let home = home();
+    let table: &[(&[&str], i32, &str)] = &[
+        (&["--version"], 0, ""),
+        (&["--help"], 0, ""),
+        (&["flow", "submit", "--help"], 0, ""),
+        (&["flow", "validate", "good.yaml"], 0, ""),
+        (&[], 2, "Usage: mycora"),
+        (&["flwo"], 2, "similar subcommand"),
+        (&["flow", "get", "x"], 2, "invalid digit"),
+        (&["flow", "validate", "good.yaml", "--env", "X"], 2, "write it as NAME=VALUE"),
+        (&["flow", "validate", "good.yaml", "--env", "1X=1"], 2, "good.yaml: --env 1X:"),
+        (&["flow", "submit", "good.yaml", "--request-id", "x"], 2, "--request-id"),
+        (&["flow", "validate", "none.yaml"], 2, "none.yaml: cannot be read"),
+        (
+            &["flow", "validate", "cycle.yaml"],
+            2,
+            "cycle.yaml:3:39: jobs.a.depends: the dependencies form a cycle",
+        ),
+        (&["flow", "list"], 3, "start one with `mycora up`, or name a profile"),
+        (&["flow", "submit", "good.yaml"], 3, "start one with `mycora up`, or name a profile"),
+        (&["--config", "none.toml", "flow", "list"], 2, "none.toml is not there"),
+        (&["--address", "https://127.0.0.1:1", "flow", "list"], 2, "no certificate authority"),
+        (&["pki", "show"], 2, "`mycora pki init` makes one"),
+        (&["pki", "issue", "nobody"], 2, "expected service/<name>, actor/<id> or admin"),
+    ];
+    for (arguments, code, message) in table {
+        let output = run(home.path(), arguments);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(*code), "{arguments:?}: {said}");
+        assert!(said.contains(message), "{arguments:?}: {said}");
+        assert_eq!(stdout(&output).is_empty(), *code != 0, "{arguments:?}: {}", stdout(&output));
+    }
+}
+
+#[test]
+fn a_good_file_is_the_request_in_json() {
+    let home = home();
+    let output = run(home.path(), &["flow", "validate", "good.yaml", "--output", "json", "--env", "A=1"]);
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one document");
+    assert_eq!(document["name"], "f");
+    assert_eq!(document["envVars"]["A"], "1");
+    assert_eq!(document["nodes"][0]["job"]["scriptType"], "SCRIPT_TYPE_SHELL");
+}
+
+#[test]
+fn standard_input_is_a_file_too() {
+    let home = home();
+    for (text, code, said) in
+        [(GOOD, 0, ""), (CYCLE, 2, "stdin:3:39: "), ("name: [", 2, "stdin:1:7: this is not YAML")]
+    {
+        let mut child = mycora(home.path())
+            .args(["flow", "validate", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let mut input = child.stdin.take().expect("piped");
+        input.write_all(text.as_bytes()).expect("it reads");
+        drop(input);
+        let output = child.wait_with_output().expect("it ends");
+        assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+        assert!(stderr(&output).contains(said), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_coordinator_that_is_not_there_is_named_with_the_way_out() {
+    let home = home();
+    assert!(run(home.path(), &["pki", "init", "--dir", "pki"]).status.success());
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = format!("https://{}", listener.local_addr().expect("an address"));
+    drop(listener);
+    let output = run(
+        home.path(),
+        &["--address", &address, "--ca", "pki/ca.pem", "--context", "1", "flow", "submit", "good.yaml"],
+    );
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("cannot reach 127.0.0.1:") && said.contains("mycora up"), "{said}");
+}
+
+#[test]
+fn certificates_are_made_issued_and_shown() {
+    let home = home();
+    let made = run(home.path(), &["pki", "init"]);
+    assert!(made.status.success(), "{}", stderr(&made));
+    assert!(home.path().join(".local/share/mycora/pki/ca.pem").exists());
+    let again = run(home.path(), &["pki", "init"]);
+    assert_eq!(again.status.code(), Some(2));
+    assert!(stderr(&again).contains("exists already"), "{}", stderr(&again));
+
+    let issued = run(home.path(), &["pki", "issue", "actor/7", "--days", "3", "--output", "json"]);
+    let document: serde_json::Value = serde_json::from_slice(&issued.stdout).expect("one document");
+    assert_eq!(document["identity"], "actor/7");
+    let shown = run(
+        home.path(),
+        &["--output", "json", "pki", "show", document["certificate"].as_str().expect("a path")],
+    );
+    let document: serde_json::Value = serde_json::from_slice(&shown.stdout).expect("one document");
+    assert_eq!(document[0]["identity"], "spiffe://mycora/actor/7");
+
+    let all = stdout(&run(home.path(), &["pki", "show"]));
+    let names: Vec<_> = all.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(names.len(), 3, "{all}");
+    assert!(all.contains("spiffe://mycora/admin") && all.contains("authority"), "{all}");
+}
