@@ -1,0 +1,114 @@
+//! Puts the supervisor together.
+
+use std::sync::Arc;
+
+use ::rpc::MountBuilder;
+use kv::Kv;
+use model::supervision::COORDINATOR_TOPIC;
+use mycelium::{Bus, BusPeers};
+use proto::v1::supervisor_service_server::SupervisorServiceServer;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::blobs::Blobs;
+use crate::config::Config;
+use crate::coordinators::{Coordinators, name_on_bus};
+use crate::error::Error;
+use crate::intake::{Intake, Supervisor};
+use crate::metrics::Metrics;
+use crate::presence::PresenceView;
+use crate::rpc::SupervisorRpc;
+use crate::{outbox, presence};
+
+/// What the supervisor needs of others.
+pub struct Deps<'a> {
+    /// Its own Redis; the database is the endpoint's.
+    pub kv: Kv,
+    /// The bus that coordinators may reach it through.
+    pub bus: Option<Arc<dyn Bus>>,
+    /// Where its metrics are registered.
+    pub metrics: &'a prometheus::Registry,
+}
+
+/// The service.
+pub struct App {
+    supervisor: Supervisor,
+    bus: Option<(Arc<dyn Bus>, mycelium::Inbox)>,
+    ready: watch::Sender<bool>,
+    /// Ends the streams of coordinators.
+    stop: CancellationToken,
+}
+
+impl App {
+    pub(crate) fn new(config: &Config, deps: Deps<'_>) -> Result<Self, Error> {
+        let database = deps.kv.endpoint().database();
+        let supervisor = Supervisor {
+            queue: queue::Supervisor::new(deps.kv, database),
+            blobs: Blobs::new(&config.work_dir),
+            coordinators: Coordinators::default(),
+            presence: PresenceView::default(),
+            metrics: Metrics::new(deps.metrics).map_err(Error::Metrics)?,
+        };
+        let bus = match deps.bus {
+            None => None,
+            Some(bus) => {
+                let inbox = bus.listen(&config.topic).map_err(Error::Bus)?;
+                Some((bus, inbox))
+            }
+        };
+        Ok(Self { supervisor, bus, ready: watch::Sender::new(false), stop: CancellationToken::new() })
+    }
+
+    /// Adds what gateways and actors may call.
+    #[must_use]
+    pub fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
+        let rpc = SupervisorRpc::new(self.supervisor.clone(), self.stop.clone());
+        let server = SupervisorServiceServer::new(rpc)
+            .max_decoding_message_size(model::limits::GRPC_MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(model::limits::GRPC_MESSAGE_BYTES_MAX);
+        mount.service(server)
+    }
+
+    /// True once the store was read.
+    #[must_use]
+    pub fn ready(&self) -> watch::Receiver<bool> {
+        self.ready.subscribe()
+    }
+
+    /// Works until `shutdown`. Jobs in queues, and events that were not
+    /// answered, stay in the store for the next start.
+    pub async fn run(self, shutdown: CancellationToken) {
+        let Self { supervisor, bus, ready, stop } = self;
+        let serving_bus = serve_bus(supervisor.clone(), bus);
+        let becoming_ready = async {
+            supervisor.presence.known().await;
+            ready.send_replace(true);
+        };
+        let work = async {
+            tokio::join!(
+                presence::keep(supervisor.clone()),
+                outbox::keep(supervisor.clone(), stop.clone()),
+                serving_bus,
+                becoming_ready,
+            );
+        };
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = work => {}
+        }
+        stop.cancel();
+    }
+}
+
+/// Answers whoever speaks through the bus, once the supervisor knows its name.
+async fn serve_bus(supervisor: Supervisor, bus: Option<(Arc<dyn Bus>, mycelium::Inbox)>) {
+    let Some((bus, inbox)) = bus else { return };
+    supervisor.presence.known().await;
+    let accepting = supervisor.clone();
+    let accept = move |key| -> Arc<dyn mycelium::json_rpc::Handler> {
+        Intake::new(accepting.clone(), name_on_bus(key))
+    };
+    let peers = BusPeers::new(bus, Arc::new(accept));
+    supervisor.coordinators.set_bus(peers.clone());
+    peers.run(inbox, COORDINATOR_TOPIC).await;
+}

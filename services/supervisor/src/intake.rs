@@ -1,0 +1,193 @@
+//! What coordinators ask. One implementation for the bus and for gRPC.
+
+use std::sync::Arc;
+
+use futures_util::future::{BoxFuture, join_all};
+use model::supervision::{
+    ContextDrop, Done, JobAccepted, JobQuery, JobStatus, JobStop, JobStopped, STATE_UNKNOWN, method,
+};
+use model::{Execution, ScriptSource};
+use mycelium::json_rpc::{Answer, Handler, METHOD_NOT_FOUND, Peer, Request, RpcError, answer};
+use queue::{Offer, Refusal, StopOutcome, Supervisor as Queue};
+
+use crate::blobs::{Blobs, Purpose};
+use crate::coordinators::Coordinators;
+use crate::metrics::Metrics;
+use crate::presence::PresenceView;
+
+/// What the supervisor works with. Cheap to clone.
+#[derive(Clone)]
+pub struct Supervisor {
+    /// Its queues.
+    pub queue: Queue,
+    /// The bytes of its jobs.
+    pub blobs: Blobs,
+    /// Who can be spoken to.
+    pub coordinators: Coordinators,
+    /// Who works here.
+    pub presence: PresenceView,
+    /// What is counted.
+    pub metrics: Metrics,
+}
+
+/// Answers one coordinator.
+pub struct Intake {
+    supervisor: Supervisor,
+    coordinator: String,
+}
+
+impl Intake {
+    /// Answers a coordinator that the transport has authenticated.
+    #[must_use]
+    pub fn new(supervisor: Supervisor, coordinator: String) -> Arc<Self> {
+        Arc::new(Self { supervisor, coordinator })
+    }
+}
+
+impl Handler for Intake {
+    fn handle(&self, from: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
+        self.supervisor.coordinators.arrived(&self.coordinator, from);
+        let work = Work {
+            supervisor: self.supervisor.clone(),
+            coordinator: self.coordinator.clone(),
+            peer: from.clone(),
+        };
+        Box::pin(async move { work.answer_all(requests).await })
+    }
+}
+
+/// One payload's requests.
+struct Work {
+    supervisor: Supervisor,
+    coordinator: String,
+    peer: Peer,
+}
+
+impl Work {
+    /// Jobs go into their queues together, in one round trip; what else there is follows.
+    async fn answer_all(self, requests: Vec<Request>) -> Vec<Answer> {
+        let (runs, others): (Vec<_>, Vec<_>) =
+            requests.into_iter().enumerate().partition(|(_, request)| request.method == method::JOB_RUN);
+        let mut answers: Vec<(usize, Answer)> = self.run(runs).await;
+        for (place, request) in others {
+            answers.push((place, self.other(&request).await));
+        }
+        answers.sort_by_key(|(place, _)| *place);
+        answers.into_iter().map(|(_, answer)| answer).collect()
+    }
+
+    async fn run(&self, requests: Vec<(usize, Request)>) -> Vec<(usize, Answer)> {
+        let prepared = join_all(requests.iter().map(|(_, request)| self.prepare(request))).await;
+        let mut answers = Vec::with_capacity(requests.len());
+        let (mut places, mut offers) = (Vec::new(), Vec::new());
+        for ((place, _), offer) in requests.iter().zip(prepared) {
+            match offer {
+                Ok(offer) => {
+                    places.push(*place);
+                    offers.push(offer);
+                }
+                Err(error) => {
+                    self.supervisor.metrics.refused(error.reason());
+                    answers.push((*place, Err(error)));
+                }
+            }
+        }
+        if offers.is_empty() {
+            return answers;
+        }
+        let accepted = self.supervisor.queue.accept_all(offers).await;
+        answers.extend(places.into_iter().zip(accepted.into_iter().map(|result| self.accepted(result))));
+        answers
+    }
+
+    /// Reads a job and makes sure that its bytes are here.
+    async fn prepare(&self, request: &Request) -> Result<Offer, RpcError> {
+        let mut execution: Execution = request.read()?;
+        let hash = execution.content_hash();
+        let purpose = Purpose { job_key: execution.job_key, context_id: execution.context_id };
+        let blobs = &self.supervisor.blobs;
+        let refused = |error: crate::error::BlobError| {
+            RpcError::refused("BLOB_MISSING", error.is_lasting(), error.to_string())
+        };
+        for file in execution.files.values_mut() {
+            blobs.settle(file, purpose, &self.peer).await.map_err(refused)?;
+        }
+        if let ScriptSource::Blob(script) = execution.script {
+            blobs.fetch(script, purpose, &self.peer).await.map_err(refused)?;
+        }
+        Ok(Offer { execution, hash, coordinator: self.coordinator.clone() })
+    }
+
+    fn accepted(&self, result: Result<queue::Accepted, Refusal>) -> Answer {
+        let metrics = &self.supervisor.metrics;
+        match result {
+            Ok(accepted) => {
+                if accepted.fresh {
+                    metrics.accepted.inc()
+                } else {
+                    metrics.repeated.inc()
+                }
+                answer(&JobAccepted { accepted: true, supervisor: self.supervisor.presence.name() })
+            }
+            Err(refusal) => {
+                metrics.refused(refusal.code());
+                Err(RpcError::refused(refusal.code(), refusal.lasting(), refusal.to_string()))
+            }
+        }
+    }
+
+    async fn other(&self, request: &Request) -> Answer {
+        match request.method.as_str() {
+            method::SUPERVISOR_INFO => answer(&self.supervisor.presence.now()),
+            method::JOB_STOP => self.stop(&request.read()?).await,
+            method::JOB_STATUS => self.status(&request.read()?).await,
+            method::CONTEXT_DROP => self.drop_context(&request.read()?).await,
+            other => {
+                let message =
+                    format!("a supervisor has no method `{}`", other.chars().take(64).collect::<String>());
+                Err(RpcError::of_protocol(METHOD_NOT_FOUND, message))
+            }
+        }
+    }
+
+    async fn stop(&self, stop: &JobStop) -> Answer {
+        let outcome = self.supervisor.queue.stop(stop.job_key, stop.grace_secs).await.map_err(unavailable)?;
+        let (stopped, state) = match outcome {
+            StopOutcome::Unknown => (true, STATE_UNKNOWN),
+            StopOutcome::Stopped => (true, "stopped"),
+            StopOutcome::Stopping { .. } => (false, "stopping"),
+            StopOutcome::Ended(status) => (true, status.as_str()),
+        };
+        answer(&JobStopped { stopped, state: state.to_owned() })
+    }
+
+    async fn status(&self, query: &JobQuery) -> Answer {
+        let state = self.supervisor.queue.status(query.job_key).await.map_err(unavailable)?;
+        answer(&match state {
+            None => JobStatus { state: STATE_UNKNOWN.to_owned(), instance: None, end: None },
+            Some(state) => JobStatus {
+                state: state.status.as_str().to_owned(),
+                instance: state.instance,
+                end: state.end.map(Box::new),
+            },
+        })
+    }
+
+    async fn drop_context(&self, request: &ContextDrop) -> Answer {
+        let context = request.context_uid;
+        match self.supervisor.queue.drop_context(context, &self.coordinator).await {
+            Ok(()) => {}
+            Err(error) if error.code() == Some("CONTEXT_CLAIMED") => {
+                return Err(RpcError::refused("CONTEXT_CLAIMED", true, error.to_string()));
+            }
+            Err(error) => return Err(unavailable(error)),
+        }
+        self.supervisor.blobs.drop_context(context).await.map_err(unavailable)?;
+        answer(&Done {})
+    }
+}
+
+fn unavailable(error: impl std::error::Error) -> RpcError {
+    tracing::warn!(%error, "a request could not be answered");
+    RpcError::refused("UNAVAILABLE", false, "the supervisor's store gives trouble; try again")
+}

@@ -1,0 +1,7 @@
+//! The supervisor's process.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    service::run::<supervisor::App>()
+}

@@ -1,0 +1,152 @@
+//! Who works here: told to coordinators every few seconds, and at once when it
+//! changes. Instances that vanish are noticed here as well.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use model::supervision::method;
+use model::{InstanceInfo, Presence, limits};
+use queue::{LossWatch, Supervisor as Queue};
+use tokio::sync::watch;
+
+use crate::intake::Supervisor;
+
+/// How often presence keys, which expire without a sound, are looked at.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often coordinators hear of it when nothing changes.
+const TELL_INTERVAL: Duration = Duration::from_secs(limits::PRESENCE_INTERVAL_SECS as u64);
+
+/// What is known of this supervisor now. Clones are the same.
+#[derive(Debug, Clone)]
+pub struct PresenceView(Arc<watch::Sender<Presence>>);
+
+impl Default for PresenceView {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(Presence {
+            supervisor: String::new(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            instances: Vec::new(),
+            queued: 0,
+            draining: false,
+        })))
+    }
+}
+
+impl PresenceView {
+    /// As it stands.
+    #[must_use]
+    pub fn now(&self) -> Presence {
+        self.0.borrow().clone()
+    }
+
+    /// The supervisor's own name; empty until its store was read.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.0.borrow().supervisor.clone()
+    }
+
+    /// Whether the store was read and the supervisor knows its name.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        !self.0.borrow().supervisor.is_empty()
+    }
+
+    /// Waits until the supervisor knows its name.
+    pub async fn known(&self) {
+        // The sender is `self`: it cannot be gone.
+        let _ = self.0.subscribe().wait_for(|presence| !presence.supervisor.is_empty()).await;
+    }
+
+    fn set_name(&self, name: &str) {
+        self.0.send_modify(|presence| name.clone_into(&mut presence.supervisor));
+    }
+
+    /// Notes who works here. Says whether what is offered has changed.
+    fn set(&self, instances: Vec<InstanceInfo>, queued: u64) -> bool {
+        let offers = |list: &[InstanceInfo]| -> Vec<_> {
+            list.iter().map(|i| (i.script_type, i.group.clone(), i.number, i.slots)).collect()
+        };
+        let mut changed = false;
+        self.0.send_modify(|presence| {
+            changed = offers(&presence.instances) != offers(&instances);
+            presence.instances = instances;
+            presence.queued = queued;
+        });
+        changed
+    }
+}
+
+/// Looks and tells for ever. The caller drops it to end it.
+pub async fn keep(supervisor: Supervisor) {
+    learn_name(&supervisor).await;
+    let mut loss = LossWatch::default();
+    let mut arrivals = supervisor.coordinators.arrivals();
+    let mut look = tokio::time::interval(LOOK_INTERVAL);
+    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut told = Instant::now();
+    loop {
+        let arrived = tokio::select! {
+            _ = look.tick() => false,
+            changed = arrivals.changed() => changed.is_ok(),
+        };
+        let changed = match look_once(&supervisor, &mut loss).await {
+            Ok(changed) => changed,
+            Err(error) => {
+                tracing::warn!(%error, "the instances cannot be looked at");
+                false
+            }
+        };
+        if changed || arrived || told.elapsed() >= TELL_INTERVAL {
+            told = Instant::now();
+            tell(&supervisor).await;
+        }
+    }
+}
+
+async fn learn_name(supervisor: &Supervisor) {
+    loop {
+        match supervisor.queue.name().await {
+            Ok(name) => return supervisor.presence.set_name(&name),
+            Err(error) => {
+                tracing::warn!(%error, "the store does not answer; trying again");
+                tokio::time::sleep(LOOK_INTERVAL).await;
+            }
+        }
+    }
+}
+
+async fn look_once(supervisor: &Supervisor, loss: &mut LossWatch) -> kv::Result<bool> {
+    let queue = &supervisor.queue;
+    let instances: Vec<_> =
+        queue.instances().await?.iter().map(|(instance, record)| record.info(instance)).collect();
+    let queued = queue.statistics().await?.iter().map(|stats| stats.depth).sum();
+    supervisor.metrics.instances.set(i64::try_from(instances.len()).unwrap_or(i64::MAX));
+    supervisor.metrics.queued.set(i64::try_from(queued).unwrap_or(i64::MAX));
+    let changed = supervisor.presence.set(instances, queued);
+    end_lost(supervisor, queue, loss).await?;
+    Ok(changed)
+}
+
+/// Ends the attempts of instances that vanished, and puts back what they had
+/// popped and not claimed.
+async fn end_lost(supervisor: &Supervisor, queue: &Queue, loss: &mut LossWatch) -> kv::Result<()> {
+    let gone = loss.look(queue, Instant::now()).await?;
+    for instance in &gone {
+        let lost = queue.end_lost(instance).await?;
+        supervisor.metrics.lost.inc_by(lost as u64);
+        tracing::warn!(%instance, lost, "an instance has vanished; its attempts ended as lost");
+    }
+    if !gone.is_empty() {
+        queue.put_back().await?;
+    }
+    Ok(())
+}
+
+async fn tell(supervisor: &Supervisor) {
+    let presence = supervisor.presence.now();
+    for peer in supervisor.coordinators.all() {
+        if let Err(error) = peer.notify(method::SUPERVISOR_PRESENCE, &presence).await {
+            tracing::debug!(%error, "a coordinator was not told of our presence");
+        }
+    }
+}

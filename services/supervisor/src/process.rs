@@ -1,0 +1,69 @@
+//! The supervisor as a process of its own.
+
+use std::path::PathBuf;
+
+use ::rpc::{MethodPolicy, Mount, Server, TlsFiles};
+use kv::{Endpoint, Kv};
+use model::limits;
+use service::{Failure, Host, Limits};
+
+use crate::app::{App, Deps};
+use crate::config::Config;
+use crate::rpc::PUBLIC_POLICY;
+
+/// What the supervisor is told.
+#[derive(Debug, clap::Args)]
+pub struct Flags {
+    /// The supervisor's own Redis, which it shares with its instances
+    #[arg(long, env = "MYCORA_REDIS_URL", value_name = "URL", default_value = "redis://127.0.0.1:6379")]
+    redis_url: Endpoint,
+    /// Where scripts, files and outputs of jobs are kept
+    #[arg(long, env = "MYCORA_WORK_DIR", value_name = "DIR", default_value = "/var/lib/mycora/work")]
+    work_dir: PathBuf,
+}
+
+impl service::App for App {
+    const NAME: &'static str = "supervisor";
+    const ABOUT: &'static str = "Accepts jobs on a machine, owns its work queues, answers for the results";
+    const GRPC_PORT: Option<u16> = Some(7706);
+    const OPS_PORT: u16 = 7806;
+    type Config = Flags;
+
+    fn limits(_: &Flags) -> Limits {
+        Limits::from([
+            ("queue_len_max", queue::QUEUE_LEN_MAX as u64),
+            ("file_bytes_max", limits::FILE_BYTES_MAX as u64),
+            ("inline_bytes_max", limits::INLINE_BYTES_MAX as u64),
+        ])
+    }
+
+    async fn start(flags: Flags, host: Host) -> Result<(), Failure> {
+        let paths = host.tls.required()?;
+        let tls = TlsFiles::new(paths.ca, paths.cert, paths.key);
+        let deps = Deps { kv: Kv::new(flags.redis_url), bus: None, metrics: &host.metrics };
+        let app = Config::new(flags.work_dir).build(deps)?;
+        let builder = Mount::builder(MethodPolicy::new(&[PUBLIC_POLICY])?);
+        let mount = app.mount_public(builder).descriptors(proto::DESCRIPTORS).build()?;
+        let (store, mut ready) = (host.readiness.condition("store"), app.ready());
+        let health = mount.health().clone();
+        let server = Server::new(mount, &tls)?.drain_deadline(host.drain_deadline);
+        let listener = host.listener.ok_or("the supervisor serves gRPC and was given no listener")?;
+        let shutdown = host.shutdown.clone();
+        host.tasks.spawn("grpc", async move {
+            server.serve(listener, shutdown.begun_owned()).await?;
+            Ok(())
+        });
+        let shutdown = host.shutdown.clone();
+        host.tasks.spawn("supervisor", async move {
+            app.run(shutdown.token()).await;
+            Ok(())
+        });
+        tokio::spawn(async move {
+            if ready.wait_for(|ready| *ready).await.is_ok() {
+                store.met();
+            }
+        });
+        tokio::spawn(health.follow(host.readiness.subscribe()));
+        Ok(())
+    }
+}
