@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# Starts Mycora as separate processes on this machine, each with a certificate of its own, over one redis-server:
+#   deploy/local/up.sh [DIR]        default: .mycora/local in the repository
+# What runs already is left alone, so the same command brings back a service that died. deploy/local/down.sh [DIR] ends it all.
+#
+# MYCORA_BIN        folder with the programs; default target/release, or target/debug where only that was built
+# MYCORA_PORT_BASE  services listen on this + 1 to 6 and serve operators 100 above; default 7700
+set -euo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
+dir=${1:-$root/.mycora/local}
+base=${MYCORA_PORT_BASE:-7700}
+# shellcheck source=deploy/local/processes.sh
+source "$root/deploy/local/processes.sh"
+
+bin=${MYCORA_BIN:-}
+if [ -z "$bin" ]; then
+  bin=$root/target/release
+  [ -x "$bin/mycora-storage" ] || bin=$root/target/debug
+  if [ ! -x "$bin/mycora-storage" ]; then
+    "$root/deploy/local/need.sh" cargo cc
+    echo "building"
+    cargo build --quiet --manifest-path "$root/Cargo.toml" --bins
+  fi
+fi
+"$root/deploy/local/need.sh" redis-server python3
+
+mkdir -p "$dir"/{redis,run,log,work}
+chmod 700 "$dir"
+dir=$(cd "$dir" && pwd)
+socket=$dir/redis.sock
+if [ ${#socket} -gt 100 ]; then
+  echo "$socket is too long for a socket; choose a directory with a shorter name" >&2
+  exit 2
+fi
+
+# name and number of each service: it listens on base + number, for operators on base + 100 + number
+services=(storage:1 runner-registry:4 scheduler:2 mycelium-gateway:5 router:3 supervisor:6 runner:7)
+url() { echo "https://127.0.0.1:$((base + $1))"; }
+
+start_redis() {
+  is_running redis && return
+  # Only this user reaches the socket; the last database is the supervisor's.
+  start redis redis-server --port 0 --unixsocket "$socket" --unixsocketperm 700 --dir "$dir/redis" \
+    --databases 64 --appendonly yes --appendfsync everysec --notify-keyspace-events Kl --save ""
+  wait_until redis "answers on $socket" test -S "$socket"
+}
+
+issue() { # IDENTITY FILE
+  [ -f "$dir/pki/$2.pem" ] || "$bin/mycora" pki issue "$1" --dir "$dir/pki" >/dev/null
+}
+
+make_certificates() {
+  [ -f "$dir/pki/ca.pem" ] || "$bin/mycora" pki init --dir "$dir/pki" >/dev/null
+  local service
+  for service in "${services[@]}"; do
+    issue "service/${service%:*}" "${service%:*}"
+  done
+  issue actor/1 actor-1
+}
+
+start_service() { # NAME NUMBER
+  local name=$1 number=$2 database=0
+  is_running "$name" && return
+  case $name in supervisor | runner) database=63 ;; esac
+  MYCORA_LISTEN=127.0.0.1:$((base + number)) MYCORA_OPS_LISTEN=127.0.0.1:$((base + 100 + number)) \
+    MYCORA_TLS_CA=$dir/pki/ca.pem MYCORA_TLS_CERT=$dir/pki/$name.pem MYCORA_TLS_KEY=$dir/pki/$name.key \
+    MYCORA_REDIS_URL="unix://$socket?db=$database" MYCORA_WORK_DIR=$dir/work \
+    MYCORA_STORAGE=$(url 1) MYCORA_SCHEDULER=$(url 2) MYCORA_RUNNER_REGISTRY=$(url 4) \
+    MYCORA_MYCELIUM_GATEWAY=$(url 5) \
+    start "$name" "$bin/mycora-$name"
+}
+
+write_profile() {
+  cat >"$dir/client.toml" <<END
+ca = "$dir/pki/ca.pem"
+cert = "$dir/pki/actor-1.pem"
+key = "$dir/pki/actor-1.key"
+context = 1
+actor = 1
+
+[addresses]
+scheduler = "$(url 2)"
+storage = "$(url 1)"
+runner-registry = "$(url 4)"
+END
+}
+
+start_redis
+make_certificates
+for service in "${services[@]}"; do
+  start_service "${service%:*}" "${service#*:}"
+done
+for service in "${services[@]}"; do
+  wait_until "${service%:*}" "is ready" is_ready $((base + 100 + ${service#*:}))
+done
+write_profile
+"$bin/mycora" --config "$dir/client.toml" bootstrap --admin "$dir/pki/admin.pem" --runner "grpc://127.0.0.1:$((base + 6))"
+
+echo "mycora is ready: separate processes, logs in $dir/log"
+echo "  MYCORA_CONFIG=$dir/client.toml $bin/mycora flow list"
+echo "  $root/deploy/local/down.sh $dir"
