@@ -1,5 +1,8 @@
 //! The program as it is called, as far as that needs no coordinator.
 
+mod coordinator;
+mod served;
+
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -10,7 +13,7 @@ const CYCLE: &str = "name: f\njobs:\n  a: { script_type: shell, script: x, depen
                      b: { script_type: shell, script: x, depends: [a] }\n  \
                      c: { script_type: shell, script: x, depends: [b] }\n";
 
-fn mycora(home: &Path) -> Command {
+pub(crate) fn mycora(home: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mycora"));
     command.env_clear().env("HOME", home).current_dir(home).stdin(Stdio::null());
     command
@@ -20,15 +23,15 @@ fn run(home: &Path, arguments: &[&str]) -> Output {
     mycora(home).args(arguments).output().expect("the program starts")
 }
 
-fn stdout(output: &Output) -> String {
+pub(crate) fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-fn stderr(output: &Output) -> String {
+pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-fn home() -> tempfile::TempDir {
+pub(crate) fn home() -> tempfile::TempDir {
     let home = tempfile::tempdir().expect("a directory");
     std::fs::write(home.path().join("good.yaml"), GOOD).expect("written");
     std::fs::write(home.path().join("cycle.yaml"), CYCLE).expect("written");
