@@ -1,5 +1,7 @@
+# shellcheck shell=bash
 # Sourced by up.sh and down.sh: processes that are known by pid and start time, so that a number which the system gave to
-# somebody else is never taken for ours. Needs $dir.
+# somebody else is never taken for ours.
+# shellcheck disable=SC2154 # $dir: the directory of the suite, set by whoever sources this
 
 # When a process started, in clock ticks since boot; nothing when it is gone or a zombie.
 started_at() { # PID
