@@ -19,6 +19,7 @@ pub mod name;
 pub mod node;
 pub mod runner;
 pub mod script_type;
+pub mod supervision;
 pub mod time;
 pub mod violation;
 

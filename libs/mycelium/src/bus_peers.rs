@@ -25,7 +25,7 @@ pub struct BusPeers(Arc<Shared>);
 struct Shared {
     bus: Arc<dyn Bus>,
     accept: Accept,
-    peers: Mutex<HashMap<(PublicKey, String), Peer>>,
+    peers: Mutex<HashMap<PublicKey, (String, Peer)>>,
 }
 
 impl std::fmt::Debug for BusPeers {
@@ -47,7 +47,8 @@ impl BusPeers {
         &self.0.bus
     }
 
-    /// The conversation with a node whose requests travel under `topic`; begins it if need be.
+    /// The conversation with a node whose requests travel under `topic`; begins it if need be. There is
+    /// one conversation with a node: under another topic it begins anew.
     ///
     /// # Errors
     /// [`BusError::Unreachable`] when nobody knows whose address that is.
@@ -56,41 +57,46 @@ impl BusPeers {
             Destination::Key(key) => key,
             Destination::Ip(ip) => self.0.bus.key_of(ip).await?,
         };
-        self.open(key, topic).ok_or_else(|| BusError::Unreachable {
+        self.open(key, Some(topic), topic).ok_or_else(|| BusError::Unreachable {
             destination: key.to_string(),
             topic: format!("{topic} (there are {PEERS_MAX} conversations already)"),
         })
     }
 
     /// Ends the conversation with a node.
-    pub fn close(&self, key: PublicKey, topic: &str) {
-        if let Some(peer) = self.peers().remove(&(key, topic.to_owned())) {
+    pub fn close(&self, key: PublicKey) {
+        if let Some((_, peer)) = self.peers().remove(&key) {
             peer.close();
         }
     }
 
-    /// Takes in what comes under a topic until the inbox ends. What a node says there belongs to the
-    /// conversation in which it is answered under `their_topic`.
+    /// Takes in what comes under a topic until the inbox ends. With a node that was not spoken to before a
+    /// conversation begins in which it is answered under `their_topic`.
     pub async fn run(&self, mut inbox: Inbox, their_topic: &str) {
         while let Some(incoming) = inbox.next().await {
-            if let Some(peer) = self.open(incoming.from, their_topic) {
+            if let Some(peer) = self.open(incoming.from, None, their_topic) {
                 peer.receive(&incoming.payload);
             }
         }
     }
 
-    fn peers(&self) -> MutexGuard<'_, HashMap<(PublicKey, String), Peer>> {
+    fn peers(&self) -> MutexGuard<'_, HashMap<PublicKey, (String, Peer)>> {
         self.0.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn open(&self, key: PublicKey, topic: &str) -> Option<Peer> {
+    /// The conversation with a node; `asked` is the topic it must have, `topic` the one of a new one.
+    fn open(&self, key: PublicKey, asked: Option<&str>, topic: &str) -> Option<Peer> {
         let mut peers = self.peers();
-        let at = (key, topic.to_owned());
-        if let Some(peer) = peers.get(&at).filter(|peer| !peer.is_closed()) {
-            return Some(peer.clone());
+        if let Some((known, peer)) = peers.get(&key)
+            && !peer.is_closed()
+        {
+            if asked.is_none_or(|asked| asked == known) {
+                return Some(peer.clone());
+            }
+            peer.close();
         }
         if peers.len() >= PEERS_MAX {
-            peers.retain(|_, peer| !peer.is_closed());
+            peers.retain(|_, (_, peer)| !peer.is_closed());
             if peers.len() >= PEERS_MAX {
                 tracing::warn!(%key, "a node was ignored: there are {PEERS_MAX} conversations already");
                 return None;
@@ -99,7 +105,7 @@ impl BusPeers {
         let (outbox, payloads) = mpsc::channel(OUTBOX_LEN);
         let peer = Peer::new(outbox, (self.0.accept)(key));
         tokio::spawn(send_all(Arc::clone(&self.0.bus), key, topic.to_owned(), payloads, peer.downgrade()));
-        peers.insert(at, peer.clone());
+        peers.insert(key, (topic.to_owned(), peer.clone()));
         Some(peer)
     }
 }

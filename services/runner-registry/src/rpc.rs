@@ -30,6 +30,7 @@ pub const INTERNAL_POLICY: PolicyTable<'static> = &[
         &[
             Allow::Service(ServiceName::Router),
             Allow::Service(ServiceName::Scheduler),
+            Allow::Service(ServiceName::MyceliumGateway),
             Allow::Service(ServiceName::Mycora),
         ],
     ),

@@ -10,6 +10,7 @@ use futures_util::future::BoxFuture;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::time::Instant;
 
 use super::parse::{Id, Invalid, Message, Payload, Response, parse};
 use super::{Answer, Call, INVALID_REQUEST, PAYLOAD_BYTES_MAX, Request, RpcError, write};
@@ -27,8 +28,8 @@ pub enum CallError {
     #[error("refused: {0}")]
     Refused(RpcError),
     /// No answer in time. It may still have had its effect.
-    #[error("no answer within {0:?}")]
-    TimedOut(Duration),
+    #[error("no answer in time")]
+    TimedOut,
     /// The conversation is over. It may still have had its effect.
     #[error("the connection was closed")]
     Closed,
@@ -119,40 +120,34 @@ impl Peer {
         timeout: Duration,
     ) -> Vec<Result<Box<RawValue>, CallError>> {
         let count = calls.len();
-        let all = |error: CallError| vec![Err(error); count];
-        if count == 0 {
-            return Vec::new();
+        let deadline = Instant::now() + timeout;
+        match tokio::time::timeout_at(deadline, self.send_batch(calls)).await {
+            Ok(sent) => sent.outcomes(deadline).await,
+            Err(_) => vec![Err(CallError::TimedOut); count],
         }
+    }
+
+    /// Sends several calls as a batch. When it returns they are on their way, in front of everything that
+    /// is sent later; what becomes of them is told by [`SentBatch::outcomes`].
+    pub async fn send_batch(&self, calls: Vec<Call>) -> SentBatch {
+        let count = calls.len();
+        let failed = |error| SentBatch { count, state: Err(error) };
         if let Some(large) = calls.iter().find(|call| call.params.get().len() > PAYLOAD_BYTES_MAX - 1024) {
-            return all(CallError::TooLarge(large.params.get().len()));
+            return failed(CallError::TooLarge(large.params.get().len()));
         }
-        let (first, done) = match self.register(count) {
+        if count == 0 {
+            return failed(CallError::Closed);
+        }
+        let (entry, done) = match self.register(count) {
             Ok(registered) => registered,
-            Err(error) => return all(error),
+            Err(error) => return failed(error),
         };
-        let entry = Entry { peer: self, first };
-        let payloads = write::requests(first, &calls);
-        drop(calls);
-        let exchange = async {
-            for payload in payloads {
-                self.0.outbox.send(payload).await.map_err(|_| CallError::Closed)?;
+        for payload in write::requests(entry.first, &calls) {
+            if self.0.outbox.send(payload).await.is_err() {
+                return failed(CallError::Closed);
             }
-            done.await.map_err(|_| CallError::Closed)
-        };
-        let ended = tokio::time::timeout(timeout, exchange).await;
-        let missing = match ended {
-            Ok(Ok(()) | Err(_)) => CallError::Closed,
-            Err(_) => CallError::TimedOut(timeout),
-        };
-        entry
-            .take(count)
-            .into_iter()
-            .map(|answer| match answer {
-                Some(Ok(result)) => Ok(result),
-                Some(Err(error)) => Err(CallError::Refused(error)),
-                None => Err(missing.clone()),
-            })
-            .collect()
+        }
+        SentBatch { count, state: Ok((entry, done)) }
     }
 
     /// Sends a notification.
@@ -241,7 +236,7 @@ impl Peer {
         self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn register(&self, count: usize) -> Result<(u64, oneshot::Receiver<()>), CallError> {
+    fn register(&self, count: usize) -> Result<(Entry, oneshot::Receiver<()>), CallError> {
         let mut waiting = self.waiting();
         if waiting.closed {
             return Err(CallError::Closed);
@@ -254,7 +249,7 @@ impl Peer {
         let (done, receiver) = oneshot::channel();
         let answers = (0..count).map(|_| None).collect();
         waiting.batches.insert(first, Batch { answers, missing: count, done: Some(done) });
-        Ok((first, receiver))
+        Ok((Entry { peer: self.clone(), first }, receiver))
     }
 
     /// Notes an answer. One that nobody waits for, or that came before, changes nothing.
@@ -307,13 +302,39 @@ impl WeakPeer {
     }
 }
 
+/// Calls that were sent. Dropping it forgets their answers.
+pub struct SentBatch {
+    count: usize,
+    state: Result<(Entry, oneshot::Receiver<()>), CallError>,
+}
+
+impl SentBatch {
+    /// Waits for the answers until `deadline`; gives one outcome for each call, in their order.
+    pub async fn outcomes(self, deadline: Instant) -> Vec<Result<Box<RawValue>, CallError>> {
+        let (entry, done) = match self.state {
+            Ok(sent) => sent,
+            Err(error) => return vec![Err(error); self.count],
+        };
+        let missing = match tokio::time::timeout_at(deadline, done).await {
+            Ok(_) => CallError::Closed,
+            Err(_) => CallError::TimedOut,
+        };
+        let outcome = |answer: Option<Answer>| match answer {
+            Some(Ok(result)) => Ok(result),
+            Some(Err(error)) => Err(CallError::Refused(error)),
+            None => Err(missing.clone()),
+        };
+        entry.take(self.count).into_iter().map(outcome).collect()
+    }
+}
+
 /// Forgets a batch when its caller is through, or gone.
-struct Entry<'a> {
-    peer: &'a Peer,
+struct Entry {
+    peer: Peer,
     first: u64,
 }
 
-impl Entry<'_> {
+impl Entry {
     fn take(&self, count: usize) -> Vec<Option<Answer>> {
         match self.peer.waiting().batches.remove(&self.first) {
             Some(batch) => batch.answers,
@@ -322,7 +343,7 @@ impl Entry<'_> {
     }
 }
 
-impl Drop for Entry<'_> {
+impl Drop for Entry {
     fn drop(&mut self) {
         self.peer.waiting().batches.remove(&self.first);
     }
@@ -427,7 +448,7 @@ mod tests {
         let (outbox, mut payloads) = mpsc::channel(4);
         let peer = Peer::new(outbox, Arc::new(Echo));
         let second = Duration::from_secs(1);
-        assert_eq!(peer.call("echo", &[1], second).await.err(), Some(CallError::TimedOut(second)));
+        assert_eq!(peer.call("echo", &[1], second).await.err(), Some(CallError::TimedOut));
         let (called, ()) = tokio::join!(peer.call("echo", &[1], WAIT), async {
             payloads.recv().await;
             payloads.recv().await;

@@ -1,0 +1,201 @@
+//! What a coordinator and a supervisor say to each other: the parameters and results of their methods.
+
+use serde::{Deserialize, Serialize};
+
+use crate::execution::{AttemptEnd, NodeReport, ReportKind};
+use crate::id::{BlobHash, ContextId, ContextUid, FlowId, JobKey};
+use crate::time::Timestamp;
+
+/// The methods, by the names they travel under.
+pub mod method {
+    /// To a supervisor: [`super::InfoRequest`] → [`crate::Presence`].
+    pub const SUPERVISOR_INFO: &str = "supervisor.info";
+    /// To a coordinator: [`crate::Presence`], as a notification.
+    pub const SUPERVISOR_PRESENCE: &str = "supervisor.presence";
+    /// To a supervisor: [`crate::Execution`] → [`super::JobAccepted`].
+    pub const JOB_RUN: &str = "job.run";
+    /// To a supervisor: [`super::JobStop`] → [`super::JobStopped`].
+    pub const JOB_STOP: &str = "job.stop";
+    /// To a supervisor: [`super::JobQuery`] → [`super::JobStatus`].
+    pub const JOB_STATUS: &str = "job.status";
+    /// To a coordinator: [`super::JobEvent`] → nothing of interest.
+    pub const JOB_EVENT: &str = "job.event";
+    /// To a supervisor: [`super::ContextDrop`] → nothing of interest.
+    pub const CONTEXT_DROP: &str = "context.drop";
+    /// To a coordinator: [`super::BlobGet`] → [`super::BlobPiece`].
+    pub const BLOB_GET: &str = "blob.get";
+    /// To a coordinator: [`super::BlobPut`] → nothing of interest.
+    pub const BLOB_PUT: &str = "blob.put";
+}
+
+/// The topic under which coordinators are spoken to on a bus.
+pub const COORDINATOR_TOPIC: &str = "coordinator.rpc";
+/// The topic under which supervisors are spoken to, unless their record says otherwise.
+pub const SUPERVISOR_TOPIC: &str = "supervisor.rpc";
+
+/// Asks who a supervisor is, and introduces the coordinator.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct InfoRequest {}
+
+/// The supervisor has the job in its queue, now or since before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobAccepted {
+    /// Always true: a refusal is an error.
+    pub accepted: bool,
+    /// The supervisor's own name.
+    pub supervisor: String,
+}
+
+/// Asks to stop an attempt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobStop {
+    /// Which.
+    pub job_key: JobKey,
+    /// Seconds between asking the script to end and ending it.
+    pub grace_secs: u32,
+}
+
+/// What became of the wish to stop an attempt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobStopped {
+    /// It does not run, and will not.
+    pub stopped: bool,
+    /// Where it stands: `unknown`, `stopped`, `stopping`, or how it had ended before.
+    pub state: String,
+}
+
+/// The state of a stopped attempt that the supervisor had never seen, and will refuse from now on.
+pub const STATE_UNKNOWN: &str = "unknown";
+
+/// Asks where an attempt stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobQuery {
+    /// Which.
+    pub job_key: JobKey,
+}
+
+/// Where an attempt stands.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobStatus {
+    /// `unknown`, `queued`, `started`, or how it ended.
+    pub state: String,
+    /// The instance that has, or had it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<String>,
+    /// How it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<Box<AttemptEnd>>,
+}
+
+/// Where a job came from, as its coordinator numbers things.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The context.
+    pub context_id: ContextId,
+    /// The flow.
+    pub flow_id: FlowId,
+}
+
+/// Something that happened to an attempt. Repeated until it is answered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobEvent {
+    /// Which attempt.
+    pub job_key: JobKey,
+    /// Where it came from.
+    pub origin: Origin,
+    /// Counts the attempt's events from 1.
+    pub seq: u64,
+    /// What happened.
+    pub event: JobEventKind,
+}
+
+/// The kinds of [`JobEvent`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum JobEventKind {
+    /// An instance started it.
+    Started {
+        /// `<type>:<group>:<n>`.
+        instance: String,
+        /// By the supervisor's clock.
+        time: Timestamp,
+    },
+    /// It printed something.
+    Log {
+        /// How many bytes were printed before it.
+        offset: u64,
+        /// What was printed; bytes that are not UTF-8 were replaced.
+        text: String,
+    },
+    /// It ended.
+    Ended(Box<AttemptEnd>),
+    /// It was handed back unstarted.
+    Returned,
+}
+
+impl JobEvent {
+    /// As the scheduler is told; a piece of output, with its offset, is no report.
+    ///
+    /// # Errors
+    /// Gives offset and text of a piece of output.
+    pub fn into_report(self) -> Result<NodeReport, (u64, String)> {
+        let Self { job_key, origin: Origin { context_id, flow_id }, seq: _, event } = self;
+        let kind = match event {
+            JobEventKind::Started { instance, time } => ReportKind::Started { instance, time },
+            JobEventKind::Ended(end) => ReportKind::Ended(end),
+            JobEventKind::Returned => ReportKind::Returned,
+            JobEventKind::Log { offset, text } => return Err((offset, text)),
+        };
+        Ok(NodeReport { job_key, context_id, flow_id, kind })
+    }
+}
+
+/// Asks to forget a context and everything of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContextDrop {
+    /// Which.
+    pub context_uid: ContextUid,
+}
+
+/// Asks for a piece of a blob.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlobGet {
+    /// The attempt that needs it.
+    pub job_key: JobKey,
+    /// Its context, as the coordinator numbered it.
+    pub context_id: ContextId,
+    /// Which blob.
+    pub sha256: BlobHash,
+    /// From this byte on; a multiple of the chunk size.
+    pub offset: u64,
+}
+
+/// A piece of a blob.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlobPiece {
+    /// In base64.
+    pub data: String,
+    /// How many bytes the whole has.
+    pub size: u64,
+}
+
+/// A piece of an output.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlobPut {
+    /// The attempt that made it.
+    pub job_key: JobKey,
+    /// Its context, as the coordinator numbered it.
+    pub context_id: ContextId,
+    /// What the whole hashes to.
+    pub sha256: BlobHash,
+    /// How many bytes the whole has.
+    pub size: u64,
+    /// Where the piece begins; a multiple of the chunk size.
+    pub offset: u64,
+    /// In base64.
+    pub data: String,
+}
+
+/// An answer that says nothing but that there is one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Done {}
