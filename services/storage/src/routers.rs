@@ -18,6 +18,9 @@ pub(crate) const HELD_MAX: usize = 10_000;
 pub(crate) struct Router {
     name: String,
     held: Mutex<HashMap<ContextId, HashSet<MessageKey>>>,
+    /// What was settled since it connected. What it held is read while commits already send to it, so the same
+    /// message may come both ways, the second time after it was settled. Nothing once that is over.
+    early: Mutex<Option<HashSet<(ContextId, MessageKey)>>>,
     count: AtomicUsize,
     /// Bounded by [`HELD_MAX`], since whoever fills it looks at `has_room` first.
     queue: mpsc::UnboundedSender<Held>,
@@ -36,7 +39,11 @@ impl Router {
 
     /// Sends a message that it holds; one that it was sent already is not sent again.
     pub(crate) fn send(&self, message: Held) {
-        let is_new = lock(&self.held).entry(message.context).or_default().insert(message.key);
+        let mut held = lock(&self.held);
+        let was_settled =
+            lock(&self.early).as_ref().is_some_and(|early| early.contains(&(message.context, message.key)));
+        let is_new = !was_settled && held.entry(message.context).or_default().insert(message.key);
+        drop(held);
         if is_new {
             self.count.fetch_add(1, Ordering::Relaxed);
             // Its stream may have ended: the hold stands, and is sent again under the same name.
@@ -48,12 +55,26 @@ impl Router {
     pub(crate) fn forget(&self, context: ContextId, keys: impl IntoIterator<Item = MessageKey>) {
         let mut held = lock(&self.held);
         if let Some(known) = held.get_mut(&context) {
-            let gone = keys.into_iter().filter(|key| known.remove(key)).count();
+            let mut early = lock(&self.early);
+            let mut gone = 0;
+            for key in keys {
+                if known.remove(&key) {
+                    gone += 1;
+                    if let Some(early) = early.as_mut() {
+                        early.insert((context, key));
+                    }
+                }
+            }
             if known.is_empty() {
                 held.remove(&context);
             }
             self.count.fetch_sub(gone, Ordering::Relaxed);
         }
+    }
+
+    /// Ends the time in which a message may come both ways.
+    pub(crate) fn settle_in(&self) {
+        *lock(&self.early) = None;
     }
 
     /// What it holds, by context.
@@ -79,6 +100,7 @@ impl Routers {
         let router = Arc::new(Router {
             name: name.to_owned(),
             held: Mutex::default(),
+            early: Mutex::new(Some(HashSet::new())),
             count: AtomicUsize::new(0),
             queue,
         });

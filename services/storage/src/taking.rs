@@ -64,6 +64,7 @@ impl Taking {
                     Err(broadcast::error::RecvError::Closed) => return,
                 },
                 _ = clock.tick() => {
+                    self.router.settle_in();
                     self.settle_again().await;
                     self.renew().await;
                     self.everywhere(false).await;

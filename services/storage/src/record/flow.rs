@@ -2,7 +2,7 @@
 //!
 //! Besides what every reader may rely on it has `result_truncated`, and for this service alone
 //! `node_count`, `first_job_id`, `deadline_secs` (until the start), `commit_revision` (the owner's last
-//! change, which fences), `last_commit`, and `deleting` while the flow is being removed.
+//! change, which fences), `last_commit` with `last_commit_revision`, and `deleting` while the flow is being removed.
 
 use model::{Flow, FlowStatus, JobId};
 

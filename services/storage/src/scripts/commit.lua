@@ -10,9 +10,9 @@
 local no = closed()
 if no then return no end
 local flow = redis.call('HMGET', KEYS[4], 'uid', 'owner', 'epoch', 'commit_revision', 'revision', 'last_commit', 'status',
-  'generation', 'deleting')
+  'generation', 'deleting', 'last_commit_revision')
 if flow[1] ~= ARGV[6] or flow[9] then return refuse('FLOW_GONE', 'the flow') end
-if flow[6] == ARGV[10] then return tonumber(flow[4]) end
+if flow[6] == ARGV[10] then return tonumber(flow[10]) end
 if flow[2] ~= ARGV[7] or flow[3] ~= ARGV[8] then
   return refuse('FENCED', 'owner ' .. (flow[2] or '') .. ' epoch ' .. (flow[3] or ''))
 end
@@ -64,7 +64,7 @@ for b = 1, B do
     redis.call('ZREM', KEYS[11], string.match(blob, '%x+$'))
   end
 end
-redis.call('HSET', KEYS[4], 'revision', revision, 'commit_revision', revision, 'last_commit', ARGV[10],
+redis.call('HSET', KEYS[4], 'revision', revision, 'commit_revision', revision, 'last_commit', ARGV[10], 'last_commit_revision', revision,
   'updated_at', ARGV[3])
 if ARGV[11] ~= '' then
   redis.call('HSET', KEYS[4], 'status', ARGV[11], 'result', ARGV[12], 'result_truncated', ARGV[13])

@@ -1,0 +1,132 @@
+//! Blobs.
+
+use bytes::Bytes;
+use keys::Layout;
+use kv::Cmd;
+use model::BlobHash;
+use model::limits::{BLOB_CHUNK_BYTES, FILE_BYTES_MAX};
+use proto::internal::v1 as wire;
+use proto::v1;
+use tonic::Code;
+
+use crate::stage::{CONTEXT, EXECUTOR, READER, Stage, failure};
+
+fn bytes(len: usize) -> Bytes {
+    (0..len).map(|i| u8::try_from(i % 251).unwrap()).collect::<Vec<_>>().into()
+}
+
+fn pieces(whole: &Bytes, sha256: &str) -> Vec<v1::PutBlobRequest> {
+    whole
+        .chunks(BLOB_CHUNK_BYTES)
+        .map(|piece| v1::PutBlobRequest {
+            context_id: CONTEXT,
+            sha256: sha256.to_owned(),
+            data: whole.slice_ref(piece),
+        })
+        .collect()
+}
+
+async fn get(stage: &Stage, hash: BlobHash) -> Vec<u8> {
+    let get = v1::GetBlobRequest { context_id: CONTEXT, sha256: hash.to_string() };
+    let mut parts = stage.jobs(READER).get_blob(get).await.unwrap().into_inner();
+    let mut whole = Vec::new();
+    while let Some(part) = parts.message().await.unwrap() {
+        assert!(part.data.len() <= BLOB_CHUNK_BYTES);
+        whole.extend_from_slice(&part.data);
+    }
+    whole
+}
+
+#[tokio::test]
+async fn what_was_put_comes_back() {
+    let stage = Stage::new(Layout::Database).await;
+    for len in [0, 1, BLOB_CHUNK_BYTES, 2 * BLOB_CHUNK_BYTES + 7] {
+        let whole = bytes(len);
+        let mut parts = pieces(&whole, "");
+        if parts.is_empty() {
+            parts.push(v1::PutBlobRequest { context_id: CONTEXT, ..Default::default() });
+        }
+        let put = stage.jobs(EXECUTOR).put_blob(tokio_stream::iter(parts)).await.unwrap().into_inner();
+        let blob = put.blob.unwrap();
+        assert_eq!(
+            (blob.sha256.as_str(), blob.size),
+            (BlobHash::of(&whole).to_string().as_str(), len as u64)
+        );
+        assert_eq!(get(&stage, BlobHash::of(&whole)).await, whole);
+        let key = stage.keys().blob_chunk(BlobHash::of(&whole), 0);
+        assert!(stage.ask(Cmd::new("TTL").arg(&key)).await.int().unwrap() < 0, "it is kept");
+    }
+    assert_eq!(stage.ask(Cmd::new("ZCARD").arg(&stage.keys().blob_idle())).await.int(), Ok(4));
+}
+
+#[tokio::test]
+async fn wrong_hashes_and_sizes_are_refused() {
+    let stage = Stage::new(Layout::Database).await;
+    let wrong = BlobHash::of(b"other").to_string();
+    let put = stage.jobs(EXECUTOR).put_blob(tokio_stream::iter(pieces(&bytes(10), &wrong))).await;
+    assert_eq!(failure(put).0, Code::InvalidArgument);
+    let large = pieces(&bytes(FILE_BYTES_MAX + 1), "");
+    let put = stage.jobs(EXECUTOR).put_blob(tokio_stream::iter(large)).await;
+    assert_eq!(failure(put), (Code::ResourceExhausted, "LIMIT_EXCEEDED".to_owned()));
+    let get = v1::GetBlobRequest { context_id: CONTEXT, sha256: wrong };
+    assert_eq!(failure(stage.jobs(READER).get_blob(get).await).0, Code::NotFound);
+    assert_eq!(stage.ask(Cmd::new("KEYS").arg("blob*")).await.texts(), Ok(Vec::new()));
+}
+
+#[tokio::test]
+async fn a_gateway_writes_and_reads_in_pieces() {
+    let stage = Stage::new(Layout::HashTag).await;
+    let whole = bytes(2 * BLOB_CHUNK_BYTES + 100);
+    let hash = BlobHash::of(&whole);
+    let write = |place: usize, sha256: BlobHash| {
+        let offset = place * BLOB_CHUNK_BYTES;
+        wire::WriteBlobRequest {
+            context_uid: stage.context_uid.clone(),
+            context_id: CONTEXT,
+            sha256: sha256.to_string(),
+            size: whole.len() as u64,
+            offset: offset as u64,
+            data: whole.slice(offset..whole.len().min(offset + BLOB_CHUNK_BYTES)),
+        }
+    };
+    assert_eq!(failure(stage.blobs().write_blob(write(2, hash)).await).0, Code::InvalidArgument);
+    for place in [0, 1, 1, 2, 2] {
+        let result = stage.blobs().write_blob(write(place, hash)).await;
+        // The last piece again, without those before it.
+        assert_eq!(result.is_ok(), place < 2 || get_size(&stage, hash).await.is_some());
+        if place == 2 {
+            break;
+        }
+    }
+    assert_eq!(get(&stage, hash).await, whole);
+    let read = |offset: u64| wire::ReadBlobRequest {
+        context_uid: stage.context_uid.clone(),
+        context_id: CONTEXT,
+        sha256: hash.to_string(),
+        offset,
+    };
+    let last = stage.blobs().read_blob(read(2 * BLOB_CHUNK_BYTES as u64)).await.unwrap().into_inner();
+    assert_eq!((last.data.len(), last.size), (100, whole.len() as u64));
+    assert_eq!(failure(stage.blobs().read_blob(read(1)).await).0, Code::InvalidArgument);
+    let other = BlobHash::of(b"other");
+    for place in 0..2 {
+        stage.blobs().write_blob(write(place, other)).await.unwrap();
+    }
+    assert_eq!(failure(stage.blobs().write_blob(write(2, other)).await).0, Code::InvalidArgument);
+    let missing = wire::ReadBlobRequest { sha256: other.to_string(), ..read(0) };
+    assert_eq!(failure(stage.blobs().read_blob(missing).await), (Code::NotFound, "BLOB_MISSING".to_owned()));
+}
+
+async fn get_size(stage: &Stage, hash: BlobHash) -> Option<u64> {
+    stage.ask(Cmd::new("HGET").arg(&stage.keys().blob(hash)).arg("size")).await.uint().ok()
+}
+
+#[tokio::test]
+async fn the_coordinator_keeps_its_name() {
+    let mut stage = Stage::new(Layout::Database).await;
+    let ask = || wire::GetCoordinatorRequest {};
+    let first = stage.blobs().get_coordinator(ask()).await.unwrap().into_inner().coordinator;
+    assert_eq!(first.len(), 32);
+    stage.start().await;
+    assert_eq!(stage.blobs().get_coordinator(ask()).await.unwrap().into_inner().coordinator, first);
+}

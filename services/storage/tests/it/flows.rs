@@ -1,0 +1,302 @@
+//! Flows from creation to removal.
+
+use std::collections::BTreeSet;
+
+use keys::Layout;
+use kv::Cmd;
+use model::job::BlobRef;
+use model::{BlobHash, FlowNode, JobSpec, NodeState, OwnerId, ScriptSource};
+use proto::internal::v1 as wire;
+use proto::v1;
+use tonic::Code;
+
+use crate::stage::{ADMIN, CONTEXT, EXECUTOR, Stage, create, failure, json, script};
+
+#[tokio::test]
+async fn a_request_id_has_one_effect() {
+    let stage = Stage::new(Layout::Database).await;
+    let request =
+        wire::CreateFlowRequest { request_id: "6b2a".to_owned(), request_hash: "aa".to_owned(), ..create(2) };
+    let calls = (0..100).map(|_| {
+        let (mut flows, request) = (stage.flows(), request.clone());
+        tokio::spawn(async move { flows.create_flow(request).await.unwrap().into_inner() })
+    });
+    let mut made = BTreeSet::new();
+    for call in calls.collect::<Vec<_>>() {
+        let answer = call.await.unwrap();
+        made.insert((answer.flow.unwrap().flow.unwrap().uid, answer.first_job_id));
+    }
+    assert_eq!(made.len(), 1);
+    assert_eq!(stage.ask(Cmd::new("ZCARD").arg(&stage.keys().flows())).await.int(), Ok(1));
+    let other = wire::CreateFlowRequest { request_hash: "bb".to_owned(), ..request };
+    let refused = failure(stage.flows().create_flow(other).await);
+    assert_eq!(refused, (Code::AlreadyExists, "REQUEST_ID_REUSED".to_owned()));
+}
+
+#[tokio::test]
+async fn ids_are_given_once() {
+    let stage = Stage::new(Layout::Database).await;
+    let wished = wire::CreateFlowRequest { flow_id: 2, ..create(3) };
+    let first = stage.flows().create_flow(wished.clone()).await.unwrap().into_inner();
+    assert_eq!((first.flow.unwrap().flow.unwrap().id, first.first_job_id), (2, 1));
+    assert_eq!(failure(stage.flows().create_flow(wished).await).0, Code::AlreadyExists);
+    let mut ids = BTreeSet::from([2]);
+    let mut jobs = BTreeSet::from([1]);
+    let calls = (0..30).map(|_| {
+        let mut flows = stage.flows();
+        tokio::spawn(async move { flows.create_flow(create(3)).await.unwrap().into_inner() })
+    });
+    for call in calls.collect::<Vec<_>>() {
+        let answer = call.await.unwrap();
+        assert!(ids.insert(answer.flow.unwrap().flow.unwrap().id));
+        assert!(jobs.insert(answer.first_job_id));
+        assert_eq!(answer.first_job_id % 3, 1, "ids are reserved three at a time");
+    }
+}
+
+#[tokio::test]
+async fn nodes_are_added_once_and_loaded_as_they_were() {
+    let stage = Stage::new(Layout::Database).await;
+    let flow = stage.created(3).await;
+    let before = stage.revision().await;
+    stage.flows().add_nodes(flow.add_nodes(&script("true"))).await.unwrap();
+    assert_eq!(stage.revision().await, before, "the same nodes again change nothing");
+    let request = wire::LoadFlowRequest { context_id: CONTEXT, flow_id: flow.id };
+    let mut parts = stage.flows().load_flow(request).await.unwrap().into_inner();
+    let part = parts.message().await.unwrap().unwrap();
+    assert_eq!(part.flow.unwrap().context_uid, stage.context_uid);
+    assert_eq!(part.nodes, flow.add_nodes(&script("true")).nodes);
+    assert_eq!(parts.message().await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn nodes_that_were_not_reserved_are_refused() {
+    let stage = Stage::new(Layout::Database).await;
+    let mut flow = stage.created(2).await;
+    flow.first_job += 1;
+    assert_eq!(failure(stage.flows().add_nodes(flow.add_nodes(&script("x"))).await).0, Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn a_flow_starts_complete_and_once() {
+    let stage = Stage::new(Layout::Database).await;
+    let answer = stage.flows().create_flow(create(1)).await.unwrap().into_inner();
+    let empty = answer.flow.unwrap().flow.unwrap();
+    let start = |id: u32, uid: &str, owner: &str| wire::StartFlowRequest {
+        context_id: CONTEXT,
+        flow_id: id,
+        flow_uid: uid.to_owned(),
+        owner: owner.to_owned(),
+    };
+    let owner = OwnerId::random().to_string();
+    let refused = failure(stage.flows().start_flow(start(empty.id, &empty.uid, &owner)).await);
+    assert_eq!(refused, (Code::FailedPrecondition, "NODES_MISSING".to_owned()));
+
+    let flow = stage.started(2).await;
+    let again = stage.flows().start_flow(start(flow.id, &flow.uid, &flow.owner)).await.unwrap().into_inner();
+    assert_eq!(again.flow.unwrap().flow.unwrap().revision, flow.revision, "the same start changes nothing");
+    let refused = failure(stage.flows().start_flow(start(flow.id, &flow.uid, &owner)).await);
+    assert_eq!(refused, (Code::FailedPrecondition, "FLOW_NOT_CREATED".to_owned()));
+    let refused = failure(stage.flows().add_nodes(flow.add_nodes(&script("other"))).await);
+    assert_eq!(refused.1, "FLOW_NOT_CREATED");
+    let uid = OwnerId::random().to_string();
+    assert_eq!(failure(stage.flows().start_flow(start(flow.id, &uid, &owner)).await).0, Code::NotFound);
+    let active = stage.flows().list_active_flows(wire::ListActiveFlowsRequest {}).await.unwrap();
+    let active = active.into_inner().message().await.unwrap().unwrap().flows;
+    assert_eq!(active, [wire::ActiveFlow { context_id: CONTEXT, flow_id: flow.id }]);
+}
+
+#[tokio::test]
+async fn who_takes_a_flow_fences_the_former_owner() {
+    let stage = Stage::new(Layout::Database).await;
+    let flow = stage.started(1).await;
+    let owner = OwnerId::random().to_string();
+    let take = wire::TakeFlowRequest { context_id: CONTEXT, flow_id: flow.id, owner: owner.clone() };
+    let taken = stage.flows().take_flow(take.clone()).await.unwrap().into_inner().flow.unwrap();
+    assert_eq!((taken.owner.as_str(), taken.epoch), (owner.as_str(), flow.epoch + 1));
+    assert_eq!(stage.commit(flow.step()).await.refusal(), wire::CommitRefusal::Fenced);
+    let new = crate::stage::Running {
+        owner,
+        epoch: taken.epoch,
+        revision: taken.flow.unwrap().revision,
+        ..flow.clone()
+    };
+    assert_eq!(stage.commit(new.end()).await.refusal(), wire::CommitRefusal::Unspecified);
+    assert_eq!(failure(stage.flows().take_flow(take).await).1, "FLOW_ENDED");
+}
+
+#[tokio::test]
+async fn a_wish_to_cancel_is_kept_once_and_fences_nobody() {
+    let stage = Stage::new(Layout::Database).await;
+    let flow = stage.started(1).await;
+    let wish = wire::RequestCancelRequest {
+        request_id: "1".to_owned(),
+        context_id: CONTEXT,
+        flow_id: flow.id,
+        on_behalf_of: EXECUTOR,
+    };
+    let first =
+        stage.flows().request_cancel(wish.clone()).await.unwrap().into_inner().flow.unwrap().flow.unwrap();
+    let again =
+        stage.flows().request_cancel(wish.clone()).await.unwrap().into_inner().flow.unwrap().flow.unwrap();
+    assert!(first.cancel_requested_time.is_some());
+    assert_eq!(first, again);
+    let other = wire::RequestCancelRequest { flow_id: flow.id + 1, ..wish.clone() };
+    assert!(stage.flows().request_cancel(other).await.is_err());
+    // The owner computed its step before the wish was made.
+    let ended = stage.commit(flow.end()).await;
+    assert_eq!(ended.refusal(), wire::CommitRefusal::Unspecified, "{}", ended.detail);
+    let late = wire::RequestCancelRequest { request_id: String::new(), ..wish };
+    let after = stage.flows().request_cancel(late).await.unwrap().into_inner().flow.unwrap().flow.unwrap();
+    assert_eq!(after.revision, ended.revision, "an ended flow stays as it is");
+}
+
+#[tokio::test]
+async fn a_removed_flow_leaves_nothing() {
+    let stage = Stage::new(Layout::Database).await;
+    let clean: BTreeSet<String> =
+        stage.ask(Cmd::new("KEYS").arg("*")).await.texts().unwrap().into_iter().collect();
+    let blob = put(&stage, b"echo hello").await;
+    let answer = stage.flows().create_flow(create(250)).await.unwrap().into_inner();
+    let mut flow = stage.created(1).await;
+    let record = answer.flow.unwrap().flow.unwrap();
+    (flow.id, flow.uid, flow.first_job, flow.count) = (record.id, record.uid, answer.first_job_id, 250);
+    let job = JobSpec { script: ScriptSource::Blob(blob), ..script("") };
+    stage.flows().add_nodes(flow.add_nodes(&job)).await.unwrap();
+    let refs = stage.keys().blob_refs(blob.sha256);
+    assert_eq!(stage.ask(Cmd::new("SCARD").arg(&refs)).await.int(), Ok(250));
+    assert_eq!(stage.ask(Cmd::new("ZCARD").arg(&stage.keys().blob_idle())).await.int(), Ok(0));
+    let owner = OwnerId::random().to_string();
+    let start = wire::StartFlowRequest {
+        context_id: CONTEXT,
+        flow_id: flow.id,
+        flow_uid: flow.uid.clone(),
+        owner: owner.clone(),
+    };
+    let started = stage.flows().start_flow(start).await.unwrap().into_inner().flow.unwrap();
+    (flow.owner, flow.epoch, flow.revision) = (owner, started.epoch, started.flow.unwrap().revision);
+    let step = wire::CommitRequest { messages: vec![flow.message(1), flow.message(2)], ..flow.step() };
+    flow.revision = stage.commit(step).await.revision;
+    let remove = |id| wire::RemoveFlowRequest { context_id: CONTEXT, flow_id: id, on_behalf_of: EXECUTOR };
+    let refused = failure(stage.flows().remove_flow(remove(flow.id)).await);
+    assert_eq!(refused, (Code::FailedPrecondition, "FLOW_NOT_ENDED".to_owned()));
+    assert_eq!(stage.commit(flow.end()).await.refusal(), wire::CommitRefusal::Unspecified);
+    stage.flows().remove_flow(remove(flow.id)).await.unwrap();
+
+    let left: BTreeSet<String> =
+        stage.ask(Cmd::new("KEYS").arg("*")).await.texts().unwrap().into_iter().collect();
+    let left: Vec<_> = left.difference(&clean).map(String::as_str).collect();
+    // What is left is the blob, which nobody refers to now, the other flow, and messages' keys in `msg_out`,
+    // which are dropped when they are taken.
+    let parsed = left.iter().map(|key| stage.keys().parse(key).unwrap());
+    for key in parsed {
+        use keys::ContextKey as K;
+        let other =
+            matches!(key, K::Flow(id) | K::FlowNodes(id) if id.0 != flow.id) || matches!(key, K::Flows);
+        let job = matches!(key, K::Job(_, id) if id.0 > 250);
+        let blob = matches!(key, K::Blob(_) | K::BlobChunk(..) | K::BlobIdle);
+        assert!(other || job || blob || matches!(key, K::MsgOut), "{key:?}");
+    }
+    assert_eq!(stage.ask(Cmd::new("ZCARD").arg(&stage.keys().blob_idle())).await.int(), Ok(1));
+    assert_eq!(failure(stage.flows().remove_flow(remove(flow.id)).await).0, Code::NotFound);
+    let again = wire::CreateFlowRequest { flow_id: flow.id, ..create(1) };
+    stage.flows().create_flow(again).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_missing_blob_is_named() {
+    let stage = Stage::new(Layout::Database).await;
+    let flow = stage.created(1).await;
+    let missing = BlobRef { sha256: BlobHash::of(b"nowhere"), size: 7 };
+    let job = JobSpec { script: ScriptSource::Blob(missing), ..script("") };
+    let refused = failure(stage.flows().add_nodes(flow.add_nodes(&job)).await);
+    assert_eq!(refused, (Code::FailedPrecondition, "BLOB_MISSING".to_owned()));
+}
+
+#[tokio::test]
+async fn pages_go_through_everything_once() {
+    let stage = Stage::new(Layout::Database).await;
+    let flow = stage.created(120).await;
+    for _ in 0..6 {
+        stage.created(1).await;
+    }
+    let read = |token: String| wire::ReadNodesRequest {
+        context_id: CONTEXT,
+        flow_id: flow.id,
+        on_behalf_of: EXECUTOR,
+        page_size: 50,
+        page_token: token,
+    };
+    let (mut token, mut seen, mut pages) = (String::new(), Vec::new(), 0);
+    loop {
+        let page = stage.flows().read_nodes(read(token)).await.unwrap().into_inner();
+        seen.extend(page.nodes.iter().map(|json| serde_json::from_slice::<FlowNode>(json).unwrap().job_id.0));
+        (token, pages) = (page.next_page_token, pages + 1);
+        if token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!((pages, seen), (3, (flow.first_job..flow.first_job + 120).collect()));
+
+    let read = |status, token: String, actor| wire::ReadFlowsRequest {
+        context_id: CONTEXT,
+        on_behalf_of: actor,
+        status,
+        page_size: 3,
+        page_token: token,
+    };
+    let mut ids = Vec::new();
+    let mut token = String::new();
+    loop {
+        let page = stage.flows().read_flows(read(0, token, EXECUTOR)).await.unwrap().into_inner();
+        ids.extend(page.flows.iter().map(|flow| flow.id));
+        token = page.next_page_token;
+        if token.is_empty() {
+            break;
+        }
+        let stolen = stage.flows().read_flows(read(0, token.clone(), ADMIN)).await;
+        assert_eq!(failure(stolen).0, Code::InvalidArgument, "a token belongs to its caller");
+    }
+    assert_eq!(ids, (flow.id..flow.id + 7).rev().collect::<Vec<_>>(), "newest first");
+    let finished = v1::FlowStatus::Finished.into();
+    let none = stage.flows().read_flows(read(finished, String::new(), ADMIN)).await.unwrap().into_inner();
+    assert_eq!(none, wire::ReadFlowsResponse::default());
+}
+
+#[tokio::test]
+async fn a_step_of_500_nodes_is_one_change() {
+    let stage = Stage::new(Layout::Database).await;
+    let mut flow = stage.started(500).await;
+    let node = |place| {
+        let mut node = flow.node(place);
+        node.state = NodeState::Completed;
+        wire::NodeCommit {
+            job_id: node.job_id.0,
+            node_json: json(&node),
+            job_status: "finished".to_owned(),
+            result_json: b"{}".to_vec().into(),
+            events: vec![
+                format!(r#"{{"kind":"node","flow_id":{},"n":{place}}}"#, flow.id).into_bytes().into(),
+            ],
+        }
+    };
+    let step = wire::CommitRequest { nodes: (0..500).map(node).collect(), ..flow.step() };
+    let before = stage.revision().await;
+    let answer = stage.commit(step.clone()).await;
+    assert_eq!((answer.refusal(), answer.revision), (wire::CommitRefusal::Unspecified, before + 1));
+    let again = stage.commit(step).await;
+    assert_eq!((again.refusal(), again.revision), (wire::CommitRefusal::Unspecified, before + 1));
+    assert_eq!(stage.revision().await, before + 1);
+    flow.revision = answer.revision;
+    let too_many = wire::CommitRequest { messages: vec![flow.message(1); 1001], ..flow.step() };
+    assert_eq!(stage.commit(too_many).await.refusal(), wire::CommitRefusal::Invalid);
+    let gone = wire::CommitRequest { context_uid: OwnerId::random().to_string(), ..flow.step() };
+    assert_eq!(stage.commit(gone).await.refusal(), wire::CommitRefusal::Gone);
+}
+
+async fn put(stage: &Stage, bytes: &[u8]) -> BlobRef {
+    let piece =
+        v1::PutBlobRequest { context_id: CONTEXT, sha256: String::new(), data: bytes.to_vec().into() };
+    stage.jobs(EXECUTOR).put_blob(tokio_stream::iter([piece])).await.unwrap();
+    BlobRef { sha256: BlobHash::of(bytes), size: bytes.len() as u64 }
+}

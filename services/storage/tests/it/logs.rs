@@ -1,0 +1,90 @@
+//! The tails of what attempts print.
+
+use keys::Layout;
+use model::limits::LOG_TAIL_BYTES_MAX;
+use model::{FlowUid, JobKey};
+use proto::internal::v1 as wire;
+use tonic::Code;
+
+use crate::stage::{CONTEXT, READER, Running, STRANGER, Stage, failure};
+
+fn key(stage: &Stage, flow: &Running) -> JobKey {
+    JobKey {
+        context: stage.context_uid.parse().unwrap(),
+        flow: flow.uid.parse().unwrap(),
+        job: model::JobId(flow.first_job),
+        attempt: model::Attempt(1),
+    }
+}
+
+async fn append(stage: &Stage, flow: &Running, key: JobKey, pieces: &[(u64, &[u8])]) {
+    let chunk = |(offset, data): &(u64, &[u8])| wire::LogChunk {
+        job_key: key.to_string(),
+        context_id: CONTEXT,
+        flow_id: flow.id,
+        offset: *offset,
+        data: data.to_vec().into(),
+    };
+    let request = wire::AppendLogsRequest { chunks: pieces.iter().map(chunk).collect() };
+    stage.messages().append_logs(request).await.unwrap();
+}
+
+fn read(flow: &Running, offset: u64, actor: u32) -> wire::ReadLogRequest {
+    wire::ReadLogRequest {
+        context_id: CONTEXT,
+        flow_id: flow.id,
+        job_id: flow.first_job,
+        attempt: 1,
+        offset,
+        on_behalf_of: actor,
+    }
+}
+
+async fn tail(stage: &Stage, flow: &Running, offset: u64) -> (u64, Vec<u8>) {
+    let log = stage.flows().read_log(read(flow, offset, READER)).await.unwrap().into_inner();
+    (log.offset, log.data.to_vec())
+}
+
+#[tokio::test]
+async fn pieces_are_joined_once() {
+    let stage = Stage::new(Layout::Database).await;
+    let flow = stage.started(1).await;
+    let key = key(&stage, &flow);
+    assert_eq!(tail(&stage, &flow, 0).await, (0, Vec::new()));
+    append(&stage, &flow, key, &[(0, b"one "), (4, b"\xfftwo ")]).await;
+    let before = stage.revision().await;
+    append(&stage, &flow, key, &[(0, b"one "), (4, b"\xfftwo ")]).await;
+    assert_eq!(stage.revision().await, before, "the same pieces again change nothing");
+    append(&stage, &flow, key, &[(4, b"\xfftwo three")]).await;
+    assert_eq!(tail(&stage, &flow, 0).await, (0, b"one \xfftwo three".to_vec()));
+    assert_eq!(tail(&stage, &flow, 9).await, (9, b"three".to_vec()));
+    assert_eq!(tail(&stage, &flow, 99).await, (99, Vec::new()));
+    // A gap: what came before it is dropped.
+    append(&stage, &flow, key, &[(100, b"late")]).await;
+    assert_eq!(tail(&stage, &flow, 0).await, (100, b"late".to_vec()));
+    assert_eq!(failure(stage.flows().read_log(read(&flow, 0, STRANGER)).await).0, Code::NotFound);
+}
+
+#[tokio::test]
+async fn only_the_tail_is_kept() {
+    let stage = Stage::new(Layout::Database).await;
+    let flow = stage.started(1).await;
+    let piece = vec![b'x'; 50_000];
+    append(&stage, &flow, key(&stage, &flow), &[(0, &piece), (50_000, &piece), (100_000, b"end")]).await;
+    let (offset, data) = tail(&stage, &flow, 0).await;
+    assert_eq!((offset, data.len()), (100_003 - LOG_TAIL_BYTES_MAX as u64, LOG_TAIL_BYTES_MAX));
+    assert!(data.ends_with(b"xend"));
+}
+
+#[tokio::test]
+async fn what_belongs_to_another_flow_is_dropped() {
+    let stage = Stage::new(Layout::Database).await;
+    let flow = stage.started(1).await;
+    let mut other = key(&stage, &flow);
+    other.flow = FlowUid::random();
+    append(&stage, &flow, other, &[(0, b"x")]).await;
+    let mut unknown = key(&stage, &flow);
+    unknown.job = model::JobId(flow.first_job + 1);
+    append(&stage, &flow, unknown, &[(0, b"x")]).await;
+    assert_eq!(tail(&stage, &flow, 0).await, (0, Vec::new()));
+}

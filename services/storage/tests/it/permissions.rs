@@ -1,0 +1,163 @@
+//! Who may do what, and what others learn of it.
+
+use identity::{Identity, ServiceName};
+use keys::Layout;
+use kv::Cmd;
+use model::ActorId;
+use proto::internal::v1 as wire;
+use proto::v1;
+use tonic::Code;
+
+use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, create, failure};
+
+const ALL: [u32; 4] = [ADMIN, EXECUTOR, READER, STRANGER];
+
+#[tokio::test]
+async fn the_table_of_roles() {
+    let stage = Stage::new(Layout::Database).await;
+    let flow = stage.started(1).await;
+    let ok = Code::Ok;
+    let code = |result: Result<(), tonic::Status>| result.err().map_or(Code::Ok, |status| status.code());
+    let (denied, unseen) = (Code::PermissionDenied, Code::NotFound);
+    for (i, actor) in ALL.into_iter().enumerate() {
+        let read = wire::ReadFlowRequest { context_id: CONTEXT, flow_id: flow.id, on_behalf_of: actor };
+        let read = code(stage.flows().read_flow(read).await.map(drop));
+        assert_eq!(read, [ok, ok, ok, unseen][i], "actor {actor} reads");
+
+        let own = wire::CreateFlowRequest { caller_id: actor, on_behalf_of: actor, ..create(1) };
+        let own = code(stage.flows().create_flow(own).await.map(drop));
+        assert_eq!(own, [ok, ok, denied, unseen][i], "actor {actor} creates its own");
+
+        let others = wire::CreateFlowRequest { caller_id: 9, on_behalf_of: actor, ..create(1) };
+        let others = code(stage.flows().create_flow(others).await.map(drop));
+        assert_eq!(others, [ok, denied, denied, unseen][i], "actor {actor} creates for another");
+
+        let cancel = wire::RequestCancelRequest {
+            context_id: CONTEXT,
+            flow_id: flow.id,
+            on_behalf_of: actor,
+            ..Default::default()
+        };
+        let cancel = code(stage.flows().request_cancel(cancel).await.map(drop));
+        assert_eq!(cancel, [ok, ok, denied, unseen][i], "actor {actor} cancels the executor's");
+
+        let runner = v1::RegisterRunnerRequest {
+            context_id: CONTEXT,
+            address: "grpc://host:1".to_owned(),
+            ..Default::default()
+        };
+        let runner = wire::PutRunnerRequest { runner: Some(runner), on_behalf_of: actor };
+        let runner = code(stage.runners().put_runner(runner).await.map(drop));
+        assert_eq!(runner, [ok, denied, denied, unseen][i], "actor {actor} registers a runner");
+
+        let piece =
+            v1::PutBlobRequest { context_id: CONTEXT, data: b"x".to_vec().into(), ..Default::default() };
+        let put = code(stage.jobs(actor).put_blob(tokio_stream::iter([piece])).await.map(drop));
+        assert_eq!(put, [ok, ok, denied, unseen][i], "actor {actor} puts a blob");
+
+        let get = v1::GetContextRequest { id: CONTEXT };
+        let get = code(stage.contexts(Identity::Actor(ActorId(actor))).get_context(get).await.map(drop));
+        assert_eq!(get, [ok, ok, ok, unseen][i], "actor {actor} reads the context");
+    }
+    // A flow of somebody else: only admins.
+    let other = wire::CreateFlowRequest { caller_id: ADMIN, on_behalf_of: ADMIN, ..create(1) };
+    let other = stage.flows().create_flow(other).await.unwrap().into_inner().flow.unwrap().flow.unwrap();
+    let cancel = wire::RequestCancelRequest {
+        context_id: CONTEXT,
+        flow_id: other.id,
+        on_behalf_of: EXECUTOR,
+        ..Default::default()
+    };
+    assert_eq!(failure(stage.flows().request_cancel(cancel).await).0, denied);
+}
+
+#[tokio::test]
+async fn a_context_may_let_only_admins_submit() {
+    let stage = Stage::new(Layout::Database).await;
+    let settings = r#"{"executors_may_submit":false,"raw_publish":false}"#;
+    stage.ask(Cmd::new("HSET").arg(&stage.keys().context()).arg("settings").arg(settings)).await;
+    let refused = failure(stage.flows().create_flow(create(1)).await);
+    assert_eq!(refused, (Code::PermissionDenied, "ROLE_INSUFFICIENT".to_owned()));
+    let admin = wire::CreateFlowRequest { on_behalf_of: ADMIN, ..create(1) };
+    stage.flows().create_flow(admin).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_context_that_is_going_takes_no_changes() {
+    let stage = Stage::new(Layout::Database).await;
+    let flow = stage.started(1).await;
+    stage.ask(Cmd::new("HSET").arg(&stage.keys().context()).arg("state").arg("deleting")).await;
+    let refused = failure(stage.flows().create_flow(create(1)).await);
+    assert_eq!(refused, (Code::FailedPrecondition, "CONTEXT_DELETING".to_owned()));
+    assert_eq!(stage.commit(flow.step()).await.refusal(), wire::CommitRefusal::ContextDeleting);
+    let read = wire::ReadFlowRequest { context_id: CONTEXT, flow_id: flow.id, on_behalf_of: READER };
+    stage.flows().read_flow(read).await.unwrap();
+}
+
+#[tokio::test]
+async fn methods_are_for_those_who_need_them() {
+    let stage = Stage::new(Layout::Database).await;
+    let actor = Identity::Actor(ActorId(ADMIN));
+    let register = v1::RegisterActorRequest { pubkey: "0".repeat(64), ..Default::default() };
+    assert_eq!(failure(stage.actors(actor).register_actor(register).await).0, Code::PermissionDenied);
+    let get = |id| v1::GetActorRequest { id };
+    stage.actors(actor).get_actor(get(ADMIN)).await.unwrap();
+    assert_eq!(failure(stage.actors(actor).get_actor(get(EXECUTOR)).await).0, Code::NotFound);
+    stage.actors(Identity::Admin).get_actor(get(EXECUTOR)).await.unwrap();
+    let router = stage.channel(Identity::Service(ServiceName::Router));
+    let mut flows = wire::flow_store_service_client::FlowStoreServiceClient::new(router);
+    assert_eq!(failure(flows.create_flow(create(1)).await).0, Code::PermissionDenied);
+    let who = stage.actors(actor).who_am_i(v1::WhoAmIRequest {}).await.unwrap().into_inner();
+    assert_eq!((who.spiffe_id.as_str(), who.actor.unwrap().id), ("spiffe://mycora/actor/1", ADMIN));
+}
+
+#[tokio::test]
+async fn contexts_are_made_once_and_only_where_redis_has_room() {
+    let stage = Stage::new(Layout::Database).await;
+    let mut contexts = stage.contexts(Identity::Actor(ActorId(EXECUTOR)));
+    let new = v1::CreateContextRequest { request_id: "c".to_owned(), ..Default::default() };
+    let first = contexts.create_context(new.clone()).await.unwrap().into_inner().context.unwrap();
+    let again = contexts.create_context(new.clone()).await.unwrap().into_inner().context.unwrap();
+    assert_eq!(first, again);
+    assert_eq!((first.id, first.admins.as_slice()), (2, [EXECUTOR].as_slice()), "its creator is its admin");
+    let reused = v1::CreateContextRequest { readers: vec![7], ..new };
+    assert_eq!(failure(contexts.create_context(reused).await).1, "REQUEST_ID_REUSED");
+    let taken = v1::CreateContextRequest { id: CONTEXT, ..Default::default() };
+    assert_eq!(failure(contexts.create_context(taken).await).0, Code::AlreadyExists);
+    for id in [4095, 5000] {
+        let beyond = v1::CreateContextRequest { id, ..Default::default() };
+        let status = contexts.create_context(beyond).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        for word in ["databases 4096", "hash-tag"] {
+            assert!(status.message().contains(word), "{}", status.message());
+        }
+    }
+    let mut admin = stage.contexts(Identity::Admin);
+    assert_eq!(
+        failure(admin.create_context(v1::CreateContextRequest::default()).await).0,
+        Code::InvalidArgument
+    );
+    let mut unknown = stage.contexts(Identity::Actor(ActorId(77)));
+    let refused = unknown.create_context(v1::CreateContextRequest::default()).await;
+    assert_eq!(failure(refused).0, Code::PermissionDenied);
+}
+
+#[tokio::test]
+async fn a_context_whose_maker_died_is_taken_up_again() {
+    let stage = Stage::new(Layout::Database).await;
+    let mut contexts = stage.contexts(Identity::Actor(ActorId(EXECUTOR)));
+    let new = v1::CreateContextRequest { request_id: "c".to_owned(), id: 7, ..Default::default() };
+    let made = contexts.create_context(new.clone()).await.unwrap().into_inner();
+    // As if the service had died before the last of the three writes.
+    let zero = stage.kv.database(0);
+    zero.cmd(Cmd::new("SREM").arg("contexts").arg(7)).await.unwrap();
+    assert_eq!(contexts.create_context(new).await.unwrap().into_inner(), made);
+    let members = zero.cmd(Cmd::new("SISMEMBER").arg("contexts").arg(7)).await.unwrap();
+    assert_eq!(members.int(), Ok(1));
+    // And as if it had died, and somebody else asks for the same id.
+    zero.cmd(Cmd::new("SREM").arg("contexts").arg(7)).await.unwrap();
+    let other = v1::CreateContextRequest { id: 7, ..Default::default() };
+    assert_eq!(failure(contexts.create_context(other).await).0, Code::AlreadyExists);
+    let members = zero.cmd(Cmd::new("SISMEMBER").arg("contexts").arg(7)).await.unwrap();
+    assert_eq!(members.int(), Ok(1));
+}

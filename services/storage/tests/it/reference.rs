@@ -1,0 +1,314 @@
+//! Random operations against a short reference of what a flow is.
+
+use keys::Layout;
+use kv::Cmd;
+use model::id::Uid;
+use model::{FlowId, OwnerId};
+use proptest::prelude::*;
+use proto::internal::v1 as wire;
+use proto::internal::v1::CommitRefusal;
+use proto::v1;
+
+use crate::stage::{CONTEXT, EXECUTOR, Running, Stage, create, script};
+
+#[derive(Debug, Clone)]
+enum Op {
+    Create { nodes: u32 },
+    Add { flow: usize },
+    Start { flow: usize, owner: u8 },
+    Take { flow: usize, owner: u8 },
+    Commit { flow: usize, wrong: Wrong, end: bool },
+    Again { flow: usize },
+    Cancel { flow: usize },
+    Remove { flow: usize },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wrong {
+    Nothing,
+    Owner,
+    Epoch,
+    Revision,
+    Uid,
+}
+
+fn any_op() -> impl Strategy<Value = Op> {
+    let wrong = prop_oneof![
+        4 => Just(Wrong::Nothing),
+        1 => Just(Wrong::Owner),
+        1 => Just(Wrong::Epoch),
+        1 => Just(Wrong::Revision),
+        1 => Just(Wrong::Uid),
+    ];
+    let flow = 0_usize..3;
+    prop_oneof![
+        2 => (1_u32..3).prop_map(|nodes| Op::Create { nodes }),
+        3 => flow.clone().prop_map(|flow| Op::Add { flow }),
+        3 => (flow.clone(), 0_u8..2).prop_map(|(flow, owner)| Op::Start { flow, owner }),
+        1 => (flow.clone(), 0_u8..2).prop_map(|(flow, owner)| Op::Take { flow, owner }),
+        5 => (flow.clone(), wrong, prop::bool::weighted(0.2))
+            .prop_map(|(flow, wrong, end)| Op::Commit { flow, wrong, end }),
+        2 => flow.clone().prop_map(|flow| Op::Again { flow }),
+        1 => flow.clone().prop_map(|flow| Op::Cancel { flow }),
+        1 => flow.prop_map(|flow| Op::Remove { flow }),
+    ]
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Status {
+    Created,
+    Started,
+    Finished,
+    Gone,
+}
+
+/// What there should be of one flow.
+#[derive(Debug)]
+struct Expected {
+    running: Running,
+    status: Status,
+    has_nodes: bool,
+    cancel_wished: bool,
+    last: Option<(wire::CommitRequest, u64)>,
+}
+
+struct Reference {
+    stage: Stage,
+    flows: Vec<Expected>,
+    owners: [String; 2],
+    revision: u64,
+}
+
+impl Reference {
+    async fn new(layout: Layout) -> Self {
+        let stage = Stage::new(layout).await;
+        let revision = stage.revision().await;
+        let owners = [OwnerId::random().to_string(), OwnerId::random().to_string()];
+        Self { stage, flows: Vec::new(), owners, revision }
+    }
+
+    /// Does it, and checks that it came to what it should, and to at most one change.
+    async fn apply(&mut self, op: Op) {
+        let changed = match op {
+            Op::Create { nodes } => self.create(nodes).await,
+            Op::Add { flow } if flow < self.flows.len() => self.add(flow).await,
+            Op::Start { flow, owner } if flow < self.flows.len() => self.start(flow, owner).await,
+            Op::Take { flow, owner } if flow < self.flows.len() => self.take(flow, owner).await,
+            Op::Commit { flow, wrong, end } if flow < self.flows.len() => self.commit(flow, wrong, end).await,
+            Op::Again { flow } if flow < self.flows.len() => self.again(flow).await,
+            Op::Cancel { flow } if flow < self.flows.len() => self.cancel(flow).await,
+            Op::Remove { flow } if flow < self.flows.len() => self.remove(flow).await,
+            _ => false,
+        };
+        self.revision += u64::from(changed);
+        assert_eq!(self.stage.revision().await, self.revision, "one change, one revision");
+    }
+
+    async fn create(&mut self, nodes: u32) -> bool {
+        let answer = self.stage.flows().create_flow(create(nodes)).await.unwrap().into_inner();
+        let flow = answer.flow.unwrap().flow.unwrap();
+        let running = Running {
+            id: flow.id,
+            uid: flow.uid,
+            context_uid: self.stage.context_uid.clone(),
+            first_job: answer.first_job_id,
+            count: nodes,
+            owner: self.owners[0].clone(),
+            epoch: 0,
+            revision: flow.revision,
+        };
+        let status = Status::Created;
+        self.flows.push(Expected { running, status, has_nodes: false, cancel_wished: false, last: None });
+        true
+    }
+
+    async fn add(&mut self, flow: usize) -> bool {
+        let expected = &mut self.flows[flow];
+        let result = self.stage.flows().add_nodes(expected.running.add_nodes(&script("true"))).await;
+        assert_eq!(result.is_ok(), expected.status == Status::Created);
+        let changed = result.is_ok() && !expected.has_nodes;
+        expected.has_nodes |= changed;
+        changed
+    }
+
+    async fn start(&mut self, flow: usize, owner: u8) -> bool {
+        let expected = &mut self.flows[flow];
+        let owner = self.owners[usize::from(owner)].clone();
+        let request = wire::StartFlowRequest {
+            context_id: CONTEXT,
+            flow_id: expected.running.id,
+            flow_uid: expected.running.uid.clone(),
+            owner: owner.clone(),
+        };
+        let result = self.stage.flows().start_flow(request).await;
+        let starts = expected.status == Status::Created && expected.has_nodes;
+        let running = &mut expected.running;
+        let repeated = expected.status == Status::Started && running.owner == owner && running.epoch == 1;
+        assert_eq!(result.is_ok(), starts || repeated);
+        if starts {
+            let record = result.unwrap().into_inner().flow.unwrap();
+            assert_eq!(record.epoch, 1);
+            (running.owner, running.epoch, running.revision) = (owner, 1, record.flow.unwrap().revision);
+            expected.status = Status::Started;
+        }
+        starts
+    }
+
+    async fn take(&mut self, flow: usize, owner: u8) -> bool {
+        let expected = &mut self.flows[flow];
+        let owner = self.owners[usize::from(owner)].clone();
+        let flow_id = expected.running.id;
+        let request = wire::TakeFlowRequest { context_id: CONTEXT, flow_id, owner: owner.clone() };
+        let result = self.stage.flows().take_flow(request).await;
+        let runs = expected.status == Status::Started;
+        assert_eq!(result.is_ok(), runs);
+        if let Ok(answer) = result {
+            let record = answer.into_inner().flow.unwrap();
+            assert_eq!(record.epoch, expected.running.epoch + 1);
+            let running = &mut expected.running;
+            (running.owner, running.epoch) = (owner, record.epoch);
+            running.revision = record.flow.unwrap().revision;
+        }
+        runs
+    }
+
+    async fn commit(&mut self, flow: usize, wrong: Wrong, end: bool) -> bool {
+        let expected = &mut self.flows[flow];
+        let mut request = if end { expected.running.end() } else { expected.running.step() };
+        match wrong {
+            Wrong::Nothing => {}
+            Wrong::Owner => request.owner = Uid::random().to_string(),
+            Wrong::Epoch => request.epoch += 1,
+            Wrong::Revision => request.revision -= 1,
+            Wrong::Uid => request.flow_uid = Uid::random().to_string(),
+        }
+        let answer = self.stage.commit(request.clone()).await;
+        let refusal = match (expected.status, wrong) {
+            (Status::Gone, _) | (_, Wrong::Uid) => CommitRefusal::Gone,
+            (Status::Started, Wrong::Nothing) => CommitRefusal::Unspecified,
+            _ => CommitRefusal::Fenced,
+        };
+        assert_eq!(answer.refusal(), refusal, "{:?} {wrong:?}: {}", expected.status, answer.detail);
+        assert_eq!(answer.commit_id, request.commit_id);
+        let applied = refusal == CommitRefusal::Unspecified;
+        if applied {
+            assert_eq!(answer.revision, self.revision + 1);
+            expected.running.revision = answer.revision;
+            expected.last = Some((request, answer.revision));
+            expected.status = if end { Status::Finished } else { Status::Started };
+        }
+        applied
+    }
+
+    /// The last commit once more, as after a lost answer.
+    async fn again(&mut self, flow: usize) -> bool {
+        let expected = &self.flows[flow];
+        if let Some((request, revision)) = &expected.last {
+            let answer = self.stage.commit(request.clone()).await;
+            if expected.status == Status::Gone {
+                assert_eq!(answer.refusal(), CommitRefusal::Gone);
+            } else {
+                assert_eq!(answer.refusal(), CommitRefusal::Unspecified);
+                assert_eq!(answer.revision, *revision);
+            }
+        }
+        false
+    }
+
+    async fn cancel(&mut self, flow: usize) -> bool {
+        let expected = &mut self.flows[flow];
+        let request = wire::RequestCancelRequest {
+            context_id: CONTEXT,
+            flow_id: expected.running.id,
+            on_behalf_of: EXECUTOR,
+            ..Default::default()
+        };
+        let result = self.stage.flows().request_cancel(request).await;
+        assert_eq!(result.is_ok(), expected.status != Status::Gone);
+        let changed = matches!(expected.status, Status::Created | Status::Started) && !expected.cancel_wished;
+        expected.cancel_wished |= changed;
+        changed
+    }
+
+    async fn remove(&mut self, flow: usize) -> bool {
+        let expected = &mut self.flows[flow];
+        let flow_id = expected.running.id;
+        let request = wire::RemoveFlowRequest { context_id: CONTEXT, flow_id, on_behalf_of: EXECUTOR };
+        let result = self.stage.flows().remove_flow(request).await;
+        let given_up = expected.status == Status::Created && expected.cancel_wished;
+        let goes = expected.status == Status::Finished || given_up;
+        assert_eq!(result.is_ok(), goes);
+        if goes {
+            expected.status = Status::Gone;
+        }
+        goes
+    }
+
+    /// What is kept is what is expected, and the events tell of every change.
+    async fn check(&self) {
+        for expected in &self.flows {
+            let flow_id = expected.running.id;
+            let request = wire::ReadFlowRequest { context_id: CONTEXT, flow_id, on_behalf_of: 0 };
+            let status = match self.stage.flows().read_flow(request).await {
+                Err(_) => Status::Gone,
+                Ok(answer) => match answer.into_inner().flow.unwrap().flow.unwrap().status() {
+                    v1::FlowStatus::Created => Status::Created,
+                    v1::FlowStatus::Started => Status::Started,
+                    _ => Status::Finished,
+                },
+            };
+            assert_eq!(status, expected.status);
+            let active = Cmd::new("SISMEMBER").arg(&self.stage.keys().flows_active()).arg(flow_id);
+            let active = self.stage.ask(active).await.int().unwrap() == 1;
+            assert_eq!(active, status == Status::Started);
+            if status == Status::Gone {
+                let nodes = self.stage.keys().flow_nodes(FlowId(flow_id));
+                assert_eq!(self.stage.ask(Cmd::new("EXISTS").arg(&nodes)).await.int(), Ok(0));
+            }
+        }
+        let keys = self.stage.keys();
+        let events = self.stage.ask(Cmd::new("XRANGE").arg(&keys.events()).arg("-").arg("+")).await;
+        let mut revisions: Vec<u64> = Vec::new();
+        for event in events.entries().unwrap() {
+            let (revision, n) = event.id.split_once('-').unwrap();
+            let (revision, n): (u64, u64) = (revision.parse().unwrap(), n.parse().unwrap());
+            if n == 1 {
+                revisions.push(revision);
+            }
+            assert_eq!(revisions.last(), Some(&revision));
+        }
+        assert_eq!(revisions, (1..=self.revision).collect::<Vec<_>>(), "no change without an event");
+    }
+}
+
+fn run(layout: Layout) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    // One service for all cases: each adds flows of its own.
+    let mut reference = runtime.block_on(Reference::new(layout));
+    let config = ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() };
+    let mut runner = proptest::test_runner::TestRunner::new(config);
+    let reference = std::cell::RefCell::new(&mut reference);
+    runner
+        .run(&prop::collection::vec(any_op(), 1..40), |ops| {
+            let mut reference = reference.borrow_mut();
+            reference.flows.clear();
+            runtime.block_on(async {
+                for op in ops {
+                    reference.apply(op).await;
+                }
+                reference.check().await;
+            });
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn flows_are_as_the_reference_says() {
+    run(Layout::Database);
+}
+
+#[test]
+fn flows_are_as_the_reference_says_with_hash_tags() {
+    run(Layout::HashTag);
+}

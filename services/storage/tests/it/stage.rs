@@ -1,0 +1,343 @@
+//! A storage service over a private Redis, and what tests say to it.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use identity::{Identity, ServiceName, TrustDomain};
+use keys::{ContextKeys, Layout};
+use kv::{Cmd, Connection, Kv, Value};
+use model::id::Uid;
+use model::{
+    ActorId, ContextId, FlowNode, JobId, JobSpec, NodePolicy, NodeSpec, OwnerId, RunIf, ScriptSource,
+    ScriptType, Target,
+};
+use proto::internal::v1 as wire;
+use proto::internal::v1::blob_store_service_client::BlobStoreServiceClient;
+use proto::internal::v1::flow_store_service_client::FlowStoreServiceClient;
+use proto::internal::v1::message_store_service_client::MessageStoreServiceClient;
+use proto::internal::v1::runner_store_service_client::RunnerStoreServiceClient;
+use proto::v1;
+use proto::v1::actor_service_client::ActorServiceClient;
+use proto::v1::context_service_client::ContextServiceClient;
+use proto::v1::job_service_client::JobServiceClient;
+use rpc::{Channel, ErrorView, LocalServer, Mount};
+use storage::{App, Config, Deps};
+use testkit::RedisServer;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Status, Streaming};
+
+/// Admin of the context of a stage.
+pub(crate) const ADMIN: u32 = 1;
+/// Executor there.
+pub(crate) const EXECUTOR: u32 = 2;
+/// Reader there.
+pub(crate) const READER: u32 = 3;
+/// Has no role there.
+pub(crate) const STRANGER: u32 = 4;
+/// The context of a stage.
+pub(crate) const CONTEXT: u32 = 1;
+
+pub(crate) struct Stage {
+    pub(crate) redis: RedisServer,
+    pub(crate) kv: Kv,
+    pub(crate) layout: Layout,
+    pub(crate) context_uid: String,
+    local: LocalServer,
+    stop: CancellationToken,
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl Stage {
+    /// Four actors and one context.
+    pub(crate) async fn new(layout: Layout) -> Self {
+        let redis = RedisServer::start();
+        let kv = Kv::new(redis.url().parse().unwrap());
+        let mut stage = Self {
+            redis,
+            kv,
+            layout,
+            context_uid: String::new(),
+            local: LocalServer::new("storage"),
+            stop: CancellationToken::new(),
+        };
+        stage.start().await;
+        for id in [ADMIN, EXECUTOR, READER, STRANGER] {
+            let request = v1::RegisterActorRequest { id, pubkey: format!("{id:064x}"), ..Default::default() };
+            stage.actors(Identity::Admin).register_actor(request).await.unwrap();
+        }
+        let request = v1::CreateContextRequest {
+            id: CONTEXT,
+            admins: vec![ADMIN],
+            executors: vec![EXECUTOR],
+            readers: vec![READER],
+            ..Default::default()
+        };
+        let made = stage.contexts(Identity::Admin).create_context(request).await.unwrap().into_inner();
+        stage.context_uid = made.context.unwrap().uid;
+        stage
+    }
+
+    /// (Re)starts the service over the same Redis.
+    pub(crate) async fn start(&mut self) {
+        self.stop.cancel();
+        self.stop = CancellationToken::new();
+        let deps =
+            Deps { kv: Kv::new(self.redis.url().parse().unwrap()), trust_domain: TrustDomain::default() };
+        let app: App = Config { layout: self.layout }.build(deps).await.unwrap();
+        let builder = Mount::builder(storage::policy());
+        let mount =
+            app.mount_public(app.mount_internal(builder)).descriptors(proto::DESCRIPTORS).build().unwrap();
+        self.local.publish(&mount);
+        tokio::spawn(app.run(self.stop.clone()));
+    }
+
+    pub(crate) fn channel(&self, identity: Identity) -> Channel {
+        Channel::local(self.local.handle(), identity)
+    }
+
+    pub(crate) fn actors(&self, identity: Identity) -> ActorServiceClient<Channel> {
+        ActorServiceClient::new(self.channel(identity))
+    }
+
+    pub(crate) fn contexts(&self, identity: Identity) -> ContextServiceClient<Channel> {
+        ContextServiceClient::new(self.channel(identity))
+    }
+
+    pub(crate) fn jobs(&self, actor: u32) -> JobServiceClient<Channel> {
+        JobServiceClient::new(self.channel(Identity::Actor(ActorId(actor))))
+    }
+
+    pub(crate) fn flows(&self) -> FlowStoreServiceClient<Channel> {
+        FlowStoreServiceClient::new(self.channel(Identity::Service(ServiceName::Scheduler)))
+    }
+
+    pub(crate) fn messages(&self) -> MessageStoreServiceClient<Channel> {
+        MessageStoreServiceClient::new(self.channel(Identity::Service(ServiceName::Router)))
+    }
+
+    pub(crate) fn runners(&self) -> RunnerStoreServiceClient<Channel> {
+        RunnerStoreServiceClient::new(self.channel(Identity::Service(ServiceName::RunnerRegistry)))
+    }
+
+    pub(crate) fn blobs(&self) -> BlobStoreServiceClient<Channel> {
+        BlobStoreServiceClient::new(self.channel(Identity::Service(ServiceName::MyceliumGateway)))
+    }
+
+    pub(crate) fn keys(&self) -> ContextKeys {
+        ContextKeys::new(self.layout, ContextId(CONTEXT))
+    }
+
+    pub(crate) fn connection(&self) -> Connection {
+        self.kv.database(self.keys().database())
+    }
+
+    pub(crate) async fn ask(&self, cmd: Cmd) -> Value {
+        self.connection().cmd(cmd).await.unwrap()
+    }
+
+    pub(crate) async fn hash(&self, key: &str) -> BTreeMap<String, String> {
+        self.ask(Cmd::new("HGETALL").arg(key)).await.hash().unwrap()
+    }
+
+    pub(crate) async fn revision(&self) -> u64 {
+        self.ask(Cmd::new("HGET").arg(&self.keys().ids()).arg("revision")).await.uint().unwrap()
+    }
+
+    /// Creates a flow of the executor with `count` nodes, and starts it.
+    pub(crate) async fn started(&self, count: u32) -> Running {
+        let created = self.created(count).await;
+        let owner = OwnerId::random().to_string();
+        let request = wire::StartFlowRequest {
+            context_id: CONTEXT,
+            flow_id: created.id,
+            flow_uid: created.uid.clone(),
+            owner: owner.clone(),
+        };
+        let flow = self.flows().start_flow(request).await.unwrap().into_inner().flow.unwrap();
+        Running { owner, epoch: flow.epoch, revision: flow.flow.unwrap().revision, ..created }
+    }
+
+    /// Creates a flow of the executor with `count` nodes.
+    pub(crate) async fn created(&self, count: u32) -> Running {
+        let answer = self.flows().create_flow(create(count)).await.unwrap().into_inner();
+        let flow = answer.flow.unwrap().flow.unwrap();
+        let running = Running {
+            id: flow.id,
+            uid: flow.uid,
+            context_uid: self.context_uid.clone(),
+            first_job: answer.first_job_id,
+            count,
+            owner: String::new(),
+            epoch: 0,
+            revision: 0,
+        };
+        let request = running.add_nodes(&script("true"));
+        self.flows().add_nodes(request).await.unwrap();
+        running
+    }
+
+    /// Sends one commit on a stream of its own.
+    pub(crate) async fn commit(&self, request: wire::CommitRequest) -> wire::CommitResponse {
+        let mut answers = self.flows().commit(tokio_stream::iter([request])).await.unwrap().into_inner();
+        answers.message().await.unwrap().unwrap()
+    }
+
+    /// Connects a router.
+    pub(crate) async fn router(&self, name: &str) -> Router {
+        let (frames, stream) = mpsc::channel(16);
+        let hello = wire::TakeHello { router: name.to_owned() };
+        let hello = wire::TakeRequest { frame: Some(wire::take_request::Frame::Hello(hello)) };
+        frames.send(hello).await.unwrap();
+        let answers = self.messages().take(ReceiverStream::new(stream)).await.unwrap().into_inner();
+        Router { frames, answers }
+    }
+}
+
+/// A connected router.
+pub(crate) struct Router {
+    frames: mpsc::Sender<wire::TakeRequest>,
+    pub(crate) answers: Streaming<wire::TakeResponse>,
+}
+
+impl Router {
+    /// The next `count` messages.
+    pub(crate) async fn take(&mut self, count: usize) -> Vec<wire::HeldMessage> {
+        let mut messages = Vec::new();
+        while messages.len() < count {
+            messages.extend(self.answers.message().await.unwrap().unwrap().messages);
+        }
+        messages
+    }
+
+    pub(crate) async fn settle(&self, messages: &[wire::HeldMessage], error: &str) {
+        let settlement = |message: &wire::HeldMessage| wire::Settlement {
+            context_id: message.context_id,
+            message_key: message.message_key.clone(),
+            error: error.to_owned(),
+        };
+        let settle = wire::Settle { settlements: messages.iter().map(settlement).collect() };
+        let frame = wire::TakeRequest { frame: Some(wire::take_request::Frame::Settle(settle)) };
+        self.frames.send(frame).await.unwrap();
+    }
+}
+
+/// A flow as its owner knows it.
+#[derive(Debug, Clone)]
+pub(crate) struct Running {
+    pub(crate) id: u32,
+    pub(crate) uid: String,
+    pub(crate) context_uid: String,
+    pub(crate) first_job: u32,
+    pub(crate) count: u32,
+    pub(crate) owner: String,
+    pub(crate) epoch: u64,
+    pub(crate) revision: u64,
+}
+
+impl Running {
+    pub(crate) fn node(&self, place: u32) -> FlowNode {
+        let spec = NodeSpec {
+            name: format!("node-{place}").parse().unwrap(),
+            depends: Vec::new(),
+            run_if: RunIf::default(),
+            allow_failure: false,
+            target: Target::default(),
+            policy: NodePolicy::default(),
+            job: script("true"),
+        };
+        FlowNode::new(JobId(self.first_job + place), &spec, Vec::new())
+    }
+
+    pub(crate) fn add_nodes(&self, job: &JobSpec) -> wire::AddNodesRequest {
+        let node = |place| {
+            let node = self.node(place);
+            wire::StoredNode { job_id: node.job_id.0, node_json: json(&node), job_json: json(job) }
+        };
+        wire::AddNodesRequest {
+            context_id: CONTEXT,
+            flow_id: self.id,
+            flow_uid: self.uid.clone(),
+            nodes: (0..self.count).map(node).collect(),
+        }
+    }
+
+    /// A step that changes nothing yet.
+    pub(crate) fn step(&self) -> wire::CommitRequest {
+        wire::CommitRequest {
+            commit_id: Uid::random().to_string(),
+            context_id: CONTEXT,
+            context_uid: self.context_uid.clone(),
+            flow_id: self.id,
+            flow_uid: self.uid.clone(),
+            owner: self.owner.clone(),
+            epoch: self.epoch,
+            revision: self.revision,
+            ..Default::default()
+        }
+    }
+
+    /// A step that ends the flow.
+    pub(crate) fn end(&self) -> wire::CommitRequest {
+        let change = wire::FlowChange {
+            status: v1::FlowStatus::Finished.into(),
+            result: BTreeMap::from([("a.b".to_owned(), "1".to_owned())]),
+            result_truncated: false,
+        };
+        wire::CommitRequest { flow: Some(change), ..self.step() }
+    }
+
+    /// A message with the node at `place`.
+    pub(crate) fn message(&self, id: u32) -> wire::OutgoingMessage {
+        wire::OutgoingMessage {
+            caller_id: EXECUTOR,
+            message_id: id,
+            runner_id: 7,
+            timeout_ack_secs: 60,
+            nodes: vec![Bytes::from(format!(r#"{{"n":{id}}}"#)), Bytes::from_static(br#"{"m": 1}"#)],
+            created_millis: 1_763_690_000_125,
+        }
+    }
+}
+
+pub(crate) fn create(count: u32) -> wire::CreateFlowRequest {
+    wire::CreateFlowRequest {
+        context_id: CONTEXT,
+        caller_id: EXECUTOR,
+        on_behalf_of: EXECUTOR,
+        flow: Some(v1::FlowSpec {
+            name: "flow".to_owned(),
+            env_vars: BTreeMap::from([("A".to_owned(), "1".to_owned())]),
+            deadline_secs: 60,
+            ..Default::default()
+        }),
+        node_count: count,
+        ..Default::default()
+    }
+}
+
+pub(crate) fn script(text: &str) -> JobSpec {
+    JobSpec {
+        script_type: ScriptType::Shell,
+        script: ScriptSource::Inline(text.to_owned()),
+        env_vars: BTreeMap::new(),
+        files: BTreeMap::new(),
+        outputs: Vec::new(),
+    }
+}
+
+pub(crate) fn json<T: serde::Serialize>(value: &T) -> Bytes {
+    serde_json::to_vec(value).unwrap().into()
+}
+
+/// Code and reason of a failure.
+pub(crate) fn failure<T>(result: Result<T, Status>) -> (tonic::Code, String) {
+    let view = ErrorView::from(&result.err().unwrap());
+    (view.code, view.reason)
+}

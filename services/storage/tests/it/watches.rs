@@ -1,0 +1,186 @@
+//! A watch has no gap and no duplicate across a resume (I8).
+
+use keys::Layout;
+use kv::Cmd;
+use proto::internal::v1 as wire;
+use proto::v1;
+use tonic::{Code, Streaming};
+
+use crate::stage::{ADMIN, CONTEXT, READER, Running, Stage, failure};
+
+type Events = Streaming<wire::WatchEventsResponse>;
+
+async fn watch(stage: &Stage, flow_id: u32, position: &str) -> Events {
+    let request = wire::WatchEventsRequest {
+        context_id: CONTEXT,
+        flow_id,
+        on_behalf_of: READER,
+        position: position.to_owned(),
+    };
+    stage.flows().watch_events(request).await.unwrap().into_inner()
+}
+
+async fn next(events: &mut Events) -> (String, String) {
+    let event = events.message().await.unwrap().unwrap();
+    (String::from_utf8(event.event_json.to_vec()).unwrap(), event.position)
+}
+
+async fn step(stage: &Stage, flow: &mut Running, events: std::ops::Range<u32>) {
+    let event = |n| format!(r#"{{"kind":"node","flow_id":{},"n":{n}}}"#, flow.id).into_bytes().into();
+    let node = flow.node(0);
+    let node = wire::NodeCommit {
+        job_id: node.job_id.0,
+        node_json: crate::stage::json(&node),
+        job_status: "started".to_owned(),
+        result_json: Vec::new().into(),
+        events: events.map(event).collect(),
+    };
+    flow.revision = stage.commit(wire::CommitRequest { nodes: vec![node], ..flow.step() }).await.revision;
+}
+
+fn number(event: &str) -> u32 {
+    serde_json::from_str::<serde_json::Value>(event).unwrap()["n"].as_u64().unwrap().try_into().unwrap()
+}
+
+#[tokio::test]
+async fn nothing_is_missing_and_nothing_comes_twice() {
+    let stage = Stage::new(Layout::Database).await;
+    let mut flow = stage.started(1).await;
+    let mut other = stage.started(1).await;
+    let mut events = watch(&stage, flow.id, "").await;
+    let (first, mut position) = next(&mut events).await;
+    assert_eq!(first, "", "the first answer says where the watch stands");
+    let mut seen = Vec::new();
+    for round in 0..40 {
+        step(&stage, &mut flow, round * 3..round * 3 + 3).await;
+        step(&stage, &mut other, 0..1).await;
+        // Of three events two are read, then the watch begins anew in the middle of a change.
+        for _ in 0..2 {
+            let (event, at) = next(&mut events).await;
+            seen.push(number(&event));
+            position = at;
+        }
+        events = watch(&stage, flow.id, &position).await;
+        assert_eq!(next(&mut events).await, (String::new(), position.clone()));
+    }
+    while seen.len() < 120 {
+        seen.push(number(&next(&mut events).await.0));
+    }
+    assert_eq!(seen, (0..120).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn many_events_of_the_past_are_caught_up_with() {
+    let stage = Stage::new(Layout::HashTag).await;
+    let mut flow = stage.started(1).await;
+    let mut events = watch(&stage, 0, "").await;
+    let (_, position) = next(&mut events).await;
+    drop(events);
+    for round in 0..10 {
+        step(&stage, &mut flow, round * 100..round * 100 + 100).await;
+    }
+    let mut events = watch(&stage, 0, &position).await;
+    next(&mut events).await;
+    for n in 0..1000 {
+        assert_eq!(number(&next(&mut events).await.0), n);
+    }
+    step(&stage, &mut flow, 1000..1001).await;
+    assert_eq!(number(&next(&mut events).await.0), 1000);
+}
+
+#[tokio::test]
+async fn a_position_that_is_gone_is_refused() {
+    let stage = Stage::new(Layout::Database).await;
+    let flow = stage.started(1).await;
+    let mut events = watch(&stage, flow.id, "").await;
+    let (_, position) = next(&mut events).await;
+    let request = |position: &str| wire::WatchEventsRequest {
+        context_id: CONTEXT,
+        flow_id: 0,
+        on_behalf_of: READER,
+        position: position.to_owned(),
+    };
+    assert_eq!(position.split('.').next().unwrap(), flow.revision.to_string(), "the revision stands first");
+    let other_bits = format!("{}{}", &position[..position.len() - 16], "0123456789abcdef");
+    let refused = failure(stage.flows().watch_events(request(&other_bits)).await);
+    assert_eq!(refused, (Code::OutOfRange, "POSITION_GONE".to_owned()));
+    assert_eq!(failure(stage.flows().watch_events(request("x")).await).0, Code::InvalidArgument);
+    stage.ask(Cmd::new("XTRIM").arg(&stage.keys().events()).arg("MAXLEN").arg(0)).await;
+    assert_eq!(failure(stage.flows().watch_events(request(&position)).await).0, Code::OutOfRange);
+}
+
+#[tokio::test]
+async fn a_watch_ends_with_the_role_that_allowed_it() {
+    let stage = Stage::new(Layout::Database).await;
+    let mut events = watch(&stage, 0, "").await;
+    next(&mut events).await;
+    let keys = stage.keys();
+    stage.ask(Cmd::new("HSET").arg(&keys.context()).arg("readers").arg("[]")).await;
+    let id = format!("{}-1", stage.revision().await + 1);
+    stage.ask(Cmd::new("HINCRBY").arg(&keys.ids()).arg("revision").arg(1)).await;
+    let add = Cmd::new("XADD").arg(&keys.events()).arg(&id).arg("e").arg(r#"{"kind":"context"}"#);
+    stage.ask(add.arg("b").arg("00000000000000aa")).await;
+    // The hint may come before the subscription stands, which then reads by itself.
+    stage.ask(Cmd::new("PUBLISH").arg(&keys.hint_channel()).arg("")).await;
+    assert_eq!(failure(events.message().await).0, Code::NotFound);
+}
+
+#[tokio::test]
+async fn runner_records_are_watched_over_all_contexts() {
+    let stage = Stage::new(Layout::Database).await;
+    let put = |id: u32| wire::PutRunnerRequest {
+        runner: Some(v1::RegisterRunnerRequest {
+            request_id: format!("r{id}"),
+            context_id: CONTEXT,
+            runner_id: id,
+            address: format!("grpc://host:{id}"),
+            ..Default::default()
+        }),
+        on_behalf_of: ADMIN,
+    };
+    let first = stage.runners().put_runner(put(5)).await.unwrap().into_inner();
+    let again = stage.runners().put_runner(put(5)).await.unwrap().into_inner();
+    assert_eq!(first, again);
+    let mut parts = stage.runners().watch_runners(wire::WatchRunnersRequest {}).await.unwrap().into_inner();
+    let snapshot = parts.message().await.unwrap().unwrap();
+    assert_eq!(snapshot.runners, [wire::RunnerRecord { context_id: CONTEXT, runner: first.runner }]);
+    assert!(parts.message().await.unwrap().unwrap().snapshot_end);
+    let second = stage.runners().put_runner(put(6)).await.unwrap().into_inner();
+    let change = parts.message().await.unwrap().unwrap();
+    assert_eq!(change.runners, [wire::RunnerRecord { context_id: CONTEXT, runner: second.runner }]);
+    let read = wire::ReadRunnersRequest { context_id: CONTEXT, on_behalf_of: READER };
+    let all = stage.runners().read_runners(read).await.unwrap().into_inner().runners;
+    assert_eq!(all.iter().map(|runner| runner.id).collect::<Vec<_>>(), [5, 6]);
+}
+
+#[tokio::test]
+async fn a_watcher_that_does_not_read_is_ended() {
+    let stage = Stage::new(Layout::Database).await;
+    let mut flow = stage.started(1).await;
+    let mut events = watch(&stage, 0, "").await;
+    next(&mut events).await;
+    for n in 0..1500 {
+        step(&stage, &mut flow, n..n + 1).await;
+    }
+    let mut seen = 0;
+    let refused = loop {
+        match events.message().await {
+            Ok(event) => {
+                assert_eq!(number(std::str::from_utf8(&event.unwrap().event_json).unwrap()), seen);
+                seen += 1;
+            }
+            Err(status) => break failure::<()>(Err(status)),
+        }
+    };
+    assert_eq!(refused, (Code::ResourceExhausted, "SLOW_CONSUMER".to_owned()));
+    assert!(seen >= 256, "what was buffered is sent first, not only {seen}");
+}
+
+#[tokio::test]
+async fn a_store_that_went_back_ends_watches() {
+    let mut stage = Stage::new(Layout::Database).await;
+    let mut events = watch(&stage, 0, "").await;
+    next(&mut events).await;
+    stage.redis.restart();
+    assert_eq!(failure(events.message().await).0, Code::OutOfRange);
+}
