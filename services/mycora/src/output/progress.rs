@@ -36,8 +36,6 @@ pub struct Node {
     pub attempt: u32,
     /// Why, when there is more to say.
     pub reason: Option<v1::Reason>,
-    /// How the script ended.
-    pub exit_code: Option<i32>,
     /// Where it runs or ran.
     pub instance: String,
     /// Since when this watcher has seen it in this state.
@@ -71,7 +69,6 @@ impl Node {
             depends: node.depends,
             attempt: node.attempt,
             reason: node.reason,
-            exit_code: node.exit_code,
             instance: node.instance,
             since: now,
             started,
@@ -95,7 +92,6 @@ impl Node {
         self.state = state;
         self.attempt = change.attempt;
         self.reason = change.reason;
-        self.exit_code = change.exit_code;
         self.instance = change.instance;
     }
 
@@ -111,9 +107,6 @@ impl Node {
         }
         if let (v1::NodeState::Running, false) = (self.state, self.instance.is_empty()) {
             text.push_str(&format!(" on {}", self.instance));
-        }
-        if let (v1::NodeState::Failed, Some(code @ 1..)) = (self.state, self.exit_code) {
-            text.push_str(&format!(", exit code {code}"));
         }
         // What is merely ready is explained only when it stays so.
         if let Some(reason) = self.reason.as_ref().filter(|_| self.state != v1::NodeState::Ready) {
@@ -309,11 +302,10 @@ mod tests {
         assert_eq!(view.apply(now, Event::NodeChange(running.clone())), ["a: running on shell:default:0"]);
         assert!(view.apply(now, Event::NodeChange(running)).is_empty());
         let mut failed = change(1, NodeState::Failed, 3_500);
-        failed.exit_code = Some(3);
-        failed.reason = Some(v1::Reason { code: "EXIT_CODE".into(), detail: String::new() });
+        failed.reason = Some(v1::Reason { code: "EXIT_CODE".into(), detail: "exit code 3".into() });
         assert_eq!(
             view.apply(now, Event::NodeChange(failed)),
-            ["a: failed after 2.5 s, exit code 3: the script ended with an error"]
+            ["a: failed after 2.5 s: exit code 3"]
         );
         assert_eq!(view.counts(), Counts { total: 1, ended: 1, running: 0, failed: 1 });
         assert!(view.ended().is_none());

@@ -26,7 +26,9 @@ pub fn script_type(script_type: v1::ScriptType) -> &'static str {
 #[must_use]
 pub fn reason(reason: &v1::Reason) -> String {
     let v1::Reason { code, detail } = reason;
-    if code == ReasonCode::NoLiveRunner.as_str() && !detail.is_empty() {
+    // Their details are whole sentences that say the same more exactly.
+    let told_by_detail = [ReasonCode::NoLiveRunner, ReasonCode::ExitCode];
+    if !detail.is_empty() && told_by_detail.iter().any(|known| known.as_str() == code) {
         return detail.clone();
     }
     let words = code.parse::<ReasonCode>().map_or(code.as_str(), |known| code_words(known));
@@ -72,7 +74,8 @@ mod tests {
         let told =
             |code: &str, detail: &str| reason(&v1::Reason { code: code.into(), detail: detail.into() });
         assert_eq!(told("TIMEOUT", ""), "the script ran longer than its timeout");
-        assert_eq!(told("EXIT_CODE", "exit code 3"), "the script ended with an error (exit code 3)");
+        assert_eq!(told("EXIT_CODE", "exit code 3"), "exit code 3");
+        assert_eq!(told("REFUSED", "queue full"), "the supervisor refused it (queue full)");
         assert_eq!(told("NEW_IN_LATER_VERSIONS", ""), "NEW_IN_LATER_VERSIONS");
     }
 }
