@@ -22,7 +22,13 @@ const RETRY: Duration = Duration::from_secs(1);
 #[derive(Debug, clap::Args)]
 pub struct Flags {
     /// The coordinator's Redis: redis://[user[:password]@]host[:port] or unix:///path
-    #[arg(long, env = "MYCORA_REDIS_URL", value_name = "URL", default_value = "redis://127.0.0.1:6379")]
+    #[arg(
+        long,
+        env = "MYCORA_REDIS_URL",
+        hide_env_values = true,
+        value_name = "URL",
+        default_value = "redis://127.0.0.1:6379"
+    )]
     redis_url: Endpoint,
     /// How contexts are kept apart: `database` or `hash-tag`
     #[arg(long, env = "MYCORA_LAYOUT", value_name = "LAYOUT", default_value_t = Layout::Database)]

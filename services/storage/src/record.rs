@@ -40,15 +40,21 @@ impl Fields {
         Ok((!fields.is_empty()).then(|| Self { what: what.to_string(), fields }))
     }
 
-    /// From the answer to `HMGET` of `names`, of which the first is in every such hash.
+    /// From the answer to `HMGET` of `names`, of which the first is in every such hash; nothing when it is not.
     pub(crate) fn of_some(what: impl fmt::Display, names: &[&str], value: Value) -> Result<Option<Self>> {
+        let fields = Self::of_any(what, names, value)?;
+        Ok(fields.fields.contains_key(names[0]).then_some(fields))
+    }
+
+    /// From the answer to `HMGET` of `names`, whatever of them is there.
+    pub(crate) fn of_any(what: impl fmt::Display, names: &[&str], value: Value) -> Result<Self> {
         let mut fields = BTreeMap::new();
         for (name, value) in names.iter().zip(value.array()?) {
             if let Some(text) = value.optional_text()? {
                 fields.insert((*name).to_owned(), text);
             }
         }
-        Ok(fields.contains_key(names[0]).then(|| Self { what: what.to_string(), fields }))
+        Ok(Self { what: what.to_string(), fields })
     }
 
     fn bad(&self, field: &str, problem: impl fmt::Display) -> BadRecord {

@@ -294,6 +294,25 @@ async fn a_step_of_500_nodes_is_one_change() {
     assert_eq!(stage.commit(gone).await.refusal(), wire::CommitRefusal::Gone);
 }
 
+#[tokio::test]
+async fn while_redis_is_away_outcomes_are_unknown_and_nothing_is_lost() {
+    let redis = testkit::RedisServer::builder().persistent().start();
+    let mut stage = Stage::over(redis, Layout::Database).await;
+    let mut flow = stage.started(1).await;
+    let first = flow.step();
+    flow.revision = stage.commit(first.clone()).await.revision;
+    stage.redis.kill9();
+    let end = flow.end();
+    assert_eq!(stage.commit(end.clone()).await.refusal(), wire::CommitRefusal::UnknownOutcome);
+    let refused = failure(stage.flows().create_flow(create(1)).await);
+    assert_eq!(refused, (Code::Unavailable, "STORE_UNAVAILABLE".to_owned()));
+    stage.redis.restart();
+    let again = stage.commit(first).await;
+    assert_eq!((again.refusal(), again.revision), (wire::CommitRefusal::Unspecified, flow.revision));
+    let ended = stage.commit(end).await;
+    assert_eq!((ended.refusal(), ended.revision), (wire::CommitRefusal::Unspecified, flow.revision + 1));
+}
+
 async fn put(stage: &Stage, bytes: &[u8]) -> BlobRef {
     let piece =
         v1::PutBlobRequest { context_id: CONTEXT, sha256: String::new(), data: bytes.to_vec().into() };

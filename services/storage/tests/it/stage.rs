@@ -57,7 +57,11 @@ impl Drop for Stage {
 impl Stage {
     /// Four actors and one context.
     pub(crate) async fn new(layout: Layout) -> Self {
-        let redis = RedisServer::start();
+        Self::over(RedisServer::start(), layout).await
+    }
+
+    /// The same over this Redis.
+    pub(crate) async fn over(redis: RedisServer, layout: Layout) -> Self {
         let kv = Kv::new(redis.url().parse().unwrap());
         let mut stage = Self {
             redis,
