@@ -1,1 +1,30 @@
-//! Placeholder while the crate is begun.
+//! The gateway: a coordinator's conversation with other machines.
+//!
+//! - [`delivery`]: messages to supervisors, and stops.
+//! - [`front`]: what supervisors say, and ask for.
+//! - [`peers`]: the supervisors it speaks to, over streams or over a bus.
+//! - [`bus_link`]: a conversation over the bus, kept alive.
+//! - [`routers`]: who is told what supervisors say, and what is not acknowledged yet.
+//! - [`inline`]: small files travel with their jobs.
+//! - [`presence`]: what is heard of supervisors, for the registry.
+//! - [`rpc`] the gRPC side, [`clients`] outgoing calls and streams, [`app`] puts it together.
+
+pub mod app;
+pub mod bus_link;
+pub mod clients;
+pub mod config;
+pub mod delivery;
+pub mod error;
+pub mod front;
+pub mod inline;
+pub mod metrics;
+pub mod peers;
+pub mod presence;
+pub mod process;
+pub mod routers;
+pub mod rpc;
+
+pub use app::{App, Deps, Dial};
+pub use config::Config;
+pub use error::Error;
+pub use rpc::{INTERNAL_POLICY, PUBLIC_POLICY};

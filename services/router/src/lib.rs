@@ -15,6 +15,7 @@ pub mod error;
 pub mod lanes;
 pub mod message;
 pub mod metrics;
+pub mod process;
 pub mod reports;
 pub mod runners;
 

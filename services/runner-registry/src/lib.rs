@@ -11,6 +11,7 @@ pub mod config;
 pub mod error;
 pub mod hub;
 pub mod metrics;
+pub mod process;
 pub mod rpc;
 pub mod view;
 

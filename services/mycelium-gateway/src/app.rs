@@ -1,0 +1,179 @@
+//! Puts the gateway together.
+
+use std::sync::Arc;
+
+use ::rpc::MountBuilder;
+use model::Address;
+use model::supervision::{COORDINATOR_TOPIC, SUPERVISOR_TOPIC};
+use mycelium::{Accept, Bus, BusPeers, Destination, Inbox};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::bus_link;
+use crate::clients::{self, RegistryClient};
+use crate::error::Error;
+use crate::front::{Desk, Who};
+use crate::metrics::Metrics;
+use crate::peers::{Peers, Wanted};
+use crate::presence::Heard;
+use crate::routers::Routers;
+use crate::rpc::Rpc;
+
+/// Makes a way to the supervisor at `host` and `port`.
+pub type Dial = Arc<dyn Fn(&str, u16) -> Result<::rpc::Channel, ::rpc::ChannelError> + Send + Sync>;
+
+/// What the gateway needs of others.
+pub struct Deps<'a> {
+    /// A way to storage.
+    pub storage: ::rpc::Channel,
+    /// A way to the registry.
+    pub registry: ::rpc::Channel,
+    /// What carries `mycelium:` addresses, if anything does. Its node's key has to stay the same:
+    /// supervisors know the coordinator by it.
+    pub bus: Option<Arc<dyn Bus>>,
+    /// Makes ways to `grpc://` addresses.
+    pub dial: Dial,
+    /// Where its metrics are registered.
+    pub metrics: &'a prometheus::Registry,
+}
+
+/// The service.
+pub struct App {
+    desk: Desk,
+    rpc: Rpc,
+    registry: RegistryClient,
+    wanted: mpsc::UnboundedReceiver<Wanted>,
+    bus: Option<(BusPeers, Inbox)>,
+    dial: Dial,
+    coordinator: watch::Sender<String>,
+    viewed: watch::Sender<bool>,
+    ready: watch::Sender<bool>,
+}
+
+impl App {
+    pub(crate) fn new(deps: Deps<'_>) -> Result<Self, Error> {
+        let metrics = Metrics::new(deps.metrics).map_err(Error::Metrics)?;
+        let (peers, wanted) = Peers::new(metrics.clone());
+        let desk = Desk {
+            peers,
+            routers: Routers::new(metrics.clone()),
+            heard: Heard::default(),
+            store: clients::blob_store(deps.storage),
+            metrics,
+        };
+        let bus = match deps.bus {
+            None => None,
+            Some(bus) => {
+                let inbox = bus.listen(COORDINATOR_TOPIC).map_err(Error::Bus)?;
+                let answering = desk.clone();
+                let accept: Accept = Arc::new(move |key| answering.front(Who::Node(key)));
+                Some((BusPeers::new(bus, accept), inbox))
+            }
+        };
+        let coordinator = watch::Sender::new(String::new());
+        let on_bus = bus.as_ref().map(|(peers, _)| Arc::clone(peers.bus()));
+        let rpc = Rpc::new(desk.clone(), coordinator.subscribe(), on_bus);
+        Ok(Self {
+            desk,
+            rpc,
+            registry: clients::registry(deps.registry),
+            wanted,
+            bus,
+            dial: deps.dial,
+            coordinator,
+            viewed: watch::Sender::new(false),
+            ready: watch::Sender::new(false),
+        })
+    }
+
+    /// Adds what actors may call.
+    #[must_use]
+    pub fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
+        self.rpc.mount_public(mount)
+    }
+
+    /// Adds what only services may call.
+    #[must_use]
+    pub fn mount_internal(&self, mount: MountBuilder) -> MountBuilder {
+        self.rpc.mount_internal(mount)
+    }
+
+    /// True once the coordinator's name is known and the registry's view was complete.
+    #[must_use]
+    pub fn ready(&self) -> watch::Receiver<bool> {
+        self.ready.subscribe()
+    }
+
+    /// Works until `shutdown`.
+    pub async fn run(self, shutdown: CancellationToken) {
+        let Self { desk, rpc: _, registry, mut wanted, bus, dial, coordinator, viewed, ready } = self;
+        // Ended with this future, also when it is dropped.
+        let mut tasks = JoinSet::new();
+        let mut complete = viewed.subscribe();
+        tasks.spawn(clients::follow_registry(registry.clone(), desk.peers.clone(), viewed));
+        tasks.spawn(clients::tell_registry(registry, desk.heard.clone()));
+        let bus_peers = bus.map(|(peers, inbox)| {
+            let listening = peers.clone();
+            tasks.spawn(async move { listening.run(inbox, SUPERVISOR_TOPIC).await });
+            peers
+        });
+        let working = async {
+            let name = clients::coordinator(desk.store.clone()).await;
+            coordinator.send_replace(name.clone());
+            tasks.spawn(async move {
+                if complete.wait_for(|complete| *complete).await.is_ok() {
+                    ready.send_replace(true);
+                }
+            });
+            while let Some(next) = wanted.recv().await {
+                open(&mut tasks, &desk, &dial, bus_peers.as_ref(), &name, next);
+            }
+        };
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = working => {}
+        }
+        tasks.shutdown().await;
+    }
+}
+
+/// Opens a conversation and keeps it.
+fn open(
+    tasks: &mut JoinSet<()>,
+    desk: &Desk,
+    dial: &Dial,
+    bus: Option<&BusPeers>,
+    coordinator: &str,
+    wanted: Wanted,
+) {
+    let Wanted { text, address, topic, standing } = wanted;
+    let impossible = |why: String| {
+        tracing::warn!(address = text, why, "a supervisor cannot be spoken to");
+        standing.send_modify(|standing| standing.last_error = why);
+    };
+    let to = match address {
+        Address::Grpc { host, port } => {
+            match dial(&host, port) {
+                Ok(channel) => {
+                    let front = desk.front(Who::Address(text.clone()));
+                    let (name, heard) = (coordinator.to_owned(), desk.heard.clone());
+                    tasks.spawn(clients::keep_attached(channel, name, text, front, standing, heard));
+                }
+                Err(error) => impossible(service::error_chain(&error)),
+            }
+            return;
+        }
+        Address::MyceliumIp(ip) => Destination::Ip(ip),
+        Address::MyceliumKey(key) => match key.parse() {
+            Ok(key) => Destination::Key(key),
+            Err(error) => return impossible(error.to_string()),
+        },
+    };
+    match bus {
+        Some(bus) => {
+            tasks.spawn(bus_link::keep(desk.clone(), bus.clone(), to, (text, topic), standing));
+        }
+        None => impossible("this gateway has no bus".to_owned()),
+    }
+}

@@ -1,0 +1,86 @@
+//! A conversation over the bus, kept alive. On a bus nobody notices that the other side is gone, or
+//! has forgotten us; so whoever is silent is asked who it is, which introduces us again.
+
+use std::time::Duration;
+
+use model::supervision::{InfoRequest, method};
+use model::{Presence, limits};
+use mycelium::{BusPeers, Destination, Peer};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::front::Desk;
+use crate::peers::Standing;
+
+/// A supervisor that was not heard for this long is asked who it is.
+const SILENCE_MAX: Duration = Duration::from_secs(limits::PRESENCE_INTERVAL_SECS as u64 * 3 / 2);
+/// How long it may take to answer that.
+const INFO_TIMEOUT: Duration = Duration::from_secs(5);
+/// The first pause before it is asked again; doubles up to [`RETRY_MAX`].
+const RETRY_MIN: Duration = Duration::from_millis(50);
+/// The longest pause.
+const RETRY_MAX: Duration = Duration::from_secs(5);
+
+/// Keeps one conversation for ever.
+pub(crate) async fn keep(
+    desk: Desk,
+    bus: BusPeers,
+    to: Destination,
+    (address, topic): (String, String),
+    standing: watch::Sender<Standing>,
+) {
+    let mut pause = RETRY_MIN;
+    loop {
+        match introduce(&desk, &bus, to, &address, &topic).await {
+            Ok(peer) => {
+                pause = RETRY_MIN;
+                standing.send_modify(|standing| {
+                    standing.peer = Some(peer);
+                    standing.last_error.clear();
+                });
+                until_silent(&desk, &address).await;
+            }
+            Err(error) => {
+                tracing::debug!(address, error, "a supervisor does not answer on the bus");
+                desk.heard.gone(&address);
+                standing.send_modify(|standing| {
+                    standing.peer = None;
+                    standing.last_error = error;
+                });
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(RETRY_MAX);
+            }
+        }
+    }
+}
+
+async fn introduce(
+    desk: &Desk,
+    bus: &BusPeers,
+    to: Destination,
+    address: &str,
+    topic: &str,
+) -> Result<Peer, String> {
+    let key = match to {
+        Destination::Key(key) => key,
+        Destination::Ip(ip) => bus.bus().key_of(ip).await.map_err(|error| error.to_string())?,
+    };
+    desk.peers.note_node(key, address);
+    let peer = bus.peer(Destination::Key(key), topic).await.map_err(|error| error.to_string())?;
+    let answer = peer.call(method::SUPERVISOR_INFO, &InfoRequest {}, INFO_TIMEOUT).await;
+    let answer = answer.map_err(|error| error.to_string())?;
+    let presence: Presence = serde_json::from_str(answer.get()).map_err(|error| error.to_string())?;
+    desk.peers.note_name(address, &presence.supervisor);
+    desk.heard.presence(address, &presence);
+    Ok(peer)
+}
+
+async fn until_silent(desk: &Desk, address: &str) {
+    while let Some(last) = desk.heard.last(address) {
+        let deadline = last + SILENCE_MAX;
+        if deadline <= Instant::now() {
+            return;
+        }
+        tokio::time::sleep_until(deadline).await;
+    }
+}

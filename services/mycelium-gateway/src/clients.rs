@@ -1,0 +1,260 @@
+//! Outgoing calls and streams.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use model::limits::GRPC_MESSAGE_BYTES_MAX;
+use model::{BlobHash, ContextId, ContextUid};
+use mycelium::json_rpc::PAYLOAD_TYPE;
+use mycelium::{Handler, Peer, RpcError};
+use proto::internal::v1 as wire;
+use proto::internal::v1::blob_store_service_client::BlobStoreServiceClient;
+use proto::internal::v1::registry_view_service_client::RegistryViewServiceClient;
+use proto::v1;
+use proto::v1::attach_request::Frame;
+use proto::v1::supervisor_service_client::SupervisorServiceClient;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming};
+
+use crate::peers::{Peers, Standing};
+use crate::presence::Heard;
+
+/// Blobs, as storage keeps them.
+pub type BlobStoreClient = BlobStoreServiceClient<rpc::Channel>;
+/// Runners, as the registry sees them.
+pub type RegistryClient = RegistryViewServiceClient<rpc::Channel>;
+
+/// The first pause before something is tried again; doubles up to [`RETRY_MAX`].
+const RETRY_MIN: Duration = Duration::from_millis(50);
+/// The longest pause.
+const RETRY_MAX: Duration = Duration::from_secs(5);
+/// What stood this long was good: the next attempt follows at once.
+const GOOD_AFTER: Duration = Duration::from_secs(10);
+/// Payloads that may wait to go out to one supervisor.
+const OUTBOX_LEN: usize = 64;
+
+/// Wraps a channel to storage.
+#[must_use]
+pub fn blob_store(channel: rpc::Channel) -> BlobStoreClient {
+    BlobStoreServiceClient::new(channel)
+        .max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX)
+}
+
+/// Wraps a channel to the registry.
+#[must_use]
+pub fn registry(channel: rpc::Channel) -> RegistryClient {
+    RegistryViewServiceClient::new(channel).max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
+}
+
+/// The pauses between attempts at something that should not fail.
+struct Pauses {
+    next: Duration,
+    began: Instant,
+}
+
+impl Pauses {
+    fn new() -> Self {
+        Self { next: RETRY_MIN, began: Instant::now() }
+    }
+
+    fn begin(&mut self) {
+        self.began = Instant::now();
+    }
+
+    async fn pause(&mut self) {
+        if self.began.elapsed() >= GOOD_AFTER {
+            self.next = RETRY_MIN;
+        }
+        tokio::time::sleep(self.next).await;
+        self.next = (self.next * 2).min(RETRY_MAX);
+    }
+}
+
+/// Asks storage for the coordinator's name until it answers.
+pub(crate) async fn coordinator(mut store: BlobStoreClient) -> String {
+    let mut pauses = Pauses::new();
+    loop {
+        match store.get_coordinator(wire::GetCoordinatorRequest {}).await {
+            Ok(answer) => return answer.into_inner().coordinator,
+            Err(status) => tracing::warn!(%status, "storage does not tell the coordinator's name"),
+        }
+        pauses.pause().await;
+    }
+}
+
+/// Reads a piece of a blob; gives it with the size of the whole.
+pub(crate) async fn read_blob(
+    store: &BlobStoreClient,
+    (context_id, context_uid): (ContextId, ContextUid),
+    hash: BlobHash,
+    offset: u64,
+) -> Result<(Bytes, u64), RpcError> {
+    let request = wire::ReadBlobRequest {
+        context_uid: context_uid.to_string(),
+        context_id: context_id.0,
+        sha256: hash.to_string(),
+        offset,
+    };
+    let answer = store.clone().read_blob(request).await.map_err(|status| refusal(&status))?.into_inner();
+    Ok((answer.data, answer.size))
+}
+
+/// Keeps a piece of a blob.
+pub(crate) async fn write_blob(store: &BlobStoreClient, put: wire::WriteBlobRequest) -> Result<(), RpcError> {
+    store.clone().write_blob(put).await.map(|_| ()).map_err(|status| refusal(&status))
+}
+
+fn refusal(status: &Status) -> RpcError {
+    let reason = rpc::ErrorView::from(status).reason;
+    let lasting = matches!(
+        status.code(),
+        Code::NotFound | Code::InvalidArgument | Code::PermissionDenied | Code::OutOfRange
+    );
+    let reason = if reason.is_empty() { "UNAVAILABLE" } else { &reason };
+    RpcError::refused(reason, lasting, status.message())
+}
+
+/// Keeps a supervisor attached for ever.
+pub(crate) async fn keep_attached(
+    channel: rpc::Channel,
+    coordinator: String,
+    address: String,
+    front: Arc<dyn Handler>,
+    standing: watch::Sender<Standing>,
+    heard: Heard,
+) {
+    let client = SupervisorServiceClient::new(channel)
+        .max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX);
+    let mut pauses = Pauses::new();
+    loop {
+        pauses.begin();
+        let ended = attach(client.clone(), &coordinator, &front, &standing).await;
+        let status = ended.err().unwrap_or_else(|| Status::unavailable("the supervisor ended the stream"));
+        let stood = standing.borrow().peer.is_some();
+        if stood {
+            tracing::info!(address, %status, "a supervisor is not attached any more");
+        } else {
+            tracing::debug!(address, %status, "a supervisor cannot be attached");
+            // It could not even be reached: no need to wait until its silence shows it.
+            heard.gone(&address);
+        }
+        standing.send_modify(|standing| {
+            if let Some(peer) = standing.peer.take() {
+                peer.close();
+            }
+            status.message().clone_into(&mut standing.last_error);
+        });
+        pauses.pause().await;
+    }
+}
+
+/// The whole life of one stream.
+async fn attach(
+    mut client: SupervisorServiceClient<rpc::Channel>,
+    coordinator: &str,
+    front: &Arc<dyn Handler>,
+    standing: &watch::Sender<Standing>,
+) -> Result<(), Status> {
+    let (outgoing, requests) = mpsc::channel(OUTBOX_LEN);
+    let hello = Frame::Hello(v1::AttachHello { coordinator: coordinator.to_owned() });
+    // The receiving end is right here, and empty.
+    outgoing.send(v1::AttachRequest { frame: Some(hello) }).await.ok();
+    let mut incoming = client.attach(ReceiverStream::new(requests)).await?.into_inner();
+    let (outbox, mut payloads) = mpsc::channel::<Bytes>(OUTBOX_LEN);
+    let peer = Peer::new(outbox, Arc::clone(front));
+    standing.send_modify(|standing| {
+        standing.peer = Some(peer.clone());
+        standing.last_error.clear();
+    });
+    let writing = async {
+        while let Some(payload) = payloads.recv().await {
+            let payload_type = PAYLOAD_TYPE.to_owned();
+            let envelope = v1::Envelope { payload_type, payload, signatures: Vec::new() };
+            let request = v1::AttachRequest { frame: Some(Frame::Envelope(envelope)) };
+            if outgoing.send(request).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        ended = receive(&mut incoming, &peer) => ended,
+        () = writing => Ok(()),
+    }
+}
+
+async fn receive(incoming: &mut Streaming<v1::AttachResponse>, peer: &Peer) -> Result<(), Status> {
+    while let Some(v1::AttachResponse { envelope }) = incoming.message().await? {
+        match envelope {
+            Some(envelope) if envelope.payload_type == PAYLOAD_TYPE => peer.receive(&envelope.payload),
+            Some(envelope) => {
+                tracing::warn!(payload_type = envelope.payload_type, "an envelope of another type");
+            }
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+/// Follows the registry's view for ever. `ready` is set when it was complete for the first time.
+pub(crate) async fn follow_registry(mut client: RegistryClient, peers: Peers, ready: watch::Sender<bool>) {
+    let mut pauses = Pauses::new();
+    loop {
+        pauses.begin();
+        let reading = async {
+            let mut view = client.watch(wire::WatchRequest {}).await?.into_inner();
+            while let Some(part) = view.message().await? {
+                let complete = part.snapshot_end;
+                peers.update(part);
+                if complete {
+                    ready.send_replace(true);
+                }
+            }
+            Ok::<_, Status>(())
+        };
+        match reading.await {
+            Ok(()) => tracing::info!("the registry ended its view"),
+            Err(status) => tracing::warn!(%status, "the registry's view cannot be followed"),
+        }
+        pauses.pause().await;
+    }
+}
+
+/// Tells the registry what is heard of supervisors, for ever.
+pub(crate) async fn tell_registry(mut client: RegistryClient, heard: Heard) {
+    let mut pauses = Pauses::new();
+    loop {
+        pauses.begin();
+        let telling = async {
+            let (outgoing, requests) = mpsc::channel(OUTBOX_LEN);
+            let mut incoming = client.report_presence(ReceiverStream::new(requests)).await?.into_inner();
+            heard.begin_anew();
+            // Whom to speak to is known from the view; what comes in only shows that the stream stands.
+            let reading = async {
+                while incoming.message().await?.is_some() {}
+                Ok::<_, Status>(())
+            };
+            let writing = async {
+                loop {
+                    for word in heard.next().await {
+                        if outgoing.send(word).await.is_err() {
+                            return;
+                        }
+                    }
+                }
+            };
+            tokio::select! {
+                ended = reading => ended,
+                () = writing => Ok(()),
+            }
+        };
+        if let Err(status) = telling.await {
+            tracing::warn!(%status, "the registry cannot be told who is there");
+        }
+        pauses.pause().await;
+    }
+}

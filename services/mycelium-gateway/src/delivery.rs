@@ -1,0 +1,196 @@
+//! Messages to supervisors, and stops.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use model::execution::Outcome;
+use model::supervision::{JobAccepted, JobStop, JobStopped, STATE_UNKNOWN, method};
+use model::{AttemptEnd, ContextId, FlowId, JobKey, NodeReport, Reason, ReasonCode, ReportKind, Timestamp};
+use mycelium::{Call, CallError, RpcError};
+use proto::internal::v1 as wire;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+
+use crate::front::Desk;
+use crate::inline::Inliner;
+
+/// How long a delivery waits for a conversation to stand.
+const CONNECT_WAIT: Duration = Duration::from_secs(2);
+/// How long a supervisor may take to answer a stop.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What has to be known of an execution to report about it.
+#[derive(Debug, Clone, Copy, Deserialize)]
+struct Head {
+    job_key: JobKey,
+    context_id: ContextId,
+    flow_id: FlowId,
+}
+
+impl Head {
+    fn report(self, kind: ReportKind) -> NodeReport {
+        NodeReport { job_key: self.job_key, context_id: self.context_id, flow_id: self.flow_id, kind }
+    }
+}
+
+/// Delivers executions. Refusals have been acknowledged as reports when this returns.
+pub async fn deliver(desk: &Desk, deliver: wire::Deliver) -> wire::DeliveryOutcome {
+    let delivery_id = deliver.delivery_id;
+    let error = match try_deliver(desk, deliver).await {
+        Ok(()) => String::new(),
+        Err(error) => {
+            desk.metrics.failed.inc();
+            error
+        }
+    };
+    wire::DeliveryOutcome { delivery_id, error }
+}
+
+async fn try_deliver(desk: &Desk, deliver: wire::Deliver) -> Result<(), String> {
+    let wire::Deliver { delivery_id: _, address, topic, context_id, context_uid, nodes, timeout_millis } =
+        deliver;
+    let timeout = Duration::from_millis(timeout_millis);
+    let deadline = Instant::now() + timeout;
+    let peer = desk.peers.connected(&address, &topic, CONNECT_WAIT.min(timeout)).await;
+    let peer = peer.map_err(|error| error.to_string())?;
+
+    let mut inliner = Inliner::new(desk.store.clone(), ContextId(context_id), context_uid);
+    let (mut heads, mut calls) = (Vec::with_capacity(nodes.len()), Vec::with_capacity(nodes.len()));
+    for json in nodes {
+        let (head, call) = call(&inliner.fill(json).await).map_err(|error| error.to_string())?;
+        heads.push(head);
+        calls.push(call);
+    }
+    let sent = tokio::time::timeout_at(deadline, peer.send_batch(calls)).await;
+    let sent = sent.map_err(|_| CallError::TimedOut.to_string())?;
+
+    let mut unanswered = None;
+    let mut refusals = Vec::new();
+    for (head, outcome) in heads.into_iter().zip(sent.outcomes(deadline).await) {
+        match outcome.map(|result| serde_json::from_str::<JobAccepted>(result.get())) {
+            Ok(Ok(accepted)) => {
+                desk.metrics.accepted.inc();
+                // Nobody waits for this one: what follows says the same and more.
+                drop(desk.tell(
+                    head.job_key,
+                    &head.report(ReportKind::Accepted { supervisor: accepted.supervisor }),
+                ));
+            }
+            Ok(Err(error)) => unanswered = Some(format!("an answer to job.run cannot be read: {error}")),
+            Err(error) => match refusal(&error) {
+                Some(kind) => refusals.push(head.report(kind)),
+                None => unanswered = Some(error.to_string()),
+            },
+        }
+    }
+    desk.metrics.refused.inc_by(refusals.len() as u64);
+    let told = refusals.iter().map(|report| desk.tell(report.job_key, report));
+    let told = told.collect::<Option<Vec<_>>>().ok_or("a refusal could not be reported")?;
+    let all_told = join_all(told).await.into_iter().all(|handled| handled.is_ok());
+    match unanswered {
+        Some(error) => Err(error),
+        None if all_told => Ok(()),
+        None => Err("the router went away before it took a refusal".to_owned()),
+    }
+}
+
+fn call(json: &[u8]) -> Result<(Head, Call), serde_json::Error> {
+    let head: Head = serde_json::from_slice(json)?;
+    let raw: &RawValue = serde_json::from_slice(json)?;
+    Ok((head, Call::raw(method::JOB_RUN, raw.to_owned())))
+}
+
+/// What a failed call means for its attempt; nothing when the supervisor did not answer.
+fn refusal(error: &CallError) -> Option<ReportKind> {
+    let rejected = |code, detail: String, lasting| {
+        Some(ReportKind::Rejected { reason: Reason::new(code, detail), lasting, counts: false })
+    };
+    match error {
+        CallError::Refused(refused) => {
+            let (reason, lasting) = (refused.reason(), refused.is_lasting());
+            match reason {
+                "STOPPED" => Some(stopped()),
+                "BLOB_MISSING" => rejected(ReasonCode::BlobMissing, detail(refused), lasting),
+                // It does not even look at the job now; the delivery is tried again.
+                "BUSY" | "UNAVAILABLE" => None,
+                _ => rejected(ReasonCode::Refused, detail(refused), lasting),
+            }
+        }
+        CallError::TooLarge(_) => rejected(ReasonCode::InputsTooLarge, error.to_string(), true),
+        CallError::TimedOut | CallError::Closed | CallError::TooMany | CallError::Unwritable(_) => None,
+    }
+}
+
+fn detail(refused: &RpcError) -> String {
+    refused.message.clone()
+}
+
+fn stopped() -> ReportKind {
+    ReportKind::Ended(Box::new(AttemptEnd {
+        outcome: Outcome::Stopped,
+        exit_code: None,
+        reason: None,
+        result: std::collections::BTreeMap::new(),
+        outputs: std::collections::BTreeMap::new(),
+        output_bytes: 0,
+        instance: None,
+        start_time: None,
+        end_time: Timestamp::now(),
+    }))
+}
+
+/// Stops an attempt. One that the supervisor had never seen, and will refuse from now on, is reported
+/// as stopped; of every other the supervisor itself tells the end. A stop that fails is repeated by the
+/// scheduler.
+pub async fn stop(desk: &Desk, stop: wire::StopAttempt) {
+    let wire::StopAttempt { address, topic, job_key, grace_secs, context_id, flow_id } = stop;
+    let job_key: JobKey = match job_key.parse() {
+        Ok(key) => key,
+        Err(error) => {
+            tracing::error!(%error, "a stop names no attempt");
+            return;
+        }
+    };
+    let stopping = async {
+        let peer = desk.peers.connected(&address, &topic, CONNECT_WAIT).await.map_err(|e| e.to_string())?;
+        let ask = JobStop { job_key, grace_secs };
+        let answer = peer.call(method::JOB_STOP, &ask, STOP_TIMEOUT).await.map_err(|e| e.to_string())?;
+        serde_json::from_str::<JobStopped>(answer.get()).map_err(|e| e.to_string())
+    };
+    match stopping.await {
+        Ok(outcome) if outcome.stopped && outcome.state == STATE_UNKNOWN => {
+            let head = Head { job_key, context_id: ContextId(context_id), flow_id: FlowId(flow_id) };
+            drop(desk.tell(job_key, &head.report(stopped())));
+        }
+        Ok(_) => {}
+        Err(error) => tracing::info!(%job_key, %address, error, "an attempt was not stopped"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_say_whether_it_may_be_tried_again() {
+        let refused = |reason, lasting| CallError::Refused(RpcError::refused(reason, lasting, "why"));
+        let cases = [
+            (refused("KEY_CONFLICT", true), Some((ReasonCode::Refused, true))),
+            (refused("QUEUE_FULL", false), Some((ReasonCode::Refused, false))),
+            (refused("BLOB_MISSING", true), Some((ReasonCode::BlobMissing, true))),
+            (refused("UNAVAILABLE", false), None),
+            (CallError::TooLarge(9), Some((ReasonCode::InputsTooLarge, true))),
+            (CallError::TimedOut, None),
+            (CallError::Closed, None),
+        ];
+        for (error, expected) in cases {
+            let got = refusal(&error).map(|kind| match kind {
+                ReportKind::Rejected { reason, lasting, counts: false } => (reason.code, lasting),
+                other => panic!("{other:?}"),
+            });
+            assert_eq!(got, expected, "{error}");
+        }
+        assert!(matches!(refusal(&refused("STOPPED", true)), Some(ReportKind::Ended(_))));
+    }
+}

@@ -1,0 +1,28 @@
+//! What can go wrong here.
+
+/// Why the gateway cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Somebody else listens to the topic of coordinators on that node.
+    #[error("the bus cannot be listened to")]
+    Bus(#[source] mycelium::BusError),
+    /// A metric of the same name is there already.
+    #[error("the metrics cannot be registered")]
+    Metrics(#[source] prometheus::Error),
+}
+
+/// Why a supervisor cannot be spoken to.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PeerError {
+    /// The text is no address.
+    #[error(transparent)]
+    Address(#[from] model::address::AddressError),
+    /// No conversation stands within the time that was given.
+    #[error("{address} is not connected: {last_error}")]
+    NotConnected {
+        /// Where it should be.
+        address: String,
+        /// What the last attempt ran into.
+        last_error: String,
+    },
+}

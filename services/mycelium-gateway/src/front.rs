@@ -1,0 +1,199 @@
+//! What supervisors say, and ask for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use futures_util::future::{BoxFuture, join_all};
+use model::supervision::{BlobGet, BlobPiece, BlobPut, Done, JobEvent, method};
+use model::{ContextId, JobKey, Presence};
+use mycelium::json_rpc::{INTERNAL_ERROR, METHOD_NOT_FOUND, answer};
+use mycelium::{Answer, Handler, Peer, PublicKey, Request, RpcError};
+use proto::internal::v1 as wire;
+
+use crate::clients::{BlobStoreClient, read_blob, write_blob};
+use crate::metrics::Metrics;
+use crate::peers::Peers;
+use crate::presence::Heard;
+use crate::routers::{Handled, Routers, Said};
+
+/// How long a router may take to acknowledge; supervisors give up at about the same time.
+const HANDLED_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What answers supervisors. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Desk {
+    /// Who may speak of what.
+    pub peers: Peers,
+    /// Who is told.
+    pub routers: Routers,
+    /// What is heard of them.
+    pub heard: Heard,
+    /// Where blobs are.
+    pub store: BlobStoreClient,
+    /// What is counted.
+    pub metrics: Metrics,
+}
+
+/// How the supervisor at the other end is known.
+#[derive(Debug, Clone)]
+pub enum Who {
+    /// By the address that it was called under.
+    Address(String),
+    /// By its node on the bus.
+    Node(PublicKey),
+}
+
+/// Answers one supervisor.
+#[derive(Debug)]
+pub struct SupervisorFront {
+    /// Everything it needs.
+    pub desk: Desk,
+    /// Whom it answers.
+    pub who: Who,
+}
+
+impl Handler for SupervisorFront {
+    fn handle(&self, _: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
+        let address = match &self.who {
+            Who::Address(address) => Some(address.clone()),
+            Who::Node(key) => self.desk.peers.address_of(*key),
+        };
+        let Some(address) = address else {
+            let stranger = RpcError::refused("UNKNOWN_PEER", false, "no runner record names this node");
+            return Box::pin(async move { requests.iter().map(|_| Err(stranger.clone())).collect() });
+        };
+        // Events are handed over here, in the order in which they came, and only waited for later.
+        let begun: Vec<_> = requests.into_iter().map(|request| self.desk.begin(&address, request)).collect();
+        Box::pin(join_all(begun.into_iter().map(Begun::finish)))
+    }
+}
+
+/// A request whose answer has been begun.
+enum Begun {
+    /// The answer.
+    Ready(Answer),
+    /// The answer is empty once a router has taken care of it.
+    Told(Handled),
+    /// There is something to do.
+    Work(BoxFuture<'static, Answer>),
+}
+
+impl Begun {
+    async fn finish(self) -> Answer {
+        match self {
+            Self::Ready(answer) => answer,
+            Self::Work(work) => work.await,
+            Self::Told(handled) => match tokio::time::timeout(HANDLED_TIMEOUT, handled).await {
+                Ok(Ok(())) => answer(&Done {}),
+                Ok(Err(_)) => Err(RpcError::refused("NO_ROUTER", false, "the router is gone")),
+                Err(_) => Err(RpcError::refused("TIMEOUT", false, "nobody took care of it in time")),
+            },
+        }
+    }
+}
+
+impl Desk {
+    fn begin(&self, address: &str, request: Request) -> Begun {
+        let begun = match request.method.as_str() {
+            method::JOB_EVENT => self.event(address, &request),
+            method::SUPERVISOR_PRESENCE => self.presence(address, &request).map(Begun::Ready),
+            method::BLOB_GET | method::BLOB_PUT => {
+                let (desk, address) = (self.clone(), address.to_owned());
+                Ok(Begun::Work(Box::pin(async move { desk.blob(&address, &request).await })))
+            }
+            other => Err(RpcError::of_protocol(METHOD_NOT_FOUND, format!("there is no method `{other}`"))),
+        };
+        begun.unwrap_or_else(|error| Begun::Ready(Err(error)))
+    }
+
+    fn event(&self, address: &str, request: &Request) -> Result<Begun, RpcError> {
+        let event: JobEvent = request.read()?;
+        let (job, origin) = (event.job_key, event.origin);
+        self.check(address, origin.context_id)?;
+        self.metrics.events.inc();
+        let said = match event.into_report() {
+            Ok(report) => Said::Report(
+                serde_json::to_vec(&report)
+                    .map_err(|error| RpcError::of_protocol(INTERNAL_ERROR, error.to_string()))?
+                    .into(),
+            ),
+            Err((offset, text)) => Said::Log(wire::NumberedLog {
+                report_id: 0,
+                job_key: job.to_string(),
+                context_id: origin.context_id.0,
+                flow_id: origin.flow_id.0,
+                offset,
+                data: Bytes::from(text),
+            }),
+        };
+        self.routers.tell(job, said).map(Begun::Told).map_err(|not_taken| {
+            self.metrics.events_refused.inc();
+            RpcError::refused("BUSY", false, not_taken.to_string())
+        })
+    }
+
+    fn presence(&self, address: &str, request: &Request) -> Result<Answer, RpcError> {
+        let presence: Presence = request.read()?;
+        self.peers.note_name(address, &presence.supervisor);
+        self.heard.presence(address, &presence);
+        Ok(answer(&Done {}))
+    }
+
+    async fn blob(&self, address: &str, request: &Request) -> Answer {
+        if request.method == method::BLOB_GET {
+            let BlobGet { job_key, context_id, sha256, offset } = request.read()?;
+            self.check(address, context_id)?;
+            let place = (context_id, job_key.context);
+            let (data, size) = read_blob(&self.store, place, sha256, offset).await?;
+            self.metrics.blob_bytes_out.inc_by(data.len() as u64);
+            return answer(&BlobPiece { data: BASE64_STANDARD.encode(data), size });
+        }
+        let BlobPut { job_key, context_id, sha256, size, offset, data } = request.read()?;
+        self.check(address, context_id)?;
+        let data = BASE64_STANDARD
+            .decode(data)
+            .map_err(|_| RpcError::refused("INVALID_REQUEST", true, "`data` is no base64"))?;
+        self.metrics.blob_bytes_in.inc_by(data.len() as u64);
+        let put = wire::WriteBlobRequest {
+            context_uid: job_key.context.to_string(),
+            context_id: context_id.0,
+            sha256: sha256.to_string(),
+            size,
+            offset,
+            data: data.into(),
+        };
+        write_blob(&self.store, put).await?;
+        answer(&Done {})
+    }
+
+    /// A supervisor speaks only of contexts whose records name it. A record may just not be known here
+    /// yet, so that the refusal is a passing one.
+    fn check(&self, address: &str, context: ContextId) -> Result<(), RpcError> {
+        if self.peers.works_for(address, context) {
+            return Ok(());
+        }
+        let message = format!("no runner record of context {context} names {address}");
+        Err(RpcError::refused("UNKNOWN_PEER", false, message))
+    }
+
+    /// Tells a router something that nobody waits for.
+    pub fn tell(&self, job: JobKey, report: &model::NodeReport) -> Option<Handled> {
+        let json = match serde_json::to_vec(report) {
+            Ok(json) => json,
+            Err(error) => {
+                tracing::error!(%error, "a report cannot be written");
+                return None;
+            }
+        };
+        self.routers.tell(job, Said::Report(json.into())).ok()
+    }
+
+    /// An answerer for one supervisor.
+    #[must_use]
+    pub fn front(&self, who: Who) -> Arc<dyn Handler> {
+        Arc::new(SupervisorFront { desk: self.clone(), who })
+    }
+}

@@ -1,0 +1,56 @@
+//! What can be seen from the outside.
+
+use prometheus::{IntCounter, IntGauge, Registry};
+
+/// The gateway's metrics.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    /// Jobs that supervisors accepted.
+    pub accepted: IntCounter,
+    /// Jobs that supervisors refused.
+    pub refused: IntCounter,
+    /// Deliveries that failed as a whole.
+    pub failed: IntCounter,
+    /// Events that supervisors told.
+    pub events: IntCounter,
+    /// Events that were refused because no router could take them.
+    pub events_refused: IntCounter,
+    /// Supervisors that are connected.
+    pub connected: IntGauge,
+    /// Routers that are connected.
+    pub routers: IntGauge,
+    /// Bytes of blobs that went to supervisors.
+    pub blob_bytes_out: IntCounter,
+    /// Bytes of blobs that came from supervisors.
+    pub blob_bytes_in: IntCounter,
+}
+
+impl Metrics {
+    /// Registers them.
+    ///
+    /// # Errors
+    /// When one of that name is there already.
+    pub fn new(registry: &Registry) -> prometheus::Result<Self> {
+        let counter = |name: &str, about: &str| -> prometheus::Result<IntCounter> {
+            let counter = IntCounter::new(format!("mycora_gateway_{name}"), about)?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok(counter)
+        };
+        let gauge = |name: &str, about: &str| -> prometheus::Result<IntGauge> {
+            let gauge = IntGauge::new(format!("mycora_gateway_{name}"), about)?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok(gauge)
+        };
+        Ok(Self {
+            accepted: counter("jobs_accepted_total", "Jobs that supervisors accepted.")?,
+            refused: counter("jobs_refused_total", "Jobs that supervisors refused.")?,
+            failed: counter("deliveries_failed_total", "Deliveries that failed as a whole.")?,
+            events: counter("events_total", "Events that supervisors told.")?,
+            events_refused: counter("events_refused_total", "Events that no router could take.")?,
+            connected: gauge("supervisors_connected", "Supervisors that are connected.")?,
+            routers: gauge("routers_connected", "Routers that are connected.")?,
+            blob_bytes_out: counter("blob_bytes_out_total", "Bytes of blobs that went to supervisors.")?,
+            blob_bytes_in: counter("blob_bytes_in_total", "Bytes of blobs that came from supervisors.")?,
+        })
+    }
+}

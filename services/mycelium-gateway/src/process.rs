@@ -1,0 +1,82 @@
+//! The gateway as a process of its own.
+
+use std::sync::Arc;
+
+use ::rpc::{Channel, Mount, Server, TlsFiles};
+use model::limits;
+use service::{Failure, Host, Limits};
+
+use crate::app::{App, Deps};
+use crate::config::Config;
+use crate::routers::UNACKNOWLEDGED_MAX;
+use crate::rpc::policy;
+
+/// Where the gateway finds what it needs.
+#[derive(Debug, clap::Args)]
+pub struct Flags {
+    /// The storage service
+    #[arg(long, env = "MYCORA_STORAGE", value_name = "URL", default_value = "https://127.0.0.1:7701")]
+    storage: String,
+    /// The runner-registry
+    #[arg(
+        long,
+        env = "MYCORA_RUNNER_REGISTRY",
+        value_name = "URL",
+        default_value = "https://127.0.0.1:7704"
+    )]
+    runner_registry: String,
+}
+
+impl service::App for App {
+    const NAME: &'static str = "mycelium-gateway";
+    const ABOUT: &'static str = "Speaks for its coordinator to other machines";
+    const GRPC_PORT: Option<u16> = Some(7705);
+    const OPS_PORT: u16 = 7805;
+    type Config = Flags;
+
+    fn limits(_: &Flags) -> Limits {
+        Limits::from([
+            ("unacknowledged_max", UNACKNOWLEDGED_MAX as u64),
+            ("inline_bytes_max", limits::INLINE_BYTES_MAX as u64),
+            ("blob_chunk_bytes", limits::BLOB_CHUNK_BYTES as u64),
+        ])
+    }
+
+    async fn start(flags: Flags, host: Host) -> Result<(), Failure> {
+        let paths = host.tls.required()?;
+        let tls = TlsFiles::new(paths.ca, paths.cert, paths.key);
+        let dialing = tls.clone();
+        let deps = Deps {
+            storage: Channel::remote(&flags.storage, &tls, Some("storage"))?,
+            registry: Channel::remote(&flags.runner_registry, &tls, Some("runner-registry"))?,
+            bus: None,
+            dial: Arc::new(move |host, port| Channel::remote(&format!("{host}:{port}"), &dialing, None)),
+            metrics: &host.metrics,
+        };
+        let app = Config::default().build(deps)?;
+        let mount = app.mount_internal(app.mount_public(Mount::builder(policy())));
+        let mount = mount.descriptors(proto::DESCRIPTORS).build()?;
+        let (view, mut ready) = (host.readiness.condition("view"), app.ready());
+        let health = mount.health().clone();
+        let server = Server::new(mount, &tls)?.drain_deadline(host.drain_deadline);
+        let listener = host.listener.ok_or("the gateway serves gRPC and was given no listener")?;
+        let shutdown = host.shutdown.clone();
+        host.tasks.spawn("grpc", async move {
+            server.serve(listener, shutdown.begun_owned()).await?;
+            Ok(())
+        });
+        let token = host.shutdown.token();
+        host.tasks.spawn("gateway", async move {
+            app.run(token).await;
+            Ok(())
+        });
+        host.tasks.spawn("readiness", async move {
+            if ready.wait_for(|ready| *ready).await.is_ok() {
+                view.met();
+                health.set_serving(true);
+            }
+            Ok(())
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,272 @@
+//! Who is told what supervisors say, and what is not acknowledged yet.
+//!
+//! What is said of a flow goes to the same router as long as the same routers are connected, so that
+//! it stays in order. What a router did not acknowledge before its stream ended is lost here on purpose:
+//! its supervisor is not answered, and says it again.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use model::JobKey;
+use proto::internal::v1 as wire;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::metrics::Metrics;
+
+/// Reports and pieces of output that one router has not acknowledged. Beyond it nothing is taken, and
+/// supervisors wait.
+pub const UNACKNOWLEDGED_MAX: usize = 10_000;
+
+/// Something for a router.
+#[derive(Debug)]
+pub enum Item {
+    /// A report as JSON.
+    Report(wire::NumberedReport),
+    /// A piece of output.
+    Log(wire::NumberedLog),
+    /// How a delivery ended.
+    Outcome(wire::DeliveryOutcome),
+}
+
+/// Something that a supervisor said, before it has a number.
+#[derive(Debug)]
+pub enum Said {
+    /// A report as JSON.
+    Report(Bytes),
+    /// A piece of output; its number is set when it is handed over.
+    Log(wire::NumberedLog),
+}
+
+/// Ready when a router has taken care of something; an error when its stream ended first.
+pub type Handled = oneshot::Receiver<()>;
+
+/// Why nothing was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotTaken {
+    /// No router is connected.
+    #[error("no router is connected")]
+    NoRouter,
+    /// The router has too much to acknowledge.
+    #[error("the router does not keep up")]
+    Full,
+}
+
+/// All routers that are connected. Clones are the same.
+#[derive(Debug, Clone)]
+pub struct Routers {
+    state: Arc<Mutex<State>>,
+    metrics: Metrics,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next_session: u64,
+    sessions: BTreeMap<u64, Session>,
+}
+
+#[derive(Debug)]
+struct Session {
+    items: mpsc::UnboundedSender<Item>,
+    next_report: u64,
+    unacknowledged: HashMap<u64, oneshot::Sender<()>>,
+}
+
+impl Routers {
+    /// None yet.
+    #[must_use]
+    pub fn new(metrics: Metrics) -> Self {
+        Self { state: Arc::default(), metrics }
+    }
+
+    /// A router has connected. Its items are not bounded by the channel but by
+    /// [`UNACKNOWLEDGED_MAX`] and by the router's own window of deliveries.
+    #[must_use]
+    pub fn join(&self) -> (RouterSession, mpsc::UnboundedReceiver<Item>) {
+        let (items, receiver) = mpsc::unbounded_channel();
+        let mut state = self.lock();
+        state.next_session += 1;
+        let id = state.next_session;
+        let session = Session { items: items.clone(), next_report: 0, unacknowledged: HashMap::new() };
+        state.sessions.insert(id, session);
+        self.metrics.routers.set(i64::try_from(state.sessions.len()).unwrap_or(i64::MAX));
+        (RouterSession { id, items, routers: self.clone() }, receiver)
+    }
+
+    /// Hands something over to the router that hears of this job's flow.
+    ///
+    /// # Errors
+    /// [`NotTaken`]; nothing was handed over.
+    pub fn tell(&self, job: JobKey, said: Said) -> Result<Handled, NotTaken> {
+        let mut state = self.lock();
+        if state.sessions.is_empty() {
+            return Err(NotTaken::NoRouter);
+        }
+        let mut hasher = DefaultHasher::new();
+        job.flow.hash(&mut hasher);
+        let at = usize::try_from(hasher.finish() % state.sessions.len() as u64).unwrap_or_default();
+        let session = state.sessions.values_mut().nth(at).ok_or(NotTaken::NoRouter)?;
+        if session.unacknowledged.len() >= UNACKNOWLEDGED_MAX {
+            return Err(NotTaken::Full);
+        }
+        session.next_report += 1;
+        let report_id = session.next_report;
+        let item = match said {
+            Said::Report(report_json) => Item::Report(wire::NumberedReport { report_id, report_json }),
+            Said::Log(log) => Item::Log(wire::NumberedLog { report_id, ..log }),
+        };
+        session.items.send(item).map_err(|_| NotTaken::NoRouter)?;
+        let (done, handled) = oneshot::channel();
+        session.unacknowledged.insert(report_id, done);
+        Ok(handled)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One stream of a router; gone when it is dropped.
+#[derive(Debug)]
+pub struct RouterSession {
+    id: u64,
+    items: mpsc::UnboundedSender<Item>,
+    routers: Routers,
+}
+
+impl RouterSession {
+    /// Where outcomes of its deliveries go.
+    #[must_use]
+    pub fn items(&self) -> mpsc::UnboundedSender<Item> {
+        self.items.clone()
+    }
+
+    /// The router has taken care of these.
+    pub fn handled(&self, reports: &[u64]) {
+        let mut state = self.routers.lock();
+        let Some(session) = state.sessions.get_mut(&self.id) else { return };
+        for report in reports {
+            if let Some(done) = session.unacknowledged.remove(report) {
+                // Whoever told it may not wait any more.
+                done.send(()).ok();
+            }
+        }
+    }
+}
+
+impl Drop for RouterSession {
+    fn drop(&mut self) {
+        let mut state = self.routers.lock();
+        state.sessions.remove(&self.id);
+        self.routers.metrics.routers.set(i64::try_from(state.sessions.len()).unwrap_or(i64::MAX));
+    }
+}
+
+/// Puts what is ready into as few messages as its size allows: outcomes each in one, reports together,
+/// output together.
+#[must_use]
+pub fn frames(items: Vec<Item>) -> Vec<wire::ExchangeResponse> {
+    use wire::exchange_response::Frame;
+    let mut frames = Vec::new();
+    let (mut reports, mut report_bytes) = (Vec::new(), 0);
+    let (mut logs, mut log_bytes) = (Vec::new(), 0);
+    let max = model::limits::PAGE_BYTES_MAX;
+    for item in items {
+        match item {
+            Item::Outcome(outcome) => frames.push(Frame::Outcome(outcome)),
+            Item::Report(report) => {
+                report_bytes += report.report_json.len() + 16;
+                if report_bytes > max && !reports.is_empty() {
+                    report_bytes = report.report_json.len() + 16;
+                    frames.push(Frame::Reports(wire::Reports { reports: std::mem::take(&mut reports) }));
+                }
+                reports.push(report);
+            }
+            Item::Log(log) => {
+                log_bytes += log.data.len() + 128;
+                if log_bytes > max && !logs.is_empty() {
+                    log_bytes = log.data.len() + 128;
+                    frames.push(Frame::Logs(wire::Logs { logs: std::mem::take(&mut logs) }));
+                }
+                logs.push(log);
+            }
+        }
+    }
+    if !reports.is_empty() {
+        frames.push(Frame::Reports(wire::Reports { reports }));
+    }
+    if !logs.is_empty() {
+        frames.push(Frame::Logs(wire::Logs { logs }));
+    }
+    frames.into_iter().map(|frame| wire::ExchangeResponse { frame: Some(frame) }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::Uid;
+    use model::{Attempt, ContextUid, FlowUid, JobId};
+
+    fn job(flow: u128) -> JobKey {
+        JobKey {
+            context: ContextUid(Uid::from_bits(1)),
+            flow: FlowUid(Uid::from_bits(flow)),
+            job: JobId(1),
+            attempt: Attempt(1),
+        }
+    }
+
+    fn routers() -> Routers {
+        Routers::new(Metrics::new(&prometheus::Registry::new()).expect("nothing registered twice"))
+    }
+
+    fn report() -> Said {
+        Said::Report(Bytes::from_static(b"{}"))
+    }
+
+    #[test]
+    fn who_told_something_learns_when_it_was_handled() {
+        let routers = routers();
+        assert_eq!(routers.tell(job(1), report()).err(), Some(NotTaken::NoRouter));
+        let (session, mut items) = routers.join();
+        let mut first = routers.tell(job(1), report()).expect("taken");
+        let mut second = routers.tell(job(1), report()).expect("taken");
+        let Ok(Item::Report(told)) = items.try_recv() else { panic!("a report") };
+        session.handled(&[told.report_id, 999]);
+        assert_eq!(first.try_recv(), Ok(()));
+        assert!(second.try_recv().is_err());
+        drop(session);
+        assert_eq!(second.try_recv(), Err(oneshot::error::TryRecvError::Closed), "it will never be");
+    }
+
+    #[test]
+    fn a_flow_stays_with_its_router_and_a_slow_router_takes_no_more() {
+        let routers = routers();
+        let (_a, mut a_items) = routers.join();
+        let (_b, mut b_items) = routers.join();
+        for flow in 0..20 {
+            for _ in 0..3 {
+                drop(routers.tell(job(flow), report()));
+            }
+        }
+        let count =
+            |items: &mut mpsc::UnboundedReceiver<Item>| std::iter::from_fn(|| items.try_recv().ok()).count();
+        let (a, b) = (count(&mut a_items), count(&mut b_items));
+        assert!(a + b == 60 && a % 3 == 0 && a > 0 && b > 0, "{a} and {b}");
+        let taken = std::iter::from_fn(|| routers.tell(job(1), report()).ok()).take(20_000).count();
+        assert!(taken < UNACKNOWLEDGED_MAX, "{taken}");
+        assert_eq!(routers.tell(job(1), report()).err(), Some(NotTaken::Full));
+    }
+
+    #[test]
+    fn what_is_ready_goes_together() {
+        let report = |report_id, len: usize| {
+            Item::Report(wire::NumberedReport { report_id, report_json: vec![b' '; len].into() })
+        };
+        let sent = frames(vec![report(1, 10), report(2, 10), Item::Log(wire::NumberedLog::default())]);
+        assert_eq!(sent.len(), 2);
+        let sent = frames(vec![report(1, 700_000), report(2, 700_000)]);
+        assert_eq!(sent.len(), 2);
+    }
+}

@@ -1,0 +1,172 @@
+//! The gRPC side.
+
+use std::sync::Arc;
+
+use ::rpc::{Allow, MethodPolicy, MountBuilder, PolicyTable};
+use identity::ServiceName;
+use model::limits::GRPC_MESSAGE_BYTES_MAX;
+use mycelium::Bus;
+use proto::internal::v1 as wire;
+use proto::internal::v1::exchange_request::Frame;
+use proto::internal::v1::gateway_link_service_server::{GatewayLinkService, GatewayLinkServiceServer};
+use proto::v1;
+use proto::v1::gateway_service_server::{GatewayService, GatewayServiceServer};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::delivery;
+use crate::front::Desk;
+use crate::routers::{Item, RouterSession, frames};
+
+/// What actors may call.
+pub const PUBLIC_POLICY: PolicyTable<'static> =
+    &[("/mycora.v1.GatewayService/*", &[Allow::AnyActor, Allow::Admin])];
+
+/// What only services may call.
+pub const INTERNAL_POLICY: PolicyTable<'static> = &[(
+    "/mycora.internal.v1.GatewayLinkService/*",
+    &[Allow::Service(ServiceName::Router), Allow::Service(ServiceName::Mycora)],
+)];
+
+/// Messages that may wait for a router that does not read.
+const STREAM_BUFFER: usize = 16;
+/// Items that go out together.
+const ITEMS_TOGETHER_MAX: usize = 512;
+
+/// Everything that this service may be called for.
+///
+/// # Panics
+/// Never: the tables are well-formed, which a test checks.
+#[must_use]
+pub fn policy() -> MethodPolicy {
+    MethodPolicy::new(&[PUBLIC_POLICY, INTERNAL_POLICY]).expect("the tables are well-formed")
+}
+
+/// Answers both services.
+#[derive(Clone)]
+pub(crate) struct Rpc {
+    desk: Desk,
+    coordinator: watch::Receiver<String>,
+    bus: Option<Arc<dyn Bus>>,
+}
+
+impl Rpc {
+    pub(crate) fn new(desk: Desk, coordinator: watch::Receiver<String>, bus: Option<Arc<dyn Bus>>) -> Self {
+        Self { desk, coordinator, bus }
+    }
+
+    pub(crate) fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
+        mount.service(GatewayServiceServer::new(self.clone()))
+    }
+
+    pub(crate) fn mount_internal(&self, mount: MountBuilder) -> MountBuilder {
+        let server = GatewayLinkServiceServer::new(self.clone())
+            .max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX);
+        mount.service(server)
+    }
+}
+
+#[tonic::async_trait]
+impl GatewayService for Rpc {
+    async fn get_gateway(
+        &self,
+        _: Request<v1::GetGatewayRequest>,
+    ) -> Result<Response<v1::GetGatewayResponse>, Status> {
+        let peers = self.desk.peers.all().into_iter().map(|(address, standing)| v1::Peer {
+            address,
+            connected: standing.peer.is_some(),
+            supervisor: standing.supervisor,
+            last_error: standing.last_error,
+        });
+        Ok(Response::new(v1::GetGatewayResponse {
+            coordinator: self.coordinator.borrow().clone(),
+            bus: self.bus.as_ref().map(|bus| bus.kind().to_owned()).unwrap_or_default(),
+            address: self.bus.as_ref().map(|bus| format!("mycelium:{}", bus.key())).unwrap_or_default(),
+            peers: peers.collect(),
+        }))
+    }
+}
+
+#[tonic::async_trait]
+impl GatewayLinkService for Rpc {
+    type ExchangeStream = ReceiverStream<Result<wire::ExchangeResponse, Status>>;
+
+    async fn exchange(
+        &self,
+        request: Request<Streaming<wire::ExchangeRequest>>,
+    ) -> Result<Response<Self::ExchangeStream>, Status> {
+        let mut incoming = request.into_inner();
+        let (sender, stream) = mpsc::channel(STREAM_BUFFER);
+        let desk = self.desk.clone();
+        tokio::spawn(async move {
+            let (session, items) = desk.routers.join();
+            tokio::select! {
+                ended = receive(&desk, &session, &mut incoming) => {
+                    if let Err(status) = ended {
+                        tracing::info!(%status, "a router's stream ended");
+                    }
+                }
+                () = send(items, sender) => {}
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+}
+
+/// Takes in what a router says. Its deliveries end with its stream: it sends them again.
+async fn receive(
+    desk: &Desk,
+    session: &RouterSession,
+    incoming: &mut Streaming<wire::ExchangeRequest>,
+) -> Result<(), Status> {
+    let mut tasks = JoinSet::new();
+    while let Some(wire::ExchangeRequest { frame }) = incoming.message().await? {
+        match frame {
+            Some(Frame::Deliver(deliver)) => {
+                let (desk, items) = (desk.clone(), session.items());
+                tasks.spawn(async move {
+                    let outcome = delivery::deliver(&desk, deliver).await;
+                    // Without its stream nobody waits for the outcome.
+                    items.send(Item::Outcome(outcome)).ok();
+                });
+            }
+            Some(Frame::Stop(stop)) => {
+                let desk = desk.clone();
+                tasks.spawn(async move { delivery::stop(&desk, stop).await });
+            }
+            Some(Frame::Handled(handled)) => session.handled(&handled.report_ids),
+            None => {}
+        }
+        while tasks.try_join_next().is_some() {}
+    }
+    Ok(())
+}
+
+/// Sends as much together as there is.
+async fn send(
+    mut items: mpsc::UnboundedReceiver<Item>,
+    sender: mpsc::Sender<Result<wire::ExchangeResponse, Status>>,
+) {
+    let mut ready = Vec::with_capacity(ITEMS_TOGETHER_MAX);
+    loop {
+        if items.recv_many(&mut ready, ITEMS_TOGETHER_MAX).await == 0 {
+            return;
+        }
+        for frame in frames(std::mem::take(&mut ready)) {
+            if sender.send(Ok(frame)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_tables_make_a_policy() {
+        drop(super::policy());
+    }
+}

@@ -1,0 +1,93 @@
+//! The router as a process of its own.
+
+use std::sync::Arc;
+
+use ::rpc::{Channel, TlsFiles};
+use model::Timestamp;
+use service::{Failure, Host, Limits};
+
+use crate::app::{App, Deps};
+use crate::config::Config;
+use crate::core::STOPS_WAITING_MAX;
+use crate::lanes::{LANE_MESSAGES_MAX, LANE_NODES_MAX, MESSAGES_MAX};
+
+/// Where the router finds what it needs.
+#[derive(Debug, clap::Args)]
+pub struct Flags {
+    /// Its name: the same after a restart, different for each replica
+    #[arg(long, env = "MYCORA_ROUTER_NAME", value_name = "NAME", default_value_t = Config::default().name)]
+    name: String,
+    /// The storage service
+    #[arg(long, env = "MYCORA_STORAGE", value_name = "URL", default_value = "https://127.0.0.1:7701")]
+    storage: String,
+    /// The scheduler
+    #[arg(long, env = "MYCORA_SCHEDULER", value_name = "URL", default_value = "https://127.0.0.1:7702")]
+    scheduler: String,
+    /// The runner-registry
+    #[arg(
+        long,
+        env = "MYCORA_RUNNER_REGISTRY",
+        value_name = "URL",
+        default_value = "https://127.0.0.1:7704"
+    )]
+    runner_registry: String,
+    /// The mycelium-gateway
+    #[arg(
+        long,
+        env = "MYCORA_MYCELIUM_GATEWAY",
+        value_name = "URL",
+        default_value = "https://127.0.0.1:7705"
+    )]
+    mycelium_gateway: String,
+}
+
+impl service::App for App {
+    const NAME: &'static str = "router";
+    const ABOUT: &'static str = "Gets messages delivered, and brings back what attempts report";
+    // Without methods there is nothing to serve; its streams are its own calls.
+    const GRPC_PORT: Option<u16> = None;
+    const OPS_PORT: u16 = 7803;
+    type Config = Flags;
+
+    fn limits(_: &Flags) -> Limits {
+        Limits::from([
+            ("lane_messages_max", LANE_MESSAGES_MAX as u64),
+            ("lane_nodes_max", LANE_NODES_MAX as u64),
+            ("messages_max", MESSAGES_MAX as u64),
+            ("stops_waiting_max", STOPS_WAITING_MAX as u64),
+        ])
+    }
+
+    async fn start(flags: Flags, host: Host) -> Result<(), Failure> {
+        let paths = host.tls.required()?;
+        let tls = TlsFiles::new(paths.ca, paths.cert, paths.key);
+        let deps = Deps {
+            storage: Channel::remote(&flags.storage, &tls, Some("storage"))?,
+            gateway: Channel::remote(&flags.mycelium_gateway, &tls, Some("mycelium-gateway"))?,
+            scheduler: Channel::remote(&flags.scheduler, &tls, Some("scheduler"))?,
+            registry: Channel::remote(&flags.runner_registry, &tls, Some("runner-registry"))?,
+            clock: Arc::new(Timestamp::now),
+            metrics: &host.metrics,
+        };
+        let app = Config { name: flags.name }.build(deps)?;
+        let (streams, mut ready) = (host.readiness.condition("streams"), app.ready());
+        let token = host.shutdown.token();
+        host.tasks.spawn("router", async move {
+            app.run(token).await;
+            Ok(())
+        });
+        host.tasks.spawn("readiness", async move {
+            loop {
+                if *ready.borrow_and_update() {
+                    streams.met();
+                } else {
+                    streams.unmet("a stream to another service does not stand");
+                }
+                if ready.changed().await.is_err() {
+                    return Ok(());
+                }
+            }
+        });
+        Ok(())
+    }
+}

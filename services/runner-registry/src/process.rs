@@ -1,0 +1,71 @@
+//! The registry as a process of its own.
+
+use std::sync::Arc;
+
+use ::rpc::{Channel, Mount, Server, TlsFiles};
+use model::{Timestamp, limits};
+use service::{Failure, Host, Limits};
+
+use crate::app::{App, Deps};
+use crate::config::Config;
+use crate::hub::PART_LEN_MAX;
+use crate::rpc::policy;
+
+/// Where the registry finds what it needs.
+#[derive(Debug, clap::Args)]
+pub struct Flags {
+    /// The storage service
+    #[arg(long, env = "MYCORA_STORAGE", value_name = "URL", default_value = "https://127.0.0.1:7701")]
+    storage: String,
+}
+
+impl service::App for App {
+    const NAME: &'static str = "runner-registry";
+    const ABOUT: &'static str = "Knows where jobs can run, and which of these places are alive";
+    const GRPC_PORT: Option<u16> = Some(7704);
+    const OPS_PORT: u16 = 7804;
+    type Config = Flags;
+
+    fn limits(_: &Flags) -> Limits {
+        Limits::from([
+            ("presence_dead_after_secs", u64::from(limits::PRESENCE_DEAD_AFTER_SECS)),
+            ("part_len_max", PART_LEN_MAX as u64),
+            ("page_size_max", u64::from(limits::PAGE_SIZE_MAX)),
+        ])
+    }
+
+    async fn start(flags: Flags, host: Host) -> Result<(), Failure> {
+        let paths = host.tls.required()?;
+        let tls = TlsFiles::new(paths.ca, paths.cert, paths.key);
+        let deps = Deps {
+            storage: Channel::remote(&flags.storage, &tls, Some("storage"))?,
+            clock: Arc::new(Timestamp::now),
+            metrics: &host.metrics,
+        };
+        let app = Config::default().build(deps)?;
+        let mount = app.mount_internal(app.mount_public(Mount::builder(policy())));
+        let mount = mount.descriptors(proto::DESCRIPTORS).build()?;
+        let (records, mut ready) = (host.readiness.condition("records"), app.ready());
+        let health = mount.health().clone();
+        let server = Server::new(mount, &tls)?.drain_deadline(host.drain_deadline);
+        let listener = host.listener.ok_or("the registry serves gRPC and was given no listener")?;
+        let shutdown = host.shutdown.clone();
+        host.tasks.spawn("grpc", async move {
+            server.serve(listener, shutdown.begun_owned()).await?;
+            Ok(())
+        });
+        let token = host.shutdown.token();
+        host.tasks.spawn("registry", async move {
+            app.run(token).await;
+            Ok(())
+        });
+        host.tasks.spawn("readiness", async move {
+            if ready.wait_for(|ready| *ready).await.is_ok() {
+                records.met();
+                health.set_serving(true);
+            }
+            Ok(())
+        });
+        Ok(())
+    }
+}
