@@ -104,10 +104,6 @@ impl EventReader {
     pub async fn next(&mut self, cancel: impl Future<Output = ()>) -> Result<Vec<Event>> {
         let entries = match self.read(cancel).await {
             Ok(entries) => entries,
-            Err(error) if error.code() == Some("NOGROUP") => {
-                self.create_group().await?;
-                return Ok(Vec::new());
-            }
             Err(error) => {
                 // An answer that was lost on the way stays pending: read it again.
                 self.again_from = Some(self.last.clone());
@@ -160,24 +156,23 @@ impl EventReader {
     }
 
     async fn read(&mut self, cancel: impl Future<Output = ()>) -> Result<Vec<StreamEntry>> {
-        let again = self.again_from.clone();
-        let mut read =
-            Cmd::new("XREADGROUP").arg("GROUP").arg(DONE_GROUP).arg("supervisor").arg("COUNT").arg(READ_MAX);
-        if again.is_none() {
-            read = read.arg("BLOCK").arg(millis(BLOCK));
-        }
-        let read = read.arg("STREAMS").arg(DONE).arg(again.as_deref().unwrap_or(">"));
-        let answer = match &again {
+        while let Some(from) = self.again_from.clone() {
             // Asked about what is pending the server never waits.
-            Some(_) => self.db.cmd(read).await?,
-            None => self.blocking.run(&read, BLOCK, cancel).await?,
-        };
-        let entries: Vec<_> = answer.streams()?.into_iter().flat_map(|(_, entries)| entries).collect();
-        if again.is_some() {
-            // Behind the last one that is pending everything is new.
-            self.again_from = entries.last().map(|entry| entry.id.clone());
+            match self.db.cmd(read_command().arg("STREAMS").arg(DONE).arg(&from)).await {
+                Ok(answer) => {
+                    let entries = entries(answer)?;
+                    // Behind the last one that is pending everything is new.
+                    self.again_from = entries.last().map(|entry| entry.id.clone());
+                    if !entries.is_empty() {
+                        return Ok(entries);
+                    }
+                }
+                Err(error) if error.code() == Some("NOGROUP") => self.create_group().await?,
+                Err(error) => return Err(error),
+            }
         }
-        Ok(entries)
+        let read = read_command().arg("BLOCK").arg(millis(BLOCK)).arg("STREAMS").arg(DONE).arg(">");
+        entries(self.blocking.run(&read, BLOCK, cancel).await?)
     }
 
     async fn create_group(&self) -> Result<()> {
@@ -187,6 +182,14 @@ impl EventReader {
             _ => Ok(()),
         }
     }
+}
+
+fn read_command() -> Cmd {
+    Cmd::new("XREADGROUP").arg("GROUP").arg(DONE_GROUP).arg("supervisor").arg("COUNT").arg(READ_MAX)
+}
+
+fn entries(answer: Value) -> Result<Vec<StreamEntry>> {
+    Ok(answer.streams()?.into_iter().flat_map(|(_, entries)| entries).collect())
 }
 
 /// Removes events that were answered, while the [`EventReader`] waits for more.
