@@ -1,0 +1,198 @@
+//! One attempt, from taken to finished.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flow::template;
+use model::execution::{AttemptEnd, Outcome};
+use model::flow::ResultMap;
+use model::job::BlobRef;
+use model::{Execution, Reason, ReasonCode, Timestamp};
+use queue::{Ending, Instance, Standing, Taken};
+
+use crate::inputs;
+use crate::interrupt::{Cause, Interrupt};
+use crate::output::{self, Printed, Printer};
+use crate::runtime::{End, Job, Runtime};
+use crate::workspace::{Workspace, runtime_error};
+
+/// The pauses between attempts to record an end, the first and the longest.
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+
+/// What attempts are run with.
+pub(crate) struct Context<'a> {
+    /// The work directory, canonical.
+    pub(crate) root: &'a Path,
+    /// Whose job it is.
+    pub(crate) instance: &'a Instance,
+    /// Executes it.
+    pub(crate) runtime: &'a dyn Runtime,
+}
+
+/// Runs a job to its end and records that. Returns when the end is recorded, or nobody wants it any more.
+pub(crate) async fn run(context: Context<'_>, taken: Taken, interrupt: Arc<Interrupt>) {
+    let key = taken.execution.job_key;
+    let execution = Arc::new(taken.execution);
+    let (printer, pieces) = output::printer();
+    let gathering = pieces.gather(context.instance.clone(), key, Arc::clone(&interrupt));
+    let running = execute(&context, Arc::clone(&execution), Arc::clone(&interrupt), printer);
+    let (done, printed) = tokio::join!(running, gathering);
+    let who = context.instance.who().to_string();
+    let ending = ending(done, printed, &interrupt, &execution, who, taken.started_at);
+    record(context.instance, &ending, &interrupt).await;
+}
+
+/// What became of the script, and what it made.
+enum Done {
+    Succeeded { result: ResultMap, outputs: std::collections::BTreeMap<String, BlobRef> },
+    Failed { exit_code: Option<i32>, reason: Reason },
+    TimedOut,
+    Interrupted,
+}
+
+async fn execute(
+    context: &Context<'_>,
+    execution: Arc<Execution>,
+    interrupt: Arc<Interrupt>,
+    printer: Printer,
+) -> Done {
+    let failed = |reason| Done::Failed { exit_code: None, reason };
+    let root = context.root.to_owned();
+    let to_prepare = Arc::clone(&execution);
+    let prepared = match blocking(move || prepare(&root, &to_prepare)).await {
+        Ok(prepared) => prepared,
+        Err(reason) => return failed(reason),
+    };
+    let workspace = Arc::new(prepared.workspace);
+    let job = Job {
+        execution: Arc::clone(&execution),
+        script: prepared.script,
+        env: prepared.env,
+        inputs: prepared.inputs,
+        workspace: Arc::clone(&workspace),
+        time_limit: (execution.timeout_secs > 0).then(|| Duration::from_secs(execution.timeout_secs.into())),
+        interrupt,
+        printer,
+    };
+    match context.runtime.run(job).await {
+        End::TimedOut => Done::TimedOut,
+        End::Interrupted => Done::Interrupted,
+        End::Broken(reason) => failed(reason),
+        End::Signalled(signal) => {
+            failed(Reason::new(ReasonCode::ExitCode, format!("the script was ended by signal {signal}")))
+        }
+        End::Exited { code: code @ (..0 | 1..), .. } => Done::Failed {
+            exit_code: Some(code),
+            reason: Reason::new(ReasonCode::ExitCode, format!("the script exited with {code}")),
+        },
+        End::Exited { code: 0, result } => {
+            let result = match result {
+                Ok(result) => result,
+                Err(reason) => return Done::Failed { exit_code: Some(0), reason },
+            };
+            match blocking(move || workspace.collect(&execution.outputs)).await {
+                Ok(outputs) => Done::Succeeded { result, outputs },
+                Err(reason) => Done::Failed { exit_code: Some(0), reason },
+            }
+        }
+    }
+}
+
+struct Prepared {
+    workspace: Workspace,
+    script: String,
+    env: model::flow::EnvVars,
+    inputs: String,
+}
+
+fn prepare(root: &Path, execution: &Execution) -> Result<Prepared, Reason> {
+    let env = template::render(execution).map_err(|error| error.reason())?;
+    let inputs = inputs::to_json(&execution.inputs)?;
+    let workspace = Workspace::create(root, execution.job_key)?;
+    let script = workspace.script(execution)?;
+    workspace.lay_files(execution)?;
+    Ok(Prepared { workspace, script, env, inputs })
+}
+
+/// Runs file work where it does not hold up other jobs.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Reason> + Send + 'static,
+) -> Result<T, Reason> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(runtime_error(&format!("the runner failed: {error}"))))
+}
+
+fn ending(
+    done: Done,
+    printed: Printed,
+    interrupt: &Interrupt,
+    execution: &Execution,
+    who: String,
+    started_at: Timestamp,
+) -> Ending {
+    let mut end = AttemptEnd {
+        outcome: Outcome::Failed,
+        exit_code: None,
+        reason: None,
+        result: ResultMap::new(),
+        outputs: std::collections::BTreeMap::new(),
+        output_bytes: printed.bytes,
+        instance: Some(who),
+        start_time: Some(started_at),
+        // The two clocks may be of two machines; a job never ends before it began.
+        end_time: Timestamp::now().max(started_at),
+    };
+    match done {
+        Done::Succeeded { result, outputs } => {
+            end.outcome = Outcome::Succeeded;
+            end.exit_code = Some(0);
+            end.result = result;
+            end.outputs = outputs;
+        }
+        Done::Failed { exit_code, reason } => {
+            end.exit_code = exit_code;
+            end.reason = Some(reason);
+        }
+        Done::TimedOut => {
+            let detail = format!("the script ran longer than {} s and was killed", execution.timeout_secs);
+            end.outcome = Outcome::TimedOut;
+            end.reason = Some(Reason::new(ReasonCode::Timeout, detail));
+        }
+        Done::Interrupted => match interrupt.order().map(|order| order.cause) {
+            Some(Cause::Drained) => {
+                end.outcome = Outcome::Lost;
+                end.reason =
+                    Some(Reason::new(ReasonCode::InstanceLost, "the runner ended before the script did"));
+            }
+            _ => end.outcome = Outcome::Stopped,
+        },
+    }
+    Ending { job_key: execution.job_key, end, last_log: printed.last_log, output_tail: printed.tail }
+}
+
+/// Records the end, however long it takes: only then may the job be forgotten here.
+async fn record(instance: &Instance, ending: &Ending, interrupt: &Interrupt) {
+    let key = ending.job_key;
+    let mut pause = RETRY.0;
+    loop {
+        match instance.finish(ending).await {
+            Ok(Standing::Recorded) => {
+                tracing::debug!(%key, outcome = ?ending.end.outcome, "finished");
+                return;
+            }
+            Ok(Standing::Closed(status)) => {
+                tracing::info!(%key, ?status, "finished too late: it was ended elsewhere");
+                return;
+            }
+            Err(error) => {
+                if interrupt.order().is_none_or(|order| order.cause != Cause::Closed) {
+                    tracing::warn!(%key, %error, "an end waits to be recorded");
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(RETRY.1);
+            }
+        }
+    }
+}

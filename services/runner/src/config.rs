@@ -1,0 +1,84 @@
+//! What a runner is told.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use model::{Name, ScriptType};
+
+/// The runner's own flags.
+#[derive(Debug, Clone, Args)]
+pub struct Config {
+    /// The supervisor's Redis: redis://host:port/database or unix:///socket?db=database
+    #[arg(long, env = "MYCORA_REDIS_URL", value_name = "URL", default_value = "redis://127.0.0.1:6379")]
+    pub redis_url: kv::Endpoint,
+    /// File with the password for it, so that it stands in no URL
+    #[arg(long, env = "MYCORA_REDIS_PASSWORD_FILE", value_name = "FILE")]
+    pub redis_password_file: Option<PathBuf>,
+    /// User for it, beside the password file
+    #[arg(long, env = "MYCORA_REDIS_USER", value_name = "NAME", requires = "redis_password_file")]
+    pub redis_user: Option<String>,
+    /// What to execute; everything that the machine has the tools for unless named
+    #[arg(long = "types", env = "MYCORA_TYPES", value_name = "TYPE", value_delimiter = ',')]
+    pub types: Vec<ScriptType>,
+    /// The group of this instance
+    #[arg(long, env = "MYCORA_GROUP", value_name = "NAME", default_value = "default")]
+    pub group: Name,
+    /// The number of this instance within its group
+    #[arg(long, env = "MYCORA_INSTANCE", value_name = "NUMBER", default_value_t = 1)]
+    pub instance: u32,
+    /// How many jobs of each type to run at once
+    #[arg(long, env = "MYCORA_SLOTS", value_name = "COUNT", default_value_t = 4,
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub slots: u32,
+    /// Where jobs get their directories; no other runner may use it
+    #[arg(long, env = "MYCORA_WORK_DIR", value_name = "DIR", default_value = "/var/lib/mycora/work")]
+    pub work_dir: PathBuf,
+}
+
+/// What [`crate::start`] needs, wherever it comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// What to execute; empty for everything that the machine has the tools for.
+    pub types: Vec<ScriptType>,
+    /// The group of the instances.
+    pub group: Name,
+    /// Their number within the group.
+    pub instance: u32,
+    /// How many jobs of each type to run at once.
+    pub slots: u32,
+    /// Where jobs get their directories.
+    pub work_dir: PathBuf,
+    /// How long jobs may go on after the shutdown began, before they are killed.
+    pub drain_deadline: Duration,
+}
+
+impl Config {
+    /// The settings, with the part that every service has.
+    #[must_use]
+    pub fn settings(&self, drain_deadline: Duration) -> Settings {
+        Settings {
+            types: self.types.clone(),
+            group: self.group.clone(),
+            instance: self.instance,
+            slots: self.slots,
+            work_dir: self.work_dir.clone(),
+            drain_deadline,
+        }
+    }
+
+    /// The Redis with its credentials.
+    ///
+    /// # Errors
+    /// When the password file cannot be read.
+    pub fn endpoint(&self) -> std::io::Result<kv::Endpoint> {
+        match &self.redis_password_file {
+            None => Ok(self.redis_url.clone()),
+            Some(path) => {
+                let password = std::fs::read_to_string(path)?;
+                let password = password.trim_end_matches(['\n', '\r']);
+                Ok(self.redis_url.clone().with_credentials(self.redis_user.clone(), password))
+            }
+        }
+    }
+}

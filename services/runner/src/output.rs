@@ -1,0 +1,281 @@
+//! What a script prints: bounded, gathered, reported.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::JobKey;
+use model::limits::OUTPUT_BYTES_MAX;
+use queue::{Instance, LogChunk, OUTPUT_TAIL_BYTES_MAX, Standing};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::interrupt::{Cause, Interrupt, Order};
+use crate::{LOG_BYTES_MAX, LOG_INTERVAL};
+
+/// How many pieces may wait to be gathered before whoever prints is held back.
+const PIECES_MAX: usize = 16;
+/// The pauses between attempts to report.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// Which of its two outputs a script printed to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stream {
+    /// Standard output.
+    Out,
+    /// Standard error.
+    Err,
+}
+
+/// Where a runtime puts what its script prints.
+#[derive(Debug, Clone)]
+pub(crate) struct Printer(mpsc::Sender<(Stream, Vec<u8>)>);
+
+impl Printer {
+    /// Prints; waits while too much is on its way.
+    pub(crate) async fn print(&self, stream: Stream, bytes: Vec<u8>) {
+        // Nobody gathering any more means that the attempt is over.
+        let _ = self.0.send((stream, bytes)).await;
+    }
+
+    /// The same from a thread.
+    pub(crate) fn print_blocking(&self, stream: Stream, text: &str) {
+        let _ = self.0.blocking_send((stream, text.as_bytes().to_vec()));
+    }
+}
+
+/// What was printed and not reported yet when the script had ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Printed {
+    /// To be reported together with the end.
+    pub(crate) last_log: Option<LogChunk>,
+    /// How much was printed, and kept.
+    pub(crate) bytes: u64,
+    /// The last of it.
+    pub(crate) tail: String,
+}
+
+/// Makes a printer and what gathers from it until every clone of the printer is gone.
+pub(crate) fn printer() -> (Printer, Pieces) {
+    let (sender, receiver) = mpsc::channel(PIECES_MAX);
+    (Printer(sender), Pieces(receiver))
+}
+
+/// The other end of a [`Printer`].
+#[derive(Debug)]
+pub(crate) struct Pieces(mpsc::Receiver<(Stream, Vec<u8>)>);
+
+impl Pieces {
+    /// Gathers and reports until the printer is gone.
+    pub(crate) async fn gather(
+        mut self,
+        instance: Instance,
+        key: JobKey,
+        interrupt: Arc<Interrupt>,
+    ) -> Printed {
+        let mut gathered = Gathered::default();
+        let mut due: Option<Instant> = None;
+        loop {
+            let flush_time = due.unwrap_or_else(|| Instant::now() + LOG_INTERVAL);
+            tokio::select! {
+                piece = self.0.recv() => match piece {
+                    None => break,
+                    Some((stream, bytes)) => {
+                        gathered.add(stream, &bytes);
+                        due = due.or_else(|| Some(Instant::now() + LOG_INTERVAL));
+                    }
+                },
+                () = tokio::time::sleep_until(flush_time), if due.is_some() => {
+                    report(&mut gathered, 0, &instance, key, &interrupt).await;
+                    due = None;
+                }
+            }
+            report(&mut gathered, LOG_BYTES_MAX, &instance, key, &interrupt).await;
+        }
+        gathered.close();
+        report(&mut gathered, LOG_BYTES_MAX, &instance, key, &interrupt).await;
+        let last_log = gathered.next_chunk();
+        Printed { last_log, bytes: gathered.offset, tail: gathered.tail }
+    }
+}
+
+/// Reports pieces while more than `keep` bytes are gathered. While Redis is away the script is held
+/// back in the end, since nothing is dropped.
+async fn report(
+    gathered: &mut Gathered,
+    keep: usize,
+    instance: &Instance,
+    key: JobKey,
+    interrupt: &Interrupt,
+) {
+    while gathered.pending.len() > keep {
+        let Some(chunk) = gathered.next_chunk() else { return };
+        loop {
+            match instance.log(key, chunk.clone()).await {
+                Ok(Standing::Recorded) => break,
+                Ok(Standing::Closed(_)) => {
+                    interrupt.raise(Order { cause: Cause::Closed, grace: Duration::ZERO });
+                    break;
+                }
+                Err(error) => {
+                    tracing::debug!(%key, %error, "a piece of log waits");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Gathered {
+    pending: String,
+    /// How many bytes came before what is pending.
+    offset: u64,
+    tail: String,
+    out: Decoder,
+    err: Decoder,
+}
+
+/// Turns one stream's bytes into text, whatever the pieces they come in.
+#[derive(Debug, Default)]
+struct Decoder {
+    taken: u64,
+    marked: bool,
+    partial: Vec<u8>,
+}
+
+impl Gathered {
+    fn add(&mut self, stream: Stream, bytes: &[u8]) {
+        let (decoder, name) = match stream {
+            Stream::Out => (&mut self.out, "output"),
+            Stream::Err => (&mut self.err, "error"),
+        };
+        let room = OUTPUT_BYTES_MAX.saturating_sub(decoder.taken);
+        let kept = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
+        let before = self.pending.len();
+        decoder.decode(&bytes[..kept], &mut self.pending);
+        decoder.taken += kept as u64;
+        if kept < bytes.len() && !decoder.marked {
+            decoder.finish(&mut self.pending);
+            decoder.marked = true;
+            self.pending.push_str(&format!(
+                "\n[mycora: what follows {OUTPUT_BYTES_MAX} bytes of standard {name} was dropped]\n"
+            ));
+        }
+        self.extend_tail(before);
+    }
+
+    fn close(&mut self) {
+        let before = self.pending.len();
+        self.out.finish(&mut self.pending);
+        self.err.finish(&mut self.pending);
+        self.extend_tail(before);
+    }
+
+    fn extend_tail(&mut self, from: usize) {
+        self.tail.push_str(&self.pending[from..]);
+        if self.tail.len() > 2 * OUTPUT_TAIL_BYTES_MAX {
+            let mut cut = self.tail.len() - OUTPUT_TAIL_BYTES_MAX;
+            while !self.tail.is_char_boundary(cut) {
+                cut += 1;
+            }
+            self.tail.drain(..cut);
+        }
+    }
+
+    /// The next piece to report, of at most [`LOG_BYTES_MAX`].
+    fn next_chunk(&mut self) -> Option<LogChunk> {
+        let mut len = self.pending.len().min(LOG_BYTES_MAX);
+        while !self.pending.is_char_boundary(len) {
+            len -= 1;
+        }
+        if len == 0 {
+            return None;
+        }
+        let rest = self.pending.split_off(len);
+        let chunk = LogChunk { offset: self.offset, text: std::mem::replace(&mut self.pending, rest) };
+        self.offset += len as u64;
+        Some(chunk)
+    }
+}
+
+impl Decoder {
+    fn decode(&mut self, bytes: &[u8], text: &mut String) {
+        let joined;
+        let mut rest = if self.partial.is_empty() {
+            bytes
+        } else {
+            self.partial.extend_from_slice(bytes);
+            joined = std::mem::take(&mut self.partial);
+            &joined
+        };
+        loop {
+            match std::str::from_utf8(rest) {
+                Ok(valid) => {
+                    text.push_str(valid);
+                    return;
+                }
+                Err(error) => {
+                    let (valid, invalid) = rest.split_at(error.valid_up_to());
+                    text.push_str(&String::from_utf8_lossy(valid));
+                    match error.error_len() {
+                        // The rest of the character may come with the next piece.
+                        None => {
+                            self.partial = invalid.to_vec();
+                            return;
+                        }
+                        Some(len) => {
+                            text.push(char::REPLACEMENT_CHARACTER);
+                            rest = &invalid[len..];
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn finish(&mut self, text: &mut String) {
+        if !std::mem::take(&mut self.partial).is_empty() {
+            text.push(char::REPLACEMENT_CHARACTER);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn characters_survive_being_cut() {
+        let mut gathered = Gathered::default();
+        for byte in "grün €\u{1F600}\n".as_bytes() {
+            gathered.add(Stream::Out, &[*byte]);
+        }
+        gathered.add(Stream::Err, b"\xff\xe2\x82");
+        gathered.close();
+        let chunk = gathered.next_chunk().expect("text");
+        assert_eq!(chunk, LogChunk { offset: 0, text: "grün €\u{1F600}\n\u{fffd}\u{fffd}".to_owned() });
+        assert_eq!(gathered.next_chunk(), None);
+        assert_eq!(gathered.offset, chunk.end());
+    }
+
+    #[test]
+    fn each_stream_is_bounded_and_marked_once() {
+        let mut gathered = Gathered::default();
+        let piece = vec![b'x'; 1024 * 1024];
+        for _ in 0..12 {
+            gathered.add(Stream::Out, &piece);
+        }
+        gathered.add(Stream::Err, b"still here");
+        gathered.close();
+        let mut text = String::new();
+        while let Some(chunk) = gathered.next_chunk() {
+            assert!(chunk.text.len() <= LOG_BYTES_MAX);
+            assert_eq!(chunk.offset, text.len() as u64);
+            text.push_str(&chunk.text);
+        }
+        assert_eq!(text.matches("was dropped").count(), 1);
+        assert_eq!(text.matches('x').count() as u64, OUTPUT_BYTES_MAX);
+        assert!(text.ends_with("still here"));
+        assert!(gathered.tail.ends_with("still here") && gathered.tail.len() <= 2 * OUTPUT_TAIL_BYTES_MAX);
+    }
+}

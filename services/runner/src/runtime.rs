@@ -1,0 +1,108 @@
+//! What every language has to do, and the table of them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use model::flow::ResultMap;
+use model::{Execution, Reason, ScriptType};
+
+use crate::interrupt::Interrupt;
+use crate::output::Printer;
+use crate::runtimes::{python, rhai, shell};
+use crate::spawner::Spawner;
+use crate::workspace::Workspace;
+
+/// Executes scripts of one type.
+#[async_trait]
+pub(crate) trait Runtime: Send + Sync {
+    /// Runs a job to its end, also when it is interrupted or out of time: nothing of it is left then.
+    async fn run(&self, job: Job) -> End;
+}
+
+/// One attempt, prepared: its directory is made, its files are there.
+pub(crate) struct Job {
+    /// What it is.
+    pub(crate) execution: Arc<Execution>,
+    /// What it says.
+    pub(crate) script: String,
+    /// Its own variables, rendered.
+    pub(crate) env: BTreeMap<String, String>,
+    /// Upstream results as JSON.
+    pub(crate) inputs: String,
+    /// Its directory.
+    pub(crate) workspace: Arc<Workspace>,
+    /// How long it may take.
+    pub(crate) time_limit: Option<Duration>,
+    /// Tells it to end.
+    pub(crate) interrupt: Arc<Interrupt>,
+    /// Takes what it prints.
+    pub(crate) printer: Printer,
+}
+
+/// How a script ended.
+#[derive(Debug)]
+pub(crate) enum End {
+    /// By itself.
+    Exited {
+        /// 0 is success.
+        code: i32,
+        /// What it gave, or why that cannot be used.
+        result: Result<ResultMap, Reason>,
+    },
+    /// By a signal that we did not send.
+    Signalled(i32),
+    /// Killed, since its time was over.
+    TimedOut,
+    /// Killed, since it was told to end.
+    Interrupted,
+    /// It could not be run.
+    Broken(Reason),
+}
+
+/// What runtimes are made with.
+pub(crate) struct Tools<'a> {
+    /// The work directory, canonical.
+    pub(crate) root: &'a Path,
+    /// Tells this start of the machine from others.
+    pub(crate) boot: &'a str,
+    /// Starts processes.
+    pub(crate) spawner: &'a Spawner,
+}
+
+/// A runtime, if the machine has what it needs.
+type Probe = fn(&Tools<'_>) -> Option<Arc<dyn Runtime>>;
+
+/// Every language there is. One more is a file in `runtimes/` and a line here.
+const TABLE: &[(ScriptType, Probe)] = &[
+    (ScriptType::Shell, shell::probe),
+    (ScriptType::Python, python::probe),
+    (ScriptType::Rhai, rhai::probe),
+];
+
+/// The types that a runner on this machine can execute at all, whether or not their tools are installed.
+pub fn available() -> impl Iterator<Item = ScriptType> {
+    TABLE.iter().map(|(script_type, _)| *script_type)
+}
+
+/// What was found on this machine.
+pub(crate) struct Found {
+    /// What can be executed.
+    pub(crate) runtimes: Vec<(ScriptType, Arc<dyn Runtime>)>,
+    /// What was wanted in vain.
+    pub(crate) missing: Vec<ScriptType>,
+}
+
+/// Looks for what `wanted` needs, or for everything when that is empty.
+pub(crate) fn find(tools: &Tools<'_>, wanted: &[ScriptType]) -> Found {
+    let runtimes: Vec<_> = TABLE
+        .iter()
+        .filter(|(script_type, _)| wanted.is_empty() || wanted.contains(script_type))
+        .filter_map(|(script_type, probe)| Some((*script_type, probe(tools)?)))
+        .collect();
+    let is_missing = |wanted: &ScriptType| !runtimes.iter().any(|(script_type, _)| script_type == wanted);
+    let missing = wanted.iter().copied().filter(is_missing).collect();
+    Found { runtimes, missing }
+}

@@ -1,0 +1,5 @@
+//! One file per language.
+
+pub(crate) mod python;
+pub(crate) mod rhai;
+pub(crate) mod shell;

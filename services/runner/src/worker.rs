@@ -1,0 +1,237 @@
+//! One instance at work: takes jobs into free slots, obeys commands, shows that it is there.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use model::JobKey;
+use queue::{Command, Control, Instance, Intake, PRESENCE_INTERVAL, Taken};
+use service::Shutdown;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::attempt;
+use crate::interrupt::{Cause, Interrupt, Order};
+use crate::runtime::Runtime;
+
+/// The pauses after trouble with Redis, the first and the longest.
+const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// Why an instance stopped working.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WorkerError {
+    /// Another process works under its name.
+    #[error("instance {0} was taken over by another process")]
+    Replaced(String),
+}
+
+/// Jobs that run, each with what tells it to end.
+#[derive(Debug, Default)]
+struct Jobs {
+    running: Mutex<HashMap<JobKey, Arc<Interrupt>>>,
+    /// How many, for whoever waits for a free slot.
+    count: watch::Sender<usize>,
+}
+
+impl Jobs {
+    fn lock(&self) -> MutexGuard<'_, HashMap<JobKey, Arc<Interrupt>>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, key: JobKey) -> Arc<Interrupt> {
+        let interrupt = Arc::new(Interrupt::default());
+        let mut running = self.lock();
+        running.insert(key, Arc::clone(&interrupt));
+        self.count.send_replace(running.len());
+        interrupt
+    }
+
+    fn remove(&self, key: JobKey) {
+        let mut running = self.lock();
+        running.remove(&key);
+        self.count.send_replace(running.len());
+    }
+
+    fn raise(&self, key: JobKey, order: Order) {
+        if let Some(interrupt) = self.lock().get(&key) {
+            interrupt.raise(order);
+        }
+    }
+
+    fn raise_all(&self, order: Order) {
+        for interrupt in self.lock().values() {
+            interrupt.raise(order);
+        }
+    }
+}
+
+/// One instance and what it works with.
+pub(crate) struct Worker {
+    pub(crate) instance: Instance,
+    pub(crate) intake: Intake,
+    pub(crate) control: Control,
+    pub(crate) runtime: Arc<dyn Runtime>,
+    pub(crate) root: Arc<PathBuf>,
+    pub(crate) slots: usize,
+    pub(crate) drain_deadline: Duration,
+}
+
+impl Worker {
+    /// Works until the shutdown begins, then drains: takes no more, lets what runs end until the deadline,
+    /// kills the rest, leaves.
+    ///
+    /// # Errors
+    /// [`WorkerError`].
+    pub(crate) async fn run(self, shutdown: Shutdown) -> Result<(), WorkerError> {
+        let Self { instance, intake, control, runtime, root, slots, drain_deadline } = self;
+        let jobs = Arc::new(Jobs::default());
+        // Ends the intake only: a command may drain one instance of several.
+        let drain = shutdown.child();
+        let taking = take_jobs(&instance, intake, &jobs, runtime, root, slots, &drain);
+        let ended = Shutdown::new();
+        let served = async {
+            tokio::select! {
+                result = stay_present(&instance, &jobs) => result,
+                () = obey(control, &jobs, &drain) => Ok(()),
+                () = ended.begun() => Ok(()),
+            }
+        };
+        let worked = async {
+            let mut attempts = taking.await;
+            let all = async { while attempts.join_next().await.is_some() {} };
+            if tokio::time::timeout(drain_deadline, all).await.is_err() {
+                jobs.raise_all(Order { cause: Cause::Drained, grace: Duration::ZERO });
+                while attempts.join_next().await.is_some() {}
+            }
+            ended.begin();
+        };
+        let replaced = async {
+            let result = served.await;
+            if result.is_err() {
+                jobs.raise_all(Order { cause: Cause::Closed, grace: Duration::ZERO });
+                drain.begin();
+            }
+            result
+        };
+        let ((), result) = tokio::join!(worked, replaced);
+        if let Err(error) = instance.leave().await {
+            tracing::debug!(instance = %instance.who(), %error, "left without a word; presence expires");
+        }
+        result
+    }
+}
+
+/// Takes jobs until told to drain, and gives those that still run.
+async fn take_jobs(
+    instance: &Instance,
+    mut intake: Intake,
+    jobs: &Arc<Jobs>,
+    runtime: Arc<dyn Runtime>,
+    root: Arc<PathBuf>,
+    slots: usize,
+    drain: &Shutdown,
+) -> JoinSet<()> {
+    let mut attempts = JoinSet::new();
+    let mut busy = jobs.count.subscribe();
+    let mut pause = RETRY.0;
+    while !drain.has_begun() {
+        while attempts.try_join_next().is_some() {}
+        let running = tokio::select! {
+            count = busy.wait_for(|count| *count < slots) => count.map_or(slots, |count| *count),
+            () = drain.begun() => break,
+        };
+        match intake.next(slots - running, drain.begun()).await {
+            Ok(taken) => {
+                pause = RETRY.0;
+                for taken in taken {
+                    start(&mut attempts, instance, jobs, &runtime, &root, taken);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(instance = %instance.who(), %error, "no jobs can be taken for now");
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => pause = (pause * 2).min(RETRY.1),
+                    () = drain.begun() => {}
+                }
+            }
+        }
+    }
+    attempts
+}
+
+fn start(
+    attempts: &mut JoinSet<()>,
+    instance: &Instance,
+    jobs: &Arc<Jobs>,
+    runtime: &Arc<dyn Runtime>,
+    root: &Arc<PathBuf>,
+    taken: Taken,
+) {
+    let key = taken.execution.job_key;
+    let interrupt = jobs.add(key);
+    let slot = Slot { jobs: Arc::clone(jobs), key };
+    let (instance, runtime, root) = (instance.clone(), Arc::clone(runtime), Arc::clone(root));
+    attempts.spawn(async move {
+        // Freed even if the attempt panics.
+        let _slot = slot;
+        let context = attempt::Context { root: &root, instance: &instance, runtime: &*runtime };
+        Box::pin(attempt::run(context, taken, interrupt)).await;
+    });
+}
+
+/// A slot in use.
+struct Slot {
+    jobs: Arc<Jobs>,
+    key: JobKey,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.jobs.remove(self.key);
+    }
+}
+
+/// Obeys commands, for ever.
+async fn obey(mut control: Control, jobs: &Jobs, drain: &Shutdown) {
+    let mut pause = RETRY.0;
+    loop {
+        match control.next(std::future::pending()).await {
+            Ok(Some(Command::Stop { job_key, grace_secs })) => jobs.raise(job_key, requested(grace_secs)),
+            Ok(Some(Command::Drain)) => drain.begin(),
+            Ok(None) => pause = RETRY.0,
+            Err(error) => {
+                tracing::debug!(%error, "no commands can be read for now");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(RETRY.1);
+            }
+        }
+    }
+}
+
+fn requested(grace_secs: u32) -> Order {
+    Order { cause: Cause::Requested, grace: Duration::from_secs(grace_secs.into()) }
+}
+
+/// Shows that the instance is there, for ever, and does what it learns by that.
+async fn stay_present(instance: &Instance, jobs: &Jobs) -> Result<(), WorkerError> {
+    let mut interval = tokio::time::interval(PRESENCE_INTERVAL);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        match instance.refresh().await {
+            Ok(refreshed) => {
+                for (key, grace_secs) in refreshed.stops {
+                    jobs.raise(key, requested(grace_secs));
+                }
+                for key in refreshed.closed {
+                    jobs.raise(key, Order { cause: Cause::Closed, grace: Duration::ZERO });
+                }
+            }
+            Err(error) if error.code() == Some("REPLACED") => {
+                return Err(WorkerError::Replaced(instance.who().to_string()));
+            }
+            Err(error) => tracing::warn!(instance = %instance.who(), %error, "presence cannot be refreshed"),
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! The directory of one attempt: what is laid into it, and what is read from it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use model::execution::FileSource;
+use model::job::BlobRef;
+use model::limits::{FILE_BYTES_MAX, JOB_FILES_BYTES_MAX, SCRIPT_BYTES_MAX};
+use model::{BlobHash, ContextUid, Execution, JobKey, Reason, ReasonCode, ScriptSource};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+
+/// Where a file of a context is kept under its hash: `<work dir>/blobs/<context uid>/<sha256>`.
+#[must_use]
+pub fn blob_path(work_dir: &Path, context: ContextUid, hash: BlobHash) -> PathBuf {
+    work_dir.join("blobs").join(context.to_string()).join(hash.to_string())
+}
+
+/// Our own part of an attempt's directory, for what a spawned script is given beside its files.
+const OWN: &str = ".mycora";
+
+/// The directory of one attempt; removed when dropped.
+#[derive(Debug)]
+pub(crate) struct Workspace {
+    root: PathBuf,
+    context: ContextUid,
+    dir: PathBuf,
+}
+
+impl Workspace {
+    /// Makes a fresh directory below `root`, which has to be canonical.
+    pub(crate) fn create(root: &Path, key: JobKey) -> Result<Self, Reason> {
+        let context_dir = root.join(key.context.to_string());
+        let dir = context_dir.join(key.to_string());
+        let make = || {
+            private_dir().recursive(true).create(&context_dir)?;
+            match private_dir().create(&dir) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    fs::remove_dir_all(&dir)?;
+                    private_dir().create(&dir)
+                }
+                other => other,
+            }
+        };
+        make().map_err(|error| broken("the directory of the attempt cannot be made", &error))?;
+        Ok(Self { root: root.to_owned(), context: key.context, dir })
+    }
+
+    /// Where it is.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The text of the script, wherever it is.
+    pub(crate) fn script(&self, execution: &Execution) -> Result<String, Reason> {
+        match &execution.script {
+            ScriptSource::Inline(text) => Ok(text.clone()),
+            ScriptSource::Blob(blob) => {
+                let bytes = self.cached(blob, SCRIPT_BYTES_MAX, "the script")?;
+                String::from_utf8(bytes).map_err(|_| runtime_error("the script is not UTF-8"))
+            }
+        }
+    }
+
+    /// Lays the job's files into the directory, as copies, so that a script can change its own only.
+    pub(crate) fn lay_files(&self, execution: &Execution) -> Result<(), Reason> {
+        for (name, source) in &execution.files {
+            // The coordinator checked this as well; a path is too dangerous to take its word.
+            model::job::check_relative_path(name)
+                .map_err(|why| runtime_error(&format!("file `{name}`: {why}")))?;
+            let bytes = self.file_bytes(name, source)?;
+            let path = self.dir.join(name);
+            let write = || {
+                if let Some(parent) = path.parent() {
+                    fs::create_dir_all(parent)?;
+                }
+                OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?.write_all(&bytes)
+            };
+            write().map_err(|error| broken(&format!("file `{name}` cannot be written"), &error))?;
+        }
+        Ok(())
+    }
+
+    fn file_bytes(&self, name: &str, source: &FileSource) -> Result<Vec<u8>, Reason> {
+        match &source.inline {
+            None => self.cached(&source.blob, FILE_BYTES_MAX, &format!("file `{name}`")),
+            Some(text) => {
+                let bytes = STANDARD
+                    .decode(text)
+                    .map_err(|error| runtime_error(&format!("file `{name}` is not base64: {error}")))?;
+                check_blob(&bytes, &source.blob, &format!("file `{name}`"))?;
+                Ok(bytes)
+            }
+        }
+    }
+
+    fn cached(&self, blob: &BlobRef, bytes_max: usize, what: &str) -> Result<Vec<u8>, Reason> {
+        let path = blob_path(&self.root, self.context, blob.sha256);
+        let missing = |error: &io::Error| {
+            Reason::new(ReasonCode::BlobMissing, format!("{what} ({}) cannot be read: {error}", blob.sha256))
+        };
+        let file = File::open(&path).map_err(|error| missing(&error))?;
+        let mut bytes = Vec::new();
+        file.take(bytes_max as u64 + 1).read_to_end(&mut bytes).map_err(|error| missing(&error))?;
+        check_blob(&bytes, blob, what)?;
+        Ok(bytes)
+    }
+
+    /// Writes a file of our own, and gives its path.
+    pub(crate) fn write_own(&self, name: &str, text: &str) -> Result<PathBuf, Reason> {
+        let own = self.dir.join(OWN);
+        let path = own.join(name);
+        let write = || {
+            private_dir().recursive(true).create(&own)?;
+            OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&path)?
+                .write_all(text.as_bytes())
+        };
+        write().map_err(|error| broken(&format!("{OWN}/{name} cannot be written"), &error))?;
+        Ok(path)
+    }
+
+    /// What the script left in one of our own files, at most `bytes_max` of it; nothing when it removed it.
+    pub(crate) fn read_own(&self, name: &str, bytes_max: usize) -> io::Result<Option<String>> {
+        match self.read_inside(&format!("{OWN}/{name}"), bytes_max) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+            Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
+        }
+    }
+
+    /// Reads a regular file of the directory. Follows no link, so that it cannot lead outside.
+    pub(crate) fn read_inside(&self, name: &str, bytes_max: usize) -> io::Result<Vec<u8>> {
+        read_inside(&self.dir, name, bytes_max)
+    }
+
+    /// Takes the outputs that the job promised into the blobs, where the supervisor finds them.
+    pub(crate) fn collect(
+        &self,
+        outputs: &[String],
+    ) -> Result<std::collections::BTreeMap<String, BlobRef>, Reason> {
+        let mut collected = std::collections::BTreeMap::new();
+        let mut total = 0;
+        for name in outputs {
+            let bytes = self.read_inside(name, FILE_BYTES_MAX).map_err(|error| {
+                let why = match error.kind() {
+                    io::ErrorKind::NotFound => "the script did not make it".to_owned(),
+                    _ => error.to_string(),
+                };
+                runtime_error(&format!("output `{name}`: {why}"))
+            })?;
+            total += bytes.len();
+            if total > JOB_FILES_BYTES_MAX {
+                return Err(runtime_error(&format!(
+                    "the outputs have more than {JOB_FILES_BYTES_MAX} bytes together"
+                )));
+            }
+            let blob = BlobRef { sha256: BlobHash::of(&bytes), size: bytes.len() as u64 };
+            self.keep(&blob, &bytes)
+                .map_err(|error| broken(&format!("output `{name}` cannot be kept"), &error))?;
+            collected.insert(name.clone(), blob);
+        }
+        Ok(collected)
+    }
+
+    fn keep(&self, blob: &BlobRef, bytes: &[u8]) -> io::Result<()> {
+        let path = blob_path(&self.root, self.context, blob.sha256);
+        if path.exists() {
+            return Ok(());
+        }
+        if let Some(parent) = path.parent() {
+            private_dir().recursive(true).create(parent)?;
+        }
+        // Under another name first, so that nobody reads half of it.
+        let unfinished =
+            path.with_extension(format!("{}.part", self.dir.file_name().unwrap_or_default().display()));
+        fs::write(&unfinished, bytes)?;
+        fs::rename(&unfinished, &path)
+    }
+}
+
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.dir) {
+            tracing::warn!(dir = %self.dir.display(), %error, "the directory of an attempt cannot be removed");
+        }
+    }
+}
+
+/// Reads a regular file below `dir` without following any link.
+pub(crate) fn read_inside(dir: &Path, name: &str, bytes_max: usize) -> io::Result<Vec<u8>> {
+    // Not to wait for the other end, should it be a pipe.
+    let file = File::from(open_inside(dir, name, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())?);
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(bytes_max as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > bytes_max {
+        return Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            format!("it has more than {bytes_max} bytes"),
+        ));
+    }
+    Ok(bytes)
+}
+
+/// Writes a regular file below `dir` without following any link.
+pub(crate) fn write_inside(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NONBLOCK;
+    let mut file = File::from(open_inside(dir, name, flags, Mode::RUSR | Mode::WUSR)?);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+    }
+    file.write_all(bytes)
+}
+
+fn open_inside(dir: &Path, name: &str, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+    let dir = File::open(dir)?;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    rustix::fs::openat2(&dir, name, flags | OFlags::CLOEXEC, mode, resolve).map_err(|error| match error {
+        rustix::io::Errno::LOOP => {
+            io::Error::new(io::ErrorKind::InvalidInput, "its path contains a symbolic link")
+        }
+        rustix::io::Errno::XDEV => {
+            io::Error::new(io::ErrorKind::InvalidInput, "its path leads out of the directory")
+        }
+        other => other.into(),
+    })
+}
+
+fn private_dir() -> fs::DirBuilder {
+    let mut builder = fs::DirBuilder::new();
+    builder.mode(0o700);
+    builder
+}
+
+fn check_blob(bytes: &[u8], blob: &BlobRef, what: &str) -> Result<(), Reason> {
+    if bytes.len() as u64 != blob.size || BlobHash::of(bytes) != blob.sha256 {
+        return Err(runtime_error(&format!("{what} is not what its hash {} says", blob.sha256)));
+    }
+    Ok(())
+}
+
+fn broken(what: &str, error: &io::Error) -> Reason {
+    runtime_error(&format!("{what}: {error}"))
+}
+
+pub(crate) fn runtime_error(detail: &str) -> Reason {
+    Reason::new(ReasonCode::RuntimeError, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_leads_outside() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let dir = root.path().join("job");
+        fs::create_dir_all(dir.join("sub")).expect("directories");
+        fs::write(root.path().join("secret"), "s").expect("a file");
+        fs::write(dir.join("sub/file"), "inside").expect("a file");
+        std::os::unix::fs::symlink("../secret", dir.join("link")).expect("a link");
+        std::os::unix::fs::symlink("..", dir.join("up")).expect("a link");
+        assert_eq!(read_inside(&dir, "sub/file", 6).expect("a file"), b"inside");
+        for (name, part) in [
+            ("link", "symbolic link"),
+            ("up/secret", "symbolic link"),
+            ("../secret", "leads out"),
+            ("/etc/passwd", "leads out"),
+            ("sub", "no regular file"),
+        ] {
+            let error = read_inside(&dir, name, 100).expect_err(name);
+            assert!(error.to_string().contains(part), "{name}: {error}");
+        }
+        assert!(
+            read_inside(&dir, "sub/file", 5).is_err_and(|error| error.kind() == io::ErrorKind::FileTooLarge)
+        );
+        assert!(write_inside(&dir, "../other", b"x").is_err());
+        assert!(write_inside(&dir, "link", b"x").is_err());
+        write_inside(&dir, "new", b"x").expect("a new file");
+        assert_eq!(read_inside(&dir, "new", 1).expect("a file"), b"x");
+    }
+}

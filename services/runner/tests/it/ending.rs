@@ -1,0 +1,165 @@
+//! Jobs that do not end by themselves.
+
+use std::time::{Duration, Instant};
+
+use model::execution::Outcome as Kind;
+use model::{ReasonCode, ScriptType};
+use queue::StopOutcome;
+use runner::{Settings, StartError};
+use service::Shutdown;
+use testkit::{PATIENCE, Witness, wait_until};
+
+use crate::setup::{Bench, job, settings, shell};
+
+/// Whether a process runs; one that nobody waited for yet does not.
+fn lives(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+#[tokio::test]
+async fn a_time_limit_ends_everything_that_was_started() {
+    let mut bench = Bench::new().await;
+    let pids = bench.dir.path().join("pids");
+    let mut execution = shell(&format!(
+        "trap '' TERM\nsleep 600 & echo $! >> {0}\nsetsid sh -c 'echo $$ >> {0}; exec sleep 600' >/dev/null 2>&1 &\n\
+         (sh -c 'echo $$ >> {0}; exec sleep 600' &)\nwhile [ $(wc -l < {0}) -lt 3 ]; do :; done\necho ready\nwait\nsleep 600",
+        pids.display()
+    ));
+    execution.timeout_secs = 1;
+    let outcome = bench.run(execution).await;
+    assert_eq!(outcome.end.outcome, Kind::TimedOut, "{outcome:?}");
+    assert_eq!(outcome.end.reason.map(|reason| reason.code), Some(ReasonCode::Timeout));
+    assert_eq!(outcome.log, "ready\n");
+    let pids = std::fs::read_to_string(pids).expect("the script wrote them");
+    assert_eq!(pids.lines().count(), 3);
+    assert!(!pids.lines().any(lives), "{pids}");
+    assert_eq!(bench.attempts(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_polite_script_has_time_to_clean_up() {
+    let mut bench = Bench::new().await;
+    let key = bench
+        .accept(shell("trap 'echo cleaned; exit 0' TERM; echo ready; while :; do sleep 0.01; done"))
+        .await;
+    bench.printed(key, "ready").await;
+    let stopping = bench.supervisor.stop(key, 30).await.expect("an answer");
+    assert_eq!(stopping, StopOutcome::Stopping { instance: "shell:default:1".into() });
+    let outcome = bench.end_of(key).await;
+    assert_eq!((outcome.end.outcome, outcome.end.reason), (Kind::Stopped, None));
+    assert!(outcome.log.ends_with("cleaned\n"), "{}", outcome.log);
+}
+
+#[tokio::test]
+async fn every_language_can_be_stopped_and_runs_out_of_time() {
+    let mut bench = Bench::new().await;
+    for (script_type, script) in [
+        (ScriptType::Shell, "echo ready; while :; do :; done"),
+        (ScriptType::Python, "print('ready')\nwhile True: pass"),
+        (ScriptType::Rhai, "print(\"ready\"); loop { }"),
+        (ScriptType::Rhai, "print(\"ready\"); sleep(600);"),
+    ] {
+        let key = bench.accept(job(script_type, script)).await;
+        bench.printed(key, "ready").await;
+        bench.supervisor.stop(key, 0).await.expect("an answer");
+        assert_eq!(bench.end_of(key).await.end.outcome, Kind::Stopped, "{script}");
+        let mut execution = job(script_type, script);
+        execution.timeout_secs = 1;
+        assert_eq!(bench.run(execution).await.end.outcome, Kind::TimedOut, "{script}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_successful_script_leaves_behind_does_not_hold_it_up() {
+    let mut bench = Bench::new().await;
+    let begin = Instant::now();
+    let outcome = bench.run(shell("sleep 600 &\nsetsid sleep 600 &\necho done")).await;
+    assert_eq!((outcome.end.outcome, outcome.log.as_str()), (Kind::Succeeded, "done\n"));
+    assert!(begin.elapsed() < Duration::from_secs(60));
+}
+
+#[tokio::test]
+async fn jobs_share_the_slots() {
+    let mut bench = Bench::new().await;
+    let witness = Witness::new(bench.dir.path());
+    let names: Vec<_> = (0..20).map(|n| format!("job-{n}")).collect();
+    for name in &names {
+        bench.accept(shell(&witness.shell(name, "true"))).await;
+    }
+    let mut ends = 0;
+    while ends < names.len() {
+        let events = bench.reader.next(std::future::pending()).await.expect("events");
+        ends += events.iter().filter(|event| matches!(event.kind, queue::EventKind::Ended(_))).count();
+        bench.reader.acknowledge(&events).await.expect("acknowledged");
+    }
+    witness.assert_each_once(&names.iter().map(String::as_str).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_drain_lets_jobs_end_until_its_deadline() {
+    let Bench { dir, supervisor, mut reader, runner, kv, redis: _redis } = Bench::new().await;
+    assert_eq!(runner.instances().len(), 3);
+    runner.drain().await;
+    assert!(supervisor.instances().await.expect("an answer").is_empty(), "they have left");
+
+    let hurried =
+        Settings { drain_deadline: Duration::ZERO, types: vec![ScriptType::Shell], ..settings(dir.path()) };
+    let runner = runner::start(hurried, &kv, 0, &Shutdown::new()).await.expect("a runner");
+    let execution = shell("sleep 600");
+    let offer = queue::Offer { hash: execution.content_hash(), execution, coordinator: "c".into() };
+    supervisor.accept(offer).await.expect("an accepted job");
+    assert_eq!(reader.next(std::future::pending()).await.expect("events").len(), 1, "it is started");
+    runner.drain().await;
+    let events = reader.next(std::future::pending()).await.expect("events");
+    let queue::EventKind::Ended(end) = &events[0].kind else { panic!("{events:?}") };
+    assert_eq!(end.outcome, Kind::Lost);
+    assert_eq!(end.reason.as_ref().map(|reason| reason.code), Some(ReasonCode::InstanceLost));
+}
+
+#[tokio::test]
+async fn a_work_directory_has_one_runner_and_types_have_to_be_there() {
+    let bench = Bench::new().await;
+    let second = runner::start(settings(bench.dir.path()), &bench.kv, 0, &Shutdown::new()).await;
+    assert!(matches!(second, Err(StartError::InUse(_))), "{second:?}");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let unknown = Settings { types: vec![ScriptType::V], ..settings(dir.path()) };
+    let refused = runner::start(unknown, &bench.kv, 0, &Shutdown::new()).await.expect_err("no such runtime");
+    assert!(refused.to_string().contains("executes v scripts"), "{refused}");
+}
+
+#[tokio::test]
+async fn redis_may_restart_in_the_middle() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let mut redis = testkit::RedisServer::builder().persistent().start();
+    let kv = kv::Kv::new(redis.url().parse().expect("a url"));
+    let runner = runner::start(settings(dir.path()), &kv, 0, &Shutdown::new()).await.expect("a runner");
+    let supervisor = queue::Supervisor::new(kv.clone(), 0);
+    let go = dir.path().join("go");
+    let execution =
+        shell(&format!("while [ ! -e {} ]; do sleep 0.01; done; echo a=1 > $MYCORA_RESULT", go.display()));
+    let key = execution.job_key;
+    let offer = queue::Offer { hash: execution.content_hash(), execution, coordinator: "c".into() };
+    supervisor.accept(offer).await.expect("an accepted job");
+    let status = async |wanted: queue::JobStatus| {
+        let look = || async {
+            let state = supervisor.status(key).await.ok().flatten()?;
+            (state.status == wanted).then_some(state)
+        };
+        wait_until(look, PATIENCE, format!("the job is {wanted:?}")).await
+    };
+    status(queue::JobStatus::Started).await;
+    redis.kill9();
+    std::fs::write(&go, "").expect("a file");
+    redis.restart();
+    let state = status(queue::JobStatus::Finished).await;
+    assert_eq!(state.end.and_then(|end| end.result.get("a").cloned()).as_deref(), Some("1"));
+
+    let next = shell("exit 0");
+    let next_key = next.job_key;
+    let offer = queue::Offer { hash: next.content_hash(), execution: next, coordinator: "c".into() };
+    supervisor.accept(offer).await.expect("an accepted job");
+    let look = || async { supervisor.status(next_key).await.ok().flatten()?.end };
+    wait_until(look, PATIENCE, "the next job is taken as well").await;
+    runner.drain().await;
+}

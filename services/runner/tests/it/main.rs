@@ -1,0 +1,7 @@
+//! A runner on a real Redis, with real scripts.
+
+mod ending;
+mod languages;
+mod process;
+mod setup;
+mod workspace;

@@ -1,0 +1,158 @@
+//! A supervisor's queue, and a runner that works on it.
+
+use std::collections::BTreeMap;
+use std::future::pending;
+use std::path::Path;
+use std::time::Duration;
+
+use kv::Kv;
+use model::execution::AttemptEnd;
+use model::id::Uid;
+use model::{
+    ActorId, Attempt, ContextId, ContextUid, Execution, FlowId, FlowUid, JobId, JobKey, ScriptSource,
+    ScriptType,
+};
+use queue::{EventKind, EventReader, Offer, Supervisor};
+use runner::{Running, Settings};
+use service::Shutdown;
+use tempfile::TempDir;
+use testkit::RedisServer;
+
+pub(crate) struct Bench {
+    pub(crate) dir: TempDir,
+    pub(crate) supervisor: Supervisor,
+    pub(crate) reader: EventReader,
+    pub(crate) runner: Running,
+    pub(crate) kv: Kv,
+    // Dropped last, so that the runner does not miss it.
+    pub(crate) redis: RedisServer,
+}
+
+/// How an attempt ended, and what it printed.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) end: AttemptEnd,
+    pub(crate) log: String,
+}
+
+impl Outcome {
+    pub(crate) fn result(&self, key: &str) -> &str {
+        self.end.result.get(key).map_or("(nothing)", String::as_str)
+    }
+
+    pub(crate) fn reason(&self) -> String {
+        self.end.reason.as_ref().map(ToString::to_string).unwrap_or_default()
+    }
+}
+
+impl Bench {
+    pub(crate) async fn new() -> Self {
+        let redis = RedisServer::start();
+        let kv = Kv::new(redis.url().parse().expect("the url of a test server"));
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let runner = runner::start(settings(dir.path()), &kv, 0, &Shutdown::new()).await.expect("a runner");
+        let supervisor = Supervisor::new(kv.clone(), 0);
+        let reader = supervisor.events();
+        Self { dir, supervisor, reader, runner, kv, redis }
+    }
+
+    pub(crate) async fn accept(&self, execution: Execution) -> JobKey {
+        let key = execution.job_key;
+        let offer = Offer { hash: execution.content_hash(), execution, coordinator: "c".into() };
+        self.supervisor.accept(offer).await.expect("an accepted job");
+        key
+    }
+
+    /// Runs one job alone, to its end.
+    pub(crate) async fn run(&mut self, execution: Execution) -> Outcome {
+        let key = self.accept(execution).await;
+        self.end_of(key).await
+    }
+
+    /// Reads the log of one job alone up to something, or to its end.
+    pub(crate) async fn printed(&mut self, key: JobKey, text: &str) {
+        let mut log = String::new();
+        while !log.contains(text) {
+            for event in self.reader.next(pending()).await.expect("events") {
+                assert_eq!(event.job_key, key);
+                match event.kind {
+                    EventKind::Log(piece) => log.push_str(&piece.text),
+                    EventKind::Started { .. } => {}
+                    other => panic!("ended before it printed {text:?}: {log:?} {other:?}"),
+                }
+            }
+        }
+    }
+
+    pub(crate) async fn end_of(&mut self, key: JobKey) -> Outcome {
+        let mut log = String::new();
+        loop {
+            for event in self.reader.next(pending()).await.expect("events") {
+                assert_eq!(event.job_key, key);
+                match event.kind {
+                    EventKind::Log(piece) => log.push_str(&piece.text),
+                    EventKind::Ended(end) => {
+                        assert!(end.start_time.is_none_or(|start| start <= end.end_time));
+                        return Outcome { end: *end, log };
+                    }
+                    EventKind::Started { .. } | EventKind::Returned => {}
+                }
+            }
+        }
+    }
+
+    /// What is left in the work directory of attempts.
+    pub(crate) fn attempts(&self) -> Vec<String> {
+        let context = self.dir.path().join(context().to_string());
+        let entries = std::fs::read_dir(context)
+            .map(|entries| entries.flatten().collect())
+            .unwrap_or_else(|_| Vec::new());
+        entries.iter().map(|entry| entry.file_name().display().to_string()).collect()
+    }
+}
+
+pub(crate) fn settings(dir: &Path) -> Settings {
+    Settings {
+        types: Vec::new(),
+        group: "default".parse().expect("a name"),
+        instance: 1,
+        slots: 4,
+        work_dir: dir.to_owned(),
+        drain_deadline: Duration::from_secs(20),
+    }
+}
+
+pub(crate) fn context() -> ContextUid {
+    ContextUid(Uid::from_bits(1))
+}
+
+pub(crate) fn job(script_type: ScriptType, script: &str) -> Execution {
+    Execution {
+        job_key: JobKey { context: context(), flow: FlowUid::random(), job: JobId(3), attempt: Attempt(2) },
+        context_id: ContextId(5),
+        flow_id: FlowId(7),
+        caller_id: ActorId(1),
+        flow_name: "flow".parse().expect("a name"),
+        node: "node".parse().expect("a name"),
+        script_type,
+        script: ScriptSource::Inline(script.to_owned()),
+        env_vars: BTreeMap::new(),
+        files: BTreeMap::new(),
+        outputs: Vec::new(),
+        inputs: BTreeMap::new(),
+        timeout_secs: 60,
+        priority: 1,
+        group: None,
+        instance: None,
+        traceparent: None,
+    }
+}
+
+pub(crate) fn shell(script: &str) -> Execution {
+    job(ScriptType::Shell, script)
+}
+
+pub(crate) fn inputs(values: &[(&str, &str)]) -> BTreeMap<model::Name, model::flow::ResultMap> {
+    let result = values.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())).collect();
+    BTreeMap::from([("split".parse().expect("a name"), result)])
+}
