@@ -115,4 +115,34 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
         path: "services/router/src/runners.rs",
         reason: "reads the registry's stream, and keeps of each record what routing needs",
     },
+    Exception {
+        rule: "wire types",
+        path: "services/mycelium-gateway/src/delivery.rs",
+        reason: "turns what a router wants delivered into calls; executions stay the bytes they came as",
+    },
+    Exception {
+        rule: "wire types",
+        path: "services/mycelium-gateway/src/front.rs",
+        reason: "turns what supervisors say into frames for routers, and their blobs into calls of storage",
+    },
+    Exception {
+        rule: "wire types",
+        path: "services/mycelium-gateway/src/inline.rs",
+        reason: "reads blobs from storage piece by piece",
+    },
+    Exception {
+        rule: "wire types",
+        path: "services/mycelium-gateway/src/peers.rs",
+        reason: "reads the registry's stream, and keeps of each record what the conversation needs",
+    },
+    Exception {
+        rule: "wire types",
+        path: "services/mycelium-gateway/src/presence.rs",
+        reason: "tells the registry what was heard",
+    },
+    Exception {
+        rule: "wire types",
+        path: "services/mycelium-gateway/src/routers.rs",
+        reason: "numbers frames for each router's stream",
+    },
 ];
