@@ -77,4 +77,3 @@ fn say(global: &Global, line: &str) {
         output::note(line);
     }
 }
-

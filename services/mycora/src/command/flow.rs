@@ -15,7 +15,9 @@ pub enum FlowCommand {
     /// Check a flow file without submitting it
     Validate(ValidateArgs),
     /// Submit a flow file
-    #[command(after_help = "Examples:\n  mycora flow submit flow.yaml --watch\n  cat flow.yaml | mycora flow submit - --env LANG=C.UTF-8\n\nPaths in the file are relative to it; with `-`, to the working directory.")]
+    #[command(
+        after_help = "Examples:\n  mycora flow submit flow.yaml --watch\n  cat flow.yaml | mycora flow submit - --env LANG=C.UTF-8\n\nPaths in the file are relative to it; with `-`, to the working directory."
+    )]
     Submit(submit::SubmitArgs),
     /// List the flows of a context, newest first
     List(ListArgs),

@@ -95,6 +95,13 @@ impl Node {
         self.instance = change.instance;
     }
 
+    /// Whether its step from that state and attempt is worth a line. What comes between the end of
+    /// one job and the start of the next is not, unless it lasts: then it is explained.
+    fn is_news(&self, before: (v1::NodeState, u32)) -> bool {
+        let between = [v1::NodeState::Pending, v1::NodeState::Ready, v1::NodeState::Dispatched];
+        self.attempt != before.1 || (self.state != before.0 && !between.contains(&self.state))
+    }
+
     /// What there is to say beside the name.
     #[must_use]
     pub fn description(&self) -> String {
@@ -169,10 +176,8 @@ impl View {
         if let Some(known) = known.filter(|known| known.state == node.state) {
             node.since = known.since;
         }
-        let news = match known {
-            Some(known) => known.state != node.state || known.attempt != node.attempt,
-            None => node.state != v1::NodeState::Pending,
-        };
+        let news =
+            node.is_news(known.map_or((v1::NodeState::Pending, 1), |known| (known.state, known.attempt)));
         let line = news.then(|| format!("{}: {}", node.name, node.description()));
         self.nodes.insert(job_id, node);
         self.mark(job_id);
@@ -184,7 +189,7 @@ impl View {
         let node = self.nodes.get_mut(&job_id)?;
         let before = (node.state, node.attempt);
         node.change(now, change);
-        let news = (node.state, node.attempt) != before;
+        let news = node.is_news(before);
         let line = news.then(|| format!("{}: {}", node.name, node.description()));
         self.mark(job_id);
         line
@@ -303,10 +308,7 @@ mod tests {
         assert!(view.apply(now, Event::NodeChange(running)).is_empty());
         let mut failed = change(1, NodeState::Failed, 3_500);
         failed.reason = Some(v1::Reason { code: "EXIT_CODE".into(), detail: "exit code 3".into() });
-        assert_eq!(
-            view.apply(now, Event::NodeChange(failed)),
-            ["a: failed after 2.5 s: exit code 3"]
-        );
+        assert_eq!(view.apply(now, Event::NodeChange(failed)), ["a: failed after 2.5 s: exit code 3"]);
         assert_eq!(view.counts(), Counts { total: 1, ended: 1, running: 0, failed: 1 });
         assert!(view.ended().is_none());
         let ended = v1::Flow { status: v1::FlowStatus::Error.into(), ..flow };

@@ -138,8 +138,8 @@ mod tests {
             flow(&ended, &[node], Timestamp::from_millis(1_900_000_000_000)),
             "flow     3 f\nstatus   finished (3.2 s)\ncontext  1\nactor    1\ncreated  2027-01-15 08:00:00 UTC\n\
              \n\
-             JOB  STATE      ATTEMPT  TIME   EXIT  WHERE            WHY\n\
-             a    completed  1        0.3 s  0     shell:default:0\n\
+             JOB  STATE      ATTEMPT  TIME    EXIT  WHERE            WHY\n\
+             a    completed  1        300 ms  0     shell:default:0\n\
              \n\
              RESULT   VALUE\na.total  42\n"
         );

@@ -32,12 +32,13 @@ const fn civil(days: u64) -> (u64, u64, u64) {
     (year, month, day)
 }
 
-/// `0.2 s`, `12 s`, `3 min 05 s`, `2 h 10 min`, `5 d 3 h`.
+/// `120 ms`, `1.2 s`, `12 s`, `3 min 05 s`, `2 h 10 min`, `5 d 3 h`.
 #[must_use]
 pub fn duration(length: Duration) -> String {
     let secs = length.as_secs();
     match secs {
-        0..10 => format!("{}.{} s", secs, length.subsec_millis() / 100),
+        0 => format!("{} ms", length.subsec_millis()),
+        1..10 => format!("{}.{} s", secs, length.subsec_millis() / 100),
         10..60 => format!("{secs} s"),
         60..3600 => format!("{} min {:02} s", secs / 60, secs % 60),
         3600..DAY_SECS => format!("{} h {:02} min", secs / 3600, secs / 60 % 60),
@@ -72,7 +73,8 @@ mod tests {
     #[test]
     fn durations_are_as_exact_as_they_matter() {
         for (millis, text) in [
-            (0, "0.0 s"),
+            (0, "0 ms"),
+            (120, "120 ms"),
             (1_250, "1.2 s"),
             (59_999, "59 s"),
             (65_000, "1 min 05 s"),
