@@ -1,0 +1,4 @@
+//! The gateway between a router and a real supervisor, over both ways there are to speak to one.
+
+mod conversation;
+mod suite;

@@ -1,0 +1,409 @@
+//! A gateway with everything around it: a supervisor on a Redis of its own, and a storage, a registry
+//! and a router that speak the real protocols.
+
+use std::collections::{BTreeMap, HashMap};
+use std::future::pending;
+use std::sync::{Arc, Mutex};
+
+use identity::{Identity, ServiceName};
+use keys::InstanceRef;
+use kv::Kv;
+use model::id::Uid;
+use model::job::BlobRef;
+use model::limits::BLOB_CHUNK_BYTES;
+use model::{
+    ActorId, Attempt, BlobHash, ContextId, ContextUid, Execution, FlowId, FlowUid, JobId, JobKey, NodeReport,
+    Presence, ScriptSource, ScriptType,
+};
+use mycelium::{Bus, MemoryNetwork, PublicKey};
+use mycelium_gateway::{Config, Deps, Dial};
+use proto::internal::v1 as wire;
+use proto::internal::v1::blob_store_service_server::{BlobStoreService, BlobStoreServiceServer};
+use proto::internal::v1::exchange_request::Frame;
+use proto::internal::v1::exchange_response::Frame as Answer;
+use proto::internal::v1::gateway_link_service_client::GatewayLinkServiceClient;
+use proto::internal::v1::registry_view_service_server::{RegistryViewService, RegistryViewServiceServer};
+use proto::v1;
+use queue::{About, Instance, Intake, Taken};
+use rpc::{Allow, Channel, Error, LocalServer, MethodPolicy, Mount};
+use testkit::RedisServer;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+
+const GATEWAY: &[Allow] = &[Allow::Service(ServiceName::MyceliumGateway)];
+pub(crate) const COORDINATOR: &str = "0123456789abcdef0123456789abcdef";
+
+/// How the gateway and the supervisor speak.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Front {
+    Stream,
+    Bus,
+}
+
+pub(crate) struct Suite {
+    pub(crate) redis: RedisServer,
+    pub(crate) kv: Kv,
+    pub(crate) work_dir: tempfile::TempDir,
+    pub(crate) storage: FakeStorage,
+    pub(crate) registry: FakeRegistry,
+    pub(crate) address: String,
+    gateway: LocalServer,
+    shutdown: CancellationToken,
+    _servers: [LocalServer; 3],
+}
+
+impl Suite {
+    /// Starts everything; returns when the gateway has an instance's presence.
+    pub(crate) async fn start(front: Front) -> (Self, Worker) {
+        let redis = RedisServer::start();
+        let kv = Kv::new(redis.url().parse().expect("the url of a test server"));
+        let work_dir = tempfile::tempdir().expect("a directory");
+        let network = MemoryNetwork::default();
+        let shutdown = CancellationToken::new();
+
+        let supervisor_key = PublicKey::random();
+        let (address, supervisor_bus): (_, Option<Arc<dyn Bus>>) = match front {
+            Front::Stream => ("grpc://host-a:7706".to_owned(), None),
+            Front::Bus => {
+                (format!("mycelium:{supervisor_key}"), Some(Arc::new(network.node(supervisor_key))))
+            }
+        };
+        let deps =
+            supervisor::Deps { kv: kv.clone(), bus: supervisor_bus, metrics: &prometheus::Registry::new() };
+        let app = supervisor::Config::new(work_dir.path().to_owned()).build(deps).expect("built");
+        let policy = MethodPolicy::new(&[supervisor::rpc::PUBLIC_POLICY]).expect("well-formed");
+        let supervisor = publish("supervisor", app.mount_public(Mount::builder(policy)));
+        tokio::spawn(app.run(shutdown.clone()));
+        let worker = Worker::join(&kv).await;
+
+        let storage = FakeStorage::default();
+        let storage_server = {
+            let policy = [("/mycora.internal.v1.BlobStoreService/*", GATEWAY)];
+            let policy = MethodPolicy::new(&[&policy]).expect("well-formed");
+            publish("storage", Mount::builder(policy).service(BlobStoreServiceServer::new(storage.clone())))
+        };
+        let registry = FakeRegistry::new(&address);
+        let registry_server = {
+            let policy = [("/mycora.internal.v1.RegistryViewService/*", GATEWAY)];
+            let policy = MethodPolicy::new(&[&policy]).expect("well-formed");
+            publish(
+                "registry",
+                Mount::builder(policy).service(RegistryViewServiceServer::new(registry.clone())),
+            )
+        };
+
+        let us = Identity::Service(ServiceName::MyceliumGateway);
+        let to_supervisor = supervisor.handle();
+        let dial: Dial = Arc::new(move |_, _| Ok(Channel::local(to_supervisor.clone(), us)));
+        let deps = Deps {
+            storage: Channel::local(storage_server.handle(), us),
+            registry: Channel::local(registry_server.handle(), us),
+            bus: Some(Arc::new(network.node(PublicKey::random()))),
+            dial,
+            metrics: &prometheus::Registry::new(),
+        };
+        let app = Config::default().build(deps).expect("built");
+        let mount = Mount::builder(mycelium_gateway::rpc::policy());
+        let gateway = publish("mycelium-gateway", app.mount_internal(app.mount_public(mount)));
+        tokio::spawn(app.run(shutdown.clone()));
+        let servers = [supervisor, storage_server, registry_server];
+        let suite =
+            Self { redis, kv, work_dir, storage, registry, address, gateway, shutdown, _servers: servers };
+        suite.registry.heard_an_instance().await;
+        (suite, worker)
+    }
+
+    pub(crate) fn channel(&self, identity: Identity) -> Channel {
+        Channel::local(self.gateway.handle(), identity)
+    }
+
+    pub(crate) async fn router(&self) -> Router {
+        let (sender, outgoing) = mpsc::channel(16);
+        let channel = self.channel(Identity::Service(ServiceName::Router));
+        let answers = GatewayLinkServiceClient::new(channel).exchange(ReceiverStream::new(outgoing)).await;
+        Router { sender, answers: answers.expect("allowed").into_inner(), unread: Vec::new() }
+    }
+
+    pub(crate) fn deliver(&self, delivery_id: u64, executions: &[Execution]) -> Frame {
+        Frame::Deliver(wire::Deliver {
+            delivery_id,
+            address: self.address.clone(),
+            topic: "supervisor.rpc".into(),
+            context_id: 1,
+            context_uid: key(1).context.to_string(),
+            nodes: executions.iter().map(|job| serde_json::to_vec(job).expect("JSON").into()).collect(),
+            timeout_millis: 30_000,
+        })
+    }
+
+    pub(crate) fn stop(&self, job: JobKey) -> Frame {
+        Frame::Stop(wire::StopAttempt {
+            address: self.address.clone(),
+            topic: "supervisor.rpc".into(),
+            job_key: job.to_string(),
+            grace_secs: 1,
+            context_id: 1,
+            flow_id: 7,
+        })
+    }
+}
+
+impl Drop for Suite {
+    fn drop(&mut self) {
+        self.shutdown.cancel();
+    }
+}
+
+fn publish(name: &'static str, mount: rpc::MountBuilder) -> LocalServer {
+    let server = LocalServer::new(name);
+    server.publish(&mount.build().expect("covered"));
+    server
+}
+
+/// A router that does what it is told.
+pub(crate) struct Router {
+    sender: mpsc::Sender<wire::ExchangeRequest>,
+    answers: Streaming<wire::ExchangeResponse>,
+    unread: Vec<Said>,
+}
+
+/// What the gateway says to a router.
+#[derive(Debug)]
+pub(crate) enum Said {
+    Outcome(wire::DeliveryOutcome),
+    Report(u64, Box<NodeReport>),
+    Log(wire::NumberedLog),
+}
+
+impl Router {
+    pub(crate) async fn says(&self, frame: Frame) {
+        self.sender.send(wire::ExchangeRequest { frame: Some(frame) }).await.expect("the stream stands");
+    }
+
+    pub(crate) async fn handled(&self, report_ids: Vec<u64>) {
+        self.says(Frame::Handled(wire::ReportsHandled { report_ids })).await;
+    }
+
+    /// The next that `wanted` accepts. What comes before it stays for later.
+    pub(crate) async fn hears<T>(&mut self, wanted: impl Fn(&Said) -> Option<T>) -> T {
+        if let Some(at) = self.unread.iter().position(|said| wanted(said).is_some()) {
+            return wanted(&self.unread.remove(at)).expect("found just now");
+        }
+        loop {
+            let answer = tokio::time::timeout(testkit::PATIENCE, self.answers.message()).await;
+            let answer = answer.unwrap_or_else(|_| panic!("nothing came; unread: {:#?}", self.unread));
+            let frame = answer.expect("no error").expect("no end").frame.expect("always one");
+            match frame {
+                Answer::Outcome(outcome) => self.unread.push(Said::Outcome(outcome)),
+                Answer::Reports(reports) => {
+                    for wire::NumberedReport { report_id, report_json } in reports.reports {
+                        let report = serde_json::from_slice(&report_json).expect("a report");
+                        self.unread.push(Said::Report(report_id, report));
+                    }
+                }
+                Answer::Logs(logs) => self.unread.extend(logs.logs.into_iter().map(Said::Log)),
+            }
+            if let Some(at) = self.unread.iter().position(|said| wanted(said).is_some()) {
+                return wanted(&self.unread.remove(at)).expect("found just now");
+            }
+        }
+    }
+
+    /// The error of an outcome; empty when it went well.
+    pub(crate) async fn outcome(&mut self, of: u64) -> String {
+        self.hears(|said| match said {
+            Said::Outcome(outcome) if outcome.delivery_id == of => Some(outcome.error.clone()),
+            _ => None,
+        })
+        .await
+    }
+
+    /// The next report about a job that `wanted` accepts; acknowledges it.
+    pub(crate) async fn report<T>(
+        &mut self,
+        job: JobKey,
+        wanted: impl Fn(&model::ReportKind) -> Option<T>,
+    ) -> T {
+        let (id, found) = self
+            .hears(|said| match said {
+                Said::Report(id, report) if report.job_key == job => Some((*id, wanted(&report.kind)?)),
+                _ => None,
+            })
+            .await;
+        self.handled(vec![id]).await;
+        found
+    }
+}
+
+/// An instance without scripts.
+pub(crate) struct Worker {
+    pub(crate) instance: Instance,
+    intake: Intake,
+}
+
+impl Worker {
+    async fn join(kv: &Kv) -> Self {
+        let who = InstanceRef {
+            script_type: ScriptType::Shell,
+            group: "default".parse().expect("a name"),
+            number: 1,
+        };
+        let about = About {
+            hostname: "here".into(),
+            pid: std::process::id(),
+            process_start: 1,
+            slots: 4,
+            isolation: "basic".into(),
+            version: "0.1.0".into(),
+        };
+        let database = kv.endpoint().database();
+        let (instance, intake, _) = queue::join(kv, database, who, about, |_| true).await.expect("joined");
+        Self { instance, intake }
+    }
+
+    pub(crate) async fn take(&mut self, count: usize) -> Vec<Taken> {
+        let mut taken = Vec::new();
+        while taken.len() < count {
+            taken.extend(self.intake.next(count - taken.len(), pending()).await.expect("an answer"));
+        }
+        taken
+    }
+}
+
+/// Keeps blobs of context 1 in memory.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FakeStorage(Arc<Mutex<HashMap<String, Vec<u8>>>>);
+
+impl FakeStorage {
+    pub(crate) fn put(&self, bytes: &[u8]) -> BlobRef {
+        let blob = BlobRef { sha256: BlobHash::of(bytes), size: bytes.len() as u64 };
+        self.0.lock().expect("not poisoned").insert(blob.sha256.to_string(), bytes.to_vec());
+        blob
+    }
+
+    pub(crate) fn get(&self, blob: BlobRef) -> Option<Vec<u8>> {
+        self.0.lock().expect("not poisoned").get(&blob.sha256.to_string()).cloned()
+    }
+}
+
+#[tonic::async_trait]
+impl BlobStoreService for FakeStorage {
+    async fn read_blob(
+        &self,
+        request: Request<wire::ReadBlobRequest>,
+    ) -> Result<Response<wire::ReadBlobResponse>, Status> {
+        let request = request.into_inner();
+        let blobs = self.0.lock().expect("not poisoned");
+        let bytes = blobs.get(&request.sha256).ok_or_else(|| Error::not_found("the blob"))?;
+        let begin = usize::try_from(request.offset).expect("small");
+        let end = bytes.len().min(begin + BLOB_CHUNK_BYTES);
+        let data = bytes[begin..end].to_vec().into();
+        Ok(Response::new(wire::ReadBlobResponse { data, size: bytes.len() as u64 }))
+    }
+
+    async fn write_blob(
+        &self,
+        request: Request<wire::WriteBlobRequest>,
+    ) -> Result<Response<wire::WriteBlobResponse>, Status> {
+        let request = request.into_inner();
+        let mut blobs = self.0.lock().expect("not poisoned");
+        let bytes = blobs.entry(request.sha256).or_default();
+        bytes.truncate(usize::try_from(request.offset).expect("small"));
+        bytes.extend_from_slice(&request.data);
+        Ok(Response::new(wire::WriteBlobResponse {}))
+    }
+
+    async fn get_coordinator(
+        &self,
+        _: Request<wire::GetCoordinatorRequest>,
+    ) -> Result<Response<wire::GetCoordinatorResponse>, Status> {
+        Ok(Response::new(wire::GetCoordinatorResponse { coordinator: COORDINATOR.into() }))
+    }
+}
+
+/// Knows one runner of context 1, and what it was told of it.
+#[derive(Debug, Clone)]
+pub(crate) struct FakeRegistry {
+    address: String,
+    heard: Arc<tokio::sync::watch::Sender<Option<Presence>>>,
+}
+
+impl FakeRegistry {
+    fn new(address: &str) -> Self {
+        Self { address: address.to_owned(), heard: Arc::new(tokio::sync::watch::Sender::new(None)) }
+    }
+
+    async fn heard_an_instance(&self) {
+        let mut heard = self.heard.subscribe();
+        let there = heard.wait_for(|heard| heard.as_ref().is_some_and(|p| !p.instances.is_empty()));
+        tokio::time::timeout(testkit::PATIENCE, there).await.expect("a presence").expect("kept here");
+    }
+}
+
+#[tonic::async_trait]
+impl RegistryViewService for FakeRegistry {
+    type WatchStream = UnboundedReceiverStream<Result<wire::WatchResponse, Status>>;
+    type ReportPresenceStream = UnboundedReceiverStream<Result<wire::ReportPresenceResponse, Status>>;
+
+    async fn watch(&self, _: Request<wire::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let (sender, stream) = mpsc::unbounded_channel();
+        let runner = v1::Runner {
+            id: 1,
+            address: self.address.clone(),
+            topic: "supervisor.rpc".into(),
+            ..Default::default()
+        };
+        let runners = vec![wire::ViewedRunner { context_id: 1, runner: Some(runner) }];
+        sender.send(Ok(wire::WatchResponse { runners, snapshot_end: true })).expect("held here");
+        tokio::spawn(async move { sender.closed().await });
+        Ok(Response::new(UnboundedReceiverStream::new(stream)))
+    }
+
+    async fn report_presence(
+        &self,
+        request: Request<Streaming<wire::ReportPresenceRequest>>,
+    ) -> Result<Response<Self::ReportPresenceStream>, Status> {
+        let (sender, stream) = mpsc::unbounded_channel();
+        let (mut incoming, heard) = (request.into_inner(), Arc::clone(&self.heard));
+        tokio::spawn(async move {
+            while let Ok(Some(said)) = incoming.message().await {
+                heard.send_replace(serde_json::from_slice(&said.presence_json).ok());
+            }
+            drop(sender);
+        });
+        Ok(Response::new(UnboundedReceiverStream::new(stream)))
+    }
+}
+
+pub(crate) fn key(job: u32) -> JobKey {
+    JobKey {
+        context: ContextUid(Uid::from_bits(1)),
+        flow: FlowUid(Uid::from_bits(2)),
+        job: JobId(job),
+        attempt: Attempt(1),
+    }
+}
+
+pub(crate) fn execution(job: u32) -> Execution {
+    Execution {
+        job_key: key(job),
+        context_id: ContextId(1),
+        flow_id: FlowId(7),
+        caller_id: ActorId(1),
+        flow_name: "flow".parse().expect("a name"),
+        node: format!("node-{job}").parse().expect("a name"),
+        script_type: ScriptType::Shell,
+        script: ScriptSource::Inline(format!("echo {job}")),
+        env_vars: BTreeMap::new(),
+        files: BTreeMap::new(),
+        outputs: Vec::new(),
+        inputs: BTreeMap::new(),
+        timeout_secs: 60,
+        priority: 1,
+        group: None,
+        instance: None,
+        traceparent: None,
+    }
+}
