@@ -4,11 +4,11 @@ set -eu
 {
     echo "Weather in Seattle"
     echo
-    printf '%-6s%5s%10s  %-20s%-20s%-20s%s\n' \
+    printf '%-6s%5s%10s  %-16s%-16s%-15s%s\n' \
         year days "rain mm" "warmest °C" "coldest °C" "windiest m/s" "mostly"
     while read -r year days mm max max_date min min_date wind wind_date weather weather_days; do
-        printf '%-6s%5s%10.1f  %-19s%-19s%-20s%s\n' "$year" "$days" "$mm" \
-            "$max ($max_date)" "$min ($min_date)" "$wind ($wind_date)" "$weather ($weather_days days)"
+        printf '%-6s%5s%10.1f  %-15s%-15s%-15s%s\n' "$year" "$days" "$mm" \
+            "$max (${max_date#*/})" "$min (${min_date#*/})" "$wind (${wind_date#*/})" "$weather ($weather_days)"
     done < years.txt
     echo
     printf 'together %s days and %.1f mm; the wettest year was %s\n' \
