@@ -4,10 +4,12 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::command::demo::DemoArgs;
 use crate::command::flow::FlowCommand;
 use crate::command::pki::PkiCommand;
 use crate::command::runner::RunnerCommand;
-use crate::command::{Global, Session, flow, pki, runner};
+use crate::command::up::UpArgs;
+use crate::command::{Global, Session, demo, flow, pki, runner, up};
 use crate::failure::Failure;
 use crate::output;
 
@@ -15,18 +17,20 @@ const ABOUT: &str = "Run flows of scripts: one binary for every service and for 
 
 const AFTER_HELP: &str = "\
 Examples:
+  mycora demo
+  mycora up --data ./data
   mycora flow validate flow.yaml
   mycora flow submit flow.yaml --env LANG=C.UTF-8 --watch
   mycora flow logs 3 --follow
   mycora --output json flow get 3
 
-Configuration: flags, then MYCORA_* in the environment, then the profile: the file named by --config or
-MYCORA_CONFIG, else client.toml in $XDG_DATA_HOME/mycora or ~/.local/share/mycora. Its keys are address, ca,
+Configuration: flags, then MYCORA_* in the environment, then the profile: the file named by --config or \
+MYCORA_CONFIG, else client.toml in $XDG_DATA_HOME/mycora or ~/.local/share/mycora. Its keys are address, ca, \
 cert, key, server_name, context and actor, and below [addresses] scheduler, storage and runner-registry.
 
-Exit codes: 0 done, or the flow finished; 1 the flow failed or was cancelled, or what was asked for does not
-exist or was refused; 2 wrong usage or invalid input; 3 the coordinator cannot be reached, or this identity is
-not allowed; 130 interrupted, which leaves the flow running.";
+Exit codes: 0 done, or the flow finished; 1 the flow failed or was cancelled, or what was asked for does not \
+exist or was refused; 2 wrong usage or invalid input; 3 the coordinator cannot be reached or started, or this \
+identity is not allowed; 130 interrupted, which leaves the flow running.";
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -43,6 +47,10 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Run every service in one process, on a data directory
+    Up(UpArgs),
+    /// Show a real flow running through every service, and leave nothing behind
+    Demo(DemoArgs),
     /// Check, submit, watch and cancel flows
     #[command(subcommand)]
     Flow(FlowCommand),
@@ -78,6 +86,8 @@ pub fn main() -> ExitCode {
 /// When it cannot be done.
 pub async fn run(global: Global, command: Command) -> Result<u8, Failure> {
     match command {
+        Command::Up(args) => up::run(args, &global).await,
+        Command::Demo(args) => demo::run(&args, global).await,
         Command::Pki(command) => pki::run(&command, global.output).map(|()| 0),
         Command::Flow(FlowCommand::Validate(args)) => flow::validate(&args, global.output).map(|()| 0),
         Command::Flow(command) => flow::run(&Session::open(global)?, command).await,

@@ -1,11 +1,13 @@
 //! The commands, one file for each group.
 
 pub mod cancel;
+pub mod demo;
 pub mod flow;
 pub mod logs;
 pub mod pki;
 pub mod runner;
 pub mod submit;
+pub mod up;
 pub mod watch;
 
 use std::path::PathBuf;

@@ -7,6 +7,7 @@
 //! - [`profile`]: where the coordinator is and who we are.
 //! - [`clients`]: calls to the services.
 //! - [`demo`]: the demonstration flow, compiled in.
+//! - [`up`]: the all-in-one.
 //! - [`failure`]: why a command failed, and with which exit code.
 
 pub mod cli;
@@ -17,3 +18,4 @@ pub mod failure;
 pub mod flow_file;
 pub mod output;
 pub mod profile;
+pub mod up;

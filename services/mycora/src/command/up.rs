@@ -1,0 +1,85 @@
+//! `mycora up`: every service in one process, until Ctrl-C.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use model::Address;
+use service::{Shutdown, TelemetryFlags, telemetry};
+
+use crate::command::Global;
+use crate::failure::{Failure, with_causes};
+use crate::output;
+use crate::profile::default_data_dir;
+use crate::up::{self, Options, PORT_DEFAULT, UpError};
+
+/// What `up` takes.
+#[derive(Debug, Args)]
+pub struct UpArgs {
+    /// Keep everything in this directory [default: $XDG_DATA_HOME/mycora, or ~/.local/share/mycora]
+    #[arg(long, value_name = "DIR", env = "MYCORA_DATA")]
+    pub data: Option<PathBuf>,
+    /// Serve clients on this port of 127.0.0.1; /livez, /readyz, /metrics and /info are 100 above it
+    #[arg(long, value_name = "PORT", default_value_t = PORT_DEFAULT, env = "MYCORA_PORT",
+          value_parser = clap::value_parser!(u16).range(1..=65435))]
+    pub port: u16,
+    /// How many jobs of each script type run at once [default: two for each core]
+    #[arg(long, value_name = "COUNT", env = "MYCORA_SLOTS", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub slots: Option<u32>,
+    /// Start no supervisor and no runners here
+    #[arg(long)]
+    pub no_supervisor: bool,
+    /// Let jobs of context 1 run on this supervisor as well, as grpc://host:port; may be repeated
+    #[arg(long = "runner", value_name = "ADDRESS")]
+    pub runners: Vec<Address>,
+    /// Use the certificate authority in this directory instead of one of its own
+    #[arg(long, value_name = "DIR", env = "MYCORA_PKI")]
+    pub pki: Option<PathBuf>,
+    /// Logs and traces.
+    #[command(flatten)]
+    pub telemetry: TelemetryFlags,
+}
+
+/// Runs everything until Ctrl-C or SIGTERM; a second one ends it at once.
+///
+/// # Errors
+/// When something is in the way, or a part fails while it runs.
+pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
+    let telemetry =
+        telemetry::init("mycora", &args.telemetry).map_err(|error| Failure::Invalid(with_causes(&error)))?;
+    let shutdown = Shutdown::new();
+    shutdown.on_signals().map_err(|error| Failure::Failed(format!("cannot wait for signals: {error}")))?;
+    let data_dir = match args.data {
+        Some(dir) => dir,
+        None => default_data_dir()?,
+    };
+    let options = Options {
+        data_dir,
+        port: Some(args.port),
+        slots: args.slots.unwrap_or_else(up::slots_default),
+        supervisor: !args.no_supervisor,
+        runners: args.runners,
+        pki_dir: args.pki,
+        quiet: global.quiet,
+    };
+    let running = up::start(options).await.map_err(|error| failed(&error))?;
+    output::print(running.banner())?;
+    let stop = running.stopper();
+    let signalled = tokio::spawn(async move {
+        shutdown.begun().await;
+        stop.cancel();
+    });
+    let ended = running.wait().await.map_err(|error| failed(&error));
+    signalled.abort();
+    telemetry.flush().await;
+    ended.map(|()| 0)
+}
+
+/// What is in the way of a start is reported like a coordinator that cannot be reached.
+fn failed(error: &UpError) -> Failure {
+    let text = with_causes(error);
+    match error {
+        UpError::PortTooHigh { .. } | UpError::SocketPath { .. } => Failure::Invalid(text),
+        UpError::Task(_) | UpError::Ended { .. } | UpError::RedisEnded { .. } => Failure::Failed(text),
+        _ => Failure::Unreachable(text),
+    }
+}

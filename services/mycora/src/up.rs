@@ -1,0 +1,207 @@
+//! `mycora up`: every service in one process, on a data directory.
+//!
+//! The services speak to each other through in-memory connections; the one
+//! port that is open speaks mTLS and offers what clients may call, nothing
+//! internal. Redis is a private child that listens on a socket in the
+//! directory.
+
+mod banner;
+mod bootstrap;
+mod certificates;
+mod directory;
+mod error;
+mod process;
+mod redis;
+mod suite;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use model::Address;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use self::directory::DataDir;
+pub use self::error::UpError;
+use self::redis::PrivateRedis;
+use self::suite::Suite;
+use crate::profile::Profile;
+
+/// The port when nobody says.
+pub const PORT_DEFAULT: u16 = 7700;
+/// Where jobs run, within the data directory.
+const WORK_DIR: &str = "work";
+/// The ops port lies this far above the port.
+pub const OPS_PORT_OFFSET: u16 = 100;
+
+/// How an all-in-one is started.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Where everything is kept. Made when it is not there.
+    pub data_dir: PathBuf,
+    /// The port; `None` lets the system choose one, and one for operations.
+    pub port: Option<u16>,
+    /// Jobs that run at once, per script type.
+    pub slots: u32,
+    /// Start a supervisor and a pool of runners here.
+    pub supervisor: bool,
+    /// Supervisors elsewhere whose runners take jobs of context 1 as well.
+    pub runners: Vec<Address>,
+    /// The authority whose certificates are used; its own in the data directory when absent.
+    pub pki_dir: Option<PathBuf>,
+    /// Say nothing of what happens on the way.
+    pub quiet: bool,
+}
+
+impl Options {
+    /// On free ports, with a supervisor, and quiet: for demonstrations, tests and measurements.
+    #[must_use]
+    pub fn private(data_dir: &Path) -> Self {
+        Self {
+            data_dir: data_dir.to_owned(),
+            port: None,
+            slots: slots_default(),
+            supervisor: true,
+            runners: Vec::new(),
+            pki_dir: None,
+            quiet: true,
+        }
+    }
+}
+
+/// Two jobs for each core: scripts wait as often as they compute.
+#[must_use]
+pub fn slots_default() -> u32 {
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    u32::try_from(cores * 2).unwrap_or(4).max(4)
+}
+
+/// Says what happens on the way, unless it is to be quiet.
+#[derive(Debug, Clone, Copy)]
+pub struct Notice {
+    quiet: bool,
+}
+
+impl Notice {
+    /// One line on standard error.
+    pub fn say(&self, line: &str) {
+        if !self.quiet {
+            eprintln!("{line}");
+        }
+    }
+}
+
+/// An all-in-one that runs.
+pub struct Running {
+    profile: Profile,
+    banner: String,
+    stop: CancellationToken,
+    task: JoinHandle<Result<(), UpError>>,
+}
+
+impl Running {
+    /// How clients reach it.
+    #[must_use]
+    pub const fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    /// What a person has to know to use it: addresses, and lines to copy.
+    #[must_use]
+    pub fn banner(&self) -> &str {
+        &self.banner
+    }
+
+    /// A handle that ends it from elsewhere.
+    #[must_use]
+    pub fn stopper(&self) -> CancellationToken {
+        self.stop.clone()
+    }
+
+    /// Waits until it ends: because it was asked to, or because something failed.
+    ///
+    /// # Errors
+    /// What failed.
+    pub async fn wait(self) -> Result<(), UpError> {
+        self.task.await.map_err(|error| UpError::Task(error.to_string()))?
+    }
+
+    /// Ends it: takes nothing new, lets what runs end for a while, stops Redis.
+    ///
+    /// # Errors
+    /// What failed on the way down; everything is stopped all the same.
+    pub async fn stop(self) -> Result<(), UpError> {
+        self.stop.cancel();
+        self.wait().await
+    }
+}
+
+/// Starts an all-in-one and returns when it serves.
+///
+/// Not cancel safe: a start that is dropped may leave Redis running, which the
+/// next start finds and stops.
+///
+/// # Errors
+/// Says what is in the way: the directory is in use, a port is taken, there is
+/// no `redis-server`.
+pub async fn start(options: Options) -> Result<Running, UpError> {
+    let notice = Notice { quiet: options.quiet };
+    let dir = DataDir::open(&options.data_dir)?;
+    let (listener, ops_listener) = bind(options.port).await?;
+    let port = listener.local_addr().map_err(UpError::Address)?.port();
+    let certificates = certificates::prepare(&dir, options.pki_dir.as_deref())?;
+    let work_dir = dir.join(WORK_DIR);
+    for ended in runner::sweep(&work_dir).map_err(UpError::Sweep)? {
+        notice.say(&format!("ended a script of an earlier start: {ended}"));
+    }
+    let redis = PrivateRedis::start(&dir, &notice).await?;
+    let stop = CancellationToken::new();
+    let parts = suite::Parts { dir: &dir, redis: &redis, certificates: &certificates, options: &options };
+    let suite = match Suite::start(parts, listener, ops_listener, stop.clone()).await {
+        Ok(suite) => suite,
+        Err(error) => {
+            redis.stop().await.map_err(UpError::RedisStop)?;
+            return Err(error);
+        }
+    };
+    let profile = certificates.profile(port);
+    profile.save(&dir.join("client.toml")).map_err(UpError::Profile)?;
+    let banner = banner::text(&dir, &redis, &profile, port);
+    let task = tokio::spawn(supervise(dir, redis, suite, stop.clone()));
+    Ok(Running { profile, banner, stop, task })
+}
+
+/// Runs until asked to end, or until a part ends by itself; then ends the rest.
+async fn supervise(
+    dir: DataDir,
+    mut redis: PrivateRedis,
+    mut suite: Suite,
+    stop: CancellationToken,
+) -> Result<(), UpError> {
+    let result = tokio::select! {
+        () = stop.cancelled() => Ok(()),
+        error = redis.ended() => Err(error),
+        error = suite.failed() => Err(error),
+    };
+    stop.cancel();
+    suite.drain().await;
+    redis.stop().await.map_err(UpError::RedisStop)?;
+    // The lock is the last thing that is given up.
+    drop(dir);
+    result
+}
+
+async fn bind(port: Option<u16>) -> Result<(TcpListener, TcpListener), UpError> {
+    let listen = async |port: u16| {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        TcpListener::bind(address).await.map_err(|source| UpError::Port { port, source })
+    };
+    match port {
+        Some(port) => {
+            let ops = port.checked_add(OPS_PORT_OFFSET).ok_or(UpError::PortTooHigh { port })?;
+            Ok((listen(port).await?, listen(ops).await?))
+        }
+        None => Ok((listen(0).await?, listen(0).await?)),
+    }
+}

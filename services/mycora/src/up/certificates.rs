@@ -1,0 +1,81 @@
+//! The certificates of an all-in-one: its own authority unless one is named.
+
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use identity::{CertificateSummary, Identity, IssueOptions, IssuedFiles, Pki, ServiceName, TrustDomain};
+use model::{ActorId, Timestamp};
+use rpc::TlsFiles;
+
+use super::UpError;
+use super::directory::DataDir;
+use crate::profile::Profile;
+
+/// The actor that `up` makes.
+pub(super) const ACTOR: ActorId = ActorId(1);
+/// The context that `up` makes.
+pub(super) const CONTEXT: model::ContextId = model::ContextId(1);
+
+/// A certificate is issued anew when it has less than this left.
+const RENEW_BEFORE: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// Where the certificates are.
+#[derive(Debug)]
+pub(super) struct Certificates {
+    server: IssuedFiles,
+    gateway: IssuedFiles,
+    actor: IssuedFiles,
+}
+
+/// Opens the authority, or makes one, and issues what is missing or about to expire.
+pub(super) fn prepare(dir: &DataDir, pki_dir: Option<&Path>) -> Result<Certificates, UpError> {
+    let own = dir.join("pki");
+    let path = pki_dir.unwrap_or(&own);
+    let now = SystemTime::now();
+    let exists = path.join(identity::pki::CA_CERTIFICATE_FILE).exists();
+    let pki = if exists || pki_dir.is_some() {
+        Pki::open(path)?
+    } else {
+        Pki::init(path, &TrustDomain::default(), now)?
+    };
+    let issue = |identity| issue(&pki, identity, now);
+    Ok(Certificates {
+        server: issue(Identity::Service(ServiceName::Mycora))?,
+        gateway: issue(Identity::Service(ServiceName::MyceliumGateway))?,
+        actor: issue(Identity::Actor(ACTOR))?,
+    })
+}
+
+fn issue(pki: &Pki, identity: Identity, now: SystemTime) -> Result<IssuedFiles, UpError> {
+    let files = pki.files(identity);
+    let lasts = CertificateSummary::from_pem_file(&files.certificate)
+        .is_ok_and(|summary| summary.not_after > Timestamp::from(now) + RENEW_BEFORE);
+    if lasts && files.key.exists() {
+        return Ok(files);
+    }
+    Ok(pki.issue(identity, &IssueOptions::from(now))?)
+}
+
+impl Certificates {
+    /// What the port shows.
+    #[must_use]
+    pub(super) fn server(&self) -> TlsFiles {
+        tls_files(&self.server)
+    }
+
+    /// What supervisors elsewhere see.
+    #[must_use]
+    pub(super) fn gateway(&self) -> TlsFiles {
+        tls_files(&self.gateway)
+    }
+
+    /// How a client on this machine reaches this all-in-one, as actor 1.
+    #[must_use]
+    pub(super) fn profile(&self, port: u16) -> Profile {
+        Profile::local(port, &self.actor.ca, &self.actor.certificate, &self.actor.key, CONTEXT.0, ACTOR.0)
+    }
+}
+
+fn tls_files(files: &IssuedFiles) -> TlsFiles {
+    TlsFiles::new(&files.ca, &files.certificate, &files.key)
+}

@@ -1,0 +1,124 @@
+//! Why an all-in-one cannot start, or ended.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Says what is in the way, and the way around it.
+#[derive(Debug, thiserror::Error)]
+pub enum UpError {
+    /// Another process has the directory.
+    #[error("{} is in use by another `mycora up`; end that one, or choose another directory with --data", path.display())]
+    DirectoryInUse {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The directory cannot be used.
+    #[error("{} cannot be used", path.display())]
+    Directory {
+        /// The directory, or the file in it.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A port is taken.
+    #[error("port {port} of 127.0.0.1 cannot be used; choose another with --port")]
+    Port {
+        /// The port.
+        port: u16,
+        /// Why.
+        source: io::Error,
+    },
+    /// There is no room for the ops port.
+    #[error("port {port} is too high: the ops port is 100 above it")]
+    PortTooHigh {
+        /// The port.
+        port: u16,
+    },
+    /// The system does not tell an address.
+    #[error("the address of a port cannot be found out")]
+    Address(#[source] io::Error),
+    /// Certificates cannot be made or read.
+    #[error("the certificates cannot be prepared")]
+    Pki(#[from] identity::PkiError),
+    /// The actor's key cannot be made or read.
+    #[error("the key of actor 1 cannot be prepared")]
+    ActorKey(#[from] identity::ActorKeyError),
+    /// There is no Redis on this machine.
+    #[error(
+        "there is no `redis-server` on this machine; install it, on Debian or Ubuntu with `apt-get install redis-server`"
+    )]
+    NoRedis,
+    /// The socket's path is longer than the system allows.
+    #[error("{} is too long for the path of a socket (107 bytes); choose a shorter directory with --data", path.display())]
+    SocketPath {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Redis cannot be started.
+    #[error("redis-server cannot be started")]
+    RedisStart(#[source] io::Error),
+    /// Redis ended while it started.
+    #[error("redis-server ended while it started ({status}); {} says why", log.display())]
+    RedisEarlyEnd {
+        /// How it ended.
+        status: String,
+        /// Where it says why.
+        log: PathBuf,
+    },
+    /// Redis does not answer.
+    #[error("redis-server does not answer after {secs} s; {} may say why", log.display())]
+    RedisSlow {
+        /// How long it was waited for.
+        secs: u64,
+        /// Where it may say why.
+        log: PathBuf,
+    },
+    /// Redis ended while it was needed.
+    #[error("redis-server ended ({status}); start again to go on where it was")]
+    RedisEnded {
+        /// How it ended.
+        status: String,
+    },
+    /// Redis cannot be ended.
+    #[error("redis-server cannot be stopped")]
+    RedisStop(#[source] io::Error),
+    /// Scripts of an earlier start cannot be ended.
+    #[error("scripts of an earlier start cannot be ended")]
+    Sweep(#[source] io::Error),
+    /// A service cannot be built.
+    #[error("{service} cannot be built")]
+    Build {
+        /// Which.
+        service: &'static str,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A service ended by itself.
+    #[error("{service} ended unexpectedly")]
+    Ended {
+        /// Which.
+        service: &'static str,
+    },
+    /// A service did not become ready.
+    #[error("{service} did not become ready within {secs} s")]
+    NotReady {
+        /// Which.
+        service: &'static str,
+        /// How long it was waited for.
+        secs: u64,
+    },
+    /// The first actor, context or runner cannot be made.
+    #[error("{what} cannot be made: {message}")]
+    Bootstrap {
+        /// What.
+        what: &'static str,
+        /// Why.
+        message: String,
+    },
+    /// The profile cannot be written.
+    #[error("the client profile cannot be written")]
+    Profile(#[source] crate::profile::ProfileError),
+    /// A task broke off.
+    #[error("a task broke off: {0}")]
+    Task(String),
+}

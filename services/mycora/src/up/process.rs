@@ -1,0 +1,116 @@
+//! A process that may outlive us, recorded so that it is found again and no
+//! other is taken for it.
+
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+const POLL: Duration = Duration::from_millis(5);
+
+/// A process id, when that process started, and in which boot of the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ProcessRecord {
+    /// Its process id.
+    pub(super) pid: u32,
+    start_ticks: u64,
+    boot: String,
+}
+
+impl ProcessRecord {
+    /// Records a process that runs.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub(super) fn of(pid: u32) -> io::Result<Self> {
+        Ok(Self { pid, start_ticks: start_ticks(pid)?, boot: boot_id()? })
+    }
+
+    /// Whether the very same process still runs.
+    #[must_use]
+    pub(super) fn is_alive(&self) -> bool {
+        Self::of(self.pid).is_ok_and(|now| now == *self)
+    }
+
+    /// Asks it to end, and ends it after `patience`.
+    ///
+    /// # Errors
+    /// When it cannot be signalled.
+    pub(super) async fn end(&self, patience: Duration) -> io::Result<()> {
+        self.signal(Signal::TERM)?;
+        let deadline = Instant::now() + patience;
+        while self.is_alive() {
+            if Instant::now() > deadline {
+                self.signal(Signal::KILL)?;
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
+    }
+
+    fn signal(&self, signal: Signal) -> io::Result<()> {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+        match kill_process(pid, signal) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+impl fmt::Display for ProcessRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.pid, self.start_ticks, self.boot)
+    }
+}
+
+impl FromStr for ProcessRecord {
+    type Err = io::Error;
+    fn from_str(text: &str) -> io::Result<Self> {
+        let bad = || io::Error::from(io::ErrorKind::InvalidData);
+        let mut parts = text.split(' ');
+        let mut part = || parts.next().ok_or_else(bad);
+        Ok(Self {
+            pid: part()?.parse().map_err(|_| bad())?,
+            start_ticks: part()?.parse().map_err(|_| bad())?,
+            boot: part()?.to_owned(),
+        })
+    }
+}
+
+/// When a process started, in clock ticks since the machine did: field 22 of
+/// `/proc/<pid>/stat` (proc(5)). A zombie has ended and does not count.
+fn start_ticks(pid: u32) -> io::Result<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let bad = || io::Error::from(io::ErrorKind::InvalidData);
+    // The name in parentheses may hold spaces and parentheses.
+    let (_, rest) = stat.rsplit_once(") ").ok_or_else(bad)?;
+    if rest.starts_with('Z') {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    rest.split(' ').nth(19).and_then(|field| field.parse().ok()).ok_or_else(bad)
+}
+
+fn boot_id() -> io::Result<String> {
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_process_is_found_again_and_ended() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("sleep starts");
+        let record = ProcessRecord::of(child.id()).expect("it runs");
+        let again: ProcessRecord = record.to_string().parse().expect("its own text");
+        assert_eq!(again, record);
+        assert!(again.is_alive());
+        let other = ProcessRecord { start_ticks: record.start_ticks + 1, ..record.clone() };
+        assert!(!other.is_alive(), "another process of the same id");
+        again.end(Duration::from_secs(10)).await.expect("it may be signalled");
+        child.wait().expect("it ended");
+        assert!(!record.is_alive());
+    }
+}

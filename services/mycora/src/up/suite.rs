@@ -1,0 +1,389 @@
+//! The services of an all-in-one, wired through in-memory connections.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use identity::{Identity, ServiceName, TrustDomain};
+use kv::Kv;
+use model::{Address, Timestamp};
+use mycelium::{Bus, MemoryNetwork, PublicKey};
+use prometheus::Registry;
+use rpc::{Channel, LocalServer, MethodPolicy, Mount, MountBuilder, Server, TlsFiles};
+use service::{Info, Limits, Ops, Readiness, Shutdown};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::certificates::Certificates;
+use super::directory::DataDir;
+use super::redis::{PrivateRedis, SUPERVISOR_DATABASE};
+use super::{Options, UpError, WORK_DIR, bootstrap};
+
+/// How long the services may take to become ready.
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long open calls, and scripts that run, may go on after the end was asked for.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
+/// The name of the one router: what it held is given back to it after a restart.
+const ROUTER_NAME: &str = "local";
+/// The group of the runners that are started here.
+const GROUP: &str = "default";
+/// Files that hold the keys of the two nodes on the in-memory bus.
+const GATEWAY_NODE: &str = "gateway.node";
+const SUPERVISOR_NODE: &str = "supervisor.node";
+
+/// What a suite is made from.
+pub(super) struct Parts<'a> {
+    pub(super) dir: &'a DataDir,
+    pub(super) redis: &'a PrivateRedis,
+    pub(super) certificates: &'a Certificates,
+    pub(super) options: &'a Options,
+}
+
+/// Everything that runs.
+pub(super) struct Suite {
+    tasks: JoinSet<&'static str>,
+    runner: Option<runner::Running>,
+    /// Ends the coordinator's services, after the runners have ended.
+    stop: CancellationToken,
+    /// Ends what comes in from outside, at once.
+    serving: CancellationToken,
+    readiness: Readiness,
+}
+
+/// Where each service is put once it is built.
+struct Places {
+    storage: LocalServer,
+    scheduler: LocalServer,
+    registry: LocalServer,
+    gateway: LocalServer,
+}
+
+impl Suite {
+    /// Builds every service, starts it, and returns when all are ready and the port serves.
+    pub(super) async fn start(
+        parts: Parts<'_>,
+        listener: TcpListener,
+        ops_listener: TcpListener,
+        serving: CancellationToken,
+    ) -> Result<Self, UpError> {
+        let metrics = Registry::new();
+        let mut suite = Self {
+            tasks: JoinSet::new(),
+            runner: None,
+            stop: CancellationToken::new(),
+            serving,
+            readiness: Readiness::new(),
+        };
+        let started = suite.readiness.condition("start");
+        suite.serve_ops(ops_listener, metrics.clone());
+        let mount = suite.build(&parts, &metrics).await?;
+        let server =
+            Server::new(mount.clone(), &parts.certificates.server()).map_err(build_error("the port"))?;
+        let serving = suite.serving.clone();
+        suite.tasks.spawn(async move {
+            let served =
+                server.drain_deadline(DRAIN_DEADLINE).serve(listener, serving.cancelled_owned()).await;
+            if let Err(error) = served {
+                tracing::error!(%error, "the port cannot be served any more");
+            }
+            "the port"
+        });
+        mount.health().set_serving(true);
+        started.met();
+        Ok(suite)
+    }
+
+    /// Waits until a part has ended by itself.
+    pub(super) async fn failed(&mut self) -> UpError {
+        let runner = async {
+            match &mut self.runner {
+                Some(runner) => runner.ended().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            Some(ended) = self.tasks.join_next() => match ended {
+                Ok(service) => UpError::Ended { service },
+                Err(error) => UpError::Task(error.to_string()),
+            },
+            ended = runner => match ended {
+                Ok(()) => UpError::Ended { service: "runner" },
+                Err(error) => UpError::Task(format!("runner: {error}")),
+            },
+        }
+    }
+
+    /// Ends the runners first, so that what they report is still taken up, and the services then.
+    pub(super) async fn drain(mut self) {
+        self.readiness.close("ending");
+        self.serving.cancel();
+        if let Some(runner) = self.runner.take() {
+            runner.drain().await;
+        }
+        self.stop.cancel();
+        let ended = async { while self.tasks.join_next().await.is_some() {} };
+        if tokio::time::timeout(DRAIN_DEADLINE, ended).await.is_err() {
+            tracing::warn!("some services did not end in time and are cut");
+            self.tasks.abort_all();
+        }
+    }
+
+    fn serve_ops(&mut self, listener: TcpListener, metrics: Registry) {
+        let info = Info { name: "mycora", version: env!("CARGO_PKG_VERSION"), limits: limits() };
+        let ops = Ops::new(info, self.readiness.clone(), metrics);
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move {
+            if let Err(error) = ops.serve(listener, stop.cancelled_owned()).await {
+                tracing::error!(%error, "the ops port cannot be served any more");
+            }
+            "the ops port"
+        });
+    }
+
+    /// Runs a service until `stop`; that it ends before is a failure.
+    fn spawn(&mut self, name: &'static str, service: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(async move {
+            service.await;
+            name
+        });
+    }
+
+    /// Builds every service in the order of who needs whom, and gives what the port offers.
+    async fn build(&mut self, parts: &Parts<'_>, metrics: &Registry) -> Result<Mount, UpError> {
+        let places = Places {
+            storage: LocalServer::new("storage"),
+            scheduler: LocalServer::new("scheduler"),
+            registry: LocalServer::new("runner-registry"),
+            gateway: LocalServer::new("mycelium-gateway"),
+        };
+        let network = MemoryNetwork::default();
+        let policy = MethodPolicy::new(&[
+            storage::PUBLIC_POLICY,
+            scheduler::rpc::PUBLIC_POLICY,
+            runner_registry::rpc::PUBLIC_POLICY,
+            mycelium_gateway::rpc::PUBLIC_POLICY,
+            supervisor::rpc::PUBLIC_POLICY,
+        ]);
+        let mount = Mount::builder(policy.map_err(build_error("the method policy"))?);
+        let mount = self.storage(&places, parts, mount).await?;
+        bootstrap::actor_and_context(parts.dir, places.storage.handle()).await?;
+        let mount = self.registry(&places, metrics, mount).await?;
+        let mount = self.machine(parts, metrics, &network, mount).await?;
+        bootstrap::runners(places.registry.handle(), &runner_addresses(parts)?).await?;
+        let mount = self.gateway(&places, parts, metrics, &network, mount)?;
+        let mount = self.scheduler(&places, metrics, mount).await?;
+        self.router(&places, metrics)?;
+        mount.descriptors(proto::DESCRIPTORS).build().map_err(build_error("the port"))
+    }
+
+    async fn storage(
+        &mut self,
+        places: &Places,
+        parts: &Parts<'_>,
+        mount: MountBuilder,
+    ) -> Result<MountBuilder, UpError> {
+        let deps =
+            storage::Deps { kv: Kv::new(parts.redis.endpoint()), trust_domain: TrustDomain::default() };
+        let app = storage::Config::default().build(deps).await.map_err(build_error("storage"))?;
+        let mount = app.mount_public(mount);
+        publish(&places.storage, &[storage::PUBLIC_POLICY, storage::INTERNAL_POLICY], |all| {
+            app.mount_public(app.mount_internal(all))
+        })?;
+        self.spawn("storage", app.run(self.stop.clone()));
+        Ok(mount)
+    }
+
+    async fn registry(
+        &mut self,
+        places: &Places,
+        metrics: &Registry,
+        mount: MountBuilder,
+    ) -> Result<MountBuilder, UpError> {
+        let deps = runner_registry::Deps {
+            storage: channel(&places.storage, ServiceName::RunnerRegistry),
+            clock: clock(),
+            metrics,
+        };
+        let app = runner_registry::Config::default().build(deps).map_err(build_error("runner-registry"))?;
+        let mount = app.mount_public(mount);
+        let tables = [runner_registry::rpc::PUBLIC_POLICY, runner_registry::rpc::INTERNAL_POLICY];
+        publish(&places.registry, &tables, |all| app.mount_public(app.mount_internal(all)))?;
+        let ready = app.ready();
+        self.spawn("runner-registry", app.run(self.stop.clone()));
+        wait_ready("runner-registry", ready).await?;
+        Ok(mount)
+    }
+
+    fn gateway(
+        &mut self,
+        places: &Places,
+        parts: &Parts<'_>,
+        metrics: &Registry,
+        network: &MemoryNetwork,
+        mount: MountBuilder,
+    ) -> Result<MountBuilder, UpError> {
+        let bus: Arc<dyn Bus> = Arc::new(network.node(node_key(parts.dir, GATEWAY_NODE)?));
+        let deps = mycelium_gateway::Deps {
+            storage: channel(&places.storage, ServiceName::MyceliumGateway),
+            registry: channel(&places.registry, ServiceName::MyceliumGateway),
+            bus: Some(bus),
+            dial: dial(parts.certificates.gateway()),
+            metrics,
+        };
+        let app = mycelium_gateway::Config::default().build(deps).map_err(build_error("mycelium-gateway"))?;
+        let mount = app.mount_public(mount);
+        let tables = [mycelium_gateway::rpc::PUBLIC_POLICY, mycelium_gateway::rpc::INTERNAL_POLICY];
+        publish(&places.gateway, &tables, |all| app.mount_public(app.mount_internal(all)))?;
+        self.spawn("mycelium-gateway", app.run(self.stop.clone()));
+        Ok(mount)
+    }
+
+    async fn scheduler(
+        &mut self,
+        places: &Places,
+        metrics: &Registry,
+        mount: MountBuilder,
+    ) -> Result<MountBuilder, UpError> {
+        let deps = scheduler::Deps {
+            storage: channel(&places.storage, ServiceName::Scheduler),
+            registry: channel(&places.registry, ServiceName::Scheduler),
+            metrics,
+        };
+        let app = scheduler::Config::default().build(deps).map_err(build_error("scheduler"))?;
+        let mount = app.mount_public(mount);
+        let tables = [scheduler::rpc::PUBLIC_POLICY, scheduler::rpc::INTERNAL_POLICY];
+        publish(&places.scheduler, &tables, |all| app.mount_public(app.mount_internal(all)))?;
+        let ready = app.ready();
+        self.spawn("scheduler", app.run(self.stop.clone()));
+        wait_ready("scheduler", ready).await?;
+        Ok(mount)
+    }
+
+    fn router(&mut self, places: &Places, metrics: &Registry) -> Result<(), UpError> {
+        let deps = router::Deps {
+            storage: channel(&places.storage, ServiceName::Router),
+            gateway: channel(&places.gateway, ServiceName::Router),
+            scheduler: channel(&places.scheduler, ServiceName::Router),
+            registry: channel(&places.registry, ServiceName::Router),
+            clock: clock(),
+            metrics,
+        };
+        let config = router::Config { name: ROUTER_NAME.to_owned() };
+        let app = config.build(deps).map_err(build_error("router"))?;
+        self.spawn("router", app.run(self.stop.clone()));
+        Ok(())
+    }
+
+    /// The supervisor and the runners of this machine, unless there are to be none.
+    async fn machine(
+        &mut self,
+        parts: &Parts<'_>,
+        metrics: &Registry,
+        network: &MemoryNetwork,
+        mount: MountBuilder,
+    ) -> Result<MountBuilder, UpError> {
+        if !parts.options.supervisor {
+            return Ok(mount);
+        }
+        let work_dir = parts.dir.join(WORK_DIR);
+        let bus: Arc<dyn Bus> = Arc::new(network.node(node_key(parts.dir, SUPERVISOR_NODE)?));
+        let deps =
+            supervisor::Deps { kv: Kv::new(parts.redis.supervisor_endpoint()), bus: Some(bus), metrics };
+        let app = supervisor::Config::new(work_dir.clone()).build(deps).map_err(build_error("supervisor"))?;
+        let mount = app.mount_public(mount);
+        let ready = app.ready();
+        self.spawn("supervisor", app.run(self.stop.clone()));
+        wait_ready("supervisor", ready).await?;
+        let kv = Kv::new(parts.redis.runner_endpoint());
+        let settings = runner::Settings {
+            types: Vec::new(),
+            group: GROUP.parse().map_err(build_error("runner"))?,
+            instance: 1,
+            slots: parts.options.slots,
+            work_dir,
+            drain_deadline: DRAIN_DEADLINE,
+        };
+        let running = runner::start(settings, &kv, SUPERVISOR_DATABASE, &Shutdown::new()).await;
+        self.runner = Some(running.map_err(build_error("runner"))?);
+        Ok(mount)
+    }
+}
+
+/// A way to a service, as another one.
+fn channel(place: &LocalServer, caller: ServiceName) -> Channel {
+    Channel::local(place.handle(), Identity::Service(caller))
+}
+
+/// Offers a service to the others of this process.
+fn publish(
+    place: &LocalServer,
+    tables: &[rpc::PolicyTable<'_>],
+    add: impl FnOnce(MountBuilder) -> MountBuilder,
+) -> Result<(), UpError> {
+    let policy = MethodPolicy::new(tables).map_err(build_error("a method policy"))?;
+    let mount = add(Mount::builder(policy)).build().map_err(build_error("a service"))?;
+    place.publish(&mount);
+    Ok(())
+}
+
+/// Makes ways to supervisors elsewhere; their certificates carry the host of the address.
+fn dial(tls: TlsFiles) -> mycelium_gateway::Dial {
+    Arc::new(move |host, port| Channel::remote(&format!("https://{host}:{port}"), &tls, None))
+}
+
+fn clock() -> Arc<dyn Fn() -> Timestamp + Send + Sync> {
+    Arc::new(Timestamp::now)
+}
+
+/// The key of a node on the in-memory bus: made once, since runner records and
+/// unanswered events name it.
+fn node_key(dir: &DataDir, name: &str) -> Result<PublicKey, UpError> {
+    let text = dir.once(name, || PublicKey::random().to_string())?;
+    text.parse().map_err(build_error("the in-memory bus"))
+}
+
+/// Whose runners take jobs of context 1; `true` for the one on this machine.
+fn runner_addresses(parts: &Parts<'_>) -> Result<Vec<(Address, bool)>, UpError> {
+    let mut addresses = Vec::new();
+    if parts.options.supervisor {
+        let key = node_key(parts.dir, SUPERVISOR_NODE)?;
+        addresses.push((Address::MyceliumKey(key.to_string()), true));
+    }
+    addresses.extend(parts.options.runners.iter().map(|address| (address.clone(), false)));
+    Ok(addresses)
+}
+
+async fn wait_ready(service: &'static str, mut ready: watch::Receiver<bool>) -> Result<(), UpError> {
+    match tokio::time::timeout(READY_TIMEOUT, ready.wait_for(|ready| *ready)).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(_)) => Err(UpError::Ended { service }),
+        Err(_) => Err(UpError::NotReady { service, secs: READY_TIMEOUT.as_secs() }),
+    }
+}
+
+fn build_error<E>(service: &'static str) -> impl FnOnce(E) -> UpError
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
+    move |source| UpError::Build { service, source: Box::new(source) }
+}
+
+/// The limits that `/info` shows.
+fn limits() -> Limits {
+    use model::limits;
+    Limits::from([
+        ("script_bytes_max", limits::SCRIPT_BYTES_MAX as u64),
+        ("file_bytes_max", limits::FILE_BYTES_MAX as u64),
+        ("job_files_bytes_max", limits::JOB_FILES_BYTES_MAX as u64),
+        ("env_bytes_max", limits::ENV_BYTES_MAX as u64),
+        ("result_bytes_max", limits::RESULT_BYTES_MAX as u64),
+        ("inputs_bytes_max", limits::INPUTS_BYTES_MAX as u64),
+        ("flow_nodes_max", limits::FLOW_NODES_MAX as u64),
+        ("flow_edges_max", limits::FLOW_EDGES_MAX as u64),
+        ("output_bytes_max", limits::OUTPUT_BYTES_MAX),
+        ("watch_buffer", limits::WATCH_BUFFER as u64),
+        ("page_size_max", u64::from(limits::PAGE_SIZE_MAX)),
+        ("grpc_message_bytes_max", limits::GRPC_MESSAGE_BYTES_MAX as u64),
+    ])
+}
