@@ -1,0 +1,345 @@
+//! The router between services that speak the real protocols.
+
+use std::sync::Arc;
+
+use identity::{Identity, ServiceName};
+use model::id::Uid;
+use model::{Attempt, ContextUid, FlowUid, JobId, JobKey, Timestamp};
+use proto::internal::v1 as wire;
+use proto::internal::v1::exchange_request::Frame as ToGateway;
+use proto::internal::v1::exchange_response::Frame as FromGateway;
+use proto::internal::v1::gateway_link_service_server::{GatewayLinkService, GatewayLinkServiceServer};
+use proto::internal::v1::message_store_service_server::{MessageStoreService, MessageStoreServiceServer};
+use proto::internal::v1::registry_view_service_server::{RegistryViewService, RegistryViewServiceServer};
+use proto::internal::v1::report_intake_service_server::{ReportIntakeService, ReportIntakeServiceServer};
+use proto::internal::v1::take_request::Frame as ToStorage;
+use proto::v1;
+use router::{Config, Deps};
+use rpc::{Allow, Channel, LocalServer, MethodPolicy, Mount, MountBuilder};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+
+/// One stream of the router, as the service at its other end has it.
+struct Link<In, Out> {
+    incoming: Streaming<In>,
+    outgoing: mpsc::UnboundedSender<Result<Out, Status>>,
+}
+
+impl<In, Out> Link<In, Out> {
+    async fn says(&self, out: Out) {
+        self.outgoing.send(Ok(out)).expect("the router listens");
+    }
+
+    async fn hears(&mut self) -> In {
+        self.incoming.message().await.expect("no error").expect("no end")
+    }
+}
+
+type Links<In, Out> = mpsc::UnboundedSender<Link<In, Out>>;
+type Stream<Out> = UnboundedReceiverStream<Result<Out, Status>>;
+
+fn accept<In, Out>(
+    links: &Links<In, Out>,
+    request: Request<Streaming<In>>,
+) -> Result<Response<Stream<Out>>, Status> {
+    let (outgoing, stream) = mpsc::unbounded_channel();
+    let link = Link { incoming: request.into_inner(), outgoing };
+    links.send(link).map_err(|_| Status::unavailable("the test is over"))?;
+    Ok(Response::new(UnboundedReceiverStream::new(stream)))
+}
+
+/// Plays every service around the router; the test holds the other ends.
+#[derive(Clone)]
+struct Around {
+    storage: Links<wire::TakeRequest, wire::TakeResponse>,
+    gateway: Links<wire::ExchangeRequest, wire::ExchangeResponse>,
+    scheduler: Links<wire::ReportRequest, wire::ReportResponse>,
+    logs: mpsc::UnboundedSender<wire::AppendLogsRequest>,
+}
+
+#[tonic::async_trait]
+impl MessageStoreService for Around {
+    type TakeStream = Stream<wire::TakeResponse>;
+    async fn take(
+        &self,
+        request: Request<Streaming<wire::TakeRequest>>,
+    ) -> Result<Response<Self::TakeStream>, Status> {
+        accept(&self.storage, request)
+    }
+    async fn append_logs(
+        &self,
+        request: Request<wire::AppendLogsRequest>,
+    ) -> Result<Response<wire::AppendLogsResponse>, Status> {
+        self.logs.send(request.into_inner()).expect("the test holds the other end");
+        Ok(Response::new(wire::AppendLogsResponse {}))
+    }
+}
+
+#[tonic::async_trait]
+impl GatewayLinkService for Around {
+    type ExchangeStream = Stream<wire::ExchangeResponse>;
+    async fn exchange(
+        &self,
+        request: Request<Streaming<wire::ExchangeRequest>>,
+    ) -> Result<Response<Self::ExchangeStream>, Status> {
+        accept(&self.gateway, request)
+    }
+}
+
+#[tonic::async_trait]
+impl ReportIntakeService for Around {
+    type ReportStream = Stream<wire::ReportResponse>;
+    async fn report(
+        &self,
+        request: Request<Streaming<wire::ReportRequest>>,
+    ) -> Result<Response<Self::ReportStream>, Status> {
+        accept(&self.scheduler, request)
+    }
+}
+
+#[tonic::async_trait]
+impl RegistryViewService for Around {
+    type WatchStream = Stream<wire::WatchResponse>;
+    type ReportPresenceStream = Stream<wire::ReportPresenceResponse>;
+    async fn watch(&self, _: Request<wire::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let (sender, stream) = mpsc::unbounded_channel();
+        let runner =
+            v1::Runner { id: 1, live: true, address: "grpc://host-a:7706".into(), ..Default::default() };
+        let runners = vec![wire::ViewedRunner { context_id: 1, runner: Some(runner) }];
+        sender.send(Ok(wire::WatchResponse { runners, snapshot_end: true })).expect("held here");
+        tokio::spawn(async move { sender.closed().await });
+        Ok(Response::new(UnboundedReceiverStream::new(stream)))
+    }
+    async fn report_presence(
+        &self,
+        _: Request<Streaming<wire::ReportPresenceRequest>>,
+    ) -> Result<Response<Self::ReportPresenceStream>, Status> {
+        Err(Status::unimplemented("routers do not report presence"))
+    }
+}
+
+/// The router with the services around it.
+struct Suite {
+    storage: mpsc::UnboundedReceiver<Link<wire::TakeRequest, wire::TakeResponse>>,
+    gateway: mpsc::UnboundedReceiver<Link<wire::ExchangeRequest, wire::ExchangeResponse>>,
+    scheduler: mpsc::UnboundedReceiver<Link<wire::ReportRequest, wire::ReportResponse>>,
+    logs: mpsc::UnboundedReceiver<wire::AppendLogsRequest>,
+    ready: tokio::sync::watch::Receiver<bool>,
+    shutdown: CancellationToken,
+    _servers: [LocalServer; 4],
+}
+
+fn serve(name: &'static str, add: impl FnOnce(MountBuilder) -> MountBuilder) -> (LocalServer, Channel) {
+    let allowed: &[Allow] = &[Allow::Service(ServiceName::Router)];
+    let rows = ["MessageStore", "GatewayLink", "ReportIntake", "RegistryView"]
+        .map(|service| format!("/mycora.internal.v1.{service}Service/*"));
+    let rows: Vec<_> = rows.iter().map(|row| (row.as_str(), allowed)).collect();
+    let policy = MethodPolicy::new(&[&rows]).expect("well-formed");
+    let server = LocalServer::new(name);
+    server.publish(&add(Mount::builder(policy)).build().expect("covered"));
+    let channel = Channel::local(server.handle(), Identity::Service(ServiceName::Router));
+    (server, channel)
+}
+
+impl Suite {
+    fn start() -> Self {
+        let (storage_links, storage) = mpsc::unbounded_channel();
+        let (gateway_links, gateway) = mpsc::unbounded_channel();
+        let (scheduler_links, scheduler) = mpsc::unbounded_channel();
+        let (log_sender, logs) = mpsc::unbounded_channel();
+        let around = Around {
+            storage: storage_links,
+            gateway: gateway_links,
+            scheduler: scheduler_links,
+            logs: log_sender,
+        };
+        let (a, to_storage) =
+            serve("storage", |mount| mount.service(MessageStoreServiceServer::new(around.clone())));
+        let (b, to_gateway) =
+            serve("gateway", |mount| mount.service(GatewayLinkServiceServer::new(around.clone())));
+        let (c, to_scheduler) =
+            serve("scheduler", |mount| mount.service(ReportIntakeServiceServer::new(around.clone())));
+        let (d, to_registry) =
+            serve("registry", |mount| mount.service(RegistryViewServiceServer::new(around)));
+        let deps = Deps {
+            storage: to_storage,
+            gateway: to_gateway,
+            scheduler: to_scheduler,
+            registry: to_registry,
+            clock: Arc::new(|| Timestamp::from_millis(1_000_000)),
+            metrics: &prometheus::Registry::new(),
+        };
+        let app = Config { name: "router-1".into() }.build(deps).expect("built");
+        let (ready, shutdown) = (app.ready(), CancellationToken::new());
+        tokio::spawn(app.run(shutdown.clone()));
+        Self { storage, gateway, scheduler, logs, ready, shutdown, _servers: [a, b, c, d] }
+    }
+
+    async fn storage(&mut self) -> Link<wire::TakeRequest, wire::TakeResponse> {
+        let mut link = self.storage.recv().await.expect("the router comes");
+        let hello = wire::TakeHello { router: "router-1".into() };
+        assert_eq!(link.hears().await.frame, Some(ToStorage::Hello(hello)));
+        link
+    }
+
+    async fn gateway(&mut self) -> Link<wire::ExchangeRequest, wire::ExchangeResponse> {
+        self.gateway.recv().await.expect("the router comes")
+    }
+
+    async fn scheduler(&mut self) -> Link<wire::ReportRequest, wire::ReportResponse> {
+        self.scheduler.recv().await.expect("the router comes")
+    }
+}
+
+impl Drop for Suite {
+    fn drop(&mut self) {
+        self.shutdown.cancel();
+    }
+}
+
+fn key(job: u32) -> JobKey {
+    JobKey {
+        context: ContextUid(Uid::from_bits(1)),
+        flow: FlowUid(Uid::from_bits(2)),
+        job: JobId(job),
+        attempt: Attempt(1),
+    }
+}
+
+fn held(job: u32) -> wire::TakeResponse {
+    let message = wire::HeldMessage {
+        context_id: 1,
+        context_uid: key(1).context.to_string(),
+        message_key: format!("message:7:{job}"),
+        flow_id: 3,
+        runner_id: 1,
+        timeout_ack_secs: 60,
+        nodes: vec![format!(r#"{{"job_key":"{}"}}"#, key(job)).into()],
+        created_millis: 1_000_000,
+    };
+    wire::TakeResponse { messages: vec![message] }
+}
+
+fn from_gateway(frame: FromGateway) -> wire::ExchangeResponse {
+    wire::ExchangeResponse { frame: Some(frame) }
+}
+
+async fn delivery(gateway: &mut Link<wire::ExchangeRequest, wire::ExchangeResponse>) -> wire::Deliver {
+    match gateway.hears().await.frame {
+        Some(ToGateway::Deliver(deliver)) => deliver,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn settled(job: u32, error: &str) -> wire::TakeRequest {
+    let settlement =
+        wire::Settlement { context_id: 1, message_key: format!("message:7:{job}"), error: error.to_owned() };
+    wire::TakeRequest { frame: Some(ToStorage::Settle(wire::Settle { settlements: vec![settlement] })) }
+}
+
+fn outcome(delivery_id: u64, error: &str) -> wire::ExchangeResponse {
+    from_gateway(FromGateway::Outcome(wire::DeliveryOutcome { delivery_id, error: error.to_owned() }))
+}
+
+#[tokio::test]
+async fn messages_go_out_and_reports_come_back() {
+    let mut suite = Suite::start();
+    let mut storage = suite.storage().await;
+    let (mut gateway, mut scheduler) = (suite.gateway().await, suite.scheduler().await);
+    suite.ready.wait_for(|ready| *ready).await.expect("it runs");
+
+    storage.says(held(1)).await;
+    let deliver = delivery(&mut gateway).await;
+    assert_eq!((deliver.address.as_str(), deliver.nodes.len()), ("grpc://host-a:7706", 1));
+    gateway.says(outcome(deliver.delivery_id, "")).await;
+    assert_eq!(storage.hears().await, settled(1, ""));
+
+    let report = wire::NumberedReport { report_id: 40, report_json: "{}".into() };
+    gateway.says(from_gateway(FromGateway::Reports(wire::Reports { reports: vec![report] }))).await;
+    let passed_on = scheduler.hears().await.reports;
+    assert_eq!(&passed_on[0].report_json[..], b"{}");
+    let handled = vec![passed_on[0].report_id];
+    scheduler.says(wire::ReportResponse { handled, stops: Vec::new() }).await;
+    let acknowledged = ToGateway::Handled(wire::ReportsHandled { report_ids: vec![40] });
+    assert_eq!(gateway.hears().await.frame, Some(acknowledged));
+
+    let log = wire::NumberedLog { report_id: 41, data: "out".into(), offset: 5, ..Default::default() };
+    gateway.says(from_gateway(FromGateway::Logs(wire::Logs { logs: vec![log] }))).await;
+    let kept = suite.logs.recv().await.expect("handed over");
+    assert_eq!((kept.chunks[0].offset, &kept.chunks[0].data[..]), (5, &b"out"[..]));
+    let acknowledged = ToGateway::Handled(wire::ReportsHandled { report_ids: vec![41] });
+    assert_eq!(gateway.hears().await.frame, Some(acknowledged));
+
+    let stop = wire::StopCommand {
+        context_id: 1,
+        flow_id: 3,
+        runner_id: 1,
+        job_key: key(1).to_string(),
+        grace_secs: 2,
+    };
+    scheduler.says(wire::ReportResponse { handled: Vec::new(), stops: vec![stop] }).await;
+    match gateway.hears().await.frame {
+        Some(ToGateway::Stop(stop)) => assert_eq!((stop.job_key, stop.grace_secs), (key(1).to_string(), 2)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_streams_lose_nothing() {
+    let mut suite = Suite::start();
+    let storage = suite.storage().await;
+    let (mut gateway, mut scheduler) = (suite.gateway().await, suite.scheduler().await);
+
+    // The gateway goes while a delivery is under way.
+    storage.says(held(1)).await;
+    delivery(&mut gateway).await;
+    drop(gateway);
+    let mut gateway = suite.gateway().await;
+    let again = delivery(&mut gateway).await;
+    assert_eq!(again.nodes.len(), 1);
+
+    // Storage goes before the settlement, and gives the message again.
+    drop(storage);
+    let mut storage = suite.storage().await;
+    storage.says(held(1)).await;
+    storage.says(held(2)).await;
+    let next = delivery(&mut gateway).await;
+    assert_eq!(next.nodes, held(2).messages[0].nodes, "the first is under way already");
+    gateway.says(outcome(again.delivery_id, "")).await;
+    assert_eq!(storage.hears().await, settled(1, ""), "once, although it was given twice");
+
+    // The scheduler goes before it acknowledges.
+    let report = wire::NumberedReport { report_id: 7, report_json: "{}".into() };
+    gateway.says(from_gateway(FromGateway::Reports(wire::Reports { reports: vec![report] }))).await;
+    let first = scheduler.hears().await.reports;
+    drop(scheduler);
+    let mut scheduler = suite.scheduler().await;
+    assert_eq!(scheduler.hears().await.reports, first);
+    let handled = vec![first[0].report_id];
+    scheduler.says(wire::ReportResponse { handled, stops: Vec::new() }).await;
+    let acknowledged = ToGateway::Handled(wire::ReportsHandled { report_ids: vec![7] });
+    assert_eq!(gateway.hears().await.frame, Some(acknowledged));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_delivered_is_reported_and_then_settled() {
+    let mut suite = Suite::start();
+    let mut storage = suite.storage().await;
+    let (mut gateway, mut scheduler) = (suite.gateway().await, suite.scheduler().await);
+    storage.says(held(1)).await;
+    let begin = tokio::time::Instant::now();
+    let reports = loop {
+        tokio::select! {
+            deliver = delivery(&mut gateway) => gateway.says(outcome(deliver.delivery_id, "no answer")).await,
+            told = scheduler.hears() => break told.reports,
+        }
+    };
+    assert_eq!(begin.elapsed().as_secs(), 60, "tried until its time was over");
+    let report: model::NodeReport = serde_json::from_slice(&reports[0].report_json).expect("a report");
+    assert_eq!(report.job_key, key(1));
+    let handled = vec![reports[0].report_id];
+    scheduler.says(wire::ReportResponse { handled, stops: Vec::new() }).await;
+    assert_eq!(storage.hears().await, settled(1, "TIMEOUT_ACK: no answer"));
+}
