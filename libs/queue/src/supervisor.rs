@@ -260,10 +260,7 @@ impl Supervisor {
         Ok(Some((coordinator, origin)))
     }
 
-    /// Reads what happens to jobs. One reader per supervisor.
-    ///
-    /// # Errors
-    /// Never yet; connections are made when first used.
+    /// Reads what happens to jobs. One reader per supervisor; it connects when it is first used.
     #[must_use]
     pub fn events(&self) -> EventReader {
         EventReader::new(self.db.clone(), self.kv.blocking(self.db.database()))
@@ -449,7 +446,7 @@ pub(crate) async fn end_claims(db: &Connection, instance: &InstanceRef, own: boo
     loop {
         let call =
             LOSE.call(&[k::presence(instance)]).arg(&instance.to_string()).arg(BATCH).arg(&reason).arg(own);
-        let mut answer = self::Value::array(db.call(call).await?)?.into_iter();
+        let mut answer = db.call(call).await?.array()?.into_iter();
         let looked_at = answer.next().map_or(Ok(-1), |value| value.int())?;
         count += answer.count();
         if looked_at < i64::try_from(BATCH).unwrap_or(i64::MAX) {

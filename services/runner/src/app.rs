@@ -59,7 +59,7 @@ pub struct Running {
     workers: JoinSet<Result<(), WorkerError>>,
     shutdown: Shutdown,
     /// Held until the last script is gone.
-    _lock: File,
+    _lock: Lock,
 }
 
 impl Running {
@@ -92,6 +92,17 @@ impl Running {
         while let Err(error) = self.ended().await {
             tracing::warn!(%error, "an instance did not end well");
         }
+    }
+}
+
+/// The lock of a work directory.
+#[derive(Debug)]
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Not by closing alone: a process that is being started holds a copy of the descriptor for a moment.
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
     }
 }
 
@@ -143,7 +154,7 @@ pub async fn start(
     Ok(Running { instances, workers, shutdown, _lock: lock })
 }
 
-fn open_work_dir(settings: &Settings) -> Result<(PathBuf, File), StartError> {
+fn open_work_dir(settings: &Settings) -> Result<(PathBuf, Lock), StartError> {
     let path = &settings.work_dir;
     let open = || {
         DirBuilder::new().recursive(true).mode(0o700).create(path)?;
@@ -153,7 +164,7 @@ fn open_work_dir(settings: &Settings) -> Result<(PathBuf, File), StartError> {
     };
     let (root, lock) = open().map_err(|source| StartError::WorkDir { path: path.clone(), source })?;
     match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok((root, lock)),
+        Ok(()) => Ok((root, Lock(lock))),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(StartError::InUse(path.clone())),
         Err(error) => Err(StartError::WorkDir { path: path.clone(), source: error.into() }),
     }
