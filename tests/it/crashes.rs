@@ -16,7 +16,7 @@ fn layers(dir: &Path, witness: &Witness) -> (String, Vec<String>) {
             let name = format!("n{layer}-{i}");
             let depends: Vec<String> =
                 if layer == 0 { Vec::new() } else { (0..4).map(|j| format!("n{}-{j}", layer - 1)).collect() };
-            let script = witness.shell(&name, "sleep 0.3").replace('\n', "\n      ");
+            let script = witness.shell(&name, "sleep 0.5").replace('\n', "\n      ");
             text.push_str(&format!(
                 "  {name}:\n    script_type: shell\n    retries: 3\n    backoff: {{ initial: 0.1 }}\n    depends: [{}]\n    script: |\n      {script}\n",
                 depends.join(", ")
@@ -35,10 +35,11 @@ fn up_is_killed_and_goes_on() {
     let mut up = Up::start(&data, &[]);
     let (file, names) = layers(dir.path(), &witness);
     stdout(&up.mycora(&["flow", "submit", &file]), 0);
+    // Then the first layer is in the record, and the second one is in the middle of its scripts.
     wait_until_blocking(
-        || (witness.lines().iter().filter(|(mark, ..)| *mark == Mark::End).count() >= 2).then_some(()),
+        || (witness.lines().iter().filter(|(mark, ..)| *mark == Mark::Start).count() >= 6).then_some(()),
         PATIENCE,
-        "the first scripts have ended",
+        "scripts of the second layer have started",
     );
     up.process.kill9();
     up.restart();

@@ -180,6 +180,8 @@ async fn supervise(
     stop: CancellationToken,
 ) -> Result<(), UpError> {
     let result = tokio::select! {
+        // First: once the end was asked for, parts that end are no failure.
+        biased;
         () = stop.cancelled() => Ok(()),
         error = redis.ended() => Err(error),
         error = suite.failed() => Err(error),

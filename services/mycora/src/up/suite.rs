@@ -12,7 +12,7 @@ use rpc::{Channel, LocalServer, MethodPolicy, Mount, MountBuilder, Server, TlsFi
 use service::{Info, Limits, Ops, Readiness, Shutdown};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::certificates::Certificates;
@@ -44,8 +44,11 @@ pub(super) struct Parts<'a> {
 pub(super) struct Suite {
     tasks: JoinSet<&'static str>,
     runner: Option<runner::Running>,
-    /// Ends the coordinator's services, after the runners have ended.
+    /// Ends the services, after the runners have ended.
     stop: CancellationToken,
+    /// Ends storage, after everyone who leans on it.
+    stop_storage: CancellationToken,
+    storage: Option<JoinHandle<()>>,
     /// Ends what comes in from outside, at once.
     serving: CancellationToken,
     readiness: Readiness,
@@ -72,6 +75,8 @@ impl Suite {
             tasks: JoinSet::new(),
             runner: None,
             stop: CancellationToken::new(),
+            stop_storage: CancellationToken::new(),
+            storage: None,
             serving,
             readiness: Readiness::new(),
         };
@@ -102,7 +107,17 @@ impl Suite {
                 None => std::future::pending().await,
             }
         };
+        let storage = async {
+            match &mut self.storage {
+                Some(storage) => storage.await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
+            ended = storage => match ended {
+                Ok(()) => UpError::Ended { service: "storage" },
+                Err(error) => UpError::Task(format!("storage: {error}")),
+            },
             Some(ended) = self.tasks.join_next() => match ended {
                 Ok(service) => UpError::Ended { service },
                 Err(error) => UpError::Task(error.to_string()),
@@ -122,7 +137,15 @@ impl Suite {
             runner.drain().await;
         }
         self.stop.cancel();
-        let ended = async { while self.tasks.join_next().await.is_some() {} };
+        let (stop_storage, storage) = (self.stop_storage.clone(), self.storage.take());
+        let ended = async {
+            while self.tasks.join_next().await.is_some() {}
+            stop_storage.cancel();
+            if let Some(storage) = storage {
+                // Whether it panicked does not matter any more.
+                let _ = storage.await;
+            }
+        };
         if tokio::time::timeout(DRAIN_DEADLINE, ended).await.is_err() {
             tracing::warn!("some services did not end in time and are cut");
             self.tasks.abort_all();
@@ -190,7 +213,7 @@ impl Suite {
         publish(&places.storage, &[storage::PUBLIC_POLICY, storage::INTERNAL_POLICY], |all| {
             app.mount_public(app.mount_internal(all))
         })?;
-        self.spawn("storage", app.run(self.stop.clone()));
+        self.storage = Some(tokio::spawn(app.run(self.stop_storage.clone())));
         Ok(mount)
     }
 
