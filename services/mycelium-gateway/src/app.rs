@@ -147,10 +147,10 @@ fn open(
     coordinator: &str,
     wanted: Wanted,
 ) {
-    let Wanted { text, address, topic, standing } = wanted;
-    let impossible = |why: String| {
+    let Wanted { text, address, topic, seat } = wanted;
+    let impossible = |why: &str| {
         tracing::warn!(address = text, why, "a supervisor cannot be spoken to");
-        standing.send_modify(|standing| standing.last_error = why);
+        seat.leave(why);
     };
     let to = match address {
         Address::Grpc { host, port } => {
@@ -158,22 +158,22 @@ fn open(
                 Ok(channel) => {
                     let front = desk.front(Who::Address(text.clone()));
                     let (name, heard) = (coordinator.to_owned(), desk.heard.clone());
-                    tasks.spawn(clients::keep_attached(channel, name, text, front, standing, heard));
+                    tasks.spawn(clients::keep_attached(channel, name, text, front, seat, heard));
                 }
-                Err(error) => impossible(service::error_chain(&error)),
+                Err(error) => impossible(&service::error_chain(&error)),
             }
             return;
         }
         Address::MyceliumIp(ip) => Destination::Ip(ip),
         Address::MyceliumKey(key) => match key.parse() {
             Ok(key) => Destination::Key(key),
-            Err(error) => return impossible(error.to_string()),
+            Err(error) => return impossible(&error.to_string()),
         },
     };
     match bus {
         Some(bus) => {
-            tasks.spawn(bus_link::keep(desk.clone(), bus.clone(), to, (text, topic), standing));
+            tasks.spawn(bus_link::keep(desk.clone(), bus.clone(), to, (text, topic), seat));
         }
-        None => impossible("this gateway has no bus".to_owned()),
+        None => impossible("this gateway has no bus"),
     }
 }

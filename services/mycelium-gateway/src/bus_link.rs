@@ -6,11 +6,10 @@ use std::time::Duration;
 use model::supervision::{InfoRequest, method};
 use model::{Presence, limits};
 use mycelium::{BusPeers, Destination, Peer};
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::front::Desk;
-use crate::peers::Standing;
+use crate::peers::Seat;
 
 /// A supervisor that was not heard for this long is asked who it is.
 const SILENCE_MAX: Duration = Duration::from_secs(limits::PRESENCE_INTERVAL_SECS as u64 * 3 / 2);
@@ -27,26 +26,20 @@ pub(crate) async fn keep(
     bus: BusPeers,
     to: Destination,
     (address, topic): (String, String),
-    standing: watch::Sender<Standing>,
+    seat: Seat,
 ) {
     let mut pause = RETRY_MIN;
     loop {
         match introduce(&desk, &bus, to, &address, &topic).await {
             Ok(peer) => {
                 pause = RETRY_MIN;
-                standing.send_modify(|standing| {
-                    standing.peer = Some(peer);
-                    standing.last_error.clear();
-                });
+                seat.take(peer);
                 until_silent(&desk, &address).await;
             }
             Err(error) => {
                 tracing::debug!(address, error, "a supervisor does not answer on the bus");
                 desk.heard.gone(&address);
-                standing.send_modify(|standing| {
-                    standing.peer = None;
-                    standing.last_error = error;
-                });
+                seat.leave(&error);
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(RETRY_MAX);
             }

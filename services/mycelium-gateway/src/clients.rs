@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
-use crate::peers::{Peers, Standing};
+use crate::peers::{Peers, Seat};
 use crate::presence::Heard;
 
 /// Blobs, as storage keeps them.
@@ -124,7 +124,7 @@ pub(crate) async fn keep_attached(
     coordinator: String,
     address: String,
     front: Arc<dyn Handler>,
-    standing: watch::Sender<Standing>,
+    seat: Seat,
     heard: Heard,
 ) {
     let client = SupervisorServiceClient::new(channel)
@@ -133,22 +133,16 @@ pub(crate) async fn keep_attached(
     let mut pauses = Pauses::new();
     loop {
         pauses.begin();
-        let ended = attach(client.clone(), &coordinator, &front, &standing).await;
+        let ended = attach(client.clone(), &coordinator, &front, &seat).await;
         let status = ended.err().unwrap_or_else(|| Status::unavailable("the supervisor ended the stream"));
-        let stood = standing.borrow().peer.is_some();
-        if stood {
+        if seat.is_taken() {
             tracing::info!(address, %status, "a supervisor is not attached any more");
         } else {
             tracing::debug!(address, %status, "a supervisor cannot be attached");
             // It could not even be reached: no need to wait until its silence shows it.
             heard.gone(&address);
         }
-        standing.send_modify(|standing| {
-            if let Some(peer) = standing.peer.take() {
-                peer.close();
-            }
-            status.message().clone_into(&mut standing.last_error);
-        });
+        seat.leave(status.message());
         pauses.pause().await;
     }
 }
@@ -158,7 +152,7 @@ async fn attach(
     mut client: SupervisorServiceClient<rpc::Channel>,
     coordinator: &str,
     front: &Arc<dyn Handler>,
-    standing: &watch::Sender<Standing>,
+    seat: &Seat,
 ) -> Result<(), Status> {
     let (outgoing, requests) = mpsc::channel(OUTBOX_LEN);
     let hello = Frame::Hello(v1::AttachHello { coordinator: coordinator.to_owned() });
@@ -167,10 +161,7 @@ async fn attach(
     let mut incoming = client.attach(ReceiverStream::new(requests)).await?.into_inner();
     let (outbox, mut payloads) = mpsc::channel::<Bytes>(OUTBOX_LEN);
     let peer = Peer::new(outbox, Arc::clone(front));
-    standing.send_modify(|standing| {
-        standing.peer = Some(peer.clone());
-        standing.last_error.clear();
-    });
+    seat.take(peer.clone());
     let writing = async {
         while let Some(payload) = payloads.recv().await {
             let payload_type = PAYLOAD_TYPE.to_owned();

@@ -23,6 +23,48 @@ pub struct Standing {
     pub last_error: String,
 }
 
+/// Where whoever keeps a conversation notes how it stands.
+#[derive(Debug, Clone)]
+pub struct Seat {
+    standing: watch::Sender<Standing>,
+    metrics: Metrics,
+}
+
+impl Seat {
+    /// Whether the conversation stands.
+    #[must_use]
+    pub fn is_taken(&self) -> bool {
+        self.standing.borrow().peer.is_some()
+    }
+
+    /// The conversation stands.
+    pub fn take(&self, peer: Peer) {
+        self.change(|standing| {
+            standing.peer = Some(peer);
+            standing.last_error.clear();
+        });
+    }
+
+    /// It does not; ends what stood.
+    pub fn leave(&self, why: &str) {
+        self.change(|standing| {
+            if let Some(peer) = standing.peer.take() {
+                peer.close();
+            }
+            why.clone_into(&mut standing.last_error);
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Standing)) {
+        self.standing.send_modify(|standing| {
+            let before = standing.peer.is_some();
+            change(standing);
+            let connected = i64::from(standing.peer.is_some()) - i64::from(before);
+            self.metrics.connected.add(connected);
+        });
+    }
+}
+
 /// A conversation that has to be opened and kept.
 #[derive(Debug)]
 pub struct Wanted {
@@ -33,7 +75,7 @@ pub struct Wanted {
     /// The topic its requests travel under.
     pub topic: String,
     /// Where to note how it stands.
-    pub standing: watch::Sender<Standing>,
+    pub seat: Seat,
 }
 
 /// All of them. Clones are the same.
@@ -103,14 +145,7 @@ impl Peers {
     #[must_use]
     pub fn all(&self) -> Vec<(String, Standing)> {
         let table = self.lock();
-        let all: Vec<_> = table
-            .peers
-            .iter()
-            .map(|(address, standing)| (address.clone(), standing.borrow().clone()))
-            .collect();
-        let connected = all.iter().filter(|(_, standing)| standing.peer.is_some()).count();
-        self.0.metrics.connected.set(i64::try_from(connected).unwrap_or(i64::MAX));
-        all
+        table.peers.iter().map(|(address, standing)| (address.clone(), standing.borrow().clone())).collect()
     }
 
     /// Notes which node of the bus an address leads to.
@@ -146,11 +181,10 @@ impl Peers {
         let standing = watch::Sender::new(Standing::default());
         table.peers.insert(address.to_owned(), standing.clone());
         let receiver = standing.subscribe();
+        let seat = Seat { standing, metrics: self.0.metrics.clone() };
+        let wanted = Wanted { text: address.to_owned(), address: parsed, topic: topic.to_owned(), seat };
         // The receiving end lives as long as the gateway runs.
-        self.0
-            .wanted
-            .send(Wanted { text: address.to_owned(), address: parsed, topic: topic.to_owned(), standing })
-            .ok();
+        self.0.wanted.send(wanted).ok();
         Ok(receiver)
     }
 
