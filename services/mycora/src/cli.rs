@@ -4,12 +4,13 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::command::bootstrap::BootstrapArgs;
 use crate::command::demo::DemoArgs;
 use crate::command::flow::FlowCommand;
 use crate::command::pki::PkiCommand;
 use crate::command::runner::RunnerCommand;
 use crate::command::up::UpArgs;
-use crate::command::{Global, Session, demo, flow, pki, runner, up};
+use crate::command::{Global, Session, bootstrap, demo, flow, pki, runner, up};
 use crate::failure::Failure;
 use crate::output;
 
@@ -57,6 +58,8 @@ pub enum Command {
     /// Show where jobs can run
     #[command(subcommand)]
     Runner(RunnerCommand),
+    /// Make the first actor, context and runners of a suite of separate processes
+    Bootstrap(BootstrapArgs),
     /// Make certificates for development
     #[command(subcommand)]
     Pki(PkiCommand),
@@ -88,6 +91,7 @@ pub async fn run(global: Global, command: Command) -> Result<u8, Failure> {
     match command {
         Command::Up(args) => up::run(args, &global).await,
         Command::Demo(args) => demo::run(&args, global).await,
+        Command::Bootstrap(args) => bootstrap::run(&args, &Session::open(global)?).await,
         Command::Pki(command) => pki::run(&command, global.output).map(|()| 0),
         Command::Flow(FlowCommand::Validate(args)) => flow::validate(&args, global.output).map(|()| 0),
         Command::Flow(command) => flow::run(&Session::open(global)?, command).await,

@@ -1,5 +1,6 @@
 //! The commands, one file for each group.
 
+pub mod bootstrap;
 pub mod cancel;
 pub mod demo;
 pub mod flow;
@@ -98,6 +99,12 @@ impl Session {
                 "no context is named; give --context ID, or write `context = ID` into the profile".into(),
             )
         })
+    }
+
+    /// How the coordinator is reached.
+    #[must_use]
+    pub const fn profile(&self) -> &Profile {
+        &self.profile
     }
 
     /// In whose name flows are submitted; 0 for the certificate's actor.

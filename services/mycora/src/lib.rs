@@ -1,5 +1,6 @@
 //! The `mycora` binary: the command line, and every service in one process.
 //!
+//! - [`bootstrap`]: the first actor, context and runners.
 //! - [`cli`]: what can be typed, and the way from arguments to a command.
 //! - [`command`]: one file for each group of commands.
 //! - [`flow_file`]: what people write, parsed into requests.
@@ -10,6 +11,7 @@
 //! - [`up`]: the all-in-one.
 //! - [`failure`]: why a command failed, and with which exit code.
 
+pub mod bootstrap;
 pub mod cli;
 pub mod clients;
 pub mod command;

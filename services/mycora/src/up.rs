@@ -6,7 +6,6 @@
 //! directory.
 
 mod banner;
-mod bootstrap;
 mod certificates;
 mod directory;
 mod error;

@@ -136,10 +136,7 @@ async fn end_lost(supervisor: &Supervisor, queue: &Queue, loss: &mut LossWatch) 
         supervisor.metrics.lost.inc_by(lost as u64);
         tracing::warn!(%instance, lost, "an instance has vanished; its attempts ended as lost");
     }
-    if !gone.is_empty() {
-        queue.put_back().await?;
-    }
-    Ok(())
+    queue.put_back().await.map(drop)
 }
 
 async fn tell(supervisor: &Supervisor) {

@@ -4,17 +4,13 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use identity::{CertificateSummary, Identity, IssueOptions, IssuedFiles, Pki, ServiceName, TrustDomain};
-use model::{ActorId, Timestamp};
+use model::Timestamp;
 use rpc::TlsFiles;
 
 use super::UpError;
 use super::directory::DataDir;
+use crate::bootstrap::{ACTOR, CONTEXT};
 use crate::profile::Profile;
-
-/// The actor that `up` makes.
-pub(super) const ACTOR: ActorId = ActorId(1);
-/// The context that `up` makes.
-pub(super) const CONTEXT: model::ContextId = model::ContextId(1);
 
 /// A certificate is issued anew when it has less than this left.
 const RENEW_BEFORE: Duration = Duration::from_secs(30 * 24 * 3600);

@@ -40,9 +40,6 @@ pub enum UpError {
     /// Certificates cannot be made or read.
     #[error("the certificates cannot be prepared")]
     Pki(#[from] identity::PkiError),
-    /// The actor's key cannot be made or read.
-    #[error("the key of actor 1 cannot be prepared")]
-    ActorKey(#[from] identity::ActorKeyError),
     /// There is no Redis on this machine.
     #[error(
         "there is no `redis-server` on this machine; install it, on Debian or Ubuntu with `apt-get install redis-server`"
@@ -108,13 +105,8 @@ pub enum UpError {
         secs: u64,
     },
     /// The first actor, context or runner cannot be made.
-    #[error("{what} cannot be made: {message}")]
-    Bootstrap {
-        /// What.
-        what: &'static str,
-        /// Why.
-        message: String,
-    },
+    #[error("the first actor, context or runner is missing")]
+    Bootstrap(#[from] crate::bootstrap::BootstrapError),
     /// The profile cannot be written.
     #[error("the client profile cannot be written")]
     Profile(#[source] crate::profile::ProfileError),

@@ -18,7 +18,8 @@ use tokio_util::sync::CancellationToken;
 use super::certificates::Certificates;
 use super::directory::DataDir;
 use super::redis::{PrivateRedis, SUPERVISOR_DATABASE};
-use super::{Options, UpError, WORK_DIR, bootstrap};
+use super::{Options, UpError, WORK_DIR};
+use crate::bootstrap::{self, ACTOR};
 
 /// How long the services may take to become ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -26,6 +27,8 @@ const READY_TIMEOUT: Duration = Duration::from_secs(30);
 const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
 /// The name of the one router: what it held is given back to it after a restart.
 const ROUTER_NAME: &str = "local";
+/// The Ed25519 key of actor 1.
+const ACTOR_KEY: &str = "actor-1.ed25519";
 /// The group of the runners that are started here.
 const GROUP: &str = "default";
 /// Files that hold the keys of the two nodes on the in-memory bus.
@@ -190,10 +193,12 @@ impl Suite {
         ]);
         let mount = Mount::builder(policy.map_err(build_error("the method policy"))?);
         let mount = self.storage(&places, parts, mount).await?;
-        bootstrap::actor_and_context(parts.dir, places.storage.handle()).await?;
+        let admin = Channel::local(places.storage.handle(), Identity::Admin);
+        bootstrap::actor_and_context(&parts.dir.join(ACTOR_KEY), admin).await?;
         let mount = self.registry(&places, metrics, mount).await?;
         let mount = self.machine(parts, metrics, &network, mount).await?;
-        bootstrap::runners(places.registry.handle(), &runner_addresses(parts)?).await?;
+        let actor = Channel::local(places.registry.handle(), Identity::Actor(ACTOR));
+        bootstrap::runners(actor, &runner_addresses(parts)?).await?;
         let mount = self.gateway(&places, parts, metrics, &network, mount)?;
         let mount = self.scheduler(&places, metrics, mount).await?;
         self.router(&places, metrics)?;

@@ -1,0 +1,90 @@
+//! The first actor, the first context and its runners, made once.
+
+use std::path::Path;
+
+use identity::{ActorKeyError, ActorKeyPair};
+use model::{ActorId, Address, ContextId};
+use proto::v1;
+use proto::v1::actor_service_client::ActorServiceClient;
+use proto::v1::context_service_client::ContextServiceClient;
+use proto::v1::runner_service_client::RunnerServiceClient;
+use rpc::Channel;
+use tonic::{Code, Status};
+
+/// The actor that is made.
+pub const ACTOR: ActorId = ActorId(1);
+/// The context that is made.
+pub const CONTEXT: ContextId = ContextId(1);
+
+/// Why something cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum BootstrapError {
+    /// The actor's key cannot be made or read.
+    #[error("the key of actor 1 cannot be prepared")]
+    Key(#[from] ActorKeyError),
+    /// The coordinator says no.
+    #[error("{what} cannot be made: {}", status.message())]
+    Refused {
+        /// What.
+        what: &'static str,
+        /// What it answered.
+        status: Box<Status>,
+    },
+}
+
+/// Registers actor 1, with the Ed25519 key in a file that is made when it is not
+/// there, and makes context 1, unless they are there. The channel has to carry
+/// the bootstrap identity.
+///
+/// # Errors
+/// Says what cannot be made.
+pub async fn actor_and_context(key_file: &Path, storage: Channel) -> Result<(), BootstrapError> {
+    if !key_file.exists() {
+        ActorKeyPair::generate()?.write(key_file)?;
+    }
+    let key = ActorKeyPair::load(key_file)?;
+    let request = v1::RegisterActorRequest { id: ACTOR.0, pubkey: key.public_hex(), ..Default::default() };
+    let registered = ActorServiceClient::new(storage.clone()).register_actor(request).await;
+    unless_there("actor 1", registered)?;
+    let request = v1::CreateContextRequest {
+        id: CONTEXT.0,
+        admins: vec![ACTOR.0],
+        settings: Some(v1::ContextSettings { executors_may_submit: true, raw_publish: true }),
+        ..Default::default()
+    };
+    unless_there("context 1", ContextServiceClient::new(storage).create_context(request).await)
+}
+
+/// Registers supervisors whose runners take jobs of context 1, unless they are;
+/// `true` for one on this machine. The channel has to carry actor 1.
+///
+/// # Errors
+/// Says what cannot be made.
+pub async fn runners(registry: Channel, addresses: &[(Address, bool)]) -> Result<(), BootstrapError> {
+    let mut client = RunnerServiceClient::new(registry);
+    let list = v1::ListRunnersRequest { context_id: CONTEXT.0, page_size: 1000, ..Default::default() };
+    let known =
+        client.list_runners(list).await.map_err(|status| refused("the runners", status))?.into_inner();
+    for (address, local) in addresses {
+        let address = address.to_string();
+        if known.runners.iter().any(|runner| runner.address == address) {
+            continue;
+        }
+        let request =
+            v1::RegisterRunnerRequest { context_id: CONTEXT.0, address, local: *local, ..Default::default() };
+        client.register_runner(request).await.map_err(|status| refused("a runner", status))?;
+    }
+    Ok(())
+}
+
+fn unless_there<T>(what: &'static str, result: Result<T, Status>) -> Result<(), BootstrapError> {
+    match result {
+        Ok(_) => Ok(()),
+        Err(status) if status.code() == Code::AlreadyExists => Ok(()),
+        Err(status) => Err(refused(what, status)),
+    }
+}
+
+fn refused(what: &'static str, status: Status) -> BootstrapError {
+    BootstrapError::Refused { what, status: Box::new(status) }
+}
