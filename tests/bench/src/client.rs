@@ -14,20 +14,20 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// Submits flows and waits for their ends.
 #[derive(Clone)]
-pub struct Client {
+pub(crate) struct Client {
     flows: FlowServiceClient<rpc::Channel>,
     context: u32,
 }
 
 impl Client {
     /// Connects as the profile says.
-    pub fn connect(profile: &Profile) -> Result<Self, Error> {
+    pub(crate) fn connect(profile: &Profile) -> Result<Self, Error> {
         let channel = profile.channel()?;
         Ok(Self { flows: FlowServiceClient::new(channel), context: profile.context })
     }
 
     /// Submits a flow of no-op jobs.
-    pub async fn submit(&self, name: &str, nodes: Vec<NodeSpec>) -> Result<Flow, Error> {
+    pub(crate) async fn submit(&self, name: &str, nodes: Vec<NodeSpec>) -> Result<Flow, Error> {
         let flow = FlowSpec { name: name.into(), nodes, ..FlowSpec::default() };
         let request = SubmitFlowRequest { context_id: self.context, flow: Some(flow), ..Default::default() };
         let answer = self.flows.clone().submit_flow(request).await?.into_inner();
@@ -35,7 +35,7 @@ impl Client {
     }
 
     /// Waits until a flow has ended; any other end than FINISHED is an error.
-    pub async fn wait(&self, flow_id: u32) -> Result<(), Error> {
+    pub(crate) async fn wait(&self, flow_id: u32) -> Result<(), Error> {
         let request = WatchFlowRequest { context_id: self.context, flow_id, ..Default::default() };
         let mut events = self.flows.clone().watch_flow(request).await?.into_inner();
         let mut status = FlowStatus::Unspecified;
@@ -52,7 +52,7 @@ impl Client {
     }
 
     /// When the first node of a flow started, in milliseconds since 1970.
-    pub async fn first_start_millis(&self, flow_id: u32) -> Result<u64, Error> {
+    pub(crate) async fn first_start_millis(&self, flow_id: u32) -> Result<u64, Error> {
         let request = ListFlowNodesRequest { context_id: self.context, flow_id, ..Default::default() };
         let nodes = self.flows.clone().list_flow_nodes(request).await?.into_inner().nodes;
         let time = nodes.first().and_then(|node| node.start_time).ok_or("the node has no start")?;
@@ -61,7 +61,7 @@ impl Client {
 }
 
 /// A node that does nothing.
-pub fn no_op(name: String, depends: Vec<String>) -> NodeSpec {
+pub(crate) fn no_op(name: String, depends: Vec<String>) -> NodeSpec {
     let job = JobSpec {
         script_type: ScriptType::Rhai.into(),
         script: Some(Script { source: Some(script::Source::Text("()".into())) }),

@@ -12,7 +12,7 @@ use crate::client::{Client, no_op};
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// Runs chains of dependent nodes, one after the other; gives each one's time per step.
-pub async fn chain(client: &Client, length: u32, runs: usize) -> Result<Vec<Duration>, Error> {
+pub(crate) async fn chain(client: &Client, length: u32, runs: usize) -> Result<Vec<Duration>, Error> {
     let nodes: Vec<NodeSpec> = (0..length)
         .map(|i| {
             no_op(format!("n{i}"), i.checked_sub(1).map(|before| format!("n{before}")).into_iter().collect())
@@ -26,7 +26,7 @@ pub async fn chain(client: &Client, length: u32, runs: usize) -> Result<Vec<Dura
 }
 
 /// Runs a root, `width` nodes after it and a join; gives the times of whole flows.
-pub async fn fan_out(client: &Client, width: u32, runs: usize) -> Result<Vec<Duration>, Error> {
+pub(crate) async fn fan_out(client: &Client, width: u32, runs: usize) -> Result<Vec<Duration>, Error> {
     let mut nodes = vec![no_op("root".into(), Vec::new())];
     nodes.extend((0..width).map(|i| no_op(format!("n{i}"), vec!["root".into()])));
     nodes.push(no_op("join".into(), (0..width).map(|i| format!("n{i}")).collect()));
@@ -45,7 +45,7 @@ async fn timed(client: &Client, name: &str, nodes: Vec<NodeSpec>) -> Result<Dura
 }
 
 /// Submits flows of one job each, `at_once` under way; gives the flows per second.
-pub async fn single(client: &Client, count: u32, at_once: usize) -> Result<f64, Error> {
+pub(crate) async fn single(client: &Client, count: u32, at_once: usize) -> Result<f64, Error> {
     let permits = Arc::new(Semaphore::new(at_once));
     let mut tasks = JoinSet::new();
     let begin = Instant::now();
@@ -65,7 +65,7 @@ pub async fn single(client: &Client, count: u32, at_once: usize) -> Result<f64, 
 
 /// Submits one flow at a time; gives the times from the call to the script's start,
 /// by the machine's one clock, in whole milliseconds.
-pub async fn submit_to_start(client: &Client, count: usize) -> Result<Vec<Duration>, Error> {
+pub(crate) async fn submit_to_start(client: &Client, count: usize) -> Result<Vec<Duration>, Error> {
     let mut times = Vec::with_capacity(count);
     for _ in 0..count {
         let begin = SystemTime::now().duration_since(UNIX_EPOCH)?;

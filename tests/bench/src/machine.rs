@@ -3,7 +3,7 @@
 use std::process::Command;
 
 /// One line: processor, cores, kernel, Redis.
-pub fn describe() -> String {
+pub(crate) fn describe() -> String {
     let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpus
         .lines()

@@ -35,7 +35,7 @@ async fn run() -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
     let running = up::start(up::Options::private(dir.path())).await?;
     let client = Client::connect(running.profile())?;
     let measured = measure(&client).await;
-    running.stop().await;
+    running.stop().await?;
     measured
 }
 

@@ -4,25 +4,25 @@ use std::fmt;
 use std::time::Duration;
 
 /// Gathers figures and prints them in the end.
-pub struct Report {
+pub(crate) struct Report {
     machine: String,
     rows: Vec<(String, String)>,
 }
 
 impl Report {
     /// A report of this machine.
-    pub const fn new(machine: String) -> Self {
+    pub(crate) const fn new(machine: String) -> Self {
         Self { machine, rows: Vec::new() }
     }
 
     /// Times per step of chains.
-    pub fn chain(&mut self, mut steps: Vec<Duration>) {
+    pub(crate) fn chain(&mut self, mut steps: Vec<Duration>) {
         let (p50, p99) = percentiles(&mut steps);
         self.row("40-step chain, one dependent step", format!("p50 {}  p99 {}", millis(p50), millis(p99)));
     }
 
     /// Times of whole fan-outs.
-    pub fn fan_out(&mut self, width: u32, times: &[Duration]) {
+    pub(crate) fn fan_out(&mut self, width: u32, times: &[Duration]) {
         let (p50, _) = percentiles(&mut times.to_vec());
         let rate = f64::from(width + 2) / p50.as_secs_f64();
         self.row(
@@ -32,12 +32,12 @@ impl Report {
     }
 
     /// Flows of one job per second.
-    pub fn single(&mut self, per_second: f64) {
+    pub(crate) fn single(&mut self, per_second: f64) {
         self.row("single jobs, 64 at once", format!("{per_second:.0} /s"));
     }
 
     /// Times from submission to start.
-    pub fn latency(&mut self, mut times: Vec<Duration>) {
+    pub(crate) fn latency(&mut self, mut times: Vec<Duration>) {
         let (p50, p99) = percentiles(&mut times);
         self.row("submit to start", format!("p50 {}  p99 {}", millis(p50), millis(p99)));
     }
