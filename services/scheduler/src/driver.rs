@@ -10,9 +10,10 @@ mod step;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use flow::engine::{Input, StoredNode};
-use model::{ContextUid, Flow, NodeReport, OwnerId, Timestamp};
+use model::{ContextUid, Flow, NodeReport, OwnerId, ReportKind, Timestamp};
 use proto::internal::v1::{CommitResponse, ReportResponse};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -30,6 +31,10 @@ use crate::run::{Ack, FlowKey, Run};
 const EVENTS_MAX: usize = 4096;
 /// Events taken up before the flows they touched are stepped.
 const BATCH_MAX: usize = 512;
+/// That a supervisor has an attempt is told by its start as well.
+const ACCEPTED_PATIENCE: Duration = Duration::from_secs(1);
+/// People do not see a start that is this much late.
+const STARTED_PATIENCE: Duration = Duration::from_millis(5);
 
 /// Something that the driver has to take up.
 #[derive(Debug)]
@@ -186,9 +191,13 @@ impl Driver {
         if !self.flows.contains_key(&key) {
             self.adopt(key);
         }
+        let patience = patience_of(&report.kind);
         if let Some(run) = self.flows.get_mut(&key) {
             run.push(Input::Report(report), Some(ack));
-            self.enqueue(key);
+            match patience {
+                None => self.enqueue(key),
+                Some(patience) => self.enqueue_within(key, patience),
+            }
         }
     }
 
@@ -227,6 +236,20 @@ impl Driver {
         }
     }
 
+    /// Puts a flow into the queue later, unless something else does before.
+    fn enqueue_within(&mut self, key: FlowKey, patience: Duration) {
+        let latest = Timestamp::now() + patience;
+        let Some(run) = self.flows.get_mut(&key) else { return };
+        if run.queued || run.awaited.is_some_and(|before| before <= latest) {
+            return;
+        }
+        let before = run.awaited.replace(latest);
+        if let Some(before) = before.filter(|_| run.due != before) {
+            self.due.remove(&(before, key));
+        }
+        self.due.insert((latest, key));
+    }
+
     fn step_due(&mut self) {
         let now = Timestamp::now();
         while let Some((time, key)) = self.due.first().copied()
@@ -243,9 +266,23 @@ impl Driver {
         {
             if let Some(run) = self.flows.get_mut(&key) {
                 run.queued = false;
+                let awaited = run.awaited.take();
+                if let Some(time) = awaited.filter(|_| run.due != awaited) {
+                    self.due.remove(&(time, key));
+                }
                 self.step(key);
             }
         }
+    }
+}
+
+/// How long a report may wait for the next one of its flow, so that one commit stores both: nothing
+/// follows from it. Of a short job all reports arrive within this.
+const fn patience_of(report: &ReportKind) -> Option<Duration> {
+    match report {
+        ReportKind::Accepted { .. } => Some(ACCEPTED_PATIENCE),
+        ReportKind::Started { .. } => Some(STARTED_PATIENCE),
+        ReportKind::Ended(_) | ReportKind::Returned | ReportKind::Rejected { .. } => None,
     }
 }
 

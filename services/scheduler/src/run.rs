@@ -44,6 +44,8 @@ pub struct Run {
     pub placed: HashMap<NodeIndex, RunnerId>,
     /// When it has to be looked at.
     pub due: Option<Timestamp>,
+    /// When reports that can wait are taken up at the latest.
+    pub awaited: Option<Timestamp>,
     /// Nodes that a step may change; less after a commit was too large.
     pub budget: usize,
     /// It has to be read again: somebody else changed it.
@@ -66,6 +68,7 @@ impl Run {
             committing: VecDeque::new(),
             placed: HashMap::new(),
             due: None,
+            awaited: None,
             budget: STEP_NODES_MAX,
             reload: false,
             queued: false,
