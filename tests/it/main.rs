@@ -4,5 +4,6 @@ mod coordinators;
 mod crashes;
 mod demo;
 mod flows;
+mod processes;
 mod specs;
 mod suite;

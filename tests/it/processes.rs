@@ -1,0 +1,125 @@
+//! The suite as separate processes, each with its own certificate.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use testkit::{Mark, Witness, free_port, wait_until_blocking};
+
+use crate::suite::{PATIENCE, command, flow_file, processes_in, program, stderr, stdout};
+
+/// What `deploy/local/up.sh` starts, ended with `down.sh`.
+struct Processes {
+    dir: PathBuf,
+    port_base: String,
+}
+
+impl Processes {
+    fn start(dir: &Path) -> Self {
+        let processes = Self { dir: dir.to_owned(), port_base: free_port_base().to_string() };
+        processes.script("up.sh");
+        processes
+    }
+
+    fn script(&self, name: &str) {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/local").join(name);
+        let bin = program("mycora");
+        let out = Command::new(script)
+            .arg(&self.dir)
+            .env("MYCORA_BIN", bin.parent().expect("target/<profile>"))
+            .env("MYCORA_PORT_BASE", &self.port_base)
+            .output()
+            .expect("the script starts");
+        stdout(&out, 0);
+    }
+
+    fn profile(&self) -> PathBuf {
+        self.dir.join("client.toml")
+    }
+
+    fn kill9(&self, service: &str) {
+        let record =
+            std::fs::read_to_string(self.dir.join("run").join(format!("{service}.pid"))).expect("it runs");
+        let pid = record.split_whitespace().next().expect("a process id");
+        let killed = Command::new("kill").args(["-KILL", pid]).status().expect("kill starts");
+        assert!(killed.success(), "{service} was not running");
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/local/down.sh");
+        let ended = Command::new(script).arg(&self.dir).output();
+        assert!(ended.is_ok_and(|out| out.status.success()) || std::thread::panicking(), "down.sh failed");
+    }
+}
+
+/// The services listen on base + 1 to 6, and for operators on base + 101 to 107.
+fn free_port_base() -> u16 {
+    let is_free = |port: u16| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
+    (0..100)
+        .map(|_| free_port())
+        .filter(|base| base.checked_add(107).is_some())
+        .find(|base| (1..=6).chain(101..=107).all(|offset| is_free(base + offset)))
+        .expect("free ports in a row")
+}
+
+/// Nodes one after the other; every script says when it began and ended.
+fn chain(dir: &Path, witness: &Witness, length: usize) -> (String, Vec<String>) {
+    let mut text = String::from("name: chain\njobs:\n");
+    let names: Vec<String> = (0..length).map(|i| format!("n{i}")).collect();
+    for (i, name) in names.iter().enumerate() {
+        let depends = if i == 0 { "" } else { &names[i - 1] };
+        let script = witness.shell(name, "sleep 0.2").replace('\n', "\n      ");
+        text.push_str(&format!(
+            "  {name}:\n    script_type: shell\n    depends: [{depends}]\n    script: |\n      {script}\n      echo \"last={i}\" >> \"$MYCORA_RESULT\"\n"
+        ));
+    }
+    (flow_file(dir, &text), names)
+}
+
+#[test]
+fn a_scheduler_that_is_killed_in_mid_flow_goes_on_from_redis() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let suite_dir = dir.path().join("suite");
+    let processes = Processes::start(&suite_dir);
+    let witness = Witness::new(dir.path());
+    let (file, names) = chain(dir.path(), &witness, 6);
+    stdout(&command(&processes.profile(), &["flow", "submit", &file]).output().expect("it starts"), 0);
+    wait_until_blocking(
+        || (witness.lines().iter().filter(|(mark, ..)| *mark == Mark::Start).count() >= 3).then_some(()),
+        PATIENCE,
+        "the third script has started",
+    );
+    processes.kill9("scheduler");
+    // What is missing is started again, nothing else.
+    processes.script("up.sh");
+    let watch = ["--output", "json", "flow", "watch", "1"];
+    let out = command(&processes.profile(), &watch).output().expect("it starts");
+    let document: Value = serde_json::from_str(&stdout(&out, 0)).expect("one document");
+    assert_eq!(document["flow"]["status"], "FLOW_STATUS_FINISHED", "{document}");
+    assert_eq!(document["flow"]["result"]["n5.last"], "5");
+    witness.assert_each_once(&names.iter().map(String::as_str).collect::<Vec<_>>());
+
+    // Without a certificate, and with one of another authority, nobody is let in.
+    let profile = std::fs::read_to_string(processes.profile()).expect("a profile");
+    let anonymous: String = profile
+        .lines()
+        .filter(|line| !line.starts_with("cert") && !line.starts_with("key"))
+        .fold(String::new(), |text, line| text + line + "\n");
+    let path = dir.path().join("anonymous.toml");
+    std::fs::write(&path, anonymous).expect("a profile");
+    let err = stderr(&command(&path, &["flow", "list"]).output().expect("it starts"), 3);
+    assert!(err.contains("client certificate"), "{err}");
+    let other = dir.path().join("other-pki");
+    let other = other.to_str().expect("a plain path");
+    stdout(&command(&path, &["pki", "init", "--dir", other]).output().expect("it starts"), 0);
+    stdout(&command(&path, &["pki", "issue", "actor/1", "--dir", other]).output().expect("it starts"), 0);
+    let pki = suite_dir.join("pki");
+    let stranger = profile.replace(&pki.join("actor-1").display().to_string(), &format!("{other}/actor-1"));
+    std::fs::write(&path, stranger).expect("a profile");
+    stderr(&command(&path, &["flow", "list"]).output().expect("it starts"), 3);
+
+    drop(processes);
+    assert_eq!(processes_in(&suite_dir), Vec::<String>::new(), "left running");
+}
