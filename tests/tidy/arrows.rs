@@ -17,7 +17,7 @@ const LIBS: [(&str, &[&str]); 11] = [
     ("identity", &["model"]),
     ("rpc", &["model", "identity"]),
     ("mycelium", &[]),
-    ("service", &[]),
+    ("service", &["rpc"]),
     ("testkit", &[]),
 ];
 /// Crates from outside that only these of ours may name.

@@ -72,6 +72,11 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     },
     Exception {
         rule: "wire types",
+        path: "services/scheduler/src/reader.rs",
+        reason: "reads flows, logs and events from storage for all who show them",
+    },
+    Exception {
+        rule: "wire types",
         path: "services/scheduler/src/routers.rs",
         reason: "holds the streams to the connected routers",
     },

@@ -9,7 +9,9 @@
 
 mod app;
 pub mod flags;
+mod grpc;
 mod ops;
+pub mod processes;
 mod readiness;
 mod shutdown;
 mod tasks;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ::rpc::{Channel, Mount, Server, TlsFiles};
+use ::rpc::{Channel, Mount};
 use model::limits;
 use service::{Failure, Host, Limits};
 
@@ -42,9 +42,8 @@ impl service::App for App {
         ])
     }
 
-    async fn start(flags: Flags, host: Host) -> Result<(), Failure> {
-        let paths = host.tls.required()?;
-        let tls = TlsFiles::new(paths.ca, paths.cert, paths.key);
+    async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
+        let tls = host.tls_files()?;
         let dialing = tls.clone();
         let deps = Deps {
             storage: Channel::remote(&flags.storage, &tls, Some("storage"))?,
@@ -56,27 +55,9 @@ impl service::App for App {
         let app = Config::default().build(deps)?;
         let mount = app.mount_internal(app.mount_public(Mount::builder(policy())));
         let mount = mount.descriptors(proto::DESCRIPTORS).build()?;
-        let (view, mut ready) = (host.readiness.condition("view"), app.ready());
-        let health = mount.health().clone();
-        let server = Server::new(mount, &tls)?.drain_deadline(host.drain_deadline);
-        let listener = host.listener.ok_or("the gateway serves gRPC and was given no listener")?;
-        let shutdown = host.shutdown.clone();
-        host.tasks.spawn("grpc", async move {
-            server.serve(listener, shutdown.begun_owned()).await?;
-            Ok(())
-        });
-        let token = host.shutdown.token();
-        host.tasks.spawn("gateway", async move {
-            app.run(token).await;
-            Ok(())
-        });
-        host.tasks.spawn("readiness", async move {
-            if ready.wait_for(|ready| *ready).await.is_ok() {
-                view.met();
-                health.set_serving(true);
-            }
-            Ok(())
-        });
+        host.ready_while("view", app.ready());
+        host.serve(mount, &tls)?;
+        host.run("gateway", |stop| app.run(stop));
         Ok(())
     }
 }

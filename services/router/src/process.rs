@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ::rpc::{Channel, TlsFiles};
+use ::rpc::Channel;
 use model::Timestamp;
 use service::{Failure, Host, Limits};
 
@@ -59,8 +59,7 @@ impl service::App for App {
     }
 
     async fn start(flags: Flags, host: Host) -> Result<(), Failure> {
-        let paths = host.tls.required()?;
-        let tls = TlsFiles::new(paths.ca, paths.cert, paths.key);
+        let tls = host.tls_files()?;
         let deps = Deps {
             storage: Channel::remote(&flags.storage, &tls, Some("storage"))?,
             gateway: Channel::remote(&flags.mycelium_gateway, &tls, Some("mycelium-gateway"))?,
@@ -70,24 +69,8 @@ impl service::App for App {
             metrics: &host.metrics,
         };
         let app = Config { name: flags.name }.build(deps)?;
-        let (streams, mut ready) = (host.readiness.condition("streams"), app.ready());
-        let token = host.shutdown.token();
-        host.tasks.spawn("router", async move {
-            app.run(token).await;
-            Ok(())
-        });
-        host.tasks.spawn("readiness", async move {
-            loop {
-                if *ready.borrow_and_update() {
-                    streams.met();
-                } else {
-                    streams.unmet("a stream to another service does not stand");
-                }
-                if ready.changed().await.is_err() {
-                    return Ok(());
-                }
-            }
-        });
+        host.ready_while("streams", app.ready());
+        host.run("router", |stop| app.run(stop));
         Ok(())
     }
 }

@@ -10,7 +10,13 @@ use model::{Name, ScriptType};
 #[derive(Debug, Clone, Args)]
 pub struct Config {
     /// The supervisor's Redis: redis://host:port/database or unix:///socket?db=database
-    #[arg(long, env = "MYCORA_REDIS_URL", value_name = "URL", default_value = "redis://127.0.0.1:6379")]
+    #[arg(
+        long,
+        env = "MYCORA_REDIS_URL",
+        hide_env_values = true,
+        value_name = "URL",
+        default_value = "redis://127.0.0.1:6379"
+    )]
     pub redis_url: kv::Endpoint,
     /// File with the password for it, so that it stands in no URL
     #[arg(long, env = "MYCORA_REDIS_PASSWORD_FILE", value_name = "FILE")]

@@ -4,7 +4,7 @@
 //! - [`run`]: one owned flow.
 //! - [`commit`], [`commit_link`]: from a step to its commit, and the stream that carries it.
 //! - [`submit`]: from a submission to a flow that runs.
-//! - [`watch`], [`logs`]: what clients see of a flow while it runs.
+//! - [`reader`], [`watch`], [`logs`]: what clients see of a flow while it runs.
 //! - [`rpc`]: the gRPC services.
 
 mod app;
@@ -21,6 +21,7 @@ pub mod message_ids;
 pub mod metrics;
 pub mod position;
 mod process;
+pub mod reader;
 pub mod routers;
 pub mod rpc;
 pub mod run;

@@ -1,6 +1,6 @@
 //! The scheduler as a process of its own.
 
-use ::rpc::{Channel, MethodPolicy, Mount, Server, TlsFiles};
+use ::rpc::{Channel, MethodPolicy, Mount};
 use model::limits;
 use service::{Failure, Host, Limits};
 
@@ -44,9 +44,8 @@ impl service::App for App {
         ])
     }
 
-    async fn start(flags: Flags, host: Host) -> Result<(), Failure> {
-        let paths = host.tls.required()?;
-        let tls = TlsFiles::new(paths.ca, paths.cert, paths.key);
+    async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
+        let tls = host.tls_files()?;
         let deps = Deps {
             storage: Channel::remote(&flags.storage, &tls, Some("storage"))?,
             registry: Channel::remote(&flags.runner_registry, &tls, Some("runner-registry"))?,
@@ -55,26 +54,9 @@ impl service::App for App {
         let app = Config::default().build(deps)?;
         let builder = Mount::builder(MethodPolicy::new(&[PUBLIC_POLICY, INTERNAL_POLICY])?);
         let mount = app.mount_public(app.mount_internal(builder)).descriptors(proto::DESCRIPTORS).build()?;
-        let (flows, mut ready) = (host.readiness.condition("flows"), app.ready());
-        let health = mount.health().clone();
-        let server = Server::new(mount, &tls)?.drain_deadline(host.drain_deadline);
-        let listener = host.listener.ok_or("the scheduler serves gRPC and was given no listener")?;
-        let shutdown = host.shutdown.clone();
-        host.tasks.spawn("grpc", async move {
-            server.serve(listener, shutdown.begun_owned()).await?;
-            Ok(())
-        });
-        let shutdown = host.shutdown.clone();
-        host.tasks.spawn("driver", async move {
-            app.run(shutdown.token()).await;
-            Ok(())
-        });
-        tokio::spawn(async move {
-            if ready.wait_for(|ready| *ready).await.is_ok() {
-                flows.met();
-            }
-        });
-        tokio::spawn(health.follow(host.readiness.subscribe()));
+        host.ready_while("flows", app.ready());
+        host.serve(mount, &tls)?;
+        host.run("driver", |stop| app.run(stop));
         Ok(())
     }
 }

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use ::rpc::{MethodPolicy, Mount, Server, TlsFiles};
+use ::rpc::{MethodPolicy, Mount};
 use identity::TrustDomain;
 use keys::Layout;
 use kv::{Endpoint, Kv};
 use model::limits;
 use service::{Failure, Host, Limits};
-use tokio_util::sync::CancellationToken;
 
 use crate::app::{App, Deps, StartError};
 use crate::config::Config;
@@ -60,9 +59,8 @@ impl service::App for App {
         ])
     }
 
-    async fn start(flags: Flags, host: Host) -> Result<(), Failure> {
-        let paths = host.tls.required()?;
-        let tls = TlsFiles::new(paths.ca, paths.cert, paths.key);
+    async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
+        let tls = host.tls_files()?;
         let redis = host.readiness.condition("redis");
         let app = loop {
             let deps =
@@ -79,25 +77,8 @@ impl service::App for App {
         redis.met();
         let builder = Mount::builder(MethodPolicy::new(&[PUBLIC_POLICY, INTERNAL_POLICY])?);
         let mount = app.mount_public(app.mount_internal(builder)).descriptors(proto::DESCRIPTORS).build()?;
-        let health = mount.health().clone();
-        let server = Server::new(mount, &tls)?.drain_deadline(host.drain_deadline);
-        let listener = host.listener.ok_or("storage serves gRPC and was given no listener")?;
-        let shutdown = host.shutdown.clone();
-        host.tasks.spawn("grpc", async move {
-            server.serve(listener, shutdown.begun_owned()).await?;
-            Ok(())
-        });
-        let shutdown = host.shutdown.clone();
-        host.tasks.spawn("hints", async move {
-            let stop = CancellationToken::new();
-            let _stop_when_dropped = stop.clone().drop_guard();
-            tokio::join!(app.run(stop.clone()), async {
-                shutdown.begun().await;
-                stop.cancel();
-            });
-            Ok(())
-        });
-        health.set_serving(true);
+        host.serve(mount, &tls)?;
+        host.run("hints", |stop| app.run(stop));
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ::rpc::{MethodPolicy, Mount, Server, TlsFiles};
+use ::rpc::{MethodPolicy, Mount};
 use kv::{Endpoint, Kv};
 use model::limits;
 use service::{Failure, Host, Limits};
@@ -15,7 +15,13 @@ use crate::rpc::PUBLIC_POLICY;
 #[derive(Debug, clap::Args)]
 pub struct Flags {
     /// The supervisor's own Redis, which it shares with its instances
-    #[arg(long, env = "MYCORA_REDIS_URL", value_name = "URL", default_value = "redis://127.0.0.1:6379")]
+    #[arg(
+        long,
+        env = "MYCORA_REDIS_URL",
+        hide_env_values = true,
+        value_name = "URL",
+        default_value = "redis://127.0.0.1:6379"
+    )]
     redis_url: Endpoint,
     /// Where scripts, files and outputs of jobs are kept
     #[arg(long, env = "MYCORA_WORK_DIR", value_name = "DIR", default_value = "/var/lib/mycora/work")]
@@ -37,33 +43,15 @@ impl service::App for App {
         ])
     }
 
-    async fn start(flags: Flags, host: Host) -> Result<(), Failure> {
-        let paths = host.tls.required()?;
-        let tls = TlsFiles::new(paths.ca, paths.cert, paths.key);
+    async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
+        let tls = host.tls_files()?;
         let deps = Deps { kv: Kv::new(flags.redis_url), bus: None, metrics: &host.metrics };
         let app = Config::new(flags.work_dir).build(deps)?;
         let builder = Mount::builder(MethodPolicy::new(&[PUBLIC_POLICY])?);
         let mount = app.mount_public(builder).descriptors(proto::DESCRIPTORS).build()?;
-        let (store, mut ready) = (host.readiness.condition("store"), app.ready());
-        let health = mount.health().clone();
-        let server = Server::new(mount, &tls)?.drain_deadline(host.drain_deadline);
-        let listener = host.listener.ok_or("the supervisor serves gRPC and was given no listener")?;
-        let shutdown = host.shutdown.clone();
-        host.tasks.spawn("grpc", async move {
-            server.serve(listener, shutdown.begun_owned()).await?;
-            Ok(())
-        });
-        let shutdown = host.shutdown.clone();
-        host.tasks.spawn("supervisor", async move {
-            app.run(shutdown.token()).await;
-            Ok(())
-        });
-        tokio::spawn(async move {
-            if ready.wait_for(|ready| *ready).await.is_ok() {
-                store.met();
-            }
-        });
-        tokio::spawn(health.follow(host.readiness.subscribe()));
+        host.ready_while("store", app.ready());
+        host.serve(mount, &tls)?;
+        host.run("supervisor", |stop| app.run(stop));
         Ok(())
     }
 }

@@ -11,17 +11,14 @@ use model::{
 use crate::convert::enums;
 use crate::v1;
 
-/// Parses a submission's flow. What needs the graph as a whole is checked by `flow::Graph`.
+/// Parses a submission's flow. What needs the graph as a whole is checked by `flow::Plan`.
 ///
 /// # Errors
 /// Everything that is wrong with it; `at` is the path of the flow in the request.
-pub fn from_wire(flow: v1::FlowSpec, at: &str) -> Result<FlowSpec, Violations> {
-    let v1::FlowSpec { name, env_vars, fail_fast, deadline_secs, cancel_timeout_secs, nodes } = flow;
+pub fn from_wire(mut flow: v1::FlowSpec, at: &str) -> Result<FlowSpec, Violations> {
     let mut violations = Violations::new();
-    let name = violations.take(&format!("{at}.name"), name.parse::<Name>());
-    check_env(&env_vars, &format!("{at}.env_vars"), &mut violations);
-    check_secs(&mut violations, &format!("{at}.deadline_secs"), deadline_secs);
-    check_secs(&mut violations, &format!("{at}.cancel_timeout_secs"), cancel_timeout_secs);
+    let nodes = std::mem::take(&mut flow.nodes);
+    let header = header_from_wire(flow, at, &mut violations);
     if nodes.is_empty() {
         violations.add(format!("{at}.nodes"), "a flow needs at least one node");
     }
@@ -38,8 +35,18 @@ pub fn from_wire(flow: v1::FlowSpec, at: &str) -> Result<FlowSpec, Violations> {
         .enumerate()
         .filter_map(|(i, node)| node_from_wire(node, &format!("{at}.nodes[{i}]"), &mut violations))
         .collect();
-    let spec = name.map(|name| FlowSpec {
-        name,
+    violations.into_result(header.map(|header| FlowSpec { nodes, ..header }))
+}
+
+/// Parses everything of a flow but its nodes, and notes what is wrong with it.
+pub fn header_from_wire(flow: v1::FlowSpec, at: &str, violations: &mut Violations) -> Option<FlowSpec> {
+    let v1::FlowSpec { name, env_vars, fail_fast, deadline_secs, cancel_timeout_secs, nodes: _ } = flow;
+    let name = violations.take(&format!("{at}.name"), name.parse::<Name>());
+    check_env(&env_vars, &format!("{at}.env_vars"), violations);
+    check_secs(violations, &format!("{at}.deadline_secs"), deadline_secs);
+    check_secs(violations, &format!("{at}.cancel_timeout_secs"), cancel_timeout_secs);
+    Some(FlowSpec {
+        name: name?,
         env_vars,
         fail_fast,
         deadline_secs: (deadline_secs != 0).then_some(deadline_secs),
@@ -48,9 +55,8 @@ pub fn from_wire(flow: v1::FlowSpec, at: &str) -> Result<FlowSpec, Violations> {
         } else {
             cancel_timeout_secs
         },
-        nodes,
-    });
-    violations.into_result(spec)
+        nodes: Vec::new(),
+    })
 }
 
 fn node_from_wire(node: v1::NodeSpec, at: &str, violations: &mut Violations) -> Option<NodeSpec> {

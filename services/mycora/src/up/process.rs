@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use service::processes::{boot_id, observe};
 
 const POLL: Duration = Duration::from_millis(5);
 
@@ -25,7 +26,7 @@ impl ProcessRecord {
     /// # Errors
     /// When it does not run.
     pub(super) fn of(pid: u32) -> io::Result<Self> {
-        Ok(Self { pid, start_ticks: start_ticks(pid)?, boot: boot_id()? })
+        Ok(Self { pid, start_ticks: observe(pid)?.start_ticks, boot: boot_id()? })
     }
 
     /// Whether the very same process still runs.
@@ -77,23 +78,6 @@ impl FromStr for ProcessRecord {
             boot: part()?.to_owned(),
         })
     }
-}
-
-/// When a process started, in clock ticks since the machine did: field 22 of
-/// `/proc/<pid>/stat` (proc(5)). A zombie has ended and does not count.
-fn start_ticks(pid: u32) -> io::Result<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let bad = || io::Error::from(io::ErrorKind::InvalidData);
-    // The name in parentheses may hold spaces and parentheses.
-    let (_, rest) = stat.rsplit_once(") ").ok_or_else(bad)?;
-    if rest.starts_with('Z') {
-        return Err(io::ErrorKind::NotFound.into());
-    }
-    rest.split(' ').nth(19).and_then(|field| field.parse().ok()).ok_or_else(bad)
-}
-
-fn boot_id() -> io::Result<String> {
-    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
 #[cfg(test)]

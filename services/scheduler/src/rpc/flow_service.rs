@@ -23,6 +23,7 @@ use crate::driver::{Event, Handle};
 use crate::error::bad_store;
 use crate::logs::LogStream;
 use crate::metrics::Metrics;
+use crate::reader::FlowReader;
 use crate::submit::Submitter;
 use crate::watch::Watch;
 
@@ -50,6 +51,10 @@ impl FlowRpc {
 
     fn store(&self) -> FlowStoreClient {
         self.store.clone()
+    }
+
+    fn reader(&self, actor: ActorId, context_id: u32, flow_id: u32) -> FlowReader {
+        FlowReader { store: self.store(), actor, context: ContextId(context_id), flow: FlowId(flow_id) }
     }
 
     /// Runs a stream's task until it or the service ends.
@@ -153,8 +158,7 @@ impl FlowService for FlowRpc {
         let actor = actor_of(&request)?;
         let WatchFlowRequest { context_id, flow_id, resume_position } = request.into_inner();
         let (answers, stream) = mpsc::channel(limits::WATCH_BUFFER);
-        let flow = (ContextId(context_id), FlowId(flow_id));
-        let watch = Watch::new(self.store(), actor, flow, answers.clone());
+        let watch = Watch::new(self.reader(actor, context_id, flow_id), answers.clone());
         self.spawn(answers, watch.run(resume_position));
         Ok(Response::new(ReceiverStream::new(stream)))
     }
@@ -193,8 +197,7 @@ impl FlowService for FlowRpc {
         let actor = actor_of(&request)?;
         let StreamFlowLogsRequest { context_id, flow_id, node, follow } = request.into_inner();
         let (answers, stream) = mpsc::channel(limits::WATCH_BUFFER);
-        let flow = (ContextId(context_id), FlowId(flow_id));
-        let logs = LogStream::new(self.store(), actor, flow, answers.clone());
+        let logs = LogStream::new(self.reader(actor, context_id, flow_id), answers.clone());
         self.spawn(answers, logs.run(node, follow));
         Ok(Response::new(ReceiverStream::new(stream)))
     }

@@ -1,15 +1,14 @@
 //! Parsing what the scheduler sends.
 
-use model::job::check_env;
 use model::{
-    ActorId, ContextId, Epoch, FlowId, FlowNode, JobId, JobSpec, MessageId, Name, Revision, RunnerId,
-    Timestamp, Violations, limits,
+    ActorId, ContextId, Epoch, FlowId, FlowNode, JobId, JobSpec, MessageId, Revision, RunnerId, Timestamp,
+    Violations, limits,
 };
 use proto::convert::enums;
+use proto::convert::flow_spec::header_from_wire;
 use proto::internal::v1::{
     CommitRequest, CreateFlowRequest, FlowChange, NodeCommit, OutgoingMessage, StoredNode,
 };
-use proto::v1;
 
 use crate::commits::{Commit, NodeChange, Outgoing};
 use crate::error::Error;
@@ -35,32 +34,19 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
     let mut violations = Violations::new();
     let repeatable = Request::parse(&request_id, || request_hash, &mut violations);
     // Its nodes come later, one chunk after the other.
-    let v1::FlowSpec { name, env_vars, fail_fast, deadline_secs, cancel_timeout_secs, nodes: _ } =
-        flow.unwrap_or_default();
-    let name = violations.take("flow.name", name.parse::<Name>());
-    check_env(&env_vars, "flow.env_vars", &mut violations);
-    for (field, secs) in [("deadline_secs", deadline_secs), ("cancel_timeout_secs", cancel_timeout_secs)] {
-        if secs > limits::TIMEOUT_SECS_MAX {
-            let max = limits::TIMEOUT_SECS_MAX;
-            violations.add(format!("flow.{field}"), format!("at most {max} seconds, not {secs}"));
-        }
-    }
+    let header = header_from_wire(flow.unwrap_or_default(), "flow", &mut violations);
     if node_count == 0 || node_count as usize > limits::FLOW_NODES_MAX {
         let max = limits::FLOW_NODES_MAX;
         violations.add("node_count", format!("a flow has 1 to {max} nodes, not {node_count}"));
     }
-    let new = name.map(|name| NewFlow {
+    let new = header.map(|header| NewFlow {
         id: (flow_id != 0).then_some(FlowId(flow_id)),
         caller: ActorId(if caller_id == 0 { on_behalf_of } else { caller_id }),
-        name,
-        env_vars,
-        fail_fast,
-        deadline_secs: (deadline_secs != 0).then_some(deadline_secs),
-        cancel_timeout_secs: if cancel_timeout_secs == 0 {
-            limits::CANCEL_TIMEOUT_SECS
-        } else {
-            cancel_timeout_secs
-        },
+        name: header.name,
+        env_vars: header.env_vars,
+        fail_fast: header.fail_fast,
+        deadline_secs: header.deadline_secs,
+        cancel_timeout_secs: header.cancel_timeout_secs,
         node_count,
     });
     let new = violations.into_result(new)?;

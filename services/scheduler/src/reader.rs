@@ -1,0 +1,159 @@
+//! Reads one flow in the name of one actor: what watches and log streams stand on.
+
+use model::{ActorId, Attempt, ContextId, Event, FlowId, FlowNode, JobId, Revision};
+use proto::internal::v1::{
+    ReadFlowRequest, ReadLogRequest, ReadLogResponse, ReadNodesRequest, WatchEventsRequest,
+    WatchEventsResponse,
+};
+use proto::v1::{Flow, FlowStatus};
+use tonic::{Status, Streaming};
+
+use crate::clients::FlowStoreClient;
+use crate::error::bad_store;
+
+/// Nodes read in one call.
+const PAGE: u32 = 500;
+
+/// A flow, seen by an actor. Every method fails as storage does: NOT_FOUND where the actor has no role.
+#[derive(Debug, Clone)]
+pub struct FlowReader {
+    /// Flows, as storage keeps them.
+    pub store: FlowStoreClient,
+    /// Who looks.
+    pub actor: ActorId,
+    /// Where the flow runs.
+    pub context: ContextId,
+    /// Which flow.
+    pub flow: FlowId,
+}
+
+/// Some nodes, and as of which change of the context.
+#[derive(Debug)]
+pub struct Page {
+    /// By job id.
+    pub nodes: Vec<FlowNode>,
+    /// The context's change counter when they were read.
+    pub revision: Revision,
+    next: String,
+}
+
+impl FlowReader {
+    /// The flow without its nodes.
+    ///
+    /// # Errors
+    /// As storage's.
+    pub async fn flow(&mut self) -> Result<Flow, Status> {
+        let (context_id, flow_id) = (self.context.0, self.flow.0);
+        let request = ReadFlowRequest { context_id, flow_id, on_behalf_of: self.actor.0 };
+        let record = self.store.read_flow(request).await?.into_inner().flow;
+        record.and_then(|record| record.flow).ok_or_else(|| bad_store("a flow without its record"))
+    }
+
+    /// The page of nodes after another one; the first one after none. Nothing after the last.
+    ///
+    /// # Errors
+    /// As storage's.
+    pub async fn nodes(&mut self, after: Option<&Page>) -> Result<Option<Page>, Status> {
+        if after.is_some_and(|page| page.next.is_empty()) {
+            return Ok(None);
+        }
+        let request = ReadNodesRequest {
+            context_id: self.context.0,
+            flow_id: self.flow.0,
+            on_behalf_of: self.actor.0,
+            page_size: PAGE,
+            page_token: after.map(|page| page.next.clone()).unwrap_or_default(),
+        };
+        let page = self.store.read_nodes(request).await?.into_inner();
+        let nodes = page.nodes.iter().map(|json| serde_json::from_slice(json));
+        let nodes = nodes.collect::<Result<_, _>>().map_err(bad_store)?;
+        Ok(Some(Page { nodes, revision: Revision(page.revision), next: page.next_page_token }))
+    }
+
+    /// All nodes.
+    ///
+    /// # Errors
+    /// As storage's.
+    pub async fn all_nodes(&mut self) -> Result<Vec<FlowNode>, Status> {
+        let mut nodes = Vec::new();
+        let mut last = None;
+        while let Some(mut page) = self.nodes(last.as_ref()).await? {
+            nodes.append(&mut page.nodes);
+            last = Some(page);
+        }
+        Ok(nodes)
+    }
+
+    /// What is kept of an attempt's output, from a byte on.
+    ///
+    /// # Errors
+    /// As storage's.
+    pub async fn log(
+        &mut self,
+        job: JobId,
+        attempt: Attempt,
+        offset: u64,
+    ) -> Result<ReadLogResponse, Status> {
+        let request = ReadLogRequest {
+            context_id: self.context.0,
+            flow_id: self.flow.0,
+            job_id: job.0,
+            attempt: attempt.0,
+            offset,
+            on_behalf_of: self.actor.0,
+        };
+        Ok(self.store.read_log(request).await?.into_inner())
+    }
+
+    /// The flow's events after a position, from now on when it is empty. The first answer is there:
+    /// from it on nothing is missed.
+    ///
+    /// # Errors
+    /// As storage's; OUT_OF_RANGE when the position is gone.
+    pub async fn events(&mut self, position: String) -> Result<Events, Status> {
+        let request = WatchEventsRequest {
+            context_id: self.context.0,
+            flow_id: self.flow.0,
+            on_behalf_of: self.actor.0,
+            position,
+        };
+        let mut answers = self.store.watch_events(request).await?.into_inner();
+        let first = next(&mut answers).await?;
+        Ok(Events { answers, begin: first.position })
+    }
+}
+
+/// The events of a flow.
+#[derive(Debug)]
+pub struct Events {
+    answers: Streaming<WatchEventsResponse>,
+    /// The position before the first of them.
+    pub begin: String,
+}
+
+impl Events {
+    /// The next event, nothing for a sign of life; with the position after it.
+    ///
+    /// # Errors
+    /// UNAVAILABLE when the stream ends, else as storage's.
+    pub async fn next(&mut self) -> Result<(Option<Event>, String), Status> {
+        let answer = next(&mut self.answers).await?;
+        if answer.event_json.is_empty() {
+            return Ok((None, answer.position));
+        }
+        let event = serde_json::from_slice(&answer.event_json).map_err(bad_store)?;
+        Ok((Some(event), answer.position))
+    }
+}
+
+async fn next(answers: &mut Streaming<WatchEventsResponse>) -> Result<WatchEventsResponse, Status> {
+    let ended =
+        || rpc::Error::unavailable(rpc::Reason::PeerUnavailable, "the stream of events ended; resume").into();
+    answers.message().await?.ok_or_else(ended)
+}
+
+/// Whether a flow has ended.
+#[must_use]
+pub fn is_end(flow: &Flow) -> bool {
+    matches!(flow.status(), FlowStatus::Finished | FlowStatus::Error | FlowStatus::Cancelled)
+}
