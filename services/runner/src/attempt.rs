@@ -91,6 +91,11 @@ async fn execute(
                 Ok(result) => result,
                 Err(reason) => return Done::Failed { exit_code: Some(0), reason },
             };
+            if execution.outputs.is_empty() {
+                // Nothing waits for the directory to be gone.
+                tokio::task::spawn_blocking(move || drop(workspace));
+                return Done::Succeeded { result, outputs: std::collections::BTreeMap::new() };
+            }
             match blocking(move || workspace.collect(&execution.outputs)).await {
                 Ok(outputs) => Done::Succeeded { result, outputs },
                 Err(reason) => Done::Failed { exit_code: Some(0), reason },
