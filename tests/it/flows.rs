@@ -180,3 +180,41 @@ jobs:
     assert!(logs.contains("split has run") && logs.contains("total is 2"), "{logs}");
     up.stop();
 }
+
+/// `count` nodes side by side that each give so many bytes, and one after them.
+fn heavy(count: usize, bytes: usize) -> String {
+    let mut text = String::from("name: heavy\njobs:\n");
+    let names: Vec<String> = (0..count).map(|i| format!("n{i}")).collect();
+    for name in &names {
+        text.push_str(&format!(
+            "  {name}: {{ script_type: shell, script: 'echo \"big=$(head -c {bytes} /dev/zero | tr \"\\0\" x)\" >> \"$MYCORA_RESULT\"' }}\n"
+        ));
+    }
+    text.push_str(&format!(
+        "  join: {{ script_type: shell, depends: [{}], script: 'echo \"bytes=$(wc -c < \"$MYCORA_INPUTS\")\" >> \"$MYCORA_RESULT\"' }}\n",
+        names.join(", ")
+    ));
+    text
+}
+
+#[test]
+fn large_results_hold_up_nobody() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let up = Up::start(&dir.path().join("data"), &[]);
+    let submit = |text: &str, code: i32| -> Value {
+        let file = flow_file(dir.path(), text);
+        let out = up.mycora(&["--output", "json", "flow", "submit", &file, "--watch"]);
+        serde_json::from_str(&stdout(&out, code)).expect("one document")
+    };
+    // Together more than one commit may hold; what the join is given still fits.
+    let document = submit(&heavy(14, 200_000), 0);
+    let bytes: usize =
+        document["flow"]["result"]["join.bytes"].as_str().expect("a size").trim().parse().expect("a number");
+    assert!(bytes > 14 * 200_000, "{bytes}");
+    let document = submit(&heavy(24, 200_000), 1);
+    let join = document["nodes"].as_array().expect("nodes").last().expect("the join");
+    assert_eq!(join["reason"]["code"], "INPUTS_TOO_LARGE", "{join}");
+    // Others go on.
+    submit("name: small\njobs:\n  only: { script_type: shell, script: \"true\" }\n", 0);
+    up.stop();
+}

@@ -23,8 +23,9 @@ pub const ENV_VALUE_RENDERED_BYTES_MAX: usize = 64 * 1024;
 pub const ENV_RENDERED_BYTES_MAX: usize = 256 * 1024;
 /// One node's result, as JSON.
 pub const RESULT_BYTES_MAX: usize = 256 * 1024;
-/// Upstream results handed to one job, as JSON.
-pub const INPUTS_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Upstream results handed to one job, as JSON. With everything else of the job they have to fit into
+/// one commit and one message.
+pub const INPUTS_BYTES_MAX: usize = 3 * 1024 * 1024;
 /// A flow's gathered result, as JSON.
 pub const FLOW_RESULT_BYTES_MAX: usize = 1024 * 1024;
 /// Nodes of one flow.

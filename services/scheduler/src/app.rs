@@ -1,11 +1,8 @@
 //! Puts the scheduler together, and takes up the flows that run.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use ::rpc::MountBuilder;
-use model::{ContextId, FlowId};
-use proto::internal::v1::ListActiveFlowsRequest;
 use proto::internal::v1::report_intake_service_server::ReportIntakeServiceServer;
 use proto::v1::flow_service_server::FlowServiceServer;
 use tokio::sync::watch;
@@ -13,15 +10,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clients::{self, FlowStoreClient};
 use crate::config::Config;
-use crate::driver::{self, Event, Handle};
+use crate::driver::{self, Handle};
 use crate::error::Error;
+use crate::loader::adopt_active;
 use crate::metrics::Metrics;
 use crate::rpc::{FlowRpc, ReportRpc};
 use crate::runners;
 use crate::submit::Submitter;
-
-const RETRY_MIN: Duration = Duration::from_millis(50);
-const RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// What the scheduler needs of others.
 pub struct Deps<'a> {
@@ -97,7 +92,8 @@ impl App {
     pub async fn run(self, shutdown: CancellationToken) {
         let Self { store, registry, driver, driving, ready, stop, .. } = self;
         let adopting = async {
-            adopt_active(store, &driver, &ready).await;
+            adopt_active(store, &driver).await;
+            ready.send_replace(true);
             // The view is followed for ever.
             runners::follow(registry, driver.clone()).await;
         };
@@ -108,25 +104,4 @@ impl App {
         }
         stop.cancel();
     }
-}
-
-/// Takes up every flow that runs; tries until storage has told them all.
-async fn adopt_active(mut store: FlowStoreClient, driver: &Handle, ready: &watch::Sender<bool>) {
-    let mut pause = RETRY_MIN;
-    while let Err(status) = list_active(&mut store, driver).await {
-        tracing::warn!(%status, "the flows that run cannot be read; trying again");
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(RETRY_MAX);
-    }
-    ready.send_replace(true);
-}
-
-async fn list_active(store: &mut FlowStoreClient, driver: &Handle) -> Result<(), tonic::Status> {
-    let mut parts = store.list_active_flows(ListActiveFlowsRequest {}).await?.into_inner();
-    while let Some(part) = parts.message().await? {
-        for flow in part.flows {
-            driver.send(Event::Adopt((ContextId(flow.context_id), FlowId(flow.flow_id)))).await;
-        }
-    }
-    Ok(())
 }

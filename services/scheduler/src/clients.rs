@@ -13,7 +13,8 @@ pub type RegistryClient = RegistryViewServiceClient<rpc::Channel>;
 pub fn flow_store(channel: rpc::Channel) -> FlowStoreClient {
     FlowStoreServiceClient::new(channel)
         .max_decoding_message_size(model::limits::GRPC_MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(model::limits::GRPC_MESSAGE_BYTES_MAX)
+        // A commit is measured before it is sent; its frame comes on top.
+        .max_encoding_message_size(model::limits::GRPC_MESSAGE_BYTES_MAX + 1024 * 1024)
 }
 
 /// Wraps a channel to the registry.

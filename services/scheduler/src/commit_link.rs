@@ -5,10 +5,11 @@
 //! again under its own id, and storage answers "already applied" if it was.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use proto::internal::v1::{CommitRefusal, CommitRequest, CommitResponse};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
@@ -33,14 +34,26 @@ impl CommitSender {
     }
 }
 
-/// Starts the link; answers go to `answers`, one for each commit, in any order.
+/// Starts the link; answers go to `answers`, one for each commit, in any order. `back` is told whenever
+/// the stream stands again after it was lost: what was asked of storage meanwhile may have been done
+/// although nobody was told.
 pub fn start(
     client: FlowStoreClient,
     answers: mpsc::Sender<CommitResponse>,
+    back: Arc<Notify>,
     stop: CancellationToken,
 ) -> (CommitSender, impl Future<Output = ()> + Send) {
     let (sender, queue) = mpsc::unbounded_channel();
-    let link = Link { client, answers, queue, unanswered: HashMap::new(), order: 0 };
+    let link = Link {
+        client,
+        answers,
+        queue,
+        unanswered: HashMap::new(),
+        order: 0,
+        answered: 0,
+        stood_before: false,
+        back,
+    };
     (CommitSender(sender), async move {
         tokio::select! {
             () = link.run() => {}
@@ -56,12 +69,19 @@ struct Link {
     /// By commit id, with the place in the order of sending.
     unanswered: HashMap<String, (u64, CommitRequest)>,
     order: u64,
+    /// How many answers came, over all streams.
+    answered: u64,
+    /// This is not the first stream.
+    stood_before: bool,
+    /// Told when a stream stands again.
+    back: Arc<Notify>,
 }
 
 impl Link {
     async fn run(mut self) {
         let mut delay = RECONNECT_FIRST;
         loop {
+            let answered = self.answered;
             match self.stream().await {
                 Ok(()) => return,
                 Err(status) => {
@@ -69,7 +89,7 @@ impl Link {
                 }
             }
             tokio::time::sleep(delay).await;
-            delay = if self.unanswered.is_empty() { RECONNECT_FIRST } else { (delay * 2).min(RECONNECT_MAX) };
+            delay = if self.answered > answered { RECONNECT_FIRST } else { (delay * 2).min(RECONNECT_MAX) };
         }
     }
 
@@ -78,19 +98,20 @@ impl Link {
         let (requests, outgoing) = mpsc::channel(COMMITS_IN_FLIGHT_MAX);
         let mut again: Vec<_> = self.unanswered.values().cloned().collect();
         again.sort_by_key(|(order, _)| *order);
-        let mut incoming = self.client.commit(ReceiverStream::new(outgoing)).await?.into_inner();
         for (_, commit) in again {
-            tokio::select! {
-                sent = requests.send(commit) => sent.map_err(|_| closed())?,
-                answer = incoming.message() => self.answered(answer?.ok_or_else(closed)?).await,
-            }
+            // There are never more than the channel holds.
+            requests.send(commit).await.map_err(|_| closed())?;
+        }
+        let mut incoming = self.client.commit(ReceiverStream::new(outgoing)).await?.into_inner();
+        if std::mem::replace(&mut self.stood_before, true) {
+            self.back.notify_one();
         }
         loop {
             tokio::select! {
                 answer = incoming.message() => {
                     let answer = answer?.ok_or_else(closed)?;
                     if answer.refusal() == CommitRefusal::UnknownOutcome {
-                        self.resend(&answer, &requests).await?;
+                        self.resend(&answer, &requests);
                     } else {
                         self.answered(answer).await;
                     }
@@ -107,26 +128,26 @@ impl Link {
 
     async fn answered(&mut self, answer: CommitResponse) {
         if self.unanswered.remove(&answer.commit_id).is_some() {
+            self.answered += 1;
             // The driver ends last; without it nobody cares for the answer.
             let _ = self.answers.send(answer).await;
         }
     }
 
-    async fn resend(
-        &mut self,
-        answer: &CommitResponse,
-        requests: &mpsc::Sender<CommitRequest>,
-    ) -> Result<(), tonic::Status> {
+    fn resend(&self, answer: &CommitResponse, requests: &mpsc::Sender<CommitRequest>) {
         tracing::warn!(
             commit = answer.commit_id,
             detail = answer.detail,
             "a commit's outcome is unknown; asking again"
         );
-        let Some((_, commit)) = self.unanswered.get(&answer.commit_id) else { return Ok(()) };
-        let commit = commit.clone();
-        // The store has just failed to answer: a moment lets it come back.
-        tokio::time::sleep(RECONNECT_FIRST).await;
-        requests.send(commit).await.map_err(|_| closed())
+        let Some((_, commit)) = self.unanswered.get(&answer.commit_id) else { return };
+        let (commit, requests) = (commit.clone(), requests.clone());
+        tokio::spawn(async move {
+            // The store has just failed to answer: a moment lets it come back.
+            tokio::time::sleep(RECONNECT_FIRST).await;
+            // With the stream gone, the next one begins with everything that has no answer.
+            let _ = requests.send(commit).await;
+        });
     }
 }
 

@@ -15,13 +15,13 @@ use std::time::Duration;
 use flow::engine::{Input, StoredNode};
 use model::{ContextUid, Flow, NodeReport, OwnerId, ReportKind, Timestamp};
 use proto::internal::v1::{CommitResponse, ReportResponse};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use crate::clients::FlowStoreClient;
 use crate::commit_link::{self, COMMITS_IN_FLIGHT_MAX, CommitSender};
 use crate::destinations::{Load, RunnerTable};
-use crate::loader::Loaded;
+use crate::loader::{Loaded, adopt_active};
 use crate::message_ids::{Caller, MessageIds};
 use crate::metrics::Metrics;
 use crate::routers::{LinkId, Routers};
@@ -110,11 +110,13 @@ pub fn start(
     let (sender, events) = mpsc::channel(EVENTS_MAX);
     // As many as there can be commits under way, so that the link never waits for the driver.
     let (answered, answers) = mpsc::channel(COMMITS_IN_FLIGHT_MAX);
-    let (commits, link) = commit_link::start(store.clone(), answered, stop.clone());
+    let storage_back = Arc::new(Notify::new());
+    let (commits, link) =
+        commit_link::start(store.clone(), answered, Arc::clone(&storage_back), stop.clone());
     let handle = Handle(sender);
     let driver = Driver {
         owner,
-        store,
+        store: store.clone(),
         handle: handle.clone(),
         commits,
         committing: HashMap::new(),
@@ -128,10 +130,12 @@ pub fn start(
         routers: Routers::default(),
         metrics,
     };
+    let again = handle.clone();
     let task = async move {
         tokio::select! {
             () = driver.run(events, answers) => {}
             () = link => {}
+            () = adopt_whenever(&storage_back, &again, store) => {}
             () = stop.cancelled() => {}
         }
     };
@@ -283,6 +287,15 @@ const fn patience_of(report: &ReportKind) -> Option<Duration> {
         ReportKind::Accepted { .. } => Some(ACCEPTED_PATIENCE),
         ReportKind::Started { .. } => Some(STARTED_PATIENCE),
         ReportKind::Ended(_) | ReportKind::Returned | ReportKind::Rejected { .. } => None,
+    }
+}
+
+/// After storage was away: a start or a cancel may have been stored although whoever asked was not told,
+/// so that nobody drives the flow.
+async fn adopt_whenever(back: &Notify, driver: &Handle, store: FlowStoreClient) {
+    loop {
+        back.notified().await;
+        adopt_active(store.clone(), driver).await;
     }
 }
 

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flow::engine::StoredNode;
-use model::OwnerId;
+use model::{ContextId, FlowId, OwnerId};
 use proto::convert;
-use proto::internal::v1::{LoadFlowRequest, TakeFlowRequest};
+use proto::internal::v1::{ListActiveFlowsRequest, LoadFlowRequest, TakeFlowRequest};
 use tonic::{Code, Status};
 
 use crate::clients::FlowStoreClient;
-use crate::driver::StartedFlow;
+use crate::driver::{Event, Handle, StartedFlow};
 use crate::error::bad_store;
 use crate::run::FlowKey;
 
@@ -22,8 +22,10 @@ pub const RETRY_DELAY: Duration = Duration::from_millis(200);
 pub enum Loaded {
     /// The flow, owned by this scheduler.
     Flow(Box<StartedFlow>),
-    /// It has ended, is gone, or belongs to somebody else.
+    /// It has ended, or is gone.
     Gone,
+    /// It runs, and belongs to somebody else.
+    Elsewhere,
 }
 
 /// Why a flow is read.
@@ -77,8 +79,29 @@ async fn try_load(
     let record = record.ok_or_else(|| bad_store("a flow without its record"))?;
     let (mut flow, context_uid) = convert::flow::from_record(record).map_err(bad_store)?;
     flow.jobs = nodes.iter().map(|stored| stored.node.job_id).collect();
-    if flow.owner != Some(owner) || flow.status.is_end() {
+    if flow.status.is_end() {
         return Ok(Loaded::Gone);
     }
+    if flow.owner != Some(owner) {
+        return Ok(Loaded::Elsewhere);
+    }
     Ok(Loaded::Flow(Box::new(StartedFlow { context_uid, flow, nodes })))
+}
+
+/// Takes up every flow that runs and is not here; tries until storage has told them all.
+pub async fn adopt_active(mut store: FlowStoreClient, driver: &Handle) {
+    while let Err(status) = list_active(&mut store, driver).await {
+        tracing::warn!(%status, "the flows that run cannot be read; trying again");
+        tokio::time::sleep(RETRY_DELAY).await;
+    }
+}
+
+async fn list_active(store: &mut FlowStoreClient, driver: &Handle) -> Result<(), Status> {
+    let mut parts = store.list_active_flows(ListActiveFlowsRequest {}).await?.into_inner();
+    while let Some(part) = parts.message().await? {
+        for flow in part.flows {
+            driver.send(Event::Adopt((ContextId(flow.context_id), FlowId(flow.flow_id)))).await;
+        }
+    }
+    Ok(())
 }

@@ -9,8 +9,7 @@ use tokio::sync::mpsc;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u64);
 
-/// Answers that may wait for a router that does not read. What is beyond is
-/// dropped: reports are repeated, and so are stops.
+/// Answers that may wait for a router that does not read.
 pub const LINK_BUFFER: usize = 1024;
 
 /// Every stream that is open.
@@ -43,37 +42,42 @@ impl Routers {
         self.stops.push(command);
     }
 
-    /// Tells the routers everything that was noted. Stops wait while there is no router.
+    /// Tells the routers everything that was noted. What they cannot take now is told with the next flush.
     pub fn flush(&mut self) {
         for (id, handled) in std::mem::take(&mut self.handled) {
-            self.send(id, ReportResponse { handled, stops: Vec::new() });
+            if let Sent::Full(answer) = self.send(id, ReportResponse { handled, stops: Vec::new() }) {
+                self.handled.insert(id, answer.handled);
+            }
         }
-        if self.stops.is_empty() {
-            return;
-        }
-        while let Some(id) = self.links.keys().next().copied() {
-            let stops = self.stops.clone();
-            if self.send(id, ReportResponse { handled: Vec::new(), stops }) {
-                self.stops.clear();
-                return;
+        let ids: Vec<LinkId> =
+            if self.stops.is_empty() { Vec::new() } else { self.links.keys().copied().collect() };
+        for id in ids {
+            let stops = std::mem::take(&mut self.stops);
+            match self.send(id, ReportResponse { handled: Vec::new(), stops }) {
+                Sent::Told => return,
+                Sent::Full(answer) | Sent::Gone(answer) => self.stops = answer.stops,
             }
         }
     }
 
-    fn send(&mut self, id: LinkId, answer: ReportResponse) -> bool {
-        let Some(link) = self.links.get(&id) else { return false };
+    fn send(&mut self, id: LinkId, answer: ReportResponse) -> Sent {
+        let Some(link) = self.links.get(&id) else { return Sent::Gone(answer) };
         match link.try_send(answer) {
-            Ok(()) => true,
-            Err(mpsc::error::TrySendError::Full(_)) => {
-                tracing::warn!(link = id.0, "a router does not read; what it was not told will be repeated");
-                true
-            }
-            Err(mpsc::error::TrySendError::Closed(_)) => {
+            Ok(()) => Sent::Told,
+            Err(mpsc::error::TrySendError::Full(answer)) => Sent::Full(answer),
+            Err(mpsc::error::TrySendError::Closed(answer)) => {
                 self.links.remove(&id);
-                false
+                Sent::Gone(answer)
             }
         }
     }
+}
+
+/// What became of an answer.
+enum Sent {
+    Told,
+    Full(ReportResponse),
+    Gone(ReportResponse),
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use flow::engine::{Engine, Input};
 use flow::graph::NodeIndex;
-use model::{ContextId, ContextUid, FlowId, RunnerId, Timestamp};
+use model::{ContextId, ContextUid, FlowId, JobKey, RunnerId, Timestamp};
 
 use crate::routers::LinkId;
 
@@ -42,6 +42,8 @@ pub struct Run {
     committing: VecDeque<(Input, Option<Ack>)>,
     /// Where attempts are under way, to count them off when they end.
     pub placed: HashMap<NodeIndex, RunnerId>,
+    /// Attempts to stop once the step that ended them is stored.
+    pub stops: Vec<(JobKey, RunnerId)>,
     /// When it has to be looked at.
     pub due: Option<Timestamp>,
     /// When reports that can wait are taken up at the latest.
@@ -67,6 +69,7 @@ impl Run {
             acks: VecDeque::new(),
             committing: VecDeque::new(),
             placed: HashMap::new(),
+            stops: Vec::new(),
             due: None,
             awaited: None,
             budget: STEP_NODES_MAX,
@@ -121,6 +124,7 @@ impl Run {
             self.acks.push_front(ack);
         }
         self.placed.clear();
+        self.stops.clear();
         self.due = None;
         self.reload = false;
         self.more = true;

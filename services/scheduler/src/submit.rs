@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use flow::engine::StoredNode;
 use flow::plan::Plan;
-use model::{ActorId, BlobHash, FlowNode, FlowSpec, JobId, Name, OwnerId, Violations};
+use model::{ActorId, BlobHash, ContextId, FlowId, FlowNode, FlowSpec, JobId, Name, OwnerId, Violations};
 use prost::Message as _;
 use proto::convert;
 use proto::internal::v1 as internal;
@@ -60,7 +60,8 @@ impl Submitter {
         let record = created.flow.ok_or_else(|| bad_store("a new flow without its record"))?;
         let flow = record.flow.clone().ok_or_else(|| bad_store("a new flow without its record"))?;
         if flow.status() != proto::v1::FlowStatus::Created {
-            // The same request has come before, and that flow is on its way.
+            // The same request has come before. Whoever began it may not have got to driving the flow.
+            self.driver.send(Event::Adopt((ContextId(flow.context_id), FlowId(flow.id)))).await;
             return Ok(flow);
         }
         let nodes = stored_nodes(&spec, created.first_job_id);
@@ -100,7 +101,15 @@ impl Submitter {
             flow_uid: flow.uid.clone(),
             owner: self.owner.to_string(),
         };
-        let record = self.store.start_flow(request).await?.into_inner().flow;
+        let started = match self.store.start_flow(request).await {
+            Ok(started) => started.into_inner(),
+            Err(status) => {
+                // It may be started all the same, with an answer that was lost.
+                self.driver.send(Event::Adopt((ContextId(flow.context_id), FlowId(flow.id)))).await;
+                return Err(status);
+            }
+        };
+        let record = started.flow;
         let record = record.ok_or_else(|| bad_store("a started flow without its record"))?;
         let answer = record.flow.clone().unwrap_or_default();
         let (mut flow, context_uid) = convert::flow::from_record(record).map_err(bad_store)?;

@@ -105,6 +105,21 @@ pub(crate) enum RefusalKind {
     Invalid,
 }
 
+/// What Redis refuses for now: a disk that is full, replicas that are missing, a failover, credentials
+/// that somebody is changing. Nothing is wrong with the commit.
+const PASSING: [&str; 10] = [
+    "NOREPLICAS",
+    "MISCONF",
+    "NOPERM",
+    "NOAUTH",
+    "WRONGPASS",
+    "BUSY",
+    "LOADING",
+    "MASTERDOWN",
+    "TRYAGAIN",
+    "CLUSTERDOWN",
+];
+
 impl Refusal {
     fn new(kind: RefusalKind, detail: impl std::fmt::Display) -> Self {
         Self { kind, detail: detail.to_string() }
@@ -115,8 +130,12 @@ impl Refusal {
             Error::NotFound(_) => RefusalKind::Gone,
             Error::ContextDeleting => RefusalKind::ContextDeleting,
             Error::Store(kv::Error::Refused { code, message }) => {
-                let kind = if code == "FENCED" { RefusalKind::Fenced } else { RefusalKind::Invalid };
-                return Self::new(kind, message);
+                let kind = match code.as_str() {
+                    "FENCED" => RefusalKind::Fenced,
+                    code if PASSING.contains(&code) => RefusalKind::UnknownOutcome,
+                    _ => RefusalKind::Invalid,
+                };
+                return Self::new(kind, format!("{code} {message}"));
             }
             // Not reached or out of memory: nothing was applied, but sending it again is right as well.
             Error::Store(cause) => return Self::new(RefusalKind::UnknownOutcome, cause),

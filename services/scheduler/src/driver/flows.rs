@@ -11,6 +11,10 @@ impl Driver {
     /// A flow was made here: it is owned already.
     pub(super) fn started(&mut self, started: StartedFlow) {
         let key = (started.flow.context_id, started.flow.id);
+        if self.flows.get(&key).is_some_and(|run| !matches!(run.phase, Phase::Loading)) {
+            // An earlier flow of this number is still being let go.
+            return self.changed(key);
+        }
         self.flows.entry(key).or_insert_with(Run::loading);
         self.loaded(key, Loaded::Flow(Box::new(started)));
     }
@@ -67,6 +71,11 @@ impl Driver {
                 self.forget(key, run);
                 return;
             }
+            Loaded::Elsewhere => {
+                // Its owner has not heard what was said here: it has to be said again.
+                self.abandon(key, run);
+                return;
+            }
         };
         let StartedFlow { context_uid, flow, nodes } = started;
         let engine = match Engine::load(context_uid, flow, nodes) {
@@ -90,14 +99,19 @@ impl Driver {
         self.enqueue(key);
     }
 
-    /// A flow has ended, is gone, or belongs to somebody else.
+    /// A flow has ended or is gone: nothing about it matters any more.
     pub(super) fn forget(&mut self, key: FlowKey, mut run: Run) {
+        for ack in run.take_all_acks() {
+            self.routers.handled(ack);
+        }
+        self.abandon(key, run);
+    }
+
+    /// Lets a flow go without having stored what was reported of it.
+    pub(super) fn abandon(&mut self, key: FlowKey, mut run: Run) {
         self.uncount(key, &mut run);
         if let Some(due) = run.due {
             self.due.remove(&(due, key));
-        }
-        for ack in run.take_all_acks() {
-            self.routers.handled(ack);
         }
     }
 

@@ -1,14 +1,15 @@
 //! One step of one flow, and the answer to its commit.
 
 use flow::engine::{Destinations, Engine, NoDestination, NodeView, Outside, Step};
-use model::{JobKey, NodeState, RunnerId, Timestamp};
+use model::{JobKey, NodeState, RunnerId, Timestamp, limits};
+use prost::Message as _;
 use proto::internal::v1::{CommitRefusal, CommitResponse, ReserveMessageIdsRequest, StopCommand};
 
 use super::{Driver, Event};
 use crate::commit::{self, Frame};
 use crate::destinations::{ContextRunners, Load};
 use crate::message_ids::{self, Supply};
-use crate::run::{FlowKey, Phase, Run};
+use crate::run::{FlowKey, Phase, Run, STEP_NODES_MAX};
 
 /// Seconds between asking a script to end and ending it, when a flow is cancelled.
 const STOP_GRACE_SECS: u32 = 5;
@@ -37,9 +38,10 @@ impl Driver {
             }
             let step = self.run_engine(&mut run, &mut engine, now);
             self.set_due(key, &mut run, step.due);
-            self.send_stops(&engine, &step);
+            run.stops.extend(stops(&engine, &step));
             run.more = step.more;
             if step.is_unchanged() {
+                self.send_stops(key, &mut run);
                 for ack in run.take_committed_acks() {
                     self.routers.handled(ack);
                 }
@@ -48,6 +50,12 @@ impl Driver {
             }
             let Some(context_uid) = run.context_uid else { break };
             let commit = commit::build(&mut engine, &step, Frame { context_uid, now }, &mut self.ids);
+            if commit.encoded_len() > limits::COMMIT_BYTES_MAX && run.budget > 1 {
+                // Nothing of the step is stored: the flow is read again and taken in smaller steps.
+                run.budget = (run.budget / 8).max(1);
+                self.read_again(key, &mut run);
+                break;
+            }
             self.committing.insert(commit.commit_id.clone(), key);
             run.phase = Phase::Committing(engine, commit.commit_id.clone());
             self.commits.send(commit);
@@ -117,15 +125,10 @@ impl Driver {
         run.due = due;
     }
 
-    fn send_stops(&mut self, engine: &Engine, step: &Step) {
-        let live_but_closed = step.stale.iter().filter(|stale| stale.alive).map(|stale| {
-            let runner = engine.find(stale.job_key.job).and_then(|node| engine.node(node).runner);
-            (stale.job_key, runner)
-        });
-        let stops = step.stops.iter().map(|stop| (stop.job_key, stop.runner)).chain(live_but_closed);
-        for (job_key, runner) in stops {
-            let Some(runner) = runner else { continue };
-            self.routers.stop(stop_command(engine, job_key, runner));
+    /// Sends the stops that follow from what is stored.
+    fn send_stops(&mut self, key: FlowKey, run: &mut Run) {
+        for (job_key, runner) in run.stops.drain(..) {
+            self.routers.stop(stop_command(key, job_key, runner));
         }
     }
 
@@ -150,6 +153,8 @@ impl Driver {
                     engine.set_fence(owner, epoch, model::Revision(answer.revision));
                 }
                 self.metrics.commits.inc();
+                self.send_stops(key, &mut run);
+                run.budget = (run.budget * 2).min(STEP_NODES_MAX);
                 for ack in run.take_committed_acks() {
                     self.routers.handled(ack);
                 }
@@ -164,6 +169,8 @@ impl Driver {
                 run.reload = true;
                 run.phase = Phase::Idle(engine);
             }
+            // A new flow may have been made under its number meanwhile.
+            CommitRefusal::Gone if run.reload => run.phase = Phase::Idle(engine),
             CommitRefusal::Gone | CommitRefusal::ContextDeleting => {
                 self.forget(key, run);
                 return;
@@ -171,7 +178,7 @@ impl Driver {
             CommitRefusal::Invalid => {
                 if run.budget == 1 {
                     tracing::error!(flow = %key.1, context = %key.0, detail = answer.detail, "a flow cannot be stored");
-                    self.forget(key, run);
+                    self.abandon(key, run);
                     return;
                 }
                 run.budget = (run.budget / 8).max(1);
@@ -184,10 +191,20 @@ impl Driver {
     }
 }
 
-fn stop_command(engine: &Engine, job_key: JobKey, runner: RunnerId) -> StopCommand {
+/// The attempts to stop: those that the step ended, and those that live although they are closed.
+fn stops(engine: &Engine, step: &Step) -> Vec<(JobKey, RunnerId)> {
+    let live_but_closed = step.stale.iter().filter(|stale| stale.alive).map(|stale| {
+        let runner = engine.find(stale.job_key.job).and_then(|node| engine.node(node).runner);
+        (stale.job_key, runner)
+    });
+    let stops = step.stops.iter().map(|stop| (stop.job_key, stop.runner)).chain(live_but_closed);
+    stops.filter_map(|(job_key, runner)| Some((job_key, runner?))).collect()
+}
+
+fn stop_command((context, flow): FlowKey, job_key: JobKey, runner: RunnerId) -> StopCommand {
     StopCommand {
-        context_id: engine.flow().context_id.0,
-        flow_id: engine.flow().id.0,
+        context_id: context.0,
+        flow_id: flow.0,
         runner_id: runner.0,
         job_key: job_key.to_string(),
         grace_secs: STOP_GRACE_SECS,

@@ -170,12 +170,20 @@ impl FlowService for FlowRpc {
         let on_behalf_of = actor_of(&request)?.0;
         let CancelFlowRequest { request_id, context_id, flow_id } = request.into_inner();
         let cancel = internal::RequestCancelRequest { request_id, context_id, flow_id, on_behalf_of };
-        let record = self.store().request_cancel(cancel).await?.into_inner().flow;
+        let (mut store, driver) = (self.store(), self.driver.clone());
+        // In a task of its own: a caller that goes away must not keep the wish from the driver.
+        let cancelling = tokio::spawn(async move {
+            let answer = store.request_cancel(cancel).await;
+            let refused = answer.as_ref().is_err_and(|status| rpc::Retry::of(status) == rpc::Retry::Never);
+            if !refused {
+                // Also after an error: the wish may be stored, and its answer lost.
+                driver.send(Event::Changed((ContextId(context_id), FlowId(flow_id)))).await;
+            }
+            answer
+        });
+        let record = cancelling.await.map_err(rpc::Error::internal)??.into_inner().flow;
         let flow =
             record.and_then(|record| record.flow).ok_or_else(|| bad_store("a flow without its record"))?;
-        if flow.status() == proto::v1::FlowStatus::Started {
-            self.driver.send(Event::Changed((ContextId(context_id), FlowId(flow_id)))).await;
-        }
         Ok(Response::new(CancelFlowResponse { flow: Some(flow) }))
     }
 
