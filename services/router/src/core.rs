@@ -15,7 +15,8 @@ use crate::lanes::{LaneKey, Lanes, MessageNumber};
 use crate::message::{Message, MessageName, Node};
 use crate::metrics::Metrics;
 use crate::reports::{GatewayEpoch, Reports, Source};
-use crate::runners::Runners;
+use crate::runners::{Place, Runners};
+use crate::settled::Settled;
 
 /// How long the gateway may try one delivery.
 pub const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -23,6 +24,8 @@ pub const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
 pub const UNKNOWN_RUNNER_PATIENCE: Duration = Duration::from_secs(5);
 /// Stops that wait for the gateway; beyond it they are dropped, and the scheduler repeats them.
 pub const STOPS_WAITING_MAX: usize = 10_000;
+/// What a running attempt gets to end by itself, when its message was given up.
+const GIVEN_UP_GRACE_SECS: u32 = 5;
 /// Between tries of a delivery.
 const BACKOFF: Backoff = Backoff { initial_secs: 0.1, multiplier: 2.0, max_secs: 10.0 };
 
@@ -83,12 +86,13 @@ pub struct Core {
     numbers: u64,
     messages: BTreeMap<MessageNumber, Message>,
     names: HashMap<MessageName, MessageNumber>,
-    /// Attempts that are not under way, to find those that are to be stopped.
-    unsent: HashMap<JobKey, MessageNumber>,
+    /// Attempts that are not known to be delivered, to find those that are spoken of.
+    attempts: HashMap<JobKey, MessageNumber>,
     deliveries: HashMap<u64, MessageNumber>,
     lanes: Lanes,
     runners: Runners,
     reports: Reports,
+    settled: Settled,
     stops: BTreeMap<String, wire::StopAttempt>,
     timers: BTreeSet<(Instant, MessageNumber, TimerKind)>,
     gateway_epoch: GatewayEpoch,
@@ -112,11 +116,12 @@ impl Core {
             numbers: 0,
             messages: BTreeMap::new(),
             names: HashMap::new(),
-            unsent: HashMap::new(),
+            attempts: HashMap::new(),
             deliveries: HashMap::new(),
             lanes: Lanes::default(),
             runners: Runners::default(),
             reports: Reports::default(),
+            settled: Settled::default(),
             stops: BTreeMap::new(),
             timers: BTreeSet::new(),
             gateway_epoch: 0,
@@ -125,7 +130,8 @@ impl Core {
         }
     }
 
-    /// Takes in what happened.
+    /// Takes in what happened. What is due by then is done as well: a message whose time is over must not
+    /// be sent any more.
     pub fn handle(&mut self, now: Instant, wall: Timestamp, input: Input) {
         match input {
             Input::Held(messages) => {
@@ -155,8 +161,9 @@ impl Core {
                 let ours = kept.into_iter().filter(|(of, _)| *of == epoch && self.gateway_up);
                 self.effects.handled.extend(ours.map(|(_, id)| id));
             }
-            Input::Due => self.due(now, wall),
+            Input::Due => {}
         }
+        self.due(now, wall);
     }
 
     /// What is to be done after everything that was taken in.
@@ -185,6 +192,11 @@ impl Core {
         if self.names.contains_key(&name) {
             return;
         }
+        if let Some(error) = self.settled.error(&name, held.created_millis) {
+            // It was settled, and that was lost on the way.
+            self.effects.settle.push(settlement(&name, error.to_owned()));
+            return;
+        }
         self.metrics.taken.inc();
         let deadline = (held.timeout_ack_secs > 0).then(|| {
             let due = Timestamp::from_millis(held.created_millis)
@@ -204,7 +216,7 @@ impl Core {
         let number = self.numbers;
         self.timers.extend(deadline.map(|at| (at, number, TimerKind::Deadline)));
         self.names.insert(name, number);
-        self.unsent.extend(message.nodes.iter().map(|node| (node.key, number)));
+        self.attempts.extend(message.nodes.iter().map(|node| (node.key, number)));
         self.wait_for_turn(now, number, &mut message);
         self.messages.insert(number, message);
         self.settle_if_through(number);
@@ -234,16 +246,14 @@ impl Core {
             self.lanes.finished(lane, 0);
             return;
         };
-        message.tried = true;
+        message.sent_to = Some(place.clone());
+        // A message whose time is over was given up before anything is sent.
         let left = message.deadline.map_or(DELIVERY_TIMEOUT, |deadline| deadline - now);
         let timeout = left.min(DELIVERY_TIMEOUT).max(Duration::from_millis(1));
         for part in message.take_parts() {
             self.numbers += 1;
             let delivery_id = self.numbers;
             self.deliveries.insert(delivery_id, number);
-            for node in &part {
-                self.unsent.remove(&node.key);
-            }
             self.effects.deliver.push(wire::Deliver {
                 delivery_id,
                 address: place.address.clone(),
@@ -262,9 +272,12 @@ impl Core {
         let Some(number) = self.deliveries.remove(&delivery_id) else { return };
         let Some(message) = self.messages.get_mut(&number) else { return };
         let nodes = message.parts.remove(&delivery_id).unwrap_or_default();
-        if !error.is_empty() {
+        if error.is_empty() {
+            for node in nodes {
+                self.attempts.remove(&node.key);
+            }
+        } else {
             message.last_error = error;
-            self.unsent.extend(nodes.iter().map(|node| (node.key, number)));
             message.nodes.extend(nodes);
         }
         if !message.parts.is_empty() {
@@ -321,7 +334,8 @@ impl Core {
         }
     }
 
-    /// Reports every node that is left as undelivered; the message is settled once that is known.
+    /// Reports every node that is left as undelivered, and stops it where it may have arrived; the message is
+    /// settled once the reports are known.
     fn give_up(&mut self, wall: Timestamp, number: MessageNumber, code: ReasonCode) {
         let Some(message) = self.messages.get_mut(&number) else { return };
         let (context, runner) = message.lane;
@@ -331,12 +345,23 @@ impl Core {
             ("", Some(_)) => "it had to wait for its turn too long".to_owned(),
             (error, _) => error.to_owned(),
         };
-        tracing::info!(message = message.name.1, %context, %runner, detail, "a message was given up");
         self.lanes.remove(message.lane, number);
-        message.error = Some(format!("{}: {detail}", code.as_str()));
+        let (flow, sent_to) = (message.flow, message.sent_to.take());
         let nodes = std::mem::take(&mut message.nodes);
+        // What was heard to run has arrived.
+        let (arrived, nodes): (Vec<_>, Vec<_>) = nodes.into_iter().partition(|node| node.started);
+        if !nodes.is_empty() {
+            tracing::info!(message = message.name.1, %context, %runner, detail, "a message was given up");
+            message.error = Some(format!("{}: {detail}", code.as_str()));
+        }
+        for node in arrived {
+            self.attempts.remove(&node.key);
+        }
         let kind = ReportKind::Rejected { reason: Reason::new(code, detail), lasting: false, counts: true };
         for node in nodes {
+            if let Some(place) = &sent_to {
+                self.stop_at(stop_attempt(place, node.key.to_string(), GIVEN_UP_GRACE_SECS, context, flow));
+            }
             self.report_own(wall, number, &node, kind.clone());
         }
         self.settle_if_through(number);
@@ -355,7 +380,9 @@ impl Core {
             None => self.metrics.acknowledged.inc(),
             Some(_) => self.metrics.failed.inc(),
         }
-        self.effects.settle.push(settlement(&message.name, message.error.unwrap_or_default()));
+        let error = message.error.unwrap_or_default();
+        self.effects.settle.push(settlement(&message.name, error.clone()));
+        self.settled.note(message.name, message.created_millis, error);
     }
 
     // Reports, logs, stops.
@@ -368,6 +395,7 @@ impl Core {
             }
             Some(Frame::Reports(wire::Reports { reports })) => {
                 for wire::NumberedReport { report_id, report_json } in reports {
+                    self.note_started(&report_json);
                     let source = Source::Gateway(self.gateway_epoch, report_id);
                     let report = self.reports.add(source, report_json);
                     self.effects.report.push(report);
@@ -382,8 +410,26 @@ impl Core {
         }
     }
 
+    /// Notes that an attempt runs whose delivery is not known to have arrived: it must not be stopped when its
+    /// message is given up.
+    fn note_started(&mut self, report_json: &[u8]) {
+        if self.attempts.is_empty() {
+            return;
+        }
+        // What cannot be read is the scheduler's to judge.
+        let Ok(NodeReport { job_key, kind: ReportKind::Started { .. }, .. }) =
+            serde_json::from_slice(report_json)
+        else {
+            return;
+        };
+        let message = self.attempts.get(&job_key).and_then(|number| self.messages.get_mut(number));
+        if let Some(node) = message.and_then(|message| message.node_mut(job_key)) {
+            node.started = true;
+        }
+    }
+
     fn report_own(&mut self, wall: Timestamp, number: MessageNumber, node: &Node, kind: ReportKind) {
-        self.unsent.remove(&node.key);
+        self.attempts.remove(&node.key);
         let Some(message) = self.messages.get_mut(&number) else { return };
         let report =
             NodeReport { job_key: node.key, context_id: message.lane.0, flow_id: message.flow, kind };
@@ -421,24 +467,12 @@ impl Core {
         };
         let lane = (model::ContextId(context_id), model::RunnerId(runner_id));
         if let Some(place) = self.runners.get(lane) {
-            let stop = wire::StopAttempt {
-                address: place.address.clone(),
-                topic: place.topic.clone(),
-                job_key: job_key.clone(),
-                grace_secs,
-                context_id,
-                flow_id,
-            };
             // It goes to the supervisor also when its run waits here: an earlier try may have arrived.
-            if self.gateway_up {
-                self.effects.stop.push(stop);
-            } else if self.stops.len() < STOPS_WAITING_MAX {
-                self.stops.insert(job_key, stop);
-            }
+            self.stop_at(stop_attempt(place, job_key, grace_secs, lane.0, model::FlowId(flow_id)));
         }
-        let Some(number) = self.unsent.get(&key).copied() else { return };
+        let Some(number) = self.attempts.get(&key).copied() else { return };
         let Some(message) = self.messages.get_mut(&number) else { return };
-        let never_sent = !message.tried;
+        let never_sent = message.sent_to.is_none();
         let Some(at) = message.nodes.iter().position(|node| node.key == key) else { return };
         let node = message.nodes.remove(at);
         if message.nodes.is_empty() {
@@ -448,9 +482,35 @@ impl Core {
             self.report_own(wall, number, &node, stopped(wall));
         } else {
             // Whether an earlier try arrived is for the supervisor to say, which has been told to stop.
-            self.unsent.remove(&key);
+            self.attempts.remove(&key);
         }
         self.settle_if_through(number);
+    }
+
+    /// Sends a stop to its supervisor, or lets it wait for the gateway.
+    fn stop_at(&mut self, stop: wire::StopAttempt) {
+        if self.gateway_up {
+            self.effects.stop.push(stop);
+        } else if self.stops.len() < STOPS_WAITING_MAX {
+            self.stops.insert(stop.job_key.clone(), stop);
+        }
+    }
+}
+
+fn stop_attempt(
+    place: &Place,
+    job_key: String,
+    grace_secs: u32,
+    context: model::ContextId,
+    flow: model::FlowId,
+) -> wire::StopAttempt {
+    wire::StopAttempt {
+        address: place.address.clone(),
+        topic: place.topic.clone(),
+        job_key,
+        grace_secs,
+        context_id: context.0,
+        flow_id: flow.0,
     }
 }
 

@@ -1,7 +1,8 @@
 //! The router: gets messages delivered, and brings back what attempts report.
 //!
 //! - [`core`]: decides; pure. Its parts: [`lanes`] (windows and turns), [`message`] (one message on
-//!   its way), [`reports`] (what is not acknowledged yet), [`runners`] (where runners are).
+//!   its way), [`reports`] (what is not acknowledged yet), [`runners`] (where runners are), [`settled`]
+//!   (how messages ended).
 //! - [`driver`]: the loop that feeds the core and carries out what it says.
 //! - [`clients`]: the streams to storage, gateway, scheduler and registry, each opened again when lost.
 //! - [`app`]: puts it together.
@@ -18,6 +19,7 @@ pub mod metrics;
 pub mod process;
 pub mod reports;
 pub mod runners;
+pub mod settled;
 
 pub use app::{App, Clock, Deps};
 pub use config::Config;

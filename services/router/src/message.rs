@@ -9,6 +9,7 @@ use serde::Deserialize;
 use tokio::time::Instant;
 
 use crate::lanes::LaneKey;
+use crate::runners::Place;
 
 /// Names a message everywhere: its context and its key.
 pub type MessageName = (ContextId, String);
@@ -23,6 +24,8 @@ pub struct Node {
     pub key: JobKey,
     /// The execution as JSON.
     pub json: Bytes,
+    /// It was heard to run: it has arrived, whatever becomes of its delivery.
+    pub started: bool,
 }
 
 /// A message that storage has given into this router's care.
@@ -42,10 +45,12 @@ pub struct Message {
     pub parts: BTreeMap<u64, Vec<Node>>,
     /// How many nodes of the lane's window it takes while it is under way.
     pub window_nodes: usize,
+    /// When it was made.
+    pub created_millis: u64,
     /// Until when it has to be accepted.
     pub deadline: Option<Instant>,
-    /// Its delivery was tried: what is left of it may have arrived all the same.
-    pub tried: bool,
+    /// Where it was sent last: what is left of it may have arrived there all the same.
+    pub sent_to: Option<Place>,
     /// How often its delivery failed.
     pub failures: u32,
     /// What went wrong last.
@@ -87,11 +92,17 @@ impl Message {
             runner_id,
             timeout_ack_secs: _,
             nodes,
-            created_millis: _,
+            created_millis,
         } = held;
         let nodes: Result<Vec<_>, _> = nodes
             .into_iter()
-            .map(|json| serde_json::from_slice::<Head>(&json).map(|head| Node { key: head.job_key, json }))
+            .map(|json| {
+                serde_json::from_slice::<Head>(&json).map(|head| Node {
+                    key: head.job_key,
+                    json,
+                    started: false,
+                })
+            })
             .collect();
         let nodes = nodes.map_err(|source| BadMessage { message: message_key.clone(), source })?;
         let context = ContextId(context_id);
@@ -103,13 +114,20 @@ impl Message {
             window_nodes: nodes.len(),
             nodes,
             parts: BTreeMap::new(),
+            created_millis,
             deadline,
-            tried: false,
+            sent_to: None,
             failures: 0,
             last_error: String::new(),
             reports_open: 0,
             error: None,
         })
+    }
+
+    /// One of its nodes, wherever it is.
+    pub fn node_mut(&mut self, key: JobKey) -> Option<&mut Node> {
+        let mut nodes = self.nodes.iter_mut().chain(self.parts.values_mut().flatten());
+        nodes.find(|node| node.key == key)
     }
 
     /// Whether nothing is left to be done for it.

@@ -91,7 +91,7 @@ impl Bench {
         let core = &self.core;
         core.messages.is_empty()
             && core.names.is_empty()
-            && core.unsent.is_empty()
+            && core.attempts.is_empty()
             && core.deliveries.is_empty()
             && core.reports.is_empty()
             && !core.timers.iter().any(|(_, _, kind)| *kind == TimerKind::Deadline)
@@ -134,6 +134,9 @@ fn a_failed_delivery_is_tried_again_until_its_time_is_over() {
         sent = next.deliver;
     };
     assert_eq!((bench.now - begin, tries > 5), (Duration::from_secs(60), true));
+    let stop = &ended.stop[0];
+    let told = (stop.address.as_str(), stop.job_key.as_str(), stop.context_id, stop.flow_id);
+    assert_eq!(told, (ADDRESS, &*key(1).to_string(), 1, 3), "an earlier try may have arrived");
     let told = report(&ended.report[0]);
     let ReportKind::Rejected { reason, lasting: false, counts: true } = told.kind else { panic!("{told:?}") };
     assert_eq!((reason.code, reason.detail.as_str()), (ReasonCode::TimeoutAck, "no answer"));
@@ -141,6 +144,80 @@ fn a_failed_delivery_is_tried_again_until_its_time_is_over() {
     let settled = bench.handled(&ended.report).settle;
     assert_eq!(settled[0].error, "TIMEOUT_ACK: no answer");
     assert!(bench.is_empty());
+}
+
+fn timed_out(incoming: &wire::IncomingReport) -> bool {
+    matches!(report(incoming).kind, ReportKind::Rejected { reason, .. } if reason.code == ReasonCode::TimeoutAck)
+}
+
+#[test]
+fn a_message_past_its_time_is_not_sent() {
+    let mut bench = Bench::new();
+    let late =
+        bench.put(Input::Held(vec![wire::HeldMessage { created_millis: 900_000, ..held(1, &[1, 2]) }]));
+    assert_eq!((late.deliver.len(), late.stop.len(), late.report.len()), (0, 0, 2));
+    assert!(late.report.iter().all(timed_out));
+    assert!(bench.handled(&late.report).settle[0].error.starts_with("TIMEOUT_ACK"));
+    assert!(bench.is_empty());
+
+    // The way becomes free in the very moment in which the time is over.
+    bench.runner(1, false);
+    bench.put(Input::Held(vec![held(2, &[3])]));
+    bench.now += Duration::from_secs(60);
+    bench.wall = bench.wall + Duration::from_secs(60);
+    let late = bench.runner(1, true);
+    assert_eq!((late.deliver.len(), late.stop.len(), late.report.len()), (0, 0, 1));
+    assert_eq!(bench.handled(&late.report).settle.len(), 1);
+    assert!(bench.is_empty());
+}
+
+#[test]
+fn what_is_given_up_is_stopped_where_it_was_sent_unless_it_runs() {
+    let mut bench = Bench::new();
+    let sent = bench.put(Input::Held(vec![held(1, &[1, 2]), held(2, &[3])])).deliver;
+    for job in [1, 3] {
+        let kind = ReportKind::Started { instance: "shell:default:1".into(), time: bench.wall };
+        let started = NodeReport {
+            job_key: key(job),
+            context_id: model::ContextId(1),
+            flow_id: model::FlowId(3),
+            kind,
+        };
+        let report_json = serde_json::to_vec(&started).expect("JSON").into();
+        let reports = vec![wire::NumberedReport { report_id: job.into(), report_json }];
+        let frame = Some(wire::exchange_response::Frame::Reports(wire::Reports { reports }));
+        let passed_on = bench.put(Input::Gateway(wire::ExchangeResponse { frame })).report;
+        bench.handled(&passed_on);
+    }
+    bench.now += Duration::from_secs(60);
+    bench.wall = bench.wall + Duration::from_secs(60);
+    // No stop is lost with the gateway.
+    let ended = bench.put(Input::GatewayDown);
+    assert_eq!((ended.deliver.len(), ended.stop.len(), ended.report.len()), (0, 0, 1));
+    assert_eq!(report(&ended.report[0]).job_key, key(2));
+    assert_eq!((ended.settle.len(), ended.settle[0].error.as_str()), (1, ""), "all of it runs");
+    let stops = bench.put(Input::GatewayUp).stop;
+    assert_eq!((stops.len(), stops[0].job_key.as_str()), (1, &*key(2).to_string()));
+    assert!(bench.handled(&ended.report).settle[0].error.starts_with("TIMEOUT_ACK"));
+    assert!(bench.outcome(sent[0].delivery_id, "").settle.is_empty() && bench.is_empty());
+}
+
+#[test]
+fn a_settlement_that_was_lost_is_repeated() {
+    let mut bench = Bench::new();
+    let sent = bench.put(Input::Held(vec![held(1, &[1])])).deliver;
+    let well = bench.outcome(sent[0].delivery_id, "").settle;
+    bench.put(Input::Held(vec![wire::HeldMessage { runner_id: 9, ..held(2, &[2]) }]));
+    let given_up = bench.pass(UNKNOWN_RUNNER_PATIENCE).report;
+    let badly = bench.handled(&given_up).settle;
+    assert!(!badly[0].error.is_empty());
+
+    let again = bench.put(Input::Held(vec![held(1, &[1]), held(2, &[2])]));
+    assert_eq!((again.deliver.len(), again.report.len()), (0, 0));
+    assert_eq!(again.settle, [well, badly].concat());
+    assert!(bench.is_empty());
+    let other = wire::HeldMessage { created_millis: 1_000_001, ..held(1, &[4]) };
+    assert_eq!(bench.put(Input::Held(vec![other])).deliver.len(), 1, "another message of that name");
 }
 
 #[test]
