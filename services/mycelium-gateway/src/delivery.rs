@@ -34,7 +34,8 @@ impl Head {
     }
 }
 
-/// Delivers executions. Refusals have been acknowledged as reports when this returns.
+/// Delivers executions. When all of them were answered, refusals have been acknowledged as reports when this
+/// returns; else nothing was refused yet.
 pub async fn deliver(desk: &Desk, deliver: wire::Deliver) -> wire::DeliveryOutcome {
     let delivery_id = deliver.delivery_id;
     let error = match try_deliver(desk, deliver).await {
@@ -84,15 +85,16 @@ async fn try_deliver(desk: &Desk, deliver: wire::Deliver) -> Result<(), String> 
             },
         }
     }
+    if let Some(error) = unanswered {
+        // The router sends all of it again, and then hears the same refusals: told now, they would be told
+        // of attempts that are on their way once more.
+        return Err(error);
+    }
     desk.metrics.refused.inc_by(refusals.len() as u64);
     let told = refusals.iter().map(|report| desk.tell(report.job_key, report));
     let told = told.collect::<Option<Vec<_>>>().ok_or("a refusal could not be reported")?;
     let all_told = join_all(told).await.into_iter().all(|handled| handled.is_ok());
-    match unanswered {
-        Some(error) => Err(error),
-        None if all_told => Ok(()),
-        None => Err("the router went away before it took a refusal".to_owned()),
-    }
+    if all_told { Ok(()) } else { Err("the router went away before it took a refusal".to_owned()) }
 }
 
 fn call(json: &[u8]) -> Result<(Head, Call), serde_json::Error> {

@@ -20,9 +20,9 @@ use crate::delivery;
 use crate::front::Desk;
 use crate::routers::{Item, RouterSession, frames};
 
-/// What actors may call.
+/// What is called from outside. Not by actors: it shows the addresses of every tenant.
 pub const PUBLIC_POLICY: PolicyTable<'static> =
-    &[("/mycora.v1.GatewayService/*", &[Allow::AnyActor, Allow::Admin])];
+    &[("/mycora.v1.GatewayService/*", &[Allow::Admin, Allow::Service(ServiceName::Mycora)])];
 
 /// What only services may call.
 pub const INTERNAL_POLICY: PolicyTable<'static> = &[(

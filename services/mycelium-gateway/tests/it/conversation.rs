@@ -205,8 +205,11 @@ async fn who_is_not_there_is_an_outcome() {
 #[tokio::test]
 async fn the_gateway_tells_how_its_conversations_stand() {
     let (suite, _worker) = Suite::start(Front::Stream).await;
-    let channel = suite.channel(Identity::Actor(ActorId(1)));
-    let answer = GatewayServiceClient::new(channel).get_gateway(v1::GetGatewayRequest {}).await;
+    let ask =
+        async |who| GatewayServiceClient::new(suite.channel(who)).get_gateway(v1::GetGatewayRequest {}).await;
+    let refused = ask(Identity::Actor(ActorId(1))).await.expect_err("it shows every tenant's addresses");
+    assert_eq!(refused.code(), tonic::Code::PermissionDenied);
+    let answer = ask(Identity::Admin).await;
     let gateway = answer.expect("allowed").into_inner();
     assert_eq!((gateway.coordinator.as_str(), gateway.bus.as_str()), (COORDINATOR, "memory"));
     let peer = &gateway.peers[0];
