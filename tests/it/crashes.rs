@@ -41,8 +41,13 @@ fn up_is_killed_and_goes_on() {
         PATIENCE,
         "scripts of the second layer have started",
     );
+    let work = data.join("work");
+    let scripts = processes_in(&work);
+    assert!(!scripts.is_empty(), "no script runs when it is killed");
     up.process.kill9();
     up.restart();
+    let left: Vec<_> = processes_in(&work).into_iter().filter(|script| scripts.contains(script)).collect();
+    assert_eq!(left, Vec::<String>::new(), "scripts of the first life");
     let out = up.mycora(&["--output", "json", "flow", "watch", "1"]);
     let document: Value = serde_json::from_str(&stdout(&out, 0)).expect("one document");
     assert_eq!(document["flow"]["status"], "FLOW_STATUS_FINISHED", "{document}");

@@ -6,7 +6,7 @@ use testkit::{Witness, wait_until_blocking};
 use crate::suite::{PATIENCE, Up, flow_file, processes_in, stderr, stdout};
 
 /// A root, twelve nodes after it, and a join that adds up what they gave.
-fn fan_out() -> String {
+pub(crate) fn fan_out() -> String {
     let mut text = String::from("name: fan-out\njobs:\n  root: { script_type: shell, script: \"true\" }\n");
     for i in 1..=12 {
         text.push_str(&format!(

@@ -6,6 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 use testkit::{Mark, Witness, free_port, wait_until_blocking};
 
+use crate::flows::fan_out;
 use crate::suite::{PATIENCE, command, flow_file, processes_in, program, stderr, stdout};
 
 /// What `deploy/local/up.sh` starts, ended with `down.sh`.
@@ -100,6 +101,14 @@ fn a_scheduler_that_is_killed_in_mid_flow_goes_on_from_redis() {
     assert_eq!(document["flow"]["status"], "FLOW_STATUS_FINISHED", "{document}");
     assert_eq!(document["flow"]["result"]["n5.last"], "5");
     witness.assert_each_once(&names.iter().map(String::as_str).collect::<Vec<_>>());
+
+    // The flow that one process runs gives the same here.
+    let file = flow_file(dir.path(), &fan_out());
+    let submit = ["--output", "json", "flow", "submit", &file, "--watch"];
+    let out = command(&processes.profile(), &submit).output().expect("it starts");
+    let document: Value = serde_json::from_str(&stdout(&out, 0)).expect("one document");
+    assert_eq!(document["flow"]["status"], "FLOW_STATUS_FINISHED");
+    assert_eq!(document["flow"]["result"]["join.total"], "78");
 
     // Without a certificate, and with one of another authority, nobody is let in.
     let profile = std::fs::read_to_string(processes.profile()).expect("a profile");
