@@ -50,7 +50,7 @@ impl Shutdown {
         Self(self.0.child_token())
     }
 
-    /// Begins with the first SIGTERM or SIGINT; the second one ends the process at once with status 130.
+    /// Begins with the first SIGTERM, SIGINT or SIGHUP; the second one ends the process at once with status 130.
     /// Has to be called within a runtime.
     ///
     /// # Errors
@@ -58,12 +58,14 @@ impl Shutdown {
     pub fn on_signals(&self) -> std::io::Result<()> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut hangup = signal(SignalKind::hangup())?;
         let shutdown = self.clone();
         tokio::spawn(async move {
             loop {
                 let name = tokio::select! {
                     _ = terminate.recv() => "SIGTERM",
                     _ = interrupt.recv() => "SIGINT",
+                    _ = hangup.recv() => "SIGHUP",
                 };
                 if shutdown.has_begun() {
                     tracing::warn!(signal = name, "ending at once");

@@ -357,6 +357,7 @@ async fn write_flow(
         .arg(request_hash)
         .arg(limits::REQUEST_ID_KEEP_SECS)
         .arg(&flow.uid.to_string())
+        .arg(new.id.is_none())
         .args(record::flow::write(&flow, new.node_count, new.deadline_secs).args());
     let mut answer = tenant.call(call).await?.array()?.into_iter();
     let mut next = || answer.next().unwrap_or(Value::Nil);

@@ -25,7 +25,7 @@ pub enum FlowCommand {
     Get(FlowArg),
     /// Watch a flow until it has ended
     Watch(FlowArg),
-    /// Show what the jobs of a flow print
+    /// Show what the jobs of a flow print: of each attempt the last 64 KiB, with -f what comes as well
     Logs(logs::LogsArgs),
     /// Ask to cancel a flow
     Cancel(cancel::CancelArgs),
@@ -50,7 +50,7 @@ pub struct ListArgs {
     #[arg(long, value_enum)]
     pub status: Option<StatusFilter>,
     /// At most this many
-    #[arg(long, default_value_t = 50, value_name = "N")]
+    #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
 }
 

@@ -71,8 +71,9 @@ async fn one_stream(
             Err(error) => return Ok(Err(error)),
             Ok(Some(piece)) => {
                 *heard = Instant::now();
+                let gap = seen.gap_before(&piece);
                 if let Some(piece) = seen.new_part(piece) {
-                    printer.piece(&piece)?;
+                    printer.piece(&if gap == 0 { piece } else { printer.after_gap(piece, gap) })?;
                 }
             }
         }
@@ -84,6 +85,12 @@ async fn one_stream(
 struct Seen(BTreeMap<(String, u32), u64>);
 
 impl Seen {
+    /// How many bytes between what was printed and a piece are not kept any more.
+    fn gap_before(&self, piece: &v1::StreamFlowLogsResponse) -> u64 {
+        let seen = self.0.get(&(piece.node.clone(), piece.attempt)).copied().unwrap_or_default();
+        piece.offset.saturating_sub(seen)
+    }
+
     /// What of a piece was not printed yet.
     fn new_part(&mut self, mut piece: v1::StreamFlowLogsResponse) -> Option<v1::StreamFlowLogsResponse> {
         let end = piece.offset + piece.data.len() as u64;
@@ -123,6 +130,20 @@ impl Printer {
                 output::print(&format!("{separator}{text}"))
             }
         }
+    }
+
+    /// Says that something is missing. For people the rest of a line whose beginning is missing goes too.
+    fn after_gap(&self, mut piece: v1::StreamFlowLogsResponse, gap: u64) -> v1::StreamFlowLogsResponse {
+        output::note(&format!(
+            "{}: {gap} bytes of attempt {} are not kept any more",
+            piece.node, piece.attempt
+        ));
+        let line_end = piece.data.iter().position(|byte| *byte == b'\n');
+        if let (Self::Raw | Self::Prefixed(_), Some(end)) = (self, line_end) {
+            piece.data = piece.data.split_off(end + 1);
+            piece.offset += end as u64 + 1;
+        }
+        piece
     }
 
     fn end(self) -> Result<(), Failure> {

@@ -1,17 +1,22 @@
 //! Aligned columns.
 
+/// A cell is cut here; the whole value is in the JSON form.
+const CELL_CHARS_MAX: usize = 120;
+
 /// Rows below a heading, columns as wide as their widest cell, two spaces between them.
 #[must_use]
 pub fn render(heading: &[&str], rows: &[Vec<String>]) -> String {
+    let rows: Vec<Vec<String>> =
+        rows.iter().map(|row| row.iter().map(|cell| shown(cell)).collect()).collect();
     let mut widths: Vec<usize> = heading.iter().map(|cell| width(cell)).collect();
-    for row in rows {
+    for row in &rows {
         for (widest, cell) in widths.iter_mut().zip(row) {
             *widest = (*widest).max(width(cell));
         }
     }
     let mut text = String::new();
     line(&mut text, &widths, heading.iter().copied());
-    for row in rows {
+    for row in &rows {
         line(&mut text, &widths, row.iter().map(String::as_str));
     }
     text
@@ -26,6 +31,20 @@ pub fn pairs(rows: &[(&str, String)]) -> String {
         line(&mut text, &[widest, 0], [*name, value.as_str()].into_iter());
     }
     text
+}
+
+/// A text as a terminal may be given it: what scripts write can hold control characters, and be long.
+#[must_use]
+pub fn shown(text: &str) -> String {
+    let mut shown = String::new();
+    for (count, character) in text.chars().enumerate() {
+        if count == CELL_CHARS_MAX {
+            shown.push('…');
+            break;
+        }
+        if character.is_control() { shown.extend(character.escape_default()) } else { shown.push(character) }
+    }
+    shown
 }
 
 fn width(cell: &str) -> usize {
@@ -54,6 +73,8 @@ mod tests {
         let rows =
             [vec!["1".into(), "größer".into(), "x".into()], vec!["22".into(), "b".into(), String::new()]];
         assert_eq!(render(&["ID", "NAME", "C"], &rows), "ID  NAME    C\n1   größer  x\n22  b\n");
+        assert_eq!(render(&["V"], &[vec!["a\u{1b}[31m\n".into()]]), "V\na\\u{1b}[31m\\n\n");
+        assert_eq!(shown(&"x".repeat(200)).chars().count(), 121);
         assert_eq!(pairs(&[("a", "1".into()), ("long", "2".into())]), "a     1\nlong  2\n");
     }
 }

@@ -1,7 +1,7 @@
 -- Creates a flow, reserves its job ids, and remembers the request.
 -- KEYS 4 flow, 5 flows, 6 request (only with a request id)
 -- ARGV 5 the context's revision that permission was decided on, 6 flow id, 7 caller, 8 how many nodes,
---      9 request hash, 10 seconds to remember it, 11 flow uid, 12.. fields of the flow
+--      9 request hash, 10 seconds to remember it, 11 flow uid, 12 whether we chose the id, 13.. fields of the flow
 -- Gives 1, revision, first job id; or 0, flow id, flow uid, first job id of the flow of then.
 local no = closed()
 if no then return no end
@@ -25,8 +25,9 @@ if last + tonumber(ARGV[8]) > ID_MAX then return refuse('IDS_EXHAUSTED', 'the ca
 local revision = raise()
 local first = last + 1
 redis.call('HINCRBY', KEYS[2], 'job:' .. ARGV[7], ARGV[8])
-if tonumber(ARGV[6]) > tonumber(counters[1] or '0') then redis.call('HSET', KEYS[2], 'flow', ARGV[6]) end
-redis.call('HSET', KEYS[4], 'revision', revision, 'first_job_id', first, unpack(ARGV, 12))
+-- An id that the caller chose moves nothing: a large one would leave no others.
+if ARGV[12] == '1' and tonumber(ARGV[6]) > tonumber(counters[1] or '0') then redis.call('HSET', KEYS[2], 'flow', ARGV[6]) end
+redis.call('HSET', KEYS[4], 'revision', revision, 'first_job_id', first, unpack(ARGV, 13))
 redis.call('ZADD', KEYS[5], revision, ARGV[6])
 if KEYS[6] then
   redis.call('HSET', KEYS[6], 'hash', ARGV[9], 'flow_id', ARGV[6], 'flow_uid', ARGV[11], 'first_job_id', first)
