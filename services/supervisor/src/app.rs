@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::blobs::Blobs;
 use crate::config::Config;
-use crate::coordinators::{Coordinators, name_on_bus};
+use crate::coordinators::Coordinators;
 use crate::error::Error;
 use crate::intake::{Intake, Supervisor};
 use crate::metrics::Metrics;
@@ -105,9 +105,8 @@ async fn serve_bus(supervisor: Supervisor, bus: Option<(Arc<dyn Bus>, mycelium::
     let Some((bus, inbox)) = bus else { return };
     supervisor.presence.known().await;
     let accepting = supervisor.clone();
-    let accept = move |key| -> Arc<dyn mycelium::json_rpc::Handler> {
-        Intake::new(accepting.clone(), name_on_bus(key))
-    };
+    let accept =
+        move |key| -> Arc<dyn mycelium::json_rpc::Handler> { Intake::on_bus(accepting.clone(), key) };
     let peers = BusPeers::new(bus, Arc::new(accept));
     supervisor.coordinators.set_bus(peers.clone());
     peers.run(inbox, COORDINATOR_TOPIC).await;

@@ -101,9 +101,10 @@ impl Blobs {
     /// Any [`BlobError`].
     pub async fn push(&self, blob: BlobRef, purpose: Purpose, peer: &Peer) -> Result<(), BlobError> {
         let path = self.path(purpose.job_key.context, blob.sha256);
-        let bytes = tokio::fs::read(&path)
-            .await
-            .map_err(|source| BlobError::Directory { path: path.clone(), source })?;
+        let bytes = tokio::fs::read(&path).await.map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => BlobError::Missing(blob.sha256),
+            _ => BlobError::Directory { path, source },
+        })?;
         let mut offset = 0;
         loop {
             let end = (offset + limits::BLOB_CHUNK_BYTES).min(bytes.len());

@@ -17,7 +17,9 @@ pub struct Coordinators(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    open: Mutex<HashMap<String, Peer>>,
+    /// By coordinator, the newest last: one may come over several addresses, or start anew
+    /// before its former process is gone.
+    open: Mutex<HashMap<String, Vec<Peer>>>,
     bus: Mutex<Option<BusPeers>>,
     /// Raised whenever a coordinator has turned up.
     arrivals: watch::Sender<u64>,
@@ -45,13 +47,20 @@ impl Coordinators {
         *self.0.bus.lock().unwrap_or_else(PoisonError::into_inner) = Some(peers);
     }
 
-    /// A coordinator has turned up; a former conversation with it ends.
+    /// A coordinator has turned up; other conversations with it go on. Nothing happens when this one
+    /// is known or closed.
     pub fn arrived(&self, name: &str, peer: &Peer) {
-        let before = self.open().insert(name.to_owned(), peer.clone());
-        match before {
-            Some(before) if before.is(peer) => return,
-            Some(before) => before.close(),
-            None => {}
+        {
+            let mut open = self.open();
+            if peer.is_closed() {
+                return;
+            }
+            let peers = open.entry(name.to_owned()).or_default();
+            if peers.iter().any(|known| known.is(peer)) {
+                return;
+            }
+            peers.retain(|known| !known.is_closed());
+            peers.push(peer.clone());
         }
         tracing::info!(coordinator = name, "a coordinator is here");
         self.0.arrivals.send_modify(|count| *count += 1);
@@ -59,27 +68,38 @@ impl Coordinators {
 
     /// A conversation has ended.
     pub fn left(&self, name: &str, peer: &Peer) {
-        let mut open = self.open();
-        if open.get(name).is_some_and(|known| known.is(peer)) {
-            open.remove(name);
-        }
+        // Closed first: from now on it cannot arrive again.
         peer.close();
+        let mut open = self.open();
+        if let Some(peers) = open.get_mut(name) {
+            peers.retain(|known| !known.is(peer));
+            if peers.is_empty() {
+                open.remove(name);
+            }
+        }
     }
 
-    /// The conversation with a coordinator; nothing while there is none.
-    pub async fn peer(&self, name: &str) -> Option<Peer> {
-        if let Some(peer) = self.open().get(name).filter(|peer| !peer.is_closed()) {
-            return Some(peer.clone());
+    /// The conversations with a coordinator, the newest first; empty while there is none.
+    pub async fn peers(&self, name: &str) -> Vec<Peer> {
+        let mut peers: Vec<Peer> = self.open().get(name).cloned().unwrap_or_default();
+        peers.retain(|peer| !peer.is_closed());
+        peers.reverse();
+        if peers.is_empty() {
+            peers.extend(self.peer_on_bus(name).await);
         }
+        peers
+    }
+
+    async fn peer_on_bus(&self, name: &str) -> Option<Peer> {
         let key: PublicKey = name.strip_prefix(ON_BUS)?.parse().ok()?;
         let bus = self.0.bus.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
         bus.peer(Destination::Key(key), COORDINATOR_TOPIC).await.ok()
     }
 
-    /// Everyone who can be spoken to.
+    /// Every conversation that is open.
     #[must_use]
     pub fn all(&self) -> Vec<Peer> {
-        self.open().values().filter(|peer| !peer.is_closed()).cloned().collect()
+        self.open().values().flatten().filter(|peer| !peer.is_closed()).cloned().collect()
     }
 
     /// Changes whenever a coordinator has turned up.
@@ -88,7 +108,55 @@ impl Coordinators {
         self.0.arrivals.subscribe()
     }
 
-    fn open(&self) -> MutexGuard<'_, HashMap<String, Peer>> {
+    fn open(&self) -> MutexGuard<'_, HashMap<String, Vec<Peer>>> {
         self.0.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use futures_util::future::BoxFuture;
+    use mycelium::json_rpc::{Answer, Handler, Request};
+    use tokio::sync::mpsc;
+
+    struct Silent;
+
+    impl Handler for Silent {
+        fn handle(&self, _: &Peer, _: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
+            Box::pin(async { Vec::new() })
+        }
+    }
+
+    fn peer() -> (Peer, mpsc::Receiver<Bytes>) {
+        let (outbox, payloads) = mpsc::channel(4);
+        (Peer::new(outbox, Arc::new(Silent)), payloads)
+    }
+
+    #[tokio::test]
+    async fn two_streams_of_one_coordinator_live_side_by_side() {
+        let coordinators = Coordinators::default();
+        let (first, mut first_out) = peer();
+        let (second, mut second_out) = peer();
+        for _ in 0..3 {
+            coordinators.arrived("a", &first);
+            coordinators.arrived("a", &second);
+        }
+        let open = coordinators.peers("a").await;
+        assert_eq!(open.len(), 2);
+        assert!(open[0].is(&second) && open[1].is(&first), "the newest first");
+        assert_eq!((coordinators.all().len(), *coordinators.arrivals().borrow()), (2, 2));
+        for peer in coordinators.all() {
+            peer.notify("test", &[1]).await.expect("an open conversation");
+        }
+        assert!(first_out.recv().await.is_some() && second_out.recv().await.is_some());
+
+        coordinators.left("a", &second);
+        coordinators.arrived("a", &second);
+        let open = coordinators.peers("a").await;
+        assert!(open.len() == 1 && open[0].is(&first), "only the one that left is gone, and for good");
+        drop(first_out);
+        assert!(coordinators.peers("a").await.is_empty() && coordinators.all().is_empty());
     }
 }

@@ -36,6 +36,9 @@ pub enum BlobError {
     /// What the coordinator gave cannot be read.
     #[error("what the coordinator gave for blob {0} cannot be read")]
     Malformed(BlobHash),
+    /// It should be on this machine, and is not.
+    #[error("blob {0} is not on this machine")]
+    Missing(BlobHash),
     /// The directory gives trouble.
     #[error("{} cannot be used", path.display())]
     Directory {
@@ -51,7 +54,7 @@ impl BlobError {
     #[must_use]
     pub fn is_lasting(&self) -> bool {
         match self {
-            Self::Mismatch(_) | Self::Encoding(_) | Self::Malformed(_) => true,
+            Self::Mismatch(_) | Self::Encoding(_) | Self::Malformed(_) | Self::Missing(_) => true,
             Self::Refused { source: mycelium::json_rpc::CallError::Refused(error), .. } => error.is_lasting(),
             Self::Refused { .. } | Self::Directory { .. } => false,
         }

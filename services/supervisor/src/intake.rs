@@ -7,11 +7,12 @@ use model::supervision::{
     ContextDrop, Done, JobAccepted, JobQuery, JobStatus, JobStop, JobStopped, STATE_UNKNOWN, method,
 };
 use model::{Execution, ScriptSource};
+use mycelium::PublicKey;
 use mycelium::json_rpc::{Answer, Handler, METHOD_NOT_FOUND, Peer, Request, RpcError, answer};
 use queue::{Offer, Refusal, StopOutcome, Supervisor as Queue};
 
 use crate::blobs::{Blobs, Purpose};
-use crate::coordinators::Coordinators;
+use crate::coordinators::{Coordinators, name_on_bus};
 use crate::metrics::Metrics;
 use crate::presence::PresenceView;
 
@@ -34,19 +35,29 @@ pub struct Supervisor {
 pub struct Intake {
     supervisor: Supervisor,
     coordinator: String,
+    /// Whether a coordinator has turned up as soon as it says something.
+    on_bus: bool,
 }
 
 impl Intake {
-    /// Answers a coordinator that the transport has authenticated.
+    /// Answers a coordinator that is attached; who attaches it says that it has arrived.
     #[must_use]
-    pub fn new(supervisor: Supervisor, coordinator: String) -> Arc<Self> {
-        Arc::new(Self { supervisor, coordinator })
+    pub fn attached(supervisor: Supervisor, coordinator: String) -> Arc<Self> {
+        Arc::new(Self { supervisor, coordinator, on_bus: false })
+    }
+
+    /// Answers a coordinator on a bus. Nobody attaches there: it has arrived when it says something.
+    #[must_use]
+    pub fn on_bus(supervisor: Supervisor, key: PublicKey) -> Arc<Self> {
+        Arc::new(Self { supervisor, coordinator: name_on_bus(key), on_bus: true })
     }
 }
 
 impl Handler for Intake {
     fn handle(&self, from: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
-        self.supervisor.coordinators.arrived(&self.coordinator, from);
+        if self.on_bus {
+            self.supervisor.coordinators.arrived(&self.coordinator, from);
+        }
         let work = Work {
             supervisor: self.supervisor.clone(),
             coordinator: self.coordinator.clone(),

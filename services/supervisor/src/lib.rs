@@ -13,6 +13,7 @@ pub mod blobs;
 mod config;
 pub mod coordinators;
 mod error;
+mod held;
 pub mod intake;
 mod metrics;
 pub mod outbox;

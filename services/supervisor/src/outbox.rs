@@ -5,11 +5,16 @@
 //! up nobody else. A courier keeps several batches under way, since an answer
 //! comes only after the coordinator has stored what it was told.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt};
+use model::execution::Outcome;
+use model::node::{Reason, ReasonCode};
 use model::supervision::{JobEvent, JobEventKind, Origin, method};
+use model::{ContextId, JobKey};
 use mycelium::json_rpc::{Call, CallError, Peer};
 use queue::{Acknowledger, Event, EventKind, EventReader};
 use tokio::sync::{Notify, mpsc};
@@ -17,6 +22,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::blobs::Purpose;
+use crate::error::BlobError;
+use crate::held::{Held, RETRY_MAX, RETRY_MIN};
 use crate::intake::Supervisor;
 
 /// Events of one batch, at most.
@@ -27,8 +34,8 @@ const UNDER_WAY_MAX: usize = 32;
 const WAITING_MAX: usize = 8192;
 /// How long a coordinator may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-const RETRY_MIN: Duration = Duration::from_millis(50);
-const RETRY_MAX: Duration = Duration::from_secs(5);
+/// Jobs of one batch whose outputs are handed over at once.
+const PUSHES_MAX: usize = 4;
 
 /// Couriers by coordinator.
 struct Outbox {
@@ -56,6 +63,10 @@ impl Shared {
 
     fn set_left(&self, left: bool) -> bool {
         std::mem::replace(&mut *self.left.lock().unwrap_or_else(PoisonError::into_inner), left)
+    }
+
+    fn has_left(&self) -> bool {
+        *self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -140,72 +151,155 @@ struct Courier {
     shared: Arc<Shared>,
 }
 
+/// What became of a batch.
+struct Told {
+    /// The jobs of it that had failed before.
+    retried: Vec<JobKey>,
+    /// What has to be told again, and the turn at which it failed.
+    failed: Vec<(usize, Event)>,
+}
+
+/// Which of a coordinator's conversations serves a context is not known here: after a failure the
+/// next one has its turn.
+#[derive(Default)]
+struct Turns(HashMap<ContextId, usize>);
+
+impl Turns {
+    fn of(&self, event: &Event) -> usize {
+        self.0.get(&event.origin.context_id).copied().unwrap_or_default()
+    }
+
+    fn failed(&mut self, turn: usize, event: &Event) {
+        if self.0.len() >= WAITING_MAX {
+            self.0.clear();
+        }
+        // Batches that failed at the same turn move on by one together.
+        let next = self.0.entry(event.origin.context_id).or_default();
+        *next = (*next).max(turn.wrapping_add(1));
+    }
+}
+
 impl Courier {
     async fn run(self, mut events: mpsc::Receiver<Event>) {
         let mut waiting: VecDeque<Event> = VecDeque::new();
-        let mut under_way: JoinSet<Vec<Event>> = JoinSet::new();
-        let mut failed: Vec<Event> = Vec::new();
-        let mut pause = RETRY_MIN;
+        let mut held = Held::default();
+        let mut turns = Turns::default();
+        let mut under_way: JoinSet<Told> = JoinSet::new();
+        let mut arrivals = self.supervisor.coordinators.arrivals();
+        let mut away = RETRY_MIN;
         let mut batch = Vec::with_capacity(BATCH_MAX);
         loop {
-            if !failed.is_empty() {
-                // Everything that is under way ends first: then what failed goes again, in its order.
-                while let Some(again) = under_way.join_next().await {
-                    failed.extend(again.unwrap_or_default());
-                }
-                failed.sort_by_key(|event| stream_order(&event.id));
-                for event in failed.drain(..).rev() {
-                    waiting.push_front(event);
-                }
-                self.pause(&mut pause).await;
-            }
-            if !waiting.is_empty() && under_way.len() < UNDER_WAY_MAX {
-                if let Some(peer) = self.supervisor.coordinators.peer(&self.coordinator).await {
-                    let part: Vec<_> = waiting.drain(..waiting.len().min(BATCH_MAX)).collect();
-                    under_way.spawn(self.clone().tell(peer, part));
+            let next_due = held.next_due();
+            let due = next_due.is_some_and(|due| due <= Instant::now());
+            if (due || !waiting.is_empty()) && under_way.len() < UNDER_WAY_MAX {
+                let peers = self.supervisor.coordinators.peers(&self.coordinator).await;
+                if peers.is_empty() {
+                    tokio::select! {
+                        _ = arrivals.changed() => {}
+                        () = tokio::time::sleep(away) => {}
+                    }
+                    away = (away * 2).min(RETRY_MAX);
                     continue;
                 }
-                self.pause(&mut pause).await;
+                away = RETRY_MIN;
+                let mut part = held.due(Instant::now(), BATCH_MAX);
+                let retried: HashSet<_> = part.iter().map(|event| event.job_key).collect();
+                let fresh = waiting.drain(..waiting.len().min(BATCH_MAX - part.len()));
+                part.extend(fresh.filter_map(|event| held.keep(event)));
+                if part.is_empty() {
+                    continue;
+                }
+                let part = part.into_iter().map(|event| (turns.of(&event), event)).collect();
+                under_way.spawn(self.clone().tell(peers, retried.into_iter().collect(), part));
                 continue;
             }
+            let room = under_way.len() < UNDER_WAY_MAX;
+            let takes_more = waiting.is_empty() && held.len() < WAITING_MAX;
             tokio::select! {
-                received = events.recv_many(&mut batch, BATCH_MAX), if waiting.is_empty() => {
+                received = events.recv_many(&mut batch, BATCH_MAX), if takes_more => {
                     if received == 0 {
                         return;
                     }
                     waiting.extend(batch.drain(..));
                 }
                 Some(ended) = under_way.join_next() => match ended {
-                    Ok(again) if again.is_empty() => pause = RETRY_MIN,
-                    Ok(again) => failed.extend(again),
+                    Ok(Told { retried, failed }) => {
+                        failed.iter().for_each(|(turn, event)| turns.failed(*turn, event));
+                        let failed = failed.into_iter().map(|(_, event)| event).collect();
+                        let free = held.told(&retried, failed, Instant::now());
+                        free.into_iter().rev().for_each(|event| waiting.push_front(event));
+                    }
                     Err(error) => tracing::error!(%error, "telling a coordinator broke off"),
                 },
+                Ok(()) = arrivals.changed() => held.hurry(Instant::now()),
+                () = until(next_due), if room && next_due.is_some() => {}
             }
         }
     }
 
-    /// Waits a moment, or until some coordinator turns up.
-    async fn pause(&self, pause: &mut Duration) {
-        let mut arrivals = self.supervisor.coordinators.arrivals();
-        arrivals.mark_unchanged();
-        tokio::select! {
-            _ = arrivals.changed() => {}
-            () = tokio::time::sleep(*pause) => {}
+    /// Tells a batch over the conversations whose turn it is.
+    async fn tell(self, peers: Vec<Peer>, retried: Vec<JobKey>, events: Vec<(usize, Event)>) -> Told {
+        let mut by_turn: BTreeMap<usize, Vec<Event>> = BTreeMap::new();
+        for (turn, event) in events {
+            by_turn.entry(turn).or_default().push(event);
         }
-        *pause = (*pause * 2).min(RETRY_MAX);
+        let telling = by_turn.into_iter().map(|(turn, events)| {
+            let peer = &peers[turn % peers.len()];
+            let failed = self.tell_over(peer, events);
+            async move { failed.await.into_iter().map(|event| (turn, event)).collect::<Vec<_>>() }
+        });
+        let failed = join_all(telling).await.into_iter().flatten().collect();
+        Told { retried, failed }
     }
 
-    /// Tells a batch; gives the events that have to be told again.
-    async fn tell(self, peer: Peer, events: Vec<Event>) -> Vec<Event> {
-        let mut again = Vec::new();
+    /// Tells events over one conversation; gives those that have to be told again. Jobs with outputs
+    /// go each for itself, so that nobody waits for the bytes of others.
+    async fn tell_over(&self, peer: &Peer, events: Vec<Event>) -> Vec<Event> {
+        let heavy: HashSet<_> =
+            events.iter().filter(|event| has_outputs(event)).map(|event| event.job_key).collect();
+        let mut jobs: HashMap<JobKey, Vec<Event>> = HashMap::new();
+        let mut light = Vec::with_capacity(events.len());
+        for event in events {
+            if heavy.contains(&event.job_key) {
+                jobs.entry(event.job_key).or_default().push(event);
+            } else {
+                light.push(event);
+            }
+        }
+        let pushing = stream::iter(jobs.into_values().map(|events| self.tell_job(peer, events)))
+            .buffer_unordered(PUSHES_MAX)
+            .collect::<Vec<_>>();
+        let (mut failed, of_jobs) = tokio::join!(self.call(peer, light), pushing);
+        failed.extend(of_jobs.into_iter().flatten());
+        failed
+    }
+
+    /// Hands over the outputs of one job, then tells its events.
+    async fn tell_job(&self, peer: &Peer, events: Vec<Event>) -> Vec<Event> {
+        let (mut ready, mut failed) = (Vec::with_capacity(events.len()), Vec::new());
+        for mut event in events {
+            match self.push_outputs(&event, peer).await {
+                Ok(()) => ready.push(event),
+                Err((name, error)) if error.is_lasting() => {
+                    tracing::warn!(job = %event.job_key, output = name, %error, "an output is lost: the job fails");
+                    fail(&mut event, format!("output `{name}` cannot be handed over: {error}"));
+                    ready.push(event);
+                }
+                Err((name, error)) => {
+                    tracing::warn!(job = %event.job_key, output = name, %error, "an output cannot be handed over yet");
+                    failed.push(event);
+                }
+            }
+        }
+        failed.extend(self.call(peer, ready).await);
+        failed
+    }
+
+    /// Tells events as one batch; gives those that have to be told again.
+    async fn call(&self, peer: &Peer, events: Vec<Event>) -> Vec<Event> {
         let mut calls = Vec::with_capacity(events.len());
         let mut told = Vec::with_capacity(events.len());
         for event in events {
-            if let Err(error) = self.push_outputs(&event, &peer).await {
-                tracing::warn!(job = %event.job_key, %error, "the outputs of a job cannot be handed over yet");
-                again.push(event);
-                continue;
-            }
             match Call::new(method::JOB_EVENT, &to_wire(&event)) {
                 Ok(call) => {
                     calls.push(call);
@@ -214,6 +308,7 @@ impl Courier {
                 Err(error) => tracing::error!(job = %event.job_key, %error, "an event cannot be written"),
             }
         }
+        let mut again = Vec::new();
         let answers = peer.call_batch(calls, ANSWER_TIMEOUT).await;
         for (event, answer) in told.into_iter().zip(answers) {
             match answer {
@@ -231,11 +326,12 @@ impl Courier {
         again
     }
 
-    async fn push_outputs(&self, event: &Event, peer: &Peer) -> Result<(), crate::error::BlobError> {
+    async fn push_outputs(&self, event: &Event, peer: &Peer) -> Result<(), (String, BlobError)> {
         let EventKind::Ended(end) = &event.kind else { return Ok(()) };
         let purpose = Purpose { job_key: event.job_key, context_id: event.origin.context_id };
-        for blob in end.outputs.values() {
-            self.supervisor.blobs.push(*blob, purpose, peer).await?;
+        for (name, blob) in &end.outputs {
+            let pushed = self.supervisor.blobs.push(*blob, purpose, peer).await;
+            pushed.map_err(|error| (name.clone(), error))?;
         }
         Ok(())
     }
@@ -250,16 +346,32 @@ impl Courier {
         let mut known = self.shared.known();
         known.remove(&event.id);
         self.supervisor.metrics.events_waiting.set(i64::try_from(known.len()).unwrap_or(i64::MAX));
-        if known.len() < WAITING_MAX / 2 {
+        if known.len() < WAITING_MAX / 2 && self.shared.has_left() {
             self.shared.room.notify_one();
         }
     }
 }
 
-/// A stream id is two numbers; as text they would not sort.
-fn stream_order(id: &str) -> (u64, u64) {
-    let (millis, count) = id.split_once('-').unwrap_or((id, "0"));
-    (millis.parse().unwrap_or_default(), count.parse().unwrap_or_default())
+fn has_outputs(event: &Event) -> bool {
+    matches!(&event.kind, EventKind::Ended(end) if !end.outputs.is_empty())
+}
+
+/// An end without the outputs that it promised is a failure.
+fn fail(event: &mut Event, detail: String) {
+    if let EventKind::Ended(end) = &mut event.kind {
+        end.outcome = Outcome::Failed;
+        end.reason = Some(Reason::new(ReasonCode::RuntimeError, detail));
+        end.result.clear();
+        end.outputs.clear();
+    }
+}
+
+/// Waits for a time; for ever when there is none.
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time.into()).await,
+        None => std::future::pending().await,
+    }
 }
 
 fn to_wire(event: &Event) -> JobEvent {

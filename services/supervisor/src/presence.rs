@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use model::supervision::method;
 use model::{InstanceInfo, Presence, limits};
 use queue::{LossWatch, Supervisor as Queue};
@@ -15,6 +16,9 @@ use crate::intake::Supervisor;
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often coordinators hear of it when nothing changes.
 const TELL_INTERVAL: Duration = Duration::from_secs(limits::PRESENCE_INTERVAL_SECS as u64);
+
+/// How long one coordinator may hold up the next look.
+const TELL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is known of this supervisor now. Clones are the same.
 #[derive(Debug, Clone)]
@@ -141,9 +145,16 @@ async fn end_lost(supervisor: &Supervisor, queue: &Queue, loss: &mut LossWatch) 
 
 async fn tell(supervisor: &Supervisor) {
     let presence = supervisor.presence.now();
-    for peer in supervisor.coordinators.all() {
-        if let Err(error) = peer.notify(method::SUPERVISOR_PRESENCE, &presence).await {
-            tracing::debug!(%error, "a coordinator was not told of our presence");
+    let telling = supervisor.coordinators.all().into_iter().map(|peer| {
+        let presence = &presence;
+        async move {
+            let telling = peer.notify(method::SUPERVISOR_PRESENCE, presence);
+            match tokio::time::timeout(TELL_TIMEOUT, telling).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "a coordinator was not told of our presence"),
+                Err(_) => tracing::debug!("a coordinator was too slow to be told of our presence"),
+            }
         }
-    }
+    });
+    join_all(telling).await;
 }

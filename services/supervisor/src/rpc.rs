@@ -58,7 +58,7 @@ impl SupervisorService for SupervisorRpc {
         self.supervisor.presence.known().await;
         let (outbox, payloads) = mpsc::channel(OUTBOX_LEN);
         let (outgoing, stream) = mpsc::channel(1);
-        let peer = Peer::new(outbox, Intake::new(self.supervisor.clone(), coordinator.clone()));
+        let peer = Peer::new(outbox, Intake::attached(self.supervisor.clone(), coordinator.clone()));
         self.supervisor.coordinators.arrived(&coordinator, &peer);
         let (supervisor, stop) = (self.supervisor.clone(), self.stop.clone());
         tokio::spawn(async move {

@@ -1,0 +1,144 @@
+//! Events that could not be told yet: each job waits for itself.
+//!
+//! Later events of such a job wait behind it, so that its coordinator hears them in their order.
+//! Other jobs are not held up.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use model::JobKey;
+use queue::Event;
+
+/// How long a job waits after its first failure.
+pub(crate) const RETRY_MIN: Duration = Duration::from_millis(50);
+/// How long it waits at most.
+pub(crate) const RETRY_MAX: Duration = Duration::from_secs(5);
+
+/// The jobs that wait.
+#[derive(Default)]
+pub(crate) struct Held(HashMap<JobKey, Job>);
+
+struct Job {
+    events: Vec<Event>,
+    pause: Duration,
+    /// When it is told again; nothing while it is being told.
+    due: Option<Instant>,
+}
+
+impl Held {
+    /// Keeps an event whose job waits; gives back any other.
+    pub(crate) fn keep(&mut self, event: Event) -> Option<Event> {
+        let Some(job) = self.0.get_mut(&event.job_key) else { return Some(event) };
+        job.events.push(event);
+        None
+    }
+
+    /// Some events were told: those of jobs that waited are `retried`, `failed` have to be told again.
+    /// Gives the events that need not wait any longer.
+    pub(crate) fn told(&mut self, retried: &[JobKey], failed: Vec<Event>, now: Instant) -> Vec<Event> {
+        for key in retried {
+            if let Some(job) = self.0.get_mut(key) {
+                job.pause = (job.pause * 2).min(RETRY_MAX);
+                job.due = Some(now + job.pause);
+            }
+        }
+        let mut done: Vec<_> = retried.to_vec();
+        done.retain(|key| failed.iter().all(|event| event.job_key != *key));
+        for event in failed {
+            let first = || Job { events: Vec::new(), pause: RETRY_MIN, due: Some(now + RETRY_MIN) };
+            self.0.entry(event.job_key).or_insert_with(first).events.push(event);
+        }
+        let mut free: Vec<_> =
+            done.iter().filter_map(|key| self.0.remove(key)).flat_map(|job| job.events).collect();
+        free.sort_by_key(|event| stream_order(&event.id));
+        free
+    }
+
+    /// Takes out the first events of jobs that are due, `max` at most.
+    pub(crate) fn due(&mut self, now: Instant, max: usize) -> Vec<Event> {
+        let mut events = Vec::new();
+        for job in self.0.values_mut().filter(|job| job.due.is_some_and(|due| due <= now)) {
+            if events.len() >= max {
+                break;
+            }
+            job.due = None;
+            job.events.sort_by_key(|event| stream_order(&event.id));
+            let count = job.events.len().min(max - events.len());
+            events.extend(job.events.drain(..count));
+        }
+        events
+    }
+
+    /// How many events wait.
+    pub(crate) fn len(&self) -> usize {
+        self.0.values().map(|job| job.events.len()).sum()
+    }
+
+    /// When the next job is due.
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        self.0.values().filter_map(|job| job.due).min()
+    }
+
+    /// Whoever waits is due now.
+    pub(crate) fn hurry(&mut self, now: Instant) {
+        for due in self.0.values_mut().filter_map(|job| job.due.as_mut()) {
+            *due = now;
+        }
+    }
+}
+
+/// A stream id is two numbers; as text they would not sort.
+fn stream_order(id: &str) -> (u64, u64) {
+    let (millis, count) = id.split_once('-').unwrap_or((id, "0"));
+    (millis.parse().unwrap_or_default(), count.parse().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::Uid;
+    use model::{ContextId, FlowId};
+    use queue::{EventKind, Origin};
+
+    fn event(job: JobKey, number: u64) -> Event {
+        Event {
+            id: format!("7-{number}"),
+            job_key: job,
+            number,
+            coordinator: Uid::random().to_string(),
+            origin: Origin { context_id: ContextId(1), flow_id: FlowId(1) },
+            kind: EventKind::Returned,
+        }
+    }
+
+    fn numbers(events: &[Event]) -> Vec<u64> {
+        events.iter().map(|event| event.number).collect()
+    }
+
+    #[test]
+    fn a_job_waits_for_itself_and_in_its_order() {
+        let key = |attempt| -> JobKey {
+            let uid = Uid::random();
+            format!("{uid}-{uid}-1-{attempt}").parse().expect("a job key")
+        };
+        let (stuck, other, start) = (key(1), key(2), Instant::now());
+        let mut held = Held::default();
+        assert!(held.told(&[], vec![event(stuck, 10)], start).is_empty());
+        assert!(held.keep(event(stuck, 11)).is_none(), "later events of the job wait behind it");
+        assert!(held.keep(event(other, 12)).is_some(), "other jobs do not");
+        held.told(&[], vec![event(stuck, 9)], start);
+
+        assert!(held.due(start, 8).is_empty());
+        let mut now = start + RETRY_MIN;
+        assert_eq!((held.next_due(), held.len()), (Some(now), 3));
+        let told = held.due(now, 2);
+        assert_eq!((numbers(&told), held.next_due()), (vec![9, 10], None));
+        assert!(held.told(&[stuck], told, now).is_empty());
+        assert_eq!(held.next_due(), Some(now + RETRY_MIN * 2), "it waits longer each time");
+        held.hurry(now);
+        now += RETRY_MIN;
+        assert_eq!(numbers(&held.due(now, 2)), [9, 10]);
+        assert_eq!(numbers(&held.told(&[stuck], Vec::new(), now)), [11]);
+        assert!(held.keep(event(stuck, 13)).is_some() && held.len() == 0);
+    }
+}
