@@ -98,8 +98,20 @@ pub struct NodeReport {
     pub context_id: ContextId,
     /// The flow, as the coordinator numbered it.
     pub flow_id: FlowId,
+    /// Where it comes from, when a supervisor said it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<ReportSource>,
     /// What happened.
     pub kind: ReportKind,
+}
+
+/// The place of a supervisor that said something: where an attempt can be stopped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReportSource {
+    /// Where it is reached, as in a runner record.
+    pub address: String,
+    /// The topic its requests travel under.
+    pub topic: String,
 }
 
 /// The kinds of [`NodeReport`].
@@ -122,6 +134,8 @@ pub enum ReportKind {
     Ended(Box<AttemptEnd>),
     /// It was handed back unstarted.
     Returned,
+    /// The supervisor was asked, and does not know it (any more).
+    Unknown,
     /// It could not be accepted, or not be delivered.
     Rejected {
         /// Why.

@@ -11,6 +11,7 @@ use crate::id::{
 };
 use crate::name::Name;
 use crate::node::NodeSpec;
+use crate::rerun::Rerun;
 use crate::time::Timestamp;
 
 /// Environment variables, sorted by name.
@@ -132,10 +133,14 @@ pub struct Flow {
     pub status: FlowStatus,
     /// How often it was run.
     pub generation: Generation,
+    /// What was chosen when it was last run again.
+    pub rerun: Option<Rerun>,
     /// The change counter at its last change.
     pub revision: Revision,
     /// The scheduler replica that may change it.
     pub owner: Option<OwnerId>,
     /// Raised with each owner.
     pub epoch: Epoch,
+    /// Seconds between asking a script to end and ending it, since the flow is being cancelled.
+    pub cancel_grace_secs: u32,
 }

@@ -102,6 +102,12 @@ impl Uid {
     pub const fn from_bits(bits: u128) -> Self {
         Self(bits)
     }
+
+    /// The bits.
+    #[must_use]
+    pub const fn bits(self) -> u128 {
+        self.0
+    }
 }
 
 impl fmt::Display for Uid {

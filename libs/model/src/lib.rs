@@ -12,11 +12,15 @@ pub mod event;
 pub mod execution;
 pub mod flow;
 pub mod id;
+pub mod input;
 pub mod job;
 pub mod limits;
 pub mod message;
 pub mod name;
 pub mod node;
+pub mod placement;
+pub mod prerequisite;
+pub mod rerun;
 pub mod runner;
 pub mod script_type;
 pub mod supervision;
@@ -27,16 +31,19 @@ pub use actor::Actor;
 pub use address::Address;
 pub use context::{Context, ContextState, Role};
 pub use event::{Event, FlowEvent, NodeEvent};
-pub use execution::{AttemptEnd, Execution, FileSource, NodeReport, ReportKind};
+pub use execution::{AttemptEnd, Execution, FileSource, NodeReport, ReportKind, ReportSource};
 pub use flow::{Flow, FlowSpec, FlowStatus};
 pub use id::{
     ActorId, Attempt, BlobHash, ContextId, ContextUid, Epoch, FlowId, FlowUid, Generation, JobId, JobKey,
     MessageId, OwnerId, Revision, RunnerId,
 };
+pub use input::FlowInput;
 pub use job::{Job, JobSpec, ScriptSource};
 pub use message::{Message, MessageFormat, MessageKey, MessageStatus, MessageType, TransportStatus};
 pub use name::Name;
 pub use node::{Backoff, FlowNode, NodePolicy, NodeSpec, NodeState, Reason, ReasonCode, RunIf, Target};
+pub use prerequisite::{Prerequisite, SignalName};
+pub use rerun::Rerun;
 pub use runner::{InstanceInfo, Presence, Runner, RunnerView};
 pub use script_type::ScriptType;
 pub use time::Timestamp;

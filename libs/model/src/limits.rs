@@ -52,6 +52,30 @@ pub const GRPC_MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
 pub const LOG_TAIL_BYTES_MAX: usize = 64 * 1024;
 /// An attempt's output per stream; what follows is dropped and marked.
 pub const OUTPUT_BYTES_MAX: u64 = 10 * 1024 * 1024;
+/// The name of a signal, in characters.
+pub const SIGNAL_CHARS_MAX: usize = 128;
+/// What is kept with a signal.
+pub const SIGNAL_PAYLOAD_BYTES_MAX: usize = 4 * 1024;
+/// Signals of one flow.
+pub const FLOW_SIGNALS_MAX: usize = 1000;
+/// What others have for a flow and its owner has not taken up yet.
+pub const FLOW_INPUTS_MAX: usize = 10_000;
+/// Conditions outside the flow that one node may name.
+pub const PREREQUISITES_MAX: usize = 16;
+/// The expression that decides whether a node runs.
+pub const WHEN_BYTES_MAX: usize = 1024;
+/// Operations that its evaluation may take.
+pub const WHEN_OPERATIONS_MAX: u64 = 10_000;
+/// Nodes of one AddFlowNodes.
+pub const ADD_NODES_MAX: usize = 1000;
+/// Seconds that one RunJob may wait.
+pub const RUN_JOB_WAIT_SECS_MAX: u32 = 3600;
+/// A flow's drawing.
+pub const GRAPH_BYTES_MAX: usize = 3 * 1024 * 1024;
+/// Seconds between asking a script to end and ending it, for a cancel that does not say.
+pub const STOP_GRACE_SECS: u32 = 5;
+/// A scheduler replica that was not heard for this long has lost its lease.
+pub const LEASE_SECS: u32 = 5;
 /// Retries a node may ask for.
 pub const RETRIES_MAX: u32 = 100;
 /// Any timeout a node may ask for: 30 days.

@@ -12,6 +12,7 @@ use crate::id::{Attempt, Generation, JobId, ParseIdError, RunnerId};
 use crate::job::{BlobRef, JobSpec};
 use crate::limits;
 use crate::name::Name;
+use crate::prerequisite::Prerequisite;
 use crate::time::Timestamp;
 
 /// Where a node stands. What may follow what is `flow::transition`'s business.
@@ -200,6 +201,12 @@ macro_rules! reason_codes {
 }
 
 reason_codes! {
+    /// PENDING: everything before it has ended, and a prerequisite is not met yet.
+    Waiting = "WAITING",
+    /// A prerequisite can never be met.
+    PrerequisiteImpossible = "PREREQUISITE_IMPOSSIBLE",
+    /// Its `when` cannot be evaluated.
+    WhenFailed = "WHEN_FAILED",
     /// READY, but no live runner takes it.
     NoLiveRunner = "NO_LIVE_RUNNER",
     /// READY again, and waits for its back-off to pass.
@@ -220,6 +227,8 @@ reason_codes! {
     InstanceLost = "INSTANCE_LOST",
     /// The supervisor that held it vanished.
     SupervisorLost = "SUPERVISOR_LOST",
+    /// Somebody at its supervisor stopped it.
+    Stopped = "STOPPED",
     /// The message that carried it could not be delivered.
     Undeliverable = "UNDELIVERABLE",
     /// The supervisor refused it.
@@ -240,7 +249,7 @@ reason_codes! {
     BlobMissing = "BLOB_MISSING",
     /// A node before it failed, or was skipped for this reason.
     UpstreamFailed = "UPSTREAM_FAILED",
-    /// What comes before it ended so that its `run_if` says no.
+    /// What comes before it ended so that its `run_if` or its `when` says no.
     ConditionNotMet = "CONDITION_NOT_MET",
     /// The flow was cancelled.
     FlowCancelled = "FLOW_CANCELLED",
@@ -362,6 +371,10 @@ pub struct NodeSpec {
     pub target: Target,
     /// Tries and time.
     pub policy: NodePolicy,
+    /// Conditions outside the flow.
+    pub prerequisites: Vec<Prerequisite>,
+    /// An expression over upstream results that lets it run.
+    pub when: Option<String>,
     /// What to execute.
     pub job: JobSpec,
 }
@@ -376,12 +389,15 @@ pub struct FlowNode {
     /// The nodes before it.
     #[serde(default, alias = "dependends")]
     pub depends: Vec<JobId>,
+    /// The names of the nodes before it, while the flow is being filled: `depends` follows when it starts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub depends_named: Vec<Name>,
     /// Conditions outside the flow.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub prerequisites: Vec<String>,
-    /// Those of them that are met.
+    pub prerequisites: Vec<Prerequisite>,
+    /// Those of them that were met when it was last looked at.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub prerequisites_met: Vec<String>,
+    pub prerequisites_met: Vec<Prerequisite>,
     /// Which ends of `depends` let it run.
     #[serde(default)]
     pub run_if: RunIf,
@@ -415,6 +431,10 @@ pub struct FlowNode {
     /// It was closed as cancelled without the supervisor's word.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unconfirmed: bool,
+    /// When its attempt was given up for `reason`. Nothing follows before the supervisor has
+    /// confirmed that it ended, or the flow's `cancel_timeout` has passed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expired_time: Option<Timestamp>,
     /// READY, but not to be dispatched before this moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_before_time: Option<Timestamp>,
@@ -469,10 +489,11 @@ impl FlowNode {
             job_id,
             name: spec.name.clone(),
             depends,
-            prerequisites: Vec::new(),
+            depends_named: Vec::new(),
+            prerequisites: spec.prerequisites.clone(),
             prerequisites_met: Vec::new(),
             run_if: spec.run_if,
-            when: None,
+            when: spec.when.clone(),
             allow_failure: spec.allow_failure,
             target: spec.target.clone(),
             policy: spec.policy.clone(),
@@ -483,6 +504,7 @@ impl FlowNode {
             reason: None,
             cancel_requested_time: None,
             unconfirmed: false,
+            expired_time: None,
             not_before_time: None,
             ready_time: None,
             dispatch_time: None,

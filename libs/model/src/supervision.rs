@@ -146,7 +146,7 @@ impl JobEvent {
             JobEventKind::Returned => ReportKind::Returned,
             JobEventKind::Log { offset, text } => return Err((offset, text)),
         };
-        Ok(NodeReport { job_key, context_id, flow_id, kind })
+        Ok(NodeReport { job_key, context_id, flow_id, source: None, kind })
     }
 }
 

@@ -4,6 +4,8 @@ use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 /// A moment, in milliseconds since 1970-01-01T00:00:00Z.
 ///
@@ -36,6 +38,21 @@ impl Timestamp {
     #[must_use]
     pub fn now() -> Self {
         SystemTime::now().into()
+    }
+
+    /// From a date and time with its offset, as RFC 3339 has it; nothing for any other text and before 1970.
+    #[must_use]
+    pub fn from_rfc3339(text: &str) -> Option<Self> {
+        let time = OffsetDateTime::parse(text, &Rfc3339).ok()?;
+        u64::try_from(time.unix_timestamp_nanos() / 1_000_000).ok().map(Self)
+    }
+
+    /// The date and time in UTC, as RFC 3339 has it, with milliseconds where there are any.
+    #[must_use]
+    pub fn rfc3339(self) -> String {
+        let time = OffsetDateTime::from_unix_timestamp_nanos(i128::from(self.0) * 1_000_000).ok();
+        // Beyond the year 9999 there is no such text.
+        time.and_then(|time| time.format(&Rfc3339).ok()).unwrap_or_else(|| self.to_string())
     }
 
     /// How long after `earlier` this is; zero when it is not after it.
@@ -115,6 +132,7 @@ mod tests {
         fn text_and_json_round_trip(ms in 0_u64..4_000_000_000_000) {
             let time = Timestamp::from_millis(ms);
             prop_assert_eq!(time.to_string().parse::<Timestamp>(), Ok(time));
+            prop_assert_eq!(Timestamp::from_rfc3339(&time.rfc3339()), Some(time));
             let json = serde_json::to_string(&time).expect("a number");
             prop_assert_eq!(serde_json::from_str::<Timestamp>(&json).expect("its own text"), time);
         }

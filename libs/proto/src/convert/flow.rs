@@ -1,7 +1,7 @@
 //! Flows.
 
 use model::id::ParseIdError;
-use model::{ContextUid, Epoch, Flow, FlowId, Generation, Revision};
+use model::{ContextUid, Epoch, Flow, FlowId, Generation, JobId, Rerun, Revision};
 
 use crate::convert::{enums, time};
 use crate::{internal, v1};
@@ -28,8 +28,10 @@ pub fn to_wire(flow: &Flow) -> v1::Flow {
         status,
         generation,
         revision,
+        rerun: _,
         owner: _,
         epoch: _,
+        cancel_grace_secs: _,
     } = flow;
     v1::Flow {
         id: id.0,
@@ -53,14 +55,35 @@ pub fn to_wire(flow: &Flow) -> v1::Flow {
     }
 }
 
+/// A flow with what only its owner needs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Record {
+    /// The flow. Its list of jobs stays empty: it comes with the nodes.
+    pub flow: Flow,
+    /// The uid of its context.
+    pub context_uid: ContextUid,
+    /// The last step that was applied, or the change of owner.
+    pub last_commit: String,
+    /// How many nodes it has or is to have.
+    pub node_count: u32,
+    /// The first of its jobs; the others follow one after the other.
+    pub first_job: JobId,
+}
+
 /// To the wire, with what only the owner needs.
 #[must_use]
-pub fn to_record(flow: &Flow, context_uid: ContextUid) -> internal::v1::FlowRecord {
+pub fn to_record(record: &Record) -> internal::v1::FlowRecord {
+    let Record { flow, context_uid, last_commit, node_count, first_job } = record;
+    let rerun = flow.rerun.as_ref().map(|rerun| serde_json::to_string(rerun).expect("a choice is JSON"));
     internal::v1::FlowRecord {
-        flow: Some(to_wire(flow)),
+        flow: Some(v1::Flow { node_count: *node_count, ..to_wire(flow) }),
         context_uid: context_uid.to_string(),
         owner: flow.owner.map(|owner| owner.to_string()).unwrap_or_default(),
         epoch: flow.epoch.0,
+        last_commit: last_commit.clone(),
+        rerun_json: rerun.unwrap_or_default(),
+        first_job_id: first_job.0,
+        cancel_grace_secs: flow.cancel_grace_secs,
     }
 }
 
@@ -82,12 +105,21 @@ impl From<ParseIdError> for BadRecord {
     }
 }
 
-/// From the wire. The list of jobs stays empty: it comes with the nodes.
+/// From the wire.
 ///
 /// # Errors
 /// Says which part cannot be read.
-pub fn from_record(record: internal::v1::FlowRecord) -> Result<(Flow, ContextUid), BadRecord> {
-    let internal::v1::FlowRecord { flow, context_uid, owner, epoch } = record;
+pub fn from_record(record: internal::v1::FlowRecord) -> Result<Record, BadRecord> {
+    let internal::v1::FlowRecord {
+        flow,
+        context_uid,
+        owner,
+        epoch,
+        last_commit,
+        rerun_json,
+        first_job_id,
+        cancel_grace_secs,
+    } = record;
     let v1::Flow {
         id,
         uid,
@@ -106,7 +138,7 @@ pub fn from_record(record: internal::v1::FlowRecord) -> Result<(Flow, ContextUid
         status,
         generation,
         revision,
-        node_count: _,
+        node_count,
     } = flow.ok_or_else(|| BadRecord("no flow".into()))?;
     let flow = Flow {
         id: FlowId(id),
@@ -126,9 +158,19 @@ pub fn from_record(record: internal::v1::FlowRecord) -> Result<(Flow, ContextUid
         updated_at: time::required(update_time),
         status: enums::flow_status_from_wire(status).ok_or_else(|| BadRecord("no status".into()))?,
         generation: Generation(generation),
+        rerun: parse_rerun(&rerun_json)?,
         revision: Revision(revision),
         owner: if owner.is_empty() { None } else { Some(owner.parse()?) },
         epoch: Epoch(epoch),
+        cancel_grace_secs,
     };
-    Ok((flow, context_uid.parse()?))
+    let first_job = JobId(first_job_id);
+    Ok(Record { flow, context_uid: context_uid.parse()?, last_commit, node_count, first_job })
+}
+
+fn parse_rerun(json: &str) -> Result<Option<Rerun>, BadRecord> {
+    match json {
+        "" => Ok(None),
+        json => serde_json::from_str(json).map(Some).map_err(|error| BadRecord(error.to_string())),
+    }
 }

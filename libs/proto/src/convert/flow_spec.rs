@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use model::job::{BlobRef, check_env};
 use model::{
-    Backoff, FlowSpec, JobSpec, Name, NodePolicy, NodeSpec, RunIf, RunnerId, ScriptSource, Target,
-    Violations, limits,
+    Backoff, FlowSpec, JobSpec, Name, NodePolicy, NodeSpec, Prerequisite, RunIf, RunnerId, ScriptSource,
+    Target, Violations, limits,
 };
 
 use crate::convert::enums;
@@ -59,8 +59,9 @@ pub fn header_from_wire(flow: v1::FlowSpec, at: &str, violations: &mut Violation
     })
 }
 
-fn node_from_wire(node: v1::NodeSpec, at: &str, violations: &mut Violations) -> Option<NodeSpec> {
-    let v1::NodeSpec { name, depends, run_if, allow_failure, target, policy, job } = node;
+/// Parses one node of a submission; notes what is wrong with it. `at` is its path in the request.
+pub fn node_from_wire(node: v1::NodeSpec, at: &str, violations: &mut Violations) -> Option<NodeSpec> {
+    let v1::NodeSpec { name, depends, run_if, allow_failure, target, policy, job, prerequisites, when } = node;
     let name = violations.take(&format!("{at}.name"), name.parse::<Name>());
     let depends = depends
         .iter()
@@ -73,6 +74,11 @@ fn node_from_wire(node: v1::NodeSpec, at: &str, violations: &mut Violations) -> 
             violations.take(&format!("{at}.run_if"), enums::run_if_from_wire(number).ok_or("unknown value"))
         }
     };
+    let prerequisites = prerequisites_from_wire(&prerequisites, &format!("{at}.prerequisites"), violations);
+    if when.len() > limits::WHEN_BYTES_MAX {
+        let (max, found) = (limits::WHEN_BYTES_MAX, when.len());
+        violations.add(format!("{at}.when"), format!("an expression has at most {max} bytes, not {found}"));
+    }
     let target = target_from_wire(target.unwrap_or_default(), &format!("{at}.target"), violations);
     let policy = policy_from_wire(policy.unwrap_or_default(), &format!("{at}.policy"), violations);
     let job = match job {
@@ -89,8 +95,28 @@ fn node_from_wire(node: v1::NodeSpec, at: &str, violations: &mut Violations) -> 
         allow_failure,
         target: target?,
         policy,
+        prerequisites,
+        when: (!when.is_empty()).then_some(when),
         job: job?,
     })
+}
+
+fn prerequisites_from_wire(texts: &[String], at: &str, violations: &mut Violations) -> Vec<Prerequisite> {
+    if texts.len() > limits::PREREQUISITES_MAX {
+        let (max, found) = (limits::PREREQUISITES_MAX, texts.len());
+        violations.add(at, format!("a node has at most {max} prerequisites, not {found}"));
+        return Vec::new();
+    }
+    let mut prerequisites = Vec::new();
+    for (i, text) in texts.iter().enumerate() {
+        let Some(prerequisite) = violations.take(&format!("{at}[{i}]"), text.parse()) else { continue };
+        if prerequisites.contains(&prerequisite) {
+            violations.add(format!("{at}[{i}]"), format!("`{prerequisite}` is named twice"));
+        } else {
+            prerequisites.push(prerequisite);
+        }
+    }
+    prerequisites
 }
 
 fn target_from_wire(target: v1::Target, at: &str, violations: &mut Violations) -> Option<Target> {

@@ -13,10 +13,11 @@ pub fn to_wire(node: &FlowNode) -> v1::FlowNode {
         job_id,
         name,
         depends,
-        prerequisites: _,
-        prerequisites_met: _,
+        depends_named: _,
+        prerequisites,
+        prerequisites_met,
         run_if,
-        when: _,
+        when,
         allow_failure,
         target,
         policy,
@@ -27,6 +28,7 @@ pub fn to_wire(node: &FlowNode) -> v1::FlowNode {
         reason,
         cancel_requested_time,
         unconfirmed,
+        expired_time,
         not_before_time,
         ready_time,
         dispatch_time,
@@ -69,6 +71,10 @@ pub fn to_wire(node: &FlowNode) -> v1::FlowNode {
         output_bytes: *output_bytes,
         exit_code: *exit_code,
         message_key: message_key.clone().unwrap_or_default(),
+        prerequisites: prerequisites.iter().map(ToString::to_string).collect(),
+        prerequisites_met: prerequisites_met.iter().map(ToString::to_string).collect(),
+        when: when.clone().unwrap_or_default(),
+        expire_time: expired_time.map(time::to_wire),
     }
 }
 

@@ -541,6 +541,18 @@ pub struct FlowRecord {
     /// Raised with each owner.
     #[prost(uint64, tag = "4")]
     pub epoch: u64,
+    /// The last step that was applied, or the change of owner: what the next commit builds on.
+    #[prost(string, tag = "5")]
+    pub last_commit: ::prost::alloc::string::String,
+    /// What was chosen when it was last run again, as JSON; empty: it was not.
+    #[prost(string, tag = "6")]
+    pub rerun_json: ::prost::alloc::string::String,
+    /// The first of its jobs; the others follow one after the other.
+    #[prost(uint32, tag = "7")]
+    pub first_job_id: u32,
+    /// While it is being cancelled: seconds between asking a script to end and ending it.
+    #[prost(uint32, tag = "8")]
+    pub cancel_grace_secs: u32,
 }
 /// A node with its job, as an owner needs them.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -582,6 +594,9 @@ pub struct CreateFlowRequest {
     /// How many nodes will be added. Their job ids are reserved now, one after the other.
     #[prost(uint32, tag = "8")]
     pub node_count: u32,
+    /// Its uid, random: whoever creates a flow chooses one by which it owns the flow. Empty: choose.
+    #[prost(string, tag = "9")]
+    pub flow_uid: ::prost::alloc::string::String,
 }
 /// Gives the new flow, or that of the same request id.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -608,6 +623,9 @@ pub struct AddNodesRequest {
     /// The nodes with their jobs, at most 500.
     #[prost(message, repeated, tag = "4")]
     pub nodes: ::prost::alloc::vec::Vec<StoredNode>,
+    /// The actor that asks; 0: a service for itself.
+    #[prost(uint32, tag = "5")]
+    pub on_behalf_of: u32,
 }
 /// Says that the nodes are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -624,9 +642,12 @@ pub struct StartFlowRequest {
     /// Its uid.
     #[prost(string, tag = "3")]
     pub flow_uid: ::prost::alloc::string::String,
-    /// The replica that will own it.
+    /// The replica that will own it; empty: whichever its uid gives.
     #[prost(string, tag = "4")]
     pub owner: ::prost::alloc::string::String,
+    /// The actor that asks; 0: a service for itself.
+    #[prost(uint32, tag = "5")]
+    pub on_behalf_of: u32,
 }
 /// Gives the started flow.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -634,6 +655,50 @@ pub struct StartFlowResponse {
     /// The flow.
     #[prost(message, optional, tag = "1")]
     pub flow: ::core::option::Option<FlowRecord>,
+}
+/// Asks to run a flow again.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RestartFlowRequest {
+    /// As in RetryFlowRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// SHA-256 of the request's body, hex.
+    #[prost(string, tag = "2")]
+    pub request_hash: ::prost::alloc::string::String,
+    /// Where it ran.
+    #[prost(uint32, tag = "3")]
+    pub context_id: u32,
+    /// The flow.
+    #[prost(uint32, tag = "4")]
+    pub flow_id: u32,
+    /// Its uid.
+    #[prost(string, tag = "5")]
+    pub flow_uid: ::prost::alloc::string::String,
+    /// The actor that asks.
+    #[prost(uint32, tag = "6")]
+    pub on_behalf_of: u32,
+    /// What was chosen, as JSON.
+    #[prost(string, tag = "7")]
+    pub rerun_json: ::prost::alloc::string::String,
+    /// Its variables from now on.
+    #[prost(btree_map = "string, string", tag = "8")]
+    pub env_vars: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    /// The generation that was looked at: it must not have been run again since.
+    #[prost(uint32, tag = "9")]
+    pub generation: u32,
+}
+/// Gives the flow that runs again.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RestartFlowResponse {
+    /// The flow.
+    #[prost(message, optional, tag = "1")]
+    pub flow: ::core::option::Option<FlowRecord>,
+    /// This call has started it; false when the same request had before.
+    #[prost(bool, tag = "2")]
+    pub restarted: bool,
 }
 /// Asks for the ownership of a flow.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -664,6 +729,9 @@ pub struct LoadFlowRequest {
     /// The flow.
     #[prost(uint32, tag = "2")]
     pub flow_id: u32,
+    /// The actor that asks; 0: a service for itself.
+    #[prost(uint32, tag = "3")]
+    pub on_behalf_of: u32,
 }
 /// A part of a flow.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -674,8 +742,14 @@ pub struct LoadFlowResponse {
     /// The next nodes.
     #[prost(message, repeated, tag = "2")]
     pub nodes: ::prost::alloc::vec::Vec<StoredNode>,
+    /// Only in the first part: the names of signals that were given.
+    #[prost(string, repeated, tag = "3")]
+    pub signals: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Only in the first part: what was pushed and not taken up, each a FlowInput as JSON.
+    #[prost(bytes = "bytes", repeated, tag = "4")]
+    pub inputs: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
-/// Asks for the flows that run.
+/// Asks for the flows that have something to do.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListActiveFlowsRequest {}
 /// Some of them.
@@ -685,8 +759,8 @@ pub struct ListActiveFlowsResponse {
     #[prost(message, repeated, tag = "1")]
     pub flows: ::prost::alloc::vec::Vec<ActiveFlow>,
 }
-/// A flow that runs.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+/// A flow that has something to do.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ActiveFlow {
     /// Where it runs.
     #[prost(uint32, tag = "1")]
@@ -694,6 +768,12 @@ pub struct ActiveFlow {
     /// The flow.
     #[prost(uint32, tag = "2")]
     pub flow_id: u32,
+    /// Its uid.
+    #[prost(string, tag = "3")]
+    pub flow_uid: ::prost::alloc::string::String,
+    /// When, in Unix milliseconds. 0: now.
+    #[prost(uint64, tag = "4")]
+    pub due_millis: u64,
 }
 /// One step of one flow.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -719,9 +799,9 @@ pub struct CommitRequest {
     /// The fence: its epoch.
     #[prost(uint64, tag = "7")]
     pub epoch: u64,
-    /// The fence: the flow's revision that the step was computed from.
-    #[prost(uint64, tag = "8")]
-    pub revision: u64,
+    /// The fence: the step before it, or the change of owner that it builds on.
+    #[prost(string, tag = "8")]
+    pub last_commit: ::prost::alloc::string::String,
     /// What changes of the flow itself; absent: nothing but its revision.
     #[prost(message, optional, tag = "9")]
     pub flow: ::core::option::Option<FlowChange>,
@@ -734,6 +814,12 @@ pub struct CommitRequest {
     /// When the flow must be looked at again at the latest, in Unix milliseconds. 0: never.
     #[prost(uint64, tag = "12")]
     pub due_millis: u64,
+    /// How many of the inputs that were pushed it has taken up, from the oldest on.
+    #[prost(uint32, tag = "13")]
+    pub inputs_taken: u32,
+    /// Nothing is under way or ready: the flow only waits, for a time, a signal or another flow.
+    #[prost(bool, tag = "14")]
+    pub rests: bool,
 }
 /// What changes of a flow.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -828,28 +914,178 @@ pub struct ReserveMessageIdsResponse {
     #[prost(uint32, tag = "1")]
     pub first_message_id: u32,
 }
-/// Asks to keep the wish to cancel a flow.
+/// Brings something for a flow's owner.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct RequestCancelRequest {
-    /// As in CancelFlowRequest.
+pub struct PushInputRequest {
+    /// A UUID that makes the call repeatable; may be empty.
     #[prost(string, tag = "1")]
     pub request_id: ::prost::alloc::string::String,
+    /// SHA-256 of the request's body, hex.
+    #[prost(string, tag = "2")]
+    pub request_hash: ::prost::alloc::string::String,
     /// Where the flow runs.
-    #[prost(uint32, tag = "2")]
+    #[prost(uint32, tag = "3")]
     pub context_id: u32,
     /// The flow.
-    #[prost(uint32, tag = "3")]
+    #[prost(uint32, tag = "4")]
     pub flow_id: u32,
     /// The actor that asks.
-    #[prost(uint32, tag = "4")]
+    #[prost(uint32, tag = "5")]
     pub on_behalf_of: u32,
+    /// A FlowInput as JSON.
+    #[prost(bytes = "bytes", tag = "6")]
+    pub input_json: ::prost::bytes::Bytes,
+    /// Of a signal: what is kept with it.
+    #[prost(string, tag = "7")]
+    pub payload: ::prost::alloc::string::String,
 }
-/// Gives the flow.
+/// Says that it is kept.
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct RequestCancelResponse {
-    /// The flow with its wish.
+pub struct PushInputResponse {
+    /// The flow.
     #[prost(message, optional, tag = "1")]
     pub flow: ::core::option::Option<FlowRecord>,
+    /// It changed nothing: the signal had been given, the flow had been cancelled or has ended.
+    #[prost(bool, tag = "2")]
+    pub unchanged: bool,
+}
+/// Asks for what was pushed.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadInputsRequest {
+    /// Where the flow runs.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// The flow.
+    #[prost(uint32, tag = "2")]
+    pub flow_id: u32,
+    /// Its uid.
+    #[prost(string, tag = "3")]
+    pub flow_uid: ::prost::alloc::string::String,
+    /// How many of the oldest are known already.
+    #[prost(uint32, tag = "4")]
+    pub known: u32,
+}
+/// Gives what was pushed.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadInputsResponse {
+    /// In the order they came, each a FlowInput as JSON.
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    pub inputs: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+}
+/// Asks where another flow stands.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AwaitFlowRequest {
+    /// Where both run.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// The flow that waits.
+    #[prost(uint32, tag = "2")]
+    pub flow_id: u32,
+    /// Its uid.
+    #[prost(string, tag = "3")]
+    pub flow_uid: ::prost::alloc::string::String,
+    /// The flow that it waits for.
+    #[prost(uint32, tag = "4")]
+    pub awaited_flow_id: u32,
+}
+/// Tells where it stands.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AwaitFlowResponse {
+    /// Unspecified: there is no such flow.
+    #[prost(enumeration = "super::super::v1::FlowStatus", tag = "1")]
+    pub status: i32,
+}
+/// From a scheduler replica.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JoinRequest {
+    /// Comes first, once; then only beats.
+    #[prost(message, optional, tag = "1")]
+    pub hello: ::core::option::Option<JoinHello>,
+}
+/// Introduces a scheduler replica.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JoinHello {
+    /// Its name: the same after a restart, different for each replica.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// This start of it.
+    #[prost(string, tag = "2")]
+    pub owner: ::prost::alloc::string::String,
+    /// Where routers reach it; empty: in this process.
+    #[prost(string, tag = "3")]
+    pub address: ::prost::alloc::string::String,
+}
+/// To a scheduler replica.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct JoinResponse {
+    /// What this is.
+    #[prost(oneof = "join_response::News", tags = "1, 2, 3")]
+    pub news: ::core::option::Option<join_response::News>,
+}
+/// Nested message and enum types in `JoinResponse`.
+pub mod join_response {
+    /// What this is.
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum News {
+        /// Who lives; comes first.
+        #[prost(message, tag = "1")]
+        Replicas(super::Replicas),
+        /// Flows that others have something new for.
+        #[prost(message, tag = "2")]
+        Touched(super::TouchedFlows),
+        /// Touches may have been missed: list the flows that have something to do.
+        #[prost(message, tag = "3")]
+        Resync(super::Resync),
+    }
+}
+/// The scheduler replicas that live.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Replicas {
+    /// Their names.
+    #[prost(string, repeated, tag = "1")]
+    pub names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// Flows that others have something new for.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TouchedFlows {
+    /// Which; `due_millis` is 0.
+    #[prost(message, repeated, tag = "1")]
+    pub flows: ::prost::alloc::vec::Vec<ActiveFlow>,
+}
+/// Touches may have been missed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Resync {}
+/// Asks for a message.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadMessageRequest {
+    /// Where it belongs.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// Its key, as `message:<caller>:<id>`.
+    #[prost(string, tag = "2")]
+    pub message_key: ::prost::alloc::string::String,
+    /// The actor that asks.
+    #[prost(uint32, tag = "3")]
+    pub on_behalf_of: u32,
+}
+/// Tells where a message stands.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadMessageResponse {
+    /// `dispatched`, `acknowledged`, `processed` or `error`.
+    #[prost(string, tag = "1")]
+    pub status: ::prost::alloc::string::String,
+    /// `queued`, `sent`, `delivered`, `read` or `failed`.
+    #[prost(string, tag = "2")]
+    pub transport_status: ::prost::alloc::string::String,
+    /// The router that holds it, or did last; empty: it waits for one.
+    #[prost(string, tag = "3")]
+    pub router: ::prost::alloc::string::String,
+    /// Why it will not arrive.
+    #[prost(string, tag = "4")]
+    pub error: ::prost::alloc::string::String,
+    /// When it was made, in Unix milliseconds.
+    #[prost(uint64, tag = "5")]
+    pub created_millis: u64,
 }
 /// Asks for a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -889,6 +1125,18 @@ pub struct ReadFlowsRequest {
     /// Opaque; from the answer before.
     #[prost(string, tag = "5")]
     pub page_token: ::prost::alloc::string::String,
+    /// Only flows of this actor; 0: all.
+    #[prost(uint32, tag = "6")]
+    pub caller_id: u32,
+    /// Only flows whose name begins so.
+    #[prost(string, tag = "7")]
+    pub name_prefix: ::prost::alloc::string::String,
+    /// Only flows made then or later, in Unix milliseconds; 0: all.
+    #[prost(uint64, tag = "8")]
+    pub created_from_millis: u64,
+    /// Only flows made before, in Unix milliseconds; 0: all.
+    #[prost(uint64, tag = "9")]
+    pub created_before_millis: u64,
 }
 /// Gives a page of flows.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -918,6 +1166,12 @@ pub struct ReadNodesRequest {
     /// Opaque; from the answer before.
     #[prost(string, tag = "5")]
     pub page_token: ::prost::alloc::string::String,
+    /// Only nodes in one of these states; empty: all.
+    #[prost(enumeration = "super::super::v1::NodeState", repeated, tag = "6")]
+    pub states: ::prost::alloc::vec::Vec<i32>,
+    /// Only these, whatever the page; empty: all. At most 1000.
+    #[prost(uint32, repeated, tag = "7")]
+    pub job_ids: ::prost::alloc::vec::Vec<u32>,
 }
 /// Gives a page of nodes.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1193,7 +1447,8 @@ pub mod flow_store_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Starts a flow in CREATED and makes the caller its owner.
+        /// Starts a flow in CREATED. A replica named as its owner drives it from then on; without one the
+        /// replica that its uid gives is told.
         ///
         /// Errors: NOT_FOUND, FAILED_PRECONDITION (`FLOW_NOT_CREATED`, or fewer nodes than announced).
         pub async fn start_flow(
@@ -1219,6 +1474,36 @@ pub mod flow_store_service_client {
             req.extensions_mut()
                 .insert(
                     GrpcMethod::new("mycora.internal.v1.FlowStoreService", "StartFlow"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Starts an ended flow again: raises its generation and its epoch, and tells the replica that its
+        /// uid gives. That one resets the nodes to run again, from what is kept in `rerun_json`.
+        ///
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_ENDED`), ALREADY_EXISTS.
+        pub async fn restart_flow(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RestartFlowRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RestartFlowResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.FlowStoreService/RestartFlow",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("mycora.internal.v1.FlowStoreService", "RestartFlow"),
                 );
             self.inner.unary(req, path, codec).await
         }
@@ -1280,7 +1565,8 @@ pub mod flow_store_service_client {
                 );
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Lists flows that run, over all contexts, in parts.
+        /// Lists flows that have something to do now or at a time, over all contexts, in parts. Flows that
+        /// only wait for a signal or another flow are not among them.
         pub async fn list_active_flows(
             &mut self,
             request: impl tonic::IntoRequest<super::ListActiveFlowsRequest>,
@@ -1371,14 +1657,16 @@ pub mod flow_store_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Keeps the wish to cancel a flow. The owner hears of it through the events.
+        /// Keeps something for a flow's owner to take up, and tells the owner. A signal is also kept by its
+        /// name, the wish to cancel also in the flow.
         ///
-        /// Errors: NOT_FOUND, PERMISSION_DENIED.
-        pub async fn request_cancel(
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, ALREADY_EXISTS, FAILED_PRECONDITION (`FLOW_NOT_STARTED`),
+        /// RESOURCE_EXHAUSTED (more than 10,000 inputs wait, or the flow has more than 1000 signals).
+        pub async fn push_input(
             &mut self,
-            request: impl tonic::IntoRequest<super::RequestCancelRequest>,
+            request: impl tonic::IntoRequest<super::PushInputRequest>,
         ) -> std::result::Result<
-            tonic::Response<super::RequestCancelResponse>,
+            tonic::Response<super::PushInputResponse>,
             tonic::Status,
         > {
             self.inner
@@ -1391,15 +1679,130 @@ pub mod flow_store_service_client {
                 })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static(
-                "/mycora.internal.v1.FlowStoreService/RequestCancel",
+                "/mycora.internal.v1.FlowStoreService/PushInput",
             );
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(
-                    GrpcMethod::new(
-                        "mycora.internal.v1.FlowStoreService",
-                        "RequestCancel",
-                    ),
+                    GrpcMethod::new("mycora.internal.v1.FlowStoreService", "PushInput"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads what was pushed and not yet taken up by a commit, from one place on.
+        ///
+        /// Errors: NOT_FOUND.
+        pub async fn read_inputs(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReadInputsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadInputsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.FlowStoreService/ReadInputs",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("mycora.internal.v1.FlowStoreService", "ReadInputs"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Tells where another flow of the context stands. If it has not ended, the asking flow is touched
+        /// when it does.
+        ///
+        /// Errors: NOT_FOUND (the asking flow).
+        pub async fn await_flow(
+            &mut self,
+            request: impl tonic::IntoRequest<super::AwaitFlowRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AwaitFlowResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.FlowStoreService/AwaitFlow",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("mycora.internal.v1.FlowStoreService", "AwaitFlow"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Holds the lease of a scheduler replica for as long as the stream stands and beats come. Answers
+        /// with who lives, whenever that changes, and with flows that were touched: that others have
+        /// something new for. The first answers are the replicas and `resync`.
+        ///
+        /// Errors: INVALID_ARGUMENT (no hello), ABORTED (`LEASE_LOST`: the lease ran out, or another start
+        /// of the same name has taken it; `STORE_WENT_BACK`: Redis lost changes. What is in memory is void).
+        pub async fn join(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::JoinRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::JoinResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.FlowStoreService/Join",
+            );
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.internal.v1.FlowStoreService", "Join"));
+            self.inner.streaming(req, path, codec).await
+        }
+        /// Reads the message that carried an attempt.
+        ///
+        /// Errors: NOT_FOUND.
+        pub async fn read_message(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReadMessageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadMessageResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.FlowStoreService/ReadMessage",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("mycora.internal.v1.FlowStoreService", "ReadMessage"),
                 );
             self.inner.unary(req, path, codec).await
         }
@@ -1613,7 +2016,8 @@ pub mod flow_store_service_server {
             tonic::Response<super::AddNodesResponse>,
             tonic::Status,
         >;
-        /// Starts a flow in CREATED and makes the caller its owner.
+        /// Starts a flow in CREATED. A replica named as its owner drives it from then on; without one the
+        /// replica that its uid gives is told.
         ///
         /// Errors: NOT_FOUND, FAILED_PRECONDITION (`FLOW_NOT_CREATED`, or fewer nodes than announced).
         async fn start_flow(
@@ -1621,6 +2025,17 @@ pub mod flow_store_service_server {
             request: tonic::Request<super::StartFlowRequest>,
         ) -> std::result::Result<
             tonic::Response<super::StartFlowResponse>,
+            tonic::Status,
+        >;
+        /// Starts an ended flow again: raises its generation and its epoch, and tells the replica that its
+        /// uid gives. That one resets the nodes to run again, from what is kept in `rerun_json`.
+        ///
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_ENDED`), ALREADY_EXISTS.
+        async fn restart_flow(
+            &self,
+            request: tonic::Request<super::RestartFlowRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RestartFlowResponse>,
             tonic::Status,
         >;
         /// Makes the caller the owner of a flow that runs: raises its epoch.
@@ -1652,7 +2067,8 @@ pub mod flow_store_service_server {
             >
             + std::marker::Send
             + 'static;
-        /// Lists flows that run, over all contexts, in parts.
+        /// Lists flows that have something to do now or at a time, over all contexts, in parts. Flows that
+        /// only wait for a signal or another flow are not among them.
         async fn list_active_flows(
             &self,
             request: tonic::Request<super::ListActiveFlowsRequest>,
@@ -1683,14 +2099,63 @@ pub mod flow_store_service_server {
             tonic::Response<super::ReserveMessageIdsResponse>,
             tonic::Status,
         >;
-        /// Keeps the wish to cancel a flow. The owner hears of it through the events.
+        /// Keeps something for a flow's owner to take up, and tells the owner. A signal is also kept by its
+        /// name, the wish to cancel also in the flow.
         ///
-        /// Errors: NOT_FOUND, PERMISSION_DENIED.
-        async fn request_cancel(
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, ALREADY_EXISTS, FAILED_PRECONDITION (`FLOW_NOT_STARTED`),
+        /// RESOURCE_EXHAUSTED (more than 10,000 inputs wait, or the flow has more than 1000 signals).
+        async fn push_input(
             &self,
-            request: tonic::Request<super::RequestCancelRequest>,
+            request: tonic::Request<super::PushInputRequest>,
         ) -> std::result::Result<
-            tonic::Response<super::RequestCancelResponse>,
+            tonic::Response<super::PushInputResponse>,
+            tonic::Status,
+        >;
+        /// Reads what was pushed and not yet taken up by a commit, from one place on.
+        ///
+        /// Errors: NOT_FOUND.
+        async fn read_inputs(
+            &self,
+            request: tonic::Request<super::ReadInputsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadInputsResponse>,
+            tonic::Status,
+        >;
+        /// Tells where another flow of the context stands. If it has not ended, the asking flow is touched
+        /// when it does.
+        ///
+        /// Errors: NOT_FOUND (the asking flow).
+        async fn await_flow(
+            &self,
+            request: tonic::Request<super::AwaitFlowRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AwaitFlowResponse>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the Join method.
+        type JoinStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::JoinResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Holds the lease of a scheduler replica for as long as the stream stands and beats come. Answers
+        /// with who lives, whenever that changes, and with flows that were touched: that others have
+        /// something new for. The first answers are the replicas and `resync`.
+        ///
+        /// Errors: INVALID_ARGUMENT (no hello), ABORTED (`LEASE_LOST`: the lease ran out, or another start
+        /// of the same name has taken it; `STORE_WENT_BACK`: Redis lost changes. What is in memory is void).
+        async fn join(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::JoinRequest>>,
+        ) -> std::result::Result<tonic::Response<Self::JoinStream>, tonic::Status>;
+        /// Reads the message that carried an attempt.
+        ///
+        /// Errors: NOT_FOUND.
+        async fn read_message(
+            &self,
+            request: tonic::Request<super::ReadMessageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadMessageResponse>,
             tonic::Status,
         >;
         /// Reads a flow.
@@ -1970,6 +2435,51 @@ pub mod flow_store_service_server {
                     };
                     Box::pin(fut)
                 }
+                "/mycora.internal.v1.FlowStoreService/RestartFlow" => {
+                    #[allow(non_camel_case_types)]
+                    struct RestartFlowSvc<T: FlowStoreService>(pub Arc<T>);
+                    impl<
+                        T: FlowStoreService,
+                    > tonic::server::UnaryService<super::RestartFlowRequest>
+                    for RestartFlowSvc<T> {
+                        type Response = super::RestartFlowResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RestartFlowRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowStoreService>::restart_flow(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RestartFlowSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/mycora.internal.v1.FlowStoreService/TakeFlow" => {
                     #[allow(non_camel_case_types)]
                     struct TakeFlowSvc<T: FlowStoreService>(pub Arc<T>);
@@ -2206,26 +2716,25 @@ pub mod flow_store_service_server {
                     };
                     Box::pin(fut)
                 }
-                "/mycora.internal.v1.FlowStoreService/RequestCancel" => {
+                "/mycora.internal.v1.FlowStoreService/PushInput" => {
                     #[allow(non_camel_case_types)]
-                    struct RequestCancelSvc<T: FlowStoreService>(pub Arc<T>);
+                    struct PushInputSvc<T: FlowStoreService>(pub Arc<T>);
                     impl<
                         T: FlowStoreService,
-                    > tonic::server::UnaryService<super::RequestCancelRequest>
-                    for RequestCancelSvc<T> {
-                        type Response = super::RequestCancelResponse;
+                    > tonic::server::UnaryService<super::PushInputRequest>
+                    for PushInputSvc<T> {
+                        type Response = super::PushInputResponse;
                         type Future = BoxFuture<
                             tonic::Response<Self::Response>,
                             tonic::Status,
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::RequestCancelRequest>,
+                            request: tonic::Request<super::PushInputRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as FlowStoreService>::request_cancel(&inner, request)
-                                    .await
+                                <T as FlowStoreService>::push_input(&inner, request).await
                             };
                             Box::pin(fut)
                         }
@@ -2236,7 +2745,188 @@ pub mod flow_store_service_server {
                     let max_encoding_message_size = self.max_encoding_message_size;
                     let inner = self.inner.clone();
                     let fut = async move {
-                        let method = RequestCancelSvc(inner);
+                        let method = PushInputSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.FlowStoreService/ReadInputs" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReadInputsSvc<T: FlowStoreService>(pub Arc<T>);
+                    impl<
+                        T: FlowStoreService,
+                    > tonic::server::UnaryService<super::ReadInputsRequest>
+                    for ReadInputsSvc<T> {
+                        type Response = super::ReadInputsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReadInputsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowStoreService>::read_inputs(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReadInputsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.FlowStoreService/AwaitFlow" => {
+                    #[allow(non_camel_case_types)]
+                    struct AwaitFlowSvc<T: FlowStoreService>(pub Arc<T>);
+                    impl<
+                        T: FlowStoreService,
+                    > tonic::server::UnaryService<super::AwaitFlowRequest>
+                    for AwaitFlowSvc<T> {
+                        type Response = super::AwaitFlowResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::AwaitFlowRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowStoreService>::await_flow(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = AwaitFlowSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.FlowStoreService/Join" => {
+                    #[allow(non_camel_case_types)]
+                    struct JoinSvc<T: FlowStoreService>(pub Arc<T>);
+                    impl<
+                        T: FlowStoreService,
+                    > tonic::server::StreamingService<super::JoinRequest>
+                    for JoinSvc<T> {
+                        type Response = super::JoinResponse;
+                        type ResponseStream = T::JoinStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<tonic::Streaming<super::JoinRequest>>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowStoreService>::join(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = JoinSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.FlowStoreService/ReadMessage" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReadMessageSvc<T: FlowStoreService>(pub Arc<T>);
+                    impl<
+                        T: FlowStoreService,
+                    > tonic::server::UnaryService<super::ReadMessageRequest>
+                    for ReadMessageSvc<T> {
+                        type Response = super::ReadMessageResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReadMessageRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowStoreService>::read_message(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReadMessageSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -2567,7 +3257,7 @@ pub mod flow_store_service_server {
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExchangeRequest {
     /// What this is.
-    #[prost(oneof = "exchange_request::Frame", tags = "1, 2, 3")]
+    #[prost(oneof = "exchange_request::Frame", tags = "1, 2, 3, 4, 5")]
     pub frame: ::core::option::Option<exchange_request::Frame>,
 }
 /// Nested message and enum types in `ExchangeRequest`.
@@ -2584,7 +3274,49 @@ pub mod exchange_request {
         /// Reports up to this number were taken care of.
         #[prost(message, tag = "3")]
         Handled(super::ReportsHandled),
+        /// Attempts to ask for.
+        #[prost(message, tag = "4")]
+        Query(super::QueryAttempts),
+        /// A context that a supervisor is to forget.
+        #[prost(message, tag = "5")]
+        Drop(super::DropContext),
     }
+}
+/// Attempts of which a supervisor is to say where they stand. Its answers come as reports. When it
+/// cannot be reached there is none.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct QueryAttempts {
+    /// Where the supervisor is reached.
+    #[prost(string, tag = "1")]
+    pub address: ::prost::alloc::string::String,
+    /// The topic its requests travel under.
+    #[prost(string, tag = "2")]
+    pub topic: ::prost::alloc::string::String,
+    /// Where the flow runs.
+    #[prost(uint32, tag = "3")]
+    pub context_id: u32,
+    /// The flow.
+    #[prost(uint32, tag = "4")]
+    pub flow_id: u32,
+    /// The attempts.
+    #[prost(string, repeated, tag = "5")]
+    pub job_keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// A context that a supervisor is to forget, with everything of it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DropContext {
+    /// Chosen by the router; the outcome carries it.
+    #[prost(uint64, tag = "1")]
+    pub drop_id: u64,
+    /// Where the supervisor is reached.
+    #[prost(string, tag = "2")]
+    pub address: ::prost::alloc::string::String,
+    /// The topic its requests travel under.
+    #[prost(string, tag = "3")]
+    pub topic: ::prost::alloc::string::String,
+    /// The context's uid.
+    #[prost(string, tag = "4")]
+    pub context_uid: ::prost::alloc::string::String,
 }
 /// Executions for one supervisor.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2644,7 +3376,7 @@ pub struct ReportsHandled {
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ExchangeResponse {
     /// What this is.
-    #[prost(oneof = "exchange_response::Frame", tags = "1, 2, 3")]
+    #[prost(oneof = "exchange_response::Frame", tags = "1, 2, 3, 4")]
     pub frame: ::core::option::Option<exchange_response::Frame>,
 }
 /// Nested message and enum types in `ExchangeResponse`.
@@ -2661,7 +3393,20 @@ pub mod exchange_response {
         /// What scripts print.
         #[prost(message, tag = "3")]
         Logs(super::Logs),
+        /// How the wish to forget a context ended.
+        #[prost(message, tag = "4")]
+        Dropped(super::DropOutcome),
     }
+}
+/// How the wish to forget a context ended.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DropOutcome {
+    /// Which wish.
+    #[prost(uint64, tag = "1")]
+    pub drop_id: u64,
+    /// Empty: the supervisor has forgotten it. Else: why not; it may be tried again.
+    #[prost(string, tag = "2")]
+    pub error: ::prost::alloc::string::String,
 }
 /// How a delivery ended.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -3022,11 +3767,31 @@ pub mod gateway_link_service_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+/// Asks for the scheduler replicas.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchSchedulersRequest {}
+/// The scheduler replicas that live.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WatchSchedulersResponse {
+    /// All of them, by name.
+    #[prost(message, repeated, tag = "1")]
+    pub replicas: ::prost::alloc::vec::Vec<SchedulerReplica>,
+}
+/// A scheduler replica.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SchedulerReplica {
+    /// Its name; decides which flows are its own.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Where it is reached; empty: in this process.
+    #[prost(string, tag = "2")]
+    pub address: ::prost::alloc::string::String,
+}
 /// From a router.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TakeRequest {
     /// What this is.
-    #[prost(oneof = "take_request::Frame", tags = "1, 2")]
+    #[prost(oneof = "take_request::Frame", tags = "1, 2, 3")]
     pub frame: ::core::option::Option<take_request::Frame>,
 }
 /// Nested message and enum types in `TakeRequest`.
@@ -3040,7 +3805,20 @@ pub mod take_request {
         /// Messages that need no more care.
         #[prost(message, tag = "2")]
         Settle(super::Settle),
+        /// A supervisor has forgotten a context, or is given up.
+        #[prost(message, tag = "3")]
+        Dropped(super::ContextDropped),
     }
+}
+/// A supervisor has forgotten a context, or is given up.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContextDropped {
+    /// The context's uid.
+    #[prost(string, tag = "1")]
+    pub context_uid: ::prost::alloc::string::String,
+    /// The runner record.
+    #[prost(uint32, tag = "2")]
+    pub runner_id: u32,
 }
 /// Introduces a router.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -3075,6 +3853,28 @@ pub struct TakeResponse {
     /// Messages that it holds from now on.
     #[prost(message, repeated, tag = "1")]
     pub messages: ::prost::alloc::vec::Vec<HeldMessage>,
+    /// Contexts that supervisors are to forget. Repeated until it is answered.
+    #[prost(message, repeated, tag = "2")]
+    pub drops: ::prost::alloc::vec::Vec<ContextDrop>,
+}
+/// A context that one supervisor is to forget.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContextDrop {
+    /// The context.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// Its uid.
+    #[prost(string, tag = "2")]
+    pub context_uid: ::prost::alloc::string::String,
+    /// The runner record.
+    #[prost(uint32, tag = "3")]
+    pub runner_id: u32,
+    /// Where the supervisor is reached.
+    #[prost(string, tag = "4")]
+    pub address: ::prost::alloc::string::String,
+    /// The topic its requests travel under.
+    #[prost(string, tag = "5")]
+    pub topic: ::prost::alloc::string::String,
 }
 /// A message that a router holds.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -3275,6 +4075,36 @@ pub mod message_store_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
+        /// Tells which scheduler replicas live: all of them at once, then again whenever that changes.
+        pub async fn watch_schedulers(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WatchSchedulersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::WatchSchedulersResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.MessageStoreService/WatchSchedulers",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "mycora.internal.v1.MessageStoreService",
+                        "WatchSchedulers",
+                    ),
+                );
+            self.inner.server_streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -3311,6 +4141,20 @@ pub mod message_store_service_server {
             request: tonic::Request<super::AppendLogsRequest>,
         ) -> std::result::Result<
             tonic::Response<super::AppendLogsResponse>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the WatchSchedulers method.
+        type WatchSchedulersStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::WatchSchedulersResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Tells which scheduler replicas live: all of them at once, then again whenever that changes.
+        async fn watch_schedulers(
+            &self,
+            request: tonic::Request<super::WatchSchedulersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::WatchSchedulersStream>,
             tonic::Status,
         >;
     }
@@ -3479,6 +4323,57 @@ pub mod message_store_service_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.MessageStoreService/WatchSchedulers" => {
+                    #[allow(non_camel_case_types)]
+                    struct WatchSchedulersSvc<T: MessageStoreService>(pub Arc<T>);
+                    impl<
+                        T: MessageStoreService,
+                    > tonic::server::ServerStreamingService<
+                        super::WatchSchedulersRequest,
+                    > for WatchSchedulersSvc<T> {
+                        type Response = super::WatchSchedulersResponse;
+                        type ResponseStream = T::WatchSchedulersStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WatchSchedulersRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MessageStoreService>::watch_schedulers(
+                                        &inner,
+                                        request,
+                                    )
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WatchSchedulersSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)
@@ -3992,6 +4887,26 @@ pub struct ReportResponse {
     /// Attempts to stop.
     #[prost(message, repeated, tag = "2")]
     pub stops: ::prost::alloc::vec::Vec<StopCommand>,
+    /// Attempts whose supervisors are to be asked where they stand.
+    #[prost(message, repeated, tag = "3")]
+    pub queries: ::prost::alloc::vec::Vec<StatusQuery>,
+}
+/// Attempts of one flow whose supervisor is to be asked where they stand. The answers come as
+/// reports: ended, started, accepted, or `unknown`.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StatusQuery {
+    /// Where the flow runs.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// The flow.
+    #[prost(uint32, tag = "2")]
+    pub flow_id: u32,
+    /// The runner record they were sent to.
+    #[prost(uint32, tag = "3")]
+    pub runner_id: u32,
+    /// The attempts.
+    #[prost(string, repeated, tag = "4")]
+    pub job_keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// An attempt to stop.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -4011,6 +4926,12 @@ pub struct StopCommand {
     /// Seconds between asking the script to end and ending it.
     #[prost(uint32, tag = "5")]
     pub grace_secs: u32,
+    /// Where the attempt lives, when a report told so; empty: where the runner record says.
+    #[prost(string, tag = "6")]
+    pub address: ::prost::alloc::string::String,
+    /// The topic of that address.
+    #[prost(string, tag = "7")]
+    pub topic: ::prost::alloc::string::String,
 }
 /// Generated client implementations.
 pub mod report_intake_service_client {

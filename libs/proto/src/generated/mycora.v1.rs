@@ -202,6 +202,15 @@ pub struct NodeSpec {
     /// What to execute.
     #[prost(message, optional, tag = "7")]
     pub job: ::core::option::Option<JobSpec>,
+    /// Conditions outside the flow, all of which must be met: `signal:<name>` (by SignalFlow),
+    /// `after:<RFC 3339 time>` (by the clock), `flow:<id>` (when that flow of the context is
+    /// FINISHED). Any other text is a signal of that name. At most 16.
+    #[prost(string, repeated, tag = "8")]
+    pub prerequisites: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// An expression over results of nodes before it, such as `results.split.rows > 0`. False: the
+    /// node is SKIPPED. At most 1024 bytes. Empty: none.
+    #[prost(string, tag = "9")]
+    pub when: ::prost::alloc::string::String,
 }
 /// A flow as it is asked for.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -382,6 +391,18 @@ pub struct FlowNode {
     /// How many bytes the attempt printed: where its log ends, once it has ended.
     #[prost(uint64, tag = "27")]
     pub output_bytes: u64,
+    /// Conditions outside the flow.
+    #[prost(string, repeated, tag = "28")]
+    pub prerequisites: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Those of them that were met when it was last looked at.
+    #[prost(string, repeated, tag = "29")]
+    pub prerequisites_met: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The expression that decides whether it runs.
+    #[prost(string, tag = "30")]
+    pub when: ::prost::alloc::string::String,
+    /// When its attempt was given up (`reason` says why) and is being stopped; absent: it was not.
+    #[prost(message, optional, tag = "31")]
+    pub expire_time: ::core::option::Option<::prost_types::Timestamp>,
 }
 /// Asks to create and start a flow.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -442,6 +463,18 @@ pub struct ListFlowsRequest {
     /// From the answer before; empty: the first page. Bound to caller and filter.
     #[prost(string, tag = "4")]
     pub page_token: ::prost::alloc::string::String,
+    /// Only flows of this actor; 0: all.
+    #[prost(uint32, tag = "5")]
+    pub caller_id: u32,
+    /// Only flows whose name begins so; empty: all.
+    #[prost(string, tag = "6")]
+    pub name_prefix: ::prost::alloc::string::String,
+    /// Only flows made at this moment or later; absent: all.
+    #[prost(message, optional, tag = "7")]
+    pub created_from: ::core::option::Option<::prost_types::Timestamp>,
+    /// Only flows made before this moment; absent: all.
+    #[prost(message, optional, tag = "8")]
+    pub created_before: ::core::option::Option<::prost_types::Timestamp>,
 }
 /// Gives a page of flows.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -468,6 +501,9 @@ pub struct ListFlowNodesRequest {
     /// From the answer before; empty: the first page.
     #[prost(string, tag = "4")]
     pub page_token: ::prost::alloc::string::String,
+    /// Only nodes in one of these states; empty: all.
+    #[prost(enumeration = "NodeState", repeated, tag = "5")]
+    pub states: ::prost::alloc::vec::Vec<i32>,
 }
 /// Gives a page of nodes.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -567,6 +603,9 @@ pub struct CancelFlowRequest {
     /// The flow.
     #[prost(uint32, tag = "3")]
     pub flow_id: u32,
+    /// Seconds between asking a script to end and ending it. 0: end it at once. Absent: 5.
+    #[prost(uint32, optional, tag = "4")]
+    pub grace_secs: ::core::option::Option<u32>,
 }
 /// Gives the flow after the wish was kept.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -603,6 +642,12 @@ pub struct StreamFlowLogsRequest {
     /// Go on until the flow has ended.
     #[prost(bool, tag = "4")]
     pub follow: bool,
+    /// Only this attempt; needs a node. 0: all.
+    #[prost(uint32, tag = "5")]
+    pub attempt: u32,
+    /// From this byte of the attempt's output on; needs an attempt.
+    #[prost(uint64, tag = "6")]
+    pub offset: u64,
 }
 /// A piece of what a job printed.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -621,6 +666,298 @@ pub struct StreamFlowLogsResponse {
     #[prost(bytes = "bytes", tag = "4")]
     pub data: ::prost::bytes::Bytes,
 }
+/// Asks to create a flow that is filled later.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CreateFlowRequest {
+    /// As in SubmitFlowRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Where it runs.
+    #[prost(uint32, tag = "2")]
+    pub context_id: u32,
+    /// The wished id; 0 lets the server choose.
+    #[prost(uint32, tag = "3")]
+    pub flow_id: u32,
+    /// Whose it is; 0: the calling actor. Only admins may name another.
+    #[prost(uint32, tag = "4")]
+    pub caller_id: u32,
+    /// Name, variables and limits; it must have no nodes.
+    #[prost(message, optional, tag = "5")]
+    pub flow: ::core::option::Option<FlowSpec>,
+    /// How many nodes will be added, at least one, at most 100,000.
+    #[prost(uint32, tag = "6")]
+    pub node_count: u32,
+}
+/// Gives the new flow.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CreateFlowResponse {
+    /// The flow, in CREATED.
+    #[prost(message, optional, tag = "1")]
+    pub flow: ::core::option::Option<Flow>,
+}
+/// Asks to add nodes to a flow.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct AddFlowNodesRequest {
+    /// Where the flow will run.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// The flow.
+    #[prost(uint32, tag = "2")]
+    pub flow_id: u32,
+    /// The place of the first of these nodes within the flow, counted from 0.
+    #[prost(uint32, tag = "3")]
+    pub first_index: u32,
+    /// The nodes, at most 1000.
+    #[prost(message, repeated, tag = "4")]
+    pub nodes: ::prost::alloc::vec::Vec<NodeSpec>,
+}
+/// Says that the nodes are kept.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AddFlowNodesResponse {
+    /// The job of the first of them; the others follow one after the other.
+    #[prost(uint32, tag = "1")]
+    pub first_job_id: u32,
+}
+/// Asks to start a flow.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StartFlowRequest {
+    /// Where it runs.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// The flow.
+    #[prost(uint32, tag = "2")]
+    pub flow_id: u32,
+}
+/// Gives the started flow.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StartFlowResponse {
+    /// The flow.
+    #[prost(message, optional, tag = "1")]
+    pub flow: ::core::option::Option<Flow>,
+}
+/// Gives a signal to a flow.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SignalFlowRequest {
+    /// A UUID that makes the call repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Where the flow runs.
+    #[prost(uint32, tag = "2")]
+    pub context_id: u32,
+    /// The flow.
+    #[prost(uint32, tag = "3")]
+    pub flow_id: u32,
+    /// The signal: 1 to 128 characters.
+    #[prost(string, tag = "4")]
+    pub name: ::prost::alloc::string::String,
+    /// What is kept with it, for people and programs that look; at most 4 KiB.
+    #[prost(string, tag = "5")]
+    pub payload: ::prost::alloc::string::String,
+}
+/// Says that the signal is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SignalFlowResponse {
+    /// It had been given before, and nothing has changed.
+    #[prost(bool, tag = "1")]
+    pub already_given: bool,
+}
+/// Asks to cancel a node.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CancelNodeRequest {
+    /// A UUID that makes the call repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Where the flow runs.
+    #[prost(uint32, tag = "2")]
+    pub context_id: u32,
+    /// The flow.
+    #[prost(uint32, tag = "3")]
+    pub flow_id: u32,
+    /// The node, by name.
+    #[prost(string, tag = "4")]
+    pub node: ::prost::alloc::string::String,
+}
+/// Says that the wish is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CancelNodeResponse {}
+/// Asks to run a flow again.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RetryFlowRequest {
+    /// A UUID that makes the call repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Where it ran.
+    #[prost(uint32, tag = "2")]
+    pub context_id: u32,
+    /// The flow.
+    #[prost(uint32, tag = "3")]
+    pub flow_id: u32,
+    /// Which nodes.
+    #[prost(enumeration = "RetryScope", tag = "4")]
+    pub scope: i32,
+    /// With RETRY_SCOPE_FROM: the nodes, by name.
+    #[prost(string, repeated, tag = "5")]
+    pub nodes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Changes of the flow's variables: set these.
+    #[prost(btree_map = "string, string", tag = "6")]
+    pub env_vars: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    /// Changes of the flow's variables: remove these.
+    #[prost(string, repeated, tag = "7")]
+    pub unset_env_vars: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Only answer what would run again.
+    #[prost(bool, tag = "8")]
+    pub dry_run: bool,
+}
+/// Gives the flow, and what is run again.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RetryFlowResponse {
+    /// The flow; with `dry_run` as it is.
+    #[prost(message, optional, tag = "1")]
+    pub flow: ::core::option::Option<Flow>,
+    /// How many nodes are run again.
+    #[prost(uint32, tag = "2")]
+    pub run_again_count: u32,
+    /// How many keep what they have.
+    #[prost(uint32, tag = "3")]
+    pub reused_count: u32,
+    /// Names of nodes that are run again, at most 1000.
+    #[prost(string, repeated, tag = "4")]
+    pub run_again: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Names of nodes that keep what they have, at most 1000.
+    #[prost(string, repeated, tag = "5")]
+    pub reused: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// Asks why a node is where it is.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExplainNodeRequest {
+    /// Where the flow runs.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// The flow.
+    #[prost(uint32, tag = "2")]
+    pub flow_id: u32,
+    /// The node, by name.
+    #[prost(string, tag = "3")]
+    pub node: ::prost::alloc::string::String,
+}
+/// Says why.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ExplainNodeResponse {
+    /// The node as it stands.
+    #[prost(message, optional, tag = "1")]
+    pub node: ::core::option::Option<FlowNode>,
+    /// In one sentence.
+    #[prost(string, tag = "2")]
+    pub summary: ::prost::alloc::string::String,
+    /// Everything that was looked at, in the order in which it decides.
+    #[prost(message, repeated, tag = "3")]
+    pub findings: ::prost::alloc::vec::Vec<Finding>,
+}
+/// What was found in one respect.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Finding {
+    /// In which respect.
+    #[prost(enumeration = "FindingKind", tag = "1")]
+    pub kind: i32,
+    /// It keeps the node from going on.
+    #[prost(bool, tag = "2")]
+    pub blocks: bool,
+    /// What was found, for people.
+    #[prost(string, tag = "3")]
+    pub detail: ::prost::alloc::string::String,
+}
+/// Asks to draw a flow.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetFlowGraphRequest {
+    /// Where it runs.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// The flow.
+    #[prost(uint32, tag = "2")]
+    pub flow_id: u32,
+    /// How.
+    #[prost(enumeration = "GraphFormat", tag = "3")]
+    pub format: i32,
+}
+/// Gives the drawing.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetFlowGraphResponse {
+    /// The text.
+    #[prost(string, tag = "1")]
+    pub graph: ::prost::alloc::string::String,
+}
+/// Asks to run one job.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RunJobRequest {
+    /// As in SubmitFlowRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Where it runs.
+    #[prost(uint32, tag = "2")]
+    pub context_id: u32,
+    /// Whose it is; 0: the calling actor. Only admins may name another.
+    #[prost(uint32, tag = "3")]
+    pub caller_id: u32,
+    /// The job and how it runs. It depends on nothing; its name, or `job`, is also the flow's.
+    #[prost(message, optional, tag = "4")]
+    pub node: ::core::option::Option<NodeSpec>,
+    /// Seconds to wait for the end, at most 3600. 0: do not wait.
+    #[prost(uint32, tag = "5")]
+    pub wait_secs: u32,
+}
+/// Gives the flow of the job, and the node when it was waited for.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RunJobResponse {
+    /// The flow.
+    #[prost(message, optional, tag = "1")]
+    pub flow: ::core::option::Option<Flow>,
+    /// Where its node stands.
+    #[prost(message, optional, tag = "2")]
+    pub node: ::core::option::Option<FlowNode>,
+}
+/// Reports on a node's attempt.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct UpdateNodeStatusRequest {
+    /// A UUID that makes the call repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Where the flow runs.
+    #[prost(uint32, tag = "2")]
+    pub context_id: u32,
+    /// The flow.
+    #[prost(uint32, tag = "3")]
+    pub flow_id: u32,
+    /// The node, by name.
+    #[prost(string, tag = "4")]
+    pub node: ::prost::alloc::string::String,
+    /// The attempt that is meant.
+    #[prost(uint32, tag = "5")]
+    pub attempt: u32,
+    /// RUNNING, COMPLETED or FAILED.
+    #[prost(enumeration = "NodeState", tag = "6")]
+    pub state: i32,
+    /// What it gave; only with COMPLETED.
+    #[prost(btree_map = "string, string", tag = "7")]
+    pub result: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    /// The exit code, when there was one.
+    #[prost(int32, optional, tag = "8")]
+    pub exit_code: ::core::option::Option<i32>,
+    /// Why it failed; only with FAILED.
+    #[prost(string, tag = "9")]
+    pub detail: ::prost::alloc::string::String,
+    /// Who executes it, for people.
+    #[prost(string, tag = "10")]
+    pub instance: ::prost::alloc::string::String,
+}
+/// Says that the report is kept; the flow's owner takes it up at once.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UpdateNodeStatusResponse {}
 /// Where a flow stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -765,6 +1102,141 @@ impl RunIf {
         }
     }
 }
+/// Which nodes are run again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum RetryScope {
+    /// Not given: what failed.
+    Unspecified = 0,
+    /// What failed, was cancelled, or was skipped because of a failure; and all that comes after.
+    Failed = 1,
+    /// Every node.
+    All = 2,
+    /// The nodes named, and all that comes after them.
+    From = 3,
+}
+impl RetryScope {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "RETRY_SCOPE_UNSPECIFIED",
+            Self::Failed => "RETRY_SCOPE_FAILED",
+            Self::All => "RETRY_SCOPE_ALL",
+            Self::From => "RETRY_SCOPE_FROM",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "RETRY_SCOPE_UNSPECIFIED" => Some(Self::Unspecified),
+            "RETRY_SCOPE_FAILED" => Some(Self::Failed),
+            "RETRY_SCOPE_ALL" => Some(Self::All),
+            "RETRY_SCOPE_FROM" => Some(Self::From),
+            _ => None,
+        }
+    }
+}
+/// In which respect a node was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum FindingKind {
+    /// Never given.
+    Unspecified = 0,
+    /// Where the flow stands.
+    Flow = 1,
+    /// The nodes before it.
+    Dependencies = 2,
+    /// Conditions outside the flow.
+    Prerequisites = 3,
+    /// The wait between tries.
+    BackOff = 4,
+    /// Which runner takes it.
+    Routing = 5,
+    /// Whether that runner lives.
+    Liveness = 6,
+    /// The message that carries it, and the window it waits in.
+    Delivery = 7,
+    /// The attempt under way.
+    Attempt = 8,
+    /// Times and tries it may still use.
+    Limits = 9,
+}
+impl FindingKind {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "FINDING_KIND_UNSPECIFIED",
+            Self::Flow => "FINDING_KIND_FLOW",
+            Self::Dependencies => "FINDING_KIND_DEPENDENCIES",
+            Self::Prerequisites => "FINDING_KIND_PREREQUISITES",
+            Self::BackOff => "FINDING_KIND_BACK_OFF",
+            Self::Routing => "FINDING_KIND_ROUTING",
+            Self::Liveness => "FINDING_KIND_LIVENESS",
+            Self::Delivery => "FINDING_KIND_DELIVERY",
+            Self::Attempt => "FINDING_KIND_ATTEMPT",
+            Self::Limits => "FINDING_KIND_LIMITS",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "FINDING_KIND_UNSPECIFIED" => Some(Self::Unspecified),
+            "FINDING_KIND_FLOW" => Some(Self::Flow),
+            "FINDING_KIND_DEPENDENCIES" => Some(Self::Dependencies),
+            "FINDING_KIND_PREREQUISITES" => Some(Self::Prerequisites),
+            "FINDING_KIND_BACK_OFF" => Some(Self::BackOff),
+            "FINDING_KIND_ROUTING" => Some(Self::Routing),
+            "FINDING_KIND_LIVENESS" => Some(Self::Liveness),
+            "FINDING_KIND_DELIVERY" => Some(Self::Delivery),
+            "FINDING_KIND_ATTEMPT" => Some(Self::Attempt),
+            "FINDING_KIND_LIMITS" => Some(Self::Limits),
+            _ => None,
+        }
+    }
+}
+/// How a flow is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum GraphFormat {
+    /// Not given: DOT.
+    Unspecified = 0,
+    /// Graphviz.
+    Dot = 1,
+    /// Mermaid.
+    Mermaid = 2,
+    /// JSON: `{"nodes": \[{"name", "state", …}\], "edges": \[{"from", "to"}\]}`.
+    Json = 3,
+}
+impl GraphFormat {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "GRAPH_FORMAT_UNSPECIFIED",
+            Self::Dot => "GRAPH_FORMAT_DOT",
+            Self::Mermaid => "GRAPH_FORMAT_MERMAID",
+            Self::Json => "GRAPH_FORMAT_JSON",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "GRAPH_FORMAT_UNSPECIFIED" => Some(Self::Unspecified),
+            "GRAPH_FORMAT_DOT" => Some(Self::Dot),
+            "GRAPH_FORMAT_MERMAID" => Some(Self::Mermaid),
+            "GRAPH_FORMAT_JSON" => Some(Self::Json),
+            _ => None,
+        }
+    }
+}
 /// Generated client implementations.
 pub mod flow_service_client {
     #![allow(
@@ -873,6 +1345,93 @@ pub mod flow_service_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("mycora.v1.FlowService", "SubmitFlow"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Creates a flow in CREATED, to be filled with AddFlowNodes and started with StartFlow: the way for
+        /// flows that are too large for one call.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the context), PERMISSION_DENIED, ALREADY_EXISTS (the flow id
+        /// is taken, or the request id was used with another body).
+        pub async fn create_flow(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CreateFlowRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CreateFlowResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.FlowService/CreateFlow",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.FlowService", "CreateFlow"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Adds nodes to a flow in CREATED, at most 1000 a call, in any order. Adding the same nodes at the
+        /// same place again changes nothing. Dependencies may name nodes that are added later: the graph
+        /// is checked by StartFlow.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_CREATED`,
+        /// `BLOB_MISSING`).
+        pub async fn add_flow_nodes(
+            &mut self,
+            request: impl tonic::IntoRequest<super::AddFlowNodesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AddFlowNodesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.FlowService/AddFlowNodes",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.FlowService", "AddFlowNodes"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Checks a flow in CREATED as a whole and starts it. Starting a started flow changes nothing.
+        ///
+        /// Errors: INVALID_ARGUMENT (all violations at once, as SubmitFlow), NOT_FOUND, PERMISSION_DENIED,
+        /// FAILED_PRECONDITION (`NODES_MISSING`: fewer nodes than announced; the flow has ended).
+        pub async fn start_flow(
+            &mut self,
+            request: impl tonic::IntoRequest<super::StartFlowRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::StartFlowResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.FlowService/StartFlow",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.FlowService", "StartFlow"));
             self.inner.unary(req, path, codec).await
         }
         /// Reads a flow without its nodes. Readers may.
@@ -985,6 +1544,36 @@ pub mod flow_service_client {
                 .insert(GrpcMethod::new("mycora.v1.FlowService", "WatchFlow"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Gives a signal to a flow: meets the prerequisites of that name, of nodes that wait for it now or
+        /// will. A signal is kept for as long as the flow, also when it is run again; the first of a name
+        /// counts. Executors may signal their own flows, admins all.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED (too many signals, or
+        /// too much that its owner has not taken up yet).
+        pub async fn signal_flow(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SignalFlowRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SignalFlowResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.FlowService/SignalFlow",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.FlowService", "SignalFlow"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Asks to cancel a flow. Answers as soon as the wish is kept; the flow is CANCELLED when all
         /// its nodes have ended. Cancelling an ended flow changes nothing. Executors may cancel their
         /// own, admins all.
@@ -1012,6 +1601,173 @@ pub mod flow_service_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("mycora.v1.FlowService", "CancelFlow"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Asks to cancel one node. Answers as soon as the wish is kept. What depends on the node sees a
+        /// failure. Cancelling an ended node changes nothing. Executors may cancel nodes of their own flows,
+        /// admins all.
+        ///
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_STARTED`),
+        /// RESOURCE_EXHAUSTED (too much that its owner has not taken up yet).
+        pub async fn cancel_node(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CancelNodeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CancelNodeResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.FlowService/CancelNode",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.FlowService", "CancelNode"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Runs an ended flow again, all of it or in part: its generation rises, chosen nodes become
+        /// PENDING, the others keep their results. Executors may run their own flows again, admins all.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_ENDED`;
+        /// `NOTHING_TO_RETRY`: no node is chosen).
+        pub async fn retry_flow(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RetryFlowRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RetryFlowResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.FlowService/RetryFlow",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.FlowService", "RetryFlow"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Says why a node is where it is: dependencies, prerequisites, back-off, routing, liveness,
+        /// windows and limits. Readers may.
+        ///
+        /// Errors: NOT_FOUND (the flow, or the node named).
+        pub async fn explain_node(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ExplainNodeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ExplainNodeResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.FlowService/ExplainNode",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.FlowService", "ExplainNode"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Draws a flow with the states of its nodes. Readers may.
+        ///
+        /// Errors: NOT_FOUND, RESOURCE_EXHAUSTED (the drawing is larger than 3 MiB: list the nodes).
+        pub async fn get_flow_graph(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetFlowGraphRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetFlowGraphResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.FlowService/GetFlowGraph",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.FlowService", "GetFlowGraph"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Runs one job as a flow of one node, and waits for its end if asked to.
+        ///
+        /// Errors: as SubmitFlow. When the time to wait is over the answer tells where the job stands.
+        pub async fn run_job(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RunJobRequest>,
+        ) -> std::result::Result<tonic::Response<super::RunJobResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.FlowService/RunJob",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.FlowService", "RunJob"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reports state and result of a node's current attempt, for those who execute it by other ways.
+        /// Executors may report on their own flows, admins on all.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`NODE_NOT_RUNNING`:
+        /// that attempt is not under way), RESOURCE_EXHAUSTED.
+        pub async fn update_node_status(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UpdateNodeStatusRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UpdateNodeStatusResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.FlowService/UpdateNodeStatus",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.FlowService", "UpdateNodeStatus"));
             self.inner.unary(req, path, codec).await
         }
         /// Removes an ended flow with its jobs, messages and logs. Its id is free afterwards. Executors
@@ -1097,6 +1853,42 @@ pub mod flow_service_server {
             tonic::Response<super::SubmitFlowResponse>,
             tonic::Status,
         >;
+        /// Creates a flow in CREATED, to be filled with AddFlowNodes and started with StartFlow: the way for
+        /// flows that are too large for one call.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the context), PERMISSION_DENIED, ALREADY_EXISTS (the flow id
+        /// is taken, or the request id was used with another body).
+        async fn create_flow(
+            &self,
+            request: tonic::Request<super::CreateFlowRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CreateFlowResponse>,
+            tonic::Status,
+        >;
+        /// Adds nodes to a flow in CREATED, at most 1000 a call, in any order. Adding the same nodes at the
+        /// same place again changes nothing. Dependencies may name nodes that are added later: the graph
+        /// is checked by StartFlow.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_CREATED`,
+        /// `BLOB_MISSING`).
+        async fn add_flow_nodes(
+            &self,
+            request: tonic::Request<super::AddFlowNodesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AddFlowNodesResponse>,
+            tonic::Status,
+        >;
+        /// Checks a flow in CREATED as a whole and starts it. Starting a started flow changes nothing.
+        ///
+        /// Errors: INVALID_ARGUMENT (all violations at once, as SubmitFlow), NOT_FOUND, PERMISSION_DENIED,
+        /// FAILED_PRECONDITION (`NODES_MISSING`: fewer nodes than announced; the flow has ended).
+        async fn start_flow(
+            &self,
+            request: tonic::Request<super::StartFlowRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::StartFlowResponse>,
+            tonic::Status,
+        >;
         /// Reads a flow without its nodes. Readers may.
         ///
         /// Errors: NOT_FOUND.
@@ -1139,6 +1931,19 @@ pub mod flow_service_server {
             &self,
             request: tonic::Request<super::WatchFlowRequest>,
         ) -> std::result::Result<tonic::Response<Self::WatchFlowStream>, tonic::Status>;
+        /// Gives a signal to a flow: meets the prerequisites of that name, of nodes that wait for it now or
+        /// will. A signal is kept for as long as the flow, also when it is run again; the first of a name
+        /// counts. Executors may signal their own flows, admins all.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED (too many signals, or
+        /// too much that its owner has not taken up yet).
+        async fn signal_flow(
+            &self,
+            request: tonic::Request<super::SignalFlowRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SignalFlowResponse>,
+            tonic::Status,
+        >;
         /// Asks to cancel a flow. Answers as soon as the wish is kept; the flow is CANCELLED when all
         /// its nodes have ended. Cancelling an ended flow changes nothing. Executors may cancel their
         /// own, admins all.
@@ -1149,6 +1954,71 @@ pub mod flow_service_server {
             request: tonic::Request<super::CancelFlowRequest>,
         ) -> std::result::Result<
             tonic::Response<super::CancelFlowResponse>,
+            tonic::Status,
+        >;
+        /// Asks to cancel one node. Answers as soon as the wish is kept. What depends on the node sees a
+        /// failure. Cancelling an ended node changes nothing. Executors may cancel nodes of their own flows,
+        /// admins all.
+        ///
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_STARTED`),
+        /// RESOURCE_EXHAUSTED (too much that its owner has not taken up yet).
+        async fn cancel_node(
+            &self,
+            request: tonic::Request<super::CancelNodeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CancelNodeResponse>,
+            tonic::Status,
+        >;
+        /// Runs an ended flow again, all of it or in part: its generation rises, chosen nodes become
+        /// PENDING, the others keep their results. Executors may run their own flows again, admins all.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_ENDED`;
+        /// `NOTHING_TO_RETRY`: no node is chosen).
+        async fn retry_flow(
+            &self,
+            request: tonic::Request<super::RetryFlowRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RetryFlowResponse>,
+            tonic::Status,
+        >;
+        /// Says why a node is where it is: dependencies, prerequisites, back-off, routing, liveness,
+        /// windows and limits. Readers may.
+        ///
+        /// Errors: NOT_FOUND (the flow, or the node named).
+        async fn explain_node(
+            &self,
+            request: tonic::Request<super::ExplainNodeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ExplainNodeResponse>,
+            tonic::Status,
+        >;
+        /// Draws a flow with the states of its nodes. Readers may.
+        ///
+        /// Errors: NOT_FOUND, RESOURCE_EXHAUSTED (the drawing is larger than 3 MiB: list the nodes).
+        async fn get_flow_graph(
+            &self,
+            request: tonic::Request<super::GetFlowGraphRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetFlowGraphResponse>,
+            tonic::Status,
+        >;
+        /// Runs one job as a flow of one node, and waits for its end if asked to.
+        ///
+        /// Errors: as SubmitFlow. When the time to wait is over the answer tells where the job stands.
+        async fn run_job(
+            &self,
+            request: tonic::Request<super::RunJobRequest>,
+        ) -> std::result::Result<tonic::Response<super::RunJobResponse>, tonic::Status>;
+        /// Reports state and result of a node's current attempt, for those who execute it by other ways.
+        /// Executors may report on their own flows, admins on all.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`NODE_NOT_RUNNING`:
+        /// that attempt is not under way), RESOURCE_EXHAUSTED.
+        async fn update_node_status(
+            &self,
+            request: tonic::Request<super::UpdateNodeStatusRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UpdateNodeStatusResponse>,
             tonic::Status,
         >;
         /// Removes an ended flow with its jobs, messages and logs. Its id is free afterwards. Executors
@@ -1287,6 +2157,141 @@ pub mod flow_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = SubmitFlowSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.FlowService/CreateFlow" => {
+                    #[allow(non_camel_case_types)]
+                    struct CreateFlowSvc<T: FlowService>(pub Arc<T>);
+                    impl<
+                        T: FlowService,
+                    > tonic::server::UnaryService<super::CreateFlowRequest>
+                    for CreateFlowSvc<T> {
+                        type Response = super::CreateFlowResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CreateFlowRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowService>::create_flow(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CreateFlowSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.FlowService/AddFlowNodes" => {
+                    #[allow(non_camel_case_types)]
+                    struct AddFlowNodesSvc<T: FlowService>(pub Arc<T>);
+                    impl<
+                        T: FlowService,
+                    > tonic::server::UnaryService<super::AddFlowNodesRequest>
+                    for AddFlowNodesSvc<T> {
+                        type Response = super::AddFlowNodesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::AddFlowNodesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowService>::add_flow_nodes(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = AddFlowNodesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.FlowService/StartFlow" => {
+                    #[allow(non_camel_case_types)]
+                    struct StartFlowSvc<T: FlowService>(pub Arc<T>);
+                    impl<
+                        T: FlowService,
+                    > tonic::server::UnaryService<super::StartFlowRequest>
+                    for StartFlowSvc<T> {
+                        type Response = super::StartFlowResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::StartFlowRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowService>::start_flow(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = StartFlowSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -1483,6 +2488,51 @@ pub mod flow_service_server {
                     };
                     Box::pin(fut)
                 }
+                "/mycora.v1.FlowService/SignalFlow" => {
+                    #[allow(non_camel_case_types)]
+                    struct SignalFlowSvc<T: FlowService>(pub Arc<T>);
+                    impl<
+                        T: FlowService,
+                    > tonic::server::UnaryService<super::SignalFlowRequest>
+                    for SignalFlowSvc<T> {
+                        type Response = super::SignalFlowResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SignalFlowRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowService>::signal_flow(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SignalFlowSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/mycora.v1.FlowService/CancelFlow" => {
                     #[allow(non_camel_case_types)]
                     struct CancelFlowSvc<T: FlowService>(pub Arc<T>);
@@ -1513,6 +2563,277 @@ pub mod flow_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CancelFlowSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.FlowService/CancelNode" => {
+                    #[allow(non_camel_case_types)]
+                    struct CancelNodeSvc<T: FlowService>(pub Arc<T>);
+                    impl<
+                        T: FlowService,
+                    > tonic::server::UnaryService<super::CancelNodeRequest>
+                    for CancelNodeSvc<T> {
+                        type Response = super::CancelNodeResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CancelNodeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowService>::cancel_node(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CancelNodeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.FlowService/RetryFlow" => {
+                    #[allow(non_camel_case_types)]
+                    struct RetryFlowSvc<T: FlowService>(pub Arc<T>);
+                    impl<
+                        T: FlowService,
+                    > tonic::server::UnaryService<super::RetryFlowRequest>
+                    for RetryFlowSvc<T> {
+                        type Response = super::RetryFlowResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RetryFlowRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowService>::retry_flow(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RetryFlowSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.FlowService/ExplainNode" => {
+                    #[allow(non_camel_case_types)]
+                    struct ExplainNodeSvc<T: FlowService>(pub Arc<T>);
+                    impl<
+                        T: FlowService,
+                    > tonic::server::UnaryService<super::ExplainNodeRequest>
+                    for ExplainNodeSvc<T> {
+                        type Response = super::ExplainNodeResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ExplainNodeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowService>::explain_node(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ExplainNodeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.FlowService/GetFlowGraph" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetFlowGraphSvc<T: FlowService>(pub Arc<T>);
+                    impl<
+                        T: FlowService,
+                    > tonic::server::UnaryService<super::GetFlowGraphRequest>
+                    for GetFlowGraphSvc<T> {
+                        type Response = super::GetFlowGraphResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetFlowGraphRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowService>::get_flow_graph(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetFlowGraphSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.FlowService/RunJob" => {
+                    #[allow(non_camel_case_types)]
+                    struct RunJobSvc<T: FlowService>(pub Arc<T>);
+                    impl<
+                        T: FlowService,
+                    > tonic::server::UnaryService<super::RunJobRequest>
+                    for RunJobSvc<T> {
+                        type Response = super::RunJobResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RunJobRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowService>::run_job(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RunJobSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.FlowService/UpdateNodeStatus" => {
+                    #[allow(non_camel_case_types)]
+                    struct UpdateNodeStatusSvc<T: FlowService>(pub Arc<T>);
+                    impl<
+                        T: FlowService,
+                    > tonic::server::UnaryService<super::UpdateNodeStatusRequest>
+                    for UpdateNodeStatusSvc<T> {
+                        type Response = super::UpdateNodeStatusResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UpdateNodeStatusRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowService>::update_node_status(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UpdateNodeStatusSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -2897,6 +4218,16 @@ pub struct GetContextResponse {
     #[prost(message, optional, tag = "1")]
     pub context: ::core::option::Option<Context>,
 }
+/// Asks to remove a context.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteContextRequest {
+    /// Which.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+}
+/// Says that the context is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteContextResponse {}
 /// Whether a context takes changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -3066,6 +4397,35 @@ pub mod context_service_client {
                 .insert(GrpcMethod::new("mycora.v1.ContextService", "GetContext"));
             self.inner.unary(req, path, codec).await
         }
+        /// Removes a context with everything in it, here and at its supervisors. From the first moment on
+        /// it takes no changes; its flows end with it. The answer comes when nothing is left: a call that
+        /// broke off is made again. Admins of the context may, and the bootstrap identity.
+        ///
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, UNAVAILABLE (it goes on; ask again).
+        pub async fn delete_context(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DeleteContextRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteContextResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.ContextService/DeleteContext",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.ContextService", "DeleteContext"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -3100,6 +4460,18 @@ pub mod context_service_server {
             request: tonic::Request<super::GetContextRequest>,
         ) -> std::result::Result<
             tonic::Response<super::GetContextResponse>,
+            tonic::Status,
+        >;
+        /// Removes a context with everything in it, here and at its supervisors. From the first moment on
+        /// it takes no changes; its flows end with it. The answer comes when nothing is left: a call that
+        /// broke off is made again. Admins of the context may, and the bootstrap identity.
+        ///
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, UNAVAILABLE (it goes on; ask again).
+        async fn delete_context(
+            &self,
+            request: tonic::Request<super::DeleteContextRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteContextResponse>,
             tonic::Status,
         >;
     }
@@ -3255,6 +4627,51 @@ pub mod context_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetContextSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.ContextService/DeleteContext" => {
+                    #[allow(non_camel_case_types)]
+                    struct DeleteContextSvc<T: ContextService>(pub Arc<T>);
+                    impl<
+                        T: ContextService,
+                    > tonic::server::UnaryService<super::DeleteContextRequest>
+                    for DeleteContextSvc<T> {
+                        type Response = super::DeleteContextResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DeleteContextRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ContextService>::delete_context(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DeleteContextSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
