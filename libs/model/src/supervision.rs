@@ -66,6 +66,12 @@ pub struct JobStopped {
 
 /// The state of a stopped attempt that the supervisor had never seen, and will refuse from now on.
 pub const STATE_UNKNOWN: &str = "unknown";
+/// The state of an attempt that waits in a queue.
+pub const STATE_QUEUED: &str = "queued";
+/// The state of an attempt that an instance runs.
+pub const STATE_STARTED: &str = "started";
+/// The state of an attempt that was handed back unstarted.
+pub const STATE_RETURNED: &str = "returned";
 
 /// Asks where an attempt stands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,11 +83,14 @@ pub struct JobQuery {
 /// Where an attempt stands.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobStatus {
-    /// `unknown`, `queued`, `started`, or how it ended.
+    /// `unknown`, `queued`, `started`, `returned`, or how it ended.
     pub state: String,
     /// The instance that has, or had it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
+    /// When an instance began, by the supervisor's clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Timestamp>,
     /// How it ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<Box<AttemptEnd>>,

@@ -1,11 +1,14 @@
-//! Messages to supervisors, and stops.
+//! Messages to supervisors.
 
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use model::execution::Outcome;
-use model::supervision::{JobAccepted, JobStop, JobStopped, STATE_UNKNOWN, method};
-use model::{AttemptEnd, ContextId, FlowId, JobKey, NodeReport, Reason, ReasonCode, ReportKind, Timestamp};
+use model::supervision::{JobAccepted, method};
+use model::{
+    AttemptEnd, ContextId, FlowId, JobKey, NodeReport, Reason, ReasonCode, ReportKind, ReportSource,
+    Timestamp,
+};
 use mycelium::{Call, CallError, RpcError};
 use proto::internal::v1 as wire;
 use serde::Deserialize;
@@ -14,11 +17,10 @@ use tokio::time::Instant;
 
 use crate::front::Desk;
 use crate::inline::Inliner;
+use crate::routers::Answers;
 
 /// How long a delivery waits for a conversation to stand.
-const CONNECT_WAIT: Duration = Duration::from_secs(2);
-/// How long a supervisor may take to answer a stop.
-const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const CONNECT_WAIT: Duration = Duration::from_secs(2);
 
 /// What has to be known of an execution to report about it.
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -29,16 +31,17 @@ struct Head {
 }
 
 impl Head {
-    fn report(self, kind: ReportKind) -> NodeReport {
-        NodeReport { job_key: self.job_key, context_id: self.context_id, flow_id: self.flow_id, kind }
+    fn report(self, source: &ReportSource, kind: ReportKind) -> NodeReport {
+        let Self { job_key, context_id, flow_id } = self;
+        NodeReport { job_key, context_id, flow_id, source: Some(source.clone()), kind }
     }
 }
 
 /// Delivers executions. When all of them were answered, refusals have been acknowledged as reports when this
 /// returns; else nothing was refused yet.
-pub async fn deliver(desk: &Desk, deliver: wire::Deliver) -> wire::DeliveryOutcome {
+pub async fn deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> wire::DeliveryOutcome {
     let delivery_id = deliver.delivery_id;
-    let error = match try_deliver(desk, deliver).await {
+    let error = match try_deliver(desk, answers, deliver).await {
         Ok(()) => String::new(),
         Err(error) => {
             desk.metrics.failed.inc();
@@ -48,13 +51,14 @@ pub async fn deliver(desk: &Desk, deliver: wire::Deliver) -> wire::DeliveryOutco
     wire::DeliveryOutcome { delivery_id, error }
 }
 
-async fn try_deliver(desk: &Desk, deliver: wire::Deliver) -> Result<(), String> {
+async fn try_deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> Result<(), String> {
     let wire::Deliver { delivery_id: _, address, topic, context_id, context_uid, nodes, timeout_millis } =
         deliver;
     let timeout = Duration::from_millis(timeout_millis);
     let deadline = Instant::now() + timeout;
     let peer = desk.peers.connected(&address, &topic, CONNECT_WAIT.min(timeout)).await;
     let peer = peer.map_err(|error| error.to_string())?;
+    let source = ReportSource { address, topic };
 
     let mut inliner = Inliner::new(desk.store.clone(), ContextId(context_id), context_uid);
     let (mut heads, mut calls) = (Vec::with_capacity(nodes.len()), Vec::with_capacity(nodes.len()));
@@ -72,15 +76,13 @@ async fn try_deliver(desk: &Desk, deliver: wire::Deliver) -> Result<(), String> 
         match outcome.map(|result| serde_json::from_str::<JobAccepted>(result.get())) {
             Ok(Ok(accepted)) => {
                 desk.metrics.accepted.inc();
+                let kind = ReportKind::Accepted { supervisor: accepted.supervisor };
                 // Nobody waits for this one: what follows says the same and more.
-                drop(desk.tell(
-                    head.job_key,
-                    &head.report(ReportKind::Accepted { supervisor: accepted.supervisor }),
-                ));
+                drop(answers.report(&head.report(&source, kind)));
             }
             Ok(Err(error)) => unanswered = Some(format!("an answer to job.run cannot be read: {error}")),
             Err(error) => match refusal(&error) {
-                Some(kind) => refusals.push(head.report(kind)),
+                Some(kind) => refusals.push(head.report(&source, kind)),
                 None => unanswered = Some(error.to_string()),
             },
         }
@@ -91,8 +93,9 @@ async fn try_deliver(desk: &Desk, deliver: wire::Deliver) -> Result<(), String> 
         return Err(error);
     }
     desk.metrics.refused.inc_by(refusals.len() as u64);
-    let told = refusals.iter().map(|report| desk.tell(report.job_key, report));
-    let told = told.collect::<Option<Vec<_>>>().ok_or("a refusal could not be reported")?;
+    let told = refusals.iter().map(|report| answers.report(report));
+    let told = told.collect::<Result<Vec<_>, _>>();
+    let told = told.map_err(|not_taken| format!("a refusal could not be reported: {not_taken}"))?;
     let all_told = join_all(told).await.into_iter().all(|handled| handled.is_ok());
     if all_told { Ok(()) } else { Err("the router went away before it took a refusal".to_owned()) }
 }
@@ -128,7 +131,8 @@ fn detail(refused: &RpcError) -> String {
     refused.message.clone()
 }
 
-fn stopped() -> ReportKind {
+/// An attempt that ended on request before it began.
+pub(crate) fn stopped() -> ReportKind {
     ReportKind::Ended(Box::new(AttemptEnd {
         outcome: Outcome::Stopped,
         exit_code: None,
@@ -140,34 +144,6 @@ fn stopped() -> ReportKind {
         start_time: None,
         end_time: Timestamp::now(),
     }))
-}
-
-/// Stops an attempt. One that the supervisor had never seen, and will refuse from now on, is reported
-/// as stopped; of every other the supervisor itself tells the end. A stop that fails is repeated by the
-/// scheduler.
-pub async fn stop(desk: &Desk, stop: wire::StopAttempt) {
-    let wire::StopAttempt { address, topic, job_key, grace_secs, context_id, flow_id } = stop;
-    let job_key: JobKey = match job_key.parse() {
-        Ok(key) => key,
-        Err(error) => {
-            tracing::error!(%error, "a stop names no attempt");
-            return;
-        }
-    };
-    let stopping = async {
-        let peer = desk.peers.connected(&address, &topic, CONNECT_WAIT).await.map_err(|e| e.to_string())?;
-        let ask = JobStop { job_key, grace_secs };
-        let answer = peer.call(method::JOB_STOP, &ask, STOP_TIMEOUT).await.map_err(|e| e.to_string())?;
-        serde_json::from_str::<JobStopped>(answer.get()).map_err(|e| e.to_string())
-    };
-    match stopping.await {
-        Ok(outcome) if outcome.stopped && outcome.state == STATE_UNKNOWN => {
-            let head = Head { job_key, context_id: ContextId(context_id), flow_id: FlowId(flow_id) };
-            drop(desk.tell(job_key, &head.report(stopped())));
-        }
-        Ok(_) => {}
-        Err(error) => tracing::info!(%job_key, %address, error, "an attempt was not stopped"),
-    }
 }
 
 #[cfg(test)]

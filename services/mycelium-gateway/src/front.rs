@@ -8,7 +8,7 @@ use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, join_all};
 use model::supervision::{BlobGet, BlobPiece, BlobPut, Done, JobEvent, method};
-use model::{ContextId, JobKey, Presence};
+use model::{ContextId, NodeReport, Presence};
 use mycelium::json_rpc::{INTERNAL_ERROR, METHOD_NOT_FOUND, answer};
 use mycelium::{Answer, Handler, Peer, PublicKey, Request, RpcError};
 use proto::internal::v1 as wire;
@@ -111,15 +111,16 @@ impl Desk {
 
     fn event(&self, address: &str, request: &Request) -> Result<Begun, RpcError> {
         let event: JobEvent = request.read()?;
-        let (job, origin) = (event.job_key, event.origin);
+        let (job, number, origin) = (event.job_key, event.seq, event.origin);
         self.check(address, origin.context_id)?;
         self.metrics.events.inc();
         let said = match event.into_report() {
-            Ok(report) => Said::Report(
-                serde_json::to_vec(&report)
-                    .map_err(|error| RpcError::of_protocol(INTERNAL_ERROR, error.to_string()))?
-                    .into(),
-            ),
+            Ok(report) => {
+                let report = NodeReport { source: Some(self.peers.source(address)), ..report };
+                let json = serde_json::to_vec(&report)
+                    .map_err(|error| RpcError::of_protocol(INTERNAL_ERROR, error.to_string()))?;
+                Said::Report(json.into())
+            }
             Err((offset, text)) => Said::Log(wire::NumberedLog {
                 report_id: 0,
                 job_key: job.to_string(),
@@ -129,7 +130,7 @@ impl Desk {
                 data: Bytes::from(text),
             }),
         };
-        self.routers.tell(job, said).map(Begun::Told).map_err(|not_taken| {
+        self.routers.tell(job, number, said).map(Begun::Told).map_err(|not_taken| {
             self.metrics.events_refused.inc();
             RpcError::refused("BUSY", false, not_taken.to_string())
         })
@@ -177,18 +178,6 @@ impl Desk {
         }
         let message = format!("no runner record of context {context} names {address}");
         Err(RpcError::refused("UNKNOWN_PEER", false, message))
-    }
-
-    /// Tells a router something that nobody waits for.
-    pub fn tell(&self, job: JobKey, report: &model::NodeReport) -> Option<Handled> {
-        let json = match serde_json::to_vec(report) {
-            Ok(json) => json,
-            Err(error) => {
-                tracing::error!(%error, "a report cannot be written");
-                return None;
-            }
-        };
-        self.routers.tell(job, Said::Report(json.into())).ok()
     }
 
     /// An answerer for one supervisor.

@@ -11,6 +11,10 @@ pub struct Metrics {
     pub refused: IntCounter,
     /// Deliveries that failed as a whole.
     pub failed: IntCounter,
+    /// Attempts that supervisors were asked for, and answered.
+    pub queried: IntCounter,
+    /// Contexts that supervisors have forgotten.
+    pub contexts_dropped: IntCounter,
     /// Events that supervisors told.
     pub events: IntCounter,
     /// Events that were refused because no router could take them.
@@ -45,6 +49,8 @@ impl Metrics {
             accepted: counter("jobs_accepted_total", "Jobs that supervisors accepted.")?,
             refused: counter("jobs_refused_total", "Jobs that supervisors refused.")?,
             failed: counter("deliveries_failed_total", "Deliveries that failed as a whole.")?,
+            queried: counter("attempts_queried_total", "Attempts that supervisors told the state of.")?,
+            contexts_dropped: counter("contexts_dropped_total", "Contexts that supervisors have forgotten.")?,
             events: counter("events_total", "Events that supervisors told.")?,
             events_refused: counter("events_refused_total", "Events that no router could take.")?,
             connected: gauge("supervisors_connected", "Supervisors that are connected.")?,

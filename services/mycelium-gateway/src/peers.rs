@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use model::{Address, ContextId};
+use model::{Address, ContextId, ReportSource, RunnerId};
 use mycelium::{Peer, PublicKey};
 use proto::internal::v1::WatchResponse;
 use tokio::sync::{mpsc, watch};
@@ -91,11 +91,37 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Table {
-    peers: BTreeMap<String, watch::Sender<Standing>>,
-    /// The contexts whose records name an address.
-    contexts: HashMap<String, BTreeSet<ContextId>>,
+    peers: BTreeMap<String, Entry>,
+    /// The records, with the address that each names.
+    records: BTreeMap<(ContextId, RunnerId), String>,
+    /// The records that name an address.
+    by_address: HashMap<String, BTreeSet<(ContextId, RunnerId)>>,
     /// Addresses on the bus by the node behind them.
     nodes: HashMap<PublicKey, String>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    topic: String,
+    standing: watch::Sender<Standing>,
+}
+
+impl Table {
+    fn put(&mut self, key: (ContextId, RunnerId), address: &str) {
+        self.remove(key);
+        self.records.insert(key, address.to_owned());
+        self.by_address.entry(address.to_owned()).or_default().insert(key);
+    }
+
+    fn remove(&mut self, key: (ContextId, RunnerId)) {
+        let Some(address) = self.records.remove(&key) else { return };
+        if let Some(keys) = self.by_address.get_mut(&address) {
+            keys.remove(&key);
+            if keys.is_empty() {
+                self.by_address.remove(&address);
+            }
+        }
+    }
 }
 
 impl Peers {
@@ -110,8 +136,7 @@ impl Peers {
     pub fn update(&self, part: WatchResponse) {
         for viewed in part.runners {
             let Some(runner) = viewed.runner else { continue };
-            let contexts = ContextId(viewed.context_id);
-            self.lock().contexts.entry(runner.address.clone()).or_default().insert(contexts);
+            self.lock().put((ContextId(viewed.context_id), RunnerId(runner.id)), &runner.address);
             if let Err(error) = self.want(&runner.address, &runner.topic) {
                 tracing::warn!(%error, "a runner record is of no use");
             }
@@ -121,7 +146,23 @@ impl Peers {
     /// Whether a supervisor may speak of a context: a record of the context names it.
     #[must_use]
     pub fn works_for(&self, address: &str, context: ContextId) -> bool {
-        self.lock().contexts.get(address).is_some_and(|contexts| contexts.contains(&context))
+        let of_context = (context, RunnerId(0))..=(context, RunnerId(u32::MAX));
+        let table = self.lock();
+        table.by_address.get(address).is_some_and(|keys| keys.range(of_context).next().is_some())
+    }
+
+    /// Where a supervisor is reached, as the records say; what it says comes from there.
+    #[must_use]
+    pub fn source(&self, address: &str) -> ReportSource {
+        let topic = self.lock().peers.get(address).map(|entry| entry.topic.clone());
+        ReportSource { address: address.to_owned(), topic: topic.unwrap_or_default() }
+    }
+
+    /// A supervisor's own name; empty until it was heard.
+    #[must_use]
+    pub fn name_of(&self, address: &str) -> String {
+        let table = self.lock();
+        table.peers.get(address).map(|entry| entry.standing.borrow().supervisor.clone()).unwrap_or_default()
     }
 
     /// The conversation with a supervisor. Waits for it to stand, but not for long.
@@ -145,7 +186,8 @@ impl Peers {
     #[must_use]
     pub fn all(&self) -> Vec<(String, Standing)> {
         let table = self.lock();
-        table.peers.iter().map(|(address, standing)| (address.clone(), standing.borrow().clone())).collect()
+        let peers = table.peers.iter();
+        peers.map(|(address, entry)| (address.clone(), entry.standing.borrow().clone())).collect()
     }
 
     /// Notes which node of the bus an address leads to.
@@ -161,7 +203,7 @@ impl Peers {
 
     /// Notes a supervisor's own name.
     pub fn note_name(&self, address: &str, name: &str) {
-        if let Some(standing) = self.lock().peers.get(address) {
+        if let Some(Entry { standing, .. }) = self.lock().peers.get(address) {
             standing.send_if_modified(|standing| {
                 let differs = standing.supervisor != name;
                 if differs {
@@ -174,12 +216,13 @@ impl Peers {
 
     fn want(&self, address: &str, topic: &str) -> Result<watch::Receiver<Standing>, PeerError> {
         let mut table = self.lock();
-        if let Some(standing) = table.peers.get(address) {
-            return Ok(standing.subscribe());
+        if let Some(entry) = table.peers.get(address) {
+            return Ok(entry.standing.subscribe());
         }
         let parsed: Address = address.parse()?;
         let standing = watch::Sender::new(Standing::default());
-        table.peers.insert(address.to_owned(), standing.clone());
+        let entry = Entry { topic: topic.to_owned(), standing: standing.clone() };
+        table.peers.insert(address.to_owned(), entry);
         let receiver = standing.subscribe();
         let seat = Seat { standing, metrics: self.0.metrics.clone() };
         let wanted = Wanted { text: address.to_owned(), address: parsed, topic: topic.to_owned(), seat };

@@ -2,14 +2,15 @@
 //!
 //! What is said of a flow goes to the same router as long as the same routers are connected, so that
 //! it stays in order. What a router did not acknowledge before its stream ended is lost here on purpose:
-//! its supervisor is not answered, and says it again.
+//! its supervisor is not answered, and says it again. An event that is said again while its router still
+//! has it is not told twice: whoever says it now is the one who is answered.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use model::JobKey;
+use model::{JobKey, NodeReport};
 use proto::internal::v1 as wire;
 use tokio::sync::{mpsc, oneshot};
 
@@ -28,6 +29,8 @@ pub enum Item {
     Log(wire::NumberedLog),
     /// How a delivery ended.
     Outcome(wire::DeliveryOutcome),
+    /// How the wish to forget a context ended.
+    Dropped(wire::DropOutcome),
 }
 
 /// Something that a supervisor said, before it has a number.
@@ -53,6 +56,9 @@ pub enum NotTaken {
     Full,
 }
 
+/// Names an event: the attempt, and its place among the attempt's events.
+type EventName = (JobKey, u64);
+
 /// All routers that are connected. Clones are the same.
 #[derive(Debug, Clone)]
 pub struct Routers {
@@ -70,7 +76,51 @@ struct State {
 struct Session {
     items: mpsc::UnboundedSender<Item>,
     next_report: u64,
-    unacknowledged: HashMap<u64, oneshot::Sender<()>>,
+    unacknowledged: HashMap<u64, Open>,
+    /// The events among them.
+    events: HashMap<EventName, u64>,
+}
+
+/// Something that a router has and did not acknowledge.
+#[derive(Debug)]
+struct Open {
+    done: oneshot::Sender<()>,
+    event: Option<EventName>,
+}
+
+impl Session {
+    fn tell(&mut self, said: Said, event: Option<EventName>) -> Result<Handled, NotTaken> {
+        let (done, handled) = oneshot::channel();
+        if let Some(report_id) = event.and_then(|event| self.events.get(&event))
+            && let Some(open) = self.unacknowledged.get_mut(report_id)
+        {
+            // Who said it before has given up waiting.
+            open.done = done;
+            return Ok(handled);
+        }
+        if self.unacknowledged.len() >= UNACKNOWLEDGED_MAX {
+            return Err(NotTaken::Full);
+        }
+        self.next_report += 1;
+        let report_id = self.next_report;
+        let item = match said {
+            Said::Report(report_json) => Item::Report(wire::NumberedReport { report_id, report_json }),
+            Said::Log(log) => Item::Log(wire::NumberedLog { report_id, ..log }),
+        };
+        self.items.send(item).map_err(|_| NotTaken::NoRouter)?;
+        self.unacknowledged.insert(report_id, Open { done, event });
+        self.events.extend(event.map(|event| (event, report_id)));
+        Ok(handled)
+    }
+
+    fn handled(&mut self, report_id: u64) {
+        let Some(open) = self.unacknowledged.remove(&report_id) else { return };
+        if let Some(event) = open.event {
+            self.events.remove(&event);
+        }
+        // Whoever told it may not wait any more.
+        open.done.send(()).ok();
+    }
 }
 
 impl Routers {
@@ -88,17 +138,23 @@ impl Routers {
         let mut state = self.lock();
         state.next_session += 1;
         let id = state.next_session;
-        let session = Session { items: items.clone(), next_report: 0, unacknowledged: HashMap::new() };
+        let session = Session {
+            items: items.clone(),
+            next_report: 0,
+            unacknowledged: HashMap::new(),
+            events: HashMap::new(),
+        };
         state.sessions.insert(id, session);
         self.metrics.routers.set(i64::try_from(state.sessions.len()).unwrap_or(i64::MAX));
         (RouterSession { id, items, routers: self.clone() }, receiver)
     }
 
-    /// Hands something over to the router that hears of this job's flow.
+    /// Hands an event over to the router that hears of this job's flow. `number` is its place among the
+    /// job's events.
     ///
     /// # Errors
     /// [`NotTaken`]; nothing was handed over.
-    pub fn tell(&self, job: JobKey, said: Said) -> Result<Handled, NotTaken> {
+    pub fn tell(&self, job: JobKey, number: u64, said: Said) -> Result<Handled, NotTaken> {
         let mut state = self.lock();
         if state.sessions.is_empty() {
             return Err(NotTaken::NoRouter);
@@ -107,19 +163,7 @@ impl Routers {
         job.flow.hash(&mut hasher);
         let at = usize::try_from(hasher.finish() % state.sessions.len() as u64).unwrap_or_default();
         let session = state.sessions.values_mut().nth(at).ok_or(NotTaken::NoRouter)?;
-        if session.unacknowledged.len() >= UNACKNOWLEDGED_MAX {
-            return Err(NotTaken::Full);
-        }
-        session.next_report += 1;
-        let report_id = session.next_report;
-        let item = match said {
-            Said::Report(report_json) => Item::Report(wire::NumberedReport { report_id, report_json }),
-            Said::Log(log) => Item::Log(wire::NumberedLog { report_id, ..log }),
-        };
-        session.items.send(item).map_err(|_| NotTaken::NoRouter)?;
-        let (done, handled) = oneshot::channel();
-        session.unacknowledged.insert(report_id, done);
-        Ok(handled)
+        session.tell(said, Some((job, number)))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -136,22 +180,44 @@ pub struct RouterSession {
 }
 
 impl RouterSession {
-    /// Where outcomes of its deliveries go.
+    /// Where what it asked for is answered.
     #[must_use]
-    pub fn items(&self) -> mpsc::UnboundedSender<Item> {
-        self.items.clone()
+    pub fn answers(&self) -> Answers {
+        Answers { session: self.id, items: self.items.clone(), routers: self.routers.clone() }
     }
 
     /// The router has taken care of these.
     pub fn handled(&self, reports: &[u64]) {
         let mut state = self.routers.lock();
         let Some(session) = state.sessions.get_mut(&self.id) else { return };
-        for report in reports {
-            if let Some(done) = session.unacknowledged.remove(report) {
-                // Whoever told it may not wait any more.
-                done.send(()).ok();
-            }
-        }
+        reports.iter().for_each(|report| session.handled(*report));
+    }
+}
+
+/// Answers one stream of a router. Nobody is told once it has ended: the router asks again.
+#[derive(Debug, Clone)]
+pub struct Answers {
+    session: u64,
+    items: mpsc::UnboundedSender<Item>,
+    routers: Routers,
+}
+
+impl Answers {
+    /// Tells a report.
+    ///
+    /// # Errors
+    /// [`NotTaken`]; nothing was told.
+    pub fn report(&self, report: &NodeReport) -> Result<Handled, NotTaken> {
+        let json = serde_json::to_vec(report).expect("a report can always be written as JSON");
+        let mut state = self.routers.lock();
+        let session = state.sessions.get_mut(&self.session).ok_or(NotTaken::NoRouter)?;
+        session.tell(Said::Report(json.into()), None)
+    }
+
+    /// Tells how something ended.
+    pub fn ended(&self, item: Item) {
+        // Without its stream nobody waits for it.
+        self.items.send(item).ok();
     }
 }
 
@@ -175,6 +241,7 @@ pub fn frames(items: Vec<Item>) -> Vec<wire::ExchangeResponse> {
     for item in items {
         match item {
             Item::Outcome(outcome) => frames.push(Frame::Outcome(outcome)),
+            Item::Dropped(dropped) => frames.push(Frame::Dropped(dropped)),
             Item::Report(report) => {
                 report_bytes += report.report_json.len() + 16;
                 if report_bytes > max && !reports.is_empty() {
@@ -228,10 +295,10 @@ mod tests {
     #[test]
     fn who_told_something_learns_when_it_was_handled() {
         let routers = routers();
-        assert_eq!(routers.tell(job(1), report()).err(), Some(NotTaken::NoRouter));
+        assert_eq!(routers.tell(job(1), 1, report()).err(), Some(NotTaken::NoRouter));
         let (session, mut items) = routers.join();
-        let mut first = routers.tell(job(1), report()).expect("taken");
-        let mut second = routers.tell(job(1), report()).expect("taken");
+        let mut first = routers.tell(job(1), 1, report()).expect("taken");
+        let mut second = routers.tell(job(1), 2, report()).expect("taken");
         let Ok(Item::Report(told)) = items.try_recv() else { panic!("a report") };
         session.handled(&[told.report_id, 999]);
         assert_eq!(first.try_recv(), Ok(()));
@@ -246,17 +313,34 @@ mod tests {
         let (_a, mut a_items) = routers.join();
         let (_b, mut b_items) = routers.join();
         for flow in 0..20 {
-            for _ in 0..3 {
-                drop(routers.tell(job(flow), report()));
+            for number in 0..3 {
+                drop(routers.tell(job(flow), number, report()));
             }
         }
         let count =
             |items: &mut mpsc::UnboundedReceiver<Item>| std::iter::from_fn(|| items.try_recv().ok()).count();
         let (a, b) = (count(&mut a_items), count(&mut b_items));
         assert!(a + b == 60 && a % 3 == 0 && a > 0 && b > 0, "{a} and {b}");
-        let taken = std::iter::from_fn(|| routers.tell(job(1), report()).ok()).take(20_000).count();
+        let mut numbers = 10..;
+        let taken = std::iter::from_fn(|| routers.tell(job(1), numbers.next()?, report()).ok());
+        let taken = taken.take(20_000).count();
         assert!(taken < UNACKNOWLEDGED_MAX, "{taken}");
-        assert_eq!(routers.tell(job(1), report()).err(), Some(NotTaken::Full));
+        assert_eq!(routers.tell(job(1), 9, report()).err(), Some(NotTaken::Full));
+    }
+
+    #[test]
+    fn an_event_that_is_said_again_is_told_once() {
+        let routers = routers();
+        let (session, mut items) = routers.join();
+        let mut first = routers.tell(job(1), 1, report()).expect("taken");
+        let mut again = routers.tell(job(1), 1, report()).expect("taken");
+        assert_eq!(first.try_recv(), Err(oneshot::error::TryRecvError::Closed), "another one waits now");
+        let Ok(Item::Report(told)) = items.try_recv() else { panic!("a report") };
+        assert!(items.try_recv().is_err(), "the router has it already");
+        session.handled(&[told.report_id]);
+        assert_eq!(again.try_recv(), Ok(()));
+        drop(routers.tell(job(1), 1, report()));
+        assert!(items.try_recv().is_ok(), "nobody remembers it any more");
     }
 
     #[test]

@@ -16,9 +16,9 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::delivery;
 use crate::front::Desk;
 use crate::routers::{Item, RouterSession, frames};
+use crate::{delivery, wishes};
 
 /// What is called from outside. Not by actors: it shows the addresses of every tenant.
 pub const PUBLIC_POLICY: PolicyTable<'static> =
@@ -116,7 +116,7 @@ impl GatewayLinkService for Rpc {
     }
 }
 
-/// Takes in what a router says. Its deliveries end with its stream: it sends them again.
+/// Takes in what a router says. What it asked for ends with its stream: it asks again.
 async fn receive(
     desk: &Desk,
     session: &RouterSession,
@@ -126,16 +126,26 @@ async fn receive(
     while let Some(wire::ExchangeRequest { frame }) = incoming.message().await? {
         match frame {
             Some(Frame::Deliver(deliver)) => {
-                let (desk, items) = (desk.clone(), session.items());
+                let (desk, answers) = (desk.clone(), session.answers());
                 tasks.spawn(async move {
-                    let outcome = delivery::deliver(&desk, deliver).await;
-                    // Without its stream nobody waits for the outcome.
-                    items.send(Item::Outcome(outcome)).ok();
+                    let outcome = delivery::deliver(&desk, &answers, deliver).await;
+                    answers.ended(Item::Outcome(outcome));
                 });
             }
             Some(Frame::Stop(stop)) => {
-                let desk = desk.clone();
-                tasks.spawn(async move { delivery::stop(&desk, stop).await });
+                let (desk, answers) = (desk.clone(), session.answers());
+                tasks.spawn(async move { wishes::stop(&desk, &answers, stop).await });
+            }
+            Some(Frame::Query(query)) => {
+                let (desk, answers) = (desk.clone(), session.answers());
+                tasks.spawn(async move { wishes::query(&desk, &answers, query).await });
+            }
+            Some(Frame::Drop(drop)) => {
+                let (desk, answers) = (desk.clone(), session.answers());
+                tasks.spawn(async move {
+                    let outcome = wishes::drop_context(&desk, drop).await;
+                    answers.ended(Item::Dropped(outcome));
+                });
             }
             Some(Frame::Handled(handled)) => session.handled(&handled.report_ids),
             None => {}

@@ -148,7 +148,7 @@ impl Core {
             Input::GatewayDown => self.gateway_lost(now, wall),
             Input::Gateway(wire::ExchangeResponse { frame }) => self.gateway_said(now, wall, frame),
             Input::SchedulerUp => self.effects.report.extend(self.reports.again()),
-            Input::Scheduler(wire::ReportResponse { handled, stops }) => {
+            Input::Scheduler(wire::ReportResponse { handled, stops, queries: _ }) => {
                 for report in handled {
                     self.report_handled(report);
                 }
@@ -406,7 +406,7 @@ impl Core {
                 self.metrics.log_bytes.inc_by(bytes as u64);
                 self.effects.logs.extend(logs.into_iter().map(|log| (self.gateway_epoch, log)));
             }
-            None => {}
+            Some(Frame::Dropped(_)) | None => {}
         }
     }
 
@@ -431,8 +431,13 @@ impl Core {
     fn report_own(&mut self, wall: Timestamp, number: MessageNumber, node: &Node, kind: ReportKind) {
         self.attempts.remove(&node.key);
         let Some(message) = self.messages.get_mut(&number) else { return };
-        let report =
-            NodeReport { job_key: node.key, context_id: message.lane.0, flow_id: message.flow, kind };
+        let report = NodeReport {
+            job_key: node.key,
+            context_id: message.lane.0,
+            flow_id: message.flow,
+            source: None,
+            kind,
+        };
         match serde_json::to_vec(&report) {
             Ok(json) => {
                 message.reports_open += 1;
@@ -460,7 +465,8 @@ impl Core {
 
     /// Stops an attempt: here, when it has not been sent yet, else at its supervisor.
     fn stop(&mut self, wall: Timestamp, command: wire::StopCommand) {
-        let wire::StopCommand { context_id, flow_id, runner_id, job_key, grace_secs } = command;
+        let wire::StopCommand { context_id, flow_id, runner_id, job_key, grace_secs, address: _, topic: _ } =
+            command;
         let Ok(key) = job_key.parse::<JobKey>() else {
             tracing::error!(job_key, "a stop names no attempt");
             return;

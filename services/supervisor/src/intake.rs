@@ -175,10 +175,13 @@ impl Work {
     async fn status(&self, query: &JobQuery) -> Answer {
         let state = self.supervisor.queue.status(query.job_key).await.map_err(unavailable)?;
         answer(&match state {
-            None => JobStatus { state: STATE_UNKNOWN.to_owned(), instance: None, end: None },
+            None => {
+                JobStatus { state: STATE_UNKNOWN.to_owned(), instance: None, start_time: None, end: None }
+            }
             Some(state) => JobStatus {
                 state: state.status.as_str().to_owned(),
                 instance: state.instance,
+                start_time: state.started_at,
                 end: state.end.map(Box::new),
             },
         })

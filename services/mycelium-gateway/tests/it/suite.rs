@@ -175,6 +175,7 @@ pub(crate) enum Said {
     Outcome(wire::DeliveryOutcome),
     Report(u64, Box<NodeReport>),
     Log(wire::NumberedLog),
+    Dropped(wire::DropOutcome),
 }
 
 impl Router {
@@ -197,6 +198,7 @@ impl Router {
             let frame = answer.expect("no error").expect("no end").frame.expect("always one");
             match frame {
                 Answer::Outcome(outcome) => self.unread.push(Said::Outcome(outcome)),
+                Answer::Dropped(dropped) => self.unread.push(Said::Dropped(dropped)),
                 Answer::Reports(reports) => {
                     for wire::NumberedReport { report_id, report_json } in reports.reports {
                         let report = serde_json::from_slice(&report_json).expect("a report");

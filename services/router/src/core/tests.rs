@@ -67,7 +67,7 @@ impl Bench {
 
     fn handled(&mut self, reports: &[wire::IncomingReport]) -> Effects {
         let handled = reports.iter().map(|report| report.report_id).collect();
-        self.put(Input::Scheduler(wire::ReportResponse { handled, stops: Vec::new() }))
+        self.put(Input::Scheduler(wire::ReportResponse { handled, ..Default::default() }))
     }
 
     fn stop(&mut self, job: u32) -> Effects {
@@ -77,8 +77,9 @@ impl Bench {
             runner_id: 1,
             job_key: key(job).to_string(),
             grace_secs: 5,
+            ..Default::default()
         };
-        self.put(Input::Scheduler(wire::ReportResponse { handled: Vec::new(), stops: vec![stop] }))
+        self.put(Input::Scheduler(wire::ReportResponse { stops: vec![stop], ..Default::default() }))
     }
 
     fn pass(&mut self, time: Duration) -> Effects {
@@ -181,6 +182,7 @@ fn what_is_given_up_is_stopped_where_it_was_sent_unless_it_runs() {
             job_key: key(job),
             context_id: model::ContextId(1),
             flow_id: model::FlowId(3),
+            source: None,
             kind,
         };
         let report_json = serde_json::to_vec(&started).expect("JSON").into();

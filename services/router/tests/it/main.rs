@@ -219,7 +219,7 @@ fn held(job: u32) -> wire::TakeResponse {
         nodes: vec![format!(r#"{{"job_key":"{}"}}"#, key(job)).into()],
         created_millis: 1_000_000,
     };
-    wire::TakeResponse { messages: vec![message] }
+    wire::TakeResponse { messages: vec![message], drops: Vec::new() }
 }
 
 fn from_gateway(frame: FromGateway) -> wire::ExchangeResponse {
@@ -261,7 +261,7 @@ async fn messages_go_out_and_reports_come_back() {
     let passed_on = scheduler.hears().await.reports;
     assert_eq!(&passed_on[0].report_json[..], b"{}");
     let handled = vec![passed_on[0].report_id];
-    scheduler.says(wire::ReportResponse { handled, stops: Vec::new() }).await;
+    scheduler.says(wire::ReportResponse { handled, ..Default::default() }).await;
     let acknowledged = ToGateway::Handled(wire::ReportsHandled { report_ids: vec![40] });
     assert_eq!(gateway.hears().await.frame, Some(acknowledged));
 
@@ -278,8 +278,9 @@ async fn messages_go_out_and_reports_come_back() {
         runner_id: 1,
         job_key: key(1).to_string(),
         grace_secs: 2,
+        ..Default::default()
     };
-    scheduler.says(wire::ReportResponse { handled: Vec::new(), stops: vec![stop] }).await;
+    scheduler.says(wire::ReportResponse { stops: vec![stop], ..Default::default() }).await;
     match gateway.hears().await.frame {
         Some(ToGateway::Stop(stop)) => assert_eq!((stop.job_key, stop.grace_secs), (key(1).to_string(), 2)),
         other => panic!("{other:?}"),
@@ -324,7 +325,7 @@ async fn lost_streams_lose_nothing() {
     let mut scheduler = suite.scheduler().await;
     assert_eq!(scheduler.hears().await.reports, first);
     let handled = vec![first[0].report_id];
-    scheduler.says(wire::ReportResponse { handled, stops: Vec::new() }).await;
+    scheduler.says(wire::ReportResponse { handled, ..Default::default() }).await;
     let acknowledged = ToGateway::Handled(wire::ReportsHandled { report_ids: vec![7] });
     assert_eq!(gateway.hears().await.frame, Some(acknowledged));
 }
@@ -354,6 +355,6 @@ async fn what_cannot_be_delivered_is_reported_and_then_settled() {
     let report: model::NodeReport = serde_json::from_slice(&reports[0].report_json).expect("a report");
     assert_eq!(report.job_key, key(1));
     let handled = vec![reports[0].report_id];
-    scheduler.says(wire::ReportResponse { handled, stops: Vec::new() }).await;
+    scheduler.says(wire::ReportResponse { handled, ..Default::default() }).await;
     assert_eq!(storage.hears().await, settled(1, "TIMEOUT_ACK: no answer"));
 }
