@@ -20,9 +20,10 @@ mod timers;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
+use model::limits::STOP_GRACE_SECS;
 use model::{
-    ContextUid, Epoch, Flow, FlowNode, FlowStatus, JobId, JobKey, JobSpec, NodeSpec, NodeState, OwnerId,
-    ReasonCode, Revision, RunnerId, Timestamp, Violations,
+    ContextUid, Flow, FlowNode, FlowStatus, JobId, JobKey, JobSpec, NodeSpec, NodeState, ReasonCode,
+    RunnerId, SignalName, Timestamp, Violations,
 };
 
 use self::pass::Pass;
@@ -147,6 +148,8 @@ pub struct Engine {
     stops_due: Vec<Stop>,
     /// Of each node, its place among the changes of the step under way.
     slots: Vec<Option<u32>>,
+    /// Signals that were given.
+    signals: BTreeSet<SignalName>,
 }
 
 impl Engine {
@@ -172,20 +175,31 @@ impl Engine {
                 StoredNode { node: FlowNode::new(*id, spec, depends), job: Arc::new(spec.job.clone()) }
             })
             .collect();
-        Ok(Self::assemble(context, flow, plan, nodes))
+        Ok(Self::assemble(context, flow, plan, nodes, BTreeSet::new()))
     }
 
-    /// A flow as it is stored, wherever it stands. The order of `nodes` is the
-    /// order of indexes, of violations and of dispatching.
+    /// A flow as it is stored, wherever it stands, with the `signals` it was given. The order of
+    /// `nodes` is the order of indexes, of violations and of dispatching.
     ///
     /// # Errors
     /// Everything that is wrong with it.
-    pub fn load(context: ContextUid, flow: Flow, nodes: Vec<StoredNode>) -> Result<Self, Violations> {
+    pub fn load(
+        context: ContextUid,
+        flow: Flow,
+        nodes: Vec<StoredNode>,
+        signals: BTreeSet<SignalName>,
+    ) -> Result<Self, Violations> {
         let plan = Plan::of_stored(&flow.env_vars, nodes.iter().map(|stored| (&stored.node, &*stored.job)))?;
-        Ok(Self::assemble(context, flow, plan, nodes))
+        Ok(Self::assemble(context, flow, plan, nodes, signals))
     }
 
-    fn assemble(context: ContextUid, flow: Flow, plan: Plan, stored: Vec<StoredNode>) -> Self {
+    fn assemble(
+        context: ContextUid,
+        flow: Flow,
+        plan: Plan,
+        stored: Vec<StoredNode>,
+        signals: BTreeSet<SignalName>,
+    ) -> Self {
         let count = stored.len();
         let (nodes, jobs): (Vec<_>, Vec<_>) = stored.into_iter().map(|s| (s.node, s.job)).unzip();
         let mut engine = Self {
@@ -202,6 +216,7 @@ impl Engine {
             sweep: None,
             stops_due: Vec::new(),
             slots: vec![None; count],
+            signals,
             flow,
             plan,
             nodes,
@@ -239,8 +254,7 @@ impl Engine {
                 NodeState::Pending if upstream.waiting == 0 => self.work.push(node),
                 NodeState::Ready => self.work.push(node),
                 NodeState::Dispatched | NodeState::Running if stored.cancel_requested_time.is_some() => {
-                    let stop = Stop { job_key: self.job_key(node), runner: stored.runner };
-                    self.stops_due.push(stop);
+                    self.stops_due.push(self.stop_of(node));
                 }
                 NodeState::Completed => self.result_bytes[i] = size::result(&stored.result),
                 _ => {}
@@ -328,17 +342,18 @@ impl Engine {
         })
     }
 
-    /// Notes who owns the flow and at which change it stands, as the store answered.
-    pub const fn set_fence(&mut self, owner: OwnerId, epoch: Epoch, revision: Revision) {
-        self.flow.owner = Some(owner);
-        self.flow.epoch = epoch;
-        self.flow.revision = revision;
-    }
-
     /// Notes the message that carries a node's current attempt, before the step
     /// that dispatched it is stored.
     pub fn set_message_key(&mut self, node: NodeIndex, message_key: String) {
         self.nodes[node.index()].message_key = Some(message_key);
+    }
+
+    /// What has the current attempt stopped.
+    fn stop_of(&self, node: NodeIndex) -> Stop {
+        let cancelled = self.flow.cancel_requested_time.is_some();
+        let grace_secs = if cancelled { self.flow.cancel_grace_secs } else { STOP_GRACE_SECS };
+        let runner = self.nodes[node.index()].runner;
+        Stop { job_key: self.job_key(node), runner, source: None, grace_secs }
     }
 
     /// Lets everything that is left end, unless it does already for a cause that goes as far.

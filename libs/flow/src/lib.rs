@@ -6,6 +6,7 @@
 //!   never changes while it runs, checked before it starts.
 //! - [`transition`]: the tables of legal state changes, of nodes and flows.
 //! - [`retry`]: whether a failed try is followed by another.
+//! - [`rerun`]: which nodes of an ended flow are run again.
 //! - [`engine`]: a running flow; `step` takes what happened and gives what
 //!   has to be stored and sent.
 
@@ -13,6 +14,7 @@ pub mod engine;
 pub mod graph;
 pub mod plan;
 mod reach;
+pub mod rerun;
 pub mod retry;
 mod size;
 pub mod template;

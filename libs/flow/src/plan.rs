@@ -285,6 +285,8 @@ mod tests {
             allow_failure: false,
             target: Target::default(),
             policy: NodePolicy::default(),
+            prerequisites: Vec::new(),
+            when: None,
             job: JobSpec {
                 script_type: ScriptType::Shell,
                 script: ScriptSource::Inline("true".into()),

@@ -7,7 +7,7 @@ use model::flow::ResultMap;
 use model::limits::FLOW_RESULT_BYTES_MAX;
 use model::{FlowNode, JobKey, NodeState, Reason, ReasonCode, RunnerId, Timestamp};
 
-use super::step::{Change, Dispatch, Input, NoDestination, Outside, Refused, Stale, Step, Stop, Transition};
+use super::step::{Change, Dispatch, Input, NoDestination, Outside, Refused, Stale, Step, Transition};
 use super::{Cause, Engine, fails_flow, is_in_flight, timers};
 use crate::graph::NodeIndex;
 use crate::size;
@@ -95,8 +95,16 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
                 self.flow_event(FlowEvent::Start);
             }
             Input::Report(report) => self.report(report),
-            Input::CancelFlow { cancel_timeout_secs } => self.cancel_flow(cancel_timeout_secs),
-            Input::CancelNode(node) => self.cancel_node(node),
+            Input::CancelFlow { grace_secs } => self.cancel_flow(grace_secs),
+            Input::CancelNode(job) => {
+                if let Some(node) = self.engine.find(job) {
+                    self.cancel_node(node);
+                }
+            }
+            Input::Signal(name) => {
+                self.engine.signals.insert(name);
+            }
+            Input::FlowState { .. } | Input::SupervisorLost(_) => {}
             Input::Wake => {
                 let waiting = &mut self.engine.waiting;
                 waiting
@@ -106,7 +114,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         }
     }
 
-    fn cancel_flow(&mut self, cancel_timeout_secs: Option<u32>) {
+    fn cancel_flow(&mut self, grace_secs: u32) {
         if self.engine.flow.cancel_requested_time.is_some() && !self.engine.is_over() {
             return;
         }
@@ -116,7 +124,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         }
         let flow = &mut self.engine.flow;
         flow.cancel_requested_time = Some(self.now);
-        flow.cancel_timeout_secs = cancel_timeout_secs.unwrap_or(flow.cancel_timeout_secs);
+        flow.cancel_grace_secs = grace_secs;
         self.flow_touched();
         self.engine.raise(Cause::FlowCancelled);
     }
@@ -156,8 +164,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
 
     /// Has the current attempt stopped.
     pub(super) fn stop(&mut self, node: NodeIndex) {
-        let stop = Stop { job_key: self.engine.job_key(node), runner: self.engine.node(node).runner };
-        self.step.stops.push(stop);
+        self.step.stops.push(self.engine.stop_of(node));
     }
 
     pub(super) fn stale(&mut self, job_key: JobKey, alive: bool) {

@@ -42,6 +42,7 @@ impl Pass<'_, '_, '_> {
             ReportKind::Accepted { .. }
             | ReportKind::Started { .. }
             | ReportKind::Returned
+            | ReportKind::Unknown
             | ReportKind::Rejected { .. } => self.stale(key, false),
         }
     }

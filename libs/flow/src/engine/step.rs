@@ -1,7 +1,8 @@
 //! What goes into a step and what comes out of it.
 
 use model::{
-    Attempt, FlowStatus, JobKey, NodeReport, NodeState, Reason, RunnerId, ScriptType, Target, Timestamp,
+    Attempt, FlowId, FlowStatus, JobId, JobKey, NodeReport, NodeState, Reason, ReportSource, RunnerId,
+    ScriptType, SignalName, Target, Timestamp,
 };
 
 use crate::graph::NodeIndex;
@@ -16,11 +17,23 @@ pub enum Input {
     Report(NodeReport),
     /// Somebody cancels the flow.
     CancelFlow {
-        /// Seconds until an attempt is closed without confirmation; the flow's own when absent.
-        cancel_timeout_secs: Option<u32>,
+        /// Seconds between asking a script to end and ending it.
+        grace_secs: u32,
     },
     /// Somebody cancels one node.
-    CancelNode(NodeIndex),
+    CancelNode(JobId),
+    /// Somebody has given the flow this signal.
+    Signal(SignalName),
+    /// Where another flow stands: the answer to one of [`Step::asks`].
+    FlowState {
+        /// Which flow.
+        flow: FlowId,
+        /// Nothing when there is no such flow.
+        status: Option<FlowStatus>,
+    },
+    /// The supervisor behind this runner is lost, and every attempt there with it. Whoever says so says
+    /// it again after a crash: what is left of it is not stored.
+    SupervisorLost(RunnerId),
     /// The places where jobs can run have changed. (That a time has come needs
     /// no input: every step looks at the time.)
     Wake,
@@ -50,6 +63,12 @@ pub trait Destinations {
     /// # Errors
     /// There is none now. [`Input::Wake`] asks again.
     fn choose(&mut self, node: &NodeView<'_>) -> Result<RunnerId, NoDestination>;
+
+    /// The runner that a report came from, when it is known: asked for an attempt that was found under
+    /// way though its dispatch is not stored.
+    fn locate(&self, _source: &ReportSource) -> Option<RunnerId> {
+        None
+    }
 }
 
 /// What a step needs besides its inputs.
@@ -71,8 +90,11 @@ pub struct Step {
     pub flow_transitions: Vec<(FlowStatus, FlowStatus)>,
     /// What to send, by runner. Its nodes are DISPATCHED once the step is stored.
     pub dispatches: Vec<Dispatch>,
-    /// Attempts to stop.
+    /// Attempts to stop, once the step is stored.
     pub stops: Vec<Stop>,
+    /// Other flows that nodes wait for: tell where they stand, now and when they have ended. Each is
+    /// asked for once after a load.
+    pub asks: Vec<FlowId>,
     /// When to call again at the latest; nothing happens before but by inputs.
     pub due: Option<Timestamp>,
     /// Reports that changed nothing.
@@ -81,6 +103,8 @@ pub struct Step {
     pub refused: Vec<Refused>,
     /// There is more to do at once.
     pub more: bool,
+    /// Nothing is under way, READY, or left to derive: only times, signals and other flows are waited for.
+    pub rests: bool,
 }
 
 impl Step {
@@ -127,12 +151,16 @@ pub struct Dispatch {
 }
 
 /// An attempt to stop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stop {
     /// The attempt.
     pub job_key: JobKey,
     /// The runner it was dispatched to.
     pub runner: Option<RunnerId>,
+    /// Where it was heard of last; goes before `runner`.
+    pub source: Option<ReportSource>,
+    /// Seconds between asking its script to end and ending it.
+    pub grace_secs: u32,
 }
 
 /// A report that changed nothing: a repetition, or word of an attempt that is closed.
@@ -140,7 +168,7 @@ pub struct Stop {
 pub struct Stale {
     /// The attempt it is of.
     pub job_key: JobKey,
-    /// The attempt is closed here but lives there: it should be stopped.
+    /// The attempt is closed here but lives there. Where it can be reached it is among [`Step::stops`].
     pub alive: bool,
 }
 

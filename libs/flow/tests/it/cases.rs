@@ -210,15 +210,14 @@ fn a_second_start_and_a_refusal_of_what_runs_change_nothing() {
 #[test]
 fn what_is_not_legal_is_refused_and_changes_nothing() {
     let mut world = World::new(crate::world::flow(1), &[spec("a", &[])]);
-    let step = world.step(&mut [Input::CancelFlow { cancel_timeout_secs: None }].into());
+    let step = world.step(&mut [Input::CancelFlow { grace_secs: 5 }].into());
     assert_eq!((step.refused.len(), step.is_unchanged()), (1, true), "it has not begun");
     world.feed([Input::Start]);
     let step = world.step(&mut [Input::Start].into());
     assert_eq!((step.refused.len(), step.is_unchanged()), (1, true));
     world.succeed("a");
-    let node = world.index("a");
-    let step =
-        world.step(&mut [Input::CancelNode(node), Input::CancelFlow { cancel_timeout_secs: None }].into());
+    let node = world.node("a").job_id;
+    let step = world.step(&mut [Input::CancelNode(node), Input::CancelFlow { grace_secs: 5 }].into());
     assert_eq!((step.refused.len(), step.is_unchanged()), (2, true));
 }
 

@@ -9,7 +9,7 @@ use model::{Attempt, BlobHash, FlowStatus, NodeState, ReasonCode, ReportKind, Ru
 
 use crate::world::{CONTEXT, World, ended, failed, flow, spec, started, stopped, succeeded};
 
-const CANCEL: Input = Input::CancelFlow { cancel_timeout_secs: None };
+const CANCEL: Input = Input::CancelFlow { grace_secs: 5 };
 
 #[test]
 fn cancel_reaches_every_state() {
@@ -53,7 +53,7 @@ fn nothing_goes_back_to_ready_once_cancelled() {
         let mut a = spec("a", &[]);
         a.policy.retries = 5;
         let mut world = World::started(&[a]);
-        world.feed([Input::CancelFlow { cancel_timeout_secs: Some(1) }]);
+        world.feed([Input::CancelFlow { grace_secs: 1 }]);
         world.end("a", kind);
         assert_eq!((world.state("a"), world.status()), (NodeState::Cancelled, FlowStatus::Cancelled));
         assert!(!world.node("a").unconfirmed);
@@ -106,7 +106,7 @@ fn one_cancelled_node_counts_as_failed_for_what_follows() {
     let mut clean = spec("clean", &["a"]);
     clean.run_if = RunIf::AnyFailed;
     let mut world = World::started(&[spec("a", &[]), clean]);
-    let a = world.index("a");
+    let a = world.node("a").job_id;
     world.feed([Input::CancelNode(a)]);
     assert_eq!(world.stops.len(), 1);
     world.end("a", stopped());

@@ -150,12 +150,12 @@ impl Fate<'_> {
                 self.inputs.push_back(Input::Report(again));
             }
             2 if self.hostile && self.dice.one_in(6) => {
-                self.inputs.push_back(Input::CancelFlow { cancel_timeout_secs: Some(5) });
+                self.inputs.push_back(Input::CancelFlow { grace_secs: 5 });
             }
             3 if self.hostile && self.dice.one_in(3) => {
                 let node = NodeIndex::new(self.dice.below(self.world.engine.nodes().len()));
                 if !self.world.engine.node(node).state.is_end() {
-                    self.inputs.push_back(Input::CancelNode(node));
+                    self.inputs.push_back(Input::CancelNode(self.world.engine.node(node).job_id));
                 }
             }
             _ if !self.mail.is_empty() => {

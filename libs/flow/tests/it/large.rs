@@ -60,7 +60,7 @@ fn the_largest_flow_is_cancelled_in_pieces() {
     world.feed([Input::Start]);
     world.end("start", succeeded(&[]));
     assert_eq!(world.sent.len(), FLOW_NODES_MAX - 1);
-    let counts = steps(&mut world, [Input::CancelFlow { cancel_timeout_secs: None }]);
+    let counts = steps(&mut world, [Input::CancelFlow { grace_secs: 5 }]);
     assert!(counts.iter().all(|&count| count <= 500), "{counts:?}");
     assert_eq!(world.stops.len(), FLOW_NODES_MAX - 2);
     world.pass(30.0);

@@ -12,6 +12,7 @@ use flow::{
 use model::execution::Outcome;
 use model::id::Uid;
 use model::job::JobSpec;
+use model::limits::STOP_GRACE_SECS;
 use model::{
     ActorId, Attempt, AttemptEnd, ContextId, ContextUid, Epoch, Flow, FlowId, FlowNode, FlowStatus, FlowUid,
     Generation, JobId, JobKey, Name, NodePolicy, NodeReport, NodeSpec, NodeState, Reason, ReasonCode,
@@ -34,6 +35,8 @@ pub(crate) fn spec(text: &str, depends: &[&str]) -> NodeSpec {
         allow_failure: false,
         target: Target::default(),
         policy: NodePolicy::default(),
+        prerequisites: Vec::new(),
+        when: None,
         job: JobSpec {
             script_type: ScriptType::Shell,
             script: ScriptSource::Inline("true".into()),
@@ -66,6 +69,8 @@ pub(crate) fn flow(count: usize) -> Flow {
         revision: Revision(1),
         owner: None,
         epoch: Epoch(0),
+        rerun: None,
+        cancel_grace_secs: STOP_GRACE_SECS,
     }
 }
 
@@ -173,7 +178,7 @@ impl World {
             node: serde_json::from_str(text).unwrap(),
             job: self.jobs[id].clone(),
         });
-        self.engine = Engine::load(CONTEXT, self.flow.clone(), nodes.collect()).unwrap();
+        self.engine = Engine::load(CONTEXT, self.flow.clone(), nodes.collect(), BTreeSet::new()).unwrap();
     }
 
     pub(crate) fn index(&self, text: &str) -> NodeIndex {
@@ -284,7 +289,7 @@ fn json(node: &FlowNode) -> String {
 }
 
 pub(crate) fn report(job_key: JobKey, kind: ReportKind) -> NodeReport {
-    NodeReport { job_key, context_id: ContextId(1), flow_id: FlowId(1), kind }
+    NodeReport { job_key, context_id: ContextId(1), flow_id: FlowId(1), source: None, kind }
 }
 
 pub(crate) fn started(time: Timestamp) -> ReportKind {
