@@ -42,6 +42,10 @@ reasons! {
     FlowNotEnded = "FLOW_NOT_ENDED",
     /// The flow has ended.
     FlowEnded = "FLOW_ENDED",
+    /// No node of the flow would be run again.
+    NothingToRetry = "NOTHING_TO_RETRY",
+    /// That attempt of the node is not under way.
+    NodeNotRunning = "NODE_NOT_RUNNING",
     /// The flow has fewer nodes than were announced.
     NodesMissing = "NODES_MISSING",
     /// The context is being deleted; it can only be read.
@@ -56,6 +60,10 @@ reasons! {
     RevisionMismatch = "REVISION_MISMATCH",
     /// The flow has another owner now.
     Fenced = "FENCED",
+    /// The lease of a scheduler replica ran out, or another start of the same name has taken it.
+    LeaseLost = "LEASE_LOST",
+    /// Redis lost changes; what was read of it before is void.
+    StoreWentBack = "STORE_WENT_BACK",
     /// The position to resume from is gone; begin with a snapshot.
     PositionGone = "POSITION_GONE",
     /// A named limit; the metadata has its name, its value and what was asked.

@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -32,6 +33,8 @@ pub enum Fault {
     SwallowAnswers,
     /// Passes every piece on later.
     Delay(Duration),
+    /// Keeps what passes, in both directions, until another fault or none is in force.
+    Hold,
 }
 
 /// The fault in force, and how often everything was cut: a cut that was restored at once still closes
@@ -48,6 +51,7 @@ struct State {
 pub struct FaultProxy {
     address: SocketAddr,
     state: watch::Sender<State>,
+    held: Arc<AtomicU64>,
     task: JoinHandle<()>,
 }
 
@@ -60,8 +64,9 @@ impl FaultProxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
         let address = listener.local_addr().expect("the address just bound");
         let (state, watch) = watch::channel(State { fault: Fault::None, cuts: 0 });
-        let task = tokio::spawn(accept(listener, Arc::new(target), watch));
-        Self { address, state, task }
+        let held = Arc::new(AtomicU64::new(0));
+        let task = tokio::spawn(accept(listener, Arc::new(target), watch, Arc::clone(&held)));
+        Self { address, state, held, task }
     }
 
     /// Where it listens.
@@ -76,6 +81,12 @@ impl FaultProxy {
             state.fault = fault;
             state.cuts += u64::from(fault == Fault::Cut);
         });
+    }
+
+    /// How many pieces it kept back by [`Fault::Hold`] so far.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
     }
 
     /// Closes all connections; new ones pass.
@@ -97,46 +108,56 @@ impl Drop for FaultProxy {
     }
 }
 
-async fn accept(listener: TcpListener, target: Arc<Target>, state: watch::Receiver<State>) {
+async fn accept(
+    listener: TcpListener,
+    target: Arc<Target>,
+    state: watch::Receiver<State>,
+    held: Arc<AtomicU64>,
+) {
     loop {
         let Ok((client, _)) = listener.accept().await else { continue };
         let now = *state.borrow();
         if now.fault != Fault::Cut {
-            tokio::spawn(connect(client, Arc::clone(&target), state.clone(), now.cuts));
+            let passage = Passage { state: state.clone(), cuts: now.cuts, held: Arc::clone(&held) };
+            tokio::spawn(connect(client, Arc::clone(&target), passage));
         }
     }
 }
 
-async fn connect(client: TcpStream, target: Arc<Target>, state: watch::Receiver<State>, cuts: u64) {
+/// What a connection is subject to.
+#[derive(Debug, Clone)]
+struct Passage {
+    state: watch::Receiver<State>,
+    /// Cuts that came before it.
+    cuts: u64,
+    held: Arc<AtomicU64>,
+}
+
+async fn connect(client: TcpStream, target: Arc<Target>, passage: Passage) {
     // A client that cannot reach the target sees its connection closed, as it would without the proxy.
     let _ = client.set_nodelay(true);
     match &*target {
         Target::Tcp(address) => {
             if let Ok(server) = TcpStream::connect(address).await {
                 let _ = server.set_nodelay(true);
-                serve(client, server, state, cuts).await;
+                serve(client, server, passage).await;
             }
         }
         Target::Unix(path) => {
             if let Ok(server) = UnixStream::connect(path).await {
-                serve(client, server, state, cuts).await;
+                serve(client, server, passage).await;
             }
         }
     }
 }
 
-async fn serve(
-    client: TcpStream,
-    server: impl AsyncRead + AsyncWrite,
-    state: watch::Receiver<State>,
-    cuts: u64,
-) {
+async fn serve(client: TcpStream, server: impl AsyncRead + AsyncWrite, passage: Passage) {
     let (client_read, client_write) = client.into_split();
     let (server_read, server_write) = tokio::io::split(server);
-    let mut watched = state.clone();
+    let (mut watched, cuts) = (passage.state.clone(), passage.cuts);
     tokio::select! {
-        () = carry(client_read, server_write, state.clone(), false) => {}
-        () = carry(server_read, client_write, state, true) => {}
+        () = carry(client_read, server_write, passage.clone(), false) => {}
+        () = carry(server_read, client_write, passage, true) => {}
         // An error means that the proxy is gone, which closes the connection as well.
         _ = watched.wait_for(|state| state.cuts != cuts) => {}
     }
@@ -145,18 +166,23 @@ async fn serve(
 async fn carry(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
-    state: watch::Receiver<State>,
+    mut passage: Passage,
     answers: bool,
 ) {
     let mut piece = vec![0; 64 * 1024];
     loop {
         let Ok(n @ 1..) = from.read(&mut piece).await else { return };
-        let fault = state.borrow().fault;
+        if passage.state.borrow().fault == Fault::Hold {
+            passage.held.fetch_add(1, Ordering::Relaxed);
+        }
+        // An error means that the proxy is gone, and with it whoever held back.
+        let lifted = passage.state.wait_for(|state| state.fault != Fault::Hold).await;
+        let fault = lifted.map_or(Fault::None, |state| state.fault);
         match fault {
             Fault::BlackHole => continue,
             Fault::SwallowAnswers if answers => continue,
             Fault::Delay(pause) => tokio::time::sleep(pause).await,
-            Fault::None | Fault::Cut | Fault::SwallowAnswers => {}
+            Fault::None | Fault::Cut | Fault::SwallowAnswers | Fault::Hold => {}
         }
         if to.write_all(&piece[..n]).await.is_err() {
             return;

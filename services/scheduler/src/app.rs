@@ -1,6 +1,8 @@
 //! Puts the scheduler together, and takes up the flows that run.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ::rpc::MountBuilder;
 use proto::internal::v1::report_intake_service_server::ReportIntakeServiceServer;
@@ -12,11 +14,14 @@ use crate::clients::{self, FlowStoreClient};
 use crate::config::Config;
 use crate::driver::{self, Handle};
 use crate::error::Error;
-use crate::loader::adopt_active;
+use crate::explain::Explainer;
 use crate::metrics::Metrics;
 use crate::rpc::{FlowRpc, ReportRpc};
 use crate::runners;
 use crate::submit::Submitter;
+
+/// How long the end of the lease may take.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the scheduler needs of others.
 pub struct Deps<'a> {
@@ -33,11 +38,12 @@ pub struct App {
     store: FlowStoreClient,
     registry: clients::RegistryClient,
     driver: Handle,
-    driving: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>,
+    driving: Pin<Box<dyn Future<Output = ()> + Send>>,
     submitter: Submitter,
+    explainer: Explainer,
     metrics: Arc<Metrics>,
-    ready: watch::Sender<bool>,
-    /// Ends streams and the driver.
+    ready: watch::Receiver<bool>,
+    /// Ends streams, the lease, and with it the driver.
     stop: CancellationToken,
 }
 
@@ -46,17 +52,19 @@ impl App {
         let metrics = Arc::new(Metrics::new(deps.metrics).map_err(Error::Metrics)?);
         let store = clients::flow_store(deps.storage);
         let stop = CancellationToken::new();
+        let (sender, ready) = watch::channel(false);
         let (driver, driving) =
-            driver::start(config.owner, store.clone(), Arc::clone(&metrics), stop.clone());
-        let submitter = Submitter { store: store.clone(), driver: driver.clone(), owner: config.owner };
+            driver::start(config, store.clone(), Arc::clone(&metrics), sender, stop.clone());
+        let submitter = Submitter::new(store.clone(), driver.clone(), config.identity.clone());
         Ok(Self {
+            explainer: Explainer::new(store.clone()),
             store,
             registry: clients::registry(deps.registry),
             driver,
             driving: Box::pin(driving),
             submitter,
             metrics,
-            ready: watch::Sender::new(false),
+            ready,
             stop,
         })
     }
@@ -66,8 +74,8 @@ impl App {
     pub fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
         let rpc = FlowRpc::new(
             self.store.clone(),
-            self.driver.clone(),
             self.submitter.clone(),
+            self.explainer.clone(),
             Arc::clone(&self.metrics),
             self.stop.clone(),
         );
@@ -81,27 +89,25 @@ impl App {
         mount.service(ReportIntakeServiceServer::new(rpc))
     }
 
-    /// True once the flows that run were found for the first time.
+    /// True once the lease is held and the flows that have something to do were found.
     #[must_use]
     pub fn ready(&self) -> watch::Receiver<bool> {
-        self.ready.subscribe()
+        self.ready.clone()
     }
 
-    /// Works until `shutdown`. What is under way then is taken up again by the
+    /// Works until `shutdown`. What is under way then is taken up again by others, or by the
     /// next start, from what is stored.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Self { store, registry, driver, driving, ready, stop, .. } = self;
-        let adopting = async {
-            adopt_active(store, &driver).await;
-            ready.send_replace(true);
-            // The view is followed for ever.
-            runners::follow(registry, driver.clone()).await;
-        };
+        let Self { registry, driver, mut driving, explainer, stop, .. } = self;
         tokio::select! {
             () = shutdown.cancelled() => {}
-            () = driving => {}
-            () = adopting => {}
+            () = &mut driving => {}
+            // The view is followed for ever.
+            () = runners::follow(registry, driver, explainer.runners()) => {}
         }
         stop.cancel();
+        if tokio::time::timeout(LEAVE_TIMEOUT, driving).await.is_err() {
+            tracing::warn!("the lease could not be given back; it runs out by itself");
+        }
     }
 }

@@ -9,17 +9,21 @@ use crate::message_ids::{Caller, MessageIds};
 
 /// What a commit says besides the step itself.
 #[derive(Debug, Clone, Copy)]
-pub struct Frame {
+pub struct Frame<'a> {
     /// The uid of the flow's context.
     pub context_uid: ContextUid,
     /// When the step was made.
     pub now: Timestamp,
+    /// The step before it, or the change of owner that it builds on.
+    pub last_commit: &'a str,
+    /// How many of the oldest entries of the flow's inbox it has taken up.
+    pub inputs_taken: usize,
 }
 
 /// Builds the commit of a step. Gives the dispatched nodes their message keys,
 /// so that they are stored with them.
 #[must_use]
-pub fn build(engine: &mut Engine, step: &Step, frame: Frame, ids: &mut MessageIds) -> CommitRequest {
+pub fn build(engine: &mut Engine, step: &Step, frame: Frame<'_>, ids: &mut MessageIds) -> CommitRequest {
     let messages = messages(engine, step, frame.now, ids);
     let flow = engine.flow();
     CommitRequest {
@@ -30,7 +34,7 @@ pub fn build(engine: &mut Engine, step: &Step, frame: Frame, ids: &mut MessageId
         flow_uid: flow.uid.to_string(),
         owner: flow.owner.map(|owner| owner.to_string()).unwrap_or_default(),
         epoch: flow.epoch.0,
-        revision: flow.revision.0,
+        last_commit: frame.last_commit.to_owned(),
         flow: step.flow_changed.then(|| FlowChange {
             status: flow_status_to_wire(flow.status).into(),
             result: flow.result.clone(),
@@ -39,6 +43,8 @@ pub fn build(engine: &mut Engine, step: &Step, frame: Frame, ids: &mut MessageId
         nodes: step.changed.iter().map(|change| node(engine, change, frame.now)).collect(),
         messages,
         due_millis: step.due.map_or(0, Timestamp::as_millis),
+        inputs_taken: u32::try_from(frame.inputs_taken).unwrap_or(u32::MAX),
+        rests: step.rests,
     }
 }
 

@@ -11,7 +11,6 @@ use std::time::Duration;
 use proto::internal::v1::{CommitRefusal, CommitRequest, CommitResponse};
 use tokio::sync::{Notify, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::sync::CancellationToken;
 
 use crate::clients::FlowStoreClient;
 
@@ -20,7 +19,7 @@ pub const COMMITS_IN_FLIGHT_MAX: usize = 256;
 const RECONNECT_FIRST: Duration = Duration::from_millis(50);
 const RECONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// Sends commits. Cloneable; the link runs until its token is cancelled.
+/// Sends commits. Cloneable; the link runs until its future is dropped.
 #[derive(Clone)]
 pub struct CommitSender(mpsc::UnboundedSender<CommitRequest>);
 
@@ -41,7 +40,6 @@ pub fn start(
     client: FlowStoreClient,
     answers: mpsc::Sender<CommitResponse>,
     back: Arc<Notify>,
-    stop: CancellationToken,
 ) -> (CommitSender, impl Future<Output = ()> + Send) {
     let (sender, queue) = mpsc::unbounded_channel();
     let link = Link {
@@ -54,12 +52,7 @@ pub fn start(
         stood_before: false,
         back,
     };
-    (CommitSender(sender), async move {
-        tokio::select! {
-            () = link.run() => {}
-            () = stop.cancelled() => {}
-        }
-    })
+    (CommitSender(sender), link.run())
 }
 
 struct Link {

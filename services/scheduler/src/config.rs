@@ -1,24 +1,31 @@
 //! What can be configured.
 
-use model::OwnerId;
+use std::time::Duration;
+
+use model::{OwnerId, limits};
 
 use crate::app::{App, Deps};
 use crate::error::Error;
+use crate::replica::Identity;
 
 /// The scheduler's own settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// This start of this replica; random, so that an earlier start is fenced.
-    pub owner: OwnerId,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self { owner: OwnerId::random() }
-    }
+    /// How the other replicas, and routers, know this one.
+    pub identity: Identity,
+    /// A supervisor that was away for this long has lost its attempts.
+    pub lost_after: Duration,
 }
 
 impl Config {
+    /// A replica of this name, which must be the same after a restart and different for each replica,
+    /// reached at `address` (empty: in this process).
+    #[must_use]
+    pub fn new(name: impl Into<String>, address: impl Into<String>) -> Self {
+        let identity = Identity { name: name.into(), owner: OwnerId::random(), address: address.into() };
+        Self { identity, lost_after: Duration::from_secs(limits::LOST_AFTER_SECS.into()) }
+    }
+
     /// Builds the service; nothing runs before [`App::run`].
     ///
     /// # Errors

@@ -23,6 +23,12 @@ impl RunnerTable {
         opens
     }
 
+    /// What the registry last told of it; nothing when it never did.
+    #[must_use]
+    pub fn get(&self, (context, runner): (ContextId, RunnerId)) -> Option<&RunnerView> {
+        self.contexts.get(&context)?.get(&runner)
+    }
+
     /// The runners of a context, for one step of one of its flows.
     #[must_use]
     pub fn of<'a>(&'a self, context: ContextId, load: &'a mut Load) -> ContextRunners<'a> {
@@ -102,6 +108,15 @@ impl ContextRunners<'_> {
         };
         self.load.add(self.context, chosen);
         Ok(chosen)
+    }
+
+    /// The runner that is reached at this address, under this topic.
+    #[must_use]
+    pub fn at(&self, address: &str, topic: &str) -> Option<RunnerId> {
+        let mut views = self.runners?.values();
+        let at =
+            |view: &&RunnerView| view.runner.topic == topic && view.runner.address.to_string() == address;
+        views.find(at).map(|view| view.runner.id)
     }
 
     fn why(&self, script_type: ScriptType, target: &Target, any_named: bool, any_live: bool) -> String {

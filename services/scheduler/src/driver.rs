@@ -1,31 +1,42 @@
 //! The loop: inputs → engine → commits.
 //!
-//! One task owns every flow that this scheduler runs. A flow has at most one
+//! One task owns every flow that this scheduler has in memory. A flow has at most one
 //! commit under way; what happens meanwhile goes into the next. Nothing is
 //! awaited while state changes: storage is spoken to by the commit link and by
 //! short tasks, whose answers come back as events.
+//!
+//! - [`flows`]: flows come into memory and leave it;
+//! - [`places`]: runners, those that are lost, and asking what became of attempts;
+//! - [`step`]: one step of one flow, and the answer to its commit.
 
 mod flows;
+mod places;
 mod step;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use flow::engine::{Input, StoredNode};
-use model::{ContextUid, Flow, NodeReport, OwnerId, ReportKind, Timestamp};
+use flow::engine::Input;
+use model::{
+    ContextId, FlowId, FlowInput, FlowStatus, FlowUid, NodeReport, ReportKind, RunnerView, Timestamp,
+};
 use proto::internal::v1::{CommitResponse, ReportResponse};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
+use self::flows::Asleep;
 use crate::clients::FlowStoreClient;
 use crate::commit_link::{self, COMMITS_IN_FLIGHT_MAX, CommitSender};
+use crate::config::Config;
 use crate::destinations::{Load, RunnerTable};
-use crate::loader::{Loaded, adopt_active};
+use crate::liveness::Liveness;
+use crate::loader::{LOADS_MAX, Loaded, StartedFlow};
 use crate::message_ids::{Caller, MessageIds};
 use crate::metrics::Metrics;
+use crate::replica::{self, Active, Identity};
 use crate::routers::{LinkId, Routers};
-use crate::run::{Ack, FlowKey, Run};
+use crate::run::{Ack, FlowKey, Owed, Run};
 
 /// Events that may wait for the driver; whoever has more to say waits as well.
 const EVENTS_MAX: usize = 4096;
@@ -39,104 +50,142 @@ const STARTED_PATIENCE: Duration = Duration::from_millis(5);
 /// Something that the driver has to take up.
 #[derive(Debug)]
 pub enum Event {
-    /// A flow was made here and is started.
+    /// A flow was made here and is started, with this scheduler as its owner.
     Started(Box<StartedFlow>),
-    /// A flow runs and nobody owns it, or its owner is gone.
-    Adopt(FlowKey),
-    /// Somebody else changed a flow, such as by asking to cancel it.
-    Changed(FlowKey),
-    /// A flow was read for [`Event::Adopt`] or [`Event::Changed`].
+    /// Somebody brought something for a flow.
+    Touched(Active),
+    /// The scheduler replicas that live, by name.
+    Replicas(Vec<String>),
+    /// Touches may have been missed.
+    Resync,
+    /// Flows that have something to do, now or at a time; true with the last of a listing.
+    Listed(Vec<Active>, bool),
+    /// The lease was lost, or the store: what is in memory is void.
+    Void,
+    /// Whoever holds the lease wants to know that the driver runs.
+    Pulse(oneshot::Sender<()>),
+    /// A flow was read.
     Loaded(FlowKey, Loaded),
+    /// A flow's inbox was read, for the reading of this number; nothing after a failure.
+    Inbox(FlowKey, u64, Option<Vec<FlowInput>>),
+    /// Where a flow stands that another one waits for; nothing when there is no such flow.
+    FlowState(FlowKey, FlowId, Option<FlowStatus>),
     /// A router has connected.
     RouterUp(LinkId, mpsc::Sender<ReportResponse>),
     /// Word of attempts.
     Reports(Vec<(Ack, NodeReport)>),
     /// The registry's view of runners has changed.
-    Runners(Vec<(model::ContextId, model::RunnerView)>),
+    Runners(Vec<(ContextId, RunnerView)>),
     /// Message ids were reserved: the first of a block, or nothing after a failure.
     MessageIds(Caller, Option<u32>),
 }
 
-/// A flow as its owner begins with it.
-#[derive(Debug)]
-pub struct StartedFlow {
-    /// The uid of its context.
-    pub context_uid: ContextUid,
-    /// The flow.
-    pub flow: Flow,
-    /// Its nodes.
-    pub nodes: Vec<StoredNode>,
-}
-
 /// Talks to the driver. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Handle(mpsc::Sender<Event>);
+pub struct Handle {
+    events: mpsc::Sender<Event>,
+    replicas: watch::Receiver<Vec<String>>,
+}
 
 impl Handle {
     /// Gives the driver something to take up. Cancel safe: when cancelled it was not given.
     pub async fn send(&self, event: Event) {
         // The driver ends last; at that point nobody waits for an effect.
-        let _ = self.0.send(event).await;
+        let _ = self.events.send(event).await;
+    }
+
+    /// The scheduler replicas that live, by name; none without a lease.
+    #[must_use]
+    pub fn replicas(&self) -> Vec<String> {
+        self.replicas.borrow().clone()
     }
 }
 
 /// The loop's state.
 pub(crate) struct Driver {
-    owner: OwnerId,
+    me: Identity,
+    /// The replicas that live; empty without a lease.
+    replicas: Vec<String>,
+    /// The same, for those who make flows.
+    tell_replicas: watch::Sender<Vec<String>>,
     store: FlowStoreClient,
     handle: Handle,
     commits: CommitSender,
     committing: HashMap<String, FlowKey>,
+    /// Flows in memory.
     flows: HashMap<FlowKey, Run>,
+    /// Flows that only wait for a time, and are not in memory until then.
+    asleep: HashMap<FlowKey, Asleep>,
+    /// Bounds how many flows are read at the same time.
+    loads: Arc<Semaphore>,
+    /// Counts readings of inboxes.
+    readings: u64,
+    /// A listing of active flows is under way; the second is true when another has to follow.
+    listing: Option<bool>,
     /// Flows to step, each once.
     queue: VecDeque<FlowKey>,
     /// Flows that wait for message ids.
     waiting_for_ids: HashMap<Caller, Vec<FlowKey>>,
+    /// When flows have to be looked at, in memory or asleep.
     due: BTreeSet<(Timestamp, FlowKey)>,
     runners: RunnerTable,
+    liveness: Liveness,
     load: Load,
     ids: MessageIds,
     routers: Routers,
     metrics: Arc<Metrics>,
+    ready: watch::Sender<bool>,
 }
 
-/// Makes the driver and the task that runs it.
+/// Makes the driver and the task that runs it. `ready` becomes true once the flows that have
+/// something to do were listed.
 pub fn start(
-    owner: OwnerId,
+    config: &Config,
     store: FlowStoreClient,
     metrics: Arc<Metrics>,
+    ready: watch::Sender<bool>,
     stop: CancellationToken,
-) -> (Handle, impl Future<Output = ()> + Send) {
+) -> (Handle, impl Future<Output = ()> + Send + use<>) {
     let (sender, events) = mpsc::channel(EVENTS_MAX);
     // As many as there can be commits under way, so that the link never waits for the driver.
     let (answered, answers) = mpsc::channel(COMMITS_IN_FLIGHT_MAX);
     let storage_back = Arc::new(Notify::new());
-    let (commits, link) =
-        commit_link::start(store.clone(), answered, Arc::clone(&storage_back), stop.clone());
-    let handle = Handle(sender);
+    let (commits, link) = commit_link::start(store.clone(), answered, Arc::clone(&storage_back));
+    let (tell_replicas, replicas) = watch::channel(Vec::new());
+    let handle = Handle { events: sender, replicas };
     let driver = Driver {
-        owner,
+        me: config.identity.clone(),
+        replicas: Vec::new(),
+        tell_replicas,
         store: store.clone(),
         handle: handle.clone(),
         commits,
         committing: HashMap::new(),
         flows: HashMap::new(),
+        asleep: HashMap::new(),
+        loads: Arc::new(Semaphore::new(LOADS_MAX)),
+        readings: 0,
+        listing: None,
         queue: VecDeque::new(),
         waiting_for_ids: HashMap::new(),
         due: BTreeSet::new(),
         runners: RunnerTable::default(),
+        liveness: Liveness::new(config.lost_after),
         load: Load::default(),
         ids: MessageIds::default(),
         routers: Routers::default(),
         metrics,
+        ready,
     };
-    let again = handle.clone();
+    let (again, identity) = (handle.clone(), config.identity.clone());
     let task = async move {
+        let lease = replica::hold(store, identity, again.clone(), stop);
         tokio::select! {
             () = driver.run(events, answers) => {}
             () = link => {}
-            () = adopt_whenever(&storage_back, &again, store) => {}
-            () = stop.cancelled() => {}
+            () = resync_whenever(&storage_back, &again) => {}
+            // Ends after `stop`, when storage knows that this replica has left.
+            () = lease => {}
         }
     };
     (handle, task)
@@ -146,7 +195,8 @@ impl Driver {
     async fn run(mut self, mut events: mpsc::Receiver<Event>, mut answers: mpsc::Receiver<CommitResponse>) {
         let mut batch = Vec::with_capacity(BATCH_MAX);
         loop {
-            let next_due = self.due.first().map(|(time, _)| *time);
+            let flow_due = self.due.first().map(|(time, _)| *time);
+            let next_due = [flow_due, self.liveness.next_due()].into_iter().flatten().min();
             tokio::select! {
                 // Answers first: they free the room for what the events ask.
                 biased;
@@ -166,19 +216,28 @@ impl Driver {
                 }
                 () = sleep_until(next_due), if next_due.is_some() => {}
             }
+            self.lose_attempts();
             self.step_due();
             self.step_queued();
             self.routers.flush();
             self.metrics.flows_owned.set(i64::try_from(self.flows.len()).unwrap_or(i64::MAX));
+            self.metrics.flows_asleep.set(i64::try_from(self.asleep.len()).unwrap_or(i64::MAX));
         }
     }
 
     fn take(&mut self, event: Event) {
         match event {
             Event::Started(started) => self.started(*started),
-            Event::Adopt(key) => self.adopt(key),
-            Event::Changed(key) => self.changed(key),
+            Event::Touched(active) => self.touched(active),
+            Event::Replicas(names) => self.replicas_changed(names),
+            Event::Resync => self.resync(),
+            Event::Listed(active, last) => self.listed(active, last),
+            Event::Void => self.void(),
+            // Whoever asked may have given up.
+            Event::Pulse(answer) => drop(answer.send(())),
             Event::Loaded(key, loaded) => self.loaded(key, loaded),
+            Event::Inbox(key, reading, inputs) => self.inbox(key, reading, inputs),
+            Event::FlowState(key, flow, status) => self.flow_state(key, flow, status),
             Event::RouterUp(id, sender) => self.routers.add(id, sender),
             Event::Reports(reports) => {
                 for (ack, report) in reports {
@@ -190,33 +249,22 @@ impl Driver {
         }
     }
 
+    /// Word of an attempt. The router that brings it takes this replica for the flow's owner; that
+    /// counts, even before the news of a change among the replicas has come here.
     fn report(&mut self, ack: Ack, report: NodeReport) {
-        let key = (report.context_id, report.flow_id);
-        if !self.flows.contains_key(&key) {
-            self.adopt(key);
+        if self.replicas.is_empty() {
+            // Without a lease nothing is taken up. Its router says it again on its next stream.
+            self.routers.hang_up(ack.0);
+            return;
         }
+        let key = (report.context_id, report.flow_id);
+        self.adopt(key, report.job_key.flow);
         let patience = patience_of(&report.kind);
         if let Some(run) = self.flows.get_mut(&key) {
-            run.push(Input::Report(report), Some(ack));
+            run.push(Input::Report(report), Owed::Ack(ack));
             match patience {
                 None => self.enqueue(key),
                 Some(patience) => self.enqueue_within(key, patience),
-            }
-        }
-    }
-
-    fn runners_changed(&mut self, views: Vec<(model::ContextId, model::RunnerView)>) {
-        let mut opened = BTreeSet::new();
-        for (context, view) in views {
-            if self.runners.update(context, view) {
-                opened.insert(context);
-            }
-        }
-        let keys: Vec<FlowKey> = self.flows.keys().copied().filter(|key| opened.contains(&key.0)).collect();
-        for key in keys {
-            if let Some(run) = self.flows.get_mut(&key) {
-                run.push(Input::Wake, None);
-                self.enqueue(key);
             }
         }
     }
@@ -229,6 +277,12 @@ impl Driver {
         for key in self.waiting_for_ids.remove(&caller).unwrap_or_default() {
             self.enqueue(key);
         }
+    }
+
+    /// Whether this replica owns flows of this uid.
+    fn is_mine(&self, uid: FlowUid) -> bool {
+        let owner = model::placement::owner_of(self.replicas.iter().map(String::as_str), uid);
+        owner == Some(self.me.name.as_str())
     }
 
     /// Puts a flow into the queue of those to step.
@@ -248,8 +302,8 @@ impl Driver {
             return;
         }
         let before = run.awaited.replace(latest);
-        if let Some(before) = before.filter(|_| run.due != before) {
-            self.due.remove(&(before, key));
+        if let Some(time) = before.filter(|_| run.due != before) {
+            self.due.remove(&(time, key));
         }
         self.due.insert((latest, key));
     }
@@ -260,7 +314,11 @@ impl Driver {
             && time <= now
         {
             self.due.remove(&(time, key));
-            self.enqueue(key);
+            if self.flows.contains_key(&key) {
+                self.enqueue(key);
+            } else {
+                self.wake(key);
+            }
         }
     }
 
@@ -280,22 +338,23 @@ impl Driver {
     }
 }
 
-/// How long a report may wait for the next one of its flow, so that one commit stores both: nothing
-/// follows from it. Of a short job all reports arrive within this.
+/// How long a report may wait for company in its commit; what gates the next step may not.
 const fn patience_of(report: &ReportKind) -> Option<Duration> {
     match report {
         ReportKind::Accepted { .. } => Some(ACCEPTED_PATIENCE),
         ReportKind::Started { .. } => Some(STARTED_PATIENCE),
-        ReportKind::Ended(_) | ReportKind::Returned | ReportKind::Rejected { .. } => None,
+        ReportKind::Ended(_) | ReportKind::Returned | ReportKind::Unknown | ReportKind::Rejected { .. } => {
+            None
+        }
     }
 }
 
-/// After storage was away: a start or a cancel may have been stored although whoever asked was not told,
-/// so that nobody drives the flow.
-async fn adopt_whenever(back: &Notify, driver: &Handle, store: FlowStoreClient) {
+/// After storage was away: something may have been stored although whoever asked was not told, so that
+/// nobody drives the flow.
+async fn resync_whenever(back: &Notify, driver: &Handle) {
     loop {
         back.notified().await;
-        adopt_active(store.clone(), driver).await;
+        driver.send(Event::Resync).await;
     }
 }
 

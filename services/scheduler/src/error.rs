@@ -16,3 +16,8 @@ pub enum Error {
 pub fn bad_store(error: impl ToString) -> Status {
     rpc::Error::internal(format!("an answer of storage cannot be read: {}", error.to_string())).into()
 }
+
+/// FAILED_PRECONDITION: the state does not allow it.
+pub fn wrong_state(reason: rpc::Reason, message: impl Into<String>) -> Status {
+    rpc::Error::new(rpc::ErrorKind::FailedPrecondition, reason, message).into()
+}

@@ -1,21 +1,47 @@
-//! Reading a flow with all its nodes, to own it.
+//! Reading flows from storage, to own them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use flow::engine::StoredNode;
-use model::{ContextId, FlowId, OwnerId};
+use model::{ContextUid, Flow, FlowId, FlowInput, FlowStatus, FlowUid, OwnerId, SignalName};
 use proto::convert;
-use proto::internal::v1::{ListActiveFlowsRequest, LoadFlowRequest, TakeFlowRequest};
-use tonic::{Code, Status};
+use proto::internal::v1::{
+    AwaitFlowRequest, ListActiveFlowsRequest, LoadFlowRequest, LoadFlowResponse, ReadInputsRequest,
+    TakeFlowRequest,
+};
+use tonic::{Code, Status, Streaming};
 
 use crate::clients::FlowStoreClient;
-use crate::driver::{Event, Handle, StartedFlow};
+use crate::driver::{Event, Handle};
 use crate::error::bad_store;
+use crate::replica;
 use crate::run::FlowKey;
 
 /// Between tries, while storage cannot be reached.
 pub const RETRY_DELAY: Duration = Duration::from_millis(200);
+/// Flows that are read at the same time.
+pub const LOADS_MAX: usize = 32;
+
+/// A flow as its owner begins with it.
+#[derive(Debug)]
+pub struct StartedFlow {
+    /// The uid of its context.
+    pub context_uid: ContextUid,
+    /// The flow.
+    pub flow: Flow,
+    /// Its nodes.
+    pub nodes: Vec<StoredNode>,
+    /// The last step that was applied, or the change of owner.
+    pub last_commit: String,
+    /// The signals that were given.
+    pub signals: BTreeSet<SignalName>,
+    /// What was brought and not taken up yet, oldest first.
+    pub inputs: Vec<FlowInput>,
+    /// Somebody else, or nobody, owned it before.
+    pub taken_over: bool,
+}
 
 /// What a reading gave.
 #[derive(Debug)]
@@ -29,7 +55,7 @@ pub enum Loaded {
 }
 
 /// Why a flow is read.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reading {
     /// To become its owner.
     TakeOver,
@@ -42,9 +68,7 @@ pub async fn load(mut store: FlowStoreClient, key: FlowKey, reading: Reading, ow
     loop {
         match try_load(&mut store, key, reading, owner).await {
             Ok(loaded) => return loaded,
-            Err(status) if matches!(status.code(), Code::NotFound | Code::FailedPrecondition) => {
-                return Loaded::Gone;
-            }
+            Err(status) if is_gone(&status) => return Loaded::Gone,
             Err(status) => {
                 tracing::warn!(context = %key.0, flow = %key.1, %status, "a flow could not be read; trying again");
                 tokio::time::sleep(RETRY_DELAY).await;
@@ -53,22 +77,50 @@ pub async fn load(mut store: FlowStoreClient, key: FlowKey, reading: Reading, ow
     }
 }
 
+fn is_gone(status: &Status) -> bool {
+    matches!(status.code(), Code::NotFound | Code::FailedPrecondition)
+}
+
 async fn try_load(
     store: &mut FlowStoreClient,
     (context, flow): FlowKey,
     reading: Reading,
     owner: OwnerId,
 ) -> Result<Loaded, Status> {
-    if matches!(reading, Reading::TakeOver) {
+    if reading == Reading::TakeOver {
         let request = TakeFlowRequest { context_id: context.0, flow_id: flow.0, owner: owner.to_string() };
         store.take_flow(request).await?;
     }
-    let request = LoadFlowRequest { context_id: context.0, flow_id: flow.0 };
-    let mut parts = store.load_flow(request).await?.into_inner();
+    let request = LoadFlowRequest { context_id: context.0, flow_id: flow.0, on_behalf_of: 0 };
+    let parts = store.load_flow(request).await?.into_inner();
+    let mut started = collect(parts).await?;
+    started.taken_over = reading == Reading::TakeOver;
+    if started.flow.status.is_end() {
+        return Ok(Loaded::Gone);
+    }
+    if started.flow.owner != Some(owner) {
+        return Ok(Loaded::Elsewhere);
+    }
+    Ok(Loaded::Flow(Box::new(started)))
+}
+
+/// Puts the parts of a flow together.
+///
+/// # Errors
+/// As storage's; INTERNAL when what it sends cannot be read.
+pub async fn collect(mut parts: Streaming<LoadFlowResponse>) -> Result<StartedFlow, Status> {
     let mut record = None;
     let mut nodes = Vec::new();
+    let mut signals = BTreeSet::new();
+    let mut inputs = Vec::new();
     while let Some(part) = parts.message().await? {
         record = record.or(part.flow);
+        for name in part.signals {
+            signals.insert(name.parse().map_err(bad_store)?);
+        }
+        for input in part.inputs {
+            inputs.push(serde_json::from_slice(&input).map_err(bad_store)?);
+        }
         for stored in part.nodes {
             nodes.push(StoredNode {
                 node: serde_json::from_slice(&stored.node_json).map_err(bad_store)?,
@@ -77,31 +129,82 @@ async fn try_load(
         }
     }
     let record = record.ok_or_else(|| bad_store("a flow without its record"))?;
-    let (mut flow, context_uid) = convert::flow::from_record(record).map_err(bad_store)?;
-    flow.jobs = nodes.iter().map(|stored| stored.node.job_id).collect();
-    if flow.status.is_end() {
-        return Ok(Loaded::Gone);
-    }
-    if flow.owner != Some(owner) {
-        return Ok(Loaded::Elsewhere);
-    }
-    Ok(Loaded::Flow(Box::new(StartedFlow { context_uid, flow, nodes })))
+    let convert::flow::Record { mut flow, context_uid, last_commit, .. } =
+        convert::flow::from_record(record).map_err(bad_store)?;
+    flow.jobs = nodes.iter().map(|stored: &StoredNode| stored.node.job_id).collect();
+    Ok(StartedFlow { context_uid, flow, nodes, last_commit, signals, inputs, taken_over: false })
 }
 
-/// Takes up every flow that runs and is not here; tries until storage has told them all.
-pub async fn adopt_active(mut store: FlowStoreClient, driver: &Handle) {
-    while let Err(status) = list_active(&mut store, driver).await {
-        tracing::warn!(%status, "the flows that run cannot be read; trying again");
+/// Reads what others brought for a flow, after the `known` oldest entries; tries again while storage
+/// cannot be reached. Nothing when the flow is gone or what stands there cannot be read.
+pub async fn read_inbox(
+    mut store: FlowStoreClient,
+    (context, flow): FlowKey,
+    uid: FlowUid,
+    known: usize,
+) -> Option<Vec<FlowInput>> {
+    let request = ReadInputsRequest {
+        context_id: context.0,
+        flow_id: flow.0,
+        flow_uid: uid.to_string(),
+        known: u32::try_from(known).unwrap_or(u32::MAX),
+    };
+    loop {
+        match store.read_inputs(request.clone()).await {
+            Ok(answer) => {
+                let inputs = answer.into_inner().inputs;
+                return inputs.iter().map(|input| serde_json::from_slice(input).ok()).collect();
+            }
+            Err(status) if is_gone(&status) => return None,
+            Err(status) => {
+                tracing::warn!(context = %context, flow = %flow, %status, "an inbox could not be read; trying again");
+                tokio::time::sleep(RETRY_DELAY).await;
+            }
+        }
+    }
+}
+
+/// Asks where another flow stands, to be touched when it ends; tries again while storage cannot be
+/// reached. Nothing when there is no such flow.
+pub async fn await_flow(
+    mut store: FlowStoreClient,
+    (context, flow): FlowKey,
+    uid: FlowUid,
+    awaited: FlowId,
+) -> Option<FlowStatus> {
+    let request = AwaitFlowRequest {
+        context_id: context.0,
+        flow_id: flow.0,
+        flow_uid: uid.to_string(),
+        awaited_flow_id: awaited.0,
+    };
+    loop {
+        match store.await_flow(request.clone()).await {
+            Ok(answer) => return convert::enums::flow_status_from_wire(answer.into_inner().status),
+            // The asking flow itself is gone: nobody looks at the answer.
+            Err(status) if is_gone(&status) => return None,
+            Err(status) => {
+                tracing::warn!(context = %context, flow = %flow, %status, "a flow could not be asked for; trying again");
+                tokio::time::sleep(RETRY_DELAY).await;
+            }
+        }
+    }
+}
+
+/// Tells the driver every flow that has something to do; tries until storage has told them all.
+pub async fn list_active(mut store: FlowStoreClient, driver: Handle) {
+    while let Err(status) = try_list(&mut store, &driver).await {
+        tracing::warn!(%status, "the flows that have something to do cannot be read; trying again");
         tokio::time::sleep(RETRY_DELAY).await;
     }
+    driver.send(Event::Listed(Vec::new(), true)).await;
 }
 
-async fn list_active(store: &mut FlowStoreClient, driver: &Handle) -> Result<(), Status> {
+async fn try_list(store: &mut FlowStoreClient, driver: &Handle) -> Result<(), Status> {
     let mut parts = store.list_active_flows(ListActiveFlowsRequest {}).await?.into_inner();
     while let Some(part) = parts.message().await? {
-        for flow in part.flows {
-            driver.send(Event::Adopt((ContextId(flow.context_id), FlowId(flow.flow_id)))).await;
-        }
+        let active: Result<_, _> = part.flows.iter().map(replica::active_from_wire).collect();
+        driver.send(Event::Listed(active?, false)).await;
     }
     Ok(())
 }

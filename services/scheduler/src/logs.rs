@@ -21,25 +21,41 @@ pub struct LogStream {
     names: BTreeMap<JobId, Name>,
     /// How far each attempt's output was sent.
     sent: HashMap<(JobId, Attempt), u64>,
+    /// The only attempt that is wanted.
+    only: Option<Attempt>,
+}
+
+/// What a reader wants.
+#[derive(Debug, Clone, Default)]
+pub struct Wanted {
+    /// Only this node, by name; empty: all.
+    pub node: String,
+    /// Only this attempt of it.
+    pub attempt: Option<Attempt>,
+    /// From this byte of that attempt's output on.
+    pub offset: u64,
+    /// What comes as well, until the flow has ended.
+    pub follow: bool,
 }
 
 impl LogStream {
     /// A reader that is sent its answers through `answers`.
     #[must_use]
     pub fn new(reader: FlowReader, answers: mpsc::Sender<Result<StreamFlowLogsResponse, Status>>) -> Self {
-        Self { reader, answers, names: BTreeMap::new(), sent: HashMap::new() }
+        Self { reader, answers, names: BTreeMap::new(), sent: HashMap::new(), only: None }
     }
 
     /// Runs until everything was sent (with `follow`: until the flow has ended
     /// and everything was sent), the reader has gone or something failed.
-    pub async fn run(mut self, node: String, follow: bool) {
-        if let Err(status) = self.stream(&node, follow).await {
+    pub async fn run(mut self, wanted: Wanted) {
+        if let Err(status) = self.stream(&wanted).await {
             // A reader that has gone does not need the reason.
             let _ = self.answers.send(Err(status)).await;
         }
     }
 
-    async fn stream(&mut self, node: &str, follow: bool) -> Result<(), Status> {
+    async fn stream(&mut self, wanted: &Wanted) -> Result<(), Status> {
+        let node = wanted.node.as_str();
         let mut events = self.reader.events(String::new()).await?;
         let nodes = self.reader.all_nodes().await?;
         self.names = nodes
@@ -50,12 +66,16 @@ impl LogStream {
         if self.names.is_empty() && !node.is_empty() {
             return Err(rpc::Error::not_found(format!("node `{node}` of flow {}", self.reader.flow)).into());
         }
-        for node in nodes.iter().filter(|node| node.state != NodeState::Pending) {
+        self.only = wanted.attempt;
+        if let Some(attempt) = wanted.attempt {
+            self.sent.extend(self.names.keys().map(|job| ((*job, attempt), wanted.offset)));
+        }
+        for node in nodes.iter().filter(|node| node.attempt.0 > 1 || node.state != NodeState::Pending) {
             for attempt in 1..=node.attempt.0 {
                 self.send_from(node.job_id, Attempt(attempt)).await?;
             }
         }
-        if !follow {
+        if !wanted.follow {
             return Ok(());
         }
         if !is_end(&self.reader.flow().await?) {
@@ -85,6 +105,7 @@ impl LogStream {
         let mut missing: HashMap<_, _> = nodes
             .iter()
             .filter(|node| self.names.contains_key(&node.job_id))
+            .filter(|node| self.only.is_none_or(|only| only == node.attempt))
             .map(|node| ((node.job_id, node.attempt), node.output_bytes))
             .collect();
         loop {
@@ -101,6 +122,9 @@ impl LogStream {
     /// Sends what is kept of an attempt's output and was not sent yet.
     async fn send_from(&mut self, job: JobId, attempt: Attempt) -> Result<(), Status> {
         let Some(name) = self.names.get(&job) else { return Ok(()) };
+        if self.only.is_some_and(|only| only != attempt) {
+            return Ok(());
+        }
         let sent = self.sent.entry((job, attempt)).or_default();
         let piece = self.reader.log(job, attempt, *sent).await?;
         if piece.data.is_empty() {

@@ -1,18 +1,25 @@
 //! What the scheduler counts.
 
 use model::NodeState;
+use prometheus::core::Collector;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
 /// The scheduler's counters, under `/metrics`.
 #[derive(Debug)]
 pub struct Metrics {
-    /// Flows that this replica owns now.
+    /// Flows that this replica has in memory.
     pub flows_owned: IntGauge,
+    /// Flows that wait for a time, and are not in memory until then.
+    pub flows_asleep: IntGauge,
     /// Flows submitted through this replica.
     pub flows_submitted: IntCounter,
+    /// Flows whose owner this replica became while they ran.
+    pub take_overs: IntCounter,
+    /// Attempts whose supervisors were asked where they stand.
+    pub reconciled: IntCounter,
     /// Steps stored.
     pub commits: IntCounter,
-    /// Steps refused since the flow has changed or has another owner.
+    /// Steps refused since the flow has another owner or has changed.
     pub fenced_commits: IntCounter,
     /// Reports that changed nothing.
     pub stale_reports: IntCounter,
@@ -25,36 +32,39 @@ impl Metrics {
     /// # Errors
     /// When one of the names is taken in this registry.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counter = |name: &str, help: &str| IntCounter::new(name, help);
-        let metrics = Self {
-            flows_owned: IntGauge::new("mycora_scheduler_flows_owned", "Flows that this replica owns now")?,
-            flows_submitted: counter("mycora_scheduler_flows_submitted_total", "Flows submitted here")?,
-            commits: counter("mycora_scheduler_commits_total", "Steps stored")?,
-            fenced_commits: counter(
-                "mycora_scheduler_fenced_commits_total",
-                "Steps refused since the flow has changed or has another owner",
-            )?,
-            stale_reports: counter("mycora_scheduler_stale_reports_total", "Reports that changed nothing")?,
-            nodes: IntCounterVec::new(
-                Opts::new("mycora_scheduler_node_transitions_total", "State changes of nodes, by new state"),
-                &["state"],
-            )?,
+        let counter = |name: &str, help: &str| {
+            let counter = IntCounter::new(format!("mycora_scheduler_{name}_total"), help)?;
+            add(registry, &counter)
         };
-        for collector in [
-            Box::new(metrics.flows_owned.clone()) as Box<dyn prometheus::core::Collector>,
-            Box::new(metrics.flows_submitted.clone()),
-            Box::new(metrics.commits.clone()),
-            Box::new(metrics.fenced_commits.clone()),
-            Box::new(metrics.stale_reports.clone()),
-            Box::new(metrics.nodes.clone()),
-        ] {
-            registry.register(collector)?;
-        }
-        Ok(metrics)
+        let gauge = |name: &str, help: &str| {
+            let gauge = IntGauge::new(format!("mycora_scheduler_{name}"), help)?;
+            add(registry, &gauge)
+        };
+        let transitions =
+            Opts::new("mycora_scheduler_node_transitions_total", "State changes of nodes, by new state");
+        Ok(Self {
+            flows_owned: gauge("flows_owned", "Flows that this replica has in memory")?,
+            flows_asleep: gauge("flows_asleep", "Flows that wait for a time, not in memory until then")?,
+            flows_submitted: counter("flows_submitted", "Flows submitted here")?,
+            take_overs: counter("take_overs", "Flows whose owner this replica became while they ran")?,
+            reconciled: counter("reconciled_attempts", "Attempts whose supervisors were asked for them")?,
+            commits: counter("commits", "Steps stored")?,
+            fenced_commits: counter(
+                "fenced_commits",
+                "Steps refused: the flow has another owner, or changed",
+            )?,
+            stale_reports: counter("stale_reports", "Reports that changed nothing")?,
+            nodes: add(registry, &IntCounterVec::new(transitions, &["state"])?)?,
+        })
     }
 
     /// Counts a node's new state.
     pub fn transition(&self, to: NodeState) {
         self.nodes.with_label_values(&[to.as_str()]).inc();
     }
+}
+
+fn add<C: Collector + Clone + 'static>(registry: &Registry, collector: &C) -> Result<C, prometheus::Error> {
+    registry.register(Box::new(collector.clone()))?;
+    Ok(collector.clone())
 }

@@ -1,5 +1,7 @@
 //! The scheduler as a process of its own.
 
+use std::time::Duration;
+
 use ::rpc::{Channel, MethodPolicy, Mount};
 use model::limits;
 use service::{Failure, Host, Limits};
@@ -24,6 +26,13 @@ pub struct Flags {
         default_value = "https://127.0.0.1:7704"
     )]
     runner_registry: String,
+    /// Where routers and other replicas reach this one; different for each replica [default: its own
+    /// port on this host]
+    #[arg(long, env = "MYCORA_ADVERTISE", value_name = "URL")]
+    advertise: Option<String>,
+    /// Seconds after which the attempts of a supervisor that is away are lost
+    #[arg(long, env = "MYCORA_LOST_AFTER", value_name = "SECONDS", default_value_t = limits::LOST_AFTER_SECS)]
+    lost_after: u32,
 }
 
 impl service::App for App {
@@ -51,7 +60,13 @@ impl service::App for App {
             registry: Channel::remote(&flags.runner_registry, &tls, Some("runner-registry"))?,
             metrics: &host.metrics,
         };
-        let app = Config::default().build(deps)?;
+        let address = match flags.advertise {
+            Some(address) => address,
+            None => own_address(&host)?,
+        };
+        let mut config = Config::new(address.clone(), address);
+        config.lost_after = Duration::from_secs(flags.lost_after.into());
+        let app = config.build(deps)?;
         let builder = Mount::builder(MethodPolicy::new(&[PUBLIC_POLICY, INTERNAL_POLICY])?);
         let mount = app.mount_public(app.mount_internal(builder)).descriptors(proto::DESCRIPTORS).build()?;
         host.ready_while("flows", app.ready());
@@ -59,4 +74,14 @@ impl service::App for App {
         host.run("driver", |stop| app.run(stop));
         Ok(())
     }
+}
+
+/// Where this process is reached on its host.
+fn own_address(host: &Host) -> Result<String, Failure> {
+    let listener = host.listener.as_ref().ok_or("a scheduler needs a gRPC port")?;
+    let address = listener.local_addr()?;
+    if address.ip().is_unspecified() {
+        return Err("listening on every address: say with --advertise where routers reach this one".into());
+    }
+    Ok(format!("https://{address}"))
 }

@@ -2,8 +2,8 @@
 
 use model::{ActorId, Attempt, ContextId, Event, FlowId, FlowNode, JobId, Revision};
 use proto::internal::v1::{
-    ReadFlowRequest, ReadLogRequest, ReadLogResponse, ReadNodesRequest, WatchEventsRequest,
-    WatchEventsResponse,
+    FlowRecord, ReadFlowRequest, ReadLogRequest, ReadLogResponse, ReadMessageRequest, ReadMessageResponse,
+    ReadNodesRequest, WatchEventsRequest, WatchEventsResponse,
 };
 use proto::v1::{Flow, FlowStatus};
 use tonic::{Status, Streaming};
@@ -38,15 +38,83 @@ pub struct Page {
 }
 
 impl FlowReader {
+    /// A reader of the flow of this number.
+    #[must_use]
+    pub const fn new(store: FlowStoreClient, actor: ActorId, context_id: u32, flow_id: u32) -> Self {
+        Self { store, actor, context: ContextId(context_id), flow: FlowId(flow_id) }
+    }
+
     /// The flow without its nodes.
     ///
     /// # Errors
     /// As storage's.
     pub async fn flow(&mut self) -> Result<Flow, Status> {
+        self.record().await?.flow.ok_or_else(|| bad_store("a flow without its record"))
+    }
+
+    /// The flow with what only its owner needs.
+    ///
+    /// # Errors
+    /// As storage's.
+    pub async fn record(&mut self) -> Result<FlowRecord, Status> {
         let (context_id, flow_id) = (self.context.0, self.flow.0);
         let request = ReadFlowRequest { context_id, flow_id, on_behalf_of: self.actor.0 };
         let record = self.store.read_flow(request).await?.into_inner().flow;
-        record.and_then(|record| record.flow).ok_or_else(|| bad_store("a flow without its record"))
+        record.ok_or_else(|| bad_store("a flow without its record"))
+    }
+
+    /// The node of this name.
+    ///
+    /// # Errors
+    /// NOT_FOUND when there is none, else as storage's.
+    pub async fn node(&mut self, name: &str) -> Result<FlowNode, Status> {
+        let mut last = None;
+        while let Some(mut page) = self.nodes(last.as_ref()).await? {
+            if let Some(at) = page.nodes.iter().position(|node| node.name.as_str() == name) {
+                return Ok(page.nodes.swap_remove(at));
+            }
+            last = Some(page);
+        }
+        Err(rpc::Error::not_found(format!("node `{name}` of flow {}", self.flow)).into())
+    }
+
+    /// Some nodes, by job id; those that are not there are left out.
+    ///
+    /// # Errors
+    /// As storage's.
+    pub async fn nodes_of(&mut self, jobs: &[JobId]) -> Result<Vec<FlowNode>, Status> {
+        let mut nodes = Vec::with_capacity(jobs.len());
+        for part in jobs.chunks(PAGE as usize) {
+            let job_ids = part.iter().map(|job| job.0).collect();
+            let request = ReadNodesRequest { job_ids, ..self.nodes_request(String::new()) };
+            let page = self.store.read_nodes(request).await?.into_inner();
+            let part: Result<Vec<_>, _> =
+                page.nodes.iter().map(|json| serde_json::from_slice(json)).collect();
+            nodes.extend(part.map_err(bad_store)?);
+        }
+        Ok(nodes)
+    }
+
+    /// Where the message stands that carried an attempt.
+    ///
+    /// # Errors
+    /// As storage's.
+    pub async fn message(&mut self, message_key: String) -> Result<ReadMessageResponse, Status> {
+        let request =
+            ReadMessageRequest { context_id: self.context.0, message_key, on_behalf_of: self.actor.0 };
+        Ok(self.store.read_message(request).await?.into_inner())
+    }
+
+    fn nodes_request(&self, page_token: String) -> ReadNodesRequest {
+        ReadNodesRequest {
+            context_id: self.context.0,
+            flow_id: self.flow.0,
+            on_behalf_of: self.actor.0,
+            page_size: PAGE,
+            page_token,
+            states: Vec::new(),
+            job_ids: Vec::new(),
+        }
     }
 
     /// The page of nodes after another one; the first one after none. Nothing after the last.
@@ -57,13 +125,7 @@ impl FlowReader {
         if after.is_some_and(|page| page.next.is_empty()) {
             return Ok(None);
         }
-        let request = ReadNodesRequest {
-            context_id: self.context.0,
-            flow_id: self.flow.0,
-            on_behalf_of: self.actor.0,
-            page_size: PAGE,
-            page_token: after.map(|page| page.next.clone()).unwrap_or_default(),
-        };
+        let request = self.nodes_request(after.map(|page| page.next.clone()).unwrap_or_default());
         let page = self.store.read_nodes(request).await?.into_inner();
         let nodes = page.nodes.iter().map(|json| serde_json::from_slice(json));
         let nodes = nodes.collect::<Result<_, _>>().map_err(bad_store)?;

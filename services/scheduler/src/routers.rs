@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use proto::internal::v1::{ReportResponse, StopCommand};
+use proto::internal::v1::{ReportResponse, StatusQuery, StopCommand};
 use tokio::sync::mpsc;
 
 /// One stream of a router.
@@ -18,6 +18,7 @@ pub struct Routers {
     links: BTreeMap<LinkId, mpsc::Sender<ReportResponse>>,
     handled: BTreeMap<LinkId, Vec<u64>>,
     stops: Vec<StopCommand>,
+    queries: Vec<StatusQuery>,
 }
 
 impl Routers {
@@ -26,10 +27,18 @@ impl Routers {
         self.links.insert(id, sender);
     }
 
-    /// Whether any router can take a command.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.links.is_empty()
+    /// Ends a stream: its router begins another one, and says again what was not acknowledged.
+    pub fn hang_up(&mut self, id: LinkId) {
+        self.links.remove(&id);
+        self.handled.remove(&id);
+    }
+
+    /// Ends every stream.
+    pub fn hang_up_all(&mut self) {
+        self.links.clear();
+        self.handled.clear();
+        self.stops.clear();
+        self.queries.clear();
     }
 
     /// Notes that a report needs no repeating; told with the next [`Routers::flush`].
@@ -42,20 +51,28 @@ impl Routers {
         self.stops.push(command);
     }
 
+    /// Notes attempts to ask for; told with the next [`Routers::flush`].
+    pub fn query(&mut self, query: StatusQuery) {
+        self.queries.push(query);
+    }
+
     /// Tells the routers everything that was noted. What they cannot take now is told with the next flush.
     pub fn flush(&mut self) {
         for (id, handled) in std::mem::take(&mut self.handled) {
-            if let Sent::Full(answer) = self.send(id, ReportResponse { handled, stops: Vec::new() }) {
+            if let Sent::Full(answer) = self.send(id, ReportResponse { handled, ..Default::default() }) {
                 self.handled.insert(id, answer.handled);
             }
         }
-        let ids: Vec<LinkId> =
-            if self.stops.is_empty() { Vec::new() } else { self.links.keys().copied().collect() };
-        for id in ids {
-            let stops = std::mem::take(&mut self.stops);
-            match self.send(id, ReportResponse { handled: Vec::new(), stops }) {
+        if self.stops.is_empty() && self.queries.is_empty() {
+            return;
+        }
+        for id in self.links.keys().copied().collect::<Vec<_>>() {
+            let (stops, queries) = (std::mem::take(&mut self.stops), std::mem::take(&mut self.queries));
+            match self.send(id, ReportResponse { handled: Vec::new(), stops, queries }) {
                 Sent::Told => return,
-                Sent::Full(answer) | Sent::Gone(answer) => self.stops = answer.stops,
+                Sent::Full(answer) | Sent::Gone(answer) => {
+                    (self.stops, self.queries) = (answer.stops, answer.queries);
+                }
             }
         }
     }

@@ -1,10 +1,10 @@
-//! One flow that this scheduler owns.
+//! One flow that this scheduler has in memory.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use flow::engine::{Engine, Input};
+use flow::engine::{Engine, Input, Stop};
 use flow::graph::NodeIndex;
-use model::{ContextId, ContextUid, FlowId, JobKey, RunnerId, Timestamp};
+use model::{ContextId, ContextUid, FlowId, FlowUid, RunnerId, Timestamp};
 
 use crate::routers::LinkId;
 
@@ -24,34 +24,63 @@ pub enum Phase {
     Loading,
     /// In memory, as it is stored.
     Idle(Box<Engine>),
+    /// In memory, as it is stored, while its inbox is being read by the reading of this number: a commit
+    /// would move the places in it.
+    Reading(Box<Engine>, u64),
     /// In memory, ahead of what is stored by the commit of this id.
     Committing(Box<Engine>, String),
+}
+
+/// What is owed for an input once it is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owed {
+    /// Nothing: it is found again.
+    Nothing,
+    /// An acknowledgement to the router that brought it.
+    Ack(Ack),
+    /// Its removal from the flow's inbox, where it stays until a commit says that it was taken up.
+    Inbox,
 }
 
 /// A flow, its inputs and its commit.
 #[derive(Debug)]
 pub struct Run {
+    /// Its uid.
+    pub uid: FlowUid,
     /// The uid of its context; known once it is loaded.
     pub context_uid: Option<ContextUid>,
     /// Where it stands.
     pub phase: Phase,
-    /// What happened and was not taken up yet, with the acknowledgement it is owed.
-    inputs: VecDeque<Input>,
-    acks: VecDeque<Option<Ack>>,
+    /// The last step that was applied, or the change of owner: what the next commit builds on.
+    pub last_commit: String,
+    /// What happened and was not taken up yet, with what is owed for it.
+    inputs: VecDeque<(Input, Owed)>,
     /// What the commit under way took up. Taken up again when that is refused.
-    committing: VecDeque<(Input, Option<Ack>)>,
+    committing: Vec<(Input, Owed)>,
+    /// Entries of the inbox that were taken up by steps which changed nothing.
+    taken_unstored: usize,
     /// Where attempts are under way, to count them off when they end.
     pub placed: HashMap<NodeIndex, RunnerId>,
     /// Attempts to stop once the step that ended them is stored.
-    pub stops: Vec<(JobKey, RunnerId)>,
+    pub stops: Vec<Stop>,
+    /// Other flows that it waits for.
+    pub awaited_flows: BTreeSet<FlowId>,
+    /// Questions about other flows that were not answered yet.
+    pub questions: usize,
     /// When it has to be looked at.
     pub due: Option<Timestamp>,
     /// When reports that can wait are taken up at the latest.
     pub awaited: Option<Timestamp>,
     /// Nodes that a step may change; less after a commit was too large.
     pub budget: usize,
-    /// It has to be read again: somebody else changed it.
+    /// It has to be read again: what is in memory is not what is stored.
     pub reload: bool,
+    /// Somebody brought something: its inbox has to be read.
+    pub touched: bool,
+    /// It counts as active in storage, though it may only rest.
+    pub listed_active: bool,
+    /// The last step left it with nothing to do but wait for others or for a time.
+    pub rests: bool,
     /// It stands in the queue of flows to step.
     pub queued: bool,
     /// The last step left something to do.
@@ -61,28 +90,34 @@ pub struct Run {
 impl Run {
     /// A flow that is being read.
     #[must_use]
-    pub fn loading() -> Self {
+    pub fn loading(uid: FlowUid) -> Self {
         Self {
+            uid,
             context_uid: None,
             phase: Phase::Loading,
+            last_commit: String::new(),
             inputs: VecDeque::new(),
-            acks: VecDeque::new(),
-            committing: VecDeque::new(),
+            committing: Vec::new(),
+            taken_unstored: 0,
             placed: HashMap::new(),
             stops: Vec::new(),
+            awaited_flows: BTreeSet::new(),
+            questions: 0,
             due: None,
             awaited: None,
             budget: STEP_NODES_MAX,
             reload: false,
+            touched: false,
+            listed_active: true,
+            rests: false,
             queued: false,
             more: true,
         }
     }
 
     /// Something happened.
-    pub fn push(&mut self, input: Input, ack: Option<Ack>) {
-        self.inputs.push_back(input);
-        self.acks.push_back(ack);
+    pub fn push(&mut self, input: Input, owed: Owed) {
+        self.inputs.push_back((input, owed));
     }
 
     /// Whether a step would have something to look at.
@@ -91,42 +126,119 @@ impl Run {
         self.more || !self.inputs.is_empty() || self.due.is_some_and(|due| due <= now)
     }
 
+    /// Whether nothing is known that was not stored, and nothing was asked.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.inputs.is_empty()
+            && self.committing.is_empty()
+            && self.taken_unstored == 0
+            && self.questions == 0
+            && !self.touched
+            && !self.reload
+    }
+
     /// Lends the inputs to a step and keeps those it took up until they are stored.
-    pub fn with_inputs<T>(&mut self, step: impl FnOnce(&mut Self, &mut VecDeque<Input>) -> T) -> T {
-        let mut inputs = std::mem::take(&mut self.inputs);
+    pub fn with_inputs<T>(&mut self, step: impl FnOnce(&mut VecDeque<Input>) -> T) -> T {
         // A report is small, and a commit that is refused must not lose it.
-        let mut before = inputs.clone();
-        let result = step(self, &mut inputs);
-        let taken = before.len() - inputs.len();
-        self.inputs = inputs;
-        self.committing.extend(before.drain(..taken).zip(self.acks.drain(..taken)));
+        let mut lent: VecDeque<Input> = self.inputs.iter().map(|(input, _)| input.clone()).collect();
+        let before = lent.len();
+        let result = step(&mut lent);
+        self.committing.extend(self.inputs.drain(..before - lent.len()));
         result
     }
 
-    /// The acknowledgements of inputs that are stored now, or changed nothing.
-    pub fn take_committed_acks(&mut self) -> impl Iterator<Item = Ack> + use<> {
-        std::mem::take(&mut self.committing).into_iter().filter_map(|(_, ack)| ack)
+    /// What the step under way took up changed nothing: gives the acknowledgements.
+    pub fn settle_unchanged(&mut self) -> impl Iterator<Item = Ack> + use<> {
+        self.taken_unstored += self.in_committing();
+        acks(std::mem::take(&mut self.committing))
+    }
+
+    /// What the commit took up is stored: gives the acknowledgements.
+    pub fn settle_stored(&mut self) -> impl Iterator<Item = Ack> + use<> {
+        self.taken_unstored = 0;
+        acks(std::mem::take(&mut self.committing))
+    }
+
+    /// How many entries of the inbox are taken up once the step under way is stored.
+    #[must_use]
+    pub fn inbox_taken(&self) -> usize {
+        self.taken_unstored + self.in_committing()
+    }
+
+    /// How many entries of the inbox are known, taken up or not.
+    #[must_use]
+    pub fn inbox_known(&self) -> usize {
+        self.inbox_taken() + self.inputs.iter().filter(|(_, owed)| *owed == Owed::Inbox).count()
+    }
+
+    fn in_committing(&self) -> usize {
+        self.committing.iter().filter(|(_, owed)| *owed == Owed::Inbox).count()
     }
 
     /// All acknowledgements, when the flow is gone and nothing about it matters any more.
     pub fn take_all_acks(&mut self) -> impl Iterator<Item = Ack> + use<> {
-        self.inputs.clear();
-        let waiting = std::mem::take(&mut self.acks);
-        self.take_committed_acks().chain(waiting.into_iter().flatten())
+        let mut all = std::mem::take(&mut self.committing);
+        all.extend(std::mem::take(&mut self.inputs));
+        acks(all)
     }
 
-    /// Forgets everything that is not stored; what happened is taken up again
-    /// once the flow is loaded.
+    /// Forgets everything that is not stored; what routers reported is taken up again once the flow is
+    /// loaded, and everything else comes with the flow.
     pub fn start_over(&mut self) {
         self.phase = Phase::Loading;
-        for (input, ack) in std::mem::take(&mut self.committing).into_iter().rev() {
-            self.inputs.push_front(input);
-            self.acks.push_front(ack);
-        }
+        let mut kept = std::mem::take(&mut self.committing);
+        kept.extend(std::mem::take(&mut self.inputs));
+        self.inputs.extend(kept.into_iter().filter(|(_, owed)| matches!(owed, Owed::Ack(_))));
+        self.taken_unstored = 0;
         self.placed.clear();
         self.stops.clear();
+        self.awaited_flows.clear();
         self.due = None;
         self.reload = false;
+        self.touched = false;
+        self.listed_active = true;
+        self.rests = false;
         self.more = true;
+    }
+}
+
+fn acks(settled: Vec<(Input, Owed)>) -> impl Iterator<Item = Ack> {
+    settled.into_iter().filter_map(|(_, owed)| match owed {
+        Owed::Ack(ack) => Some(ack),
+        Owed::Nothing | Owed::Inbox => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_inbox_is_counted_until_it_is_stored() {
+        let mut run = Run::loading(FlowUid::random());
+        run.push(Input::Wake, Owed::Inbox);
+        run.push(Input::Wake, Owed::Ack((LinkId(1), 7)));
+        run.push(Input::Wake, Owed::Inbox);
+        run.with_inputs(|inputs| inputs.drain(..2).count());
+        assert_eq!((run.inbox_taken(), run.inbox_known()), (1, 2));
+        assert_eq!(run.settle_unchanged().collect::<Vec<_>>(), [(LinkId(1), 7)]);
+        assert_eq!((run.inbox_taken(), run.inbox_known()), (1, 2));
+        run.with_inputs(|inputs| inputs.drain(..).count());
+        assert_eq!((run.inbox_taken(), run.inbox_known()), (2, 2));
+        assert_eq!(run.settle_stored().count(), 0);
+        assert_eq!(run.inbox_known(), 0);
+        assert!(run.is_quiet());
+    }
+
+    #[test]
+    fn only_what_routers_brought_survives_a_new_start() {
+        let mut run = Run::loading(FlowUid::random());
+        run.push(Input::Wake, Owed::Ack((LinkId(1), 1)));
+        run.push(Input::Wake, Owed::Inbox);
+        run.push(Input::Wake, Owed::Ack((LinkId(1), 2)));
+        run.with_inputs(|inputs| inputs.drain(..2).count());
+        run.start_over();
+        assert_eq!(run.inbox_known(), 0);
+        assert_eq!(run.take_all_acks().collect::<Vec<_>>(), [(LinkId(1), 1), (LinkId(1), 2)]);
     }
 }

@@ -1,24 +1,30 @@
 //! The registry's view of runners, kept by a watch.
 
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use model::ContextId;
+use model::{ContextId, RunnerView};
 use proto::convert;
 use proto::internal::v1::{ViewedRunner, WatchRequest};
 use tonic::Status;
 
 use crate::clients::RegistryClient;
+use crate::destinations::RunnerTable;
 use crate::driver::{Event, Handle};
 
 const RECONNECT_FIRST: Duration = Duration::from_millis(50);
 const RECONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// Tells the driver what the registry sees, for ever. The caller drops it to end it.
-pub async fn follow(mut registry: RegistryClient, driver: Handle) {
+/// What the registry sees, for those who explain.
+pub type SharedRunners = Arc<RwLock<RunnerTable>>;
+
+/// Tells the driver what the registry sees, for ever, and keeps `shared` up to date. The caller drops it
+/// to end it.
+pub async fn follow(mut registry: RegistryClient, driver: Handle, shared: SharedRunners) {
     let mut delay = RECONNECT_FIRST;
     loop {
         let mut seen = false;
-        let ended = watch(&mut registry, &driver, &mut seen).await;
+        let ended = watch(&mut registry, &driver, &shared, &mut seen).await;
         if seen {
             delay = RECONNECT_FIRST;
         }
@@ -30,7 +36,12 @@ pub async fn follow(mut registry: RegistryClient, driver: Handle) {
     }
 }
 
-async fn watch(registry: &mut RegistryClient, driver: &Handle, seen: &mut bool) -> Result<(), Status> {
+async fn watch(
+    registry: &mut RegistryClient,
+    driver: &Handle,
+    shared: &SharedRunners,
+    seen: &mut bool,
+) -> Result<(), Status> {
     let mut answers = registry.watch(WatchRequest {}).await?.into_inner();
     while let Some(answer) = answers.message().await? {
         *seen = true;
@@ -43,7 +54,15 @@ async fn watch(registry: &mut RegistryClient, driver: &Handle, seen: &mut bool) 
                 }
             }
         });
-        driver.send(Event::Runners(views.collect())).await;
+        let views: Vec<(ContextId, RunnerView)> = views.collect();
+        {
+            // Nothing panics while it is held.
+            let mut table = shared.write().unwrap_or_else(PoisonError::into_inner);
+            for (context, view) in &views {
+                table.update(*context, view.clone());
+            }
+        }
+        driver.send(Event::Runners(views)).await;
     }
     Ok(())
 }

@@ -1,37 +1,44 @@
 //! From a submission to a flow that runs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use flow::engine::StoredNode;
 use flow::plan::Plan;
-use model::{ActorId, BlobHash, ContextId, FlowId, FlowNode, FlowSpec, JobId, Name, OwnerId, Violations};
-use prost::Message as _;
+use model::{ActorId, BlobHash, ContextId, FlowId, FlowNode, FlowSpec, FlowUid, JobId, Name, Violations};
+use prost::Message;
 use proto::convert;
 use proto::internal::v1 as internal;
 use proto::v1::{Flow, SubmitFlowRequest};
 use tonic::Status;
 
 use crate::clients::FlowStoreClient;
-use crate::driver::{Event, Handle, StartedFlow};
+use crate::driver::{Event, Handle};
 use crate::error::bad_store;
+use crate::loader::StartedFlow;
+use crate::replica::{Active, Identity};
 use crate::run::STEP_NODES_MAX;
 
 /// Nodes are added in parts of at most this many bytes.
 const PART_BYTES_MAX: usize = 2 * 1024 * 1024;
+/// How often a uid is drawn to find one that makes the flow our own.
+const UID_DRAWS_MAX: usize = 256;
 
-/// Takes submissions.
+/// Makes flows and starts them.
 #[derive(Clone)]
 pub struct Submitter {
-    /// Flows, as storage keeps them.
-    pub store: FlowStoreClient,
-    /// Where started flows go.
-    pub driver: Handle,
-    /// Who will own them.
-    pub owner: OwnerId,
+    pub(crate) store: FlowStoreClient,
+    driver: Handle,
+    me: Identity,
 }
 
 impl Submitter {
+    /// Flows are kept by `store`; those that this replica owns go to `driver`.
+    #[must_use]
+    pub const fn new(store: FlowStoreClient, driver: Handle, me: Identity) -> Self {
+        Self { store, driver, me }
+    }
+
     /// Checks a submission, stores it and starts it.
     ///
     /// Not cancel safe: run it in a task of its own, so that a caller that goes
@@ -41,7 +48,7 @@ impl Submitter {
     /// # Errors
     /// INVALID_ARGUMENT with everything that is wrong, else what storage answers.
     pub async fn submit(mut self, actor: ActorId, request: SubmitFlowRequest) -> Result<Flow, Status> {
-        let request_hash = request_hash(&request);
+        let request_hash = hash_of(&SubmitFlowRequest { request_id: String::new(), ..request.clone() });
         let SubmitFlowRequest { request_id, context_id, flow_id, caller_id, flow } = request;
         let wire = flow.unwrap_or_default();
         let header = proto::v1::FlowSpec { nodes: Vec::new(), ..wire.clone() };
@@ -55,21 +62,40 @@ impl Submitter {
             on_behalf_of: actor.0,
             flow: Some(header),
             node_count: u32::try_from(spec.nodes.len()).unwrap_or(u32::MAX),
+            flow_uid: self.own_uid().to_string(),
         };
         let created = self.store.create_flow(create).await?.into_inner();
         let record = created.flow.ok_or_else(|| bad_store("a new flow without its record"))?;
         let flow = record.flow.clone().ok_or_else(|| bad_store("a new flow without its record"))?;
         if flow.status() != proto::v1::FlowStatus::Created {
             // The same request has come before. Whoever began it may not have got to driving the flow.
-            self.driver.send(Event::Adopt((ContextId(flow.context_id), FlowId(flow.id)))).await;
+            self.touch(&flow).await?;
             return Ok(flow);
         }
         let nodes = stored_nodes(&spec, created.first_job_id);
-        self.add_nodes(&flow, &nodes).await?;
-        self.start(&flow, nodes).await
+        self.add_nodes(&flow, &nodes, None).await?;
+        self.start(&flow, nodes, None).await
     }
 
-    async fn add_nodes(&mut self, flow: &Flow, nodes: &[StoredNode]) -> Result<(), Status> {
+    /// A uid that makes a flow our own: whoever makes a flow has it in memory already.
+    pub(crate) fn own_uid(&self) -> FlowUid {
+        let replicas = self.driver.replicas();
+        let mut uids = (0..UID_DRAWS_MAX).map(|_| FlowUid::random());
+        uids.find(|uid| self.owns(&replicas, *uid)).unwrap_or_else(FlowUid::random)
+    }
+
+    fn owns(&self, replicas: &[String], uid: FlowUid) -> bool {
+        let owner = model::placement::owner_of(replicas.iter().map(String::as_str), uid);
+        owner == Some(self.me.name.as_str())
+    }
+
+    /// Adds nodes to a flow, in the name of an actor or in our own.
+    pub(crate) async fn add_nodes(
+        &mut self,
+        flow: &Flow,
+        nodes: &[StoredNode],
+        actor: Option<ActorId>,
+    ) -> Result<(), Status> {
         let mut part = Vec::new();
         let mut bytes = 0;
         for (i, stored) in nodes.iter().enumerate() {
@@ -86,6 +112,7 @@ impl Submitter {
                     flow_id: flow.id,
                     flow_uid: flow.uid.clone(),
                     nodes: std::mem::take(&mut part),
+                    on_behalf_of: actor.map_or(0, |actor| actor.0),
                 };
                 self.store.add_nodes(request).await?;
                 bytes = 0;
@@ -94,46 +121,81 @@ impl Submitter {
         Ok(())
     }
 
-    async fn start(&mut self, flow: &Flow, nodes: Vec<StoredNode>) -> Result<Flow, Status> {
+    /// Starts a flow that has all its nodes. It is driven here when it is our own, and by the
+    /// replica that owns it otherwise.
+    pub(crate) async fn start(
+        &mut self,
+        flow: &Flow,
+        nodes: Vec<StoredNode>,
+        actor: Option<ActorId>,
+    ) -> Result<Flow, Status> {
+        let uid: FlowUid = flow.uid.parse().map_err(bad_store)?;
+        let is_ours = self.owns(&self.driver.replicas(), uid);
         let request = internal::StartFlowRequest {
             context_id: flow.context_id,
             flow_id: flow.id,
             flow_uid: flow.uid.clone(),
-            owner: self.owner.to_string(),
+            owner: if is_ours { self.me.owner.to_string() } else { String::new() },
+            on_behalf_of: actor.map_or(0, |actor| actor.0),
         };
         let started = match self.store.start_flow(request).await {
             Ok(started) => started.into_inner(),
             Err(status) => {
                 // It may be started all the same, with an answer that was lost.
-                self.driver.send(Event::Adopt((ContextId(flow.context_id), FlowId(flow.id)))).await;
+                self.touch(flow).await?;
                 return Err(status);
             }
         };
-        let record = started.flow;
-        let record = record.ok_or_else(|| bad_store("a started flow without its record"))?;
+        let record = started.flow.ok_or_else(|| bad_store("a started flow without its record"))?;
         let answer = record.flow.clone().unwrap_or_default();
-        let (mut flow, context_uid) = convert::flow::from_record(record).map_err(bad_store)?;
-        flow.jobs = nodes.iter().map(|stored| stored.node.job_id).collect();
-        self.driver.send(Event::Started(Box::new(StartedFlow { context_uid, flow, nodes }))).await;
+        if is_ours {
+            let convert::flow::Record { mut flow, context_uid, last_commit, .. } =
+                convert::flow::from_record(record).map_err(bad_store)?;
+            flow.jobs = nodes.iter().map(|stored| stored.node.job_id).collect();
+            let started = StartedFlow {
+                context_uid,
+                flow,
+                nodes,
+                last_commit,
+                signals: BTreeSet::new(),
+                inputs: Vec::new(),
+                taken_over: false,
+            };
+            self.driver.send(Event::Started(Box::new(started))).await;
+        }
         Ok(answer)
+    }
+
+    /// Has the driver look at a flow, if it is our own.
+    async fn touch(&self, flow: &Flow) -> Result<(), Status> {
+        let active = Active {
+            key: (ContextId(flow.context_id), FlowId(flow.id)),
+            uid: flow.uid.parse().map_err(bad_store)?,
+            due: None,
+        };
+        self.driver.send(Event::Touched(active)).await;
+        Ok(())
     }
 }
 
-/// What makes two submissions the same: everything but the request id.
-fn request_hash(request: &SubmitFlowRequest) -> String {
-    let body = SubmitFlowRequest { request_id: String::new(), ..request.clone() };
+/// What makes two requests the same; the caller leaves out the request id.
+pub(crate) fn hash_of(body: &impl Message) -> String {
     BlobHash::of(&body.encode_to_vec()).to_string()
+}
+
+/// Violations of a flow, as the request that carries it under `at` calls its fields.
+pub(crate) fn violations_at(at: &str, violations: &Violations) -> Violations {
+    let mut in_request = Violations::new();
+    for violation in violations.as_slice() {
+        in_request.add(format!("{at}{}", violation.field), &violation.description);
+    }
+    in_request
 }
 
 fn check(flow: proto::v1::FlowSpec) -> Result<FlowSpec, Status> {
     let spec = convert::flow_spec::from_wire(flow, "flow").map_err(rpc::Error::invalid)?;
-    Plan::of_specs(&spec.env_vars, &spec.nodes).map_err(|violations| {
-        let mut in_request = Violations::new();
-        for violation in violations.as_slice() {
-            in_request.add(format!("flow.{}", violation.field), &violation.description);
-        }
-        rpc::Error::invalid(in_request)
-    })?;
+    Plan::of_specs(&spec.env_vars, &spec.nodes)
+        .map_err(|violations| rpc::Error::invalid(violations_at("flow.", &violations)))?;
     Ok(spec)
 }
 

@@ -1,58 +1,194 @@
 //! Flows come into memory and leave it.
 
 use flow::engine::{Engine, Input};
-use model::NodeState;
+use model::{FlowId, FlowInput, FlowStatus, FlowUid, Timestamp};
 
-use super::{Driver, Event, StartedFlow};
-use crate::loader::{self, Loaded, Reading};
-use crate::run::{FlowKey, Phase, Run};
+use super::{Driver, Event};
+use crate::loader::{self, Loaded, Reading, StartedFlow};
+use crate::replica::Active;
+use crate::run::{FlowKey, Owed, Phase, Run};
+
+/// A flow that only rests leaves memory when nothing is due this soon.
+const REST_MIN_SECS: u64 = 10;
+
+/// A flow that waits for a time.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asleep {
+    uid: FlowUid,
+    due: Timestamp,
+    /// It was ours when it was let go.
+    reading: Reading,
+}
 
 impl Driver {
     /// A flow was made here: it is owned already.
     pub(super) fn started(&mut self, started: StartedFlow) {
-        let key = (started.flow.context_id, started.flow.id);
+        let (key, uid) = ((started.flow.context_id, started.flow.id), started.flow.uid);
+        if !self.is_mine(uid) {
+            // The replicas have changed since. Whoever owns it now finds it among the active ones.
+            return;
+        }
         if self.flows.get(&key).is_some_and(|run| !matches!(run.phase, Phase::Loading)) {
             // An earlier flow of this number is still being let go.
-            return self.changed(key);
+            return self.read_soon(key);
         }
-        self.flows.entry(key).or_insert_with(Run::loading);
+        self.forget_sleep(key);
+        self.flows.entry(key).or_insert_with(|| Run::loading(uid));
         self.loaded(key, Loaded::Flow(Box::new(started)));
     }
 
-    /// Takes over a flow that runs, unless it is here already.
-    pub(super) fn adopt(&mut self, key: FlowKey) {
+    /// Somebody brought something for a flow.
+    pub(super) fn touched(&mut self, Active { key, uid, .. }: Active) {
+        if !self.is_mine(uid) {
+            return;
+        }
+        match self.flows.get_mut(&key) {
+            // Under the number of one that was removed there is a new one.
+            Some(run) if run.uid != uid => self.read_soon(key),
+            Some(run) => {
+                run.touched = true;
+                self.enqueue(key);
+            }
+            None => self.adopt(key, uid),
+        }
+    }
+
+    /// Brings a flow into memory that is not there, as its owner.
+    pub(super) fn adopt(&mut self, key: FlowKey, uid: FlowUid) {
         if self.flows.contains_key(&key) {
             return;
         }
-        self.flows.insert(key, Run::loading());
-        self.read(key, Reading::TakeOver);
+        let reading = self.forget_sleep(key).map_or(Reading::TakeOver, |asleep| asleep.reading);
+        self.flows.insert(key, Run::loading(uid));
+        self.read(key, reading);
     }
 
-    /// Somebody else changed a flow: what is in memory is behind.
-    pub(super) fn changed(&mut self, key: FlowKey) {
-        let Some(run) = self.flows.get_mut(&key) else { return self.adopt(key) };
-        run.reload = true;
-        if matches!(run.phase, Phase::Idle(_)) {
+    /// The time has come that a flow was waiting for.
+    pub(super) fn wake(&mut self, key: FlowKey) {
+        if let Some(asleep) = self.asleep.get(&key) {
+            self.adopt(key, asleep.uid);
+        }
+    }
+
+    fn forget_sleep(&mut self, key: FlowKey) -> Option<Asleep> {
+        let asleep = self.asleep.remove(&key)?;
+        self.due.remove(&(asleep.due, key));
+        Some(asleep)
+    }
+
+    /// What is in memory of a flow is not what is stored.
+    fn read_soon(&mut self, key: FlowKey) {
+        if let Some(run) = self.flows.get_mut(&key) {
+            run.reload = true;
             self.enqueue(key);
-            if let Some(run) = self.flows.get_mut(&key) {
-                run.more = true;
+        }
+    }
+
+    /// Lets a flow leave memory when it only waits, for others or for a time that is not near.
+    pub(super) fn keep_or_rest(&mut self, key: FlowKey, mut run: Run) {
+        let near = Timestamp::now() + std::time::Duration::from_secs(REST_MIN_SECS);
+        let rests = run.rests && run.is_quiet() && !run.more && matches!(run.phase, Phase::Idle(_));
+        if !rests || run.due.is_some_and(|due| due <= near) {
+            self.flows.insert(key, run);
+            return;
+        }
+        let due = run.due;
+        self.uncount(key, &mut run);
+        self.forget_due(key, &run);
+        if let Some(due) = due {
+            self.asleep.insert(key, Asleep { uid: run.uid, due, reading: Reading::Again });
+            self.due.insert((due, key));
+        }
+    }
+
+    /// The replicas that live have changed: flows come and go.
+    pub(super) fn replicas_changed(&mut self, names: Vec<String>) {
+        if names == self.replicas {
+            return;
+        }
+        tracing::info!(replicas = ?names, "the scheduler replicas have changed");
+        self.replicas = names;
+        self.tell_replicas.send_replace(self.replicas.clone());
+        let others: Vec<FlowKey> =
+            self.flows.iter().filter(|(_, run)| !self.is_mine(run.uid)).map(|(key, _)| *key).collect();
+        for key in others {
+            // What was reported of it was not acknowledged, and is said again to its new owner.
+            if let Some(run) = self.flows.remove(&key) {
+                self.abandon(key, run);
             }
         }
+        let others: Vec<FlowKey> =
+            self.asleep.iter().filter(|(_, flow)| !self.is_mine(flow.uid)).map(|(key, _)| *key).collect();
+        for key in others {
+            self.forget_sleep(key);
+        }
+        self.resync();
+    }
+
+    /// Lists the flows that have something to do.
+    pub(super) fn resync(&mut self) {
+        if self.replicas.is_empty() {
+            return;
+        }
+        if let Some(again) = &mut self.listing {
+            *again = true;
+            return;
+        }
+        self.listing = Some(false);
+        tokio::spawn(loader::list_active(self.store.clone(), self.handle.clone()));
+    }
+
+    pub(super) fn listed(&mut self, active: Vec<Active>, last: bool) {
+        for flow in active.into_iter().filter(|flow| self.is_mine(flow.uid)).collect::<Vec<_>>() {
+            match flow.due {
+                None => self.touched(flow),
+                Some(due) if !self.flows.contains_key(&flow.key) && !self.asleep.contains_key(&flow.key) => {
+                    let asleep = Asleep { uid: flow.uid, due, reading: Reading::TakeOver };
+                    self.asleep.insert(flow.key, asleep);
+                    self.due.insert((due, flow.key));
+                }
+                Some(_) => {}
+            }
+        }
+        if last {
+            let again = self.listing.take() == Some(true);
+            self.ready.send_replace(true);
+            if again {
+                self.resync();
+            }
+        }
+    }
+
+    /// The lease was lost, or what was stored: nothing in memory counts any more. What was reported
+    /// was not acknowledged, and is said again on new streams.
+    pub(super) fn void(&mut self) {
+        self.replicas.clear();
+        self.tell_replicas.send_replace(Vec::new());
+        self.committing.clear();
+        self.queue.clear();
+        self.waiting_for_ids.clear();
+        self.asleep.clear();
+        self.due.clear();
+        for (key, run) in std::mem::take(&mut self.flows) {
+            self.abandon(key, run);
+        }
+        self.routers.hang_up_all();
     }
 
     /// Reads a flow again that is ours.
     pub(super) fn read_again(&mut self, key: FlowKey, run: &mut Run) {
         self.uncount(key, run);
-        if let Some(due) = run.due {
-            self.due.remove(&(due, key));
-        }
+        self.forget_due(key, run);
         run.start_over();
         self.read(key, Reading::Again);
     }
 
     fn read(&self, key: FlowKey, reading: Reading) {
-        let (store, handle, owner) = (self.store.clone(), self.handle.clone(), self.owner);
+        let (store, handle, owner) = (self.store.clone(), self.handle.clone(), self.me.owner);
+        let loads = std::sync::Arc::clone(&self.loads);
         tokio::spawn(async move {
+            // Never closed.
+            let _permit = loads.acquire().await;
             let loaded = loader::load(store, key, reading, owner).await;
             handle.send(Event::Loaded(key, loaded)).await;
         });
@@ -65,37 +201,122 @@ impl Driver {
             self.flows.insert(key, run);
             return;
         }
-        let started = match loaded {
-            Loaded::Flow(started) => *started,
-            Loaded::Gone => {
-                self.forget(key, run);
-                return;
+        match loaded {
+            Loaded::Flow(started) => self.enter(key, run, *started),
+            Loaded::Gone => self.forget(key, run),
+            Loaded::Elsewhere if self.is_mine(run.uid) => {
+                // Somebody took it by an older view of who lives.
+                run.start_over();
+                self.flows.insert(key, run);
+                self.read(key, Reading::TakeOver);
             }
+            // Its owner has not heard what was said here: it has to be said again.
             Loaded::Elsewhere => {
-                // Its owner has not heard what was said here: it has to be said again.
+                for link in run.take_all_acks().map(|ack| ack.0).collect::<std::collections::BTreeSet<_>>() {
+                    self.routers.hang_up(link);
+                }
                 self.abandon(key, run);
-                return;
             }
-        };
-        let StartedFlow { context_uid, flow, nodes } = started;
-        let engine = match Engine::load(context_uid, flow, nodes) {
+        }
+    }
+
+    fn enter(&mut self, key: FlowKey, mut run: Run, started: StartedFlow) {
+        let StartedFlow { context_uid, flow, nodes, last_commit, signals, inputs, taken_over } = started;
+        run.uid = flow.uid;
+        let engine = match Engine::load(context_uid, flow, nodes, signals) {
             Ok(engine) => engine,
             Err(violations) => {
                 tracing::error!(flow = %key.1, context = %key.0, %violations, "a stored flow cannot be read");
-                self.forget(key, run);
-                return;
+                return self.forget(key, run);
             }
         };
         run.context_uid = Some(context_uid);
+        run.last_commit = last_commit;
         for (node, runner) in engine.in_flight().filter_map(|attempt| Some((attempt.node, attempt.runner?))) {
-            debug_assert_ne!(engine.node(node).state, NodeState::Ready);
             self.load.add(key.0, runner);
             run.placed.insert(node, runner);
         }
+        if taken_over {
+            self.metrics.take_overs.inc();
+            self.reconcile(key, &engine);
+        }
+        self.look_for_runners(key, &mut run);
+        for input in inputs {
+            run.push(engine_input(input), Owed::Inbox);
+        }
         run.phase = Phase::Idle(Box::new(engine));
-        run.push(Input::Wake, None);
+        run.push(Input::Wake, Owed::Nothing);
         run.more = true;
         self.flows.insert(key, run);
+        self.enqueue(key);
+    }
+
+    /// Reads what others brought for a flow. No commit of it is under way meanwhile.
+    pub(super) fn read_inbox(&mut self, key: FlowKey, run: &mut Run) {
+        let Phase::Idle(engine) = std::mem::replace(&mut run.phase, Phase::Loading) else { return };
+        self.readings += 1;
+        run.phase = Phase::Reading(engine, self.readings);
+        run.touched = false;
+        run.listed_active = true;
+        self.ask_again(key, run);
+        let (store, handle) = (self.store.clone(), self.handle.clone());
+        let (uid, known, reading) = (run.uid, run.inbox_known(), self.readings);
+        tokio::spawn(async move {
+            let inputs = loader::read_inbox(store, key, uid, known).await;
+            handle.send(Event::Inbox(key, reading, inputs)).await;
+        });
+    }
+
+    pub(super) fn inbox(&mut self, key: FlowKey, reading: u64, inputs: Option<Vec<FlowInput>>) {
+        let Some(run) = self.flows.get_mut(&key) else { return };
+        if !matches!(run.phase, Phase::Reading(_, of) if of == reading) {
+            return;
+        }
+        if let Phase::Reading(engine, _) = std::mem::replace(&mut run.phase, Phase::Loading) {
+            run.phase = Phase::Idle(engine);
+        }
+        match inputs {
+            Some(inputs) => {
+                for input in inputs {
+                    run.push(engine_input(input), Owed::Inbox);
+                }
+                run.more = true;
+            }
+            None => run.reload = true,
+        }
+        self.enqueue(key);
+    }
+
+    /// Asks where the flows stand that this one waits for.
+    pub(super) fn ask(&mut self, key: FlowKey, run: &mut Run, flows: Vec<FlowId>) {
+        for awaited in flows {
+            run.awaited_flows.insert(awaited);
+            self.ask_for(key, run, awaited);
+        }
+    }
+
+    fn ask_again(&self, key: FlowKey, run: &mut Run) {
+        for awaited in run.awaited_flows.clone() {
+            self.ask_for(key, run, awaited);
+        }
+    }
+
+    fn ask_for(&self, key: FlowKey, run: &mut Run, awaited: FlowId) {
+        run.questions += 1;
+        let (store, handle, uid) = (self.store.clone(), self.handle.clone(), run.uid);
+        tokio::spawn(async move {
+            let status = loader::await_flow(store, key, uid, awaited).await;
+            handle.send(Event::FlowState(key, awaited, status)).await;
+        });
+    }
+
+    pub(super) fn flow_state(&mut self, key: FlowKey, flow: FlowId, status: Option<FlowStatus>) {
+        let Some(run) = self.flows.get_mut(&key) else { return };
+        run.questions = run.questions.saturating_sub(1);
+        if status.is_none_or(FlowStatus::is_end) {
+            run.awaited_flows.remove(&flow);
+        }
+        run.push(Input::FlowState { flow, status }, Owed::Nothing);
         self.enqueue(key);
     }
 
@@ -110,8 +331,12 @@ impl Driver {
     /// Lets a flow go without having stored what was reported of it.
     pub(super) fn abandon(&mut self, key: FlowKey, mut run: Run) {
         self.uncount(key, &mut run);
-        if let Some(due) = run.due {
-            self.due.remove(&(due, key));
+        self.forget_due(key, &run);
+    }
+
+    fn forget_due(&mut self, key: FlowKey, run: &Run) {
+        for time in [run.due, run.awaited].into_iter().flatten() {
+            self.due.remove(&(time, key));
         }
     }
 
@@ -119,5 +344,14 @@ impl Driver {
         for (_, runner) in run.placed.drain() {
             self.load.remove(key.0, runner);
         }
+    }
+}
+
+fn engine_input(input: FlowInput) -> Input {
+    match input {
+        FlowInput::Signal { name } => Input::Signal(name),
+        FlowInput::Cancel { grace_secs } => Input::CancelFlow { grace_secs },
+        FlowInput::CancelNode { job_id } => Input::CancelNode(job_id),
+        FlowInput::Report(report) => Input::Report(report),
     }
 }

@@ -1,7 +1,7 @@
 //! One step of one flow, and the answer to its commit.
 
-use flow::engine::{Destinations, Engine, NoDestination, NodeView, Outside, Step};
-use model::{JobKey, NodeState, RunnerId, Timestamp, limits};
+use flow::engine::{Destinations, Engine, NoDestination, NodeView, Outside, Step, Stop};
+use model::{NodeState, ReportSource, RunnerId, Timestamp, limits};
 use prost::Message as _;
 use proto::internal::v1::{CommitRefusal, CommitResponse, ReserveMessageIdsRequest, StopCommand};
 
@@ -11,12 +11,13 @@ use crate::destinations::{ContextRunners, Load};
 use crate::message_ids::{self, Supply};
 use crate::run::{FlowKey, Phase, Run, STEP_NODES_MAX};
 
-/// Seconds between asking a script to end and ending it, when a flow is cancelled.
-const STOP_GRACE_SECS: u32 = 5;
-
 impl Destinations for ContextRunners<'_> {
     fn choose(&mut self, node: &NodeView<'_>) -> Result<RunnerId, NoDestination> {
         self.place(node.script_type, node.target).map_err(|why| NoDestination { why })
+    }
+
+    fn locate(&self, source: &ReportSource) -> Option<RunnerId> {
+        self.at(&source.address, &source.topic)
     }
 }
 
@@ -28,6 +29,9 @@ impl Driver {
         if matches!(run.phase, Phase::Idle(_)) && run.reload {
             self.read_again(key, &mut run);
         }
+        if matches!(run.phase, Phase::Idle(_)) && run.touched {
+            self.read_inbox(key, &mut run);
+        }
         while matches!(run.phase, Phase::Idle(_))
             && run.has_work(now)
             && let Phase::Idle(mut engine) = std::mem::replace(&mut run.phase, Phase::Loading)
@@ -36,31 +40,55 @@ impl Driver {
                 run.phase = Phase::Idle(engine);
                 break;
             }
-            let step = self.run_engine(&mut run, &mut engine, now);
+            let mut step = self.run_engine(&mut run, &mut engine, now);
             self.set_due(key, &mut run, step.due);
-            run.stops.extend(stops(&engine, &step));
-            run.more = step.more;
-            if step.is_unchanged() {
+            self.ask(key, &mut run, std::mem::take(&mut step.asks));
+            run.stops.append(&mut step.stops);
+            (run.more, run.rests) = (step.more, step.rests);
+            // What was taken from the inbox has to leave it, and who only rests has to be known to.
+            let changes_nothing =
+                step.is_unchanged() && run.inbox_taken() == 0 && !(step.rests && run.listed_active);
+            if changes_nothing {
                 self.send_stops(key, &mut run);
-                for ack in run.take_committed_acks() {
+                for ack in run.settle_unchanged() {
                     self.routers.handled(ack);
                 }
                 run.phase = Phase::Idle(engine);
-                continue;
-            }
-            let Some(context_uid) = run.context_uid else { break };
-            let commit = commit::build(&mut engine, &step, Frame { context_uid, now }, &mut self.ids);
-            if commit.encoded_len() > limits::COMMIT_BYTES_MAX && run.budget > 1 {
-                // Nothing of the step is stored: the flow is read again and taken in smaller steps.
-                run.budget = (run.budget / 8).max(1);
-                self.read_again(key, &mut run);
+            } else if let Some(phase) = self.commit(key, &mut run, engine, &step, now) {
+                run.phase = phase;
+            } else {
                 break;
             }
-            self.committing.insert(commit.commit_id.clone(), key);
-            run.phase = Phase::Committing(engine, commit.commit_id.clone());
-            self.commits.send(commit);
         }
-        self.flows.insert(key, run);
+        self.keep_or_rest(key, run);
+    }
+
+    /// Sends a step to storage. Nothing when the flow is read again instead.
+    fn commit(
+        &mut self,
+        key: FlowKey,
+        run: &mut Run,
+        mut engine: Box<Engine>,
+        step: &Step,
+        now: Timestamp,
+    ) -> Option<Phase> {
+        let frame = Frame {
+            context_uid: run.context_uid?,
+            now,
+            last_commit: &run.last_commit,
+            inputs_taken: run.inbox_taken(),
+        };
+        let commit = commit::build(&mut engine, step, frame, &mut self.ids);
+        if commit.encoded_len() > limits::COMMIT_BYTES_MAX && run.budget > 1 {
+            // Nothing of the step is stored: the flow is read again and taken in smaller steps.
+            run.budget = (run.budget / 8).max(1);
+            self.read_again(key, run);
+            return None;
+        }
+        let id = commit.commit_id.clone();
+        self.committing.insert(id.clone(), key);
+        self.commits.send(commit);
+        Some(Phase::Committing(engine, id))
     }
 
     fn has_message_ids(&mut self, key: FlowKey, engine: &Engine) -> bool {
@@ -96,7 +124,7 @@ impl Driver {
         let context = engine.flow().context_id;
         let budget = run.budget;
         let mut runners = self.runners.of(context, &mut self.load);
-        let step = run.with_inputs(|_, inputs| {
+        let step = run.with_inputs(|inputs| {
             let mut jitter = || rand::random::<f64>();
             let mut outside = Outside { destinations: &mut runners, jitter: &mut jitter };
             engine.step(now, inputs, &mut outside, budget)
@@ -127,88 +155,82 @@ impl Driver {
 
     /// Sends the stops that follow from what is stored.
     fn send_stops(&mut self, key: FlowKey, run: &mut Run) {
-        for (job_key, runner) in run.stops.drain(..) {
-            self.routers.stop(stop_command(key, job_key, runner));
+        for command in run.stops.drain(..).filter_map(|stop| stop_command(key, stop)) {
+            self.routers.stop(command);
         }
     }
 
     /// Takes up the answer to a commit.
     pub(super) fn committed(&mut self, answer: &CommitResponse) {
+        let refusal = answer.refusal();
+        if matches!(refusal, CommitRefusal::Fenced) {
+            // Also of a flow that is not here any more: what counts is that it had no effect.
+            self.metrics.fenced_commits.inc();
+        }
         let Some(key) = self.committing.remove(&answer.commit_id) else { return };
         let Some(mut run) = self.flows.remove(&key) else { return };
-        let (mut engine, id) = match std::mem::replace(&mut run.phase, Phase::Loading) {
-            Phase::Committing(engine, id) => (engine, id),
+        let engine = match std::mem::replace(&mut run.phase, Phase::Loading) {
+            Phase::Committing(engine, id) if id == answer.commit_id => engine,
             other => {
                 run.phase = other;
                 self.flows.insert(key, run);
                 return;
             }
         };
-        debug_assert_eq!(id, answer.commit_id, "a flow has one commit under way");
-        match answer.refusal() {
+        let is_over = engine.is_over();
+        run.phase = Phase::Idle(engine);
+        match refusal {
             CommitRefusal::Unspecified => {
-                let flow = engine.flow();
-                if let Some(owner) = flow.owner {
-                    let epoch = flow.epoch;
-                    engine.set_fence(owner, epoch, model::Revision(answer.revision));
+                self.stored(key, &mut run, answer.commit_id.clone());
+                if is_over && !run.reload {
+                    return self.forget(key, run);
                 }
-                self.metrics.commits.inc();
-                self.send_stops(key, &mut run);
-                run.budget = (run.budget * 2).min(STEP_NODES_MAX);
-                for ack in run.take_committed_acks() {
-                    self.routers.handled(ack);
-                }
-                if engine.is_over() && !run.reload {
-                    self.forget(key, run);
-                    return;
-                }
-                run.phase = Phase::Idle(engine);
             }
-            CommitRefusal::Fenced | CommitRefusal::UnknownOutcome => {
-                self.metrics.fenced_commits.inc();
-                run.reload = true;
-                run.phase = Phase::Idle(engine);
-            }
+            CommitRefusal::Fenced | CommitRefusal::UnknownOutcome => run.reload = true,
             // A new flow may have been made under its number meanwhile.
-            CommitRefusal::Gone if run.reload => run.phase = Phase::Idle(engine),
-            CommitRefusal::Gone | CommitRefusal::ContextDeleting => {
-                self.forget(key, run);
-                return;
-            }
-            CommitRefusal::Invalid => {
-                if run.budget == 1 {
-                    tracing::error!(flow = %key.1, context = %key.0, detail = answer.detail, "a flow cannot be stored");
-                    self.abandon(key, run);
-                    return;
-                }
+            CommitRefusal::Gone if run.reload => {}
+            CommitRefusal::Gone | CommitRefusal::ContextDeleting => return self.forget(key, run),
+            CommitRefusal::Invalid if run.budget > 1 => {
                 run.budget = (run.budget / 8).max(1);
                 run.reload = true;
-                run.phase = Phase::Idle(engine);
+            }
+            CommitRefusal::Invalid => {
+                tracing::error!(flow = %key.1, context = %key.0, detail = answer.detail, "a flow cannot be stored");
+                return self.abandon(key, run);
             }
         }
         self.flows.insert(key, run);
         self.enqueue(key);
     }
+
+    fn stored(&mut self, key: FlowKey, run: &mut Run, commit_id: String) {
+        self.metrics.commits.inc();
+        run.last_commit = commit_id;
+        run.listed_active = !run.rests;
+        run.budget = (run.budget * 2).min(STEP_NODES_MAX);
+        self.send_stops(key, run);
+        for ack in run.settle_stored() {
+            self.routers.handled(ack);
+        }
+    }
 }
 
-/// The attempts to stop: those that the step ended, and those that live although they are closed.
-fn stops(engine: &Engine, step: &Step) -> Vec<(JobKey, RunnerId)> {
-    let live_but_closed = step.stale.iter().filter(|stale| stale.alive).map(|stale| {
-        let runner = engine.find(stale.job_key.job).and_then(|node| engine.node(node).runner);
-        (stale.job_key, runner)
-    });
-    let stops = step.stops.iter().map(|stop| (stop.job_key, stop.runner)).chain(live_but_closed);
-    stops.filter_map(|(job_key, runner)| Some((job_key, runner?))).collect()
-}
-
-fn stop_command((context, flow): FlowKey, job_key: JobKey, runner: RunnerId) -> StopCommand {
-    StopCommand {
+/// The order to stop an attempt; nothing when it is not known where it is.
+fn stop_command((context, flow): FlowKey, stop: Stop) -> Option<StopCommand> {
+    let Stop { job_key, runner, source, grace_secs } = stop;
+    if runner.is_none() && source.is_none() {
+        return None;
+    }
+    let (address, topic) = source.map(|source| (source.address, source.topic)).unwrap_or_default();
+    Some(StopCommand {
         context_id: context.0,
         flow_id: flow.0,
-        runner_id: runner.0,
+        runner_id: runner.map_or(0, |runner| runner.0),
         job_key: job_key.to_string(),
-        grace_secs: STOP_GRACE_SECS,
-    }
+        grace_secs,
+        address,
+        topic,
+    })
 }
 
 /// Keeps the number of attempts under way at each runner.

@@ -2,15 +2,19 @@
 
 use std::sync::Arc;
 
-use model::{ActorId, ContextId, FlowId, FlowNode, limits};
+use model::{ActorId, Attempt, FlowNode, Timestamp, Violations, limits};
 use proto::convert;
 use proto::internal::v1 as internal;
 use proto::v1::flow_service_server::FlowService;
 use proto::v1::{
-    CancelFlowRequest, CancelFlowResponse, DeleteFlowRequest, DeleteFlowResponse, GetFlowRequest,
+    AddFlowNodesRequest, AddFlowNodesResponse, CancelFlowRequest, CancelFlowResponse, CancelNodeRequest,
+    CancelNodeResponse, CreateFlowRequest, CreateFlowResponse, DeleteFlowRequest, DeleteFlowResponse,
+    ExplainNodeRequest, ExplainNodeResponse, GetFlowGraphRequest, GetFlowGraphResponse, GetFlowRequest,
     GetFlowResponse, ListFlowNodesRequest, ListFlowNodesResponse, ListFlowsRequest, ListFlowsResponse,
-    StreamFlowLogsRequest, StreamFlowLogsResponse, SubmitFlowRequest, SubmitFlowResponse, WatchFlowRequest,
-    WatchFlowResponse,
+    RetryFlowRequest, RetryFlowResponse, RunJobRequest, RunJobResponse, SignalFlowRequest,
+    SignalFlowResponse, StartFlowRequest, StartFlowResponse, StreamFlowLogsRequest, StreamFlowLogsResponse,
+    SubmitFlowRequest, SubmitFlowResponse, UpdateNodeStatusRequest, UpdateNodeStatusResponse,
+    WatchFlowRequest, WatchFlowResponse,
 };
 use rpc::Caller;
 use tokio::sync::mpsc;
@@ -19,19 +23,20 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use crate::clients::FlowStoreClient;
-use crate::driver::{Event, Handle};
 use crate::error::bad_store;
-use crate::logs::LogStream;
+use crate::explain::Explainer;
+use crate::logs::{LogStream, Wanted};
 use crate::metrics::Metrics;
 use crate::reader::FlowReader;
 use crate::submit::Submitter;
 use crate::watch::Watch;
+use crate::{drawing, job, retry, wishes};
 
 /// Serves clients.
 pub struct FlowRpc {
     store: FlowStoreClient,
-    driver: Handle,
     submitter: Submitter,
+    explainer: Explainer,
     metrics: Arc<Metrics>,
     stop: CancellationToken,
 }
@@ -41,12 +46,12 @@ impl FlowRpc {
     #[must_use]
     pub const fn new(
         store: FlowStoreClient,
-        driver: Handle,
         submitter: Submitter,
+        explainer: Explainer,
         metrics: Arc<Metrics>,
         stop: CancellationToken,
     ) -> Self {
-        Self { store, driver, submitter, metrics, stop }
+        Self { store, submitter, explainer, metrics, stop }
     }
 
     fn store(&self) -> FlowStoreClient {
@@ -54,7 +59,7 @@ impl FlowRpc {
     }
 
     fn reader(&self, actor: ActorId, context_id: u32, flow_id: u32) -> FlowReader {
-        FlowReader { store: self.store(), actor, context: ContextId(context_id), flow: FlowId(flow_id) }
+        FlowReader::new(self.store(), actor, context_id, flow_id)
     }
 
     /// Runs a stream's task until it or the service ends.
@@ -76,6 +81,13 @@ impl FlowRpc {
             }
         });
     }
+}
+
+/// Runs a change in a task of its own: a caller that goes away leaves nothing half done.
+async fn unbroken<T: Send + 'static>(
+    change: impl Future<Output = Result<T, Status>> + Send + 'static,
+) -> Result<T, Status> {
+    tokio::spawn(change).await.map_err(rpc::Error::internal)?
 }
 
 /// The actor behind a call. The method policy admits actors only.
@@ -106,11 +118,44 @@ impl FlowService for FlowRpc {
         request: Request<SubmitFlowRequest>,
     ) -> Result<Response<SubmitFlowResponse>, Status> {
         let actor = actor_of(&request)?;
-        // In a task of its own: a caller that goes away leaves no flow half made.
-        let submission = tokio::spawn(self.submitter.clone().submit(actor, request.into_inner()));
-        let flow = submission.await.map_err(rpc::Error::internal)??;
+        let flow = unbroken(self.submitter.clone().submit(actor, request.into_inner())).await?;
         self.metrics.flows_submitted.inc();
         Ok(Response::new(SubmitFlowResponse { flow: Some(flow) }))
+    }
+
+    async fn create_flow(
+        &self,
+        request: Request<CreateFlowRequest>,
+    ) -> Result<Response<CreateFlowResponse>, Status> {
+        let actor = actor_of(&request)?;
+        let flow = unbroken(self.submitter.clone().create(actor, request.into_inner())).await?;
+        Ok(Response::new(CreateFlowResponse { flow: Some(flow) }))
+    }
+
+    async fn add_flow_nodes(
+        &self,
+        request: Request<AddFlowNodesRequest>,
+    ) -> Result<Response<AddFlowNodesResponse>, Status> {
+        let actor = actor_of(&request)?;
+        let first = unbroken(self.submitter.clone().fill(actor, request.into_inner())).await?;
+        Ok(Response::new(AddFlowNodesResponse { first_job_id: first.0 }))
+    }
+
+    async fn start_flow(
+        &self,
+        request: Request<StartFlowRequest>,
+    ) -> Result<Response<StartFlowResponse>, Status> {
+        let actor = actor_of(&request)?;
+        let flow = unbroken(self.submitter.clone().start_filled(actor, request.into_inner())).await?;
+        self.metrics.flows_submitted.inc();
+        Ok(Response::new(StartFlowResponse { flow: Some(flow) }))
+    }
+
+    async fn run_job(&self, request: Request<RunJobRequest>) -> Result<Response<RunJobResponse>, Status> {
+        let actor = actor_of(&request)?;
+        let answer = unbroken(job::run(self.submitter.clone(), actor, request.into_inner())).await?;
+        self.metrics.flows_submitted.inc();
+        Ok(Response::new(answer))
     }
 
     async fn get_flow(&self, request: Request<GetFlowRequest>) -> Result<Response<GetFlowResponse>, Status> {
@@ -126,9 +171,29 @@ impl FlowService for FlowRpc {
         request: Request<ListFlowsRequest>,
     ) -> Result<Response<ListFlowsResponse>, Status> {
         let on_behalf_of = actor_of(&request)?.0;
-        let ListFlowsRequest { context_id, status, page_size: asked, page_token } = request.into_inner();
+        let ListFlowsRequest {
+            context_id,
+            status,
+            page_size: asked,
+            page_token,
+            caller_id,
+            name_prefix,
+            created_from,
+            created_before,
+        } = request.into_inner();
         let page_size = page_size(asked)?;
-        let read = internal::ReadFlowsRequest { context_id, on_behalf_of, status, page_size, page_token };
+        let millis = |time: Option<_>| time.map_or(0, |time| convert::time::from_wire(time).as_millis());
+        let read = internal::ReadFlowsRequest {
+            context_id,
+            on_behalf_of,
+            status,
+            page_size,
+            page_token,
+            caller_id,
+            name_prefix,
+            created_from_millis: millis(created_from),
+            created_before_millis: millis(created_before),
+        };
         let page = self.store().read_flows(read).await?.into_inner();
         let internal::ReadFlowsResponse { flows, next_page_token } = page;
         Ok(Response::new(ListFlowsResponse { flows, next_page_token }))
@@ -139,9 +204,18 @@ impl FlowService for FlowRpc {
         request: Request<ListFlowNodesRequest>,
     ) -> Result<Response<ListFlowNodesResponse>, Status> {
         let on_behalf_of = actor_of(&request)?.0;
-        let ListFlowNodesRequest { context_id, flow_id, page_size: asked, page_token } = request.into_inner();
+        let ListFlowNodesRequest { context_id, flow_id, page_size: asked, page_token, states } =
+            request.into_inner();
         let page_size = page_size(asked)?;
-        let read = internal::ReadNodesRequest { context_id, flow_id, on_behalf_of, page_size, page_token };
+        let read = internal::ReadNodesRequest {
+            context_id,
+            flow_id,
+            on_behalf_of,
+            page_size,
+            page_token,
+            states,
+            job_ids: Vec::new(),
+        };
         let page = self.store().read_nodes(read).await?.into_inner();
         let node = |json: &prost::bytes::Bytes| {
             let node: FlowNode = serde_json::from_slice(json).map_err(bad_store)?;
@@ -163,28 +237,79 @@ impl FlowService for FlowRpc {
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
+    async fn signal_flow(
+        &self,
+        request: Request<SignalFlowRequest>,
+    ) -> Result<Response<SignalFlowResponse>, Status> {
+        let actor = actor_of(&request)?;
+        let already_given = wishes::signal(self.store(), actor, request.into_inner()).await?;
+        Ok(Response::new(SignalFlowResponse { already_given }))
+    }
+
     async fn cancel_flow(
         &self,
         request: Request<CancelFlowRequest>,
     ) -> Result<Response<CancelFlowResponse>, Status> {
-        let on_behalf_of = actor_of(&request)?.0;
-        let CancelFlowRequest { request_id, context_id, flow_id } = request.into_inner();
-        let cancel = internal::RequestCancelRequest { request_id, context_id, flow_id, on_behalf_of };
-        let (mut store, driver) = (self.store(), self.driver.clone());
-        // In a task of its own: a caller that goes away must not keep the wish from the driver.
-        let cancelling = tokio::spawn(async move {
-            let answer = store.request_cancel(cancel).await;
-            let refused = answer.as_ref().is_err_and(|status| rpc::Retry::of(status) == rpc::Retry::Never);
-            if !refused {
-                // Also after an error: the wish may be stored, and its answer lost.
-                driver.send(Event::Changed((ContextId(context_id), FlowId(flow_id)))).await;
-            }
-            answer
-        });
-        let record = cancelling.await.map_err(rpc::Error::internal)??.into_inner().flow;
-        let flow =
-            record.and_then(|record| record.flow).ok_or_else(|| bad_store("a flow without its record"))?;
+        let actor = actor_of(&request)?;
+        let flow = wishes::cancel_flow(self.store(), actor, request.into_inner()).await?;
         Ok(Response::new(CancelFlowResponse { flow: Some(flow) }))
+    }
+
+    async fn cancel_node(
+        &self,
+        request: Request<CancelNodeRequest>,
+    ) -> Result<Response<CancelNodeResponse>, Status> {
+        let actor = actor_of(&request)?;
+        wishes::cancel_node(self.store(), actor, request.into_inner()).await?;
+        Ok(Response::new(CancelNodeResponse {}))
+    }
+
+    async fn update_node_status(
+        &self,
+        request: Request<UpdateNodeStatusRequest>,
+    ) -> Result<Response<UpdateNodeStatusResponse>, Status> {
+        let actor = actor_of(&request)?;
+        wishes::update_node(self.store(), actor, request.into_inner()).await?;
+        Ok(Response::new(UpdateNodeStatusResponse {}))
+    }
+
+    async fn retry_flow(
+        &self,
+        request: Request<RetryFlowRequest>,
+    ) -> Result<Response<RetryFlowResponse>, Status> {
+        let actor = actor_of(&request)?;
+        Ok(Response::new(unbroken(retry::retry(self.store(), actor, request.into_inner())).await?))
+    }
+
+    async fn explain_node(
+        &self,
+        request: Request<ExplainNodeRequest>,
+    ) -> Result<Response<ExplainNodeResponse>, Status> {
+        let actor = actor_of(&request)?;
+        let ExplainNodeRequest { context_id, flow_id, node } = request.into_inner();
+        let reader = self.reader(actor, context_id, flow_id);
+        Ok(Response::new(self.explainer.explain(reader, &node, Timestamp::now()).await?))
+    }
+
+    async fn get_flow_graph(
+        &self,
+        request: Request<GetFlowGraphRequest>,
+    ) -> Result<Response<GetFlowGraphResponse>, Status> {
+        let actor = actor_of(&request)?;
+        let format = request.get_ref().format();
+        let GetFlowGraphRequest { context_id, flow_id, format: _ } = request.into_inner();
+        let mut reader = self.reader(actor, context_id, flow_id);
+        let flow = reader.flow().await?;
+        let nodes = reader.all_nodes().await?;
+        let graph = drawing::draw(&flow.name, &nodes, format).map_err(|_| {
+            let max = limits::GRAPH_BYTES_MAX;
+            let message = format!(
+                "the drawing of {} nodes has more than {max} bytes; read them with ListFlowNodes",
+                nodes.len()
+            );
+            rpc::Error::new(rpc::ErrorKind::ResourceExhausted, rpc::Reason::LimitExceeded, message)
+        })?;
+        Ok(Response::new(GetFlowGraphResponse { graph }))
     }
 
     async fn delete_flow(
@@ -203,10 +328,22 @@ impl FlowService for FlowRpc {
         request: Request<StreamFlowLogsRequest>,
     ) -> Result<Response<Self::StreamFlowLogsStream>, Status> {
         let actor = actor_of(&request)?;
-        let StreamFlowLogsRequest { context_id, flow_id, node, follow } = request.into_inner();
+        let StreamFlowLogsRequest { context_id, flow_id, node, follow, attempt, offset } =
+            request.into_inner();
+        let mut violations = Violations::new();
+        if attempt != 0 && node.is_empty() {
+            violations.add("attempt", "an attempt is one of a node: name the node as well");
+        }
+        if offset != 0 && attempt == 0 {
+            violations.add("offset", "an offset is one of an attempt: name the attempt as well");
+        }
+        if !violations.is_empty() {
+            return Err(rpc::Error::invalid(violations).into());
+        }
+        let wanted = Wanted { node, attempt: (attempt != 0).then_some(Attempt(attempt)), offset, follow };
         let (answers, stream) = mpsc::channel(limits::WATCH_BUFFER);
         let logs = LogStream::new(self.reader(actor, context_id, flow_id), answers.clone());
-        self.spawn(answers, logs.run(node, follow));
+        self.spawn(answers, logs.run(wanted));
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }

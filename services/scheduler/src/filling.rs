@@ -1,0 +1,202 @@
+//! Flows that come in pieces: created, filled, and started when all is there.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use flow::engine::StoredNode;
+use flow::plan::Plan;
+use model::{ActorId, FlowNode, JobId, Name, NodeSpec, Violations, limits};
+use proto::convert;
+use proto::internal::v1 as internal;
+use proto::v1::{AddFlowNodesRequest, CreateFlowRequest, Flow, FlowStatus, StartFlowRequest};
+use tonic::Status;
+
+use crate::error::{bad_store, wrong_state};
+use crate::loader;
+use crate::submit::{Submitter, hash_of};
+
+/// At most so many missing places are named.
+const MISSING_NAMED_MAX: usize = 5;
+
+impl Submitter {
+    /// Creates a flow without its nodes.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT with everything that is wrong, else what storage answers.
+    pub async fn create(mut self, actor: ActorId, request: CreateFlowRequest) -> Result<Flow, Status> {
+        let request_hash = hash_of(&CreateFlowRequest { request_id: String::new(), ..request.clone() });
+        let CreateFlowRequest { request_id, context_id, flow_id, caller_id, flow, node_count } = request;
+        let flow = flow.unwrap_or_default();
+        let mut violations = Violations::new();
+        convert::flow_spec::header_from_wire(flow.clone(), "flow", &mut violations);
+        if !flow.nodes.is_empty() {
+            violations.add("flow.nodes", "nodes are added with AddFlowNodes");
+        }
+        if node_count == 0 || node_count as usize > limits::FLOW_NODES_MAX {
+            let max = limits::FLOW_NODES_MAX;
+            violations.add("node_count", format!("a flow has 1 to {max} nodes, not {node_count}"));
+        }
+        if !violations.is_empty() {
+            return Err(rpc::Error::invalid(violations).into());
+        }
+        let create = internal::CreateFlowRequest {
+            request_id,
+            request_hash,
+            context_id,
+            flow_id,
+            caller_id: if caller_id == 0 { actor.0 } else { caller_id },
+            on_behalf_of: actor.0,
+            flow: Some(flow),
+            node_count,
+            flow_uid: self.own_uid().to_string(),
+        };
+        let record = self.store.create_flow(create).await?.into_inner().flow;
+        record.and_then(|record| record.flow).ok_or_else(|| bad_store("a new flow without its record"))
+    }
+
+    /// Adds nodes at their place; gives the job of the first. Whom they depend on is kept by name until
+    /// the flow is started.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT with everything that is wrong, else what storage answers.
+    pub async fn fill(mut self, actor: ActorId, request: AddFlowNodesRequest) -> Result<JobId, Status> {
+        let AddFlowNodesRequest { context_id, flow_id, first_index, nodes } = request;
+        let (flow, first_job) = self.read(actor, context_id, flow_id).await?;
+        let specs = parse_nodes(nodes, first_index, flow.node_count)?;
+        let first = JobId(first_job.0 + first_index);
+        let nodes: Vec<StoredNode> = specs
+            .into_iter()
+            .zip((first.0..).map(JobId))
+            .map(|(spec, id)| {
+                let mut node = FlowNode::new(id, &spec, Vec::new());
+                node.depends_named = spec.depends;
+                StoredNode { node, job: Arc::new(spec.job) }
+            })
+            .collect();
+        self.add_nodes(&flow, &nodes, Some(actor)).await?;
+        Ok(first)
+    }
+
+    /// Checks a flow as a whole and starts it.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT with everything that is wrong, FAILED_PRECONDITION when nodes are missing or the
+    /// flow has ended, else what storage answers.
+    pub async fn start_filled(mut self, actor: ActorId, request: StartFlowRequest) -> Result<Flow, Status> {
+        let StartFlowRequest { context_id, flow_id } = request;
+        let (flow, first_job) = self.read(actor, context_id, flow_id).await?;
+        match flow.status() {
+            FlowStatus::Created => {}
+            FlowStatus::Started => return Ok(flow),
+            _ => return Err(wrong_state(rpc::Reason::FlowEnded, format!("flow {flow_id} has ended"))),
+        }
+        let request = internal::LoadFlowRequest { context_id, flow_id, on_behalf_of: actor.0 };
+        let parts = self.store.load_flow(request).await?.into_inner();
+        let mut nodes = loader::collect(parts).await?.nodes;
+        check_complete(&flow, first_job, &nodes)?;
+        let named = resolve(&flow, &mut nodes)?;
+        self.add_nodes(&flow, &named, Some(actor)).await?;
+        self.start(&flow, nodes, Some(actor)).await
+    }
+
+    async fn read(&mut self, actor: ActorId, context_id: u32, flow_id: u32) -> Result<(Flow, JobId), Status> {
+        let request = internal::ReadFlowRequest { context_id, flow_id, on_behalf_of: actor.0 };
+        let record = self.store.read_flow(request).await?.into_inner().flow;
+        let record = record.ok_or_else(|| bad_store("a flow without its record"))?;
+        let first_job = JobId(record.first_job_id);
+        Ok((record.flow.ok_or_else(|| bad_store("a flow without its record"))?, first_job))
+    }
+}
+
+fn parse_nodes(
+    nodes: Vec<proto::v1::NodeSpec>,
+    first_index: u32,
+    node_count: u32,
+) -> Result<Vec<NodeSpec>, rpc::Error> {
+    let mut violations = Violations::new();
+    let count = nodes.len();
+    if count == 0 || count > limits::ADD_NODES_MAX {
+        let max = limits::ADD_NODES_MAX;
+        violations.add("nodes", format!("1 to {max} nodes are added at once, not {count}"));
+        return Err(rpc::Error::invalid(violations));
+    }
+    let end = (first_index as usize).saturating_add(count);
+    if end > node_count as usize {
+        violations.add(
+            "first_index",
+            format!("{node_count} nodes were announced, these would be numbers {first_index} to {}", end - 1),
+        );
+    }
+    let specs = nodes.into_iter().enumerate().filter_map(|(i, node)| {
+        convert::flow_spec::node_from_wire(node, &format!("nodes[{i}]"), &mut violations)
+    });
+    let specs: Vec<NodeSpec> = specs.collect();
+    Ok(violations.into_result(Some(specs))?)
+}
+
+fn check_complete(flow: &Flow, first_job: JobId, nodes: &[StoredNode]) -> Result<(), Status> {
+    if nodes.len() == flow.node_count as usize {
+        return Ok(());
+    }
+    let there: std::collections::HashSet<JobId> = nodes.iter().map(|stored| stored.node.job_id).collect();
+    let missing: Vec<String> = (0..flow.node_count)
+        .filter(|index| !there.contains(&JobId(first_job.0 + index)))
+        .take(MISSING_NAMED_MAX)
+        .map(|index| index.to_string())
+        .collect();
+    let message = format!(
+        "flow {} has {} of its {} nodes; add those that are missing, from these places on: {}",
+        flow.id,
+        nodes.len(),
+        flow.node_count,
+        missing.join(", ")
+    );
+    Err(wrong_state(rpc::Reason::NodesMissing, message))
+}
+
+/// Gives every node the jobs of those it depends on by name. Returns those that changed.
+fn resolve(flow: &Flow, nodes: &mut [StoredNode]) -> Result<Vec<StoredNode>, Status> {
+    let names: HashMap<JobId, Name> =
+        nodes.iter().map(|stored| (stored.node.job_id, stored.node.name.clone())).collect();
+    let specs: Vec<NodeSpec> = nodes.iter().map(|stored| spec_of(stored, &names)).collect();
+    Plan::of_specs(&flow.env_vars, &specs).map_err(rpc::Error::invalid)?;
+    let ids: HashMap<&Name, JobId> =
+        specs.iter().map(|spec| &spec.name).zip(nodes.iter().map(|stored| stored.node.job_id)).collect();
+    let mut changed = Vec::new();
+    for (stored, spec) in nodes.iter_mut().zip(&specs) {
+        if !stored.node.depends_named.is_empty() {
+            stored.node.depends = spec.depends.iter().map(|name| ids[name]).collect();
+            stored.node.depends_named = Vec::new();
+            changed.push(stored.clone());
+        }
+    }
+    Ok(changed)
+}
+
+/// What was asked for, of a node that was not started yet. A start that broke off may have given it
+/// the jobs of those it depends on already.
+fn spec_of(stored: &StoredNode, names: &HashMap<JobId, Name>) -> NodeSpec {
+    let FlowNode {
+        name,
+        depends,
+        depends_named,
+        run_if,
+        allow_failure,
+        target,
+        policy,
+        prerequisites,
+        when,
+        ..
+    } = &stored.node;
+    NodeSpec {
+        name: name.clone(),
+        depends: depends_named.iter().chain(depends.iter().filter_map(|id| names.get(id))).cloned().collect(),
+        run_if: *run_if,
+        allow_failure: *allow_failure,
+        target: target.clone(),
+        policy: policy.clone(),
+        prerequisites: prerequisites.clone(),
+        when: when.clone(),
+        job: (*stored.job).clone(),
+    }
+}

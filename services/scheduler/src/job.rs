@@ -1,0 +1,99 @@
+//! One job as a flow of one node, and waiting for its end.
+
+use std::time::Duration;
+
+use model::{ActorId, Event, FlowEvent, FlowStatus, Violations, limits};
+use proto::convert;
+use proto::v1::{FlowSpec, RunJobRequest, RunJobResponse, SubmitFlowRequest};
+use tonic::Status;
+
+use crate::reader::{FlowReader, is_end};
+use crate::submit::Submitter;
+
+/// The name of a job that has none.
+const NAME_DEFAULT: &str = "job";
+
+/// The submission that a job stands for.
+///
+/// # Errors
+/// INVALID_ARGUMENT with everything about the call that is wrong; the job itself is checked as a flow.
+pub fn submission(request: RunJobRequest) -> Result<SubmitFlowRequest, rpc::Error> {
+    let RunJobRequest { request_id, context_id, caller_id, node, wait_secs } = request;
+    let mut violations = Violations::new();
+    let mut node = node.unwrap_or_default();
+    if !node.depends.is_empty() {
+        violations.add("node.depends", "one job depends on nothing; submit a flow");
+    }
+    if wait_secs > limits::RUN_JOB_WAIT_SECS_MAX {
+        let max = limits::RUN_JOB_WAIT_SECS_MAX;
+        violations.add("wait_secs", format!("at most {max} seconds are waited, not {wait_secs}"));
+    }
+    if !violations.is_empty() {
+        return Err(rpc::Error::invalid(violations));
+    }
+    if node.name.is_empty() {
+        NAME_DEFAULT.clone_into(&mut node.name);
+    }
+    let flow = Some(FlowSpec { name: node.name.clone(), nodes: vec![node], ..FlowSpec::default() });
+    Ok(SubmitFlowRequest { request_id, context_id, flow_id: 0, caller_id, flow })
+}
+
+/// Runs a job; waits for its end at most as long as the request says.
+///
+/// Not cancel safe: run it in a task of its own, so that a caller that goes away leaves no flow half made.
+///
+/// # Errors
+/// As a submission's.
+pub async fn run(
+    submitter: Submitter,
+    actor: ActorId,
+    request: RunJobRequest,
+) -> Result<RunJobResponse, Status> {
+    let wait = Duration::from_secs(request.wait_secs.into());
+    let submission = submission(request)?;
+    let store = submitter.store.clone();
+    let flow = submitter.submit(actor, submission).await?;
+    let mut reader = FlowReader::new(store, actor, flow.context_id, flow.id);
+    if !wait.is_zero() {
+        // When the time is over the answer tells where the job stands.
+        if let Ok(waited) = tokio::time::timeout(wait, wait_for_end(&mut reader)).await {
+            waited?;
+        }
+    }
+    let flow = reader.flow().await?;
+    let nodes = reader.all_nodes().await?;
+    Ok(RunJobResponse { flow: Some(flow), node: nodes.first().map(convert::node::to_wire) })
+}
+
+/// Cancel safe: nothing is changed.
+async fn wait_for_end(reader: &mut FlowReader) -> Result<(), Status> {
+    let mut events = reader.events(String::new()).await?;
+    if is_end(&reader.flow().await?) {
+        return Ok(());
+    }
+    loop {
+        if let Some(Event::Flow(FlowEvent { status, .. })) = events.next().await?.0
+            && status.is_none_or(FlowStatus::is_end)
+        {
+            return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::v1::NodeSpec;
+
+    use super::*;
+
+    #[test]
+    fn a_job_is_a_flow_of_one_node() {
+        let request = RunJobRequest { context_id: 3, node: Some(NodeSpec::default()), ..Default::default() };
+        let flow = submission(request).expect("well-formed").flow.expect("there is one");
+        assert_eq!((flow.name.as_str(), flow.nodes[0].name.as_str()), ("job", "job"));
+        let node = NodeSpec { depends: vec!["a".into()], ..Default::default() };
+        let bad = RunJobRequest { node: Some(node), wait_secs: 3601, ..Default::default() };
+        let error = submission(bad).expect_err("two things are wrong");
+        assert!(matches!(error.kind(), rpc::ErrorKind::InvalidArgument(v) if v.as_slice().len() == 2));
+    }
+}

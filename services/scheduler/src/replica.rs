@@ -1,0 +1,139 @@
+//! This scheduler as one of several: its lease, who else lives, and what others touch.
+//!
+//! The lease is held by beats that go through the driver: a driver that hangs loses it, and others take
+//! over its flows.
+
+use std::time::Duration;
+
+use model::{ContextId, FlowId, FlowUid, OwnerId, Timestamp, limits};
+use proto::internal::v1::join_response::News;
+use proto::internal::v1::{ActiveFlow, JoinHello, JoinRequest, JoinResponse};
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status};
+
+use crate::clients::FlowStoreClient;
+use crate::driver::{Event, Handle};
+use crate::error::bad_store;
+use crate::run::FlowKey;
+
+const RECONNECT_FIRST: Duration = Duration::from_millis(50);
+const RECONNECT_MAX: Duration = Duration::from_secs(1);
+/// Several beats may be late before the lease ends.
+const BEAT: Duration = Duration::from_millis(limits::LEASE_SECS as u64 * 1000 / 5);
+
+/// How the others know this scheduler.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// The same after a restart, different for each replica.
+    pub name: String,
+    /// This start of it.
+    pub owner: OwnerId,
+    /// Where routers reach it; empty: in this process.
+    pub address: String,
+}
+
+/// Something to do with a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Active {
+    /// Which.
+    pub key: FlowKey,
+    /// Its uid, which tells whose it is.
+    pub uid: FlowUid,
+    /// When; nothing for now.
+    pub due: Option<Timestamp>,
+}
+
+/// From the wire.
+///
+/// # Errors
+/// The uid cannot be read.
+pub fn active_from_wire(flow: &ActiveFlow) -> Result<Active, Status> {
+    Ok(Active {
+        key: (ContextId(flow.context_id), FlowId(flow.flow_id)),
+        uid: flow.flow_uid.parse().map_err(bad_store)?,
+        due: (flow.due_millis > 0).then(|| Timestamp::from_millis(flow.due_millis)),
+    })
+}
+
+/// Holds the lease until `stop`, and tells the driver what storage tells. Ends the lease when it ends.
+pub async fn hold(mut store: FlowStoreClient, identity: Identity, driver: Handle, stop: CancellationToken) {
+    let mut delay = RECONNECT_FIRST;
+    loop {
+        let mut joined = false;
+        match join(&mut store, &identity, &driver, &stop, &mut joined).await {
+            Ok(()) => return,
+            Err(status) if status.code() == Code::Aborted => {
+                tracing::warn!(%status, "what is in memory is void");
+                driver.send(Event::Void).await;
+            }
+            Err(status) => tracing::warn!(%status, "the lease is not being held"),
+        }
+        delay = if joined { RECONNECT_FIRST } else { (delay * 2).min(RECONNECT_MAX) };
+        tokio::select! {
+            () = tokio::time::sleep(delay) => {}
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
+/// One stream. `Ok` after `stop`.
+async fn join(
+    store: &mut FlowStoreClient,
+    identity: &Identity,
+    driver: &Handle,
+    stop: &CancellationToken,
+    joined: &mut bool,
+) -> Result<(), Status> {
+    let (requests, outgoing) = mpsc::channel(4);
+    let Identity { name, owner, address } = identity.clone();
+    let hello = JoinHello { name, owner: owner.to_string(), address };
+    // The channel is empty: there is room.
+    let _ = requests.send(JoinRequest { hello: Some(hello) }).await;
+    let mut news = store.join(ReceiverStream::new(outgoing)).await?.into_inner();
+    let mut beats = tokio::time::interval_at(tokio::time::Instant::now() + BEAT, BEAT);
+    beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut pulse: Option<oneshot::Receiver<()>> = None;
+    loop {
+        tokio::select! {
+            answer = news.message() => {
+                *joined = true;
+                let answer = answer?.ok_or_else(|| Status::unavailable("storage ended the stream"))?;
+                take(driver, answer).await?;
+            }
+            _ = beats.tick(), if pulse.is_none() => {
+                let (answer, answered) = oneshot::channel();
+                driver.send(Event::Pulse(answer)).await;
+                pulse = Some(answered);
+            }
+            beaten = async { pulse.as_mut().expect("the condition says so").await }, if pulse.is_some() => {
+                pulse = None;
+                if beaten.is_ok() {
+                    // A full channel means that storage does not read, and the lease will end.
+                    let _ = requests.try_send(JoinRequest { hello: None });
+                }
+            }
+            () = stop.cancelled() => {
+                // Storage ends the lease when it sees the end of our half, and then the stream.
+                drop(requests);
+                while news.message().await?.is_some() {}
+                return Ok(());
+            }
+        }
+    }
+}
+
+async fn take(driver: &Handle, answer: JoinResponse) -> Result<(), Status> {
+    match answer.news {
+        Some(News::Replicas(replicas)) => driver.send(Event::Replicas(replicas.names)).await,
+        Some(News::Touched(touched)) => {
+            for flow in &touched.flows {
+                driver.send(Event::Touched(active_from_wire(flow)?)).await;
+            }
+        }
+        Some(News::Resync(_)) => driver.send(Event::Resync).await,
+        None => {}
+    }
+    Ok(())
+}

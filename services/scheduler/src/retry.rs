@@ -1,0 +1,128 @@
+//! Running an ended flow again, all of it or in part.
+
+use flow::plan::Plan;
+use flow::rerun;
+use model::flow::EnvVars;
+use model::{ActorId, Rerun, Violations};
+use proto::convert;
+use proto::internal::v1 as internal;
+use proto::v1::{RetryFlowRequest, RetryFlowResponse, RetryScope};
+use tonic::Status;
+
+use crate::clients::FlowStoreClient;
+use crate::error::{bad_store, wrong_state};
+use crate::loader::{self, StartedFlow};
+use crate::submit::hash_of;
+
+/// Names that an answer lists.
+const NAMES_MAX: usize = 1000;
+
+/// Runs a flow again, or says what would run. Its owner hears of it from storage.
+///
+/// Not cancel safe: run it in a task of its own.
+///
+/// # Errors
+/// INVALID_ARGUMENT with everything that is wrong, FAILED_PRECONDITION when the flow has not ended or
+/// nothing would run, else what storage answers.
+pub async fn retry(
+    mut store: FlowStoreClient,
+    actor: ActorId,
+    request: RetryFlowRequest,
+) -> Result<RetryFlowResponse, Status> {
+    let body = RetryFlowRequest { request_id: String::new(), ..request.clone() };
+    let RetryFlowRequest { request_id, context_id, flow_id, dry_run, .. } = request;
+    let load = internal::LoadFlowRequest { context_id, flow_id, on_behalf_of: actor.0 };
+    let flow = loader::collect(store.load_flow(load).await?.into_inner()).await?;
+    // The same request may have come before: then the flow runs, and storage knows.
+    if !flow.flow.status.is_end() && (dry_run || request_id.is_empty()) {
+        let message = format!("flow {flow_id} is {}: cancel it first, or wait for its end", flow.flow.status);
+        return Err(wrong_state(rpc::Reason::FlowNotEnded, message));
+    }
+    let (rerun, env_vars) = choose(&flow, &body)?;
+    let nodes = flow.nodes.iter().map(|stored| (&stored.node, &*stored.job));
+    let plan = Plan::of_stored(&env_vars, nodes).map_err(rpc::Error::invalid)?;
+    let stored: Vec<&model::FlowNode> = flow.nodes.iter().map(|stored| &stored.node).collect();
+    let again = rerun::select(plan.graph(), &stored, &rerun);
+    let mut answer = summary(&flow, &again);
+    answer.flow = Some(wire_of(&flow));
+    if dry_run {
+        return Ok(answer);
+    }
+    if answer.run_again_count == 0 && flow.flow.status.is_end() {
+        let message = format!("nothing of flow {flow_id} failed; run all of it, or from a node on");
+        return Err(wrong_state(rpc::Reason::NothingToRetry, message));
+    }
+    let restart = internal::RestartFlowRequest {
+        request_id,
+        request_hash: hash_of(&body),
+        context_id,
+        flow_id,
+        flow_uid: flow.flow.uid.to_string(),
+        on_behalf_of: actor.0,
+        rerun_json: serde_json::to_string(&rerun).map_err(bad_store)?,
+        env_vars,
+        generation: flow.flow.generation.0,
+    };
+    let record = store.restart_flow(restart).await?.into_inner().flow;
+    answer.flow = record.and_then(|record| record.flow);
+    Ok(answer)
+}
+
+/// What is run again, and with which variables.
+fn choose(flow: &StartedFlow, request: &RetryFlowRequest) -> Result<(Rerun, EnvVars), Status> {
+    let mut violations = Violations::new();
+    let scope = RetryScope::try_from(request.scope);
+    if !request.nodes.is_empty() && scope != Ok(RetryScope::From) {
+        violations.add("nodes", "nodes are named with the scope RETRY_SCOPE_FROM only");
+    }
+    let rerun = match scope {
+        Ok(RetryScope::Unspecified | RetryScope::Failed) => Some(Rerun::Failed),
+        Ok(RetryScope::All) => Some(Rerun::All),
+        Ok(RetryScope::From) => Some(Rerun::From { jobs: named_jobs(flow, &request.nodes, &mut violations) }),
+        Err(_) => violations.take("scope", Err("unknown value")),
+    };
+    let mut env_vars = flow.flow.env_vars.clone();
+    for name in &request.unset_env_vars {
+        if env_vars.remove(name).is_none() {
+            violations.add("unset_env_vars", format!("the flow has no variable `{name}`"));
+        }
+    }
+    env_vars.extend(request.env_vars.clone());
+    model::job::check_env(&env_vars, "env_vars", &mut violations);
+    let rerun = violations.into_result(rerun).map_err(rpc::Error::invalid)?;
+    Ok((rerun, env_vars))
+}
+
+fn named_jobs(flow: &StartedFlow, names: &[String], violations: &mut Violations) -> Vec<model::JobId> {
+    if names.is_empty() {
+        violations.add("nodes", "name at least one node to run again from");
+    }
+    let mut jobs = Vec::new();
+    for (i, name) in names.iter().enumerate() {
+        match flow.nodes.iter().find(|stored| stored.node.name.as_str() == name) {
+            Some(stored) => jobs.push(stored.node.job_id),
+            None => violations.add(format!("nodes[{i}]"), format!("the flow has no node `{name}`")),
+        }
+    }
+    jobs
+}
+
+fn summary(flow: &StartedFlow, again: &[bool]) -> RetryFlowResponse {
+    let mut answer = RetryFlowResponse::default();
+    for (stored, again) in flow.nodes.iter().zip(again) {
+        let (count, names) = if *again {
+            (&mut answer.run_again_count, &mut answer.run_again)
+        } else {
+            (&mut answer.reused_count, &mut answer.reused)
+        };
+        *count += 1;
+        if names.len() < NAMES_MAX {
+            names.push(stored.node.name.to_string());
+        }
+    }
+    answer
+}
+
+fn wire_of(flow: &StartedFlow) -> proto::v1::Flow {
+    convert::flow::to_wire(&flow.flow)
+}

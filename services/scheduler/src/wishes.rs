@@ -1,0 +1,221 @@
+//! What actors bring for a flow's owner: signals, the wish to end, reports. Kept by storage before
+//! anybody acts on it.
+
+use model::execution::Outcome;
+use model::limits::{RESULT_BYTES_MAX, SIGNAL_PAYLOAD_BYTES_MAX, STOP_GRACE_SECS};
+use model::{
+    ActorId, AttemptEnd, FlowInput, FlowNode, JobKey, NodeReport, NodeState, Reason, ReasonCode, ReportKind,
+    Timestamp, Violations,
+};
+use proto::convert::{self, enums};
+use proto::internal::v1 as internal;
+use proto::v1::{CancelFlowRequest, CancelNodeRequest, Flow, SignalFlowRequest, UpdateNodeStatusRequest};
+use tonic::Status;
+
+use crate::clients::FlowStoreClient;
+use crate::error::{bad_store, wrong_state};
+use crate::reader::FlowReader;
+use crate::submit::hash_of;
+
+/// Keeps a signal; true when it had been given before.
+///
+/// # Errors
+/// INVALID_ARGUMENT with everything that is wrong, else what storage answers.
+pub async fn signal(
+    mut store: FlowStoreClient,
+    actor: ActorId,
+    request: SignalFlowRequest,
+) -> Result<bool, Status> {
+    let request_hash = hash_of(&SignalFlowRequest { request_id: String::new(), ..request.clone() });
+    let SignalFlowRequest { request_id, context_id, flow_id, name, payload } = request;
+    let mut violations = Violations::new();
+    let name = violations.take("name", name.parse());
+    if payload.len() > SIGNAL_PAYLOAD_BYTES_MAX {
+        let (max, found) = (SIGNAL_PAYLOAD_BYTES_MAX, payload.len());
+        violations.add("payload", format!("at most {max} bytes are kept with a signal, not {found}"));
+    }
+    let name = violations.into_result(name).map_err(rpc::Error::invalid)?;
+    let input = FlowInput::Signal { name };
+    let push = push(&input, actor, (context_id, flow_id), (request_id, request_hash))?;
+    let answer = store.push_input(internal::PushInputRequest { payload, ..push }).await?;
+    Ok(answer.into_inner().unchanged)
+}
+
+/// Keeps the wish to cancel a flow; gives the flow.
+///
+/// # Errors
+/// What storage answers.
+pub async fn cancel_flow(
+    mut store: FlowStoreClient,
+    actor: ActorId,
+    request: CancelFlowRequest,
+) -> Result<Flow, Status> {
+    let request_hash = hash_of(&CancelFlowRequest { request_id: String::new(), ..request.clone() });
+    let CancelFlowRequest { request_id, context_id, flow_id, grace_secs } = request;
+    let input = FlowInput::Cancel { grace_secs: grace_secs.unwrap_or(STOP_GRACE_SECS) };
+    let push = push(&input, actor, (context_id, flow_id), (request_id, request_hash))?;
+    let record = store.push_input(push).await?.into_inner().flow;
+    record.and_then(|record| record.flow).ok_or_else(|| bad_store("a flow without its record"))
+}
+
+/// Keeps the wish to cancel one node.
+///
+/// # Errors
+/// NOT_FOUND for an unknown node, else what storage answers.
+pub async fn cancel_node(
+    store: FlowStoreClient,
+    actor: ActorId,
+    request: CancelNodeRequest,
+) -> Result<(), Status> {
+    let request_hash = hash_of(&CancelNodeRequest { request_id: String::new(), ..request.clone() });
+    let CancelNodeRequest { request_id, context_id, flow_id, node } = request;
+    let mut reader = FlowReader::new(store, actor, context_id, flow_id);
+    let node = reader.node(&node).await?;
+    if node.state.is_end() {
+        return Ok(());
+    }
+    let input = FlowInput::CancelNode { job_id: node.job_id };
+    let push = push(&input, actor, (context_id, flow_id), (request_id, request_hash))?;
+    reader.store.push_input(push).await?;
+    Ok(())
+}
+
+/// Keeps what somebody who executes a node by other ways says of it.
+///
+/// # Errors
+/// INVALID_ARGUMENT with everything that is wrong, NOT_FOUND for an unknown node, FAILED_PRECONDITION
+/// when the attempt is not under way, else what storage answers.
+pub async fn update_node(
+    store: FlowStoreClient,
+    actor: ActorId,
+    request: UpdateNodeStatusRequest,
+) -> Result<(), Status> {
+    let request_hash = hash_of(&UpdateNodeStatusRequest { request_id: String::new(), ..request.clone() });
+    let (context_id, flow_id) = (request.context_id, request.flow_id);
+    let request_id = request.request_id.clone();
+    let kind = report_kind(&request, Timestamp::now())?;
+    let mut reader = FlowReader::new(store, actor, context_id, flow_id);
+    let record = reader.record().await?;
+    let node = reader.node(&request.node).await?;
+    check_under_way(&node, request.attempt)?;
+    let convert::flow::Record { flow, context_uid, .. } =
+        convert::flow::from_record(record).map_err(bad_store)?;
+    let report = NodeReport {
+        job_key: JobKey { context: context_uid, flow: flow.uid, job: node.job_id, attempt: node.attempt },
+        context_id: flow.context_id,
+        flow_id: flow.id,
+        source: None,
+        kind,
+    };
+    let push = push(&FlowInput::Report(report), actor, (context_id, flow_id), (request_id, request_hash))?;
+    reader.store.push_input(push).await?;
+    Ok(())
+}
+
+fn push(
+    input: &FlowInput,
+    actor: ActorId,
+    (context_id, flow_id): (u32, u32),
+    (request_id, request_hash): (String, String),
+) -> Result<internal::PushInputRequest, Status> {
+    Ok(internal::PushInputRequest {
+        request_id,
+        request_hash,
+        context_id,
+        flow_id,
+        on_behalf_of: actor.0,
+        input_json: serde_json::to_vec(input).map_err(bad_store)?.into(),
+        payload: String::new(),
+    })
+}
+
+fn check_under_way(node: &FlowNode, attempt: u32) -> Result<(), Status> {
+    let under_way = matches!(node.state, NodeState::Dispatched | NodeState::Running);
+    if under_way && node.attempt.0 == attempt {
+        return Ok(());
+    }
+    let FlowNode { name, state, attempt: current, .. } = node;
+    let message =
+        format!("attempt {attempt} of `{name}` is not under way: the node is {state}, attempt {current}");
+    Err(wrong_state(rpc::Reason::NodeNotRunning, message))
+}
+
+fn report_kind(request: &UpdateNodeStatusRequest, now: Timestamp) -> Result<ReportKind, rpc::Error> {
+    let UpdateNodeStatusRequest { state, result, exit_code, detail, instance, .. } = request;
+    let mut violations = Violations::new();
+    let state = enums::node_state_from_wire(*state);
+    let ends = matches!(state, Some(NodeState::Completed | NodeState::Failed));
+    if !ends && state != Some(NodeState::Running) {
+        violations.add("state", "give NODE_STATE_RUNNING, NODE_STATE_COMPLETED or NODE_STATE_FAILED");
+    }
+    if !result.is_empty() && state != Some(NodeState::Completed) {
+        violations.add("result", "a result is given with NODE_STATE_COMPLETED only");
+    }
+    let bytes: usize = result.iter().map(|(key, value)| key.len() + value.len()).sum();
+    if bytes > RESULT_BYTES_MAX {
+        violations
+            .add("result", format!("a result has at most {RESULT_BYTES_MAX} bytes, this one has {bytes}"));
+    }
+    if !detail.is_empty() && state != Some(NodeState::Failed) {
+        violations.add("detail", "a detail is given with NODE_STATE_FAILED only");
+    }
+    if detail.len() > DETAIL_BYTES_MAX || instance.len() > DETAIL_BYTES_MAX {
+        violations.add("detail", format!("detail and instance have at most {DETAIL_BYTES_MAX} bytes"));
+    }
+    if !violations.is_empty() {
+        return Err(rpc::Error::invalid(violations));
+    }
+    if !ends {
+        return Ok(ReportKind::Started { instance: instance.clone(), time: now });
+    }
+    let succeeded = state == Some(NodeState::Completed);
+    let why = match exit_code {
+        _ if succeeded => None,
+        Some(code) if detail.is_empty() => {
+            Some(Reason::new(ReasonCode::ExitCode, format!("exit code {code}")))
+        }
+        Some(_) => Some(Reason::new(ReasonCode::ExitCode, detail.clone())),
+        None => Some(Reason::new(ReasonCode::RuntimeError, detail.clone())),
+    };
+    Ok(ReportKind::Ended(Box::new(AttemptEnd {
+        outcome: if succeeded { Outcome::Succeeded } else { Outcome::Failed },
+        exit_code: *exit_code,
+        reason: why,
+        result: result.clone(),
+        outputs: std::collections::BTreeMap::new(),
+        output_bytes: 0,
+        instance: (!instance.is_empty()).then(|| instance.clone()),
+        start_time: None,
+        end_time: now,
+    })))
+}
+
+/// Texts for people that travel with a report.
+const DETAIL_BYTES_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_together_is_refused() {
+        let request = |state: NodeState| UpdateNodeStatusRequest {
+            state: enums::node_state_to_wire(state).into(),
+            ..Default::default()
+        };
+        let now = Timestamp::default();
+        let mut failed = request(NodeState::Failed);
+        failed.exit_code = Some(3);
+        match report_kind(&failed, now).expect("well-formed") {
+            ReportKind::Ended(end) => {
+                assert_eq!(end.outcome, Outcome::Failed);
+                assert_eq!(end.reason.expect("there is one").to_string(), "EXIT_CODE: exit code 3");
+            }
+            other => panic!("{other:?}"),
+        }
+        failed.result = [("k".to_owned(), "v".to_owned())].into();
+        assert!(report_kind(&failed, now).is_err());
+        assert!(report_kind(&request(NodeState::Skipped), now).is_err());
+        assert!(matches!(report_kind(&request(NodeState::Running), now), Ok(ReportKind::Started { .. })));
+    }
+}
