@@ -198,6 +198,7 @@ pub(crate) async fn follow_registry(mut client: RegistryClient, peers: Peers, re
         pauses.begin();
         let reading = async {
             let mut view = client.watch(wire::WatchRequest {}).await?.into_inner();
+            peers.begin_view();
             while let Some(part) = view.message().await? {
                 let complete = part.snapshot_end;
                 peers.update(part);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use model::{Address, ContextId, ReportSource, RunnerId};
 use mycelium::{Peer, PublicKey};
-use proto::internal::v1::WatchResponse;
+use proto::internal::v1::{GoneRunner, WatchResponse};
 use tokio::sync::{mpsc, watch};
 
 use crate::error::PeerError;
@@ -94,6 +94,8 @@ struct Table {
     peers: BTreeMap<String, Entry>,
     /// The records, with the address that each names.
     records: BTreeMap<(ContextId, RunnerId), String>,
+    /// What the snapshot of the present view names, until it is complete.
+    named: Option<BTreeSet<(ContextId, RunnerId)>>,
     /// The records that name an address.
     by_address: HashMap<String, BTreeSet<(ContextId, RunnerId)>>,
     /// Addresses on the bus by the node behind them.
@@ -109,8 +111,23 @@ struct Entry {
 impl Table {
     fn put(&mut self, key: (ContextId, RunnerId), address: &str) {
         self.remove(key);
+        if let Some(named) = &mut self.named {
+            named.insert(key);
+        }
         self.records.insert(key, address.to_owned());
         self.by_address.entry(address.to_owned()).or_default().insert(key);
+    }
+
+    fn forget(&mut self, gone: &[GoneRunner]) {
+        for GoneRunner { context_id, runner_id } in gone {
+            self.remove((ContextId(*context_id), RunnerId(*runner_id)));
+        }
+    }
+
+    fn end_snapshot(&mut self) {
+        let Some(named) = self.named.take() else { return };
+        let gone: Vec<_> = self.records.keys().filter(|key| !named.contains(key)).copied().collect();
+        gone.into_iter().for_each(|key| self.remove(key));
     }
 
     fn remove(&mut self, key: (ContextId, RunnerId)) {
@@ -132,14 +149,25 @@ impl Peers {
         (Self(Arc::new(Shared { table: Mutex::default(), wanted, metrics })), receiver)
     }
 
-    /// Takes over what the registry says: whom to speak to, and for whom they work.
+    /// A view begins anew: whom its snapshot does not name is gone.
+    pub fn begin_view(&self) {
+        self.lock().named = Some(BTreeSet::new());
+    }
+
+    /// Takes over what the registry says: whom to speak to, and for whom they work. A conversation goes on
+    /// when the last record that names it is gone: what runs there may have to be stopped.
     pub fn update(&self, part: WatchResponse) {
-        for viewed in part.runners {
+        let WatchResponse { runners, snapshot_end, gone } = part;
+        self.lock().forget(&gone);
+        for viewed in runners {
             let Some(runner) = viewed.runner else { continue };
             self.lock().put((ContextId(viewed.context_id), RunnerId(runner.id)), &runner.address);
             if let Err(error) = self.want(&runner.address, &runner.topic) {
                 tracing::warn!(%error, "a runner record is of no use");
             }
+        }
+        if snapshot_end {
+            self.lock().end_snapshot();
         }
     }
 
@@ -233,5 +261,46 @@ impl Peers {
 
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::internal::v1::ViewedRunner;
+    use proto::v1::Runner;
+
+    fn part(runners: &[(u32, u32, &str)], gone: &[(u32, u32)], snapshot_end: bool) -> WatchResponse {
+        let runners = runners.iter().map(|(context_id, id, address)| {
+            let (address, topic) = ((*address).to_owned(), "t".to_owned());
+            let runner = Some(Runner { id: *id, address, topic, ..Default::default() });
+            ViewedRunner { context_id: *context_id, runner }
+        });
+        let gone = gone
+            .iter()
+            .map(|(context_id, runner_id)| GoneRunner { context_id: *context_id, runner_id: *runner_id });
+        WatchResponse { runners: runners.collect(), snapshot_end, gone: gone.collect() }
+    }
+
+    #[test]
+    fn a_supervisor_speaks_for_a_context_while_a_record_of_it_names_it() {
+        const A: &str = "grpc://a:1";
+        let metrics = Metrics::new(&prometheus::Registry::new()).expect("nothing registered twice");
+        let (peers, _wanted) = Peers::new(metrics);
+        let works = |context| peers.works_for(A, ContextId(context));
+        peers.begin_view();
+        peers.update(part(&[(1, 1, A), (1, 2, A), (2, 1, A), (3, 9, A)], &[], false));
+        peers.update(part(&[], &[], true));
+        assert!(works(1) && works(2) && works(3) && !works(4));
+        assert_eq!(peers.source(A), ReportSource { address: A.into(), topic: "t".into() });
+        peers.update(part(&[(2, 1, "grpc://b:1")], &[(1, 1)], false));
+        assert!(works(1) && !works(2), "one record of context 1 is left, that of 2 has moved");
+        peers.update(part(&[], &[(1, 2)], false));
+        assert!(!works(1) && works(3));
+        peers.begin_view();
+        peers.update(part(&[(1, 1, A)], &[], false));
+        assert!(works(3), "the snapshot is not complete");
+        peers.update(part(&[], &[], true));
+        assert!(works(1) && !works(3));
     }
 }

@@ -1,10 +1,13 @@
 //! The stubs of the services that the registry calls, and the stream to storage.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use model::{ContextId, RunnerId};
 use proto::convert;
 use proto::internal::v1::runner_store_service_client::RunnerStoreServiceClient;
 use proto::internal::v1::{RunnerRecord, WatchRunnersRequest};
+use proto::v1;
 
 use crate::hub::Hub;
 
@@ -43,22 +46,41 @@ async fn read_records(
     pause: &mut Duration,
 ) -> Result<(), tonic::Status> {
     let mut records = store.watch_runners(WatchRunnersRequest {}).await?.into_inner();
+    // What the snapshot names, until it is complete.
+    let mut named = Some(BTreeSet::new());
     while let Some(part) = records.message().await? {
         *pause = RETRY_MIN;
-        hub.put_records(part.runners.into_iter().filter_map(read_record).collect());
+        let (mut put, mut removed) = (Vec::new(), Vec::new());
+        for RunnerRecord { context_id, runner } in part.runners {
+            let Some(runner) = runner else { continue };
+            let key = (ContextId(context_id), RunnerId(runner.id));
+            if runner.address.is_empty() {
+                removed.push(key);
+                continue;
+            }
+            // One that cannot be read is there all the same.
+            if let Some(named) = &mut named {
+                named.insert(key);
+            }
+            put.extend(read_record(key.0, runner));
+        }
+        hub.remove_records(&removed);
+        hub.put_records(put);
         if part.snapshot_end {
+            if let Some(named) = named.take() {
+                hub.retain_records(&named);
+            }
             hub.set_loaded();
         }
     }
     Ok(())
 }
 
-fn read_record(record: RunnerRecord) -> Option<(model::ContextId, model::Runner)> {
-    let RunnerRecord { context_id, runner } = record;
-    match convert::runner::from_wire(runner?) {
-        Ok(view) => Some((model::ContextId(context_id), view.runner)),
+fn read_record(context: ContextId, runner: v1::Runner) -> Option<(ContextId, model::Runner)> {
+    match convert::runner::from_wire(runner) {
+        Ok(view) => Some((context, view.runner)),
         Err(error) => {
-            tracing::error!(%error, context_id, "a runner record cannot be read");
+            tracing::error!(%error, %context, "a runner record cannot be read");
             None
         }
     }

@@ -1,5 +1,6 @@
 //! The view shared by streams and calls, and who waits for its changes.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use model::{ContextId, Presence, Runner, RunnerView, Timestamp};
@@ -57,9 +58,23 @@ impl Hub {
 
     /// Takes over records.
     pub fn put_records(&self, records: Vec<(ContextId, Runner)>) {
-        self.change(|view| {
+        self.change_records(|view| {
             records.into_iter().flat_map(|(context, runner)| view.put_record(context, runner)).collect()
         });
+    }
+
+    /// Records were removed.
+    pub fn remove_records(&self, keys: &[Key]) {
+        self.change_records(|view| keys.iter().flat_map(|key| view.remove_record(*key)).collect());
+    }
+
+    /// There are no other records than these.
+    pub fn retain_records(&self, kept: &BTreeSet<Key>) {
+        self.change_records(|view| view.retain_records(kept));
+    }
+
+    fn change_records(&self, change: impl FnOnce(&mut View) -> Changed) {
+        self.change(change);
         let peers = lock(&self.0.state).view.peers();
         self.0.peers.send_if_modified(|before| {
             let differs = **before != peers;
@@ -158,7 +173,7 @@ pub struct Changes {
 impl Changes {
     /// The next part when there is something to tell now.
     #[must_use]
-    pub fn now(&self) -> Option<Vec<(ContextId, RunnerView)>> {
+    pub fn now(&self) -> Option<Part> {
         let state = lock(&self.hub.0.state);
         let mut dirty = lock(&self.watcher.dirty);
         let keys: Vec<Key> = dirty.iter().take(PART_LEN_MAX).copied().collect();
@@ -166,12 +181,18 @@ impl Changes {
             dirty.remove(key);
         }
         drop(dirty);
-        let part: Vec<_> = keys.into_iter().filter_map(|key| Some((key.0, state.view.get(key)?))).collect();
-        (!part.is_empty()).then_some(part)
+        let mut part = Part::default();
+        for key in keys {
+            match state.view.get(key) {
+                Some(view) => part.runners.push((key.0, view)),
+                None => part.gone.push(key),
+            }
+        }
+        (part != Part::default()).then_some(part)
     }
 
     /// Waits for the next part. Loses nothing when dropped.
-    pub async fn next(&self) -> Vec<(ContextId, RunnerView)> {
+    pub async fn next(&self) -> Part {
         loop {
             if let Some(part) = self.now() {
                 return part;
@@ -179,6 +200,15 @@ impl Changes {
             self.watcher.wake.notified().await;
         }
     }
+}
+
+/// A part of a snapshot, or of changes.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Part {
+    /// Runners that are new or look different now.
+    pub runners: Vec<(ContextId, RunnerView)>,
+    /// Runners whose records were removed.
+    pub gone: Vec<Key>,
 }
 
 impl Drop for Changes {

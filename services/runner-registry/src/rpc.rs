@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::app::Clock;
 use crate::clients::RunnerStoreClient;
-use crate::hub::Hub;
+use crate::hub::{Hub, Part};
 use crate::view::Peer;
 
 /// What actors may call.
@@ -212,29 +212,30 @@ impl Rpc {
 
 /// Sends the snapshot, then changes, until nobody listens.
 async fn send_changes(hub: &Hub, sender: &mpsc::Sender<Result<internal::WatchResponse, Status>>) {
-    let part = |part: Vec<(ContextId, RunnerView)>, snapshot_end| {
-        let runners = part
-            .iter()
-            .map(|(context, view)| internal::ViewedRunner {
-                context_id: context.0,
-                runner: Some(convert::runner::to_wire(view)),
-            })
-            .collect();
-        Ok(internal::WatchResponse { runners, snapshot_end })
-    };
     if hub.loaded().wait_for(|loaded| *loaded).await.is_err() {
         return;
     }
     let changes = hub.watch();
-    while let Some(runners) = changes.now() {
-        if sender.send(part(runners, false)).await.is_err() {
+    while let Some(part) = changes.now() {
+        if sender.send(Ok(part_to_wire(&part, false))).await.is_err() {
             return;
         }
     }
-    if sender.send(part(Vec::new(), true)).await.is_err() {
+    if sender.send(Ok(part_to_wire(&Part::default(), true))).await.is_err() {
         return;
     }
-    while sender.send(part(changes.next().await, false)).await.is_ok() {}
+    while sender.send(Ok(part_to_wire(&changes.next().await, false))).await.is_ok() {}
+}
+
+fn part_to_wire(part: &Part, snapshot_end: bool) -> internal::WatchResponse {
+    let Part { runners, gone } = part;
+    let runners = runners.iter().map(|(context, view)| internal::ViewedRunner {
+        context_id: context.0,
+        runner: Some(convert::runner::to_wire(view)),
+    });
+    let gone =
+        gone.iter().map(|(context, id)| internal::GoneRunner { context_id: context.0, runner_id: id.0 });
+    internal::WatchResponse { runners: runners.collect(), snapshot_end, gone: gone.collect() }
 }
 
 /// Sends whom to talk to, and again whenever that changes, until nobody listens.

@@ -52,21 +52,34 @@ impl View {
         let address = runner.address.to_string();
         match self.records.insert(key, runner) {
             Some(before) if self.records.get(&key) == Some(&before) => return Changed::new(),
-            Some(before) => {
-                let former = before.address.to_string();
-                if former != address
-                    && let Some(keys) = self.by_address.get_mut(&former)
-                {
-                    keys.remove(&key);
-                    if keys.is_empty() {
-                        self.by_address.remove(&former);
-                    }
-                }
-            }
+            Some(before) => self.leave_address(&before, key),
             None => {}
         }
         self.by_address.entry(address).or_default().insert(key);
         Changed::from([key])
+    }
+
+    /// A record was removed.
+    pub fn remove_record(&mut self, key: Key) -> Changed {
+        let Some(before) = self.records.remove(&key) else { return Changed::new() };
+        self.leave_address(&before, key);
+        Changed::from([key])
+    }
+
+    /// Removes every record but these.
+    pub fn retain_records(&mut self, kept: &BTreeSet<Key>) -> Changed {
+        let gone: Vec<Key> = self.records.keys().filter(|key| !kept.contains(key)).copied().collect();
+        gone.into_iter().flat_map(|key| self.remove_record(key)).collect()
+    }
+
+    fn leave_address(&mut self, record: &Runner, key: Key) {
+        let address = record.address.to_string();
+        if let Some(keys) = self.by_address.get_mut(&address) {
+            keys.remove(&key);
+            if keys.is_empty() {
+                self.by_address.remove(&address);
+            }
+        }
     }
 
     /// A supervisor was heard.
@@ -233,5 +246,22 @@ mod tests {
         assert_eq!(peers, ["grpc://b:1"]);
         view.put_presence(Instant::now(), Timestamp::default(), A, presence(0));
         assert_eq!(view.counts(), (1, 0));
+    }
+
+    #[test]
+    fn a_record_may_be_removed() {
+        let mut view = View::new(Duration::from_secs(30));
+        for id in 1..=3 {
+            view.put_record(ContextId(1), runner(id, A));
+        }
+        let (first, second) = ((ContextId(1), RunnerId(1)), (ContextId(1), RunnerId(2)));
+        assert_eq!(view.remove_record(first), keys(&[(1, 1)]));
+        assert_eq!(view.remove_record(first), keys(&[]), "it is gone already");
+        assert_eq!(view.retain_records(&BTreeSet::from([first, second])), keys(&[(1, 3)]));
+        assert_eq!(view.keys(), keys(&[(1, 2)]));
+        view.put_presence(Instant::now(), Timestamp::default(), A, presence(0));
+        assert_eq!(view.counts(), (1, 1));
+        view.retain_records(&BTreeSet::new());
+        assert!(view.peers().is_empty() && view.by_address.is_empty());
     }
 }

@@ -4427,9 +4427,22 @@ pub struct WatchResponse {
     /// Runners that are new or have changed.
     #[prost(message, repeated, tag = "1")]
     pub runners: ::prost::alloc::vec::Vec<ViewedRunner>,
-    /// The snapshot is complete.
+    /// The snapshot is complete: what was known from an earlier stream and is not in it is gone.
     #[prost(bool, tag = "2")]
     pub snapshot_end: bool,
+    /// Runners whose records were removed.
+    #[prost(message, repeated, tag = "3")]
+    pub gone: ::prost::alloc::vec::Vec<GoneRunner>,
+}
+/// A runner whose record was removed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GoneRunner {
+    /// Where its jobs came from.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// Its number within the context.
+    #[prost(uint32, tag = "2")]
+    pub runner_id: u32,
 }
 /// A runner and where it belongs.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -5273,10 +5286,11 @@ pub struct WatchRunnersRequest {}
 /// Some of them, or a change.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WatchRunnersResponse {
-    /// Records that are new or have changed.
+    /// Records that are new, have changed or were removed.
     #[prost(message, repeated, tag = "1")]
     pub runners: ::prost::alloc::vec::Vec<RunnerRecord>,
-    /// The records at the start are complete.
+    /// The records at the start are complete: what was known from an earlier stream and is not among them was
+    /// removed.
     #[prost(bool, tag = "2")]
     pub snapshot_end: bool,
 }
@@ -5286,7 +5300,7 @@ pub struct RunnerRecord {
     /// Where its jobs come from.
     #[prost(uint32, tag = "1")]
     pub context_id: u32,
-    /// The record.
+    /// The record. One without an address, with nothing but its id, was removed.
     #[prost(message, optional, tag = "2")]
     pub runner: ::core::option::Option<super::super::v1::Runner>,
 }

@@ -358,7 +358,9 @@ impl RegistryViewService for FakeRegistry {
             ..Default::default()
         };
         let runners = vec![wire::ViewedRunner { context_id: 1, runner: Some(runner) }];
-        sender.send(Ok(wire::WatchResponse { runners, snapshot_end: true })).expect("held here");
+        sender
+            .send(Ok(wire::WatchResponse { runners, snapshot_end: true, gone: Vec::new() }))
+            .expect("held here");
         tokio::spawn(async move { sender.closed().await });
         Ok(Response::new(UnboundedReceiverStream::new(stream)))
     }

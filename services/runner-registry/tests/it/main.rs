@@ -290,3 +290,43 @@ async fn a_lost_stream_to_storage_is_opened_again() {
     let changed = next(&mut watch).await;
     assert_eq!((changed[0].0, changed[0].1.id), (9, 4));
 }
+
+/// What is gone, in the next part that tells of any.
+async fn gone(watch: &mut Streaming<internal::WatchResponse>) -> Vec<(u32, u32)> {
+    loop {
+        let part = watch.message().await.expect("no error").expect("no end");
+        if !part.gone.is_empty() {
+            return part.gone.into_iter().map(|gone| (gone.context_id, gone.runner_id)).collect();
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn watchers_are_told_of_removed_records() {
+    let suite = Suite::start();
+    for id in 1..=3 {
+        suite.register(1, id).await;
+    }
+    let mut watch = suite.watch().await;
+    let mut gateway = suite.gateway().await;
+    gateway.peers.message().await.expect("no error").expect("no end");
+
+    // Storage says so.
+    let removed = v1::Runner { id: 2, ..Default::default() };
+    let record = internal::RunnerRecord { context_id: 1, runner: Some(removed) };
+    let change = internal::WatchRunnersResponse { runners: vec![record], snapshot_end: false };
+    suite.storage.0.lock().expect("not poisoned").watchers[0].send(Ok(change)).expect("read");
+    assert_eq!(gone(&mut watch).await, [(1, 2)]);
+
+    // It happened while storage could not be heard.
+    {
+        let mut kept = suite.storage.0.lock().expect("not poisoned");
+        for watcher in kept.watchers.drain(..) {
+            watcher.send(Err(Status::unavailable("storage restarts"))).expect("read");
+        }
+        kept.records.clear();
+    }
+    assert_eq!(gone(&mut watch).await, [(1, 1), (1, 3)]);
+    let told = gateway.peers.message().await.expect("no error").expect("no end");
+    assert!(told.peers.is_empty(), "nobody is to be talked to any more");
+}
