@@ -23,6 +23,18 @@ impl RunnerTable {
         opens
     }
 
+    /// Its record was removed.
+    pub fn remove(&mut self, (context, runner): (ContextId, RunnerId)) {
+        if let Some(runners) = self.contexts.get_mut(&context) {
+            runners.remove(&runner);
+        }
+    }
+
+    /// All of them.
+    pub fn keys(&self) -> impl Iterator<Item = (ContextId, RunnerId)> + '_ {
+        self.contexts.iter().flat_map(|(context, runners)| runners.keys().map(|runner| (*context, *runner)))
+    }
+
     /// What the registry last told of it; nothing when it never did.
     #[must_use]
     pub fn get(&self, (context, runner): (ContextId, RunnerId)) -> Option<&RunnerView> {

@@ -30,7 +30,7 @@ use crate::clients::FlowStoreClient;
 use crate::commit_link::{self, COMMITS_IN_FLIGHT_MAX, CommitSender};
 use crate::config::Config;
 use crate::destinations::{Load, RunnerTable};
-use crate::liveness::Liveness;
+use crate::liveness::{Liveness, RunnerKey};
 use crate::loader::{LOADS_MAX, Loaded, StartedFlow};
 use crate::message_ids::{Caller, MessageIds};
 use crate::metrics::Metrics;
@@ -75,7 +75,12 @@ pub enum Event {
     /// Word of attempts.
     Reports(Vec<(Ack, NodeReport)>),
     /// The registry's view of runners has changed.
-    Runners(Vec<(ContextId, RunnerView)>),
+    Runners {
+        /// Those that are new or have changed.
+        views: Vec<(ContextId, RunnerView)>,
+        /// Those whose records were removed.
+        gone: Vec<RunnerKey>,
+    },
     /// Message ids were reserved: the first of a block, or nothing after a failure.
     MessageIds(Caller, Option<u32>),
 }
@@ -244,7 +249,7 @@ impl Driver {
                     self.report(ack, report);
                 }
             }
-            Event::Runners(views) => self.runners_changed(views),
+            Event::Runners { views, gone } => self.runners_changed(views, &gone),
             Event::MessageIds(caller, first) => self.message_ids(caller, first),
         }
     }

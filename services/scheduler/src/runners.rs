@@ -1,9 +1,10 @@
 //! The registry's view of runners, kept by a watch.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::collections::BTreeSet;
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
-use model::{ContextId, RunnerView};
+use model::{ContextId, RunnerId, RunnerView};
 use proto::convert;
 use proto::internal::v1::{ViewedRunner, WatchRequest};
 use tonic::Status;
@@ -11,6 +12,7 @@ use tonic::Status;
 use crate::clients::RegistryClient;
 use crate::destinations::RunnerTable;
 use crate::driver::{Event, Handle};
+use crate::liveness::RunnerKey;
 
 const RECONNECT_FIRST: Duration = Duration::from_millis(50);
 const RECONNECT_MAX: Duration = Duration::from_secs(5);
@@ -43,6 +45,8 @@ async fn watch(
     seen: &mut bool,
 ) -> Result<(), Status> {
     let mut answers = registry.watch(WatchRequest {}).await?.into_inner();
+    // Until the snapshot is complete: what an earlier stream told of, and this one has not.
+    let mut missing: Option<BTreeSet<RunnerKey>> = Some(table(shared).keys().collect());
     while let Some(answer) = answers.message().await? {
         *seen = true;
         let views = answer.runners.into_iter().filter_map(|ViewedRunner { context_id, runner }| {
@@ -55,14 +59,31 @@ async fn watch(
             }
         });
         let views: Vec<(ContextId, RunnerView)> = views.collect();
+        let removed = answer.gone.iter().map(|gone| (ContextId(gone.context_id), RunnerId(gone.runner_id)));
+        let mut gone: Vec<RunnerKey> = removed.collect();
+        if let Some(missing) = &mut missing {
+            for (context, view) in &views {
+                missing.remove(&(*context, view.runner.id));
+            }
+        }
+        if answer.snapshot_end {
+            gone.extend(missing.take().into_iter().flatten());
+        }
         {
-            // Nothing panics while it is held.
-            let mut table = shared.write().unwrap_or_else(PoisonError::into_inner);
+            let mut table = table(shared);
             for (context, view) in &views {
                 table.update(*context, view.clone());
             }
+            for runner in &gone {
+                table.remove(*runner);
+            }
         }
-        driver.send(Event::Runners(views)).await;
+        driver.send(Event::Runners { views, gone }).await;
     }
     Ok(())
+}
+
+/// Nothing panics while it is held.
+fn table(shared: &SharedRunners) -> RwLockWriteGuard<'_, RunnerTable> {
+    shared.write().unwrap_or_else(PoisonError::into_inner)
 }

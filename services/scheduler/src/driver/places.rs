@@ -14,8 +14,12 @@ use crate::run::{FlowKey, Owed, Run};
 const QUERY_ATTEMPTS_MAX: usize = 500;
 
 impl Driver {
-    pub(super) fn runners_changed(&mut self, views: Vec<(ContextId, RunnerView)>) {
+    pub(super) fn runners_changed(&mut self, views: Vec<(ContextId, RunnerView)>, gone: &[RunnerKey]) {
         let now = Timestamp::now();
+        for runner in gone {
+            self.runners.remove(*runner);
+            self.liveness.is_away(*runner, now);
+        }
         let mut opened = BTreeSet::new();
         for (context, view) in views {
             let runner = (context, view.runner.id);
