@@ -2,14 +2,16 @@
 //!
 //! - [`graph`]: nodes and what they depend on, checked as a whole.
 //! - [`template`]: `${{ … }}` in environment values, parsed and rendered.
-//! - [`plan`]: graph and templates together: everything about a flow that
-//!   never changes while it runs, checked before it starts.
+//! - [`condition`]: `when`, an expression over upstream results.
+//! - [`plan`]: graph, templates and conditions together: everything about a
+//!   flow that never changes while it runs, checked before it starts.
 //! - [`transition`]: the tables of legal state changes, of nodes and flows.
 //! - [`retry`]: whether a failed try is followed by another.
 //! - [`rerun`]: which nodes of an ended flow are run again.
 //! - [`engine`]: a running flow; `step` takes what happened and gives what
 //!   has to be stored and sent.
 
+pub mod condition;
 pub mod engine;
 pub mod graph;
 pub mod plan;
@@ -20,11 +22,12 @@ mod size;
 pub mod template;
 pub mod transition;
 
+pub use condition::{Condition, ConditionError};
 pub use engine::{
     Change, Destinations, Dispatch, Engine, InFlight, Input, NoDestination, NodeView, Outside, Refused,
     Stale, Step, Stop, StoredNode, Transition,
 };
 pub use graph::{Graph, NodeIndex};
-pub use plan::{Plan, ResultRef};
+pub use plan::{Plan, ResultRef, When};
 pub use template::{Reference, RenderError, Template, TemplateError};
 pub use transition::{FlowEvent, IllegalTransition, NodeEvent};

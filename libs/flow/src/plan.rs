@@ -1,17 +1,19 @@
 //! Everything about a flow that never changes while it runs, checked as a
-//! whole before it starts: the graph, what its values refer to, and which
-//! files meet in one directory.
+//! whole before it starts: the graph, what its values and conditions refer
+//! to, and which files meet in one directory.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use model::flow::EnvVars;
 use model::{FlowNode, JobSpec, Name, NodeSpec, RunIf, Violations};
 
+use crate::condition::Condition;
 use crate::graph::{Graph, GraphNode, NodeIndex, did_you_mean, note};
 use crate::reach::{self, Query};
 use crate::template::{Reference, Template};
 
-/// A key of a node's result that another node's environment refers to.
+/// A key of a node's result that another node's environment or condition refers to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ResultRef {
     /// The ancestor.
@@ -20,11 +22,22 @@ pub struct ResultRef {
     pub key: String,
 }
 
+/// A node's `when`.
+#[derive(Debug)]
+pub struct When {
+    /// The expression.
+    pub condition: Condition,
+    /// What it refers to, in the order of [`Condition::references`].
+    pub references: Box<[ResultRef]>,
+}
+
 /// A checked flow.
 #[derive(Debug, Clone)]
 pub struct Plan {
     graph: Graph,
     references: Vec<Box<[ResultRef]>>,
+    /// Of the nodes that have one. Nodes with the same text share it.
+    conditions: HashMap<NodeIndex, Arc<When>>,
 }
 
 /// What the checks look at, whichever form the node comes in.
@@ -33,6 +46,7 @@ struct Item<'a> {
     name: &'a Name,
     run_if: RunIf,
     depends: usize,
+    when: Option<&'a str>,
     job: &'a JobSpec,
 }
 
@@ -52,6 +66,7 @@ impl Plan {
                 name: &node.name,
                 run_if: node.run_if,
                 depends: node.depends.len(),
+                when: node.when.as_deref(),
                 job: &node.job,
             })
             .collect();
@@ -76,6 +91,7 @@ impl Plan {
                 name: &node.name,
                 run_if: node.run_if,
                 depends: node.depends.len(),
+                when: node.when.as_deref(),
                 job,
             })
             .collect();
@@ -92,6 +108,12 @@ impl Plan {
     #[must_use]
     pub fn references(&self, node: NodeIndex) -> &[ResultRef] {
         &self.references[node.index()]
+    }
+
+    /// The condition of `node`, when it has one.
+    #[must_use]
+    pub fn when(&self, node: NodeIndex) -> Option<&When> {
+        self.conditions.get(&node).map(|when| &**when)
     }
 
     fn check(
@@ -114,12 +136,14 @@ impl Plan {
             }
         }
         check_flow_env(env, &mut violations);
-        let (references, named) = collect_references(items, &mut violations);
+        let mut names = Names::new(items);
+        let (references, mut named) = collect_references(items, &mut names, &mut violations);
+        let conditions = collect_conditions(items, &mut names, &mut named, &mut violations);
         if let Some(graph) = &graph {
             check_ancestors(graph, items, &named, &mut violations);
             check_files(graph, items, &mut violations);
         }
-        let plan = graph.map(|graph| Self { graph, references });
+        let plan = graph.map(|graph| Self { graph, references, conditions });
         violations.into_result(plan)
     }
 }
@@ -148,52 +172,79 @@ fn check_flow_env(env: &EnvVars, violations: &mut Violations) {
     }
 }
 
+/// Finds nodes by name.
+struct Names<'a> {
+    names: Vec<&'a Name>,
+    /// Made for the first reference: most flows have few.
+    index: Option<HashMap<&'a str, NodeIndex>>,
+    hints: usize,
+}
+
+impl<'a> Names<'a> {
+    fn new(items: &[Item<'a>]) -> Self {
+        Self { names: items.iter().map(|item| item.name).collect(), index: None, hints: 0 }
+    }
+
+    fn find(&mut self, name: &Name) -> Option<NodeIndex> {
+        let indexed = || self.names.iter().enumerate().map(|(i, name)| (name.as_str(), NodeIndex::new(i)));
+        self.index.get_or_insert_with(|| indexed().collect()).get(name.as_str()).copied()
+    }
+
+    fn hint(&mut self, name: &Name) -> String {
+        did_you_mean(name.as_str(), &self.names, &mut self.hints)
+    }
+}
+
 /// Where a reference stands, for the message when its node is no ancestor.
 struct Named<'a> {
     query: Query,
-    variable: &'a str,
+    place: Place<'a>,
+}
+
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    Variable(&'a str),
+    When,
+}
+
+impl Place<'_> {
+    fn field(self, node: usize) -> String {
+        match self {
+            Self::Variable(variable) => format!("nodes[{node}].job.env_vars[{variable}]"),
+            Self::When => format!("nodes[{node}].when"),
+        }
+    }
 }
 
 /// Parses every value; gives the references of each node, and all of them in one list.
 fn collect_references<'a>(
     items: &[Item<'a>],
+    names: &mut Names<'a>,
     violations: &mut Violations,
 ) -> (Vec<Box<[ResultRef]>>, Vec<Named<'a>>) {
-    let names: Vec<&Name> = items.iter().map(|item| item.name).collect();
-    let mut index = None;
-    let mut hints = 0;
     let mut named = Vec::new();
     let mut references = Vec::with_capacity(items.len());
     for (i, item) in items.iter().enumerate() {
         let mut own = Vec::new();
         let mut seen = HashSet::new();
         for (variable, value) in item.job.env_vars.iter().filter(|(_, value)| value.contains("${{")) {
-            let field = || format!("nodes[{i}].job.env_vars[{variable}]");
+            let place = Place::Variable(variable);
             let template = match Template::parse(value) {
                 Ok(template) => template,
                 Err(error) => {
-                    note(violations, field(), error);
+                    note(violations, place.field(i), error);
                     continue;
                 }
             };
             for reference in template.references() {
                 let Reference::Result { node, key } = reference else { continue };
-                // Made for the first reference: most flows have few.
-                let index: &HashMap<&str, usize> =
-                    index.get_or_insert_with(|| names.iter().map(|n| n.as_str()).zip(0..).collect());
-                let Some(&ancestor) = index.get(node.as_str()) else {
-                    let hint = did_you_mean(node.as_str(), &names, &mut hints);
-                    note(
-                        violations,
-                        field(),
-                        format_args!("`{reference}` refers to `{node}`, which is not in the flow{hint}"),
-                    );
+                let Some(ancestor) = names.find(node) else {
+                    note_unknown(violations, place.field(i), reference, node, &names.hint(node));
                     continue;
                 };
-                let ancestor = NodeIndex::new(ancestor);
                 if seen.insert((ancestor, key.clone())) {
                     own.push(ResultRef { node: ancestor, key: key.clone() });
-                    named.push(Named { query: Query { node: NodeIndex::new(i), ancestor }, variable });
+                    named.push(Named { query: Query { node: NodeIndex::new(i), ancestor }, place });
                 }
             }
         }
@@ -202,14 +253,75 @@ fn collect_references<'a>(
     (references, named)
 }
 
+fn note_unknown(violations: &mut Violations, field: String, reference: &Reference, node: &Name, hint: &str) {
+    let description = format_args!("`{reference}` refers to `{node}`, which is not in the flow{hint}");
+    note(violations, field, description);
+}
+
+/// Compiles every condition, the same text once; adds what they refer to.
+fn collect_conditions<'a>(
+    items: &[Item<'a>],
+    names: &mut Names<'a>,
+    named: &mut Vec<Named<'a>>,
+    violations: &mut Violations,
+) -> HashMap<NodeIndex, Arc<When>> {
+    let mut conditions = HashMap::new();
+    let mut by_text: HashMap<&str, Option<Arc<When>>> = HashMap::new();
+    for (i, item) in items.iter().enumerate() {
+        let Some(text) = item.when else { continue };
+        let field = || Place::When.field(i);
+        let when = match by_text.get(text) {
+            Some(Some(when)) => Arc::clone(when),
+            // What is wrong with it is wrong wherever it stands, and is said of each node.
+            Some(None) | None => {
+                let when = Condition::parse(text)
+                    .map_err(|error| note(violations, field(), error))
+                    .ok()
+                    .and_then(|condition| resolve(condition, field, names, violations))
+                    .map(Arc::new);
+                by_text.insert(text, when.clone());
+                let Some(when) = when else { continue };
+                when
+            }
+        };
+        named.extend(when.references.iter().map(|reference| Named {
+            query: Query { node: NodeIndex::new(i), ancestor: reference.node },
+            place: Place::When,
+        }));
+        conditions.insert(NodeIndex::new(i), when);
+    }
+    conditions
+}
+
+/// Finds the nodes that a condition names.
+fn resolve(
+    condition: Condition,
+    field: impl Fn() -> String,
+    names: &mut Names<'_>,
+    violations: &mut Violations,
+) -> Option<When> {
+    let mut references = Vec::with_capacity(condition.references().len());
+    for (node, key) in condition.references() {
+        match names.find(node) {
+            Some(node) => references.push(ResultRef { node, key: key.clone() }),
+            None => {
+                let reference = Reference::Result { node: node.clone(), key: key.clone() };
+                note_unknown(violations, field(), &reference, node, &names.hint(node));
+            }
+        }
+    }
+    let all = references.len() == condition.references().len();
+    all.then(|| When { condition, references: references.into_boxed_slice() })
+}
+
 fn check_ancestors(graph: &Graph, items: &[Item<'_>], named: &[Named<'_>], violations: &mut Violations) {
     let queries: Vec<Query> = named.iter().map(|named| named.query).collect();
     for position in reach::unreachable(graph, &queries) {
-        let Named { query, variable } = &named[position];
+        let Named { query, place } = &named[position];
         let (node, ancestor) = (items[query.node.index()].name, items[query.ancestor.index()].name);
         note(
             violations,
-            format!("nodes[{}].job.env_vars[{variable}]", query.node.index()),
+            place.field(query.node.index()),
             format_args!(
                 "it refers to `{ancestor}`, which does not come before `{node}`; add it to `depends`"
             ),
@@ -337,6 +449,39 @@ mod tests {
         assert!(found[2].starts_with("nodes[1].job.env_vars[Y]: `flow.nope` is not"), "{found:#?}");
         assert!(found[3].contains("`beta`, which does not come before `alpha`"), "{found:#?}");
         assert!(found[4].contains("`alpha`, which does not come before `alpha`"), "{found:#?}");
+    }
+
+    #[test]
+    fn conditions_are_checked() {
+        let when = |name: &str, depends: &[&str], text: &str| NodeSpec {
+            when: Some(text.to_owned()),
+            ..spec(name, depends, &[], &[])
+        };
+        let nodes = [
+            spec("count-a", &[], &[], &[]),
+            when("b", &["count-a"], "results.count-a.total > 0"),
+            when("c", &["count-a"], "results[\"count-b\"].total > 0"),
+            when("d", &["count-a"], "results.b.total > 0 && results[\"count-a\"].total > 0"),
+            when("e", &["d"], "total > 0"),
+            when("f", &["d"], "results[\"count-a\"].total > 0"),
+        ];
+        let found = problems(&EnvVars::new(), &nodes);
+        let expected = [
+            "nodes[1].when: `results.count-a` is a subtraction; write `results[\"count-a\"].total`",
+            "nodes[2].when: `results.count-b.total` refers to `count-b`, which is not in the flow; did you mean \
+             `count-a`?",
+            "nodes[4].when: `total` is not known: there are `results.<node>.<key>` and `flow.<field>`; a key with \
+             `-` is written `results.<node>[\"<key>\"]`",
+            "nodes[3].when: it refers to `b`, which does not come before `d`; add it to `depends`",
+        ];
+        assert_eq!(found, expected);
+        let same = "results[\"count-a\"].total > 0";
+        let nodes = [spec("count-a", &[], &[], &[]), when("b", &["count-a"], same), when("c", &["b"], same)];
+        let plan = Plan::of_specs(&EnvVars::new(), &nodes).expect("fine");
+        assert!(plan.when(NodeIndex::new(0)).is_none());
+        let of = |node| plan.when(NodeIndex::new(node)).expect("has one");
+        assert!(std::ptr::eq(of(1), of(2)), "the same text is compiled once");
+        assert_eq!(of(1).references[0], ResultRef { node: NodeIndex::new(0), key: "total".into() });
     }
 
     #[test]

@@ -158,7 +158,7 @@ impl Template {
     }
 }
 
-const fn is_word(c: char) -> bool {
+pub(crate) const fn is_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_' || c == '-'
 }
 
