@@ -4,6 +4,9 @@
 //! nothing falls between them. What the snapshot already shows is left out of
 //! the changes by comparing revisions.
 
+use std::time::Duration;
+
+use model::limits::WATCH_BUFFER;
 use model::{Event, FlowEvent, JobId, Revision};
 use proto::convert;
 use proto::v1::watch_flow_response::Event as Answer;
@@ -14,6 +17,11 @@ use tonic::Status;
 use crate::position::revision_of;
 use crate::reader::{FlowReader, is_end};
 
+/// How long a watcher may leave [`WATCH_BUFFER`] answers unread before its stream is ended.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// What may wait for a watcher: its answers, and the news that there are no more.
+pub const CHANNEL: usize = WATCH_BUFFER + 1;
+
 /// One watcher of one flow.
 pub struct Watch {
     reader: FlowReader,
@@ -21,6 +29,8 @@ pub struct Watch {
     /// What the snapshot shows: nodes up to this id, as of this revision.
     shown: Vec<(JobId, Revision)>,
     flow_shown: Revision,
+    /// Where the watcher can go on after what it was sent.
+    resume_position: String,
 }
 
 /// The watcher went away.
@@ -44,18 +54,18 @@ impl From<Status> for Ended {
 }
 
 impl Watch {
-    /// A watcher that is sent its answers through `answers`.
+    /// A watcher that is sent its answers through `answers`, a channel of [`CHANNEL`] places.
     #[must_use]
     pub const fn new(reader: FlowReader, answers: mpsc::Sender<Result<WatchFlowResponse, Status>>) -> Self {
-        Self { reader, answers, shown: Vec::new(), flow_shown: Revision(0) }
+        Self { reader, answers, shown: Vec::new(), flow_shown: Revision(0), resume_position: String::new() }
     }
 
     /// Runs until the flow has ended, the watcher has gone or something failed;
     /// a failure is the last thing that the watcher is sent.
     pub async fn run(mut self, resume_position: String) {
         if let Err(Ended::Failed(status)) = self.watch(resume_position).await {
-            // A watcher that has gone does not need the reason.
-            let _ = self.answers.send(Err(*status)).await;
+            // There is room: no answer takes the last place. A watcher that has gone does not need the reason.
+            let _ = self.answers.try_send(Err(*status));
         }
     }
 
@@ -67,7 +77,7 @@ impl Watch {
         if resumed {
             // The end may lie before the position: then there is nothing more to come.
             if ended && Revision(flow.revision) <= revision_of(&resume_position) {
-                return Ok(self.send(Answer::Flow(flow), resume_position).await?);
+                return self.send(Answer::Flow(flow), resume_position).await;
             }
         } else {
             self.snapshot(flow, &events.begin).await?;
@@ -94,7 +104,7 @@ impl Watch {
             }
             last = Some(page);
         }
-        Ok(self.send(Answer::SnapshotEnd(SnapshotEnd {}), position.to_owned()).await?)
+        self.send(Answer::SnapshotEnd(SnapshotEnd {}), position.to_owned()).await
     }
 
     /// Sends what an event means to the watcher. `true` after the flow's end.
@@ -125,8 +135,25 @@ impl Watch {
         self.shown.get(place).is_some_and(|(_, shown)| revision <= *shown)
     }
 
-    async fn send(&self, event: Answer, resume_position: String) -> Result<(), Gone> {
-        let answer = WatchFlowResponse { event: Some(event), resume_position };
-        self.answers.send(Ok(answer)).await.map_err(|_| Gone)
+    async fn send(&mut self, event: Answer, resume_position: String) -> Result<(), Ended> {
+        // One place stays free, for the reason of an end.
+        let Ok(places) = tokio::time::timeout(PATIENCE, self.answers.reserve_many(2)).await else {
+            return Err(Ended::from(too_slow(&self.resume_position)));
+        };
+        let place = places.map_err(|_| Gone)?.next().ok_or(Gone)?;
+        self.resume_position.clone_from(&resume_position);
+        place.send(Ok(WatchFlowResponse { event: Some(event), resume_position }));
+        Ok(())
     }
+}
+
+/// RESOURCE_EXHAUSTED, with where to go on.
+fn too_slow(resume_position: &str) -> Status {
+    let message = format!(
+        "{WATCH_BUFFER} answers were not read for {} s; resume from the last one that was",
+        PATIENCE.as_secs()
+    );
+    rpc::Error::new(rpc::ErrorKind::ResourceExhausted, rpc::Reason::SlowConsumer, message)
+        .with("resume_position", resume_position)
+        .into()
 }

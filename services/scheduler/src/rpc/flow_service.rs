@@ -30,7 +30,7 @@ use crate::metrics::Metrics;
 use crate::reader::FlowReader;
 use crate::submit::Submitter;
 use crate::watch::Watch;
-use crate::{drawing, job, retry, wishes};
+use crate::{drawing, job, retry, watch, wishes};
 
 /// Serves clients.
 pub struct FlowRpc {
@@ -231,7 +231,7 @@ impl FlowService for FlowRpc {
     ) -> Result<Response<Self::WatchFlowStream>, Status> {
         let actor = actor_of(&request)?;
         let WatchFlowRequest { context_id, flow_id, resume_position } = request.into_inner();
-        let (answers, stream) = mpsc::channel(limits::WATCH_BUFFER);
+        let (answers, stream) = mpsc::channel(watch::CHANNEL);
         let watch = Watch::new(self.reader(actor, context_id, flow_id), answers.clone());
         self.spawn(answers, watch.run(resume_position));
         Ok(Response::new(ReceiverStream::new(stream)))
