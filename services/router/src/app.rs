@@ -3,20 +3,25 @@
 use std::sync::Arc;
 
 use model::Timestamp;
-use proto::internal::v1::{TakeHello, TakeRequest, take_request};
+use proto::internal::v1::{SchedulerReplica, TakeHello, TakeRequest, take_request};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::clients::{self, GatewayClient, MessageStoreClient, RegistryClient, SchedulerClient, Told};
+use crate::clients::{self, GatewayClient, MessageStoreClient, RegistryClient, SoleName, Told};
 use crate::config::Config;
-use crate::core::{Core, Input};
+use crate::core::{Core, Input, Settings};
 use crate::driver::{Driver, EVENTS_WAITING_MAX, Event, Links};
 use crate::error::Error;
 use crate::metrics::Metrics;
+use crate::schedulers::Schedulers;
 
 /// Tells the time that people read.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+
+/// Makes a way to a scheduler replica.
+pub type DialScheduler =
+    Arc<dyn Fn(&SchedulerReplica) -> Result<rpc::Channel, rpc::ChannelError> + Send + Sync>;
 
 /// What the router needs of others.
 pub struct Deps<'a> {
@@ -24,8 +29,8 @@ pub struct Deps<'a> {
     pub storage: rpc::Channel,
     /// A way to the gateway.
     pub gateway: rpc::Channel,
-    /// A way to the scheduler.
-    pub scheduler: rpc::Channel,
+    /// Makes ways to the scheduler replicas that storage names.
+    pub schedulers: DialScheduler,
     /// A way to the registry.
     pub registry: rpc::Channel,
     /// The wall clock.
@@ -39,7 +44,8 @@ pub struct App {
     name: String,
     storage: MessageStoreClient,
     gateway: GatewayClient,
-    scheduler: SchedulerClient,
+    schedulers: Schedulers,
+    name_conflicts: prometheus::IntCounter,
     registry: RegistryClient,
     driver: Driver,
     events: mpsc::Sender<Event>,
@@ -51,8 +57,10 @@ impl App {
         let metrics = Metrics::new(deps.metrics).map_err(Error::Metrics)?;
         let (events, incoming) = mpsc::channel(EVENTS_WAITING_MAX);
         let (log_sender, logs) = mpsc::unbounded_channel();
+        let name_conflicts = metrics.name_conflicts.clone();
+        let settings = Settings { started: (deps.clock)(), lost_after: config.lost_after };
         let driver = Driver {
-            core: Core::new(metrics, Box::new(rand::random::<f64>)),
+            core: Core::new(metrics, Box::new(rand::random::<f64>), settings),
             clock: deps.clock,
             events: incoming,
             logs: log_sender,
@@ -63,7 +71,8 @@ impl App {
             name: config.name,
             storage: clients::message_store(deps.storage),
             gateway: clients::gateway(deps.gateway),
-            scheduler: clients::scheduler(deps.scheduler),
+            schedulers: Schedulers::new(deps.schedulers, events.clone()),
+            name_conflicts,
             registry: clients::registry(deps.registry),
             driver,
             events,
@@ -71,7 +80,7 @@ impl App {
         })
     }
 
-    /// True while all its streams stand.
+    /// True while its streams to storage, gateway and registry stand, and one to a scheduler.
     #[must_use]
     pub fn ready(&self) -> watch::Receiver<bool> {
         self.driver.ready.subscribe()
@@ -79,8 +88,9 @@ impl App {
 
     /// Works until `shutdown`. What is under way then is given to a router again by storage.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Self { name, storage, gateway, scheduler, registry, driver, events, logs } = self;
-        let hello = take_request::Frame::Hello(TakeHello { router: name });
+        let Self { name, storage, gateway, schedulers, registry, driver, events, logs, name_conflicts } =
+            self;
+        let hello = take_request::Frame::Hello(TakeHello { router: name.clone() });
         let take = {
             let (client, events) = (storage.clone(), events.clone());
             let open = move |outgoing| {
@@ -88,11 +98,13 @@ impl App {
                 async move { client.take(outgoing).await }
             };
             let told = Told {
-                up: Event::StorageUp,
-                item: |taken: proto::internal::v1::TakeResponse| Event::Input(Input::Held(taken.messages)),
-                down: || Event::StorageDown,
+                up: Box::new(Event::StorageUp),
+                item: Box::new(|taken| Event::Input(Input::Taken(taken))),
+                down: Box::new(|()| Event::StorageDown),
             };
-            clients::keep_open("storage", open, Some(TakeRequest { frame: Some(hello) }), told, events)
+            let sole = Some(SoleName { name, conflicts: name_conflicts });
+            let hello = Some(TakeRequest { frame: Some(hello) });
+            clients::keep_open("storage", open, hello, sole, told, events)
         };
         let exchange = {
             let events = events.clone();
@@ -101,31 +113,18 @@ impl App {
                 async move { client.exchange(outgoing).await }
             };
             let told = Told {
-                up: Event::GatewayUp,
-                item: |said| Event::Input(Input::Gateway(said)),
-                down: || Event::GatewayDown,
+                up: Box::new(Event::GatewayUp),
+                item: Box::new(|said| Event::Input(Input::Gateway(said))),
+                down: Box::new(|()| Event::GatewayDown),
             };
-            clients::keep_open("mycelium-gateway", open, None, told, events)
-        };
-        let report = {
-            let events = events.clone();
-            let open = move |outgoing| {
-                let mut client = scheduler.clone();
-                async move { client.report(outgoing).await }
-            };
-            let told = Told {
-                up: Event::SchedulerUp,
-                item: |said| Event::Input(Input::Scheduler(said)),
-                down: || Event::SchedulerDown,
-            };
-            clients::keep_open("scheduler", open, None, told, events)
+            clients::keep_open("mycelium-gateway", open, None, None, told, events)
         };
         // Ended with this future, also when it is dropped.
         let mut tasks = JoinSet::new();
         tasks.spawn(driver.run());
         tasks.spawn(take);
         tasks.spawn(exchange);
-        tasks.spawn(report);
+        tasks.spawn(schedulers.follow(storage.clone()));
         tasks.spawn(clients::follow_runners(registry, events.clone()));
         tasks.spawn(clients::keep_logs(storage, logs, events));
         shutdown.cancelled().await;

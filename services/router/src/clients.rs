@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use model::limits::{GRPC_MESSAGE_BYTES_MAX, PAGE_BYTES_MAX};
+use prometheus::IntCounter;
 use proto::internal::v1::gateway_link_service_client::GatewayLinkServiceClient;
 use proto::internal::v1::message_store_service_client::MessageStoreServiceClient;
 use proto::internal::v1::registry_view_service_client::RegistryViewServiceClient;
@@ -66,14 +67,30 @@ const LOGS_BATCH_MAX: usize = 500;
 /// A stream that stood this long was a good one: the next attempt follows at once.
 const GOOD_AFTER: Duration = Duration::from_secs(10);
 
+/// Another router has our name when its streams end ours this often, each time at once.
+const EVICTIONS_MAX: u32 = 3;
+/// How long a router then leaves the name to the other one.
+const EVICTED_PAUSE: Duration = Duration::from_secs(60);
+
+/// Makes an event of something that came in.
+type Tell<T> = Box<dyn Fn(T) -> Event + Send + Sync>;
+
 /// Tells what becomes of a stream.
 pub(crate) struct Told<Req, Resp> {
     /// It stands; what is sent here goes out on it, in order.
-    pub(crate) up: fn(mpsc::UnboundedSender<Req>) -> Event,
+    pub(crate) up: Tell<mpsc::UnboundedSender<Req>>,
     /// Something came in.
-    pub(crate) item: fn(Resp) -> Event,
+    pub(crate) item: Tell<Resp>,
     /// It was lost.
-    pub(crate) down: fn() -> Event,
+    pub(crate) down: Tell<()>,
+}
+
+/// A stream that is the only one of its name: whoever opens it again ends the one before.
+pub(crate) struct SoleName {
+    /// The name.
+    pub(crate) name: String,
+    /// Counts how often somebody else had it.
+    pub(crate) conflicts: IntCounter,
 }
 
 /// Keeps a stream open for ever, and tells the driver about it. `first` goes out first each time.
@@ -84,6 +101,7 @@ pub(crate) async fn keep_open<Req, Resp, Open, Opened>(
     name: &'static str,
     mut open: Open,
     first: Option<Req>,
+    sole: Option<SoleName>,
     told: Told<Req, Resp>,
     events: mpsc::Sender<Event>,
 ) where
@@ -92,6 +110,7 @@ pub(crate) async fn keep_open<Req, Resp, Open, Opened>(
     Opened: Future<Output = Result<Response<Streaming<Resp>>, Status>>,
 {
     let mut pause = RETRY_MIN;
+    let mut evictions = 0;
     loop {
         let began = Instant::now();
         let (sender, outgoing) = mpsc::unbounded_channel();
@@ -106,19 +125,30 @@ pub(crate) async fn keep_open<Req, Resp, Open, Opened>(
                 if events.send((told.up)(sender)).await.is_err() {
                     return;
                 }
-                let ended = read(incoming.into_inner(), told.item, &events).await;
-                if events.send((told.down)()).await.is_err() {
+                let ended = read(incoming.into_inner(), &told.item, &events).await;
+                if events.send((told.down)(())).await.is_err() {
                     return;
                 }
                 ended
             }
         };
-        match ended {
+        match &ended {
             Ok(()) => tracing::info!(name, "the other side ended a stream"),
             Err(status) => tracing::warn!(name, %status, "a stream was lost"),
         }
         if began.elapsed() >= GOOD_AFTER {
             pause = RETRY_MIN;
+        }
+        // A service that restarts ends a stream once, and then cannot be reached for a while.
+        evictions = if ended.is_ok() && began.elapsed() < GOOD_AFTER { evictions + 1 } else { 0 };
+        if let Some(SoleName { name: router, conflicts }) = &sole
+            && evictions >= EVICTIONS_MAX
+        {
+            tracing::error!(router, "another router seems to have the same name: give each one of its own");
+            conflicts.inc();
+            evictions = 0;
+            tokio::time::sleep(EVICTED_PAUSE).await;
+            continue;
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(RETRY_MAX);
@@ -127,7 +157,7 @@ pub(crate) async fn keep_open<Req, Resp, Open, Opened>(
 
 async fn read<Resp>(
     mut incoming: Streaming<Resp>,
-    item: fn(Resp) -> Event,
+    item: &Tell<Resp>,
     events: &mpsc::Sender<Event>,
 ) -> Result<(), Status> {
     while let Some(message) = incoming.message().await? {
@@ -145,11 +175,11 @@ pub(crate) async fn follow_runners(client: RegistryClient, events: mpsc::Sender<
         async move { client.watch(WatchRequest {}).await }
     };
     let told = Told {
-        up: |_| Event::RegistryUp,
-        item: |part| Event::Input(Input::Runners(part)),
-        down: || Event::RegistryDown,
+        up: Box::new(|_| Event::RegistryUp),
+        item: Box::new(|part| Event::Input(Input::Runners(part))),
+        down: Box::new(|()| Event::RegistryDown),
     };
-    keep_open("runner-registry", open, None, told, events).await;
+    keep_open("runner-registry", open, None, None, told, events).await;
 }
 
 /// Hands pieces of output to storage, in order, one batch after the other; a batch that failed is

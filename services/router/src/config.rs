@@ -1,5 +1,9 @@
 //! What can be configured.
 
+use std::time::Duration;
+
+use model::limits;
+
 use crate::app::{App, Deps};
 use crate::error::Error;
 
@@ -12,14 +16,18 @@ pub struct Config {
     /// Its name: the same after a restart, different for each replica. What it held when it died is
     /// given back to the router of that name.
     pub name: String,
+    /// A supervisor that cannot be reached for this long is given up: a context that it should forget counts
+    /// as forgotten, and an attempt that may have arrived there is reported as not delivered.
+    pub lost_after: Duration,
 }
 
 impl Default for Config {
-    /// The machine's name, or `local`.
+    /// The machine's name, or `local`; [`limits::LOST_AFTER_SECS`].
     fn default() -> Self {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let host = host.trim();
-        Self { name: if host.is_empty() { "local".to_owned() } else { host.to_owned() } }
+        let name = if host.is_empty() { "local".to_owned() } else { host.to_owned() };
+        Self { name, lost_after: Duration::from_secs(limits::LOST_AFTER_SECS.into()) }
     }
 }
 

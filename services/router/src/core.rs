@@ -1,21 +1,26 @@
-//! Decides what happens to messages, reports, logs and stops. Pure: time and randomness come in, and
+//! Decides what happens to messages, reports, logs and wishes. Pure: time and randomness come in, and
 //! what is to be done goes out as values.
+//!
+//! Here: messages on their way. [`attempts`]: what is said of single attempts. [`giving_up`]: messages whose
+//! time is over.
+
+mod attempts;
+mod giving_up;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use bytes::Bytes;
-use model::{
-    AttemptEnd, Backoff, JobKey, NodeReport, Reason, ReasonCode, ReportKind, Timestamp, execution::Outcome,
-};
+use model::{Backoff, JobKey, ReasonCode, Timestamp};
 use proto::internal::v1 as wire;
 use tokio::time::Instant;
 
+use crate::drops::{Drops, Ended};
+use crate::inquiries::Inquiries;
 use crate::lanes::{LaneKey, Lanes, MessageNumber};
-use crate::message::{Message, MessageName, Node};
+use crate::message::{Message, MessageName};
 use crate::metrics::Metrics;
-use crate::reports::{GatewayEpoch, Reports, Source};
-use crate::runners::{Place, Runners};
+use crate::reports::{ByOwner, GatewayEpoch, Reports};
+use crate::runners::Runners;
 use crate::settled::Settled;
 
 /// How long the gateway may try one delivery.
@@ -24,16 +29,22 @@ pub const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
 pub const UNKNOWN_RUNNER_PATIENCE: Duration = Duration::from_secs(5);
 /// Stops that wait for the gateway; beyond it they are dropped, and the scheduler repeats them.
 pub const STOPS_WAITING_MAX: usize = 10_000;
-/// What a running attempt gets to end by itself, when its message was given up.
-const GIVEN_UP_GRACE_SECS: u32 = 5;
+/// Attempts that are asked for in one query.
+pub const QUERY_ATTEMPTS_MAX: usize = 500;
+/// A message that is younger when it comes was held by no other router: holds last longer.
+const FRESH_AGE: Duration = Duration::from_secs(20);
+/// How far the clocks of storage and of this router may differ.
+const CLOCKS_DIFFER_MAX: Duration = Duration::from_secs(5);
 /// Between tries of a delivery.
 const BACKOFF: Backoff = Backoff { initial_secs: 0.1, multiplier: 2.0, max_secs: 10.0 };
 
 /// What happened.
 #[derive(Debug)]
 pub enum Input {
-    /// Storage gave messages into our care, some perhaps again.
-    Held(Vec<wire::HeldMessage>),
+    /// Storage gave messages into our care, and contexts to be forgotten; some perhaps again.
+    Taken(wire::TakeResponse),
+    /// A view of the registry begins.
+    RegistryUp,
     /// The registry told of runners.
     Runners(wire::WatchResponse),
     /// A stream to the gateway stands.
@@ -42,9 +53,13 @@ pub enum Input {
     GatewayDown,
     /// The gateway said something.
     Gateway(wire::ExchangeResponse),
-    /// A stream to the scheduler stands.
-    SchedulerUp,
-    /// The scheduler said something.
+    /// These scheduler replicas live.
+    Schedulers(BTreeSet<String>),
+    /// A stream to one of them stands.
+    SchedulerUp(String),
+    /// It was lost.
+    SchedulerDown(String),
+    /// A scheduler said something.
     Scheduler(wire::ReportResponse),
     /// Storage has kept pieces of output.
     LogsKept(Vec<(GatewayEpoch, u64)>),
@@ -59,12 +74,18 @@ pub struct Effects {
     pub deliver: Vec<wire::Deliver>,
     /// For the gateway.
     pub stop: Vec<wire::StopAttempt>,
+    /// For the gateway.
+    pub query: Vec<wire::QueryAttempts>,
+    /// For the gateway.
+    pub drop: Vec<wire::DropContext>,
     /// For the gateway: its reports that need no repeating.
     pub handled: Vec<u64>,
     /// For storage.
     pub settle: Vec<wire::Settlement>,
-    /// For the scheduler.
-    pub report: Vec<wire::IncomingReport>,
+    /// For storage: contexts that were forgotten.
+    pub dropped: Vec<wire::ContextDropped>,
+    /// For the schedulers, by their names.
+    pub report: ByOwner,
     /// For storage: pieces of output, each with whom to tell.
     pub logs: Vec<(GatewayEpoch, wire::NumberedLog)>,
 }
@@ -79,9 +100,19 @@ enum TimerKind {
     Unknown,
 }
 
+/// What the core has to know of its surroundings.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// When this router started: what is older may have been sent before.
+    pub started: Timestamp,
+    /// A supervisor that does not answer for this long is given up.
+    pub lost_after: Duration,
+}
+
 /// The whole state.
 pub struct Core {
     metrics: Metrics,
+    settings: Settings,
     jitter: Box<dyn FnMut() -> f64 + Send>,
     numbers: u64,
     messages: BTreeMap<MessageNumber, Message>,
@@ -92,6 +123,8 @@ pub struct Core {
     lanes: Lanes,
     runners: Runners,
     reports: Reports,
+    inquiries: Inquiries,
+    drops: Drops,
     settled: Settled,
     stops: BTreeMap<String, wire::StopAttempt>,
     timers: BTreeSet<(Instant, MessageNumber, TimerKind)>,
@@ -109,9 +142,10 @@ impl std::fmt::Debug for Core {
 impl Core {
     /// Nothing is known and no stream stands. `jitter` gives numbers from 0.0..1.0.
     #[must_use]
-    pub fn new(metrics: Metrics, jitter: Box<dyn FnMut() -> f64 + Send>) -> Self {
+    pub fn new(metrics: Metrics, jitter: Box<dyn FnMut() -> f64 + Send>, settings: Settings) -> Self {
         Self {
             metrics,
+            settings,
             jitter,
             numbers: 0,
             messages: BTreeMap::new(),
@@ -121,6 +155,8 @@ impl Core {
             lanes: Lanes::default(),
             runners: Runners::default(),
             reports: Reports::default(),
+            inquiries: Inquiries::default(),
+            drops: Drops::new(settings.lost_after),
             settled: Settled::default(),
             stops: BTreeMap::new(),
             timers: BTreeSet::new(),
@@ -134,26 +170,36 @@ impl Core {
     /// be sent any more.
     pub fn handle(&mut self, now: Instant, wall: Timestamp, input: Input) {
         match input {
-            Input::Held(messages) => {
+            Input::Taken(wire::TakeResponse { messages, drops }) => {
                 for held in messages {
                     self.take_over(now, wall, held);
                 }
+                for wish in drops {
+                    self.effects.dropped.extend(self.drops.take(now, wish));
+                }
             }
+            Input::RegistryUp => self.runners.begin_view(),
             Input::Runners(part) => self.runners_changed(now, part),
             Input::GatewayUp => {
                 self.gateway_epoch += 1;
                 self.gateway_up = true;
                 self.effects.stop.extend(std::mem::take(&mut self.stops).into_values());
+                self.inquiries.hurry(now);
             }
-            Input::GatewayDown => self.gateway_lost(now, wall),
-            Input::Gateway(wire::ExchangeResponse { frame }) => self.gateway_said(now, wall, frame),
-            Input::SchedulerUp => self.effects.report.extend(self.reports.again()),
-            Input::Scheduler(wire::ReportResponse { handled, stops, queries: _ }) => {
+            Input::GatewayDown => self.gateway_lost(now),
+            Input::Gateway(wire::ExchangeResponse { frame }) => self.gateway_said(now, frame),
+            Input::Schedulers(names) => self.reports.set_replicas(names, &mut self.effects.report),
+            Input::SchedulerUp(name) => self.reports.up(name, &mut self.effects.report),
+            Input::SchedulerDown(name) => self.scheduler_lost(&name),
+            Input::Scheduler(wire::ReportResponse { handled, stops, queries }) => {
                 for report in handled {
                     self.report_handled(report);
                 }
                 for stop in stops {
                     self.stop(wall, stop);
+                }
+                for query in queries {
+                    self.query(now, query);
                 }
             }
             Input::LogsKept(kept) => {
@@ -163,7 +209,7 @@ impl Core {
             }
             Input::Due => {}
         }
-        self.due(now, wall);
+        self.due(now);
     }
 
     /// What is to be done after everything that was taken in.
@@ -173,6 +219,12 @@ impl Core {
             for (lane, number) in self.lanes.take(|lane| runners.is_live(lane)) {
                 self.send(now, lane, number);
             }
+            self.inquire(now);
+            let numbers = &mut self.numbers;
+            self.effects.drop.extend(self.drops.send_due(now, || {
+                *numbers += 1;
+                *numbers
+            }));
         }
         self.metrics.held.set(i64::try_from(self.messages.len()).unwrap_or(i64::MAX));
         self.metrics.reports_open.set(i64::try_from(self.reports.len()).unwrap_or(i64::MAX));
@@ -182,7 +234,10 @@ impl Core {
     /// When [`Input::Due`] is wanted.
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
-        self.timers.first().map(|(at, _, _)| *at)
+        let timer = self.timers.first().map(|(at, _, _)| *at);
+        // Without a gateway nobody can be asked.
+        let asked = [self.inquiries.next_due(), self.drops.next_due()].into_iter().flatten().min();
+        timer.into_iter().chain(asked.filter(|_| self.gateway_up)).min()
     }
 
     // Messages.
@@ -212,6 +267,9 @@ impl Core {
                 return;
             }
         };
+        let created = Timestamp::from_millis(message.created_millis);
+        message.is_fresh =
+            created >= self.settings.started + CLOCKS_DIFFER_MAX && wall.since(created) < FRESH_AGE;
         self.numbers += 1;
         let number = self.numbers;
         self.timers.extend(deadline.map(|at| (at, number, TimerKind::Deadline)));
@@ -232,7 +290,7 @@ impl Core {
 
     fn runners_changed(&mut self, now: Instant, part: wire::WatchResponse) {
         let was_complete = self.runners.is_complete();
-        self.runners.update(part.runners, part.snapshot_end);
+        self.runners.update(part);
         if !was_complete && self.runners.is_complete() {
             let runners = &self.runners;
             let unknown = self.messages.iter().filter(|(_, message)| runners.get(message.lane).is_none());
@@ -268,7 +326,7 @@ impl Core {
     }
 
     /// A delivery has ended, well when `error` is empty.
-    fn delivered(&mut self, now: Instant, wall: Timestamp, delivery_id: u64, error: String) {
+    fn delivered(&mut self, now: Instant, delivery_id: u64, error: String) {
         let Some(number) = self.deliveries.remove(&delivery_id) else { return };
         let Some(message) = self.messages.get_mut(&number) else { return };
         let nodes = message.parts.remove(&delivery_id).unwrap_or_default();
@@ -290,7 +348,7 @@ impl Core {
         }
         let late = message.deadline.is_some_and(|deadline| deadline <= now);
         if late {
-            self.give_up(wall, number, ReasonCode::TimeoutAck);
+            self.give_up(now, number, ReasonCode::TimeoutAck);
             return;
         }
         let delay = BACKOFF.delay(message.failures, (self.jitter)());
@@ -300,17 +358,18 @@ impl Core {
         self.timers.insert((now + delay, number, TimerKind::Retry));
     }
 
-    fn gateway_lost(&mut self, now: Instant, wall: Timestamp) {
+    fn gateway_lost(&mut self, now: Instant) {
         self.gateway_up = false;
         self.reports.forget_gateway();
         self.effects.handled.clear();
+        self.drops.gateway_lost(now);
         let lost: Vec<u64> = self.deliveries.keys().copied().collect();
         for delivery in lost {
-            self.delivered(now, wall, delivery, "the connection to the gateway was lost".to_owned());
+            self.delivered(now, delivery, "the connection to the gateway was lost".to_owned());
         }
     }
 
-    fn due(&mut self, now: Instant, wall: Timestamp) {
+    fn due(&mut self, now: Instant) {
         while let Some((at, number, kind)) = self.timers.first().copied()
             && at <= now
         {
@@ -319,9 +378,9 @@ impl Core {
             // What is under way is decided when its outcome is known.
             let idle = message.parts.is_empty() && !message.nodes.is_empty();
             match kind {
-                TimerKind::Deadline if idle => self.give_up(wall, number, ReasonCode::TimeoutAck),
+                TimerKind::Deadline if idle => self.give_up(now, number, ReasonCode::TimeoutAck),
                 TimerKind::Unknown if idle && self.runners.get(message.lane).is_none() => {
-                    self.give_up(wall, number, ReasonCode::Undeliverable);
+                    self.give_up(now, number, ReasonCode::Undeliverable);
                 }
                 TimerKind::Retry if idle => {
                     if let Some(mut message) = self.messages.remove(&number) {
@@ -332,39 +391,6 @@ impl Core {
                 TimerKind::Deadline | TimerKind::Unknown | TimerKind::Retry => {}
             }
         }
-    }
-
-    /// Reports every node that is left as undelivered, and stops it where it may have arrived; the message is
-    /// settled once the reports are known.
-    fn give_up(&mut self, wall: Timestamp, number: MessageNumber, code: ReasonCode) {
-        let Some(message) = self.messages.get_mut(&number) else { return };
-        let (context, runner) = message.lane;
-        let detail = match (&*message.last_error, self.runners.get(message.lane)) {
-            ("", None) => format!("context {context} has no runner {runner}"),
-            ("", Some(place)) if !place.live => format!("runner {runner} is not alive"),
-            ("", Some(_)) => "it had to wait for its turn too long".to_owned(),
-            (error, _) => error.to_owned(),
-        };
-        self.lanes.remove(message.lane, number);
-        let (flow, sent_to) = (message.flow, message.sent_to.take());
-        let nodes = std::mem::take(&mut message.nodes);
-        // What was heard to run has arrived.
-        let (arrived, nodes): (Vec<_>, Vec<_>) = nodes.into_iter().partition(|node| node.started);
-        if !nodes.is_empty() {
-            tracing::info!(message = message.name.1, %context, %runner, detail, "a message was given up");
-            message.error = Some(format!("{}: {detail}", code.as_str()));
-        }
-        for node in arrived {
-            self.attempts.remove(&node.key);
-        }
-        let kind = ReportKind::Rejected { reason: Reason::new(code, detail), lasting: false, counts: true };
-        for node in nodes {
-            if let Some(place) = &sent_to {
-                self.stop_at(stop_attempt(place, node.key.to_string(), GIVEN_UP_GRACE_SECS, context, flow));
-            }
-            self.report_own(wall, number, &node, kind.clone());
-        }
-        self.settle_if_through(number);
     }
 
     fn settle_if_through(&mut self, number: MessageNumber) {
@@ -385,153 +411,34 @@ impl Core {
         self.settled.note(message.name, message.created_millis, error);
     }
 
-    // Reports, logs, stops.
+    fn scheduler_lost(&mut self, name: &str) {
+        self.reports.down(name);
+        // What was decided for its stream and not sent is told again.
+        self.effects.report.remove(name);
+    }
 
-    fn gateway_said(&mut self, now: Instant, wall: Timestamp, frame: Option<wire::exchange_response::Frame>) {
-        use wire::exchange_response::Frame;
-        match frame {
-            Some(Frame::Outcome(wire::DeliveryOutcome { delivery_id, error })) => {
-                self.delivered(now, wall, delivery_id, error);
+    fn context_dropped(&mut self, now: Instant, outcome: &wire::DropOutcome) {
+        let wire::DropOutcome { drop_id, error } = outcome;
+        let jitter = (self.jitter)();
+        match self.drops.ended(now, *drop_id, error, jitter) {
+            None => {}
+            Some(Ended::Dropped(dropped)) => {
+                self.metrics.contexts_dropped.inc();
+                self.effects.dropped.push(dropped);
             }
-            Some(Frame::Reports(wire::Reports { reports })) => {
-                for wire::NumberedReport { report_id, report_json } in reports {
-                    self.note_started(&report_json);
-                    let source = Source::Gateway(self.gateway_epoch, report_id);
-                    let report = self.reports.add(source, report_json);
-                    self.effects.report.push(report);
-                }
+            Some(Ended::GivenUp(dropped)) => {
+                let (context, runner) = (&dropped.context_uid, dropped.runner_id);
+                tracing::warn!(
+                    context,
+                    runner,
+                    error,
+                    "a supervisor was not told to forget a context: given up"
+                );
+                self.metrics.contexts_given_up.inc();
+                self.effects.dropped.push(dropped);
             }
-            Some(Frame::Logs(wire::Logs { logs })) => {
-                let bytes: usize = logs.iter().map(|log| log.data.len()).sum();
-                self.metrics.log_bytes.inc_by(bytes as u64);
-                self.effects.logs.extend(logs.into_iter().map(|log| (self.gateway_epoch, log)));
-            }
-            Some(Frame::Dropped(_)) | None => {}
         }
     }
-
-    /// Notes that an attempt runs whose delivery is not known to have arrived: it must not be stopped when its
-    /// message is given up.
-    fn note_started(&mut self, report_json: &[u8]) {
-        if self.attempts.is_empty() {
-            return;
-        }
-        // What cannot be read is the scheduler's to judge.
-        let Ok(NodeReport { job_key, kind: ReportKind::Started { .. }, .. }) =
-            serde_json::from_slice(report_json)
-        else {
-            return;
-        };
-        let message = self.attempts.get(&job_key).and_then(|number| self.messages.get_mut(number));
-        if let Some(node) = message.and_then(|message| message.node_mut(job_key)) {
-            node.started = true;
-        }
-    }
-
-    fn report_own(&mut self, wall: Timestamp, number: MessageNumber, node: &Node, kind: ReportKind) {
-        self.attempts.remove(&node.key);
-        let Some(message) = self.messages.get_mut(&number) else { return };
-        let report = NodeReport {
-            job_key: node.key,
-            context_id: message.lane.0,
-            flow_id: message.flow,
-            source: None,
-            kind,
-        };
-        match serde_json::to_vec(&report) {
-            Ok(json) => {
-                message.reports_open += 1;
-                let report = self.reports.add(Source::Message(number), Bytes::from(json));
-                self.effects.report.push(report);
-            }
-            Err(error) => tracing::error!(%error, %wall, "a report cannot be written"),
-        }
-    }
-
-    fn report_handled(&mut self, report: u64) {
-        match self.reports.handled(report) {
-            Some(Source::Gateway(epoch, id)) if epoch == self.gateway_epoch && self.gateway_up => {
-                self.effects.handled.push(id);
-            }
-            Some(Source::Message(number)) => {
-                if let Some(message) = self.messages.get_mut(&number) {
-                    message.reports_open -= 1;
-                }
-                self.settle_if_through(number);
-            }
-            Some(Source::Gateway(..)) | None => {}
-        }
-    }
-
-    /// Stops an attempt: here, when it has not been sent yet, else at its supervisor.
-    fn stop(&mut self, wall: Timestamp, command: wire::StopCommand) {
-        let wire::StopCommand { context_id, flow_id, runner_id, job_key, grace_secs, address: _, topic: _ } =
-            command;
-        let Ok(key) = job_key.parse::<JobKey>() else {
-            tracing::error!(job_key, "a stop names no attempt");
-            return;
-        };
-        let lane = (model::ContextId(context_id), model::RunnerId(runner_id));
-        if let Some(place) = self.runners.get(lane) {
-            // It goes to the supervisor also when its run waits here: an earlier try may have arrived.
-            self.stop_at(stop_attempt(place, job_key, grace_secs, lane.0, model::FlowId(flow_id)));
-        }
-        let Some(number) = self.attempts.get(&key).copied() else { return };
-        let Some(message) = self.messages.get_mut(&number) else { return };
-        let never_sent = message.sent_to.is_none();
-        let Some(at) = message.nodes.iter().position(|node| node.key == key) else { return };
-        let node = message.nodes.remove(at);
-        if message.nodes.is_empty() {
-            self.lanes.remove(message.lane, number);
-        }
-        if never_sent {
-            self.report_own(wall, number, &node, stopped(wall));
-        } else {
-            // Whether an earlier try arrived is for the supervisor to say, which has been told to stop.
-            self.attempts.remove(&key);
-        }
-        self.settle_if_through(number);
-    }
-
-    /// Sends a stop to its supervisor, or lets it wait for the gateway.
-    fn stop_at(&mut self, stop: wire::StopAttempt) {
-        if self.gateway_up {
-            self.effects.stop.push(stop);
-        } else if self.stops.len() < STOPS_WAITING_MAX {
-            self.stops.insert(stop.job_key.clone(), stop);
-        }
-    }
-}
-
-fn stop_attempt(
-    place: &Place,
-    job_key: String,
-    grace_secs: u32,
-    context: model::ContextId,
-    flow: model::FlowId,
-) -> wire::StopAttempt {
-    wire::StopAttempt {
-        address: place.address.clone(),
-        topic: place.topic.clone(),
-        job_key,
-        grace_secs,
-        context_id: context.0,
-        flow_id: flow.0,
-    }
-}
-
-fn stopped(wall: Timestamp) -> ReportKind {
-    ReportKind::Ended(Box::new(AttemptEnd {
-        outcome: Outcome::Stopped,
-        exit_code: None,
-        reason: None,
-        result: BTreeMap::new(),
-        outputs: BTreeMap::new(),
-        output_bytes: 0,
-        instance: None,
-        start_time: None,
-        end_time: wall,
-    }))
 }
 
 fn settlement(name: &MessageName, error: String) -> wire::Settlement {

@@ -1,5 +1,7 @@
 //! The loop: takes in what happened, as much as there is, and carries out what the core decides.
 
+use std::collections::HashMap;
+
 use proto::internal::v1 as wire;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -25,10 +27,10 @@ pub(crate) enum Event {
     GatewayUp(mpsc::UnboundedSender<wire::ExchangeRequest>),
     /// It was lost.
     GatewayDown,
-    /// A stream to the scheduler stands.
-    SchedulerUp(mpsc::UnboundedSender<wire::ReportRequest>),
+    /// A stream to the scheduler replica of this name stands.
+    SchedulerUp(String, mpsc::UnboundedSender<wire::ReportRequest>),
     /// It was lost.
-    SchedulerDown,
+    SchedulerDown(String),
     /// The registry's view is followed.
     RegistryUp,
     /// It is not any more.
@@ -50,41 +52,8 @@ pub(crate) struct Driver {
 pub(crate) struct Links {
     storage: Option<mpsc::UnboundedSender<wire::TakeRequest>>,
     gateway: Option<mpsc::UnboundedSender<wire::ExchangeRequest>>,
-    schedulers: Schedulers,
+    schedulers: HashMap<String, mpsc::UnboundedSender<wire::ReportRequest>>,
     registry: bool,
-}
-
-/// The schedulers that reports can go to.
-#[derive(Default)]
-struct Schedulers(Option<mpsc::UnboundedSender<wire::ReportRequest>>);
-
-impl Schedulers {
-    /// The scheduler that owns the flow of a report. There is one; with more, this is where the flow's
-    /// hash over the live replicas decides.
-    fn owner(&self, _: &wire::IncomingReport) -> Option<&mpsc::UnboundedSender<wire::ReportRequest>> {
-        self.0.as_ref()
-    }
-
-    /// Sends reports to their owners, in as few messages as their sizes allow.
-    fn send(&self, reports: Vec<wire::IncomingReport>) {
-        let mut batch: Vec<wire::IncomingReport> = Vec::new();
-        let mut bytes = 0;
-        for report in reports {
-            bytes += report.report_json.len() + 16;
-            if bytes > model::limits::PAGE_BYTES_MAX && !batch.is_empty() {
-                bytes = report.report_json.len() + 16;
-                self.send_batch(std::mem::take(&mut batch));
-            }
-            batch.push(report);
-        }
-        self.send_batch(batch);
-    }
-
-    fn send_batch(&self, reports: Vec<wire::IncomingReport>) {
-        if let Some(owner) = reports.first().and_then(|report| self.owner(report)) {
-            owner.send(wire::ReportRequest { reports }).ok();
-        }
-    }
 }
 
 impl Driver {
@@ -135,45 +104,71 @@ impl Links {
                 self.gateway = None;
                 return Some(Input::GatewayDown);
             }
-            Event::SchedulerUp(sender) => {
-                self.schedulers.0 = Some(sender);
-                return Some(Input::SchedulerUp);
+            Event::SchedulerUp(name, sender) => {
+                self.schedulers.insert(name.clone(), sender);
+                return Some(Input::SchedulerUp(name));
             }
-            Event::SchedulerDown => self.schedulers.0 = None,
-            Event::RegistryUp => self.registry = true,
+            Event::SchedulerDown(name) => {
+                self.schedulers.remove(&name);
+                return Some(Input::SchedulerDown(name));
+            }
+            Event::RegistryUp => {
+                self.registry = true;
+                return Some(Input::RegistryUp);
+            }
             Event::RegistryDown => self.registry = false,
         }
         None
     }
 
     fn all_stand(&self) -> bool {
-        self.storage.is_some() && self.gateway.is_some() && self.schedulers.0.is_some() && self.registry
+        self.storage.is_some() && self.gateway.is_some() && !self.schedulers.is_empty() && self.registry
     }
 
     /// What cannot be sent now is said again by those who know of it: storage gives messages that were
-    /// not settled again, and the core repeats reports.
+    /// not settled again, and contexts that were not dropped; the core repeats reports.
     fn carry_out(&self, effects: Effects, logs: &mpsc::UnboundedSender<(GatewayEpoch, wire::NumberedLog)>) {
         use wire::exchange_request::Frame;
-        let Effects { deliver, stop, handled, settle, report, logs: pieces } = effects;
+        let Effects { deliver, stop, query, drop, handled, settle, dropped, report, logs: pieces } = effects;
         if let Some(gateway) = &self.gateway {
-            let stops = stop.into_iter().map(Frame::Stop);
             let handled =
                 (!handled.is_empty()).then_some(Frame::Handled(wire::ReportsHandled { report_ids: handled }));
-            for frame in stops.chain(deliver.into_iter().map(Frame::Deliver)).chain(handled) {
+            let frames = stop.into_iter().map(Frame::Stop).chain(deliver.into_iter().map(Frame::Deliver));
+            let frames =
+                frames.chain(query.into_iter().map(Frame::Query)).chain(drop.into_iter().map(Frame::Drop));
+            for frame in frames.chain(handled) {
                 gateway.send(wire::ExchangeRequest { frame: Some(frame) }).ok();
             }
         }
-        if let Some(storage) = &self.storage
-            && !settle.is_empty()
-        {
-            let settle = wire::take_request::Frame::Settle(wire::Settle { settlements: settle });
-            storage.send(wire::TakeRequest { frame: Some(settle) }).ok();
+        if let Some(storage) = &self.storage {
+            use wire::take_request::Frame;
+            let settle = (!settle.is_empty()).then_some(Frame::Settle(wire::Settle { settlements: settle }));
+            for frame in settle.into_iter().chain(dropped.into_iter().map(Frame::Dropped)) {
+                storage.send(wire::TakeRequest { frame: Some(frame) }).ok();
+            }
         }
-        if !report.is_empty() {
-            self.schedulers.send(report);
+        for (name, reports) in report {
+            if let Some(scheduler) = self.schedulers.get(&name) {
+                send_reports(scheduler, reports);
+            }
         }
         for piece in pieces {
             logs.send(piece).ok();
         }
     }
+}
+
+/// Sends reports in as few messages as their sizes allow.
+fn send_reports(scheduler: &mpsc::UnboundedSender<wire::ReportRequest>, reports: Vec<wire::IncomingReport>) {
+    let mut batch: Vec<wire::IncomingReport> = Vec::new();
+    let mut bytes = 0;
+    for report in reports {
+        bytes += report.report_json.len() + 16;
+        if bytes > model::limits::PAGE_BYTES_MAX && !batch.is_empty() {
+            bytes = report.report_json.len() + 16;
+            scheduler.send(wire::ReportRequest { reports: std::mem::take(&mut batch) }).ok();
+        }
+        batch.push(report);
+    }
+    scheduler.send(wire::ReportRequest { reports: batch }).ok();
 }

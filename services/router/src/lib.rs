@@ -1,10 +1,12 @@
 //! The router: gets messages delivered, and brings back what attempts report.
 //!
 //! - [`core`]: decides; pure. Its parts: [`lanes`] (windows and turns), [`message`] (one message on
-//!   its way), [`reports`] (what is not acknowledged yet), [`runners`] (where runners are), [`settled`]
-//!   (how messages ended).
+//!   its way), [`reports`] (what is not acknowledged yet, and whose it is), [`inquiries`] (attempts that are
+//!   asked for), [`drops`] (contexts to be forgotten), [`runners`] (where runners are), [`settled`] (how
+//!   messages ended).
 //! - [`driver`]: the loop that feeds the core and carries out what it says.
-//! - [`clients`]: the streams to storage, gateway, scheduler and registry, each opened again when lost.
+//! - [`clients`]: the streams to storage, gateway, registry and schedulers, each opened again when lost.
+//! - [`schedulers`]: one stream for each scheduler replica that lives.
 //! - [`app`]: puts it together.
 
 pub mod app;
@@ -12,15 +14,18 @@ pub mod clients;
 pub mod config;
 pub mod core;
 pub mod driver;
+pub mod drops;
 pub mod error;
+pub mod inquiries;
 pub mod lanes;
 pub mod message;
 pub mod metrics;
 pub mod process;
 pub mod reports;
 pub mod runners;
+pub mod schedulers;
 pub mod settled;
 
-pub use app::{App, Clock, Deps};
+pub use app::{App, Clock, Deps, DialScheduler};
 pub use config::Config;
 pub use error::Error;

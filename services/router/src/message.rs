@@ -24,8 +24,8 @@ pub struct Node {
     pub key: JobKey,
     /// The execution as JSON.
     pub json: Bytes,
-    /// It was heard to run: it has arrived, whatever becomes of its delivery.
-    pub started: bool,
+    /// Its supervisor was heard to have it, whatever becomes of its delivery.
+    pub arrived: bool,
 }
 
 /// A message that storage has given into this router's care.
@@ -51,12 +51,16 @@ pub struct Message {
     pub deadline: Option<Instant>,
     /// Where it was sent last: what is left of it may have arrived there all the same.
     pub sent_to: Option<Place>,
+    /// No other router, and no earlier life of this one, can have sent it.
+    pub is_fresh: bool,
     /// How often its delivery failed.
     pub failures: u32,
     /// What went wrong last.
     pub last_error: String,
     /// Reports about its nodes that are not acknowledged yet.
     pub reports_open: usize,
+    /// Nodes that are given up and may have arrived.
+    pub doubts: usize,
     /// Why it was given up.
     pub error: Option<String>,
 }
@@ -100,7 +104,7 @@ impl Message {
                 serde_json::from_slice::<Head>(&json).map(|head| Node {
                     key: head.job_key,
                     json,
-                    started: false,
+                    arrived: false,
                 })
             })
             .collect();
@@ -117,9 +121,11 @@ impl Message {
             created_millis,
             deadline,
             sent_to: None,
+            is_fresh: false,
             failures: 0,
             last_error: String::new(),
             reports_open: 0,
+            doubts: 0,
             error: None,
         })
     }
@@ -133,7 +139,13 @@ impl Message {
     /// Whether nothing is left to be done for it.
     #[must_use]
     pub fn is_through(&self) -> bool {
-        self.nodes.is_empty() && self.parts.is_empty() && self.reports_open == 0
+        self.nodes.is_empty() && self.parts.is_empty() && self.reports_open == 0 && self.doubts == 0
+    }
+
+    /// Whether what is left of it may have arrived somewhere.
+    #[must_use]
+    pub const fn may_have_been_sent(&self) -> bool {
+        self.sent_to.is_some() || !self.is_fresh
     }
 
     /// Takes the nodes in parts that fit into a gRPC message.

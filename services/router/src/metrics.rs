@@ -17,6 +17,18 @@ pub struct Metrics {
     pub held: IntGauge,
     /// Reports that no scheduler has acknowledged yet.
     pub reports_open: IntGauge,
+    /// Reports that could not be read, and were dropped.
+    pub reports_unreadable: IntCounter,
+    /// Attempts that schedulers asked for.
+    pub queries: IntCounter,
+    /// Stops that came before their attempt was sent.
+    pub stops_overtook: IntCounter,
+    /// Contexts that supervisors have forgotten.
+    pub contexts_dropped: IntCounter,
+    /// Contexts that supervisors could not be told to forget.
+    pub contexts_given_up: IntCounter,
+    /// Times another router took the name of this one.
+    pub name_conflicts: IntCounter,
     /// Bytes of output handed to storage.
     pub log_bytes: IntCounter,
 }
@@ -49,6 +61,27 @@ impl Metrics {
             reports_open: gauge(
                 "mycora_router_reports_open",
                 "Reports that no scheduler has acknowledged yet.",
+            )?,
+            reports_unreadable: counter(
+                "mycora_router_reports_unreadable_total",
+                "Reports that could not be read, and were dropped.",
+            )?,
+            queries: counter("mycora_router_queries_total", "Attempts that schedulers asked for.")?,
+            stops_overtook: counter(
+                "mycora_router_stops_overtook_total",
+                "Stops that came before their attempt was sent.",
+            )?,
+            contexts_dropped: counter(
+                "mycora_router_contexts_dropped_total",
+                "Contexts that supervisors have forgotten.",
+            )?,
+            contexts_given_up: counter(
+                "mycora_router_contexts_given_up_total",
+                "Contexts that supervisors could not be told to forget.",
+            )?,
+            name_conflicts: counter(
+                "mycora_router_name_conflicts_total",
+                "Times another router took the name of this one.",
             )?,
             log_bytes: counter("mycora_router_log_bytes_total", "Bytes of output handed to storage.")?,
         })

@@ -1,14 +1,16 @@
 //! The router as a process of its own.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ::rpc::Channel;
-use model::Timestamp;
+use model::{Timestamp, limits};
 use service::{Failure, Host, Limits};
 
 use crate::app::{App, Deps};
 use crate::config::Config;
 use crate::core::STOPS_WAITING_MAX;
+use crate::inquiries::INQUIRIES_MAX;
 use crate::lanes::{LANE_MESSAGES_MAX, LANE_NODES_MAX, MESSAGES_MAX};
 
 /// Where the router finds what it needs.
@@ -20,9 +22,6 @@ pub struct Flags {
     /// The storage service
     #[arg(long, env = "MYCORA_STORAGE", value_name = "URL", default_value = "https://127.0.0.1:7701")]
     storage: String,
-    /// The scheduler
-    #[arg(long, env = "MYCORA_SCHEDULER", value_name = "URL", default_value = "https://127.0.0.1:7702")]
-    scheduler: String,
     /// The runner-registry
     #[arg(
         long,
@@ -39,6 +38,14 @@ pub struct Flags {
         default_value = "https://127.0.0.1:7705"
     )]
     mycelium_gateway: String,
+    /// A supervisor that cannot be reached for so many seconds is given up
+    #[arg(
+        long,
+        env = "MYCORA_LOST_AFTER",
+        value_name = "SECONDS",
+        default_value_t = limits::LOST_AFTER_SECS
+    )]
+    lost_after: u32,
 }
 
 impl service::App for App {
@@ -55,20 +62,25 @@ impl service::App for App {
             ("lane_nodes_max", LANE_NODES_MAX as u64),
             ("messages_max", MESSAGES_MAX as u64),
             ("stops_waiting_max", STOPS_WAITING_MAX as u64),
+            ("inquiries_max", INQUIRIES_MAX as u64),
         ])
     }
 
     async fn start(flags: Flags, host: Host) -> Result<(), Failure> {
         let tls = host.tls_files()?;
+        let dialing = tls.clone();
         let deps = Deps {
             storage: Channel::remote(&flags.storage, &tls, Some("storage"))?,
             gateway: Channel::remote(&flags.mycelium_gateway, &tls, Some("mycelium-gateway"))?,
-            scheduler: Channel::remote(&flags.scheduler, &tls, Some("scheduler"))?,
+            schedulers: Arc::new(move |replica| {
+                Channel::remote(&replica.address, &dialing, Some("scheduler"))
+            }),
             registry: Channel::remote(&flags.runner_registry, &tls, Some("runner-registry"))?,
             clock: Arc::new(Timestamp::now),
             metrics: &host.metrics,
         };
-        let app = Config { name: flags.name }.build(deps)?;
+        let app = Config { name: flags.name, lost_after: Duration::from_secs(flags.lost_after.into()) }
+            .build(deps)?;
         host.ready_while("streams", app.ready());
         host.run("router", |stop| app.run(stop));
         Ok(())

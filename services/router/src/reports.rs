@@ -1,8 +1,9 @@
-//! Reports on their way to a scheduler, until it has acknowledged them.
+//! Reports on their way to the schedulers that own their flows, until one has acknowledged them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
+use model::{FlowUid, placement};
 use proto::internal::v1::IncomingReport;
 
 use crate::lanes::MessageNumber;
@@ -15,42 +16,72 @@ pub type GatewayEpoch = u64;
 pub enum Source {
     /// The gateway, under its own number.
     Gateway(GatewayEpoch, u64),
+    /// The gateway as well, but it will not say it again: it was asked for.
+    Asked(GatewayEpoch, u64),
     /// A message whose node the router itself reports about.
     Message(MessageNumber),
 }
 
-/// What no scheduler has acknowledged yet.
+/// Reports by the name of the scheduler replica that they go to.
+pub type ByOwner = BTreeMap<String, Vec<IncomingReport>>;
+
+/// What no scheduler has acknowledged yet, and the replicas that there are.
 #[derive(Debug, Default)]
 pub struct Reports {
     next_id: u64,
-    open: BTreeMap<u64, (Source, Bytes)>,
+    open: BTreeMap<u64, Open>,
+    /// Those that live.
+    replicas: BTreeSet<String>,
+    /// Those to which a stream stands.
+    up: BTreeSet<String>,
+}
+
+#[derive(Debug)]
+struct Open {
+    source: Source,
+    flow: FlowUid,
+    json: Bytes,
+    /// The replica that was told, over a stream that still stands.
+    told: Option<String>,
 }
 
 impl Reports {
-    /// Notes a report; gives it as it is sent.
-    pub fn add(&mut self, source: Source, report_json: Bytes) -> IncomingReport {
+    /// Notes a report of a flow, and sends it to the flow's owner when that can be reached.
+    pub fn add(&mut self, source: Source, flow: FlowUid, json: Bytes, out: &mut ByOwner) {
         self.next_id += 1;
         let report_id = self.next_id;
-        self.open.insert(report_id, (source, report_json.clone()));
-        IncomingReport { report_id, report_json }
+        let mut open = Open { source, flow, json, told: None };
+        tell(&self.replicas, &self.up, report_id, &mut open, out);
+        self.open.insert(report_id, open);
+    }
+
+    /// These replicas live now. What is another one's now is sent again.
+    pub fn set_replicas(&mut self, replicas: BTreeSet<String>, out: &mut ByOwner) {
+        self.replicas = replicas;
+        self.tell_all(out);
+    }
+
+    /// A stream to a replica stands.
+    pub fn up(&mut self, replica: String, out: &mut ByOwner) {
+        self.forget_told(&replica);
+        self.up.insert(replica);
+        self.tell_all(out);
+    }
+
+    /// It was lost: what was told over it has to be told again.
+    pub fn down(&mut self, replica: &str) {
+        self.up.remove(replica);
+        self.forget_told(replica);
     }
 
     /// A report needs no repeating. Gives who waited for that, the first time.
     pub fn handled(&mut self, report_id: u64) -> Option<Source> {
-        self.open.remove(&report_id).map(|(source, _)| source)
+        self.open.remove(&report_id).map(|open| open.source)
     }
 
-    /// Everything that a scheduler has to be told again, in its order.
-    pub fn again(&self) -> impl Iterator<Item = IncomingReport> {
-        self.open.iter().map(|(report_id, (_, report_json))| IncomingReport {
-            report_id: *report_id,
-            report_json: report_json.clone(),
-        })
-    }
-
-    /// Forgets what came over a lost stream of the gateway: it will say so again.
+    /// Forgets what came over a lost stream of the gateway and will be said again.
     pub fn forget_gateway(&mut self) {
-        self.open.retain(|_, (source, _)| matches!(source, Source::Message(_)));
+        self.open.retain(|_, open| !matches!(open.source, Source::Gateway(..)));
     }
 
     /// How many there are.
@@ -63,5 +94,103 @@ impl Reports {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.open.is_empty()
+    }
+
+    fn forget_told(&mut self, replica: &str) {
+        for open in self.open.values_mut() {
+            open.told.take_if(|told| told == replica);
+        }
+    }
+
+    fn tell_all(&mut self, out: &mut ByOwner) {
+        for (report_id, open) in &mut self.open {
+            tell(&self.replicas, &self.up, *report_id, open, out);
+        }
+    }
+}
+
+fn tell(
+    replicas: &BTreeSet<String>,
+    up: &BTreeSet<String>,
+    report_id: u64,
+    open: &mut Open,
+    out: &mut ByOwner,
+) {
+    let Some(owner) = placement::owner_of(replicas.iter().map(String::as_str), open.flow) else { return };
+    if open.told.as_deref() == Some(owner) || !up.contains(owner) {
+        return;
+    }
+    open.told = Some(owner.to_owned());
+    let report = IncomingReport { report_id, report_json: open.json.clone() };
+    match out.get_mut(owner) {
+        Some(reports) => reports.push(report),
+        None => drop(out.insert(owner.to_owned(), vec![report])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::Uid;
+
+    fn flow(bits: u128) -> FlowUid {
+        FlowUid(Uid::from_bits(bits))
+    }
+
+    fn names(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    /// How many reports went to whom.
+    fn counts(out: &mut ByOwner) -> Vec<(String, usize)> {
+        std::mem::take(out).into_iter().map(|(name, reports)| (name, reports.len())).collect()
+    }
+
+    #[test]
+    fn each_report_goes_to_the_owner_of_its_flow_and_again_when_that_changes() {
+        let (mut reports, mut out) = (Reports::default(), ByOwner::new());
+        let add = |reports: &mut Reports, out: &mut ByOwner, bits| {
+            reports.add(Source::Gateway(1, 1), flow(bits), Bytes::from_static(b"{}"), out);
+        };
+        for bits in 0..60 {
+            add(&mut reports, &mut out, bits);
+        }
+        assert!(out.is_empty(), "there is no replica: they wait");
+        reports.set_replicas(names(&["a"]), &mut out);
+        assert!(out.is_empty(), "no stream stands");
+        reports.up("a".into(), &mut out);
+        assert_eq!(counts(&mut out), [("a".to_owned(), 60)]);
+
+        reports.set_replicas(names(&["a", "b"]), &mut out);
+        assert!(out.is_empty(), "what is b's waits for its stream");
+        reports.up("b".into(), &mut out);
+        let told = counts(&mut out);
+        let [(name, moved)] = told.as_slice() else { panic!("{told:?}") };
+        assert!(name == "b" && (10..50).contains(moved), "about half of the flows have moved: {moved}");
+        reports.set_replicas(names(&["a", "b"]), &mut out);
+        assert!(out.is_empty(), "nothing has changed");
+
+        // b dies: a is told what b did not acknowledge, and not again what it has.
+        reports.down("b");
+        reports.set_replicas(names(&["a"]), &mut out);
+        assert_eq!(counts(&mut out), [("a".to_owned(), *moved)]);
+        reports.down("a");
+        reports.up("a".into(), &mut out);
+        assert_eq!(counts(&mut out), [("a".to_owned(), 60)], "a new stream knows nothing of the one before");
+        for report_id in 1..=60 {
+            assert_eq!(reports.handled(report_id), Some(Source::Gateway(1, 1)));
+            assert_eq!(reports.handled(report_id), None);
+        }
+        assert!(reports.is_empty());
+    }
+
+    #[test]
+    fn only_what_the_gateway_says_again_goes_with_its_stream() {
+        let (mut reports, mut out) = (Reports::default(), ByOwner::new());
+        for source in [Source::Gateway(1, 1), Source::Asked(1, 2), Source::Message(3)] {
+            reports.add(source, flow(1), Bytes::new(), &mut out);
+        }
+        reports.forget_gateway();
+        assert_eq!((reports.len(), reports.handled(1)), (2, None));
     }
 }

@@ -1,8 +1,9 @@
 //! Where runners are: the registry's view, as far as delivering needs it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use proto::internal::v1::ViewedRunner;
+use model::{ContextId, RunnerId};
+use proto::internal::v1::{GoneRunner, ViewedRunner, WatchResponse};
 
 use crate::lanes::LaneKey;
 
@@ -21,19 +22,38 @@ pub struct Place {
 #[derive(Debug, Default)]
 pub struct Runners {
     places: HashMap<LaneKey, Place>,
+    /// What the snapshot of the present view names, until it is complete.
+    named: Option<HashSet<LaneKey>>,
     complete: bool,
 }
 
 impl Runners {
-    /// Takes over runners that are new or have changed.
-    pub fn update(&mut self, runners: Vec<ViewedRunner>, snapshot_end: bool) {
+    /// A view begins: who is not named by its snapshot is gone.
+    pub fn begin_view(&mut self) {
+        self.named = Some(HashSet::new());
+    }
+
+    /// Takes over runners that are new, have changed, or are gone.
+    pub fn update(&mut self, part: WatchResponse) {
+        let WatchResponse { runners, snapshot_end, gone } = part;
+        for GoneRunner { context_id, runner_id } in gone {
+            self.places.remove(&(ContextId(context_id), RunnerId(runner_id)));
+        }
         for ViewedRunner { context_id, runner } in runners {
             let Some(runner) = runner else { continue };
-            let key = (model::ContextId(context_id), model::RunnerId(runner.id));
+            let key = (ContextId(context_id), RunnerId(runner.id));
             let place = Place { address: runner.address, topic: runner.topic, live: runner.live };
             self.places.insert(key, place);
+            if let Some(named) = &mut self.named {
+                named.insert(key);
+            }
         }
-        self.complete |= snapshot_end;
+        if snapshot_end {
+            self.complete = true;
+            if let Some(named) = self.named.take() {
+                self.places.retain(|key, _| named.contains(key));
+            }
+        }
     }
 
     /// Whether the first snapshot was complete: who is not known then does not exist.
@@ -52,5 +72,41 @@ impl Runners {
     #[must_use]
     pub fn is_live(&self, key: LaneKey) -> bool {
         self.places.get(&key).is_some_and(|place| place.live)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::v1::Runner;
+
+    #[test]
+    fn who_is_gone_is_forgotten() {
+        let part = |ids: &[u32], gone: &[u32], snapshot_end| WatchResponse {
+            runners: ids
+                .iter()
+                .map(|id| ViewedRunner {
+                    context_id: 1,
+                    runner: Some(Runner { id: *id, ..Default::default() }),
+                })
+                .collect(),
+            snapshot_end,
+            gone: gone.iter().map(|id| GoneRunner { context_id: 1, runner_id: *id }).collect(),
+        };
+        let mut runners = Runners::default();
+        let known = |runners: &Runners| -> Vec<u32> {
+            (1..=5).filter(|id| runners.get((ContextId(1), RunnerId(*id))).is_some()).collect()
+        };
+        runners.begin_view();
+        runners.update(part(&[1, 2, 3], &[], false));
+        assert!(!runners.is_complete());
+        runners.update(part(&[], &[], true));
+        runners.update(part(&[4], &[1], false));
+        assert_eq!((known(&runners), runners.is_complete()), (vec![2, 3, 4], true));
+        runners.begin_view();
+        runners.update(part(&[3], &[], false));
+        assert_eq!(known(&runners), [2, 3, 4], "the snapshot is not complete");
+        runners.update(part(&[5], &[], true));
+        assert_eq!(known(&runners), [3, 5]);
     }
 }

@@ -1,8 +1,11 @@
 //! The core, step by step.
 
 use super::*;
+use crate::inquiries::{QUERY_TRIES, REPEAT_AFTER};
+use bytes::Bytes;
+use model::execution::Outcome;
 use model::id::Uid;
-use model::{Attempt, ContextUid, FlowUid, JobId};
+use model::{Attempt, AttemptEnd, ContextId, ContextUid, FlowId, FlowUid, JobId, NodeReport, ReportKind};
 use proto::v1;
 
 struct Bench {
@@ -12,6 +15,8 @@ struct Bench {
 }
 
 const ADDRESS: &str = "grpc://host-a:7706";
+const SCHEDULER: &str = "s";
+const LOST_AFTER: Duration = Duration::from_secs(300);
 
 fn key(job: u32) -> JobKey {
     JobKey {
@@ -37,15 +42,52 @@ fn held(message: u32, jobs: &[u32]) -> wire::HeldMessage {
 }
 
 impl Bench {
-    /// Everything stands, and runner 1 is alive.
+    /// Everything stands, and runner 1 is alive. The router started long ago.
     fn new() -> Self {
+        Self::started(0)
+    }
+
+    fn started(millis: u64) -> Self {
         let metrics = Metrics::new(&prometheus::Registry::new()).expect("nothing registered twice");
-        let core = Core::new(metrics, Box::new(|| 0.5));
+        let settings = Settings { started: Timestamp::from_millis(millis), lost_after: LOST_AFTER };
+        let core = Core::new(metrics, Box::new(|| 0.5), settings);
         let mut bench = Self { core, now: Instant::now(), wall: Timestamp::from_millis(1_000_000) };
         bench.runner(1, true);
         bench.put(Input::GatewayUp);
-        bench.put(Input::SchedulerUp);
+        bench.put(Input::Schedulers(BTreeSet::from([SCHEDULER.to_owned()])));
+        bench.put(Input::SchedulerUp(SCHEDULER.to_owned()));
         bench
+    }
+
+    fn held(&mut self, messages: Vec<wire::HeldMessage>) -> Effects {
+        self.put(Input::Taken(wire::TakeResponse { messages, drops: Vec::new() }))
+    }
+
+    /// The gateway tells what a supervisor said of an attempt, under the attempt's own number.
+    fn said(&mut self, job: u32, kind: ReportKind) -> Effects {
+        let (context_id, flow_id) = (ContextId(1), FlowId(3));
+        let report = NodeReport { job_key: key(job), context_id, flow_id, source: None, kind };
+        let report_json = serde_json::to_vec(&report).expect("JSON").into();
+        self.reported(vec![wire::NumberedReport { report_id: job.into(), report_json }])
+    }
+
+    fn reported(&mut self, reports: Vec<wire::NumberedReport>) -> Effects {
+        let frame = Some(wire::exchange_response::Frame::Reports(wire::Reports { reports }));
+        self.put(Input::Gateway(wire::ExchangeResponse { frame }))
+    }
+
+    fn query(&mut self, jobs: &[u32]) -> Effects {
+        let job_keys = jobs.iter().map(|job| key(*job).to_string()).collect();
+        let query = wire::StatusQuery { context_id: 1, flow_id: 3, runner_id: 1, job_keys };
+        self.put(Input::Scheduler(wire::ReportResponse { queries: vec![query], ..Default::default() }))
+    }
+
+    /// Sends a message, has its delivery fail, and lets its time pass.
+    fn doubt(&mut self, message: u32, jobs: &[u32]) -> Effects {
+        let sent = self.held(vec![held(message, jobs)]).deliver;
+        self.now += Duration::from_secs(60);
+        self.wall = self.wall + Duration::from_secs(60);
+        self.outcome(sent[0].delivery_id, "no answer")
     }
 
     fn put(&mut self, input: Input) -> Effects {
@@ -56,7 +98,11 @@ impl Bench {
     fn runner(&mut self, id: u32, live: bool) -> Effects {
         let runner = v1::Runner { id, live, address: ADDRESS.into(), ..Default::default() };
         let viewed = wire::ViewedRunner { context_id: 1, runner: Some(runner) };
-        self.put(Input::Runners(wire::WatchResponse { runners: vec![viewed], snapshot_end: true }))
+        self.put(Input::Runners(wire::WatchResponse {
+            runners: vec![viewed],
+            snapshot_end: true,
+            gone: Vec::new(),
+        }))
     }
 
     fn outcome(&mut self, delivery_id: u64, error: &str) -> Effects {
@@ -95,8 +141,38 @@ impl Bench {
             && core.attempts.is_empty()
             && core.deliveries.is_empty()
             && core.reports.is_empty()
+            && core.inquiries.is_empty()
             && !core.timers.iter().any(|(_, _, kind)| *kind == TimerKind::Deadline)
     }
+}
+
+impl Effects {
+    /// Reports for the only scheduler.
+    fn reports(&self) -> Vec<wire::IncomingReport> {
+        self.report.get(SCHEDULER).cloned().unwrap_or_default()
+    }
+}
+
+fn accepted() -> ReportKind {
+    ReportKind::Accepted { supervisor: "sup".into() }
+}
+
+fn started() -> ReportKind {
+    ReportKind::Started { instance: "shell:default:1".into(), time: Timestamp::from_millis(7) }
+}
+
+fn ended(outcome: Outcome) -> ReportKind {
+    ReportKind::Ended(Box::new(AttemptEnd {
+        outcome,
+        exit_code: None,
+        reason: None,
+        result: BTreeMap::new(),
+        outputs: BTreeMap::new(),
+        output_bytes: 0,
+        instance: None,
+        start_time: None,
+        end_time: Timestamp::from_millis(8),
+    }))
 }
 
 fn report(incoming: &wire::IncomingReport) -> NodeReport {
@@ -106,13 +182,13 @@ fn report(incoming: &wire::IncomingReport) -> NodeReport {
 #[test]
 fn a_message_is_delivered_and_settled_once() {
     let mut bench = Bench::new();
-    let sent = bench.put(Input::Held(vec![held(1, &[1, 2])])).deliver;
+    let sent = bench.held(vec![held(1, &[1, 2])]).deliver;
     assert_eq!((sent.len(), sent[0].nodes.len(), sent[0].address.as_str()), (1, 2, ADDRESS));
     assert_eq!(sent[0].timeout_millis, 10_000);
-    let again = bench.put(Input::Held(vec![held(1, &[1, 2])]));
+    let again = bench.held(vec![held(1, &[1, 2])]);
     assert!(again.deliver.is_empty() && again.settle.is_empty(), "it is in our care already");
     let settled = bench.outcome(sent[0].delivery_id, "").settle;
-    assert_eq!(settled, [settlement(&(model::ContextId(1), "message:7:1".into()), String::new())]);
+    assert_eq!(settled, [settlement(&(ContextId(1), "message:7:1".into()), String::new())]);
     assert!(bench.outcome(sent[0].delivery_id, "").settle.is_empty());
     assert!(bench.is_empty());
 }
@@ -120,10 +196,10 @@ fn a_message_is_delivered_and_settled_once() {
 #[test]
 fn a_failed_delivery_is_tried_again_until_its_time_is_over() {
     let mut bench = Bench::new();
-    let mut sent = bench.put(Input::Held(vec![held(1, &[1])])).deliver;
+    let mut sent = bench.held(vec![held(1, &[1])]).deliver;
     let begin = bench.now;
     let mut tries = 0;
-    let ended = loop {
+    let late = loop {
         tries += 1;
         let after = bench.outcome(sent[0].delivery_id, "no answer");
         assert!(after.report.is_empty() && after.settle.is_empty());
@@ -135,14 +211,27 @@ fn a_failed_delivery_is_tried_again_until_its_time_is_over() {
         sent = next.deliver;
     };
     assert_eq!((bench.now - begin, tries > 5), (Duration::from_secs(60), true));
-    let stop = &ended.stop[0];
+    assert!(late.report.is_empty() && late.stop.is_empty(), "a try may have arrived");
+    let asked = &late.query[0];
+    assert_eq!((asked.address.as_str(), asked.context_id, asked.flow_id), (ADDRESS, 1, 3));
+    assert_eq!(asked.job_keys, [key(1).to_string()]);
+
+    let unknown = bench.said(1, ReportKind::Unknown);
+    assert_eq!(
+        (unknown.handled.as_slice(), unknown.report.len()),
+        ([1].as_slice(), 0),
+        "not the scheduler's"
+    );
+    let stop = &unknown.stop[0];
     let told = (stop.address.as_str(), stop.job_key.as_str(), stop.context_id, stop.flow_id);
-    assert_eq!(told, (ADDRESS, &*key(1).to_string(), 1, 3), "an earlier try may have arrived");
-    let told = report(&ended.report[0]);
+    assert_eq!(told, (ADDRESS, &*key(1).to_string(), 1, 3), "from now on it is refused");
+    let given_up = bench.said(1, ended(Outcome::Stopped));
+    assert_eq!(given_up.handled, [1]);
+    let told = report(&given_up.reports()[0]);
     let ReportKind::Rejected { reason, lasting: false, counts: true } = told.kind else { panic!("{told:?}") };
     assert_eq!((reason.code, reason.detail.as_str()), (ReasonCode::TimeoutAck, "no answer"));
-    assert!(ended.settle.is_empty(), "not before a scheduler knows");
-    let settled = bench.handled(&ended.report).settle;
+    assert!(given_up.settle.is_empty(), "not before a scheduler knows");
+    let settled = bench.handled(&given_up.reports()).settle;
     assert_eq!(settled[0].error, "TIMEOUT_ACK: no answer");
     assert!(bench.is_empty());
 }
@@ -153,99 +242,164 @@ fn timed_out(incoming: &wire::IncomingReport) -> bool {
 
 #[test]
 fn a_message_past_its_time_is_not_sent() {
-    let mut bench = Bench::new();
-    let late =
-        bench.put(Input::Held(vec![wire::HeldMessage { created_millis: 900_000, ..held(1, &[1, 2]) }]));
-    assert_eq!((late.deliver.len(), late.stop.len(), late.report.len()), (0, 0, 2));
-    assert!(late.report.iter().all(timed_out));
-    assert!(bench.handled(&late.report).settle[0].error.starts_with("TIMEOUT_ACK"));
-    assert!(bench.is_empty());
-
     // The way becomes free in the very moment in which the time is over.
+    let mut bench = Bench::new();
     bench.runner(1, false);
-    bench.put(Input::Held(vec![held(2, &[3])]));
+    bench.held(vec![held(2, &[3])]);
     bench.now += Duration::from_secs(60);
     bench.wall = bench.wall + Duration::from_secs(60);
     let late = bench.runner(1, true);
-    assert_eq!((late.deliver.len(), late.stop.len(), late.report.len()), (0, 0, 1));
-    assert_eq!(bench.handled(&late.report).settle.len(), 1);
+    assert_eq!((late.deliver.len(), late.stop.len(), late.query.len()), (0, 0, 0), "nobody has sent it");
+    assert!(timed_out(&late.reports()[0]));
+    assert_eq!(bench.handled(&late.reports()).settle.len(), 1);
     assert!(bench.is_empty());
 }
 
 #[test]
-fn what_is_given_up_is_stopped_where_it_was_sent_unless_it_runs() {
+fn what_an_earlier_life_may_have_sent_is_asked_for_before_it_is_given_up() {
+    // Made before this router started, and late when it comes: who knows what became of it.
+    let mut bench = Bench::started(990_000);
+    let old = wire::HeldMessage { created_millis: 900_000, ..held(1, &[1, 2]) };
+    let late = bench.held(vec![old.clone()]);
+    assert_eq!((late.deliver.len(), late.report.len(), late.query[0].job_keys.len()), (0, 0, 2));
+    let runs = bench.said(1, started());
+    assert_eq!((runs.reports().len(), runs.stop.len()), (1, 0), "it goes on");
+    bench.handled(&runs.reports());
+    assert_eq!(bench.said(2, ReportKind::Unknown).stop.len(), 1);
+    let given_up = bench.said(2, ended(Outcome::Stopped)).reports();
+    assert!(given_up.len() == 1 && timed_out(&given_up[0]) && report(&given_up[0]).job_key == key(2));
+    assert!(bench.handled(&given_up).settle[0].error.starts_with("TIMEOUT_ACK"));
+    assert!(bench.is_empty());
+
+    // One whose supervisor is dead cannot be asked for.
+    bench.runner(1, false);
+    let late = bench.held(vec![wire::HeldMessage { message_key: "message:7:2".into(), ..old }]);
+    assert_eq!((late.report.len(), late.stop.len(), late.query.len()), (1, 2, 0));
+    assert!(late.reports().iter().all(timed_out));
+    bench.handled(&late.reports());
+    assert!(bench.is_empty());
+}
+
+#[test]
+fn what_is_to_be_given_up_and_has_arrived_is_not() {
+    for kind in [accepted(), started(), ended(Outcome::Succeeded), ReportKind::Returned] {
+        let mut bench = Bench::new();
+        assert_eq!(bench.doubt(1, &[1]).query.len(), 1);
+        let heard = bench.said(1, kind.clone());
+        assert_eq!(report(&heard.reports()[0]).kind, kind);
+        assert_eq!((heard.settle[0].error.as_str(), heard.stop.len()), ("", 0), "{kind:?}");
+        assert_eq!(bench.handled(&heard.reports()).handled, [1]);
+        assert!(bench.is_empty());
+    }
+}
+
+#[test]
+fn doubts_are_repeated_until_somebody_answers_or_is_dead() {
     let mut bench = Bench::new();
-    let sent = bench.put(Input::Held(vec![held(1, &[1, 2]), held(2, &[3])])).deliver;
-    for job in [1, 3] {
-        let kind = ReportKind::Started { instance: "shell:default:1".into(), time: bench.wall };
-        let started = NodeReport {
-            job_key: key(job),
-            context_id: model::ContextId(1),
-            flow_id: model::FlowId(3),
-            source: None,
-            kind,
-        };
-        let report_json = serde_json::to_vec(&started).expect("JSON").into();
-        let reports = vec![wire::NumberedReport { report_id: job.into(), report_json }];
-        let frame = Some(wire::exchange_response::Frame::Reports(wire::Reports { reports }));
-        let passed_on = bench.put(Input::Gateway(wire::ExchangeResponse { frame })).report;
+    bench.doubt(1, &[1]);
+    for _ in 0..3 {
+        assert_eq!(bench.pass(REPEAT_AFTER).query.len(), 1);
+    }
+    bench.said(1, ReportKind::Unknown);
+    for _ in 0..3 {
+        let again = bench.pass(REPEAT_AFTER);
+        assert_eq!((again.stop.len(), again.query.len(), again.report.len()), (1, 0, 0));
+    }
+    assert_eq!(bench.said(1, started()).handled, [1], "it had been on its way; it is being stopped");
+    bench.put(Input::GatewayDown);
+    assert!(bench.core.next_due().is_none(), "nobody can be asked");
+    assert_eq!(bench.put(Input::GatewayUp).stop.len(), 1, "at once");
+    let dead = bench.runner(1, false);
+    assert!(dead.report.is_empty());
+    let given_up = bench.pass(REPEAT_AFTER).reports();
+    assert!(timed_out(&given_up[0]));
+    bench.handled(&given_up);
+    assert!(bench.is_empty());
+
+    // Alive and mute for ever.
+    let mut bench = Bench::new();
+    bench.doubt(1, &[1]);
+    let begin = bench.now;
+    let given_up = loop {
+        let passed = bench.pass(REPEAT_AFTER);
+        if !passed.report.is_empty() {
+            break passed;
+        }
+    };
+    assert_eq!((bench.now - begin, given_up.stop.len()), (LOST_AFTER, 1));
+}
+
+#[test]
+fn what_is_in_doubt_may_be_stopped() {
+    let mut bench = Bench::new();
+    bench.doubt(1, &[1]);
+    let stopped = bench.stop(1);
+    assert_eq!((stopped.stop.len(), stopped.report.len(), stopped.settle.len()), (1, 0, 1));
+    let told = bench.said(1, ended(Outcome::Stopped)).reports();
+    assert!(matches!(report(&told[0]).kind, ReportKind::Ended(_)), "the supervisor tells the end");
+    bench.handled(&told);
+    assert!(bench.is_empty());
+}
+
+#[test]
+fn what_was_heard_of_has_arrived() {
+    let mut bench = Bench::new();
+    let sent = bench.held(vec![held(1, &[1, 2]), held(2, &[3])]).deliver;
+    for (job, kind) in [(1, started()), (3, accepted())] {
+        let passed_on = bench.said(job, kind).reports();
         bench.handled(&passed_on);
     }
     bench.now += Duration::from_secs(60);
     bench.wall = bench.wall + Duration::from_secs(60);
-    // No stop is lost with the gateway.
-    let ended = bench.put(Input::GatewayDown);
-    assert_eq!((ended.deliver.len(), ended.stop.len(), ended.report.len()), (0, 0, 1));
-    assert_eq!(report(&ended.report[0]).job_key, key(2));
-    assert_eq!((ended.settle.len(), ended.settle[0].error.as_str()), (1, ""), "all of it runs");
-    let stops = bench.put(Input::GatewayUp).stop;
-    assert_eq!((stops.len(), stops[0].job_key.as_str()), (1, &*key(2).to_string()));
-    assert!(bench.handled(&ended.report).settle[0].error.starts_with("TIMEOUT_ACK"));
+    let late = bench.put(Input::GatewayDown);
+    assert_eq!((late.deliver.len(), late.stop.len(), late.report.len()), (0, 0, 0));
+    assert_eq!((late.settle.len(), late.settle[0].error.as_str()), (1, ""), "all of it has arrived");
+    let asked = bench.put(Input::GatewayUp).query;
+    assert_eq!(asked[0].job_keys, [key(2).to_string()]);
+    bench.said(2, ReportKind::Unknown);
+    let given_up = bench.said(2, ended(Outcome::Stopped)).reports();
+    assert!(bench.handled(&given_up).settle[0].error.starts_with("TIMEOUT_ACK"));
     assert!(bench.outcome(sent[0].delivery_id, "").settle.is_empty() && bench.is_empty());
 }
 
 #[test]
 fn a_settlement_that_was_lost_is_repeated() {
     let mut bench = Bench::new();
-    let sent = bench.put(Input::Held(vec![held(1, &[1])])).deliver;
+    let sent = bench.held(vec![held(1, &[1])]).deliver;
     let well = bench.outcome(sent[0].delivery_id, "").settle;
-    bench.put(Input::Held(vec![wire::HeldMessage { runner_id: 9, ..held(2, &[2]) }]));
-    let given_up = bench.pass(UNKNOWN_RUNNER_PATIENCE).report;
+    bench.held(vec![wire::HeldMessage { runner_id: 9, ..held(2, &[2]) }]);
+    let given_up = bench.pass(UNKNOWN_RUNNER_PATIENCE).reports();
     let badly = bench.handled(&given_up).settle;
     assert!(!badly[0].error.is_empty());
 
-    let again = bench.put(Input::Held(vec![held(1, &[1]), held(2, &[2])]));
+    let again = bench.held(vec![held(1, &[1]), held(2, &[2])]);
     assert_eq!((again.deliver.len(), again.report.len()), (0, 0));
     assert_eq!(again.settle, [well, badly].concat());
     assert!(bench.is_empty());
     let other = wire::HeldMessage { created_millis: 1_000_001, ..held(1, &[4]) };
-    assert_eq!(bench.put(Input::Held(vec![other])).deliver.len(), 1, "another message of that name");
+    assert_eq!(bench.held(vec![other]).deliver.len(), 1, "another message of that name");
 }
 
 #[test]
 fn a_dead_runner_is_waited_for_and_an_unknown_one_only_briefly() {
     let mut bench = Bench::new();
     bench.runner(1, false);
-    let waits = bench.put(Input::Held(vec![held(1, &[1])]));
+    let waits = bench.held(vec![held(1, &[1])]);
     assert!(waits.deliver.is_empty());
     assert!(bench.pass(Duration::from_secs(30)).report.is_empty());
     assert_eq!(bench.runner(1, true).deliver.len(), 1);
 
-    bench.put(Input::Held(vec![wire::HeldMessage { runner_id: 9, ..held(2, &[2]) }]));
+    bench.held(vec![wire::HeldMessage { runner_id: 9, ..held(2, &[2]) }]);
     let given_up = bench.pass(UNKNOWN_RUNNER_PATIENCE);
-    let ReportKind::Rejected { reason, .. } = report(&given_up.report[0]).kind else { panic!("rejected") };
+    let ReportKind::Rejected { reason, .. } = report(&given_up.reports()[0]).kind else { panic!("rejected") };
     assert_eq!(reason.to_string(), "UNDELIVERABLE: context 1 has no runner 9");
 }
 
 #[test]
 fn a_lost_gateway_means_sending_again() {
     let mut bench = Bench::new();
-    let first = bench.put(Input::Held(vec![held(1, &[1])])).deliver;
-    let reports = wire::Reports {
-        reports: vec![wire::NumberedReport { report_id: 5, report_json: Bytes::from_static(b"{}") }],
-    };
-    let frame = Some(wire::exchange_response::Frame::Reports(reports));
-    let passed_on = bench.put(Input::Gateway(wire::ExchangeResponse { frame })).report;
+    let first = bench.held(vec![held(1, &[1])]).deliver;
+    let passed_on = bench.said(5, ReportKind::Returned).reports();
     bench.put(Input::GatewayDown);
     bench.put(Input::GatewayUp);
     assert!(bench.handled(&passed_on).handled.is_empty(), "the number means another report now");
@@ -258,45 +412,160 @@ fn a_lost_gateway_means_sending_again() {
 #[test]
 fn reports_are_repeated_until_a_scheduler_has_them() {
     let mut bench = Bench::new();
-    let reports = (5..7)
-        .map(|report_id| wire::NumberedReport { report_id, report_json: Bytes::from_static(b"{}") })
-        .collect();
-    let frame = Some(wire::exchange_response::Frame::Reports(wire::Reports { reports }));
-    let first = bench.put(Input::Gateway(wire::ExchangeResponse { frame })).report;
+    let first: Vec<_> = [5, 6].into_iter().flat_map(|job| bench.said(job, started()).reports()).collect();
     assert_eq!(bench.handled(&first[..1]).handled, [5]);
-    let again = bench.put(Input::SchedulerUp).report;
-    assert_eq!(again, first[1..]);
-    assert_eq!(bench.handled(&again).handled, [6]);
+    bench.put(Input::SchedulerDown(SCHEDULER.to_owned()));
+    assert!(bench.said(7, started()).report.is_empty(), "nobody is there");
+    let again = bench.put(Input::SchedulerUp(SCHEDULER.to_owned())).reports();
+    assert_eq!((again.len(), &again[0]), (2, &first[1]));
+    assert_eq!(bench.handled(&again).handled, [6, 7]);
     assert!(bench.handled(&again).handled.is_empty());
+}
+
+#[test]
+fn reports_follow_their_flow_to_another_scheduler() {
+    let mut bench = Bench::new();
+    let first = bench.said(1, started()).reports();
+    bench.put(Input::Schedulers(BTreeSet::new()));
+    bench.put(Input::SchedulerDown(SCHEDULER.to_owned()));
+    assert!(bench.said(2, started()).report.is_empty(), "there is no replica for a while");
+    bench.put(Input::Schedulers(BTreeSet::from(["other".to_owned()])));
+    let again = bench.put(Input::SchedulerUp("other".to_owned())).report.remove("other").expect("both");
+    assert_eq!((again.len(), &again[0]), (2, &first[0]));
+    assert_eq!(bench.handled(&again).handled, [1, 2]);
+}
+
+#[test]
+fn a_report_that_cannot_be_read_is_answered() {
+    let mut bench = Bench::new();
+    let report_json = Bytes::from_static(b"{}");
+    let answered = bench.reported(vec![wire::NumberedReport { report_id: 9, report_json }]);
+    assert_eq!((answered.handled.as_slice(), answered.report.len()), ([9].as_slice(), 0));
+    assert_eq!(bench.core.metrics.reports_unreadable.get(), 1);
+}
+
+#[test]
+fn schedulers_ask_until_they_are_answered() {
+    let mut bench = Bench::new();
+    let asked = bench.query(&[1, 2]).query;
+    assert_eq!((asked.len(), asked[0].address.as_str(), asked[0].job_keys.len()), (1, ADDRESS, 2));
+    let answer = bench.said(1, ReportKind::Unknown).reports();
+    assert_eq!(report(&answer[0]).kind, ReportKind::Unknown);
+    // The gateway will not say it again: it is kept when its stream is lost.
+    bench.put(Input::GatewayDown);
+    let again = bench.put(Input::GatewayUp).query;
+    assert_eq!(again[0].job_keys, [key(2).to_string()], "at once, and only what is not answered");
+    assert!(bench.handled(&answer).handled.is_empty(), "the number means another report now");
+    for _ in 2..QUERY_TRIES {
+        assert_eq!(bench.pass(REPEAT_AFTER).query.len(), 1);
+    }
+    assert!(bench.pass(REPEAT_AFTER).query.is_empty(), "nobody answers: the scheduler has its own patience");
+    assert!(bench.is_empty());
+
+    let many: Vec<u32> = (0..1200).collect();
+    let sizes: Vec<_> = bench.query(&many).query.iter().map(|query| query.job_keys.len()).collect();
+    assert_eq!(sizes, [QUERY_ATTEMPTS_MAX, QUERY_ATTEMPTS_MAX, 200]);
+}
+
+#[test]
+fn what_is_still_on_its_way_is_not_unknown() {
+    let mut bench = Bench::new();
+    bench.runner(1, false);
+    bench.held(vec![held(1, &[1])]);
+    bench.query(&[1]);
+    let answer = bench.said(1, ReportKind::Unknown);
+    assert_eq!((answer.handled.as_slice(), answer.report.len()), ([1].as_slice(), 0));
+    assert_eq!(bench.runner(1, true).deliver.len(), 1);
+}
+
+fn dropped(runner_id: u32) -> wire::ContextDropped {
+    wire::ContextDropped { context_uid: key(0).context.to_string(), runner_id }
+}
+
+#[test]
+fn contexts_are_dropped_through_the_gateway() {
+    let mut bench = Bench::new();
+    let wish = wire::ContextDrop {
+        context_id: 1,
+        context_uid: key(0).context.to_string(),
+        runner_id: 1,
+        address: ADDRESS.into(),
+        topic: "t".into(),
+    };
+    let drops = vec![wish];
+    let taken = Input::Taken(wire::TakeResponse { messages: Vec::new(), drops: drops.clone() });
+    let asked = bench.put(taken).drop;
+    assert_eq!((asked[0].address.as_str(), asked[0].topic.as_str()), (ADDRESS, "t"));
+    let outcome = |drop_id, error: &str| {
+        let outcome = wire::DropOutcome { drop_id, error: error.into() };
+        let frame = Some(wire::exchange_response::Frame::Dropped(outcome));
+        Input::Gateway(wire::ExchangeResponse { frame })
+    };
+    assert!(bench.put(outcome(asked[0].drop_id, "still running")).dropped.is_empty());
+    bench.put(Input::GatewayDown);
+    assert!(bench.pass(Duration::from_secs(1)).drop.is_empty() && bench.core.next_due().is_none());
+    let asked = bench.put(Input::GatewayUp).drop;
+    assert_eq!(bench.put(outcome(asked[0].drop_id, "")).dropped, [dropped(1)]);
+    let again = bench.put(Input::Taken(wire::TakeResponse { messages: Vec::new(), drops }));
+    assert_eq!((again.drop.len(), again.dropped), (0, vec![dropped(1)]), "the answer was lost");
+    assert_eq!(bench.core.metrics.contexts_dropped.get(), 1);
 }
 
 #[test]
 fn a_stop_overtakes_what_waits() {
     let mut bench = Bench::new();
     bench.runner(1, false);
-    bench.put(Input::Held(vec![held(1, &[1, 2])]));
+    bench.held(vec![held(1, &[1, 2])]);
     let stopped = bench.stop(1);
     assert_eq!(stopped.stop.len(), 1, "the supervisor is told in any case");
-    let told = report(&stopped.report[0]);
+    assert_eq!(bench.core.metrics.stops_overtook.get(), 1);
+    let told = report(&stopped.reports()[0]);
     assert_eq!(told.job_key, key(1));
     assert!(matches!(told.kind, ReportKind::Ended(end) if end.outcome == Outcome::Stopped));
     let sent = bench.runner(1, true).deliver;
     assert_eq!(sent[0].nodes.len(), 1);
     assert!(bench.outcome(sent[0].delivery_id, "").settle.is_empty(), "a report is not acknowledged yet");
-    assert_eq!(bench.handled(&stopped.report).settle.len(), 1);
+    assert_eq!(bench.handled(&stopped.reports()).settle.len(), 1);
     assert!(bench.is_empty());
 }
 
 #[test]
 fn a_stop_of_what_may_have_arrived_is_the_supervisor_s_to_answer() {
     let mut bench = Bench::new();
-    let sent = bench.put(Input::Held(vec![held(1, &[1])])).deliver;
+    let sent = bench.held(vec![held(1, &[1])]).deliver;
     assert!(bench.stop(1).report.is_empty(), "it is under way");
     bench.outcome(sent[0].delivery_id, "no answer");
     let stopped = bench.stop(1);
     assert_eq!((stopped.stop.len(), stopped.report.len(), stopped.settle.len()), (1, 0, 1));
     assert!(bench.pass(Duration::from_secs(10)).deliver.is_empty());
     assert!(bench.is_empty());
+}
+
+#[test]
+fn a_stop_of_what_an_earlier_life_may_have_sent_is_the_supervisor_s_to_answer() {
+    let mut bench = Bench::started(999_000);
+    bench.runner(1, false);
+    bench.held(vec![held(1, &[1])]);
+    let stopped = bench.stop(1);
+    assert_eq!((stopped.stop.len(), stopped.report.len(), stopped.settle.len()), (1, 0, 1));
+    assert_eq!((bench.core.metrics.stops_overtook.get(), bench.is_empty()), (0, true));
+}
+
+#[test]
+fn a_stop_goes_where_the_report_came_from() {
+    let mut bench = Bench::new();
+    let stop = wire::StopCommand {
+        context_id: 1,
+        flow_id: 3,
+        runner_id: 9,
+        job_key: key(1).to_string(),
+        address: "grpc://former:1".into(),
+        topic: "former".into(),
+        ..Default::default()
+    };
+    let stops = vec![stop];
+    let sent = bench.put(Input::Scheduler(wire::ReportResponse { stops, ..Default::default() })).stop;
+    assert_eq!((sent[0].address.as_str(), sent[0].topic.as_str()), ("grpc://former:1", "former"));
 }
 
 #[test]
@@ -323,7 +592,7 @@ fn a_message_beyond_the_size_goes_in_parts() {
     let mut bench = Bench::new();
     let long = "x".repeat(400 * 1024);
     let nodes = (1..=5).map(|job| format!(r#"{{"job_key":"{}","script":"{long}"}}"#, key(job)).into());
-    let sent = bench.put(Input::Held(vec![wire::HeldMessage { nodes: nodes.collect(), ..held(1, &[]) }]));
+    let sent = bench.held(vec![wire::HeldMessage { nodes: nodes.collect(), ..held(1, &[]) }]);
     let sizes: Vec<_> = sent.deliver.iter().map(|deliver| deliver.nodes.len()).collect();
     assert_eq!(sizes, [2, 2, 1]);
     assert!(bench.outcome(sent.deliver[0].delivery_id, "").settle.is_empty());
@@ -338,7 +607,7 @@ fn a_message_beyond_the_size_goes_in_parts() {
 fn what_is_no_execution_is_given_up_at_once() {
     let mut bench = Bench::new();
     let bad = wire::HeldMessage { nodes: vec![Bytes::from_static(b"{}")], ..held(1, &[]) };
-    let settled = bench.put(Input::Held(vec![bad])).settle;
+    let settled = bench.held(vec![bad]).settle;
     assert!(settled[0].error.contains("cannot be read"));
     assert!(bench.is_empty());
 }

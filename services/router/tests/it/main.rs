@@ -14,9 +14,9 @@ use proto::internal::v1::registry_view_service_server::{RegistryViewService, Reg
 use proto::internal::v1::report_intake_service_server::{ReportIntakeService, ReportIntakeServiceServer};
 use proto::internal::v1::take_request::Frame as ToStorage;
 use proto::v1;
-use router::{Config, Deps};
+use router::{Config, Deps, DialScheduler};
 use rpc::{Allow, Channel, LocalServer, MethodPolicy, Mount, MountBuilder};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
@@ -57,11 +57,30 @@ struct Around {
     gateway: Links<wire::ExchangeRequest, wire::ExchangeResponse>,
     scheduler: Links<wire::ReportRequest, wire::ReportResponse>,
     logs: mpsc::UnboundedSender<wire::AppendLogsRequest>,
+    replicas: watch::Receiver<Vec<wire::SchedulerReplica>>,
 }
 
 #[tonic::async_trait]
 impl MessageStoreService for Around {
     type TakeStream = Stream<wire::TakeResponse>;
+    type WatchSchedulersStream = Stream<wire::WatchSchedulersResponse>;
+    async fn watch_schedulers(
+        &self,
+        _: Request<wire::WatchSchedulersRequest>,
+    ) -> Result<Response<Self::WatchSchedulersStream>, Status> {
+        let (sender, stream) = mpsc::unbounded_channel();
+        let mut replicas = self.replicas.clone();
+        replicas.mark_changed();
+        tokio::spawn(async move {
+            while replicas.changed().await.is_ok() {
+                let replicas = replicas.borrow_and_update().clone();
+                if sender.send(Ok(wire::WatchSchedulersResponse { replicas })).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(UnboundedReceiverStream::new(stream)))
+    }
     async fn take(
         &self,
         request: Request<Streaming<wire::TakeRequest>>,
@@ -108,7 +127,9 @@ impl RegistryViewService for Around {
         let runner =
             v1::Runner { id: 1, live: true, address: "grpc://host-a:7706".into(), ..Default::default() };
         let runners = vec![wire::ViewedRunner { context_id: 1, runner: Some(runner) }];
-        sender.send(Ok(wire::WatchResponse { runners, snapshot_end: true })).expect("held here");
+        sender
+            .send(Ok(wire::WatchResponse { runners, snapshot_end: true, gone: Vec::new() }))
+            .expect("held here");
         tokio::spawn(async move { sender.closed().await });
         Ok(Response::new(UnboundedReceiverStream::new(stream)))
     }
@@ -125,10 +146,13 @@ struct Suite {
     storage: mpsc::UnboundedReceiver<Link<wire::TakeRequest, wire::TakeResponse>>,
     gateway: mpsc::UnboundedReceiver<Link<wire::ExchangeRequest, wire::ExchangeResponse>>,
     scheduler: mpsc::UnboundedReceiver<Link<wire::ReportRequest, wire::ReportResponse>>,
+    /// Another replica, which nobody names at first.
+    other: mpsc::UnboundedReceiver<Link<wire::ReportRequest, wire::ReportResponse>>,
+    replicas: watch::Sender<Vec<wire::SchedulerReplica>>,
     logs: mpsc::UnboundedReceiver<wire::AppendLogsRequest>,
     ready: tokio::sync::watch::Receiver<bool>,
     shutdown: CancellationToken,
-    _servers: [LocalServer; 4],
+    _servers: [LocalServer; 5],
 }
 
 fn serve(name: &'static str, add: impl FnOnce(MountBuilder) -> MountBuilder) -> (LocalServer, Channel) {
@@ -148,12 +172,15 @@ impl Suite {
         let (storage_links, storage) = mpsc::unbounded_channel();
         let (gateway_links, gateway) = mpsc::unbounded_channel();
         let (scheduler_links, scheduler) = mpsc::unbounded_channel();
+        let (other_links, other) = mpsc::unbounded_channel();
         let (log_sender, logs) = mpsc::unbounded_channel();
+        let replicas = watch::Sender::new(vec![replica("a")]);
         let around = Around {
             storage: storage_links,
             gateway: gateway_links,
             scheduler: scheduler_links,
             logs: log_sender,
+            replicas: replicas.subscribe(),
         };
         let (a, to_storage) =
             serve("storage", |mount| mount.service(MessageStoreServiceServer::new(around.clone())));
@@ -161,20 +188,35 @@ impl Suite {
             serve("gateway", |mount| mount.service(GatewayLinkServiceServer::new(around.clone())));
         let (c, to_scheduler) =
             serve("scheduler", |mount| mount.service(ReportIntakeServiceServer::new(around.clone())));
-        let (d, to_registry) =
+        let second = Around { scheduler: other_links, ..around.clone() };
+        let (d, to_other) = serve("other", |mount| mount.service(ReportIntakeServiceServer::new(second)));
+        let (e, to_registry) =
             serve("registry", |mount| mount.service(RegistryViewServiceServer::new(around)));
+        let schedulers: DialScheduler = Arc::new(move |replica| {
+            Ok(if replica.address == "at-a" { to_scheduler.clone() } else { to_other.clone() })
+        });
         let deps = Deps {
             storage: to_storage,
             gateway: to_gateway,
-            scheduler: to_scheduler,
+            schedulers,
             registry: to_registry,
             clock: Arc::new(|| Timestamp::from_millis(1_000_000)),
             metrics: &prometheus::Registry::new(),
         };
-        let app = Config { name: "router-1".into() }.build(deps).expect("built");
+        let app = Config { name: "router-1".into(), ..Config::default() }.build(deps).expect("built");
         let (ready, shutdown) = (app.ready(), CancellationToken::new());
         tokio::spawn(app.run(shutdown.clone()));
-        Self { storage, gateway, scheduler, logs, ready, shutdown, _servers: [a, b, c, d] }
+        Self {
+            storage,
+            gateway,
+            scheduler,
+            other,
+            replicas,
+            logs,
+            ready,
+            shutdown,
+            _servers: [a, b, c, d, e],
+        }
     }
 
     async fn storage(&mut self) -> Link<wire::TakeRequest, wire::TakeResponse> {
@@ -188,6 +230,10 @@ impl Suite {
         self.gateway.recv().await.expect("the router comes")
     }
 
+    async fn other(&mut self) -> Link<wire::ReportRequest, wire::ReportResponse> {
+        self.other.recv().await.expect("the router comes")
+    }
+
     async fn scheduler(&mut self) -> Link<wire::ReportRequest, wire::ReportResponse> {
         self.scheduler.recv().await.expect("the router comes")
     }
@@ -197,6 +243,22 @@ impl Drop for Suite {
     fn drop(&mut self) {
         self.shutdown.cancel();
     }
+}
+
+fn replica(name: &str) -> wire::SchedulerReplica {
+    wire::SchedulerReplica { name: name.to_owned(), address: format!("at-{name}") }
+}
+
+/// A report about a job of a flow.
+fn report(report_id: u64, flow: u128) -> wire::NumberedReport {
+    let report = model::NodeReport {
+        job_key: JobKey { flow: FlowUid(Uid::from_bits(flow)), ..key(1) },
+        context_id: model::ContextId(1),
+        flow_id: model::FlowId(3),
+        source: None,
+        kind: model::ReportKind::Returned,
+    };
+    wire::NumberedReport { report_id, report_json: serde_json::to_vec(&report).expect("JSON").into() }
 }
 
 fn key(job: u32) -> JobKey {
@@ -256,10 +318,10 @@ async fn messages_go_out_and_reports_come_back() {
     gateway.says(outcome(deliver.delivery_id, "")).await;
     assert_eq!(storage.hears().await, settled(1, ""));
 
-    let report = wire::NumberedReport { report_id: 40, report_json: "{}".into() };
-    gateway.says(from_gateway(FromGateway::Reports(wire::Reports { reports: vec![report] }))).await;
+    let told = report(40, 2);
+    gateway.says(from_gateway(FromGateway::Reports(wire::Reports { reports: vec![told.clone()] }))).await;
     let passed_on = scheduler.hears().await.reports;
-    assert_eq!(&passed_on[0].report_json[..], b"{}");
+    assert_eq!(passed_on[0].report_json, told.report_json);
     let handled = vec![passed_on[0].report_id];
     scheduler.says(wire::ReportResponse { handled, ..Default::default() }).await;
     let acknowledged = ToGateway::Handled(wire::ReportsHandled { report_ids: vec![40] });
@@ -318,8 +380,8 @@ async fn lost_streams_lose_nothing() {
     assert_eq!(storage.hears().await, settled(1, ""), "again, and nothing is sent");
 
     // The scheduler goes before it acknowledges.
-    let report = wire::NumberedReport { report_id: 7, report_json: "{}".into() };
-    gateway.says(from_gateway(FromGateway::Reports(wire::Reports { reports: vec![report] }))).await;
+    let reports = vec![report(7, 2)];
+    gateway.says(from_gateway(FromGateway::Reports(wire::Reports { reports }))).await;
     let first = scheduler.hears().await.reports;
     drop(scheduler);
     let mut scheduler = suite.scheduler().await;
@@ -337,24 +399,135 @@ async fn what_cannot_be_delivered_is_reported_and_then_settled() {
     let (mut gateway, mut scheduler) = (suite.gateway().await, suite.scheduler().await);
     storage.says(held(1)).await;
     let begin = tokio::time::Instant::now();
-    let (mut stops, mut reports) = (Vec::new(), Vec::new());
-    while stops.is_empty() || reports.is_empty() {
+    let tell = |kind| {
+        let (context_id, flow_id) = (model::ContextId(1), model::FlowId(3));
+        let report = model::NodeReport { job_key: key(1), context_id, flow_id, source: None, kind };
+        let report_json = serde_json::to_vec(&report).expect("JSON").into();
+        let reports = vec![wire::NumberedReport { report_id: 1, report_json }];
+        from_gateway(FromGateway::Reports(wire::Reports { reports }))
+    };
+    let (mut asked_after, mut stops) = (0, 0);
+    let reports = loop {
         tokio::select! {
             asked = gateway.hears() => match asked.frame {
                 Some(ToGateway::Deliver(deliver)) => {
                     gateway.says(outcome(deliver.delivery_id, "no answer")).await;
                 }
-                Some(ToGateway::Stop(stop)) => stops.push(stop.job_key),
+                Some(ToGateway::Query(query)) => {
+                    assert_eq!(query.job_keys, [key(1).to_string()], "a try may have arrived");
+                    asked_after = begin.elapsed().as_secs();
+                    gateway.says(tell(model::ReportKind::Unknown)).await;
+                }
+                Some(ToGateway::Stop(stop)) => {
+                    assert_eq!(stop.job_key, key(1).to_string());
+                    stops += 1;
+                    // The first answer is lost.
+                    if stops == 2 {
+                        let json = r#"{"kind":"ended","outcome":"stopped","end_time":7}"#;
+                        gateway.says(tell(serde_json::from_str(json).expect("an end"))).await;
+                    }
+                }
+                Some(ToGateway::Handled(_)) => {}
                 other => panic!("{other:?}"),
             },
-            heard = scheduler.hears() => reports = heard.reports,
+            heard = scheduler.hears() => break heard.reports,
         }
-    }
-    assert_eq!(stops, [key(1).to_string()], "a try may have arrived");
-    assert_eq!(begin.elapsed().as_secs(), 60, "tried until its time was over");
+    };
+    assert_eq!((asked_after, stops), (60, 2), "tried until its time was over");
     let report: model::NodeReport = serde_json::from_slice(&reports[0].report_json).expect("a report");
     assert_eq!(report.job_key, key(1));
     let handled = vec![reports[0].report_id];
     scheduler.says(wire::ReportResponse { handled, ..Default::default() }).await;
     assert_eq!(storage.hears().await, settled(1, "TIMEOUT_ACK: no answer"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn schedulers_come_and_go_and_no_report_is_lost() {
+    let mut suite = Suite::start();
+    let _storage = suite.storage().await;
+    let (mut gateway, mut first) = (suite.gateway().await, suite.scheduler().await);
+    let flows = 1..=40_u64;
+    let reports = flows.clone().map(|flow| report(flow, flow.into())).collect();
+    gateway.says(from_gateway(FromGateway::Reports(wire::Reports { reports }))).await;
+    let told = first.hears().await.reports;
+    assert_eq!(told.len(), 40, "one replica owns all flows");
+
+    suite.replicas.send_replace(vec![replica("a"), replica("b")]);
+    let mut second = suite.other().await;
+    let moved = second.hears().await.reports;
+    assert!((5..35).contains(&moved.len()), "{}", moved.len());
+
+    // Both are gone, and for a while there is nobody.
+    suite.replicas.send_replace(Vec::new());
+    drop((first, second));
+    let reports = vec![report(41, 41)];
+    gateway.says(from_gateway(FromGateway::Reports(wire::Reports { reports }))).await;
+    suite.ready.wait_for(|ready| !*ready).await.expect("it runs");
+    suite.replicas.send_replace(vec![replica("b")]);
+    let mut second = suite.other().await;
+    let told = second.hears().await.reports;
+    assert_eq!(told.len(), 41);
+    suite.ready.wait_for(|ready| *ready).await.expect("it runs");
+
+    // Questions and stops come from any of them.
+    suite.replicas.send_replace(vec![replica("a"), replica("b")]);
+    let first = suite.scheduler().await;
+    for (replica, job) in [(&first, 1), (&second, 2)] {
+        let job_keys = vec![key(job).to_string()];
+        let query = wire::StatusQuery { context_id: 1, flow_id: 3, runner_id: 1, job_keys: job_keys.clone() };
+        replica.says(wire::ReportResponse { queries: vec![query], ..Default::default() }).await;
+        match gateway.hears().await.frame {
+            Some(ToGateway::Query(query)) => assert_eq!(query.job_keys, job_keys),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn contexts_are_dropped() {
+    let mut suite = Suite::start();
+    let mut storage = suite.storage().await;
+    let mut gateway = suite.gateway().await;
+    let wish = wire::ContextDrop {
+        context_id: 1,
+        context_uid: key(1).context.to_string(),
+        runner_id: 1,
+        address: "grpc://host-a:7706".into(),
+        topic: "supervisor.rpc".into(),
+    };
+    let asked = wire::TakeResponse { messages: Vec::new(), drops: vec![wish.clone()] };
+    storage.says(asked.clone()).await;
+    let begin = tokio::time::Instant::now();
+    let answer = ToStorage::Dropped(wire::ContextDropped { context_uid: wish.context_uid, runner_id: 1 });
+    let answer = wire::TakeRequest { frame: Some(answer) };
+    let answered = loop {
+        tokio::select! {
+            asked = gateway.hears() => match asked.frame {
+                Some(ToGateway::Drop(drop)) => {
+                    let outcome = wire::DropOutcome { drop_id: drop.drop_id, error: "not connected".into() };
+                    gateway.says(from_gateway(FromGateway::Dropped(outcome))).await;
+                }
+                other => panic!("{other:?}"),
+            },
+            said = storage.hears() => break said,
+        }
+    };
+    assert_eq!(answered, answer);
+    assert!((300..315).contains(&begin.elapsed().as_secs()), "given up after {:?}", begin.elapsed());
+    storage.says(asked).await;
+    assert_eq!(storage.hears().await, answer, "repeated, in case it was lost");
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_routers_of_one_name_do_not_evict_each_other_for_ever() {
+    let mut suite = Suite::start();
+    let mut comes = Vec::new();
+    let begin = tokio::time::Instant::now();
+    for _ in 0..6 {
+        let link = suite.storage().await;
+        comes.push(begin.elapsed().as_secs());
+        // Another router has come: storage ends this one's stream.
+        drop(link);
+    }
+    assert!(comes[2] < 5 && comes[3] >= 60 && comes[5] < 70, "{comes:?}");
 }

@@ -1,0 +1,196 @@
+//! What is said of single attempts: reports, stops, questions.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use model::execution::Outcome;
+use model::{AttemptEnd, JobKey, NodeReport, ReportKind, Timestamp};
+use proto::internal::v1 as wire;
+use tokio::time::Instant;
+
+use super::giving_up::stop_attempt;
+use super::{Core, STOPS_WAITING_MAX};
+use crate::inquiries::{Meaning, Whereabouts};
+use crate::reports::Source;
+use crate::runners::Place;
+
+impl Core {
+    pub(super) fn gateway_said(&mut self, now: Instant, frame: Option<wire::exchange_response::Frame>) {
+        use wire::exchange_response::Frame;
+        match frame {
+            Some(Frame::Outcome(wire::DeliveryOutcome { delivery_id, error })) => {
+                self.delivered(now, delivery_id, error);
+            }
+            Some(Frame::Reports(wire::Reports { reports })) => {
+                for wire::NumberedReport { report_id, report_json } in reports {
+                    self.reported(now, report_id, report_json);
+                }
+            }
+            Some(Frame::Logs(wire::Logs { logs })) => {
+                let bytes: usize = logs.iter().map(|log| log.data.len()).sum();
+                self.metrics.log_bytes.inc_by(bytes as u64);
+                self.effects.logs.extend(logs.into_iter().map(|log| (self.gateway_epoch, log)));
+            }
+            Some(Frame::Dropped(outcome)) => self.context_dropped(now, &outcome),
+            None => {}
+        }
+    }
+
+    /// A report about an attempt came in. It is passed on, unless it is of use here only.
+    fn reported(&mut self, now: Instant, report_id: u64, report_json: Bytes) {
+        let NodeReport { job_key, kind, .. } = match serde_json::from_slice(&report_json) {
+            Ok(report) => report,
+            Err(error) => {
+                // Said again it would not be better.
+                tracing::error!(%error, "a report cannot be read: it is dropped");
+                self.metrics.reports_unreadable.inc();
+                self.effects.handled.push(report_id);
+                return;
+            }
+        };
+        let source = match self.inquiries.heard(now, job_key, &kind) {
+            Meaning::NotAsked => Source::Gateway(self.gateway_epoch, report_id),
+            Meaning::Answer => Source::Asked(self.gateway_epoch, report_id),
+            Meaning::Arrived(message) => {
+                self.attempts.remove(&job_key);
+                self.doubt_ended(message);
+                Source::Asked(self.gateway_epoch, report_id)
+            }
+            Meaning::OnTheWay => {
+                self.effects.handled.push(report_id);
+                return;
+            }
+            Meaning::Over(given_up) => {
+                self.effects.handled.push(report_id);
+                self.doubt_over(job_key, given_up);
+                return;
+            }
+        };
+        if let Some(number) = self.attempts.get(&job_key) {
+            if kind == ReportKind::Unknown {
+                // It is still on its way: the supervisor cannot know it.
+                self.effects.handled.push(report_id);
+                return;
+            }
+            let message = self.messages.get_mut(number);
+            if shows_arrival(&kind)
+                && let Some(node) = message.and_then(|message| message.node_mut(job_key))
+            {
+                node.arrived = true;
+            }
+        }
+        self.reports.add(source, job_key.flow, report_json, &mut self.effects.report);
+    }
+
+    pub(super) fn report_handled(&mut self, report: u64) {
+        match self.reports.handled(report) {
+            Some(Source::Gateway(epoch, id) | Source::Asked(epoch, id))
+                if epoch == self.gateway_epoch && self.gateway_up =>
+            {
+                self.effects.handled.push(id);
+            }
+            Some(Source::Message(number)) => {
+                if let Some(message) = self.messages.get_mut(&number) {
+                    message.reports_open -= 1;
+                }
+                self.settle_if_through(number);
+            }
+            Some(Source::Gateway(..) | Source::Asked(..)) | None => {}
+        }
+    }
+
+    /// Stops an attempt: here, when it has not been sent yet, and at its supervisor.
+    pub(super) fn stop(&mut self, wall: Timestamp, command: wire::StopCommand) {
+        let wire::StopCommand { context_id, flow_id, runner_id, job_key, grace_secs, address, topic } =
+            command;
+        let Ok(key) = job_key.parse::<JobKey>() else {
+            tracing::error!(job_key, "a stop names no attempt");
+            return;
+        };
+        let lane = (model::ContextId(context_id), model::RunnerId(runner_id));
+        let number = self.attempts.get(&key).copied();
+        let told = (!address.is_empty()).then_some(Place { address, topic, live: true });
+        let sent_to = || number.and_then(|number| self.messages.get(&number)?.sent_to.clone());
+        if let Some(place) = told.or_else(sent_to).or_else(|| self.runners.get(lane).cloned()) {
+            // It goes to the supervisor also when its run waits here: should an earlier try have arrived, or
+            // another router send it, the supervisor will not run it.
+            self.stop_at(stop_attempt(&place, job_key, grace_secs, lane.0, model::FlowId(flow_id)));
+        }
+        if let Some(message) = self.inquiries.cancel(key) {
+            // It was to be given up. Now its end is the supervisor's to tell.
+            self.attempts.remove(&key);
+            self.doubt_ended(message);
+            return;
+        }
+        let Some(number) = number else { return };
+        let Some(message) = self.messages.get_mut(&number) else { return };
+        let Some(at) = message.nodes.iter().position(|node| node.key == key) else { return };
+        let node = message.nodes.remove(at);
+        if message.nodes.is_empty() {
+            self.lanes.remove(message.lane, number);
+        }
+        if message.may_have_been_sent() {
+            // Whether an earlier try arrived is for the supervisor to say, which has been told to stop.
+            self.attempts.remove(&key);
+        } else {
+            self.metrics.stops_overtook.inc();
+            self.report_own(number, node.key, stopped(wall));
+        }
+        self.settle_if_through(number);
+    }
+
+    /// Sends a stop to its supervisor, or lets it wait for the gateway.
+    pub(super) fn stop_at(&mut self, stop: wire::StopAttempt) {
+        if self.gateway_up {
+            self.effects.stop.push(stop);
+        } else if self.stops.len() < STOPS_WAITING_MAX {
+            self.stops.insert(stop.job_key.clone(), stop);
+        }
+    }
+
+    /// A scheduler wants to know where attempts stand.
+    pub(super) fn query(&mut self, now: Instant, query: wire::StatusQuery) {
+        let wire::StatusQuery { context_id, flow_id, runner_id, job_keys } = query;
+        let lane = (model::ContextId(context_id), model::RunnerId(runner_id));
+        let Some(place) = self.runners.get(lane).cloned() else {
+            tracing::debug!(context_id, runner_id, "attempts of a runner that is not known were asked for");
+            return;
+        };
+        for job_key in job_keys {
+            let Ok(key) = job_key.parse::<JobKey>() else {
+                tracing::error!(job_key, "a query names no attempt");
+                continue;
+            };
+            self.metrics.queries.inc();
+            let at = Whereabouts { place: place.clone(), lane, flow: model::FlowId(flow_id) };
+            if !self.inquiries.ask(now, key, at) {
+                tracing::warn!(%key, "too many attempts are asked for: one is not");
+            }
+        }
+    }
+}
+
+/// Whether the supervisor has, or had, the attempt.
+const fn shows_arrival(kind: &ReportKind) -> bool {
+    match kind {
+        ReportKind::Accepted { .. }
+        | ReportKind::Started { .. }
+        | ReportKind::Ended(_)
+        | ReportKind::Returned => true,
+        ReportKind::Unknown | ReportKind::Rejected { .. } => false,
+    }
+}
+
+fn stopped(wall: Timestamp) -> ReportKind {
+    ReportKind::Ended(Box::new(AttemptEnd {
+        outcome: Outcome::Stopped,
+        exit_code: None,
+        reason: None,
+        result: BTreeMap::new(),
+        outputs: BTreeMap::new(),
+        output_bytes: 0,
+        instance: None,
+        start_time: None,
+        end_time: wall,
+    }))
+}

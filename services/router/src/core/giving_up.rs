@@ -1,0 +1,147 @@
+//! Messages whose time is over. What may have arrived is not simply reported: see [`crate::inquiries`].
+
+use bytes::Bytes;
+use model::{JobKey, NodeReport, Reason, ReasonCode, ReportKind};
+use proto::internal::v1 as wire;
+use tokio::time::Instant;
+
+use super::{Core, QUERY_ATTEMPTS_MAX};
+use crate::inquiries::{GivenUp, Step, Whereabouts};
+use crate::lanes::MessageNumber;
+use crate::reports::Source;
+use crate::runners::Place;
+
+/// What a running attempt gets to end by itself, when its message was given up.
+const GIVEN_UP_GRACE_SECS: u32 = 5;
+
+impl Core {
+    /// Reports every node that is left as undelivered, as soon as it is known not to run; the message is
+    /// settled once the reports are known.
+    pub(super) fn give_up(&mut self, now: Instant, number: MessageNumber, code: ReasonCode) {
+        let Some(message) = self.messages.get_mut(&number) else { return };
+        let (context, runner) = message.lane;
+        let detail = match (&*message.last_error, self.runners.get(message.lane)) {
+            ("", None) => format!("context {context} has no runner {runner}"),
+            ("", Some(place)) if !place.live => format!("runner {runner} is not alive"),
+            ("", Some(_)) => "it had to wait for its turn too long".to_owned(),
+            (error, _) => error.to_owned(),
+        };
+        self.lanes.remove(message.lane, number);
+        // What was heard of has arrived.
+        let (arrived, nodes): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut message.nodes).into_iter().partition(|node| node.arrived);
+        for node in arrived {
+            self.attempts.remove(&node.key);
+        }
+        if !nodes.is_empty() {
+            tracing::info!(message = message.name.1, %context, %runner, detail, "a message is given up");
+        }
+        let place = message.sent_to.clone().or_else(|| self.runners.get(message.lane).cloned());
+        let place = place.filter(|_| message.may_have_been_sent());
+        let (lane, flow) = (message.lane, message.flow);
+        let kind = ReportKind::Rejected { reason: Reason::new(code, detail), lasting: false, counts: true };
+        for node in nodes {
+            let Some(place) = place.clone() else {
+                self.report_given_up(number, node.key, kind.clone());
+                continue;
+            };
+            if let Some(message) = self.messages.get_mut(&number) {
+                message.doubts += 1;
+            }
+            let until = now + self.settings.lost_after;
+            let given_up = GivenUp { message: number, kind: kind.clone(), until, stopping: false };
+            self.inquiries.give_up(now, node.key, Whereabouts { place, lane, flow }, given_up);
+        }
+        self.settle_if_through(number);
+    }
+
+    /// Asks and stops what is due, and reports what is given up for good.
+    pub(super) fn inquire(&mut self, now: Instant) {
+        let runners = &self.runners;
+        for step in self.inquiries.take_due(now, |lane| runners.is_live(lane)) {
+            match step {
+                Step::Ask(key, at) => self.ask(key, &at),
+                Step::Stop(key, Whereabouts { place, lane, flow }) => {
+                    let stop = stop_attempt(&place, key.to_string(), GIVEN_UP_GRACE_SECS, lane.0, flow);
+                    self.stop_at(stop);
+                }
+                Step::Report(key, given_up) => self.doubt_over(key, given_up),
+            }
+        }
+    }
+
+    /// Asks for an attempt, together with others of its flow at the same supervisor.
+    fn ask(&mut self, key: JobKey, at: &Whereabouts) {
+        let Whereabouts { place, lane, flow } = at;
+        let job_key = key.to_string();
+        let fits = |query: &&mut wire::QueryAttempts| {
+            (&query.address, &query.topic) == (&place.address, &place.topic)
+                && (query.context_id, query.flow_id) == (lane.0.0, flow.0)
+                && query.job_keys.len() < QUERY_ATTEMPTS_MAX
+        };
+        if let Some(query) = self.effects.query.iter_mut().rev().find(fits) {
+            query.job_keys.push(job_key);
+            return;
+        }
+        self.effects.query.push(wire::QueryAttempts {
+            address: place.address.clone(),
+            topic: place.topic.clone(),
+            context_id: lane.0.0,
+            flow_id: flow.0,
+            job_keys: vec![job_key],
+        });
+    }
+
+    /// An attempt that was in doubt will not run: it is reported.
+    pub(super) fn doubt_over(&mut self, key: JobKey, given_up: GivenUp) {
+        let GivenUp { message: number, kind, until: _, stopping: _ } = given_up;
+        self.report_given_up(number, key, kind);
+        self.doubt_ended(number);
+    }
+
+    /// An attempt is not in doubt any more.
+    pub(super) fn doubt_ended(&mut self, number: MessageNumber) {
+        if let Some(message) = self.messages.get_mut(&number) {
+            message.doubts = message.doubts.saturating_sub(1);
+        }
+        self.settle_if_through(number);
+    }
+
+    fn report_given_up(&mut self, number: MessageNumber, key: JobKey, kind: ReportKind) {
+        if let Some(message) = self.messages.get_mut(&number)
+            && let ReportKind::Rejected { reason, .. } = &kind
+        {
+            message.error = Some(reason.to_string());
+        }
+        self.report_own(number, key, kind);
+    }
+
+    /// Reports about a node of a message, in the router's own name.
+    pub(super) fn report_own(&mut self, number: MessageNumber, key: JobKey, kind: ReportKind) {
+        self.attempts.remove(&key);
+        let Some(message) = self.messages.get_mut(&number) else { return };
+        let (context_id, flow_id) = (message.lane.0, message.flow);
+        let report = NodeReport { job_key: key, context_id, flow_id, source: None, kind };
+        let json = serde_json::to_vec(&report).expect("a report can always be written as JSON");
+        message.reports_open += 1;
+        let source = Source::Message(number);
+        self.reports.add(source, key.flow, Bytes::from(json), &mut self.effects.report);
+    }
+}
+
+pub(super) fn stop_attempt(
+    place: &Place,
+    job_key: String,
+    grace_secs: u32,
+    context: model::ContextId,
+    flow: model::FlowId,
+) -> wire::StopAttempt {
+    wire::StopAttempt {
+        address: place.address.clone(),
+        topic: place.topic.clone(),
+        job_key,
+        grace_secs,
+        context_id: context.0,
+        flow_id: flow.0,
+    }
+}

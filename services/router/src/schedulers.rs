@@ -1,0 +1,108 @@
+//! One stream for each scheduler replica that lives: storage tells which do.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use proto::internal::v1::{SchedulerReplica, WatchSchedulersRequest};
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::Status;
+
+use crate::app::DialScheduler;
+use crate::clients::{MessageStoreClient, Told, keep_open, scheduler};
+use crate::core::Input;
+use crate::driver::Event;
+
+/// The first pause before storage is asked again; doubles up to [`RETRY_MAX`].
+const RETRY_MIN: Duration = Duration::from_millis(50);
+/// The longest pause.
+const RETRY_MAX: Duration = Duration::from_secs(5);
+
+/// The streams that are kept. They end with it.
+pub(crate) struct Schedulers {
+    dial: DialScheduler,
+    events: mpsc::Sender<Event>,
+    kept: HashMap<String, Kept>,
+    tasks: JoinSet<()>,
+}
+
+struct Kept {
+    address: String,
+    task: AbortHandle,
+}
+
+impl Schedulers {
+    pub(crate) fn new(dial: DialScheduler, events: mpsc::Sender<Event>) -> Self {
+        Self { dial, events, kept: HashMap::new(), tasks: JoinSet::new() }
+    }
+
+    /// Follows storage's list for ever. While it cannot be heard, the streams stay as they are.
+    pub(crate) async fn follow(mut self, mut storage: MessageStoreClient) {
+        let mut pause = RETRY_MIN;
+        loop {
+            let following = async {
+                let mut lists = storage.watch_schedulers(WatchSchedulersRequest {}).await?.into_inner();
+                while let Some(list) = lists.message().await? {
+                    pause = RETRY_MIN;
+                    self.change(list.replicas).await;
+                }
+                Ok::<_, Status>(())
+            };
+            match following.await {
+                Ok(()) => tracing::info!("storage ended its list of schedulers"),
+                Err(status) => tracing::warn!(%status, "the list of schedulers cannot be followed"),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(RETRY_MAX);
+        }
+    }
+
+    async fn change(&mut self, replicas: Vec<SchedulerReplica>) {
+        let lives = |name: &str, address: &str| {
+            replicas.iter().any(|replica| replica.name == name && replica.address == address)
+        };
+        let gone = self.kept.extract_if(|name, kept| !lives(name, &kept.address));
+        for (name, kept) in gone.collect::<Vec<_>>() {
+            kept.task.abort();
+            // What it said last comes before this.
+            while !kept.task.is_finished() && self.tasks.join_next().await.is_some() {}
+            // The driver lives as long as this does.
+            self.events.send(Event::SchedulerDown(name)).await.ok();
+        }
+        let names = replicas.iter().map(|replica| replica.name.clone()).collect();
+        self.events.send(Event::Input(Input::Schedulers(names))).await.ok();
+        for replica in replicas {
+            self.keep(replica);
+        }
+        while self.tasks.try_join_next().is_some() {}
+    }
+
+    fn keep(&mut self, replica: SchedulerReplica) {
+        if self.kept.contains_key(&replica.name) {
+            return;
+        }
+        let channel = match (self.dial)(&replica) {
+            Ok(channel) => channel,
+            Err(error) => {
+                let SchedulerReplica { name, address } = replica;
+                tracing::error!(name, address, %error, "a scheduler cannot be spoken to");
+                return;
+            }
+        };
+        let client = scheduler(channel);
+        let open = move |outgoing: UnboundedReceiverStream<_>| {
+            let mut client = client.clone();
+            async move { client.report(outgoing).await }
+        };
+        let (up, down) = (replica.name.clone(), replica.name.clone());
+        let told = Told {
+            up: Box::new(move |sender| Event::SchedulerUp(up.clone(), sender)),
+            item: Box::new(|said| Event::Input(Input::Scheduler(said))),
+            down: Box::new(move |()| Event::SchedulerDown(down.clone())),
+        };
+        let keeping = keep_open("scheduler", open, None, None, told, self.events.clone());
+        let task = self.tasks.spawn(keeping);
+        self.kept.insert(replica.name, Kept { address: replica.address, task });
+    }
+}
