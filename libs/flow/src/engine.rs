@@ -10,23 +10,29 @@
 //! [`Engine::load`] finds again whatever was not derived yet, so that an
 //! owner that dies between two pieces loses nothing.
 
+mod again;
+mod cancel;
 mod derive;
 mod execution;
+mod expiry;
 mod pass;
+mod prerequisites;
 mod report;
 mod step;
 mod timers;
+mod unstored;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use model::limits::STOP_GRACE_SECS;
 use model::{
-    ContextUid, Flow, FlowNode, FlowStatus, JobId, JobKey, JobSpec, NodeSpec, NodeState, ReasonCode,
-    RunnerId, SignalName, Timestamp, Violations,
+    Attempt, ContextUid, Flow, FlowNode, FlowStatus, JobId, JobKey, JobSpec, NodeReport, NodeSpec, NodeState,
+    ReasonCode, ReportSource, RunnerId, SignalName, Timestamp, Violations,
 };
 
 use self::pass::Pass;
+use self::prerequisites::Waits;
 pub use self::step::{
     Change, Destinations, Dispatch, Input, NoDestination, NodeView, Outside, Refused, Stale, Step, Stop,
     Transition,
@@ -122,6 +128,34 @@ struct Waiting {
     to_try: BTreeSet<u32>,
 }
 
+/// How many nodes stand where.
+#[derive(Debug, Default)]
+struct Counts {
+    /// Nodes that have not ended.
+    open: usize,
+    ready: usize,
+    in_flight: usize,
+}
+
+impl Counts {
+    fn of(nodes: &[FlowNode]) -> Self {
+        let count = |which: fn(NodeState) -> bool| nodes.iter().filter(|node| which(node.state)).count();
+        Self {
+            open: count(|state| !state.is_end()),
+            ready: count(|state| state == NodeState::Ready),
+            in_flight: count(is_in_flight),
+        }
+    }
+
+    /// A node went from one state to another.
+    fn moved(&mut self, from: NodeState, to: NodeState) {
+        let one = usize::from;
+        self.open = self.open + one(!to.is_end()) - one(!from.is_end());
+        self.ready = self.ready + one(to == NodeState::Ready) - one(from == NodeState::Ready);
+        self.in_flight = self.in_flight + one(is_in_flight(to)) - one(is_in_flight(from));
+    }
+}
+
 /// A running flow, as the one owner of it holds it.
 #[derive(Debug)]
 pub struct Engine {
@@ -133,9 +167,8 @@ pub struct Engine {
     by_job: HashMap<JobId, NodeIndex>,
     upstream: Vec<Upstream>,
     /// Of each completed node, its result's size as JSON.
-    result_bytes: Vec<usize>,
-    /// Nodes that have not ended.
-    open: usize,
+    result_bytes: Vec<u32>,
+    counts: Counts,
     /// Nodes whose failure fails the flow.
     failures: usize,
     work: Worklist,
@@ -148,8 +181,15 @@ pub struct Engine {
     stops_due: Vec<Stop>,
     /// Of each node, its place among the changes of the step under way.
     slots: Vec<Option<u32>>,
-    /// Signals that were given.
-    signals: BTreeSet<SignalName>,
+    waits: Waits,
+    /// Nodes that are still to begin anew, since the flow is run again.
+    resets: VecDeque<NodeIndex>,
+    /// Attempts whose supervisor is lost.
+    lost: VecDeque<(NodeIndex, Attempt)>,
+    /// What was said of attempts of PENDING nodes, which the store does not know to be under way.
+    kept: HashMap<NodeIndex, Vec<NodeReport>>,
+    /// Where attempts are that are under way at no known runner.
+    sources: HashMap<NodeIndex, ReportSource>,
 }
 
 impl Engine {
@@ -207,8 +247,8 @@ impl Engine {
             by_job: nodes.iter().enumerate().map(|(i, n)| (n.job_id, NodeIndex::new(i))).collect(),
             upstream: vec![Upstream::default(); count],
             result_bytes: vec![0; count],
-            open: nodes.iter().filter(|node| !node.state.is_end()).count(),
-            failures: nodes.iter().filter(|node| fails_flow(node)).count(),
+            counts: Counts::default(),
+            failures: 0,
             work: Worklist { queue: VecDeque::new(), queued: vec![false; count] },
             waiting: Waiting::default(),
             timers: Timers::new(count),
@@ -216,14 +256,21 @@ impl Engine {
             sweep: None,
             stops_due: Vec::new(),
             slots: vec![None; count],
-            signals,
+            waits: Waits::new(signals),
+            resets: VecDeque::new(),
+            lost: VecDeque::new(),
+            kept: HashMap::new(),
+            sources: HashMap::new(),
             flow,
             plan,
             nodes,
             jobs,
         };
         engine.group_by_target();
-        engine.derive_from_stored();
+        engine.resets = engine.find_resets();
+        if engine.resets.is_empty() {
+            engine.derive_from_stored();
+        }
         engine
     }
 
@@ -238,6 +285,8 @@ impl Engine {
 
     /// Finds everything that follows from the stored state but is not in it yet.
     fn derive_from_stored(&mut self) {
+        self.counts = Counts::of(&self.nodes);
+        self.failures = self.nodes.iter().filter(|node| fails_flow(node)).count();
         for i in 0..self.nodes.len() {
             let node = NodeIndex::new(i);
             let mut upstream = Upstream::default();
@@ -253,17 +302,17 @@ impl Engine {
             match stored.state {
                 NodeState::Pending if upstream.waiting == 0 => self.work.push(node),
                 NodeState::Ready => self.work.push(node),
-                NodeState::Dispatched | NodeState::Running if stored.cancel_requested_time.is_some() => {
+                NodeState::Dispatched | NodeState::Running if self.is_being_ended(node) => {
                     self.stops_due.push(self.stop_of(node));
                 }
-                NodeState::Completed => self.result_bytes[i] = size::result(&stored.result),
+                NodeState::Completed => self.result_bytes[i] = size_of_result(stored),
                 _ => {}
             }
             self.timers.set(node, timers::next(&self.nodes[i], &self.flow).map(|(time, _)| time));
         }
         if self.flow.cancel_requested_time.is_some() {
             self.raise(Cause::FlowCancelled);
-        } else if self.flow.fail_fast && self.failures > 0 {
+        } else if self.flow.fail_fast && self.has_failed() {
             self.raise(Cause::FailFast);
         }
     }
@@ -348,12 +397,40 @@ impl Engine {
         self.nodes[node.index()].message_key = Some(message_key);
     }
 
+    /// Whether a failure counts that is of this generation: an old one was kept on purpose.
+    fn has_failed(&self) -> bool {
+        let generation = self.flow.generation;
+        self.failures > 0 && self.nodes.iter().any(|node| fails_flow(node) && node.generation == generation)
+    }
+
+    /// Whether nothing but a time, a signal or another flow can make the flow go on.
+    fn rests(&self) -> bool {
+        let Counts { ready, in_flight, .. } = self.counts;
+        self.is_started() && ready == 0 && in_flight == 0 && self.kept.is_empty()
+    }
+
+    /// Whether the node's attempt under way was cancelled or has expired.
+    fn is_being_ended(&self, node: NodeIndex) -> bool {
+        let node = &self.nodes[node.index()];
+        node.cancel_requested_time.is_some() || node.expired_time.is_some()
+    }
+
+    /// Notes the attempts that are lost with a supervisor.
+    fn note_lost(&mut self, runner: RunnerId) {
+        for (i, node) in self.nodes.iter().enumerate() {
+            if is_in_flight(node.state) && node.runner == Some(runner) {
+                self.lost.push_back((NodeIndex::new(i), node.attempt));
+            }
+        }
+    }
+
     /// What has the current attempt stopped.
     fn stop_of(&self, node: NodeIndex) -> Stop {
         let cancelled = self.flow.cancel_requested_time.is_some();
         let grace_secs = if cancelled { self.flow.cancel_grace_secs } else { STOP_GRACE_SECS };
         let runner = self.nodes[node.index()].runner;
-        Stop { job_key: self.job_key(node), runner, source: None, grace_secs }
+        let source = self.sources.get(&node).cloned();
+        Stop { job_key: self.job_key(node), runner, source, grace_secs }
     }
 
     /// Lets everything that is left end, unless it does already for a cause that goes as far.
@@ -394,4 +471,10 @@ const fn is_in_flight(state: NodeState) -> bool {
 fn fails_flow(node: &FlowNode) -> bool {
     let deadline = node.reason.as_ref().is_some_and(|reason| reason.code == ReasonCode::Deadline);
     node.state == NodeState::Failed && (!node.allow_failure || deadline)
+}
+
+/// How large a node's result is as JSON.
+fn size_of_result(node: &FlowNode) -> u32 {
+    // It is within its limit, which is far below.
+    u32::try_from(size::result(&node.result)).unwrap_or(u32::MAX)
 }

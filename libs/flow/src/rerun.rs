@@ -1,6 +1,8 @@
 //! Which nodes of an ended flow are run again, and which keep what they gave.
 
-use model::{FlowNode, NodeState, ReasonCode, Rerun};
+use std::collections::HashSet;
+
+use model::{FlowNode, Generation, JobId, NodeState, ReasonCode, Rerun};
 
 use crate::graph::Graph;
 
@@ -8,20 +10,52 @@ use crate::graph::Graph;
 /// everything that comes after it. What is false keeps its state and its result.
 #[must_use]
 pub fn select(graph: &Graph, nodes: &[&FlowNode], rerun: &Rerun) -> Vec<bool> {
-    with_all_after(graph, nodes.iter().map(|node| is_named(node, rerun)).collect())
+    let named = Named::new(rerun);
+    with_all_after(graph, nodes.iter().map(|node| named.has(node)).collect())
 }
 
-fn is_named(node: &FlowNode, rerun: &Rerun) -> bool {
-    match rerun {
-        Rerun::All => true,
-        Rerun::From { jobs } => jobs.contains(&node.job_id),
-        Rerun::Failed => match node.state {
-            NodeState::Failed | NodeState::Cancelled => true,
-            NodeState::Skipped => {
+/// Those of `nodes` that are still to be reset for `generation`, which began with `rerun`.
+///
+/// A node that was reset already stands for itself: what it was chosen for cannot be seen any more, but
+/// everything after it was chosen with it. So the answer follows from what is stored, wherever an owner
+/// died; and no node is chosen twice, since what was left out ended well or was not named.
+pub(crate) fn left(graph: &Graph, nodes: &[FlowNode], rerun: &Rerun, generation: Generation) -> Vec<bool> {
+    let is_reset = |node: &FlowNode| node.generation >= generation;
+    let named = Named::new(rerun);
+    let seeds = nodes.iter().map(|node| is_reset(node) || named.has(node)).collect();
+    let mut chosen = with_all_after(graph, seeds);
+    for (chosen, node) in chosen.iter_mut().zip(nodes) {
+        *chosen &= !is_reset(node);
+    }
+    chosen
+}
+
+/// What a rerun begins with.
+enum Named {
+    All,
+    Failed,
+    Jobs(HashSet<JobId>),
+}
+
+impl Named {
+    fn new(rerun: &Rerun) -> Self {
+        match rerun {
+            Rerun::All => Self::All,
+            Rerun::Failed => Self::Failed,
+            Rerun::From { jobs } => Self::Jobs(jobs.iter().copied().collect()),
+        }
+    }
+
+    fn has(&self, node: &FlowNode) -> bool {
+        match (self, node.state) {
+            (Self::All, _) | (Self::Failed, NodeState::Failed | NodeState::Cancelled) => true,
+            // One that was skipped for another reason follows what is run again, or would be skipped again.
+            (Self::Failed, NodeState::Skipped) => {
                 node.reason.as_ref().is_some_and(|reason| reason.code == ReasonCode::UpstreamFailed)
             }
-            _ => false,
-        },
+            (Self::Failed, _) => false,
+            (Self::Jobs(jobs), _) => jobs.contains(&node.job_id),
+        }
     }
 }
 

@@ -1,12 +1,12 @@
 //! What follows from the stored state and the time, whoever finds it.
 
 use model::limits::INPUTS_BYTES_MAX;
-use model::{NodeState, Reason, ReasonCode, RunIf};
+use model::{FlowNode, NodeState, Reason, ReasonCode, RunIf};
 
+use super::Upstream;
 use super::pass::Pass;
+use super::prerequisites::Outlook;
 use super::step::NodeView;
-use super::timers::{self, Due};
-use super::{Cause, Upstream, is_in_flight};
 use crate::graph::NodeIndex;
 use crate::transition::NodeEvent;
 
@@ -37,106 +37,13 @@ const fn run_verdict(run_if: RunIf, upstream: Upstream, dependencies: u32) -> Ru
 }
 
 impl Pass<'_, '_, '_> {
-    pub(super) fn check_deadline(&mut self) {
-        if self.engine.open > 0 && self.engine.flow.deadline.is_some_and(|deadline| deadline <= self.now) {
-            self.engine.raise(Cause::Deadline);
-        }
-    }
-
-    /// Acts on every time that has come.
-    pub(super) fn expire(&mut self) {
-        while self.has_room()
-            && let Some(node) = self.engine.timers.pop(self.now)
-        {
-            let Some((time, due)) = timers::next(self.engine.node(node), &self.engine.flow) else { continue };
-            debug_assert!(time <= self.now, "a timer is set again with every change of its node");
-            let policy = &self.engine.node(node).policy;
-            let within = |secs: u32| format!("within {secs} s");
-            match due {
-                Due::BackOff => self.place(node),
-                Due::Unconfirmed => {
-                    self.stop(node);
-                    self.close_cancelled(node, true);
-                }
-                Due::Queue => {
-                    let detail = within(policy.timeout_queue);
-                    self.expire_attempt(node, Reason::new(ReasonCode::TimeoutQueue, detail));
-                }
-                Due::Result => {
-                    let detail = within(policy.timeout_result);
-                    self.expire_attempt(node, Reason::new(ReasonCode::TimeoutResult, detail));
-                }
-                Due::Run => {
-                    let detail = format!("no end was reported {}", within(policy.timeout));
-                    self.expire_attempt(node, Reason::new(ReasonCode::Timeout, detail));
-                }
-            }
-        }
-    }
-
-    fn expire_attempt(&mut self, node: NodeIndex, reason: Reason) {
-        if is_in_flight(self.engine.node(node).state) {
-            self.stop(node);
-            self.failed_try(node, reason, None, |_| {});
-        } else {
-            self.abort(node, reason);
-        }
-    }
-
     /// Fails a node that was not sent anywhere.
-    fn abort(&mut self, node: NodeIndex, reason: Reason) {
+    pub(super) fn abort(&mut self, node: NodeIndex, reason: Reason) {
         let now = self.now;
         self.apply(node, NodeEvent::Abort, |node| {
             node.end_time = Some(now);
             node.reason = Some(reason);
         });
-    }
-
-    /// Goes on ending everything that is left, when there is a cause to.
-    pub(super) fn sweep(&mut self) {
-        while self.has_room()
-            && let (Some(cause), Some(next)) = (self.engine.cause, self.engine.sweep)
-        {
-            if next == self.engine.nodes.len() {
-                self.engine.sweep = None;
-                return;
-            }
-            self.engine.sweep = Some(next + 1);
-            let node = NodeIndex::new(next);
-            if self.engine.is_halted(node) {
-                self.end_for(cause, node);
-            }
-        }
-    }
-
-    fn end_for(&mut self, cause: Cause, index: NodeIndex) {
-        let code = match cause {
-            Cause::FailFast => ReasonCode::FailFast,
-            Cause::Deadline => ReasonCode::Deadline,
-            Cause::FlowCancelled => ReasonCode::FlowCancelled,
-        };
-        let node = self.engine.node(index);
-        match node.state {
-            NodeState::Pending | NodeState::Ready if cause == Cause::Deadline => {
-                self.abort(index, Reason::new(code, ""));
-            }
-            NodeState::Pending | NodeState::Ready => self.cancel_unsent(index, code),
-            // What is being cancelled already ends as cancelled.
-            NodeState::Dispatched | NodeState::Running
-                if cause == Cause::Deadline && node.cancel_requested_time.is_none() =>
-            {
-                let now = self.now;
-                self.stop(index);
-                self.apply(index, NodeEvent::Fail, |node| {
-                    node.end_time = Some(now);
-                    node.reason = Some(Reason::new(code, ""));
-                });
-            }
-            NodeState::Dispatched | NodeState::Running => {
-                self.request_cancel(index, Reason::new(code, ""));
-            }
-            NodeState::Completed | NodeState::Failed | NodeState::Cancelled | NodeState::Skipped => {}
-        }
     }
 
     /// Looks at the nodes to which something happened.
@@ -152,27 +59,32 @@ impl Pass<'_, '_, '_> {
         }
     }
 
-    /// Everything before a node has ended: it runs, is skipped, or cannot run.
+    /// Everything before a node has ended: it runs, waits for something else, is skipped, or cannot run.
     fn decide(&mut self, index: NodeIndex) {
         if self.engine.is_halted(index) {
             return;
         }
         let node = self.engine.node(index);
         let dependencies = u32::try_from(node.depends.len()).unwrap_or(u32::MAX);
-        if let RunVerdict::Skip(code) =
-            run_verdict(node.run_if, self.engine.upstream[index.index()], dependencies)
-        {
-            let now = self.now;
-            self.apply(index, NodeEvent::Skip, |node| {
-                node.end_time = Some(now);
-                node.reason = Some(Reason::new(code, ""));
-            });
-            return;
+        let upstream = self.engine.upstream[index.index()];
+        if let RunVerdict::Skip(code) = run_verdict(node.run_if, upstream, dependencies) {
+            return self.skip(index, Reason::new(code, ""));
         }
-        if let Some(missing) = self.engine.missing_result(index) {
-            let from = &self.engine.node(missing.node).name;
-            let detail = format!("`{from}` completed without giving `{}`", missing.key);
-            return self.abort(index, Reason::new(ReasonCode::MissingResult, detail));
+        match self.outlook(index) {
+            Outlook::Met => {}
+            Outlook::Waits => return,
+            Outlook::Impossible(reason) => return self.abort(index, reason),
+        }
+        match self.engine.condition(index) {
+            Ok(true) => {}
+            Ok(false) => {
+                return self.skip(index, Reason::new(ReasonCode::ConditionNotMet, "`when` is false"));
+            }
+            Err(reason) => return self.abort(index, reason),
+        }
+        if let Some(missing) = self.engine.missing_result(self.engine.plan.references(index)) {
+            let reason = self.engine.missing_reason(missing);
+            return self.abort(index, reason);
         }
         let bytes = self.engine.inputs_bytes(index);
         if bytes > INPUTS_BYTES_MAX {
@@ -181,13 +93,28 @@ impl Pass<'_, '_, '_> {
             return self.abort(index, Reason::new(ReasonCode::InputsTooLarge, detail));
         }
         let now = self.now;
-        if self.apply(index, NodeEvent::Release, |node| node.ready_time = Some(now)) {
+        let release = |node: &mut FlowNode| {
+            node.ready_time = Some(now);
+            node.reason = None;
+        };
+        if self.apply(index, NodeEvent::Release, release) {
             self.place(index);
         }
     }
 
+    fn skip(&mut self, index: NodeIndex, reason: Reason) {
+        let now = self.now;
+        self.apply(index, NodeEvent::Skip, |node| {
+            node.end_time = Some(now);
+            node.reason = Some(reason);
+        });
+    }
+
     /// Sends a READY node to a place, or notes that there is none.
-    fn place(&mut self, index: NodeIndex) {
+    pub(super) fn place(&mut self, index: NodeIndex) {
+        if self.adopt_kept(index) {
+            return;
+        }
         let node = self.engine.node(index);
         let backs_off = node.not_before_time.is_some_and(|time| time > self.now);
         if backs_off || self.engine.is_halted(index) {

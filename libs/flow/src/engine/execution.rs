@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, HashSet};
 
 use model::flow::ResultMap;
-use model::{Execution, FileSource, Name, NodeState};
+use model::{Execution, FileSource, Name, NodeState, Reason, ReasonCode};
 
 use super::Engine;
+use crate::condition::EvaluationError;
 use crate::graph::NodeIndex;
-use crate::plan::ResultRef;
+use crate::plan::{ResultRef, When};
 use crate::size;
 
 impl Engine {
@@ -68,7 +69,10 @@ impl Engine {
         let near: usize = self
             .completed_dependencies(node)
             .map(|before| {
-                size::member(self.nodes[before.index()].name.as_str(), self.result_bytes[before.index()])
+                size::member(
+                    self.nodes[before.index()].name.as_str(),
+                    self.result_bytes[before.index()] as usize,
+                )
             })
             .sum();
         let far: usize = self
@@ -82,12 +86,34 @@ impl Engine {
         2 + near + far
     }
 
-    /// The first key that `node` refers to and that its ancestor completed without giving.
-    pub(super) fn missing_result(&self, node: NodeIndex) -> Option<&ResultRef> {
-        self.plan.references(node).iter().find(|reference| {
+    /// What the condition of `node` says, once everything before it has ended: true without one.
+    pub(super) fn condition(&self, node: NodeIndex) -> Result<bool, Reason> {
+        let Some(When { condition, references }) = self.plan.when(node) else { return Ok(true) };
+        if let Some(missing) = self.missing_result(references) {
+            return Err(self.missing_reason(missing));
+        }
+        let lookup = |at: usize| {
+            let ResultRef { node, key } = &references[at];
+            let ancestor = &self.nodes[node.index()];
+            // A result is there only when it completed.
+            ancestor.result.get(key).map(String::as_str)
+        };
+        let failed = |error: EvaluationError| Reason::new(ReasonCode::WhenFailed, error.to_string());
+        condition.holds(&self.flow, lookup).map_err(failed)
+    }
+
+    /// The first of `references` that names a key which its node completed without giving.
+    pub(super) fn missing_result<'a>(&self, references: &'a [ResultRef]) -> Option<&'a ResultRef> {
+        references.iter().find(|reference| {
             let ancestor = &self.nodes[reference.node.index()];
             ancestor.state == NodeState::Completed && !ancestor.result.contains_key(&reference.key)
         })
+    }
+
+    /// Why a node with such a reference cannot run.
+    pub(super) fn missing_reason(&self, ResultRef { node, key }: &ResultRef) -> Reason {
+        let from = &self.nodes[node.index()].name;
+        Reason::new(ReasonCode::MissingResult, format!("`{from}` completed without giving `{key}`"))
     }
 
     fn completed_dependencies(&self, node: NodeIndex) -> impl Iterator<Item = NodeIndex> + '_ {

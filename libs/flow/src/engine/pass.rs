@@ -4,11 +4,11 @@
 use std::collections::{HashMap, VecDeque};
 
 use model::flow::ResultMap;
-use model::limits::FLOW_RESULT_BYTES_MAX;
-use model::{FlowNode, JobKey, NodeState, Reason, ReasonCode, RunnerId, Timestamp};
+use model::limits::{FLOW_RESULT_BYTES_MAX, STOP_GRACE_SECS};
+use model::{FlowNode, JobKey, NodeReport, NodeState, RunnerId, Timestamp};
 
-use super::step::{Change, Dispatch, Input, NoDestination, Outside, Refused, Stale, Step, Transition};
-use super::{Cause, Engine, fails_flow, is_in_flight, timers};
+use super::step::{Change, Dispatch, Input, NoDestination, Outside, Refused, Stale, Step, Stop, Transition};
+use super::{Cause, Engine, fails_flow, is_in_flight, report, size_of_result, timers};
 use crate::graph::NodeIndex;
 use crate::size;
 use crate::transition::{self, FlowEvent, NodeEvent};
@@ -44,28 +44,37 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
     }
 
     /// Reports come before what is overdue, so that an end that arrived is not
-    /// taken for missing; what ends comes before what begins.
+    /// taken for missing; what ends comes before what begins. A flow that is run
+    /// again is reset before anything else.
     pub(super) fn run(mut self, inputs: &mut VecDeque<Input>) -> Step {
         self.step.stops.append(&mut self.engine.stops_due);
-        while self.has_room()
-            && let Some(input) = inputs.pop_front()
-        {
-            self.take(input);
-        }
-        if self.engine.is_started() {
-            self.check_deadline();
-            self.expire();
-            self.sweep();
-            self.derive();
-            self.place_waiting();
-            self.finish();
+        if self.reset() {
+            while self.has_room()
+                && let Some(input) = inputs.pop_front()
+            {
+                self.take(input);
+            }
+            if self.engine.is_started() {
+                self.advance();
+            }
         }
         for change in &self.step.changed {
             self.engine.slots[change.node.index()] = None;
         }
         self.step.due = self.next_due();
         self.step.more = !inputs.is_empty() || self.has_more();
+        self.step.rests = !self.step.more && self.engine.rests();
         self.step
+    }
+
+    fn advance(&mut self) {
+        self.lose();
+        self.check_deadline();
+        self.expire();
+        self.sweep();
+        self.derive();
+        self.place_waiting();
+        self.finish();
     }
 
     /// Whether another node may change in this step.
@@ -77,6 +86,8 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         let engine = &*self.engine;
         engine.is_started()
             && (!engine.work.queue.is_empty()
+                || !engine.resets.is_empty()
+                || !engine.lost.is_empty()
                 || engine.sweep.is_some()
                 || !engine.waiting.to_try.is_empty()
                 || self.step.due.is_some_and(|due| due <= self.now))
@@ -101,10 +112,9 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
                     self.cancel_node(node);
                 }
             }
-            Input::Signal(name) => {
-                self.engine.signals.insert(name);
-            }
-            Input::FlowState { .. } | Input::SupervisorLost(_) => {}
+            Input::Signal(name) => self.signal(name),
+            Input::FlowState { flow, status } => self.flow_state(flow, status),
+            Input::SupervisorLost(runner) => self.engine.note_lost(runner),
             Input::Wake => {
                 let waiting = &mut self.engine.waiting;
                 waiting
@@ -114,61 +124,37 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         }
     }
 
-    fn cancel_flow(&mut self, grace_secs: u32) {
-        if self.engine.flow.cancel_requested_time.is_some() && !self.engine.is_over() {
-            return;
-        }
-        if let Err(error) = transition::flow(self.engine.flow.status, FlowEvent::Cancel) {
-            self.step.refused.push(Refused { node: None, error });
-            return;
-        }
-        let flow = &mut self.engine.flow;
-        flow.cancel_requested_time = Some(self.now);
-        flow.cancel_grace_secs = grace_secs;
-        self.flow_touched();
-        self.engine.raise(Cause::FlowCancelled);
-    }
-
-    fn cancel_node(&mut self, node: NodeIndex) {
-        if is_in_flight(self.engine.node(node).state) {
-            self.request_cancel(node, Reason::new(ReasonCode::NodeCancelled, ""));
-        } else {
-            self.cancel_unsent(node, ReasonCode::NodeCancelled);
-        }
-    }
-
-    /// Cancels a node that was not sent anywhere.
-    pub(super) fn cancel_unsent(&mut self, node: NodeIndex, code: ReasonCode) {
-        let now = self.now;
-        self.apply(node, NodeEvent::Cancel, |node| {
-            node.cancel_requested_time = Some(now);
-            node.end_time = Some(now);
-            node.reason = Some(Reason::new(code, ""));
-        });
-    }
-
-    /// Asks the supervisor to stop the attempt; it ends as cancelled however it ends.
-    pub(super) fn request_cancel(&mut self, node: NodeIndex, reason: Reason) {
-        if self.engine.node(node).cancel_requested_time.is_some() {
-            // The time it may stay unconfirmed can have changed with the flow's.
-            self.reset_timer(node);
-            return;
-        }
-        let now = self.now;
-        self.touch(node, |node| {
-            node.cancel_requested_time = Some(now);
-            node.reason = Some(reason);
-        });
-        self.stop(node);
-    }
-
     /// Has the current attempt stopped.
     pub(super) fn stop(&mut self, node: NodeIndex) {
         self.step.stops.push(self.engine.stop_of(node));
     }
 
-    pub(super) fn stale(&mut self, job_key: JobKey, alive: bool) {
-        self.step.stale.push(Stale { job_key, alive });
+    /// Has an attempt stopped that is under way where it should not be.
+    pub(super) fn stop_at_source(&mut self, report: &NodeReport) {
+        if let Some(source) = &report.source {
+            self.step.stops.push(Stop {
+                job_key: report.job_key,
+                runner: None,
+                source: Some(source.clone()),
+                grace_secs: STOP_GRACE_SECS,
+            });
+        }
+    }
+
+    /// Counts a report that changes nothing; what it says to live is stopped.
+    pub(super) fn stale(&mut self, report: &NodeReport) {
+        let key = report.job_key;
+        let ours = key.flow == self.engine.flow.uid && key.context == self.engine.context;
+        let alive = ours && report::lives(&report.kind);
+        if alive {
+            self.stop_at_source(report);
+        }
+        self.step.stale.push(Stale { job_key: key, alive });
+    }
+
+    /// Counts a report of the current attempt that says nothing new.
+    pub(super) fn repeated(&mut self, job_key: JobKey) {
+        self.step.stale.push(Stale { job_key, alive: false });
     }
 
     /// Adds a node to what travels to `runner`.
@@ -204,8 +190,13 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         node.state = to;
         let reason = node.reason.clone();
         self.step.changed[slot].transitions.push(Transition { event, from, to, attempt, reason });
+        self.engine.counts.moved(from, to);
         self.reset_timer(index);
+        if is_in_flight(from) && !is_in_flight(to) {
+            self.engine.sources.remove(&index);
+        }
         if to.is_end() {
+            self.drop_kept(index);
             self.ended(index);
         }
         true
@@ -240,7 +231,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         let Engine { plan, nodes, upstream, work, result_bytes, .. } = &mut *self.engine;
         let node = &nodes[index.index()];
         if node.state == NodeState::Completed {
-            result_bytes[index.index()] = size::result(&node.result);
+            result_bytes[index.index()] = size_of_result(node);
         }
         for dependant in plan.graph().dependants(index) {
             let upstream = &mut upstream[dependant.index()];
@@ -249,7 +240,6 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
                 work.push(dependant);
             }
         }
-        self.engine.open -= 1;
         if fails_flow(&self.engine.nodes[index.index()]) {
             self.engine.failures += 1;
             if self.engine.flow.fail_fast {
@@ -258,7 +248,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         }
     }
 
-    fn flow_touched(&mut self) {
+    pub(super) fn flow_touched(&mut self) {
         self.engine.flow.updated_at = self.now;
         self.step.flow_changed = true;
     }
@@ -278,7 +268,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
 
     /// Ends the flow when no node can move.
     fn finish(&mut self) {
-        if self.engine.open > 0 {
+        if self.engine.counts.open > 0 {
             return;
         }
         let event = if self.engine.flow.cancel_requested_time.is_some() {

@@ -1,5 +1,6 @@
 //! What supervisors, and whoever is on the way to them, say of an attempt.
 
+use std::cmp::Ordering;
 use std::time::Duration;
 
 use model::execution::Outcome;
@@ -13,21 +14,75 @@ use crate::retry::{self, Verdict};
 use crate::size;
 use crate::transition::NodeEvent;
 
+/// What is known of how an attempt ended.
+pub(super) struct Ending {
+    start_time: Option<Timestamp>,
+    end_time: Timestamp,
+    exit_code: Option<i32>,
+    output_bytes: u64,
+    instance: Option<String>,
+    /// Somebody who knows said that it is not under way any more.
+    pub(super) confirmed: bool,
+}
+
+impl Ending {
+    /// It is not known to have begun.
+    pub(super) const fn unheard(now: Timestamp, confirmed: bool) -> Self {
+        Self { start_time: None, end_time: now, exit_code: None, output_bytes: 0, instance: None, confirmed }
+    }
+
+    /// What the supervisor said, its times between the dispatch and now.
+    fn reported(end: &AttemptEnd, node: &FlowNode, now: Timestamp) -> Self {
+        let end_time = within(end.end_time, node, now);
+        Self {
+            start_time: end.start_time.map(|time| within(time, node, end_time)),
+            end_time,
+            exit_code: end.exit_code,
+            output_bytes: end.output_bytes,
+            instance: end.instance.clone(),
+            confirmed: true,
+        }
+    }
+
+    /// Writes it down.
+    pub(super) fn note(self, node: &mut FlowNode) {
+        node.start_time = self.start_time.or(node.start_time);
+        node.end_time = Some(self.end_time);
+        node.exit_code = self.exit_code;
+        node.output_bytes = self.output_bytes;
+        node.instance = self.instance.or_else(|| node.instance.take());
+        node.unconfirmed = !self.confirmed;
+    }
+}
+
 impl Pass<'_, '_, '_> {
-    /// Takes up a report of the current attempt; any other changes nothing.
+    /// Takes up a report of the current attempt, and of one that must have been sent though that is not
+    /// stored; any other changes nothing.
     pub(super) fn report(&mut self, report: NodeReport) {
         let key = report.job_key;
-        let node = self
-            .engine
-            .find(key.job)
-            .filter(|&node| self.engine.job_key(node) == key && is_in_flight(self.engine.node(node).state));
-        let lives = matches!(report.kind, ReportKind::Accepted { .. } | ReportKind::Started { .. });
-        let Some(index) = node else {
-            let ours = key.flow == self.engine.flow.uid && key.context == self.engine.context;
-            return self.stale(key, lives && ours);
+        let ours = key.flow == self.engine.flow.uid && key.context == self.engine.context;
+        let Some(index) = self.engine.find(key.job).filter(|_| ours) else {
+            return self.stale(&report);
         };
         let node = self.engine.node(index);
+        match key.attempt.cmp(&node.attempt) {
+            Ordering::Equal if is_in_flight(node.state) => self.current(index, report),
+            Ordering::Equal | Ordering::Greater if self.is_unstored(index, &report) => {
+                self.unstored(index, report);
+            }
+            _ => self.stale(&report),
+        }
+    }
+
+    /// Takes up a report of the attempt that is under way.
+    pub(super) fn current(&mut self, index: NodeIndex, report: NodeReport) {
+        if lives(&report.kind) && self.engine.is_being_ended(index) {
+            // Whoever says that it lives may not have heard that it should not.
+            self.stop(index);
+        }
+        let node = self.engine.node(index);
         let unstarted = node.state == NodeState::Dispatched;
+        let accepted = node.supervisor.is_some() || !unstarted;
         match report.kind {
             ReportKind::Accepted { supervisor } if node.supervisor.as_ref() != Some(&supervisor) => {
                 self.touch(index, |node| node.supervisor = Some(supervisor));
@@ -38,12 +93,16 @@ impl Pass<'_, '_, '_> {
             ReportKind::Rejected { reason, lasting, counts } if unstarted => {
                 self.rejected(index, reason, lasting, counts);
             }
-            // A repetition, or a refusal of what is known to run.
+            ReportKind::Unknown if accepted => {
+                let reason = Reason::new(ReasonCode::SupervisorLost, "its supervisor does not know it");
+                self.end_attempt(index, reason, Ending::unheard(self.now, true));
+            }
+            // A repetition, a refusal of what is known to run, or word of an attempt that is still on its way.
             ReportKind::Accepted { .. }
             | ReportKind::Started { .. }
             | ReportKind::Returned
             | ReportKind::Unknown
-            | ReportKind::Rejected { .. } => self.stale(key, false),
+            | ReportKind::Rejected { .. } => self.repeated(report.job_key),
         }
     }
 
@@ -63,31 +122,15 @@ impl Pass<'_, '_, '_> {
 
     /// The attempt ended, by the supervisor's word.
     fn close(&mut self, index: NodeIndex, end: AttemptEnd) {
-        let node = self.engine.node(index);
-        let AttemptEnd { outcome, exit_code, reason, result, outputs, output_bytes, instance, .. } = end;
-        let end_time = within(end.end_time, node, self.now);
-        let start_time = end.start_time.map(|time| within(time, node, end_time)).or(node.start_time);
-        let stamp = move |node: &mut FlowNode| {
-            node.start_time = start_time;
-            node.end_time = Some(end_time);
-            node.exit_code = exit_code;
-            node.output_bytes = output_bytes;
-            node.instance = instance.or_else(|| node.instance.take());
-        };
-        if self.is_cancel_requested(index) {
-            let reason = self.cancel_reason(index);
-            self.apply(index, NodeEvent::Stop, |node| {
-                stamp(node);
-                node.reason = Some(reason);
-            });
-            return;
-        }
+        let ending = Ending::reported(&end, self.engine.node(index), self.now);
+        let AttemptEnd { outcome, exit_code, reason, result, outputs, .. } = end;
         let reason = match (outcome, reason) {
             (Outcome::Succeeded, _) => {
                 let bytes = size::result(&result);
                 if bytes <= RESULT_BYTES_MAX {
+                    let Some(ending) = self.end_as_ordered(index, ending) else { return };
                     self.apply(index, NodeEvent::Succeed, |node| {
-                        stamp(node);
+                        ending.note(node);
                         node.reason = None;
                         node.result = result;
                         node.outputs = outputs;
@@ -100,11 +143,7 @@ impl Pass<'_, '_, '_> {
             (Outcome::Stopped, reason) => {
                 let detail =
                     reason.map_or("stopped at its supervisor".to_owned(), |reason| reason.to_string());
-                self.apply(index, NodeEvent::Stop, |node| {
-                    stamp(node);
-                    node.reason = Some(Reason::new(ReasonCode::NodeCancelled, detail));
-                });
-                return;
+                Reason::new(ReasonCode::Stopped, detail)
             }
             (_, Some(reason)) => reason,
             (Outcome::Failed, None) => match exit_code {
@@ -114,17 +153,56 @@ impl Pass<'_, '_, '_> {
             (Outcome::TimedOut, None) => Reason::new(ReasonCode::Timeout, ""),
             (Outcome::Lost, None) => Reason::new(ReasonCode::InstanceLost, ""),
         };
-        self.failed_try(index, reason, exit_code, stamp);
+        if let Some(ending) = self.end_as_ordered(index, ending) {
+            self.failed_try(index, reason, exit_code, ending);
+        }
     }
 
-    /// A try failed: another one, if there is one left, else the node's end,
-    /// on which `stamp` notes what is known of it.
+    /// Ends what is left at a lost supervisor.
+    pub(super) fn lose(&mut self) {
+        while self.has_room()
+            && let Some((index, attempt)) = self.engine.lost.pop_front()
+        {
+            let node = self.engine.node(index);
+            if is_in_flight(node.state) && node.attempt == attempt {
+                let runner = node.runner.map(|runner| format!("nothing was heard of runner {runner}"));
+                let reason = Reason::new(ReasonCode::SupervisorLost, runner.unwrap_or_default());
+                self.end_attempt(index, reason, Ending::unheard(self.now, false));
+            }
+        }
+    }
+
+    /// Closes the attempt: as was ordered, else as a try that failed for `reason`.
+    pub(super) fn end_attempt(&mut self, index: NodeIndex, reason: Reason, ending: Ending) {
+        if let Some(ending) = self.end_as_ordered(index, ending) {
+            self.failed_try(index, reason, None, ending);
+        }
+    }
+
+    /// Closes the attempt if it was cancelled or has expired, in this order; gives `ending` back if not.
+    fn end_as_ordered(&mut self, index: NodeIndex, ending: Ending) -> Option<Ending> {
+        if self.is_cancel_requested(index) {
+            let reason = self.cancel_reason(index);
+            self.apply(index, NodeEvent::Stop, |node| {
+                ending.note(node);
+                node.reason = Some(reason);
+            });
+            None
+        } else if self.engine.node(index).expired_time.is_some() {
+            self.close_expired(index, ending);
+            None
+        } else {
+            Some(ending)
+        }
+    }
+
+    /// A try failed: another one, if there is one left, else the node's end.
     pub(super) fn failed_try(
         &mut self,
         index: NodeIndex,
         reason: Reason,
         exit_code: Option<i32>,
-        stamp: impl FnOnce(&mut FlowNode),
+        ending: Ending,
     ) {
         let now = self.now;
         let node = self.engine.node(index);
@@ -139,8 +217,7 @@ impl Pass<'_, '_, '_> {
             }
             Verdict::GiveUp => {
                 self.apply(index, NodeEvent::Fail, |node| {
-                    stamp(node);
-                    node.end_time = node.end_time.or(Some(now));
+                    ending.note(node);
                     node.reason = Some(reason);
                 });
             }
@@ -150,8 +227,8 @@ impl Pass<'_, '_, '_> {
     /// Handed back unstarted: it may go elsewhere at once.
     fn returned(&mut self, index: NodeIndex) {
         let now = self.now;
-        if self.is_cancel_requested(index) {
-            return self.close_cancelled(index, false);
+        if self.end_as_ordered(index, Ending::unheard(now, true)).is_none() {
+            return;
         }
         self.apply(index, NodeEvent::Return, |node| {
             next_attempt(node, now);
@@ -163,15 +240,14 @@ impl Pass<'_, '_, '_> {
 
     fn rejected(&mut self, index: NodeIndex, reason: Reason, lasting: bool, counts: bool) {
         let now = self.now;
-        if self.is_cancel_requested(index) {
-            self.close_cancelled(index, false);
-        } else if lasting {
+        let Some(ending) = self.end_as_ordered(index, Ending::unheard(now, true)) else { return };
+        if lasting {
             self.apply(index, NodeEvent::Fail, |node| {
-                node.end_time = Some(now);
+                ending.note(node);
                 node.reason = Some(reason);
             });
         } else if counts {
-            self.failed_try(index, reason, None, |_| {});
+            self.failed_try(index, reason, None, ending);
         } else {
             let node = self.engine.node(index);
             let refusals = node.attempt.0.saturating_sub(1).saturating_sub(node.tries);
@@ -183,19 +259,8 @@ impl Pass<'_, '_, '_> {
         }
     }
 
-    /// Closes the attempt of a cancelled node without an end from the supervisor.
-    pub(super) fn close_cancelled(&mut self, index: NodeIndex, unconfirmed: bool) {
-        let now = self.now;
-        let reason = self.cancel_reason(index);
-        self.apply(index, NodeEvent::Stop, |node| {
-            node.end_time = Some(now);
-            node.unconfirmed = unconfirmed;
-            node.reason = Some(reason);
-        });
-    }
-
     /// The flow's cancellation counts before it has reached every node.
-    fn is_cancel_requested(&self, index: NodeIndex) -> bool {
+    pub(super) fn is_cancel_requested(&self, index: NodeIndex) -> bool {
         self.engine.node(index).cancel_requested_time.is_some()
             || self.engine.flow.cancel_requested_time.is_some()
     }
@@ -208,8 +273,13 @@ impl Pass<'_, '_, '_> {
     }
 }
 
+/// Whether a report says that the attempt is under way.
+pub(super) const fn lives(kind: &ReportKind) -> bool {
+    matches!(kind, ReportKind::Accepted { .. } | ReportKind::Started { .. })
+}
+
 /// Forgets the attempt that is closed.
-fn next_attempt(node: &mut FlowNode, now: Timestamp) {
+pub(super) fn next_attempt(node: &mut FlowNode, now: Timestamp) {
     node.attempt.0 += 1;
     node.ready_time = Some(now);
     node.dispatch_time = None;
@@ -221,6 +291,8 @@ fn next_attempt(node: &mut FlowNode, now: Timestamp) {
     node.exit_code = None;
     node.output_bytes = 0;
     node.message_key = None;
+    node.expired_time = None;
+    node.unconfirmed = false;
 }
 
 fn back_off(node: &mut FlowNode, now: Timestamp, wait: Duration, after: &Reason) {

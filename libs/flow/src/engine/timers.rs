@@ -4,19 +4,23 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use model::limits::TIMEOUT_GRACE_SECS;
-use model::{Flow, FlowNode, NodeState, ReasonCode, Timestamp};
+use model::{Flow, FlowNode, NodeState, Prerequisite, ReasonCode, Timestamp};
 
 use crate::graph::NodeIndex;
 
 /// What is due at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Due {
+    /// A time that it waits for has come.
+    Prerequisite,
     /// Its back-off is over.
     BackOff,
-    /// A cancelled attempt was not confirmed.
+    /// That a cancelled or expired attempt has ended was not confirmed.
     Unconfirmed,
     /// It did not start in time.
     Queue,
+    /// No supervisor accepted it, and whoever delivers it did not say so.
+    Ack,
     /// Its end did not come in time.
     Result,
     /// It ran too long, and the supervisor did not say so.
@@ -25,33 +29,57 @@ pub(super) enum Due {
 
 /// What is due next for a node.
 pub(super) fn next(node: &FlowNode, flow: &Flow) -> Option<(Timestamp, Due)> {
-    let after = |from: Option<Timestamp>, secs: u32, due| {
-        (secs > 0).then_some(())?;
-        Some((from? + Duration::from_secs(u64::from(secs)), due))
-    };
-    let policy = &node.policy;
-    let queue = after(node.ready_time.max(node.not_before_time), policy.timeout_queue, Due::Queue);
-    let in_flight = [
-        node.cancel_requested_time.map(|requested| {
-            (requested + Duration::from_secs(u64::from(flow.cancel_timeout_secs)), Due::Unconfirmed)
-        }),
-        after(node.dispatch_time, policy.timeout_result, Due::Result),
-    ];
     match node.state {
+        NodeState::Pending => next_awaited(node).map(|time| (time, Due::Prerequisite)),
         NodeState::Ready => {
-            let backs_off = node.reason.as_ref().is_some_and(|reason| reason.code == ReasonCode::BackingOff);
-            let back_off = node.not_before_time.filter(|_| backs_off).map(|time| (time, Due::BackOff));
-            back_off.into_iter().chain(queue).min()
+            let back_off = node.not_before_time.filter(|_| has_reason(node, ReasonCode::BackingOff));
+            let back_off = back_off.map(|time| (time, Due::BackOff));
+            back_off.into_iter().chain(queue(node)).min()
         }
-        NodeState::Dispatched => in_flight.into_iter().flatten().chain(queue).min(),
+        // What is being ended has nothing to wait for but that.
+        NodeState::Dispatched | NodeState::Running
+            if let Some(asked) = node.cancel_requested_time.or(node.expired_time) =>
+        {
+            Some((asked + Duration::from_secs(u64::from(flow.cancel_timeout_secs)), Due::Unconfirmed))
+        }
+        NodeState::Dispatched => {
+            let unheard = node.dispatch_time.filter(|_| node.supervisor.is_none());
+            let ack = after(unheard, node.policy.timeout_ack, TIMEOUT_GRACE_SECS, Due::Ack);
+            [queue(node), ack, result(node)].into_iter().flatten().min()
+        }
         NodeState::Running => {
-            let run = (policy.timeout > 0)
-                .then(|| after(node.start_time, policy.timeout.saturating_add(TIMEOUT_GRACE_SECS), Due::Run))
-                .flatten();
-            in_flight.into_iter().flatten().chain(run).min()
+            let run = after(node.start_time, node.policy.timeout, TIMEOUT_GRACE_SECS, Due::Run);
+            [result(node), run].into_iter().flatten().min()
         }
-        _ => None,
+        NodeState::Completed | NodeState::Failed | NodeState::Cancelled | NodeState::Skipped => None,
     }
+}
+
+/// The next time that a waiting node waits for.
+fn next_awaited(node: &FlowNode) -> Option<Timestamp> {
+    let times = node.prerequisites.iter().filter_map(|prerequisite| match prerequisite {
+        Prerequisite::After(time) if !node.prerequisites_met.contains(prerequisite) => Some(*time),
+        _ => None,
+    });
+    times.min().filter(|_| has_reason(node, ReasonCode::Waiting))
+}
+
+fn queue(node: &FlowNode) -> Option<(Timestamp, Due)> {
+    after(node.ready_time.max(node.not_before_time), node.policy.timeout_queue, 0, Due::Queue)
+}
+
+fn result(node: &FlowNode) -> Option<(Timestamp, Due)> {
+    after(node.dispatch_time, node.policy.timeout_result, 0, Due::Result)
+}
+
+/// So many seconds, and some for good measure, after `from`; nothing without a limit.
+fn after(from: Option<Timestamp>, secs: u32, grace_secs: u32, due: Due) -> Option<(Timestamp, Due)> {
+    let length = Duration::from_secs(u64::from(secs) + u64::from(grace_secs));
+    Some((from.filter(|_| secs > 0)? + length, due))
+}
+
+fn has_reason(node: &FlowNode, code: ReasonCode) -> bool {
+    node.reason.as_ref().is_some_and(|reason| reason.code == code)
 }
 
 /// The next time of every node that has one.

@@ -216,9 +216,10 @@ fn what_is_not_legal_is_refused_and_changes_nothing() {
     let step = world.step(&mut [Input::Start].into());
     assert_eq!((step.refused.len(), step.is_unchanged()), (1, true));
     world.succeed("a");
+    // That it has ended meanwhile nobody could know.
     let node = world.node("a").job_id;
     let step = world.step(&mut [Input::CancelNode(node), Input::CancelFlow { grace_secs: 5 }].into());
-    assert_eq!((step.refused.len(), step.is_unchanged()), (2, true));
+    assert_eq!((step.refused.len(), step.is_unchanged()), (0, true));
 }
 
 #[test]
@@ -231,10 +232,14 @@ fn a_result_beyond_its_limit_fails_the_node() {
 }
 
 #[test]
-fn stopped_at_its_supervisor_is_cancelled() {
-    let mut world = World::started(&[spec("a", &[]), spec("b", &["a"])]);
+fn stopped_by_somebody_at_its_supervisor_is_a_failed_try() {
+    let mut a = spec("a", &[]);
+    a.policy.retries = 1;
+    let mut world = World::started(&[a, spec("b", &["a"])]);
     world.end("a", stopped());
-    assert_eq!((world.state("a"), world.code("a")), (NodeState::Cancelled, Some(ReasonCode::NodeCancelled)));
-    assert_eq!(world.code("b"), Some(ReasonCode::UpstreamFailed));
-    assert_eq!(world.status(), FlowStatus::Finished, "single cancelled nodes do not decide");
+    assert_eq!((world.state("a"), world.node("a").tries), (NodeState::Ready, 1));
+    world.pass(60.0);
+    world.end("a", stopped());
+    assert_eq!((world.state("a"), world.code("a")), (NodeState::Failed, Some(ReasonCode::Stopped)));
+    assert_eq!((world.code("b"), world.status()), (Some(ReasonCode::UpstreamFailed), FlowStatus::Error));
 }

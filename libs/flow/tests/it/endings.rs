@@ -7,7 +7,7 @@ use model::job::BlobRef;
 use model::limits::{FLOW_RESULT_BYTES_MAX, RESULT_BYTES_MAX};
 use model::{Attempt, BlobHash, FlowStatus, NodeState, ReasonCode, ReportKind, RunIf, Timestamp};
 
-use crate::world::{CONTEXT, World, ended, failed, flow, spec, started, stopped, succeeded};
+use crate::world::{CONTEXT, World, ended, failed, flow, rejected, spec, started, stopped, succeeded};
 
 const CANCEL: Input = Input::CancelFlow { grace_secs: 5 };
 
@@ -49,7 +49,7 @@ fn what_is_ready_is_cancelled_at_once() {
 
 #[test]
 fn nothing_goes_back_to_ready_once_cancelled() {
-    for kind in [failed(1), ReportKind::Returned, crate::world::rejected(false, true), stopped()] {
+    for kind in [failed(1), ReportKind::Returned, rejected(false, true), stopped()] {
         let mut a = spec("a", &[]);
         a.policy.retries = 5;
         let mut world = World::started(&[a]);
@@ -169,11 +169,14 @@ fn a_run_time_limit_has_a_backstop() {
     world.pass(69.9);
     assert_eq!(world.state("a"), NodeState::Running);
     world.pass(0.1);
-    assert_eq!((world.state("a"), world.stops.len()), (NodeState::Ready, 1));
+    assert_eq!((world.state("a"), world.stops.len()), (NodeState::Running, 1));
+    world.end("a", stopped());
+    assert_eq!(world.state("a"), NodeState::Ready);
     assert!(world.node("a").reason.as_ref().unwrap().detail.starts_with("TIMEOUT"));
     world.pass(60.0);
     world.start("a");
     world.pass(70.0);
+    world.end("a", stopped());
     assert_eq!((world.state("a"), world.code("a")), (NodeState::Failed, Some(ReasonCode::Timeout)));
 }
 
@@ -201,8 +204,11 @@ fn results_and_queues_have_time_limits() {
     let mut world = World::started(&[a, b]);
     world.start("a");
     world.pass(5.0);
+    assert_eq!((world.state("b"), world.code("b")), (NodeState::Dispatched, Some(ReasonCode::TimeoutQueue)));
+    world.end("b", rejected(true, true));
     assert_eq!((world.state("b"), world.code("b")), (NodeState::Failed, Some(ReasonCode::TimeoutQueue)));
     world.pass(2.0);
+    world.end("a", stopped());
     assert_eq!((world.state("a"), world.code("a")), (NodeState::Failed, Some(ReasonCode::TimeoutResult)));
     assert_eq!((world.stops.len(), world.status()), (2, FlowStatus::Error));
 }
@@ -235,8 +241,10 @@ fn a_deadline_fails_whatever_is_left() {
     world.feed([Input::Start]);
     assert_eq!(world.due, Some(world.now + Duration::from_secs(10)));
     world.pass(10.0);
-    assert_eq!((world.state("a"), world.code("a")), (NodeState::Failed, Some(ReasonCode::Deadline)));
+    assert_eq!((world.state("a"), world.code("a")), (NodeState::Dispatched, Some(ReasonCode::Deadline)));
     assert_eq!((world.state("clean"), world.stops.len()), (NodeState::Failed, 1));
+    world.end("a", stopped());
+    assert_eq!((world.state("a"), world.code("a")), (NodeState::Failed, Some(ReasonCode::Deadline)));
     assert_eq!(world.status(), FlowStatus::Error, "a deadline is the flow's own");
 }
 

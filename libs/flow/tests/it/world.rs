@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flow::{
-    Destinations, Engine, Input, NoDestination, NodeEvent, NodeIndex, NodeView, Outside, Step, StoredNode,
-    transition,
+    Destinations, Engine, FlowEvent, Input, NoDestination, NodeEvent, NodeIndex, NodeView, Outside, Step,
+    Stop, StoredNode, Transition, transition,
 };
 use model::execution::Outcome;
 use model::id::Uid;
@@ -16,7 +16,8 @@ use model::limits::STOP_GRACE_SECS;
 use model::{
     ActorId, Attempt, AttemptEnd, ContextId, ContextUid, Epoch, Flow, FlowId, FlowNode, FlowStatus, FlowUid,
     Generation, JobId, JobKey, Name, NodePolicy, NodeReport, NodeSpec, NodeState, Reason, ReasonCode,
-    ReportKind, Revision, RunIf, RunnerId, ScriptSource, ScriptType, Target, Timestamp,
+    ReportKind, ReportSource, Rerun, Revision, RunIf, RunnerId, ScriptSource, ScriptType, SignalName, Target,
+    Timestamp,
 };
 
 pub(crate) const CONTEXT: ContextUid = ContextUid(Uid::from_bits(1));
@@ -79,19 +80,36 @@ pub(crate) struct Place {
     pub(crate) live: bool,
 }
 
+/// Where the runner of this world can be found; others are at addresses that nobody knows.
+pub(crate) fn source(address: &str) -> ReportSource {
+    ReportSource { address: address.to_owned(), topic: "supervisor.rpc".into() }
+}
+
 impl Destinations for Place {
+    fn locate(&self, source: &ReportSource) -> Option<RunnerId> {
+        (source.address == "grpc://known").then_some(RUNNER)
+    }
+
     fn choose(&mut self, _: &NodeView<'_>) -> Result<RunnerId, NoDestination> {
         if self.live { Ok(RUNNER) } else { Err(NoDestination { why: "nobody is there".into() }) }
     }
 }
 
 /// What was seen so far, to check each step against.
-#[derive(Default)]
+#[derive(Default, Clone)]
 struct Witness {
     dispatched: BTreeSet<(JobId, Attempt)>,
     closed: BTreeSet<(JobId, Attempt)>,
-    ended: BTreeSet<JobId>,
-    released: BTreeSet<JobId>,
+    ended: BTreeSet<(JobId, Generation)>,
+    released: BTreeSet<(JobId, Generation)>,
+}
+
+/// A store as it was after some step.
+#[derive(Clone)]
+struct Stored {
+    flow: Flow,
+    nodes: BTreeMap<JobId, String>,
+    witness: Witness,
 }
 
 pub(crate) struct World {
@@ -103,12 +121,19 @@ pub(crate) struct World {
     /// The attempts sent out, in order.
     pub(crate) sent: Vec<JobKey>,
     /// The attempts to stop, in order.
-    pub(crate) stops: Vec<JobKey>,
+    pub(crate) stops: Vec<Stop>,
+    pub(crate) asks: Vec<FlowId>,
+    pub(crate) rests: bool,
     pub(crate) stale: usize,
-    flow: Flow,
-    nodes: BTreeMap<JobId, String>,
+    /// Every change of state that was made, of nodes and of the flow.
+    pub(crate) taken: BTreeSet<(String, String)>,
+    /// Signals as the store keeps them.
+    pub(crate) signals: BTreeSet<SignalName>,
+    stored: Stored,
+    /// The store after each step, while that is asked for.
+    pub(crate) keeps_past: bool,
+    past: Vec<Stored>,
     jobs: HashMap<JobId, Arc<JobSpec>>,
-    witness: Witness,
 }
 
 impl World {
@@ -124,11 +149,15 @@ impl World {
             due: None,
             sent: Vec::new(),
             stops: Vec::new(),
+            asks: Vec::new(),
+            rests: false,
             stale: 0,
-            flow,
-            nodes,
+            taken: BTreeSet::new(),
+            signals: BTreeSet::new(),
+            stored: Stored { flow, nodes, witness: Witness::default() },
+            keeps_past: false,
+            past: Vec::new(),
             jobs,
-            witness: Witness::default(),
         }
     }
 
@@ -139,18 +168,30 @@ impl World {
         world
     }
 
+    fn run_step(&mut self, inputs: &mut VecDeque<Input>) -> Step {
+        let mut outside = Outside { destinations: &mut self.place, jitter: &mut || 0.5 };
+        self.engine.step(self.now, inputs, &mut outside, self.budget)
+    }
+
     /// One step, stored and checked.
     pub(crate) fn step(&mut self, inputs: &mut VecDeque<Input>) -> Step {
-        let mut outside = Outside { destinations: &mut self.place, jitter: &mut || 0.5 };
-        let step = self.engine.step(self.now, inputs, &mut outside, self.budget);
+        let step = self.run_step(inputs);
         self.commit(&step);
         self.due = step.due;
+        self.rests = step.rests;
         self.stale += step.stale.len();
-        self.stops.extend(step.stops.iter().map(|stop| stop.job_key));
+        self.stops.extend(step.stops.iter().cloned());
+        self.asks.extend(&step.asks);
         for dispatch in &step.dispatches {
             self.sent.extend(dispatch.nodes.iter().map(|&node| self.engine.job_key(node)));
         }
         step
+    }
+
+    /// One step whose commit never reaches the store: another owner goes on without it.
+    pub(crate) fn step_in_vain(&mut self, inputs: &VecDeque<Input>) {
+        self.run_step(&mut inputs.clone());
+        self.crash();
     }
 
     /// Steps until nothing more is to do at once.
@@ -174,11 +215,43 @@ impl World {
     /// The owner dies; another one loads what was stored.
     pub(crate) fn crash(&mut self) {
         // Not in the order they were made: a hash has none.
-        let nodes = self.nodes.iter().rev().map(|(id, text)| StoredNode {
+        let nodes = self.stored.nodes.iter().rev().map(|(id, text)| StoredNode {
             node: serde_json::from_str(text).unwrap(),
             job: self.jobs[id].clone(),
         });
-        self.engine = Engine::load(CONTEXT, self.flow.clone(), nodes.collect(), BTreeSet::new()).unwrap();
+        let (flow, signals) = (self.stored.flow.clone(), self.signals.clone());
+        self.engine = Engine::load(CONTEXT, flow, nodes.collect(), signals).unwrap();
+    }
+
+    /// The store loses its last `steps`, and the owner everything it had in memory.
+    pub(crate) fn go_back(&mut self, steps: usize) {
+        let at = self.past.len().saturating_sub(steps.max(1));
+        if let Some(stored) = self.past.get(at).cloned() {
+            self.past.truncate(at);
+            self.stored = stored;
+        }
+        self.crash();
+    }
+
+    /// The ended flow is run again, as its store begins it; what it says is kept beside it.
+    pub(crate) fn run_again(&mut self, rerun: Rerun, edit: impl FnOnce(&mut Flow)) {
+        let flow = &mut self.stored.flow;
+        let from = flow.status;
+        flow.status = transition::flow(from, FlowEvent::RunAgain).unwrap();
+        self.taken.insert((from.to_string(), FlowEvent::RunAgain.to_string()));
+        flow.generation.0 += 1;
+        flow.rerun = Some(rerun);
+        flow.cancel_requested_time = None;
+        flow.deadline = None;
+        flow.result.clear();
+        flow.result_truncated = false;
+        edit(flow);
+        self.crash();
+    }
+
+    /// How many nodes are stored with this generation.
+    pub(crate) fn count_of_generation(&self, generation: u32) -> usize {
+        self.engine.nodes().iter().filter(|node| node.generation.0 == generation).count()
     }
 
     pub(crate) fn index(&self, text: &str) -> NodeIndex {
@@ -222,57 +295,78 @@ impl World {
 
     /// Checks a step against everything before it, then stores it.
     fn commit(&mut self, step: &Step) {
+        if self.keeps_past && !step.is_unchanged() {
+            self.past.push(self.stored.clone());
+        }
         assert!(step.changed.len() <= self.budget, "I10: the budget holds");
         let mut seen = BTreeSet::new();
         for change in &step.changed {
             assert!(seen.insert(change.node), "a node is listed once");
             let node = self.engine.node(change.node).clone();
-            let stored: FlowNode = serde_json::from_str(&self.nodes[&node.job_id]).unwrap();
+            let stored: FlowNode = serde_json::from_str(&self.stored.nodes[&node.job_id]).unwrap();
             assert_eq!(change.before, stored.state);
             let mut state = stored.state;
             for t in &change.transitions {
                 assert_eq!((t.from, transition::node(t.from, t.event)), (state, Ok(t.to)));
-                self.witness(&node, t.event, t.attempt, t.to);
+                self.taken.insert((t.from.to_string(), t.event.to_string()));
+                self.witness(&node, t);
                 state = t.to;
             }
             assert_eq!(state, node.state, "every change of state is listed");
-            self.nodes.insert(node.job_id, json(&node));
+            self.stored.nodes.insert(node.job_id, json(&node));
+        }
+        for (from, to) in &step.flow_transitions {
+            let event = FlowEvent::ALL.into_iter().find(|event| transition::flow(*from, *event) == Ok(*to));
+            self.taken.insert((from.to_string(), event.unwrap().to_string()));
         }
         if step.flow_changed {
-            self.flow = self.engine.flow().clone();
+            self.stored.flow = self.engine.flow().clone();
         }
-        assert_eq!(&self.flow, self.engine.flow(), "every change of the flow is listed");
-        if self.nodes.len() < 50 {
+        assert_eq!(&self.stored.flow, self.engine.flow(), "every change of the flow is listed");
+        if self.stored.nodes.len() < 50 {
             for node in self.engine.nodes() {
-                assert_eq!(self.nodes[&node.job_id], json(node), "every changed node is listed");
+                assert_eq!(self.stored.nodes[&node.job_id], json(node), "every changed node is listed");
             }
         }
-        if self.flow.status.is_end() {
-            assert_eq!(self.witness.ended.len(), self.nodes.len(), "I1: every node has its end");
+        self.check_rest(step);
+        if self.stored.flow.status.is_end() {
+            let nodes = self.engine.nodes();
+            assert!(nodes.iter().all(|node| node.state.is_end()), "I1: every node has its end");
         }
     }
 
-    fn witness(&mut self, node: &FlowNode, event: NodeEvent, attempt: Attempt, to: NodeState) {
-        let id = node.job_id;
+    fn check_rest(&self, step: &Step) {
+        assert!(!(step.rests && step.more), "who rests has nothing to do");
+        let idle = |node: &FlowNode| node.state.is_end() || node.state == NodeState::Pending;
+        assert!(!step.rests || self.engine.nodes().iter().all(idle), "nothing is READY or under way");
+    }
+
+    fn witness(&mut self, node: &FlowNode, Transition { event, attempt, to, .. }: &Transition) {
+        let (id, generation) = (node.job_id, node.generation);
+        let (event, attempt) = (*event, *attempt);
+        let witness = &mut self.stored.witness;
         if to.is_end() {
-            assert!(self.witness.ended.insert(id), "I1: {} ends once", node.name);
+            assert!(witness.ended.insert((id, generation)), "I1: {} ends once", node.name);
         }
         let closes = matches!(
             event,
             NodeEvent::Succeed | NodeEvent::Retry | NodeEvent::Return | NodeEvent::Fail | NodeEvent::Stop
         );
         if closes {
-            assert!(self.witness.dispatched.contains(&(id, attempt)));
-            assert!(self.witness.closed.insert((id, attempt)), "I2: an attempt of {} ends once", node.name);
+            assert!(witness.dispatched.contains(&(id, attempt)));
+            assert!(witness.closed.insert((id, attempt)), "I2: an attempt of {} ends once", node.name);
         }
         if event == NodeEvent::Dispatch {
-            let closed_before =
-                attempt == Attempt(1) || self.witness.closed.contains(&(id, Attempt(attempt.0 - 1)));
-            assert!(closed_before, "I3: the attempt before is closed");
-            assert!(self.witness.dispatched.insert((id, attempt)), "an attempt is sent once");
+            let mut earlier = witness.dispatched.range((id, Attempt(0))..(id, attempt));
+            assert!(earlier.all(|attempt| witness.closed.contains(attempt)), "I3: those before are closed");
+            let later = witness.dispatched.range((id, attempt)..=(id, Attempt(u32::MAX))).next();
+            assert_eq!(later, None, "attempts are counted up, and each is sent once");
+            witness.dispatched.insert((id, attempt));
         }
         if event == NodeEvent::Release {
-            assert!(self.witness.released.insert(id), "I4: {} is released once", node.name);
+            assert!(witness.released.insert((id, generation)), "I4: {} is released once", node.name);
+            let met = node.prerequisites.iter().all(|wanted| node.prerequisites_met.contains(wanted));
+            assert!(met, "I4: its prerequisites are met");
             let before: Vec<&FlowNode> = node
                 .depends
                 .iter()

@@ -1,0 +1,104 @@
+//! Times that have come.
+//!
+//! An attempt that takes too long is not simply followed by the next one: its supervisor is asked to
+//! stop it, and the try is closed when the supervisor has answered, or when it had the flow's
+//! `cancel_timeout` to do so. Until then the node stays where it is, with `expired_time` and the reason.
+//! So two attempts of a node do not overlap while its supervisor can be reached. Once expired, a try ends
+//! for that reason whatever is reported, a success as well: what was said to have failed did fail.
+
+use model::{Reason, ReasonCode};
+
+use super::pass::Pass;
+use super::report::Ending;
+use super::timers::{self, Due};
+use super::{Cause, is_in_flight};
+use crate::graph::NodeIndex;
+use crate::transition::NodeEvent;
+
+impl Pass<'_, '_, '_> {
+    pub(super) fn check_deadline(&mut self) {
+        let open = self.engine.counts.open > 0;
+        if open && self.engine.flow.deadline.is_some_and(|deadline| deadline <= self.now) {
+            self.engine.raise(Cause::Deadline);
+        }
+    }
+
+    /// Acts on every time that has come.
+    pub(super) fn expire(&mut self) {
+        while self.has_room()
+            && let Some(node) = self.engine.timers.pop(self.now)
+        {
+            let Some((time, due)) = timers::next(self.engine.node(node), &self.engine.flow) else { continue };
+            debug_assert!(time <= self.now, "a timer is set again with every change of its node");
+            let policy = &self.engine.node(node).policy;
+            let within = |secs: u32| format!("within {secs} s");
+            match due {
+                Due::Prerequisite => self.engine.work.push(node),
+                Due::BackOff => self.place(node),
+                Due::Unconfirmed => {
+                    self.stop(node);
+                    let reason = Reason::new(ReasonCode::CancelUnconfirmed, "");
+                    self.end_attempt(node, reason, Ending::unheard(self.now, false));
+                }
+                Due::Queue => {
+                    let detail = within(policy.timeout_queue);
+                    self.expire_attempt(node, Reason::new(ReasonCode::TimeoutQueue, detail));
+                }
+                Due::Ack => {
+                    let detail = within(policy.timeout_ack);
+                    self.expire_attempt(node, Reason::new(ReasonCode::TimeoutAck, detail));
+                }
+                Due::Result => {
+                    let detail = within(policy.timeout_result);
+                    self.expire_attempt(node, Reason::new(ReasonCode::TimeoutResult, detail));
+                }
+                Due::Run => {
+                    let detail = format!("no end was reported {}", within(policy.timeout));
+                    self.expire_attempt(node, Reason::new(ReasonCode::Timeout, detail));
+                }
+            }
+        }
+    }
+
+    /// Gives an attempt up: fails what was not sent anywhere, and has the rest stopped. An attempt that
+    /// expires twice keeps the time; the deadline goes before every other reason, since nothing follows it.
+    pub(super) fn expire_attempt(&mut self, index: NodeIndex, reason: Reason) {
+        let node = self.engine.node(index);
+        if !is_in_flight(node.state) {
+            return self.abort(index, reason);
+        }
+        let known = node.reason.as_ref().is_some_and(|known| known.code == reason.code);
+        if node.expired_time.is_some() && (known || reason.code != ReasonCode::Deadline) {
+            return;
+        }
+        let now = self.now;
+        let first = node.expired_time.is_none();
+        self.touch(index, |node| {
+            node.expired_time.get_or_insert(now);
+            node.reason = Some(reason);
+        });
+        if first {
+            self.stop(index);
+        }
+    }
+
+    /// Closes the try of an expired attempt, for what it expired for.
+    pub(super) fn close_expired(&mut self, index: NodeIndex, ending: Ending) {
+        let node = self.engine.node(index);
+        // An expired attempt has a reason: both are written together.
+        let mut reason = node.reason.clone().unwrap_or_else(|| Reason::new(ReasonCode::Timeout, ""));
+        if !ending.confirmed {
+            let comma = if reason.detail.is_empty() { "" } else { ", " };
+            reason.detail.push_str(comma);
+            reason.detail.push_str("not confirmed to have stopped");
+        }
+        if reason.code == ReasonCode::Deadline {
+            self.apply(index, NodeEvent::Fail, |node| {
+                ending.note(node);
+                node.reason = Some(reason);
+            });
+        } else {
+            self.failed_try(index, reason, None, ending);
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Conditions outside the flow: looked at once everything before a node has ended and its `run_if`
+//! lets it run. A node that waits stays PENDING and says for what.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt::Write as _;
+
+use model::{FlowId, FlowStatus, Prerequisite, Reason, ReasonCode, SignalName};
+
+use super::pass::Pass;
+use crate::graph::NodeIndex;
+
+/// What is known of the world outside, and who waits for it.
+#[derive(Debug, Default)]
+pub(super) struct Waits {
+    signals: BTreeSet<SignalName>,
+    /// Flows that were asked for.
+    flows: HashMap<FlowId, Awaited>,
+    /// May name nodes that wait no more.
+    waiters: HashMap<Prerequisite, BTreeSet<NodeIndex>>,
+}
+
+/// Another flow that a node waits for.
+#[derive(Debug, Clone, Copy)]
+enum Awaited {
+    Open,
+    Finished,
+    /// It can never be FINISHED: it ended otherwise, or there is none.
+    Impossible(Option<FlowStatus>),
+}
+
+/// Whether the world outside lets a node run.
+pub(super) enum Outlook {
+    /// Nothing is missing.
+    Met,
+    /// Something is missing, and the node says so.
+    Waits,
+    /// Something will always be missing.
+    Impossible(Reason),
+}
+
+impl Waits {
+    pub(super) fn new(signals: BTreeSet<SignalName>) -> Self {
+        Self { signals, ..Self::default() }
+    }
+}
+
+impl Pass<'_, '_, '_> {
+    /// Somebody gave the flow a signal.
+    pub(super) fn signal(&mut self, name: SignalName) {
+        if self.engine.waits.signals.insert(name.clone()) {
+            self.wake_waiters(&Prerequisite::Signal(name));
+        }
+    }
+
+    /// Another flow stands there. One that still runs is told of again when it ends.
+    pub(super) fn flow_state(&mut self, flow: FlowId, status: Option<FlowStatus>) {
+        let state = match status {
+            Some(FlowStatus::Created | FlowStatus::Started) => return,
+            Some(FlowStatus::Finished) => Awaited::Finished,
+            Some(FlowStatus::Error | FlowStatus::Cancelled) | None => Awaited::Impossible(status),
+        };
+        self.engine.waits.flows.insert(flow, state);
+        self.wake_waiters(&Prerequisite::Flow(flow));
+    }
+
+    fn wake_waiters(&mut self, prerequisite: &Prerequisite) {
+        for node in self.engine.waits.waiters.remove(prerequisite).unwrap_or_default() {
+            self.engine.work.push(node);
+        }
+    }
+
+    /// Looks at everything that `index` waits for. What was met once stays met: a flow that is FINISHED
+    /// may be run again while the node waits for something else.
+    pub(super) fn outlook(&mut self, index: NodeIndex) -> Outlook {
+        if self.engine.node(index).prerequisites.is_empty() {
+            return Outlook::Met;
+        }
+        let prerequisites = self.engine.node(index).prerequisites.clone();
+        let mut met = Vec::new();
+        let mut missing = Vec::new();
+        for prerequisite in prerequisites {
+            let known = self.engine.node(index).prerequisites_met.contains(&prerequisite);
+            match if known { Ok(true) } else { self.is_met(&prerequisite) } {
+                Ok(true) => met.push(prerequisite),
+                Ok(false) => missing.push(prerequisite),
+                Err(why) => return Outlook::Impossible(Reason::new(ReasonCode::PrerequisiteImpossible, why)),
+            }
+        }
+        let reason = (!missing.is_empty()).then(|| Reason::new(ReasonCode::Waiting, list(&missing)));
+        let waits = reason.is_some();
+        let node = self.engine.node(index);
+        if node.prerequisites_met != met || (waits && node.reason != reason) {
+            self.touch(index, |node| {
+                node.prerequisites_met = met;
+                node.reason = reason;
+            });
+        }
+        for prerequisite in missing {
+            self.engine.waits.waiters.entry(prerequisite).or_default().insert(index);
+        }
+        if waits { Outlook::Waits } else { Outlook::Met }
+    }
+
+    /// Whether it is met, or why it never will be.
+    fn is_met(&mut self, prerequisite: &Prerequisite) -> Result<bool, String> {
+        match prerequisite {
+            Prerequisite::Signal(name) => Ok(self.engine.waits.signals.contains(name)),
+            Prerequisite::After(time) => Ok(*time <= self.now),
+            Prerequisite::Flow(id) if *id == self.engine.flow.id => {
+                Err(format!("{prerequisite} is this flow itself"))
+            }
+            Prerequisite::Flow(id) => {
+                let asks = &mut self.step.asks;
+                let state = self.engine.waits.flows.entry(*id).or_insert_with(|| {
+                    asks.push(*id);
+                    Awaited::Open
+                });
+                match state {
+                    Awaited::Open => Ok(false),
+                    Awaited::Finished => Ok(true),
+                    Awaited::Impossible(Some(status)) => Err(format!("flow {id} is {status}")),
+                    Awaited::Impossible(None) => Err(format!("there is no flow {id}")),
+                }
+            }
+        }
+    }
+}
+
+/// What is missing, as it was written.
+fn list(missing: &[Prerequisite]) -> String {
+    let mut text = String::from("for ");
+    for (i, prerequisite) in missing.iter().enumerate() {
+        let comma = if i == 0 { "" } else { ", " };
+        // Writing to a text cannot fail.
+        let _ = write!(text, "{comma}{prerequisite}");
+    }
+    text
+}
