@@ -121,6 +121,7 @@ fn the_keys_of_a_context_are_as_written() {
         first("redis-layout.md", "Keys of a context", 1),
         ContextKey {
             Context(_), Runner(_), Runners, Job(..), Flow(_), FlowNodes(_), FlowSignals(_), FlowMessages(_),
+            FlowInputs(_), FlowWaiters(_), Drops,
             Flows, FlowsActive, Message(_), MsgOut, MsgIn, MsgOutCoordinator, Inbox(_), Seen(_), Blob(_),
             BlobChunk(..), BlobPart(..), BlobRefs(_), BlobIdle, Log(..), Events, Audit, Due, Request(..), Ids,
         }

@@ -26,9 +26,13 @@ pub enum ContextKey {
     FlowSignals(FlowId),
     /// Set: keys of the messages that carried the flow's nodes.
     FlowMessages(FlowId),
+    /// List: what others brought for the flow and its owner has not taken up, each as JSON.
+    FlowInputs(FlowId),
+    /// Set: flows that wait for the end of this one, each a [`crate::FlowRef`].
+    FlowWaiters(FlowId),
     /// Sorted set: ids of all flows.
     Flows,
-    /// Set: ids of flows that have not ended.
+    /// Set: flows that have something to do now, each a [`crate::FlowRef`].
     FlowsActive,
     /// Hash: a message, by caller.
     Message(MessageKey),
@@ -58,8 +62,11 @@ pub enum ContextKey {
     Events,
     /// Stream: who did what.
     Audit,
-    /// Sorted set: what to look at, by when.
+    /// Sorted set: flows to look at, each a [`crate::FlowRef`], by when.
     Due,
+    /// Set: runner records whose supervisors have yet to forget the context. There while it is being
+    /// removed.
+    Drops,
     /// The answer to a request that was made, by caller and request id.
     Request(ActorId, String),
     /// Hash: id counters and the change counter.
@@ -77,6 +84,8 @@ impl fmt::Display for ContextKey {
             Self::FlowNodes(id) => write!(f, "flow:{id}:nodes"),
             Self::FlowSignals(id) => write!(f, "flow:{id}:signals"),
             Self::FlowMessages(id) => write!(f, "flow:{id}:messages"),
+            Self::FlowInputs(id) => write!(f, "flow:{id}:inputs"),
+            Self::FlowWaiters(id) => write!(f, "flow:{id}:waiters"),
             Self::Flows => f.write_str("flows"),
             Self::FlowsActive => f.write_str("flows_active"),
             Self::Message(key) => write!(f, "message:{}:{}", key.caller, key.id),
@@ -94,6 +103,7 @@ impl fmt::Display for ContextKey {
             Self::Events => f.write_str("events"),
             Self::Audit => f.write_str("audit"),
             Self::Due => f.write_str("due"),
+            Self::Drops => f.write_str("drops"),
             Self::Request(caller, id) => write!(f, "requests:{caller}:{id}"),
             Self::Ids => f.write_str("ids"),
         }
@@ -116,6 +126,8 @@ impl ContextKey {
                 Some((id, "nodes")) => Self::FlowNodes(exact(id)?),
                 Some((id, "signals")) => Self::FlowSignals(exact(id)?),
                 Some((id, "messages")) => Self::FlowMessages(exact(id)?),
+                Some((id, "inputs")) => Self::FlowInputs(exact(id)?),
+                Some((id, "waiters")) => Self::FlowWaiters(exact(id)?),
                 Some(_) => return None,
             },
             "message" => pair(rest).map(|(caller, id)| Self::Message(MessageKey { caller, id }))?,
@@ -155,6 +167,7 @@ impl ContextKey {
             "events" => Self::Events,
             "audit" => Self::Audit,
             "due" => Self::Due,
+            "drops" => Self::Drops,
             "ids" => Self::Ids,
             _ => return None,
         })
@@ -245,9 +258,13 @@ impl ContextKeys {
         flow_signals(id: FlowId) = ContextKey::FlowSignals(id);
         /// Set: keys of the messages that carried the flow's nodes.
         flow_messages(id: FlowId) = ContextKey::FlowMessages(id);
+        /// List: what others brought for the flow and its owner has not taken up.
+        flow_inputs(id: FlowId) = ContextKey::FlowInputs(id);
+        /// Set: flows that wait for the end of this one.
+        flow_waiters(id: FlowId) = ContextKey::FlowWaiters(id);
         /// Sorted set: ids of all flows.
         flows() = ContextKey::Flows;
-        /// Set: ids of flows that have not ended.
+        /// Set: flows that have something to do now.
         flows_active() = ContextKey::FlowsActive;
         /// Hash: a message.
         message(caller: ActorId, id: MessageId) = ContextKey::Message(MessageKey { caller, id });
@@ -277,8 +294,10 @@ impl ContextKeys {
         events() = ContextKey::Events;
         /// Stream: who did what.
         audit() = ContextKey::Audit;
-        /// Sorted set: what to look at, by when.
+        /// Sorted set: flows to look at, by when.
         due() = ContextKey::Due;
+        /// Set: runner records whose supervisors have yet to forget the context.
+        drops() = ContextKey::Drops;
         /// The answer to a request that was made.
         request(caller: ActorId, request_id: &str) = ContextKey::Request(caller, request_id.to_owned());
         /// Hash: id counters and the change counter.
@@ -416,7 +435,7 @@ mod tests {
     fn any_context_key() -> impl Strategy<Value = ContextKey> {
         use ContextKey as K;
         let hash = any::<[u8; 4]>().prop_map(|seed| BlobHash::of(&seed));
-        (0_u8..27, any::<[u32; 3]>(), hash, "[ -~]{0,40}").prop_map(
+        (0_u8..30, any::<[u32; 3]>(), hash, "[ -~]{0,40}").prop_map(
             |(kind, [a, b, c], hash, text)| match kind {
                 0 => K::Context(ContextId(a)),
                 1 => K::Runner(RunnerId(a)),
@@ -444,6 +463,9 @@ mod tests {
                 23 => K::Request(ActorId(a), text),
                 24 => K::FlowMessages(FlowId(a)),
                 25 => K::BlobPart(hash, a),
+                26 => K::FlowInputs(FlowId(a)),
+                27 => K::FlowWaiters(FlowId(a)),
+                28 => K::Drops,
                 _ => K::Ids,
             },
         )

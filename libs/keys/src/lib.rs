@@ -11,7 +11,11 @@ mod suffix;
 pub use context::{ContextKey, ContextKeys, GlobalKey, GlobalKeys};
 pub use supervisor::{ControlScope, InstanceRef, SupervisorKey, WorkQueue};
 
-use model::ContextId;
+use std::fmt;
+use std::str::FromStr;
+
+use model::id::ParseIdError;
+use model::{ContextId, FlowId, FlowUid};
 
 /// How the contexts are kept apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -71,13 +75,13 @@ impl Layout {
     }
 }
 
-impl std::fmt::Display for Layout {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }
 }
 
-impl std::str::FromStr for Layout {
+impl FromStr for Layout {
     type Err = UnknownLayout;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
@@ -92,17 +96,56 @@ impl std::str::FromStr for Layout {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnknownLayout(pub String);
 
-impl std::fmt::Display for UnknownLayout {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for UnknownLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}` is not a layout; there are database and hash-tag", self.0)
     }
 }
 
 impl std::error::Error for UnknownLayout {}
 
+/// A flow as the sets of a context name it: `<id>-<uid>`, so that a later flow of the same number is
+/// another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FlowRef {
+    /// Its number.
+    pub id: FlowId,
+    /// Its uid.
+    pub uid: FlowUid,
+}
+
+impl fmt::Display for FlowRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.id, self.uid)
+    }
+}
+
+impl FromStr for FlowRef {
+    type Err = ParseIdError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parse = || {
+            let (id, uid) = text.split_once('-')?;
+            Some(Self { id: suffix::exact(id)?, uid: suffix::exact(uid)? })
+        };
+        parse().ok_or_else(|| ParseIdError { kind: "flow", text: text.chars().take(80).collect() })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_flow_has_one_spelling() {
+        let text = "7-0123456789abcdef0123456789abcdef";
+        let flow: FlowRef = text.parse().expect("well-formed");
+        assert_eq!((flow.id, flow.to_string()), (FlowId(7), text.to_owned()));
+        for bad in
+            ["7", "07-0123456789abcdef0123456789abcdef", "7-0123", "-1-0123456789abcdef0123456789abcdef"]
+        {
+            assert!(bad.parse::<FlowRef>().is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn databases_and_hints() {

@@ -190,6 +190,36 @@ impl Connection {
         }
     }
 
+    /// Calls a script and sends a command after it over the same connection, which matters for commands
+    /// about what this connection wrote, such as `WAIT`. Gives the script's answer and the command's.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] or [`Error::UnknownOutcome`] of both.
+    pub async fn call_then(&self, call: Call, then: Cmd) -> Result<(Result<Value>, Result<Value>)> {
+        let mut full = None;
+        loop {
+            let mut packed = redis::Pipeline::with_capacity(2);
+            packed.ignore_errors();
+            packed.add_command(full.clone().unwrap_or_else(|| call.by_hash.clone()));
+            packed.add_command(then.0.clone());
+            let (attempt, mut open) = self.open().await?;
+            let answers = match open.send_packed_commands(&packed, 0, 2).await {
+                Ok(answers) => answers,
+                Err(error) => return Err(self.failed(attempt, &error)),
+            };
+            let read = |answer| Value::from_redis(&self.0.server.shown, answer);
+            let mut answers = answers.into_iter().map(read);
+            let (Some(called), Some(then)) = (answers.next(), answers.next()) else {
+                return Err(Error::Protocol("fewer answers than commands".to_owned()));
+            };
+            let is_unknown = called.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT"));
+            if !is_unknown || full.is_some() {
+                return Ok((called, then));
+            }
+            full = Some(call.in_full());
+        }
+    }
+
     /// Sends several commands and calls at once. Each has its own result.
     ///
     /// # Errors

@@ -84,7 +84,7 @@ impl Store {
             .arg(hash_of(request))
             .arg(limits::REQUEST_ID_KEEP_SECS)
             .args(record::actor::write(actor).args());
-        let answer = self.connection().call(call).await.map_err(|error| match error.code() {
+        let answer = self.call_global(call).await.map_err(|error| match error.code() {
             Some("REQUEST_ID_REUSED") => Error::RequestIdReused,
             _ => Error::Store(error),
         })?;

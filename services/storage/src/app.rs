@@ -5,11 +5,15 @@ use std::sync::Arc;
 use identity::TrustDomain;
 use kv::Kv;
 use rpc::MountBuilder;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
+use crate::context_removal::Removals;
+use crate::durability::{Confirmation, Refusal};
 use crate::error::Error;
 use crate::events::Hub;
+use crate::replicas::Replicas;
 use crate::routers::Routers;
 use crate::rpc::Rpc;
 use crate::store::Store;
@@ -33,15 +37,24 @@ pub struct App {
 
 impl App {
     pub(crate) async fn new(config: Config, deps: Deps) -> Result<Self, StartError> {
-        let store = Store::open(deps.kv, config.layout).await.map_err(|error| match error {
+        let Config { layout, durability, lease } = config;
+        let asked = Confirmation::of(durability, &deps.kv.database(0)).await;
+        let confirmation = asked.map_err(|refusal| match refusal {
+            Refusal::Unknown(error) if error.is_connection_trouble() => StartError::Unreachable(error),
+            refusal => StartError::Unusable(Box::new(refusal)),
+        })?;
+        let store = Store::open(deps.kv, layout, confirmation).await.map_err(|error| match error {
             Error::Store(error) if error.is_connection_trouble() => StartError::Unreachable(error),
             error => StartError::Unusable(Box::new(error)),
         })?;
+        let replicas = Replicas::new(store.clone(), lease);
         let hub = Hub::new(store);
         let stop = CancellationToken::new();
         let rpc = Rpc {
             hub: hub.clone(),
             routers: Routers::default(),
+            replicas,
+            removals: Removals::new(hub.clone()),
             trust_domain: Arc::new(deps.trust_domain),
             stop: stop.clone(),
         };
@@ -66,9 +79,18 @@ impl App {
         self.hub.store().coordinator()
     }
 
+    /// Whether Redis is there, as far as is known.
+    #[must_use]
+    pub fn connected(&self) -> watch::Receiver<bool> {
+        self.hub.connected()
+    }
+
     /// Listens to the hints of Redis until `shutdown`; then ends every stream.
     pub async fn run(self, shutdown: CancellationToken) {
-        self.hub.clone().run(shutdown).await;
+        let replicas = self.rpc.replicas.clone().run(self.hub.clone(), shutdown.clone());
+        let removals = self.rpc.removals.clone().run(shutdown.clone());
+        let reconnects = self.hub.clone().check_reconnects(shutdown.clone());
+        tokio::join!(self.hub.clone().run(shutdown), replicas, removals, reconnects);
         self.stop.cancel();
     }
 }

@@ -1,7 +1,7 @@
 //! Steps of flows: the hot path. One step is one script and one round trip.
 
 use bytes::Bytes;
-use kv::Call;
+use kv::Value;
 use model::flow::ResultMap;
 use model::job::BlobRef;
 use model::{
@@ -15,7 +15,14 @@ use crate::messages::{HOLD, Held};
 use crate::record::message::{Body, write_nodes};
 use crate::routers::Routers;
 use crate::scripts;
-use crate::store::{Store, Tenant};
+use crate::store::{Change, Store, Tenant};
+
+/// What a record's key and numbers add to a script, about.
+const RECORD_OVERHEAD_BYTES: usize = 128;
+/// Nodes that one commit may change.
+pub(crate) const COMMIT_NODES_MAX: usize = 500;
+/// Records that belong to the flow or the context and that every commit may touch.
+const FLOW_RECORDS: usize = 13;
 
 /// One step of one flow.
 #[derive(Debug)]
@@ -34,8 +41,8 @@ pub(crate) struct Commit {
     pub(crate) owner: OwnerId,
     /// Since which change of owner.
     pub(crate) epoch: Epoch,
-    /// What the step was computed from.
-    pub(crate) revision: Revision,
+    /// What the step was computed from: the one before it, or the change of owner.
+    pub(crate) last_commit: String,
     /// The flow's new status.
     pub(crate) status: Option<FlowStatus>,
     /// The flow's result, with a new status.
@@ -48,6 +55,10 @@ pub(crate) struct Commit {
     pub(crate) messages: Vec<Outgoing>,
     /// When to look at the flow again.
     pub(crate) due: Option<Timestamp>,
+    /// How many of the inputs that were pushed it has taken up.
+    pub(crate) inputs_taken: u32,
+    /// The flow only waits.
+    pub(crate) rests: bool,
 }
 
 /// A node that changed.
@@ -93,7 +104,7 @@ pub(crate) struct Refusal {
 /// The kinds of [`Refusal`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RefusalKind {
-    /// Another owner, epoch or revision.
+    /// Another owner, epoch or last commit.
     Fenced,
     /// The flow or its context is gone.
     Gone,
@@ -156,17 +167,20 @@ impl Store {
         routers: &Routers,
         now: Timestamp,
     ) -> Result<Revision, Refusal> {
-        check_size(&commit)?;
+        let outputs = outputs_of(&commit.nodes);
+        check_size(&commit, outputs.len())?;
         let tenant = self.tenant(commit.context).await.map_err(|error| Refusal::of(&error))?;
         let caller = self.caller(&tenant, commit.flow, commit.flow_uid).await;
         let caller = caller.map_err(|error| Refusal::of(&error))?;
         let router = if commit.messages.is_empty() { None } else { routers.pick() };
         let name = router.as_ref().map(|router| router.name()).unwrap_or_default();
-        let call = call_of(&tenant, &commit, caller, name, now);
+        let change = change_of(&tenant, &commit, &outputs, caller, name, now);
+        // Of one that was applied before, this is not the change that the stream has.
+        let read = |value: Value| value.int().map(|revision| (u64::try_from(revision).ok(), revision));
         crash_point!("storage.commit.before");
-        let answer = tenant.call(call).await;
+        let answer = tenant.apply(change, read).await;
         crash_point!("storage.commit.after");
-        let revision = answer.and_then(|value| Ok(value.uint()?)).map_err(|error| Refusal::of(&error))?;
+        let revision = answer.map_err(|error| Refusal::of(&error))?.unsigned_abs();
         if let Some(router) = &router {
             for Outgoing { key, body } in commit.messages {
                 let held = Held { context: commit.context, context_uid: commit.context_uid, key, body };
@@ -177,20 +191,26 @@ impl Store {
     }
 }
 
-fn check_size(commit: &Commit) -> Result<(), Refusal> {
-    let records = commit.nodes.len() + commit.messages.len();
-    if records > limits::COMMIT_RECORDS_MAX {
-        let max = limits::COMMIT_RECORDS_MAX;
-        return Err(Refusal::new(
-            RefusalKind::Invalid,
-            format_args!("a commit changes at most {max} nodes and messages, this one {records}"),
-        ));
+/// A record is a key of its own that the script writes: a job, a message, the set of those who refer to a
+/// blob. All nodes of a flow stand in one; how many of its fields change is limited by itself, and each
+/// comes with the job that mirrors it.
+fn check_size(commit: &Commit, outputs: usize) -> Result<(), Refusal> {
+    let nodes = commit.nodes.len();
+    let records = nodes + commit.messages.len() + outputs + FLOW_RECORDS;
+    for (what, max, asked) in
+        [("nodes", COMMIT_NODES_MAX, nodes), ("records", limits::COMMIT_RECORDS_MAX, records)]
+    {
+        if asked > max {
+            let detail = format_args!("a commit changes at most {max} {what}, this one {asked}");
+            return Err(Refusal::new(RefusalKind::Invalid, detail));
+        }
     }
     let of_node = |node: &NodeChange| {
         node.json.len() + node.result.len() + node.events.iter().map(Bytes::len).sum::<usize>()
     };
     let of_message = |message: &Outgoing| message.body.nodes.iter().map(Bytes::len).sum::<usize>();
-    let bytes = commit.nodes.iter().map(of_node).sum::<usize>()
+    let bytes = records * RECORD_OVERHEAD_BYTES
+        + commit.nodes.iter().map(of_node).sum::<usize>()
         + commit.messages.iter().map(of_message).sum::<usize>()
         + commit.result.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>();
     if bytes > limits::COMMIT_BYTES_MAX {
@@ -203,15 +223,22 @@ fn check_size(commit: &Commit) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn call_of(tenant: &Tenant, commit: &Commit, caller: ActorId, router: &str, now: Timestamp) -> Call {
+fn change_of(
+    tenant: &Tenant,
+    commit: &Commit,
+    outputs: &[(usize, BlobHash)],
+    caller: ActorId,
+    router: &str,
+    now: Timestamp,
+) -> Change {
     let keys = &tenant.keys;
-    let outputs = outputs_of(&commit.nodes);
     let own = [keys.flow(commit.flow), keys.flow_nodes(commit.flow), keys.flow_messages(commit.flow)];
+    let inbox = [keys.flow_inputs(commit.flow), keys.flow_waiters(commit.flow)];
     let jobs = commit.nodes.iter().map(|node| keys.job(caller, node.job));
     let messages = commit.messages.iter().map(|message| keys.message(message.key.caller, message.key.id));
     let blobs = outputs.iter().flat_map(|(_, hash)| [keys.blob(*hash), keys.blob_refs(*hash)]);
     let varying: Vec<String> = jobs.chain(messages).chain(blobs).collect();
-    let mut touched: Vec<&str> = Vec::with_capacity(varying.len() + 8);
+    let mut touched: Vec<&str> = Vec::with_capacity(varying.len() + FLOW_RECORDS);
     touched.extend(own.iter().map(String::as_str));
     touched.extend([
         tenant.flows_active.as_str(),
@@ -219,6 +246,8 @@ fn call_of(tenant: &Tenant, commit: &Commit, caller: ActorId, router: &str, now:
         &tenant.msg_out,
         &tenant.held,
         &tenant.blob_idle,
+        &inbox[0],
+        &inbox[1],
     ]);
     touched.extend(varying.iter().map(String::as_str));
 
@@ -227,13 +256,13 @@ fn call_of(tenant: &Tenant, commit: &Commit, caller: ActorId, router: &str, now:
         None => String::new(),
     };
     let events: usize = commit.nodes.iter().map(|node| node.events.len()).sum();
-    let mut call = tenant
+    let mut change = tenant
         .begin(&scripts::COMMIT, &touched, Some(commit.context_uid), now)
         .arg(commit.flow.0)
         .arg(&commit.flow_uid.to_string())
         .arg(&commit.owner.to_string())
         .arg(commit.epoch.0)
-        .arg(commit.revision.0)
+        .arg(&commit.last_commit)
         .arg(&commit.id.to_string())
         .arg(commit.status.map_or("", FlowStatus::as_str))
         .arg(&result)
@@ -245,12 +274,14 @@ fn call_of(tenant: &Tenant, commit: &Commit, caller: ActorId, router: &str, now:
         .arg(commit.messages.len())
         .arg(events)
         .arg(outputs.len())
-        .arg(commit.context.0);
+        .arg(commit.context.0)
+        .arg(commit.inputs_taken)
+        .arg(commit.rests);
     for node in &commit.nodes {
-        call = call.arg(node.job.0).arg(&node.json[..]).arg(&node.job_status).arg(&node.result[..]);
+        change = change.arg(node.job.0).arg(&node.json[..]).arg(&node.job_status).arg(&node.result[..]);
     }
     for Outgoing { key, body } in &commit.messages {
-        call = call
+        change = change
             .arg(key.caller.0)
             .arg(key.id.0)
             .arg(body.runner.0)
@@ -259,7 +290,7 @@ fn call_of(tenant: &Tenant, commit: &Commit, caller: ActorId, router: &str, now:
             .arg(&body.created_at.to_string());
     }
     let events = commit.nodes.iter().flat_map(|node| &node.events);
-    call.args(events.map(|event| &event[..])).args(outputs.iter().map(|(job, _)| *job))
+    change.args(events.map(|event| &event[..])).args(outputs.iter().map(|(job, _)| *job))
 }
 
 /// The files that nodes made, each with the number, from 1 on, of the node that made it.

@@ -88,7 +88,7 @@ impl Store {
             .begin(&scripts::CREATE_CONTEXT, &[], Some(uid), now)
             .arg(id.0)
             .args(record::context::write(&context).args());
-        let written = tenant.connection.call(call).await;
+        let written = tenant.apply_revision(call).await;
         // One that its maker wrote and did not come to publish is complete: it is published for him.
         if written.is_ok() || written.as_ref().is_err_and(|error| error.code() == Some("CONTEXT_EXISTS")) {
             self.publish_context(id, now).await?;
@@ -118,8 +118,9 @@ impl Store {
             .arg(hash_of(request))
             .arg(limits::REQUEST_ID_KEEP_SECS)
             .arg(&Timestamp::from_millis(lapsed).to_string());
-        let answer = self.connection().call(call).await.map_err(|error| match error.code() {
+        let answer = self.call_global(call).await.map_err(|error| match error.code() {
             Some("REQUEST_ID_REUSED") => Error::RequestIdReused,
+            Some("CONTEXT_GONE") => Error::not_found("the context that this request made, context", id),
             _ => Error::Store(error),
         })?;
         let [id, uid] = answer.tuple()?;
@@ -132,7 +133,7 @@ impl Store {
     async fn publish_context(&self, id: ContextId, now: Timestamp) -> Result<()> {
         let contexts = self.keys().contexts();
         let call = self.begin_global(&scripts::PUBLISH_CONTEXT, &[&contexts], now).arg(id.0);
-        self.connection().call(call).await?;
+        self.apply_global(call).await?;
         Ok(())
     }
 }

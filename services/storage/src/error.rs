@@ -1,8 +1,9 @@
 //! What can go wrong here, by what the caller can do about it.
 
 use model::context::Denied;
-use model::{ContextId, Violations};
+use model::{ContextId, Violations, limits};
 
+use crate::events::Position;
 use crate::record::BadRecord;
 
 /// The result of everything here.
@@ -46,12 +47,24 @@ pub(crate) enum Error {
     /// The permission that was decided on was changed at the same moment, again and again.
     #[error("context {0} changed meanwhile")]
     ContextChanged(ContextId),
+    /// The object is not as it was when it was looked at.
+    #[error("{0}")]
+    Changed(String),
+    /// Another start has taken the replica's name, or it was not heard for too long.
+    #[error("the lease is lost: join again")]
+    LeaseLost,
+    /// Redis has lost changes that somebody was told of.
+    #[error("the store went back: what is in memory is void")]
+    StoreWentBack,
     /// The place in the event stream is gone.
     #[error("the position is gone: begin with a snapshot")]
     PositionGone,
     /// The watcher did not read fast enough.
-    #[error("the watcher fell too far behind: resume from the last position")]
-    TooSlow,
+    #[error("the watcher fell too far behind: resume from position {resume}")]
+    TooSlow {
+        /// After the last event that was sent to it.
+        resume: Position,
+    },
     /// A named limit.
     #[error("{limit} is at most {max}, not {asked}")]
     Limit {
@@ -127,9 +140,16 @@ impl Error {
             "JOB_NOT_RESERVED" => Self::field("nodes", message),
             "IDS_EXHAUSTED" => Self::Exhausted(message.clone()),
             "REQUEST_ID_REUSED" => Self::RequestIdReused,
+            "FLOW_CHANGED" => Self::Changed(message.clone()),
+            "TOO_MANY_INPUTS" => limit("inputs that wait", limits::FLOW_INPUTS_MAX, message),
+            "TOO_MANY_SIGNALS" => limit("signals of a flow", limits::FLOW_SIGNALS_MAX, message),
             _ => Self::Store(error),
         }
     }
+}
+
+fn limit(limit: &'static str, max: usize, asked: &str) -> Error {
+    Error::Limit { limit, max: max as u64, asked: asked.parse().unwrap_or_default() }
 }
 
 impl From<Denied> for Error {

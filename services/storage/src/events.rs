@@ -11,10 +11,11 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use kv::{Cmd, Notice, StreamEntry, Topic};
+use keys::FlowRef;
+use kv::{Cmd, Connection, Notice, StreamEntry, Topic};
 use model::{ContextId, FlowId};
 use serde::Deserialize;
-use tokio::sync::{Notify, broadcast};
+use tokio::sync::{Notify, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
@@ -25,6 +26,8 @@ use crate::tailer::Tailer;
 pub(crate) const READ_MAX: usize = 256;
 /// Hints of a kind that somebody may fall behind before it looks at everything again.
 const KINDS_BUFFER: usize = 1024;
+/// Touched flows that a scheduler may fall behind before it is told to list them.
+const TOUCHES_BUFFER: usize = 16_384;
 
 /// A place in a context's stream: change, number within it, and the random bits of the change, by which a
 /// store that went back is recognised. Written `<revision>.<n>-<bits>`.
@@ -39,6 +42,29 @@ impl Position {
     /// Whether this comes after `other`.
     pub(crate) fn is_after(self, other: Self) -> bool {
         (self.revision, self.n) > (other.revision, other.n)
+    }
+
+    /// Where a stream ends now; nothing when there is none.
+    pub(crate) async fn last(connection: &Connection, stream: &str) -> Result<Option<Self>> {
+        Self::only(connection, Cmd::new("XREVRANGE").arg(stream).arg("+").arg("-")).await
+    }
+
+    /// Where a stream begins now; nothing when there is none.
+    pub(crate) async fn first(connection: &Connection, stream: &str) -> Result<Option<Self>> {
+        Self::only(connection, Cmd::new("XRANGE").arg(stream).arg("-").arg("+")).await
+    }
+
+    async fn only(connection: &Connection, range: Cmd) -> Result<Option<Self>> {
+        let entry = connection.cmd(range.arg("COUNT").arg(1)).await?.entries()?.into_iter().next();
+        Ok(entry.map(Entry::read).transpose()?.map(|entry| entry.position))
+    }
+
+    /// Whether a stream has this place, with the same random bits.
+    pub(crate) async fn is_in(self, connection: &Connection, stream: &str) -> Result<bool> {
+        let id = self.entry_id();
+        let entries = connection.cmd(Cmd::new("XRANGE").arg(stream).arg(&id).arg(&id)).await?;
+        let found = entries.entries()?.into_iter().next().map(Entry::read).transpose()?;
+        Ok(found.is_some_and(|entry| entry.position == self))
     }
 
     /// The id of its entry.
@@ -119,18 +145,13 @@ impl Tenant {
 
     /// Whether `position` is in the stream, with the same random bits.
     pub(crate) async fn has_position(&self, position: Position) -> Result<bool> {
-        let id = position.entry_id();
-        let entries = self.connection.cmd(Cmd::new("XRANGE").arg(&self.events).arg(&id).arg(&id)).await?;
-        let found = entries.entries()?.into_iter().next().map(Entry::read).transpose()?;
-        Ok(found.is_some_and(|entry| entry.position == position))
+        position.is_in(&self.connection, &self.events).await
     }
 
     /// Where the stream ends now. It is never empty: it begins with the context's creation.
     pub(crate) async fn last_position(&self) -> Result<Position> {
-        let ask = Cmd::new("XREVRANGE").arg(&self.events).arg("+").arg("-").arg("COUNT").arg(1);
-        let last = self.connection.cmd(ask).await?.entries()?.into_iter().next();
-        let last = last.ok_or_else(|| Error::not_found("context", self.id))?;
-        Ok(Entry::read(last)?.position)
+        let last = Position::last(&self.connection, &self.events).await?;
+        last.ok_or_else(|| Error::not_found("context", self.id))
     }
 }
 
@@ -141,8 +162,21 @@ pub(crate) enum Hint {
     Out(ContextId),
     /// A runner record changed.
     Runner(ContextId),
+    /// A context is being removed, or one supervisor less has yet to forget it.
+    Removal(ContextId),
+    /// A scheduler replica came or went.
+    Replicas,
     /// Hints may have been missed: look at everything.
     Missed,
+}
+
+/// A hint for the owners of flows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Touch {
+    /// There is something new for a flow.
+    Flow(ContextId, FlowRef),
+    /// There may be for any.
+    Any,
 }
 
 /// What wakes a tailer.
@@ -162,6 +196,11 @@ pub(crate) struct Hub(Arc<Inner>);
 struct Inner {
     store: Store,
     kinds: broadcast::Sender<Hint>,
+    touches: broadcast::Sender<Touch>,
+    /// Whether hints are heard: Redis is there.
+    connected: watch::Sender<bool>,
+    /// How often the store was found to have lost changes.
+    went_back: watch::Sender<u64>,
     pub(crate) tailers: Mutex<HashMap<ContextId, Tailer>>,
 }
 
@@ -170,6 +209,9 @@ impl Hub {
         Self(Arc::new(Inner {
             store,
             kinds: broadcast::Sender::new(KINDS_BUFFER),
+            touches: broadcast::Sender::new(TOUCHES_BUFFER),
+            connected: watch::Sender::new(false),
+            went_back: watch::Sender::new(0),
             tailers: Mutex::default(),
         }))
     }
@@ -182,9 +224,24 @@ impl Hub {
         &self.0.tailers
     }
 
-    /// Hints of messages and runner records from now on.
+    /// Hints of more than events, from now on.
     pub(crate) fn hints(&self) -> broadcast::Receiver<Hint> {
         self.0.kinds.subscribe()
+    }
+
+    /// Flows for which there is something new, from now on.
+    pub(crate) fn touches(&self) -> broadcast::Receiver<Touch> {
+        self.0.touches.subscribe()
+    }
+
+    /// Whether hints are heard.
+    pub(crate) fn connected(&self) -> watch::Receiver<bool> {
+        self.0.connected.subscribe()
+    }
+
+    /// Changes whenever the store was found to have lost changes.
+    pub(crate) fn went_back(&self) -> &watch::Sender<u64> {
+        &self.0.went_back
     }
 
     /// Listens until `stop`.
@@ -203,9 +260,14 @@ impl Hub {
                         tailer.wake.missed.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
                         tailer.wake.notify.notify_one();
                     }
+                    self.0.connected.send_replace(true);
                     self.tell(Hint::Missed);
+                    self.touch(Touch::Any);
                 }
-                Notice::Lost(error) => tracing::warn!(%error, "hints are missed until Redis is back"),
+                Notice::Lost(error) => {
+                    self.0.connected.send_replace(false);
+                    tracing::warn!(%error, "hints are missed until Redis is back");
+                }
                 Notice::Message { channel, payload } => {
                     if let Some(context) = layout.parse_hint_channel(&channel) {
                         self.heard(context, &payload);
@@ -222,8 +284,21 @@ impl Hub {
         match kind {
             b"out" => self.tell(Hint::Out(context)),
             b"runner" => self.tell(Hint::Runner(context)),
-            _ => {}
+            b"removal" => self.tell(Hint::Removal(context)),
+            b"replicas" => self.tell(Hint::Replicas),
+            b"active" => self.touch(Touch::Any),
+            other => {
+                let flow = std::str::from_utf8(other).ok().and_then(|text| text.strip_prefix("flow:"));
+                if let Some(flow) = flow.and_then(|flow| flow.parse().ok()) {
+                    self.touch(Touch::Flow(context, flow));
+                }
+            }
         }
+    }
+
+    fn touch(&self, touch: Touch) {
+        // As below.
+        let _ = self.0.touches.send(touch);
     }
 
     fn tell(&self, hint: Hint) {

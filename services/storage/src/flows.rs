@@ -7,8 +7,8 @@ use bytes::Bytes;
 use kv::{Cmd, Value};
 use model::flow::{EnvVars, ResultMap};
 use model::{
-    ActorId, BlobHash, Context, ContextId, ContextUid, Epoch, Event, Flow, FlowId, FlowNode, FlowStatus,
-    FlowUid, Generation, JobId, JobSpec, MessageId, Name, OwnerId, Revision, Timestamp, limits,
+    ActorId, BlobHash, Context, ContextId, ContextUid, Epoch, Flow, FlowId, FlowNode, FlowStatus, FlowUid,
+    Generation, JobId, JobSpec, MessageId, Name, OwnerId, Rerun, Revision, Timestamp, limits,
 };
 
 use crate::error::{Error, Result};
@@ -16,18 +16,22 @@ use crate::record::flow::StoredFlow;
 use crate::record::{self, Fields, Written};
 use crate::requests::{Request, hash_of};
 use crate::scripts;
-use crate::store::{Asker, ID_TRIES, PERMISSION_TRIES, Store, Tenant};
+use crate::store::{Asker, Change, ID_TRIES, PERMISSION_TRIES, Store, Tenant};
 
 /// Nodes of one call of [`Store::add_nodes`].
 pub(crate) const ADD_NODES_MAX: usize = 500;
 /// Message ids of one call of [`Store::reserve_messages`].
 pub(crate) const RESERVE_MESSAGES_MAX: u32 = 10_000;
+/// Entries that one step of a scan looks at.
+const SCAN_COUNT: usize = 1000;
 
 /// A flow to be created.
 #[derive(Debug, Clone)]
 pub(crate) struct NewFlow {
     /// The wished id.
     pub(crate) id: Option<FlowId>,
+    /// The uid that its creator chose.
+    pub(crate) uid: Option<FlowUid>,
     /// Whose it is to be.
     pub(crate) caller: ActorId,
     /// What people call it.
@@ -42,6 +46,17 @@ pub(crate) struct NewFlow {
     pub(crate) cancel_timeout_secs: u32,
     /// How many nodes it will have.
     pub(crate) node_count: u32,
+}
+
+/// How a flow is run again.
+#[derive(Debug, Clone)]
+pub(crate) struct Restart {
+    /// The generation that ended.
+    pub(crate) generation: Generation,
+    /// What was chosen.
+    pub(crate) rerun: Rerun,
+    /// Its variables from now on.
+    pub(crate) env_vars: EnvVars,
 }
 
 /// A node to be added.
@@ -132,7 +147,7 @@ impl Store {
     /// The flow in the answer to `HMGET` of what is read of flows.
     pub(crate) fn flow_of(&self, id: FlowId, value: Value) -> Result<StoredFlow> {
         let fields = Fields::of_some(format_args!("flow {id}"), &record::flow::READ, value)?;
-        let stored = fields.map(|fields| record::flow::read(&fields)).transpose()?.flatten();
+        let stored = fields.map(|mut fields| record::flow::read(&mut fields)).transpose()?.flatten();
         let stored = stored.ok_or_else(|| Error::not_found("flow", id))?;
         self.remember_caller(stored.flow.uid, stored.flow.caller_id);
         Ok(stored)
@@ -150,13 +165,13 @@ impl Store {
         Ok(stored.flow.caller_id)
     }
 
-    /// Adds nodes to a flow that is being created. Doing it again changes nothing.
+    /// Adds nodes to a flow that is being created, in place of what it has there. Doing it again changes
+    /// nothing.
     pub(crate) async fn add_nodes(
         &self,
-        context: ContextId,
-        flow: FlowId,
-        uid: FlowUid,
+        (context, flow, uid): (ContextId, FlowId, FlowUid),
         nodes: &[NewNode],
+        asker: Asker,
         now: Timestamp,
     ) -> Result<()> {
         if nodes.len() > ADD_NODES_MAX {
@@ -166,55 +181,56 @@ impl Store {
         if nodes.is_empty() {
             return Ok(());
         }
-        let tenant = self.tenant(context).await?;
-        let caller = self.caller(&tenant, flow, uid).await?;
-        let place = record::job::Place { caller, context, flow };
-        let blobs = BlobTable::of(nodes);
-        let mut touched =
-            vec![tenant.keys.flow(flow), tenant.keys.flow_nodes(flow), tenant.blob_idle.clone()];
-        for hash in &blobs.hashes {
-            touched.extend([tenant.keys.blob(*hash), tenant.keys.blob_refs(*hash)]);
+        if asker == Asker::Service {
+            let tenant = self.tenant(context).await?;
+            let caller = self.caller(&tenant, flow, uid).await?;
+            let place = record::job::Place { caller, context, flow };
+            tenant.apply_revision(add_nodes_change(&tenant, (place, uid), nodes, None, now)).await?;
+            return Ok(());
         }
-        touched.extend(nodes.iter().map(|node| tenant.keys.job(caller, node.node.job_id)));
-        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
-        let mut call = tenant
-            .begin(&scripts::ADD_NODES, &touched, None, now)
-            .arg(flow.0)
-            .arg(&uid.to_string())
-            .arg(blobs.hashes.len())
-            .arg(nodes.len())
-            .arg(blobs.references.len());
-        for (blob, job) in &blobs.references {
-            call = call.arg(*blob).arg(*job);
+        for _ in 0..PERMISSION_TRIES {
+            let (tenant, stored, context) = self.changeable_flow(context, flow, asker).await?;
+            let place = record::job::Place { caller: stored.flow.caller_id, context: context.id, flow };
+            let change = add_nodes_change(&tenant, (place, uid), nodes, Some(&context), now);
+            match tenant.apply_revision(change).await {
+                Err(Error::ContextChanged(_)) => {}
+                result => return result.map(drop),
+            }
         }
-        for node in nodes {
-            let written: Written = record::job::write(place, &node.node, &node.job, now);
-            call = call.arg(node.node.job_id.0).arg(&node.json[..]).arg(written.len()).args(written.args());
-        }
-        tenant.call(call).await?;
-        Ok(())
+        Err(Error::ContextChanged(context))
     }
 
-    /// Starts a flow that has all its nodes.
+    /// Starts a flow that has all its nodes. Without an owner, whoever its uid gives is told.
     pub(crate) async fn start_flow(
         &self,
-        context: ContextId,
-        flow: FlowId,
-        uid: FlowUid,
-        owner: OwnerId,
+        (context, flow, uid): (ContextId, FlowId, FlowUid),
+        owner: Option<OwnerId>,
+        asker: Asker,
         now: Timestamp,
     ) -> Result<FlowInContext> {
-        let (tenant, context) = self.context(context).await?;
-        let touched = [tenant.keys.flow(flow), tenant.keys.flow_nodes(flow), tenant.flows_active.clone()];
-        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
-        let call = tenant
-            .begin(&scripts::START_FLOW, &touched, Some(context.uid), now)
-            .arg(flow.0)
-            .arg(&uid.to_string())
-            .arg(&owner.to_string())
-            .arg(now.as_millis());
-        tenant.call(call).await?;
-        Ok((self.stored_flow(&tenant, flow).await?, context.uid))
+        for _ in 0..PERMISSION_TRIES {
+            let (tenant, _, context) = self.changeable_flow(context, flow, asker).await?;
+            let decided_on = match asker {
+                Asker::Service => String::new(),
+                Asker::Actor(_) => context.revision.to_string(),
+            };
+            let touched = [tenant.keys.flow(flow), tenant.keys.flow_nodes(flow), tenant.flows_active.clone()];
+            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let change = tenant
+                .begin(&scripts::START_FLOW, &touched, Some(context.uid), now)
+                .arg(&decided_on)
+                .arg(flow.0)
+                .arg(&uid.to_string())
+                .arg(&owner.map(|owner| owner.to_string()).unwrap_or_default())
+                .arg(now.as_millis())
+                .arg(&fresh_commit());
+            match tenant.apply_revision(change).await {
+                Err(Error::ContextChanged(_)) => {}
+                Err(error) => return Err(error),
+                Ok(_) => return Ok((self.stored_flow(&tenant, flow).await?, context.uid)),
+            }
+        }
+        Err(Error::ContextChanged(context))
     }
 
     /// Makes `owner` the owner of a flow that runs.
@@ -226,13 +242,21 @@ impl Store {
         now: Timestamp,
     ) -> Result<FlowInContext> {
         let (tenant, context) = self.context(context).await?;
-        let key = tenant.keys.flow(flow);
-        let call = tenant
-            .begin(&scripts::TAKE_FLOW, &[&key], Some(context.uid), now)
+        let touched = [tenant.keys.flow(flow), tenant.flows_active.clone(), tenant.due.clone()];
+        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let change = tenant
+            .begin(&scripts::TAKE_FLOW, &touched, Some(context.uid), now)
             .arg(flow.0)
-            .arg(&owner.to_string());
-        tenant.call(call).await?;
-        Ok((self.stored_flow(&tenant, flow).await?, context.uid))
+            .arg(&owner.to_string())
+            .arg(&fresh_commit());
+        match tenant.apply_revision(change).await {
+            Ok(_) => Ok((self.stored_flow(&tenant, flow).await?, context.uid)),
+            Err(Error::NotFound(what)) => {
+                self.forget_flow(&tenant, flow, now).await?;
+                Err(Error::NotFound(what))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Reserves `count` message ids of `caller` and gives the first of them.
@@ -252,56 +276,145 @@ impl Store {
         Ok(MessageId(u32::try_from(first).unwrap_or_default()))
     }
 
-    /// Keeps the wish to cancel a flow. One that has ended, or was wished to end before, stays as it is.
-    pub(crate) async fn request_cancel(
+    /// Starts an ended flow again. Says whether this call has done it, or the same request before.
+    pub(crate) async fn restart_flow(
         &self,
-        context: ContextId,
-        flow: FlowId,
+        (context, flow, uid): (ContextId, FlowId, FlowUid),
+        restart: &Restart,
         asker: Asker,
         request: Option<&Request>,
         now: Timestamp,
-    ) -> Result<FlowInContext> {
+    ) -> Result<(FlowInContext, bool)> {
         let actor = asker.actor()?;
         for _ in 0..PERMISSION_TRIES {
-            let (tenant, stored, context) = self.changeable_flow(context, flow, actor).await?;
-            let mut touched = vec![tenant.keys.flow(flow)];
+            let (tenant, _, context) = self.changeable_flow(context, flow, asker).await?;
+            let mut touched = vec![tenant.keys.flow(flow), tenant.flows_active.clone()];
             touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
-            let event = Event::CancelRequested { flow_id: flow, actor, time: now };
-            let event = serde_json::to_string(&event).expect("events are JSON");
-            let call = tenant
-                .begin(&scripts::REQUEST_CANCEL, &touched, Some(context.uid), now)
+            let change = tenant
+                .begin(&scripts::RESTART_FLOW, &touched, Some(context.uid), now)
                 .arg(context.revision.0)
                 .arg(flow.0)
-                .arg(&stored.flow.uid.to_string())
-                .arg(&event)
+                .arg(&uid.to_string())
+                .arg(restart.generation.0)
+                .arg(&json_text(&restart.rerun))
+                .arg(&json_text(&restart.env_vars))
+                .arg(now.as_millis())
+                .arg(&fresh_commit())
                 .arg(hash_of(request))
                 .arg(limits::REQUEST_ID_KEEP_SECS);
-            match tenant.call(call).await {
+            match tenant.apply_revision(change).await {
                 Err(Error::ContextChanged(_)) => {}
                 Err(error) => return Err(error),
-                Ok(_) => return Ok((self.stored_flow(&tenant, flow).await?, context.uid)),
+                Ok(revision) => {
+                    let stored = self.stored_flow(&tenant, flow).await?;
+                    return Ok(((stored, context.uid), revision > 0));
+                }
             }
         }
         Err(Error::ContextChanged(context))
     }
 
-    /// A flow that `actor` may change.
-    async fn changeable_flow(
+    /// A flow that `asker` may change.
+    pub(crate) async fn changeable_flow(
         &self,
         context: ContextId,
         flow: FlowId,
-        actor: ActorId,
+        asker: Asker,
     ) -> Result<(Arc<Tenant>, StoredFlow, Context)> {
         let (tenant, context, mut answers) = self
-            .read(context, Asker::Actor(actor), |tenant, pipeline| {
+            .read(context, asker, |tenant, pipeline| {
                 pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
             })
             .await?;
         let stored = self.flow_of(flow, answers.pop().unwrap_or(Value::Nil))?;
-        context.require_change(actor, stored.flow.caller_id)?;
+        if let Asker::Actor(actor) = asker {
+            context.require_change(actor, stored.flow.caller_id)?;
+        }
         Ok((tenant, stored, context))
     }
+
+    /// Removes entries of a flow that is gone from the sets of those that have something to do: one that it
+    /// waited for may have put it there.
+    async fn forget_flow(&self, tenant: &Tenant, flow: FlowId, now: Timestamp) -> Result<()> {
+        let pattern = format!("{flow}-*");
+        let mut entries = Vec::new();
+        for (scan, key, width) in [("SSCAN", &tenant.flows_active, 1), ("ZSCAN", &tenant.due, 2)] {
+            let found = scan_all(&tenant.connection, scan, key, Some(&pattern)).await?;
+            entries.extend(found.into_iter().step_by(width));
+        }
+        if entries.is_empty() {
+            return Ok(());
+        }
+        let touched = [tenant.keys.flow(flow), tenant.flows_active.clone(), tenant.due.clone()];
+        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let change = tenant.begin(&scripts::FORGET_FLOW, &touched, None, now).args(&entries);
+        tenant.call(change).await?;
+        Ok(())
+    }
+}
+
+/// Everything that a scan of one key gives.
+async fn scan_all(
+    connection: &kv::Connection,
+    scan: &str,
+    key: &str,
+    pattern: Option<&str>,
+) -> Result<Vec<String>> {
+    let (mut found, mut cursor) = (Vec::new(), "0".to_owned());
+    loop {
+        let ask = Cmd::new(scan).arg(key).arg(&cursor).arg("COUNT").arg(SCAN_COUNT);
+        let ask = pattern.into_iter().fold(ask, |ask, pattern| ask.arg("MATCH").arg(pattern));
+        let [next, page] = connection.cmd(ask).await?.tuple()?;
+        found.extend(page.texts()?);
+        cursor = next.text()?;
+        if cursor == "0" {
+            return Ok(found);
+        }
+    }
+}
+
+fn json_text(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).expect("maps of texts and plain choices are JSON")
+}
+
+/// What the first commit of a new owner builds on; different each time.
+fn fresh_commit() -> String {
+    model::id::Uid::random().to_string()
+}
+
+fn add_nodes_change(
+    tenant: &Tenant,
+    (place, uid): (record::job::Place, FlowUid),
+    nodes: &[NewNode],
+    decided_on: Option<&Context>,
+    now: Timestamp,
+) -> Change {
+    let record::job::Place { caller, context: _, flow } = place;
+    let blobs = BlobTable::of(nodes);
+    let mut touched = vec![tenant.keys.flow(flow), tenant.keys.flow_nodes(flow), tenant.blob_idle.clone()];
+    for hash in &blobs.hashes {
+        touched.extend([tenant.keys.blob(*hash), tenant.keys.blob_refs(*hash)]);
+    }
+    touched.extend(nodes.iter().map(|node| tenant.keys.job(caller, node.node.job_id)));
+    let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+    let mut change = tenant
+        .begin(&scripts::ADD_NODES, &touched, decided_on.map(|context| context.uid), now)
+        .arg(flow.0)
+        .arg(&uid.to_string())
+        .arg(blobs.hashes.len())
+        .arg(nodes.len())
+        .arg(blobs.references.len())
+        .arg(&decided_on.map(|context| context.revision.to_string()).unwrap_or_default())
+        .arg(tenant.keys.prefix());
+    for (blob, job) in &blobs.references {
+        change = change.arg(*blob).arg(*job);
+    }
+    for node in nodes {
+        let written: Written = record::job::write(place, &node.node, &node.job, now);
+        change = change.arg(node.node.job_id.0).arg(&node.json[..]).arg(written.len()).args(written.args());
+    }
+    change
 }
 
 /// What a creation came to.
@@ -315,7 +428,7 @@ enum Outcome {
 fn fresh_flow(id: FlowId, context: ContextId, new: &NewFlow, now: Timestamp) -> Flow {
     Flow {
         id,
-        uid: FlowUid::random(),
+        uid: new.uid.unwrap_or_else(FlowUid::random),
         name: new.name.clone(),
         caller_id: new.caller,
         context_id: context,
@@ -332,8 +445,10 @@ fn fresh_flow(id: FlowId, context: ContextId, new: &NewFlow, now: Timestamp) -> 
         status: FlowStatus::Created,
         generation: Generation(1),
         revision: Revision(0),
+        rerun: None,
         owner: None,
         epoch: Epoch(0),
+        cancel_grace_secs: 0,
     }
 }
 
@@ -359,7 +474,15 @@ async fn write_flow(
         .arg(&flow.uid.to_string())
         .arg(new.id.is_none())
         .args(record::flow::write(&flow, new.node_count, new.deadline_secs).args());
-    let mut answer = tenant.call(call).await?.array()?.into_iter();
+    let read = |value: Value| {
+        let answer = value.array()?;
+        let revision = match answer.as_slice() {
+            [made, revision, ..] if made.int()? == 1 => Some(revision.uint()?),
+            _ => None,
+        };
+        Ok((revision, answer))
+    };
+    let mut answer = tenant.apply(call, read).await?.into_iter();
     let mut next = || answer.next().unwrap_or(Value::Nil);
     if next().int()? == 0 {
         let id = u32::try_from(next().uint()?).unwrap_or_default();
@@ -367,7 +490,7 @@ async fn write_flow(
     }
     flow.revision = Revision(next().uint()?);
     let first_job = JobId(u32::try_from(next().uint()?).unwrap_or_default());
-    let stored = StoredFlow { flow, node_count: new.node_count, first_job };
+    let stored = StoredFlow { flow, node_count: new.node_count, first_job, last_commit: String::new() };
     Ok(Outcome::Made(Box::new(stored)))
 }
 

@@ -11,6 +11,7 @@ use service::{Failure, Host, Limits};
 
 use crate::app::{App, Deps, StartError};
 use crate::config::Config;
+use crate::durability::Durability;
 use crate::routers::HELD_MAX;
 use crate::rpc::{COMMITS_IN_FLIGHT_MAX, INTERNAL_POLICY, PUBLIC_POLICY};
 
@@ -32,6 +33,9 @@ pub struct Flags {
     /// How contexts are kept apart: `database` or `hash-tag`
     #[arg(long, env = "MYCORA_LAYOUT", value_name = "LAYOUT", default_value_t = Layout::Database)]
     layout: Layout,
+    /// What an answered change survives: `fast`, `synced` or `replicated`
+    #[arg(long, env = "MYCORA_DURABILITY", value_name = "LEVEL", default_value_t = Durability::Fast)]
+    durability: Durability,
     /// The trust domain of this suite's identities
     #[arg(long, env = "MYCORA_TRUST_DOMAIN", value_name = "NAME", default_value = TrustDomain::DEFAULT)]
     trust_domain: TrustDomain,
@@ -61,11 +65,13 @@ impl service::App for App {
 
     async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
         let tls = host.tls_files()?;
-        let redis = host.readiness.condition("redis");
+        // Not ready while Redis is being waited for.
+        let _waiting = host.readiness.condition("redis");
         let app = loop {
             let deps =
                 Deps { kv: Kv::new(flags.redis_url.clone()), trust_domain: flags.trust_domain.clone() };
-            match (Config { layout: flags.layout }).build(deps).await {
+            let config = Config { layout: flags.layout, durability: flags.durability, ..Config::default() };
+            match config.build(deps).await {
                 Ok(app) => break app,
                 Err(StartError::Unreachable(error)) => {
                     tracing::warn!(%error, "waiting for Redis");
@@ -74,7 +80,8 @@ impl service::App for App {
                 Err(error) => return Err(error.into()),
             }
         };
-        redis.met();
+        // Unmet again whenever Redis goes away.
+        host.ready_while("redis", app.connected());
         let builder = Mount::builder(MethodPolicy::new(&[PUBLIC_POLICY, INTERNAL_POLICY])?);
         let mount = app.mount_public(app.mount_internal(builder)).descriptors(proto::DESCRIPTORS).build()?;
         host.serve(mount, &tls)?;

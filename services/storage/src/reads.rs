@@ -1,13 +1,20 @@
 //! Reading flows, nodes and logs.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use keys::FlowRef;
 use kv::{Cmd, Pipeline, Value};
-use model::{Attempt, ContextId, ContextUid, FlowId, FlowStatus, JobId, JobSpec, Revision, limits};
+use model::{
+    ActorId, Attempt, ContextId, ContextUid, Flow, FlowId, FlowStatus, JobId, JobSpec, MessageKey, NodeState,
+    Revision, Timestamp, limits,
+};
+use serde::Deserialize;
 
 use crate::error::{Error, Result};
 use crate::flows::FlowInContext;
+use crate::messages::message_key;
 use crate::pages::{Page, PageOf};
 use crate::record::flow::StoredFlow;
 use crate::record::{self, Fields};
@@ -17,6 +24,10 @@ use crate::store::{Asker, Store, Tenant};
 const FLOWS_SCANNED_MAX: usize = 10_000;
 /// Nodes that are read at once.
 const NODES_READ: u32 = 500;
+/// Nodes that are looked at for one page, when most of them are in another state.
+const NODES_SCANNED_MAX: usize = 10_000;
+/// Entries that one step of a scan of active flows looks at.
+const ACTIVE_READ: usize = 1000;
 
 /// A node with its job, as its flow's owner needs them.
 #[derive(Debug, Clone)]
@@ -36,6 +47,86 @@ pub(crate) struct LogTail {
     pub(crate) offset: u64,
     /// The bytes.
     pub(crate) data: Vec<u8>,
+}
+
+/// Which flows are listed.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FlowFilter {
+    /// Only of this status.
+    pub(crate) status: Option<FlowStatus>,
+    /// Only of this actor.
+    pub(crate) caller: Option<ActorId>,
+    /// Only those whose name begins so.
+    pub(crate) name_prefix: String,
+    /// Only those made then or later.
+    pub(crate) created_from: Option<Timestamp>,
+    /// Only those made before.
+    pub(crate) created_before: Option<Timestamp>,
+}
+
+impl FlowFilter {
+    fn matches(&self, flow: &Flow) -> bool {
+        let Self { status, caller, name_prefix, created_from, created_before } = self;
+        status.is_none_or(|status| flow.status == status)
+            && caller.is_none_or(|caller| flow.caller_id == caller)
+            && flow.name.as_str().starts_with(name_prefix)
+            && created_from.is_none_or(|from| flow.created_at >= from)
+            && created_before.is_none_or(|before| flow.created_at < before)
+    }
+}
+
+/// Which nodes are listed.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct NodeFilter {
+    /// Only those in one of these states; empty: all.
+    pub(crate) states: BTreeSet<NodeState>,
+    /// Only these; empty: all.
+    pub(crate) jobs: BTreeSet<JobId>,
+}
+
+impl NodeFilter {
+    /// The places to look at, from `from` on.
+    fn places<'a>(&'a self, stored: &StoredFlow, from: u32) -> Box<dyn Iterator<Item = u32> + Send + 'a> {
+        let (first, count) = (stored.first_job.0, stored.node_count);
+        if self.jobs.is_empty() {
+            return Box::new(from..count);
+        }
+        let place = move |job: &JobId| job.0.checked_sub(first);
+        Box::new(self.jobs.iter().filter_map(place).filter(move |place| (from..count).contains(place)))
+    }
+
+    fn matches(&self, json: &[u8]) -> bool {
+        #[derive(Deserialize)]
+        struct Standing {
+            state: NodeState,
+        }
+        self.states.is_empty()
+            || serde_json::from_slice(json).is_ok_and(|Standing { state }| self.states.contains(&state))
+    }
+}
+
+/// Where a listing of the flows that have something to do goes on.
+#[derive(Debug, Clone)]
+pub(crate) enum ActiveCursor {
+    /// Among those that have it now.
+    Now(String),
+    /// Among those that have it at a time.
+    Due(String),
+}
+
+/// Where a message stands, as it is kept.
+#[derive(Debug, Clone)]
+pub(crate) struct MessageState {
+    /// `dispatched`, `acknowledged`, `processed` or `error`.
+    pub(crate) status: String,
+    /// `queued`, `sent`, `delivered`, `read` or `failed`.
+    pub(crate) transport_status: String,
+    /// The router that holds it, or did last.
+    pub(crate) router: String,
+    /// Why it will not arrive.
+    pub(crate) error: String,
+    /// When it was made.
+    pub(crate) created_at: Timestamp,
 }
 
 impl Store {
@@ -59,11 +150,11 @@ impl Store {
         &self,
         context: ContextId,
         asker: Asker,
-        status: Option<FlowStatus>,
+        filter: &FlowFilter,
         page: &Page,
     ) -> Result<(Vec<StoredFlow>, String)> {
-        let filter = format!("{context} {asker:?} {status:?}");
-        let mut after = page.cursor(self.coordinator(), PageOf::Flows, &filter)?;
+        let bound_to = format!("{context} {asker:?} {filter:?}");
+        let mut after = page.cursor(self.coordinator(), PageOf::Flows, &bound_to)?;
         let (tenant, _, _) = self.read(context, asker, |_, _| {}).await?;
         let (mut found, mut bytes, mut scanned) = (Vec::new(), 0, 0);
         loop {
@@ -72,10 +163,10 @@ impl Store {
             scanned += ids.len();
             for (stored, revision, size) in self.flows_of(&tenant, &ids).await? {
                 if found.len() >= page.size || (!found.is_empty() && bytes + size > limits::PAGE_BYTES_MAX) {
-                    return Ok((found, page.token(self.coordinator(), PageOf::Flows, &filter, after)));
+                    return Ok((found, page.token(self.coordinator(), PageOf::Flows, &bound_to, after)));
                 }
                 after = Some(revision);
-                if let Some(stored) = stored.filter(|stored| status.is_none_or(|s| s == stored.flow.status)) {
+                if let Some(stored) = stored.filter(|stored| filter.matches(&stored.flow)) {
                     bytes += size;
                     found.push(stored);
                 }
@@ -84,7 +175,7 @@ impl Store {
                 return Ok((found, String::new()));
             }
             if found.len() >= page.size || scanned >= FLOWS_SCANNED_MAX {
-                return Ok((found, page.token(self.coordinator(), PageOf::Flows, &filter, after)));
+                return Ok((found, page.token(self.coordinator(), PageOf::Flows, &bound_to, after)));
             }
         }
     }
@@ -123,6 +214,7 @@ impl Store {
         context: ContextId,
         flow: FlowId,
         asker: Asker,
+        filter: &NodeFilter,
         page: &Page,
     ) -> Result<(Vec<Bytes>, String, Revision)> {
         let (tenant, _, answers) = self
@@ -132,27 +224,35 @@ impl Store {
             })
             .await?;
         let [revision, stored] = Value::Array(answers).tuple()?;
+        let revision = Revision(revision.uint()?);
         let stored = self.flow_of(flow, stored)?;
-        let filter = format!("{context} {flow} {asker:?}");
-        let from = page.cursor(self.coordinator(), PageOf::Nodes, &filter)?.unwrap_or_default();
-        let from = u32::try_from(from).unwrap_or(u32::MAX);
-        let count = u32::try_from(page.size).unwrap_or(u32::MAX);
-        let (mut nodes, mut bytes) = (Vec::new(), 0);
-        for (place, _, json) in nodes_of(&tenant, &stored, from, count).await? {
-            if !nodes.is_empty() && bytes + json.len() > limits::PAGE_BYTES_MAX {
-                let token = page.token(self.coordinator(), PageOf::Nodes, &filter, Some(u64::from(place)));
-                return Ok((nodes, token, Revision(revision.uint()?)));
+        let bound_to = format!("{context} {flow} {asker:?} {filter:?}");
+        let from = page.cursor(self.coordinator(), PageOf::Nodes, &bound_to)?.unwrap_or_default();
+        let token =
+            |place: u32| page.token(self.coordinator(), PageOf::Nodes, &bound_to, Some(u64::from(place)));
+        // Whoever names nodes is given them all, as far as they fit.
+        let size = if filter.jobs.is_empty() { page.size } else { filter.jobs.len() };
+        let mut places = filter.places(&stored, u32::try_from(from).unwrap_or(u32::MAX)).peekable();
+        let (mut nodes, mut bytes, mut scanned) = (Vec::new(), 0, 0);
+        while let Some(next) = places.peek().copied() {
+            if nodes.len() >= size || scanned >= NODES_SCANNED_MAX {
+                return Ok((nodes, token(next), revision));
             }
-            bytes += json.len();
-            nodes.push(json);
+            let count = if filter.states.is_empty() { size - nodes.len() } else { NODES_READ as usize };
+            let batch: Vec<u32> = places.by_ref().take(count.min(NODES_READ as usize)).collect();
+            scanned += batch.len();
+            for (place, _, json) in nodes_at(&tenant, &stored, batch).await? {
+                if !filter.matches(&json) {
+                    continue;
+                }
+                if nodes.len() >= size || (!nodes.is_empty() && bytes + json.len() > limits::PAGE_BYTES_MAX) {
+                    return Ok((nodes, token(place), revision));
+                }
+                bytes += json.len();
+                nodes.push(json);
+            }
         }
-        let next = from.saturating_add(count);
-        let token = if next < stored.node_count {
-            page.token(self.coordinator(), PageOf::Nodes, &filter, Some(u64::from(next)))
-        } else {
-            String::new()
-        };
-        Ok((nodes, token, Revision(revision.uint()?)))
+        Ok((nodes, String::new(), revision))
     }
 
     /// Reads a flow for its owner, before its nodes.
@@ -160,9 +260,16 @@ impl Store {
         &self,
         context: ContextId,
         flow: FlowId,
+        asker: Asker,
     ) -> Result<(Arc<Tenant>, StoredFlow, ContextUid)> {
-        let (tenant, context) = self.context(context).await?;
-        let stored = self.stored_flow(&tenant, flow).await?;
+        let (tenant, context, mut answers) = self
+            .read(context, asker, |tenant, pipeline| {
+                pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
+            })
+            .await?;
+        let stored = self.flow_of(flow, answers.pop().unwrap_or(Value::Nil))?;
+        // Whoever owns it builds on this, also when it was written through another storage.
+        tenant.seen.note(Some(context.uid), tenant.last_position().await?);
         Ok((tenant, stored, context.uid))
     }
 
@@ -191,12 +298,69 @@ impl Store {
         Ok((loaded, (next < stored.node_count).then_some(next)))
     }
 
-    /// Ids of the flows that run in a context.
-    pub(crate) async fn active_flows(&self, tenant: &Tenant) -> Result<Vec<FlowId>> {
-        let ids = tenant.connection.cmd(Cmd::new("SMEMBERS").arg(&tenant.flows_active)).await?.texts()?;
-        let mut ids: Vec<FlowId> = ids.iter().filter_map(|id| id.parse().ok()).collect();
-        ids.sort_unstable();
-        Ok(ids)
+    /// Some of the flows of a context that have something to do, each with when, and where to go on; nothing
+    /// after the last. One may come twice.
+    pub(crate) async fn active_flows(
+        &self,
+        tenant: &Tenant,
+        from: ActiveCursor,
+    ) -> Result<(Vec<(FlowRef, Option<Timestamp>)>, Option<ActiveCursor>)> {
+        let (scan, key, cursor) = match &from {
+            ActiveCursor::Now(cursor) => ("SSCAN", &tenant.flows_active, cursor),
+            ActiveCursor::Due(cursor) => ("ZSCAN", &tenant.due, cursor),
+        };
+        let ask = Cmd::new(scan).arg(key).arg(cursor).arg("COUNT").arg(ACTIVE_READ);
+        let [next, page] = tenant.connection.cmd(ask).await?.tuple()?;
+        let mut entries = page.texts()?.into_iter();
+        let mut flows = Vec::new();
+        while let Some(entry) = entries.next() {
+            let due = match &from {
+                ActiveCursor::Now(_) => None,
+                ActiveCursor::Due(_) => Some(score_millis(&entries.next().unwrap_or_default())?),
+            };
+            match entry.parse() {
+                Ok(flow) => flows.push((flow, due)),
+                Err(error) => tracing::warn!(context = %tenant.id, %error, "an entry of a set is no flow"),
+            }
+        }
+        let next = next.text()?;
+        let next = match (next.as_str(), from) {
+            ("0", ActiveCursor::Now(_)) => Some(ActiveCursor::Due("0".to_owned())),
+            ("0", ActiveCursor::Due(_)) => None,
+            (_, ActiveCursor::Now(_)) => Some(ActiveCursor::Now(next)),
+            (_, ActiveCursor::Due(_)) => Some(ActiveCursor::Due(next)),
+        };
+        Ok((flows, next))
+    }
+
+    /// Where a message stands.
+    pub(crate) async fn read_message(
+        &self,
+        context: ContextId,
+        key: MessageKey,
+        asker: Asker,
+    ) -> Result<MessageState> {
+        let (_, _, mut answers) = self
+            .read(context, asker, |tenant, pipeline| {
+                let fields = ["status", "transport_status", "router", "error", "created_at"];
+                let ask = Cmd::new("HMGET").arg(&tenant.keys.message(key.caller, key.id)).args(fields);
+                pipeline.cmd(ask);
+            })
+            .await?;
+        let [status, transport, router, error, created] = answers.pop().unwrap_or(Value::Nil).tuple()?;
+        let text = |value: Value| value.optional_text().map(Option::unwrap_or_default);
+        let status = text(status)?;
+        if status.is_empty() {
+            return Err(Error::not_found("message", message_key(key)));
+        }
+        let bad = |error| kv::Error::Protocol(format!("a message's time: {error}"));
+        Ok(MessageState {
+            status,
+            transport_status: text(transport)?,
+            router: text(router)?,
+            error: text(error)?,
+            created_at: text(created)?.parse().map_err(bad)?,
+        })
     }
 
     /// Reads what is kept of an attempt's output, from byte `offset` on.
@@ -265,18 +429,38 @@ pub(crate) async fn nodes_of(
     count: u32,
 ) -> Result<Vec<(u32, JobId, Bytes)>> {
     let till = from.saturating_add(count).min(stored.node_count);
-    let places: Vec<(u32, JobId)> =
-        (from..till).map(|place| (place, JobId(stored.first_job.0 + place))).collect();
+    nodes_at(tenant, stored, (from..till).collect()).await
+}
+
+/// Nodes at these places.
+async fn nodes_at(
+    tenant: &Tenant,
+    stored: &StoredFlow,
+    places: Vec<u32>,
+) -> Result<Vec<(u32, JobId, Bytes)>> {
     if places.is_empty() {
         return Ok(Vec::new());
     }
+    let job = |place: &u32| JobId(stored.first_job.0 + place);
     let ask = Cmd::new("HMGET").arg(&tenant.keys.flow_nodes(stored.flow.id));
-    let answer = tenant.connection.cmd(ask.args(places.iter().map(|(_, job)| job.0))).await?;
+    let answer = tenant.connection.cmd(ask.args(places.iter().map(|place| job(place).0))).await?;
     let mut nodes = Vec::with_capacity(places.len());
-    for ((place, job), value) in places.into_iter().zip(answer.array()?) {
+    for (place, value) in places.into_iter().zip(answer.array()?) {
         if !value.is_nil() {
-            nodes.push((place, job, Bytes::from(value.bytes()?)));
+            nodes.push((place, job(&place), Bytes::from(value.bytes()?)));
         }
     }
     Ok(nodes)
+}
+
+/// A score in Unix seconds.
+fn score_millis(score: &str) -> Result<Timestamp> {
+    let bad = |error| kv::Error::Protocol(format!("the score `{score}`: {error}"));
+    let secs: f64 = score.parse().map_err(bad)?;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "moments in milliseconds are exact in an f64, and saturate"
+    )]
+    Ok(Timestamp::from_millis((secs * 1000.0).round() as u64))
 }

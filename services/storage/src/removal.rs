@@ -58,6 +58,9 @@ impl Store {
             keys.flow_messages(flow),
             keys.flow_signals(flow),
             tenant.flows.clone(),
+            keys.flow_inputs(flow),
+            keys.flow_waiters(flow),
+            tenant.flows_active.clone(),
         ];
         let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
         let call = tenant
@@ -86,8 +89,8 @@ impl Store {
                 .await?;
             let value = answers.pop().unwrap_or(Value::Nil);
             let fields = Fields::of_some(format_args!("flow {flow}"), &record::flow::READ, value)?;
-            let fields = fields.ok_or_else(|| Error::not_found("flow", flow))?;
-            let stored = record::flow::read_any(&fields)?;
+            let mut fields = fields.ok_or_else(|| Error::not_found("flow", flow))?;
+            let stored = record::flow::read_any(&mut fields)?;
             context.require_change(actor, stored.flow.caller_id)?;
             let touched = [tenant.keys.flow(flow), tenant.flows_active.clone(), tenant.due.clone()];
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();

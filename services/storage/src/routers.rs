@@ -122,6 +122,12 @@ impl Routers {
         connected.iter().any(|known| Arc::ptr_eq(known, router))
     }
 
+    /// Whether it is the one that does what one of them has to do.
+    pub(crate) fn is_first(&self, router: &Arc<Router>) -> bool {
+        let connected = self.0.connected.read().unwrap_or_else(PoisonError::into_inner);
+        connected.first().is_some_and(|known| Arc::ptr_eq(known, router))
+    }
+
     /// One that has room, in turns.
     pub(crate) fn pick(&self) -> Option<Arc<Router>> {
         let connected = self.0.connected.read().unwrap_or_else(PoisonError::into_inner);

@@ -5,6 +5,7 @@ mod blob_store;
 mod context;
 mod flow_parse;
 mod flow_store;
+mod flow_streams;
 mod job;
 mod message_store;
 mod runner_store;
@@ -29,11 +30,16 @@ use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use crate::context_removal::Removals;
 use crate::events::Hub;
+use crate::replicas::Replicas;
 use crate::requests::Request;
 use crate::routers::Routers;
 
-pub(crate) use flow_store::COMMITS_IN_FLIGHT_MAX;
+pub(crate) use flow_streams::COMMITS_IN_FLIGHT_MAX;
+
+/// The name of a router or a scheduler replica, in bytes.
+const NAME_BYTES_MAX: usize = 128;
 
 /// What actors and the bootstrap identity may call.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[
@@ -81,6 +87,8 @@ type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 pub(crate) struct Rpc {
     pub(crate) hub: Hub,
     pub(crate) routers: Routers,
+    pub(crate) replicas: Replicas,
+    pub(crate) removals: Removals,
     pub(crate) trust_domain: Arc<TrustDomain>,
     /// Ends every stream.
     pub(crate) stop: CancellationToken,

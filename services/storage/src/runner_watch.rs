@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::{ContextId, Revision, Runner, RunnerId};
+use model::{ContextId, Revision, Runner, RunnerId, Timestamp};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 
@@ -39,7 +39,8 @@ impl Hub {
 struct Task {
     hub: Hub,
     out: mpsc::Sender<RunnerPart>,
-    known: HashMap<(ContextId, RunnerId), Revision>,
+    /// By revision and time: a context that is made anew counts from 1 again.
+    known: HashMap<(ContextId, RunnerId), (Revision, Timestamp)>,
 }
 
 impl Task {
@@ -64,7 +65,7 @@ impl Task {
                     }
                 }
                 Ok(Hint::Missed) | Err(RecvError::Lagged(_)) => self.look_everywhere().await,
-                Ok(Hint::Out(_)) => {}
+                Ok(Hint::Out(_) | Hint::Removal(_) | Hint::Replicas) => {}
                 Err(RecvError::Closed) => return,
             }
         }
@@ -86,12 +87,13 @@ impl Task {
 
     async fn look(&mut self, tenant: &Arc<Tenant>) -> Result<()> {
         let runners = self.hub.store().runners_of(tenant).await?;
+        let version = |runner: &Runner| (runner.revision, runner.updated_at);
         let is_new = |runner: &Runner| {
-            self.known.get(&(tenant.id, runner.id)).is_none_or(|known| *known != runner.revision)
+            self.known.get(&(tenant.id, runner.id)).is_none_or(|known| *known != version(runner))
         };
         let changed: Vec<Runner> = runners.into_iter().filter(is_new).collect();
         for runner in &changed {
-            self.known.insert((tenant.id, runner.id), runner.revision);
+            self.known.insert((tenant.id, runner.id), version(runner));
         }
         if !changed.is_empty() {
             // Whoever listened may have left, which is noticed by `run`.

@@ -39,6 +39,7 @@ impl Store {
                 .arg(id.0)
                 .arg(hash_of(request))
                 .arg(limits::REQUEST_ID_KEEP_SECS)
+                .arg(new.id.is_none())
                 .args(record::runner::write(&runner).args());
             match tenant.call(call).await {
                 Ok(answer) => {

@@ -23,7 +23,10 @@ scripts! {
         ADD_NODES = "add_nodes",
         START_FLOW = "start_flow",
         TAKE_FLOW = "take_flow",
-        REQUEST_CANCEL = "request_cancel",
+        RESTART_FLOW = "restart_flow",
+        FORGET_FLOW = "forget_flow",
+        PUSH_INPUT = "push_input",
+        AWAIT_FLOW = "await_flow",
         COMMIT = "commit",
         RESERVE_MESSAGES = "reserve_messages",
         BEGIN_REMOVAL = "begin_removal",
@@ -36,9 +39,16 @@ scripts! {
         APPEND_LOG = "append_log",
         PUT_BLOB = "put_blob",
         PUT_RUNNER = "put_runner",
-        CREATE_CONTEXT = "create_context";
+        CREATE_CONTEXT = "create_context",
+        BEGIN_CONTEXT_REMOVAL = "begin_context_removal",
+        CONTEXT_DROPPED = "context_dropped",
+        REMOVE_KEYS = "remove_keys",
+        EMPTY_CONTEXT = "empty_context",
+        END_CONTEXT_REMOVAL = "end_context_removal";
     "global":
+        LEASE = "lease",
         REGISTER_ACTOR = "register_actor",
         RESERVE_CONTEXT = "reserve_context",
-        PUBLISH_CONTEXT = "publish_context";
+        PUBLISH_CONTEXT = "publish_context",
+        UNPUBLISH_CONTEXT = "unpublish_context";
 }

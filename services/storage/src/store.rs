@@ -6,11 +6,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use keys::{ContextKeys, GlobalKeys, Layout};
-use kv::{Call, Cmd, Connection, Kv, Pipeline, Script, Value};
+use kv::{Arg, Call, Cmd, Connection, Kv, Pipeline, Script, Value};
 use model::{ActorId, Context, ContextId, ContextUid, FlowUid, Role, Timestamp};
 use tokio::sync::OnceCell;
 
+use crate::durability::Confirmation;
 use crate::error::{Error, Result};
+use crate::events::Position;
+use crate::positions::Seen;
 use crate::record::{self, Fields};
 
 /// Callers of this many flows are remembered, so that a commit need not ask for them.
@@ -30,9 +33,12 @@ pub(crate) struct Store(Arc<Inner>);
 struct Inner {
     kv: Kv,
     layout: Layout,
+    confirmation: Confirmation,
     databases: u32,
     keys: GlobalKeys,
     connection: Connection,
+    /// Of the stream of what belongs to no context.
+    seen: Seen,
     tenants: RwLock<HashMap<ContextId, Arc<Tenant>>>,
     callers: Mutex<HashMap<FlowUid, ActorId>>,
     coordinator: String,
@@ -79,24 +85,69 @@ pub(crate) struct Tenant {
     pub(crate) flows: String,
     pub(crate) flows_active: String,
     pub(crate) due: String,
+    pub(crate) seen: Seen,
+    confirmation: Confirmation,
     hint: String,
     flow_ids: OnceCell<AtomicU32>,
     runner_ids: OnceCell<AtomicU32>,
 }
 
+/// A change that is about to be made: the call of its script, and what tells it from every other change.
+#[derive(Debug)]
+pub(crate) struct Change {
+    call: Call,
+    bits: u64,
+    uid: Option<ContextUid>,
+}
+
+impl Change {
+    fn new(call: Call, uid: Option<ContextUid>) -> Self {
+        Self { call, bits: rand::random(), uid }
+    }
+
+    /// Adds an argument.
+    pub(crate) fn arg<'a>(mut self, value: impl Into<Arg<'a>>) -> Self {
+        self.call = self.call.arg(value);
+        self
+    }
+
+    /// Adds several arguments.
+    pub(crate) fn args<'a, A: Into<Arg<'a>>>(mut self, values: impl IntoIterator<Item = A>) -> Self {
+        self.call = self.call.args(values);
+        self
+    }
+
+    /// The random bits, as scripts write them.
+    fn with_bits(self) -> Self {
+        let bits = format!("{:016x}", self.bits);
+        self.arg(&bits)
+    }
+
+    /// Where its first event stands, once it has been made.
+    const fn position(&self, revision: u64) -> Position {
+        Position { revision, n: 1, bits: self.bits }
+    }
+}
+
 impl Store {
     /// Asks Redis how many databases it has and who this coordinator is.
-    pub(crate) async fn open(kv: Kv, layout: Layout) -> Result<Self> {
+    pub(crate) async fn open(kv: Kv, layout: Layout, confirmation: Confirmation) -> Result<Self> {
         let keys = GlobalKeys::new(layout);
         let connection = kv.database(keys.database());
         let databases = databases_of(&connection).await?;
         let coordinator = coordinator_of(&connection, &keys).await?;
+        let seen = Seen::default();
+        if let Some(last) = Position::last(&connection, &keys.events()).await? {
+            seen.note(None, last);
+        }
         Ok(Self(Arc::new(Inner {
             kv,
             layout,
+            confirmation,
             databases,
             keys,
             connection,
+            seen,
             tenants: RwLock::default(),
             callers: Mutex::default(),
             coordinator,
@@ -149,15 +200,44 @@ impl Store {
     }
 
     /// Begins a change of what belongs to no context.
-    pub(crate) fn begin_global(&self, script: &'static Script, keys: &[&str], now: Timestamp) -> Call {
+    pub(crate) fn begin_global(&self, script: &'static Script, keys: &[&str], now: Timestamp) -> Change {
         let (ids, events) = (self.0.keys.ids(), self.0.keys.events());
         let mut all: Vec<&str> = vec![&ids, &events];
         all.extend(keys);
-        script
-            .call(&all)
+        Change::new(script.call(&all), None)
             .arg(&self.0.layout.hint_channel(ContextId(0)))
             .arg(&now.to_string())
-            .arg(&random_bits())
+            .with_bits()
+    }
+
+    /// Makes a change of what belongs to no context.
+    pub(crate) async fn call_global(&self, change: Change) -> kv::Result<Value> {
+        self.0.confirmation.call(&self.0.connection, change.call).await
+    }
+
+    /// The same for a script that gives the revision of the change, or 0 when nothing changed.
+    pub(crate) async fn apply_global(&self, change: Change) -> kv::Result<u64> {
+        let unmade = change.position(0);
+        let revision = self.call_global(change).await?.uint()?;
+        if revision > 0 {
+            self.0.seen.note(None, Position { revision, ..unmade });
+        }
+        Ok(revision)
+    }
+
+    /// Where the stream of what belongs to no context stood when it was last written or read.
+    pub(crate) fn seen(&self) -> &Seen {
+        &self.0.seen
+    }
+
+    /// The contexts that were looked at since the start.
+    pub(crate) fn known_tenants(&self) -> Vec<Arc<Tenant>> {
+        self.0.tenants.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// Forgets a context that is gone; one that is made anew begins from nothing.
+    pub(crate) fn forget_tenant(&self, id: ContextId) {
+        self.0.tenants.write().unwrap_or_else(PoisonError::into_inner).remove(&id);
     }
 
     /// Why a context of this id cannot be kept here; nothing when it can.
@@ -266,6 +346,8 @@ impl Tenant {
             flows: keys.flows(),
             flows_active: keys.flows_active(),
             due: keys.due(),
+            seen: Seen::default(),
+            confirmation: store.0.confirmation,
             hint: keys.hint_channel(),
             keys,
             flow_ids: OnceCell::new(),
@@ -280,21 +362,42 @@ impl Tenant {
         keys: &[&str],
         uid: Option<ContextUid>,
         now: Timestamp,
-    ) -> Call {
+    ) -> Change {
         let mut all: Vec<&str> = Vec::with_capacity(keys.len() + 3);
         all.extend([self.context.as_str(), &self.ids, &self.events]);
         all.extend(keys);
-        script
-            .call(&all)
+        Change::new(script.call(&all), uid)
             .arg(&self.hint)
             .arg(&uid.map(|uid| uid.to_string()).unwrap_or_default())
             .arg(&now.to_string())
-            .arg(&random_bits())
+            .with_bits()
     }
 
-    /// Calls a script and gives its refusals a meaning.
-    pub(crate) async fn call(&self, call: Call) -> Result<Value> {
-        self.connection.call(call).await.map_err(|error| Error::of_script(error, self.id))
+    /// Makes a change and gives its script's refusals a meaning.
+    pub(crate) async fn call(&self, change: Change) -> Result<Value> {
+        let answer = self.confirmation.call(&self.connection, change.call).await;
+        answer.map_err(|error| Error::of_script(error, self.id))
+    }
+
+    /// The same for a script that raises the change counter: `read` finds the revision in its answer, or
+    /// that nothing changed.
+    pub(crate) async fn apply<T>(
+        &self,
+        change: Change,
+        read: impl FnOnce(Value) -> kv::Result<(Option<u64>, T)>,
+    ) -> Result<T> {
+        let (unmade, uid) = (change.position(0), change.uid);
+        let (revision, answer) = read(self.call(change).await?)?;
+        if let (Some(revision), Some(uid)) = (revision, uid) {
+            self.seen.note(Some(uid), Position { revision, ..unmade });
+        }
+        Ok(answer)
+    }
+
+    /// The same for a script that gives nothing but the revision, or 0 when nothing changed.
+    pub(crate) async fn apply_revision(&self, change: Change) -> Result<u64> {
+        let read = |value: Value| value.uint().map(|revision| ((revision > 0).then_some(revision), revision));
+        self.apply(change, read).await
     }
 
     /// The context in the answer to `HGETALL`.
@@ -342,11 +445,6 @@ fn skip_ids(cell: &OnceCell<AtomicU32>, last: u32) {
     if let Some(counter) = cell.get() {
         counter.fetch_max(last, Ordering::Relaxed);
     }
-}
-
-/// 64 random bits in hex: what tells a change from another with the same number in a store that went back.
-fn random_bits() -> String {
-    format!("{:016x}", rand::random::<u64>())
 }
 
 async fn databases_of(connection: &Connection) -> Result<u32> {

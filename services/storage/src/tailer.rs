@@ -56,14 +56,14 @@ pub(crate) struct Membership {
 }
 
 impl Membership {
-    /// The next events.
+    /// The next events, for a watcher that was sent everything up to `at`.
     ///
     /// # Errors
     /// When there will be no more: too slow, or the stream is another one.
-    pub(crate) async fn next(&mut self) -> Result<Batch> {
+    pub(crate) async fn next(&mut self, at: Position) -> Result<Batch> {
         match self.batches.recv().await {
             Some(batch) => Ok(batch),
-            None if self.end.get() == Some(&End::Slow) => Err(Error::TooSlow),
+            None if self.end.get() == Some(&End::Slow) => Err(Error::TooSlow { resume: at }),
             None => Err(Error::PositionGone),
         }
     }

@@ -1,13 +1,15 @@
 //! One router's stream: what it holds is sent to it and cared for while the stream stands.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream;
-use model::{ContextId, Timestamp};
+use model::{ContextId, ContextUid, RunnerId, Timestamp};
 use tokio::sync::{broadcast, mpsc};
 
+use crate::context_removal::{PendingDrop, Removals};
 use crate::error::{Error, Result};
 use crate::events::{Hint, Hub};
 use crate::messages::{Held, Settlement};
@@ -26,8 +28,39 @@ pub(crate) struct Taking {
     hub: Hub,
     routers: Routers,
     router: Arc<Router>,
+    removals: Removals,
+    drops: mpsc::Sender<Vec<PendingDrop>>,
     /// Settlements that Redis could not be told yet.
     unsettled: std::sync::Mutex<Vec<(ContextId, Vec<Settlement>)>>,
+    /// Where it was not looked yet for what the router held before it came.
+    ungreeted: std::sync::Mutex<Ungreeted>,
+}
+
+/// Contexts in which a router may hold messages that it was not sent on this stream.
+#[derive(Debug, Default)]
+enum Ungreeted {
+    /// Any: it is not known yet which there are.
+    #[default]
+    All,
+    /// These.
+    Some(HashSet<ContextId>),
+}
+
+impl Ungreeted {
+    fn contains(&self, context: ContextId) -> bool {
+        match self {
+            Self::All => true,
+            Self::Some(contexts) => contexts.contains(&context),
+        }
+    }
+}
+
+/// What a router is sent.
+pub(crate) struct Queues {
+    /// Messages that it holds from now on.
+    pub(crate) messages: mpsc::UnboundedReceiver<Held>,
+    /// Contexts that supervisors are to forget.
+    pub(crate) drops: mpsc::Receiver<Vec<PendingDrop>>,
 }
 
 impl Drop for Taking {
@@ -39,17 +72,28 @@ impl Drop for Taking {
 
 impl Taking {
     /// Begins: from now on commits hand their messages to this router.
-    pub(crate) fn begin(hub: Hub, routers: Routers, name: &str) -> (Self, mpsc::UnboundedReceiver<Held>) {
-        let (router, queue) = routers.connect(name);
-        (Self { hub, routers, router, unsettled: std::sync::Mutex::default() }, queue)
+    pub(crate) fn begin(hub: Hub, routers: Routers, removals: Removals, name: &str) -> (Self, Queues) {
+        let (router, messages) = routers.connect(name);
+        let (sender, drops) = mpsc::channel(1);
+        let taking = Self {
+            hub,
+            routers,
+            router,
+            removals,
+            drops: sender,
+            unsettled: std::sync::Mutex::default(),
+            ungreeted: std::sync::Mutex::default(),
+        };
+        (taking, Queues { messages, drops })
     }
 
     /// Sends again what the router holds, takes what is out, renews, and takes over what others dropped.
     /// Ends when another stream has taken the router's name.
     pub(crate) async fn care(&self) {
         // Before looking around, so that nothing falls between.
-        let mut hints = self.hub.hints();
-        self.everywhere(true).await;
+        let (mut hints, mut looks) = (self.hub.hints(), self.removals.looks());
+        self.everywhere().await;
+        self.send_drops().await;
         let mut clock = tokio::time::interval_at(tokio::time::Instant::now() + RENEWAL, RENEWAL);
         clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         while self.routers.is_current(&self.router) {
@@ -59,36 +103,53 @@ impl Taking {
                         let place = self.hub.store().place(context);
                         self.report(&place, self.drain(&place).await);
                     }
-                    Ok(Hint::Missed) | Err(broadcast::error::RecvError::Lagged(_)) => self.everywhere(false).await,
-                    Ok(Hint::Runner(_)) => {}
+                    Ok(Hint::Missed) | Err(broadcast::error::RecvError::Lagged(_)) => self.everywhere().await,
+                    Ok(Hint::Runner(_) | Hint::Removal(_) | Hint::Replicas) => {}
                     Err(broadcast::error::RecvError::Closed) => return,
                 },
+                changed = looks.changed() => match changed {
+                    Ok(()) => self.send_drops().await,
+                    Err(_) => return,
+                },
                 _ = clock.tick() => {
-                    self.router.settle_in();
+                    if matches!(&*lock(&self.ungreeted), Ungreeted::Some(contexts) if contexts.is_empty()) {
+                        self.router.settle_in();
+                    }
                     self.settle_again().await;
                     self.renew().await;
-                    self.everywhere(false).await;
+                    self.everywhere().await;
+                    self.send_drops().await;
                 }
             }
         }
     }
 
-    async fn everywhere(&self, is_hello: bool) {
+    async fn everywhere(&self) {
         let tenants = match self.hub.store().tenants().await {
             Ok(tenants) => tenants,
             Err(error) => return tracing::warn!(%error, "looking for messages failed"),
         };
+        {
+            let mut ungreeted = lock(&self.ungreeted);
+            if matches!(*ungreeted, Ungreeted::All) {
+                *ungreeted = Ungreeted::Some(tenants.iter().map(|tenant| tenant.id).collect());
+            }
+        }
         let look = |tenant: Arc<Tenant>| async move {
-            let result = self.look(&tenant, is_hello).await;
+            let result = self.look(&tenant).await;
             self.report(&tenant, result);
         };
         stream::iter(tenants).map(look).buffer_unordered(CONTEXTS_AT_ONCE).collect::<()>().await;
     }
 
-    async fn look(&self, tenant: &Tenant, is_hello: bool) -> Result<()> {
+    async fn look(&self, tenant: &Tenant) -> Result<()> {
         let store = self.hub.store();
-        if is_hello {
+        let is_ungreeted = lock(&self.ungreeted).contains(tenant.id);
+        if is_ungreeted {
             self.send(store.held_by(tenant, self.router.name(), Timestamp::now()).await?);
+            if let Ungreeted::Some(contexts) = &mut *lock(&self.ungreeted) {
+                contexts.remove(&tenant.id);
+            }
         }
         if self.router.has_room() {
             self.send(store.take_expired(tenant, self.router.name(), Timestamp::now()).await?);
@@ -119,10 +180,33 @@ impl Taking {
             let place = self.hub.store().place(context);
             match self.hub.store().renew(&place, self.router.name(), &keys, Timestamp::now()).await {
                 Ok(lost) => self.router.forget(context, lost),
+                // Nobody waits for these any more.
+                Err(Error::NotFound(_) | Error::ContextDeleting) => self.router.forget(context, keys),
                 Err(error) => self.report(&place, Err(error)),
             }
         };
         stream::iter(self.router.held()).map(renew).buffer_unordered(CONTEXTS_AT_ONCE).collect::<()>().await;
+    }
+
+    /// Tells which contexts supervisors are to forget. One router of all that are connected is enough.
+    async fn send_drops(&self) {
+        if !self.routers.is_first(&self.router) {
+            return;
+        }
+        match self.removals.drops().await {
+            Ok(drops) if drops.is_empty() => {}
+            // While the ones before were not sent, there is no need to repeat them.
+            Ok(drops) => drop(self.drops.try_send(drops)),
+            Err(error) => tracing::warn!(%error, "looking for contexts that go failed, trying again later"),
+        }
+    }
+
+    /// A supervisor has forgotten a context, or is given up.
+    pub(crate) async fn dropped(&self, context: ContextUid, runner: RunnerId) {
+        if let Err(error) = self.removals.dropped(context, runner).await {
+            // The router is asked again, and will answer again.
+            tracing::warn!(%context, %runner, %error, "that a context was forgotten could not be kept");
+        }
     }
 
     /// Ends the care for messages. What Redis cannot be told now it is told later.

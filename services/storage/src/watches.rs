@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use model::{ContextId, FlowId, Role};
+use model::{ContextId, ContextState, FlowId, Role};
 use tokio::sync::mpsc;
 
 use crate::error::{Error, Result};
@@ -44,7 +44,10 @@ type Out = mpsc::Sender<Result<Watched>>;
 impl Hub {
     /// Begins a watch. Its first answer says where it begins; nothing after that is missing or comes twice.
     pub(crate) async fn watch(&self, watch: Watch) -> Result<mpsc::Receiver<Result<Watched>>> {
-        let (tenant, _, _) = self.store().read(watch.context, watch.asker, |_, _| {}).await?;
+        let (tenant, context, _) = self.store().read(watch.context, watch.asker, |_, _| {}).await?;
+        if context.state == ContextState::Deleting {
+            return Err(Error::ContextDeleting);
+        }
         if let Some(position) = watch.position
             && !tenant.has_position(position).await?
         {
@@ -80,6 +83,8 @@ impl Task {
             at = Some(position);
         }
         let (joined, mut membership) = self.hub.join(&self.tenant, self.watch.flow).await?;
+        // What changed before that would not be heard of.
+        self.check_context().await?;
         let mut position = match at {
             Some(mut position) => {
                 self.catch_up(&mut position, Some(joined)).await?;
@@ -108,7 +113,7 @@ impl Task {
     async fn follow(&self, position: &mut Position, membership: &mut Membership) -> Result<()> {
         loop {
             tokio::select! {
-                batch = membership.next() => self.send(&batch?, position).await?,
+                batch = membership.next(*position) => self.send(&batch?, position).await?,
                 () = tokio::time::sleep(HEARTBEAT) => self.say(*position).await,
                 () = self.out.closed() => return Ok(()),
             }
@@ -121,25 +126,31 @@ impl Task {
                 continue;
             }
             *position = entry.position;
-            if entry.is_context {
-                self.check_role().await?;
+            let checked = if entry.is_context { self.check_context().await } else { Ok(()) };
+            // That the context goes is the last that is told.
+            if !matches!(checked, Ok(()) | Err(Error::ContextDeleting)) {
+                return checked;
             }
             if self.watch.flow.is_none() || entry.flow == self.watch.flow {
                 let watched = Watched { event: entry.event.clone(), position: *position };
                 // A watcher that left is noticed by whoever called.
                 let _ = self.out.send(Ok(watched)).await;
             }
+            checked?;
         }
         Ok(())
     }
 
-    /// A watch ends when the role that allowed it is taken away.
-    async fn check_role(&self) -> Result<()> {
+    /// A watch ends when the role that allowed it is taken away, and when the context goes.
+    async fn check_context(&self) -> Result<()> {
+        let (_, context) = self.hub.store().context(self.watch.context).await?;
         if let Asker::Actor(actor) = self.watch.asker {
-            let (_, context) = self.hub.store().context(self.watch.context).await?;
             context.require(actor, Role::Reader)?;
         }
-        Ok(())
+        match context.state {
+            ContextState::Active => Ok(()),
+            ContextState::Deleting => Err(Error::ContextDeleting),
+        }
     }
 
     async fn say(&self, position: Position) {

@@ -1,15 +1,16 @@
 //! `flow:<id>`
 //!
 //! Besides what every reader may rely on it has `result_truncated`, and for this service alone
-//! `node_count`, `first_job_id`, `deadline_secs` (until the start), `commit_revision` (the owner's last
-//! change, which fences), `last_commit` with `last_commit_revision`, and `deleting` while the flow is being removed.
+//! `node_count`, `first_job_id`, `deadline_secs`, `rerun` (what was chosen when it was last run again),
+//! `cancel_grace_secs`, `last_commit` (the owner's last change, which fences) with `last_commit_revision`, and
+//! `deleting` while the flow is being removed.
 
 use model::{Flow, FlowStatus, JobId};
 
 use super::{BadRecord, Fields, Written};
 
 /// What is read of a flow: all but the list of its jobs, which are those from `first_job_id` on.
-pub(crate) const READ: [&str; 23] = [
+pub(crate) const READ: [&str; 26] = [
     "id",
     "uid",
     "name",
@@ -33,6 +34,9 @@ pub(crate) const READ: [&str; 23] = [
     "first_job_id",
     "deadline_secs",
     "deleting",
+    "rerun",
+    "cancel_grace_secs",
+    "last_commit",
 ];
 
 /// A flow with what only this service needs to know.
@@ -44,6 +48,8 @@ pub(crate) struct StoredFlow {
     pub(crate) node_count: u32,
     /// The first of its jobs; the others follow one after the other.
     pub(crate) first_job: JobId,
+    /// The last step that was applied, or the change of owner.
+    pub(crate) last_commit: String,
 }
 
 /// What is written when a flow is created, but for the revision and the first job's id.
@@ -67,8 +73,10 @@ pub(crate) fn write(flow: &Flow, node_count: u32, deadline_secs: Option<u32>) ->
         status,
         generation,
         revision: _,
+        rerun,
         owner,
         epoch,
+        cancel_grace_secs,
     } = flow;
     let mut written = Written::default();
     written
@@ -93,13 +101,18 @@ pub(crate) fn write(flow: &Flow, node_count: u32, deadline_secs: Option<u32>) ->
         .text("epoch", epoch)
         .text("node_count", node_count)
         .optional("deadline_secs", deadline_secs)
-        .text("commit_revision", 0)
-        .text("last_commit", "");
+        .text("cancel_grace_secs", cancel_grace_secs)
+        .text("last_commit", "")
+        .text("last_commit_revision", 0);
+    match rerun {
+        Some(rerun) => written.json("rerun", rerun),
+        None => written.text("rerun", ""),
+    };
     written
 }
 
 /// The flow in these fields; nothing when it is being removed.
-pub(crate) fn read(fields: &Fields) -> Result<Option<StoredFlow>, BadRecord> {
+pub(crate) fn read(fields: &mut Fields) -> Result<Option<StoredFlow>, BadRecord> {
     if fields.flag("deleting") {
         return Ok(None);
     }
@@ -107,7 +120,7 @@ pub(crate) fn read(fields: &Fields) -> Result<Option<StoredFlow>, BadRecord> {
 }
 
 /// The flow in these fields, also while it is being removed.
-pub(crate) fn read_any(fields: &Fields) -> Result<StoredFlow, BadRecord> {
+pub(crate) fn read_any(fields: &mut Fields) -> Result<StoredFlow, BadRecord> {
     let flow = Flow {
         id: fields.parse("id")?,
         uid: fields.parse("uid")?,
@@ -129,6 +142,13 @@ pub(crate) fn read_any(fields: &Fields) -> Result<StoredFlow, BadRecord> {
         revision: fields.parse("revision")?,
         owner: fields.optional("owner")?,
         epoch: fields.parse("epoch")?,
+        rerun: fields.json("rerun")?,
+        cancel_grace_secs: fields.optional("cancel_grace_secs")?.unwrap_or_default(),
     };
-    Ok(StoredFlow { flow, node_count: fields.parse("node_count")?, first_job: fields.parse("first_job_id")? })
+    Ok(StoredFlow {
+        flow,
+        node_count: fields.parse("node_count")?,
+        first_job: fields.parse("first_job_id")?,
+        last_commit: fields.text("last_commit"),
+    })
 }

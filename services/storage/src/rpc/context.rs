@@ -44,4 +44,27 @@ impl ContextService for Rpc {
         }
         Ok(Response::new(v1::GetContextResponse { context: Some(convert::context::to_wire(&context)) }))
     }
+
+    async fn delete_context(
+        &self,
+        request: Request<v1::DeleteContextRequest>,
+    ) -> Result<Response<v1::DeleteContextResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let v1::DeleteContextRequest { context_id } = request.into_inner();
+        let id = ContextId(context_id);
+        let actor = match caller.identity() {
+            Identity::Admin => None,
+            _ => Some(caller.actor().ok_or_else(|| Error::not_found("context", id))?),
+        };
+        tokio::select! {
+            () = self.stop.cancelled() => {
+                let message = "storage is ending; the removal goes on: ask again";
+                Err(::rpc::Error::unavailable(::rpc::Reason::Draining, message).into())
+            }
+            removed = self.removals.remove(id, actor, Timestamp::now()) => {
+                removed?;
+                Ok(Response::new(v1::DeleteContextResponse {}))
+            }
+        }
+    }
 }

@@ -1,19 +1,28 @@
 //! Parsing what the scheduler sends.
 
+use keys::FlowRef;
+use model::flow::EnvVars;
 use model::{
-    ActorId, ContextId, Epoch, FlowId, FlowNode, JobId, JobSpec, MessageId, Revision, RunnerId, Timestamp,
-    Violations, limits,
+    ActorId, ContextId, Epoch, FlowId, FlowInput, FlowNode, FlowUid, Generation, JobId, JobSpec, MessageId,
+    Rerun, RunnerId, Timestamp, Violations, limits,
 };
 use proto::convert::enums;
 use proto::convert::flow_spec::header_from_wire;
 use proto::internal::v1::{
-    CommitRequest, CreateFlowRequest, FlowChange, NodeCommit, OutgoingMessage, StoredNode,
+    CommitRequest, CreateFlowRequest, FlowChange, JoinHello, JoinRequest, NodeCommit, OutgoingMessage,
+    PushInputRequest, ReadFlowsRequest, ReadNodesRequest, RestartFlowRequest, StoredNode,
 };
 
+use super::NAME_BYTES_MAX;
+use super::status::field;
 use crate::commits::{Commit, NodeChange, Outgoing};
 use crate::error::Error;
-use crate::flows::{NewFlow, NewNode};
+use crate::flows::{NewFlow, NewNode, Restart};
+use crate::inbox::Pushed;
+use crate::pages::Page;
+use crate::reads::{FlowFilter, NodeFilter};
 use crate::record::message::Body;
+use crate::replicas::Replica;
 use crate::requests::Request;
 use crate::store::Asker;
 
@@ -30,6 +39,7 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
         on_behalf_of,
         flow,
         node_count,
+        flow_uid,
     } = request;
     let mut violations = Violations::new();
     let repeatable = Request::parse(&request_id, || request_hash, &mut violations);
@@ -39,8 +49,13 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
         let max = limits::FLOW_NODES_MAX;
         violations.add("node_count", format!("a flow has 1 to {max} nodes, not {node_count}"));
     }
+    let uid = match flow_uid.as_str() {
+        "" => None,
+        text => violations.take("flow_uid", text.parse()),
+    };
     let new = header.map(|header| NewFlow {
         id: (flow_id != 0).then_some(FlowId(flow_id)),
+        uid,
         caller: ActorId(if caller_id == 0 { on_behalf_of } else { caller_id }),
         name: header.name,
         env_vars: header.env_vars,
@@ -81,11 +96,13 @@ pub(super) fn commit(request: CommitRequest) -> Result<Commit, String> {
         flow_uid,
         owner,
         epoch,
-        revision,
+        last_commit,
         flow,
         nodes,
         messages,
         due_millis,
+        inputs_taken,
+        rests,
     } = request;
     let FlowChange { status, result, result_truncated } = flow.unwrap_or_default();
     let status = match status {
@@ -101,14 +118,149 @@ pub(super) fn commit(request: CommitRequest) -> Result<Commit, String> {
         flow_uid: flow_uid.parse().map_err(|error| format!("flow_uid: {error}"))?,
         owner: owner.parse().map_err(|error| format!("owner: {error}"))?,
         epoch: Epoch(epoch),
-        revision: Revision(revision),
+        last_commit,
         status,
         result,
         result_truncated,
         nodes: nodes.into_iter().map(node_change).collect(),
         messages: messages.into_iter().map(|message| outgoing(flow, message)).collect(),
-        due: (due_millis != 0).then_some(Timestamp::from_millis(due_millis)),
+        due: moment(due_millis),
+        inputs_taken,
+        rests,
     })
+}
+
+/// What is run again: which flow, how, for whom, and whether it may be repeated.
+pub(super) type Restarting = ((ContextId, FlowId, FlowUid), Restart, Asker, Option<Request>);
+
+pub(super) fn restarting(request: RestartFlowRequest) -> Result<Restarting, Error> {
+    let RestartFlowRequest {
+        request_id,
+        request_hash,
+        context_id,
+        flow_id,
+        flow_uid,
+        on_behalf_of,
+        rerun_json,
+        env_vars,
+        generation,
+    } = request;
+    let mut violations = Violations::new();
+    let repeatable = Request::parse(&request_id, || request_hash, &mut violations);
+    let uid: Option<FlowUid> = violations.take("flow_uid", flow_uid.parse());
+    let rerun: Option<Rerun> = violations.take("rerun_json", serde_json::from_str(&rerun_json));
+    check_env(&env_vars, &mut violations);
+    let generation = Generation(generation);
+    let parsed = uid.zip(rerun).map(|(uid, rerun)| {
+        let restart = Restart { generation, rerun, env_vars };
+        ((ContextId(context_id), FlowId(flow_id), uid), restart)
+    });
+    let (place, restart) = violations.into_result(parsed)?;
+    Ok((place, restart, Asker::from_wire(on_behalf_of), repeatable))
+}
+
+fn check_env(env_vars: &EnvVars, violations: &mut Violations) {
+    let bytes: usize = env_vars.iter().map(|(name, value)| name.len() + value.len()).sum();
+    if env_vars.len() > limits::ENV_ENTRIES_MAX || bytes > limits::ENV_BYTES_MAX {
+        let (entries, max) = (limits::ENV_ENTRIES_MAX, limits::ENV_BYTES_MAX);
+        violations.add("env_vars", format!("at most {entries} variables and {max} bytes, not {bytes}"));
+    }
+}
+
+/// Something brought for a flow's owner: which flow, what, for whom, and whether it may be repeated.
+pub(super) type Push = (ContextId, FlowId, Pushed, Asker, Option<Request>);
+
+pub(super) fn push(request: PushInputRequest) -> Result<Push, Error> {
+    let PushInputRequest {
+        request_id,
+        request_hash,
+        context_id,
+        flow_id,
+        on_behalf_of,
+        input_json: json,
+        payload,
+    } = request;
+    let mut violations = Violations::new();
+    let repeatable = Request::parse(&request_id, || request_hash, &mut violations);
+    for (field, max, len) in [
+        ("input_json", limits::PAGE_BYTES_MAX, json.len()),
+        ("payload", limits::SIGNAL_PAYLOAD_BYTES_MAX, payload.len()),
+    ] {
+        if len > max {
+            violations.add(field, format!("at most {max} bytes, not {len}"));
+        }
+    }
+    let input: Option<FlowInput> = violations.take("input_json", serde_json::from_slice(&json));
+    let pushed = violations.into_result(input.map(|input| Pushed { input, json, payload }))?;
+    Ok((ContextId(context_id), FlowId(flow_id), pushed, Asker::from_wire(on_behalf_of), repeatable))
+}
+
+/// Which flows are listed, and which page of them.
+pub(super) fn flow_filter(request: ReadFlowsRequest) -> Result<(ContextId, Asker, FlowFilter, Page), Error> {
+    let ReadFlowsRequest {
+        context_id,
+        on_behalf_of,
+        status,
+        page_size,
+        page_token,
+        caller_id,
+        name_prefix,
+        created_from_millis,
+        created_before_millis,
+    } = request;
+    let status = match status {
+        0 => None,
+        number => Some(field("status", enums::flow_status_from_wire(number).ok_or("unknown status"))?),
+    };
+    let filter = FlowFilter {
+        status,
+        caller: (caller_id != 0).then_some(ActorId(caller_id)),
+        name_prefix,
+        created_from: moment(created_from_millis),
+        created_before: moment(created_before_millis),
+    };
+    let page = Page::parse(page_size, page_token)?;
+    Ok((ContextId(context_id), Asker::from_wire(on_behalf_of), filter, page))
+}
+
+/// Which nodes of which flow are listed, and which page of them.
+pub(super) fn node_filter(
+    request: ReadNodesRequest,
+) -> Result<(ContextId, FlowId, Asker, NodeFilter, Page), Error> {
+    let ReadNodesRequest { context_id, flow_id, on_behalf_of, page_size, page_token, states, job_ids } =
+        request;
+    if job_ids.len() > limits::PAGE_SIZE_MAX as usize {
+        let (max, asked) = (limits::PAGE_SIZE_MAX, job_ids.len());
+        return Err(Error::field("job_ids", format!("at most {max}, not {asked}")));
+    }
+    let state = |number: i32| enums::node_state_from_wire(number).ok_or("unknown state");
+    let states = field("states", states.into_iter().map(state).collect::<Result<_, _>>())?;
+    let filter = NodeFilter { states, jobs: job_ids.into_iter().map(JobId).collect() };
+    let page = Page::parse(page_size, page_token)?;
+    Ok((ContextId(context_id), FlowId(flow_id), Asker::from_wire(on_behalf_of), filter, page))
+}
+
+/// The flow of a number and a uid.
+pub(super) fn flow_ref(flow_id: u32, flow_uid: &str) -> Result<FlowRef, Error> {
+    Ok(FlowRef { id: FlowId(flow_id), uid: field("flow_uid", flow_uid.parse())? })
+}
+
+/// Who joins.
+pub(super) fn hello(request: JoinRequest) -> Result<(String, Replica), Error> {
+    let JoinHello { name, owner, address } =
+        request.hello.ok_or_else(|| Error::field("hello", "comes first"))?;
+    for (name, len) in [("hello.name", name.len()), ("hello.address", address.len() + 1)] {
+        if len == 0 || len > NAME_BYTES_MAX {
+            return Err(Error::field(name, format!("1 to {NAME_BYTES_MAX} bytes")));
+        }
+    }
+    let owner = field("hello.owner", owner.parse())?;
+    Ok((name, Replica { owner, address }))
+}
+
+/// In milliseconds; 0 is none.
+fn moment(millis: u64) -> Option<Timestamp> {
+    (millis != 0).then_some(Timestamp::from_millis(millis))
 }
 
 fn node_change(node: NodeCommit) -> NodeChange {

@@ -1,39 +1,35 @@
 //! FlowStoreService.
 
 use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
-use model::{ActorId, Attempt, ContextId, FlowId, FlowUid, JobId, OwnerId, Timestamp, Violations, limits};
-use proto::convert;
-use proto::convert::enums;
+use model::{ActorId, Attempt, ContextId, FlowId, JobId, OwnerId, Timestamp};
+use proto::convert::flow::Record;
+use proto::convert::{self, enums};
 use proto::internal::v1 as wire;
 use proto::internal::v1::flow_store_service_server::FlowStoreService;
+use proto::v1;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::status::{checked, field};
-use super::{Answers, Rpc, flow_parse, request_of};
-use crate::commits::{Refusal, RefusalKind};
+use super::status::field;
+use super::{Answers, Rpc, flow_parse, flow_streams};
+use crate::error::Error;
 use crate::flows::FlowInContext;
-use crate::pages::Page;
-use crate::reads::LoadedNode;
+use crate::messages::parse_message_key;
+use crate::reads::MessageState;
+use crate::record::flow::StoredFlow;
 use crate::store::Asker;
 use crate::watches::{Watch, Watched};
 
-/// Commits of one stream that are under way at once.
-pub(crate) const COMMITS_IN_FLIGHT_MAX: usize = 64;
 /// Answers that wait for a slow reader.
 const OUT_BUFFER: usize = 64;
-/// Flows of one answer of ListActiveFlows.
-const ACTIVE_FLOWS_MAX: usize = 10_000;
+/// Parts of a listing that are read ahead.
+const PARTS_AHEAD: usize = 2;
 
-fn record((stored, context_uid): FlowInContext) -> wire::FlowRecord {
-    let mut record = convert::flow::to_record(&stored.flow, context_uid);
-    if let Some(flow) = &mut record.flow {
-        // The list of jobs is not read for this.
-        flow.node_count = stored.node_count;
-    }
-    record
+/// A flow record on the wire.
+pub(super) fn record((stored, context_uid): FlowInContext) -> wire::FlowRecord {
+    let StoredFlow { flow, node_count, first_job, last_commit } = stored;
+    convert::flow::to_record(&Record { flow, context_uid, last_commit, node_count, first_job })
 }
 
 #[tonic::async_trait]
@@ -55,11 +51,12 @@ impl FlowStoreService for Rpc {
         &self,
         request: Request<wire::AddNodesRequest>,
     ) -> Result<Response<wire::AddNodesResponse>, Status> {
-        let wire::AddNodesRequest { context_id, flow_id, flow_uid, nodes } = request.into_inner();
-        let uid = field("flow_uid", flow_uid.parse::<FlowUid>())?;
+        let wire::AddNodesRequest { context_id, flow_id, flow_uid, nodes, on_behalf_of } =
+            request.into_inner();
+        let flow = flow_parse::flow_ref(flow_id, &flow_uid)?;
         let nodes = flow_parse::nodes(nodes)?;
-        let store = self.hub.store();
-        store.add_nodes(ContextId(context_id), FlowId(flow_id), uid, &nodes, Timestamp::now()).await?;
+        let (place, asker) = ((ContextId(context_id), flow.id, flow.uid), Asker::from_wire(on_behalf_of));
+        self.hub.store().add_nodes(place, &nodes, asker, Timestamp::now()).await?;
         Ok(Response::new(wire::AddNodesResponse {}))
     }
 
@@ -67,12 +64,27 @@ impl FlowStoreService for Rpc {
         &self,
         request: Request<wire::StartFlowRequest>,
     ) -> Result<Response<wire::StartFlowResponse>, Status> {
-        let wire::StartFlowRequest { context_id, flow_id, flow_uid, owner } = request.into_inner();
-        let uid = field("flow_uid", flow_uid.parse::<FlowUid>())?;
-        let owner = field("owner", owner.parse::<OwnerId>())?;
+        let wire::StartFlowRequest { context_id, flow_id, flow_uid, owner, on_behalf_of } =
+            request.into_inner();
+        let flow = flow_parse::flow_ref(flow_id, &flow_uid)?;
+        let owner = match owner.as_str() {
+            "" => None,
+            owner => Some(field("owner", owner.parse::<OwnerId>())?),
+        };
+        let (place, asker) = ((ContextId(context_id), flow.id, flow.uid), Asker::from_wire(on_behalf_of));
+        let started = self.hub.store().start_flow(place, owner, asker, Timestamp::now()).await?;
+        Ok(Response::new(wire::StartFlowResponse { flow: Some(record(started)) }))
+    }
+
+    async fn restart_flow(
+        &self,
+        request: Request<wire::RestartFlowRequest>,
+    ) -> Result<Response<wire::RestartFlowResponse>, Status> {
+        let (place, restart, asker, repeatable) = flow_parse::restarting(request.into_inner())?;
         let store = self.hub.store();
-        let started = store.start_flow(ContextId(context_id), FlowId(flow_id), uid, owner, Timestamp::now());
-        Ok(Response::new(wire::StartFlowResponse { flow: Some(record(started.await?)) }))
+        let done = store.restart_flow(place, &restart, asker, repeatable.as_ref(), Timestamp::now());
+        let (flow, restarted) = done.await?;
+        Ok(Response::new(wire::RestartFlowResponse { flow: Some(record(flow)), restarted }))
     }
 
     async fn take_flow(
@@ -92,26 +104,15 @@ impl FlowStoreService for Rpc {
         &self,
         request: Request<wire::LoadFlowRequest>,
     ) -> Result<Response<Self::LoadFlowStream>, Status> {
-        let wire::LoadFlowRequest { context_id, flow_id } = request.into_inner();
+        let wire::LoadFlowRequest { context_id, flow_id, on_behalf_of } = request.into_inner();
         let store = self.hub.store().clone();
-        let (tenant, stored, uid) = store.load_flow(ContextId(context_id), FlowId(flow_id)).await?;
-        let (out, parts) = mpsc::channel(2);
+        let asker = Asker::from_wire(on_behalf_of);
+        let loading = store.load_flow(ContextId(context_id), FlowId(flow_id), asker).await?;
+        let (out, parts) = mpsc::channel(PARTS_AHEAD);
         tokio::spawn(async move {
-            let mut flow = Some(record((stored.clone(), uid)));
-            let mut next = Some(0);
-            while let Some(from) = next {
-                let loaded = match store.load_nodes(&tenant, &stored, from).await {
-                    Ok((loaded, after)) => {
-                        next = after;
-                        loaded
-                    }
-                    Err(error) => return drop(out.send(Err(error.into())).await),
-                };
-                for part in parts_of(flow.take(), loaded) {
-                    if out.send(Ok(part)).await.is_err() {
-                        return;
-                    }
-                }
+            if let Err(error) = flow_streams::load(&store, loading, &out).await {
+                // Whoever asked may have left.
+                let _ = out.send(Err(error.into())).await;
             }
         });
         Ok(Response::new(self.until_stop(ReceiverStream::new(parts))))
@@ -125,20 +126,11 @@ impl FlowStoreService for Rpc {
     ) -> Result<Response<Self::ListActiveFlowsStream>, Status> {
         let store = self.hub.store().clone();
         let tenants = store.tenants().await?;
-        let (out, parts) = mpsc::channel(2);
+        let (out, parts) = mpsc::channel(PARTS_AHEAD);
         tokio::spawn(async move {
-            for tenant in tenants {
-                let active = match store.active_flows(&tenant).await {
-                    Ok(active) => active,
-                    Err(error) => return drop(out.send(Err(error.into())).await),
-                };
-                for part in active.chunks(ACTIVE_FLOWS_MAX) {
-                    let flow = |id: &FlowId| wire::ActiveFlow { context_id: tenant.id.0, flow_id: id.0 };
-                    let flows = part.iter().map(flow).collect();
-                    if out.send(Ok(wire::ListActiveFlowsResponse { flows })).await.is_err() {
-                        return;
-                    }
-                }
+            if let Err(error) = flow_streams::list_active(&store, tenants, &out).await {
+                // As above.
+                let _ = out.send(Err(error.into())).await;
             }
         });
         Ok(Response::new(self.until_stop(ReceiverStream::new(parts))))
@@ -153,7 +145,7 @@ impl FlowStoreService for Rpc {
         let (out, answers) = mpsc::channel(OUT_BUFFER);
         // A task, since steps have to go on while nobody looks at the answers.
         // It ends by itself when the service ends, after the answers to what was begun.
-        tokio::spawn(commits(self.clone(), request.into_inner(), out));
+        tokio::spawn(flow_streams::commits(self.clone(), request.into_inner(), out));
         Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
     }
 
@@ -167,21 +159,70 @@ impl FlowStoreService for Rpc {
         Ok(Response::new(wire::ReserveMessageIdsResponse { first_message_id: first.0 }))
     }
 
-    async fn request_cancel(
+    async fn push_input(
         &self,
-        request: Request<wire::RequestCancelRequest>,
-    ) -> Result<Response<wire::RequestCancelResponse>, Status> {
-        let mut body = request.into_inner();
-        let request_id = std::mem::take(&mut body.request_id);
-        let mut violations = Violations::new();
-        let repeatable = request_of(&request_id, &body, &mut violations);
-        let repeatable = checked(violations, repeatable)?;
-        let wire::RequestCancelRequest { request_id: _, context_id, flow_id, on_behalf_of } = body;
-        let (context, flow, asker) = (ContextId(context_id), FlowId(flow_id), Asker::from_wire(on_behalf_of));
+        request: Request<wire::PushInputRequest>,
+    ) -> Result<Response<wire::PushInputResponse>, Status> {
+        let (context, flow, pushed, asker, repeatable) = flow_parse::push(request.into_inner())?;
         let store = self.hub.store();
-        let wished =
-            store.request_cancel(context, flow, asker, repeatable.as_ref(), Timestamp::now()).await?;
-        Ok(Response::new(wire::RequestCancelResponse { flow: Some(record(wished)) }))
+        let push = store.push_input(context, flow, &pushed, asker, repeatable.as_ref(), Timestamp::now());
+        let (flow, unchanged) = push.await?;
+        Ok(Response::new(wire::PushInputResponse { flow: Some(record(flow)), unchanged }))
+    }
+
+    async fn read_inputs(
+        &self,
+        request: Request<wire::ReadInputsRequest>,
+    ) -> Result<Response<wire::ReadInputsResponse>, Status> {
+        let wire::ReadInputsRequest { context_id, flow_id, flow_uid, known } = request.into_inner();
+        let flow = flow_parse::flow_ref(flow_id, &flow_uid)?;
+        let inputs = self.hub.store().read_inputs(ContextId(context_id), flow, known as usize).await?;
+        Ok(Response::new(wire::ReadInputsResponse { inputs }))
+    }
+
+    async fn await_flow(
+        &self,
+        request: Request<wire::AwaitFlowRequest>,
+    ) -> Result<Response<wire::AwaitFlowResponse>, Status> {
+        let wire::AwaitFlowRequest { context_id, flow_id, flow_uid, awaited_flow_id } = request.into_inner();
+        let (context, flow) = (ContextId(context_id), flow_parse::flow_ref(flow_id, &flow_uid)?);
+        let store = self.hub.store();
+        let status = store.await_flow(context, flow, FlowId(awaited_flow_id), Timestamp::now()).await?;
+        let status = status.map_or(v1::FlowStatus::Unspecified, enums::flow_status_to_wire);
+        Ok(Response::new(wire::AwaitFlowResponse { status: status.into() }))
+    }
+
+    type JoinStream = Answers<wire::JoinResponse>;
+
+    async fn join(
+        &self,
+        request: Request<Streaming<wire::JoinRequest>>,
+    ) -> Result<Response<Self::JoinStream>, Status> {
+        let (out, answers) = mpsc::channel(OUT_BUFFER);
+        // The hello is awaited in the task: its sender may want to see the answer's beginning first.
+        tokio::spawn(flow_streams::join(self.clone(), request.into_inner(), out));
+        let answers = ReceiverStream::new(answers).map(|news| Ok(flow_streams::news_to_wire(news?)));
+        Ok(Response::new(self.until_stop(answers)))
+    }
+
+    async fn read_message(
+        &self,
+        request: Request<wire::ReadMessageRequest>,
+    ) -> Result<Response<wire::ReadMessageResponse>, Status> {
+        let wire::ReadMessageRequest { context_id, message_key, on_behalf_of } = request.into_inner();
+        let key = parse_message_key(&message_key)
+            .ok_or_else(|| Error::field("message_key", "message:<caller>:<id>"))?;
+        let asker = Asker::from_wire(on_behalf_of);
+        let message = self.hub.store().read_message(ContextId(context_id), key, asker).await?;
+        let MessageState { status, transport_status, router, error, created_at } = message;
+        let created_millis = created_at.as_millis();
+        Ok(Response::new(wire::ReadMessageResponse {
+            status,
+            transport_status,
+            router,
+            error,
+            created_millis,
+        }))
     }
 
     async fn read_flow(
@@ -198,21 +239,13 @@ impl FlowStoreService for Rpc {
         &self,
         request: Request<wire::ReadFlowsRequest>,
     ) -> Result<Response<wire::ReadFlowsResponse>, Status> {
-        let wire::ReadFlowsRequest { context_id, on_behalf_of, status, page_size, page_token } =
-            request.into_inner();
-        let status = match status {
-            0 => None,
-            number => Some(field("status", enums::flow_status_from_wire(number).ok_or("unknown status"))?),
+        let (context, asker, filter, page) = flow_parse::flow_filter(request.into_inner())?;
+        let (flows, next_page_token) = self.hub.store().read_flows(context, asker, &filter, &page).await?;
+        let flow = |stored: StoredFlow| v1::Flow {
+            // The list of jobs is not read for this.
+            node_count: stored.node_count,
+            ..convert::flow::to_wire(&stored.flow)
         };
-        let page = Page::parse(page_size, page_token)?;
-        let asker = Asker::from_wire(on_behalf_of);
-        let read = self.hub.store().read_flows(ContextId(context_id), asker, status, &page).await?;
-        let flow = |stored: crate::record::flow::StoredFlow| {
-            let mut flow = convert::flow::to_wire(&stored.flow);
-            flow.node_count = stored.node_count;
-            flow
-        };
-        let (flows, next_page_token) = read;
         let flows = flows.into_iter().map(flow).collect();
         Ok(Response::new(wire::ReadFlowsResponse { flows, next_page_token }))
     }
@@ -221,12 +254,9 @@ impl FlowStoreService for Rpc {
         &self,
         request: Request<wire::ReadNodesRequest>,
     ) -> Result<Response<wire::ReadNodesResponse>, Status> {
-        let wire::ReadNodesRequest { context_id, flow_id, on_behalf_of, page_size, page_token } =
-            request.into_inner();
-        let page = Page::parse(page_size, page_token)?;
-        let asker = Asker::from_wire(on_behalf_of);
-        let read = self.hub.store().read_nodes(ContextId(context_id), FlowId(flow_id), asker, &page).await?;
-        let (nodes, next_page_token, revision) = read;
+        let (context, flow, asker, filter, page) = flow_parse::node_filter(request.into_inner())?;
+        let read = self.hub.store().read_nodes(context, flow, asker, &filter, &page);
+        let (nodes, next_page_token, revision) = read.await?;
         Ok(Response::new(wire::ReadNodesResponse { nodes, next_page_token, revision: revision.0 }))
     }
 
@@ -272,71 +302,4 @@ impl FlowStoreService for Rpc {
         let tail = self.hub.store().read_log(context, flow, place, offset, asker).await?;
         Ok(Response::new(wire::ReadLogResponse { offset: tail.offset, data: tail.data.into() }))
     }
-}
-
-type Commits = mpsc::Sender<Result<wire::CommitResponse, Status>>;
-
-/// Applies the steps of one stream, many at once. What was begun is ended, also when the stream breaks.
-async fn commits(rpc: Rpc, mut requests: Streaming<wire::CommitRequest>, out: Commits) {
-    let mut under_way = FuturesUnordered::new();
-    let mut open = true;
-    while open || !under_way.is_empty() {
-        tokio::select! {
-            request = requests.message(), if open && under_way.len() < COMMITS_IN_FLIGHT_MAX => match request {
-                Ok(Some(request)) => under_way.push(apply(&rpc, request)),
-                Ok(None) | Err(_) => open = false,
-            },
-            Some(answer) = under_way.next() => {
-                // Whoever asked may have left; it will ask again.
-                let _ = out.send(Ok(answer)).await;
-            }
-            () = rpc.stop.cancelled(), if open => open = false,
-        }
-    }
-}
-
-async fn apply(rpc: &Rpc, request: wire::CommitRequest) -> wire::CommitResponse {
-    let commit_id = request.commit_id.clone();
-    let result = match flow_parse::commit(request) {
-        Ok(commit) => rpc.hub.store().commit(commit, &rpc.routers, Timestamp::now()).await,
-        Err(detail) => Err(Refusal { kind: RefusalKind::Invalid, detail }),
-    };
-    match result {
-        Ok(revision) => wire::CommitResponse {
-            commit_id,
-            refusal: wire::CommitRefusal::Unspecified.into(),
-            detail: String::new(),
-            revision: revision.0,
-        },
-        Err(Refusal { kind, detail }) => {
-            let refusal = match kind {
-                RefusalKind::Fenced => wire::CommitRefusal::Fenced,
-                RefusalKind::Gone => wire::CommitRefusal::Gone,
-                RefusalKind::ContextDeleting => wire::CommitRefusal::ContextDeleting,
-                RefusalKind::UnknownOutcome => wire::CommitRefusal::UnknownOutcome,
-                RefusalKind::Invalid => wire::CommitRefusal::Invalid,
-            };
-            tracing::debug!(commit_id, ?refusal, detail, "a commit was refused");
-            wire::CommitResponse { commit_id, refusal: refusal.into(), detail, revision: 0 }
-        }
-    }
-}
-
-/// Nodes in parts of at most a page's size; the first one has the flow, also when there are no nodes.
-fn parts_of(flow: Option<wire::FlowRecord>, loaded: Vec<LoadedNode>) -> Vec<wire::LoadFlowResponse> {
-    let mut parts = vec![wire::LoadFlowResponse { flow, nodes: Vec::new() }];
-    let mut bytes = 0;
-    for LoadedNode { job, json, spec } in loaded {
-        let job_json = serde_json::to_vec(&spec).expect("a job's specification is JSON");
-        let size = json.len() + job_json.len();
-        if bytes > 0 && bytes + size > limits::PAGE_BYTES_MAX {
-            parts.push(wire::LoadFlowResponse { flow: None, nodes: Vec::new() });
-            bytes = 0;
-        }
-        bytes += size;
-        if let Some(part) = parts.last_mut() {
-            part.nodes.push(wire::StoredNode { job_id: job.0, node_json: json, job_json: job_json.into() });
-        }
-    }
-    parts
 }

@@ -3,26 +3,31 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use model::{ContextId, FlowId, JobKey, Timestamp, limits};
+use futures_util::StreamExt as _;
+use model::{ContextId, FlowId, JobKey, RunnerId, Timestamp, limits};
 use proto::internal::v1::message_store_service_server::MessageStoreService;
 use proto::internal::v1::take_request::Frame;
 use proto::internal::v1::{
-    AppendLogsRequest, AppendLogsResponse, HeldMessage, Settle, TakeHello, TakeRequest, TakeResponse,
+    AppendLogsRequest, AppendLogsResponse, ContextDrop, ContextDropped, HeldMessage, SchedulerReplica,
+    Settle, TakeHello, TakeRequest, TakeResponse, WatchSchedulersRequest, WatchSchedulersResponse,
 };
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::wrappers::{ReceiverStream, WatchStream};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{Answers, Rpc};
+use super::status::field;
+use super::{Answers, NAME_BYTES_MAX, Rpc};
+use crate::context_removal::PendingDrop;
 use crate::error::Error;
 use crate::logs::LogChunk;
 use crate::messages::{Held, Settlement, message_key, parse_message_key};
+use crate::replicas::Replica;
 use crate::taking::{Taking, next_batch};
 
 /// Answers that wait for a slow router.
 const OUT_BUFFER: usize = 16;
-/// A router's name, in bytes.
-const NAME_BYTES_MAX: usize = 128;
+/// Contexts to forget in one answer.
+const DROPS_MAX: usize = 1000;
 
 #[tonic::async_trait]
 impl MessageStoreService for Rpc {
@@ -49,6 +54,24 @@ impl MessageStoreService for Rpc {
             }
         });
         Ok(Response::new(self.until_stop(ReceiverStream::new(answers))))
+    }
+
+    type WatchSchedulersStream = Answers<WatchSchedulersResponse>;
+
+    async fn watch_schedulers(
+        &self,
+        _: Request<WatchSchedulersRequest>,
+    ) -> Result<Response<Self::WatchSchedulersStream>, Status> {
+        // The list may be empty only because it was not read yet.
+        self.replicas.read().await?;
+        let answers = WatchStream::new(self.replicas.live()).map(|live| {
+            let replica = |(name, replica): (&String, &Replica)| SchedulerReplica {
+                name: name.clone(),
+                address: replica.address.clone(),
+            };
+            Ok(WatchSchedulersResponse { replicas: live.iter().map(replica).collect() })
+        });
+        Ok(Response::new(self.until_stop(answers)))
     }
 
     async fn append_logs(
@@ -79,10 +102,18 @@ async fn serve(rpc: &Rpc, mut frames: Streaming<TakeRequest>, out: &Out) -> Resu
     if router.is_empty() || router.len() > NAME_BYTES_MAX {
         return Err(Error::field("hello.router", format!("1 to {NAME_BYTES_MAX} bytes")).into());
     }
-    let (taking, mut queue) = Taking::begin(rpc.hub.clone(), rpc.routers.clone(), &router);
+    let (hub, routers, removals) = (rpc.hub.clone(), rpc.routers.clone(), rpc.removals.clone());
+    let (taking, mut queues) = Taking::begin(hub, routers, removals, &router);
     let sending = async {
-        while let Some(batch) = next_batch(&mut queue, limits::PAGE_BYTES_MAX).await {
-            for answer in answers_of(batch) {
+        loop {
+            let answers = tokio::select! {
+                batch = next_batch(&mut queues.messages, limits::PAGE_BYTES_MAX) => match batch {
+                    Some(batch) => answers_of(batch),
+                    None => return,
+                },
+                Some(drops) = queues.drops.recv() => drops.chunks(DROPS_MAX).map(drops_to_wire).collect(),
+            };
+            for answer in answers {
                 if out.send(Ok(answer)).await.is_err() {
                     return;
                 }
@@ -100,6 +131,10 @@ async fn settling(taking: &Taking, frames: &mut Streaming<TakeRequest>) -> Resul
     while let Some(request) = frames.message().await? {
         match request.frame {
             Some(Frame::Settle(settle)) => taking.settle(parse_settle(settle)?).await,
+            Some(Frame::Dropped(ContextDropped { context_uid, runner_id })) => {
+                let uid = field("context_uid", context_uid.parse())?;
+                taking.dropped(uid, RunnerId(runner_id)).await;
+            }
             Some(Frame::Hello(_)) => return Err(Error::field("hello", "comes once").into()),
             None => {}
         }
@@ -124,14 +159,25 @@ fn answers_of(batch: Vec<Held>) -> Vec<TakeResponse> {
     for message in batch {
         let size: usize = message.body.nodes.iter().map(Bytes::len).sum();
         if !messages.is_empty() && bytes + size > limits::PAGE_BYTES_MAX {
-            answers.push(TakeResponse { messages: std::mem::take(&mut messages) });
+            answers.push(TakeResponse { messages: std::mem::take(&mut messages), drops: Vec::new() });
             bytes = 0;
         }
         bytes += size;
         messages.push(to_wire(message));
     }
-    answers.push(TakeResponse { messages });
+    answers.push(TakeResponse { messages, drops: Vec::new() });
     answers
+}
+
+fn drops_to_wire(drops: &[PendingDrop]) -> TakeResponse {
+    let drop = |drop: &PendingDrop| ContextDrop {
+        context_id: drop.context.0,
+        context_uid: drop.uid.to_string(),
+        runner_id: drop.runner.0,
+        address: drop.address.clone(),
+        topic: drop.topic.clone(),
+    };
+    TakeResponse { messages: Vec::new(), drops: drops.iter().map(drop).collect() }
 }
 
 fn to_wire(message: Held) -> HeldMessage {

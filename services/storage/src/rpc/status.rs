@@ -24,8 +24,13 @@ impl From<Error> for ::rpc::Error {
             }
             Error::ContextDeleting => new(ErrorKind::FailedPrecondition, Reason::ContextDeleting),
             Error::ContextChanged(_) => new(ErrorKind::Aborted, Reason::RevisionMismatch),
+            Error::Changed(_) => new(ErrorKind::Aborted, Reason::RevisionMismatch),
+            Error::LeaseLost => new(ErrorKind::Aborted, Reason::LeaseLost),
+            Error::StoreWentBack => new(ErrorKind::Aborted, Reason::StoreWentBack),
             Error::PositionGone => new(ErrorKind::OutOfRange, Reason::PositionGone),
-            Error::TooSlow => new(ErrorKind::ResourceExhausted, Reason::SlowConsumer),
+            Error::TooSlow { resume } => {
+                new(ErrorKind::ResourceExhausted, Reason::SlowConsumer).with("resume_position", resume)
+            }
             Error::Limit { limit, max, asked } => new(ErrorKind::ResourceExhausted, Reason::LimitExceeded)
                 .with("limit", limit)
                 .with("max", max)

@@ -1,9 +1,14 @@
--- Adds nodes with their jobs to a flow that is being created.
+-- Adds nodes with their jobs to a flow that is being created; what stands at the same place gives way.
 -- KEYS 4 flow, 5 its nodes, 6 blob_idle, then B pairs blob and blob_refs, then N jobs
--- ARGV 5 flow id, 6 flow uid, 7 B, 8 N, 9 R, then R pairs (number of a blob, number of a job that refers to it),
+-- ARGV 5 flow id, 6 flow uid, 7 B, 8 N, 9 R, 10 the context's revision that permission was decided on ('' for a
+--      service), 11 what the keys of this context begin with, then R pairs (number of a blob, number of a job that
+--      refers to it),
 --      then N times: job id, node, F, F times field and value
 local no = closed()
 if no then return no end
+if ARGV[10] ~= '' and redis.call('HGET', KEYS[1], 'revision') ~= ARGV[10] then
+  return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
+end
 local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'first_job_id', 'node_count', 'deleting')
 if flow[1] ~= ARGV[6] or flow[5] then return refuse('FLOW_GONE', 'flow ' .. ARGV[5]) end
 if flow[2] ~= 'created' then return refuse('FLOW_NOT_CREATED', 'flow ' .. ARGV[5] .. ' is ' .. flow[2]) end
@@ -11,7 +16,7 @@ local blobs, count, refs = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9
 for b = 1, blobs do
   if redis.call('EXISTS', KEYS[5 + 2 * b]) == 0 then return refuse('BLOB_MISSING', KEYS[5 + 2 * b]) end
 end
-local first, at, known = tonumber(flow[3]), 10 + 2 * refs, 0
+local first, at, known = tonumber(flow[3]), 12 + 2 * refs, 0
 local nodes = {}
 for n = 1, count do
   local id = tonumber(ARGV[at])
@@ -24,16 +29,32 @@ for n = 1, count do
 end
 if known == count then return 0 end
 
+-- Removes a job that gives way to another, and its references.
+local function forget(job)
+  local old = redis.call('HMGET', job, 'script', 'files')
+  if not old[1] then return end
+  -- A text is no reference, whatever it says.
+  local named = string.match(old[1], '^sha256:%x+$') and '"sha256":"' .. string.sub(old[1], 8) .. '"' or ''
+  for hash in string.gmatch(named .. old[2], '"sha256":"(%x+)"') do
+    local refs_key = ARGV[11] .. 'blob_refs:' .. hash
+    if redis.call('SREM', refs_key, job) == 1 and redis.call('EXISTS', refs_key) == 0 then
+      redis.call('ZADD', KEYS[6], ARGV[3], hash)
+    end
+  end
+  redis.call('DEL', job)
+end
+
 local revision = raise()
 local jobs_at = 6 + 2 * blobs
 for n = 1, count do
   local from = nodes[n]
+  forget(KEYS[jobs_at + n])
   redis.call('HSET', KEYS[5], ARGV[from], ARGV[from + 1])
   redis.call('HSET', KEYS[jobs_at + n], unpack(ARGV, from + 3, from + 2 + 2 * tonumber(ARGV[from + 2])))
 end
 for r = 1, refs do
-  local refs_key = KEYS[6 + 2 * tonumber(ARGV[8 + 2 * r])]
-  redis.call('SADD', refs_key, KEYS[jobs_at + tonumber(ARGV[9 + 2 * r])])
+  local refs_key = KEYS[6 + 2 * tonumber(ARGV[10 + 2 * r])]
+  redis.call('SADD', refs_key, KEYS[jobs_at + tonumber(ARGV[11 + 2 * r])])
 end
 for b = 1, blobs do
   redis.call('ZREM', KEYS[6], string.match(KEYS[5 + 2 * b], '%x+$'))

@@ -9,24 +9,28 @@ if flow[1] ~= ARGV[5] or flow[2] then return refuse('FLOW_GONE', 'flow ' .. ARGV
 if redis.call('HEXISTS', KEYS[5], ARGV[7]) == 0 then return refuse('JOB_GONE', 'job ' .. ARGV[7]) end
 local log = redis.call('HMGET', KEYS[6], 'data', 'start', 'end')
 local data, from, till = log[1] or '', tonumber(log[2] or '0'), tonumber(log[3] or '0')
-local before = till
+local before, first = till, from
 for a = 10, #ARGV, 2 do
   local offset, piece = tonumber(ARGV[a]), ARGV[a + 1]
   if offset > till then
-    -- What lies between was lost: what is kept stays in one piece.
+    -- What lies between has not come: what is kept stays in one piece.
     data, from, till = '', offset, offset
+  end
+  if offset < from and offset + #piece >= from then
+    -- It was overtaken by the piece after it.
+    data, from = string.sub(piece, 1, from - offset) .. data, offset
   end
   if offset + #piece > till then
     data = data .. string.sub(piece, till - offset + 1)
     till = offset + #piece
   end
 end
-if till == before then return till end
 local keep = tonumber(ARGV[9])
 if #data > keep then
   from = from + #data - keep
   data = string.sub(data, -keep)
 end
+if till == before and from == first then return till end
 
 local revision = raise()
 local end_text = string.format('%.0f', till)

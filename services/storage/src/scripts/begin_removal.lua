@@ -13,6 +13,7 @@ if flow[2] == 'started' or (flow[2] == 'created' and not given_up) then
   return refuse('FLOW_NOT_ENDED', 'flow ' .. ARGV[6] .. ' is ' .. flow[2] .. ': cancel it first')
 end
 redis.call('HSET', KEYS[4], 'deleting', '1')
-redis.call('SREM', KEYS[5], ARGV[6])
-redis.call('ZREM', KEYS[6], ARGV[6])
+local me = ARGV[6] .. '-' .. ARGV[7]
+redis.call('SREM', KEYS[5], me)
+redis.call('ZREM', KEYS[6], me)
 return 1

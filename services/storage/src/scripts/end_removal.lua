@@ -1,5 +1,5 @@
 -- Removes the flow itself, when nothing is left that belongs to it.
--- KEYS 4 flow, 5 its nodes, 6 its messages, 7 its signals, 8 flows
+-- KEYS 4 flow, 5 its nodes, 6 its messages, 7 its signals, 8 flows, 9 its inputs, 10 its waiters, 11 flows_active
 -- ARGV 5 flow id, 6 flow uid
 local no = closed()
 if no then return no end
@@ -8,9 +8,10 @@ if flow[1] ~= ARGV[6] or not flow[2] then return refuse('FLOW_GONE', 'flow ' .. 
 if redis.call('EXISTS', KEYS[5], KEYS[6]) > 0 then return refuse('RECORDS_LEFT', 'flow ' .. ARGV[5]) end
 
 local revision = raise()
-redis.call('UNLINK', KEYS[7])
+redis.call('UNLINK', KEYS[7], KEYS[9])
 redis.call('ZREM', KEYS[8], ARGV[5])
 redis.call('DEL', KEYS[4])
 emit_flow(revision, ARGV[5], nil, flow[3])
 hint('')
+wake(KEYS[10], KEYS[11])
 return revision

@@ -6,14 +6,14 @@ local function refuse(code, message)
   return redis.error_reply(code .. ' ' .. message)
 end
 
--- Why the context takes no changes; nothing when it does.
-local function closed()
+-- Why the context takes no changes; nothing when it does. What is `removing` something may go on in a context that goes.
+local function closed(removing)
   local context = redis.call('HMGET', KEYS[1], 'uid', 'state')
   if not context[1] then return refuse('CONTEXT_GONE', 'the context does not exist') end
   if ARGV[2] ~= '' and context[1] ~= ARGV[2] then
     return refuse('CONTEXT_GONE', 'the context is another one by now')
   end
-  if context[2] ~= 'active' then return refuse('CONTEXT_DELETING', 'the context is being deleted') end
+  if context[2] ~= 'active' and not removing then return refuse('CONTEXT_DELETING', 'the context is being deleted') end
 end
 
 -- The number of this change. Called once, after every check.
@@ -37,6 +37,33 @@ end
 -- Tells whoever listens that there is something to read, and which kind when it matters.
 local function hint(kind)
   redis.call('PUBLISH', ARGV[1], kind)
+end
+
+-- Tells the owner of a flow, named `<id>-<uid>`, that there is something new for it.
+local function touch(flow)
+  redis.call('PUBLISH', ARGV[1], 'flow:' .. flow)
+end
+
+-- The flows that waited for one that has ended, or is gone, have something to do.
+local function wake(waiters, active)
+  local flows = redis.call('SMEMBERS', waiters)
+  if #flows == 0 then return end
+  for from = 1, #flows, 1000 do
+    redis.call('SADD', active, unpack(flows, from, math.min(from + 999, #flows)))
+  end
+  redis.call('UNLINK', waiters)
+  if #flows > 100 then
+    redis.call('PUBLISH', ARGV[1], 'active')
+  else
+    for _, flow in ipairs(flows) do touch(flow) end
+  end
+end
+
+-- The moment so many seconds after `millis`; none when there is no such limit.
+local function deadline(millis, secs)
+  if not secs or secs == '' then return '' end
+  local at = tonumber(millis) + 1000 * tonumber(secs)
+  return string.format('%.0f.%03.0f', math.floor(at / 1000), at % 1000)
 end
 
 -- The greatest id that 32 bits hold.

@@ -1,7 +1,7 @@
 -- Keeps a new runner record.
 -- KEYS 4 runner, 5 runners, 6 request (only with a request id)
 -- ARGV 5 the context's revision that permission was decided on, 6 runner id, 7 request hash, 8 seconds to remember it,
---      9.. fields
+--      9 whether we chose the id, 10.. fields
 -- Gives 1 and the revision; or 0 and the id of the runner of then.
 local no = closed()
 if no then return no end
@@ -19,8 +19,9 @@ local last = tonumber(redis.call('HGET', KEYS[2], 'runner') or '0')
 if redis.call('EXISTS', KEYS[4]) == 1 then return refuse('RUNNER_EXISTS', tostring(last)) end
 
 local revision = raise()
-if tonumber(ARGV[6]) > last then redis.call('HSET', KEYS[2], 'runner', ARGV[6]) end
-redis.call('HSET', KEYS[4], 'revision', revision, unpack(ARGV, 9))
+-- An id that the caller chose moves nothing: a large one would leave no others.
+if ARGV[9] == '1' and tonumber(ARGV[6]) > last then redis.call('HSET', KEYS[2], 'runner', ARGV[6]) end
+redis.call('HSET', KEYS[4], 'revision', revision, unpack(ARGV, 10))
 redis.call('SADD', KEYS[5], ARGV[6])
 if KEYS[6] then
   redis.call('HSET', KEYS[6], 'hash', ARGV[7], 'runner_id', ARGV[6])

@@ -6,6 +6,11 @@ if KEYS[4] then
   local made = redis.call('HMGET', KEYS[4], 'hash', 'context_id', 'uid')
   if made[1] then
     if made[1] ~= ARGV[6] then return refuse('REQUEST_ID_REUSED', 'the request id came with another body before') end
+    local reserved = redis.call('HGET', KEYS[1], 'context:' .. made[2])
+    local is_reserved = reserved and string.match(reserved, '^%x+') == made[3]
+    if not is_reserved and redis.call('SISMEMBER', KEYS[3], made[2]) == 0 then
+      return refuse('CONTEXT_GONE', 'the context that this request made was removed')
+    end
     return {made[2], made[3]}
   end
 end

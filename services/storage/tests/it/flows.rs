@@ -61,7 +61,7 @@ async fn nodes_are_added_once_and_loaded_as_they_were() {
     let before = stage.revision().await;
     stage.flows().add_nodes(flow.add_nodes(&script("true"))).await.unwrap();
     assert_eq!(stage.revision().await, before, "the same nodes again change nothing");
-    let request = wire::LoadFlowRequest { context_id: CONTEXT, flow_id: flow.id };
+    let request = wire::LoadFlowRequest { context_id: CONTEXT, flow_id: flow.id, on_behalf_of: 0 };
     let mut parts = stage.flows().load_flow(request).await.unwrap().into_inner();
     let part = parts.message().await.unwrap().unwrap();
     assert_eq!(part.flow.unwrap().context_uid, stage.context_uid);
@@ -87,6 +87,7 @@ async fn a_flow_starts_complete_and_once() {
         flow_id: id,
         flow_uid: uid.to_owned(),
         owner: owner.to_owned(),
+        on_behalf_of: EXECUTOR,
     };
     let owner = OwnerId::random().to_string();
     let refused = failure(stage.flows().start_flow(start(empty.id, &empty.uid, &owner)).await);
@@ -103,7 +104,8 @@ async fn a_flow_starts_complete_and_once() {
     assert_eq!(failure(stage.flows().start_flow(start(flow.id, &uid, &owner)).await).0, Code::NotFound);
     let active = stage.flows().list_active_flows(wire::ListActiveFlowsRequest {}).await.unwrap();
     let active = active.into_inner().message().await.unwrap().unwrap().flows;
-    assert_eq!(active, [wire::ActiveFlow { context_id: CONTEXT, flow_id: flow.id }]);
+    let only = wire::ActiveFlow { context_id: CONTEXT, flow_id: flow.id, flow_uid: flow.uid, due_millis: 0 };
+    assert_eq!(active, [only]);
 }
 
 #[tokio::test]
@@ -115,40 +117,10 @@ async fn who_takes_a_flow_fences_the_former_owner() {
     let taken = stage.flows().take_flow(take.clone()).await.unwrap().into_inner().flow.unwrap();
     assert_eq!((taken.owner.as_str(), taken.epoch), (owner.as_str(), flow.epoch + 1));
     assert_eq!(stage.commit(flow.step()).await.refusal(), wire::CommitRefusal::Fenced);
-    let new = crate::stage::Running {
-        owner,
-        epoch: taken.epoch,
-        revision: taken.flow.unwrap().revision,
-        ..flow.clone()
-    };
+    let new =
+        crate::stage::Running { owner, epoch: taken.epoch, last_commit: taken.last_commit, ..flow.clone() };
     assert_eq!(stage.commit(new.end()).await.refusal(), wire::CommitRefusal::Unspecified);
     assert_eq!(failure(stage.flows().take_flow(take).await).1, "FLOW_ENDED");
-}
-
-#[tokio::test]
-async fn a_wish_to_cancel_is_kept_once_and_fences_nobody() {
-    let stage = Stage::new(Layout::Database).await;
-    let flow = stage.started(1).await;
-    let wish = wire::RequestCancelRequest {
-        request_id: "1".to_owned(),
-        context_id: CONTEXT,
-        flow_id: flow.id,
-        on_behalf_of: EXECUTOR,
-    };
-    let first =
-        stage.flows().request_cancel(wish.clone()).await.unwrap().into_inner().flow.unwrap().flow.unwrap();
-    let again =
-        stage.flows().request_cancel(wish.clone()).await.unwrap().into_inner().flow.unwrap().flow.unwrap();
-    assert!(first.cancel_requested_time.is_some());
-    assert_eq!(first, again);
-    let other = wire::RequestCancelRequest { flow_id: flow.id + 1, ..wish.clone() };
-    assert!(stage.flows().request_cancel(other).await.is_err());
-    // The owner computed its step before the wish was made.
-    let ended = stage.commit(flow.end()).await;
-    assert_eq!(ended.refusal(), wire::CommitRefusal::Unspecified, "{}", ended.detail);
-    let late = wire::RequestCancelRequest { request_id: String::new(), ..wish };
-    let after = stage.flows().request_cancel(late).await.unwrap().into_inner().flow.unwrap().flow.unwrap();
-    assert_eq!(after.revision, ended.revision, "an ended flow stays as it is");
 }
 
 #[tokio::test]
@@ -172,11 +144,12 @@ async fn a_removed_flow_leaves_nothing() {
         flow_id: flow.id,
         flow_uid: flow.uid.clone(),
         owner: owner.clone(),
+        on_behalf_of: 0,
     };
     let started = stage.flows().start_flow(start).await.unwrap().into_inner().flow.unwrap();
-    (flow.owner, flow.epoch, flow.revision) = (owner, started.epoch, started.flow.unwrap().revision);
+    (flow.owner, flow.epoch, flow.last_commit) = (owner, started.epoch, started.last_commit);
     let step = wire::CommitRequest { messages: vec![flow.message(1), flow.message(2)], ..flow.step() };
-    flow.revision = stage.commit(step).await.revision;
+    stage.apply(&mut flow, step).await;
     let remove = |id| wire::RemoveFlowRequest { context_id: CONTEXT, flow_id: id, on_behalf_of: EXECUTOR };
     let refused = failure(stage.flows().remove_flow(remove(flow.id)).await);
     assert_eq!(refused, (Code::FailedPrecondition, "FLOW_NOT_ENDED".to_owned()));
@@ -226,6 +199,7 @@ async fn pages_go_through_everything_once() {
         on_behalf_of: EXECUTOR,
         page_size: 50,
         page_token: token,
+        ..Default::default()
     };
     let (mut token, mut seen, mut pages) = (String::new(), Vec::new(), 0);
     loop {
@@ -244,6 +218,7 @@ async fn pages_go_through_everything_once() {
         status,
         page_size: 3,
         page_token: token,
+        ..Default::default()
     };
     let mut ids = Vec::new();
     let mut token = String::new();
@@ -267,8 +242,9 @@ async fn pages_go_through_everything_once() {
 async fn a_step_of_500_nodes_is_one_change() {
     let stage = Stage::new(Layout::Database).await;
     let mut flow = stage.started(500).await;
+    let before_it = flow.clone();
     let node = |place| {
-        let mut node = flow.node(place);
+        let mut node = before_it.node(place);
         node.state = NodeState::Completed;
         wire::NodeCommit {
             job_id: node.job_id.0,
@@ -276,19 +252,25 @@ async fn a_step_of_500_nodes_is_one_change() {
             job_status: "finished".to_owned(),
             result_json: b"{}".to_vec().into(),
             events: vec![
-                format!(r#"{{"kind":"node","flow_id":{},"n":{place}}}"#, flow.id).into_bytes().into(),
+                format!(r#"{{"kind":"node","flow_id":{},"n":{place}}}"#, before_it.id).into_bytes().into(),
             ],
         }
     };
     let step = wire::CommitRequest { nodes: (0..500).map(node).collect(), ..flow.step() };
     let before = stage.revision().await;
-    let answer = stage.commit(step.clone()).await;
-    assert_eq!((answer.refusal(), answer.revision), (wire::CommitRefusal::Unspecified, before + 1));
+    assert_eq!(stage.apply(&mut flow, step.clone()).await, before + 1);
     let again = stage.commit(step).await;
     assert_eq!((again.refusal(), again.revision), (wire::CommitRefusal::Unspecified, before + 1));
     assert_eq!(stage.revision().await, before + 1);
-    flow.revision = answer.revision;
-    let too_many = wire::CommitRequest { messages: vec![flow.message(1); 1001], ..flow.step() };
+    // Each job, message and set of references is a record; the flow's own take some of the 1000.
+    let messages = |count: u32| (1..=count).map(|id| flow.message(id)).collect::<Vec<_>>();
+    let too_many = wire::CommitRequest { messages: messages(1001), ..flow.step() };
+    assert_eq!(stage.commit(too_many).await.refusal(), wire::CommitRefusal::Invalid);
+    let nodes: Vec<_> = (0..500).map(node).collect();
+    let too_many = wire::CommitRequest { nodes: nodes.clone(), messages: messages(500), ..flow.step() };
+    assert_eq!(stage.commit(too_many).await.refusal(), wire::CommitRefusal::Invalid);
+    let one_more = [nodes, vec![node(0)]].concat();
+    let too_many = wire::CommitRequest { nodes: one_more, ..flow.step() };
     assert_eq!(stage.commit(too_many).await.refusal(), wire::CommitRefusal::Invalid);
     let gone = wire::CommitRequest { context_uid: OwnerId::random().to_string(), ..flow.step() };
     assert_eq!(stage.commit(gone).await.refusal(), wire::CommitRefusal::Gone);
@@ -300,7 +282,7 @@ async fn while_redis_is_away_outcomes_are_unknown_and_nothing_is_lost() {
     let mut stage = Stage::over(redis, Layout::Database).await;
     let mut flow = stage.started(1).await;
     let first = flow.step();
-    flow.revision = stage.commit(first.clone()).await.revision;
+    stage.apply(&mut flow, first.clone()).await;
     stage.redis.kill9();
     let end = flow.end();
     assert_eq!(stage.commit(end.clone()).await.refusal(), wire::CommitRefusal::UnknownOutcome);

@@ -55,7 +55,7 @@ async fn check(layout: Layout) {
         due_millis: 1_763_690_001_000,
         ..flow.step()
     };
-    flow.revision = stage.commit(message).await.revision;
+    stage.apply(&mut flow, message).await;
     let record = stage.hash(&keys.flow(FlowId(flow.id))).await;
     assert_fields(
         &record,
@@ -69,7 +69,7 @@ async fn check(layout: Layout) {
     assert!(deadline.since(created).as_secs() >= 60, "a minute after the start");
     let nodes = stage.hash(&keys.flow_nodes(FlowId(flow.id))).await;
     assert_eq!(nodes["1"].as_bytes(), &json(&flow.node(0))[..]);
-    let due = stage.ask(Cmd::new("ZSCORE").arg(&keys.due()).arg(flow.id)).await.text().unwrap();
+    let due = stage.ask(Cmd::new("ZSCORE").arg(&keys.due()).arg(&flow.member())).await.text().unwrap();
     assert!(due.starts_with("1763690001"), "{due}");
 
     let job = stage.hash(&keys.job(ActorId(EXECUTOR), JobId(1))).await;

@@ -3,7 +3,7 @@
 use identity::{Identity, ServiceName};
 use keys::Layout;
 use kv::Cmd;
-use model::ActorId;
+use model::{ActorId, FlowInput};
 use proto::internal::v1 as wire;
 use proto::v1;
 use tonic::Code;
@@ -32,13 +32,9 @@ async fn the_table_of_roles() {
         let others = code(stage.flows().create_flow(others).await.map(drop));
         assert_eq!(others, [ok, denied, denied, unseen][i], "actor {actor} creates for another");
 
-        let cancel = wire::RequestCancelRequest {
-            context_id: CONTEXT,
-            flow_id: flow.id,
-            on_behalf_of: actor,
-            ..Default::default()
-        };
-        let cancel = code(stage.flows().request_cancel(cancel).await.map(drop));
+        let cancel =
+            wire::PushInputRequest { on_behalf_of: actor, ..flow.push(&FlowInput::Cancel { grace_secs: 5 }) };
+        let cancel = code(stage.flows().push_input(cancel).await.map(drop));
         assert_eq!(cancel, [ok, ok, denied, unseen][i], "actor {actor} cancels the executor's");
 
         let runner = v1::RegisterRunnerRequest {
@@ -62,13 +58,38 @@ async fn the_table_of_roles() {
     // A flow of somebody else: only admins.
     let other = wire::CreateFlowRequest { caller_id: ADMIN, on_behalf_of: ADMIN, ..create(1) };
     let other = stage.flows().create_flow(other).await.unwrap().into_inner().flow.unwrap().flow.unwrap();
-    let cancel = wire::RequestCancelRequest {
-        context_id: CONTEXT,
-        flow_id: other.id,
-        on_behalf_of: EXECUTOR,
-        ..Default::default()
-    };
-    assert_eq!(failure(stage.flows().request_cancel(cancel).await).0, denied);
+    let cancel =
+        wire::PushInputRequest { flow_id: other.id, ..flow.push(&FlowInput::Cancel { grace_secs: 5 }) };
+    assert_eq!(failure(stage.flows().push_input(cancel).await).0, denied);
+    // Whoever may change the executor's flow may fill, start and run it again; who may read it, load it.
+    for (i, actor) in ALL.into_iter().enumerate() {
+        let created = stage.created(1).await;
+        let nodes =
+            wire::AddNodesRequest { on_behalf_of: actor, ..created.add_nodes(&crate::stage::script("x")) };
+        assert_eq!(code(stage.flows().add_nodes(nodes).await.map(drop)), [ok, ok, denied, unseen][i]);
+        let start = wire::StartFlowRequest {
+            context_id: CONTEXT,
+            flow_id: created.id,
+            flow_uid: created.uid.clone(),
+            owner: String::new(),
+            on_behalf_of: actor,
+        };
+        assert_eq!(code(stage.flows().start_flow(start).await.map(drop)), [ok, ok, denied, unseen][i]);
+        let load = wire::LoadFlowRequest { context_id: CONTEXT, flow_id: created.id, on_behalf_of: actor };
+        assert_eq!(code(stage.flows().load_flow(load).await.map(drop)), [ok, ok, ok, unseen][i]);
+        let restart = wire::RestartFlowRequest {
+            context_id: CONTEXT,
+            flow_id: created.id,
+            flow_uid: created.uid.clone(),
+            on_behalf_of: actor,
+            rerun_json: r#"{"scope":"all"}"#.to_owned(),
+            generation: 1,
+            ..Default::default()
+        };
+        let early = Code::FailedPrecondition;
+        let restart = code(stage.flows().restart_flow(restart).await.map(drop));
+        assert_eq!(restart, [early, early, denied, unseen][i]);
+    }
 }
 
 #[tokio::test]
@@ -151,6 +172,8 @@ async fn a_context_whose_maker_died_is_taken_up_again() {
     // As if the service had died before the last of the three writes.
     let zero = stage.kv.database(0);
     zero.cmd(Cmd::new("SREM").arg("contexts").arg(7)).await.unwrap();
+    let reserved = format!("{} 1763690000.000", made.context.as_ref().unwrap().uid);
+    zero.cmd(Cmd::new("HSET").arg("ids").arg("context:7").arg(&reserved)).await.unwrap();
     assert_eq!(contexts.create_context(new).await.unwrap().into_inner(), made);
     let members = zero.cmd(Cmd::new("SISMEMBER").arg("contexts").arg(7)).await.unwrap();
     assert_eq!(members.int(), Ok(1));

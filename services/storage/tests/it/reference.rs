@@ -1,9 +1,11 @@
 //! Random operations against a short reference of what a flow is.
 
+use std::collections::BTreeSet;
+
 use keys::Layout;
 use kv::Cmd;
 use model::id::Uid;
-use model::{FlowId, OwnerId};
+use model::{FlowId, FlowInput, OwnerId};
 use proptest::prelude::*;
 use proto::internal::v1 as wire;
 use proto::internal::v1::CommitRefusal;
@@ -17,9 +19,11 @@ enum Op {
     Add { flow: usize },
     Start { flow: usize, owner: u8 },
     Take { flow: usize, owner: u8 },
-    Commit { flow: usize, wrong: Wrong, end: bool },
+    Commit { flow: usize, wrong: Wrong, end: bool, rests: bool, taken: usize },
     Again { flow: usize },
-    Cancel { flow: usize },
+    Cancel { flow: usize, grace_secs: u32 },
+    Signal { flow: usize, name: u8 },
+    Restart { flow: usize },
     Remove { flow: usize },
 }
 
@@ -28,7 +32,7 @@ enum Wrong {
     Nothing,
     Owner,
     Epoch,
-    Revision,
+    LastCommit,
     Uid,
 }
 
@@ -37,7 +41,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         4 => Just(Wrong::Nothing),
         1 => Just(Wrong::Owner),
         1 => Just(Wrong::Epoch),
-        1 => Just(Wrong::Revision),
+        1 => Just(Wrong::LastCommit),
         1 => Just(Wrong::Uid),
     ];
     let flow = 0_usize..3;
@@ -46,10 +50,12 @@ fn any_op() -> impl Strategy<Value = Op> {
         3 => flow.clone().prop_map(|flow| Op::Add { flow }),
         3 => (flow.clone(), 0_u8..2).prop_map(|(flow, owner)| Op::Start { flow, owner }),
         1 => (flow.clone(), 0_u8..2).prop_map(|(flow, owner)| Op::Take { flow, owner }),
-        5 => (flow.clone(), wrong, prop::bool::weighted(0.2))
-            .prop_map(|(flow, wrong, end)| Op::Commit { flow, wrong, end }),
+        5 => (flow.clone(), wrong, prop::bool::weighted(0.2), any::<bool>(), 0_usize..3)
+            .prop_map(|(flow, wrong, end, rests, taken)| Op::Commit { flow, wrong, end, rests, taken }),
         2 => flow.clone().prop_map(|flow| Op::Again { flow }),
-        1 => flow.clone().prop_map(|flow| Op::Cancel { flow }),
+        1 => (flow.clone(), 0_u32..3).prop_map(|(flow, grace_secs)| Op::Cancel { flow, grace_secs }),
+        2 => (flow.clone(), 0_u8..4).prop_map(|(flow, name)| Op::Signal { flow, name }),
+        1 => flow.clone().prop_map(|flow| Op::Restart { flow }),
         1 => flow.prop_map(|flow| Op::Remove { flow }),
     ]
 }
@@ -68,8 +74,26 @@ struct Expected {
     running: Running,
     status: Status,
     has_nodes: bool,
-    cancel_wished: bool,
+    /// With which grace.
+    cancel_wished: Option<u32>,
+    signals: BTreeSet<u8>,
+    /// How many wait for the owner.
+    inputs: usize,
+    /// Whether it has something to do now.
+    active: bool,
+    generation: u32,
+    is_owned: bool,
     last: Option<(wire::CommitRequest, u64)>,
+}
+
+impl Expected {
+    /// Something was brought for its owner.
+    fn pushed(&mut self) {
+        if self.status == Status::Started {
+            self.inputs += 1;
+            self.active = true;
+        }
+    }
 }
 
 struct Reference {
@@ -94,9 +118,13 @@ impl Reference {
             Op::Add { flow } if flow < self.flows.len() => self.add(flow).await,
             Op::Start { flow, owner } if flow < self.flows.len() => self.start(flow, owner).await,
             Op::Take { flow, owner } if flow < self.flows.len() => self.take(flow, owner).await,
-            Op::Commit { flow, wrong, end } if flow < self.flows.len() => self.commit(flow, wrong, end).await,
+            Op::Commit { flow, wrong, end, rests, taken } if flow < self.flows.len() => {
+                self.commit(flow, wrong, end, rests, taken).await
+            }
             Op::Again { flow } if flow < self.flows.len() => self.again(flow).await,
-            Op::Cancel { flow } if flow < self.flows.len() => self.cancel(flow).await,
+            Op::Cancel { flow, grace_secs } if flow < self.flows.len() => self.cancel(flow, grace_secs).await,
+            Op::Signal { flow, name } if flow < self.flows.len() => self.signal(flow, name).await,
+            Op::Restart { flow } if flow < self.flows.len() => self.restart(flow).await,
             Op::Remove { flow } if flow < self.flows.len() => self.remove(flow).await,
             _ => false,
         };
@@ -115,10 +143,22 @@ impl Reference {
             count: nodes,
             owner: self.owners[0].clone(),
             epoch: 0,
+            last_commit: String::new(),
             revision: flow.revision,
         };
         let status = Status::Created;
-        self.flows.push(Expected { running, status, has_nodes: false, cancel_wished: false, last: None });
+        self.flows.push(Expected {
+            running,
+            status,
+            has_nodes: false,
+            cancel_wished: None,
+            signals: BTreeSet::new(),
+            inputs: 0,
+            active: false,
+            generation: 1,
+            is_owned: true,
+            last: None,
+        });
         true
     }
 
@@ -139,6 +179,7 @@ impl Reference {
             flow_id: expected.running.id,
             flow_uid: expected.running.uid.clone(),
             owner: owner.clone(),
+            on_behalf_of: EXECUTOR,
         };
         let result = self.stage.flows().start_flow(request).await;
         let starts = expected.status == Status::Created && expected.has_nodes;
@@ -148,8 +189,9 @@ impl Reference {
         if starts {
             let record = result.unwrap().into_inner().flow.unwrap();
             assert_eq!(record.epoch, 1);
-            (running.owner, running.epoch, running.revision) = (owner, 1, record.flow.unwrap().revision);
+            (running.owner, running.epoch, running.last_commit) = (owner, 1, record.last_commit);
             expected.status = Status::Started;
+            expected.active = true;
         }
         starts
     }
@@ -167,25 +209,31 @@ impl Reference {
             assert_eq!(record.epoch, expected.running.epoch + 1);
             let running = &mut expected.running;
             (running.owner, running.epoch) = (owner, record.epoch);
-            running.revision = record.flow.unwrap().revision;
+            running.last_commit = record.last_commit;
+            // What the former owner sends again is fenced.
+            expected.is_owned = true;
+            expected.last = None;
         }
         runs
     }
 
-    async fn commit(&mut self, flow: usize, wrong: Wrong, end: bool) -> bool {
+    async fn commit(&mut self, flow: usize, wrong: Wrong, end: bool, rests: bool, taken: usize) -> bool {
         let expected = &mut self.flows[flow];
         let mut request = if end { expected.running.end() } else { expected.running.step() };
+        request.rests = rests;
+        request.inputs_taken = u32::try_from(taken.min(expected.inputs)).unwrap();
         match wrong {
             Wrong::Nothing => {}
             Wrong::Owner => request.owner = Uid::random().to_string(),
             Wrong::Epoch => request.epoch += 1,
-            Wrong::Revision => request.revision -= 1,
+            Wrong::LastCommit => request.last_commit = Uid::random().to_string(),
             Wrong::Uid => request.flow_uid = Uid::random().to_string(),
         }
         let answer = self.stage.commit(request.clone()).await;
         let refusal = match (expected.status, wrong) {
             (Status::Gone, _) | (_, Wrong::Uid) => CommitRefusal::Gone,
-            (Status::Started, Wrong::Nothing) => CommitRefusal::Unspecified,
+            // After it was started again nobody owns it.
+            (Status::Started, Wrong::Nothing) if expected.is_owned => CommitRefusal::Unspecified,
             _ => CommitRefusal::Fenced,
         };
         assert_eq!(answer.refusal(), refusal, "{:?} {wrong:?}: {}", expected.status, answer.detail);
@@ -193,9 +241,14 @@ impl Reference {
         let applied = refusal == CommitRefusal::Unspecified;
         if applied {
             assert_eq!(answer.revision, self.revision + 1);
-            expected.running.revision = answer.revision;
+            expected.running.last_commit = request.commit_id.clone();
+            expected.inputs -= request.inputs_taken as usize;
+            expected.active = !(end || request.rests && expected.inputs == 0);
+            if end {
+                expected.inputs = 0;
+                expected.status = Status::Finished;
+            }
             expected.last = Some((request, answer.revision));
-            expected.status = if end { Status::Finished } else { Status::Started };
         }
         applied
     }
@@ -215,19 +268,71 @@ impl Reference {
         false
     }
 
-    async fn cancel(&mut self, flow: usize) -> bool {
+    async fn cancel(&mut self, flow: usize, grace_secs: u32) -> bool {
         let expected = &mut self.flows[flow];
-        let request = wire::RequestCancelRequest {
+        let request = expected.running.push(&FlowInput::Cancel { grace_secs });
+        let result = self.stage.flows().push_input(request).await;
+        assert_eq!(result.is_ok(), expected.status != Status::Gone);
+        let changed = match expected.status {
+            Status::Created => expected.cancel_wished.is_none(),
+            Status::Started => expected.cancel_wished.is_none_or(|wished| grace_secs < wished),
+            Status::Finished | Status::Gone => false,
+        };
+        if let Ok(answer) = result {
+            assert_eq!(answer.into_inner().unchanged, !changed);
+        }
+        if changed {
+            expected.cancel_wished = Some(grace_secs);
+            expected.pushed();
+        }
+        changed
+    }
+
+    /// Only what stands beside the flow changes.
+    async fn signal(&mut self, flow: usize, name: u8) -> bool {
+        let expected = &mut self.flows[flow];
+        let request = expected.running.push(&FlowInput::Signal { name: format!("s{name}").parse().unwrap() });
+        let result = self.stage.flows().push_input(request).await;
+        assert_eq!(result.is_ok(), expected.status != Status::Gone);
+        if let Ok(answer) = result {
+            let is_new = expected.signals.insert(name);
+            assert_eq!(answer.into_inner().unchanged, !is_new);
+            if is_new {
+                expected.pushed();
+            }
+        }
+        false
+    }
+
+    async fn restart(&mut self, flow: usize) -> bool {
+        let expected = &mut self.flows[flow];
+        let request = wire::RestartFlowRequest {
             context_id: CONTEXT,
             flow_id: expected.running.id,
+            flow_uid: expected.running.uid.clone(),
             on_behalf_of: EXECUTOR,
+            rerun_json: r#"{"scope":"failed"}"#.to_owned(),
+            generation: expected.generation,
             ..Default::default()
         };
-        let result = self.stage.flows().request_cancel(request).await;
-        assert_eq!(result.is_ok(), expected.status != Status::Gone);
-        let changed = matches!(expected.status, Status::Created | Status::Started) && !expected.cancel_wished;
-        expected.cancel_wished |= changed;
-        changed
+        let result = self.stage.flows().restart_flow(request).await;
+        let restarts = expected.status == Status::Finished;
+        assert_eq!(result.is_ok(), restarts);
+        if let Ok(answer) = result {
+            let record = answer.into_inner().flow.unwrap();
+            expected.generation += 1;
+            expected.running.epoch += 1;
+            assert_eq!((record.epoch, record.owner.as_str()), (expected.running.epoch, ""));
+            // Nobody owns it before somebody takes it.
+            expected.running.owner = Uid::random().to_string();
+            expected.running.last_commit = record.last_commit;
+            expected.status = Status::Started;
+            expected.active = true;
+            expected.cancel_wished = None;
+            expected.is_owned = false;
+            expected.last = None;
+        }
+        restarts
     }
 
     async fn remove(&mut self, flow: usize) -> bool {
@@ -235,11 +340,13 @@ impl Reference {
         let flow_id = expected.running.id;
         let request = wire::RemoveFlowRequest { context_id: CONTEXT, flow_id, on_behalf_of: EXECUTOR };
         let result = self.stage.flows().remove_flow(request).await;
-        let given_up = expected.status == Status::Created && expected.cancel_wished;
+        let given_up = expected.status == Status::Created && expected.cancel_wished.is_some();
         let goes = expected.status == Status::Finished || given_up;
         assert_eq!(result.is_ok(), goes);
         if goes {
             expected.status = Status::Gone;
+            expected.inputs = 0;
+            expected.active = false;
         }
         goes
     }
@@ -258,9 +365,12 @@ impl Reference {
                 },
             };
             assert_eq!(status, expected.status);
-            let active = Cmd::new("SISMEMBER").arg(&self.stage.keys().flows_active()).arg(flow_id);
-            let active = self.stage.ask(active).await.int().unwrap() == 1;
-            assert_eq!(active, status == Status::Started);
+            let active = Cmd::new("SISMEMBER").arg(&self.stage.keys().flows_active());
+            let active = self.stage.ask(active.arg(&expected.running.member())).await.int().unwrap() == 1;
+            assert_eq!(active, expected.active);
+            let inputs = self.stage.keys().flow_inputs(FlowId(flow_id));
+            let inputs = self.stage.ask(Cmd::new("LLEN").arg(&inputs)).await.uint().unwrap();
+            assert_eq!(inputs, expected.inputs as u64, "inputs are trimmed exactly");
             if status == Status::Gone {
                 let nodes = self.stage.keys().flow_nodes(FlowId(flow_id));
                 assert_eq!(self.stage.ask(Cmd::new("EXISTS").arg(&nodes)).await.int(), Ok(0));

@@ -8,8 +8,8 @@ use keys::{ContextKeys, Layout};
 use kv::{Cmd, Connection, Kv, Value};
 use model::id::Uid;
 use model::{
-    ActorId, ContextId, FlowNode, JobId, JobSpec, NodePolicy, NodeSpec, OwnerId, RunIf, ScriptSource,
-    ScriptType, Target,
+    ActorId, ContextId, FlowInput, FlowNode, JobId, JobSpec, NodePolicy, NodeSpec, OwnerId, RunIf,
+    ScriptSource, ScriptType, Target,
 };
 use proto::internal::v1 as wire;
 use proto::internal::v1::blob_store_service_client::BlobStoreServiceClient;
@@ -43,6 +43,7 @@ pub(crate) struct Stage {
     pub(crate) redis: RedisServer,
     pub(crate) kv: Kv,
     pub(crate) layout: Layout,
+    pub(crate) config: Config,
     pub(crate) context_uid: String,
     local: LocalServer,
     stop: CancellationToken,
@@ -62,11 +63,18 @@ impl Stage {
 
     /// The same over this Redis.
     pub(crate) async fn over(redis: RedisServer, layout: Layout) -> Self {
+        Self::with(redis, Config { layout, ..Config::default() }).await
+    }
+
+    /// The same with these settings.
+    pub(crate) async fn with(redis: RedisServer, config: Config) -> Self {
+        let layout = config.layout;
         let kv = Kv::new(redis.url().parse().unwrap());
         let mut stage = Self {
             redis,
             kv,
             layout,
+            config,
             context_uid: String::new(),
             local: LocalServer::new("storage"),
             stop: CancellationToken::new(),
@@ -94,7 +102,8 @@ impl Stage {
         self.stop = CancellationToken::new();
         let deps =
             Deps { kv: Kv::new(self.redis.url().parse().unwrap()), trust_domain: TrustDomain::default() };
-        let app: App = Config { layout: self.layout }.build(deps).await.unwrap();
+        let config = Config { layout: self.layout, ..self.config.clone() };
+        let app: App = config.build(deps).await.unwrap();
         let builder = Mount::builder(storage::policy());
         let mount =
             app.mount_public(app.mount_internal(builder)).descriptors(proto::DESCRIPTORS).build().unwrap();
@@ -163,9 +172,11 @@ impl Stage {
             flow_id: created.id,
             flow_uid: created.uid.clone(),
             owner: owner.clone(),
+            ..Default::default()
         };
         let flow = self.flows().start_flow(request).await.unwrap().into_inner().flow.unwrap();
-        Running { owner, epoch: flow.epoch, revision: flow.flow.unwrap().revision, ..created }
+        let (epoch, last_commit) = (flow.epoch, flow.last_commit);
+        Running { owner, epoch, last_commit, revision: flow.flow.unwrap().revision, ..created }
     }
 
     /// Creates a flow of the executor with `count` nodes.
@@ -180,11 +191,27 @@ impl Stage {
             count,
             owner: String::new(),
             epoch: 0,
+            last_commit: String::new(),
             revision: 0,
         };
         let request = running.add_nodes(&script("true"));
         self.flows().add_nodes(request).await.unwrap();
         running
+    }
+
+    /// Applies a step of a flow, which then knows it as its last.
+    pub(crate) async fn apply(&self, flow: &mut Running, request: wire::CommitRequest) -> u64 {
+        let last_commit = request.commit_id.clone();
+        let answer = self.commit(request).await;
+        assert_eq!(answer.refusal(), wire::CommitRefusal::Unspecified, "{}", answer.detail);
+        (flow.last_commit, flow.revision) = (last_commit, answer.revision);
+        answer.revision
+    }
+
+    /// Brings something for the owner of a flow, for the executor.
+    pub(crate) async fn push(&self, flow: &Running, input: &FlowInput) -> bool {
+        let request = flow.push(input);
+        self.flows().push_input(request).await.unwrap().into_inner().unchanged
     }
 
     /// Sends one commit on a stream of its own.
@@ -242,6 +269,7 @@ pub(crate) struct Running {
     pub(crate) count: u32,
     pub(crate) owner: String,
     pub(crate) epoch: u64,
+    pub(crate) last_commit: String,
     pub(crate) revision: u64,
 }
 
@@ -250,7 +278,9 @@ impl Running {
         let spec = NodeSpec {
             name: format!("node-{place}").parse().unwrap(),
             depends: Vec::new(),
+            prerequisites: Vec::new(),
             run_if: RunIf::default(),
+            when: None,
             allow_failure: false,
             target: Target::default(),
             policy: NodePolicy::default(),
@@ -269,6 +299,22 @@ impl Running {
             flow_id: self.id,
             flow_uid: self.uid.clone(),
             nodes: (0..self.count).map(node).collect(),
+            on_behalf_of: EXECUTOR,
+        }
+    }
+
+    /// How others name it.
+    pub(crate) fn member(&self) -> String {
+        format!("{}-{}", self.id, self.uid)
+    }
+
+    pub(crate) fn push(&self, input: &FlowInput) -> wire::PushInputRequest {
+        wire::PushInputRequest {
+            context_id: CONTEXT,
+            flow_id: self.id,
+            on_behalf_of: EXECUTOR,
+            input_json: json(input),
+            ..Default::default()
         }
     }
 
@@ -282,7 +328,7 @@ impl Running {
             flow_uid: self.uid.clone(),
             owner: self.owner.clone(),
             epoch: self.epoch,
-            revision: self.revision,
+            last_commit: self.last_commit.clone(),
             ..Default::default()
         }
     }

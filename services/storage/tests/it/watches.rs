@@ -35,7 +35,8 @@ async fn step(stage: &Stage, flow: &mut Running, events: std::ops::Range<u32>) {
         result_json: Vec::new().into(),
         events: events.map(event).collect(),
     };
-    flow.revision = stage.commit(wire::CommitRequest { nodes: vec![node], ..flow.step() }).await.revision;
+    let step = wire::CommitRequest { nodes: vec![node], ..flow.step() };
+    stage.apply(flow, step).await;
 }
 
 fn number(event: &str) -> u32 {

@@ -1,0 +1,274 @@
+//! Removing a context with everything in it.
+//!
+//! First it is marked as going: from then on it takes no changes. Then its supervisors forget it, each told
+//! by a router until that one answers. Then its keys are removed, some hundred a script; then nobody finds
+//! it any more; then its own record goes, and its id is free. Any storage goes on where another one stopped:
+//! what is left to do is read from what is there.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::{StreamExt as _, stream};
+use kv::Cmd;
+use model::{ActorId, ContextId, ContextState, ContextUid, Role, RunnerId, Timestamp};
+use tokio::sync::{broadcast, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{Error, Result};
+use crate::events::{Hint, Hub};
+use crate::scripts;
+use crate::store::{PERMISSION_TRIES, Store, Tenant, lock};
+
+/// Keys that one script removes.
+const KEYS_MAX: usize = 900;
+/// The pause after a failure.
+const RETRY: Duration = Duration::from_secs(1);
+/// Contexts that are looked at at once.
+const CONTEXTS_AT_ONCE: usize = 16;
+
+/// A context that one supervisor is to forget.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PendingDrop {
+    /// The context.
+    pub(crate) context: ContextId,
+    /// Its uid.
+    pub(crate) uid: ContextUid,
+    /// The runner record.
+    pub(crate) runner: RunnerId,
+    /// Where the supervisor is reached.
+    pub(crate) address: String,
+    /// The topic its requests travel under.
+    pub(crate) topic: String,
+}
+
+/// The contexts that are going. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Removals(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    hub: Hub,
+    going: Mutex<BTreeMap<ContextId, ContextUid>>,
+    /// Changes with every look at one of them.
+    looks: watch::Sender<u64>,
+}
+
+impl Removals {
+    pub(crate) fn new(hub: Hub) -> Self {
+        Self(Arc::new(Inner { hub, going: Mutex::default(), looks: watch::Sender::new(0) }))
+    }
+
+    /// Changes whenever there may be something new to know of a context that goes.
+    pub(crate) fn looks(&self) -> watch::Receiver<u64> {
+        self.0.looks.subscribe()
+    }
+
+    /// Removes a context, for one of its admins or for the bootstrap identity. Returns when nothing is left;
+    /// the removal goes on when this is dropped.
+    pub(crate) async fn remove(&self, id: ContextId, actor: Option<ActorId>, now: Timestamp) -> Result<()> {
+        let mut looks = self.looks();
+        let (tenant, uid) = self.0.hub.store().begin_context_removal(id, actor, now).await?;
+        while record_of(&tenant).await?.is_some_and(|(known, _)| known == uid) {
+            // The sender lives as long as this.
+            let _ = looks.changed().await;
+        }
+        Ok(())
+    }
+
+    /// What supervisors are to forget.
+    pub(crate) async fn drops(&self) -> Result<Vec<PendingDrop>> {
+        let going: Vec<_> = lock(&self.0.going).iter().map(|(id, uid)| (*id, *uid)).collect();
+        let mut drops = Vec::new();
+        for (context, uid) in going {
+            let store = self.0.hub.store();
+            let tenant = store.place(context);
+            let pending =
+                tenant.connection.cmd(Cmd::new("SMEMBERS").arg(&tenant.keys.drops())).await?.texts()?;
+            if pending.is_empty() {
+                continue;
+            }
+            for runner in store.runners_of(&tenant).await? {
+                if pending.contains(&runner.id.to_string()) {
+                    let address = runner.address.to_string();
+                    drops.push(PendingDrop { context, uid, runner: runner.id, address, topic: runner.topic });
+                }
+            }
+        }
+        Ok(drops)
+    }
+
+    /// A supervisor has forgotten a context, or is given up.
+    pub(crate) async fn dropped(&self, uid: ContextUid, runner: RunnerId) -> Result<()> {
+        let found = lock(&self.0.going).iter().find(|(_, known)| **known == uid).map(|(id, _)| *id);
+        // One that is not known here is gone, or will be asked for again.
+        let Some(context) = found else { return Ok(()) };
+        let tenant = self.0.hub.store().place(context);
+        let change = tenant
+            .begin(&scripts::CONTEXT_DROPPED, &[&tenant.keys.drops()], Some(uid), Timestamp::now())
+            .arg(runner.0);
+        match tenant.call(change).await {
+            Ok(_) | Err(Error::NotFound(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Goes on with every removal until `stop`.
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let mut hints = self.0.hub.hints();
+        let mut complete = self.look_everywhere().await;
+        loop {
+            let again = async {
+                if complete { std::future::pending().await } else { tokio::time::sleep(RETRY).await }
+            };
+            complete &= tokio::select! {
+                () = stop.cancelled() => return,
+                () = again => { complete = true; self.look_everywhere().await }
+                hint = hints.recv() => match hint {
+                    Ok(Hint::Removal(context)) => self.look(self.0.hub.store().place(context)).await,
+                    Ok(Hint::Missed) | Err(broadcast::error::RecvError::Lagged(_)) => self.look_everywhere().await,
+                    Ok(Hint::Out(_) | Hint::Runner(_) | Hint::Replicas) => true,
+                    Err(broadcast::error::RecvError::Closed) => return,
+                },
+            };
+        }
+    }
+
+    /// Whether everything that can be done was.
+    async fn look_everywhere(&self) -> bool {
+        let store = self.0.hub.store();
+        let tenants = match store.tenants().await {
+            Ok(tenants) => tenants,
+            Err(error) => {
+                tracing::warn!(%error, "looking for contexts that go failed, trying again");
+                return false;
+            }
+        };
+        // Also those that nobody finds any more.
+        let going: Vec<_> = lock(&self.0.going).keys().map(|id| store.place(*id)).collect();
+        let all = stream::iter(tenants.into_iter().chain(going)).map(|tenant| self.look(tenant));
+        all.buffer_unordered(CONTEXTS_AT_ONCE).fold(true, |all, one| async move { all && one }).await
+    }
+
+    async fn look(&self, tenant: Arc<Tenant>) -> bool {
+        let result = self.go_on(&tenant).await;
+        self.0.looks.send_modify(|looks| *looks += 1);
+        match result {
+            // Another storage goes on with it as well, and was faster.
+            Ok(()) | Err(Error::NotFound(_)) => true,
+            Err(error) => {
+                tracing::warn!(context = %tenant.id, %error, "removing a context failed, trying again");
+                false
+            }
+        }
+    }
+
+    async fn go_on(&self, tenant: &Tenant) -> Result<()> {
+        let (id, store) = (tenant.id, self.0.hub.store());
+        match record_of(tenant).await? {
+            Some((uid, ContextState::Deleting)) => {
+                lock(&self.0.going).insert(id, uid);
+                let drops = Cmd::new("EXISTS").arg(&tenant.keys.drops());
+                if tenant.connection.cmd(drops).await?.int()? == 0 {
+                    store.remove_context(tenant, uid).await?;
+                    self.forget(id);
+                }
+            }
+            Some((_, ContextState::Active)) => {
+                lock(&self.0.going).remove(&id);
+            }
+            None => self.forget(id),
+        }
+        Ok(())
+    }
+
+    fn forget(&self, id: ContextId) {
+        if lock(&self.0.going).remove(&id).is_some() {
+            self.0.hub.store().forget_tenant(id);
+        }
+    }
+}
+
+/// Uid and state of a context; nothing when there is none.
+async fn record_of(tenant: &Tenant) -> Result<Option<(ContextUid, ContextState)>> {
+    let ask = Cmd::new("HMGET").arg(&tenant.context).arg("uid").arg("state");
+    let [uid, state] = tenant.connection.cmd(ask).await?.tuple()?;
+    if uid.is_nil() {
+        return Ok(None);
+    }
+    let bad = |error| kv::Error::Protocol(format!("context {}: {error}", tenant.id));
+    Ok(Some((uid.text()?.parse().map_err(bad)?, state.text()?.parse().map_err(bad)?)))
+}
+
+impl Store {
+    /// Marks a context as going, and gives its uid.
+    async fn begin_context_removal(
+        &self,
+        id: ContextId,
+        actor: Option<ActorId>,
+        now: Timestamp,
+    ) -> Result<(Arc<Tenant>, ContextUid)> {
+        for _ in 0..PERMISSION_TRIES {
+            let (tenant, context) = self.context(id).await?;
+            if let Some(actor) = actor {
+                context.require(actor, Role::Admin)?;
+            }
+            let touched = [tenant.keys.runners(), tenant.keys.drops()];
+            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let change = tenant
+                .begin(&scripts::BEGIN_CONTEXT_REMOVAL, &touched, Some(context.uid), now)
+                .arg(context.revision.0);
+            match tenant.apply_revision(change).await {
+                Err(Error::ContextChanged(_)) => {}
+                Err(error) => return Err(error),
+                Ok(_) => return Ok((tenant, context.uid)),
+            }
+        }
+        Err(Error::ContextChanged(id))
+    }
+
+    /// Removes what there is of a context that every supervisor has forgotten, its record last.
+    async fn remove_context(&self, tenant: &Tenant, uid: ContextUid) -> Result<()> {
+        while self.remove_keys(tenant, uid).await? > 0 {}
+        crash_point!("storage.context.emptied");
+        // The id may become another context's as soon as nobody finds this one: the mark, which goes when
+        // that one is published, keeps a storage that is late from hiding it.
+        let ids = self.keys().ids();
+        let mark = Cmd::new("HSET").arg(&ids).arg(&format!("removing:{}", tenant.id)).arg(&uid.to_string());
+        self.connection().cmd(mark).await?;
+        let now = Timestamp::now();
+        tenant.call(tenant.begin(&scripts::EMPTY_CONTEXT, &[], Some(uid), now)).await?;
+        let contexts = self.keys().contexts();
+        let change = self
+            .begin_global(&scripts::UNPUBLISH_CONTEXT, &[&contexts], now)
+            .arg(tenant.id.0)
+            .arg(&uid.to_string());
+        self.apply_global(change).await?;
+        crash_point!("storage.context.unpublished");
+        tenant.call(tenant.begin(&scripts::END_CONTEXT_REMOVAL, &[], Some(uid), now)).await?;
+        tracing::info!(context = %tenant.id, %uid, "a context was removed");
+        Ok(())
+    }
+
+    /// Goes once through all keys of a context and removes them, but for its record. Says how many there were.
+    async fn remove_keys(&self, tenant: &Tenant, uid: ContextUid) -> Result<usize> {
+        let pattern = format!("{}*", tenant.keys.prefix());
+        let (mut removed, mut cursor) = (0, "0".to_owned());
+        loop {
+            let ask = Cmd::new("SCAN").arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(KEYS_MAX);
+            let [next, page] = tenant.connection.cmd(ask).await?.tuple()?;
+            let mut page = page.texts()?;
+            page.retain(|key| *key != tenant.context);
+            for keys in page.chunks(KEYS_MAX) {
+                let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+                let change = tenant.begin(&scripts::REMOVE_KEYS, &keys, Some(uid), Timestamp::now());
+                tenant.call(change).await?;
+                removed += keys.len();
+            }
+            cursor = next.text()?;
+            if cursor == "0" {
+                return Ok(removed);
+            }
+        }
+    }
+}

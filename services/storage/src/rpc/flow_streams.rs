@@ -1,0 +1,232 @@
+//! The streams of FlowStoreService.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use keys::FlowRef;
+use model::{ContextId, ContextUid, FlowUid, Timestamp, limits};
+use proto::internal::v1 as wire;
+use proto::internal::v1::join_response::News as WireNews;
+use tokio::sync::mpsc;
+use tonic::{Status, Streaming};
+
+use super::flow_store::record;
+use super::{Rpc, flow_parse};
+use crate::commits::{Refusal, RefusalKind};
+use crate::error::{Error, Result};
+use crate::inbox::inputs_from;
+use crate::joining::{Beat, Joining, News};
+use crate::reads::{ActiveCursor, LoadedNode};
+use crate::record::flow::StoredFlow;
+use crate::store::{Store, Tenant};
+
+/// Commits of one stream that are under way at once.
+pub(crate) const COMMITS_IN_FLIGHT_MAX: usize = 64;
+/// Flows of one answer of ListActiveFlows.
+const ACTIVE_FLOWS_MAX: usize = 10_000;
+/// Beats that wait for the one before them.
+const BEATS_MAX: usize = 4;
+
+type Out<T> = mpsc::Sender<std::result::Result<T, Status>>;
+
+/// Applies the steps of one stream, many at once. What was begun is ended, also when the stream breaks.
+pub(super) async fn commits(
+    rpc: Rpc,
+    mut requests: Streaming<wire::CommitRequest>,
+    out: Out<wire::CommitResponse>,
+) {
+    let mut under_way = FuturesUnordered::new();
+    let mut open = true;
+    while open || !under_way.is_empty() {
+        tokio::select! {
+            request = requests.message(), if open && under_way.len() < COMMITS_IN_FLIGHT_MAX => match request {
+                Ok(Some(request)) => under_way.push(apply(&rpc, request)),
+                Ok(None) | Err(_) => open = false,
+            },
+            Some(answer) = under_way.next() => {
+                // Whoever asked may have left; it will ask again.
+                let _ = out.send(Ok(answer)).await;
+            }
+            () = rpc.stop.cancelled(), if open => open = false,
+        }
+    }
+}
+
+async fn apply(rpc: &Rpc, request: wire::CommitRequest) -> wire::CommitResponse {
+    let commit_id = request.commit_id.clone();
+    let result = match flow_parse::commit(request) {
+        Ok(commit) => rpc.hub.store().commit(commit, &rpc.routers, Timestamp::now()).await,
+        Err(detail) => Err(Refusal { kind: RefusalKind::Invalid, detail }),
+    };
+    match result {
+        Ok(revision) => wire::CommitResponse {
+            commit_id,
+            refusal: wire::CommitRefusal::Unspecified.into(),
+            detail: String::new(),
+            revision: revision.0,
+        },
+        Err(Refusal { kind, detail }) => {
+            let refusal = match kind {
+                RefusalKind::Fenced => wire::CommitRefusal::Fenced,
+                RefusalKind::Gone => wire::CommitRefusal::Gone,
+                RefusalKind::ContextDeleting => wire::CommitRefusal::ContextDeleting,
+                RefusalKind::UnknownOutcome => wire::CommitRefusal::UnknownOutcome,
+                RefusalKind::Invalid => wire::CommitRefusal::Invalid,
+            };
+            tracing::debug!(commit_id, ?refusal, detail, "a commit was refused");
+            wire::CommitResponse { commit_id, refusal: refusal.into(), detail, revision: 0 }
+        }
+    }
+}
+
+/// Sends a flow in parts: first the flow itself, what it was given and what waits for it, then its nodes.
+pub(super) async fn load(
+    store: &Store,
+    (tenant, stored, uid): (Arc<Tenant>, StoredFlow, ContextUid),
+    out: &Out<wire::LoadFlowResponse>,
+) -> Result<()> {
+    let mut part = wire::LoadFlowResponse {
+        signals: store.signals(&tenant, stored.flow.id).await?,
+        flow: Some(record((stored.clone(), uid))),
+        ..Default::default()
+    };
+    let mut parts = Parts { out, bytes: part.signals.iter().map(String::len).sum() };
+    let mut known = 0;
+    loop {
+        let inputs = inputs_from(&tenant, stored.flow.id, known).await?;
+        if inputs.is_empty() {
+            break;
+        }
+        known += inputs.len();
+        for input in inputs {
+            parts.make_room(&mut part, input.len()).await;
+            part.inputs.push(input);
+        }
+    }
+    let mut next = Some(0);
+    while let Some(from) = next {
+        let (nodes, after) = store.load_nodes(&tenant, &stored, from).await?;
+        next = after;
+        for LoadedNode { job, json, spec } in nodes {
+            let job_json = Bytes::from(serde_json::to_vec(&spec).expect("a job's specification is JSON"));
+            parts.make_room(&mut part, json.len() + job_json.len()).await;
+            part.nodes.push(wire::StoredNode { job_id: job.0, node_json: json, job_json });
+        }
+        if out.is_closed() {
+            return Ok(());
+        }
+    }
+    // Whoever asked may have left.
+    let _ = out.send(Ok(part)).await;
+    Ok(())
+}
+
+/// Parts of a flow, none of them beyond the size of a page unless a single entry is.
+struct Parts<'a> {
+    out: &'a Out<wire::LoadFlowResponse>,
+    bytes: usize,
+}
+
+impl Parts<'_> {
+    /// Sends the part that is being filled when so many bytes more do not fit into it.
+    async fn make_room(&mut self, part: &mut wire::LoadFlowResponse, bytes: usize) {
+        if self.bytes > 0 && self.bytes + bytes > limits::PAGE_BYTES_MAX {
+            // Whoever asked may have left.
+            let _ = self.out.send(Ok(std::mem::take(part))).await;
+            self.bytes = 0;
+        }
+        self.bytes += bytes;
+    }
+}
+
+/// Sends the flows of these contexts that have something to do.
+pub(super) async fn list_active(
+    store: &Store,
+    tenants: Vec<Arc<Tenant>>,
+    out: &Out<wire::ListActiveFlowsResponse>,
+) -> Result<()> {
+    let mut flows = Vec::new();
+    for tenant in tenants {
+        let mut next = Some(ActiveCursor::Now("0".to_owned()));
+        while let Some(cursor) = next {
+            let (found, after) = store.active_flows(&tenant, cursor).await?;
+            next = after;
+            let millis = |due: Option<Timestamp>| due.map_or(0, Timestamp::as_millis);
+            flows.extend(found.into_iter().map(|(flow, due)| active(tenant.id, flow, millis(due))));
+            if flows.len() >= ACTIVE_FLOWS_MAX {
+                let flows = std::mem::take(&mut flows);
+                if out.send(Ok(wire::ListActiveFlowsResponse { flows })).await.is_err() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+    if !flows.is_empty() {
+        // Whoever asked may have left.
+        let _ = out.send(Ok(wire::ListActiveFlowsResponse { flows })).await;
+    }
+    Ok(())
+}
+
+fn active(context: ContextId, FlowRef { id, uid }: FlowRef, due_millis: u64) -> wire::ActiveFlow {
+    let FlowUid(uid) = uid;
+    wire::ActiveFlow { context_id: context.0, flow_id: id.0, flow_uid: uid.to_string(), due_millis }
+}
+
+/// Cares for one scheduler replica.
+pub(super) async fn join(rpc: Rpc, requests: Streaming<wire::JoinRequest>, out: mpsc::Sender<Result<News>>) {
+    let ended = tokio::select! {
+        () = rpc.stop.cancelled() => Ok(()),
+        ended = serve_replica(&rpc, requests, out.clone()) => ended,
+    };
+    if let Err(error) = ended {
+        // The replica may have left.
+        let _ = out.send(Err(error)).await;
+    }
+}
+
+async fn serve_replica(
+    rpc: &Rpc,
+    mut requests: Streaming<wire::JoinRequest>,
+    out: mpsc::Sender<Result<News>>,
+) -> Result<()> {
+    let Ok(Some(first)) = requests.message().await else {
+        return Err(Error::field("hello", "comes first"));
+    };
+    let mut joining = Joining::begin(&rpc.hub, &rpc.replicas, flow_parse::hello(first)?, out).await?;
+    let (sender, mut beats) = mpsc::channel(BEATS_MAX);
+    let hearing = async {
+        loop {
+            let beat = match requests.message().await {
+                Ok(Some(wire::JoinRequest { hello: None })) => Beat::Alive,
+                Ok(Some(_)) => return Err(Error::field("hello", "comes once")),
+                Ok(None) => Beat::Ends,
+                Err(_) => return Ok(()),
+            };
+            if sender.send(beat).await.is_err() || beat == Beat::Ends {
+                // What was said is still to be done.
+                sender.closed().await;
+                return Ok(());
+            }
+        }
+    };
+    tokio::select! {
+        ended = joining.care(&mut beats) => ended,
+        broken = hearing => broken,
+    }
+}
+
+/// What a replica is told, on the wire.
+pub(super) fn news_to_wire(news: News) -> wire::JoinResponse {
+    let news = match news {
+        News::Replicas(live) => WireNews::Replicas(wire::Replicas { names: live.keys().cloned().collect() }),
+        News::Touched(flows) => {
+            let flows = flows.into_iter().map(|(context, flow)| active(context, flow, 0)).collect();
+            WireNews::Touched(wire::TouchedFlows { flows })
+        }
+        News::Resync => WireNews::Resync(wire::Resync {}),
+    };
+    wire::JoinResponse { news: Some(news) }
+}

@@ -1,0 +1,20 @@
+-- Marks a context as going, and keeps which supervisors have to forget it.
+-- KEYS 4 runners, 5 drops
+-- ARGV 5 the context's revision that permission was decided on
+-- Gives the revision of the change; 0 when it was going already.
+local no = closed(true)
+if no then return no end
+local context = redis.call('HMGET', KEYS[1], 'state', 'revision')
+if context[1] == 'deleting' then
+  hint('removal')
+  return 0
+end
+if context[2] ~= ARGV[5] then return refuse('CONTEXT_CHANGED', 'the context changed meanwhile') end
+
+local revision = raise()
+redis.call('HSET', KEYS[1], 'state', 'deleting', 'updated_at', ARGV[3], 'revision', revision)
+redis.call('SUNIONSTORE', KEYS[5], KEYS[4])
+emit(revision, '{"kind":"context"}')
+hint('context')
+hint('removal')
+return revision

@@ -1,0 +1,44 @@
+-- Starts an ended flow again, without an owner yet, and remembers the request.
+-- KEYS 4 flow, 5 flows_active, 6 request (only with a request id)
+-- ARGV 5 the context's revision that permission was decided on, 6 flow id, 7 flow uid, 8 the generation that ended,
+--      9 what was chosen, 10 environment, 11 now in milliseconds, 12 what the first commit builds on, 13 request hash,
+--      14 seconds to remember it
+-- Gives the new revision; 0 when the same request had started it before.
+local no = closed()
+if no then return no end
+if KEYS[6] then
+  local hash = redis.call('HGET', KEYS[6], 'hash')
+  if hash then
+    if hash ~= ARGV[13] then return refuse('REQUEST_ID_REUSED', 'the request id came with another body before') end
+    return 0
+  end
+end
+if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+  return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
+end
+local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'generation', 'epoch', 'deadline_secs', 'deleting')
+if flow[1] ~= ARGV[7] or flow[6] then return refuse('FLOW_GONE', 'flow ' .. ARGV[6]) end
+if flow[2] == 'created' or flow[2] == 'started' then
+  return refuse('FLOW_NOT_ENDED', 'flow ' .. ARGV[6] .. ' is ' .. flow[2])
+end
+if flow[3] ~= ARGV[8] then
+  return refuse('FLOW_CHANGED', 'flow ' .. ARGV[6] .. ' was run again meanwhile: its generation is ' .. flow[3])
+end
+
+local revision = raise()
+local generation = string.format('%.0f', tonumber(flow[3]) + 1)
+redis.call('HINCRBY', KEYS[4], 'epoch', 1)
+redis.call('HSET', KEYS[4], 'status', 'started', 'generation', generation, 'owner', '', 'last_commit', ARGV[12],
+  'last_commit_revision', revision, 'env_vars', ARGV[10], 'rerun', ARGV[9], 'cancel_requested_time', '',
+  'cancel_grace_secs', '0', 'result', '{}', 'result_truncated', 'false', 'deadline', deadline(ARGV[11], flow[5]),
+  'updated_at', ARGV[3], 'revision', revision)
+local me = ARGV[6] .. '-' .. ARGV[7]
+redis.call('SADD', KEYS[5], me)
+if KEYS[6] then
+  redis.call('HSET', KEYS[6], 'hash', ARGV[13])
+  redis.call('EXPIRE', KEYS[6], ARGV[14])
+end
+emit_flow(revision, ARGV[6], 'started', generation)
+hint('')
+touch(me)
+return revision
