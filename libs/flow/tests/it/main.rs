@@ -1,9 +1,12 @@
 //! The engine from outside: single cases, and random histories.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod again;
 mod cases;
 mod endings;
+mod expiry;
 mod histories;
 mod large;
 mod reference;
+mod waits;
 mod world;
