@@ -37,6 +37,8 @@ use std::time::Duration;
 pub const QUEUE_LEN_MAX: usize = 100_000;
 /// How long a stop of a job that never arrived is remembered.
 pub const STOP_MARK_KEEP: Duration = Duration::from_secs(24 * 3600);
+/// How long late jobs of a context that was dropped are refused.
+pub const DROP_MARK_KEEP: Duration = Duration::from_secs(600);
 /// How long an ended job's record is kept after the coordinator has heard of it.
 pub const ENDED_KEEP: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How much of a job's output its record keeps.

@@ -43,6 +43,10 @@ scripts! {
     ACKNOWLEDGE = "acknowledge";
     /// Forgets a context.
     DROP_CONTEXT = "drop_context";
+    /// Forgets what happened in a context.
+    DROP_EVENTS = "drop_events";
+    /// Tells again where a job stands.
+    TELL_AGAIN = "tell_again";
     /// Measures a queue.
     STATISTICS = "statistics";
 }
@@ -79,9 +83,7 @@ mod tests {
         let scope =
             keys::ControlScope::Instance(keys::InstanceRef::parse("shell:g:1").expect("an instance's name"));
         assert_eq!(scope.to_string(), "hero:q:ctl:type:shell:group:g:inst:1");
-        for script in [include_str!("scripts/stop.lua"), include_str!("scripts/drop_context.lua")] {
-            assert!(script.contains("'hero:q:ctl:type:' .. kind .. ':group:' .. group .. ':inst:' .. n"));
-        }
+        assert!(prelude.contains("'hero:q:ctl:type:' .. kind .. ':group:' .. group .. ':inst:' .. n"));
         let context = model::ContextUid(model::id::Uid::from_bits(0));
         assert_eq!(k::context_jobs(context), format!("hero:jobs:{context}"));
         assert!(include_str!("scripts/acknowledge.lua").contains("'hero:jobs:' .. context"));

@@ -11,8 +11,10 @@ use crate::control::Command;
 use crate::event::{EventKind, EventReader, Origin, encode};
 use crate::job::{JobState, JobStatus, fields};
 use crate::presence::PresenceRecord;
-use crate::script::{ACCEPT, DROP_CONTEXT, HAND_BACK, LOSE, PUT_BACK, STATISTICS, STOP};
-use crate::{QUEUE_LEN_MAX, STOP_MARK_KEEP};
+use crate::script::{
+    ACCEPT, DROP_CONTEXT, DROP_EVENTS, HAND_BACK, LOSE, PUT_BACK, STATISTICS, STOP, TELL_AGAIN,
+};
+use crate::{DROP_MARK_KEEP, QUEUE_LEN_MAX, STOP_MARK_KEEP};
 
 /// How many jobs one script looks after at most.
 const BATCH: usize = 200;
@@ -69,6 +71,9 @@ pub enum Refusal {
     /// Its context belongs to another coordinator. Lasting.
     #[error("CONTEXT_CLAIMED: {0}")]
     ContextClaimed(String),
+    /// Its coordinator has deleted the context. Lasting.
+    #[error("CONTEXT_DROPPED: {0}")]
+    ContextDropped(String),
     /// There is no room. Passing.
     #[error("QUEUE_FULL: {0}")]
     QueueFull(String),
@@ -85,6 +90,7 @@ impl Refusal {
             Self::KeyConflict(_) => "KEY_CONFLICT",
             Self::Stopped(_) => "STOPPED",
             Self::ContextClaimed(_) => "CONTEXT_CLAIMED",
+            Self::ContextDropped(_) => "CONTEXT_DROPPED",
             Self::QueueFull(_) => "QUEUE_FULL",
             Self::Store(_) => "UNAVAILABLE",
         }
@@ -93,7 +99,12 @@ impl Refusal {
     /// Whether offering it again cannot help.
     #[must_use]
     pub const fn lasting(&self) -> bool {
-        matches!(self, Self::KeyConflict(_) | Self::Stopped(_) | Self::ContextClaimed(_))
+        match self {
+            Self::KeyConflict(_) | Self::Stopped(_) | Self::ContextClaimed(_) | Self::ContextDropped(_) => {
+                true
+            }
+            Self::QueueFull(_) | Self::Store(_) => false,
+        }
     }
 
     fn of(error: Error) -> Self {
@@ -102,6 +113,7 @@ impl Refusal {
                 "KEY_CONFLICT" => Self::KeyConflict(message),
                 "STOPPED" => Self::Stopped(message),
                 "CONTEXT_CLAIMED" => Self::ContextClaimed(message),
+                "CONTEXT_DROPPED" => Self::ContextDropped(message),
                 "QUEUE_FULL" => Self::QueueFull(message),
                 _ => Self::Store(Error::Refused { code, message }),
             },
@@ -164,7 +176,8 @@ impl Supervisor {
         self.db.cmd(Cmd::new("HGET").arg(k::SUPERVISOR).arg("name")).await?.text()
     }
 
-    /// Takes a job in. Idempotent by job key.
+    /// Takes a job in. Idempotent by job key: of one that is known it is told again how it stands, when that
+    /// had been answered before; whoever offers it again may have lost the answer.
     ///
     /// # Errors
     /// A [`Refusal`].
@@ -378,15 +391,46 @@ impl Supervisor {
         Ok(count)
     }
 
-    /// Forgets a context and everything of it; what runs is stopped without grace and not reported.
+    /// Tells an end again that its coordinator has answered and may have lost.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`]; may be repeated.
+    pub async fn tell_again(&self, key: JobKey) -> Result<()> {
+        self.db.call(TELL_AGAIN.call::<&str>(&[]).arg(&key.to_string())).await.map(|_: Value| ())
+    }
+
+    /// Forgets a context and everything of it. What runs is stopped without grace; gives how much still does:
+    /// to be repeated until there is nothing. Late jobs of its coordinator are refused for [`DROP_MARK_KEEP`]
+    /// afterwards; another coordinator may use the context at once.
     ///
     /// # Errors
     /// [`Error::Refused`] with `CONTEXT_CLAIMED` when it is another coordinator's; any [`kv::Error`].
-    pub async fn drop_context(&self, context: ContextUid, coordinator: &str) -> Result<()> {
+    pub async fn drop_context(&self, context: ContextUid, coordinator: &str) -> Result<u64> {
         let keys = [k::context_binding(context), k::context_jobs(context)];
+        let mut running = 0;
         loop {
-            let call = DROP_CONTEXT.call(&keys).arg(coordinator).arg(BATCH);
-            if self.db.call(call).await?.uint()? < BATCH as u64 {
+            let call = DROP_CONTEXT.call(&keys).arg(coordinator).arg(running);
+            let answer = self.db.call(call.arg(BATCH).arg(DROP_MARK_KEEP.as_secs())).await?;
+            let [looked_at, kept] = answer.tuple()?;
+            running += kept.uint()?;
+            if looked_at.uint()? < BATCH as u64 {
+                break;
+            }
+        }
+        if running == 0 {
+            self.drop_events(context).await?;
+        }
+        Ok(running)
+    }
+
+    /// Removes what happened in a context and was not told yet.
+    async fn drop_events(&self, context: ContextUid) -> Result<()> {
+        let prefix = format!("{context}-");
+        let mut from = "-".to_owned();
+        loop {
+            let call = DROP_EVENTS.call(&[k::DONE]).arg(k::DONE_GROUP).arg(&prefix).arg(&from).arg(BATCH);
+            from = self.db.call(call).await?.text()?;
+            if from.is_empty() {
                 return Ok(());
             }
         }

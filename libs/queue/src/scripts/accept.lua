@@ -2,15 +2,20 @@
 -- ARGV: 1 job key  2 content hash  3 coordinator  4 queue length limit  5… fields of the job's hash
 local key, hash, coordinator, queue = ARGV[1], ARGV[2], ARGV[3], KEYS[3]
 local job = JOB .. key
-local bound = redis.call('HGET', KEYS[1], 'coordinator')
+local context = redis.call('HMGET', KEYS[1], 'coordinator', 'dropped_by')
+local bound = context[1]
 if bound and bound ~= coordinator then
   return redis.error_reply('CONTEXT_CLAIMED this context is bound to another coordinator')
+end
+if context[2] == coordinator then
+  return redis.error_reply('CONTEXT_DROPPED this context is deleted')
 end
 local known = redis.call('HMGET', job, 'hash', 'status')
 if known[1] then
   if known[1] ~= hash then
     return redis.error_reply('KEY_CONFLICT this job key is known with other content')
   end
+  tell_again(key)
   return {0, known[2]}
 end
 if redis.call('EXISTS', STOP .. key) == 1 then
@@ -22,7 +27,9 @@ if length >= tonumber(ARGV[4]) then
 end
 local time = now()
 if not bound then
+  redis.call('HDEL', KEYS[1], 'dropped_by')
   redis.call('HSET', KEYS[1], 'coordinator', coordinator, 'since', time)
+  redis.call('PERSIST', KEYS[1])
 end
 local seq = redis.call('INCR', SEQ)
 redis.call('HSET', job, 'key', key, 'hash', hash, 'coordinator', coordinator, 'queue', queue, 'seq', seq,

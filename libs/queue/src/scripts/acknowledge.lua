@@ -10,7 +10,7 @@ for i = 3, #ARGV, 2 do
     local context = redis.call('HGET', job, 'context')
     if context then
       -- What it needed to run is of no use any more; how it ended is kept for a while.
-      redis.call('HDEL', job, 'job', 'script', 'env_vars')
+      redis.call('HDEL', job, 'job', 'script', 'env_vars', 'again')
       redis.call('EXPIRE', job, ARGV[2])
       local time = tonumber(redis.call('TIME')[1])
       local jobs = 'hero:jobs:' .. context

@@ -41,3 +41,35 @@ local function unqueue(key, queue)
   redis.call('ZREM', UNCLAIMED .. queue, key)
   redis.call('LREM', queue, 1, key)
 end
+
+-- Tells a running job's instance to stop it.
+local function tell_to_stop(key, instance, grace)
+  redis.call('HSET', JOB .. key, 'stop_requested', grace)
+  local kind, group, n = string.match(instance, '^([^:]+):([^:]+):([^:]+)$')
+  local control = 'hero:q:ctl:type:' .. kind .. ':group:' .. group .. ':inst:' .. n
+  redis.call('RPUSH', control, '{"command":"stop","job_key":"' .. key .. '","grace_secs":' .. grace .. '}')
+  -- Should the instance be gone, nobody reads this.
+  redis.call('EXPIRE', control, 86400)
+end
+
+-- A job's start as an event.
+local function started_event(instance, time)
+  return '{"kind":"started","instance":"' .. instance .. '","time":' .. time .. '}'
+end
+
+-- Tells again where a job stands: its coordinator asks for something that it should know, so it may have lost
+-- what it has answered. An end that was not answered yet is being told anyway.
+local function tell_again(key)
+  local job = JOB .. key
+  local known = redis.call('HMGET', job, 'status', 'claimed_by', 'started_at', 'end', 'job', 'again')
+  if known[1] == 'started' then
+    tell(key, 'started', started_event(known[2], known[3]))
+  elseif known[1] and not known[5] and not known[6] then
+    redis.call('HSET', job, 'again', 1)
+    if known[4] then
+      tell(key, 'ended', known[4])
+    elseif known[1] == 'returned' then
+      tell(key, 'returned', '{"kind":"returned"}')
+    end
+  end
+end

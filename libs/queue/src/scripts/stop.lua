@@ -12,12 +12,7 @@ if known[1] == 'queued' then
   return {'stopped', ''}
 end
 if known[1] == 'started' then
-  redis.call('HSET', job, 'stop_requested', ARGV[2])
-  local kind, group, n = string.match(known[3], '^([^:]+):([^:]+):([^:]+)$')
-  local control = 'hero:q:ctl:type:' .. kind .. ':group:' .. group .. ':inst:' .. n
-  redis.call('RPUSH', control, '{"command":"stop","job_key":"' .. key .. '","grace_secs":' .. ARGV[2] .. '}')
-  -- Should the instance be gone, nobody reads this.
-  redis.call('EXPIRE', control, 86400)
+  tell_to_stop(key, known[3], ARGV[2])
   return {'stopping', known[3]}
 end
 return {known[1], known[3] or ''}

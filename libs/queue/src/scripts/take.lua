@@ -13,7 +13,7 @@ local function claim(key)
   redis.call('ZADD', CLAIMS .. instance, known[3], key)
   redis.call('HINCRBY', STATS .. known[2], 'taken', 1)
   redis.call('HSET', job, 'status', 'started', 'claimed_by', instance, 'started_at', time)
-  tell(key, 'started', '{"kind":"started","instance":"' .. instance .. '","time":' .. time .. '}')
+  tell(key, 'started', started_event(instance, time))
   taken[#taken + 1] = {key, time, known[4], known[5]}
 end
 

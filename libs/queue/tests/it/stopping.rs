@@ -2,8 +2,10 @@
 
 use std::future::pending;
 
+use model::ContextUid;
 use model::execution::Outcome;
-use queue::{Command, EventKind, JobStatus, Standing, StopOutcome};
+use model::id::Uid;
+use queue::{Command, EventKind, JobStatus, Offer, Standing, StopOutcome};
 
 use crate::setup::{Bench, COORDINATOR, ending, events, execution, job_key, offer, take, take_one};
 
@@ -80,19 +82,111 @@ async fn events_of(reader: &mut queue::EventReader, count: usize) -> Vec<queue::
 async fn a_context_is_forgotten() {
     let bench = Bench::new();
     let (worker, mut intake, mut control) = bench.join(1).await;
+    let mut reader = bench.supervisor.events();
     let running = bench.accept(1).await;
     take_one(&mut intake).await;
     let offers = (2..300).map(|job| offer(execution(job))).collect();
     assert!(bench.supervisor.accept_all(offers).await.iter().all(Result::is_ok));
+    let mut other = execution(1);
+    other.job_key.context = ContextUid(Uid::from_bits(77));
+    let other = bench.accept_as(other).await;
     let refused = bench.supervisor.drop_context(running.context, "another").await;
     assert!(refused.is_err_and(|error| error.code() == Some("CONTEXT_CLAIMED")));
 
-    bench.supervisor.drop_context(running.context, COORDINATOR).await.expect("dropped");
+    for _ in 0..2 {
+        assert_eq!(bench.supervisor.drop_context(running.context, COORDINATOR).await, Ok(1), "it runs");
+    }
     let command = Command::Stop { job_key: running, grace_secs: 0 };
     assert_eq!(control.next(pending()).await, Ok(Some(command)));
-    assert_eq!(worker.refresh().await.map(|refreshed| refreshed.closed), Ok(vec![running]));
-    assert_eq!(worker.finish(&ending(running, Outcome::Stopped)).await, Ok(Standing::Closed(None)));
-    assert_eq!(bench.keys("hero:job:*"), "*0\r\n");
-    assert_eq!(bench.keys("hero:uid:*"), "*0\r\n");
+    assert_eq!(
+        bench.redis.raw(15, &["LLEN", "hero:q:ctl:type:shell:group:default:inst:1"]),
+        ":0\r\n",
+        "once"
+    );
+    assert_eq!(worker.refresh().await.map(|refreshed| refreshed.stops), Ok(vec![(running, 0)]), "told again");
+    let late = bench.supervisor.accept(offer(execution(400))).await.expect_err("it is being dropped");
+    assert_eq!((late.code(), late.lasting()), ("CONTEXT_DROPPED", true));
+    assert_eq!(worker.finish(&ending(running, Outcome::Stopped)).await, Ok(Standing::Recorded));
+    bench.supervisor.stop(other, 0).await.expect("stopped");
+    let seen = events(&mut reader, 3).await;
+    assert_eq!(bench.supervisor.drop_context(running.context, COORDINATOR).await, Ok(0));
+    assert_eq!(bench.supervisor.drop_context(running.context, COORDINATOR).await, Ok(0), "again");
+
+    assert_eq!(
+        bench.keys("hero:job:*"),
+        format!("*1\r\n${}\r\nhero:job:{other}\r\n", 9 + other.to_string().len())
+    );
+    assert_eq!(bench.keys(&format!("hero:jobs:{}", running.context)), "*0\r\n");
+    assert_eq!(bench.keys(&format!("hero:q:reply:{}*", running.context)), "*0\r\n");
+    assert_eq!(bench.redis.raw(15, &["XLEN", "hero:done"]), ":1\r\n", "the other context's");
+    reader.acknowledge(&seen).await.expect("what is gone may be acknowledged");
+    assert_eq!(bench.redis.raw(15, &["XLEN", "hero:done"]), ":0\r\n");
     assert_eq!(take(&mut intake, 10).await, [0; 0]);
+
+    let late = bench.supervisor.accept(offer(execution(400))).await.expect_err("it was dropped");
+    assert_eq!(late.code(), "CONTEXT_DROPPED");
+    let theirs = Offer { coordinator: "another".into(), ..offer(execution(1)) };
+    assert!(bench.supervisor.accept(theirs.clone()).await.expect("theirs now").fresh);
+    let binding = format!("hero:uid:{}", running.context);
+    assert_eq!(bench.redis.raw(15, &["TTL", &binding]), ":-1\r\n", "bound for good");
+    assert_eq!(bench.supervisor.drop_context(running.context, "another").await, Ok(0));
+    assert_eq!(bench.supervisor.accept(theirs).await.expect_err("dropped").code(), "CONTEXT_DROPPED");
+    assert!(bench.supervisor.accept(offer(execution(1))).await.expect("back again").fresh);
+}
+
+#[tokio::test]
+async fn of_a_context_with_very_much_everything_is_forgotten() {
+    let bench = Bench::new();
+    let (worker, mut intake, _control) = bench.join(1).await;
+    let offers: Vec<_> = (0..900).map(|job| offer(execution(job))).collect();
+    assert!(bench.supervisor.accept_all(offers).await.iter().all(Result::is_ok));
+    // More run than one script looks at.
+    let taken = intake.next(450, async {}).await.expect("an answer");
+    let context = taken[0].execution.job_key.context;
+    assert_eq!(bench.supervisor.drop_context(context, COORDINATOR).await, Ok(450));
+    for taken in &taken {
+        worker.finish(&ending(taken.execution.job_key, Outcome::Stopped)).await.expect("finished");
+    }
+    assert_eq!(bench.supervisor.drop_context(context, COORDINATOR).await, Ok(0));
+    assert_eq!((bench.keys("hero:job*"), bench.keys("hero:q:work*")), ("*0\r\n".into(), "*0\r\n".into()));
+    assert_eq!(bench.redis.raw(15, &["XLEN", "hero:done"]), ":0\r\n");
+}
+
+#[tokio::test]
+async fn what_a_coordinator_may_have_lost_is_told_again() {
+    let bench = Bench::new();
+    let (worker, mut intake, _control) = bench.join(1).await;
+    let mut reader = bench.supervisor.events();
+    let key = bench.accept(1).await;
+    take_one(&mut intake).await;
+    let seen = events(&mut reader, 1).await;
+    reader.acknowledge(&seen).await.expect("acknowledged");
+
+    // It asks for what runs already.
+    let known = bench.supervisor.accept(offer(execution(1))).await.expect("a known job");
+    assert_eq!((known.fresh, known.status), (false, JobStatus::Started));
+    let again = events(&mut reader, 1).await;
+    assert_eq!((again[0].number, &again[0].kind), (2, &seen[0].kind));
+    reader.acknowledge(&again).await.expect("acknowledged");
+
+    worker.finish(&ending(key, Outcome::Succeeded)).await.expect("finished");
+    // It has not answered the end: nothing has to be told twice.
+    bench.supervisor.accept(offer(execution(1))).await.expect("a known job");
+    bench.supervisor.tell_again(key).await.expect("told");
+    let end = events(&mut reader, 1).await;
+    assert_eq!(bench.redis.raw(15, &["XLEN", "hero:done"]), ":1\r\n");
+    reader.acknowledge(&end).await.expect("acknowledged");
+
+    // It has, and asks for the job all the same.
+    for _ in 0..2 {
+        let known = bench.supervisor.accept(offer(execution(1))).await.expect("a known job");
+        assert_eq!((known.fresh, known.status), (false, JobStatus::Finished));
+    }
+    let again = events(&mut reader, 1).await;
+    assert_eq!((&again[0].kind, &again[0].coordinator), (&end[0].kind, &end[0].coordinator));
+    assert_eq!(bench.redis.raw(15, &["XLEN", "hero:done"]), ":1\r\n", "once until it is answered");
+    reader.acknowledge(&again).await.expect("acknowledged");
+    bench.supervisor.tell_again(key).await.expect("told");
+    assert_eq!(events(&mut reader, 1).await[0].kind, end[0].kind);
+    bench.supervisor.tell_again(job_key(9)).await.expect("nobody knows it");
 }
