@@ -25,6 +25,8 @@ use crate::bootstrap::{self, ACTOR};
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long open calls, and scripts that run, may go on after the end was asked for.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
+/// The name of the one scheduler: its lease is taken over at once after a restart.
+const SCHEDULER_NAME: &str = "local";
 /// The name of the one router: what it held is given back to it after a restart.
 const ROUTER_NAME: &str = "local";
 /// The Ed25519 key of actor 1.
@@ -278,7 +280,9 @@ impl Suite {
             registry: channel(&places.registry, ServiceName::Scheduler),
             metrics,
         };
-        let app = scheduler::Config::default().build(deps).map_err(build_error("scheduler"))?;
+        // Without an address: this process has no other replica.
+        let config = scheduler::Config::new(SCHEDULER_NAME, "");
+        let app = config.build(deps).map_err(build_error("scheduler"))?;
         let mount = app.mount_public(mount);
         let tables = [scheduler::rpc::PUBLIC_POLICY, scheduler::rpc::INTERNAL_POLICY];
         publish(&places.scheduler, &tables, |all| app.mount_public(app.mount_internal(all)))?;
@@ -292,12 +296,12 @@ impl Suite {
         let deps = router::Deps {
             storage: channel(&places.storage, ServiceName::Router),
             gateway: channel(&places.gateway, ServiceName::Router),
-            scheduler: channel(&places.scheduler, ServiceName::Router),
+            schedulers: dial_scheduler(&places.scheduler),
             registry: channel(&places.registry, ServiceName::Router),
             clock: clock(),
             metrics,
         };
-        let config = router::Config { name: ROUTER_NAME.to_owned() };
+        let config = router::Config { name: ROUTER_NAME.to_owned(), ..router::Config::default() };
         let app = config.build(deps).map_err(build_error("router"))?;
         self.spawn("router", app.run(self.stop.clone()));
         Ok(())
@@ -341,6 +345,12 @@ impl Suite {
 /// A way to a service, as another one.
 fn channel(place: &LocalServer, caller: ServiceName) -> Channel {
     Channel::local(place.handle(), Identity::Service(caller))
+}
+
+/// The way to the one scheduler of this process, whatever its name.
+fn dial_scheduler(place: &LocalServer) -> router::DialScheduler {
+    let channel = channel(place, ServiceName::Router);
+    Arc::new(move |_| Ok(channel.clone()))
 }
 
 /// Offers a service to the others of this process.
