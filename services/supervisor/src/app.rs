@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::blobs::Blobs;
 use crate::config::Config;
 use crate::coordinators::Coordinators;
+use crate::dropped::Dropped;
 use crate::error::Error;
 use crate::intake::{Intake, Supervisor};
 use crate::metrics::Metrics;
@@ -47,6 +48,7 @@ impl App {
             blobs: Blobs::new(&config.work_dir),
             coordinators: Coordinators::default(),
             presence: PresenceView::default(),
+            dropped: Dropped::default(),
             metrics: Metrics::new(deps.metrics).map_err(Error::Metrics)?,
         };
         let bus = match deps.bus {

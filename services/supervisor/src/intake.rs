@@ -13,6 +13,7 @@ use queue::{Offer, Refusal, StopOutcome, Supervisor as Queue};
 
 use crate::blobs::{Blobs, Purpose};
 use crate::coordinators::{Coordinators, name_on_bus};
+use crate::dropped::Dropped;
 use crate::metrics::Metrics;
 use crate::presence::PresenceView;
 
@@ -27,6 +28,8 @@ pub struct Supervisor {
     pub coordinators: Coordinators,
     /// Who works here.
     pub presence: PresenceView,
+    /// Contexts that were dropped lately.
+    pub dropped: Dropped,
     /// What is counted.
     pub metrics: Metrics,
 }
@@ -75,11 +78,19 @@ struct Work {
 }
 
 impl Work {
-    /// Jobs go into their queues together, in one round trip; what else there is follows.
+    /// Jobs go into their queues together, in one round trip, and are looked up together; what else there is
+    /// follows.
     async fn answer_all(self, requests: Vec<Request>) -> Vec<Answer> {
         let (runs, others): (Vec<_>, Vec<_>) =
             requests.into_iter().enumerate().partition(|(_, request)| request.method == method::JOB_RUN);
+        let (queries, others): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|(_, request)| request.method == method::JOB_STATUS);
         let mut answers: Vec<(usize, Answer)> = self.run(runs).await;
+        let looked_up = queries.iter().map(|(place, request)| async {
+            let answer = async { self.status(&request.read()?).await };
+            (*place, answer.await)
+        });
+        answers.extend(join_all(looked_up).await);
         for (place, request) in others {
             answers.push((place, self.other(&request).await));
         }
@@ -151,7 +162,6 @@ impl Work {
         match request.method.as_str() {
             method::SUPERVISOR_INFO => answer(&self.supervisor.presence.now()),
             method::JOB_STOP => self.stop(&request.read()?).await,
-            method::JOB_STATUS => self.status(&request.read()?).await,
             method::CONTEXT_DROP => self.drop_context(&request.read()?).await,
             other => {
                 let message =
@@ -173,30 +183,40 @@ impl Work {
     }
 
     async fn status(&self, query: &JobQuery) -> Answer {
-        let state = self.supervisor.queue.status(query.job_key).await.map_err(unavailable)?;
-        answer(&match state {
-            None => {
-                JobStatus { state: STATE_UNKNOWN.to_owned(), instance: None, start_time: None, end: None }
-            }
-            Some(state) => JobStatus {
-                state: state.status.as_str().to_owned(),
-                instance: state.instance,
-                start_time: state.started_at,
-                end: state.end.map(Box::new),
-            },
+        let queue = &self.supervisor.queue;
+        let Some(state) = queue.status(query.job_key).await.map_err(unavailable)? else {
+            let (state, instance, start_time, end) = (STATE_UNKNOWN.to_owned(), None, None, None);
+            return answer(&JobStatus { state, instance, start_time, end });
+        };
+        if state.end.as_ref().is_some_and(|end| !end.outputs.is_empty()) {
+            // Its outputs have to be handed over before its end is of use, and the event sees to that.
+            queue.tell_again(query.job_key).await.map_err(unavailable)?;
+        }
+        answer(&JobStatus {
+            state: state.status.as_str().to_owned(),
+            instance: state.instance,
+            start_time: state.started_at,
+            end: state.end.map(Box::new),
         })
     }
 
     async fn drop_context(&self, request: &ContextDrop) -> Answer {
         let context = request.context_uid;
         match self.supervisor.queue.drop_context(context, &self.coordinator).await {
-            Ok(()) => {}
+            Ok(0) => {}
+            Ok(running) => {
+                let message = format!("{running} attempts of the context are still being stopped");
+                return Err(RpcError::refused("STILL_RUNNING", false, message));
+            }
             Err(error) if error.code() == Some("CONTEXT_CLAIMED") => {
                 return Err(RpcError::refused("CONTEXT_CLAIMED", true, error.to_string()));
             }
             Err(error) => return Err(unavailable(error)),
         }
+        self.supervisor.dropped.note(&self.coordinator, context);
         self.supervisor.blobs.drop_context(context).await.map_err(unavailable)?;
+        self.supervisor.metrics.contexts_dropped.inc();
+        tracing::info!(%context, "a context was forgotten");
         answer(&Done {})
     }
 }

@@ -5,6 +5,7 @@
 //! - [`outbox`]: what happens to jobs, told to their coordinators until answered.
 //! - [`presence`]: who works here, told every few seconds; instances that vanish.
 //! - [`coordinators`]: the conversations that are open.
+//! - [`dropped`]: contexts that were forgotten lately.
 //! - [`blobs`]: scripts and files of jobs, by hash, on this machine.
 //! - [`rpc`]: the gRPC front; the bus is the other.
 
@@ -12,6 +13,7 @@ mod app;
 pub mod blobs;
 mod config;
 pub mod coordinators;
+pub mod dropped;
 mod error;
 mod held;
 pub mod intake;

@@ -20,6 +20,8 @@ pub struct Metrics {
     pub queued: IntGauge,
     /// Attempts whose instance vanished.
     pub lost: IntCounter,
+    /// Contexts that were forgotten.
+    pub contexts_dropped: IntCounter,
 }
 
 impl Metrics {
@@ -40,6 +42,10 @@ impl Metrics {
             events_waiting: IntGauge::new(name("events_waiting"), "Events that wait for a coordinator")?,
             instances: IntGauge::new(name("instances"), "Live instances")?,
             queued: IntGauge::new(name("queued"), "Jobs that wait in queues")?,
+            contexts_dropped: IntCounter::new(
+                name("contexts_dropped_total"),
+                "Contexts that were forgotten",
+            )?,
             lost: IntCounter::new(name("lost_total"), "Attempts whose instance vanished")?,
         };
         for collector in [
@@ -51,6 +57,7 @@ impl Metrics {
             Box::new(metrics.instances.clone()),
             Box::new(metrics.queued.clone()),
             Box::new(metrics.lost.clone()),
+            Box::new(metrics.contexts_dropped.clone()),
         ] {
             registry.register(collector)?;
         }

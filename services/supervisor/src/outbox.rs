@@ -49,24 +49,70 @@ struct Outbox {
 /// What the couriers and the reader share.
 #[derive(Default)]
 struct Shared {
-    /// Events in memory, by id: one that is read again while it waits is not taken twice.
-    known: Mutex<HashSet<String>>,
-    /// Some courier was full and events were left in Redis.
-    left: Mutex<bool>,
+    /// What waits, by coordinator: one that is away must not stop the reading for others.
+    waiting: Mutex<HashMap<String, Waiting>>,
     room: Notify,
 }
 
+/// What waits for one coordinator.
+#[derive(Default)]
+struct Waiting {
+    /// Events in memory, by id: one that is read again while it waits is not taken twice.
+    known: HashSet<String>,
+    /// Its courier was full, and events were left in Redis.
+    left: bool,
+}
+
+impl Waiting {
+    /// Whether there is room again for what was left in Redis.
+    fn wants_more(&self) -> bool {
+        self.left && self.known.len() < WAITING_MAX / 2
+    }
+}
+
 impl Shared {
-    fn known(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waiting(&self) -> MutexGuard<'_, HashMap<String, Waiting>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set_left(&self, left: bool) -> bool {
-        std::mem::replace(&mut *self.left.lock().unwrap_or_else(PoisonError::into_inner), left)
+    /// Notes an event that is in memory from now on; says whether it was not before.
+    fn enter(&self, event: &Event) -> bool {
+        let mut waiting = self.waiting();
+        let waiting = waiting.entry(event.coordinator.clone()).or_default();
+        waiting.known.insert(event.id.clone())
     }
 
-    fn has_left(&self) -> bool {
-        *self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    /// There is no room for an event: it stays in Redis.
+    fn leave(&self, event: &Event) {
+        let mut waiting = self.waiting();
+        let waiting = waiting.entry(event.coordinator.clone()).or_default();
+        waiting.known.remove(&event.id);
+        waiting.left = true;
+    }
+
+    /// An event is not in memory any more.
+    fn forget(&self, event: &Event) {
+        let mut waiting = self.waiting();
+        let Some(waiting) = waiting.get_mut(&event.coordinator) else { return };
+        waiting.known.remove(&event.id);
+        if waiting.wants_more() {
+            self.room.notify_one();
+        }
+    }
+
+    /// Whether somebody has room again for what was left in Redis; asked once.
+    fn take_room(&self) -> bool {
+        let mut found = false;
+        for waiting in self.waiting().values_mut().filter(|waiting| waiting.wants_more()) {
+            waiting.left = false;
+            found = true;
+        }
+        found
+    }
+
+    /// How many events are in memory.
+    fn len(&self) -> usize {
+        self.waiting().values().map(|waiting| waiting.known.len()).sum()
     }
 }
 
@@ -103,7 +149,7 @@ impl Outbox {
             }
         };
         let events = reader.next(wake).await?;
-        if self.shared.known().len() < WAITING_MAX / 2 && self.shared.set_left(false) {
+        if self.shared.take_room() {
             // What was left in Redis for want of room is pending there: read from the beginning.
             *reader = self.supervisor.queue.events();
         }
@@ -114,7 +160,7 @@ impl Outbox {
     }
 
     fn hand_over(&mut self, event: Event) {
-        if !self.shared.known().insert(event.id.clone()) {
+        if !self.shared.enter(&event) {
             return;
         }
         let courier = self.couriers.entry(event.coordinator.clone()).or_insert_with(|| {
@@ -132,13 +178,9 @@ impl Outbox {
             let event = match full {
                 mpsc::error::TrySendError::Full(event) | mpsc::error::TrySendError::Closed(event) => event,
             };
-            self.shared.known().remove(&event.id);
-            self.shared.set_left(true);
+            self.shared.leave(&event);
         }
-        self.supervisor
-            .metrics
-            .events_waiting
-            .set(i64::try_from(self.shared.known().len()).unwrap_or(i64::MAX));
+        self.supervisor.metrics.events_waiting.set(i64::try_from(self.shared.len()).unwrap_or(i64::MAX));
     }
 }
 
@@ -241,6 +283,11 @@ impl Courier {
     async fn tell(self, peers: Vec<Peer>, retried: Vec<JobKey>, events: Vec<(usize, Event)>) -> Told {
         let mut by_turn: BTreeMap<usize, Vec<Event>> = BTreeMap::new();
         for (turn, event) in events {
+            if self.supervisor.dropped.contains(&self.coordinator, event.job_key.context) {
+                // Nobody wants to hear of it any more.
+                self.answered(&event).await;
+                continue;
+            }
             by_turn.entry(turn).or_default().push(event);
         }
         let telling = by_turn.into_iter().map(|(turn, events)| {
@@ -343,12 +390,8 @@ impl Courier {
             tracing::warn!(job = %event.job_key, %error, "an answered event could not be removed");
         }
         self.supervisor.metrics.events_answered.inc();
-        let mut known = self.shared.known();
-        known.remove(&event.id);
-        self.supervisor.metrics.events_waiting.set(i64::try_from(known.len()).unwrap_or(i64::MAX));
-        if known.len() < WAITING_MAX / 2 && self.shared.has_left() {
-            self.shared.room.notify_one();
-        }
+        self.shared.forget(event);
+        self.supervisor.metrics.events_waiting.set(i64::try_from(self.shared.len()).unwrap_or(i64::MAX));
     }
 }
 

@@ -11,22 +11,22 @@ use testkit::{PATIENCE, wait_until};
 
 use crate::suite::{COORDINATOR, Front, Said, Suite, execution, key};
 
-fn started(kind: &ReportKind) -> Option<()> {
+pub(crate) fn started(kind: &ReportKind) -> Option<()> {
     matches!(kind, ReportKind::Started { .. }).then_some(())
 }
 
-fn accepted(kind: &ReportKind) -> Option<()> {
+pub(crate) fn accepted(kind: &ReportKind) -> Option<()> {
     matches!(kind, ReportKind::Accepted { .. }).then_some(())
 }
 
-fn ended(kind: &ReportKind) -> Option<AttemptEnd> {
+pub(crate) fn ended(kind: &ReportKind) -> Option<AttemptEnd> {
     match kind {
         ReportKind::Ended(end) => Some((**end).clone()),
         _ => None,
     }
 }
 
-fn end(outcome: Outcome) -> AttemptEnd {
+pub(crate) fn end(outcome: Outcome) -> AttemptEnd {
     AttemptEnd {
         outcome,
         exit_code: Some(0),
@@ -41,7 +41,7 @@ fn end(outcome: Outcome) -> AttemptEnd {
 }
 
 /// Nothing is left to be told: every event was answered and removed.
-async fn all_answered(suite: &Suite) {
+pub(crate) async fn all_answered(suite: &Suite) {
     let database = suite.kv.endpoint().database();
     let empty = || async { (suite.redis.raw(database, &["XLEN", "hero:done"]) == ":0\r\n").then_some(()) };
     wait_until(empty, PATIENCE, "every event was answered").await;
@@ -125,6 +125,8 @@ async fn what_is_not_acknowledged_is_told_again(front: Front) {
     second.report(key(1), started).await;
     second.says(suite.deliver(9, &[execution(1)])).await;
     assert_eq!(second.outcome(9).await, "", "the same job again is the same job");
+    // Whoever sends it again may have lost what was said of it.
+    second.report(key(1), started).await;
     let ending =
         Ending { job_key: key(1), end: end(Outcome::Succeeded), last_log: None, output_tail: String::new() };
     worker.instance.finish(&ending).await.expect("finished");

@@ -2,3 +2,4 @@
 
 mod conversation;
 mod suite;
+mod wishes;

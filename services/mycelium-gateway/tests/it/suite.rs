@@ -13,7 +13,7 @@ use model::job::BlobRef;
 use model::limits::BLOB_CHUNK_BYTES;
 use model::{
     ActorId, Attempt, BlobHash, ContextId, ContextUid, Execution, FlowId, FlowUid, JobId, JobKey, NodeReport,
-    Presence, ScriptSource, ScriptType,
+    Presence, ReportSource, ScriptSource, ScriptType,
 };
 use mycelium::{Bus, MemoryNetwork, PublicKey};
 use mycelium_gateway::{Config, Deps, Dial};
@@ -123,7 +123,8 @@ impl Suite {
         let (sender, outgoing) = mpsc::channel(16);
         let channel = self.channel(Identity::Service(ServiceName::Router));
         let answers = GatewayLinkServiceClient::new(channel).exchange(ReceiverStream::new(outgoing)).await;
-        Router { sender, answers: answers.expect("allowed").into_inner(), unread: Vec::new() }
+        let answers = answers.expect("allowed").into_inner();
+        Router { sender, answers, unread: Vec::new(), address: self.address.clone() }
     }
 
     pub(crate) fn deliver(&self, delivery_id: u64, executions: &[Execution]) -> Frame {
@@ -135,6 +136,25 @@ impl Suite {
             context_uid: key(1).context.to_string(),
             nodes: executions.iter().map(|job| serde_json::to_vec(job).expect("JSON").into()).collect(),
             timeout_millis: 30_000,
+        })
+    }
+
+    pub(crate) fn query(&self, jobs: &[JobKey]) -> Frame {
+        Frame::Query(wire::QueryAttempts {
+            address: self.address.clone(),
+            topic: "supervisor.rpc".into(),
+            context_id: 1,
+            flow_id: 7,
+            job_keys: jobs.iter().map(ToString::to_string).collect(),
+        })
+    }
+
+    pub(crate) fn drop_context(&self, drop_id: u64) -> Frame {
+        Frame::Drop(wire::DropContext {
+            drop_id,
+            address: self.address.clone(),
+            topic: "supervisor.rpc".into(),
+            context_uid: key(1).context.to_string(),
         })
     }
 
@@ -167,6 +187,7 @@ pub(crate) struct Router {
     sender: mpsc::Sender<wire::ExchangeRequest>,
     answers: Streaming<wire::ExchangeResponse>,
     unread: Vec<Said>,
+    address: String,
 }
 
 /// What the gateway says to a router.
@@ -178,7 +199,19 @@ pub(crate) enum Said {
     Dropped(wire::DropOutcome),
 }
 
+impl Said {
+    pub(crate) fn is_end_of(&self, job: JobKey) -> bool {
+        matches!(self, Self::Report(_, report)
+            if report.job_key == job && matches!(report.kind, model::ReportKind::Ended(_)))
+    }
+}
+
 impl Router {
+    /// Whether nothing was heard of a job so far.
+    pub(crate) fn is_silent_of(&self, job: JobKey) -> bool {
+        !self.unread.iter().any(|said| matches!(said, Said::Report(_, report) if report.job_key == job))
+    }
+
     pub(crate) async fn says(&self, frame: Frame) {
         self.sender.send(wire::ExchangeRequest { frame: Some(frame) }).await.expect("the stream stands");
     }
@@ -201,8 +234,11 @@ impl Router {
                 Answer::Dropped(dropped) => self.unread.push(Said::Dropped(dropped)),
                 Answer::Reports(reports) => {
                     for wire::NumberedReport { report_id, report_json } in reports.reports {
-                        let report = serde_json::from_slice(&report_json).expect("a report");
-                        self.unread.push(Said::Report(report_id, report));
+                        let report: NodeReport = serde_json::from_slice(&report_json).expect("a report");
+                        let source =
+                            ReportSource { address: self.address.clone(), topic: "supervisor.rpc".into() };
+                        assert_eq!(report.source, Some(source), "where its attempt can be stopped");
+                        self.unread.push(Said::Report(report_id, Box::new(report)));
                     }
                 }
                 Answer::Logs(logs) => self.unread.extend(logs.logs.into_iter().map(Said::Log)),
@@ -217,6 +253,15 @@ impl Router {
     pub(crate) async fn outcome(&mut self, of: u64) -> String {
         self.hears(|said| match said {
             Said::Outcome(outcome) if outcome.delivery_id == of => Some(outcome.error.clone()),
+            _ => None,
+        })
+        .await
+    }
+
+    /// The error of a wish to forget a context; empty when it is forgotten.
+    pub(crate) async fn dropped(&mut self, of: u64) -> String {
+        self.hears(|said| match said {
+            Said::Dropped(dropped) if dropped.drop_id == of => Some(dropped.error.clone()),
             _ => None,
         })
         .await
@@ -283,6 +328,10 @@ impl FakeStorage {
         let blob = BlobRef { sha256: BlobHash::of(bytes), size: bytes.len() as u64 };
         self.0.lock().expect("not poisoned").insert(blob.sha256.to_string(), bytes.to_vec());
         blob
+    }
+
+    pub(crate) fn clear(&self) {
+        self.0.lock().expect("not poisoned").clear();
     }
 
     pub(crate) fn get(&self, blob: BlobRef) -> Option<Vec<u8>> {
