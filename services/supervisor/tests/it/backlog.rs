@@ -1,0 +1,131 @@
+//! A coordinator that is away holds up nobody else.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, Mutex};
+
+use futures_util::future::BoxFuture;
+use kv::Kv;
+use model::id::Uid;
+use model::supervision::{Done, InfoRequest, JobEvent, SUPERVISOR_TOPIC, method};
+use model::{
+    ActorId, Attempt, ContextId, ContextUid, Execution, FlowId, FlowUid, JobId, JobKey, ScriptSource,
+    ScriptType,
+};
+use mycelium::json_rpc::answer;
+use mycelium::{Answer, Bus, BusPeers, Destination, Handler, MemoryNetwork, Peer, PublicKey, Request};
+use queue::Offer;
+use testkit::{PATIENCE, RedisServer, wait_until};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// More than a supervisor keeps in memory for one coordinator, with what is under way to it.
+const BACKLOG: u32 = 18_000;
+
+fn execution(context: u128, job: u32) -> Execution {
+    Execution {
+        job_key: JobKey {
+            context: ContextUid(Uid::from_bits(context)),
+            flow: FlowUid(Uid::from_bits(2)),
+            job: JobId(job),
+            attempt: Attempt(1),
+        },
+        context_id: ContextId(1),
+        flow_id: FlowId(7),
+        caller_id: ActorId(1),
+        flow_name: "flow".parse().expect("a name"),
+        node: "node".parse().expect("a name"),
+        script_type: ScriptType::Shell,
+        script: ScriptSource::Inline(String::new()),
+        env_vars: BTreeMap::new(),
+        files: BTreeMap::new(),
+        outputs: Vec::new(),
+        inputs: BTreeMap::new(),
+        timeout_secs: 0,
+        priority: 1,
+        group: None,
+        instance: None,
+        traceparent: None,
+    }
+}
+
+/// Makes as many events for a coordinator: jobs that are handed back at once.
+async fn backlog(queue: &queue::Supervisor, coordinator: &str, context: u128) {
+    for part in (0..BACKLOG).collect::<Vec<_>>().chunks(1000) {
+        let offers = part.iter().map(|job| {
+            let execution = execution(context, *job);
+            Offer { hash: execution.content_hash(), execution, coordinator: coordinator.to_owned() }
+        });
+        let accepted = queue.accept_all(offers.collect()).await;
+        assert!(accepted.iter().all(Result::is_ok));
+    }
+    assert_eq!(queue.hand_back().await, Ok(BACKLOG.into()));
+}
+
+/// Notes what it is told, and answers while the gate is open.
+#[derive(Clone)]
+struct Coordinator {
+    told: Arc<Mutex<HashSet<JobKey>>>,
+    gate: watch::Receiver<bool>,
+}
+
+impl Handler for Coordinator {
+    fn handle(&self, _: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
+        let Self { told, mut gate } = self.clone();
+        Box::pin(async move {
+            gate.wait_for(|open| *open).await.expect("kept by the test");
+            let events = requests.iter().filter(|request| request.method == method::JOB_EVENT);
+            told.lock()
+                .expect("not poisoned")
+                .extend(events.map(|request| request.read::<JobEvent>().expect("an event").job_key));
+            requests.iter().map(|_| answer(&Done {})).collect()
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_coordinator_that_is_away_holds_up_nobody_else() {
+    let redis = RedisServer::start();
+    let kv = Kv::new(redis.url().parse().expect("the url of a test server"));
+    let database = kv.endpoint().database();
+    let work_dir = tempfile::tempdir().expect("a directory");
+    let network = MemoryNetwork::default();
+    let (supervisor_key, coordinator_key) = (PublicKey::random(), PublicKey::random());
+    let queue = queue::Supervisor::new(kv.clone(), database);
+    backlog(&queue, &Uid::random().to_string(), 1).await;
+    backlog(&queue, &supervisor::coordinators::name_on_bus(coordinator_key), 2).await;
+
+    let bus: Arc<dyn Bus> = Arc::new(network.node(supervisor_key));
+    let metrics = prometheus::Registry::new();
+    let deps = supervisor::Deps { kv, bus: Some(bus), metrics: &metrics };
+    let app = supervisor::Config::new(work_dir.path().to_owned()).build(deps).expect("built");
+    let shutdown = CancellationToken::new();
+    tokio::spawn(app.run(shutdown.clone()));
+
+    let (open, gate) = watch::channel(false);
+    let coordinator = Coordinator { told: Arc::default(), gate };
+    let accepting = coordinator.clone();
+    let accept: mycelium::Accept = Arc::new(move |_| Arc::new(accepting.clone()));
+    let peers = BusPeers::new(Arc::new(network.node(coordinator_key)), accept);
+    let inbox = peers.bus().listen(model::supervision::COORDINATOR_TOPIC).expect("free");
+    let listening = peers.clone();
+    tokio::spawn(async move { listening.run(inbox, SUPERVISOR_TOPIC).await });
+    let to_supervisor = peers.peer(Destination::Key(supervisor_key), SUPERVISOR_TOPIC).await.expect("known");
+    to_supervisor.call(method::SUPERVISOR_INFO, &InfoRequest {}, PATIENCE).await.expect("introduced");
+
+    // Everything was read once; what there was no room for was left.
+    let read = || async {
+        let pending = redis.raw(database, &["XPENDING", "hero:done", "supervisor"]);
+        pending.contains(&format!(":{}\r\n", 2 * BACKLOG)).then_some(())
+    };
+    wait_until(read, PATIENCE, "all events were read").await;
+    open.send_replace(true);
+    let all = || async {
+        let told = coordinator.told.lock().expect("not poisoned").len();
+        (told == BACKLOG as usize).then_some(())
+    };
+    wait_until(all, PATIENCE, "all events were told").await;
+    let left =
+        || async { (redis.raw(database, &["XLEN", "hero:done"]) == format!(":{BACKLOG}\r\n")).then_some(()) };
+    wait_until(left, PATIENCE, "only those of the one who is away are left").await;
+    shutdown.cancel();
+}

@@ -1,0 +1,3 @@
+//! The supervisor on a real Redis, with coordinators that speak to it.
+
+mod backlog;
