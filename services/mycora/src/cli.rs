@@ -5,12 +5,14 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::command::bootstrap::BootstrapArgs;
+use crate::command::context::ContextCommand;
 use crate::command::demo::DemoArgs;
 use crate::command::flow::FlowCommand;
+use crate::command::job::JobCommand;
 use crate::command::pki::PkiCommand;
 use crate::command::runner::RunnerCommand;
 use crate::command::up::UpArgs;
-use crate::command::{Global, Session, bootstrap, demo, flow, pki, runner, up};
+use crate::command::{Global, Session, bootstrap, context, demo, flow, job, pki, runner, up, validate};
 use crate::failure::Failure;
 use crate::output;
 
@@ -23,14 +25,17 @@ Examples:
   mycora flow validate flow.yaml
   mycora flow submit flow.yaml --env LANG=C.UTF-8 --watch
   mycora flow logs 3 --follow
+  mycora flow explain 3 merge
+  mycora flow retry 3 --env YEAR=2015 --watch
+  mycora job run convert.py --file in.csv=data/in.csv
   mycora --output json flow get 3
 
 Configuration: flags, then MYCORA_* in the environment, then the profile: the file named by --config or \
 MYCORA_CONFIG, else client.toml in $XDG_DATA_HOME/mycora or ~/.local/share/mycora. Its keys are address, ca, \
 cert, key, server_name, context and actor, and below [addresses] scheduler, storage and runner-registry.
 
-Exit codes: 0 done, or the flow finished; 1 the flow failed or was cancelled, or what was asked for does not \
-exist or was refused; 2 wrong usage or invalid input; 3 the coordinator cannot be reached or started, or this \
+Exit codes: 0 done, or the flow finished; 1 the flow failed, was cancelled or did not end in time, or what was \
+asked for does not exist or was refused; 2 wrong usage or invalid input; 3 the coordinator cannot be reached or started, or this \
 identity is not allowed; 130 interrupted, which leaves the flow running.";
 
 /// The command line.
@@ -49,16 +54,27 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run every service in one process, on a data directory
+    #[command(after_help = "Example:\n  mycora up --data ./data --port 7700")]
     Up(UpArgs),
     /// Show a real flow running through every service, and leave nothing behind
+    #[command(after_help = "Example:\n  mycora demo --data ./demo")]
     Demo(DemoArgs),
-    /// Check, submit, watch and cancel flows
+    /// Check, submit, watch, cancel and repeat flows, and look into them
     #[command(subcommand)]
     Flow(FlowCommand),
+    /// Run one job, without a flow file
+    #[command(subcommand)]
+    Job(JobCommand),
+    /// Remove contexts
+    #[command(subcommand)]
+    Context(ContextCommand),
     /// Show where jobs can run
     #[command(subcommand)]
     Runner(RunnerCommand),
     /// Make the first actor, context and runners of a suite of separate processes
+    #[command(
+        after_help = "Example:\n  mycora bootstrap --admin pki/admin.pem --runner grpc://127.0.0.1:7706"
+    )]
     Bootstrap(BootstrapArgs),
     /// Make certificates for development
     #[command(subcommand)]
@@ -93,8 +109,10 @@ pub async fn run(global: Global, command: Command) -> Result<u8, Failure> {
         Command::Demo(args) => demo::run(&args, global).await,
         Command::Bootstrap(args) => bootstrap::run(&args, &Session::open(global)?).await,
         Command::Pki(command) => pki::run(&command, global.output).map(|()| 0),
-        Command::Flow(FlowCommand::Validate(args)) => flow::validate(&args, global.output).map(|()| 0),
+        Command::Flow(FlowCommand::Validate(args)) => validate::run(&args, global.output).map(|()| 0),
         Command::Flow(command) => flow::run(&Session::open(global)?, command).await,
+        Command::Job(command) => job::run(&Session::open(global)?, &command).await,
+        Command::Context(command) => context::run(&Session::open(global)?, &command).await.map(|()| 0),
         Command::Runner(command) => runner::run(&Session::open(global)?, &command).await.map(|()| 0),
     }
 }
@@ -107,6 +125,17 @@ mod tests {
     #[test]
     fn the_definition_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_an_example() {
+        let mut commands = vec![Cli::command()];
+        while let Some(command) = commands.pop() {
+            commands.extend(command.get_subcommands().cloned());
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let example = command.has_subcommands() || help.contains("Example");
+            assert!(example, "`{}` has no example", command.get_name());
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use proto::v1;
+use proto::v1::context_service_client::ContextServiceClient;
 use proto::v1::flow_service_client::FlowServiceClient;
 use proto::v1::job_service_client::JobServiceClient;
 use proto::v1::runner_service_client::RunnerServiceClient;
@@ -18,6 +19,16 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Waits between tries of a call that may be repeated.
 const RETRY_WAITS: [Duration; 3] =
     [Duration::from_millis(200), Duration::from_millis(600), Duration::from_millis(1500)];
+/// The same where much would be lost: a service that starts anew is waited for, about 30 s.
+const PATIENT_WAITS: [Duration; 9] = {
+    let mut waits = [Duration::from_secs(5); 9];
+    (waits[0], waits[1], waits[2]) = (RETRY_WAITS[0], RETRY_WAITS[1], RETRY_WAITS[2]);
+    waits
+};
+/// How long a start may take, which checks the flow as a whole.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long one try to remove a context may take.
+const DELETE_CONTEXT_TIMEOUT: Duration = Duration::from_secs(60);
 /// A server that wants to be asked later than this is not waited for.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 /// Entries of one page where all pages are wanted.
@@ -28,6 +39,7 @@ const PAGE_SIZE: u32 = 1000;
 pub struct Clients {
     flows: FlowServiceClient<Channel>,
     jobs: JobServiceClient<Channel>,
+    contexts: ContextServiceClient<Channel>,
     runners: RunnerServiceClient<Channel>,
 }
 
@@ -44,15 +56,51 @@ impl<T> Pieces<T> {
     }
 }
 
+/// Calls a method, and calls it again when it may have been a passing trouble.
+macro_rules! call {
+    ($client:expr, $method:ident, $request:expr, $waits:expr, $timeout:expr) => {
+        repeat($waits, || {
+            let (mut client, request) = ($client.clone(), timed($request.clone(), $timeout));
+            async move { client.$method(request).await }
+        })
+    };
+    ($client:expr, $method:ident, $request:expr) => {
+        call!($client, $method, $request, &RETRY_WAITS, CALL_TIMEOUT)
+    };
+}
+
+/// Reads one page after the other until there is no more, or there are as many as are wanted.
+macro_rules! pages {
+    ($client:expr, $method:ident, $request:expr, $items:ident, $limit:expr) => {{
+        let limit: u32 = $limit;
+        let (mut request, mut all) = ($request, Vec::new());
+        loop {
+            let left = limit.saturating_sub(u32::try_from(all.len()).unwrap_or(u32::MAX));
+            if left == 0 {
+                break (all, request.page_token);
+            }
+            request.page_size = left.min(PAGE_SIZE);
+            let page = call!($client, $method, request).await?;
+            all.extend(page.$items);
+            request.page_token = page.next_page_token;
+            if request.page_token.is_empty() {
+                break (all, request.page_token);
+            }
+        }
+    }};
+}
+
 impl Clients {
     /// Prepares to call; connects with the first call. Has to be made within a runtime.
     ///
     /// # Errors
     /// When an address or a certificate file cannot be used.
     pub fn new(profile: &Profile) -> Result<Self, Failure> {
+        let storage = profile.channel_to(Host::Storage)?;
         Ok(Self {
             flows: FlowServiceClient::new(profile.channel_to(Host::Scheduler)?),
-            jobs: JobServiceClient::new(profile.channel_to(Host::Storage)?),
+            jobs: JobServiceClient::new(storage.clone()),
+            contexts: ContextServiceClient::new(storage),
             runners: RunnerServiceClient::new(profile.channel_to(Host::RunnerRegistry)?),
         })
     }
@@ -60,86 +108,128 @@ impl Clients {
     /// Submits a flow. Tried again when the answer was lost: the request has an id.
     pub async fn submit_flow(
         &self,
-        request: v1::SubmitFlowRequest,
+        request: &v1::SubmitFlowRequest,
     ) -> Result<v1::SubmitFlowResponse, CallError> {
         debug_assert!(!request.request_id.is_empty());
-        repeat(|| {
-            let (mut client, request) = (self.flows.clone(), timed(request.clone()));
-            async move { client.submit_flow(request).await }
-        })
-        .await
+        call!(self.flows, submit_flow, request).await
+    }
+
+    /// Creates a flow to be filled. Tried again when the answer was lost: the request has an id.
+    pub async fn create_flow(
+        &self,
+        request: &v1::CreateFlowRequest,
+    ) -> Result<v1::CreateFlowResponse, CallError> {
+        debug_assert!(!request.request_id.is_empty());
+        call!(self.flows, create_flow, request).await
+    }
+
+    /// Adds nodes to a flow. Tried again for as long as a service may need to start anew: the same nodes
+    /// at the same place change nothing.
+    pub async fn add_nodes(
+        &self,
+        request: &v1::AddFlowNodesRequest,
+    ) -> Result<v1::AddFlowNodesResponse, CallError> {
+        call!(self.flows, add_flow_nodes, request, &PATIENT_WAITS, CALL_TIMEOUT).await
+    }
+
+    /// Starts a flow that was filled. Tried again as long as [`Clients::add_nodes`]: starting twice is
+    /// starting once.
+    pub async fn start_flow(
+        &self,
+        request: v1::StartFlowRequest,
+    ) -> Result<v1::StartFlowResponse, CallError> {
+        call!(self.flows, start_flow, request, &PATIENT_WAITS, START_TIMEOUT).await
     }
 
     /// Reads a flow.
     pub async fn get_flow(&self, context_id: u32, flow_id: u32) -> Result<v1::GetFlowResponse, CallError> {
-        repeat(|| {
-            let mut client = self.flows.clone();
-            async move { client.get_flow(timed(v1::GetFlowRequest { context_id, flow_id })).await }
-        })
-        .await
+        call!(self.flows, get_flow, v1::GetFlowRequest { context_id, flow_id }).await
     }
 
-    /// Reads all nodes of a flow.
-    pub async fn list_nodes(&self, context_id: u32, flow_id: u32) -> Result<Vec<v1::FlowNode>, CallError> {
-        let mut nodes = Vec::new();
-        let mut page_token = String::new();
-        loop {
-            let request = v1::ListFlowNodesRequest { context_id, flow_id, page_size: PAGE_SIZE, page_token };
-            let page = repeat(|| {
-                let (mut client, request) = (self.flows.clone(), timed(request.clone()));
-                async move { client.list_flow_nodes(request).await }
-            })
-            .await?;
-            nodes.extend(page.nodes);
-            page_token = page.next_page_token;
-            if page_token.is_empty() {
-                return Ok(nodes);
-            }
-        }
-    }
-
-    /// Reads the newest flows of a context, at most `limit`.
-    pub async fn list_flows(
+    /// Reads the nodes of a flow that are in one of these states; all without any.
+    pub async fn list_nodes(
         &self,
         context_id: u32,
-        status: v1::FlowStatus,
+        flow_id: u32,
+        states: &[v1::NodeState],
+    ) -> Result<Vec<v1::FlowNode>, CallError> {
+        let states = states.iter().map(|state| (*state).into()).collect();
+        let request = v1::ListFlowNodesRequest { context_id, flow_id, states, ..Default::default() };
+        Ok(pages!(self.flows, list_flow_nodes, request, nodes, u32::MAX).0)
+    }
+
+    /// Reads the newest flows that the request describes, at most `limit`.
+    pub async fn list_flows(
+        &self,
+        request: v1::ListFlowsRequest,
         limit: u32,
     ) -> Result<v1::ListFlowsResponse, CallError> {
-        let mut all = v1::ListFlowsResponse::default();
-        loop {
-            let left = limit.saturating_sub(u32::try_from(all.flows.len()).unwrap_or(u32::MAX));
-            if left == 0 {
-                return Ok(all);
-            }
-            let request = v1::ListFlowsRequest {
-                context_id,
-                status: status.into(),
-                page_size: left.min(PAGE_SIZE),
-                page_token: std::mem::take(&mut all.next_page_token),
-            };
-            let page = repeat(|| {
-                let (mut client, request) = (self.flows.clone(), timed(request.clone()));
-                async move { client.list_flows(request).await }
-            })
-            .await?;
-            all.flows.extend(page.flows);
-            all.next_page_token = page.next_page_token;
-            if all.next_page_token.is_empty() {
-                return Ok(all);
-            }
-        }
+        let (flows, next_page_token) = pages!(self.flows, list_flows, request, flows, limit);
+        Ok(v1::ListFlowsResponse { flows, next_page_token })
     }
 
     /// Asks to cancel a flow. Tried again when the answer was lost: cancelling twice is cancelling once.
     pub async fn cancel_flow(
         &self,
-        request: v1::CancelFlowRequest,
+        request: &v1::CancelFlowRequest,
     ) -> Result<v1::CancelFlowResponse, CallError> {
-        repeat(|| {
-            let (mut client, request) = (self.flows.clone(), timed(request.clone()));
-            async move { client.cancel_flow(request).await }
-        })
-        .await
+        call!(self.flows, cancel_flow, request).await
+    }
+
+    /// Asks to cancel a node. Tried again as [`Clients::cancel_flow`].
+    pub async fn cancel_node(
+        &self,
+        request: &v1::CancelNodeRequest,
+    ) -> Result<v1::CancelNodeResponse, CallError> {
+        call!(self.flows, cancel_node, request).await
+    }
+
+    /// Runs a flow again. Tried again when the answer was lost: the request has an id.
+    pub async fn retry_flow(
+        &self,
+        request: &v1::RetryFlowRequest,
+    ) -> Result<v1::RetryFlowResponse, CallError> {
+        debug_assert!(!request.request_id.is_empty());
+        call!(self.flows, retry_flow, request).await
+    }
+
+    /// Gives a signal to a flow. Tried again: the first of a name counts.
+    pub async fn signal_flow(
+        &self,
+        request: &v1::SignalFlowRequest,
+    ) -> Result<v1::SignalFlowResponse, CallError> {
+        call!(self.flows, signal_flow, request).await
+    }
+
+    /// Asks why a node is where it is.
+    pub async fn explain_node(
+        &self,
+        request: &v1::ExplainNodeRequest,
+    ) -> Result<v1::ExplainNodeResponse, CallError> {
+        call!(self.flows, explain_node, request).await
+    }
+
+    /// Has a flow drawn.
+    pub async fn flow_graph(
+        &self,
+        request: v1::GetFlowGraphRequest,
+    ) -> Result<v1::GetFlowGraphResponse, CallError> {
+        call!(self.flows, get_flow_graph, request).await
+    }
+
+    /// Starts one job. Tried again when the answer was lost: the request has an id.
+    pub async fn run_job(&self, request: &v1::RunJobRequest) -> Result<v1::RunJobResponse, CallError> {
+        debug_assert!(!request.request_id.is_empty());
+        call!(self.flows, run_job, request).await
+    }
+
+    /// Reports on an attempt. Tried again when the answer was lost: the request has an id.
+    pub async fn update_node(
+        &self,
+        request: &v1::UpdateNodeStatusRequest,
+    ) -> Result<v1::UpdateNodeStatusResponse, CallError> {
+        debug_assert!(!request.request_id.is_empty());
+        call!(self.flows, update_node_status, request).await
     }
 
     /// Removes an ended flow. Never tried again: the second answer would be that it is not there.
@@ -148,8 +238,14 @@ impl Clients {
         context_id: u32,
         flow_id: u32,
     ) -> Result<v1::DeleteFlowResponse, CallError> {
-        let request = timed(v1::DeleteFlowRequest { context_id, flow_id });
+        let request = timed(v1::DeleteFlowRequest { context_id, flow_id }, CALL_TIMEOUT);
         Ok(self.flows.clone().delete_flow(request).await?.into_inner())
+    }
+
+    /// Removes a context. One try: what a further one says depends on what became of this.
+    pub async fn delete_context(&self, context_id: u32) -> Result<v1::DeleteContextResponse, CallError> {
+        let request = timed(v1::DeleteContextRequest { context_id }, DELETE_CONTEXT_TIMEOUT);
+        Ok(self.contexts.clone().delete_context(request).await?.into_inner())
     }
 
     /// Watches a flow from a position on; an empty one begins with a snapshot.
@@ -170,16 +266,16 @@ impl Clients {
 
     /// Uploads a blob, given in pieces. Tried again as a whole: the content is its name.
     pub async fn put_blob(&self, pieces: &[v1::PutBlobRequest]) -> Result<v1::PutBlobResponse, CallError> {
-        repeat(|| {
+        repeat(&RETRY_WAITS, || {
             let (mut client, pieces) = (self.jobs.clone(), pieces.to_vec());
-            async move { client.put_blob(timed(tokio_stream::iter(pieces))).await }
+            async move { client.put_blob(timed(tokio_stream::iter(pieces), CALL_TIMEOUT)).await }
         })
         .await
     }
 
     /// Downloads a blob.
     pub async fn get_blob(&self, context_id: u32, sha256: String) -> Result<Vec<u8>, CallError> {
-        let request = timed(v1::GetBlobRequest { context_id, sha256 });
+        let request = timed(v1::GetBlobRequest { context_id, sha256 }, CALL_TIMEOUT);
         let mut pieces = Pieces(self.jobs.clone().get_blob(request).await?.into_inner());
         let mut bytes = Vec::new();
         while let Some(piece) = pieces.next().await? {
@@ -190,36 +286,24 @@ impl Clients {
 
     /// Reads all runners of a context.
     pub async fn list_runners(&self, context_id: u32) -> Result<v1::ListRunnersResponse, CallError> {
-        let mut all = v1::ListRunnersResponse::default();
-        loop {
-            let page_token = std::mem::take(&mut all.next_page_token);
-            let request = v1::ListRunnersRequest { context_id, page_size: PAGE_SIZE, page_token };
-            let page = repeat(|| {
-                let (mut client, request) = (self.runners.clone(), timed(request.clone()));
-                async move { client.list_runners(request).await }
-            })
-            .await?;
-            all.runners.extend(page.runners);
-            all.next_page_token = page.next_page_token;
-            if all.next_page_token.is_empty() {
-                return Ok(all);
-            }
-        }
+        let request = v1::ListRunnersRequest { context_id, ..Default::default() };
+        let (runners, next_page_token) = pages!(self.runners, list_runners, request, runners, u32::MAX);
+        Ok(v1::ListRunnersResponse { runners, next_page_token })
     }
 }
 
-fn timed<T>(message: T) -> tonic::Request<T> {
+fn timed<T>(message: T, timeout: Duration) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
-    request.set_timeout(CALL_TIMEOUT);
+    request.set_timeout(timeout);
     request
 }
 
-/// Calls, and calls again when it may have been a passing trouble.
-async fn repeat<T, F>(mut call: impl FnMut() -> F) -> Result<T, CallError>
+/// Calls, and calls again after each of the waits when it may have been a passing trouble.
+async fn repeat<T, F>(waits: &[Duration], mut call: impl FnMut() -> F) -> Result<T, CallError>
 where
     F: Future<Output = Result<Response<T>, Status>>,
 {
-    let mut waits = RETRY_WAITS.iter();
+    let mut waits = waits.iter();
     loop {
         let error = match call().await {
             Ok(answer) => return Ok(answer.into_inner()),

@@ -2,13 +2,25 @@
 
 pub mod bootstrap;
 pub mod cancel;
+pub mod context;
+pub mod delete;
 pub mod demo;
+pub mod explain;
 pub mod flow;
+pub mod graph;
+pub mod job;
+pub mod list;
 pub mod logs;
+pub mod nodes;
 pub mod pki;
+pub mod report;
+pub mod retry;
 pub mod runner;
+pub mod signal;
 pub mod submit;
 pub mod up;
+pub mod validate;
+pub mod values;
 pub mod watch;
 
 use std::path::PathBuf;
@@ -23,14 +35,14 @@ use crate::profile::{PROFILE_FILE, Profile, ProfileError, default_data_dir};
 /// Flags that every command understands.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Global {
-    /// How answers are written. `json` is one document on standard output
+    /// How answers are written. `json` and `yaml` are one document on standard output
     #[arg(long, global = true, value_enum, default_value_t, env = "MYCORA_OUTPUT")]
     pub output: Format,
     /// Show no progress
     #[arg(long, short, global = true)]
     pub quiet: bool,
     /// The context to work in. Else what the flow file says, else what the profile says
-    #[arg(long, global = true, value_name = "ID", env = "MYCORA_CONTEXT", help_heading = "Connection")]
+    #[arg(long, global = true, value_name = "ID", env = "MYCORA_CONTEXT", value_parser = values::id, help_heading = "Connection")]
     pub context: Option<u32>,
     /// The profile, a TOML file [default: client.toml in the data directory]
     #[arg(long, global = true, value_name = "FILE", env = "MYCORA_CONFIG", help_heading = "Connection")]

@@ -30,15 +30,15 @@ const REPORT: (&str, &str) = ("report", "report.txt");
 pub async fn run(session: &Session) -> Result<u8, Failure> {
     let context = session.context()?;
     let file = flow_file()?;
-    let answer = submit::submit(session, context, &file, 0, Uuid::new_v4()).await?;
+    let answer = submit::submit(session, context, &file, None, Uuid::new_v4()).await?;
     let id = answer.flow.unwrap_or_default().id;
     let mut progress = Progress::new(session.global.quiet);
     let flow = watch::follow(&session.clients, context, id, &mut progress).await?;
 
-    let nodes = session.clients.list_nodes(context, id).await?;
+    let nodes = session.clients.list_nodes(context, id, &[]).await?;
     match session.global.output {
-        Format::Json => output::print_json(&json::FlowDocument::new(&flow, &nodes))?,
         Format::Table => print_report(session, context, &flow, &nodes).await?,
+        format => output::answer(format, || json::FlowDocument::new(&flow, &nodes), String::new)?,
     }
     Ok(watch::exit_code(&flow))
 }

@@ -6,29 +6,34 @@
 //! back to its place in the file.
 
 mod files;
+mod parts;
 mod places;
 mod problem;
 mod reader;
 mod tree;
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::io::{self, Read};
 use std::path::Path;
 
-use model::{Violation, Violations};
+use model::{BlobHash, Violation, Violations};
 use prost::Message;
 use proto::convert::flow_spec;
 use proto::v1;
 
-pub use files::{FileError, Files, Upload, UploadError};
+pub use files::{FileError, Files, Upload, UploadError, Uploads};
+pub use parts::{PART_BYTES_MAX, parts};
+use places::Places;
 pub use problem::{Place, Problem, Problems};
 use reader::Reader;
 
 /// What a flow file may have, in bytes.
 pub const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
-/// What one submission may have, in bytes.
+/// What is submitted with one call has at most so many bytes; more is created, filled and started.
 pub const SUBMIT_BYTES_MAX: usize = 3 * 1024 * 1024;
-/// When a submission would be too large, scripts longer than this travel as blobs.
-const SCRIPT_BYTES_WHEN_CROWDED: usize = 200;
+/// Scripts longer than this that several jobs share travel once, as a blob, when the flow is too large for one call.
+const SCRIPT_BYTES_SHARED: usize = 200;
 
 /// A flow file as it was read, before it is understood.
 #[derive(Debug, Clone)]
@@ -53,7 +58,38 @@ pub struct FlowFile {
     /// Where the uploads come from.
     pub files: Files,
     name: String,
-    places: places::Places,
+    origin: Origin,
+}
+
+/// What a flow was made of, from which the places of its fields are found when they are needed: for a
+/// large flow they take more memory than the flow.
+#[derive(Debug, Clone)]
+enum Origin {
+    /// A text, and the variables that came from elsewhere.
+    File { text: String, env: Vec<String> },
+    /// The command line.
+    Flags(Places),
+}
+
+impl Origin {
+    fn places(&self, files: &Files) -> Cow<'_, Places> {
+        match self {
+            Self::Flags(places) => Cow::Borrowed(places),
+            Self::File { text, env } => {
+                let mut reader = Reader::new(files, Places::remembered());
+                // It was read before, so that there is a tree.
+                if let Ok(tree) = tree::parse(text) {
+                    reader.flow(&tree);
+                }
+                for variable in env {
+                    reader
+                        .places
+                        .add_outside(format!("flow.env_vars[{variable}]"), format!("--env {variable}"));
+                }
+                Cow::Owned(reader.places)
+            }
+        }
+    }
 }
 
 impl Source {
@@ -95,47 +131,74 @@ impl FlowFile {
     pub fn parse(source: Source, env: &[(String, String)]) -> Result<Self, Problems> {
         let Source { name, text, files } = source;
         let tree = tree::parse(&text).map_err(|problem| Problems::new(&name, vec![problem]))?;
-        let mut reader = Reader {
-            files: &files,
-            problems: Vec::new(),
-            places: places::Places::default(),
-            uploads: files::Uploads::default(),
-        };
+        let mut reader = Reader::new(&files, Places::forgotten());
         let (mut spec, context) = reader.flow(&tree);
-        for (variable, value) in env {
-            reader.places.add_outside(format!("flow.env_vars[{variable}]"), format!("--env {variable}"));
-            spec.env_vars.insert(variable.clone(), value.clone());
-        }
-        let Reader { mut problems, places, mut uploads, .. } = reader;
-        for violation in check(&spec).as_slice() {
-            let found = places.locate(violation);
-            // What was read wrongly is often missed later as well; the first message is the better one.
-            if found.place.is_none() || problems.iter().all(|problem| problem.place != found.place) {
-                problems.push(found);
+        // A large flow has a large tree.
+        drop(tree);
+        spec.env_vars.extend(env.iter().cloned());
+        let Reader { mut problems, mut uploads, .. } = reader;
+        let origin = Origin::File { text, env: env.iter().map(|(variable, _)| variable.clone()).collect() };
+        let violations = check(&spec);
+        if !violations.is_empty() {
+            let places = origin.places(&files);
+            for violation in violations.as_slice() {
+                let found = places.locate(violation);
+                // What was read wrongly is often missed later as well; the first message is the better one.
+                if found.place.is_none() || problems.iter().all(|problem| problem.place != found.place) {
+                    problems.push(found);
+                }
             }
         }
-        if problems.is_empty() {
-            make_room(&mut spec, &mut uploads);
-            let bytes = spec.encoded_len();
-            if bytes > SUBMIT_BYTES_MAX {
-                problems.push(Problem::at(
-                    Place::START,
-                    format!(
-                        "the flow has {bytes} bytes, at most {SUBMIT_BYTES_MAX} can be submitted at once; split it"
-                    ),
-                ));
+        if problems.is_empty() && spec.encoded_len() > SUBMIT_BYTES_MAX {
+            share_scripts(&mut spec, &mut uploads);
+            let violations = jobs_too_large(&spec);
+            if !violations.is_empty() {
+                let places = origin.places(&files);
+                problems.extend(violations.as_slice().iter().map(|violation| places.locate(violation)));
             }
         }
         if !problems.is_empty() {
             return Err(Problems::new(&name, problems));
         }
-        Ok(Self { spec, context, uploads: uploads.into_list(), files, name, places })
+        Ok(Self { spec, context, uploads: uploads.into_list(), files, name, origin })
+    }
+
+    /// A flow of one job that the command line describes; `labels` are its fields and what people
+    /// call them.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn of_job(
+        node: v1::NodeSpec,
+        uploads: Uploads,
+        labels: &[(String, String)],
+    ) -> Result<Self, Problems> {
+        let name = "mycora job run".to_owned();
+        let mut places = Places::remembered();
+        for (field, label) in labels {
+            places.add_outside(field, label);
+        }
+        let spec = v1::FlowSpec { name: node.name.clone(), nodes: vec![node], ..Default::default() };
+        let problems: Vec<_> = check(&spec).as_slice().iter().map(|found| places.locate(found)).collect();
+        if !problems.is_empty() {
+            return Err(Problems::new(&name, problems));
+        }
+        let files = Files::Directory("".into());
+        let origin = Origin::Flags(places);
+        Ok(Self { spec, context: None, uploads: uploads.into_list(), files, name, origin })
+    }
+
+    /// Whether one call submits it.
+    #[must_use]
+    pub fn fits_one_call(&self) -> bool {
+        self.spec.encoded_len() <= SUBMIT_BYTES_MAX
     }
 
     /// What a server refused, at its places in the file.
     #[must_use]
     pub fn locate(&self, violations: &[Violation]) -> Problems {
-        let list = violations.iter().map(|violation| self.places.locate(violation)).collect();
+        let places = self.origin.places(&self.files);
+        let list = violations.iter().map(|violation| places.locate(violation)).collect();
         Problems::new(&self.name, list)
     }
 }
@@ -155,20 +218,44 @@ fn check(spec: &v1::FlowSpec) -> Violations {
     located
 }
 
-/// Makes blobs of scripts when the request would be too large with them in it.
-fn make_room(spec: &mut v1::FlowSpec, uploads: &mut files::Uploads) {
-    if spec.encoded_len() <= SUBMIT_BYTES_MAX {
-        return;
+/// Makes blobs of scripts that several jobs share.
+fn share_scripts(spec: &mut v1::FlowSpec, uploads: &mut Uploads) {
+    let mut known = HashMap::<BlobHash, u32>::new();
+    for text in spec.nodes.iter_mut().filter_map(long_script) {
+        *known.entry(BlobHash::of(text.as_bytes())).or_default() += 1;
     }
     for node in &mut spec.nodes {
-        let Some(script) = node.job.as_mut().and_then(|job| job.script.as_mut()) else { continue };
-        if let Some(v1::script::Source::Text(text)) = &mut script.source
-            && text.len() > SCRIPT_BYTES_WHEN_CROWDED
-        {
-            let blob = uploads.text(&format!("script of {}", node.name), std::mem::take(text));
-            script.source = Some(v1::script::Source::Blob(reader::blob_to_wire(blob)));
+        let label = format!("script of {}", node.name);
+        let Some(text) = long_script(node) else { continue };
+        if known.get(&BlobHash::of(text.as_bytes())).is_some_and(|jobs| *jobs > 1) {
+            let blob = uploads.text(&label, std::mem::take(text));
+            let script = node.job.as_mut().and_then(|job| job.script.as_mut());
+            script.expect("it was just read").source =
+                Some(v1::script::Source::Blob(reader::blob_to_wire(blob)));
         }
     }
+}
+
+fn long_script(node: &mut v1::NodeSpec) -> Option<&mut String> {
+    match node.job.as_mut()?.script.as_mut()?.source.as_mut()? {
+        v1::script::Source::Text(text) => Some(text).filter(|text| text.len() > SCRIPT_BYTES_SHARED),
+        v1::script::Source::Blob(_) => None,
+    }
+}
+
+/// Every job has to fit into one call.
+fn jobs_too_large(spec: &v1::FlowSpec) -> Violations {
+    let mut violations = Violations::new();
+    for (i, node) in spec.nodes.iter().enumerate() {
+        let bytes = node.encoded_len();
+        if bytes > SUBMIT_BYTES_MAX {
+            violations.add(
+                format!("flow.nodes[{i}]"),
+                format!("the job has {bytes} bytes with the names it depends on, at most {SUBMIT_BYTES_MAX} are allowed"),
+            );
+        }
+    }
+    violations
 }
 
 #[cfg(test)]

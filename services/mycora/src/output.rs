@@ -26,6 +26,79 @@ pub enum Format {
     Table,
     /// The proto JSON of the answer: one document.
     Json,
+    /// The same as YAML.
+    Yaml,
+}
+
+/// Writes an answer to standard output: its text for people, its document for programs. Only the one
+/// that is wanted is made.
+///
+/// # Errors
+/// As [`print()`].
+pub fn answer<D: Serialize>(
+    format: Format,
+    document: impl FnOnce() -> D,
+    text: impl FnOnce() -> String,
+) -> Result<(), Failure> {
+    match format {
+        Format::Table => print(&text()),
+        Format::Json | Format::Yaml => print(&document_text(format, &document())?),
+    }
+}
+
+/// Writes one document of many, so that a reader need not wait for the last: JSON on a line of its own,
+/// YAML after `---`.
+///
+/// # Errors
+/// As [`print()`].
+pub fn print_one_of_many(format: Format, document: &impl Serialize) -> Result<(), Failure> {
+    match format {
+        Format::Table | Format::Json => {
+            print(&format!("{}\n", serde_json::to_string(document).map_err(unwritable)?))
+        }
+        Format::Yaml => print(&format!("---\n{}", document_text(format, document)?)),
+    }
+}
+
+/// Writes one item of a document that is a list; `first` for the first of them.
+///
+/// # Errors
+/// As [`print()`].
+pub fn print_item(format: Format, first: bool, item: &impl Serialize) -> Result<(), Failure> {
+    match format {
+        Format::Table | Format::Json => {
+            let separator = if first { "[\n" } else { ",\n" };
+            print(&format!("{separator}{}", serde_json::to_string(item).map_err(unwritable)?))
+        }
+        Format::Yaml => print(&document_text(format, &[item])?),
+    }
+}
+
+/// Ends a document that is a list; `empty` when it has no items.
+///
+/// # Errors
+/// As [`print()`].
+pub fn end_items(format: Format, empty: bool) -> Result<(), Failure> {
+    match (format, empty) {
+        (_, true) => print("[]\n"),
+        (Format::Table | Format::Json, false) => print("\n]\n"),
+        (Format::Yaml, false) => Ok(()),
+    }
+}
+
+fn document_text(format: Format, document: &impl Serialize) -> Result<String, Failure> {
+    let mut text = match format {
+        Format::Table | Format::Json => serde_json::to_string_pretty(document).map_err(unwritable)?,
+        Format::Yaml => serde_saphyr::to_string(document).map_err(unwritable)?,
+    };
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+fn unwritable(error: impl std::fmt::Display) -> Failure {
+    Failure::Failed(format!("the answer cannot be written: {error}"))
 }
 
 /// Writes a text to standard output. That nobody reads on is no failure.
@@ -33,8 +106,7 @@ pub enum Format {
 /// # Errors
 /// When it cannot be written for another reason.
 pub fn print(text: &str) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+    print_bytes(text.as_bytes())
 }
 
 /// Writes bytes to standard output as they are.
@@ -46,20 +118,14 @@ pub fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
     written(out.write_all(bytes).and_then(|()| out.flush()))
 }
 
-/// Writes one JSON document to standard output.
-///
-/// # Errors
-/// As [`print()`].
-pub fn print_json(document: &impl Serialize) -> Result<(), Failure> {
-    let mut text = serde_json::to_string_pretty(document)
-        .map_err(|error| Failure::Failed(format!("the answer cannot be written as JSON: {error}")))?;
-    text.push('\n');
-    print(&text)
-}
-
 /// Writes a line to standard error. Without a reader there is nobody to tell.
 pub fn note(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
+/// Writes bytes to standard error as they are.
+pub fn note_bytes(bytes: &[u8]) {
+    let _ = io::stderr().lock().write_all(bytes);
 }
 
 fn written(result: io::Result<()>) -> Result<(), Failure> {
@@ -68,5 +134,63 @@ fn written(result: io::Result<()>) -> Result<(), Failure> {
             Err(Failure::Failed(format!("cannot write to standard output: {error}")))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn yaml_says_what_json_says() {
+        let texts = [
+            "",
+            " ",
+            "yes",
+            "no",
+            "null",
+            "~",
+            "1.0",
+            "0x1F",
+            "007",
+            "1e3",
+            "2026-01-01",
+            "a: b",
+            "#x",
+            "- x",
+            "[x",
+            "two\nlines\n",
+            "\n lead",
+            "end \n\n",
+            "tab\there",
+            "\u{1b}[31m",
+            "größer",
+            "\u{feff}",
+            "'",
+            "\"",
+            "*x",
+            "&x",
+            "!x",
+            "%x",
+            "@x",
+            "`x",
+            "a #b",
+            "18446744073709551616",
+            "\r\n",
+            "<<",
+            "---",
+            "...",
+            "true: x",
+        ];
+        let long = "word ".repeat(60);
+        let texts = texts.iter().copied().chain([long.as_str()]);
+        let map: BTreeMap<String, &str> =
+            texts.enumerate().map(|(i, text)| (format!("k{i}"), text)).collect();
+        let yaml = document_text(Format::Yaml, &map).expect("written");
+        let read: BTreeMap<String, String> = serde_saphyr::from_str(&yaml).expect(&yaml);
+        for (key, text) in &map {
+            assert_eq!(read[key], *text, "{yaml}");
+        }
     }
 }

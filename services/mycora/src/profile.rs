@@ -143,7 +143,7 @@ impl Profile {
         })?;
         let mut profile: Self = toml::from_str(&text).map_err(|error| ProfileError::Content {
             path: path.to_owned(),
-            message: error.to_string().trim_end().to_owned(),
+            message: what_is_wrong(&text, &error),
         })?;
         let dir = path.parent().unwrap_or(Path::new(""));
         for file in [&mut profile.ca, &mut profile.cert, &mut profile.key].into_iter().flatten() {
@@ -216,6 +216,22 @@ impl Profile {
     }
 }
 
+/// At its line and column, in the words of profiles.
+fn what_is_wrong(text: &str, error: &toml::de::Error) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    let line = before.lines().count().max(1) + usize::from(before.ends_with('\n'));
+    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+    let message = error.message();
+    let what = if let Some(rest) = message.strip_prefix("unknown field ") {
+        rest.replacen(", expected", " is no key of a profile; expected", 1)
+    } else if message.starts_with("invalid type") || message.starts_with("invalid value") {
+        "a value of another kind belongs here: `context` and `actor` are numbers, the others texts".to_owned()
+    } else {
+        message.to_owned()
+    };
+    format!("line {line}, column {column}: {what}")
+}
+
 /// Where things are kept when nobody says: `$XDG_DATA_HOME/mycora`, else `~/.local/share/mycora`.
 ///
 /// # Errors
@@ -284,7 +300,10 @@ mod tests {
     fn a_misspelt_key_is_named_with_its_line() {
         let (_dir, path) = written("address = \"https://h:1\"\nserver-name = \"x\"\n");
         let error = Profile::load(&path).expect_err("a wrong key").to_string();
-        assert!(error.contains("server-name") && error.contains("line 2"), "{error}");
+        assert!(error.contains("line 2, column 1: `server-name` is no key of a profile"), "{error}");
+        let (_dir, path) = written("context = \"x\"\n");
+        let error = Profile::load(&path).expect_err("a wrong kind").to_string();
+        assert!(error.contains("line 1, column 11: a value of another kind"), "{error}");
         let missing = Profile::load(Path::new("/nowhere/client.toml")).expect_err("not there");
         assert!(matches!(missing, ProfileError::Missing { .. }));
     }

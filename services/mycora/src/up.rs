@@ -21,6 +21,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+pub use self::banner::Banner;
 use self::directory::DataDir;
 pub use self::error::UpError;
 use self::redis::PrivateRedis;
@@ -94,7 +95,7 @@ impl Notice {
 /// An all-in-one that runs.
 pub struct Running {
     profile: Profile,
-    banner: String,
+    banner: Banner,
     stop: CancellationToken,
     task: JoinHandle<Result<(), UpError>>,
 }
@@ -108,7 +109,7 @@ impl Running {
 
     /// What a person has to know to use it: addresses, and lines to copy.
     #[must_use]
-    pub fn banner(&self) -> &str {
+    pub const fn banner(&self) -> &Banner {
         &self.banner
     }
 
@@ -166,7 +167,7 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
     };
     let profile = certificates.profile(port);
     profile.save(&dir.join("client.toml")).map_err(UpError::Profile)?;
-    let banner = banner::text(&dir, &redis, &profile, port);
+    let banner = Banner::new(&dir, &redis, &profile, port);
     let task = tokio::spawn(supervise(dir, redis, suite, stop.clone()));
     Ok(Running { profile, banner, stop, task })
 }

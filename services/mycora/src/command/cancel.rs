@@ -2,41 +2,87 @@
 
 use clap::Args;
 use proto::v1;
+use uuid::Uuid;
 
-use super::{Session, watch};
+use super::{Session, values, watch};
 use crate::failure::Failure;
 use crate::output::progress::is_ended;
-use crate::output::{self, Format, json, words};
+use crate::output::{self, json, words};
 
 /// What `flow cancel` takes.
 #[derive(Debug, Args)]
 pub struct CancelArgs {
     /// The flow's number
+    #[arg(value_parser = values::id)]
     pub id: u32,
-    /// Wait until everything has stopped
-    #[arg(long)]
+    /// End scripts at once instead of asking them first
+    #[arg(long, conflicts_with = "grace")]
+    pub now: bool,
+    /// Seconds between asking a script to end and ending it [default: 5]
+    #[arg(long, value_name = "SECS")]
+    pub grace: Option<u32>,
+    /// Only this job; what depends on it sees a failure
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["now", "grace"])]
+    pub node: Option<String>,
+    /// Watch the flow until it has ended
+    #[arg(long, short)]
     pub watch: bool,
 }
 
 pub(super) async fn run(session: &Session, args: &CancelArgs) -> Result<u8, Failure> {
     let context = session.context()?;
+    match &args.node {
+        Some(node) => cancel_node(session, context, args, node).await,
+        None => cancel_flow(session, context, args).await,
+    }
+}
+
+async fn cancel_flow(session: &Session, context: u32, args: &CancelArgs) -> Result<u8, Failure> {
     let request = v1::CancelFlowRequest {
-        request_id: uuid::Uuid::new_v4().to_string(),
+        request_id: Uuid::new_v4().to_string(),
         context_id: context,
         flow_id: args.id,
+        grace_secs: if args.now { Some(0) } else { args.grace },
     };
-    let answer = session.clients.cancel_flow(request).await?;
+    let answer = session.clients.cancel_flow(&request).await?;
     if args.watch {
         return watch::run(session, context, args.id).await;
     }
-    if session.global.output == Format::Json {
-        return output::print_json(&json::of(&answer)).map(|()| 0);
-    }
-    let flow = answer.flow.unwrap_or_default();
-    let text = if is_ended(&flow) {
-        format!("flow {} had ended before: {}\n", flow.id, words::flow_status(flow.status()))
-    } else {
-        format!("flow {} is being cancelled; see `mycora flow watch {}`\n", flow.id, flow.id)
+    output::answer(
+        session.global.output,
+        || json::of(&answer),
+        || {
+            let flow = answer.flow.clone().unwrap_or_default();
+            if is_ended(&flow) {
+                format!("flow {} had ended before: {}\n", flow.id, words::flow_status(flow.status()))
+            } else {
+                format!("flow {} is being cancelled; see `mycora flow watch {}`\n", flow.id, flow.id)
+            }
+        },
+    )?;
+    Ok(0)
+}
+
+async fn cancel_node(session: &Session, context: u32, args: &CancelArgs, node: &str) -> Result<u8, Failure> {
+    let request = v1::CancelNodeRequest {
+        request_id: Uuid::new_v4().to_string(),
+        context_id: context,
+        flow_id: args.id,
+        node: node.to_owned(),
     };
-    output::print(&text).map(|()| 0)
+    let answer = session.clients.cancel_node(&request).await?;
+    if args.watch {
+        return watch::run(session, context, args.id).await;
+    }
+    output::answer(
+        session.global.output,
+        || json::of(&answer),
+        || {
+            format!(
+                "`{node}` of flow {} is being cancelled; see `mycora flow explain {} {node}`\n",
+                args.id, args.id
+            )
+        },
+    )?;
+    Ok(0)
 }

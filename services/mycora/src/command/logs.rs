@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use proto::v1;
 use rpc::Retry;
+use tonic::Code;
 
-use super::Session;
+use super::{Session, values};
+use crate::clients::Clients;
 use crate::failure::{CallError, Failure};
 use crate::output::{self, Format, json};
 
@@ -16,67 +18,161 @@ const WAIT: Duration = Duration::from_millis(500);
 /// A coordinator that is away for longer is given up.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Shown below the options.
+pub(super) const AFTER_HELP: &str = "\
+Examples:
+  mycora flow logs 3 --follow
+  mycora flow logs 3 merge --attempt 2 --offset 4096
+
+With --output json or yaml the answer is one document, a list of pieces; with --follow each piece is a document of its own (JSON: a line), so that it can be read at once. `data` is base64.";
+
 /// What `flow logs` takes.
 #[derive(Debug, Args)]
 pub struct LogsArgs {
     /// The flow's number
+    #[arg(value_parser = values::id)]
     pub id: u32,
+    /// Only this job, and without its name before each line
+    pub node: Option<String>,
     /// Go on until the flow has ended
     #[arg(long, short)]
     pub follow: bool,
-    /// Only this job, and without its name before each line
-    #[arg(long, value_name = "NAME")]
-    pub node: Option<String>,
+    /// Only this attempt of the job
+    #[arg(long, value_name = "N", value_parser = values::id)]
+    pub attempt: Option<u32>,
+    /// From this byte of the attempt's output on
+    #[arg(long, value_name = "BYTE")]
+    pub offset: Option<u64>,
+    /// As NODE.
+    #[arg(long = "node", value_name = "NAME", hide = true, conflicts_with = "node")]
+    pub named: Option<String>,
+}
+
+impl LogsArgs {
+    fn request(&self, context_id: u32) -> Result<v1::StreamFlowLogsRequest, Failure> {
+        let node = self.node.as_ref().or(self.named.as_ref());
+        let id = self.id;
+        if self.attempt.is_some() && node.is_none() {
+            let text = format!("--attempt needs a job, as in `mycora flow logs {id} NODE --attempt 1`");
+            return Err(Failure::Invalid(text));
+        }
+        if self.offset.is_some() && self.attempt.is_none() {
+            let text = format!(
+                "--offset needs an attempt, as in `mycora flow logs {id} NODE --attempt 1 --offset 0`"
+            );
+            return Err(Failure::Invalid(text));
+        }
+        Ok(v1::StreamFlowLogsRequest {
+            context_id,
+            flow_id: id,
+            node: node.cloned().unwrap_or_default(),
+            follow: self.follow,
+            attempt: self.attempt.unwrap_or_default(),
+            offset: self.offset.unwrap_or_default(),
+        })
+    }
 }
 
 pub(super) async fn run(session: &Session, args: &LogsArgs) -> Result<(), Failure> {
-    let request = v1::StreamFlowLogsRequest {
-        context_id: session.context()?,
-        flow_id: args.id,
-        node: args.node.clone().unwrap_or_default(),
-        follow: args.follow,
+    let request = args.request(session.context()?)?;
+    let printer = match session.global.output {
+        Format::Table if request.node.is_empty() => Printer::Prefixed(Lines::default()),
+        Format::Table => Printer::Raw,
+        format if args.follow => Printer::Documents(format),
+        format => Printer::Document { format, first: true },
     };
-    let mut printer = match (session.global.output, &args.node) {
-        (Format::Json, _) => Printer::Json { first: true },
-        (Format::Table, Some(_)) => Printer::Raw,
-        (Format::Table, None) => Printer::Prefixed(Lines::default()),
+    let mut reader = LogReader::new(&session.clients, request, printer);
+    let result = tokio::select! {
+        result = reader.until_end() => result,
+        pressed = tokio::signal::ctrl_c() => Err(match pressed {
+            Ok(()) => Failure::Interrupted(reader.way_on()),
+            Err(error) => Failure::Failed(format!("cannot wait for signals: {error}")),
+        }),
     };
-    let mut seen = Seen::default();
-    let mut heard = Instant::now();
-    while let Err(error) = one_stream(session, &request, &mut seen, &mut heard, &mut printer).await? {
-        let again = matches!(error.retry, Retry::Again { .. } | Retry::Reread);
-        if !again || heard.elapsed() >= PATIENCE || !args.follow {
-            return Err(error.into());
-        }
-        tokio::time::sleep(WAIT).await;
-    }
-    printer.end()
+    // Also what was begun is ended, so that a program can read it.
+    reader.printer.end()?;
+    result
 }
 
-/// Prints one stream. The outer failure is that of printing.
-async fn one_stream(
-    session: &Session,
-    request: &v1::StreamFlowLogsRequest,
-    seen: &mut Seen,
-    heard: &mut Instant,
-    printer: &mut Printer,
-) -> Result<Result<(), CallError>, Failure> {
-    let mut pieces = match session.clients.stream_logs(request.clone()).await {
-        Ok(pieces) => pieces,
-        Err(error) => return Ok(Err(error)),
-    };
-    loop {
-        match pieces.next().await {
-            Ok(None) => return Ok(Ok(())),
+/// Reads what jobs print, over as many streams as it takes.
+pub(super) struct LogReader<'a> {
+    clients: &'a Clients,
+    request: v1::StreamFlowLogsRequest,
+    seen: Seen,
+    heard: Instant,
+    printer: Printer,
+}
+
+impl<'a> LogReader<'a> {
+    pub(super) fn new(clients: &'a Clients, request: v1::StreamFlowLogsRequest, printer: Printer) -> Self {
+        let mut seen = Seen::default();
+        if request.offset > 0 {
+            // What lies before was not asked for.
+            seen.0.insert((request.node.clone(), request.attempt), request.offset);
+        }
+        Self { clients, request, seen, heard: Instant::now(), printer }
+    }
+
+    /// Prints until there is no more. Cancel safe: [`LogReader::way_on`] knows how far it came.
+    pub(super) async fn until_end(&mut self) -> Result<(), Failure> {
+        while let Err(error) = self.one_stream().await? {
+            let again = matches!(error.retry, Retry::Again { .. } | Retry::Reread)
+                || matches!(error.view.code, Code::ResourceExhausted | Code::OutOfRange);
+            if !again || self.heard.elapsed() >= PATIENCE || !self.request.follow {
+                return Err(error.into());
+            }
+            tokio::time::sleep(WAIT).await;
+        }
+        Ok(())
+    }
+
+    /// Prints one stream. The outer failure is that of printing.
+    async fn one_stream(&mut self) -> Result<Result<(), CallError>, Failure> {
+        let mut request = self.request.clone();
+        if request.attempt > 0 {
+            request.offset = self.seen.end_of(&request.node, request.attempt);
+        }
+        let mut pieces = match self.clients.stream_logs(request).await {
+            Ok(pieces) => pieces,
             Err(error) => return Ok(Err(error)),
-            Ok(Some(piece)) => {
-                *heard = Instant::now();
-                let gap = seen.gap_before(&piece);
-                if let Some(piece) = seen.new_part(piece) {
-                    printer.piece(&if gap == 0 { piece } else { printer.after_gap(piece, gap) })?;
+        };
+        loop {
+            match pieces.next().await {
+                Ok(None) => return Ok(Ok(())),
+                Err(error) => return Ok(Err(error)),
+                Ok(Some(piece)) => {
+                    self.heard = Instant::now();
+                    let gap = self.seen.gap_before(&piece);
+                    if let Some(piece) = self.seen.new_part(piece) {
+                        let printer = &mut self.printer;
+                        printer.piece(&if gap == 0 { piece } else { printer.after_gap(piece, gap) })?;
+                    }
                 }
             }
         }
+    }
+
+    /// How to read on after an interruption.
+    fn way_on(&self) -> String {
+        let v1::StreamFlowLogsRequest { context_id, flow_id, node, follow, .. } = &self.request;
+        if !follow {
+            return "interrupted".to_owned();
+        }
+        let place = match self.seen.0.last_key_value() {
+            Some(((name, attempt), offset)) if name == node => {
+                format!(" {node} --attempt {attempt} --offset {offset}")
+            }
+            _ if node.is_empty() => String::new(),
+            _ => format!(" {node}"),
+        };
+        format!(
+            "flow {flow_id} goes on; read on with `mycora flow logs {flow_id}{place} -f --context {context_id}`"
+        )
+    }
+
+    /// Ends what was begun.
+    pub(super) fn end(self) -> Result<(), Failure> {
+        self.printer.end()
     }
 }
 
@@ -87,8 +183,11 @@ struct Seen(BTreeMap<(String, u32), u64>);
 impl Seen {
     /// How many bytes between what was printed and a piece are not kept any more.
     fn gap_before(&self, piece: &v1::StreamFlowLogsResponse) -> u64 {
-        let seen = self.0.get(&(piece.node.clone(), piece.attempt)).copied().unwrap_or_default();
-        piece.offset.saturating_sub(seen)
+        piece.offset.saturating_sub(self.end_of(&piece.node, piece.attempt))
+    }
+
+    fn end_of(&self, node: &str, attempt: u32) -> u64 {
+        self.0.get(&(node.to_owned(), attempt)).copied().unwrap_or_default()
     }
 
     /// What of a piece was not printed yet.
@@ -108,27 +207,36 @@ impl Seen {
     }
 }
 
-enum Printer {
+/// Where what is printed goes, and in which form.
+pub(super) enum Printer {
     /// The bytes as they are.
     Raw,
+    /// The same beside the answer, on standard error.
+    Aside,
+    /// Nowhere.
+    Nowhere,
     /// Whole lines, each with its job's name before it.
     Prefixed(Lines),
-    /// One document: an array of pieces.
-    Json { first: bool },
+    /// One document: a list of pieces.
+    Document { format: Format, first: bool },
+    /// A document for each piece.
+    Documents(Format),
 }
 
 impl Printer {
     fn piece(&mut self, piece: &v1::StreamFlowLogsResponse) -> Result<(), Failure> {
         match self {
             Self::Raw => output::print_bytes(&piece.data),
-            Self::Prefixed(lines) => output::print_bytes(&lines.take(piece)),
-            Self::Json { first } => {
-                let separator = if std::mem::take(first) { "[\n" } else { ",\n" };
-                let text = serde_json::to_string(&json::of(piece)).map_err(|error| {
-                    Failure::Failed(format!("the log cannot be written as JSON: {error}"))
-                })?;
-                output::print(&format!("{separator}{text}"))
+            Self::Aside => {
+                output::note_bytes(&piece.data);
+                Ok(())
             }
+            Self::Nowhere => Ok(()),
+            Self::Prefixed(lines) => output::print_bytes(&lines.take(piece)),
+            Self::Document { format, first } => {
+                output::print_item(*format, std::mem::take(first), &json::of(piece))
+            }
+            Self::Documents(format) => output::print_one_of_many(*format, &json::of(piece)),
         }
     }
 
@@ -139,7 +247,7 @@ impl Printer {
             piece.node, piece.attempt
         ));
         let line_end = piece.data.iter().position(|byte| *byte == b'\n');
-        if let (Self::Raw | Self::Prefixed(_), Some(end)) = (self, line_end) {
+        if let (Self::Raw | Self::Aside | Self::Prefixed(_), Some(end)) = (self, line_end) {
             piece.data = piece.data.split_off(end + 1);
             piece.offset += end as u64 + 1;
         }
@@ -148,17 +256,16 @@ impl Printer {
 
     fn end(self) -> Result<(), Failure> {
         match self {
-            Self::Raw => Ok(()),
+            Self::Raw | Self::Aside | Self::Nowhere | Self::Documents(_) => Ok(()),
             Self::Prefixed(lines) => output::print_bytes(&lines.rest()),
-            Self::Json { first: true } => output::print("[]\n"),
-            Self::Json { first: false } => output::print("\n]\n"),
+            Self::Document { format, first } => output::end_items(format, first),
         }
     }
 }
 
 /// Puts pieces together to lines. Lines of different jobs never mix.
 #[derive(Debug, Default)]
-struct Lines(BTreeMap<(String, u32), Vec<u8>>);
+pub(super) struct Lines(BTreeMap<(String, u32), Vec<u8>>);
 
 impl Lines {
     /// The lines that a piece completes.

@@ -18,6 +18,7 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 #[derive(Debug, Subcommand)]
 pub enum PkiCommand {
     /// Make a certificate authority, and the certificate of the bootstrap identity
+    #[command(after_help = "Example:\n  mycora pki init --dir pki")]
     Init(InitArgs),
     /// Issue a certificate and its key
     #[command(
@@ -25,6 +26,7 @@ pub enum PkiCommand {
     )]
     Issue(IssueArgs),
     /// Show what certificates say
+    #[command(after_help = "Example:\n  mycora pki show pki/actor-1.pem")]
     Show(ShowArgs),
 }
 
@@ -144,15 +146,18 @@ fn print_issued(identity: Identity, files: &identity::IssuedFiles, format: Forma
         certificate: files.certificate.clone(),
         key: files.key.clone(),
     };
-    match format {
-        Format::Json => output::print_json(&document),
-        Format::Table => output::print(&table::pairs(&[
-            ("identity", document.identity),
-            ("authority", document.ca.display().to_string()),
-            ("certificate", document.certificate.display().to_string()),
-            ("key", document.key.display().to_string()),
-        ])),
-    }
+    output::answer(
+        format,
+        || &document,
+        || {
+            table::pairs(&[
+                ("identity", document.identity.clone()),
+                ("authority", document.ca.display().to_string()),
+                ("certificate", document.certificate.display().to_string()),
+                ("key", document.key.display().to_string()),
+            ])
+        },
+    )
 }
 
 fn show(args: &ShowArgs, format: Format) -> Result<(), Failure> {
@@ -162,22 +167,23 @@ fn show(args: &ShowArgs, format: Format) -> Result<(), Failure> {
         let summary = CertificateSummary::from_pem_file(&file).map_err(|e| failed(&e))?;
         documents.push(document(file, summary));
     }
-    if format == Format::Json {
-        return output::print_json(&documents);
-    }
+    output::answer(format, || &documents, || certificates(&documents))
+}
+
+fn certificates(documents: &[CertificateDocument]) -> String {
     let rows: Vec<_> = documents
-        .into_iter()
+        .iter()
         .map(|certificate| {
-            let names = [certificate.dns_names, certificate.ip_addresses].concat();
+            let names = [certificate.dns_names.as_slice(), &certificate.ip_addresses].concat();
             vec![
                 certificate.file.display().to_string(),
-                certificate.identity.unwrap_or(certificate.subject),
+                certificate.identity.clone().unwrap_or_else(|| certificate.subject.clone()),
                 if certificate.is_ca { "authority".to_owned() } else { names.join(" ") },
-                certificate.not_after,
+                certificate.not_after.clone(),
             ]
         })
         .collect();
-    output::print(&table::render(&["FILE", "IDENTITY", "NAMES", "UNTIL"], &rows))
+    table::render(&["FILE", "IDENTITY", "NAMES", "UNTIL"], &rows)
 }
 
 fn certificates_in(dir: &Path) -> Result<Vec<PathBuf>, Failure> {

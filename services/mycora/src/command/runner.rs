@@ -11,6 +11,7 @@ use crate::output::{self, Format, json, summary};
 #[derive(Debug, Subcommand)]
 pub enum RunnerCommand {
     /// List the runners of a context, whether they are alive, and what they offer
+    #[command(after_help = "Example:\n  mycora runner list --context 1")]
     List,
 }
 
@@ -21,12 +22,13 @@ pub enum RunnerCommand {
 pub async fn run(session: &Session, command: &RunnerCommand) -> Result<(), Failure> {
     let RunnerCommand::List = command;
     let answer = session.clients.list_runners(session.context()?).await?;
-    if session.global.output == Format::Json {
-        return output::print_json(&json::of(&answer));
-    }
-    if answer.runners.is_empty() {
+    if session.global.output == Format::Table && answer.runners.is_empty() {
         output::note("there are no runners in this context; `mycora up` registers one");
         return Ok(());
     }
-    output::print(&summary::runners(&answer.runners, Timestamp::now()))
+    output::answer(
+        session.global.output,
+        || json::of(&answer),
+        || summary::runners(&answer.runners, Timestamp::now()),
+    )
 }

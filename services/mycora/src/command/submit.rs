@@ -1,19 +1,26 @@
-//! `mycora flow submit`: uploads what the flow carries along, then submits it.
+//! `mycora flow submit`: uploads what the flow carries along, then submits it, in one call or in parts.
 
-use bytes::Bytes;
+mod filling;
+mod upload;
+
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
-use model::limits::BLOB_CHUNK_BYTES;
+use model::Violation;
 use proto::v1;
 use uuid::Uuid;
 
-use super::{Session, flow, watch};
+pub(super) use self::upload::upload;
+use super::{Session, validate, values, watch};
 use crate::failure::{CallError, Failure};
 use crate::flow_file::FlowFile;
-use crate::output::{self, Format, json};
+use crate::output::{self, json};
 
-/// Uploads smaller than this together show no bar.
-const BAR_FROM_BYTES: u64 = 1024 * 1024;
+/// Shown below the options.
+pub(super) const AFTER_HELP: &str = "\
+Examples:
+  mycora flow submit flow.yaml --watch
+  cat flow.yaml | mycora flow submit - --env LANG=C.UTF-8
+
+Paths in the file are relative to it; with `-`, to the working directory. A flow that is larger than 3 MiB is sent in parts.";
 
 /// What `flow submit` takes.
 #[derive(Debug, Args)]
@@ -21,35 +28,44 @@ pub struct SubmitArgs {
     /// The flow file, YAML or JSON; `-` for standard input
     pub file: String,
     /// Set a variable of the flow. Wins over the file's `env`; a job's own `env` still wins over both
-    #[arg(long, value_name = "NAME=VALUE", value_parser = flow::env_entry)]
+    #[arg(long, value_name = "NAME=VALUE", value_parser = values::entry)]
     pub env: Vec<(String, String)>,
     /// Watch the flow until it has ended; Ctrl-C leaves it running
     #[arg(long, short)]
     pub watch: bool,
-    /// The number that the flow shall have. Refused when it is taken
-    #[arg(long, value_name = "ID", default_value_t = 0, hide_default_value = true)]
-    pub flow_id: u32,
+    /// The number that the flow shall have, refused when it is taken; else the coordinator chooses
+    #[arg(long, value_name = "ID", value_parser = values::id)]
+    pub flow_id: Option<u32>,
     /// Makes the submission repeatable: the same id with the same file starts one flow only
-    #[arg(long, value_name = "UUID")]
+    #[arg(long, value_name = "UUID", value_parser = uuid)]
     pub request_id: Option<Uuid>,
 }
 
+fn uuid(text: &str) -> Result<Uuid, String> {
+    text.parse().map_err(|_| "a UUID is needed, such as `uuidgen` prints".to_owned())
+}
+
 pub(super) async fn run(session: &Session, args: &SubmitArgs) -> Result<u8, Failure> {
-    let file = flow::read(&args.file, &args.env)?;
+    let file = validate::read(&args.file, &args.env)?;
     let context = session.context_or(file.context)?;
     let request_id = args.request_id.unwrap_or_else(Uuid::new_v4);
     let answer = submit(session, context, &file, args.flow_id, request_id).await?;
-    let flow = answer.flow.clone().unwrap_or_default();
+    let id = answer.flow.as_ref().map_or(0, |flow| flow.id);
+    // Its scripts and names are not needed any more, and there may be many.
+    drop(file);
     if args.watch {
-        return watch::run(session, context, flow.id).await;
+        return watch::run(session, context, id).await;
     }
-    match session.global.output {
-        Format::Json => output::print_json(&json::of(&answer))?,
-        Format::Table => output::print(&format!(
-            "flow {} `{}` is started; watch it with `mycora flow watch {} --context {context}`\n",
-            flow.id, flow.name, flow.id
-        ))?,
-    }
+    output::answer(
+        session.global.output,
+        || json::of(&answer),
+        || {
+            let name = answer.flow.as_ref().map(|flow| flow.name.as_str()).unwrap_or_default();
+            format!(
+                "flow {id} `{name}` is started; watch it with `mycora flow watch {id} --context {context}`\n"
+            )
+        },
+    )?;
     Ok(0)
 }
 
@@ -61,55 +77,47 @@ pub async fn submit(
     session: &Session,
     context: u32,
     file: &FlowFile,
-    flow_id: u32,
+    flow_id: Option<u32>,
     request_id: Uuid,
 ) -> Result<v1::SubmitFlowResponse, Failure> {
     upload(session, context, file).await?;
+    if !file.fits_one_call() {
+        let flow = filling::submit(session, context, file, flow_id, request_id).await?;
+        return Ok(v1::SubmitFlowResponse { flow: Some(flow) });
+    }
     let request = v1::SubmitFlowRequest {
         request_id: request_id.to_string(),
         context_id: context,
-        flow_id,
+        flow_id: flow_id.unwrap_or_default(),
         caller_id: session.actor(),
         flow: Some(file.spec.clone()),
     };
-    session.clients.submit_flow(request).await.map_err(|error| located(file, error))
+    session.clients.submit_flow(&request).await.map_err(|error| located(file, 0, error))
 }
 
-fn located(file: &FlowFile, error: CallError) -> Failure {
+/// What was refused, at its places in the file. `first_index` is the place of the first node of the request.
+pub(super) fn located(file: &FlowFile, first_index: usize, error: CallError) -> Failure {
     if error.view.violations.is_empty() {
         return error.into();
     }
-    Failure::Invalid(file.locate(&error.view.violations).to_string())
+    let violations: Vec<Violation> =
+        error.view.violations.into_iter().map(|violation| in_flow(violation, first_index)).collect();
+    Failure::Invalid(file.locate(&violations).to_string())
 }
 
-async fn upload(session: &Session, context: u32, file: &FlowFile) -> Result<(), Failure> {
-    let total: u64 = file.uploads.iter().map(|upload| upload.blob.size).sum();
-    let bar = if session.global.quiet || total < BAR_FROM_BYTES {
-        ProgressBar::hidden()
-    } else {
-        ProgressBar::new(total)
+/// A field of a call about some nodes or a whole flow, as a field of the whole submission.
+fn in_flow(violation: Violation, first_index: usize) -> Violation {
+    let Violation { field, description } = violation;
+    let node = field.strip_prefix("nodes[").and_then(|rest| {
+        let (index, rest) = rest.split_once(']')?;
+        Some(format!("flow.nodes[{}]{rest}", index.parse::<usize>().ok()? + first_index))
+    });
+    let field = match node {
+        Some(field) => field,
+        None if field.starts_with("env_vars") => format!("flow.{field}"),
+        None => field,
     };
-    let style = ProgressStyle::with_template("uploading {bar:30} {bytes}/{total_bytes} {msg}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    for upload in &file.uploads {
-        bar.set_message(upload.label.clone());
-        let bytes = upload.bytes(&file.files).map_err(|error| Failure::Invalid(error.to_string()))?;
-        session.clients.put_blob(&pieces(context, upload.blob.sha256.to_string(), bytes.into())).await?;
-        bar.inc(upload.blob.size);
-    }
-    bar.finish_and_clear();
-    Ok(())
-}
-
-/// The first piece names context and hash; an empty blob is one piece as well.
-fn pieces(context_id: u32, sha256: String, mut bytes: Bytes) -> Vec<v1::PutBlobRequest> {
-    let data = bytes.split_to(bytes.len().min(BLOB_CHUNK_BYTES));
-    let mut pieces = vec![v1::PutBlobRequest { context_id, sha256, data }];
-    while !bytes.is_empty() {
-        let data = bytes.split_to(bytes.len().min(BLOB_CHUNK_BYTES));
-        pieces.push(v1::PutBlobRequest { data, ..Default::default() });
-    }
-    pieces
+    Violation { field, description }
 }
 
 #[cfg(test)]
@@ -117,17 +125,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blobs_travel_in_pieces() {
-        for (size, lengths) in [
-            (0, vec![0]),
-            (5, vec![5]),
-            (BLOB_CHUNK_BYTES, vec![BLOB_CHUNK_BYTES]),
-            (2 * BLOB_CHUNK_BYTES + 1, vec![BLOB_CHUNK_BYTES, BLOB_CHUNK_BYTES, 1]),
+    fn fields_of_parts_are_fields_of_the_whole() {
+        for (field, whole) in [
+            ("nodes[3].job.env_vars[A]", "flow.nodes[1003].job.env_vars[A]"),
+            ("nodes[0]", "flow.nodes[1000]"),
+            ("env_vars[A]", "flow.env_vars[A]"),
+            ("flow.name", "flow.name"),
+            ("context_id", "context_id"),
         ] {
-            let pieces = pieces(7, "hash".into(), vec![1; size].into());
-            assert_eq!(pieces.iter().map(|piece| piece.data.len()).collect::<Vec<_>>(), lengths);
-            assert_eq!((pieces[0].context_id, pieces[0].sha256.as_str()), (7, "hash"));
-            assert!(pieces[1..].iter().all(|piece| piece.sha256.is_empty()));
+            let violation = Violation { field: field.into(), description: "no".into() };
+            assert_eq!(in_flow(violation, 1000).field, whole);
         }
     }
 }

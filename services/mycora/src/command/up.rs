@@ -12,6 +12,10 @@ use crate::output;
 use crate::profile::default_data_dir;
 use crate::up::{self, Options, PORT_DEFAULT, UpError};
 
+/// Said when the end begins, which may take as long as jobs are waited for.
+const ENDING: &str = "ending: nothing new is taken; jobs that run are waited for, those that take longer than 10 s \
+                      go on with the next start. Ctrl-C again ends at once";
+
 /// What `up` takes.
 #[derive(Debug, Args)]
 pub struct UpArgs {
@@ -62,10 +66,14 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
         quiet: global.quiet,
     };
     let running = up::start(options).await.map_err(|error| failed(&error))?;
-    output::print(running.banner())?;
+    output::answer(global.output, || running.banner(), || running.banner().text())?;
     let stop = running.stopper();
+    let quiet = global.quiet;
     let signalled = tokio::spawn(async move {
         shutdown.begun().await;
+        if !quiet {
+            output::note(ENDING);
+        }
         stop.cancel();
     });
     let ended = running.wait().await.map_err(|error| failed(&error));

@@ -148,8 +148,8 @@ impl Watcher<'_> {
                 self.request.resume_position = piece.resume_position;
             }
             if let Some(event) = piece.event {
-                let lines = self.view.apply(now, event);
-                self.progress.update(&self.view, now, &lines);
+                let news = self.view.apply(now, event);
+                self.progress.update(&self.view, now, &news);
             }
         }
         Ok(())
@@ -174,7 +174,7 @@ impl Watcher<'_> {
                 return Ok(None);
             }
             let lines = self.view.explain(now);
-            self.progress.update(&self.view, now, &lines);
+            self.progress.explain(&self.view, now, &lines);
         }
     }
 }

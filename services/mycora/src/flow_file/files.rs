@@ -97,7 +97,7 @@ pub enum UploadError {
 
 /// Everything to upload, each content once.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Uploads {
+pub struct Uploads {
     list: Vec<Upload>,
     by_hash: HashMap<BlobHash, usize>,
     by_path: HashMap<String, BlobRef>,
@@ -105,7 +105,10 @@ pub(super) struct Uploads {
 
 impl Uploads {
     /// Carries a file along.
-    pub(super) fn file(&mut self, files: &Files, path: &str) -> Result<BlobRef, FileError> {
+    ///
+    /// # Errors
+    /// When it cannot be read, or is too large.
+    pub fn file(&mut self, files: &Files, path: &str) -> Result<BlobRef, FileError> {
         if let Some(blob) = self.by_path.get(path) {
             return Ok(*blob);
         }
@@ -117,7 +120,7 @@ impl Uploads {
     }
 
     /// Carries a text along.
-    pub(super) fn text(&mut self, label: &str, text: String) -> BlobRef {
+    pub fn text(&mut self, label: &str, text: String) -> BlobRef {
         let blob = BlobRef { sha256: BlobHash::of(text.as_bytes()), size: text.len() as u64 };
         self.push(blob, label, Content::Text(text));
         blob

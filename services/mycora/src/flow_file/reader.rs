@@ -12,8 +12,9 @@ use super::places::Places;
 use super::problem::{Place, Problem};
 use super::tree::{Entry, Tree, Value};
 
-const FLOW_KEYS: &[&str] = &["name", "context", "env", "fail_fast", "deadline", "cancel_timeout", "jobs"];
-const JOB_KEYS: &[&str] = &[
+pub(super) const FLOW_KEYS: &[&str] =
+    &["name", "context", "env", "fail_fast", "deadline", "cancel_timeout", "jobs"];
+pub(super) const JOB_KEYS: &[&str] = &[
     "script_type",
     "script",
     "script_file",
@@ -21,6 +22,8 @@ const JOB_KEYS: &[&str] = &[
     "outputs",
     "depends",
     "run_if",
+    "when",
+    "prerequisites",
     "allow_failure",
     "timeout",
     "timeout_queue",
@@ -35,10 +38,8 @@ const JOB_KEYS: &[&str] = &[
     // An older spelling that is read as well.
     "dependends",
 ];
-const BACKOFF_KEYS: &[&str] = &["initial", "multiplier", "max"];
-const TARGET_KEYS: &[&str] = &["runner", "group", "instance", "labels"];
-/// Parts of the language that this version does not read yet.
-const LATER_KEYS: &[&str] = &["when", "prerequisites"];
+pub(super) const BACKOFF_KEYS: &[&str] = &["initial", "multiplier", "max"];
+pub(super) const TARGET_KEYS: &[&str] = &["runner", "group", "instance", "labels"];
 /// A key that differs more than this from what was written is not suggested.
 const LIKENESS_MIN: f64 = 0.75;
 
@@ -70,6 +71,12 @@ impl At<'_> {
     }
 }
 
+impl<'a> Reader<'a> {
+    pub(super) fn new(files: &'a Files, places: Places) -> Self {
+        Self { files, problems: Vec::new(), places, uploads: Uploads::default() }
+    }
+}
+
 impl Reader<'_> {
     /// Reads a whole file: the flow, and the context when it names one.
     pub(super) fn flow(&mut self, tree: &Tree) -> (v1::FlowSpec, Option<u32>) {
@@ -89,6 +96,9 @@ impl Reader<'_> {
             None => self.problem(tree.place, "a flow needs a name; write `name: my-flow`"),
         }
         let context = fields.get("context").and_then(|entry| self.number(entry, at, "context"));
+        if let (Some(0), Some(entry)) = (context, fields.get("context")) {
+            self.problem(entry.value.place, "`context` is the number of a context, from 1 on, not 0");
+        }
         flow.env_vars = self.texts(fields.get("env").copied(), at, "env", "env_vars");
         flow.fail_fast =
             fields.get("fail_fast").and_then(|entry| self.truth(entry, at, "fail_fast")).unwrap_or_default();
@@ -142,6 +152,8 @@ impl Reader<'_> {
                 .unwrap_or_default(),
             target: fields.get("target").map(|entry| self.target(entry, at)),
             policy: Some(self.policy(&fields, at)),
+            prerequisites: self.prerequisites(&fields, at),
+            when: fields.get("when").and_then(|entry| self.text(entry, at, "when")).unwrap_or_default(),
             job: Some(self.job_spec(entry, &fields, at)),
         }
     }
@@ -159,6 +171,23 @@ impl Reader<'_> {
             (None, None) => return Vec::new(),
         };
         self.list(entry, at, "depends", "depends")
+    }
+
+    fn prerequisites(&mut self, fields: &Fields<'_>, at: At<'_>) -> Vec<String> {
+        let Some(entry) = fields.get("prerequisites") else { return Vec::new() };
+        if let Value::List(items) = &entry.value.value {
+            // `signal: go` is a mapping to YAML; `signal:go` is what was meant.
+            let spaced = items.iter().find_map(|item| match &item.value {
+                Value::Map(entries) => Some((item.place, entries.first()?)),
+                _ => None,
+            });
+            if let Some((place, Entry { key, value, .. })) = spaced {
+                let value = value.value.as_text().unwrap_or_default();
+                self.problem(place, format!("write `{key}:{value}`, without a space"));
+                return Vec::new();
+            }
+        }
+        self.list(entry, at, "prerequisites", "prerequisites")
     }
 
     fn run_if(&mut self, fields: &Fields<'_>, at: At<'_>) -> v1::RunIf {
@@ -368,9 +397,7 @@ impl Reader<'_> {
         };
         for entry in entries {
             let key = entry.key.as_str();
-            if LATER_KEYS.contains(&key) && known == JOB_KEYS {
-                self.problem(entry.place, format!("`{key}` is not supported yet; remove it"));
-            } else if !known.contains(&key) {
+            if !known.contains(&key) {
                 let message = match did_you_mean(key, known) {
                     hint if hint.is_empty() => {
                         let keys: Vec<_> = known.iter().copied().filter(|key| *key != "dependends").collect();
@@ -443,7 +470,9 @@ impl Reader<'_> {
                 self.problem(item.place, format!("`{key}` lists texts, this is {kind}"));
                 continue;
             };
-            self.places.add(format!("{}.{field}[{}]", at.path, list.len()), item.place, at.label(key));
+            if self.places.are_remembered() {
+                self.places.add(format!("{}.{field}[{}]", at.path, list.len()), item.place, at.label(key));
+            }
             list.push(text.to_owned());
         }
         list

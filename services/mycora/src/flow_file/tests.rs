@@ -36,7 +36,7 @@ fn the_specifications_example_is_read() {
         r#"
 name: word-count
 context: 7
-env: { LANG: C.UTF-8, VERSION: 1.0, PORT: 8080, ANSWER: yes, ON: true }
+env: { LANG: C.UTF-8, VERSION: 1.0, PORT: 8080, ANSWER: yes, ON: true, BIG: 18446744073709551616, FAR: 1e400 }
 fail_fast: true
 deadline: 600
 jobs:
@@ -62,6 +62,8 @@ jobs:
     run_if: ALL_DONE
     allow_failure: true
     priority: 0
+    prerequisites: [signal:go, "after:2026-01-01T00:00:00Z", flow:7]
+    when: results["count-a"].total > 0
     env: { TOTAL: "${{ results.count-a.total }}" }
     script: echo "total=$TOTAL" >> "$MYCORA_RESULT"
 "#,
@@ -69,7 +71,18 @@ jobs:
     .expect("a good file");
     assert_eq!((file.context, file.spec.name.as_str()), (Some(7), "word-count"));
     let env: Vec<_> = file.spec.env_vars.iter().map(|(k, v)| format!("{k}={v}")).collect();
-    assert_eq!(env, ["ANSWER=yes", "LANG=C.UTF-8", "ON=true", "PORT=8080", "VERSION=1.0"]);
+    assert_eq!(
+        env,
+        [
+            "ANSWER=yes",
+            "BIG=18446744073709551616",
+            "FAR=1e400",
+            "LANG=C.UTF-8",
+            "ON=true",
+            "PORT=8080",
+            "VERSION=1.0"
+        ]
+    );
     let names: Vec<_> = file.spec.nodes.iter().map(|node| node.name.as_str()).collect();
     assert_eq!(names, ["split", "count-a", "report"], "in the order of the file");
 
@@ -98,6 +111,8 @@ jobs:
     let report = &file.spec.nodes[2];
     assert_eq!((report.run_if(), report.allow_failure), (v1::RunIf::AllDone, true));
     assert_eq!(report.policy.as_ref().and_then(|policy| policy.priority), Some(0));
+    assert_eq!(report.prerequisites, ["signal:go", "after:2026-01-01T00:00:00Z", "flow:7"]);
+    assert_eq!(report.when, "results[\"count-a\"].total > 0");
 }
 
 #[test]
@@ -227,8 +242,18 @@ fn what_is_wrong_with_a_job_has_line_and_column() {
     let table: &[(&str, &str)] = &[
         ("timeot: 3", "6:5: the job `a` has no key `timeot`; did you mean `timeout`?"),
         ("colour: red", "6:5: the job `a` has no key `colour`; there are script_type, script, script_file"),
-        ("when: x", "6:5: `when` is not supported yet; remove it"),
-        ("prerequisites: [x]", "6:5: `prerequisites` is not supported yet; remove it"),
+        ("prerequisites: go", "6:20: `prerequisites` has to be a list, such as [go], not `go`"),
+        ("prerequisites: [signal: go]", "6:21: write `signal:go`, without a space"),
+        (
+            "prerequisites: ['after:noon']",
+            "6:21: jobs.a.prerequisites: after `after:` comes a time as RFC 3339",
+        ),
+        (
+            "prerequisites: [go, 'flow:x']",
+            "6:25: jobs.a.prerequisites: after `flow:` comes the number of a flow",
+        ),
+        ("prerequisites: [go, signal:go]", "6:25: jobs.a.prerequisites: `signal:go` is named twice"),
+        ("when: [x]", "6:11: `when` has to be a text, not a list"),
         ("script_file: book.txt", "6:5: the job `a` has both `script` and `script_file`; keep one of them"),
         (
             "depends: []\ndependends: []",
@@ -344,6 +369,88 @@ fn a_crowded_flow_sends_its_scripts_as_blobs() {
     let file = parse(&text).expect("good");
     assert!(file.spec.encoded_len() < SUBMIT_BYTES_MAX);
     assert_eq!(file.uploads.len(), 1, "each content once");
+}
+
+#[test]
+fn a_large_flow_is_good_and_travels_in_parts() {
+    let script = "x".repeat(3000);
+    let mut text = "name: f\njobs:\n".to_owned();
+    for i in 0..1200 {
+        text.push_str(&format!("  j{i}: {{script_type: python, script: '{script}{i}'}}\n"));
+    }
+    let file = parse(&text).expect("good");
+    assert!(!file.fits_one_call() && file.uploads.is_empty(), "nothing is shared");
+    let sizes: Vec<_> = parts(&file.spec.nodes).map(|(at, part)| (at, part.len())).collect();
+    assert_eq!(sizes.len(), 2);
+    assert_eq!(sizes.iter().map(|(_, nodes)| nodes).sum::<usize>(), 1200);
+}
+
+#[test]
+fn a_job_that_fits_no_call_is_refused() {
+    let names: Vec<String> = (0..30_000).map(|i| format!("{}{i}", "n".repeat(110))).collect();
+    let mut text = "name: f\njobs:\n".to_owned();
+    for name in &names {
+        text.push_str(&format!("  {name}: {{script_type: shell, script: x}}\n"));
+    }
+    text.push_str(&format!("  join: {{script_type: shell, script: x, depends: [{}]}}\n", names.join(", ")));
+    let found = problems(&text);
+    assert_eq!(found.len(), 1);
+    assert!(found[0].starts_with("f.yaml:30003:3: jobs.join: the job has 3"), "{found:?}");
+}
+
+#[test]
+fn what_is_no_yaml_is_told_without_the_librarys_words() {
+    for (text, expected) in [
+        ("a: b\n---\nc: d\n", "a second document begins here"),
+        ("a: *nope\n", "no anchor of this name stands before it"),
+        ("a: &x [*x]\n", "an alias stands for what it is part of"),
+        ("? [a]\n: b\n", "a key has to be a text"),
+        ("~: b\n", "a key has to be a text"),
+        ("a: !!int x\n", "the value does not fit its tag"),
+        ("<<: 3\n", "`<<` takes a mapping"),
+        (
+            &format!("{}{}", "[".repeat(100), "]".repeat(100)),
+            "the file has more than 4000000 values, or more than 32",
+        ),
+    ] {
+        let found = problems(text);
+        assert!(found[0].contains(expected), "{text}: {found:?}");
+    }
+}
+
+/// Rows of the table below a heading of the page about flow files.
+fn rows_of_the_page(heading: &str) -> Vec<String> {
+    let page = include_str!("../../../../specs/flow-file.md");
+    let lines = page.lines().skip_while(|line| line.trim_start_matches('#').trim() != heading).skip(1);
+    let table = lines.take_while(|line| !line.starts_with('#')).filter(|line| line.starts_with("| `"));
+    table.filter_map(|line| line.split('`').nth(1)).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_page_about_flow_files_has_every_key() {
+    for (heading, keys) in [
+        ("The flow", reader::FLOW_KEYS),
+        ("A job", reader::JOB_KEYS),
+        ("`backoff`", reader::BACKOFF_KEYS),
+        ("`target`", reader::TARGET_KEYS),
+    ] {
+        let mut known: Vec<_> = keys.to_vec();
+        let mut told = rows_of_the_page(heading);
+        known.sort_unstable();
+        told.sort_unstable();
+        assert_eq!(told, known, "{heading}");
+    }
+}
+
+#[test]
+fn the_examples_of_the_page_are_good() {
+    let page = include_str!("../../../../specs/flow-file.md");
+    let examples: Vec<_> =
+        page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    assert!(examples.len() >= 2);
+    for example in examples {
+        parse(example).expect(example);
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use super::problem::{Place, Problem};
 /// Lists and maps within each other. A flow needs six.
 const DEPTH_MAX: usize = 32;
 /// Values in one file.
-const VALUES_MAX: usize = 2_000_000;
+const VALUES_MAX: usize = 4_000_000;
 /// Values that aliases repeat, so that a short file cannot become a huge one.
 const REPEATED_MAX: usize = 200_000;
 
@@ -84,6 +84,8 @@ pub(super) fn parse(text: &str) -> Result<Tree, Problem> {
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: REPEATED_MAX },
         strict_booleans: true,
         with_snippet: false,
+        // As environment values `1e400` and `.inf` are the texts that they were written as.
+        non_finite_float_policy: serde_saphyr::NonFiniteFloatPolicy::PassThrough,
     };
     let raw: Spanned<Raw> =
         serde_saphyr::from_str_with_options(text, options).map_err(|e| yaml_problem(&e))?;
@@ -93,17 +95,56 @@ pub(super) fn parse(text: &str) -> Result<Tree, Problem> {
 fn yaml_problem(error: &serde_saphyr::Error) -> Problem {
     let error = error.without_snippet();
     let place = error.location().map_or(Place::START, place);
-    let message = match error {
-        serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => {
+    Problem::at(place, what_is_wrong(error))
+}
+
+/// In the words of flow files: the library speaks of types that the file's author does not know.
+fn what_is_wrong(error: &serde_saphyr::Error) -> String {
+    use serde_saphyr::Error;
+    match error {
+        Error::DuplicateMappingKey { key: Some(key), .. } => {
             format!("`{key}` is written twice in the same mapping; rename or remove one of them")
         }
+        Error::MultipleDocuments { .. } => {
+            "a second document begins here; a flow file has one, without `---` or `...` in it".to_owned()
+        }
+        Error::Unexpected { .. } | Error::NullIntoString { .. } | Error::SerdeInvalidType { .. } => {
+            "a key has to be a text".to_owned()
+        }
+        Error::MergeValueNotMapOrSeqOfMaps { .. } => "`<<` takes a mapping, or an alias of one".to_owned(),
+        Error::RecursiveReferencesRequireWeakTypes { .. } => {
+            "an alias stands for what it is part of".to_owned()
+        }
+        Error::UnknownAnchor { .. } => {
+            "no anchor of this name stands before it; `&name` makes one, quotes make a text of it".to_owned()
+        }
+        Error::AliasReplayLimitExceeded { .. }
+        | Error::AliasExpansionLimitExceeded { .. }
+        | Error::AliasReplayStackDepthExceeded { .. }
+        | Error::AliasReplayCounterOverflow { .. } => {
+            format!("aliases repeat more than {REPEATED_MAX} values; write less by alias")
+        }
+        Error::Budget { .. } => {
+            format!(
+                "the file has more than {VALUES_MAX} values, or more than {DEPTH_MAX} of them within each other"
+            )
+        }
+        Error::InvalidBinaryBase64 { .. }
+        | Error::BinaryNotUtf8 { .. }
+        | Error::TaggedScalarCannotDeserializeIntoString { .. }
+        | Error::InvalidBooleanStrict { .. }
+        | Error::InvalidScalar { .. }
+        | Error::UnsupportedTag { .. } => {
+            "the value does not fit its tag; leave tags such as `!!int` out".to_owned()
+        }
+        Error::AliasError { error, .. } => what_is_wrong(error),
+        // What is wrong with the YAML itself, in YAML's words.
         other => {
             let full = other.to_string();
             let end = full.find(" at line ").unwrap_or(full.len());
             format!("this is not YAML as a flow file needs it: {}", &full[..end])
         }
-    };
-    Problem::at(place, message)
+    }
 }
 
 fn place(location: Location) -> Place {

@@ -1,11 +1,11 @@
-//! Proto JSON: what `--output json` gives, as protobuf defines it.
+//! Proto JSON: what `--output json` and `yaml` give, as protobuf defines it.
 
 use std::sync::LazyLock;
 
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage};
 use proto::v1;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
     DescriptorPool::decode(proto::DESCRIPTORS).expect("the build checks the descriptor set")
@@ -29,14 +29,21 @@ macro_rules! named {
 
 named! {
     CancelFlowResponse,
-    DeleteFlowResponse,
+    CancelNodeResponse,
+    DeleteContextResponse,
+    ExplainNodeResponse,
     Flow,
     FlowNode,
     FlowSpec,
+    GetFlowGraphResponse,
     ListFlowsResponse,
     ListRunnersResponse,
+    RetryFlowResponse,
+    RunJobResponse,
+    SignalFlowResponse,
     StreamFlowLogsResponse,
     SubmitFlowResponse,
+    UpdateNodeStatusResponse,
 }
 
 /// The message in the form that serializes as proto JSON: fields in their
@@ -51,17 +58,31 @@ pub fn of<M: Named>(message: &M) -> DynamicMessage {
 
 /// What `flow get`, `flow watch` and `flow submit --watch` give.
 #[derive(Debug, Serialize)]
-pub struct FlowDocument {
+pub struct FlowDocument<'a> {
     flow: DynamicMessage,
-    nodes: Vec<DynamicMessage>,
+    #[serde(serialize_with = "each")]
+    nodes: &'a [v1::FlowNode],
 }
 
-impl FlowDocument {
+impl<'a> FlowDocument<'a> {
     /// Pairs a flow with its nodes.
     #[must_use]
-    pub fn new(flow: &v1::Flow, nodes: &[v1::FlowNode]) -> Self {
-        Self { flow: of(flow), nodes: nodes.iter().map(of).collect() }
+    pub fn new(flow: &v1::Flow, nodes: &'a [v1::FlowNode]) -> Self {
+        Self { flow: of(flow), nodes }
     }
+}
+
+/// What `flow nodes` gives: a `ListFlowNodesResponse` of all pages.
+#[derive(Debug, Serialize)]
+pub struct NodesDocument<'a> {
+    /// The nodes by job id.
+    #[serde(serialize_with = "each")]
+    pub nodes: &'a [v1::FlowNode],
+}
+
+/// One after the other: the dynamic forms of 100,000 nodes at once would need a gigabyte.
+fn each<S: Serializer>(nodes: &[v1::FlowNode], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(nodes.iter().map(of))
 }
 
 #[cfg(test)]

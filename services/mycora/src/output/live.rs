@@ -7,7 +7,7 @@ use console::{Style, Term};
 use indicatif::{ProgressBar, ProgressStyle};
 use proto::v1::NodeState;
 
-use super::progress::View;
+use super::progress::{News, View};
 use super::{note, tree};
 
 /// How often a live tree is drawn anew, so that its times go on.
@@ -25,6 +25,8 @@ pub enum Progress {
     Silent,
     /// One line for each change.
     Plain,
+    /// Only what keeps it from going on.
+    Troubles,
     /// A picture that changes.
     Live(Picture),
 }
@@ -55,11 +57,15 @@ impl Progress {
     }
 
     /// Tells what happened and how the flow stands now.
-    pub fn update(&mut self, view: &View, now: Instant, lines: &[String]) {
+    pub fn update(&mut self, view: &View, now: Instant, news: &[News]) {
         match self {
             Self::Silent => {}
-            Self::Plain => lines.iter().for_each(|line| note(line)),
+            Self::Plain => news.iter().for_each(|news| note(&news.text)),
+            Self::Troubles => news.iter().filter(|news| news.passes).for_each(|news| note(&news.text)),
             Self::Live(picture) => {
+                for news in news.iter().filter(|news| news.passes) {
+                    picture.bar.println(&news.text);
+                }
                 let due = picture.drawn.is_none_or(|drawn| now.duration_since(drawn) >= REDRAW_PAUSE);
                 if due || view.ended().is_some() {
                     picture.draw(view, now);
@@ -68,12 +74,11 @@ impl Progress {
         }
     }
 
-    /// Says something beside the picture.
-    pub fn say(&self, line: &str) {
+    /// Tells what has been waiting for too long; a picture shows it by itself.
+    pub fn explain(&mut self, view: &View, now: Instant, lines: &[String]) {
         match self {
-            Self::Silent => {}
-            Self::Plain => note(line),
-            Self::Live(picture) => picture.bar.println(line),
+            Self::Plain | Self::Troubles => lines.iter().for_each(|line| note(line)),
+            Self::Silent | Self::Live(_) => self.update(view, now, &[]),
         }
     }
 

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use model::Timestamp;
+use model::{ReasonCode, Timestamp};
 use proto::convert::{enums, time as wire_time};
 use proto::v1;
 use proto::v1::watch_flow_response::Event;
 
 use super::{time, words};
 
-/// A job that is ready for this long without starting is explained.
+/// A job that waits for this long without starting is explained.
 pub const EXPLAIN_AFTER: Duration = Duration::from_secs(2);
 
 /// A flow as its watcher sees it.
@@ -18,7 +18,7 @@ pub const EXPLAIN_AFTER: Duration = Duration::from_secs(2);
 pub struct View {
     flow: Option<v1::Flow>,
     nodes: BTreeMap<u32, Node>,
-    /// READY and not explained yet.
+    /// Those that wait and are not explained yet.
     unexplained: BTreeSet<u32>,
     in_snapshot: bool,
 }
@@ -44,6 +44,15 @@ pub struct Node {
     started: Option<Timestamp>,
     /// How long it ran, once it has ended.
     pub ran: Option<Duration>,
+}
+
+/// Something to tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct News {
+    /// One line.
+    pub text: String,
+    /// A picture of how everything stands does not show it.
+    pub passes: bool,
 }
 
 /// How many nodes stand where.
@@ -76,7 +85,7 @@ impl Node {
         }
     }
 
-    fn change(&mut self, now: Instant, change: v1::NodeChange) {
+    fn change(&mut self, now: Instant, change: &v1::NodeChange) {
         let state = change.state();
         let time = change.time.map(wire_time::from_wire);
         if state != self.state || change.attempt != self.attempt {
@@ -91,15 +100,33 @@ impl Node {
         }
         self.state = state;
         self.attempt = change.attempt;
-        self.reason = change.reason;
-        self.instance = change.instance;
+        self.reason.clone_from(&change.reason);
+        self.instance.clone_from(&change.instance);
     }
 
-    /// Whether its step from that state and attempt is worth a line. What comes between the end of
-    /// one job and the start of the next is not, unless it lasts: then it is explained.
-    fn is_news(&self, before: (v1::NodeState, u32)) -> bool {
+    /// What its step from that state and attempt is worth. What comes between the end of one job and
+    /// the start of the next is nothing, unless it lasts: then it is explained.
+    fn news(&self, before: (v1::NodeState, u32)) -> Vec<News> {
         let between = [v1::NodeState::Pending, v1::NodeState::Ready, v1::NodeState::Dispatched];
-        self.attempt != before.1 || (self.state != before.0 && !between.contains(&self.state))
+        let mut news = Vec::new();
+        // One that had ended and is run again did not fail now.
+        if self.attempt > before.1 && !is_end(before.0) {
+            news.push(News { text: self.ended_tries(before.1), passes: true });
+        }
+        if (self.state, self.attempt) != before && !between.contains(&self.state) {
+            news.push(News { text: format!("{}: {}", self.name, self.description()), passes: false });
+        }
+        news
+    }
+
+    /// Every try that was not the last is told, also when several ended since the last news.
+    fn ended_tries(&self, first: u32) -> String {
+        let Self { name, attempt, reason, .. } = self;
+        let last = attempt - 1;
+        let ended =
+            if first == last { format!("attempt {last}") } else { format!("attempts {first} to {last}") };
+        let why = reason.as_ref().and_then(words::failed_try).unwrap_or_else(|| "did not succeed".to_owned());
+        format!("{name}: {ended} {why}; attempt {attempt} follows")
     }
 
     /// What there is to say beside the name.
@@ -122,13 +149,28 @@ impl Node {
         text
     }
 
+    /// Whether it could go on, as far as the flow is concerned, and does not.
+    fn waits(&self) -> bool {
+        match self.state {
+            v1::NodeState::Ready => true,
+            v1::NodeState::Pending => self.has_reason(ReasonCode::Waiting),
+            _ => false,
+        }
+    }
+
+    fn has_reason(&self, code: ReasonCode) -> bool {
+        self.reason.as_ref().is_some_and(|reason| reason.code == code.as_str())
+    }
+
     /// Why it does not start, when that has taken too long.
     #[must_use]
     pub fn explanation(&self, now: Instant) -> Option<String> {
-        let waits = self.state == v1::NodeState::Ready && now.duration_since(self.since) >= EXPLAIN_AFTER;
+        let waits = self.waits() && now.duration_since(self.since) >= EXPLAIN_AFTER;
         let reason = self.reason.as_ref().filter(|_| waits)?;
-        let hint = if reason.code == model::ReasonCode::NoLiveRunner.as_str() {
+        let hint = if self.has_reason(ReasonCode::NoLiveRunner) {
             "; `mycora runner list` shows what there is"
+        } else if self.has_reason(ReasonCode::Waiting) {
+            "; `mycora flow explain` tells more"
         } else {
             ""
         };
@@ -137,12 +179,12 @@ impl Node {
 }
 
 impl View {
-    /// Takes in one event; gives the lines that tell it.
-    pub fn apply(&mut self, now: Instant, event: Event) -> Vec<String> {
+    /// Takes in one event; gives what there is to tell of it.
+    pub fn apply(&mut self, now: Instant, event: Event) -> Vec<News> {
         match event {
             Event::Flow(flow) => self.apply_flow(flow).into_iter().collect(),
-            Event::Node(node) => self.apply_node(now, node).into_iter().collect(),
-            Event::NodeChange(change) => self.apply_change(now, change).into_iter().collect(),
+            Event::Node(node) => self.apply_node(now, node),
+            Event::NodeChange(change) => self.apply_change(now, &change),
             Event::SnapshotEnd(_) => {
                 self.in_snapshot = false;
                 Vec::new()
@@ -156,7 +198,7 @@ impl View {
         self.in_snapshot = true;
     }
 
-    fn apply_flow(&mut self, flow: v1::Flow) -> Option<String> {
+    fn apply_flow(&mut self, flow: v1::Flow) -> Option<News> {
         let changed = self.flow.as_ref().is_none_or(|known| {
             known.status != flow.status
                 || known.cancel_requested_time.is_some() != flow.cancel_requested_time.is_some()
@@ -166,37 +208,34 @@ impl View {
             line.push_str(", being cancelled");
         }
         self.flow = Some(flow);
-        changed.then_some(line)
+        changed.then_some(News { text: line, passes: false })
     }
 
-    fn apply_node(&mut self, now: Instant, node: v1::FlowNode) -> Option<String> {
+    fn apply_node(&mut self, now: Instant, node: v1::FlowNode) -> Vec<News> {
         let job_id = node.job_id;
         let mut node = Node::new(now, node);
         let known = self.nodes.get(&job_id);
         if let Some(known) = known.filter(|known| known.state == node.state) {
             node.since = known.since;
         }
-        let news =
-            node.is_news(known.map_or((v1::NodeState::Pending, 1), |known| (known.state, known.attempt)));
-        let line = news.then(|| format!("{}: {}", node.name, node.description()));
+        let before = known.map_or((v1::NodeState::Pending, node.attempt), |node| (node.state, node.attempt));
+        let news = node.news(before);
         self.nodes.insert(job_id, node);
         self.mark(job_id);
-        line
+        news
     }
 
-    fn apply_change(&mut self, now: Instant, change: v1::NodeChange) -> Option<String> {
-        let job_id = change.job_id;
-        let node = self.nodes.get_mut(&job_id)?;
+    fn apply_change(&mut self, now: Instant, change: &v1::NodeChange) -> Vec<News> {
+        let Some(node) = self.nodes.get_mut(&change.job_id) else { return Vec::new() };
         let before = (node.state, node.attempt);
         node.change(now, change);
-        let news = node.is_news(before);
-        let line = news.then(|| format!("{}: {}", node.name, node.description()));
-        self.mark(job_id);
-        line
+        let news = node.news(before);
+        self.mark(change.job_id);
+        news
     }
 
     fn mark(&mut self, job_id: u32) {
-        if self.nodes.get(&job_id).is_some_and(|node| node.state == v1::NodeState::Ready) {
+        if self.nodes.get(&job_id).is_some_and(Node::waits) {
             self.unexplained.insert(job_id);
         } else {
             self.unexplained.remove(&job_id);
@@ -288,6 +327,52 @@ mod tests {
         Some(v1::Reason { code: "NO_LIVE_RUNNER".into(), detail: String::new() })
     }
 
+    fn texts(news: Vec<News>) -> Vec<String> {
+        news.into_iter().map(|news| news.text).collect()
+    }
+
+    #[test]
+    fn every_try_that_failed_is_told() {
+        let now = Instant::now();
+        let mut view = View::default();
+        view.apply(now, node(1, "a", NodeState::Running));
+        let mut again = change(1, NodeState::Ready, 1);
+        again.attempt = 2;
+        again.reason =
+            Some(v1::Reason { code: "BACKING_OFF".into(), detail: "EXIT_CODE: exit code 3".into() });
+        let told = view.apply(now, Event::NodeChange(again));
+        let passes: Vec<_> = told.iter().map(|news| news.passes).collect();
+        assert_eq!(passes, [true], "no picture shows it");
+        assert_eq!(texts(told), ["a: attempt 1 failed: exit code 3; attempt 2 follows"]);
+        let mut last = change(1, NodeState::Completed, 2);
+        last.attempt = 4;
+        let told = texts(view.apply(now, Event::NodeChange(last)));
+        assert_eq!(
+            told,
+            ["a: attempts 2 to 3 did not succeed; attempt 4 follows", "a: completed (attempt 4)"]
+        );
+        let mut rerun = change(1, NodeState::Pending, 3);
+        rerun.attempt = 5;
+        assert!(view.apply(now, Event::NodeChange(rerun)).is_empty(), "run again, not failed");
+    }
+
+    #[test]
+    fn what_waits_for_a_signal_is_explained() {
+        let start = Instant::now();
+        let mut view = View::default();
+        view.apply(start, node(1, "a", NodeState::Pending));
+        assert_eq!(view.explain_at(), None);
+        let mut waits = change(1, NodeState::Pending, 0);
+        waits.reason = Some(v1::Reason { code: "WAITING".into(), detail: "signal:go".into() });
+        view.apply(start, Event::NodeChange(waits));
+        assert_eq!(
+            view.explain(start + EXPLAIN_AFTER),
+            [
+                "a: waits: something outside the flow has to happen first (signal:go); `mycora flow explain` tells more"
+            ]
+        );
+    }
+
     #[test]
     fn changes_are_told_once() {
         let now = Instant::now();
@@ -299,20 +384,23 @@ mod tests {
             status: v1::FlowStatus::Started.into(),
             ..Default::default()
         };
-        assert_eq!(view.apply(now, Event::Flow(flow.clone())), ["flow 3 `f`: started"]);
+        assert_eq!(texts(view.apply(now, Event::Flow(flow.clone()))), ["flow 3 `f`: started"]);
         assert!(view.apply(now, node(1, "a", NodeState::Pending)).is_empty());
         assert!(view.apply(now, Event::SnapshotEnd(v1::SnapshotEnd {})).is_empty());
         let mut running = change(1, NodeState::Running, 1_000);
         running.instance = "shell:default:0".into();
-        assert_eq!(view.apply(now, Event::NodeChange(running.clone())), ["a: running on shell:default:0"]);
+        assert_eq!(
+            texts(view.apply(now, Event::NodeChange(running.clone()))),
+            ["a: running on shell:default:0"]
+        );
         assert!(view.apply(now, Event::NodeChange(running)).is_empty());
         let mut failed = change(1, NodeState::Failed, 3_500);
         failed.reason = Some(v1::Reason { code: "EXIT_CODE".into(), detail: "exit code 3".into() });
-        assert_eq!(view.apply(now, Event::NodeChange(failed)), ["a: failed after 2.5 s: exit code 3"]);
+        assert_eq!(texts(view.apply(now, Event::NodeChange(failed))), ["a: failed after 2.5 s: exit code 3"]);
         assert_eq!(view.counts(), Counts { total: 1, ended: 1, running: 0, failed: 1 });
         assert!(view.ended().is_none());
         let ended = v1::Flow { status: v1::FlowStatus::Error.into(), ..flow };
-        assert_eq!(view.apply(now, Event::Flow(ended)), ["flow 3 `f`: error"]);
+        assert_eq!(texts(view.apply(now, Event::Flow(ended))), ["flow 3 `f`: error"]);
         assert!(view.ended().is_some());
     }
 

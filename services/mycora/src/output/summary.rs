@@ -1,10 +1,15 @@
 //! Answers as tables.
 
+use std::collections::BTreeMap;
+
 use model::Timestamp;
 use proto::convert::time as wire_time;
 use proto::v1;
 
 use super::{progress, table, time, words};
+
+/// A flow with more jobs shows those that matter most.
+const NODES_SHOWN_MAX: usize = 100;
 
 /// A flow, its jobs and its result.
 #[must_use]
@@ -23,17 +28,105 @@ pub fn flow(flow: &v1::Flow, nodes: &[v1::FlowNode], now: Timestamp) -> String {
         ("created", time::utc(created)),
     ]);
     if !nodes.is_empty() {
-        let rows: Vec<_> = nodes.iter().map(|node| node_row(node, now)).collect();
         text.push('\n');
-        text.push_str(&table::render(&["JOB", "STATE", "ATTEMPT", "TIME", "EXIT", "WHERE", "WHY"], &rows));
+        text.push_str(&some_nodes(nodes, now));
     }
     if !flow.result.is_empty() {
-        let rows: Vec<_> = flow.result.iter().map(|(key, value)| vec![key.clone(), value.clone()]).collect();
         text.push('\n');
-        text.push_str(&table::render(&["RESULT", "VALUE"], &rows));
+        text.push_str(&result(&flow.result));
     }
     if flow.result_truncated {
         text.push_str("the result is larger than what a flow keeps; read the jobs with --output json\n");
+    }
+    text
+}
+
+/// A result, or nothing when there is none.
+#[must_use]
+pub fn result(result: &BTreeMap<String, String>) -> String {
+    if result.is_empty() {
+        return String::new();
+    }
+    let rows: Vec<_> = result.iter().map(|(key, value)| vec![key.clone(), value.clone()]).collect();
+    table::render(&["RESULT", "VALUE"], &rows)
+}
+
+/// A list of nodes.
+#[must_use]
+pub fn nodes(nodes: &[v1::FlowNode], now: Timestamp) -> String {
+    let rows: Vec<_> = nodes.iter().map(|node| node_row(node, now)).collect();
+    table::render(&["JOB", "STATE", "ATTEMPT", "TIME", "EXIT", "WHERE", "WHY"], &rows)
+}
+
+/// All nodes of a small flow; of a large one those that matter most.
+fn some_nodes(all: &[v1::FlowNode], now: Timestamp) -> String {
+    if all.len() <= NODES_SHOWN_MAX {
+        return nodes(all, now);
+    }
+    let mut order: Vec<&v1::FlowNode> = all.iter().collect();
+    // Stable: those of the same importance stay in the order of the file.
+    order.sort_by_key(|node| match node.state() {
+        v1::NodeState::Failed => 0,
+        v1::NodeState::Running => 1,
+        v1::NodeState::Dispatched => 2,
+        v1::NodeState::Ready => 3,
+        v1::NodeState::Cancelled => 4,
+        _ => 5,
+    });
+    let shown: Vec<v1::FlowNode> = order.into_iter().take(NODES_SHOWN_MAX).cloned().collect();
+    let hidden = all.len() - shown.len();
+    format!("{}… and {hidden} more; `mycora flow nodes ID --state STATE` lists them\n", nodes(&shown, now))
+}
+
+/// How one job ended, or where it stands, in one line.
+#[must_use]
+pub fn outcome(node: &v1::FlowNode) -> String {
+    let mut text = format!("{}: {}", node.name, words::node_state(node.state()));
+    if let (Some(start), Some(end)) = (node.start_time, node.end_time) {
+        let ran = wire_time::from_wire(end).since(wire_time::from_wire(start));
+        text.push_str(&format!(" after {}", time::duration(ran)));
+    }
+    if let Some(reason) = &node.reason {
+        text.push_str(&format!(": {}", words::reason(reason)));
+    }
+    text
+}
+
+/// What runs again and what keeps its result.
+#[must_use]
+pub fn retry(answer: &v1::RetryFlowResponse, dry_run: bool) -> String {
+    let v1::RetryFlowResponse { flow, run_again_count, reused_count, run_again, reused } = answer;
+    let flow = flow.as_ref();
+    let (id, generation) = flow.map_or((0, 0), |flow| (flow.id, flow.generation));
+    let named = |what: &str, count: u32, names: &[String]| {
+        let more = (count as usize).saturating_sub(names.len());
+        let more = if more == 0 { String::new() } else { format!(" … and {more} more") };
+        if names.is_empty() { String::new() } else { format!("{what}: {}{more}\n", names.join(", ")) }
+    };
+    let counts = format!("{run_again_count} jobs run again, {reused_count} keep what they have");
+    if dry_run {
+        let (again, kept) =
+            (named("run again", *run_again_count, run_again), named("kept", *reused_count, reused));
+        return format!("flow {id} would start generation {}: {counts}\n{again}{kept}", generation + 1);
+    }
+    format!("flow {id} runs again, generation {generation}: {counts}; see `mycora flow watch {id}`\n")
+}
+
+/// Why a node is where it is.
+#[must_use]
+pub fn explanation(answer: &v1::ExplainNodeResponse) -> String {
+    let rows: Vec<_> = answer
+        .findings
+        .iter()
+        .map(|finding| {
+            let blocks = if finding.blocks { "blocks" } else { "-" };
+            vec![words::finding(finding.kind()).to_owned(), blocks.to_owned(), finding.detail.clone()]
+        })
+        .collect();
+    let mut text = format!("{}\n", table::shown_whole(&answer.summary));
+    if !rows.is_empty() {
+        text.push('\n');
+        text.push_str(&table::render_whole(&["ABOUT", "", "FOUND"], &rows));
     }
     text
 }

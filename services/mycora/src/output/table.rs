@@ -6,6 +6,16 @@ const CELL_CHARS_MAX: usize = 120;
 /// Rows below a heading, columns as wide as their widest cell, two spaces between them.
 #[must_use]
 pub fn render(heading: &[&str], rows: &[Vec<String>]) -> String {
+    aligned(heading, rows, shown)
+}
+
+/// The same with cells that are not cut: sentences in the last column, say.
+#[must_use]
+pub fn render_whole(heading: &[&str], rows: &[Vec<String>]) -> String {
+    aligned(heading, rows, shown_whole)
+}
+
+fn aligned(heading: &[&str], rows: &[Vec<String>], shown: impl Fn(&str) -> String) -> String {
     let rows: Vec<Vec<String>> =
         rows.iter().map(|row| row.iter().map(|cell| shown(cell)).collect()).collect();
     let mut widths: Vec<usize> = heading.iter().map(|cell| width(cell)).collect();
@@ -36,12 +46,17 @@ pub fn pairs(rows: &[(&str, String)]) -> String {
 /// A text as a terminal may be given it: what scripts write can hold control characters, and be long.
 #[must_use]
 pub fn shown(text: &str) -> String {
+    match text.char_indices().nth(CELL_CHARS_MAX) {
+        Some((end, _)) => format!("{}…", shown_whole(&text[..end])),
+        None => shown_whole(text),
+    }
+}
+
+/// The same, however long it is.
+#[must_use]
+pub fn shown_whole(text: &str) -> String {
     let mut shown = String::new();
-    for (count, character) in text.chars().enumerate() {
-        if count == CELL_CHARS_MAX {
-            shown.push('…');
-            break;
-        }
+    for character in text.chars() {
         if character.is_control() { shown.extend(character.escape_default()) } else { shown.push(character) }
     }
     shown

@@ -22,6 +22,38 @@ pub fn script_type(script_type: v1::ScriptType) -> &'static str {
     enums::script_type_from_wire(script_type.into()).map_or("unknown", |kind| kind.as_str())
 }
 
+/// In which respect a node was looked at.
+#[must_use]
+pub const fn finding(kind: v1::FindingKind) -> &'static str {
+    match kind {
+        v1::FindingKind::Unspecified => "other",
+        v1::FindingKind::Flow => "flow",
+        v1::FindingKind::Dependencies => "dependencies",
+        v1::FindingKind::Prerequisites => "prerequisites",
+        v1::FindingKind::BackOff => "back-off",
+        v1::FindingKind::Routing => "routing",
+        v1::FindingKind::Liveness => "liveness",
+        v1::FindingKind::Delivery => "delivery",
+        v1::FindingKind::Attempt => "attempt",
+        v1::FindingKind::Limits => "limits",
+    }
+}
+
+/// Why the try before the current one ended, when that is why a node waits.
+#[must_use]
+pub fn failed_try(reason: &v1::Reason) -> Option<String> {
+    match reason.code.parse::<ReasonCode>() {
+        Ok(ReasonCode::BackingOff) => {
+            // The detail of a back-off is the reason of the try that failed.
+            let model::Reason { code, detail } = reason.detail.parse().ok()?;
+            let why = self::reason(&v1::Reason { code: code.as_str().to_owned(), detail });
+            Some(format!("failed: {why}"))
+        }
+        Ok(ReasonCode::Returned) if reason.detail.is_empty() => Some("was handed back unstarted".to_owned()),
+        _ => None,
+    }
+}
+
 /// Why a node is where it is. The detail is the server's; codes of a newer server stay codes.
 #[must_use]
 pub fn reason(reason: &v1::Reason) -> String {
@@ -31,12 +63,18 @@ pub fn reason(reason: &v1::Reason) -> String {
     if !detail.is_empty() && told_by_detail.iter().any(|known| known.as_str() == code) {
         return detail.clone();
     }
+    if let Some(failed) = failed_try(reason) {
+        return format!("it waits before the next try; the last {failed}");
+    }
     let words = code.parse::<ReasonCode>().map_or(code.as_str(), |known| code_words(known));
     if detail.is_empty() { words.to_owned() } else { format!("{words} ({detail})") }
 }
 
 const fn code_words(code: ReasonCode) -> &'static str {
     match code {
+        ReasonCode::Waiting => "something outside the flow has to happen first",
+        ReasonCode::PrerequisiteImpossible => "what it waits for can never come",
+        ReasonCode::WhenFailed => "its `when` cannot be evaluated",
         ReasonCode::NoLiveRunner => "no live runner of this context takes it",
         ReasonCode::BackingOff => "it waits before the next try",
         ReasonCode::ExitCode => "the script ended with an error",
@@ -47,6 +85,7 @@ const fn code_words(code: ReasonCode) -> &'static str {
         ReasonCode::Deadline => "the flow's deadline passed",
         ReasonCode::InstanceLost => "the instance that ran it vanished",
         ReasonCode::SupervisorLost => "the supervisor that held it vanished",
+        ReasonCode::Stopped => "somebody stopped it at its supervisor",
         ReasonCode::Undeliverable => "it could not be delivered",
         ReasonCode::Refused => "the supervisor refused it",
         ReasonCode::Returned => "it was handed back unstarted",
@@ -57,7 +96,7 @@ const fn code_words(code: ReasonCode) -> &'static str {
         ReasonCode::ResultTooLarge => "its result is too large",
         ReasonCode::BlobMissing => "a file that it needs is not there any more",
         ReasonCode::UpstreamFailed => "a job before it failed",
-        ReasonCode::ConditionNotMet => "its run_if says no",
+        ReasonCode::ConditionNotMet => "its run_if or when says no",
         ReasonCode::FlowCancelled => "the flow was cancelled",
         ReasonCode::NodeCancelled => "it was cancelled",
         ReasonCode::FailFast => "another job failed and the flow says fail_fast",
@@ -76,6 +115,9 @@ mod tests {
         assert_eq!(told("TIMEOUT", ""), "the script ran longer than its timeout");
         assert_eq!(told("EXIT_CODE", "exit code 3"), "exit code 3");
         assert_eq!(told("REFUSED", "queue full"), "the supervisor refused it (queue full)");
+        let after = v1::Reason { code: "BACKING_OFF".into(), detail: "EXIT_CODE: exit code 3".into() };
+        assert_eq!(reason(&after), "it waits before the next try; the last failed: exit code 3");
+        assert_eq!(failed_try(&after).as_deref(), Some("failed: exit code 3"));
         assert_eq!(told("NEW_IN_LATER_VERSIONS", ""), "NEW_IN_LATER_VERSIONS");
     }
 }

@@ -1,27 +1,66 @@
-//! What `mycora up` prints when it serves: lines to copy.
+//! What `mycora up` tells when it serves: lines to copy, or the same for programs.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
 
 use super::directory::DataDir;
 use super::redis::PrivateRedis;
 use crate::profile::Profile;
 
-pub(super) fn text(dir: &DataDir, redis: &PrivateRedis, profile: &Profile, port: u16) -> String {
-    let file = |path: &Option<std::path::PathBuf>| {
-        path.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
-    };
-    let (ca, cert, key) = (file(&profile.ca), file(&profile.cert), file(&profile.key));
-    let config = dir.join("client.toml");
-    let config = config.display();
-    format!(
-        "mycora is ready on https://127.0.0.1:{port}, data in {data}\n\
-         isolation: basic, scripts run with your rights\n\
-         \n\
-         command line  export MYCORA_CONFIG={config}\n\
-         \x20             mycora flow submit FILE --watch\n\
-         grpcurl       grpcurl -cacert {ca} -cert {cert} -key {key} localhost:{port} list\n\
-         buf curl      buf curl --protocol grpc --cacert {ca} --cert {cert} --key {key} https://localhost:{port} --list-services\n\
-         redis-cli     {redis}\n\
-         \x20             (context 1; then HGETALL flow:1)\n",
-        data = dir.path().display(),
-        redis = redis.cli_line(dir, 1),
-    )
+/// What one has to know to use an all-in-one.
+#[derive(Debug, Clone, Serialize)]
+pub struct Banner {
+    /// Where clients reach it.
+    pub address: String,
+    /// Where everything is kept.
+    pub data: PathBuf,
+    /// What scripts are kept from.
+    pub isolation: &'static str,
+    /// The client profile.
+    pub config: PathBuf,
+    /// The certificate authority.
+    pub ca: PathBuf,
+    /// The first actor's certificate.
+    pub cert: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// A command that looks into Redis.
+    pub redis_cli: String,
+    #[serde(skip)]
+    port: u16,
+}
+
+impl Banner {
+    pub(super) fn new(dir: &DataDir, redis: &PrivateRedis, profile: &Profile, port: u16) -> Self {
+        Self {
+            address: format!("https://127.0.0.1:{port}"),
+            data: dir.path().to_owned(),
+            isolation: "basic",
+            config: dir.join("client.toml"),
+            ca: profile.ca.clone().unwrap_or_default(),
+            cert: profile.cert.clone().unwrap_or_default(),
+            key: profile.key.clone().unwrap_or_default(),
+            redis_cli: redis.cli_line(dir, 1),
+            port,
+        }
+    }
+
+    /// Lines to copy.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let Self { address, data, isolation, config, ca, cert, key, redis_cli, port } = self;
+        let [data, config, ca, cert, key] = [data, config, ca, cert, key].map(|path| path.display());
+        format!(
+            "mycora is ready on {address}, data in {data}\n\
+             isolation: {isolation}, scripts run with your rights\n\
+             \n\
+             command line  export MYCORA_CONFIG={config}\n\
+             \x20             mycora flow submit FILE --watch\n\
+             grpcurl       grpcurl -cacert {ca} -cert {cert} -key {key} localhost:{port} list\n\
+             buf curl      buf curl --protocol grpc --cacert {ca} --cert {cert} --key {key} https://localhost:{port} --list-services\n\
+             redis-cli     {redis_cli}\n\
+             \x20             (context 1; then HGETALL flow:1)\n"
+        )
+    }
 }

@@ -1,5 +1,6 @@
 //! The program as it is called, as far as that needs no coordinator.
 
+mod commands;
 mod coordinator;
 mod served;
 
@@ -48,10 +49,14 @@ fn exit_codes_are_as_promised() {
         (&["flow", "validate", "good.yaml"], 0, ""),
         (&[], 2, "Usage: mycora"),
         (&["flwo"], 2, "similar subcommand"),
-        (&["flow", "get", "x"], 2, "invalid digit"),
+        (&["flow", "get", "x"], 2, "a whole number from 1 to 4294967295 is needed"),
+        (&["flow", "get", "0"], 2, "there is no 0; numbers begin with 1"),
+        (&["flow", "submit", "good.yaml", "--flow-id", "0"], 2, "for '--flow-id <ID>': there is no 0"),
+        (&["--context", "0", "flow", "list"], 2, "for '--context <ID>': there is no 0"),
+        (&["flow", "list", "--since", "soon"], 2, "write a time as 2026-11-21T08:00:00Z"),
         (&["flow", "validate", "good.yaml", "--env", "X"], 2, "write it as NAME=VALUE"),
         (&["flow", "validate", "good.yaml", "--env", "1X=1"], 2, "good.yaml: --env 1X:"),
-        (&["flow", "submit", "good.yaml", "--request-id", "x"], 2, "--request-id"),
+        (&["flow", "submit", "good.yaml", "--request-id", "x"], 2, "a UUID is needed"),
         (&["flow", "validate", "none.yaml"], 2, "none.yaml: cannot be read"),
         (
             &["flow", "validate", "cycle.yaml"],

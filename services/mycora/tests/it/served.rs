@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use crate::coordinator::{Coordinator, Script};
 use crate::{home, mycora, stderr, stdout};
 
-fn run(home: &tempfile::TempDir, coordinator: &Coordinator, arguments: &[&str]) -> Output {
+pub(crate) fn run(home: &tempfile::TempDir, coordinator: &Coordinator, arguments: &[&str]) -> Output {
     mycora(home.path())
         .env("MYCORA_CONFIG", &coordinator.profile)
         .args(arguments)
@@ -82,10 +82,14 @@ fn answers_and_refusals_have_their_exit_codes() {
     assert!(table.starts_with("ID  NAME  STATUS   JOBS  ACTOR"), "{table}");
 
     assert_eq!(stdout(&asked(&["flow", "logs", "5"], 0)), "a | one\na | two\n");
-    assert_eq!(stdout(&asked(&["flow", "logs", "5", "--node", "a"], 0)), "one\ntwo\n");
+    assert_eq!(stdout(&asked(&["flow", "logs", "5", "a"], 0)), "one\ntwo\n");
     let logs = asked(&["flow", "logs", "5", "--output", "json"], 0);
     let document: serde_json::Value = serde_json::from_slice(&logs.stdout).expect("one document");
     assert_eq!(document[1]["data"], "d28K", "base64, as proto JSON has it");
+
+    let yaml = stdout(&asked(&["flow", "list", "--limit", "1", "--output", "yaml"], 0));
+    let document: serde_json::Value = serde_saphyr::from_str(&yaml).expect(&yaml);
+    assert_eq!(document["flows"][0]["status"], "FLOW_STATUS_STARTED");
 }
 
 #[test]

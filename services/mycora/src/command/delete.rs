@@ -1,0 +1,53 @@
+//! `mycora flow delete`.
+
+use clap::Args;
+use serde::Serialize;
+
+use super::{Session, values};
+use crate::failure::Failure;
+use crate::output;
+
+/// What `flow delete` takes.
+#[derive(Debug, Args)]
+pub struct DeleteArgs {
+    /// The flows' numbers
+    #[arg(value_parser = values::id, value_name = "ID", required = true)]
+    pub ids: Vec<u32>,
+}
+
+/// What became of each, for programs.
+#[derive(Debug, Default, Serialize)]
+struct Deleted {
+    deleted: Vec<u32>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    refused: Vec<u32>,
+}
+
+/// One that is refused does not keep the others; the exit code is that of the first refusal.
+pub(super) async fn run(session: &Session, args: &DeleteArgs) -> Result<u8, Failure> {
+    let context = session.context()?;
+    let mut document = Deleted::default();
+    let mut exit_code = 0;
+    for id in &args.ids {
+        match session.clients.delete_flow(context, *id).await {
+            Ok(_) => document.deleted.push(*id),
+            Err(error) => {
+                let failure = Failure::from(error);
+                if args.ids.len() == 1 {
+                    return Err(failure);
+                }
+                output::note(&format!("flow {id}: {failure}"));
+                document.refused.push(*id);
+                if exit_code == 0 {
+                    exit_code = failure.exit_code();
+                }
+            }
+        }
+    }
+    output::answer(
+        session.global.output,
+        || &document,
+        || document.deleted.iter().map(|id| format!("flow {id} is deleted\n")).collect(),
+    )?;
+    Ok(exit_code)
+}

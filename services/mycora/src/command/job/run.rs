@@ -1,0 +1,324 @@
+//! `mycora job run`: as a script is run here, but there.
+
+use std::io::Read;
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Args;
+use model::ScriptType;
+use model::limits::{SCRIPT_BYTES_MAX, SCRIPT_INLINE_BYTES_MAX};
+use proto::convert::enums;
+use proto::v1;
+use uuid::Uuid;
+
+use crate::command::logs::{LogReader, Printer};
+use crate::command::{Session, submit, values, watch};
+use crate::failure::Failure;
+use crate::flow_file::{Files, FlowFile, Uploads};
+use crate::output::live::Progress;
+use crate::output::{self, Format, json, summary};
+
+/// Shown below the options.
+pub(super) const AFTER_HELP: &str = "\
+Examples:
+  mycora job run convert.py --file in.csv=data/in.csv --timeout 60
+  mycora job run --type shell --script 'echo rows=3 >> \"$MYCORA_RESULT\"'
+  mycora job run --type python - --detach < convert.py
+
+Exit codes: 0 the job completed, or was started with --detach; 1 it did not, or not within --wait.";
+
+/// The endings of script files, and what they tell.
+const ENDINGS: [(&str, ScriptType); 6] = [
+    ("py", ScriptType::Python),
+    ("sh", ScriptType::Shell),
+    ("v", ScriptType::V),
+    ("vsh", ScriptType::V),
+    ("rs", ScriptType::Rust),
+    ("rhai", ScriptType::Rhai),
+];
+/// The job's name when nobody gives one.
+const NAME_DEFAULT: &str = "job";
+
+/// What `job run` takes.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The script's file; `-` for standard input
+    #[arg(required_unless_present = "script", conflicts_with = "script")]
+    pub script_file: Option<String>,
+    /// The script itself
+    #[arg(long, value_name = "TEXT")]
+    pub script: Option<String>,
+    /// Who executes it: python, shell, v, rust, rhai, osis or sal [default: told by the file's ending]
+    #[arg(long = "type", value_name = "TYPE")]
+    pub script_type: Option<ScriptType>,
+    /// The name of the job and of its flow
+    #[arg(long, default_value = NAME_DEFAULT)]
+    pub name: String,
+    /// Set a variable
+    #[arg(long, value_name = "NAME=VALUE", value_parser = values::entry)]
+    pub env: Vec<(String, String)>,
+    /// Lay a file into its directory under this name
+    #[arg(long = "file", value_name = "NAME=PATH", value_parser = values::entry)]
+    pub files: Vec<(String, String)>,
+    /// Run time in seconds; 0 for no limit [default: 3600]
+    #[arg(long, value_name = "SECS")]
+    pub timeout: Option<u32>,
+    /// Tries after the first
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub retries: u32,
+    /// Run it at this runner only, a number of `mycora runner list`
+    #[arg(long, value_name = "ID", value_parser = values::id)]
+    pub runner: Option<u32>,
+    /// Run it on instances of this group only
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub group: String,
+    /// Run it at runners that carry this label only
+    #[arg(long = "label", value_name = "NAME=VALUE", value_parser = values::entry)]
+    pub labels: Vec<(String, String)>,
+    /// Wait at most so many seconds for its end [default: until it has ended]
+    #[arg(long, value_name = "SECS")]
+    pub wait: Option<u32>,
+    /// Only start it
+    #[arg(long, conflicts_with = "wait")]
+    pub detach: bool,
+}
+
+pub(super) async fn run(session: &Session, args: &RunArgs) -> Result<u8, Failure> {
+    let file = described(args)?;
+    let context = session.context()?;
+    submit::upload(session, context, &file).await?;
+    let request = v1::RunJobRequest {
+        request_id: Uuid::new_v4().to_string(),
+        context_id: context,
+        caller_id: session.actor(),
+        node: file.spec.nodes.first().cloned(),
+        wait_secs: 0,
+    };
+    let started =
+        session.clients.run_job(&request).await.map_err(|error| submit::located(&file, 0, error))?;
+    let id = started.flow.as_ref().map_or(0, |flow| flow.id);
+    if args.detach {
+        output::answer(
+            session.global.output,
+            || json::of(&started),
+            || {
+                format!(
+                    "flow {id} `{}` is started; see `mycora flow watch {id} --context {context}`\n",
+                    args.name
+                )
+            },
+        )?;
+        return Ok(0);
+    }
+    match until_ended(session, context, id, args.wait).await? {
+        Some(flow) => ended(session, context, flow).await,
+        None => {
+            let waited = args.wait.unwrap_or_default();
+            output::note(&format!(
+                "flow {id} goes on after {waited} s; see `mycora flow watch {id} --context {context}`"
+            ));
+            if session.global.output != Format::Table {
+                let flow = session.clients.get_flow(context, id).await?.flow.unwrap_or_default();
+                ended(session, context, flow).await?;
+            }
+            Ok(1)
+        }
+    }
+}
+
+/// Shows what the job prints until it has ended; `None` when that takes too long.
+async fn until_ended(
+    session: &Session,
+    context: u32,
+    id: u32,
+    wait: Option<u32>,
+) -> Result<Option<v1::Flow>, Failure> {
+    let printer = match (session.global.output, session.global.quiet) {
+        (Format::Table, _) => Printer::Raw,
+        (Format::Json | Format::Yaml, false) => Printer::Aside,
+        (Format::Json | Format::Yaml, true) => Printer::Nowhere,
+    };
+    let request =
+        v1::StreamFlowLogsRequest { context_id: context, flow_id: id, follow: true, ..Default::default() };
+    let mut logs = LogReader::new(&session.clients, request, printer);
+    let mut progress = if session.global.quiet { Progress::Silent } else { Progress::Troubles };
+    let both = async {
+        let watching = watch::follow(&session.clients, context, id, &mut progress);
+        tokio::try_join!(watching, logs.until_end())
+    };
+    let result = match wait {
+        None => both.await.map(Some),
+        Some(secs) => match tokio::time::timeout(Duration::from_secs(secs.into()), both).await {
+            Ok(result) => result.map(Some),
+            Err(_) => Ok(None),
+        },
+    };
+    logs.end()?;
+    Ok(result?.map(|(flow, ())| flow))
+}
+
+/// Prints how the job stands; gives the exit code.
+async fn ended(session: &Session, context: u32, flow: v1::Flow) -> Result<u8, Failure> {
+    let node = session.clients.list_nodes(context, flow.id, &[]).await?.into_iter().next();
+    let exit_code = watch::exit_code(&flow);
+    let answer = v1::RunJobResponse { flow: Some(flow), node };
+    let node = answer.node.clone().unwrap_or_default();
+    if session.global.output == Format::Table && !session.global.quiet {
+        output::note(&summary::outcome(&node));
+    }
+    output::answer(session.global.output, || json::of(&answer), || summary::result(&node.result))?;
+    Ok(exit_code)
+}
+
+/// The job as a flow of its own, checked.
+fn described(args: &RunArgs) -> Result<FlowFile, Failure> {
+    let (script, ending) = script(args)?;
+    let known = || ScriptType::ALL.map(ScriptType::as_str).join(", ");
+    let script_type = args.script_type.or(ending).ok_or_else(|| {
+        Failure::Invalid(format!("who executes the script? Give --type, one of {}", known()))
+    })?;
+    let mut uploads = Uploads::default();
+    let source = if script.len() > SCRIPT_INLINE_BYTES_MAX {
+        v1::script::Source::Blob(wire(uploads.text("the script", script)))
+    } else {
+        v1::script::Source::Text(script)
+    };
+    let mut files = std::collections::BTreeMap::new();
+    for (name, path) in &args.files {
+        let blob = uploads
+            .file(&Files::Directory("".into()), path)
+            .map_err(|error| Failure::Invalid(format!("--file {name}: {error}")))?;
+        files.insert(name.clone(), wire(blob));
+    }
+    let node = v1::NodeSpec {
+        name: args.name.clone(),
+        target: Some(v1::Target {
+            runner_id: args.runner.unwrap_or_default(),
+            group: args.group.clone(),
+            instance: None,
+            labels: args.labels.iter().cloned().collect(),
+        }),
+        policy: Some(v1::NodePolicy {
+            retries: args.retries,
+            timeout_secs: args.timeout,
+            ..Default::default()
+        }),
+        job: Some(v1::JobSpec {
+            script_type: enums::script_type_to_wire(script_type).into(),
+            script: Some(v1::Script { source: Some(source) }),
+            env_vars: args.env.iter().cloned().collect(),
+            files,
+            outputs: Vec::new(),
+        }),
+        ..Default::default()
+    };
+    FlowFile::of_job(node, uploads, &labels(args)).map_err(|problems| Failure::Invalid(problems.to_string()))
+}
+
+/// The script, and what its file's name tells.
+fn script(args: &RunArgs) -> Result<(String, Option<ScriptType>), Failure> {
+    let path = match (&args.script, args.script_file.as_deref()) {
+        (Some(text), _) => return Ok((text.clone(), None)),
+        (None, path) => path.unwrap_or("-"),
+    };
+    let unreadable = |error: std::io::Error| Failure::Invalid(format!("{path}: cannot be read: {error}"));
+    let mut bytes = Vec::new();
+    let limit = SCRIPT_BYTES_MAX as u64 + 1;
+    if path == "-" {
+        std::io::stdin().lock().take(limit).read_to_end(&mut bytes).map_err(unreadable)?;
+    } else {
+        let file = std::fs::File::open(path).map_err(unreadable)?;
+        file.take(limit).read_to_end(&mut bytes).map_err(unreadable)?;
+    }
+    if bytes.len() > SCRIPT_BYTES_MAX {
+        return Err(Failure::Invalid(format!("{path}: a script has at most {SCRIPT_BYTES_MAX} bytes")));
+    }
+    let text = String::from_utf8(bytes)
+        .map_err(|_| Failure::Invalid(format!("{path}: a script is a text in UTF-8, this is not")))?;
+    let ending = Path::new(path).extension().and_then(|ending| ending.to_str());
+    let told = ENDINGS.iter().find(|(known, _)| Some(*known) == ending).map(|(_, script_type)| *script_type);
+    Ok((text, told))
+}
+
+fn wire(blob: model::job::BlobRef) -> v1::BlobRef {
+    v1::BlobRef { sha256: blob.sha256.to_string(), size: blob.size }
+}
+
+/// Fields of the request, and the flags that they come from.
+fn labels(args: &RunArgs) -> Vec<(String, String)> {
+    let mut labels: Vec<(String, String)> = [
+        ("flow.name", "--name"),
+        ("flow.nodes[0]", ""),
+        ("flow.nodes[0].name", "--name"),
+        ("flow.nodes[0].target.runner_id", "--runner"),
+        ("flow.nodes[0].target.group", "--group"),
+        ("flow.nodes[0].target.labels", "--label"),
+        ("flow.nodes[0].policy.retries", "--retries"),
+        ("flow.nodes[0].policy.timeout_secs", "--timeout"),
+        ("flow.nodes[0].job.script_type", "--type"),
+        ("flow.nodes[0].job.script", "the script"),
+        ("flow.nodes[0].job.env_vars", "--env"),
+        ("flow.nodes[0].job.files", "--file"),
+    ]
+    .map(|(field, flag)| (field.to_owned(), flag.to_owned()))
+    .into();
+    let env = args.env.iter().map(|(name, _)| ("env_vars", "--env", name));
+    let files = args.files.iter().map(|(name, _)| ("files", "--file", name));
+    labels.extend(
+        env.chain(files).map(|(field, flag, name)| {
+            (format!("flow.nodes[0].job.{field}[{name}]"), format!("{flag} {name}"))
+        }),
+    );
+    labels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Typed {
+        #[command(flatten)]
+        args: RunArgs,
+    }
+
+    fn typed(arguments: &[&str]) -> RunArgs {
+        Typed::try_parse_from([&["run"], arguments].concat()).expect("good arguments").args
+    }
+
+    fn refused(arguments: &[&str]) -> String {
+        described(&typed(arguments)).expect_err("something is wrong").to_string()
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_of_the_flag() {
+        let job = ["--type", "shell", "--script", "true"];
+        let with = |more: &[&str]| refused(&[&job, more].concat());
+        assert!(with(&["--name", "a b"]).starts_with("mycora job run: --name: a name is made of"));
+        assert!(with(&["--retries", "101"]).contains("--retries: at most 100 are allowed, not 101"));
+        assert!(with(&["--timeout", "9999999"]).contains("--timeout: at most 2592000 seconds"));
+        assert!(with(&["--env", "1A=x"]).contains("--env 1A: a variable's name is"));
+        assert!(with(&["--env", "A=${{ results.b.k }}"]).contains("--env A: `results.b.k` refers to `b`"));
+        assert!(with(&["--file", "a=nothing.txt"]).contains("--file a: cannot read `nothing.txt`"));
+        assert!(refused(&["--script", "true"]).contains("Give --type, one of python, shell"));
+        assert!(refused(&["nowhere.py"]).starts_with("nowhere.py: cannot be read"));
+    }
+
+    #[test]
+    fn the_files_ending_tells_the_type() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("long.py");
+        std::fs::write(&path, "# long\n".repeat(4000)).expect("written");
+        let path = path.to_str().expect("a plain path");
+        let file = described(&typed(&[path, "--label", "zone=a", "--wait", "5"])).expect("good");
+        let node = &file.spec.nodes[0];
+        assert_eq!((node.name.as_str(), file.uploads.len()), ("job", 1), "a long script is a blob");
+        assert_eq!(node.job.as_ref().map(v1::JobSpec::script_type), Some(v1::ScriptType::Python));
+        let file = described(&typed(&[path, "--type", "shell"])).expect("good");
+        assert_eq!(
+            file.spec.nodes[0].job.as_ref().map(v1::JobSpec::script_type),
+            Some(v1::ScriptType::Shell)
+        );
+    }
+}

@@ -1,0 +1,86 @@
+//! `mycora flow list`.
+
+use clap::{Args, ValueEnum};
+use model::Timestamp;
+use proto::convert::time as wire_time;
+use proto::v1;
+
+use super::Session;
+use super::values::{self, Moment};
+use crate::failure::Failure;
+use crate::output::{self, Format, json, summary};
+
+/// What `flow list` takes.
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    /// Only flows of this status
+    #[arg(long, value_enum)]
+    pub status: Option<StatusFilter>,
+    /// Only flows of this actor
+    #[arg(long, value_name = "ACTOR", value_parser = values::id)]
+    pub caller: Option<u32>,
+    /// Only flows whose name begins so
+    #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
+    pub name: String,
+    /// Only flows made then or later: a time, a day (UTC), or how long ago, such as 90s, 15m, 2h or 7d
+    #[arg(long, value_name = "TIME", value_parser = values::moment)]
+    pub since: Option<Moment>,
+    /// Only flows made before then
+    #[arg(long, value_name = "TIME", value_parser = values::moment)]
+    pub until: Option<Moment>,
+    /// At most this many
+    #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: u32,
+}
+
+/// A status as it is typed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StatusFilter {
+    /// Being filled.
+    Created,
+    /// Running.
+    Started,
+    /// Ended well.
+    Finished,
+    /// Ended with a failure.
+    Error,
+    /// Ended because somebody asked.
+    Cancelled,
+}
+
+impl From<StatusFilter> for v1::FlowStatus {
+    fn from(filter: StatusFilter) -> Self {
+        match filter {
+            StatusFilter::Created => Self::Created,
+            StatusFilter::Started => Self::Started,
+            StatusFilter::Finished => Self::Finished,
+            StatusFilter::Error => Self::Error,
+            StatusFilter::Cancelled => Self::Cancelled,
+        }
+    }
+}
+
+pub(super) async fn run(session: &Session, args: &ListArgs) -> Result<(), Failure> {
+    let now = Timestamp::now();
+    let time = |moment: Option<Moment>| moment.map(|moment| wire_time::to_wire(moment.from(now)));
+    let request = v1::ListFlowsRequest {
+        context_id: session.context()?,
+        status: args.status.map_or(v1::FlowStatus::Unspecified, v1::FlowStatus::from).into(),
+        caller_id: args.caller.unwrap_or_default(),
+        name_prefix: args.name.clone(),
+        created_from: time(args.since),
+        created_before: time(args.until),
+        ..Default::default()
+    };
+    let answer = session.clients.list_flows(request, args.limit).await?;
+    let format = session.global.output;
+    if format == Format::Table && answer.flows.is_empty() {
+        output::note("there are no such flows; `mycora flow submit FILE` makes one");
+        return Ok(());
+    }
+    output::answer(format, || json::of(&answer), || summary::flows(&answer.flows, now))?;
+    if format == Format::Table && !answer.next_page_token.is_empty() {
+        output::note(&format!("there are more than {}; ask for them with --limit", args.limit));
+    }
+    Ok(())
+}

@@ -1,0 +1,70 @@
+//! `mycora flow nodes`.
+
+use clap::{Args, ValueEnum};
+use model::Timestamp;
+use proto::v1;
+
+use super::{Session, values};
+use crate::failure::Failure;
+use crate::output::{self, Format, json, summary};
+
+/// What `flow nodes` takes.
+#[derive(Debug, Args)]
+pub struct NodesArgs {
+    /// The flow's number
+    #[arg(value_parser = values::id)]
+    pub id: u32,
+    /// Only jobs in this state; may be given several times
+    #[arg(long = "state", value_enum, value_name = "STATE")]
+    pub states: Vec<StateFilter>,
+}
+
+/// A node's state as it is typed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StateFilter {
+    /// Waits for what comes before it.
+    Pending,
+    /// May run as soon as there is a place for it.
+    Ready,
+    /// On its way to a supervisor, or in its queue.
+    Dispatched,
+    /// An instance executes it.
+    Running,
+    /// Ended well.
+    Completed,
+    /// Ended badly.
+    Failed,
+    /// Ended because somebody asked.
+    Cancelled,
+    /// Will not run.
+    Skipped,
+}
+
+impl From<StateFilter> for v1::NodeState {
+    fn from(filter: StateFilter) -> Self {
+        match filter {
+            StateFilter::Pending => Self::Pending,
+            StateFilter::Ready => Self::Ready,
+            StateFilter::Dispatched => Self::Dispatched,
+            StateFilter::Running => Self::Running,
+            StateFilter::Completed => Self::Completed,
+            StateFilter::Failed => Self::Failed,
+            StateFilter::Cancelled => Self::Cancelled,
+            StateFilter::Skipped => Self::Skipped,
+        }
+    }
+}
+
+pub(super) async fn run(session: &Session, args: &NodesArgs) -> Result<(), Failure> {
+    let states: Vec<v1::NodeState> = args.states.iter().map(|state| (*state).into()).collect();
+    let nodes = session.clients.list_nodes(session.context()?, args.id, &states).await?;
+    if session.global.output == Format::Table && nodes.is_empty() {
+        output::note("there are no such jobs");
+        return Ok(());
+    }
+    output::answer(
+        session.global.output,
+        || json::NodesDocument { nodes: &nodes },
+        || summary::nodes(&nodes, Timestamp::now()),
+    )
+}

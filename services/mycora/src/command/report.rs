@@ -1,0 +1,81 @@
+//! `mycora flow report`: what became of a job that something else executes.
+
+use clap::{Args, ValueEnum};
+use proto::v1;
+use uuid::Uuid;
+
+use super::{Session, values};
+use crate::failure::Failure;
+use crate::output::{self, json};
+
+/// Shown below the options.
+pub(super) const AFTER_HELP: &str = "\
+Examples:
+  mycora flow report 3 survey --attempt 1 running --instance 'desk 4'
+  mycora flow report 3 survey --attempt 1 completed --result answers=42";
+
+/// What `flow report` takes.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// The flow's number
+    #[arg(value_parser = values::id)]
+    pub id: u32,
+    /// The job's name
+    pub node: String,
+    /// What became of it
+    #[arg(value_enum)]
+    pub state: Reported,
+    /// The attempt that is meant
+    #[arg(long, value_name = "N", value_parser = values::id)]
+    pub attempt: u32,
+    /// A part of its result; only with `completed`
+    #[arg(long, value_name = "KEY=VALUE", value_parser = values::entry)]
+    pub result: Vec<(String, String)>,
+    /// The exit code, when there was one
+    #[arg(long, value_name = "CODE", allow_negative_numbers = true)]
+    pub exit_code: Option<i32>,
+    /// Why it failed; only with `failed`
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub detail: String,
+    /// Who executes it, for people
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub instance: String,
+}
+
+/// A state that can be reported, as it is typed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Reported {
+    /// It began.
+    Running,
+    /// It ended well.
+    Completed,
+    /// It ended badly.
+    Failed,
+}
+
+pub(super) async fn run(session: &Session, args: ReportArgs) -> Result<(), Failure> {
+    let ReportArgs { id, node, state, attempt, result, exit_code, detail, instance } = args;
+    let state = match state {
+        Reported::Running => v1::NodeState::Running,
+        Reported::Completed => v1::NodeState::Completed,
+        Reported::Failed => v1::NodeState::Failed,
+    };
+    let request = v1::UpdateNodeStatusRequest {
+        request_id: Uuid::new_v4().to_string(),
+        context_id: session.context()?,
+        flow_id: id,
+        node,
+        attempt,
+        state: state.into(),
+        result: result.into_iter().collect(),
+        exit_code,
+        detail,
+        instance,
+    };
+    let answer = session.clients.update_node(&request).await?;
+    output::answer(
+        session.global.output,
+        || json::of(&answer),
+        || format!("flow {id} is told; see `mycora flow explain {id} {}`\n", request.node),
+    )
+}

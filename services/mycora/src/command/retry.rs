@@ -1,0 +1,73 @@
+//! `mycora flow retry`.
+
+use std::collections::BTreeMap;
+
+use clap::Args;
+use proto::v1;
+use uuid::Uuid;
+
+use super::{Session, values, watch};
+use crate::failure::Failure;
+use crate::output::{self, json, summary};
+
+/// Shown below the options.
+pub(super) const AFTER_HELP: &str = "\
+Examples:
+  mycora flow retry 3 --dry-run
+  mycora flow retry 3 --from merge --env YEAR=2015 --watch";
+
+/// What `flow retry` takes.
+#[derive(Debug, Args)]
+pub struct RetryArgs {
+    /// The flow's number
+    #[arg(value_parser = values::id)]
+    pub id: u32,
+    /// Run every job again
+    #[arg(long, conflicts_with = "from")]
+    pub all: bool,
+    /// Run these jobs again and all that comes after them
+    #[arg(long, value_name = "NODE", num_args = 1.., value_delimiter = ',')]
+    pub from: Vec<String>,
+    /// Set a variable of the flow first; a job's own `env` still wins
+    #[arg(long, value_name = "NAME=VALUE", value_parser = values::entry)]
+    pub env: Vec<(String, String)>,
+    /// Remove a variable of the flow first
+    #[arg(long, value_name = "NAME")]
+    pub unset: Vec<String>,
+    /// Only say what would run again and what keeps its result
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Watch the flow until it has ended; Ctrl-C leaves it running
+    #[arg(long, short, conflicts_with = "dry_run")]
+    pub watch: bool,
+}
+
+impl RetryArgs {
+    fn request(&self, context_id: u32) -> v1::RetryFlowRequest {
+        let scope = match (self.all, self.from.as_slice()) {
+            (true, _) => v1::RetryScope::All,
+            (false, []) => v1::RetryScope::Failed,
+            (false, _) => v1::RetryScope::From,
+        };
+        v1::RetryFlowRequest {
+            request_id: Uuid::new_v4().to_string(),
+            context_id,
+            flow_id: self.id,
+            scope: scope.into(),
+            nodes: self.from.clone(),
+            env_vars: self.env.iter().cloned().collect::<BTreeMap<_, _>>(),
+            unset_env_vars: self.unset.clone(),
+            dry_run: self.dry_run,
+        }
+    }
+}
+
+pub(super) async fn run(session: &Session, args: &RetryArgs) -> Result<u8, Failure> {
+    let context = session.context()?;
+    let answer = session.clients.retry_flow(&args.request(context)).await?;
+    if args.watch {
+        return watch::run(session, context, args.id).await;
+    }
+    output::answer(session.global.output, || json::of(&answer), || summary::retry(&answer, args.dry_run))?;
+    Ok(0)
+}

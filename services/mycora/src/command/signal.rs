@@ -1,0 +1,46 @@
+//! `mycora flow signal`.
+
+use clap::Args;
+use proto::v1;
+use uuid::Uuid;
+
+use super::{Session, values};
+use crate::failure::Failure;
+use crate::output::{self, json};
+
+/// What `flow signal` takes.
+#[derive(Debug, Args)]
+pub struct SignalArgs {
+    /// The flow's number
+    #[arg(value_parser = values::id)]
+    pub id: u32,
+    /// The signal: what stands after `signal:` in a job's prerequisites
+    pub name: String,
+    /// What is kept with it, for people and programs that look; at most 4 KiB
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub payload: String,
+}
+
+pub(super) async fn run(session: &Session, args: SignalArgs) -> Result<(), Failure> {
+    let SignalArgs { id, name, payload } = args;
+    let request = v1::SignalFlowRequest {
+        request_id: Uuid::new_v4().to_string(),
+        context_id: session.context()?,
+        flow_id: id,
+        name,
+        payload,
+    };
+    let answer = session.clients.signal_flow(&request).await?;
+    output::answer(
+        session.global.output,
+        || json::of(&answer),
+        || {
+            let name = &request.name;
+            if answer.already_given {
+                format!("flow {id} had been given `{name}` before; nothing has changed\n")
+            } else {
+                format!("flow {id} has been given `{name}`\n")
+            }
+        },
+    )
+}

@@ -1,0 +1,49 @@
+//! `mycora flow validate`, and reading flow files for whoever needs one.
+
+use clap::Args;
+
+use super::values;
+use crate::failure::Failure;
+use crate::flow_file::{FlowFile, Source};
+use crate::output::{self, Format, json};
+
+/// What `flow validate` takes.
+#[derive(Debug, Args)]
+pub struct ValidateArgs {
+    /// The flow file, YAML or JSON; `-` for standard input
+    pub file: String,
+    /// Set a variable of the flow, as `submit` would
+    #[arg(long, value_name = "NAME=VALUE", value_parser = values::entry)]
+    pub env: Vec<(String, String)>,
+}
+
+/// Checks a file; needs no coordinator.
+///
+/// # Errors
+/// Everything that is wrong with the file.
+pub fn run(args: &ValidateArgs, format: Format) -> Result<(), Failure> {
+    let file = read(&args.file, &args.env)?;
+    output::answer(
+        format,
+        || json::of(&file.spec),
+        || {
+            let jobs = file.spec.nodes.len();
+            let edges: usize = file.spec.nodes.iter().map(|node| node.depends.len()).sum();
+            let uploads: u64 = file.uploads.iter().map(|upload| upload.blob.size).sum();
+            format!(
+                "{}: the flow `{}` is good: {jobs} jobs, {edges} dependencies, {uploads} bytes to upload\n",
+                args.file, file.spec.name
+            )
+        },
+    )
+}
+
+/// Reads and understands a flow file.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub(super) fn read(path: &str, env: &[(String, String)]) -> Result<FlowFile, Failure> {
+    Source::open(path)
+        .and_then(|source| FlowFile::parse(source, env))
+        .map_err(|problems| Failure::Invalid(problems.to_string()))
+}

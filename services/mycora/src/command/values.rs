@@ -1,0 +1,103 @@
+//! Values as they are typed.
+
+use std::time::Duration;
+
+use model::Timestamp;
+
+/// Reads the number of a flow, a context, an actor or a runner.
+pub(super) fn id(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(0) => Err("there is no 0; numbers begin with 1".to_owned()),
+        Ok(id) => Ok(id),
+        Err(_) => Err(format!("a whole number from 1 to {} is needed", u32::MAX)),
+    }
+}
+
+/// Reads `NAME=VALUE`.
+pub(super) fn entry(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("write it as NAME=VALUE".to_owned()),
+    }
+}
+
+/// A moment: a time, a day, or how long ago.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    /// This one.
+    At(Timestamp),
+    /// So long before now.
+    Ago(Duration),
+}
+
+impl Moment {
+    /// The time, seen from `now`.
+    #[must_use]
+    pub fn from(self, now: Timestamp) -> Timestamp {
+        match self {
+            Self::At(time) => time,
+            Self::Ago(length) => Timestamp::from_millis(
+                now.since(Timestamp::from_millis(0))
+                    .saturating_sub(length)
+                    .as_millis()
+                    .try_into()
+                    .unwrap_or_default(),
+            ),
+        }
+    }
+}
+
+/// Reads `2026-11-21T08:00:00Z`, `2026-11-21` or `90m`.
+pub(super) fn moment(text: &str) -> Result<Moment, String> {
+    let time =
+        Timestamp::from_rfc3339(text).or_else(|| Timestamp::from_rfc3339(&format!("{text}T00:00:00Z")));
+    if let Some(time) = time {
+        return Ok(Moment::At(time));
+    }
+    let ago = text.split_at_checked(text.len().saturating_sub(1)).and_then(|(number, unit)| {
+        let secs = match unit {
+            "s" => 1,
+            "m" => 60,
+            "h" => 3600,
+            "d" => 24 * 3600,
+            _ => return None,
+        };
+        number.parse::<u32>().ok().map(|number| Moment::Ago(Duration::from_secs(u64::from(number) * secs)))
+    });
+    ago.ok_or_else(|| "write a time as 2026-11-21T08:00:00Z, a day as 2026-11-21 (UTC), or how long ago as 90s, 15m, 2h or 7d".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_are_name_and_value() {
+        assert_eq!(entry("A=b=c"), Ok(("A".to_owned(), "b=c".to_owned())));
+        assert_eq!(entry("A="), Ok(("A".to_owned(), String::new())));
+        assert!(entry("A").is_err() && entry("=b").is_err());
+    }
+
+    #[test]
+    fn numbers_begin_with_one() {
+        assert_eq!(id("7"), Ok(7));
+        assert!(id("0").is_err_and(|text| text.contains("there is no 0")));
+        for wrong in ["", "x", "-1", "1.0", "4294967296"] {
+            assert!(id(wrong).is_err_and(|text| text.contains("from 1 to 4294967295")), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn moments_are_times_days_and_lengths() {
+        let now = Timestamp::from_millis(1_798_135_200_000);
+        let read = |text: &str| moment(text).map(|moment| moment.from(now).rfc3339());
+        assert_eq!(read("2026-12-24T19:00:00+01:00").as_deref(), Ok("2026-12-24T18:00:00Z"));
+        assert_eq!(read("2026-12-24").as_deref(), Ok("2026-12-24T00:00:00Z"));
+        assert_eq!(read("90m").as_deref(), Ok("2026-12-24T16:30:00Z"));
+        assert_eq!(read("7d").as_deref(), Ok("2026-12-17T18:00:00Z"));
+        assert_eq!(read("4294967295d").as_deref(), Ok("1970-01-01T00:00:00Z"));
+        for wrong in ["", "d", "7w", "2026-13-01", "soon", "7ü"] {
+            assert!(moment(wrong).is_err(), "{wrong}");
+        }
+    }
+}

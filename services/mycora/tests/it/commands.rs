@@ -1,0 +1,284 @@
+//! What single commands ask, and what they make of the answers.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Output, Stdio};
+
+use crate::coordinator::{Coordinator, Script};
+use crate::served::run;
+use crate::{home, mycora, stderr, stdout};
+
+/// A home, and a coordinator there.
+struct Place {
+    home: tempfile::TempDir,
+    coordinator: Coordinator,
+}
+
+impl Place {
+    fn new(script: Script) -> Self {
+        let home = home();
+        let coordinator = Coordinator::start(home.path(), script);
+        Self { home, coordinator }
+    }
+
+    fn asked(&self, arguments: &[&str], code: i32) -> Output {
+        let output = run(&self.home, &self.coordinator, arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", stderr(&output));
+        output
+    }
+
+    fn document(&self, arguments: &[&str], code: i32) -> serde_json::Value {
+        let output = self.asked(&[&["--output", "json"], arguments].concat(), code);
+        serde_json::from_slice(&output.stdout).expect("one document")
+    }
+
+    fn calls(&self) -> Vec<String> {
+        self.coordinator.asked(|asked| asked.calls.clone())
+    }
+}
+
+/// A flow file that is too large for one call: 1201 jobs, each with a script of its own.
+fn large(place: &Place) -> &'static str {
+    let script = "x".repeat(3000);
+    let mut text = "name: large\njobs:\n".to_owned();
+    for i in 0..1201 {
+        text.push_str(&format!("  j{i}: {{script_type: shell, script: '{script}{i}', timeout: 5}}\n"));
+    }
+    std::fs::write(place.home.path().join("large.yaml"), text).expect("written");
+    "large.yaml"
+}
+
+#[test]
+fn a_large_flow_is_sent_in_parts_and_a_lost_answer_asked_again() {
+    let place = Place::new(Script::Wait);
+    let document = place.document(&["flow", "submit", large(&place)], 0);
+    assert_eq!(document["flow"]["status"], "FLOW_STATUS_STARTED");
+    let calls = place.calls();
+    let first: u32 = calls[1].split(' ').nth(1).and_then(|count| count.parse().ok()).expect("a count");
+    let rest = 1201 - first;
+    assert_eq!(
+        calls,
+        [
+            "create `large` 0 of 1201".to_owned(),
+            format!("add {first} at 0"),
+            format!("add {rest} at {first}"),
+            format!("add {rest} at {first}"),
+            "start".to_owned(),
+        ]
+    );
+}
+
+#[test]
+fn a_large_flow_that_is_refused_leaves_nothing() {
+    let place = Place::new(Script::RefusePart);
+    let output = place.asked(&["flow", "submit", large(&place)], 2);
+    let said = stderr(&output);
+    let calls = place.calls();
+    let first: usize = calls[1].split(' ').nth(1).and_then(|count| count.parse().ok()).expect("a count");
+    // The third job of the second part; jobs begin on the third line.
+    let line = first + 2 + 3;
+    assert!(said.contains(&format!("large.yaml:{line}:")) && said.contains("timeout: not today"), "{said}");
+    assert!(said.contains("flow 5 was not complete and is deleted"), "{said}");
+    assert_eq!(calls[calls.len() - 2..], ["cancel 5 Some(0)".to_owned(), "delete 5".to_owned()]);
+}
+
+#[test]
+fn filters_reach_the_coordinator() {
+    let place = Place::new(Script::Wait);
+    place.asked(
+        &[
+            "flow",
+            "list",
+            "--status",
+            "error",
+            "--caller",
+            "7",
+            "--name",
+            "night-",
+            "--since",
+            "2027-01-15",
+            "--until",
+            "2027-01-15T08:00:00Z",
+            "--limit",
+            "1",
+        ],
+        0,
+    );
+    let nodes = place.document(&["flow", "nodes", "5", "--state", "failed", "--state", "cancelled"], 0);
+    assert_eq!(nodes["nodes"][0]["name"], "a");
+    assert_eq!(place.calls(), ["list 4 7 night- 1799971200 1800000000", "nodes [6, 7]"]);
+    let table = stdout(&place.asked(&["flow", "nodes", "5"], 0));
+    assert!(table.starts_with("JOB  STATE      ATTEMPT") && table.contains("a    completed  1"), "{table}");
+}
+
+#[test]
+fn a_cancel_says_how_soon() {
+    let place = Place::new(Script::Wait);
+    place.asked(&["flow", "cancel", "5"], 0);
+    place.asked(&["flow", "cancel", "5", "--now"], 0);
+    place.asked(&["flow", "cancel", "5", "--grace", "30"], 0);
+    let said = stdout(&place.asked(&["flow", "cancel", "5", "--node", "a"], 0));
+    assert_eq!(said, "`a` of flow 5 is being cancelled; see `mycora flow explain 5 a`\n");
+    assert_eq!(place.calls(), ["cancel 5 None", "cancel 5 Some(0)", "cancel 5 Some(30)", "cancel node a"]);
+    assert!(stderr(&place.asked(&["flow", "cancel", "5", "--now", "--grace", "3"], 2)).contains("--grace"));
+    assert!(stderr(&place.asked(&["flow", "cancel", "5", "--now", "--node", "a"], 2)).contains("--node"));
+}
+
+#[test]
+fn a_retry_chooses_and_tells() {
+    let place = Place::new(Script::Wait);
+    let said = stdout(&place.asked(&["flow", "retry", "5", "--dry-run"], 0));
+    assert_eq!(
+        said,
+        "flow 5 would start generation 2: 1002 jobs run again, 1 keep what they have\n\
+         run again: a, b … and 1000 more\nkept: split\n"
+    );
+    let said = stdout(&place.asked(&["flow", "retry", "5", "--all"], 0));
+    assert!(said.starts_with("flow 5 runs again, generation 2: 1002 jobs"), "{said}");
+    let arguments = ["flow", "retry", "5", "--from", "a", "b", "--env", "A=1", "--unset", "B"];
+    assert_eq!(place.document(&arguments, 0)["runAgainCount"], 1002);
+    assert_eq!(
+        place.calls(),
+        [
+            "retry RETRY_SCOPE_FAILED [] {} [] true",
+            "retry RETRY_SCOPE_ALL [] {} [] false",
+            "retry RETRY_SCOPE_FROM [\"a\", \"b\"] {\"A\": \"1\"} [\"B\"] false",
+        ]
+    );
+    place.asked(&["flow", "retry", "5", "--all", "--from", "a"], 2);
+}
+
+#[test]
+fn signals_drawings_explanations_and_reports() {
+    let place = Place::new(Script::Wait);
+    let signal = ["flow", "signal", "5", "go", "--payload", "by Anna"];
+    assert_eq!(stdout(&place.asked(&signal, 0)), "flow 5 has been given `go`\n");
+    assert!(stdout(&place.asked(&signal, 0)).contains("had been given `go` before"));
+    assert_eq!(place.document(&signal, 0), serde_json::json!({"alreadyGiven": true}));
+
+    assert_eq!(stdout(&place.asked(&["flow", "graph", "5"], 0)), "GRAPH_FORMAT_DOT\n");
+    let drawn = place.asked(&["flow", "graph", "5", "--format", "mermaid"], 0);
+    assert_eq!(stdout(&drawn), "GRAPH_FORMAT_MERMAID\n");
+
+    let explained = stdout(&place.asked(&["flow", "explain", "5", "a"], 0));
+    assert_eq!(
+        explained,
+        "`a` is pending: it waits for signal:go\n\n\
+         ABOUT                  FOUND\n\
+         dependencies   -       all 2 before it completed\n\
+         prerequisites  blocks  signal:go was not given\n"
+    );
+    let document = place.document(&["flow", "explain", "5", "a"], 0);
+    assert_eq!(document["findings"][1]["kind"], "FINDING_KIND_PREREQUISITES");
+
+    place.asked(&["flow", "report", "5", "a", "completed", "--attempt", "2", "--result", "x=1"], 0);
+    assert!(place.calls().contains(&"report a 2 NODE_STATE_COMPLETED {\"x\": \"1\"}".to_owned()));
+}
+
+#[test]
+fn several_flows_are_deleted_as_far_as_allowed() {
+    let place = Place::new(Script::Wait);
+    let output = place.asked(&["flow", "delete", "4", "5", "6"], 3);
+    assert_eq!(stdout(&output), "flow 4 is deleted\nflow 6 is deleted\n");
+    assert!(stderr(&output).starts_with("flow 5: actor 1 may not"), "{}", stderr(&output));
+    assert_eq!(place.document(&["flow", "delete", "4"], 0), serde_json::json!({"deleted": [4]}));
+}
+
+#[test]
+fn logs_from_a_place_on() {
+    let place = Place::new(Script::Wait);
+    let from = ["flow", "logs", "5", "a", "--attempt", "1", "--offset", "5"];
+    assert_eq!(stdout(&place.asked(&from, 0)), "wo\n");
+    assert_eq!(place.calls(), ["logs a 1 5"]);
+    let said = stderr(&place.asked(&["flow", "logs", "5", "--attempt", "1"], 2));
+    assert!(said.contains("mycora flow logs 5 NODE --attempt 1"), "{said}");
+    let said = stderr(&place.asked(&["flow", "logs", "5", "a", "--offset", "1"], 2));
+    assert!(said.contains("--offset needs an attempt"), "{said}");
+
+    let yaml = stdout(&place.asked(&["--output", "yaml", "flow", "logs", "5"], 0));
+    let pieces: Vec<serde_json::Value> = serde_saphyr::from_str(&yaml).expect(&yaml);
+    assert_eq!((pieces.len(), &pieces[1]["data"]), (2, &serde_json::json!("d28K")));
+}
+
+/// Follows a log, interrupts it when both pieces were printed.
+fn interrupted(place: &Place, arguments: &[&str], last_line: &str) -> (String, String) {
+    let mut child = mycora(place.home.path())
+        .env("MYCORA_CONFIG", &place.coordinator.profile)
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut out = BufReader::new(child.stdout.take().expect("piped"));
+    let mut text = String::new();
+    while !text.contains(last_line) {
+        assert_ne!(out.read_line(&mut text).expect("a line"), 0, "{text}");
+    }
+    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(killed.expect("`kill` starts").success());
+    out.read_to_string(&mut text).expect("the rest");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    (text, stderr(&output))
+}
+
+#[test]
+fn ctrl_c_ends_a_log_and_says_how_to_read_on() {
+    let place = Place::new(Script::Wait);
+    let (text, said) = interrupted(&place, &["flow", "logs", "7", "a", "-f"], "two");
+    assert_eq!(text, "one\ntwo\n");
+    assert_eq!(
+        said,
+        "flow 7 goes on; read on with `mycora flow logs 7 a --attempt 1 --offset 8 -f --context 1`\n"
+    );
+    let (text, _) = interrupted(&place, &["flow", "logs", "7", "-f", "--output", "json"], "d28K");
+    let offsets: Vec<_> = text
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a document")["offset"].clone())
+        .collect();
+    assert_eq!(offsets, [serde_json::Value::Null, "5".into()], "a line for each piece");
+}
+
+#[test]
+fn a_job_shows_its_log_and_result_and_ends_as_it_did() {
+    let place = Place::new(Script::Wait);
+    let job = |name: &'static str| ["job", "run", "--type", "shell", "--script", "true", "--name", name];
+    let output = place.asked(&job("good"), 0);
+    assert_eq!(stdout(&output), "one\ntwo\nRESULT  VALUE\nanswer  42\n");
+    assert_eq!(stderr(&output), "a: completed\n");
+
+    let output = place.asked(&job("bad"), 1);
+    assert_eq!(stderr(&output), "a: failed: exit code 3\n");
+
+    let output = place.asked(&[&job("good")[..], &["--output", "json"]].concat(), 0);
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one document");
+    assert_eq!(document["node"]["result"]["answer"], "42");
+    assert_eq!(document["flow"]["status"], "FLOW_STATUS_FINISHED");
+    assert_eq!(stderr(&output), "one\ntwo\n", "what it prints stands beside the document");
+
+    let output = place.asked(&[&job("slow")[..], &["--wait", "1"]].concat(), 1);
+    assert!(
+        stderr(&output).contains("flow 10 goes on after 1 s; see `mycora flow watch 10"),
+        "{}",
+        stderr(&output)
+    );
+
+    let output = place.asked(&[&job("good")[..], &["--detach"]].concat(), 0);
+    assert!(stdout(&output).starts_with("flow 8 `good` is started"), "{}", stdout(&output));
+
+    std::fs::write(place.home.path().join("long.py"), "# long\n".repeat(4000)).expect("written");
+    place.asked(&["job", "run", "long.py", "--detach"], 0);
+    place.coordinator.asked(|asked| assert_eq!(asked.uploaded[0].len(), 28_000));
+    assert!(stderr(&place.asked(&["job", "run", "good.yaml"], 2)).contains("Give --type"));
+    place.asked(&["job", "run"], 2);
+}
+
+#[test]
+fn a_context_is_removed_when_it_is_meant() {
+    let place = Place::new(Script::Wait);
+    assert!(stderr(&place.asked(&["context", "delete", "3"], 2)).contains("say so with --yes"));
+    assert!(place.calls().is_empty());
+    let output = place.asked(&["context", "delete", "3", "--yes"], 0);
+    assert_eq!(stdout(&output), "context 3 is deleted\n");
+    assert_eq!(place.calls(), ["delete context 3", "delete context 3"]);
+    assert!(stderr(&place.asked(&["context", "delete", "4", "--yes"], 1)).contains("was not found"));
+}
