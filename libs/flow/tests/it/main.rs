@@ -2,9 +2,11 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod again;
+mod case;
 mod cases;
 mod endings;
 mod expiry;
+mod fate;
 mod histories;
 mod large;
 mod reference;

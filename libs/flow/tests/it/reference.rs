@@ -1,7 +1,9 @@
 //! A short interpreter of flows, independent of the engine: what the end of
 //! every node must be when nothing is cancelled.
 
-use model::{FlowNode, FlowStatus, NodeSpec, NodeState, ReasonCode, RunIf};
+use model::{FlowNode, FlowStatus, NodeSpec, NodeState, Prerequisite, ReasonCode, Rerun, RunIf};
+
+use crate::case::{Case, When, end_of, value};
 
 /// `run_if` by the words of the specification, over the ended nodes themselves.
 pub(crate) fn runs(run_if: RunIf, before: &[&FlowNode]) -> bool {
@@ -22,50 +24,114 @@ pub(crate) fn runs(run_if: RunIf, before: &[&FlowNode]) -> bool {
     }
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 enum End {
-    Completed,
+    /// With what it gave for `k`.
+    Completed(Option<i64>),
     Failed,
     SkippedByFailure,
     Skipped,
 }
 
-/// The end of every node and of the flow. `specs` stand in an order in which
-/// each depends on earlier ones only; `outcomes[i][t]` says whether try `t` of
-/// node `i` succeeds.
-pub(crate) fn interpret(specs: &[NodeSpec], outcomes: &[Vec<bool>]) -> (Vec<NodeState>, FlowStatus) {
-    let mut ends: Vec<End> = Vec::new();
-    for (spec, outcomes) in specs.iter().zip(outcomes) {
-        let before: Vec<End> = spec
-            .depends
-            .iter()
-            .map(|wanted| ends[specs.iter().position(|s| s.name == *wanted).unwrap()])
-            .collect();
-        let has = |end| before.contains(&end);
-        let failure_above = has(End::Failed) || has(End::SkippedByFailure);
-        let runs = match spec.run_if {
-            RunIf::AllSucceeded => !failure_above && !has(End::Skipped),
-            RunIf::NoneFailed => has(End::Completed) && !has(End::Failed),
-            RunIf::AllDone => true,
-            RunIf::AnyFailed => failure_above,
-        };
-        let tries = spec.policy.retries as usize + 1;
-        ends.push(match (runs, failure_above) {
-            (true, _) if outcomes.iter().take(tries).any(|succeeds| *succeeds) => End::Completed,
-            (true, _) => End::Failed,
-            (false, true) => End::SkippedByFailure,
-            (false, false) => End::Skipped,
-        });
+impl End {
+    fn state(self) -> NodeState {
+        match self {
+            Self::Completed(_) => NodeState::Completed,
+            Self::Failed => NodeState::Failed,
+            Self::SkippedByFailure | Self::Skipped => NodeState::Skipped,
+        }
     }
-    let counts = |(spec, end): (&NodeSpec, &End)| *end == End::Failed && !spec.allow_failure;
-    let status = if specs.iter().zip(&ends).any(counts) { FlowStatus::Error } else { FlowStatus::Finished };
-    let states = ends
-        .iter()
-        .map(|end| match end {
-            End::Completed => NodeState::Completed,
-            End::Failed => NodeState::Failed,
-            End::SkippedByFailure | End::Skipped => NodeState::Skipped,
+}
+
+/// The ends of all nodes and of the flow, for the first run and each that follows.
+pub(crate) fn interpret(case: &Case) -> Vec<(Vec<NodeState>, FlowStatus)> {
+    let mut last: Option<Vec<End>> = None;
+    let runs = std::iter::once(None).chain(case.reruns.iter().map(Some));
+    runs.enumerate()
+        .map(|(generation, rerun)| {
+            let mut ends = Vec::new();
+            for node in 0..case.specs.len() {
+                let kept = match (&last, rerun) {
+                    (Some(last), Some(rerun)) => {
+                        Some(last[node]).filter(|_| !begins_anew(case, last, rerun, node))
+                    }
+                    _ => None,
+                };
+                let end = kept.unwrap_or_else(|| end(case, &ends, node, generation));
+                ends.push(end);
+            }
+            let counts = |(spec, end): (&NodeSpec, &End)| *end == End::Failed && !spec.allow_failure;
+            let failed = case.specs.iter().zip(&ends).any(counts);
+            let status = if failed { FlowStatus::Error } else { FlowStatus::Finished };
+            let states = ends.iter().map(|end| end.state()).collect();
+            last = Some(ends);
+            (states, status)
         })
-        .collect();
-    (states, status)
+        .collect()
+}
+
+fn before(case: &Case, node: usize) -> impl Iterator<Item = usize> + '_ {
+    let position = |wanted: &model::Name| case.specs.iter().position(|spec| spec.name == *wanted).unwrap();
+    case.specs[node].depends.iter().map(position)
+}
+
+fn begins_anew(case: &Case, last: &[End], rerun: &Rerun, node: usize) -> bool {
+    let named = match rerun {
+        Rerun::All => true,
+        Rerun::Failed => matches!(last[node], End::Failed | End::SkippedByFailure),
+        Rerun::From { jobs } => jobs.iter().any(|job| job.0 as usize == node + 1),
+    };
+    named || before(case, node).any(|before| begins_anew(case, last, rerun, before))
+}
+
+/// The end of `node`, whose predecessors' are known.
+fn end(case: &Case, ends: &[End], node: usize, generation: usize) -> End {
+    let spec = &case.specs[node];
+    let before: Vec<End> = before(case, node).map(|before| ends[before]).collect();
+    let has = |end| before.contains(&end);
+    let completed = before.iter().filter(|end| matches!(end, End::Completed(_))).count();
+    let failure_above = has(End::Failed) || has(End::SkippedByFailure);
+    let runs = match spec.run_if {
+        RunIf::AllSucceeded => completed == before.len(),
+        RunIf::NoneFailed => completed > 0 && !has(End::Failed),
+        RunIf::AllDone => true,
+        RunIf::AnyFailed => failure_above,
+    };
+    if !runs {
+        return if failure_above { End::SkippedByFailure } else { End::Skipped };
+    }
+    let impossible = |wanted: &Prerequisite| match wanted {
+        Prerequisite::Flow(id) => end_of(*id) != Some(FlowStatus::Finished),
+        _ => false,
+    };
+    if spec.prerequisites.iter().any(impossible) {
+        return End::Failed;
+    }
+    match case.whens[node].map(|when| holds(when, ends)) {
+        Some(None) => return End::Failed,
+        Some(Some(false)) => return End::Skipped,
+        Some(Some(true)) | None => {}
+    }
+    let mut tries = 0..=spec.policy.retries as usize;
+    match tries.any(|tries| case.succeeds(node, generation, tries)) {
+        true => End::Completed(value(node, generation)),
+        false => End::Failed,
+    }
+}
+
+/// Nothing when it has no answer.
+fn holds(when: When, ends: &[End]) -> Option<bool> {
+    let (When::Equal(node, wanted) | When::NotEqual(node, wanted) | When::Less(node, wanted)) = when else {
+        return None;
+    };
+    let value = match ends[node] {
+        End::Completed(Some(value)) => Some(value),
+        End::Completed(None) => return None,
+        _ => None,
+    };
+    Some(match when {
+        When::Equal(..) => value == Some(wanted),
+        When::NotEqual(..) => value != Some(wanted),
+        _ => value.is_some_and(|value| value < wanted),
+    })
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::case::BEGIN;
 use flow::{
     Destinations, Engine, FlowEvent, Input, NoDestination, NodeEvent, NodeIndex, NodeView, Outside, Step,
     Stop, StoredNode, Transition, transition,
@@ -144,7 +145,7 @@ impl World {
         Self {
             engine,
             place: Place { live: true },
-            now: Timestamp::from_millis(1_000_000),
+            now: BEGIN,
             budget: 500,
             due: None,
             sent: Vec::new(),
@@ -233,12 +234,17 @@ impl World {
         self.crash();
     }
 
+    /// The store cannot lose what it has now.
+    pub(crate) fn forget_past(&mut self) {
+        self.past.clear();
+    }
+
     /// The ended flow is run again, as its store begins it; what it says is kept beside it.
     pub(crate) fn run_again(&mut self, rerun: Rerun, edit: impl FnOnce(&mut Flow)) {
         let flow = &mut self.stored.flow;
         let from = flow.status;
         flow.status = transition::flow(from, FlowEvent::RunAgain).unwrap();
-        self.taken.insert((from.to_string(), FlowEvent::RunAgain.to_string()));
+        self.taken.insert((format!("flow {from}"), FlowEvent::RunAgain.to_string()));
         flow.generation.0 += 1;
         flow.rerun = Some(rerun);
         flow.cancel_requested_time = None;
@@ -308,7 +314,7 @@ impl World {
             let mut state = stored.state;
             for t in &change.transitions {
                 assert_eq!((t.from, transition::node(t.from, t.event)), (state, Ok(t.to)));
-                self.taken.insert((t.from.to_string(), t.event.to_string()));
+                self.taken.insert((format!("node {}", t.from), t.event.to_string()));
                 self.witness(&node, t);
                 state = t.to;
             }
@@ -317,7 +323,7 @@ impl World {
         }
         for (from, to) in &step.flow_transitions {
             let event = FlowEvent::ALL.into_iter().find(|event| transition::flow(*from, *event) == Ok(*to));
-            self.taken.insert((from.to_string(), event.unwrap().to_string()));
+            self.taken.insert((format!("flow {from}"), event.unwrap().to_string()));
         }
         if step.flow_changed {
             self.stored.flow = self.engine.flow().clone();
