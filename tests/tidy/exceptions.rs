@@ -102,8 +102,23 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     },
     Exception {
         rule: "wire types",
+        path: "services/router/src/core/attempts.rs",
+        reason: "a part of the core",
+    },
+    Exception {
+        rule: "wire types",
+        path: "services/router/src/core/giving_up.rs",
+        reason: "a part of the core",
+    },
+    Exception {
+        rule: "wire types",
         path: "services/router/src/driver.rs",
         reason: "sorts frames onto the streams they belong to",
+    },
+    Exception {
+        rule: "wire types",
+        path: "services/router/src/drops.rs",
+        reason: "passes wishes of storage on to the gateway, and answers back",
     },
     Exception {
         rule: "wire types",
@@ -119,6 +134,11 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
         rule: "wire types",
         path: "services/router/src/runners.rs",
         reason: "reads the registry's stream, and keeps of each record what routing needs",
+    },
+    Exception {
+        rule: "wire types",
+        path: "services/router/src/schedulers.rs",
+        reason: "follows the list of schedulers, and keeps a stream to each",
     },
     Exception {
         rule: "wire types",
@@ -149,5 +169,10 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
         rule: "wire types",
         path: "services/mycelium-gateway/src/routers.rs",
         reason: "numbers frames for each router's stream",
+    },
+    Exception {
+        rule: "wire types",
+        path: "services/mycelium-gateway/src/wishes.rs",
+        reason: "turns what a router wants of supervisors into calls, and their answers into frames",
     },
 ];

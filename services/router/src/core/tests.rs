@@ -1,5 +1,7 @@
 //! The core, step by step.
 
+mod giving_up;
+
 use super::*;
 use crate::inquiries::{QUERY_TRIES, REPEAT_AFTER};
 use bytes::Bytes;
@@ -238,128 +240,6 @@ fn a_failed_delivery_is_tried_again_until_its_time_is_over() {
 
 fn timed_out(incoming: &wire::IncomingReport) -> bool {
     matches!(report(incoming).kind, ReportKind::Rejected { reason, .. } if reason.code == ReasonCode::TimeoutAck)
-}
-
-#[test]
-fn a_message_past_its_time_is_not_sent() {
-    // The way becomes free in the very moment in which the time is over.
-    let mut bench = Bench::new();
-    bench.runner(1, false);
-    bench.held(vec![held(2, &[3])]);
-    bench.now += Duration::from_secs(60);
-    bench.wall = bench.wall + Duration::from_secs(60);
-    let late = bench.runner(1, true);
-    assert_eq!((late.deliver.len(), late.stop.len(), late.query.len()), (0, 0, 0), "nobody has sent it");
-    assert!(timed_out(&late.reports()[0]));
-    assert_eq!(bench.handled(&late.reports()).settle.len(), 1);
-    assert!(bench.is_empty());
-}
-
-#[test]
-fn what_an_earlier_life_may_have_sent_is_asked_for_before_it_is_given_up() {
-    // Made before this router started, and late when it comes: who knows what became of it.
-    let mut bench = Bench::started(990_000);
-    let old = wire::HeldMessage { created_millis: 900_000, ..held(1, &[1, 2]) };
-    let late = bench.held(vec![old.clone()]);
-    assert_eq!((late.deliver.len(), late.report.len(), late.query[0].job_keys.len()), (0, 0, 2));
-    let runs = bench.said(1, started());
-    assert_eq!((runs.reports().len(), runs.stop.len()), (1, 0), "it goes on");
-    bench.handled(&runs.reports());
-    assert_eq!(bench.said(2, ReportKind::Unknown).stop.len(), 1);
-    let given_up = bench.said(2, ended(Outcome::Stopped)).reports();
-    assert!(given_up.len() == 1 && timed_out(&given_up[0]) && report(&given_up[0]).job_key == key(2));
-    assert!(bench.handled(&given_up).settle[0].error.starts_with("TIMEOUT_ACK"));
-    assert!(bench.is_empty());
-
-    // One whose supervisor is dead cannot be asked for.
-    bench.runner(1, false);
-    let late = bench.held(vec![wire::HeldMessage { message_key: "message:7:2".into(), ..old }]);
-    assert_eq!((late.report.len(), late.stop.len(), late.query.len()), (1, 2, 0));
-    assert!(late.reports().iter().all(timed_out));
-    bench.handled(&late.reports());
-    assert!(bench.is_empty());
-}
-
-#[test]
-fn what_is_to_be_given_up_and_has_arrived_is_not() {
-    for kind in [accepted(), started(), ended(Outcome::Succeeded), ReportKind::Returned] {
-        let mut bench = Bench::new();
-        assert_eq!(bench.doubt(1, &[1]).query.len(), 1);
-        let heard = bench.said(1, kind.clone());
-        assert_eq!(report(&heard.reports()[0]).kind, kind);
-        assert_eq!((heard.settle[0].error.as_str(), heard.stop.len()), ("", 0), "{kind:?}");
-        assert_eq!(bench.handled(&heard.reports()).handled, [1]);
-        assert!(bench.is_empty());
-    }
-}
-
-#[test]
-fn doubts_are_repeated_until_somebody_answers_or_is_dead() {
-    let mut bench = Bench::new();
-    bench.doubt(1, &[1]);
-    for _ in 0..3 {
-        assert_eq!(bench.pass(REPEAT_AFTER).query.len(), 1);
-    }
-    bench.said(1, ReportKind::Unknown);
-    for _ in 0..3 {
-        let again = bench.pass(REPEAT_AFTER);
-        assert_eq!((again.stop.len(), again.query.len(), again.report.len()), (1, 0, 0));
-    }
-    assert_eq!(bench.said(1, started()).handled, [1], "it had been on its way; it is being stopped");
-    bench.put(Input::GatewayDown);
-    assert!(bench.core.next_due().is_none(), "nobody can be asked");
-    assert_eq!(bench.put(Input::GatewayUp).stop.len(), 1, "at once");
-    let dead = bench.runner(1, false);
-    assert!(dead.report.is_empty());
-    let given_up = bench.pass(REPEAT_AFTER).reports();
-    assert!(timed_out(&given_up[0]));
-    bench.handled(&given_up);
-    assert!(bench.is_empty());
-
-    // Alive and mute for ever.
-    let mut bench = Bench::new();
-    bench.doubt(1, &[1]);
-    let begin = bench.now;
-    let given_up = loop {
-        let passed = bench.pass(REPEAT_AFTER);
-        if !passed.report.is_empty() {
-            break passed;
-        }
-    };
-    assert_eq!((bench.now - begin, given_up.stop.len()), (LOST_AFTER, 1));
-}
-
-#[test]
-fn what_is_in_doubt_may_be_stopped() {
-    let mut bench = Bench::new();
-    bench.doubt(1, &[1]);
-    let stopped = bench.stop(1);
-    assert_eq!((stopped.stop.len(), stopped.report.len(), stopped.settle.len()), (1, 0, 1));
-    let told = bench.said(1, ended(Outcome::Stopped)).reports();
-    assert!(matches!(report(&told[0]).kind, ReportKind::Ended(_)), "the supervisor tells the end");
-    bench.handled(&told);
-    assert!(bench.is_empty());
-}
-
-#[test]
-fn what_was_heard_of_has_arrived() {
-    let mut bench = Bench::new();
-    let sent = bench.held(vec![held(1, &[1, 2]), held(2, &[3])]).deliver;
-    for (job, kind) in [(1, started()), (3, accepted())] {
-        let passed_on = bench.said(job, kind).reports();
-        bench.handled(&passed_on);
-    }
-    bench.now += Duration::from_secs(60);
-    bench.wall = bench.wall + Duration::from_secs(60);
-    let late = bench.put(Input::GatewayDown);
-    assert_eq!((late.deliver.len(), late.stop.len(), late.report.len()), (0, 0, 0));
-    assert_eq!((late.settle.len(), late.settle[0].error.as_str()), (1, ""), "all of it has arrived");
-    let asked = bench.put(Input::GatewayUp).query;
-    assert_eq!(asked[0].job_keys, [key(2).to_string()]);
-    bench.said(2, ReportKind::Unknown);
-    let given_up = bench.said(2, ended(Outcome::Stopped)).reports();
-    assert!(bench.handled(&given_up).settle[0].error.starts_with("TIMEOUT_ACK"));
-    assert!(bench.outcome(sent[0].delivery_id, "").settle.is_empty() && bench.is_empty());
 }
 
 #[test]
