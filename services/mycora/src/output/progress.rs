@@ -13,6 +13,9 @@ use super::{time, words};
 /// A job that waits for this long without starting is explained.
 pub const EXPLAIN_AFTER: Duration = Duration::from_secs(2);
 
+/// Shorter times between two changes say nothing.
+const RAN_KNOWN_FROM: Duration = Duration::from_millis(10);
+
 /// A flow as its watcher sees it.
 #[derive(Debug, Default)]
 pub struct View {
@@ -44,6 +47,8 @@ pub struct Node {
     started: Option<Timestamp>,
     /// How long it ran, once it has ended.
     pub ran: Option<Duration>,
+    /// The last try whose end was told.
+    told: u32,
 }
 
 /// Something to tell.
@@ -73,6 +78,7 @@ impl Node {
         let started = node.start_time.map(wire_time::from_wire);
         let ended = node.end_time.map(wire_time::from_wire);
         Self {
+            told: node.attempt.saturating_sub(1),
             state: node.state(),
             name: node.name,
             depends: node.depends,
@@ -94,7 +100,9 @@ impl Node {
         match state {
             v1::NodeState::Running => self.started = time,
             _ if is_end(state) => {
-                self.ran = self.started.zip(time).map(|(start, end)| end.since(start));
+                let ran = self.started.zip(time).map(|(start, end)| end.since(start));
+                // A change has the time at which it was recorded, and one record may say both.
+                self.ran = ran.filter(|ran| *ran >= RAN_KNOWN_FROM);
             }
             _ => (self.started, self.ran) = (None, None),
         }
@@ -106,12 +114,11 @@ impl Node {
 
     /// What its step from that state and attempt is worth. What comes between the end of one job and
     /// the start of the next is nothing, unless it lasts: then it is explained.
-    fn news(&self, before: (v1::NodeState, u32)) -> Vec<News> {
+    fn news(&mut self, before: (v1::NodeState, u32)) -> Vec<News> {
         let between = [v1::NodeState::Pending, v1::NodeState::Ready, v1::NodeState::Dispatched];
         let mut news = Vec::new();
-        // One that had ended and is run again did not fail now.
-        if self.attempt > before.1 && !is_end(before.0) {
-            news.push(News { text: self.ended_tries(before.1), passes: true });
+        if let Some(text) = self.ended_tries(before) {
+            news.push(News { text, passes: true });
         }
         if (self.state, self.attempt) != before && !between.contains(&self.state) {
             news.push(News { text: format!("{}: {}", self.name, self.description()), passes: false });
@@ -119,14 +126,28 @@ impl Node {
         news
     }
 
-    /// Every try that was not the last is told, also when several ended since the last news.
-    fn ended_tries(&self, first: u32) -> String {
-        let Self { name, attempt, reason, .. } = self;
-        let last = attempt - 1;
-        let ended =
+    /// Tries that ended with this step and were not the last; each is told once.
+    fn ended_tries(&mut self, before: (v1::NodeState, u32)) -> Option<String> {
+        let under_way = [v1::NodeState::Ready, v1::NodeState::Dispatched, v1::NodeState::Running];
+        if !under_way.contains(&before.0) {
+            // What had ended, or waited to be run at all, did not fail now.
+            self.told = self.attempt.saturating_sub(1);
+            return None;
+        }
+        let failed = self.reason.as_ref().and_then(words::failed_try);
+        // The change that says why still has the number of the try that failed.
+        let back = self.state == v1::NodeState::Ready && before.0 != v1::NodeState::Ready;
+        let ended_now = back && self.attempt == before.1 && failed.is_some();
+        let last = if ended_now { self.attempt } else { self.attempt.saturating_sub(1) };
+        let first = before.1.max(self.told + 1);
+        if first > last {
+            return None;
+        }
+        self.told = last;
+        let tries =
             if first == last { format!("attempt {last}") } else { format!("attempts {first} to {last}") };
-        let why = reason.as_ref().and_then(words::failed_try).unwrap_or_else(|| "did not succeed".to_owned());
-        format!("{name}: {ended} {why}; attempt {attempt} follows")
+        let why = failed.unwrap_or_else(|| "did not succeed".to_owned());
+        Some(format!("{}: {tries} {why}; it is tried again", self.name))
     }
 
     /// What there is to say beside the name.
@@ -174,7 +195,11 @@ impl Node {
         } else {
             ""
         };
-        Some(format!("waits: {}{hint}", words::reason(reason)))
+        let why = words::reason(reason);
+        Some(match why.strip_prefix("it waits") {
+            Some(rest) => format!("waits{rest}{hint}"),
+            None => format!("waits: {why}{hint}"),
+        })
     }
 }
 
@@ -215,6 +240,9 @@ impl View {
         let job_id = node.job_id;
         let mut node = Node::new(now, node);
         let known = self.nodes.get(&job_id);
+        if let Some(known) = known {
+            node.told = known.told;
+        }
         if let Some(known) = known.filter(|known| known.state == node.state) {
             node.since = known.since;
         }
@@ -332,28 +360,47 @@ mod tests {
     }
 
     #[test]
-    fn every_try_that_failed_is_told() {
+    fn every_try_that_failed_is_told_once() {
         let now = Instant::now();
         let mut view = View::default();
         view.apply(now, node(1, "a", NodeState::Running));
-        let mut again = change(1, NodeState::Ready, 1);
-        again.attempt = 2;
-        again.reason =
-            Some(v1::Reason { code: "BACKING_OFF".into(), detail: "EXIT_CODE: exit code 3".into() });
-        let told = view.apply(now, Event::NodeChange(again));
-        let passes: Vec<_> = told.iter().map(|news| news.passes).collect();
-        assert_eq!(passes, [true], "no picture shows it");
-        assert_eq!(texts(told), ["a: attempt 1 failed: exit code 3; attempt 2 follows"]);
-        let mut last = change(1, NodeState::Completed, 2);
-        last.attempt = 4;
-        let told = texts(view.apply(now, Event::NodeChange(last)));
+        let mut told = |state, attempt, why: &str| {
+            let mut change = change(1, state, 1);
+            change.attempt = attempt;
+            change.reason =
+                (!why.is_empty()).then(|| v1::Reason { code: "BACKING_OFF".into(), detail: why.into() });
+            view.apply(now, Event::NodeChange(change))
+        };
+        let failed = told(NodeState::Ready, 1, "EXIT_CODE: exit code 3");
+        assert!(failed[0].passes, "no picture shows it");
+        assert_eq!(texts(failed), ["a: attempt 1 failed: exit code 3; it is tried again"]);
+        assert!(told(NodeState::Dispatched, 2, "").is_empty());
+        assert_eq!(texts(told(NodeState::Running, 2, "")), ["a: running (attempt 2)"]);
         assert_eq!(
-            told,
-            ["a: attempts 2 to 3 did not succeed; attempt 4 follows", "a: completed (attempt 4)"]
+            texts(told(NodeState::Running, 5, "")),
+            ["a: attempts 2 to 4 did not succeed; it is tried again", "a: running (attempt 5)"],
+            "also those that were missed"
         );
-        let mut rerun = change(1, NodeState::Pending, 3);
-        rerun.attempt = 5;
-        assert!(view.apply(now, Event::NodeChange(rerun)).is_empty(), "run again, not failed");
+        assert_eq!(texts(told(NodeState::Failed, 5, "")), ["a: failed (attempt 5)"]);
+        assert!(told(NodeState::Pending, 5, "").is_empty());
+        assert!(told(NodeState::Ready, 6, "").is_empty(), "run again, not failed");
+        assert_eq!(
+            texts(told(NodeState::Ready, 6, "RETURNED")),
+            [] as [&str; 0],
+            "what was never under way has not failed"
+        );
+    }
+
+    #[test]
+    fn a_snapshot_after_a_gap_tells_what_failed() {
+        let now = Instant::now();
+        let mut view = View::default();
+        view.apply(now, node(1, "a", NodeState::Running));
+        let Event::Node(mut again) = node(1, "a", NodeState::Ready) else { return };
+        again.attempt = 2;
+        again.reason = Some(v1::Reason { code: "BACKING_OFF".into(), detail: "TIMEOUT".into() });
+        let told = texts(view.apply(now, Event::Node(again)));
+        assert_eq!(told, ["a: attempt 1 failed: the script ran longer than its timeout; it is tried again"]);
     }
 
     #[test]
@@ -363,13 +410,11 @@ mod tests {
         view.apply(start, node(1, "a", NodeState::Pending));
         assert_eq!(view.explain_at(), None);
         let mut waits = change(1, NodeState::Pending, 0);
-        waits.reason = Some(v1::Reason { code: "WAITING".into(), detail: "signal:go".into() });
+        waits.reason = Some(v1::Reason { code: "WAITING".into(), detail: "for signal:go".into() });
         view.apply(start, Event::NodeChange(waits));
         assert_eq!(
             view.explain(start + EXPLAIN_AFTER),
-            [
-                "a: waits: something outside the flow has to happen first (signal:go); `mycora flow explain` tells more"
-            ]
+            ["a: waits for signal:go; `mycora flow explain` tells more"]
         );
     }
 

@@ -46,7 +46,7 @@ pub fn failed_try(reason: &v1::Reason) -> Option<String> {
         Ok(ReasonCode::BackingOff) => {
             // The detail of a back-off is the reason of the try that failed.
             let model::Reason { code, detail } = reason.detail.parse().ok()?;
-            let why = self::reason(&v1::Reason { code: code.as_str().to_owned(), detail });
+            let why = as_told(&v1::Reason { code: code.as_str().to_owned(), detail });
             Some(format!("failed: {why}"))
         }
         Ok(ReasonCode::Returned) if reason.detail.is_empty() => Some("was handed back unstarted".to_owned()),
@@ -57,14 +57,21 @@ pub fn failed_try(reason: &v1::Reason) -> Option<String> {
 /// Why a node is where it is. The detail is the server's; codes of a newer server stay codes.
 #[must_use]
 pub fn reason(reason: &v1::Reason) -> String {
+    match failed_try(reason) {
+        Some(failed) => format!("it waits before the next try; the last {failed}"),
+        None => as_told(reason),
+    }
+}
+
+fn as_told(reason: &v1::Reason) -> String {
     let v1::Reason { code, detail } = reason;
     // Their details are whole sentences that say the same more exactly.
-    let told_by_detail = [ReasonCode::NoLiveRunner, ReasonCode::ExitCode];
+    let told_by_detail = [ReasonCode::NoLiveRunner, ReasonCode::ExitCode, ReasonCode::ConditionNotMet];
+    if code == ReasonCode::Waiting.as_str() && !detail.is_empty() {
+        return format!("it waits {detail}");
+    }
     if !detail.is_empty() && told_by_detail.iter().any(|known| known.as_str() == code) {
         return detail.clone();
-    }
-    if let Some(failed) = failed_try(reason) {
-        return format!("it waits before the next try; the last {failed}");
     }
     let words = code.parse::<ReasonCode>().map_or(code.as_str(), |known| code_words(known));
     if detail.is_empty() { words.to_owned() } else { format!("{words} ({detail})") }
