@@ -37,8 +37,7 @@ impl Pass<'_, '_, '_> {
                 Due::BackOff => self.place(node),
                 Due::Unconfirmed => {
                     self.stop(node);
-                    let reason = Reason::new(ReasonCode::CancelUnconfirmed, "");
-                    self.end_attempt(node, reason, Ending::unheard(self.now, false));
+                    self.end_as_ordered(node, Ending::unheard(self.now, false));
                 }
                 Due::Queue => {
                     let detail = within(policy.timeout_queue);

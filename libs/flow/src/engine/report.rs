@@ -180,7 +180,7 @@ impl Pass<'_, '_, '_> {
     }
 
     /// Closes the attempt if it was cancelled or has expired, in this order; gives `ending` back if not.
-    fn end_as_ordered(&mut self, index: NodeIndex, ending: Ending) -> Option<Ending> {
+    pub(super) fn end_as_ordered(&mut self, index: NodeIndex, ending: Ending) -> Option<Ending> {
         if self.is_cancel_requested(index) {
             let reason = self.cancel_reason(index);
             self.apply(index, NodeEvent::Stop, |node| {
