@@ -7,7 +7,7 @@ use std::time::Duration;
 use kv::{Call, Cmd, Connection, Value};
 
 /// How long a replica, or the disk, may take before the outcome counts as unknown.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(1);
 /// The first version that knows `WAITAOF`.
 const WAITAOF_SINCE: (u32, u32) = (7, 2);
 

@@ -1,6 +1,6 @@
 //! Watching the runner records of all contexts.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +22,8 @@ const OUT_BUFFER: usize = 16;
 pub(crate) enum RunnerPart {
     /// Records of one context that are new or have changed.
     Runners(ContextId, Vec<Runner>),
+    /// Records of one context that were removed.
+    Gone(ContextId, Vec<RunnerId>),
     /// Everything that there was at the start was sent.
     SnapshotEnd,
 }
@@ -57,7 +59,7 @@ impl Task {
                 hint = hints.recv() => hint,
             };
             match hint {
-                Ok(Hint::Runner(context)) => {
+                Ok(Hint::Runner(context) | Hint::Removal(context)) => {
                     let place = self.hub.store().place(context);
                     while let Err(error) = self.look(&place).await {
                         tracing::warn!(%context, %error, "reading runner records failed, trying again");
@@ -65,7 +67,7 @@ impl Task {
                     }
                 }
                 Ok(Hint::Missed) | Err(RecvError::Lagged(_)) => self.look_everywhere().await,
-                Ok(Hint::Out(_) | Hint::Removal(_) | Hint::Replicas) => {}
+                Ok(Hint::Out(_) | Hint::Replicas) => {}
                 Err(RecvError::Closed) => return,
             }
         }
@@ -79,7 +81,14 @@ impl Task {
     }
 
     async fn try_everywhere(&mut self) -> Result<()> {
-        for tenant in self.hub.store().tenants().await? {
+        let store = self.hub.store().clone();
+        let mut tenants = store.tenants().await?;
+        // Also those that are gone.
+        let known: BTreeSet<ContextId> = self.known.keys().map(|(context, _)| *context).collect();
+        let is_listed = |id: &ContextId| tenants.iter().any(|tenant| tenant.id == *id);
+        let gone: Vec<_> = known.into_iter().filter(|id| !is_listed(id)).map(|id| store.place(id)).collect();
+        tenants.extend(gone);
+        for tenant in tenants {
             self.look(&tenant).await?;
         }
         Ok(())
@@ -87,6 +96,17 @@ impl Task {
 
     async fn look(&mut self, tenant: &Arc<Tenant>) -> Result<()> {
         let runners = self.hub.store().runners_of(tenant).await?;
+        let there: BTreeSet<RunnerId> = runners.iter().map(|runner| runner.id).collect();
+        let is_gone =
+            |(context, runner): &&(ContextId, RunnerId)| *context == tenant.id && !there.contains(runner);
+        let gone: Vec<RunnerId> = self.known.keys().filter(is_gone).map(|(_, runner)| *runner).collect();
+        for runner in &gone {
+            self.known.remove(&(tenant.id, *runner));
+        }
+        if !gone.is_empty() {
+            // As below.
+            let _ = self.out.send(RunnerPart::Gone(tenant.id, gone)).await;
+        }
         let version = |runner: &Runner| (runner.revision, runner.updated_at);
         let is_new = |runner: &Runner| {
             self.known.get(&(tenant.id, runner.id)).is_none_or(|known| *known != version(runner))

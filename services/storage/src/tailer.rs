@@ -1,7 +1,7 @@
 //! The task that reads one context's stream for all who watch it.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use model::{FlowId, limits};
@@ -14,13 +14,24 @@ use crate::store::{Tenant, lock};
 /// The pause after a failed read.
 const RETRY: Duration = Duration::from_millis(200);
 
+/// What an event takes besides its text, about.
+const ENTRY_BYTES: usize = 96;
+
 /// Events that were read together.
 pub(crate) type Batch = Arc<[Entry]>;
+
+fn bytes_of(batch: &[Entry]) -> usize {
+    batch.iter().map(|entry| entry.event.len() + ENTRY_BYTES).sum()
+}
+
+/// Up to where a tailer has sent everything; nothing before the first read.
+type Reached = Arc<Mutex<Option<Position>>>;
 
 /// A tailer as the hub knows it.
 #[derive(Debug)]
 pub(crate) struct Tailer {
     pub(crate) wake: Arc<Wake>,
+    reached: Reached,
     commands: mpsc::UnboundedSender<Command>,
 }
 
@@ -36,6 +47,8 @@ enum Command {
 struct Watcher {
     flow: Option<FlowId>,
     batches: mpsc::Sender<Batch>,
+    /// Bytes of the batches that it has not taken.
+    backlog: Arc<AtomicUsize>,
     end: Arc<OnceLock<End>>,
 }
 
@@ -51,6 +64,8 @@ enum End {
 /// A watcher's side.
 pub(crate) struct Membership {
     batches: mpsc::Receiver<Batch>,
+    backlog: Arc<AtomicUsize>,
+    reached: Reached,
     end: Arc<OnceLock<End>>,
     commands: mpsc::UnboundedSender<Command>,
 }
@@ -62,10 +77,23 @@ impl Membership {
     /// When there will be no more: too slow, or the stream is another one.
     pub(crate) async fn next(&mut self, at: Position) -> Result<Batch> {
         match self.batches.recv().await {
-            Some(batch) => Ok(batch),
+            Some(batch) => {
+                self.backlog.fetch_sub(bytes_of(&batch), Ordering::Relaxed);
+                Ok(batch)
+            }
             None if self.end.get() == Some(&End::Slow) => Err(Error::TooSlow { resume: at }),
             None => Err(Error::PositionGone),
         }
+    }
+}
+
+impl Membership {
+    /// Up to where the stream was read without anything left to take: from there a watcher may resume, also
+    /// when nothing was for it for a long time.
+    pub(crate) fn idle_position(&self) -> Option<Position> {
+        // Sent first, noted then: whatever is before this place was sent, and taken if nothing waits now.
+        let reached = *lock(&self.reached);
+        if self.batches.is_empty() { reached } else { None }
     }
 }
 
@@ -86,24 +114,25 @@ impl Hub {
         flow: Option<FlowId>,
     ) -> Result<(Position, Membership)> {
         let (sender, batches) = mpsc::channel(limits::WATCH_BUFFER);
+        let backlog = Arc::new(AtomicUsize::new(0));
         let end = Arc::new(OnceLock::new());
         let (reply, answer) = oneshot::channel();
-        let watcher = Watcher { flow, batches: sender, end: Arc::clone(&end) };
-        let commands = {
+        let watcher = Watcher { flow, batches: sender, backlog: Arc::clone(&backlog), end: Arc::clone(&end) };
+        let (commands, reached) = {
             let mut tailers = lock(self.tailers());
             let tailer = tailers.entry(tenant.id).or_insert_with(|| self.start(tenant));
             // A tailer leaves the map before it ends, so this one still listens.
             let _ = tailer.commands.send(Command::Join(watcher, reply));
-            tailer.commands.clone()
+            (tailer.commands.clone(), Arc::clone(&tailer.reached))
         };
-        let membership = Membership { batches, end, commands };
+        let membership = Membership { batches, backlog, reached, end, commands };
         let position = answer.await.unwrap_or(Err(Error::PositionGone))?;
         Ok((position, membership))
     }
 
     fn start(&self, tenant: &Arc<Tenant>) -> Tailer {
         let (commands, inbox) = mpsc::unbounded_channel();
-        let wake = Arc::new(Wake::default());
+        let (wake, reached) = (Arc::new(Wake::default()), Reached::default());
         let task = Task {
             hub: self.clone(),
             tenant: Arc::clone(tenant),
@@ -111,10 +140,11 @@ impl Hub {
             inbox,
             watchers: Vec::new(),
             at: None,
+            reached: Arc::clone(&reached),
             missed: 0,
         };
         tokio::spawn(task.run());
-        Tailer { wake, commands }
+        Tailer { wake, reached, commands }
     }
 }
 
@@ -126,6 +156,7 @@ struct Task {
     watchers: Vec<Watcher>,
     /// What was read and sent; nothing before the first read.
     at: Option<Position>,
+    reached: Reached,
     missed: u64,
 }
 
@@ -173,6 +204,7 @@ impl Task {
             {
                 self.end_all(End::Gone);
                 self.at = None;
+                *lock(&self.reached) = None;
             }
             self.missed = missed;
         }
@@ -181,6 +213,7 @@ impl Task {
             let Some(last) = batch.last() else { return Ok(()) };
             self.at = Some(last.position);
             self.send(&batch);
+            *lock(&self.reached) = self.at;
             if batch.len() < READ_MAX {
                 return Ok(());
             }
@@ -188,17 +221,30 @@ impl Task {
         Ok(())
     }
 
+    /// A watcher is sent only what is for it, so that what it has not taken holds nothing else, and is ended
+    /// when that is more than its buffer.
     fn send(&mut self, batch: &Batch) {
         self.watchers.retain(|watcher| {
-            let is_for =
-                |entry: &Entry| entry.is_context || watcher.flow.is_none_or(|flow| entry.flow == Some(flow));
-            if !batch.iter().any(is_for) {
+            let batch = match watcher.flow {
+                None => Arc::clone(batch),
+                Some(flow) => {
+                    let is_for = |entry: &&Entry| entry.is_context || entry.flow == Some(flow);
+                    batch.iter().filter(is_for).cloned().collect()
+                }
+            };
+            if batch.is_empty() {
                 return !watcher.batches.is_closed();
             }
-            match watcher.batches.try_send(Arc::clone(batch)) {
-                Ok(()) => true,
-                Err(mpsc::error::TrySendError::Closed(_)) => false,
-                Err(mpsc::error::TrySendError::Full(_)) => {
+            let bytes = bytes_of(&batch);
+            let waiting = watcher.backlog.fetch_add(bytes, Ordering::Relaxed);
+            let is_full = waiting > 0 && waiting + bytes > limits::PAGE_BYTES_MAX;
+            match watcher.batches.try_reserve() {
+                Ok(place) if !is_full => {
+                    place.send(batch);
+                    true
+                }
+                Err(mpsc::error::TrySendError::Closed(())) => false,
+                Ok(_) | Err(mpsc::error::TrySendError::Full(())) => {
                     // Set before the channel closes, so that its reader finds the reason.
                     let _ = watcher.end.set(End::Slow);
                     false

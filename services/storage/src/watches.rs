@@ -114,7 +114,12 @@ impl Task {
         loop {
             tokio::select! {
                 batch = membership.next(*position) => self.send(&batch?, position).await?,
-                () = tokio::time::sleep(HEARTBEAT) => self.say(*position).await,
+                () = tokio::time::sleep(HEARTBEAT) => {
+                    if let Some(reached) = membership.idle_position().filter(|at| at.is_after(*position)) {
+                        *position = reached;
+                    }
+                    self.say(*position).await;
+                }
                 () = self.out.closed() => return Ok(()),
             }
         }

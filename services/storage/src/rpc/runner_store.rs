@@ -1,6 +1,6 @@
 //! RunnerStoreService.
 
-use model::{ContextId, Runner, RunnerView, Timestamp, Violations, limits};
+use model::{ContextId, Runner, RunnerId, RunnerView, Timestamp, Violations, limits};
 use proto::convert;
 use proto::internal::v1::runner_store_service_server::RunnerStoreService;
 use proto::internal::v1::{
@@ -68,6 +68,14 @@ impl RunnerStoreService for Rpc {
 fn answers_of(part: RunnerPart) -> Vec<WatchRunnersResponse> {
     match part {
         RunnerPart::SnapshotEnd => vec![WatchRunnersResponse { runners: Vec::new(), snapshot_end: true }],
+        RunnerPart::Gone(context, runners) => {
+            let record = |id: RunnerId| RunnerRecord {
+                context_id: context.0,
+                runner: Some(v1::Runner { id: id.0, ..Default::default() }),
+            };
+            let runners = runners.into_iter().map(record).collect();
+            vec![WatchRunnersResponse { runners, snapshot_end: false }]
+        }
         RunnerPart::Runners(context, runners) => {
             let records: Vec<_> = runners
                 .into_iter()

@@ -16,14 +16,30 @@ local blobs, count, refs = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9
 for b = 1, blobs do
   if redis.call('EXISTS', KEYS[5 + 2 * b]) == 0 then return refuse('BLOB_MISSING', KEYS[5 + 2 * b]) end
 end
+-- Whether a job is what stands in the arguments from `from` on, whenever it was made.
+local function is_same(job, from)
+  local names, values = {}, {}
+  for a = from + 3, from + 1 + 2 * tonumber(ARGV[from + 2]), 2 do
+    if ARGV[a] ~= 'created_at' and ARGV[a] ~= 'updated_at' then
+      names[#names + 1] = ARGV[a]
+      values[#values + 1] = ARGV[a + 1]
+    end
+  end
+  for n, value in ipairs(redis.call('HMGET', job, unpack(names))) do
+    if value ~= values[n] then return false end
+  end
+  return true
+end
+
 local first, at, known = tonumber(flow[3]), 12 + 2 * refs, 0
-local nodes = {}
+local nodes, jobs_at = {}, 6 + 2 * blobs
 for n = 1, count do
   local id = tonumber(ARGV[at])
   if id < first or id >= first + tonumber(flow[4]) then
     return refuse('JOB_NOT_RESERVED', 'job ' .. ARGV[at] .. ' was not reserved for flow ' .. ARGV[5])
   end
-  if redis.call('HGET', KEYS[5], ARGV[at]) == ARGV[at + 1] then known = known + 1 end
+  local node = redis.call('HGET', KEYS[5], ARGV[at])
+  if node == ARGV[at + 1] and is_same(KEYS[jobs_at + n], at) then known = known + 1 end
   nodes[n] = at
   at = at + 3 + 2 * tonumber(ARGV[at + 2])
 end
@@ -45,7 +61,6 @@ local function forget(job)
 end
 
 local revision = raise()
-local jobs_at = 6 + 2 * blobs
 for n = 1, count do
   local from = nodes[n]
   forget(KEYS[jobs_at + n])

@@ -66,6 +66,25 @@ async fn pieces_are_joined_once() {
 }
 
 #[tokio::test]
+async fn a_piece_that_was_overtaken_is_not_lost() {
+    for layout in [Layout::Database, Layout::HashTag] {
+        let stage = Stage::new(layout).await;
+        let flow = stage.started(1).await;
+        let key = key(&stage, &flow);
+        append(&stage, &flow, key, &[(4, b"two ")]).await;
+        assert_eq!(tail(&stage, &flow, 0).await, (4, b"two ".to_vec()));
+        append(&stage, &flow, key, &[(0, b"one ")]).await;
+        assert_eq!(tail(&stage, &flow, 0).await, (0, b"one two ".to_vec()));
+        let before = stage.revision().await;
+        append(&stage, &flow, key, &[(0, b"one "), (4, b"two "), (2, b"e tw")]).await;
+        assert_eq!(stage.revision().await, before, "the same pieces again change nothing");
+        // Both sides at once, and one that does not reach what is kept.
+        append(&stage, &flow, key, &[(21, b"late"), (8, b"x"), (14, b"before lately")]).await;
+        assert_eq!(tail(&stage, &flow, 0).await, (14, b"before lately".to_vec()));
+    }
+}
+
+#[tokio::test]
 async fn only_the_tail_is_kept() {
     let stage = Stage::new(Layout::Database).await;
     let flow = stage.started(1).await;

@@ -2,11 +2,18 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
 mod blobs;
+mod context_removal;
+mod durability;
 mod flows;
+mod inbox;
 mod layout;
+mod leases;
+mod lists;
 mod logs;
 mod messages;
 mod permissions;
 mod reference;
+mod restarts;
 mod stage;
 mod watches;
+mod went_back;

@@ -119,6 +119,29 @@ async fn a_router_that_comes_back_is_sent_again_what_it_holds() {
 }
 
 #[tokio::test]
+async fn a_hello_that_failed_is_made_up_for() {
+    let redis = testkit::RedisServer::builder().persistent().start();
+    let mut stage = Stage::over(redis, Layout::Database).await;
+    let mut flow = stage.started(1).await;
+    let mut router = stage.router("r1").await;
+    send(&stage, &mut flow, 1..=3).await;
+    router.take(3).await;
+    drop(router);
+    stage.redis.kill9();
+    // It comes back while nobody can say what it holds.
+    let mut again = stage.router("r1").await;
+    assert!(
+        tokio::time::timeout(std::time::Duration::from_millis(200), again.answers.message()).await.is_err()
+    );
+    stage.redis.restart();
+    // Long before its holds end.
+    let taken = tokio::time::timeout(PATIENCE, again.take(3)).await.unwrap();
+    again.settle(&taken, "").await;
+    all_settled(&stage, 3).await;
+    assert_eq!(places(&stage, 3).await, (0, 0, 3));
+}
+
+#[tokio::test]
 async fn every_message_is_taken_once_by_many_routers() {
     let stage = Stage::new(Layout::Database).await;
     let mut flow = stage.started(1).await;

@@ -23,7 +23,7 @@ use proto::v1::job_service_client::JobServiceClient;
 use rpc::{Channel, ErrorView, LocalServer, Mount};
 use storage::{App, Config, Deps};
 use testkit::RedisServer;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
@@ -45,6 +45,7 @@ pub(crate) struct Stage {
     pub(crate) layout: Layout,
     pub(crate) config: Config,
     pub(crate) context_uid: String,
+    pub(crate) connected: watch::Receiver<bool>,
     local: LocalServer,
     stop: CancellationToken,
 }
@@ -76,6 +77,7 @@ impl Stage {
             layout,
             config,
             context_uid: String::new(),
+            connected: watch::channel(false).1,
             local: LocalServer::new("storage"),
             stop: CancellationToken::new(),
         };
@@ -104,6 +106,7 @@ impl Stage {
             Deps { kv: Kv::new(self.redis.url().parse().unwrap()), trust_domain: TrustDomain::default() };
         let config = Config { layout: self.layout, ..self.config.clone() };
         let app: App = config.build(deps).await.unwrap();
+        self.connected = app.connected();
         let builder = Mount::builder(storage::policy());
         let mount =
             app.mount_public(app.mount_internal(builder)).descriptors(proto::DESCRIPTORS).build().unwrap();
@@ -245,6 +248,12 @@ impl Router {
             messages.extend(self.answers.message().await.unwrap().unwrap().messages);
         }
         messages
+    }
+
+    pub(crate) async fn dropped(&self, context_uid: &str, runner_id: u32) {
+        let dropped = wire::ContextDropped { context_uid: context_uid.to_owned(), runner_id };
+        let frame = wire::TakeRequest { frame: Some(wire::take_request::Frame::Dropped(dropped)) };
+        self.frames.send(frame).await.unwrap();
     }
 
     pub(crate) async fn settle(&self, messages: &[wire::HeldMessage], error: &str) {

@@ -4,6 +4,7 @@ use keys::Layout;
 use kv::Cmd;
 use proto::internal::v1 as wire;
 use proto::v1;
+use rpc::ErrorView;
 use tonic::{Code, Streaming};
 
 use crate::stage::{ADMIN, CONTEXT, READER, Running, Stage, failure};
@@ -134,7 +135,7 @@ async fn runner_records_are_watched_over_all_contexts() {
             request_id: format!("r{id}"),
             context_id: CONTEXT,
             runner_id: id,
-            address: format!("grpc://host:{id}"),
+            address: format!("grpc://host:{}", id % 1000 + 1),
             ..Default::default()
         }),
         on_behalf_of: ADMIN,
@@ -152,29 +153,81 @@ async fn runner_records_are_watched_over_all_contexts() {
     let read = wire::ReadRunnersRequest { context_id: CONTEXT, on_behalf_of: READER };
     let all = stage.runners().read_runners(read).await.unwrap().into_inner().runners;
     assert_eq!(all.iter().map(|runner| runner.id).collect::<Vec<_>>(), [5, 6]);
+    // An id that somebody wished for moves nothing.
+    let last = stage.runners().put_runner(put(u32::MAX)).await.unwrap().into_inner().runner.unwrap();
+    let unwished = stage.runners().put_runner(put(0)).await.unwrap().into_inner().runner.unwrap();
+    assert_eq!((last.id, unwished.id), (u32::MAX, 1));
+}
+
+/// Reads until the watch is ended; gives how many events there were and the position to resume from.
+async fn read_to_the_end(events: &mut Events, mut seen: u32) -> (u32, String) {
+    let mut last = String::new();
+    loop {
+        match events.message().await {
+            Ok(event) => {
+                let event = event.unwrap();
+                assert_eq!(number(std::str::from_utf8(&event.event_json).unwrap()), seen);
+                (seen, last) = (seen + 1, event.position);
+            }
+            Err(status) => {
+                let view = ErrorView::from(&status);
+                assert_eq!((view.code, view.reason.as_str()), (Code::ResourceExhausted, "SLOW_CONSUMER"));
+                assert_eq!(view.metadata["resume_position"], last, "after the last that was sent");
+                return (seen, last);
+            }
+        }
+    }
 }
 
 #[tokio::test]
 async fn a_watcher_that_does_not_read_is_ended() {
+    for layout in [Layout::Database, Layout::HashTag] {
+        let stage = Stage::new(layout).await;
+        let mut flow = stage.started(1).await;
+        let mut events = watch(&stage, 0, "").await;
+        next(&mut events).await;
+        for n in 0..1500 {
+            step(&stage, &mut flow, n..n + 1).await;
+        }
+        let (seen, position) = read_to_the_end(&mut events, 0).await;
+        assert!((256..1500).contains(&seen), "what was buffered is sent first, not only {seen}");
+        // It goes on from there without a gap.
+        let mut events = watch(&stage, 0, &position).await;
+        assert_eq!(next(&mut events).await, (String::new(), position));
+        for n in seen..1500 {
+            assert_eq!(number(&next(&mut events).await.0), n);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_watcher_holds_no_more_than_its_buffer() {
     let stage = Stage::new(Layout::Database).await;
     let mut flow = stage.started(1).await;
-    let mut events = watch(&stage, 0, "").await;
-    next(&mut events).await;
-    for n in 0..1500 {
-        step(&stage, &mut flow, n..n + 1).await;
+    let mut other = stage.started(1).await;
+    let (mut all, mut of_one) = (watch(&stage, 0, "").await, watch(&stage, other.id, "").await);
+    next(&mut all).await;
+    next(&mut of_one).await;
+    // 100 steps of 40 KB each, far fewer than the buffer has places for.
+    let padding = "x".repeat(40_000);
+    for n in 0..100 {
+        let event = format!(r#"{{"kind":"node","flow_id":{},"n":{n},"x":"{padding}"}}"#, flow.id);
+        let node = wire::NodeCommit {
+            job_id: flow.first_job,
+            node_json: crate::stage::json(&flow.node(0)),
+            job_status: "started".to_owned(),
+            events: vec![event.into_bytes().into()],
+            ..Default::default()
+        };
+        let large = wire::CommitRequest { nodes: vec![node], ..flow.step() };
+        stage.apply(&mut flow, large).await;
     }
-    let mut seen = 0;
-    let refused = loop {
-        match events.message().await {
-            Ok(event) => {
-                assert_eq!(number(std::str::from_utf8(&event.unwrap().event_json).unwrap()), seen);
-                seen += 1;
-            }
-            Err(status) => break failure::<()>(Err(status)),
-        }
-    };
-    assert_eq!(refused, (Code::ResourceExhausted, "SLOW_CONSUMER".to_owned()));
-    assert!(seen >= 256, "what was buffered is sent first, not only {seen}");
+    let (seen, _) = read_to_the_end(&mut all, 0).await;
+    // 1 MiB in the buffer, and what was on its way.
+    assert!((26..26 + 70).contains(&seen), "{seen}");
+    // Whoever watches another flow is not concerned.
+    step(&stage, &mut other, 0..1).await;
+    assert_eq!(number(&next(&mut of_one).await.0), 0);
 }
 
 #[tokio::test]

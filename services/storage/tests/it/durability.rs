@@ -1,0 +1,92 @@
+//! What an answered change survives, and what is refused by name.
+
+use keys::Layout;
+use proto::internal::v1::CommitRefusal;
+use storage::{Config, Deps, Durability, StartError};
+use testkit::{PATIENCE, RedisServer, wait_until};
+
+use crate::stage::Stage;
+
+fn config(durability: Durability) -> Config {
+    Config { durability, ..Config::default() }
+}
+
+async fn refusal(redis: &RedisServer, durability: Durability) -> String {
+    let deps = Deps { kv: kv::Kv::new(redis.url().parse().unwrap()), trust_domain: Default::default() };
+    match config(durability).build(deps).await {
+        Err(StartError::Unusable(why)) => why.to_string(),
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("`{durability}` is not refused"),
+    }
+}
+
+#[test]
+fn durability_has_three_names() {
+    for durability in [Durability::Fast, Durability::Synced, Durability::Replicated] {
+        assert_eq!(durability.to_string().parse(), Ok(durability));
+    }
+    let unknown = "always".parse::<Durability>().unwrap_err().to_string();
+    assert!(unknown.contains("synced"), "{unknown}");
+}
+
+#[tokio::test]
+async fn what_redis_cannot_give_is_refused_by_name() {
+    let redis = RedisServer::start();
+    let why = refusal(&redis, Durability::Synced).await;
+    assert!(why.contains("appendonly no") && why.contains("appendfsync always"), "{why}");
+    let why = refusal(&redis, Durability::Replicated).await;
+    assert!(why.contains("replica"), "{why}");
+    let redis = RedisServer::builder().config("appendonly yes").config("appendfsync everysec").start();
+    if redis.raw(0, &["INFO", "server"]).contains("redis_version:7.0") {
+        let why = refusal(&redis, Durability::Synced).await;
+        assert!(why.contains("appendfsync everysec") && why.contains("7.2"), "{why}");
+    }
+}
+
+#[tokio::test]
+async fn synced_changes_survive_the_death_of_redis() {
+    let redis = RedisServer::builder().persistent().start();
+    let mut stage = Stage::with(redis, config(Durability::Synced)).await;
+    let mut flow = stage.started(1).await;
+    let (step, before) = (flow.step(), flow.clone());
+    stage.apply(&mut flow, step.clone()).await;
+    stage.redis.kill9();
+    stage.redis.restart();
+    let again = || async {
+        let answer = stage.commit(step.clone()).await;
+        (answer.refusal() != CommitRefusal::UnknownOutcome).then_some(answer)
+    };
+    let answer = wait_until(again, PATIENCE, "Redis is back").await;
+    assert_eq!((answer.refusal(), answer.revision), (CommitRefusal::Unspecified, flow.revision));
+    assert_ne!(before.last_commit, flow.last_commit);
+}
+
+#[tokio::test]
+async fn a_change_that_no_replica_has_is_an_unknown_outcome() {
+    for layout in [Layout::Database, Layout::HashTag] {
+        let at_once = "repl-diskless-sync-delay 0";
+        let redis = RedisServer::builder().tcp().persistent().config(at_once).start();
+        let line = format!("replicaof 127.0.0.1 {}", redis.port());
+        let replica = RedisServer::builder().persistent().config(&line).start();
+        let linked =
+            || async { redis.raw(0, &["INFO", "replication"]).contains("state=online").then_some(()) };
+        wait_until(linked, PATIENCE, "the replica is there").await;
+        let stage = Stage::with(redis, Config { layout, ..config(Durability::Replicated) }).await;
+        let mut flow = stage.started(1).await;
+        let step = flow.step();
+        stage.apply(&mut flow, step).await;
+
+        replica.pause();
+        let step = flow.step();
+        assert_eq!(stage.commit(step.clone()).await.refusal(), CommitRefusal::UnknownOutcome);
+        // Asked again it is known to be applied, and still not to be kept.
+        assert_eq!(stage.commit(step.clone()).await.refusal(), CommitRefusal::UnknownOutcome);
+        replica.resume();
+        let again = || async {
+            let answer = stage.commit(step.clone()).await;
+            (answer.refusal() != CommitRefusal::UnknownOutcome).then_some(answer)
+        };
+        let answer = wait_until(again, PATIENCE, "the replica has it").await;
+        assert_eq!((answer.refusal(), answer.revision), (CommitRefusal::Unspecified, flow.revision + 1));
+    }
+}

@@ -1,0 +1,185 @@
+//! A Redis that lost changes is noticed by everybody who built on them.
+
+use std::path::Path;
+
+use keys::{GlobalKeys, Layout};
+use model::OwnerId;
+use proto::internal::v1 as wire;
+use proto::internal::v1::join_response::News;
+use testkit::{PATIENCE, RedisServer, wait_until};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Streaming};
+
+use crate::stage::{CONTEXT, READER, Stage, failure};
+
+const LAYOUTS: [Layout; 2] = [Layout::Database, Layout::HashTag];
+
+fn copy(from: &Path, to: &Path) {
+    if to.exists() {
+        std::fs::remove_dir_all(to).unwrap();
+    }
+    std::fs::create_dir(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+/// Keeps a copy of what Redis has on disk.
+fn keep(stage: &Stage) {
+    copy(&stage.redis.dir().join("appendonlydir"), &stage.redis.dir().join("kept"));
+}
+
+/// Redis dies and begins with what was kept. Nobody reconnects meanwhile: this blocks the only thread.
+fn go_back(stage: &mut Stage) {
+    stage.redis.kill9();
+    copy(&stage.redis.dir().join("kept"), &stage.redis.dir().join("appendonlydir"));
+    stage.redis.restart();
+}
+
+async fn stage(layout: Layout) -> Stage {
+    Stage::over(RedisServer::builder().persistent().start(), layout).await
+}
+
+async fn join(stage: &Stage) -> (mpsc::Sender<wire::JoinRequest>, Streaming<wire::JoinResponse>) {
+    let (beats, requests) = mpsc::channel(4);
+    let owner = OwnerId::random().to_string();
+    let hello = wire::JoinHello { name: "a".to_owned(), owner, ..Default::default() };
+    beats.send(wire::JoinRequest { hello: Some(hello) }).await.unwrap();
+    let mut news = stage.flows().join(ReceiverStream::new(requests)).await.unwrap().into_inner();
+    for _ in 0..2 {
+        news.message().await.unwrap().unwrap();
+    }
+    (beats, news)
+}
+
+async fn end(news: &mut Streaming<wire::JoinResponse>) -> (Code, String) {
+    loop {
+        match news.message().await {
+            Ok(Some(_)) => {}
+            Ok(None) => return (Code::Ok, String::new()),
+            Err(status) => return failure::<()>(Err(status)),
+        }
+    }
+}
+
+#[tokio::test]
+async fn lost_changes_end_everything_that_was_built_on_them() {
+    for layout in LAYOUTS {
+        let mut stage = stage(layout).await;
+        let mut flow = stage.started(1).await;
+        let (_beats, mut news) = join(&stage).await;
+        let watch = wire::WatchEventsRequest {
+            context_id: CONTEXT,
+            flow_id: flow.id,
+            on_behalf_of: READER,
+            position: String::new(),
+        };
+        let mut events = stage.flows().watch_events(watch).await.unwrap().into_inner();
+        events.message().await.unwrap().unwrap();
+        keep(&stage);
+        let step = flow.step();
+        stage.apply(&mut flow, step).await;
+        assert!(!events.message().await.unwrap().unwrap().event_json.is_empty());
+        go_back(&mut stage);
+        assert_eq!(end(&mut news).await, (Code::Aborted, "STORE_WENT_BACK".to_owned()));
+        assert_eq!(failure(events.message().await), (Code::OutOfRange, "POSITION_GONE".to_owned()));
+        // What the owner builds on is not there; it joins again and takes the flow as it is.
+        assert_eq!(stage.commit(flow.step()).await.refusal(), wire::CommitRefusal::Fenced);
+        let (_beats, mut news) = join(&stage).await;
+        let take = wire::TakeFlowRequest { context_id: CONTEXT, flow_id: flow.id, owner: flow.owner.clone() };
+        let taken = stage.flows().take_flow(take).await.unwrap().into_inner().flow.unwrap();
+        (flow.epoch, flow.last_commit) = (taken.epoch, taken.last_commit);
+        let step = flow.step();
+        stage.apply(&mut flow, step).await;
+        // Once only: another loss of the line is no loss of changes.
+        stage.redis.restart();
+        loop {
+            match news.message().await.unwrap().unwrap().news.unwrap() {
+                News::Resync(_) => break,
+                News::Replicas(_) | News::Touched(_) => {}
+            }
+        }
+        let step = flow.step();
+        let again = || async {
+            let answer = stage.commit(step.clone()).await;
+            (answer.refusal() == wire::CommitRefusal::Unspecified).then_some(())
+        };
+        wait_until(again, PATIENCE, "commits go on").await;
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_caught_up_meanwhile_is_recognised() {
+    for layout in LAYOUTS {
+        let mut stage = stage(layout).await;
+        let mut flow = stage.started(1).await;
+        let (_beats, mut news) = join(&stage).await;
+        keep(&stage);
+        let step = flow.step();
+        stage.apply(&mut flow, step).await;
+        go_back(&mut stage);
+        // Somebody else made as many changes, before this storage is back.
+        let (database, keys) = (stage.keys().database(), stage.keys());
+        let id = format!("{}-1", flow.revision);
+        let event = r#"{"kind":"context"}"#;
+        let added =
+            stage.redis.raw(database, &["XADD", &keys.events(), &id, "e", event, "b", "00000000000000aa"]);
+        assert!(added.contains(&id), "{added}");
+        assert_eq!(end(&mut news).await.1, "STORE_WENT_BACK");
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_forgot_everything_is_recognised() {
+    for layout in LAYOUTS {
+        let mut stage = Stage::new(layout).await;
+        let (_beats, mut news) = join(&stage).await;
+        stage.redis.restart();
+        // The lease is gone as well; either way what is in memory is void.
+        let (code, reason) = end(&mut news).await;
+        assert_eq!(code, Code::Aborted);
+        assert!(["STORE_WENT_BACK", "LEASE_LOST"].contains(&reason.as_str()), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn that_redis_is_away_is_told() {
+    let mut stage = stage(Layout::Database).await;
+    let mut connected = stage.connected.clone();
+    connected.wait_for(|connected| *connected).await.unwrap();
+    stage.redis.kill9();
+    connected.wait_for(|connected| !connected).await.unwrap();
+    stage.redis.restart();
+    connected.wait_for(|connected| *connected).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_trimmed_stream_lost_nothing() {
+    for layout in LAYOUTS {
+        let mut stage = stage(layout).await;
+        let mut flow = stage.started(1).await;
+        let (_beats, mut news) = join(&stage).await;
+        // Another storage writes, and what this one wrote last is trimmed away.
+        let (database, keys) = (stage.keys().database(), stage.keys());
+        let id = format!("{}-1", flow.revision + 1);
+        let event = r#"{"kind":"context"}"#;
+        let events = keys.events();
+        let added = stage.redis.raw(database, &["XADD", &events, &id, "e", event, "b", "00000000000000aa"]);
+        assert!(added.contains(&id), "{added}");
+        let _ = stage.redis.raw(database, &["HINCRBY", &keys.ids(), "revision", "1"]);
+        let _ = stage.redis.raw(database, &["XTRIM", &events, "MAXLEN", "1"]);
+        stage.redis.restart();
+        loop {
+            match news.message().await.unwrap().unwrap().news.unwrap() {
+                News::Resync(_) => break,
+                News::Replicas(_) | News::Touched(_) => {}
+            }
+        }
+        let step = flow.step();
+        stage.apply(&mut flow, step).await;
+        let replicas = GlobalKeys::new(layout).replicas();
+        assert!(stage.redis.raw(0, &["HGET", &replicas, "a"]).contains(' '), "the lease is still there");
+    }
+}
