@@ -1,10 +1,10 @@
 # Thin names over cargo and a few scripts.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench
+.PHONY: help demo test lint bench bench-size
 
 help: ## says what there is
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: ## builds Mycora and shows a real flow running through every service
 	@deploy/local/need.sh cargo cc redis-server python3
@@ -23,3 +23,8 @@ lint: ## formatting, clippy with warnings denied, buf where it is installed
 bench: ## measures chains, fan-outs, jobs per second and latency; release build
 	@deploy/local/need.sh cargo cc redis-server
 	@cargo run --release --quiet -p mycora-bench
+
+bench-size: ## measures a flow of 100,000 nodes, and 100,000 flows that wait; several minutes
+	@deploy/local/need.sh cargo cc redis-server python3
+	@cargo build --release --quiet --bins
+	@target/release/mycora-bench size

@@ -5,10 +5,14 @@
 #
 # MYCORA_BIN        folder with the programs; default target/release, or target/debug where only that was built
 # MYCORA_PORT_BASE  services listen on this + 1 to 6 and serve operators 100 above; default 7700
+# MYCORA_SCHEDULERS how many scheduler replicas there are; default 1. The others are scheduler-2 on + 12, scheduler-3 on + 22 …
+# MYCORA_DURABILITY what an answered change survives: fast (default) or synced
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 dir=${1:-$root/.mycora/local}
 base=${MYCORA_PORT_BASE:-7700}
+schedulers=${MYCORA_SCHEDULERS:-1}
+durability=${MYCORA_DURABILITY:-fast}
 # shellcheck source=deploy/local/processes.sh
 source "$root/deploy/local/processes.sh"
 
@@ -35,13 +39,18 @@ fi
 
 # name and number of each service: it listens on base + number, for operators on base + 100 + number
 services=(storage:1 runner-registry:4 scheduler:2 mycelium-gateway:5 router:3 supervisor:6 runner:7)
+for ((replica = 2; replica <= schedulers; replica++)); do
+  services+=("scheduler-$replica:$((2 + 10 * (replica - 1)))")
+done
 url() { echo "https://127.0.0.1:$((base + $1))"; }
 
 start_redis() {
   is_running redis && return
+  local fsync=everysec
+  if [ "$durability" = synced ]; then fsync=always; fi
   # Only this user reaches the socket; the last database is the supervisor's.
   start redis redis-server --port 0 --unixsocket "$socket" --unixsocketperm 700 --dir "$dir/redis" \
-    --databases 64 --appendonly yes --appendfsync everysec --notify-keyspace-events Kl --save ""
+    --databases 64 --appendonly yes --appendfsync $fsync --notify-keyspace-events Kl --save ""
   wait_until redis "answers on $socket" test -S "$socket"
 }
 
@@ -53,21 +62,34 @@ make_certificates() {
   [ -f "$dir/pki/ca.pem" ] || "$bin/mycora" pki init --dir "$dir/pki" >/dev/null
   local service
   for service in "${services[@]}"; do
-    issue "service/${service%:*}" "${service%:*}"
+    service=$(program "${service%:*}")
+    issue "service/$service" "$service"
   done
   issue actor/1 actor-1
 }
 
+# Replicas of a service are one program.
+program() { # NAME
+  case $1 in
+    scheduler-*) echo scheduler ;;
+    *) echo "$1" ;;
+  esac
+}
+
 start_service() { # NAME NUMBER
-  local name=$1 number=$2 database=0
+  local name=$1 number=$2 database=0 program storage
   is_running "$name" && return
+  program=$(program "$name")
+  # A replica may be given a way of its own to storage, such as through a proxy that breaks.
+  storage=MYCORA_STORAGE_OF_${name//-/_}
+  storage=${!storage:-$(url 1)}
   case $name in supervisor | runner) database=63 ;; esac
   MYCORA_LISTEN=127.0.0.1:$((base + number)) MYCORA_OPS_LISTEN=127.0.0.1:$((base + 100 + number)) \
-    MYCORA_TLS_CA=$dir/pki/ca.pem MYCORA_TLS_CERT=$dir/pki/$name.pem MYCORA_TLS_KEY=$dir/pki/$name.key \
+    MYCORA_TLS_CA=$dir/pki/ca.pem MYCORA_TLS_CERT=$dir/pki/$program.pem MYCORA_TLS_KEY=$dir/pki/$program.key \
     MYCORA_REDIS_URL="unix://$socket?db=$database" MYCORA_WORK_DIR=$dir/work \
-    MYCORA_STORAGE=$(url 1) MYCORA_SCHEDULER=$(url 2) MYCORA_RUNNER_REGISTRY=$(url 4) \
-    MYCORA_MYCELIUM_GATEWAY=$(url 5) \
-    start "$name" "$bin/mycora-$name"
+    MYCORA_STORAGE=$storage MYCORA_RUNNER_REGISTRY=$(url 4) MYCORA_MYCELIUM_GATEWAY=$(url 5) \
+    MYCORA_DURABILITY=$durability \
+    start "$name" "$bin/mycora-$program"
 }
 
 write_profile() {

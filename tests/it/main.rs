@@ -1,9 +1,18 @@
 //! The suite as a whole.
 
+mod cancels;
 mod coordinators;
 mod crashes;
 mod demo;
 mod flows;
+mod limits;
+mod local;
 mod processes;
+mod random;
+mod replicas;
+mod reruns;
+mod scene;
+mod shapes;
 mod specs;
 mod suite;
+mod times;

@@ -1,69 +1,13 @@
 //! The suite as separate processes, each with its own certificate.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use serde_json::Value;
-use testkit::{Mark, Witness, free_port, wait_until_blocking};
+use testkit::{Mark, Witness, wait_until_blocking};
 
 use crate::flows::fan_out;
-use crate::suite::{PATIENCE, command, flow_file, processes_in, program, stderr, stdout};
-
-/// What `deploy/local/up.sh` starts, ended with `down.sh`.
-struct Processes {
-    dir: PathBuf,
-    port_base: String,
-}
-
-impl Processes {
-    fn start(dir: &Path) -> Self {
-        let processes = Self { dir: dir.to_owned(), port_base: free_port_base().to_string() };
-        processes.script("up.sh");
-        processes
-    }
-
-    fn script(&self, name: &str) {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/local").join(name);
-        let bin = program("mycora");
-        let out = Command::new(script)
-            .arg(&self.dir)
-            .env("MYCORA_BIN", bin.parent().expect("target/<profile>"))
-            .env("MYCORA_PORT_BASE", &self.port_base)
-            .output()
-            .expect("the script starts");
-        stdout(&out, 0);
-    }
-
-    fn profile(&self) -> PathBuf {
-        self.dir.join("client.toml")
-    }
-
-    fn kill9(&self, service: &str) {
-        let record =
-            std::fs::read_to_string(self.dir.join("run").join(format!("{service}.pid"))).expect("it runs");
-        let pid = record.split_whitespace().next().expect("a process id");
-        let killed = Command::new("kill").args(["-KILL", pid]).status().expect("kill starts");
-        assert!(killed.success(), "{service} was not running");
-    }
-}
-
-impl Drop for Processes {
-    fn drop(&mut self) {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/local/down.sh");
-        let ended = Command::new(script).arg(&self.dir).output();
-        assert!(ended.is_ok_and(|out| out.status.success()) || std::thread::panicking(), "down.sh failed");
-    }
-}
-
-/// The services listen on base + 1 to 6, and for operators on base + 101 to 107.
-fn free_port_base() -> u16 {
-    let is_free = |port: u16| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
-    (0..100)
-        .map(|_| free_port())
-        .filter(|base| base.checked_add(107).is_some())
-        .find(|base| (1..=6).chain(101..=107).all(|offset| is_free(base + offset)))
-        .expect("free ports in a row")
-}
+use crate::local::Processes;
+use crate::suite::{PATIENCE, command, flow_file, processes_in, stderr, stdout};
 
 /// Nodes one after the other; every script says when it began and ended.
 fn chain(dir: &Path, witness: &Witness, length: usize) -> (String, Vec<String>) {
@@ -83,7 +27,7 @@ fn chain(dir: &Path, witness: &Witness, length: usize) -> (String, Vec<String>) 
 fn a_scheduler_that_is_killed_in_mid_flow_goes_on_from_redis() {
     let dir = tempfile::tempdir().expect("a directory");
     let suite_dir = dir.path().join("suite");
-    let processes = Processes::start(&suite_dir);
+    let processes = Processes::start(&suite_dir, &[]);
     let witness = Witness::new(dir.path());
     let (file, names) = chain(dir.path(), &witness, 6);
     stdout(&command(&processes.profile(), &["flow", "submit", &file]).output().expect("it starts"), 0);

@@ -21,6 +21,8 @@ pub(crate) fn program(name: &str) -> PathBuf {
 /// A `mycora up` that runs.
 pub(crate) struct Up {
     dir: PathBuf,
+    /// Kept over a restart: others know it by this port.
+    port: u16,
     arguments: Vec<String>,
     pub(crate) process: Process,
 }
@@ -29,15 +31,16 @@ impl Up {
     /// Starts one on a directory and a free port.
     pub(crate) fn start(dir: &Path, arguments: &[&str]) -> Self {
         let arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
-        let process = spawn(dir, &arguments);
-        let mut up = Self { dir: dir.to_owned(), arguments, process };
+        let port = free_port_pair();
+        let process = spawn(dir, port, &arguments);
+        let mut up = Self { dir: dir.to_owned(), port, arguments, process };
         up.wait_ready();
         up
     }
 
     /// Starts it again after its process has ended.
     pub(crate) fn restart(&mut self) {
-        self.process = spawn(&self.dir, &self.arguments);
+        self.process = spawn(&self.dir, self.port, &self.arguments);
         self.wait_ready();
     }
 
@@ -58,12 +61,8 @@ impl Up {
     }
 
     /// Its port on this machine.
-    pub(crate) fn port(&self) -> u16 {
-        let text = std::fs::read_to_string(self.profile()).expect("`up` writes a profile");
-        let line = text.lines().find(|line| line.starts_with("address")).expect("an address");
-        let digits: String =
-            line.rsplit(':').next().unwrap_or_default().chars().filter(char::is_ascii_digit).collect();
-        digits.parse().expect("a port")
+    pub(crate) const fn port(&self) -> u16 {
+        self.port
     }
 
     /// The command line against it.
@@ -99,9 +98,9 @@ pub(crate) fn command(profile: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-fn spawn(dir: &Path, arguments: &[String]) -> Process {
+fn spawn(dir: &Path, port: u16, arguments: &[String]) -> Process {
     let mut command = Command::new(program("mycora"));
-    command.arg("up").arg("--data").arg(dir).args(["--port", &free_port_pair().to_string()]).args(arguments);
+    command.arg("up").arg("--data").arg(dir).args(["--port", &port.to_string()]).args(arguments);
     Process::spawn("mycora up", &mut command)
 }
 

@@ -76,10 +76,14 @@ fn events(engine: &Engine, node: &FlowNode, change: &Change, now: Timestamp) -> 
         }))
         .into()
     };
-    if change.transitions.is_empty() {
-        return vec![event(node.state, node.attempt, node.reason.clone())];
+    let mut events = Vec::with_capacity(change.transitions.len().max(1));
+    // After each of them the attempt is current to which the next one happens.
+    for pair in change.transitions.windows(2) {
+        events.push(event(pair[0].to, pair[1].attempt, pair[0].reason.clone()));
     }
-    change.transitions.iter().map(|t| event(t.to, t.attempt, t.reason.clone())).collect()
+    // The last one tells of the node as it is now: why it waits may have been noted after its change of state.
+    events.push(event(node.state, node.attempt, node.reason.clone()));
+    events
 }
 
 fn messages(engine: &mut Engine, step: &Step, now: Timestamp, ids: &mut MessageIds) -> Vec<OutgoingMessage> {

@@ -6,8 +6,9 @@ use mycora_cli::profile::Profile;
 use proto::v1::flow_service_client::FlowServiceClient;
 use proto::v1::watch_flow_response::Event;
 use proto::v1::{
-    Flow, FlowSpec, FlowStatus, JobSpec, ListFlowNodesRequest, NodeSpec, Script, ScriptType,
-    SubmitFlowRequest, WatchFlowRequest, script,
+    AddFlowNodesRequest, CreateFlowRequest, Flow, FlowSpec, FlowStatus, JobSpec, ListFlowNodesRequest,
+    NodeSpec, Script, ScriptType, SignalFlowRequest, StartFlowRequest, SubmitFlowRequest, WatchFlowRequest,
+    script,
 };
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -32,6 +33,40 @@ impl Client {
         let request = SubmitFlowRequest { context_id: self.context, flow: Some(flow), ..Default::default() };
         let answer = self.flows.clone().submit_flow(request).await?.into_inner();
         Ok(answer.flow.ok_or("no flow was answered")?)
+    }
+
+    /// Creates a flow that is filled later.
+    pub(crate) async fn create(&self, name: &str, node_count: u32) -> Result<Flow, Error> {
+        let flow = Some(FlowSpec { name: name.into(), ..FlowSpec::default() });
+        let request = CreateFlowRequest { context_id: self.context, flow, node_count, ..Default::default() };
+        let answer = self.flows.clone().create_flow(request).await?.into_inner();
+        Ok(answer.flow.ok_or("no flow was answered")?)
+    }
+
+    /// Adds nodes to it.
+    pub(crate) async fn add(
+        &self,
+        flow_id: u32,
+        first_index: u32,
+        nodes: Vec<NodeSpec>,
+    ) -> Result<(), Error> {
+        let request = AddFlowNodesRequest { context_id: self.context, flow_id, first_index, nodes };
+        self.flows.clone().add_flow_nodes(request).await?;
+        Ok(())
+    }
+
+    /// Starts it.
+    pub(crate) async fn start(&self, flow_id: u32) -> Result<(), Error> {
+        self.flows.clone().start_flow(StartFlowRequest { context_id: self.context, flow_id }).await?;
+        Ok(())
+    }
+
+    /// Gives a signal to a flow.
+    pub(crate) async fn signal(&self, flow_id: u32, name: &str) -> Result<(), Error> {
+        let context_id = self.context;
+        let request = SignalFlowRequest { context_id, flow_id, name: name.into(), ..Default::default() };
+        self.flows.clone().signal_flow(request).await?;
+        Ok(())
     }
 
     /// Waits until a flow has ended; any other end than FINISHED is an error.

@@ -76,3 +76,29 @@ pub(crate) async fn submit_to_start(client: &Client, count: usize) -> Result<Vec
     }
     Ok(times)
 }
+
+/// Submits flows of one node, `at_once` under way, and does not wait for their ends.
+pub(crate) async fn submit_many(
+    client: &Client,
+    count: u32,
+    at_once: usize,
+    node: &NodeSpec,
+) -> Result<(), Error> {
+    let permits = Arc::new(Semaphore::new(at_once));
+    let mut tasks = JoinSet::new();
+    for _ in 0..count {
+        let permit = Arc::clone(&permits).acquire_owned().await?;
+        let (client, node) = (client.clone(), node.clone());
+        tasks.spawn(async move {
+            let _permit = permit;
+            client.submit("waits", vec![node]).await.map(drop)
+        });
+        while let Some(ended) = tasks.try_join_next() {
+            ended??;
+        }
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(())
+}

@@ -42,6 +42,46 @@ impl Report {
         self.row("submit to start", format!("p50 {}  p99 {}", millis(p50), millis(p99)));
     }
 
+    /// One very large flow: times of creating, starting and running it, the most memory of scheduler and
+    /// storage, and what Redis has more than before, in bytes.
+    pub(crate) fn large(
+        &mut self,
+        nodes: u32,
+        (created, started, ran): (Duration, Duration, Duration),
+        (scheduler, storage): (u64, u64),
+        redis: u64,
+    ) {
+        let rate = f64::from(nodes) / ran.as_secs_f64();
+        self.row(
+            &format!("a flow of {nodes} nodes, separate processes"),
+            format!("created in {}, started in {}", secs(created), secs(started)),
+        );
+        self.row("  from its start to its end", format!("{} ({rate:.0} nodes/s)", secs(ran)));
+        self.row("  peak memory", format!("scheduler {}, storage {}", mib(scheduler), mib(storage)));
+        let each = redis / u64::from(nodes);
+        self.row("  growth of Redis", format!("{} ({each} bytes a node)", mib(redis)));
+    }
+
+    /// Flows that wait for a signal: the time of submitting them, the shares of a core that the suite and
+    /// Redis use, their memory, and how long one of them takes from its signal to its end.
+    pub(crate) fn waiting(
+        &mut self,
+        flows: u32,
+        submitted: Duration,
+        (suite, redis): (f64, f64),
+        (suite_bytes, redis_bytes): (u64, u64),
+        woke: Duration,
+    ) {
+        self.row(
+            &format!("{flows} flows that wait for a signal"),
+            format!("submitted in {}", secs(submitted)),
+        );
+        let percent = |share: f64| format!("{:.2} % of a core", share * 100.0);
+        self.row("  idle for a minute", format!("suite {}, Redis {}", percent(suite), percent(redis)));
+        self.row("  memory", format!("suite {}, Redis {}", mib(suite_bytes), mib(redis_bytes)));
+        self.row("  one of them, from signal to end", millis(woke));
+    }
+
     fn row(&mut self, what: &str, figure: String) {
         self.rows.push((what.to_owned(), figure));
     }
@@ -52,7 +92,7 @@ impl fmt::Display for Report {
         writeln!(f, "{}", self.machine)?;
         writeln!(f, "all-in-one, client over mTLS, no-op rhai jobs, append-only file every second")?;
         for (what, figure) in &self.rows {
-            writeln!(f, "  {what:<38} {figure}")?;
+            writeln!(f, "  {what:<44} {figure}")?;
         }
         Ok(())
     }
@@ -66,4 +106,12 @@ fn percentiles(times: &mut [Duration]) -> (Duration, Duration) {
 
 fn millis(time: Duration) -> String {
     format!("{:.2} ms", time.as_secs_f64() * 1000.0)
+}
+
+fn secs(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{} MiB", bytes / (1024 * 1024))
 }

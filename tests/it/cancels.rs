@@ -1,0 +1,120 @@
+//! Cancelling, wherever a node stands; and a context that goes away under its flows.
+
+use testkit::{Mark, wait_until_blocking};
+
+use crate::scene::Scene;
+use crate::suite::{PATIENCE, processes_in, stderr, stdout};
+
+const GOOD: &str = "script_type: shell, script: \"true\"";
+
+#[test]
+fn cancelled_while_ready_dispatched_and_running() {
+    let scene = Scene::new(&["--slots", "1"]);
+    let witness = scene.witness();
+    let script = witness.shell("running", "sleep 600").replace('\n', "\n      ");
+    let id = scene.submit(&format!(
+        "name: cancel\njobs:\n  running:\n    script_type: shell\n    script: |\n      {script}\n  ready: {{ script_type: v, script: x }}\n  pending: {{ {GOOD}, depends: [running] }}\n"
+    ));
+    scene.wait_for(id, "running", "RUNNING");
+    // The only slot is taken: this one waits in the supervisor's queue.
+    let queued = scene.submit(&format!("name: queued\njobs:\n  only: {{ {GOOD} }}\n"));
+    scene.wait_for(queued, "only", "DISPATCHED");
+    stdout(&scene.up.mycora(&["flow", "cancel", &queued.to_string()]), 0);
+    let ended = scene.end(queued);
+    assert_eq!(
+        (ended.status.as_str(), ended.state("only").as_str()),
+        ("CANCELLED", "CANCELLED FLOW_CANCELLED")
+    );
+    assert!(ended.nodes["only"]["unconfirmed"].is_null(), "its supervisor confirmed it");
+    assert_eq!(
+        scene.trail(queued, "only"),
+        ["ready#1", "dispatched#1", "dispatched#1 FLOW_CANCELLED", "cancelled#1 FLOW_CANCELLED"]
+    );
+
+    stdout(&scene.up.mycora(&["flow", "cancel", &id.to_string(), "--now"]), 0);
+    let ended = scene.end(id);
+    assert_eq!(ended.status, "CANCELLED");
+    for name in ["running", "ready", "pending"] {
+        assert_eq!(ended.state(name), "CANCELLED FLOW_CANCELLED", "{name}");
+    }
+    assert_eq!(scene.trail(id, "pending"), ["cancelled#1 FLOW_CANCELLED"]);
+    assert_eq!(scene.trail(id, "ready"), ["ready#1 NO_LIVE_RUNNER", "cancelled#1 FLOW_CANCELLED"]);
+    assert_eq!(
+        scene.trail(id, "running"),
+        ["ready#1", "dispatched#1", "running#1", "running#1 FLOW_CANCELLED", "cancelled#1 FLOW_CANCELLED"]
+    );
+    let work = scene.path().join("data/work");
+    assert_eq!(processes_in(&work), Vec::<String>::new(), "the script was stopped");
+    scene.close();
+}
+
+#[test]
+fn one_node_is_cancelled_and_its_dependants_see_a_failure() {
+    let scene = Scene::new(&[]);
+    let id = scene.submit(&format!(
+        "name: one\njobs:\n  slow: {{ script_type: shell, script: \"sleep 600\" }}\n  after: {{ {GOOD}, depends: [slow] }}\n  clean: {{ {GOOD}, depends: [slow], run_if: ANY_FAILED }}\n"
+    ));
+    scene.wait_for(id, "slow", "RUNNING");
+    stdout(&scene.up.mycora(&["flow", "cancel", &id.to_string(), "--node", "slow"]), 0);
+    let ended = scene.end(id);
+    assert_eq!(ended.status, "FINISHED", "single cancelled nodes do not decide");
+    assert_eq!(ended.state("slow"), "CANCELLED NODE_CANCELLED");
+    assert_eq!(ended.state("after"), "SKIPPED UPSTREAM_FAILED");
+    assert_eq!(ended.state("clean"), "COMPLETED");
+    scene.close();
+}
+
+/// The supervisor of a running attempt is gone: the cancel is closed without its word, and when it
+/// comes back what it still has is stopped.
+#[test]
+fn cancelled_while_the_supervisor_is_gone() {
+    let machine = Scene::new(&[]);
+    let runner = format!("grpc://127.0.0.1:{}", machine.up.port());
+    let pki = machine.path().join("data/pki");
+    let scene = Scene::new(&["--no-supervisor", "--runner", &runner, "--pki", pki.to_str().expect("plain")]);
+    let witness = scene.witness();
+    let script = witness.shell("only", "sleep 600").replace('\n', "\n      ");
+    let id = scene.submit(&format!(
+        "name: gone\ncancel_timeout: 2\njobs:\n  only:\n    script_type: shell\n    script: |\n      {script}\n"
+    ));
+    scene.wait_for(id, "only", "RUNNING");
+    let Scene { mut up, dir } = machine;
+    up.process.kill9();
+    stdout(&scene.up.mycora(&["flow", "cancel", &id.to_string()]), 0);
+    let ended = scene.end(id);
+    assert_eq!(
+        (ended.status.as_str(), ended.state("only").as_str()),
+        ("CANCELLED", "CANCELLED FLOW_CANCELLED")
+    );
+    assert_eq!(ended.nodes["only"]["unconfirmed"], true);
+    assert_eq!(
+        scene.trail(id, "only"),
+        ["ready#1", "dispatched#1", "running#1", "running#1 FLOW_CANCELLED", "cancelled#1 FLOW_CANCELLED"]
+    );
+    up.restart();
+    // The machine takes work again, and nothing of before runs.
+    let (_, ended) = scene.run(&format!("name: next\njobs:\n  only: {{ {GOOD} }}\n"));
+    assert_eq!(ended.status, "FINISHED");
+    assert!(witness.lines().iter().all(|(mark, ..)| *mark == Mark::Start), "it was not run again");
+    scene.close();
+    up.stop();
+    drop(dir);
+}
+
+#[test]
+fn a_context_is_deleted_under_a_running_flow() {
+    let scene = Scene::new(&[]);
+    let witness = scene.witness();
+    let script = witness.shell("slow", "sleep 600").replace('\n', "\n      ");
+    let id = scene.submit(&format!(
+        "name: doomed\njobs:\n  slow:\n    script_type: shell\n    script: |\n      {script}\n  waits: {{ {GOOD}, prerequisites: [never] }}\n"
+    ));
+    scene.wait_for(id, "slow", "RUNNING");
+    let work = scene.path().join("data/work");
+    assert!(!processes_in(&work).is_empty(), "the script runs");
+    stdout(&scene.up.mycora(&["context", "delete", "1", "--yes"]), 0);
+    stderr(&scene.up.mycora(&["flow", "get", &id.to_string()]), 1);
+    assert_eq!(scene.up.redis(1, &["DBSIZE"]).trim(), "0", "{}", scene.up.redis(1, &["KEYS", "*"]));
+    wait_until_blocking(|| processes_in(&work).is_empty().then_some(()), PATIENCE, "the script was ended");
+    scene.close();
+}

@@ -1,0 +1,143 @@
+//! A suite of separate processes, as `deploy/local/up.sh` starts it.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use testkit::free_port;
+
+use crate::suite::{program, stdout};
+
+/// Replicas of the scheduler that a suite may have: as many ports are kept free.
+const REPLICAS_MAX: u16 = 3;
+
+/// What `deploy/local/up.sh` started, ended with `down.sh`.
+pub(crate) struct Processes {
+    dir: PathBuf,
+    port_base: u16,
+    settings: Vec<(String, String)>,
+}
+
+impl Processes {
+    /// Starts them all on free ports; `settings` are the script's own variables.
+    pub(crate) fn start(dir: &Path, settings: &[(&str, &str)]) -> Self {
+        let mut processes = Self::prepare(dir);
+        for (name, value) in settings {
+            processes.set(name, value);
+        }
+        processes.script("up.sh");
+        processes
+    }
+
+    /// Chooses the ports and starts nothing yet.
+    pub(crate) fn prepare(dir: &Path) -> Self {
+        Self { dir: dir.to_owned(), port_base: free_port_base(), settings: Vec::new() }
+    }
+
+    /// Sets a variable of the script.
+    pub(crate) fn set(&mut self, name: &str, value: &str) {
+        self.settings.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// Runs `up.sh`, which starts what does not run, or `down.sh`.
+    pub(crate) fn script(&self, name: &str) {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/local").join(name);
+        let bin = program("mycora");
+        let out = Command::new(script)
+            .arg(&self.dir)
+            .env("MYCORA_BIN", bin.parent().expect("target/<profile>"))
+            .env("MYCORA_PORT_BASE", self.port_base.to_string())
+            .envs(self.settings.iter().map(|(name, value)| (name, value)))
+            .output()
+            .expect("the script starts");
+        stdout(&out, 0);
+    }
+
+    /// The profile that its clients use.
+    pub(crate) fn profile(&self) -> PathBuf {
+        self.dir.join("client.toml")
+    }
+
+    /// A profile whose client talks to the scheduler replica of this number, from 1 on.
+    pub(crate) fn profile_of(&self, replica: u16) -> PathBuf {
+        let text = std::fs::read_to_string(self.profile()).expect("a profile");
+        let first = format!("https://127.0.0.1:{}", self.scheduler_port(1));
+        let other = format!("https://127.0.0.1:{}", self.scheduler_port(replica));
+        let path = self.dir.join(format!("client-{replica}.toml"));
+        std::fs::write(&path, text.replace(&first, &other)).expect("a profile");
+        path
+    }
+
+    /// Where storage listens.
+    pub(crate) const fn storage_port(&self) -> u16 {
+        self.port_base + 1
+    }
+
+    const fn scheduler_port(&self, replica: u16) -> u16 {
+        self.port_base + 2 + 10 * (replica - 1)
+    }
+
+    /// Kills a process without a warning.
+    pub(crate) fn kill9(&self, service: &str) {
+        self.signal(service, "-KILL");
+    }
+
+    /// Sends a process a signal.
+    pub(crate) fn signal(&self, service: &str, signal: &str) {
+        let record =
+            std::fs::read_to_string(self.dir.join("run").join(format!("{service}.pid"))).expect("it runs");
+        let pid = record.split_whitespace().next().expect("a process id");
+        let sent = Command::new("kill").args([signal, pid]).status().expect("kill starts");
+        assert!(sent.success(), "{service} was not running");
+    }
+
+    /// One of a scheduler replica's metrics, as it stands now.
+    pub(crate) fn scheduler_metric(&self, replica: u16, name: &str) -> f64 {
+        let port = self.scheduler_port(replica) + 100;
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("the operators' port");
+        stream
+            .write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            .expect("it reads");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("metrics");
+        let line = text.lines().find(|line| line.starts_with(&format!("{name} ")));
+        let line = line.unwrap_or_else(|| panic!("no metric {name} in:\n{text}"));
+        line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")
+    }
+
+    /// Answers of `redis-cli` in one database.
+    pub(crate) fn redis(&self, database: u32, arguments: &[&str]) -> String {
+        let output = Command::new("redis-cli")
+            .arg("-s")
+            .arg(self.dir.join("redis.sock"))
+            .args(["-n", &database.to_string()])
+            .args(arguments)
+            .output()
+            .expect("`redis-cli` starts");
+        String::from_utf8(output.stdout).expect("text")
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/local/down.sh");
+        let ended = Command::new(script).arg(&self.dir).output();
+        assert!(ended.is_ok_and(|out| out.status.success()) || std::thread::panicking(), "down.sh failed");
+    }
+}
+
+/// The services listen on base + 1 to 7, scheduler replicas on + 12 and + 22, and all of them for
+/// operators 100 above.
+fn free_port_base() -> u16 {
+    let offsets: Vec<u16> = (1..=7)
+        .chain((1..REPLICAS_MAX).map(|replica| 2 + 10 * replica))
+        .flat_map(|offset| [offset, offset + 100])
+        .collect();
+    let is_free = |port: u16| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
+    (0..100)
+        .map(|_| free_port())
+        .filter(|base| base.checked_add(200).is_some())
+        .find(|base| offsets.iter().all(|offset| is_free(base + offset)))
+        .expect("free ports in a row")
+}
