@@ -1,6 +1,6 @@
 //! Flows: created, filled, started, taken over, and wished to end.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -8,7 +8,7 @@ use kv::{Cmd, Value};
 use model::flow::{EnvVars, ResultMap};
 use model::{
     ActorId, BlobHash, Context, ContextId, ContextUid, Epoch, Flow, FlowId, FlowNode, FlowStatus, FlowUid,
-    Generation, JobId, JobSpec, MessageId, Name, OwnerId, Rerun, Revision, Timestamp, limits,
+    Generation, JobId, JobSpec, MessageId, Name, OwnerId, Rerun, Revision, ScriptSource, Timestamp, limits,
 };
 
 use crate::error::{Error, Result};
@@ -22,6 +22,10 @@ use crate::store::{Asker, Change, ID_TRIES, PERMISSION_TRIES, Store, Tenant};
 pub(crate) const ADD_NODES_MAX: usize = 500;
 /// Message ids of one call of [`Store::reserve_messages`].
 pub(crate) const RESERVE_MESSAGES_MAX: u32 = 10_000;
+/// Records of the flow and the context that adding nodes touches, and the node that is added itself.
+const ADD_RECORDS: usize = 8;
+/// Where a part of the nodes ends: the next node, whatever it has, still fits into the script.
+const PART_BYTES_MAX: usize = limits::COMMIT_BYTES_MAX / 2;
 /// Entries that one step of a scan looks at.
 const SCAN_COUNT: usize = 1000;
 
@@ -68,6 +72,19 @@ pub(crate) struct NewNode {
     pub(crate) node: FlowNode,
     /// What it executes.
     pub(crate) job: JobSpec,
+}
+
+impl NewNode {
+    /// What it adds to a script, about. Names and the like have limits of their own, far below.
+    fn bytes(&self) -> usize {
+        let script = match &self.job.script {
+            ScriptSource::Inline(text) => text.len(),
+            ScriptSource::Blob(_) => 0,
+        };
+        let env: usize = self.job.env_vars.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let files = (self.job.files.len() + self.job.outputs.len()) * limits::NAME_CHARS_MAX;
+        self.json.len() + script + env + files
+    }
 }
 
 /// A flow with the uid of its context.
@@ -178,9 +195,20 @@ impl Store {
             let asked = nodes.len() as u64;
             return Err(Error::Limit { limit: "nodes of one AddNodes", max: ADD_NODES_MAX as u64, asked });
         }
-        if nodes.is_empty() {
-            return Ok(());
+        for part in parts_of(nodes) {
+            self.add_part((context, flow, uid), part, asker, now).await?;
         }
+        Ok(())
+    }
+
+    /// Adds what one script can take.
+    async fn add_part(
+        &self,
+        (context, flow, uid): (ContextId, FlowId, FlowUid),
+        nodes: &[NewNode],
+        asker: Asker,
+        now: Timestamp,
+    ) -> Result<()> {
         if asker == Asker::Service {
             let tenant = self.tenant(context).await?;
             let caller = self.caller(&tenant, flow, uid).await?;
@@ -381,6 +409,28 @@ fn json_text(value: &impl serde::Serialize) -> String {
 /// What the first commit of a new owner builds on; different each time.
 fn fresh_commit() -> String {
     model::id::Uid::random().to_string()
+}
+
+/// Parts of which each can be added by one script, as far as records and bytes go.
+fn parts_of(mut nodes: &[NewNode]) -> Vec<&[NewNode]> {
+    let mut parts = Vec::new();
+    while !nodes.is_empty() {
+        let (mut blobs, mut bytes, mut count) = (BTreeSet::new(), 0, 0);
+        for node in nodes {
+            blobs.extend(record::job::blobs(&node.job).map(|blob| blob.sha256));
+            bytes += node.bytes();
+            count += 1;
+            // The next one may add as much as a node can, and still fits.
+            let records = count + blobs.len() + limits::JOB_FILES_MAX + ADD_RECORDS;
+            if records >= limits::COMMIT_RECORDS_MAX || bytes >= PART_BYTES_MAX {
+                break;
+            }
+        }
+        let (part, rest) = nodes.split_at(count);
+        parts.push(part);
+        nodes = rest;
+    }
+    parts
 }
 
 fn add_nodes_change(

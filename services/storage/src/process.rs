@@ -10,6 +10,7 @@ use model::limits;
 use service::{Failure, Host, Limits};
 
 use crate::app::{App, Deps, StartError};
+use crate::commits::COMMIT_NODES_MAX;
 use crate::config::Config;
 use crate::durability::Durability;
 use crate::routers::HELD_MAX;
@@ -51,6 +52,7 @@ impl service::App for App {
     fn limits(_: &Flags) -> Limits {
         Limits::from([
             ("commit_records_max", limits::COMMIT_RECORDS_MAX as u64),
+            ("commit_nodes_max", COMMIT_NODES_MAX as u64),
             ("commit_bytes_max", limits::COMMIT_BYTES_MAX as u64),
             ("commits_in_flight_max", COMMITS_IN_FLIGHT_MAX as u64),
             ("held_messages_max", HELD_MAX as u64),
@@ -58,6 +60,9 @@ impl service::App for App {
             ("blob_chunk_bytes", limits::BLOB_CHUNK_BYTES as u64),
             ("log_tail_bytes_max", limits::LOG_TAIL_BYTES_MAX as u64),
             ("watch_buffer", limits::WATCH_BUFFER as u64),
+            ("watch_bytes_max", limits::PAGE_BYTES_MAX as u64),
+            ("flow_inputs_max", limits::FLOW_INPUTS_MAX as u64),
+            ("flow_signals_max", limits::FLOW_SIGNALS_MAX as u64),
             ("page_size_max", u64::from(limits::PAGE_SIZE_MAX)),
             ("page_bytes_max", limits::PAGE_BYTES_MAX as u64),
         ])

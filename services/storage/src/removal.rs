@@ -15,8 +15,8 @@ use crate::record::{self, Fields};
 use crate::scripts;
 use crate::store::{Asker, PERMISSION_TRIES, Store, Tenant};
 
-/// Keys that one script removes, about.
-const KEYS_MAX: usize = 900;
+/// Keys that one script removes, about: the last job may add as many as it has files.
+const KEYS_MAX: usize = 700;
 /// Nodes that are looked at together.
 const NODES_READ: u32 = 200;
 

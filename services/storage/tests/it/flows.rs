@@ -177,6 +177,32 @@ async fn a_removed_flow_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn nodes_with_many_files_are_added_and_removed_in_parts() {
+    let stage = Stage::new(Layout::HashTag).await;
+    let flow = stage.created(8).await;
+    let mut request = flow.add_nodes(&script("true"));
+    let mut blobs = Vec::new();
+    for (n, node) in request.nodes.iter_mut().enumerate() {
+        let mut job = script("true");
+        for file in 0..200 {
+            let blob = put(&stage, format!("{n} {file}").as_bytes()).await;
+            job.files.insert(format!("f{file}"), blob);
+            blobs.push(blob);
+        }
+        node.job_json = json(&job);
+    }
+    let before = stage.revision().await;
+    stage.flows().add_nodes(request).await.unwrap();
+    assert_eq!(stage.revision().await, before + 2, "800 references a script, about");
+    let idle = Cmd::new("ZCARD").arg(&stage.keys().blob_idle());
+    assert_eq!(stage.ask(idle.clone()).await.int(), Ok(0));
+    stage.push(&flow, &model::FlowInput::Cancel { grace_secs: 0 }).await;
+    let remove = wire::RemoveFlowRequest { context_id: CONTEXT, flow_id: flow.id, on_behalf_of: EXECUTOR };
+    stage.flows().remove_flow(remove).await.unwrap();
+    assert_eq!(stage.ask(idle).await.int(), Ok(1600));
+}
+
+#[tokio::test]
 async fn a_missing_blob_is_named() {
     let stage = Stage::new(Layout::Database).await;
     let flow = stage.created(1).await;
