@@ -16,16 +16,17 @@ const FLOWS: usize = 200;
 /// Three processes and two hundred flows of scripts on a busy machine.
 const LONG: Duration = Duration::from_secs(240);
 
-/// A chain of three, each of which says when it began and ended.
-fn chain(dir: &Path, witness: &Witness, flow: usize) -> (String, Vec<String>) {
+/// A chain of three, each of which says when it began and ended; the first waits for the prerequisites.
+fn chain(dir: &Path, witness: &Witness, flow: usize, prerequisites: &str) -> (String, Vec<String>) {
     let mut text = format!("name: f{flow}\njobs:\n");
     let mut names = Vec::new();
     for step in 0..3 {
         let name = format!("f{flow}-{step}");
-        let depends = if step == 0 { String::new() } else { format!("f{flow}-{}", step - 1) };
+        let (depends, prerequisites) =
+            if step == 0 { (String::new(), prerequisites) } else { (format!("f{flow}-{}", step - 1), "") };
         let script = witness.shell(&name, ":").replace('\n', "\n      ");
         text.push_str(&format!(
-            "  {name}:\n    script_type: shell\n    depends: [{depends}]\n    script: |\n      {script}\n"
+            "  {name}:\n    script_type: shell\n    depends: [{depends}]\n    prerequisites: [{prerequisites}]\n    script: |\n      {script}\n"
         ));
         names.push(name);
     }
@@ -68,8 +69,10 @@ fn of_three_schedulers_one_is_killed_and_one_hangs() {
     processes.script("up.sh");
     let witness = Witness::new(dir.path());
     let flows: Vec<(String, Vec<String>)> =
-        (0..FLOWS).map(|flow| chain(dir.path(), &witness, flow)).collect();
+        (1..=FLOWS).map(|flow| chain(dir.path(), &witness, flow, "\"flow:1\"")).collect();
+    let (gate, gate_names) = chain(dir.path(), &witness, 0, "go");
     let profiles = [1, 2, 3].map(|replica| processes.profile_of(replica));
+    stdout(&command(&profiles[0], &["flow", "submit", &gate]).output().expect("it starts"), 0);
     std::thread::scope(|scope| {
         for (profile, part) in profiles.iter().zip(flows.chunks(FLOWS.div_ceil(3))) {
             scope.spawn(move || {
@@ -78,18 +81,21 @@ fn of_three_schedulers_one_is_killed_and_one_hangs() {
                 }
             });
         }
-        wait_until_blocking(|| (finished(&processes) >= FLOWS / 5).then_some(()), LONG, "some flows ended");
-        proxy.set(Fault::Hold);
-        wait_until_blocking(|| (proxy.held() > 0).then_some(()), LONG, "a commit is held");
-        processes.signal("scheduler-2", "-STOP");
     });
+    // Two hundred flows on three schedulers wait for the first one; then all of them go.
+    stdout(&command(&profiles[2], &["flow", "signal", "1", "go"]).output().expect("it starts"), 0);
+    wait_until_blocking(|| (finished(&processes) >= FLOWS / 10).then_some(()), LONG, "some flows ended");
+    proxy.set(Fault::Hold);
+    wait_until_blocking(|| (proxy.held() > 0).then_some(()), LONG, "a commit is held");
+    processes.signal("scheduler-2", "-STOP");
     processes.kill9("scheduler-3");
+    assert!(finished(&processes) < FLOWS, "all flows ended before anything went wrong");
     wait_until_blocking(
         || (processes.scheduler_metric(1, "mycora_scheduler_take_overs_total") > 0.0).then_some(()),
         LONG,
         "the first scheduler has taken over flows",
     );
-    let all = || (finished(&processes) == FLOWS).then_some(());
+    let all = || (finished(&processes) == FLOWS + 1).then_some(());
     wait_until_blocking(all, LONG, "every flow ended well");
     // It wakes, and what it wanted to store comes too late.
     proxy.restore();
@@ -100,11 +106,11 @@ fn of_three_schedulers_one_is_killed_and_one_hangs() {
     };
     wait_until_blocking(fenced, LONG, "a commit of the one that hung was refused");
     let ends = accepted_ends(&processes.redis(1, &["XRANGE", "events", "-", "+"]));
-    assert_eq!(ends.len(), FLOWS * 3);
+    assert_eq!(ends.len(), (FLOWS + 1) * 3);
     let twice: Vec<_> = ends.iter().filter(|(_, count)| **count != 1).collect();
     assert!(twice.is_empty(), "nodes with several accepted ends: {twice:?}");
-    assert_eq!(finished(&processes), FLOWS);
-    let names: Vec<&str> = flows.iter().flat_map(|(_, names)| names.iter().map(String::as_str)).collect();
+    let names = flows.iter().flat_map(|(_, names)| names).chain(&gate_names);
+    let names: Vec<&str> = names.map(String::as_str).collect();
     witness.assert_each_once(&names);
 }
 
@@ -116,7 +122,7 @@ fn redis_is_killed_under_load_and_nothing_acknowledged_is_lost() {
     let witness = Witness::new(dir.path());
     let profile = processes.profile();
     let submit = |flow: usize| -> Option<u64> {
-        let (file, _) = chain(dir.path(), &witness, flow);
+        let (file, _) = chain(dir.path(), &witness, flow, "");
         let out =
             command(&profile, &["--output", "json", "flow", "submit", &file]).output().expect("it starts");
         let document: Value = serde_json::from_slice(&out.stdout).ok()?;
