@@ -19,7 +19,7 @@ if flow[2] ~= ARGV[7] or flow[3] ~= ARGV[8] then
   return refuse('FENCED', 'owner ' .. (flow[2] or '') .. ' epoch ' .. (flow[3] or ''))
 end
 -- Wishes of others raise the flow's revision; what fences is the owner's last change.
-if flow[4] ~= ARGV[9] then return refuse('FENCED', 'last commit ' .. flow[4]) end
+if flow[4] ~= ARGV[9] then return refuse('FENCED', 'last commit ' .. (flow[4] or '')) end
 if flow[5] ~= 'started' then return refuse('FENCED', 'the flow is ' .. flow[5]) end
 
 local revision = raise()

@@ -153,7 +153,7 @@ async fn another_start_takes_the_name_over() {
 #[tokio::test]
 async fn a_replica_that_is_not_heard_is_lost() {
     for layout in [Layout::Database, Layout::HashTag] {
-        let stage = with_lease(layout, Duration::from_millis(300)).await;
+        let stage = with_lease(layout, Duration::from_secs(1)).await;
         let mut silent = Replica::join(&stage, "silent").await;
         let mut beating = Replica::join(&stage, "beating").await;
         // The list ends by itself when the lease does, while the other one is heard.
