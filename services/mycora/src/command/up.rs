@@ -12,9 +12,9 @@ use crate::output;
 use crate::profile::default_data_dir;
 use crate::up::{self, Options, PORT_DEFAULT, UpError};
 
-/// Said when the end begins, which may take as long as jobs are waited for.
-const ENDING: &str = "ending: nothing new is taken; jobs that run are waited for, those that take longer than 10 s \
-                      go on with the next start. Ctrl-C again ends at once";
+/// Said when the end begins, which takes as long as jobs are waited for.
+const ENDING: &str = "ending: nothing new is taken, jobs that run have 10 s to end; flows go on with the next start. \
+                      Ctrl-C again ends at once";
 
 /// What `up` takes.
 #[derive(Debug, Args)]
@@ -66,7 +66,8 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
         quiet: global.quiet,
     };
     let running = up::start(options).await.map_err(|error| failed(&error))?;
-    output::answer(global.output, || running.banner(), || running.banner().text())?;
+    let banner = running.banner();
+    output::answer(global.output, || banner, || if global.quiet { banner.line() } else { banner.text() })?;
     let stop = running.stopper();
     let quiet = global.quiet;
     let signalled = tokio::spawn(async move {

@@ -29,7 +29,7 @@ pub fn flow(flow: &v1::Flow, nodes: &[v1::FlowNode], now: Timestamp) -> String {
     ]);
     if !nodes.is_empty() {
         text.push('\n');
-        text.push_str(&some_nodes(nodes, now));
+        text.push_str(&some_nodes(flow.id, nodes, now));
     }
     if !flow.result.is_empty() {
         text.push('\n');
@@ -59,7 +59,7 @@ pub fn nodes(nodes: &[v1::FlowNode], now: Timestamp) -> String {
 }
 
 /// All nodes of a small flow; of a large one those that matter most.
-fn some_nodes(all: &[v1::FlowNode], now: Timestamp) -> String {
+fn some_nodes(id: u32, all: &[v1::FlowNode], now: Timestamp) -> String {
     if all.len() <= NODES_SHOWN_MAX {
         return nodes(all, now);
     }
@@ -75,7 +75,7 @@ fn some_nodes(all: &[v1::FlowNode], now: Timestamp) -> String {
     });
     let shown: Vec<v1::FlowNode> = order.into_iter().take(NODES_SHOWN_MAX).cloned().collect();
     let hidden = all.len() - shown.len();
-    format!("{}… and {hidden} more; `mycora flow nodes ID --state STATE` lists them\n", nodes(&shown, now))
+    format!("{}… and {hidden} more; `mycora flow nodes {id}` lists them\n", nodes(&shown, now))
 }
 
 /// How one job ended, or where it stands, in one line.
@@ -202,6 +202,21 @@ pub fn runners(runners: &[v1::Runner], now: Timestamp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_large_flow_shows_what_matters() {
+        let node = |name: String, state: v1::NodeState| v1::FlowNode {
+            name,
+            state: state.into(),
+            ..Default::default()
+        };
+        let mut nodes: Vec<_> = (0..150).map(|i| node(format!("j{i}"), v1::NodeState::Completed)).collect();
+        nodes.push(node("bad".into(), v1::NodeState::Failed));
+        let text = flow(&v1::Flow { id: 3, ..Default::default() }, &nodes, Timestamp::from_millis(0));
+        let jobs: Vec<_> = text.lines().skip_while(|line| !line.starts_with("JOB")).collect();
+        assert!(jobs[1].starts_with("bad") && jobs[2].starts_with("j0"), "{text}");
+        assert_eq!(jobs.last(), Some(&"… and 51 more; `mycora flow nodes 3` lists them"));
+    }
 
     #[test]
     fn a_flow_shows_jobs_and_result() {

@@ -46,13 +46,20 @@ impl Banner {
         }
     }
 
-    /// Lines to copy.
+    /// That it serves, and where.
+    #[must_use]
+    pub fn line(&self) -> String {
+        format!("mycora is ready on {}, data in {}\n", self.address, self.data.display())
+    }
+
+    /// The same, and lines to copy.
     #[must_use]
     pub fn text(&self) -> String {
-        let Self { address, data, isolation, config, ca, cert, key, redis_cli, port } = self;
-        let [data, config, ca, cert, key] = [data, config, ca, cert, key].map(|path| path.display());
+        let Self { isolation, config, ca, cert, key, redis_cli, port, .. } = self;
+        let [config, ca, cert, key] = [config, ca, cert, key].map(|path| path.display());
+        let ready = self.line();
         format!(
-            "mycora is ready on {address}, data in {data}\n\
+            "{ready}\
              isolation: {isolation}, scripts run with your rights\n\
              \n\
              command line  export MYCORA_CONFIG={config}\n\

@@ -188,7 +188,8 @@ fn logs_from_a_place_on() {
     let place = Place::new(Script::Wait);
     let from = ["flow", "logs", "5", "a", "--attempt", "1", "--offset", "5"];
     assert_eq!(stdout(&place.asked(&from, 0)), "wo\n");
-    assert_eq!(place.calls(), ["logs a 1 5"]);
+    assert_eq!(stdout(&place.asked(&["flow", "logs", "5", "--node", "a"], 0)), "one\ntwo\n");
+    assert_eq!(place.calls(), ["logs a 1 5", "logs a 0 0"]);
     let said = stderr(&place.asked(&["flow", "logs", "5", "--attempt", "1"], 2));
     assert!(said.contains("mycora flow logs 5 NODE --attempt 1"), "{said}");
     let said = stderr(&place.asked(&["flow", "logs", "5", "a", "--offset", "1"], 2));
