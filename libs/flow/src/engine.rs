@@ -9,6 +9,14 @@
 //! the flow's stored state alone and in pieces of at most `budget` nodes.
 //! [`Engine::load`] finds again whatever was not derived yet, so that an
 //! owner that dies between two pieces loses nothing.
+//!
+//! - `pass`: the order of a step's parts, and the only places where something changes;
+//! - `report`, `unstored`: what is said of attempts, also of those that the store does not know;
+//! - `expiry`, `timers`: times that have come, and when the next one comes;
+//! - `cancel`: one node, or everything that is left;
+//! - `derive`, `prerequisites`: what begins, waits or is skipped;
+//! - `again`: a flow that is run again;
+//! - `execution`: what travels to a supervisor.
 
 mod again;
 mod cancel;

@@ -29,6 +29,8 @@ pub(crate) struct Fate<'c> {
     case: &'c Case,
     /// What supervisors have, and had: a key is executed once.
     attempts: BTreeMap<JobKey, Attempt>,
+    /// Stops on their way, in no order.
+    stops: Vec<JobKey>,
     /// Reports on their way, in no order.
     mail: Vec<NodeReport>,
     /// Reports that were delivered and may come again.
@@ -54,6 +56,9 @@ impl<'c> Fate<'c> {
             for spec in &mut specs {
                 spec.policy.timeout_result = 1 + u32::try_from(dice.below(3)).unwrap();
                 spec.policy.timeout_queue = u32::try_from(dice.below(3)).unwrap();
+                if dice.one_in(2) {
+                    spec.policy.backoff.initial_secs = 0.0;
+                }
             }
         }
         let mut world = World::new(flow, &specs);
@@ -64,6 +69,7 @@ impl<'c> Fate<'c> {
             dice,
             case,
             attempts: BTreeMap::new(),
+            stops: Vec::new(),
             mail: Vec::new(),
             past: Vec::new(),
             inputs: VecDeque::from([Input::Start]),
@@ -81,11 +87,12 @@ impl<'c> Fate<'c> {
                 self.world.step_in_vain(&self.inputs);
             }
             let step = self.world.step(&mut self.inputs);
-            self.take(&step);
+            let dies = self.dice.one_in(7);
+            self.take(&step, dies);
             if self.world.engine.is_over() {
                 return self.after_the_end();
             }
-            if self.dice.one_in(7) {
+            if dies {
                 self.world.crash();
             } else if self.hostile && self.dice.one_in(40) {
                 self.go_back();
@@ -102,24 +109,33 @@ impl<'c> Fate<'c> {
         self.world.run_again(rerun, |_| {});
     }
 
-    /// What a step says takes effect once it is stored.
-    fn take(&mut self, step: &Step) {
+    /// What a step says takes effect once it is stored; an owner that dies then has sent no stops.
+    fn take(&mut self, step: &Step, dies: bool) {
         self.asked.extend(&step.asks);
-        for stop in &step.stops {
-            if let Some(attempt) = self.attempts.get_mut(&stop.job_key)
-                && attempt.lives
-                && !attempt.is_cut_off
-            {
-                attempt.lives = false;
-                attempt.end = stopped();
-                self.mail.push(report(stop.job_key, stopped()));
-            }
-        }
         self.no_two_live(step);
+        if !dies {
+            self.stops.extend(step.stops.iter().map(|stop| stop.job_key));
+        }
         for dispatch in &step.dispatches {
             for &node in &dispatch.nodes {
                 self.execute(node);
             }
+        }
+    }
+
+    /// A stop arrives.
+    fn stop_one(&mut self) {
+        if self.stops.is_empty() {
+            return;
+        }
+        let key = self.stops.swap_remove(self.dice.below(self.stops.len()));
+        if let Some(attempt) = self.attempts.get_mut(&key)
+            && attempt.lives
+            && !attempt.is_cut_off
+        {
+            attempt.lives = false;
+            attempt.end = stopped();
+            self.mail.push(report(key, stopped()));
         }
     }
 
@@ -188,7 +204,7 @@ impl<'c> Fate<'c> {
 
     /// Something happens: a script ends, mail arrives, time passes, a place goes or comes, somebody wishes.
     fn happen(&mut self) {
-        match self.dice.below(14) {
+        match self.dice.below(16) {
             0 => self.world.place.live = false,
             1 if !self.past.is_empty() => {
                 let again = self.past[self.dice.below(self.past.len())].clone();
@@ -208,6 +224,7 @@ impl<'c> Fate<'c> {
             6 => self.give_signal(),
             7 => self.tell_of_a_flow(),
             8 if self.hostile && self.dice.one_in(2) => self.pass(),
+            9 | 10 => self.stop_one(),
             _ => self.go_on(),
         }
     }
@@ -251,7 +268,11 @@ impl<'c> Fate<'c> {
         }
     }
 
+    /// Time passes; stops arrive sooner than any time limit.
     fn pass(&mut self) {
+        while !self.stops.is_empty() {
+            self.stop_one();
+        }
         match self.world.due.filter(|&due| due > self.world.now) {
             Some(due) if self.world.place.live || self.dice.one_in(2) => self.world.now = due,
             _ => {

@@ -13,9 +13,10 @@ use proptest::test_runner::TestRunner;
 use crate::case::{Case, case};
 use crate::fate::Fate;
 use crate::reference;
+use crate::world::World;
 
 /// Runs a case, and again as often as it says; each end is as the reference says.
-fn friendly(case: &Case) -> BTreeSet<(String, String)> {
+fn friendly(case: &Case) {
     let mut fate = Fate::new(case, false);
     for (generation, (states, status)) in reference::interpret(case).into_iter().enumerate() {
         if generation > 0 {
@@ -33,11 +34,10 @@ fn friendly(case: &Case) -> BTreeSet<(String, String)> {
         }
         assert_eq!(fate.world.status(), status);
     }
-    fate.world.taken
 }
 
 /// Runs a case under any trouble; it ends, and as its nodes say.
-fn hostile(case: &Case) -> BTreeSet<(String, String)> {
+fn hostile(case: &Case) -> World {
     let mut fate = Fate::new(case, true);
     fate.run();
     assert_eq!(fate.world.status(), fate.expected_status());
@@ -46,7 +46,7 @@ fn hostile(case: &Case) -> BTreeSet<(String, String)> {
         fate.run();
         assert_eq!(fate.world.status(), fate.expected_status());
     }
-    fate.world.taken
+    fate.world
 }
 
 proptest! {
@@ -68,9 +68,12 @@ proptest! {
 fn every_legal_transition_is_taken_by_some_history() {
     let mut runner = TestRunner::deterministic();
     let mut taken = BTreeSet::new();
+    let mut found = 0;
     for _ in 0..150 {
         let case = case().new_tree(&mut runner).unwrap().current();
-        taken.extend(hostile(&case));
+        let world = hostile(&case);
+        taken.extend(world.taken);
+        found += world.found;
     }
     let nodes = node_table().map(|(from, event, _)| (format!("node {from}"), event.to_string()));
     let flows = flow_table().map(|(from, event, _)| (format!("flow {from}"), event.to_string()));
@@ -78,4 +81,5 @@ fn every_legal_transition_is_taken_by_some_history() {
     let missing: Vec<_> = legal.difference(&taken).collect();
     assert!(missing.is_empty(), "no history takes {missing:?}");
     assert_eq!(taken, legal);
+    assert!(found > 0, "no history has found an attempt that the store had lost");
 }

@@ -126,6 +126,8 @@ pub(crate) struct World {
     pub(crate) asks: Vec<FlowId>,
     pub(crate) rests: bool,
     pub(crate) stale: usize,
+    /// Attempts that were found under way, though the store did not know it.
+    pub(crate) found: usize,
     /// Every change of state that was made, of nodes and of the flow.
     pub(crate) taken: BTreeSet<(String, String)>,
     /// Signals as the store keeps them.
@@ -134,6 +136,7 @@ pub(crate) struct World {
     /// The store after each step, while that is asked for.
     pub(crate) keeps_past: bool,
     past: Vec<Stored>,
+    crashes: usize,
     jobs: HashMap<JobId, Arc<JobSpec>>,
 }
 
@@ -153,11 +156,13 @@ impl World {
             asks: Vec::new(),
             rests: false,
             stale: 0,
+            found: 0,
             taken: BTreeSet::new(),
             signals: BTreeSet::new(),
             stored: Stored { flow, nodes, witness: Witness::default() },
             keeps_past: false,
             past: Vec::new(),
+            crashes: 0,
             jobs,
         }
     }
@@ -183,9 +188,13 @@ impl World {
         self.stale += step.stale.len();
         self.stops.extend(step.stops.iter().cloned());
         self.asks.extend(&step.asks);
+        let before = self.sent.len();
         for dispatch in &step.dispatches {
             self.sent.extend(dispatch.nodes.iter().map(|&node| self.engine.job_key(node)));
         }
+        let begun = step.changed.iter().flat_map(|change| &change.transitions);
+        let begun = begun.filter(|transition| transition.event == NodeEvent::Dispatch).count();
+        self.found += begun - (self.sent.len() - before);
         step
     }
 
@@ -215,13 +224,22 @@ impl World {
 
     /// The owner dies; another one loads what was stored.
     pub(crate) fn crash(&mut self) {
-        // Not in the order they were made: a hash has none.
-        let nodes = self.stored.nodes.iter().rev().map(|(id, text)| StoredNode {
-            node: serde_json::from_str(text).unwrap(),
-            job: self.jobs[id].clone(),
-        });
+        let mut nodes: Vec<StoredNode> = self
+            .stored
+            .nodes
+            .iter()
+            .map(|(id, text)| StoredNode {
+                node: serde_json::from_str(text).unwrap(),
+                job: self.jobs[id].clone(),
+            })
+            .collect();
+        // Not always in the order they were made: a hash has none.
+        self.crashes += 1;
+        if self.crashes % 2 == 1 {
+            nodes.reverse();
+        }
         let (flow, signals) = (self.stored.flow.clone(), self.signals.clone());
-        self.engine = Engine::load(CONTEXT, flow, nodes.collect(), signals).unwrap();
+        self.engine = Engine::load(CONTEXT, flow, nodes, signals).unwrap();
     }
 
     /// The store loses its last `steps`, and the owner everything it had in memory.
@@ -319,6 +337,7 @@ impl World {
                 state = t.to;
             }
             assert_eq!(state, node.state, "every change of state is listed");
+            assert!(node.tries <= node.policy.retries, "tries are those that the policy allows");
             self.stored.nodes.insert(node.job_id, json(&node));
         }
         for (from, to) in &step.flow_transitions {
