@@ -36,10 +36,10 @@ use crate::profile::{PROFILE_FILE, Profile, ProfileError, default_data_dir};
 #[derive(Debug, Clone, Default, Args)]
 pub struct Global {
     /// How answers are written. `json` and `yaml` are one document on standard output
-    #[arg(long, global = true, value_enum, default_value_t, env = "MYCORA_OUTPUT")]
+    #[arg(long, global = true, value_enum, default_value_t, env = "MYCORA_OUTPUT", help_heading = "Output")]
     pub output: Format,
     /// Show no progress
-    #[arg(long, short, global = true)]
+    #[arg(long, short, global = true, help_heading = "Output")]
     pub quiet: bool,
     /// The context to work in. Else what the flow file says, else what the profile says
     #[arg(long, global = true, value_name = "ID", env = "MYCORA_CONTEXT", value_parser = values::id, help_heading = "Connection")]
