@@ -1,13 +1,11 @@
 //! A suite of separate processes, as `deploy/local/up.sh` starts it.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use testkit::free_port;
 
-use crate::suite::{program, stdout};
+use crate::suite::{metric, program, stdout};
 
 /// Replicas of the scheduler that a suite may have: as many ports are kept free.
 const REPLICAS_MAX: u16 = 3;
@@ -94,16 +92,7 @@ impl Processes {
 
     /// One of a scheduler replica's metrics, as it stands now.
     pub(crate) fn scheduler_metric(&self, replica: u16, name: &str) -> f64 {
-        let port = self.scheduler_port(replica) + 100;
-        let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("the operators' port");
-        stream
-            .write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            .expect("it reads");
-        let mut text = String::new();
-        stream.read_to_string(&mut text).expect("metrics");
-        let line = text.lines().find(|line| line.starts_with(&format!("{name} ")));
-        let line = line.unwrap_or_else(|| panic!("no metric {name} in:\n{text}"));
-        line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")
+        metric(self.scheduler_port(replica) + 100, name)
     }
 
     /// Answers of `redis-cli` in one database.

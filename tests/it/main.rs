@@ -16,3 +16,4 @@ mod shapes;
 mod specs;
 mod suite;
 mod times;
+mod watching;

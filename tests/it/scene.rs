@@ -105,7 +105,7 @@ impl Scene {
     pub(crate) fn wait_for(&self, id: u64, name: &str, state: &str) -> Value {
         let state = format!("NODE_STATE_{state}");
         let look = || Some(self.node(id, name)).filter(|node| node["state"] == state.as_str());
-        wait_until_blocking(look, PATIENCE, &format!("`{name}` of flow {id} is {state}"))
+        wait_until_blocking(look, PATIENCE, format!("`{name}` of flow {id} is {state}"))
     }
 
     /// What happened to a node, from the context's stream of events: states with their attempts and the

@@ -1,5 +1,7 @@
 //! A `mycora up` of a test, and the command line against it.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -151,4 +153,17 @@ pub(crate) fn processes_in(dir: &Path) -> Vec<String> {
         }
     }
     found
+}
+
+/// A metric as an operators' port tells it now.
+pub(crate) fn metric(port: u16, name: &str) -> f64 {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("the operators' port");
+    stream
+        .write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        .expect("it reads");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("metrics");
+    let line = text.lines().find(|line| line.starts_with(&format!("{name} ")));
+    let line = line.unwrap_or_else(|| panic!("no metric {name} in:\n{text}"));
+    line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")
 }

@@ -19,9 +19,11 @@ pub(crate) fn member(key: &str, value_bytes: usize) -> usize {
     text(key) + 1 + value_bytes + 1
 }
 
-/// Bytes of a result as a JSON object; at most one byte too many.
+/// Bytes of a result as a JSON object.
 pub(crate) fn result(result: &ResultMap) -> usize {
-    2 + result.iter().map(|(key, value)| member(key, text(value))).sum::<usize>()
+    let members = result.iter().map(|(key, value)| member(key, text(value))).sum::<usize>();
+    // Behind the last member there is no comma.
+    2 + members.saturating_sub(1)
 }
 
 #[cfg(test)]
@@ -33,8 +35,7 @@ mod tests {
         #[test]
         fn sizes_are_those_of_the_json(map: std::collections::BTreeMap<String, String>) {
             let written = serde_json::to_string(&map).expect("texts").len();
-            let comma = usize::from(!map.is_empty());
-            prop_assert_eq!(result(&map), written + comma);
+            prop_assert_eq!(result(&map), written);
         }
     }
 }

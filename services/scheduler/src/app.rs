@@ -10,15 +10,15 @@ use proto::v1::flow_service_server::FlowServiceServer;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::changes::submit::Submitter;
 use crate::clients::{self, FlowStoreClient};
 use crate::config::Config;
 use crate::driver::{self, Handle};
 use crate::error::Error;
-use crate::explain::Explainer;
 use crate::metrics::Metrics;
 use crate::rpc::{FlowRpc, ReportRpc};
 use crate::runners;
-use crate::submit::Submitter;
+use crate::views::explain::Explainer;
 
 /// How long the end of the lease may take.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);

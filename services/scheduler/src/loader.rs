@@ -143,17 +143,24 @@ pub async fn read_inbox(
     uid: FlowUid,
     known: usize,
 ) -> Option<Vec<FlowInput>> {
-    let request = ReadInputsRequest {
-        context_id: context.0,
-        flow_id: flow.0,
-        flow_uid: uid.to_string(),
-        known: u32::try_from(known).unwrap_or(u32::MAX),
-    };
+    let mut inputs = Vec::new();
     loop {
-        match store.read_inputs(request.clone()).await {
+        let request = ReadInputsRequest {
+            context_id: context.0,
+            flow_id: flow.0,
+            flow_uid: uid.to_string(),
+            known: u32::try_from(known + inputs.len()).unwrap_or(u32::MAX),
+        };
+        match store.read_inputs(request).await {
             Ok(answer) => {
-                let inputs = answer.into_inner().inputs;
-                return inputs.iter().map(|input| serde_json::from_slice(input).ok()).collect();
+                // An answer has a limit in bytes: only an empty one is the last.
+                let part = answer.into_inner().inputs;
+                if part.is_empty() {
+                    return Some(inputs);
+                }
+                for input in part {
+                    inputs.push(serde_json::from_slice(&input).ok()?);
+                }
             }
             Err(status) if is_gone(&status) => return None,
             Err(status) => {

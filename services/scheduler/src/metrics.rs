@@ -23,6 +23,8 @@ pub struct Metrics {
     pub fenced_commits: IntCounter,
     /// Reports that changed nothing.
     pub stale_reports: IntCounter,
+    /// Watches that were ended since nobody read them.
+    pub slow_watchers: IntCounter,
     nodes: IntCounterVec,
 }
 
@@ -54,6 +56,7 @@ impl Metrics {
                 "Steps refused: the flow has another owner, or changed",
             )?,
             stale_reports: counter("stale_reports", "Reports that changed nothing")?,
+            slow_watchers: counter("slow_watchers", "Watches that were ended since nobody read them")?,
             nodes: add(registry, &IntCounterVec::new(transitions, &["state"])?)?,
         })
     }

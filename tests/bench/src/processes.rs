@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mycora_cli::profile::Profile;
+use testkit::wait_until_blocking;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -84,13 +85,12 @@ impl AllInOne {
             .stderr(log)
             .spawn()?;
         let suite = Self { child, dir: dir.to_owned() };
-        let begin = Instant::now();
-        while !std::fs::read_to_string(dir.join("up.log"))?.contains("mycora is ready") {
-            if begin.elapsed() > START_TIMEOUT {
-                return Err(format!("`mycora up` is not ready; see {}", dir.join("up.log").display()).into());
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let log = dir.join("up.log");
+        let is_ready = || {
+            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            text.contains("mycora is ready").then_some(())
+        };
+        wait_until_blocking(is_ready, START_TIMEOUT, "`mycora up` is ready");
         Ok(suite)
     }
 

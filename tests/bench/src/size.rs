@@ -15,6 +15,7 @@ const WIDTH: u32 = 1000;
 /// Nodes of the layer before that each node depends on.
 const DEPENDS: u32 = 10;
 const WAITING: u32 = 100_000;
+const SETTLED: Duration = Duration::from_secs(10);
 const WATCHED: Duration = Duration::from_secs(60);
 
 /// One flow of 100,000 nodes in layers of 1000, through separate processes.
@@ -68,14 +69,14 @@ pub(crate) async fn waiting(report: &mut Report) -> Result<(), Error> {
     crate::load::submit_many(&client, WAITING, 64, &node).await?;
     let submitted = begin.elapsed();
     // What is still being written down is not idleness.
-    tokio::time::sleep(Duration::from_secs(10)).await;
+    tokio::time::sleep_until(tokio::time::Instant::now() + SETTLED).await;
     let redis = suite.redis_pid()?;
     let used = || -> Result<(Duration, Duration), Error> {
         Ok((processor_time(suite.pid())?, processor_time(redis)?))
     };
     let before = used()?;
     eprintln!("watching it for {} s", WATCHED.as_secs());
-    tokio::time::sleep(WATCHED).await;
+    tokio::time::sleep_until(tokio::time::Instant::now() + WATCHED).await;
     let after = used()?;
     let share = |after: Duration, before: Duration| (after - before).as_secs_f64() / WATCHED.as_secs_f64();
     let begin = Instant::now();

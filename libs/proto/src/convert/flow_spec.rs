@@ -61,7 +61,8 @@ pub fn header_from_wire(flow: v1::FlowSpec, at: &str, violations: &mut Violation
 
 /// Parses one node of a submission; notes what is wrong with it. `at` is its path in the request.
 pub fn node_from_wire(node: v1::NodeSpec, at: &str, violations: &mut Violations) -> Option<NodeSpec> {
-    let v1::NodeSpec { name, depends, run_if, allow_failure, target, policy, job, prerequisites, when } = node;
+    let v1::NodeSpec { name, depends, run_if, allow_failure, target, policy, job, prerequisites, when } =
+        node;
     let name = violations.take(&format!("{at}.name"), name.parse::<Name>());
     let depends = depends
         .iter()

@@ -246,4 +246,14 @@ fn count_off(run: &mut Run, load: &mut Load, engine: &Engine, step: &Step) {
     for dispatch in &step.dispatches {
         run.placed.extend(dispatch.nodes.iter().map(|node| (*node, dispatch.runner)));
     }
+    // What was sent was counted when its place was chosen; what was found under way was not.
+    for change in &step.changed {
+        let node = engine.node(change.node);
+        if let (true, Some(runner)) = (under_way(node.state), node.runner)
+            && !run.placed.contains_key(&change.node)
+        {
+            load.add(context, runner);
+            run.placed.insert(change.node, runner);
+        }
+    }
 }

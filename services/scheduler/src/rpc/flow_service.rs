@@ -22,15 +22,16 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
+use crate::changes::submit::Submitter;
+use crate::changes::{job, retry, wishes};
 use crate::clients::FlowStoreClient;
 use crate::error::bad_store;
-use crate::explain::Explainer;
-use crate::logs::{LogStream, Wanted};
 use crate::metrics::Metrics;
-use crate::reader::FlowReader;
-use crate::submit::Submitter;
-use crate::watch::Watch;
-use crate::{drawing, job, retry, watch, wishes};
+use crate::views::drawing;
+use crate::views::explain::Explainer;
+use crate::views::logs::{LogStream, Wanted};
+use crate::views::reader::FlowReader;
+use crate::views::watch::{self, Watch};
 
 /// Serves clients.
 pub struct FlowRpc {
@@ -232,7 +233,8 @@ impl FlowService for FlowRpc {
         let actor = actor_of(&request)?;
         let WatchFlowRequest { context_id, flow_id, resume_position } = request.into_inner();
         let (answers, stream) = mpsc::channel(watch::CHANNEL);
-        let watch = Watch::new(self.reader(actor, context_id, flow_id), answers.clone());
+        let slow = self.metrics.slow_watchers.clone();
+        let watch = Watch::new(self.reader(actor, context_id, flow_id), answers.clone(), slow);
         self.spawn(answers, watch.run(resume_position));
         Ok(Response::new(ReceiverStream::new(stream)))
     }

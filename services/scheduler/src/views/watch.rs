@@ -8,14 +8,15 @@ use std::time::Duration;
 
 use model::limits::WATCH_BUFFER;
 use model::{Event, FlowEvent, JobId, Revision};
+use prometheus::IntCounter;
 use proto::convert;
 use proto::v1::watch_flow_response::Event as Answer;
 use proto::v1::{Flow, Heartbeat, SnapshotEnd, WatchFlowResponse};
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use crate::position::revision_of;
-use crate::reader::{FlowReader, is_end};
+use crate::views::position::revision_of;
+use crate::views::reader::{FlowReader, is_end};
 
 /// How long a watcher may leave [`WATCH_BUFFER`] answers unread before its stream is ended.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -26,6 +27,8 @@ pub const CHANNEL: usize = WATCH_BUFFER + 1;
 pub struct Watch {
     reader: FlowReader,
     answers: mpsc::Sender<Result<WatchFlowResponse, Status>>,
+    /// Counts those that are ended since they do not read.
+    slow_watchers: IntCounter,
     /// What the snapshot shows: nodes up to this id, as of this revision.
     shown: Vec<(JobId, Revision)>,
     flow_shown: Revision,
@@ -56,8 +59,19 @@ impl From<Status> for Ended {
 impl Watch {
     /// A watcher that is sent its answers through `answers`, a channel of [`CHANNEL`] places.
     #[must_use]
-    pub const fn new(reader: FlowReader, answers: mpsc::Sender<Result<WatchFlowResponse, Status>>) -> Self {
-        Self { reader, answers, shown: Vec::new(), flow_shown: Revision(0), resume_position: String::new() }
+    pub const fn new(
+        reader: FlowReader,
+        answers: mpsc::Sender<Result<WatchFlowResponse, Status>>,
+        slow_watchers: IntCounter,
+    ) -> Self {
+        Self {
+            reader,
+            answers,
+            slow_watchers,
+            shown: Vec::new(),
+            flow_shown: Revision(0),
+            resume_position: String::new(),
+        }
     }
 
     /// Runs until the flow has ended, the watcher has gone or something failed;
@@ -138,6 +152,7 @@ impl Watch {
     async fn send(&mut self, event: Answer, resume_position: String) -> Result<(), Ended> {
         // One place stays free, for the reason of an end.
         let Ok(places) = tokio::time::timeout(PATIENCE, self.answers.reserve_many(2)).await else {
+            self.slow_watchers.inc();
             return Err(Ended::from(too_slow(&self.resume_position)));
         };
         let place = places.map_err(|_| Gone)?.next().ok_or(Gone)?;

@@ -13,8 +13,8 @@ use tonic::Status;
 
 use crate::clients::FlowStoreClient;
 use crate::error::bad_store;
-use crate::reader::FlowReader;
 use crate::runners::SharedRunners;
+use crate::views::reader::FlowReader;
 
 /// Dependencies that one sentence names.
 const NAMED_MAX: usize = 10;

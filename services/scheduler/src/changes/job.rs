@@ -7,8 +7,8 @@ use proto::convert;
 use proto::v1::{FlowSpec, RunJobRequest, RunJobResponse, SubmitFlowRequest};
 use tonic::Status;
 
-use crate::reader::{FlowReader, is_end};
-use crate::submit::Submitter;
+use crate::changes::submit::Submitter;
+use crate::views::reader::{FlowReader, is_end};
 
 /// The name of a job that has none.
 const NAME_DEFAULT: &str = "job";

@@ -12,10 +12,10 @@ use proto::internal::v1 as internal;
 use proto::v1::{CancelFlowRequest, CancelNodeRequest, Flow, SignalFlowRequest, UpdateNodeStatusRequest};
 use tonic::Status;
 
+use crate::changes::submit::hash_of;
 use crate::clients::FlowStoreClient;
 use crate::error::{bad_store, wrong_state};
-use crate::reader::FlowReader;
-use crate::submit::hash_of;
+use crate::views::reader::FlowReader;
 
 /// Keeps a signal; true when it had been given before.
 ///

@@ -8,7 +8,7 @@ use proto::v1::StreamFlowLogsResponse;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use crate::reader::{Events, FlowReader, is_end};
+use crate::views::reader::{Events, FlowReader, is_end};
 
 /// How long the last pieces may come after the flow's end. A supervisor that
 /// died may never send them.

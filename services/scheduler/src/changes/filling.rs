@@ -11,9 +11,9 @@ use proto::internal::v1 as internal;
 use proto::v1::{AddFlowNodesRequest, CreateFlowRequest, Flow, FlowStatus, StartFlowRequest};
 use tonic::Status;
 
+use crate::changes::submit::{Submitter, hash_of};
 use crate::error::{bad_store, wrong_state};
 use crate::loader;
-use crate::submit::{Submitter, hash_of};
 
 /// At most so many missing places are named.
 const MISSING_NAMED_MAX: usize = 5;

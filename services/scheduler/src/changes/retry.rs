@@ -9,10 +9,10 @@ use proto::internal::v1 as internal;
 use proto::v1::{RetryFlowRequest, RetryFlowResponse, RetryScope};
 use tonic::Status;
 
+use crate::changes::submit::hash_of;
 use crate::clients::FlowStoreClient;
 use crate::error::{bad_store, wrong_state};
 use crate::loader::{self, StartedFlow};
-use crate::submit::hash_of;
 
 /// Names that an answer lists.
 const NAMES_MAX: usize = 1000;

@@ -1,0 +1,11 @@
+//! What clients do to flows: each request is checked, and becomes calls of storage.
+//!
+//! - [`submit`]: from a submission to a flow that runs; [`filling`]: flows that come in pieces;
+//! - [`job`]: one job as a flow, and waiting for it; [`retry`]: running an ended flow again;
+//! - [`wishes`]: signals, cancels and reports, kept for the flow's owner.
+
+pub mod filling;
+pub mod job;
+pub mod retry;
+pub mod submit;
+pub mod wishes;

@@ -1,0 +1,198 @@
+//! Watchers that are cut off, and watchers that stop reading.
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use mycora_cli::profile::Profile;
+use proto::v1::flow_service_client::FlowServiceClient;
+use proto::v1::watch_flow_response::Event;
+use proto::v1::{WatchFlowRequest, WatchFlowResponse};
+use testkit::{FaultProxy, Target, wait_until_blocking};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, Status, Streaming};
+
+use crate::scene::Scene;
+use crate::suite::{PATIENCE, metric, stdout};
+
+type Client = FlowServiceClient<rpc::Channel>;
+
+/// A change as a watcher sees it: node, state and attempt, with its place.
+type Seen = (u32, i32, u32, String);
+
+/// `width` nodes after one that waits for the signal `go`.
+fn fan_out(width: usize) -> String {
+    let job = "script_type: rhai, script: \"()\"";
+    let mut text = format!("name: watched\njobs:\n  first: {{ {job}, prerequisites: [go] }}\n");
+    for i in 0..width {
+        text.push_str(&format!("  n{i}: {{ {job}, depends: [first] }}\n"));
+    }
+    text
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
+}
+
+fn request(flow: u64, from: &str) -> WatchFlowRequest {
+    let flow_id = u32::try_from(flow).expect("a small number");
+    WatchFlowRequest { context_id: 1, flow_id, resume_position: from.to_owned() }
+}
+
+async fn watch(client: &mut Client, flow: u64, from: &str) -> Result<Streaming<WatchFlowResponse>, Status> {
+    Ok(client.watch_flow(request(flow, from)).await?.into_inner())
+}
+
+/// A client whose connection holds little that was not read: 64 KiB.
+async fn narrow_client(profile: &Profile) -> FlowServiceClient<Channel> {
+    const WINDOW: u32 = 65_535;
+    let read = |file: &Option<PathBuf>| std::fs::read(file.as_ref().expect("it names one")).expect("a file");
+    let tls = ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(read(&profile.ca)))
+        .identity(Identity::from_pem(read(&profile.cert), read(&profile.key)));
+    let endpoint = Endpoint::from_shared(profile.address.clone().expect("an address")).expect("an address");
+    let endpoint = endpoint.tls_config(tls).expect("certificates");
+    let endpoint = endpoint.initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);
+    FlowServiceClient::new(endpoint.connect().await.expect("a connection"))
+}
+
+fn change(answer: &WatchFlowResponse) -> Option<Seen> {
+    match &answer.event {
+        Some(Event::NodeChange(change)) => {
+            Some((change.job_id, change.state, change.attempt, answer.resume_position.clone()))
+        }
+        _ => None,
+    }
+}
+
+/// Reads a watch to its end, the snapshot included; tells when that is complete.
+async fn see_all(
+    mut stream: Streaming<WatchFlowResponse>,
+    ready: tokio::sync::oneshot::Sender<()>,
+) -> Vec<Seen> {
+    let mut seen = Vec::new();
+    let mut ready = Some(ready);
+    while let Some(answer) = stream.message().await.expect("nothing breaks here") {
+        if matches!(answer.event, Some(Event::SnapshotEnd(_))) {
+            let _ = ready.take().expect("a snapshot ends once").send(());
+        }
+        seen.extend(change(&answer));
+    }
+    seen
+}
+
+#[test]
+fn one_that_is_cut_off_and_resumes_sees_each_change_once() {
+    let scene = Scene::new(&[]);
+    let id = scene.submit(&fan_out(60));
+    let profile = Profile::load(&scene.up.profile()).expect("a profile");
+    runtime().block_on(async {
+        let server = SocketAddr::from((Ipv4Addr::LOCALHOST, scene.up.port()));
+        let proxy = FaultProxy::start(Target::Tcp(server)).await;
+        let through = Profile { address: Some(format!("https://{}", proxy.address())), ..profile.clone() };
+        let mut straight = FlowServiceClient::new(profile.channel().expect("a channel"));
+        let mut client = FlowServiceClient::new(through.channel().expect("a channel"));
+        let (ready, is_ready) = tokio::sync::oneshot::channel();
+        let all = tokio::spawn(see_all(watch(&mut straight, id, "").await.expect("a watch"), ready));
+        is_ready.await.expect("its snapshot");
+
+        let (mut seen, mut at, mut cuts) = (Vec::new(), String::new(), 0);
+        let mut begun = false;
+        'streams: loop {
+            // A connection that was cut just now is made anew by the next call.
+            let Ok(mut stream) = watch(&mut client, id, &at).await else { continue };
+            let mut read = 0;
+            while let Ok(answer) = stream.message().await {
+                let Some(answer) = answer else { break 'streams };
+                if !answer.resume_position.is_empty() {
+                    at.clone_from(&answer.resume_position);
+                }
+                seen.extend(change(&answer));
+                if !begun && matches!(answer.event, Some(Event::SnapshotEnd(_))) {
+                    begun = true;
+                    stdout(&scene.up.mycora(&["flow", "signal", &id.to_string(), "go"]), 0);
+                }
+                read += 1;
+                if begun && read % 9 == 0 {
+                    cuts += 1;
+                    proxy.cut_once();
+                }
+            }
+        }
+        let all = all.await.expect("the other watch");
+        assert!(cuts > 5, "it was cut {cuts} times only");
+        assert_eq!(seen, all);
+        let places: BTreeSet<&String> = seen.iter().map(|(_, _, _, place)| place).collect();
+        assert_eq!(places.len(), seen.len(), "no change came twice");
+    });
+    scene.close();
+}
+
+/// The memory that a process has, in KiB.
+fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
+    line.split_whitespace().next().and_then(|kib| kib.parse().ok()).expect("a number")
+}
+
+#[test]
+fn one_that_stops_reading_is_ended_and_told_where_to_go_on() {
+    const STALLED: u32 = 20;
+    const SLOW: &str = "mycora_scheduler_slow_watchers_total";
+    let scene = Scene::new(&[]);
+    let id = scene.submit(&fan_out(2500));
+    let profile = Profile::load(&scene.up.profile()).expect("a profile");
+    runtime().block_on(async {
+        let mut client = FlowServiceClient::new(profile.channel().expect("a channel"));
+        let (ready, is_ready) = tokio::sync::oneshot::channel();
+        let all = tokio::spawn(see_all(watch(&mut client, id, "").await.expect("a watch"), ready));
+        is_ready.await.expect("its snapshot");
+        let from_start = {
+            let mut stream = watch(&mut client, id, "").await.expect("a watch");
+            loop {
+                let answer = stream.message().await.expect("it stands").expect("it goes on");
+                if matches!(answer.event, Some(Event::SnapshotEnd(_))) {
+                    break answer.resume_position;
+                }
+            }
+        };
+        let before = resident(scene.up.process.pid());
+        let mut stalled = Vec::new();
+        for _ in 0..STALLED {
+            // Each on a connection of its own: one that is full must not hold up the others.
+            let mut client = narrow_client(&profile).await;
+            stalled.push(client.watch_flow(request(id, &from_start)).await.expect("a watch").into_inner());
+        }
+        stdout(&scene.up.mycora(&["flow", "signal", &id.to_string(), "go"]), 0);
+        let all = all.await.expect("the other watch");
+        let ended = || (metric(scene.up.port() + 100, SLOW) >= f64::from(STALLED)).then_some(());
+        wait_until_blocking(ended, PATIENCE, "those that do not read are ended");
+        let grown = resident(scene.up.process.pid()).saturating_sub(before);
+        assert!(grown < 200 * 1024, "{grown} KiB for {STALLED} watchers that do not read");
+
+        // Those that come back to read find what waited for them, and then the reason of the end.
+        for mut stream in stalled {
+            let (mut seen, mut at) = (Vec::new(), from_start.clone());
+            let status = loop {
+                match stream.message().await {
+                    Ok(Some(answer)) => {
+                        at.clone_from(&answer.resume_position);
+                        seen.extend(change(&answer));
+                    }
+                    Ok(None) => panic!("its stream ended well after {} changes", seen.len()),
+                    Err(status) => break status,
+                }
+            };
+            assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+            let told = rpc::ErrorView::from(&status).metadata.get("resume_position").cloned();
+            assert_eq!(told.as_deref(), Some(at.as_str()));
+            assert!(seen.len() < all.len(), "it was not slow");
+            let mut rest = watch(&mut client, id, &at).await.expect("it resumes");
+            while let Some(answer) = rest.message().await.expect("it reads now") {
+                seen.extend(change(&answer));
+            }
+            assert_eq!(seen, all);
+        }
+    });
+    scene.close();
+}
