@@ -101,6 +101,41 @@ fn cancelled_while_the_supervisor_is_gone() {
     drop(dir);
 }
 
+/// Its message lies with the router, which cannot send it: the cancel overtakes it for good.
+#[test]
+fn cancelled_before_it_could_be_sent() {
+    let machine = Scene::new(&[]);
+    let runner = format!("grpc://127.0.0.1:{}", machine.up.port());
+    let pki = machine.path().join("data/pki");
+    let scene = Scene::new(&["--no-supervisor", "--runner", &runner, "--pki", pki.to_str().expect("plain")]);
+    scene.run(&format!("name: first\njobs:\n  only: {{ {GOOD} }}\n"));
+    let Scene { mut up, dir } = machine;
+    up.process.kill9();
+    let witness = scene.witness();
+    let script = witness.shell("only", ":").replace('\n', "\n      ");
+    let id = scene.submit(&format!(
+        "name: overtaken\njobs:\n  only:\n    script_type: shell\n    script: |\n      {script}\n"
+    ));
+    scene.wait_for(id, "only", "DISPATCHED");
+    stdout(&scene.up.mycora(&["flow", "cancel", &id.to_string()]), 0);
+    let ended = scene.end(id);
+    assert_eq!(
+        (ended.status.as_str(), ended.state("only").as_str()),
+        ("CANCELLED", "CANCELLED FLOW_CANCELLED")
+    );
+    assert_eq!(
+        scene.trail(id, "only"),
+        ["ready#1", "dispatched#1", "dispatched#1 FLOW_CANCELLED", "cancelled#1 FLOW_CANCELLED"]
+    );
+    up.restart();
+    let (_, ended) = scene.run(&format!("name: next\njobs:\n  only: {{ {GOOD} }}\n"));
+    assert_eq!(ended.status, "FINISHED");
+    assert_eq!(witness.lines(), [], "what was cancelled never ran");
+    scene.close();
+    up.stop();
+    drop(dir);
+}
+
 #[test]
 fn a_context_is_deleted_under_a_running_flow() {
     let scene = Scene::new(&[]);

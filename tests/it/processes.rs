@@ -76,3 +76,28 @@ fn a_scheduler_that_is_killed_in_mid_flow_goes_on_from_redis() {
     drop(processes);
     assert_eq!(processes_in(&suite_dir), Vec::<String>::new(), "left running");
 }
+
+/// A supervisor that stays away has lost what it had; when it comes back, what still runs is stopped.
+#[test]
+fn a_supervisor_that_stays_away_has_lost_its_attempts() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let suite_dir = dir.path().join("suite");
+    let processes = Processes::start(&suite_dir, &[("MYCORA_LOST_AFTER", "1")]);
+    let witness = Witness::new(dir.path());
+    let script = witness.shell("only", "sleep 600").replace('\n', "\n      ");
+    let text = format!("name: lost\njobs:\n  only:\n    script_type: shell\n    script: |\n      {script}\n");
+    let file = flow_file(dir.path(), &text);
+    stdout(&command(&processes.profile(), &["flow", "submit", &file]).output().expect("it starts"), 0);
+    wait_until_blocking(|| (!witness.lines().is_empty()).then_some(()), PATIENCE, "the script has started");
+    // The runner lives on, and the script with it.
+    processes.kill9("supervisor");
+    let watch = ["--output", "json", "flow", "watch", "1"];
+    let out = command(&processes.profile(), &watch).output().expect("it starts");
+    let document: Value = serde_json::from_str(&stdout(&out, 1)).expect("one document");
+    assert_eq!(document["nodes"][0]["reason"]["code"], "SUPERVISOR_LOST", "{document}");
+    let work = suite_dir.join("work");
+    assert!(!processes_in(&work).is_empty(), "the script runs while nobody knows of it");
+    processes.script("up.sh");
+    wait_until_blocking(|| processes_in(&work).is_empty().then_some(()), PATIENCE, "the script was stopped");
+    assert_eq!(witness.lines().len(), 1, "it came to no end");
+}

@@ -399,6 +399,23 @@ impl Supervisor {
         self.db.call(TELL_AGAIN.call::<&str>(&[]).arg(&key.to_string())).await.map(|_: Value| ())
     }
 
+    /// Tells of every job that an instance has started that it was. Its coordinator may have taken it for lost
+    /// while it could not be heard. Gives how many there were.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`]; may be repeated.
+    pub async fn tell_running_again(&self) -> Result<u64> {
+        let mut count = 0;
+        for instance in self.known_instances().await? {
+            let claims = Cmd::new("ZRANGE").arg(&k::claims(&instance)).arg(0).arg(-1);
+            for key in self.db.cmd(claims).await?.texts()? {
+                self.db.call(TELL_AGAIN.call::<&str>(&[]).arg(&key)).await?;
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+
     /// Forgets a context and everything of it. What runs is stopped without grace; gives how much still does:
     /// to be repeated until there is nothing. Late jobs of its coordinator are refused for [`DROP_MARK_KEEP`]
     /// afterwards; another coordinator may use the context at once.

@@ -17,6 +17,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use model::Address;
+use storage::Durability;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -50,6 +51,8 @@ pub struct Options {
     pub runners: Vec<Address>,
     /// The authority whose certificates are used; its own in the data directory when absent.
     pub pki_dir: Option<PathBuf>,
+    /// What an answered change survives: what the private Redis is set up for.
+    pub durability: Durability,
     /// Say nothing of what happens on the way.
     pub quiet: bool,
 }
@@ -65,6 +68,7 @@ impl Options {
             supervisor: true,
             runners: Vec::new(),
             pki_dir: None,
+            durability: Durability::Fast,
             quiet: true,
         }
     }
@@ -155,7 +159,7 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
     for ended in runner::sweep(&work_dir).map_err(UpError::Sweep)? {
         notice.say(&format!("ended a script of an earlier start: {ended}"));
     }
-    let redis = PrivateRedis::start(&dir, &notice).await?;
+    let redis = PrivateRedis::start(&dir, options.durability, &notice).await?;
     let stop = CancellationToken::new();
     let parts = suite::Parts { dir: &dir, redis: &redis, certificates: &certificates, options: &options };
     let suite = match Suite::start(parts, listener, ops_listener, stop.clone()).await {

@@ -9,6 +9,7 @@ use service::{Failure, Host, Limits};
 use crate::app::{App, Deps};
 use crate::commit_link::COMMITS_IN_FLIGHT_MAX;
 use crate::config::Config;
+use crate::loader::LOADS_MAX;
 use crate::rpc::{INTERNAL_POLICY, PUBLIC_POLICY};
 use crate::run::STEP_NODES_MAX;
 
@@ -50,6 +51,16 @@ impl service::App for App {
             ("commits_in_flight_max", COMMITS_IN_FLIGHT_MAX as u64),
             ("watch_buffer", limits::WATCH_BUFFER as u64),
             ("page_size_max", u64::from(limits::PAGE_SIZE_MAX)),
+            ("add_nodes_max", limits::ADD_NODES_MAX as u64),
+            ("flow_inputs_max", limits::FLOW_INPUTS_MAX as u64),
+            ("flow_signals_max", limits::FLOW_SIGNALS_MAX as u64),
+            ("prerequisites_max", limits::PREREQUISITES_MAX as u64),
+            ("when_bytes_max", limits::WHEN_BYTES_MAX as u64),
+            ("when_operations_max", limits::WHEN_OPERATIONS_MAX),
+            ("graph_bytes_max", limits::GRAPH_BYTES_MAX as u64),
+            ("run_job_wait_secs_max", u64::from(limits::RUN_JOB_WAIT_SECS_MAX)),
+            ("loads_at_once_max", LOADS_MAX as u64),
+            ("lease_secs", u64::from(limits::LEASE_SECS)),
         ])
     }
 

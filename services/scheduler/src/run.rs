@@ -4,7 +4,8 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use flow::engine::{Engine, Input, Stop};
 use flow::graph::NodeIndex;
-use model::{ContextId, ContextUid, FlowId, FlowUid, RunnerId, Timestamp};
+use model::limits::STOP_GRACE_SECS;
+use model::{ContextId, ContextUid, FlowId, FlowUid, NodeReport, ReportKind, RunnerId, Timestamp};
 
 use crate::routers::LinkId;
 
@@ -173,6 +174,23 @@ impl Run {
 
     fn in_committing(&self) -> usize {
         self.committing.iter().filter(|(_, owed)| *owed == Owed::Inbox).count()
+    }
+
+    /// Stops for the attempts that reports say live, when the flow has ended or is gone.
+    pub fn live_attempts(&self) -> impl Iterator<Item = Stop> + '_ {
+        let inputs = self.committing.iter().chain(&self.inputs);
+        inputs.filter_map(|(input, _)| match input {
+            Input::Report(NodeReport {
+                job_key,
+                source,
+                kind: ReportKind::Accepted { .. } | ReportKind::Started { .. },
+                ..
+            }) => {
+                let (job_key, source) = (*job_key, source.clone());
+                Some(Stop { job_key, runner: None, source, grace_secs: STOP_GRACE_SECS })
+            }
+            _ => None,
+        })
     }
 
     /// All acknowledgements, when the flow is gone and nothing about it matters any more.

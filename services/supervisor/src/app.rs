@@ -91,6 +91,7 @@ impl App {
                 presence::keep(supervisor.clone()),
                 outbox::keep(supervisor.clone(), stop.clone()),
                 serving_bus,
+                tell_of_what_runs(&supervisor),
                 becoming_ready,
             );
         };
@@ -99,6 +100,19 @@ impl App {
             () = work => {}
         }
         stop.cancel();
+    }
+}
+
+/// Tells coordinators that turn up what runs for them: while they could not hear of it they may have
+/// taken it for lost, or closed it, and then they have it stopped.
+async fn tell_of_what_runs(supervisor: &Supervisor) {
+    let mut arrivals = supervisor.coordinators.arrivals();
+    // The sender lives as long as the supervisor.
+    while arrivals.changed().await.is_ok() {
+        match supervisor.queue.tell_running_again().await {
+            Ok(count) => tracing::debug!(count, "what runs is told again"),
+            Err(error) => tracing::warn!(%error, "what runs cannot be told again"),
+        }
     }
 }
 

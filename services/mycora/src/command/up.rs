@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use model::Address;
 use service::{Shutdown, TelemetryFlags, telemetry};
+use storage::Durability;
 
 use crate::command::Global;
 use crate::failure::{Failure, with_causes};
@@ -38,9 +39,24 @@ pub struct UpArgs {
     /// Use the certificate authority in this directory instead of one of its own
     #[arg(long, value_name = "DIR", env = "MYCORA_PKI")]
     pub pki: Option<PathBuf>,
+    /// What an answered change survives: `fast` the end of any process, `synced` also that of the machine
+    #[arg(long, value_name = "LEVEL", env = "MYCORA_DURABILITY", default_value = "fast",
+          value_parser = durability)]
+    pub durability: Durability,
     /// Logs and traces.
     #[command(flatten)]
     pub telemetry: TelemetryFlags,
+}
+
+/// The private Redis has no replica.
+fn durability(text: &str) -> Result<Durability, String> {
+    match text.parse() {
+        Ok(Durability::Replicated) => {
+            Err("the Redis of `mycora up` has no replica; there are fast and synced".to_owned())
+        }
+        Ok(durability) => Ok(durability),
+        Err(_) => Err("there are fast and synced".to_owned()),
+    }
 }
 
 /// Runs everything until Ctrl-C or SIGTERM; a second one ends it at once.
@@ -63,6 +79,7 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
         supervisor: !args.no_supervisor,
         runners: args.runners,
         pki_dir: args.pki,
+        durability: args.durability,
         quiet: global.quiet,
     };
     let running = up::start(options).await.map_err(|error| failed(&error))?;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use kv::Endpoint;
 use model::id::Uid;
+use storage::Durability;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::{Child, Command};
 
@@ -51,7 +52,11 @@ impl PrivateRedis {
     ///
     /// # Errors
     /// When there is no `redis-server`, it cannot start, or the path of its socket is too long.
-    pub(super) async fn start(dir: &DataDir, notice: &Notice) -> Result<Self, UpError> {
+    pub(super) async fn start(
+        dir: &DataDir,
+        durability: Durability,
+        notice: &Notice,
+    ) -> Result<Self, UpError> {
         let socket = dir.join(SOCKET);
         if socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
             return Err(UpError::SocketPath { path: socket });
@@ -64,7 +69,7 @@ impl PrivateRedis {
         let pid = child.id().unwrap_or_default();
         let process = ProcessRecord::of(pid).map_err(UpError::RedisStart)?;
         dir.write_secret(RECORD, &process.to_string())?;
-        let text = configuration(dir, &password, &runner_password);
+        let text = configuration(dir, durability, &password, &runner_password);
         let mut stdin =
             child.stdin.take().ok_or_else(|| UpError::RedisStart(io::ErrorKind::BrokenPipe.into()))?;
         stdin.write_all(text.as_bytes()).await.map_err(UpError::RedisStart)?;
@@ -170,7 +175,8 @@ fn spawn(dir: &DataDir) -> Result<Child, UpError> {
     })
 }
 
-fn configuration(dir: &DataDir, password: &str, runner_password: &str) -> String {
+fn configuration(dir: &DataDir, durability: Durability, password: &str, runner_password: &str) -> String {
+    let fsync = if durability == Durability::Fast { "everysec" } else { "always" };
     let quoted = |name: &str| format!("{:?}", dir.join(name).display().to_string());
     format!(
         "port 0\n\
@@ -180,7 +186,7 @@ fn configuration(dir: &DataDir, password: &str, runner_password: &str) -> String
          logfile {log}\n\
          databases {DATABASES}\n\
          appendonly yes\n\
-         appendfsync everysec\n\
+         appendfsync {fsync}\n\
          save \"\"\n\
          maxmemory-policy noeviction\n\
          user default on >{password} ~* &* +@all\n\

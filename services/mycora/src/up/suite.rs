@@ -215,7 +215,8 @@ impl Suite {
     ) -> Result<MountBuilder, UpError> {
         let deps =
             storage::Deps { kv: Kv::new(parts.redis.endpoint()), trust_domain: TrustDomain::default() };
-        let app = storage::Config::default().build(deps).await.map_err(build_error("storage"))?;
+        let config = storage::Config { durability: parts.options.durability, ..storage::Config::default() };
+        let app = config.build(deps).await.map_err(build_error("storage"))?;
         let mount = app.mount_public(mount);
         publish(&places.storage, &[storage::PUBLIC_POLICY, storage::INTERNAL_POLICY], |all| {
             app.mount_public(app.mount_internal(all))

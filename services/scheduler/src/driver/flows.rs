@@ -3,6 +3,7 @@
 use flow::engine::{Engine, Input};
 use model::{FlowId, FlowInput, FlowStatus, FlowUid, Timestamp};
 
+use super::step::stop_command;
 use super::{Driver, Event};
 use crate::loader::{self, Loaded, Reading, StartedFlow};
 use crate::replica::Active;
@@ -203,7 +204,13 @@ impl Driver {
         }
         match loaded {
             Loaded::Flow(started) => self.enter(key, run, *started),
-            Loaded::Gone => self.forget(key, run),
+            Loaded::Gone => {
+                // What lives of a flow that has ended was closed without its supervisor's word.
+                for command in run.live_attempts().filter_map(|stop| stop_command(key, stop)) {
+                    self.routers.stop(command);
+                }
+                self.forget(key, run);
+            }
             Loaded::Elsewhere if self.is_mine(run.uid) => {
                 // Somebody took it by an older view of who lives.
                 run.start_over();

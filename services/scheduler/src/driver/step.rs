@@ -216,7 +216,7 @@ impl Driver {
 }
 
 /// The order to stop an attempt; nothing when it is not known where it is.
-fn stop_command((context, flow): FlowKey, stop: Stop) -> Option<StopCommand> {
+pub(super) fn stop_command((context, flow): FlowKey, stop: Stop) -> Option<StopCommand> {
     let Stop { job_key, runner, source, grace_secs } = stop;
     if runner.is_none() && source.is_none() {
         return None;
