@@ -68,10 +68,7 @@ fn one_node_is_cancelled_and_its_dependants_see_a_failure() {
 /// comes back what it still has is stopped.
 #[test]
 fn cancelled_while_the_supervisor_is_gone() {
-    let machine = Scene::new(&[]);
-    let runner = format!("grpc://127.0.0.1:{}", machine.up.port());
-    let pki = machine.path().join("data/pki");
-    let scene = Scene::new(&["--no-supervisor", "--runner", &runner, "--pki", pki.to_str().expect("plain")]);
+    let (machine, scene) = Scene::with_a_machine_elsewhere();
     let witness = scene.witness();
     let script = witness.shell("only", "sleep 600").replace('\n', "\n      ");
     let id = scene.submit(&format!(
@@ -104,10 +101,7 @@ fn cancelled_while_the_supervisor_is_gone() {
 /// Its message lies with the router, which cannot send it: the cancel overtakes it for good.
 #[test]
 fn cancelled_before_it_could_be_sent() {
-    let machine = Scene::new(&[]);
-    let runner = format!("grpc://127.0.0.1:{}", machine.up.port());
-    let pki = machine.path().join("data/pki");
-    let scene = Scene::new(&["--no-supervisor", "--runner", &runner, "--pki", pki.to_str().expect("plain")]);
+    let (machine, scene) = Scene::with_a_machine_elsewhere();
     scene.run(&format!("name: first\njobs:\n  only: {{ {GOOD} }}\n"));
     let Scene { mut up, dir } = machine;
     up.process.kill9();

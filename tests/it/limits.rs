@@ -6,9 +6,9 @@ use model::limits;
 use mycora_cli::profile::Profile;
 use proto::v1::flow_service_client::FlowServiceClient;
 use proto::v1::{
-    AddFlowNodesRequest, BlobRef, CreateFlowRequest, FlowSpec, JobSpec, ListFlowsRequest, NodePolicy,
-    NodeSpec, RunJobRequest, Script, ScriptType, SignalFlowRequest, StartFlowRequest, SubmitFlowRequest,
-    script,
+    AddFlowNodesRequest, BlobRef, CancelFlowRequest, CreateFlowRequest, FlowSpec, FlowStatus, JobSpec,
+    ListFlowsRequest, NodePolicy, NodeSpec, RunJobRequest, Script, ScriptType, SignalFlowRequest,
+    StartFlowRequest, SubmitFlowRequest, script,
 };
 use tonic::{Code, Status};
 
@@ -219,6 +219,16 @@ async fn in_pieces(client: &mut Client) {
     let status = client.start_flow(start).await.expect_err("an unknown name");
     assert_eq!(status.code(), Code::InvalidArgument);
     assert!(all_of(&status).contains("last-but-one"), "{}", all_of(&status));
+    // Nothing of it was started, and it can be put right.
+    let mut last = node("last", "true");
+    last.depends = (0..10).map(|i| format!("n{i}")).collect();
+    client.add_flow_nodes(add(1000, vec![last])).await.expect("it takes the place of the other");
+    let started = client.start_flow(start).await.expect("all is there").into_inner().flow.expect("a flow");
+    assert_eq!((started.status(), started.node_count), (FlowStatus::Started, 1001));
+    let again = client.start_flow(start).await.expect("nothing changes").into_inner().flow.expect("a flow");
+    assert_eq!(again.uid, started.uid);
+    let cancel = CancelFlowRequest { context_id: 1, flow_id: flow.id, ..Default::default() };
+    client.cancel_flow(cancel).await.expect("its end is of no interest");
 }
 
 /// Limits of single calls.

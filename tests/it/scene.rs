@@ -49,6 +49,16 @@ impl Scene {
         Self { up, dir }
     }
 
+    /// Two suites: one that executes, and one without a supervisor whose jobs run there.
+    pub(crate) fn with_a_machine_elsewhere() -> (Self, Self) {
+        let machine = Self::new(&[]);
+        let runner = format!("grpc://127.0.0.1:{}", machine.up.port());
+        let pki = machine.path().join("data/pki");
+        let pki = pki.to_str().expect("a plain path");
+        let scene = Self::new(&["--no-supervisor", "--runner", &runner, "--pki", pki]);
+        (machine, scene)
+    }
+
     pub(crate) fn path(&self) -> &Path {
         self.dir.path()
     }

@@ -1,6 +1,7 @@
 //! Flows of typical shapes: how they end, and what led there.
 
 use crate::scene::Scene;
+use crate::suite::{stderr, stdout};
 
 const GOOD: &str = "script_type: shell, script: \"true\"";
 const BAD: &str = "script_type: shell, script: \"exit 3\"";
@@ -18,6 +19,35 @@ fn a_diamond() {
         assert_eq!(ended.state(name), "COMPLETED");
         assert_eq!(scene.trail(id, name), RAN, "{name}");
     }
+    let drawing = stdout(&scene.up.mycora(&["flow", "graph", &id.to_string(), "--format", "mermaid"]), 0);
+    assert_eq!(drawing.matches("<br/>completed").count(), 4, "{drawing}");
+    assert_eq!(drawing.matches(" --> ").count(), 4, "{drawing}");
+    scene.close();
+}
+
+/// One job, waited for; and one that somebody executes by other ways.
+#[test]
+fn jobs_without_a_flow_file() {
+    let scene = Scene::new(&["--slots", "1"]);
+    let script = "echo rows=3 >> \"$MYCORA_RESULT\"; echo seen";
+    let out = stdout(&scene.up.mycora(&["job", "run", "--type", "shell", "--script", script]), 0);
+    assert!(out.contains("seen") && out.contains("rows"), "{out}");
+    stdout(&scene.up.mycora(&["job", "run", "--type", "shell", "--script", "exit 4"]), 1);
+
+    let slow = scene.submit("name: slow\njobs:\n  only: { script_type: shell, script: \"sleep 600\" }\n");
+    scene.wait_for(slow, "only", "RUNNING");
+    let id = scene.submit(&format!(
+        "name: by-hand\njobs:\n  only: {{ {BAD} }}\n  after: {{ script_type: rhai, depends: [only], script: 'result(\"twice\", inputs.only.rows * 2)' }}\n"
+    ));
+    scene.wait_for(id, "only", "DISPATCHED");
+    let flow = id.to_string();
+    let report = ["flow", "report", &flow, "only", "completed", "--attempt", "1", "--result", "rows=21"];
+    stdout(&scene.up.mycora(&report), 0);
+    let ended = scene.end(id);
+    assert_eq!((ended.status.as_str(), &ended.flow["result"]["after.twice"]), ("FINISHED", &"42".into()));
+    stderr(&scene.up.mycora(&report), 1);
+    stdout(&scene.up.mycora(&["flow", "cancel", &slow.to_string(), "--now"]), 0);
+    assert_eq!(scene.end(slow).status, "CANCELLED");
     scene.close();
 }
 

@@ -52,10 +52,7 @@ fn each_timeout_by_its_name() {
 /// The supervisor is away, and was alive a moment ago.
 #[test]
 fn a_job_that_nobody_accepts() {
-    let machine = Scene::new(&[]);
-    let runner = format!("grpc://127.0.0.1:{}", machine.up.port());
-    let pki = machine.path().join("data/pki");
-    let scene = Scene::new(&["--no-supervisor", "--runner", &runner, "--pki", pki.to_str().expect("plain")]);
+    let (machine, scene) = Scene::with_a_machine_elsewhere();
     scene.run(&format!("name: first\njobs:\n  only: {{ {GOOD} }}\n"));
     let Scene { mut up, dir } = machine;
     up.process.kill9();

@@ -454,6 +454,29 @@ mod tests {
     }
 
     #[test]
+    fn a_dependency_too_many_is_refused() {
+        // Each node depends on all before it, the last on as many as are needed.
+        let count = 1415;
+        let names: Vec<Name> = (0..count).map(|i| name(&format!("n{i}"))).collect();
+        let before_last: usize = (0..count - 1).sum();
+        let build = |edges: usize| {
+            let nodes: Vec<GraphNode<'_>> = (0..count)
+                .map(|i| GraphNode {
+                    name: &names[i],
+                    depends: &names[..if i + 1 == count { edges - before_last } else { i }],
+                })
+                .collect();
+            Graph::build(&nodes)
+        };
+        assert_eq!(build(FLOW_EDGES_MAX).expect("as many as are allowed").edge_count(), FLOW_EDGES_MAX);
+        let violations = build(FLOW_EDGES_MAX + 1).expect_err("one more");
+        assert!(
+            violations.to_string().contains("1000000 dependencies, this one has 1000001"),
+            "{violations}"
+        );
+    }
+
+    #[test]
     fn a_chain_and_a_dense_graph_of_the_largest_size_build() {
         let names: Vec<Name> = (0..FLOW_NODES_MAX).map(|i| name(&format!("n{i}"))).collect();
         let nodes: Vec<_> = names

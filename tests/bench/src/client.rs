@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mycora_cli::profile::Profile;
+use mycora_cli::profile::{Host, Profile};
 use proto::v1::flow_service_client::FlowServiceClient;
 use proto::v1::watch_flow_response::Event;
 use proto::v1::{
@@ -23,7 +23,7 @@ pub(crate) struct Client {
 impl Client {
     /// Connects as the profile says.
     pub(crate) fn connect(profile: &Profile) -> Result<Self, Error> {
-        let channel = profile.channel()?;
+        let channel = profile.channel_to(Host::Scheduler)?;
         Ok(Self { flows: FlowServiceClient::new(channel), context: profile.context })
     }
 
