@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use model::{ActorId, Event, FlowEvent, FlowStatus, Violations, limits};
+use model::{Event, FlowEvent, FlowStatus, Violations, limits};
 use proto::convert;
 use proto::v1::{FlowSpec, RunJobRequest, RunJobResponse, SubmitFlowRequest};
 use tonic::Status;
 
-use crate::changes::submit::Submitter;
 use crate::views::reader::{FlowReader, is_end};
 
 /// The name of a job that has none.
@@ -38,22 +37,13 @@ pub fn submission(request: RunJobRequest) -> Result<SubmitFlowRequest, rpc::Erro
     Ok(SubmitFlowRequest { request_id, context_id, flow_id: 0, caller_id, flow })
 }
 
-/// Runs a job; waits for its end at most as long as the request says.
+/// Waits for the end of a job that was submitted as a flow, at most so long, and tells where it stands then.
 ///
-/// Not cancel safe: run it in a task of its own, so that a caller that goes away leaves no flow half made.
+/// Cancel safe: nothing is changed.
 ///
 /// # Errors
-/// As a submission's.
-pub async fn run(
-    submitter: Submitter,
-    actor: ActorId,
-    request: RunJobRequest,
-) -> Result<RunJobResponse, Status> {
-    let wait = Duration::from_secs(request.wait_secs.into());
-    let submission = submission(request)?;
-    let store = submitter.store.clone();
-    let flow = submitter.submit(actor, submission).await?;
-    let mut reader = FlowReader::new(store, actor, flow.context_id, flow.id);
+/// As storage's.
+pub async fn outcome(mut reader: FlowReader, wait: Duration) -> Result<RunJobResponse, Status> {
     if !wait.is_zero() {
         // When the time is over the answer tells where the job stands.
         if let Ok(waited) = tokio::time::timeout(wait, wait_for_end(&mut reader)).await {
@@ -65,7 +55,6 @@ pub async fn run(
     Ok(RunJobResponse { flow: Some(flow), node: nodes.first().map(convert::node::to_wire) })
 }
 
-/// Cancel safe: nothing is changed.
 async fn wait_for_end(reader: &mut FlowReader) -> Result<(), Status> {
     let mut events = reader.events(String::new()).await?;
     if is_end(&reader.flow().await?) {

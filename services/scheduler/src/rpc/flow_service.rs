@@ -1,6 +1,7 @@
 //! `FlowService`: flows, for clients.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use model::{ActorId, Attempt, FlowNode, Timestamp, Violations, limits};
 use proto::convert;
@@ -154,9 +155,12 @@ impl FlowService for FlowRpc {
 
     async fn run_job(&self, request: Request<RunJobRequest>) -> Result<Response<RunJobResponse>, Status> {
         let actor = actor_of(&request)?;
-        let answer = unbroken(job::run(self.submitter.clone(), actor, request.into_inner())).await?;
+        let wait = Duration::from_secs(request.get_ref().wait_secs.into());
+        let submission = job::submission(request.into_inner())?;
+        let flow = unbroken(self.submitter.clone().submit(actor, submission)).await?;
         self.metrics.flows_submitted.inc();
-        Ok(Response::new(answer))
+        let reader = self.reader(actor, flow.context_id, flow.id);
+        Ok(Response::new(job::outcome(reader, wait).await?))
     }
 
     async fn get_flow(&self, request: Request<GetFlowRequest>) -> Result<Response<GetFlowResponse>, Status> {
