@@ -60,6 +60,8 @@ pub const SIGNAL_PAYLOAD_BYTES_MAX: usize = 4 * 1024;
 pub const FLOW_SIGNALS_MAX: usize = 1000;
 /// What others have for a flow and its owner has not taken up yet.
 pub const FLOW_INPUTS_MAX: usize = 10_000;
+/// Other flows that a flow may wait for while it is not kept in memory.
+pub const AWAITED_FLOWS_MAX: usize = 100;
 /// Conditions outside the flow that one node may name.
 pub const PREREQUISITES_MAX: usize = 16;
 /// The expression that decides whether a node runs.

@@ -1,7 +1,9 @@
 //! From a step of the engine to the commit that stores it.
 
+use std::collections::BTreeSet;
+
 use flow::engine::{Change, Engine, Step};
-use model::{ContextUid, FlowNode, NodeEvent, Timestamp, limits};
+use model::{ContextUid, FlowId, FlowNode, NodeEvent, Timestamp, limits};
 use proto::convert::enums::flow_status_to_wire;
 use proto::internal::v1::{CommitRequest, FlowChange, NodeCommit, OutgoingMessage};
 
@@ -18,6 +20,10 @@ pub struct Frame<'a> {
     pub last_commit: &'a str,
     /// How many of the oldest entries of the flow's inbox it has taken up.
     pub inputs_taken: usize,
+    /// The flow only waits, and everything that it waits for is known to storage.
+    pub rests: bool,
+    /// The other flows that it waits for.
+    pub awaited_flows: &'a BTreeSet<FlowId>,
 }
 
 /// Builds the commit of a step. Gives the dispatched nodes their message keys,
@@ -44,7 +50,12 @@ pub fn build(engine: &mut Engine, step: &Step, frame: Frame<'_>, ids: &mut Messa
         messages,
         due_millis: step.due.map_or(0, Timestamp::as_millis),
         inputs_taken: u32::try_from(frame.inputs_taken).unwrap_or(u32::MAX),
-        rests: step.rests,
+        rests: frame.rests,
+        awaited_flow_ids: if frame.rests {
+            frame.awaited_flows.iter().map(|flow| flow.0).collect()
+        } else {
+            Vec::new()
+        },
     }
 }
 

@@ -59,6 +59,8 @@ pub(crate) struct Commit {
     pub(crate) inputs_taken: u32,
     /// The flow only waits.
     pub(crate) rests: bool,
+    /// Of a flow that rests: those that it waits for.
+    pub(crate) awaited: Vec<FlowId>,
 }
 
 /// A node that changed.
@@ -197,11 +199,13 @@ impl Store {
 fn check_size(commit: &Commit, outputs: usize) -> Result<(), Refusal> {
     let nodes = commit.nodes.len();
     let records = nodes + commit.messages.len() + outputs + FLOW_RECORDS;
-    for (what, max, asked) in
-        [("nodes", COMMIT_NODES_MAX, nodes), ("records", limits::COMMIT_RECORDS_MAX, records)]
-    {
+    for (what, max, asked) in [
+        ("nodes", COMMIT_NODES_MAX, nodes),
+        ("records", limits::COMMIT_RECORDS_MAX, records),
+        ("awaited flows", limits::AWAITED_FLOWS_MAX, commit.awaited.len()),
+    ] {
         if asked > max {
-            let detail = format_args!("a commit changes at most {max} {what}, this one {asked}");
+            let detail = format_args!("a commit names at most {max} {what}, this one {asked}");
             return Err(Refusal::new(RefusalKind::Invalid, detail));
         }
     }
@@ -237,7 +241,8 @@ fn change_of(
     let jobs = commit.nodes.iter().map(|node| keys.job(caller, node.job));
     let messages = commit.messages.iter().map(|message| keys.message(message.key.caller, message.key.id));
     let blobs = outputs.iter().flat_map(|(_, hash)| [keys.blob(*hash), keys.blob_refs(*hash)]);
-    let varying: Vec<String> = jobs.chain(messages).chain(blobs).collect();
+    let awaited = commit.awaited.iter().map(|flow| keys.flow_waiters(*flow));
+    let varying: Vec<String> = jobs.chain(messages).chain(blobs).chain(awaited).collect();
     let mut touched: Vec<&str> = Vec::with_capacity(varying.len() + FLOW_RECORDS);
     touched.extend(own.iter().map(String::as_str));
     touched.extend([
@@ -276,7 +281,8 @@ fn change_of(
         .arg(outputs.len())
         .arg(commit.context.0)
         .arg(commit.inputs_taken)
-        .arg(commit.rests);
+        .arg(commit.rests)
+        .arg(commit.awaited.len());
     for node in &commit.nodes {
         change = change.arg(node.job.0).arg(&node.json[..]).arg(&node.job_status).arg(&node.result[..]);
     }

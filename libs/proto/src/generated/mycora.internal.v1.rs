@@ -820,6 +820,10 @@ pub struct CommitRequest {
     /// Nothing is under way or ready: the flow only waits, for a time, a signal or another flow.
     #[prost(bool, tag = "14")]
     pub rests: bool,
+    /// Of a flow that rests: the other flows that it waits for, at most 100. It is taken for resting only
+    /// while each of them is still to touch it.
+    #[prost(uint32, repeated, tag = "15")]
+    pub awaited_flow_ids: ::prost::alloc::vec::Vec<u32>,
 }
 /// What changes of a flow.
 #[derive(Clone, PartialEq, ::prost::Message)]

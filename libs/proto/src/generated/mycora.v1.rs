@@ -1519,7 +1519,8 @@ pub mod flow_service_client {
         /// with OK after the flow's end was sent. Readers may.
         ///
         /// Errors: NOT_FOUND, OUT_OF_RANGE (the position to resume from is gone: start anew),
-        /// RESOURCE_EXHAUSTED (the watcher fell more than 256 changes behind: resume).
+        /// RESOURCE_EXHAUSTED (the watcher left 256 answers unread for 10 seconds, or fell too far behind the
+        /// events: resume; `resume_position` in the metadata says from where).
         pub async fn watch_flow(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchFlowRequest>,
@@ -1926,7 +1927,8 @@ pub mod flow_service_server {
         /// with OK after the flow's end was sent. Readers may.
         ///
         /// Errors: NOT_FOUND, OUT_OF_RANGE (the position to resume from is gone: start anew),
-        /// RESOURCE_EXHAUSTED (the watcher fell more than 256 changes behind: resume).
+        /// RESOURCE_EXHAUSTED (the watcher left 256 answers unread for 10 seconds, or fell too far behind the
+        /// events: resume; `resume_position` in the metadata says from where).
         async fn watch_flow(
             &self,
             request: tonic::Request<super::WatchFlowRequest>,

@@ -44,10 +44,13 @@ impl Driver {
             self.set_due(key, &mut run, step.due);
             self.ask(key, &mut run, std::mem::take(&mut step.asks));
             run.stops.append(&mut step.stops);
-            (run.more, run.rests) = (step.more, step.rests);
+            run.more = step.more;
+            // Whoever leaves memory must be sure that it is touched by the flows it waits for.
+            run.rests =
+                step.rests && run.questions == 0 && run.awaited_flows.len() <= limits::AWAITED_FLOWS_MAX;
             // What was taken from the inbox has to leave it, and who only rests has to be known to.
             let changes_nothing =
-                step.is_unchanged() && run.inbox_taken() == 0 && !(step.rests && run.listed_active);
+                step.is_unchanged() && run.inbox_taken() == 0 && !(run.rests && run.listed_active);
             if changes_nothing {
                 self.send_stops(key, &mut run);
                 for ack in run.settle_unchanged() {
@@ -77,6 +80,8 @@ impl Driver {
             now,
             last_commit: &run.last_commit,
             inputs_taken: run.inbox_taken(),
+            rests: run.rests,
+            awaited_flows: &run.awaited_flows,
         };
         let commit = commit::build(&mut engine, step, frame, &mut self.ids);
         if commit.encoded_len() > limits::COMMIT_BYTES_MAX && run.budget > 1 {

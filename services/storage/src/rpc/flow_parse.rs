@@ -103,6 +103,7 @@ pub(super) fn commit(request: CommitRequest) -> Result<Commit, String> {
         due_millis,
         inputs_taken,
         rests,
+        awaited_flow_ids,
     } = request;
     let FlowChange { status, result, result_truncated } = flow.unwrap_or_default();
     let status = match status {
@@ -127,6 +128,7 @@ pub(super) fn commit(request: CommitRequest) -> Result<Commit, String> {
         due: moment(due_millis),
         inputs_taken,
         rests,
+        awaited: awaited_flow_ids.into_iter().map(FlowId).collect(),
     })
 }
 

@@ -1,10 +1,11 @@
 -- Applies one step of one flow.
 -- KEYS 4 flow, 5 its nodes, 6 its messages, 7 flows_active, 8 due, 9 msg_out, 10 msg_out_coordinator, 11 blob_idle,
---      12 its inputs, 13 its waiters, then N jobs, then M messages, then B pairs blob and blob_refs
+--      12 its inputs, 13 its waiters, then N jobs, then M messages, then B pairs blob and blob_refs,
+--      then A times the waiters of a flow that it waits for
 -- ARGV 5 flow id, 6 flow uid, 7 owner, 8 epoch, 9 last commit, 10 commit id, 11 new status ('' for none),
 --      12 result, 13 whether it is incomplete, 14 due in Unix seconds ('' for never), 15 router ('' for none),
 --      16 end of its hold, 17 N, 18 M, 19 E, 20 B, 21 context id,
---      22 how many inputs it has taken up, 23 whether it rests,
+--      22 how many inputs it has taken up, 23 whether it rests, 24 A,
 --      then N times: job id, node, job status, result ('' for unchanged);
 --      then M times: caller, id, runner, timeout_ack, nodes, time of its making;
 --      then E events; then B times the number of the job that refers to the blob
@@ -24,7 +25,7 @@ if flow[5] ~= 'started' then return refuse('FENCED', 'the flow is ' .. flow[5]) 
 
 local revision = raise()
 local N, M, E, B = tonumber(ARGV[17]), tonumber(ARGV[18]), tonumber(ARGV[19]), tonumber(ARGV[20])
-local at, jobs_at, kind = 23, 13, ''
+local at, jobs_at, kind = 24, 13, ''
 if N > 0 then
   local nodes = {}
   for n = 1, N do
@@ -79,8 +80,12 @@ if ends then
 elseif taken > 0 then
   redis.call('LTRIM', KEYS[12], taken, -1)
 end
--- What came meanwhile keeps it from resting.
-if ends or (ARGV[23] == '1' and redis.call('LLEN', KEYS[12]) == 0) then
+-- What came meanwhile keeps it from resting: an input, or the end of a flow that it waits for.
+local rests = ARGV[23] == '1' and redis.call('LLEN', KEYS[12]) == 0
+for a = 1, tonumber(ARGV[24]) do
+  rests = rests and redis.call('SISMEMBER', KEYS[jobs_at + N + M + 2 * B + a], me) == 1
+end
+if ends or rests then
   redis.call('SREM', KEYS[7], me)
 else
   redis.call('SADD', KEYS[7], me)

@@ -245,6 +245,32 @@ async fn who_waits_for_a_flow_is_touched_when_it_ends_or_goes() {
     }
 }
 
+/// The flow that is waited for ends between the step that goes to rest and its commit: whoever owns the
+/// waiting one next has to find it among the active ones.
+#[tokio::test]
+async fn a_flow_does_not_rest_that_was_touched_meanwhile() {
+    for layout in LAYOUTS {
+        let stage = Stage::new(layout).await;
+        let (mut first, mut second) = (stage.started(1).await, stage.started(1).await);
+        let mut waiting = stage.started(1).await;
+        for awaited in [&first, &second] {
+            assert_eq!(wait_for(&stage, &waiting, awaited.id).await, v1::FlowStatus::Started);
+        }
+        let awaited_flow_ids = vec![first.id, second.id];
+        let end = first.end();
+        stage.apply(&mut first, end).await;
+        let rest = wire::CommitRequest { rests: true, awaited_flow_ids, ..waiting.step() };
+        stage.apply(&mut waiting, rest).await;
+        assert_eq!(active(&stage).await.0, BTreeSet::from([second.id, waiting.id]));
+        let rest = wire::CommitRequest { rests: true, awaited_flow_ids: vec![second.id], ..waiting.step() };
+        stage.apply(&mut waiting, rest).await;
+        assert_eq!(active(&stage).await.0, BTreeSet::from([second.id]));
+        let end = second.end();
+        stage.apply(&mut second, end).await;
+        assert_eq!(active(&stage).await.0, BTreeSet::from([waiting.id]));
+    }
+}
+
 #[tokio::test]
 async fn an_inbox_has_limits() {
     let stage = Stage::new(Layout::Database).await;
