@@ -9,6 +9,7 @@ mod limits;
 mod local;
 mod processes;
 mod random;
+mod repeats;
 mod replicas;
 mod reruns;
 mod scene;

@@ -14,6 +14,14 @@ pub fn select(graph: &Graph, nodes: &[&FlowNode], rerun: &Rerun) -> Vec<bool> {
     with_all_after(graph, nodes.iter().map(|node| named.has(node)).collect())
 }
 
+/// Which of `nodes` the run of `generation` begins anew: those that were reset for it, and those that
+/// still will be.
+#[must_use]
+pub fn begun_anew(graph: &Graph, nodes: &[FlowNode], rerun: &Rerun, generation: Generation) -> Vec<bool> {
+    let left = left(graph, nodes, rerun, generation);
+    left.iter().zip(nodes).map(|(left, node)| *left || node.generation >= generation).collect()
+}
+
 /// Those of `nodes` that are still to be reset for `generation`, which began with `rerun`.
 ///
 /// A node that was reset already stands for itself: what it was chosen for cannot be seen any more, but

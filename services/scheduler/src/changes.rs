@@ -6,6 +6,7 @@
 
 pub mod filling;
 pub mod job;
+pub mod repeat;
 pub mod retry;
 pub mod submit;
 pub mod wishes;

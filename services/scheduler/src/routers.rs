@@ -1,6 +1,6 @@
 //! The routers that are connected: acknowledgements and commands go to them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use proto::internal::v1::{ReportResponse, StatusQuery, StopCommand};
 use tokio::sync::mpsc;
@@ -12,13 +12,23 @@ pub struct LinkId(pub u64);
 /// Answers that may wait for a router that does not read.
 pub const LINK_BUFFER: usize = 1024;
 
+/// Stops and queries each that wait for a router. Beyond, the oldest are given up: an attempt that was to be
+/// stopped is stopped when its supervisor tells of it again, and one that was asked for is bounded by its
+/// timeouts.
+const WAITING_MAX: usize = 100_000;
+
+/// Stops in one message.
+const STOPS_AT_ONCE: usize = 1000;
+/// Queries in one message: each may name 500 attempts.
+const QUERIES_AT_ONCE: usize = 20;
+
 /// Every stream that is open.
 #[derive(Debug, Default)]
 pub struct Routers {
     links: BTreeMap<LinkId, mpsc::Sender<ReportResponse>>,
     handled: BTreeMap<LinkId, Vec<u64>>,
-    stops: Vec<StopCommand>,
-    queries: Vec<StatusQuery>,
+    stops: VecDeque<StopCommand>,
+    queries: VecDeque<StatusQuery>,
 }
 
 impl Routers {
@@ -48,12 +58,12 @@ impl Routers {
 
     /// Notes an attempt to stop; told with the next [`Routers::flush`].
     pub fn stop(&mut self, command: StopCommand) {
-        self.stops.push(command);
+        push_bounded(&mut self.stops, command);
     }
 
     /// Notes attempts to ask for; told with the next [`Routers::flush`].
     pub fn query(&mut self, query: StatusQuery) {
-        self.queries.push(query);
+        push_bounded(&mut self.queries, query);
     }
 
     /// Tells the routers everything that was noted. What they cannot take now is told with the next flush.
@@ -63,18 +73,36 @@ impl Routers {
                 self.handled.insert(id, answer.handled);
             }
         }
-        if self.stops.is_empty() && self.queries.is_empty() {
+        while let Some(command) = self.next_command()
+            && let Some(unsent) = self.send_to_any(command)
+        {
+            for stop in unsent.stops.into_iter().rev() {
+                self.stops.push_front(stop);
+            }
+            for query in unsent.queries.into_iter().rev() {
+                self.queries.push_front(query);
+            }
             return;
         }
+    }
+
+    /// Some of the stops and queries that wait; nothing when none do.
+    fn next_command(&mut self) -> Option<ReportResponse> {
+        let stops: Vec<_> = self.stops.drain(..self.stops.len().min(STOPS_AT_ONCE)).collect();
+        let queries: Vec<_> = self.queries.drain(..self.queries.len().min(QUERIES_AT_ONCE)).collect();
+        let is_empty = stops.is_empty() && queries.is_empty();
+        (!is_empty).then_some(ReportResponse { handled: Vec::new(), stops, queries })
+    }
+
+    /// Gives back what no router can take now.
+    fn send_to_any(&mut self, mut command: ReportResponse) -> Option<ReportResponse> {
         for id in self.links.keys().copied().collect::<Vec<_>>() {
-            let (stops, queries) = (std::mem::take(&mut self.stops), std::mem::take(&mut self.queries));
-            match self.send(id, ReportResponse { handled: Vec::new(), stops, queries }) {
-                Sent::Told => return,
-                Sent::Full(answer) | Sent::Gone(answer) => {
-                    (self.stops, self.queries) = (answer.stops, answer.queries);
-                }
+            match self.send(id, command) {
+                Sent::Told => return None,
+                Sent::Full(unsent) | Sent::Gone(unsent) => command = unsent,
             }
         }
+        Some(command)
     }
 
     fn send(&mut self, id: LinkId, answer: ReportResponse) -> Sent {
@@ -88,6 +116,13 @@ impl Routers {
             }
         }
     }
+}
+
+fn push_bounded<T>(waiting: &mut VecDeque<T>, one: T) {
+    if waiting.len() == WAITING_MAX {
+        waiting.pop_front();
+    }
+    waiting.push_back(one);
 }
 
 /// What became of an answer.
@@ -116,5 +151,32 @@ mod tests {
         routers.handled((LinkId(2), 7));
         routers.flush();
         assert_eq!(answers.try_recv().expect("an acknowledgement").handled, [7]);
+    }
+
+    #[test]
+    fn many_commands_go_in_messages_of_bounded_size_and_in_order() {
+        let mut routers = Routers::default();
+        let (sender, mut answers) = mpsc::channel(2);
+        routers.add(LinkId(1), sender);
+        for i in 0..2 * STOPS_AT_ONCE + 1 {
+            routers.stop(StopCommand { runner_id: u32::try_from(i).expect("small"), ..Default::default() });
+        }
+        routers.flush();
+        let mut seen = Vec::new();
+        while let Ok(answer) = answers.try_recv() {
+            assert!(answer.stops.len() <= STOPS_AT_ONCE);
+            seen.extend(answer.stops.iter().map(|stop| stop.runner_id));
+            routers.flush();
+        }
+        assert_eq!(seen, (0..=u32::try_from(2 * STOPS_AT_ONCE).expect("small")).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn commands_without_a_router_are_bounded() {
+        let mut routers = Routers::default();
+        for _ in 0..WAITING_MAX + 1 {
+            routers.query(StatusQuery::default());
+        }
+        assert_eq!(routers.queries.len(), WAITING_MAX);
     }
 }

@@ -58,8 +58,6 @@ pub struct Run {
     inputs: VecDeque<(Input, Owed)>,
     /// What the commit under way took up. Taken up again when that is refused.
     committing: Vec<(Input, Owed)>,
-    /// Entries of the inbox that were taken up by steps which changed nothing.
-    taken_unstored: usize,
     /// Where attempts are under way, to count them off when they end.
     pub placed: HashMap<NodeIndex, RunnerId>,
     /// Attempts to stop once the step that ended them is stored.
@@ -99,7 +97,6 @@ impl Run {
             last_commit: String::new(),
             inputs: VecDeque::new(),
             committing: Vec::new(),
-            taken_unstored: 0,
             placed: HashMap::new(),
             stops: Vec::new(),
             awaited_flows: BTreeSet::new(),
@@ -132,7 +129,6 @@ impl Run {
     pub fn is_quiet(&self) -> bool {
         self.inputs.is_empty()
             && self.committing.is_empty()
-            && self.taken_unstored == 0
             && self.questions == 0
             && !self.touched
             && !self.reload
@@ -148,32 +144,21 @@ impl Run {
         result
     }
 
-    /// What the step under way took up changed nothing: gives the acknowledgements.
-    pub fn settle_unchanged(&mut self) -> impl Iterator<Item = Ack> + use<> {
-        self.taken_unstored += self.in_committing();
-        acks(std::mem::take(&mut self.committing))
-    }
-
-    /// What the commit took up is stored: gives the acknowledgements.
-    pub fn settle_stored(&mut self) -> impl Iterator<Item = Ack> + use<> {
-        self.taken_unstored = 0;
+    /// What the step under way took up is stored, or changed nothing: gives the acknowledgements.
+    pub fn settle(&mut self) -> impl Iterator<Item = Ack> + use<> {
         acks(std::mem::take(&mut self.committing))
     }
 
     /// How many entries of the inbox are taken up once the step under way is stored.
     #[must_use]
     pub fn inbox_taken(&self) -> usize {
-        self.taken_unstored + self.in_committing()
+        in_inbox(&self.committing)
     }
 
     /// How many entries of the inbox are known, taken up or not.
     #[must_use]
     pub fn inbox_known(&self) -> usize {
-        self.inbox_taken() + self.inputs.iter().filter(|(_, owed)| *owed == Owed::Inbox).count()
-    }
-
-    fn in_committing(&self) -> usize {
-        self.committing.iter().filter(|(_, owed)| *owed == Owed::Inbox).count()
+        in_inbox(&self.committing) + in_inbox(&self.inputs)
     }
 
     /// Stops for the attempts that reports say live, when the flow has ended or is gone.
@@ -207,7 +192,6 @@ impl Run {
         let mut kept = std::mem::take(&mut self.committing);
         kept.extend(std::mem::take(&mut self.inputs));
         self.inputs.extend(kept.into_iter().filter(|(_, owed)| matches!(owed, Owed::Ack(_))));
-        self.taken_unstored = 0;
         self.placed.clear();
         self.stops.clear();
         self.awaited_flows.clear();
@@ -218,6 +202,10 @@ impl Run {
         self.rests = false;
         self.more = true;
     }
+}
+
+fn in_inbox<'a>(inputs: impl IntoIterator<Item = &'a (Input, Owed)>) -> usize {
+    inputs.into_iter().filter(|(_, owed)| *owed == Owed::Inbox).count()
 }
 
 fn acks(settled: Vec<(Input, Owed)>) -> impl Iterator<Item = Ack> {
@@ -239,11 +227,11 @@ mod tests {
         run.push(Input::Wake, Owed::Inbox);
         run.with_inputs(|inputs| inputs.drain(..2).count());
         assert_eq!((run.inbox_taken(), run.inbox_known()), (1, 2));
-        assert_eq!(run.settle_unchanged().collect::<Vec<_>>(), [(LinkId(1), 7)]);
-        assert_eq!((run.inbox_taken(), run.inbox_known()), (1, 2));
+        assert_eq!(run.settle().collect::<Vec<_>>(), [(LinkId(1), 7)]);
+        assert_eq!((run.inbox_taken(), run.inbox_known()), (0, 1));
         run.with_inputs(|inputs| inputs.drain(..).count());
-        assert_eq!((run.inbox_taken(), run.inbox_known()), (2, 2));
-        assert_eq!(run.settle_stored().count(), 0);
+        assert_eq!((run.inbox_taken(), run.inbox_known()), (1, 1));
+        assert_eq!(run.settle().count(), 0);
         assert_eq!(run.inbox_known(), 0);
         assert!(run.is_quiet());
     }

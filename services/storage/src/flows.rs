@@ -235,14 +235,20 @@ impl Store {
         owner: Option<OwnerId>,
         asker: Asker,
         now: Timestamp,
-    ) -> Result<FlowInContext> {
+    ) -> Result<(FlowInContext, Vec<String>)> {
         for _ in 0..PERMISSION_TRIES {
             let (tenant, _, context) = self.changeable_flow(context, flow, asker).await?;
             let decided_on = match asker {
                 Asker::Service => String::new(),
                 Asker::Actor(_) => context.revision.to_string(),
             };
-            let touched = [tenant.keys.flow(flow), tenant.keys.flow_nodes(flow), tenant.flows_active.clone()];
+            let keys = &tenant.keys;
+            let touched = [
+                keys.flow(flow),
+                keys.flow_nodes(flow),
+                tenant.flows_active.clone(),
+                keys.flow_signals(flow),
+            ];
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
             let change = tenant
                 .begin(&scripts::START_FLOW, &touched, Some(context.uid), now)
@@ -252,10 +258,18 @@ impl Store {
                 .arg(&owner.map(|owner| owner.to_string()).unwrap_or_default())
                 .arg(now.as_millis())
                 .arg(&fresh_commit());
-            match tenant.apply_revision(change).await {
+            let read = |value: Value| {
+                let [revision, signals] = value.tuple()?;
+                let revision = revision.uint()?;
+                Ok(((revision > 0).then_some(revision), signals.texts()?))
+            };
+            match tenant.apply(change, read).await {
                 Err(Error::ContextChanged(_)) => {}
                 Err(error) => return Err(error),
-                Ok(_) => return Ok((self.stored_flow(&tenant, flow).await?, context.uid)),
+                Ok(signals) => {
+                    let stored = self.stored_flow(&tenant, flow).await?;
+                    return Ok(((stored, context.uid), signals));
+                }
             }
         }
         Err(Error::ContextChanged(context))

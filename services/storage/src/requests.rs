@@ -1,6 +1,10 @@
 //! Request ids: the same one with the same body has one effect.
 
-use model::Violations;
+use kv::{Cmd, Value};
+use model::{ContextId, Violations};
+
+use crate::error::{Error, Result};
+use crate::store::{Asker, Store};
 
 /// A request that its caller may repeat.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,4 +40,27 @@ impl Request {
 /// The hash to compare, empty where there is no request id.
 pub(crate) fn hash_of(request: Option<&Request>) -> &str {
     request.map_or("", |request| &request.hash)
+}
+
+impl Store {
+    /// Whether a request was carried out before. Fails when it had another body then.
+    pub(crate) async fn has_request(
+        &self,
+        context: ContextId,
+        asker: Asker,
+        request: &Request,
+    ) -> Result<bool> {
+        let actor = asker.actor()?;
+        let (.., mut answers) = self
+            .read(context, asker, |tenant, pipeline| {
+                let key = tenant.keys.request(actor, &request.id);
+                pipeline.cmd(Cmd::new("HGET").arg(&key).arg("hash"));
+            })
+            .await?;
+        let hash = answers.pop().unwrap_or(Value::Nil).optional_text()?;
+        match hash {
+            Some(hash) if hash != request.hash => Err(Error::RequestIdReused),
+            hash => Ok(hash.is_some()),
+        }
+    }
 }

@@ -655,6 +655,9 @@ pub struct StartFlowResponse {
     /// The flow.
     #[prost(message, optional, tag = "1")]
     pub flow: ::core::option::Option<FlowRecord>,
+    /// Signals that were given before.
+    #[prost(string, repeated, tag = "2")]
+    pub signals: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Asks to run a flow again.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1090,6 +1093,29 @@ pub struct ReadMessageResponse {
     /// When it was made, in Unix milliseconds.
     #[prost(uint64, tag = "5")]
     pub created_millis: u64,
+}
+/// Asks whether a request was carried out.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FindRequestRequest {
+    /// Its request id.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// SHA-256 of its body, hex.
+    #[prost(string, tag = "2")]
+    pub request_hash: ::prost::alloc::string::String,
+    /// Where.
+    #[prost(uint32, tag = "3")]
+    pub context_id: u32,
+    /// The actor that asks, and asked.
+    #[prost(uint32, tag = "4")]
+    pub on_behalf_of: u32,
+}
+/// Says whether it was.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FindRequestResponse {
+    /// It was, with the same body.
+    #[prost(bool, tag = "1")]
+    pub found: bool,
 }
 /// Asks for a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1781,6 +1807,36 @@ pub mod flow_store_service_client {
                 .insert(GrpcMethod::new("mycora.internal.v1.FlowStoreService", "Join"));
             self.inner.streaming(req, path, codec).await
         }
+        /// Tells whether a request was carried out before. Asked where what it would be checked against has
+        /// changed since.
+        ///
+        /// Errors: NOT_FOUND (the context), ALREADY_EXISTS (`REQUEST_ID_REUSED`).
+        pub async fn find_request(
+            &mut self,
+            request: impl tonic::IntoRequest<super::FindRequestRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FindRequestResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.FlowStoreService/FindRequest",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("mycora.internal.v1.FlowStoreService", "FindRequest"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
         /// Reads the message that carried an attempt.
         ///
         /// Errors: NOT_FOUND.
@@ -2152,6 +2208,17 @@ pub mod flow_store_service_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::JoinRequest>>,
         ) -> std::result::Result<tonic::Response<Self::JoinStream>, tonic::Status>;
+        /// Tells whether a request was carried out before. Asked where what it would be checked against has
+        /// changed since.
+        ///
+        /// Errors: NOT_FOUND (the context), ALREADY_EXISTS (`REQUEST_ID_REUSED`).
+        async fn find_request(
+            &self,
+            request: tonic::Request<super::FindRequestRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FindRequestResponse>,
+            tonic::Status,
+        >;
         /// Reads the message that carried an attempt.
         ///
         /// Errors: NOT_FOUND.
@@ -2897,6 +2964,51 @@ pub mod flow_store_service_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.FlowStoreService/FindRequest" => {
+                    #[allow(non_camel_case_types)]
+                    struct FindRequestSvc<T: FlowStoreService>(pub Arc<T>);
+                    impl<
+                        T: FlowStoreService,
+                    > tonic::server::UnaryService<super::FindRequestRequest>
+                    for FindRequestSvc<T> {
+                        type Response = super::FindRequestResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::FindRequestRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowStoreService>::find_request(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = FindRequestSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

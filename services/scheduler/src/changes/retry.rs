@@ -3,12 +3,13 @@
 use flow::plan::Plan;
 use flow::rerun;
 use model::flow::EnvVars;
-use model::{ActorId, Rerun, Violations};
+use model::{ActorId, FlowNode, Rerun, Violations};
 use proto::convert;
 use proto::internal::v1 as internal;
 use proto::v1::{RetryFlowRequest, RetryFlowResponse, RetryScope};
 use tonic::Status;
 
+use crate::changes::repeat::was_done;
 use crate::changes::submit::hash_of;
 use crate::clients::FlowStoreClient;
 use crate::error::{bad_store, wrong_state};
@@ -17,7 +18,8 @@ use crate::loader::{self, StartedFlow};
 /// Names that an answer lists.
 const NAMES_MAX: usize = 1000;
 
-/// Runs a flow again, or says what would run. Its owner hears of it from storage.
+/// Runs a flow again, or says what would run. Its owner hears of it from storage. A repeated request
+/// answers with the flow as it is, and with what its last run has begun anew.
 ///
 /// Not cancel safe: run it in a task of its own.
 ///
@@ -33,7 +35,10 @@ pub async fn retry(
     let RetryFlowRequest { request_id, context_id, flow_id, dry_run, .. } = request;
     let load = internal::LoadFlowRequest { context_id, flow_id, on_behalf_of: actor.0 };
     let flow = loader::collect(store.load_flow(load).await?.into_inner()).await?;
-    // The same request may have come before: then the flow runs, and storage knows.
+    if !dry_run && was_done(&mut store, actor, context_id, (&request_id, hash_of(&body))).await? {
+        return Ok(summary(&flow, &begun_anew(&flow)?));
+    }
+    // One that comes at the same time may be faster: then the flow runs, and storage knows.
     if !flow.flow.status.is_end() && (dry_run || request_id.is_empty()) {
         let message = format!("flow {flow_id} is {}: cancel it first, or wait for its end", flow.flow.status);
         return Err(wrong_state(rpc::Reason::FlowNotEnded, message));
@@ -44,7 +49,6 @@ pub async fn retry(
     let stored: Vec<&model::FlowNode> = flow.nodes.iter().map(|stored| &stored.node).collect();
     let again = rerun::select(plan.graph(), &stored, &rerun);
     let mut answer = summary(&flow, &again);
-    answer.flow = Some(wire_of(&flow));
     if dry_run {
         return Ok(answer);
     }
@@ -66,6 +70,15 @@ pub async fn retry(
     let record = store.restart_flow(restart).await?.into_inner().flow;
     answer.flow = record.and_then(|record| record.flow);
     Ok(answer)
+}
+
+/// What the last run has begun anew, or will.
+fn begun_anew(flow: &StartedFlow) -> Result<Vec<bool>, Status> {
+    let stored = flow.nodes.iter().map(|stored| (&stored.node, &*stored.job));
+    let plan = Plan::of_stored(&flow.flow.env_vars, stored).map_err(rpc::Error::invalid)?;
+    let nodes: Vec<FlowNode> = flow.nodes.iter().map(|stored| stored.node.clone()).collect();
+    let rerun = flow.flow.rerun.as_ref().unwrap_or(&Rerun::All);
+    Ok(rerun::begun_anew(plan.graph(), &nodes, rerun, flow.flow.generation))
 }
 
 /// What is run again, and with which variables.
@@ -108,7 +121,8 @@ fn named_jobs(flow: &StartedFlow, names: &[String], violations: &mut Violations)
 }
 
 fn summary(flow: &StartedFlow, again: &[bool]) -> RetryFlowResponse {
-    let mut answer = RetryFlowResponse::default();
+    let flow_as_it_is = Some(convert::flow::to_wire(&flow.flow));
+    let mut answer = RetryFlowResponse { flow: flow_as_it_is, ..RetryFlowResponse::default() };
     for (stored, again) in flow.nodes.iter().zip(again) {
         let (count, names) = if *again {
             (&mut answer.run_again_count, &mut answer.run_again)
@@ -121,8 +135,4 @@ fn summary(flow: &StartedFlow, again: &[bool]) -> RetryFlowResponse {
         }
     }
     answer
-}
-
-fn wire_of(flow: &StartedFlow) -> proto::v1::Flow {
-    convert::flow::to_wire(&flow.flow)
 }

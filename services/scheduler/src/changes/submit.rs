@@ -146,6 +146,8 @@ impl Submitter {
                 return Err(status);
             }
         };
+        let signals = started.signals.iter().map(|name| name.parse().map_err(bad_store));
+        let signals = signals.collect::<Result<BTreeSet<_>, Status>>()?;
         let record = started.flow.ok_or_else(|| bad_store("a started flow without its record"))?;
         let answer = record.flow.clone().unwrap_or_default();
         if is_ours {
@@ -157,7 +159,7 @@ impl Submitter {
                 flow,
                 nodes,
                 last_commit,
-                signals: BTreeSet::new(),
+                signals,
                 inputs: Vec::new(),
                 taken_over: false,
             };

@@ -12,6 +12,7 @@ use proto::internal::v1 as internal;
 use proto::v1::{CancelFlowRequest, CancelNodeRequest, Flow, SignalFlowRequest, UpdateNodeStatusRequest};
 use tonic::Status;
 
+use crate::changes::repeat::was_done;
 use crate::changes::submit::hash_of;
 use crate::clients::FlowStoreClient;
 use crate::error::{bad_store, wrong_state};
@@ -95,6 +96,9 @@ pub async fn update_node(
     let request_id = request.request_id.clone();
     let kind = report_kind(&request, Timestamp::now())?;
     let mut reader = FlowReader::new(store, actor, context_id, flow_id);
+    if was_done(&mut reader.store, actor, context_id, (&request_id, request_hash.clone())).await? {
+        return Ok(());
+    }
     let record = reader.record().await?;
     let node = reader.node(&request.node).await?;
     check_under_way(&node, request.attempt)?;

@@ -204,13 +204,7 @@ impl Driver {
         }
         match loaded {
             Loaded::Flow(started) => self.enter(key, run, *started),
-            Loaded::Gone => {
-                // What lives of a flow that has ended was closed without its supervisor's word.
-                for command in run.live_attempts().filter_map(|stop| stop_command(key, stop)) {
-                    self.routers.stop(command);
-                }
-                self.forget(key, run);
-            }
+            Loaded::Gone => self.forget(key, run),
             Loaded::Elsewhere if self.is_mine(run.uid) => {
                 // Somebody took it by an older view of who lives.
                 run.start_over();
@@ -329,6 +323,10 @@ impl Driver {
 
     /// A flow has ended or is gone: nothing about it matters any more.
     pub(super) fn forget(&mut self, key: FlowKey, mut run: Run) {
+        // What still lives of it was closed without its supervisor's word.
+        for command in run.live_attempts().filter_map(|stop| stop_command(key, stop)) {
+            self.routers.stop(command);
+        }
         for ack in run.take_all_acks() {
             self.routers.handled(ack);
         }

@@ -53,7 +53,7 @@ impl Driver {
                 step.is_unchanged() && run.inbox_taken() == 0 && !(run.rests && run.listed_active);
             if changes_nothing {
                 self.send_stops(key, &mut run);
-                for ack in run.settle_unchanged() {
+                for ack in run.settle() {
                     self.routers.handled(ack);
                 }
                 run.phase = Phase::Idle(engine);
@@ -214,7 +214,7 @@ impl Driver {
         run.listed_active = !run.rests;
         run.budget = (run.budget * 2).min(STEP_NODES_MAX);
         self.send_stops(key, run);
-        for ack in run.settle_stored() {
+        for ack in run.settle() {
             self.routers.handled(ack);
         }
     }

@@ -9,7 +9,7 @@ use model::{
 use proto::convert::enums;
 use proto::convert::flow_spec::header_from_wire;
 use proto::internal::v1::{
-    CommitRequest, CreateFlowRequest, FlowChange, JoinHello, JoinRequest, NodeCommit, OutgoingMessage,
+    CommitRequest, CreateFlowRequest, FindRequestRequest, FlowChange, JoinHello, JoinRequest, NodeCommit, OutgoingMessage,
     PushInputRequest, ReadFlowsRequest, ReadNodesRequest, RestartFlowRequest, StoredNode,
 };
 
@@ -167,6 +167,20 @@ fn check_env(env_vars: &EnvVars, violations: &mut Violations) {
         let (entries, max) = (limits::ENV_ENTRIES_MAX, limits::ENV_BYTES_MAX);
         violations.add("env_vars", format!("at most {entries} variables and {max} bytes, not {bytes}"));
     }
+}
+
+/// A request that may have come before, where and of whom.
+pub(super) fn repeated(
+    request: FindRequestRequest,
+) -> Result<(ContextId, Asker, Request), Error> {
+    let FindRequestRequest { request_id, request_hash, context_id, on_behalf_of } = request;
+    let mut violations = Violations::new();
+    let parsed = Request::parse(&request_id, || request_hash, &mut violations);
+    if request_id.is_empty() {
+        violations.add("request_id", "name the request");
+    }
+    let request = violations.into_result(parsed)?;
+    Ok((ContextId(context_id), Asker::from_wire(on_behalf_of), request))
 }
 
 /// Something brought for a flow's owner: which flow, what, for whom, and whether it may be repeated.

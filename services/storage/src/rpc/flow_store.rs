@@ -72,8 +72,9 @@ impl FlowStoreService for Rpc {
             owner => Some(field("owner", owner.parse::<OwnerId>())?),
         };
         let (place, asker) = ((ContextId(context_id), flow.id, flow.uid), Asker::from_wire(on_behalf_of));
-        let started = self.hub.store().start_flow(place, owner, asker, Timestamp::now()).await?;
-        Ok(Response::new(wire::StartFlowResponse { flow: Some(record(started)) }))
+        let started = self.hub.store().start_flow(place, owner, asker, Timestamp::now());
+        let (flow, signals) = started.await?;
+        Ok(Response::new(wire::StartFlowResponse { flow: Some(record(flow)), signals }))
     }
 
     async fn restart_flow(
@@ -223,6 +224,15 @@ impl FlowStoreService for Rpc {
             error,
             created_millis,
         }))
+    }
+
+    async fn find_request(
+        &self,
+        request: Request<wire::FindRequestRequest>,
+    ) -> Result<Response<wire::FindRequestResponse>, Status> {
+        let (context, actor, request) = flow_parse::repeated(request.into_inner())?;
+        let found = self.hub.store().has_request(context, actor, &request).await?;
+        Ok(Response::new(wire::FindRequestResponse { found }))
     }
 
     async fn read_flow(

@@ -1,7 +1,8 @@
 -- Starts a flow that has all its nodes, and gives it its first owner, or none yet.
--- KEYS 4 flow, 5 its nodes, 6 flows_active
+-- KEYS 4 flow, 5 its nodes, 6 flows_active, 7 its signals
 -- ARGV 5 the context's revision that permission was decided on ('' for a service), 6 flow id, 7 flow uid,
 --      8 owner ('' for none), 9 now in milliseconds, 10 what the first commit builds on
+-- Gives the new revision, or 0 when nothing changed; and the signals that were given before.
 local no = closed()
 if no then return no end
 if ARGV[5] ~= '' and redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
@@ -11,7 +12,9 @@ local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'owner', 'epoch', 'no
   'deadline_secs', 'generation', 'deleting')
 if flow[1] ~= ARGV[7] or flow[9] then return refuse('FLOW_GONE', 'flow ' .. ARGV[6]) end
 -- The same call again, since its answer was lost. Who names no owner is content with any.
-if flow[2] == 'started' and (ARGV[8] == '' or (flow[3] == ARGV[8] and flow[4] == '1')) then return 0 end
+if flow[2] == 'started' and (ARGV[8] == '' or (flow[3] == ARGV[8] and flow[4] == '1')) then
+  return {0, redis.call('HKEYS', KEYS[7])}
+end
 if flow[2] ~= 'created' then return refuse('FLOW_NOT_CREATED', 'flow ' .. ARGV[6] .. ' is ' .. flow[2]) end
 local there, count = redis.call('HLEN', KEYS[5]), tonumber(flow[5])
 if there ~= count then
@@ -29,4 +32,4 @@ redis.call('SADD', KEYS[6], me)
 emit_flow(revision, ARGV[6], 'started', flow[8])
 hint('')
 if ARGV[8] == '' then touch(me) end
-return revision
+return {revision, redis.call('HKEYS', KEYS[7])}

@@ -61,6 +61,19 @@ async fn an_ended_flow_is_run_again_once() {
         let reused = wire::RestartFlowRequest { request_hash: "bb".to_owned(), ..restart(&flow, "1") };
         assert_eq!(failure(stage.flows().restart_flow(reused).await).1, "REQUEST_ID_REUSED");
 
+        let find = |request_id: &str, request_hash: &str, on_behalf_of| wire::FindRequestRequest {
+            request_id: request_id.to_owned(),
+            request_hash: request_hash.to_owned(),
+            context_id: CONTEXT,
+            on_behalf_of,
+        };
+        let found = async |request| stage.flows().find_request(request).await.map(|a| a.into_inner().found);
+        assert!(found(find("1", "aa", EXECUTOR)).await.unwrap());
+        assert!(!found(find("9", "aa", EXECUTOR)).await.unwrap());
+        assert_eq!(failure(found(find("1", "bb", EXECUTOR)).await).1, "REQUEST_ID_REUSED");
+        assert_eq!(failure(found(find("1", "aa", 999)).await).0, Code::NotFound);
+        assert_eq!(failure(found(find("", "aa", EXECUTOR)).await).0, Code::InvalidArgument);
+
         // It is taken, ends, and what was looked at before is not what it is now.
         let take = wire::TakeFlowRequest { context_id: CONTEXT, flow_id: flow.id, owner: flow.owner.clone() };
         let taken = stage.flows().take_flow(take).await.unwrap().into_inner().flow.unwrap();
@@ -93,7 +106,11 @@ async fn a_flow_starts_without_an_owner() {
         on_behalf_of: EXECUTOR,
         ..Default::default()
     };
-    let started = stage.flows().start_flow(start.clone()).await.unwrap().into_inner().flow.unwrap();
+    let signal = FlowInput::Signal { name: "early".parse().unwrap() };
+    stage.push(&flow, &signal).await;
+    let started = stage.flows().start_flow(start.clone()).await.unwrap().into_inner();
+    assert_eq!(started.signals, ["early"]);
+    let started = started.flow.unwrap();
     assert_eq!((started.owner.as_str(), started.epoch, started.last_commit.len()), ("", 1, 32));
     // The answer was lost, and somebody has taken it meanwhile.
     let owner = model::OwnerId::random().to_string();
