@@ -8,9 +8,11 @@ use proto::v1::{
     AddFlowNodesRequest, CreateFlowRequest, FlowSpec, JobSpec, NodeSpec, NodeState, RetryFlowRequest, Script,
     ScriptType, SignalFlowRequest, StartFlowRequest, UpdateNodeStatusRequest, script,
 };
+use testkit::wait_until_blocking;
 use tonic::Code;
 
 use crate::scene::Scene;
+use crate::suite::{PATIENCE, processes_in};
 
 type Client = FlowServiceClient<rpc::Channel>;
 
@@ -46,12 +48,8 @@ fn a_signal_before_the_start_is_seen_by_the_flow() {
         };
         let add = AddFlowNodesRequest { context_id: 1, flow_id: flow.id, first_index: 0, nodes: vec![node] };
         client.add_flow_nodes(add).await.expect("it is added");
-        let signal = SignalFlowRequest {
-            context_id: 1,
-            flow_id: flow.id,
-            name: "go".into(),
-            ..Default::default()
-        };
+        let signal =
+            SignalFlowRequest { context_id: 1, flow_id: flow.id, name: "go".into(), ..Default::default() };
         client.signal_flow(signal).await.expect("it is kept");
         let start = StartFlowRequest { context_id: 1, flow_id: flow.id };
         client.start_flow(start).await.expect("it is started");
@@ -80,6 +78,9 @@ fn a_request_that_had_its_effect_is_answered_again() {
     };
     call(&scene, async |mut client| client.update_node_status(report.clone()).await).expect("it is kept");
     assert_eq!(scene.end(id).status, "ERROR");
+    let work = scene.path().join("data/work");
+    let gone = || processes_in(&work).is_empty().then_some(());
+    wait_until_blocking(gone, PATIENCE, "the script was stopped, whoever told of its end");
 
     let retry = RetryFlowRequest {
         request_id: "retry".into(),
@@ -89,7 +90,8 @@ fn a_request_that_had_its_effect_is_answered_again() {
         env_vars: BTreeMap::from([("NEW".into(), "1".into())]),
         ..Default::default()
     };
-    let first = call(&scene, async |mut client| client.retry_flow(retry.clone()).await).expect("it runs again");
+    let first =
+        call(&scene, async |mut client| client.retry_flow(retry.clone()).await).expect("it runs again");
     assert_eq!(scene.end(id).status, "FINISHED");
     call(&scene, async |mut client| {
         client.update_node_status(report.clone()).await.expect("it was done, though the node has ended");

@@ -88,7 +88,13 @@ impl Pass<'_, '_, '_> {
                 self.touch(index, |node| node.supervisor = Some(supervisor));
             }
             ReportKind::Started { instance, time } if unstarted => self.started(index, instance, time),
-            ReportKind::Ended(end) => self.close(index, *end),
+            ReportKind::Ended(end) => {
+                if report.source.is_none() {
+                    // Not its supervisor says so, which may have it under way still.
+                    self.stop(index);
+                }
+                self.close(index, *end);
+            }
             ReportKind::Returned if unstarted => self.returned(index),
             ReportKind::Rejected { reason, lasting, counts } if unstarted => {
                 self.rejected(index, reason, lasting, counts);

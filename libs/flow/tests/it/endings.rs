@@ -7,7 +7,9 @@ use model::job::BlobRef;
 use model::limits::{FLOW_RESULT_BYTES_MAX, RESULT_BYTES_MAX};
 use model::{Attempt, BlobHash, FlowStatus, NodeState, ReasonCode, ReportKind, RunIf, Timestamp};
 
-use crate::world::{CONTEXT, World, ended, failed, flow, rejected, spec, started, stopped, succeeded};
+use crate::world::{
+    CONTEXT, RUNNER, World, ended, failed, flow, rejected, spec, started, stopped, succeeded,
+};
 
 const CANCEL: Input = Input::CancelFlow { grace_secs: 5 };
 
@@ -35,6 +37,17 @@ fn cancel_reaches_every_state() {
     assert_eq!((world.state("sent"), world.node("sent").unconfirmed), (NodeState::Cancelled, true));
     assert_eq!(world.code("sent"), Some(ReasonCode::FlowCancelled));
     assert_eq!((world.state("done"), world.status()), (NodeState::Completed, FlowStatus::Cancelled));
+}
+
+#[test]
+fn an_end_that_others_tell_stops_the_attempt() {
+    let mut world = World::started(&[spec("a", &[])]);
+    world.start("a");
+    let Input::Report(mut told) = world.report("a", failed(1)) else { unreachable!() };
+    told.source = None;
+    world.feed([Input::Report(told)]);
+    assert_eq!((world.state("a"), world.stops.len()), (NodeState::Failed, 1));
+    assert_eq!(world.stops[0].runner, Some(RUNNER));
 }
 
 #[test]

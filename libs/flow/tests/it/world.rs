@@ -408,7 +408,13 @@ fn json(node: &FlowNode) -> String {
 }
 
 pub(crate) fn report(job_key: JobKey, kind: ReportKind) -> NodeReport {
-    NodeReport { job_key, context_id: ContextId(1), flow_id: FlowId(1), source: None, kind }
+    NodeReport {
+        job_key,
+        context_id: ContextId(1),
+        flow_id: FlowId(1),
+        source: Some(source("grpc://known")),
+        kind,
+    }
 }
 
 pub(crate) fn started(time: Timestamp) -> ReportKind {

@@ -9,8 +9,8 @@ use model::{
 use proto::convert::enums;
 use proto::convert::flow_spec::header_from_wire;
 use proto::internal::v1::{
-    CommitRequest, CreateFlowRequest, FindRequestRequest, FlowChange, JoinHello, JoinRequest, NodeCommit, OutgoingMessage,
-    PushInputRequest, ReadFlowsRequest, ReadNodesRequest, RestartFlowRequest, StoredNode,
+    CommitRequest, CreateFlowRequest, FindRequestRequest, FlowChange, JoinHello, JoinRequest, NodeCommit,
+    OutgoingMessage, PushInputRequest, ReadFlowsRequest, ReadNodesRequest, RestartFlowRequest, StoredNode,
 };
 
 use super::NAME_BYTES_MAX;
@@ -170,9 +170,7 @@ fn check_env(env_vars: &EnvVars, violations: &mut Violations) {
 }
 
 /// A request that may have come before, where and of whom.
-pub(super) fn repeated(
-    request: FindRequestRequest,
-) -> Result<(ContextId, Asker, Request), Error> {
+pub(super) fn repeated(request: FindRequestRequest) -> Result<(ContextId, Asker, Request), Error> {
     let FindRequestRequest { request_id, request_hash, context_id, on_behalf_of } = request;
     let mut violations = Violations::new();
     let parsed = Request::parse(&request_id, || request_hash, &mut violations);
