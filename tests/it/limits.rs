@@ -173,6 +173,13 @@ fn every_limit_of_a_submission() {
         let many = (0..5).map(|i| node(&format!("n{i}"), "x".repeat(limits::SCRIPT_BYTES_MAX))).collect();
         let status = submit(&mut client, flow(many)).await.expect_err("five MiB");
         assert!(matches!(status.code(), Code::ResourceExhausted | Code::OutOfRange), "{status}");
+        // A blob that nobody has put.
+        let absent = with(|node| {
+            job(node).files.insert("in.bin".into(), file(1));
+        });
+        let status = submit(&mut client, absent).await.expect_err("no such blob");
+        assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+        assert!(status.message().contains(&"0".repeat(64)), "{status}");
         in_pieces(&mut client).await;
         calls(&mut client).await;
         let list = ListFlowsRequest { context_id: 1, ..Default::default() };

@@ -49,6 +49,15 @@ pub struct JobSpec {
 }
 
 impl JobSpec {
+    /// Every blob that it refers to, some of them perhaps twice.
+    pub fn blobs(&self) -> impl Iterator<Item = &BlobRef> {
+        let script = match &self.script {
+            ScriptSource::Blob(blob) => Some(blob),
+            ScriptSource::Inline(_) => None,
+        };
+        script.into_iter().chain(self.files.values())
+    }
+
     /// Notes everything about this job that is beyond a limit or malformed;
     /// `at` is the path of the job in the request.
     pub fn check(&self, at: &str, violations: &mut Violations) {

@@ -3,10 +3,11 @@
 //! `blob:<hash>` is written last and makes a blob visible; until then its chunks expire by themselves.
 //! `blob:<hash>:<n>` are only ever written from bytes whose hash was checked.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv::Cmd;
+use kv::{Cmd, Pipeline};
 use model::job::BlobRef;
 use model::limits::{BLOB_CHUNK_BYTES, FILE_BYTES_MAX};
 use model::{BlobHash, ContextId, ContextUid, Timestamp};
@@ -17,6 +18,9 @@ use crate::store::{Asker, Store, Tenant};
 
 /// How long chunks are kept that belong to no visible blob.
 const UNFINISHED: Duration = Duration::from_secs(3600);
+
+/// Blobs that are looked for in one round trip.
+const BLOBS_LOOKED_FOR: usize = 1000;
 
 /// A piece of a blob that arrives in several calls.
 #[derive(Debug)]
@@ -150,6 +154,25 @@ impl Store {
             Some(size) if !size.is_nil() => Ok((size.uint()?, context.uid)),
             _ => Err(Error::not_found("blob", hash)),
         }
+    }
+}
+
+impl Tenant {
+    /// Fails when one of `blobs` is not here.
+    pub(crate) async fn check_blobs(&self, blobs: &BTreeSet<BlobHash>) -> Result<()> {
+        let blobs: Vec<&BlobHash> = blobs.iter().collect();
+        for part in blobs.chunks(BLOBS_LOOKED_FOR) {
+            let mut pipeline = Pipeline::new();
+            for hash in part {
+                pipeline.cmd(Cmd::new("EXISTS").arg(&self.keys.blob(**hash)));
+            }
+            for (hash, there) in part.iter().zip(self.connection.pipeline(&pipeline).await?) {
+                if there?.int()? == 0 {
+                    return Err(Error::BlobMissing(hash.to_string()));
+                }
+            }
+        }
+        Ok(())
     }
 }
 

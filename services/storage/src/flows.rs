@@ -50,6 +50,8 @@ pub(crate) struct NewFlow {
     pub(crate) cancel_timeout_secs: u32,
     /// How many nodes it will have.
     pub(crate) node_count: u32,
+    /// What its nodes will refer to, as far as it is known.
+    pub(crate) blobs: BTreeSet<BlobHash>,
 }
 
 /// How a flow is run again.
@@ -104,6 +106,7 @@ impl Store {
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context) = self.context(context).await?;
             context.require_create(actor, new.caller)?;
+            tenant.check_blobs(&new.blobs).await?;
             match self.create_flow_in(&tenant, &context, actor, new, request, now).await {
                 Err(Error::ContextChanged(_)) => {}
                 result => return result,
@@ -431,7 +434,7 @@ fn parts_of(mut nodes: &[NewNode]) -> Vec<&[NewNode]> {
     while !nodes.is_empty() {
         let (mut blobs, mut bytes, mut count) = (BTreeSet::new(), 0, 0);
         for node in nodes {
-            blobs.extend(record::job::blobs(&node.job).map(|blob| blob.sha256));
+            blobs.extend(node.job.blobs().map(|blob| blob.sha256));
             bytes += node.bytes();
             count += 1;
             // The next one may add as much as a node can, and still fits.
@@ -571,7 +574,7 @@ impl BlobTable {
         let mut places: HashMap<BlobHash, usize> = HashMap::new();
         for (job, node) in nodes.iter().enumerate() {
             let mut own = BTreeMap::new();
-            for blob in record::job::blobs(&node.job) {
+            for blob in node.job.blobs() {
                 let place = *places.entry(blob.sha256).or_insert_with(|| {
                     table.hashes.push(blob.sha256);
                     table.hashes.len()

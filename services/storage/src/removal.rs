@@ -189,7 +189,7 @@ async fn blobs_of(tenant: &Tenant, stored: &StoredFlow, jobs: &[JobId]) -> Resul
         // A job that cannot be read goes as well; what it refers to stays, which costs only space.
         let spec = fields.and_then(|fields| record::job::read(fields).ok());
         let mut hashes: Vec<BlobHash> =
-            spec.iter().flat_map(record::job::blobs).map(|blob| blob.sha256).collect();
+            spec.iter().flat_map(model::JobSpec::blobs).map(|blob| blob.sha256).collect();
         if let Ok(node) = serde_json::from_slice::<FlowNode>(&node.bytes().unwrap_or_default()) {
             hashes.extend(node.outputs.values().map(|blob| blob.sha256));
         }

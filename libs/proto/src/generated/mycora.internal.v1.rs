@@ -597,6 +597,10 @@ pub struct CreateFlowRequest {
     /// Its uid, random: whoever creates a flow chooses one by which it owns the flow. Empty: choose.
     #[prost(string, tag = "9")]
     pub flow_uid: ::prost::alloc::string::String,
+    /// The blobs that its nodes will refer to, as far as they are known: without one of them no flow is
+    /// created. SHA-256, hex.
+    #[prost(string, repeated, tag = "10")]
+    pub blobs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Gives the new flow, or that of the same request id.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -49,6 +49,7 @@ impl Submitter {
             flow: Some(flow),
             node_count,
             flow_uid: self.own_uid().to_string(),
+            blobs: Vec::new(),
         };
         let record = self.store.create_flow(create).await?.into_inner().flow;
         record.and_then(|record| record.flow).ok_or_else(|| bad_store("a new flow without its record"))

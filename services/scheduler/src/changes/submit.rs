@@ -63,6 +63,7 @@ impl Submitter {
             flow: Some(header),
             node_count: u32::try_from(spec.nodes.len()).unwrap_or(u32::MAX),
             flow_uid: self.own_uid().to_string(),
+            blobs: blobs_of(&spec),
         };
         let created = self.store.create_flow(create).await?.into_inner();
         let record = created.flow.ok_or_else(|| bad_store("a new flow without its record"))?;
@@ -199,6 +200,13 @@ fn check(flow: proto::v1::FlowSpec) -> Result<FlowSpec, Status> {
     Plan::of_specs(&spec.env_vars, &spec.nodes)
         .map_err(|violations| rpc::Error::invalid(violations_at("flow.", &violations)))?;
     Ok(spec)
+}
+
+/// Every blob that the jobs refer to, once.
+fn blobs_of(spec: &FlowSpec) -> Vec<String> {
+    let blobs: BTreeSet<BlobHash> =
+        spec.nodes.iter().flat_map(|node| node.job.blobs()).map(|blob| blob.sha256).collect();
+    blobs.iter().map(BlobHash::to_string).collect()
 }
 
 fn stored_nodes(spec: &FlowSpec, first_job_id: u32) -> Vec<StoredNode> {

@@ -73,12 +73,3 @@ pub(crate) fn read(mut fields: Fields) -> Result<JobSpec, BadRecord> {
         outputs: fields.json("outputs")?,
     })
 }
-
-/// Every blob that a job refers to, some of them perhaps twice.
-pub(crate) fn blobs(spec: &JobSpec) -> impl Iterator<Item = &BlobRef> {
-    let script = match &spec.script {
-        ScriptSource::Blob(blob) => Some(blob),
-        ScriptSource::Inline(_) => None,
-    };
-    script.into_iter().chain(spec.files.values())
-}

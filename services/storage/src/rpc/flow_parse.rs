@@ -40,6 +40,7 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
         flow,
         node_count,
         flow_uid,
+        blobs,
     } = request;
     let mut violations = Violations::new();
     let repeatable = Request::parse(&request_id, || request_hash, &mut violations);
@@ -53,6 +54,7 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
         "" => None,
         text => violations.take("flow_uid", text.parse()),
     };
+    let blobs = blobs.iter().filter_map(|hash| violations.take("blobs", hash.parse())).collect();
     let new = header.map(|header| NewFlow {
         id: (flow_id != 0).then_some(FlowId(flow_id)),
         uid,
@@ -63,6 +65,7 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
         deadline_secs: header.deadline_secs,
         cancel_timeout_secs: header.cancel_timeout_secs,
         node_count,
+        blobs,
     });
     let new = violations.into_result(new)?;
     Ok((ContextId(context_id), Asker::from_wire(on_behalf_of), new, repeatable))
