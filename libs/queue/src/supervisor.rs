@@ -217,30 +217,26 @@ impl Supervisor {
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
     pub async fn stop(&self, key: JobKey, grace_secs: u32) -> Result<StopOutcome> {
-        let end = AttemptEnd {
-            outcome: Outcome::Stopped,
-            exit_code: None,
-            reason: None,
-            result: model::flow::ResultMap::new(),
-            outputs: std::collections::BTreeMap::new(),
-            output_bytes: 0,
-            instance: None,
-            start_time: None,
-            end_time: Timestamp::now(),
+        self.db.call(stop_call(key, grace_secs)?).await.and_then(stop_outcome)
+    }
+
+    /// Stops several jobs in one round trip. Each has its own result; may be repeated.
+    pub async fn stop_all(&self, stops: &[(JobKey, u32)]) -> Vec<Result<StopOutcome>> {
+        if stops.is_empty() {
+            return Vec::new();
+        }
+        let calls: Result<Vec<_>> = stops.iter().map(|(key, grace)| stop_call(*key, *grace)).collect();
+        let stopping = async {
+            let mut pipeline = Pipeline::new();
+            for call in calls? {
+                pipeline.call(call);
+            }
+            self.db.pipeline(&pipeline).await
         };
-        let call = STOP
-            .call::<&str>(&[])
-            .arg(&key.to_string())
-            .arg(grace_secs)
-            .arg(STOP_MARK_KEEP.as_secs())
-            .arg(&encode(&EventKind::Ended(Box::new(end)))?);
-        let [outcome, instance] = self.db.call(call).await?.tuple()?;
-        Ok(match outcome.text()?.as_str() {
-            "unknown" => StopOutcome::Unknown,
-            "stopped" if instance == Value::Bytes(Vec::new()) => StopOutcome::Stopped,
-            "stopping" => StopOutcome::Stopping { instance: instance.text()? },
-            ended => StopOutcome::Ended(JobStatus::parse(ended)?),
-        })
+        match stopping.await {
+            Ok(answers) => answers.into_iter().map(|answer| answer.and_then(stop_outcome)).collect(),
+            Err(error) => stops.iter().map(|_| Err(error.clone())).collect(),
+        }
     }
 
     /// What is known of a job; nothing when it is not, or not any more.
@@ -475,6 +471,36 @@ impl Supervisor {
         let answer = self.db.cmd(Cmd::new("MGET").args(&keys)).await?;
         answer.array()?.into_iter().map(Value::optional_text).collect()
     }
+}
+
+fn stop_call(key: JobKey, grace_secs: u32) -> Result<Call> {
+    let end = AttemptEnd {
+        outcome: Outcome::Stopped,
+        exit_code: None,
+        reason: None,
+        result: model::flow::ResultMap::new(),
+        outputs: std::collections::BTreeMap::new(),
+        output_bytes: 0,
+        instance: None,
+        start_time: None,
+        end_time: Timestamp::now(),
+    };
+    Ok(STOP
+        .call::<&str>(&[])
+        .arg(&key.to_string())
+        .arg(grace_secs)
+        .arg(STOP_MARK_KEEP.as_secs())
+        .arg(&encode(&EventKind::Ended(Box::new(end)))?))
+}
+
+fn stop_outcome(answer: Value) -> Result<StopOutcome> {
+    let [outcome, instance] = answer.tuple()?;
+    Ok(match outcome.text()?.as_str() {
+        "unknown" => StopOutcome::Unknown,
+        "stopped" if instance == Value::Bytes(Vec::new()) => StopOutcome::Stopped,
+        "stopping" => StopOutcome::Stopping { instance: instance.text()? },
+        ended => StopOutcome::Ended(JobStatus::parse(ended)?),
+    })
 }
 
 fn accept_call(offer: Offer) -> Result<Call> {

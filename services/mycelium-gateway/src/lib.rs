@@ -1,7 +1,8 @@
 //! The gateway: a coordinator's conversation with other machines.
 //!
 //! - [`delivery`]: messages to supervisors.
-//! - [`wishes`]: what else routers want of supervisors: stops, where attempts stand, contexts forgotten.
+//! - [`stops`]: attempts that are to be stopped.
+//! - [`wishes`]: what else routers want of supervisors: where attempts stand, contexts forgotten.
 //! - [`front`]: what supervisors say, and ask for.
 //! - [`peers`]: the supervisors it speaks to, over streams or over a bus.
 //! - [`bus_link`]: a conversation over the bus, kept alive.
@@ -24,6 +25,7 @@ pub mod presence;
 pub mod process;
 pub mod routers;
 pub mod rpc;
+pub mod stops;
 pub mod wishes;
 
 pub use app::{App, Deps, Dial};

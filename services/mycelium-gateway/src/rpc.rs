@@ -18,6 +18,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::front::Desk;
 use crate::routers::{Item, RouterSession, frames};
+use crate::stops::{self, Stops};
 use crate::{delivery, wishes};
 
 /// What is called from outside. Not by actors: it shows the addresses of every tenant.
@@ -123,6 +124,7 @@ async fn receive(
     incoming: &mut Streaming<wire::ExchangeRequest>,
 ) -> Result<(), Status> {
     let mut tasks = JoinSet::new();
+    let stops = Stops::default();
     while let Some(wire::ExchangeRequest { frame }) = incoming.message().await? {
         match frame {
             Some(Frame::Deliver(deliver)) => {
@@ -133,8 +135,9 @@ async fn receive(
                 });
             }
             Some(Frame::Stop(stop)) => {
-                let (desk, answers) = (desk.clone(), session.answers());
-                tasks.spawn(async move { wishes::stop(&desk, &answers, stop).await });
+                if let Some(place) = stops.add(stop) {
+                    tasks.spawn(stops::run(desk.clone(), session.answers(), stops.clone(), place));
+                }
             }
             Some(Frame::Query(query)) => {
                 let (desk, answers) = (desk.clone(), session.answers());

@@ -1,11 +1,10 @@
-//! What routers want of supervisors beside running jobs: attempts stopped, attempts told of, contexts
-//! forgotten. Each wish is tried once; whoever has it repeats it until it is fulfilled.
+//! What routers want of supervisors beside running and stopping jobs: attempts told of, contexts forgotten.
+//! Each wish is tried once; whoever has it repeats it until it is fulfilled.
 
 use std::time::Duration;
 
 use model::supervision::{
-    ContextDrop, JobQuery, JobStatus, JobStop, JobStopped, STATE_QUEUED, STATE_RETURNED, STATE_STARTED,
-    STATE_UNKNOWN, method,
+    ContextDrop, JobQuery, JobStatus, STATE_QUEUED, STATE_RETURNED, STATE_STARTED, STATE_UNKNOWN, method,
 };
 use model::{ContextId, ContextUid, FlowId, JobKey, NodeReport, ReportKind, ReportSource};
 use mycelium::{Call, CallError, Peer};
@@ -13,41 +12,14 @@ use proto::internal::v1 as wire;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::delivery::{CONNECT_WAIT, stopped};
+use crate::delivery::CONNECT_WAIT;
 use crate::front::Desk;
 use crate::routers::Answers;
 
 /// How long a supervisor may take to answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Attempts that are asked for at once.
 pub const QUERY_ATTEMPTS_MAX: usize = 500;
-
-/// Stops an attempt. One that the supervisor had never seen, and will refuse from now on, is reported
-/// as stopped; of every other the supervisor itself tells the end.
-pub async fn stop(desk: &Desk, answers: &Answers, stop: wire::StopAttempt) {
-    let wire::StopAttempt { address, topic, job_key, grace_secs, context_id, flow_id } = stop;
-    let job_key: JobKey = match job_key.parse() {
-        Ok(key) => key,
-        Err(error) => {
-            tracing::error!(%error, "a stop names no attempt");
-            return;
-        }
-    };
-    let stopping = async {
-        let peer = connect(desk, &address, &topic).await?;
-        call::<_, JobStopped>(&peer, method::JOB_STOP, &JobStop { job_key, grace_secs }).await
-    };
-    match stopping.await {
-        Ok(outcome) if outcome.stopped && outcome.state == STATE_UNKNOWN => {
-            let source = Some(ReportSource { address, topic });
-            let (context_id, flow_id) = (ContextId(context_id), FlowId(flow_id));
-            let report = NodeReport { job_key, context_id, flow_id, source, kind: stopped() };
-            drop(answers.report(&report));
-        }
-        Ok(_) => {}
-        Err(error) => tracing::info!(%job_key, %address, %error, "an attempt was not stopped"),
-    }
-}
 
 /// Asks a supervisor where attempts stand, and reports what it says. While it cannot be reached there is
 /// no report.
@@ -147,7 +119,7 @@ pub async fn drop_context(desk: &Desk, wish: wire::DropContext) -> wire::DropOut
 
 /// Why a wish was not fulfilled.
 #[derive(Debug, thiserror::Error)]
-enum WishError {
+pub(crate) enum WishError {
     #[error("{0}")]
     Peer(crate::error::PeerError),
     #[error("{0}")]
@@ -158,7 +130,7 @@ enum WishError {
     Uid(model::id::ParseIdError),
 }
 
-async fn connect(desk: &Desk, address: &str, topic: &str) -> Result<Peer, WishError> {
+pub(crate) async fn connect(desk: &Desk, address: &str, topic: &str) -> Result<Peer, WishError> {
     desk.peers.connected(address, topic, CONNECT_WAIT).await.map_err(WishError::Peer)
 }
 

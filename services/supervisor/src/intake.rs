@@ -78,14 +78,17 @@ struct Work {
 }
 
 impl Work {
-    /// Jobs go into their queues together, in one round trip, and are looked up together; what else there is
-    /// follows.
+    /// Jobs go into their queues together, in one round trip, are stopped in one, and are looked up together;
+    /// what else there is follows.
     async fn answer_all(self, requests: Vec<Request>) -> Vec<Answer> {
         let (runs, others): (Vec<_>, Vec<_>) =
             requests.into_iter().enumerate().partition(|(_, request)| request.method == method::JOB_RUN);
         let (queries, others): (Vec<_>, Vec<_>) =
             others.into_iter().partition(|(_, request)| request.method == method::JOB_STATUS);
+        let (stops, others): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|(_, request)| request.method == method::JOB_STOP);
         let mut answers: Vec<(usize, Answer)> = self.run(runs).await;
+        answers.extend(self.stop(stops).await);
         let looked_up = queries.iter().map(|(place, request)| async {
             let answer = async { self.status(&request.read()?).await };
             (*place, answer.await)
@@ -161,7 +164,6 @@ impl Work {
     async fn other(&self, request: &Request) -> Answer {
         match request.method.as_str() {
             method::SUPERVISOR_INFO => answer(&self.supervisor.presence.now()),
-            method::JOB_STOP => self.stop(&request.read()?).await,
             method::CONTEXT_DROP => self.drop_context(&request.read()?).await,
             other => {
                 let message =
@@ -171,15 +173,30 @@ impl Work {
         }
     }
 
-    async fn stop(&self, stop: &JobStop) -> Answer {
-        let outcome = self.supervisor.queue.stop(stop.job_key, stop.grace_secs).await.map_err(unavailable)?;
-        let (stopped, state) = match outcome {
-            StopOutcome::Unknown => (true, STATE_UNKNOWN),
-            StopOutcome::Stopped => (true, "stopped"),
-            StopOutcome::Stopping { .. } => (false, "stopping"),
-            StopOutcome::Ended(status) => (true, status.as_str()),
-        };
-        answer(&JobStopped { stopped, state: state.to_owned() })
+    async fn stop(&self, requests: Vec<(usize, Request)>) -> Vec<(usize, Answer)> {
+        let mut answers = Vec::with_capacity(requests.len());
+        let (mut places, mut stops) = (Vec::new(), Vec::new());
+        for (place, request) in requests {
+            match request.read::<JobStop>() {
+                Ok(stop) => {
+                    places.push(place);
+                    stops.push((stop.job_key, stop.grace_secs));
+                }
+                Err(error) => answers.push((place, Err(error))),
+            }
+        }
+        let outcomes = self.supervisor.queue.stop_all(&stops).await;
+        let stopped = outcomes.into_iter().map(|outcome| {
+            let (stopped, state) = match outcome.map_err(unavailable)? {
+                StopOutcome::Unknown => (true, STATE_UNKNOWN),
+                StopOutcome::Stopped => (true, "stopped"),
+                StopOutcome::Stopping { .. } => (false, "stopping"),
+                StopOutcome::Ended(status) => (true, status.as_str()),
+            };
+            answer(&JobStopped { stopped, state: state.to_owned() })
+        });
+        answers.extend(places.into_iter().zip(stopped));
+        answers
     }
 
     async fn status(&self, query: &JobQuery) -> Answer {

@@ -36,10 +36,28 @@ local function end_job(key, status, data)
   redis.call('EXPIRE', REPLY .. key, 3600)
 end
 
--- Takes a waiting job out of its queue. The list is searched, which is what stopping costs.
+-- Makes a queue's list anew from those that still wait.
+local function sweep(queue)
+  local entries = redis.call('LRANGE', queue, 0, -1)
+  redis.call('DEL', queue)
+  for from = 1, #entries, 1000 do
+    local last = math.min(from + 999, #entries)
+    local seqs = redis.call('ZMSCORE', UNCLAIMED .. queue, unpack(entries, from, last))
+    local kept = {}
+    for i = from, last do
+      if seqs[i - from + 1] then kept[#kept + 1] = entries[i] end
+    end
+    if #kept > 0 then redis.call('RPUSH', queue, unpack(kept)) end
+  end
+end
+
+-- Takes a waiting job out of its queue. Its entry stays in the list, where whoever comes to it passes it
+-- over: to search for each of many would cost their number squared. When such entries are most of the
+-- list, or all of it, it is made anew.
 local function unqueue(key, queue)
   redis.call('ZREM', UNCLAIMED .. queue, key)
-  redis.call('LREM', queue, 1, key)
+  local waiting = redis.call('ZCARD', UNCLAIMED .. queue)
+  if waiting == 0 or redis.call('LLEN', queue) > 2 * waiting + 1000 then sweep(queue) end
 end
 
 -- Tells a running job's instance to stop it.

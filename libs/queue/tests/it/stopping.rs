@@ -35,6 +35,25 @@ async fn while_it_waits() {
 }
 
 #[tokio::test]
+async fn many_that_wait() {
+    let bench = Bench::new();
+    for from in [0, 2000] {
+        let offers = (from..from + 2000).map(|job| offer(execution(job))).collect();
+        assert!(bench.supervisor.accept_all(offers).await.iter().all(Result::is_ok));
+    }
+    let stops: Vec<_> = (0..4000).filter(|job| job % 1000 != 999).map(|job| (job_key(job), 0)).collect();
+    for part in stops.chunks(500) {
+        let outcomes = bench.supervisor.stop_all(part).await;
+        assert!(outcomes.iter().all(|outcome| *outcome == Ok(StopOutcome::Stopped)));
+    }
+    let left = bench.redis.raw(15, &["LLEN", "hero:q:work:type:shell"]);
+    let left: usize = left.trim_matches([':', '\r', '\n']).parse().expect("a length");
+    assert!((4..=1008).contains(&left), "{left} entries are left of 4 jobs that wait");
+    let (_, mut intake, _control) = bench.join(1).await;
+    assert_eq!(take(&mut intake, 10).await, [999, 1999, 2999, 3999], "in their order");
+}
+
+#[tokio::test]
 async fn while_it_runs() {
     let bench = Bench::new();
     let (worker, mut intake, mut control) = bench.join(1).await;

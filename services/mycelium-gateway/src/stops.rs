@@ -1,0 +1,219 @@
+//! Attempts that routers want stopped: of each supervisor many in one call, and again until it has answered.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use model::supervision::{JobStop, JobStopped, STATE_UNKNOWN, method};
+use model::{ContextId, FlowId, JobKey, NodeReport, ReportSource};
+use mycelium::{Call, CallError};
+use proto::internal::v1 as wire;
+
+use crate::delivery::stopped;
+use crate::front::Desk;
+use crate::routers::Answers;
+use crate::wishes::{ANSWER_TIMEOUT, WishError, connect};
+
+/// Attempts in one call.
+const STOPS_AT_ONCE: usize = 500;
+/// Attempts that may wait of one router. Who stays unreachable for so many tells of what it runs when it is
+/// back, and is told then to stop what should not run.
+const WAITING_MAX: usize = 100_000;
+/// How often a supervisor is called for the same attempts; with the pauses between, half a minute or more.
+const TRIES_MAX: u32 = 12;
+/// The first pause after a call that failed; each is twice the one before.
+const PAUSE_FIRST: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Where a supervisor is reached: address and topic.
+type Place = (String, String);
+
+/// What one router wants stopped. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub struct Stops(Arc<Mutex<HashMap<Place, Waiting>>>);
+
+/// Attempts at one supervisor, which a task is stopping.
+type Waiting = BTreeMap<JobKey, Wish>;
+
+#[derive(Debug, Clone, Copy)]
+struct Wish {
+    context: ContextId,
+    flow: FlowId,
+    grace_secs: u32,
+    tries: u32,
+}
+
+impl Stops {
+    /// Notes an attempt; gives where somebody has to [`run`] now, unless somebody does already.
+    pub fn add(&self, stop: wire::StopAttempt) -> Option<Place> {
+        let wire::StopAttempt { address, topic, job_key, grace_secs, context_id, flow_id } = stop;
+        let job_key: JobKey = match job_key.parse() {
+            Ok(key) => key,
+            Err(error) => {
+                tracing::error!(%error, "a stop names no attempt");
+                return None;
+            }
+        };
+        let wish = Wish { context: ContextId(context_id), flow: FlowId(flow_id), grace_secs, tries: 0 };
+        let place = (address, topic);
+        let mut places = self.lock();
+        if places.values().map(BTreeMap::len).sum::<usize>() >= WAITING_MAX {
+            tracing::warn!(%job_key, address = place.0, "too many stops wait: this one is given up");
+            return None;
+        }
+        if let Some(waiting) = places.get_mut(&place) {
+            waiting.insert(job_key, wish);
+            return None;
+        }
+        places.insert(place.clone(), BTreeMap::from([(job_key, wish)]));
+        Some(place)
+    }
+
+    /// Some of what waits; nothing, and the place is forgotten, when nothing does.
+    fn next(&self, place: &Place) -> Vec<(JobKey, Wish)> {
+        let mut places = self.lock();
+        let Some(waiting) = places.get_mut(place) else { return Vec::new() };
+        if waiting.is_empty() {
+            places.remove(place);
+            return Vec::new();
+        }
+        let rest = waiting.keys().nth(STOPS_AT_ONCE).copied();
+        let rest = rest.map(|first| waiting.split_off(&first)).unwrap_or_default();
+        std::mem::replace(waiting, rest).into_iter().collect()
+    }
+
+    /// Puts back what has to be tried again, unless a newer wish has come.
+    fn put_back(&self, place: &Place, wishes: Vec<(JobKey, Wish)>) {
+        let mut places = self.lock();
+        let waiting = places.entry(place.clone()).or_default();
+        for (job_key, wish) in wishes {
+            waiting.entry(job_key).or_insert(wish);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Place, Waiting>> {
+        // Nothing panics while it is held.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Stops what is wanted at one place, until nothing more is.
+pub async fn run(desk: Desk, answers: Answers, stops: Stops, place: Place) {
+    let mut pause = PAUSE_FIRST;
+    loop {
+        let wishes = stops.next(&place);
+        if wishes.is_empty() {
+            return;
+        }
+        let Some((left, error)) = try_all(&desk, &answers, &place, wishes).await else {
+            pause = PAUSE_FIRST;
+            continue;
+        };
+        let again = |wish: Wish| Wish { tries: wish.tries + 1, ..wish };
+        let (again, given_up): (Vec<_>, Vec<_>) = left
+            .into_iter()
+            .map(|(key, wish)| (key, again(wish)))
+            .partition(|(_, wish)| wish.tries < TRIES_MAX);
+        if !given_up.is_empty() {
+            tracing::warn!(address = place.0, attempts = given_up.len(), %error, "attempts were not stopped");
+        }
+        stops.put_back(&place, again);
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// Asks for all of them to be stopped; gives those that have to be tried again, and why. One that the
+/// supervisor had never seen, and will refuse from now on, is reported as stopped; of every other the
+/// supervisor itself tells the end.
+async fn try_all(
+    desk: &Desk,
+    answers: &Answers,
+    (address, topic): &Place,
+    wishes: Vec<(JobKey, Wish)>,
+) -> Option<(Vec<(JobKey, Wish)>, WishError)> {
+    let peer = match connect(desk, address, topic).await {
+        Ok(peer) => peer,
+        Err(error) => return Some((wishes, error)),
+    };
+    let calls = wishes.iter().map(|(job_key, wish)| {
+        Call::new(method::JOB_STOP, &JobStop { job_key: *job_key, grace_secs: wish.grace_secs })
+    });
+    let calls = match calls.collect::<Result<Vec<_>, _>>() {
+        Ok(calls) => calls,
+        Err(error) => return Some((wishes, WishError::Json(error))),
+    };
+    let (mut left, mut why) = (Vec::new(), None);
+    let outcomes = peer.call_batch(calls, ANSWER_TIMEOUT).await;
+    for ((job_key, wish), outcome) in wishes.into_iter().zip(outcomes) {
+        match outcome.and_then(|answer| read(answer.get())) {
+            Ok(outcome) if outcome.stopped && outcome.state == STATE_UNKNOWN => {
+                let source = Some(ReportSource { address: address.clone(), topic: topic.clone() });
+                let Wish { context, flow, .. } = wish;
+                let report =
+                    NodeReport { job_key, context_id: context, flow_id: flow, source, kind: stopped() };
+                if let Err(full) = answers.report(&report) {
+                    tracing::debug!(%job_key, %full, "a stop is not told of yet");
+                    left.push((job_key, wish));
+                    why.get_or_insert(WishError::Call(CallError::TooMany));
+                }
+            }
+            Ok(_) => {}
+            Err(CallError::Refused(refused)) if refused.is_lasting() => {
+                tracing::warn!(%job_key, address, %refused, "an attempt cannot be stopped");
+            }
+            Err(error) => {
+                left.push((job_key, wish));
+                why.get_or_insert(WishError::Call(error));
+            }
+        }
+    }
+    why.map(|why| (left, why))
+}
+
+fn read(answer: &str) -> Result<JobStopped, CallError> {
+    serde_json::from_str(answer).map_err(|error| CallError::Unwritable(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stop(job: u32, grace_secs: u32) -> wire::StopAttempt {
+        let key = format!("{}-{}-{job}-1", model::ContextUid::random(), model::FlowUid::random());
+        wire::StopAttempt {
+            address: "a".into(),
+            topic: "t".into(),
+            job_key: key,
+            grace_secs,
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn one_task_serves_a_place_until_nothing_waits() {
+        let stops = Stops::default();
+        let place = stops.add(stop(1, 5)).expect("somebody has to run");
+        for job in 2..=700 {
+            assert_eq!(stops.add(stop(job, 5)), None);
+        }
+        let first = stops.next(&place);
+        assert_eq!(first.len(), STOPS_AT_ONCE);
+        assert_eq!(stops.next(&place).len(), 200);
+        stops.put_back(&place, first);
+        assert_eq!(stops.next(&place).len(), STOPS_AT_ONCE);
+        assert!(stops.next(&place).is_empty());
+        assert_eq!(stops.add(stop(1, 5)), Some(place), "it begins anew");
+    }
+
+    #[test]
+    fn a_newer_wish_stands() {
+        let stops = Stops::default();
+        let early = stop(1, 30);
+        let place = stops.add(early.clone()).expect("somebody has to run");
+        let taken = stops.next(&place);
+        stops.add(wire::StopAttempt { grace_secs: 0, ..early });
+        stops.put_back(&place, taken);
+        assert_eq!(stops.next(&place)[0].1.grace_secs, 0);
+    }
+}
