@@ -172,7 +172,7 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
     let profile = certificates.profile(port);
     profile.save(&dir.join("client.toml")).map_err(UpError::Profile)?;
     let banner = Banner::new(&dir, &redis, &profile, port);
-    let task = tokio::spawn(supervise(dir, redis, suite, stop.clone()));
+    let task = tokio::spawn(supervise(dir, redis, suite, stop.clone(), notice));
     Ok(Running { profile, banner, stop, task })
 }
 
@@ -182,6 +182,7 @@ async fn supervise(
     mut redis: PrivateRedis,
     mut suite: Suite,
     stop: CancellationToken,
+    notice: Notice,
 ) -> Result<(), UpError> {
     let result = tokio::select! {
         // First: once the end was asked for, parts that end are no failure.
@@ -190,8 +191,12 @@ async fn supervise(
         error = redis.ended() => Err(error),
         error = suite.failed() => Err(error),
     };
+    if let Err(error) = &result {
+        // At once: the end may take a while.
+        notice.say(&format!("{error}\nending what runs"));
+    }
     stop.cancel();
-    suite.drain().await;
+    suite.drain(&mut redis, &dir).await;
     redis.stop().await.map_err(UpError::RedisStop)?;
     // The lock is the last thing that is given up.
     drop(dir);

@@ -117,6 +117,12 @@ impl PrivateRedis {
         }
     }
 
+    /// Whether the server has ended.
+    #[must_use]
+    pub(super) fn has_ended(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(Some(_)))
+    }
+
     /// Lets the server write what it has and end.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! The services of an all-in-one, wired through in-memory connections.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,10 @@ use crate::bootstrap::{self, ACTOR};
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long open calls, and scripts that run, may go on after the end was asked for.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
+/// How long scripts may go on when Redis has ended: their ends cannot be recorded.
+const JOBS_WITHOUT_REDIS: Duration = Duration::from_secs(5);
+/// The same for the services, which cannot write anything either.
+const SERVICES_WITHOUT_REDIS: Duration = Duration::from_secs(2);
 /// The name of the one scheduler: its lease is taken over at once after a restart.
 const SCHEDULER_NAME: &str = "local";
 /// The name of the one router: what it held is given back to it after a restart.
@@ -134,14 +139,26 @@ impl Suite {
         }
     }
 
-    /// Ends the runners first, so that what they report is still taken up, and the services then.
-    pub(super) async fn drain(mut self) {
+    /// Ends the runners first, so that what they report is still taken up, and the services then. Without
+    /// Redis nothing can be reported any more: then all of it is cut after a short while.
+    pub(super) async fn drain(mut self, redis: &mut PrivateRedis, dir: &DataDir) {
         self.readiness.close("ending");
         self.serving.cancel();
         if let Some(runner) = self.runner.take() {
-            runner.drain().await;
+            let cut = async {
+                redis.ended().await;
+                tokio::time::sleep(JOBS_WITHOUT_REDIS).await;
+            };
+            let drained = tokio::select! {
+                () = runner.drain() => true,
+                () = cut => false,
+            };
+            if !drained {
+                end_scripts(dir.join(WORK_DIR)).await;
+            }
         }
         self.stop.cancel();
+        let deadline = if redis.has_ended() { SERVICES_WITHOUT_REDIS } else { DRAIN_DEADLINE };
         let (stop_storage, storage) = (self.stop_storage.clone(), self.storage.take());
         let ended = async {
             while self.tasks.join_next().await.is_some() {}
@@ -151,7 +168,7 @@ impl Suite {
                 let _ = storage.await;
             }
         };
-        if tokio::time::timeout(DRAIN_DEADLINE, ended).await.is_err() {
+        if tokio::time::timeout(deadline, ended).await.is_err() {
             tracing::warn!("some services did not end in time and are cut");
             self.tasks.abort_all();
         }
@@ -340,6 +357,15 @@ impl Suite {
         let running = runner::start(settings, &kv, SUPERVISOR_DATABASE, &Shutdown::new()).await;
         self.runner = Some(running.map_err(build_error("runner"))?);
         Ok(mount)
+    }
+}
+
+/// Ends the scripts of runners that were cut.
+async fn end_scripts(work_dir: PathBuf) {
+    match tokio::task::spawn_blocking(move || runner::sweep(&work_dir)).await {
+        Ok(Ok(ended)) => ended.iter().for_each(|script| tracing::warn!("ended a script: {script}")),
+        Ok(Err(error)) => tracing::warn!(%error, "scripts may go on; the next start ends them"),
+        Err(error) => tracing::warn!(%error, "scripts may go on; the next start ends them"),
     }
 }
 

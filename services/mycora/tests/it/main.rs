@@ -1,5 +1,6 @@
 //! The program as it is called, as far as that needs no coordinator.
 
+mod all_in_one;
 mod commands;
 mod coordinator;
 mod served;
