@@ -257,8 +257,6 @@ reason_codes! {
     NodeCancelled = "NODE_CANCELLED",
     /// Another node failed in a flow that says `fail_fast`.
     FailFast = "FAIL_FAST",
-    /// The cancelled attempt was never confirmed to have stopped.
-    CancelUnconfirmed = "CANCEL_UNCONFIRMED",
 }
 
 impl FromStr for ReasonCode {

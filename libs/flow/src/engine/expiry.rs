@@ -87,9 +87,7 @@ impl Pass<'_, '_, '_> {
         // An expired attempt has a reason: both are written together.
         let mut reason = node.reason.clone().unwrap_or_else(|| Reason::new(ReasonCode::Timeout, ""));
         if !ending.confirmed {
-            let comma = if reason.detail.is_empty() { "" } else { ", " };
-            reason.detail.push_str(comma);
-            reason.detail.push_str("not confirmed to have stopped");
+            note_unconfirmed(&mut reason);
         }
         if reason.code == ReasonCode::Deadline {
             self.apply(index, NodeEvent::Fail, |node| {
@@ -100,4 +98,11 @@ impl Pass<'_, '_, '_> {
             self.failed_try(index, reason, None, ending);
         }
     }
+}
+
+/// Says in a reason that nobody knows whether the attempt has stopped.
+pub(super) fn note_unconfirmed(reason: &mut Reason) {
+    let comma = if reason.detail.is_empty() { "" } else { ", " };
+    reason.detail.push_str(comma);
+    reason.detail.push_str("not confirmed to have stopped");
 }

@@ -7,6 +7,7 @@ use model::execution::Outcome;
 use model::limits::RESULT_BYTES_MAX;
 use model::{AttemptEnd, FlowNode, NodeReport, NodeState, Reason, ReasonCode, ReportKind, Timestamp};
 
+use super::expiry::note_unconfirmed;
 use super::is_in_flight;
 use super::pass::Pass;
 use crate::graph::NodeIndex;
@@ -188,7 +189,10 @@ impl Pass<'_, '_, '_> {
     /// Closes the attempt if it was cancelled or has expired, in this order; gives `ending` back if not.
     pub(super) fn end_as_ordered(&mut self, index: NodeIndex, ending: Ending) -> Option<Ending> {
         if self.is_cancel_requested(index) {
-            let reason = self.cancel_reason(index);
+            let mut reason = self.cancel_reason(index);
+            if !ending.confirmed {
+                note_unconfirmed(&mut reason);
+            }
             self.apply(index, NodeEvent::Stop, |node| {
                 ending.note(node);
                 node.reason = Some(reason);

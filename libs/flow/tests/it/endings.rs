@@ -35,7 +35,8 @@ fn cancel_reaches_every_state() {
     assert_eq!(world.state("sent"), NodeState::Dispatched);
     world.pass(0.1);
     assert_eq!((world.state("sent"), world.node("sent").unconfirmed), (NodeState::Cancelled, true));
-    assert_eq!(world.code("sent"), Some(ReasonCode::FlowCancelled));
+    let reason = world.node("sent").reason.as_ref().expect("there is one").to_string();
+    assert_eq!(reason, "FLOW_CANCELLED: not confirmed to have stopped");
     assert_eq!((world.state("done"), world.status()), (NodeState::Completed, FlowStatus::Cancelled));
 }
 

@@ -107,7 +107,6 @@ const fn code_words(code: ReasonCode) -> &'static str {
         ReasonCode::FlowCancelled => "the flow was cancelled",
         ReasonCode::NodeCancelled => "it was cancelled",
         ReasonCode::FailFast => "another job failed and the flow says fail_fast",
-        ReasonCode::CancelUnconfirmed => "nobody confirmed that it stopped",
     }
 }
 

@@ -229,14 +229,14 @@ impl Facts {
                 format!("context {context} has no runner {id}"),
             ));
         };
-        let heard = match view.last_seen {
-            Some(time) => format!("last heard {} ago", span(self.now.since(time))),
-            None => "never heard".to_owned(),
-        };
-        let detail = if view.live {
-            format!("runner {id} is alive, {heard}")
-        } else {
-            format!("runner {id} is not alive, {heard}; its attempts are lost when it stays away")
+        // When one that lives was last heard is not told of every time.
+        let detail = match (view.live, view.last_seen) {
+            (true, _) => format!("runner {id} is alive"),
+            (false, None) => format!("runner {id} was never heard; its attempts are lost when it stays away"),
+            (false, Some(time)) => format!(
+                "runner {id} is not alive, last heard {} ago; its attempts are lost when it stays away",
+                span(self.now.since(time))
+            ),
         };
         Some(finding(FindingKind::Liveness, !view.live, detail))
     }
