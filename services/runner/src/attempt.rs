@@ -165,7 +165,7 @@ fn ending(
             end.outcome = Outcome::TimedOut;
             end.reason = Some(Reason::new(ReasonCode::Timeout, detail));
         }
-        Done::Interrupted => match interrupt.order().map(|order| order.cause) {
+        Done::Interrupted => match interrupt.cause() {
             Some(Cause::Drained) => {
                 end.outcome = Outcome::Lost;
                 end.reason =
@@ -192,7 +192,7 @@ async fn record(instance: &Instance, ending: &Ending, interrupt: &Interrupt) {
                 return;
             }
             Err(error) => {
-                if interrupt.order().is_none_or(|order| order.cause != Cause::Closed) {
+                if interrupt.cause() != Some(Cause::Closed) {
                     tracing::warn!(%key, %error, "an end waits to be recorded");
                 }
                 tokio::time::sleep(pause).await;

@@ -1,9 +1,10 @@
 //! Being told to end a job.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// Why a job has to end before its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,56 +26,87 @@ pub(crate) struct Order {
     pub(crate) grace: Duration,
 }
 
-/// Carries the order to end one job, to tasks and to threads. The first order counts, except that
-/// a job that is known to be closed is closed.
+/// What all orders so far come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Told {
+    cause: Cause,
+    /// When the least patient of them has waited long enough.
+    end: Instant,
+}
+
+/// Carries orders to end one job, to tasks and to threads. Why it ends is said by the first of them, except
+/// that a job that is known to be closed is closed; how long it may take, by the one whose grace is over first.
 #[derive(Debug)]
 pub(crate) struct Interrupt {
-    order: watch::Sender<Option<Order>>,
+    told: watch::Sender<Option<Told>>,
     raised: Mutex<bool>,
     wake: Condvar,
 }
 
 impl Default for Interrupt {
     fn default() -> Self {
-        Self { order: watch::Sender::new(None), raised: Mutex::default(), wake: Condvar::new() }
+        Self { told: watch::Sender::new(None), raised: Mutex::default(), wake: Condvar::new() }
     }
 }
 
 impl Interrupt {
-    /// Gives the order.
+    /// Gives an order; its grace begins now.
     pub(crate) fn raise(&self, order: Order) {
-        self.order.send_if_modified(|present| {
-            let counts =
-                present.is_none_or(|present| order.cause == Cause::Closed && present.cause != order.cause);
-            if counts {
-                *present = Some(order);
-            }
-            counts
+        let end = Instant::now() + order.grace;
+        self.told.send_if_modified(|told| {
+            let merged = match *told {
+                None => Told { cause: order.cause, end },
+                Some(first) => {
+                    let cause = if order.cause == Cause::Closed { order.cause } else { first.cause };
+                    Told { cause, end: first.end.min(end) }
+                }
+            };
+            told.replace(merged) != Some(merged)
         });
         *self.flag() = true;
         self.wake.notify_all();
     }
 
-    /// The order, if there is one.
-    pub(crate) fn order(&self) -> Option<Order> {
-        *self.order.borrow()
+    /// Why it has to end, if it has to.
+    pub(crate) fn cause(&self) -> Option<Cause> {
+        self.told.borrow().map(|told| told.cause)
     }
 
     /// Waits for an order. Cancel safe.
-    pub(crate) async fn raised(&self) -> Order {
-        let mut receiver = self.order.subscribe();
-        match receiver.wait_for(Option::is_some).await.map(|order| *order) {
-            Ok(Some(order)) => order,
+    pub(crate) async fn raised(&self) {
+        if self.told.subscribe().wait_for(Option::is_some).await.is_err() {
             // The sender is ours and cannot be gone.
-            _ => std::future::pending().await,
+            std::future::pending().await
+        }
+    }
+
+    /// Waits until the grace of an order is over, also of one that comes meanwhile. Cancel safe.
+    pub(crate) async fn grace_over(&self) {
+        let mut receiver = self.told.subscribe();
+        loop {
+            let told = *receiver.borrow_and_update();
+            let over = async {
+                match told {
+                    // Not even a turn of the clock for an order without grace.
+                    Some(told) if told.end <= Instant::now() => {}
+                    Some(told) => tokio::time::sleep_until(told.end).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = over => return,
+                // The sender is ours and cannot be gone.
+                Ok(()) = receiver.changed() => {}
+            }
         }
     }
 
     /// Sleeps on a thread, at most until `until`; gives whether it was an order that ended it.
-    pub(crate) fn sleep_until(&self, until: Instant) -> bool {
+    pub(crate) fn sleep_until(&self, until: std::time::Instant) -> bool {
         let mut flag = self.flag();
         loop {
-            let left = until.saturating_duration_since(Instant::now());
+            let left = until.saturating_duration_since(std::time::Instant::now());
             if *flag || left.is_zero() {
                 return *flag;
             }
@@ -91,17 +123,36 @@ impl Interrupt {
 mod tests {
     use super::*;
 
+    const LONG: Duration = Duration::from_secs(600);
+
     #[tokio::test]
-    async fn the_first_order_counts_unless_the_job_is_closed() {
+    async fn the_first_cause_counts_unless_the_job_is_closed() {
         let interrupt = Interrupt::default();
-        assert!(!interrupt.sleep_until(Instant::now()));
+        let now = std::time::Instant::now;
+        assert!(!interrupt.sleep_until(now()));
         let order = |cause| Order { cause, grace: Duration::ZERO };
         interrupt.raise(order(Cause::Requested));
         interrupt.raise(order(Cause::Drained));
-        assert_eq!(interrupt.raised().await.cause, Cause::Requested);
+        interrupt.raised().await;
+        assert_eq!(interrupt.cause(), Some(Cause::Requested));
         interrupt.raise(order(Cause::Closed));
         interrupt.raise(order(Cause::Requested));
-        assert_eq!(interrupt.order().map(|order| order.cause), Some(Cause::Closed));
-        assert!(interrupt.sleep_until(Instant::now() + Duration::from_secs(60)));
+        assert_eq!(interrupt.cause(), Some(Cause::Closed));
+        assert!(interrupt.sleep_until(now() + LONG));
+    }
+
+    #[tokio::test]
+    async fn the_earliest_end_counts() {
+        let interrupt = Interrupt::default();
+        let over = async || tokio::time::timeout(Duration::ZERO, interrupt.grace_over()).await.is_ok();
+        let order = |cause, grace| Order { cause, grace };
+        assert!(!over().await);
+        interrupt.raise(order(Cause::Requested, LONG));
+        assert!(!over().await);
+        let hurry = async { interrupt.raise(order(Cause::Drained, Duration::ZERO)) };
+        tokio::join!(biased; interrupt.grace_over(), hurry);
+        interrupt.raise(order(Cause::Requested, LONG));
+        assert!(over().await);
+        assert_eq!(interrupt.cause(), Some(Cause::Requested));
     }
 }

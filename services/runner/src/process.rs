@@ -6,14 +6,15 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
 
 use model::{Reason, ReasonCode};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt as _, Interest};
 use tokio::net::unix::pipe;
+use tokio::time::Instant;
 
+use crate::interrupt::Interrupt;
 use crate::output::{Printer, Stream};
 use crate::processes::{self, Observed};
 use crate::results;
@@ -46,7 +47,7 @@ pub(crate) struct Interpreter {
 enum Over {
     Exited,
     OutOfTime,
-    Interrupted(Duration),
+    Interrupted,
 }
 
 impl Launcher {
@@ -85,16 +86,17 @@ impl Launcher {
             child.stdout.take().map(|out| pump(OwnedFd::from(out), Stream::Out, job.printer.clone())),
             child.stderr.take().map(|err| pump(OwnedFd::from(err), Stream::Err, job.printer.clone())),
         ];
-        let over = watched.wait(job).await;
+        let limits = Limits::new(job);
+        let over = watched.wait(&limits).await;
         let mark = processes::mark_below(job.workspace.dir());
         let leader = watched.leader;
-        watched.end(&over).await;
+        watched.end(&over, &limits).await;
         let status = child.wait().map_err(|error| failed("the end of the process is unknown", &error))?;
         drain(pumps, !matches!(over, Over::Exited), leader, mark).await;
         drop(record);
         Ok(match over {
             Over::OutOfTime => End::TimedOut,
-            Over::Interrupted(_) => End::Interrupted,
+            Over::Interrupted => End::Interrupted,
             Over::Exited => exited(status, job),
         })
     }
@@ -146,6 +148,41 @@ fn command(interpreter: &Interpreter, job: &Job) -> Result<Command, Reason> {
     Ok(command)
 }
 
+/// What ends a process that does not end by itself.
+struct Limits<'a> {
+    interrupt: &'a Interrupt,
+    time: Option<Instant>,
+}
+
+impl<'a> Limits<'a> {
+    /// From now on.
+    fn new(job: &'a Job) -> Self {
+        // A time limit beyond what a clock can count is none.
+        let time = job.time_limit.and_then(|limit| Instant::now().checked_add(limit));
+        Self { interrupt: &job.interrupt, time }
+    }
+
+    async fn out_of_time(&self) {
+        match self.time {
+            Some(time) => tokio::time::sleep_until(time).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Waits until no more time is left since any of them was reached, whichever it was that ended it first.
+    async fn grace_over(&self) {
+        let out_of_time = async {
+            self.out_of_time().await;
+            tokio::time::sleep(TERMINATE_GRACE).await;
+        };
+        tokio::select! {
+            biased;
+            () = self.interrupt.grace_over() => {}
+            () = out_of_time => {}
+        }
+    }
+}
+
 /// A process whose end can be awaited without anybody collecting it.
 struct Watched {
     handle: AsyncFd<OwnedFd>,
@@ -170,33 +207,30 @@ impl Watched {
         let _ = self.handle.readable().await;
     }
 
-    async fn wait(&self, job: &Job) -> Over {
-        let out_of_time = async {
-            match job.time_limit {
-                Some(limit) => tokio::time::sleep(limit).await,
-                None => std::future::pending().await,
-            }
-        };
+    async fn wait(&self, limits: &Limits<'_>) -> Over {
         tokio::select! {
             biased;
             () = self.exited() => Over::Exited,
-            order = job.interrupt.raised() => Over::Interrupted(order.grace),
-            () = out_of_time => Over::OutOfTime,
+            () = limits.interrupt.raised() => Over::Interrupted,
+            () = limits.out_of_time() => Over::OutOfTime,
         }
     }
 
     /// Ends what is left of its group: after a polite request and some grace, unless it has ended by itself.
-    async fn end(&self, over: &Over) {
-        let grace = match over {
-            Over::Exited => Duration::ZERO,
-            Over::OutOfTime => TERMINATE_GRACE,
-            Over::Interrupted(grace) => *grace,
-        };
-        if !grace.is_zero() {
-            self.signal(Signal::TERM);
-            let _ = tokio::time::timeout(grace, self.exited()).await;
+    async fn end(&self, over: &Over, limits: &Limits<'_>) {
+        if !matches!(over, Over::Exited) {
+            tokio::select! {
+                biased;
+                () = limits.grace_over() => {}
+                () = self.asked() => {}
+            }
         }
         self.signal(Signal::KILL);
+        self.exited().await;
+    }
+
+    async fn asked(&self) {
+        self.signal(Signal::TERM);
         self.exited().await;
     }
 
@@ -283,4 +317,24 @@ pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
 
 fn is_executable(path: &Path) -> bool {
     path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::interrupt::{Cause, Order};
+
+    #[tokio::test]
+    async fn a_stop_with_much_grace_does_not_lift_the_time_limit() {
+        let interrupt = Interrupt::default();
+        interrupt.raise(Order { cause: Cause::Requested, grace: Duration::from_secs(3600) });
+        let limits = Limits { interrupt: &interrupt, time: Some(Instant::now()) };
+        tokio::time::timeout(testkit::PATIENCE, limits.grace_over()).await.expect("the limit's own grace");
+        let unlimited = Limits { interrupt: &interrupt, time: None };
+        assert!(tokio::time::timeout(Duration::ZERO, unlimited.grace_over()).await.is_err());
+        interrupt.raise(Order { cause: Cause::Drained, grace: Duration::ZERO });
+        unlimited.grace_over().await;
+    }
 }

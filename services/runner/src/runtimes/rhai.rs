@@ -63,7 +63,7 @@ struct Limits {
 impl Limits {
     /// Whether its time is over, by either.
     fn over(&self) -> bool {
-        self.interrupt.order().is_some() || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+        self.interrupt.cause().is_some() || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 }
 
@@ -85,7 +85,7 @@ fn execute(job: &Job) -> End {
     let code = match outcome {
         Ok(()) => code.load(Ordering::Relaxed),
         Err(error) => match *error {
-            EvalAltResult::ErrorTerminated(..) if job.interrupt.order().is_some() => return End::Interrupted,
+            EvalAltResult::ErrorTerminated(..) if job.interrupt.cause().is_some() => return End::Interrupted,
             EvalAltResult::ErrorTerminated(..) => return End::TimedOut,
             other => {
                 job.printer.print_blocking(Stream::Err, &format!("{other}\n"));

@@ -52,6 +52,28 @@ async fn a_polite_script_has_time_to_clean_up() {
 }
 
 #[tokio::test]
+async fn who_asks_again_with_less_patience_is_heard() {
+    let mut bench = Bench::new().await;
+    for (script_type, script) in [
+        (ScriptType::Shell, "trap 'echo asked' TERM; echo ready; while :; do :; done"),
+        (
+            ScriptType::Python,
+            "import signal\nsignal.signal(signal.SIGTERM, lambda *_: print('asked'))\nprint('ready')\nwhile True: pass",
+        ),
+    ] {
+        let mut execution = job(script_type, script);
+        execution.timeout_secs = 0;
+        let key = bench.accept(execution).await;
+        bench.printed(key, "ready").await;
+        bench.supervisor.stop(key, 3600).await.expect("an answer");
+        bench.printed(key, "asked").await;
+        bench.supervisor.stop(key, 0).await.expect("an answer");
+        let outcome = tokio::time::timeout(PATIENCE, bench.end_of(key)).await.expect("an end without delay");
+        assert_eq!((outcome.end.outcome, outcome.end.reason), (Kind::Stopped, None), "{script}");
+    }
+}
+
+#[tokio::test]
 async fn every_language_can_be_stopped_and_runs_out_of_time() {
     let mut bench = Bench::new().await;
     for (script_type, script) in [
