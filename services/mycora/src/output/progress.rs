@@ -238,6 +238,8 @@ impl View {
 
     fn apply_node(&mut self, now: Instant, node: v1::FlowNode) -> Vec<News> {
         let job_id = node.job_id;
+        // What a generation before left behind is no news: it is kept, or about to begin anew.
+        let current = self.flow.as_ref().is_none_or(|flow| node.generation >= flow.generation);
         let mut node = Node::new(now, node);
         let known = self.nodes.get(&job_id);
         if let Some(known) = known {
@@ -247,7 +249,7 @@ impl View {
             node.since = known.since;
         }
         let before = known.map_or((v1::NodeState::Pending, node.attempt), |node| (node.state, node.attempt));
-        let news = node.news(before);
+        let news = if current { node.news(before) } else { Vec::new() };
         self.nodes.insert(job_id, node);
         self.mark(job_id);
         news
@@ -447,6 +449,24 @@ mod tests {
         let ended = v1::Flow { status: v1::FlowStatus::Error.into(), ..flow };
         assert_eq!(texts(view.apply(now, Event::Flow(ended))), ["flow 3 `f`: error"]);
         assert!(view.ended().is_some());
+    }
+
+    #[test]
+    fn of_a_rerun_only_its_own_generation_is_told() {
+        let now = Instant::now();
+        let mut view = View::default();
+        view.begin_snapshot();
+        let status = v1::FlowStatus::Started.into();
+        view.apply(now, Event::Flow(v1::Flow { generation: 2, status, ..Default::default() }));
+        let mut of_generation = |job_id, generation| {
+            let Event::Node(node) = node(job_id, "a", NodeState::Completed) else { return Vec::new() };
+            texts(view.apply(now, Event::Node(v1::FlowNode { generation, ..node })))
+        };
+        assert!(of_generation(1, 1).is_empty(), "kept, or not reset yet");
+        assert_eq!(of_generation(2, 2), ["a: completed"]);
+        view.apply(now, Event::NodeChange(change(1, NodeState::Pending, 1)));
+        let told = view.apply(now, Event::NodeChange(change(1, NodeState::Completed, 2)));
+        assert_eq!(texts(told), ["a: completed"], "run again");
     }
 
     #[test]

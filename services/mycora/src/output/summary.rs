@@ -16,13 +16,15 @@ const NODES_SHOWN_MAX: usize = 100;
 pub fn flow(flow: &v1::Flow, nodes: &[v1::FlowNode], now: Timestamp) -> String {
     let created = wire_time::required(flow.create_time);
     let until = if progress::is_ended(flow) { wire_time::required(flow.update_time) } else { now };
+    let lasted = began(flow, nodes).map(|began| format!(" ({})", time::duration(until.since(began))));
     let mut status = words::flow_status(flow.status()).to_owned();
     if !progress::is_ended(flow) && flow.cancel_requested_time.is_some() {
         status.push_str(", being cancelled");
     }
+    status.push_str(&lasted.unwrap_or_default());
     let mut text = table::pairs(&[
         ("flow", format!("{} {}", flow.id, flow.name)),
-        ("status", format!("{status} ({})", time::duration(until.since(created)))),
+        ("status", status),
         ("context", flow.context_id.to_string()),
         ("actor", flow.caller_id.to_string()),
         ("created", time::utc(created)),
@@ -39,6 +41,16 @@ pub fn flow(flow: &v1::Flow, nodes: &[v1::FlowNode], now: Timestamp) -> String {
         text.push_str("the result is larger than what a flow keeps; read the jobs with --output json\n");
     }
     text
+}
+
+/// When the flow's generation began. The record does not say it of a rerun: there it is when the first
+/// node became ready in it, if any did.
+fn began(flow: &v1::Flow, nodes: &[v1::FlowNode]) -> Option<Timestamp> {
+    if flow.generation <= 1 {
+        return Some(wire_time::required(flow.create_time));
+    }
+    let of_rerun = nodes.iter().filter(|node| node.generation >= flow.generation);
+    of_rerun.filter_map(|node| node.ready_time.or(node.start_time)).map(wire_time::from_wire).min()
 }
 
 /// A result, or nothing when there is none.
@@ -216,6 +228,24 @@ mod tests {
         let jobs: Vec<_> = text.lines().skip_while(|line| !line.starts_with("JOB")).collect();
         assert!(jobs[1].starts_with("bad") && jobs[2].starts_with("j0"), "{text}");
         assert_eq!(jobs.last(), Some(&"… and 51 more; `mycora flow nodes 3` lists them"));
+    }
+
+    #[test]
+    fn the_time_of_a_rerun_counts_from_its_own_start() {
+        let at = |millis| Some(wire_time::to_wire(Timestamp::from_millis(millis)));
+        let rerun = v1::Flow {
+            status: v1::FlowStatus::Finished.into(),
+            generation: 2,
+            create_time: at(1_000),
+            update_time: at(103_000),
+            ..Default::default()
+        };
+        let node =
+            |generation, start| v1::FlowNode { generation, start_time: at(start), ..Default::default() };
+        let text = flow(&rerun, &[node(1, 1_100), node(2, 101_000)], Timestamp::from_millis(200_000));
+        assert!(text.contains("status   finished (2.0 s)\n"), "{text}");
+        let text = flow(&rerun, &[node(1, 1_100)], Timestamp::from_millis(200_000));
+        assert!(text.contains("status   finished\n"), "nothing ran: {text}");
     }
 
     #[test]
