@@ -49,6 +49,26 @@ fn cancelled_while_ready_dispatched_and_running() {
 }
 
 #[test]
+fn many_that_are_queued_are_stopped_before_the_flow_has_ended() {
+    let scene = Scene::new(&["--slots", "1"]);
+    let jobs: String =
+        (0..3000).map(|i| format!("  n{i}: {{ script_type: shell, script: \"echo >> ../ran\" }}\n")).collect();
+    let id = scene.submit(&format!("name: many\njobs:\n{jobs}"));
+    scene.wait_for(id, "n0", "COMPLETED");
+    stdout(&scene.up.mycora(&["flow", "cancel", &id.to_string(), "--now"]), 0);
+    let ended = scene.end(id);
+    assert_eq!(ended.status, "CANCELLED");
+    let unconfirmed = ended.nodes.values().filter(|node| !node["unconfirmed"].is_null()).count();
+    assert_eq!(unconfirmed, 0, "each is known to have stopped");
+    let completed = ended.states().iter().filter(|(_, state)| state == "COMPLETED").count();
+    assert!(completed < 2000, "{completed} of 3000 ran before the rest was stopped");
+    // What was stopped in the queue is passed over: the next job runs.
+    let (_, next) = scene.run(&format!("name: next\njobs:\n  only: {{ {GOOD} }}\n"));
+    assert_eq!(next.status, "FINISHED");
+    scene.close();
+}
+
+#[test]
 fn one_node_is_cancelled_and_its_dependants_see_a_failure() {
     let scene = Scene::new(&[]);
     let id = scene.submit(&format!(
