@@ -1,9 +1,12 @@
 //! What a script gave: `key=value` lines, or one JSON object.
 
+use std::collections::BTreeMap;
+
 use model::flow::ResultMap;
 use model::limits::RESULT_BYTES_MAX;
 use model::{Reason, ReasonCode};
 use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
 
 /// The longest key.
 const KEY_BYTES_MAX: usize = 256;
@@ -42,15 +45,47 @@ pub(crate) fn check_size(result: &ResultMap) -> Result<(), Reason> {
 }
 
 fn parse_json(text: &str) -> Result<ResultMap, Reason> {
-    let object: serde_json::Map<String, Value> = serde_json::from_str(text)
+    let object = parse_object(text)
         .map_err(|error| wrong(format!("$MYCORA_RESULT begins like a JSON object and is none: {error}")))?;
-    object
+    for key in object.keys() {
+        check_key(key).map_err(|why| wrong(format!("$MYCORA_RESULT has a key that {why}")))?;
+    }
+    Ok(object)
+}
+
+fn parse_object(text: &str) -> serde_json::Result<ResultMap> {
+    // Raw values are bounded neither in depth nor in the size of numbers; these are.
+    let values: BTreeMap<String, Value> = serde_json::from_str(text)?;
+    let mut written: BTreeMap<String, &RawValue> = serde_json::from_str(text)?;
+    values
         .into_iter()
         .map(|(key, value)| {
-            check_key(&key).map_err(|why| wrong(format!("$MYCORA_RESULT has a key that {why}")))?;
-            Ok((key, text_of(value)))
+            let text = match (value, written.remove(&key)) {
+                (Value::Number(_) | Value::Array(_) | Value::Object(_), Some(raw)) => {
+                    compact(raw)?.to_string()
+                }
+                (value, _) => text_of(value),
+            };
+            Ok((key, text))
         })
         .collect()
+}
+
+/// The same value without spaces and in order, its numbers digit for digit: a [`Value`] would round them.
+fn compact(raw: &RawValue) -> serde_json::Result<Box<RawValue>> {
+    match raw.get().as_bytes().first() {
+        Some(b'{') => {
+            let members: BTreeMap<String, &RawValue> = serde_json::from_str(raw.get())?;
+            let members = members.into_iter().map(|(key, member)| Ok((key, compact(member)?)));
+            to_raw_value(&members.collect::<serde_json::Result<BTreeMap<_, _>>>()?)
+        }
+        Some(b'[') => {
+            let items: Vec<&RawValue> = serde_json::from_str(raw.get())?;
+            to_raw_value(&items.into_iter().map(compact).collect::<serde_json::Result<Vec<_>>>()?)
+        }
+        Some(b'"') => to_raw_value(&serde_json::from_str::<String>(raw.get())?),
+        _ => Ok(raw.to_owned()),
+    }
 }
 
 fn parse_lines(text: &str) -> Result<ResultMap, Reason> {
@@ -103,6 +138,29 @@ mod tests {
         let pairs: Vec<_> = json.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
         assert_eq!(pairs, [("l", "[1]"), ("n", "1226.0"), ("o", ""), ("s", "x"), ("t", "true")]);
         assert_eq!(parse(" \n"), Ok(ResultMap::new()));
+    }
+
+    #[test]
+    fn json_keeps_its_numbers() {
+        let text = r#"{"n": 12345678901234567890123, "f": 0.10000000000000000001, "e": 1E2, "m": -0, "twice": 1,
+            "l": [ 98765432109876543210 , {"b" : [1.10, null], "a": "x \u00e9 \" 1.0", "a": "y z"} ], "twice": 2.50}"#;
+        let json = parse(text).expect("an object");
+        let pairs: Vec<_> = json.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+        let expected = [
+            ("e", "1E2"),
+            ("f", "0.10000000000000000001"),
+            ("l", r#"[98765432109876543210,{"a":"y z","b":[1.10,null]}]"#),
+            ("m", "-0"),
+            ("n", "12345678901234567890123"),
+            ("twice", "2.50"),
+        ];
+        assert_eq!(pairs, expected);
+        let text = r#"{"l": ["\u00e9 \" [1.0"]}"#;
+        assert_eq!(parse(text).expect("an object")["l"], "[\"é \\\" [1.0\"]");
+        let depth = 100_000;
+        let deep = format!("{{\"l\": {}{}}}", "[".repeat(depth), "]".repeat(depth));
+        assert!(parse(&deep).is_err_and(|reason| reason.detail.contains("recursion limit")));
+        assert!(parse("{\"n\": 1e999}").is_err_and(|reason| reason.detail.contains("out of range")));
     }
 
     #[test]
