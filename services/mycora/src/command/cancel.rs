@@ -53,10 +53,11 @@ async fn cancel_flow(session: &Session, context: u32, args: &CancelArgs) -> Resu
         || json::of(&answer),
         || {
             let flow = answer.flow.clone().unwrap_or_default();
+            let id = flow.id;
             if is_ended(&flow) {
-                format!("flow {} had ended before: {}\n", flow.id, words::flow_status(flow.status()))
+                format!("flow {id} had ended before: {}\n", words::flow_status(flow.status()))
             } else {
-                format!("flow {} is being cancelled; see `mycora flow watch {}`\n", flow.id, flow.id)
+                format!("flow {id} is being cancelled; see `mycora flow watch {id} --context {context}`\n")
             }
         },
     )?;
@@ -71,6 +72,7 @@ async fn cancel_node(session: &Session, context: u32, args: &CancelArgs, node: &
         node: node.to_owned(),
     };
     let answer = session.clients.cancel_node(&request).await?;
+    let id = args.id;
     if args.watch {
         return watch::run(session, context, args.id).await;
     }
@@ -79,8 +81,7 @@ async fn cancel_node(session: &Session, context: u32, args: &CancelArgs, node: &
         || json::of(&answer),
         || {
             format!(
-                "`{node}` of flow {} is being cancelled; see `mycora flow explain {} {node}`\n",
-                args.id, args.id
+                "`{node}` of flow {id} is being cancelled; see `mycora flow explain {id} {node} --context {context}`\n"
             )
         },
     )?;

@@ -52,13 +52,15 @@ impl LogsArgs {
     fn request(&self, context_id: u32) -> Result<v1::StreamFlowLogsRequest, Failure> {
         let node = self.node.as_ref().or(self.named.as_ref());
         let id = self.id;
+        let context = format!("--context {context_id}");
         if self.attempt.is_some() && node.is_none() {
-            let text = format!("--attempt needs a job, as in `mycora flow logs {id} NODE --attempt 1`");
+            let text =
+                format!("--attempt needs a job, as in `mycora flow logs {id} NODE --attempt 1 {context}`");
             return Err(Failure::Invalid(text));
         }
         if self.offset.is_some() && self.attempt.is_none() {
             let text = format!(
-                "--offset needs an attempt, as in `mycora flow logs {id} NODE --attempt 1 --offset 0`"
+                "--offset needs an attempt, as in `mycora flow logs {id} NODE --attempt 1 --offset 0 {context}`"
             );
             return Err(Failure::Invalid(text));
         }

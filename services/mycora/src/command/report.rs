@@ -60,9 +60,10 @@ pub(super) async fn run(session: &Session, args: ReportArgs) -> Result<(), Failu
         Reported::Completed => v1::NodeState::Completed,
         Reported::Failed => v1::NodeState::Failed,
     };
+    let context = session.context()?;
     let request = v1::UpdateNodeStatusRequest {
         request_id: Uuid::new_v4().to_string(),
-        context_id: session.context()?,
+        context_id: context,
         flow_id: id,
         node,
         attempt,
@@ -76,6 +77,9 @@ pub(super) async fn run(session: &Session, args: ReportArgs) -> Result<(), Failu
     output::answer(
         session.global.output,
         || json::of(&answer),
-        || format!("flow {id} is told; see `mycora flow explain {id} {}`\n", request.node),
+        || {
+            let node = &request.node;
+            format!("flow {id} is told; see `mycora flow explain {id} {node} --context {context}`\n")
+        },
     )
 }

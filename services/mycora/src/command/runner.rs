@@ -7,6 +7,9 @@ use super::Session;
 use crate::failure::Failure;
 use crate::output::{self, Format, json, summary};
 
+/// The context that `mycora up` and `mycora bootstrap` make.
+const FIRST_CONTEXT: u32 = 1;
+
 /// Commands about runners.
 #[derive(Debug, Subcommand)]
 pub enum RunnerCommand {
@@ -21,9 +24,10 @@ pub enum RunnerCommand {
 /// When the coordinator cannot be reached or refuses.
 pub async fn run(session: &Session, command: &RunnerCommand) -> Result<(), Failure> {
     let RunnerCommand::List = command;
-    let answer = session.clients.list_runners(session.context()?).await?;
+    let context = session.context()?;
+    let answer = session.clients.list_runners(context).await?;
     if session.global.output == Format::Table && answer.runners.is_empty() {
-        output::note("there are no runners in this context; `mycora up` registers one");
+        output::note(&none(context));
         return Ok(());
     }
     output::answer(
@@ -31,4 +35,28 @@ pub async fn run(session: &Session, command: &RunnerCommand) -> Result<(), Failu
         || json::of(&answer),
         || summary::runners(&answer.runners, Timestamp::now()),
     )
+}
+
+/// That there are none, and who makes one: only the first context gets one by itself.
+fn none(context: u32) -> String {
+    let way = match context {
+        FIRST_CONTEXT => "`mycora up` registers one, `mycora bootstrap --runner ADDRESS` others",
+        _ => "an admin of the context registers one with `mycora.v1.RunnerService/RegisterRunner`",
+    };
+    format!("there are no runners in context {context}; {way}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_first_context_is_given_a_runner() {
+        assert!(none(1).contains("`mycora up` registers one"));
+        let said = none(2);
+        assert!(
+            said.starts_with("there are no runners in context 2;") && !said.contains("mycora up"),
+            "{said}"
+        );
+    }
 }

@@ -185,15 +185,15 @@ impl Node {
 
     /// Why it does not start, when that has taken too long.
     #[must_use]
-    pub fn explanation(&self, now: Instant) -> Option<String> {
+    pub fn explanation(&self, now: Instant, context: u32) -> Option<String> {
         let waits = self.waits() && now.duration_since(self.since) >= EXPLAIN_AFTER;
         let reason = self.reason.as_ref().filter(|_| waits)?;
         let hint = if self.has_reason(ReasonCode::NoLiveRunner) {
-            "; `mycora runner list` shows what there is"
+            format!("; `mycora runner list --context {context}` shows what there is")
         } else if self.has_reason(ReasonCode::Waiting) {
-            "; `mycora flow explain` tells more"
+            "; `mycora flow explain` tells more".to_owned()
         } else {
-            ""
+            String::new()
         };
         let why = words::reason(reason);
         Some(match why.strip_prefix("it waits") {
@@ -274,11 +274,12 @@ impl View {
 
     /// Lines about jobs that have been ready for too long. Each is told once.
     pub fn explain(&mut self, now: Instant) -> Vec<String> {
-        let nodes = &self.nodes;
+        let (nodes, context) = (&self.nodes, self.context());
         let mut lines = Vec::new();
         self.unexplained.retain(|job_id| {
             let node = nodes.get(job_id);
-            let told = node.and_then(|node| Some(format!("{}: {}", node.name, node.explanation(now)?)));
+            let told =
+                node.and_then(|node| Some(format!("{}: {}", node.name, node.explanation(now, context)?)));
             lines.extend(told.clone());
             told.is_none()
         });
@@ -296,6 +297,12 @@ impl View {
     #[must_use]
     pub const fn flow(&self) -> Option<&v1::Flow> {
         self.flow.as_ref()
+    }
+
+    /// The context it runs in, once the flow was told.
+    #[must_use]
+    pub fn context(&self) -> u32 {
+        self.flow.as_ref().map_or(0, |flow| flow.context_id)
     }
 
     /// The flow when it has ended and everything about it was told.
@@ -484,6 +491,7 @@ mod tests {
     fn why_a_job_does_not_start_is_told_after_two_seconds() {
         let start = Instant::now();
         let mut view = View::default();
+        view.apply(start, Event::Flow(v1::Flow { context_id: 2, ..Default::default() }));
         view.apply(start, node(1, "a", NodeState::Ready));
         assert_eq!(view.explain_at(), None, "there is nothing to say yet");
         let mut waits = change(1, NodeState::Ready, 0);
@@ -493,7 +501,10 @@ mod tests {
         assert!(view.explain(start + Duration::from_millis(1999)).is_empty());
         assert_eq!(
             view.explain(start + EXPLAIN_AFTER),
-            ["a: waits: no live runner of this context takes it; `mycora runner list` shows what there is"]
+            [
+                "a: waits: no live runner of this context takes it; `mycora runner list --context 2` shows what \
+                 there is"
+            ]
         );
         assert!(view.explain(start + EXPLAIN_AFTER).is_empty(), "once");
         assert_eq!(view.explain_at(), None);

@@ -31,7 +31,7 @@ pub fn flow(flow: &v1::Flow, nodes: &[v1::FlowNode], now: Timestamp) -> String {
     ]);
     if !nodes.is_empty() {
         text.push('\n');
-        text.push_str(&some_nodes(flow.id, nodes, now));
+        text.push_str(&some_nodes(flow, nodes, now));
     }
     if !flow.result.is_empty() {
         text.push('\n');
@@ -71,7 +71,7 @@ pub fn nodes(nodes: &[v1::FlowNode], now: Timestamp) -> String {
 }
 
 /// All nodes of a small flow; of a large one those that matter most.
-fn some_nodes(id: u32, all: &[v1::FlowNode], now: Timestamp) -> String {
+fn some_nodes(flow: &v1::Flow, all: &[v1::FlowNode], now: Timestamp) -> String {
     if all.len() <= NODES_SHOWN_MAX {
         return nodes(all, now);
     }
@@ -87,7 +87,11 @@ fn some_nodes(id: u32, all: &[v1::FlowNode], now: Timestamp) -> String {
     });
     let shown: Vec<v1::FlowNode> = order.into_iter().take(NODES_SHOWN_MAX).cloned().collect();
     let hidden = all.len() - shown.len();
-    format!("{}… and {hidden} more; `mycora flow nodes {id}` lists them\n", nodes(&shown, now))
+    let v1::Flow { id, context_id, .. } = flow;
+    format!(
+        "{}… and {hidden} more; `mycora flow nodes {id} --context {context_id}` lists them\n",
+        nodes(&shown, now)
+    )
 }
 
 /// How one job ended, or where it stands, in one line.
@@ -109,7 +113,8 @@ pub fn outcome(node: &v1::FlowNode) -> String {
 pub fn retry(answer: &v1::RetryFlowResponse, dry_run: bool) -> String {
     let v1::RetryFlowResponse { flow, run_again_count, reused_count, run_again, reused } = answer;
     let flow = flow.as_ref();
-    let (id, generation) = flow.map_or((0, 0), |flow| (flow.id, flow.generation));
+    let (id, context, generation) =
+        flow.map_or((0, 0, 0), |flow| (flow.id, flow.context_id, flow.generation));
     let named = |what: &str, count: u32, names: &[String]| {
         let more = (count as usize).saturating_sub(names.len());
         let more = if more == 0 { String::new() } else { format!(" … and {more} more") };
@@ -121,7 +126,9 @@ pub fn retry(answer: &v1::RetryFlowResponse, dry_run: bool) -> String {
             (named("run again", *run_again_count, run_again), named("kept", *reused_count, reused));
         return format!("flow {id} would start generation {}: {counts}\n{again}{kept}", generation + 1);
     }
-    format!("flow {id} runs again, generation {generation}: {counts}; see `mycora flow watch {id}`\n")
+    format!(
+        "flow {id} runs again, generation {generation}: {counts}; see `mycora flow watch {id} --context {context}`\n"
+    )
 }
 
 /// Why a node is where it is.
@@ -224,10 +231,11 @@ mod tests {
         };
         let mut nodes: Vec<_> = (0..150).map(|i| node(format!("j{i}"), v1::NodeState::Completed)).collect();
         nodes.push(node("bad".into(), v1::NodeState::Failed));
-        let text = flow(&v1::Flow { id: 3, ..Default::default() }, &nodes, Timestamp::from_millis(0));
+        let text =
+            flow(&v1::Flow { id: 3, context_id: 2, ..Default::default() }, &nodes, Timestamp::from_millis(0));
         let jobs: Vec<_> = text.lines().skip_while(|line| !line.starts_with("JOB")).collect();
         assert!(jobs[1].starts_with("bad") && jobs[2].starts_with("j0"), "{text}");
-        assert_eq!(jobs.last(), Some(&"… and 51 more; `mycora flow nodes 3` lists them"));
+        assert_eq!(jobs.last(), Some(&"… and 51 more; `mycora flow nodes 3 --context 2` lists them"));
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub fn lines(view: &View, now: Instant, height: usize, width: usize) -> Vec<Line
         .map(|(indent, node)| {
             let used = indent.chars().count();
             let padding = name_width.saturating_sub(used);
-            let text = format!("{:padding$}  {}", node.name, description(node, now));
+            let text = format!("{:padding$}  {}", node.name, description(node, now, view.context()));
             // The symbol and a space stand between indent and text.
             let text = cut(&text, width.saturating_sub(used + 2));
             Line { indent, state: Some(node.state), text }
@@ -48,8 +48,8 @@ pub fn lines(view: &View, now: Instant, height: usize, width: usize) -> Vec<Line
     picture
 }
 
-fn description(node: &Node, now: Instant) -> String {
-    if let Some(explanation) = node.explanation(now) {
+fn description(node: &Node, now: Instant, context: u32) -> String {
+    if let Some(explanation) = node.explanation(now, context) {
         return explanation;
     }
     match node.state {

@@ -116,8 +116,8 @@ fn a_cancel_says_how_soon() {
     place.asked(&["flow", "cancel", "5"], 0);
     place.asked(&["flow", "cancel", "5", "--now"], 0);
     place.asked(&["flow", "cancel", "5", "--grace", "30"], 0);
-    let said = stdout(&place.asked(&["flow", "cancel", "5", "--node", "a"], 0));
-    assert_eq!(said, "`a` of flow 5 is being cancelled; see `mycora flow explain 5 a`\n");
+    let said = stdout(&place.asked(&["flow", "cancel", "5", "--node", "a", "--context", "2"], 0));
+    assert_eq!(said, "`a` of flow 5 is being cancelled; see `mycora flow explain 5 a --context 2`\n");
     assert_eq!(place.calls(), ["cancel 5 None", "cancel 5 Some(0)", "cancel 5 Some(30)", "cancel node a"]);
     assert!(stderr(&place.asked(&["flow", "cancel", "5", "--now", "--grace", "3"], 2)).contains("--grace"));
     assert!(stderr(&place.asked(&["flow", "cancel", "5", "--now", "--node", "a"], 2)).contains("--node"));
