@@ -89,7 +89,7 @@ async fn execute(
         End::Exited { code: 0, result } => {
             let result = match result {
                 Ok(result) => result,
-                Err(reason) => return Done::Failed { exit_code: Some(0), reason },
+                Err(reason) => return left_wrong(reason),
             };
             if execution.outputs.is_empty() {
                 // Nothing waits for the directory to be gone.
@@ -98,10 +98,16 @@ async fn execute(
             }
             match blocking(move || workspace.collect(&execution.outputs)).await {
                 Ok(outputs) => Done::Succeeded { result, outputs },
-                Err(reason) => Done::Failed { exit_code: Some(0), reason },
+                Err(reason) => left_wrong(reason),
             }
         }
     }
+}
+
+/// Of a script that exited with 0, and left what cannot be taken.
+fn left_wrong(mut reason: Reason) -> Done {
+    reason.detail.insert_str(0, "the script ended well, but ");
+    Done::Failed { exit_code: Some(0), reason }
 }
 
 struct Prepared {

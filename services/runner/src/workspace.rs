@@ -150,11 +150,10 @@ impl Workspace {
         let mut total = 0;
         for name in outputs {
             let bytes = self.read_inside(name, FILE_BYTES_MAX).map_err(|error| {
-                let why = match error.kind() {
-                    io::ErrorKind::NotFound => "the script did not make it".to_owned(),
-                    _ => error.to_string(),
-                };
-                runtime_error(&format!("output `{name}`: {why}"))
+                runtime_error(&match error.kind() {
+                    io::ErrorKind::NotFound => format!("it did not make output `{name}`"),
+                    _ => format!("output `{name}` cannot be taken: {error}"),
+                })
             })?;
             total += bytes.len();
             if total > JOB_FILES_BYTES_MAX {

@@ -35,7 +35,9 @@ async fn both_forms_of_a_result() {
 
     let outcome = bench.run(shell("echo nonsense > $MYCORA_RESULT")).await;
     assert_eq!(outcome.end.outcome, Kind::Failed);
-    assert!(outcome.reason().contains("line 1 of $MYCORA_RESULT"), "{}", outcome.reason());
+    let reason =
+        "RUNTIME_ERROR: the script ended well, but line 1 of $MYCORA_RESULT is not key=value: nonsense";
+    assert_eq!((outcome.reason().as_str(), outcome.end.exit_code), (reason, Some(0)));
     let outcome = bench.run(shell("head -c 2000000 /dev/zero | tr '\\0' x > $MYCORA_RESULT")).await;
     assert_eq!(outcome.end.reason.map(|reason| reason.code), Some(ReasonCode::ResultTooLarge));
     let outcome = bench.run(shell("rm $MYCORA_RESULT; ln -s /etc/passwd $MYCORA_RESULT")).await;

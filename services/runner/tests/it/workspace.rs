@@ -65,7 +65,13 @@ async fn what_is_wrong_with_files_is_named() {
         assert!(outcome.reason().contains(part), "{}", outcome.reason());
     };
     let broken = ReasonCode::RuntimeError;
-    fails(&mut bench, |job| job.outputs = vec!["absent".into()], broken, "did not make it").await;
+    fails(
+        &mut bench,
+        |job| job.outputs = vec!["absent".into()],
+        broken,
+        "ended well, but it did not make output `absent`",
+    )
+    .await;
     fails(&mut bench, |job| job.outputs = vec!["link".into()], broken, "symbolic link").await;
     fails(&mut bench, |job| job.outputs = vec!["dir".into()], broken, "no regular file").await;
     fails(&mut bench, |job| job.outputs = vec!["pipe".into()], broken, "no regular file").await;
