@@ -8,14 +8,14 @@ use proto::v1;
 use rpc::Retry;
 use tonic::Code;
 
-use super::{Session, values};
+use super::{Session, values, watch};
 use crate::clients::Clients;
 use crate::failure::{CallError, Failure};
 use crate::output::{self, Format, json};
 
 /// Waits between streams that broke.
 const WAIT: Duration = Duration::from_millis(500);
-/// A coordinator that is away for longer is given up.
+/// A coordinator that did answer and is away for longer is given up.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Shown below the options.
@@ -102,6 +102,8 @@ pub(super) struct LogReader<'a> {
     request: v1::StreamFlowLogsRequest,
     seen: Seen,
     heard: Instant,
+    /// It answered at all.
+    connected: bool,
     printer: Printer,
 }
 
@@ -112,7 +114,7 @@ impl<'a> LogReader<'a> {
             // What lies before was not asked for.
             seen.0.insert((request.node.clone(), request.attempt), request.offset);
         }
-        Self { clients, request, seen, heard: Instant::now(), printer }
+        Self { clients, request, seen, heard: Instant::now(), connected: false, printer }
     }
 
     /// Prints until there is no more. Cancel safe: [`LogReader::way_on`] knows how far it came.
@@ -120,7 +122,8 @@ impl<'a> LogReader<'a> {
         while let Err(error) = self.one_stream().await? {
             let again = matches!(error.retry, Retry::Again { .. } | Retry::Reread)
                 || matches!(error.view.code, Code::ResourceExhausted | Code::OutOfRange);
-            if !again || self.heard.elapsed() >= PATIENCE || !self.request.follow {
+            let patience = if self.connected { PATIENCE } else { watch::PATIENCE_FIRST };
+            if !again || self.heard.elapsed() >= patience || !self.request.follow {
                 return Err(error.into());
             }
             tokio::time::sleep(WAIT).await;
@@ -138,6 +141,7 @@ impl<'a> LogReader<'a> {
             Ok(pieces) => pieces,
             Err(error) => return Ok(Err(error)),
         };
+        (self.heard, self.connected) = (Instant::now(), true);
         loop {
             match pieces.next().await {
                 Ok(None) => return Ok(Ok(())),

@@ -16,7 +16,7 @@ const WAIT_FIRST: Duration = Duration::from_millis(100);
 /// No wait is longer.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 /// A coordinator that never answered is given up after this long.
-const PATIENCE_FIRST: Duration = Duration::from_secs(3);
+pub(super) const PATIENCE_FIRST: Duration = Duration::from_secs(3);
 /// One that did answer may be away for this long: it may be starting again.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// After the flow's end was told the server ends the stream; not waited for longer.

@@ -8,12 +8,16 @@ mod served;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 const GOOD: &str = "name: f\njobs:\n  a: { script_type: shell, script: 'true' }\n";
 /// `a` waits for `c`, `c` for `b`, `b` for `a`.
 const CYCLE: &str = "name: f\njobs:\n  a: { script_type: shell, script: x, depends: [c] }\n  \
                      b: { script_type: shell, script: x, depends: [a] }\n  \
                      c: { script_type: shell, script: x, depends: [b] }\n";
+
+/// A coordinator that never answered is given up before this has passed.
+const SOON: Duration = Duration::from_secs(20);
 
 pub(crate) fn mycora(home: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mycora"));
@@ -119,13 +123,15 @@ fn a_coordinator_that_is_not_there_is_named_with_the_way_out() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = format!("https://{}", listener.local_addr().expect("an address"));
     drop(listener);
-    let output = run(
-        home.path(),
-        &["--address", &address, "--ca", "pki/ca.pem", "--context", "1", "flow", "submit", "good.yaml"],
-    );
-    let said = stderr(&output);
-    assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.contains("cannot reach 127.0.0.1:") && said.contains("mycora up"), "{said}");
+    let way = ["--address", &address, "--ca", "pki/ca.pem", "--context", "1", "flow"];
+    for command in [&["submit", "good.yaml"][..], &["logs", "3", "-f"], &["watch", "3"]] {
+        let began = Instant::now();
+        let output = run(home.path(), &[&way[..], command].concat());
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(3), "{said}");
+        assert!(said.contains("cannot reach 127.0.0.1:") && said.contains("mycora up"), "{said}");
+        assert!(began.elapsed() < SOON, "{command:?} took {:?}", began.elapsed());
+    }
 }
 
 #[test]
