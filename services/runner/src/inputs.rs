@@ -8,8 +8,9 @@ use model::{Name, Reason, ReasonCode};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-/// `{node: {key: value}}` as JSON. A text that is a JSON number, `true`, `false`, an array or an object
-/// stands there as such, digit for digit; everything else as a string.
+/// `{node: {key: value}}` as JSON. A text that is `true`, `false`, a JSON array or object stands there as such,
+/// and so does a number that would be written as just this text (an integer of 64 bits, or a float); every
+/// other text is a string.
 ///
 /// # Errors
 /// `INPUTS_TOO_LARGE`.
@@ -38,12 +39,26 @@ enum Typed<'a> {
 }
 
 fn typed(text: &str) -> Typed<'_> {
-    let looks_typed = matches!(text.as_bytes().first(), Some(b'-' | b'0'..=b'9' | b'{' | b'['))
-        || matches!(text, "true" | "false");
+    let looks_typed = match text.as_bytes().first() {
+        Some(b'-' | b'0'..=b'9') => is_canonical_number(text),
+        Some(b'{' | b'[') => true,
+        _ => matches!(text, "true" | "false"),
+    };
     if looks_typed && let Ok(raw) = serde_json::from_str::<&RawValue>(text) {
         return Typed::Value(raw);
     }
     Typed::Text(text)
+}
+
+/// Whether nothing of a text is lost when it is read as a number: not so of a version 1.10 or a hash 12e10.
+fn is_canonical_number(text: &str) -> bool {
+    let is_integer = || text.parse::<i64>().is_ok_and(|number| number.to_string() == text);
+    // Not read by serde_json, which may be off in the last digit.
+    let is_float = || {
+        let json = text.parse::<f64>().ok().and_then(|number| serde_json::to_string(&number).ok());
+        json.is_some_and(|json| json == text)
+    };
+    is_integer() || is_float()
 }
 
 #[cfg(test)]
@@ -64,14 +79,40 @@ mod tests {
             ("i", "NaN"),
             ("j", ""),
             ("k", " 1"),
+            ("l", "9223372036854775807"),
         ];
         let result = texts.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())).collect();
         let inputs = BTreeMap::from([("node-1".parse().expect("a name"), result)]);
         let expected = concat!(
-            r#"{"node-1":{"a":1226.0,"b":12345678901234567890123,"c":true,"d":[1, {"x": null}],"e":"rain","#,
-            r#""f":"007","g":"null","h":"\"q\"","i":"NaN","j":"","k":" 1"}}"#
+            r#"{"node-1":{"a":1226.0,"b":"12345678901234567890123","c":true,"d":[1, {"x": null}],"e":"rain","#,
+            r#""f":"007","g":"null","h":"\"q\"","i":"NaN","j":"","k":" 1","l":9223372036854775807}}"#
         );
         assert_eq!(to_json(&inputs), Ok(expected.to_owned()));
+    }
+
+    #[test]
+    fn no_text_is_lost_in_a_number() {
+        for text in ["7", "0", "-3", "0.5", "-0.0", "1226.0", "0.1", "5e-324", "-9223372036854775808"] {
+            assert!(matches!(typed(text), Typed::Value(raw) if raw.get() == text), "{text}");
+        }
+        for text in [
+            "1.10",
+            "12e10",
+            "01234",
+            "1e3",
+            "1E3",
+            "-0",
+            "+1",
+            "1.",
+            "-",
+            "-inf",
+            "7 ",
+            "0.10000000000000000001",
+            "9223372036854775808",
+            "18446744073709551616",
+        ] {
+            assert!(matches!(typed(text), Typed::Text(same) if same == text), "{text}");
+        }
     }
 
     #[test]
