@@ -59,6 +59,27 @@ impl Pass<'_, '_, '_> {
         }
     }
 
+    /// What, of all that ended before a node, makes its `run_if` say no.
+    fn why_skipped(&self, index: NodeIndex, code: ReasonCode) -> String {
+        let node = self.engine.node(index);
+        let before =
+            node.depends.iter().filter_map(|job| self.engine.find(*job)).map(|at| self.engine.node(at));
+        let fails = |before: &&FlowNode| {
+            let skipped = before.reason.as_ref().is_some_and(|why| why.code == ReasonCode::UpstreamFailed);
+            match before.state {
+                NodeState::Failed | NodeState::Cancelled => true,
+                NodeState::Skipped => skipped,
+                _ => false,
+            }
+        };
+        match before.into_iter().find(fails).filter(|_| code == ReasonCode::UpstreamFailed) {
+            Some(before) => format!("`{}` is {}", before.name, before.state),
+            None => {
+                format!("what comes before it ended otherwise than `run_if: {}` asks", node.run_if.as_str())
+            }
+        }
+    }
+
     /// Everything before a node has ended: it runs, waits for something else, is skipped, or cannot run.
     fn decide(&mut self, index: NodeIndex) {
         if self.engine.is_halted(index) {
@@ -68,7 +89,7 @@ impl Pass<'_, '_, '_> {
         let dependencies = u32::try_from(node.depends.len()).unwrap_or(u32::MAX);
         let upstream = self.engine.upstream[index.index()];
         if let RunVerdict::Skip(code) = run_verdict(node.run_if, upstream, dependencies) {
-            return self.skip(index, Reason::new(code, ""));
+            return self.skip(index, Reason::new(code, self.why_skipped(index, code)));
         }
         match self.outlook(index) {
             Outlook::Met => {}

@@ -91,6 +91,16 @@ impl Explainer {
     }
 }
 
+/// Some of the nodes, each with its state.
+fn named(nodes: &[&FlowNode]) -> String {
+    let first = nodes.iter().take(NAMED_MAX).map(|node| format!("`{}` ({})", node.name, node.state));
+    let first = first.collect::<Vec<_>>().join(", ");
+    match nodes.len().saturating_sub(NAMED_MAX) {
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
+}
+
 async fn status_of(reader: &FlowReader, flow: FlowId) -> Result<Option<FlowStatus>, Status> {
     let mut other = FlowReader { flow, ..reader.clone() };
     let flow = found(other.flow().await)?;
@@ -153,18 +163,12 @@ impl Facts {
             return None;
         }
         let waits = self.node.state == NodeState::Pending;
-        let open: Vec<String> = self
-            .before
-            .iter()
-            .filter(|before| !before.state.is_end())
-            .map(|before| format!("`{}` ({})", before.name, before.state))
-            .collect();
+        let (ended, open): (Vec<&FlowNode>, Vec<_>) =
+            self.before.iter().partition(|before| before.state.is_end());
         let detail = if open.is_empty() {
-            format!("all {} nodes before it have ended", self.before.len())
+            format!("everything before it has ended: {}", named(&ended))
         } else {
-            let more = open.len().saturating_sub(NAMED_MAX);
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            format!("waits for {}{more}", open[..open.len().min(NAMED_MAX)].join(", "))
+            format!("waits for {}", named(&open))
         };
         Some(finding(FindingKind::Dependencies, waits && !open.is_empty(), detail))
     }
