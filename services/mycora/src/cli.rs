@@ -107,14 +107,30 @@ pub async fn run(global: Global, command: Command) -> Result<u8, Failure> {
     match command {
         Command::Up(args) => up::run(args, &global).await,
         Command::Demo(args) => demo::run(&args, global).await,
-        Command::Bootstrap(args) => bootstrap::run(&args, &Session::open(global)?).await,
         Command::Pki(command) => pki::run(&command, global.output).map(|()| 0),
         Command::Flow(FlowCommand::Validate(args)) => validate::run(&args, global.output).map(|()| 0),
-        Command::Flow(command) => flow::run(&Session::open(global)?, command).await,
-        Command::Job(command) => job::run(&Session::open(global)?, &command).await,
-        Command::Context(command) => context::run(&Session::open(global)?, &command).await.map(|()| 0),
-        Command::Runner(command) => runner::run(&Session::open(global)?, &command).await.map(|()| 0),
+        Command::Bootstrap(args) => {
+            in_session(global, async |session| bootstrap::run(&args, session).await).await
+        }
+        Command::Flow(command) => in_session(global, async |session| flow::run(session, command).await).await,
+        Command::Job(command) => in_session(global, async |session| job::run(session, &command).await).await,
+        Command::Context(command) => {
+            in_session(global, async |session| context::run(session, &command).await.map(|()| 0)).await
+        }
+        Command::Runner(command) => {
+            in_session(global, async |session| runner::run(session, &command).await.map(|()| 0)).await
+        }
     }
+}
+
+/// Does what needs a coordinator.
+async fn in_session(
+    global: Global,
+    run: impl AsyncFnOnce(&Session) -> Result<u8, Failure>,
+) -> Result<u8, Failure> {
+    let session = Session::open(global)?;
+    let result = run(&session).await;
+    result.map_err(|failure| failure.with_certificate(session.profile().cert.as_deref()))
 }
 
 #[cfg(test)]

@@ -1,7 +1,19 @@
 //! Why a command failed: one exit code and one message that says what to do.
 
+use std::path::Path;
+
 use rpc::{ErrorView, Retry};
 use tonic::{Code, Status};
+
+/// How errors of the way to a server begin.
+const NOT_REACHED: &str = "cannot reach ";
+/// What is said of a connection that the other side closed, or refused after the handshake: with TLS 1.3
+/// a server looks at the client's certificate when the client is done already.
+const CLOSED: [&str; 5] =
+    ["connection closed", "connection reset", "Connection reset", "Broken pipe", "received fatal alert"];
+/// What that may mean.
+const REFUSED: &str = "the coordinator closed the connection: it may not accept the client's certificate, which is of \
+                       another authority or out of date, or it is ending";
 
 /// Why a command failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -15,19 +27,36 @@ pub enum Failure {
     /// The coordinator cannot be reached, or this identity is not allowed.
     #[error("{0}")]
     Unreachable(String),
+    /// The coordinator closed the connection before it answered: it may not accept the client's certificate.
+    #[error("{0}\n{REFUSED}")]
+    Closed(String),
     /// Somebody pressed Ctrl-C.
     #[error("{0}")]
     Interrupted(String),
 }
 
 impl Failure {
+    /// Names the certificate that may not be accepted.
+    #[must_use]
+    pub fn with_certificate(self, cert: Option<&Path>) -> Self {
+        match (self, cert) {
+            (Self::Closed(text), Some(cert)) => {
+                let cert = cert.display();
+                Self::Unreachable(format!(
+                    "{text}\n{REFUSED}; `mycora pki show {cert}` shows the one that was used"
+                ))
+            }
+            (other, _) => other,
+        }
+    }
+
     /// As promised in `--help`.
     #[must_use]
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::Failed(_) => 1,
             Self::Invalid(_) => 2,
-            Self::Unreachable(_) => 3,
+            Self::Unreachable(_) | Self::Closed(_) => 3,
             Self::Interrupted(_) => 130,
         }
     }
@@ -53,6 +82,8 @@ impl From<CallError> for Failure {
         let text = view.to_string();
         match view.code {
             Code::InvalidArgument | Code::OutOfRange => Self::Invalid(text),
+            Code::Unavailable | Code::DeadlineExceeded if answered(&view) => Self::Unreachable(text),
+            Code::Unavailable if CLOSED.iter().any(|closed| text.contains(closed)) => Self::Closed(text),
             Code::Unavailable | Code::DeadlineExceeded => {
                 let hint = if text.contains("certificate") {
                     "the server was not made by the same certificate authority as the profile, or its \
@@ -75,6 +106,11 @@ impl From<CallError> for Failure {
             _ => Self::Failed(text),
         }
     }
+}
+
+/// Whether a server sent this. What the way to a server says of itself has details as well.
+fn answered(view: &ErrorView) -> bool {
+    !view.reason.is_empty() && !view.message.starts_with(NOT_REACHED) && view.code != Code::DeadlineExceeded
 }
 
 /// An error with everything that caused it, in one line.
@@ -108,6 +144,26 @@ mod tests {
             let failure = Failure::from(CallError::from(status));
             assert_eq!(failure.exit_code(), exit_code, "{failure:?}");
         }
+    }
+
+    #[test]
+    fn a_server_that_answered_is_running() {
+        let sent = rpc::Error::unavailable(rpc::Reason::StoreUnavailable, "the store does not answer");
+        let failure = Failure::from(CallError::from(Status::from(sent)));
+        assert_eq!(failure, Failure::Unreachable("the store does not answer".into()));
+        let sent =
+            rpc::Error::unavailable(rpc::Reason::PeerUnavailable, "cannot reach h:1: Connection refused");
+        let failure = Failure::from(CallError::from(Status::from(sent)));
+        assert!(failure.to_string().contains("mycora up"), "{failure}");
+    }
+
+    #[test]
+    fn a_closed_connection_names_the_certificate() {
+        let closed = Status::unavailable("cannot reach h:1: connection closed");
+        let failure = Failure::from(CallError::from(closed)).with_certificate(Some(Path::new("c.pem")));
+        assert_eq!(failure.exit_code(), 3);
+        assert!(failure.to_string().contains("`mycora pki show c.pem`"), "{failure}");
+        assert!(!failure.to_string().contains("mycora up"), "{failure}");
     }
 
     #[test]

@@ -115,7 +115,7 @@ impl Watcher<'_> {
         }
         let v1::WatchFlowRequest { context_id, flow_id, .. } = self.request;
         Err(match Failure::from(error) {
-            Failure::Unreachable(text) if self.connected => Failure::Unreachable(format!(
+            Failure::Unreachable(text) | Failure::Closed(text) if self.connected => Failure::Unreachable(format!(
                 "{text}\nwatch the flow again with `mycora flow watch {flow_id} --context {context_id}`"
             )),
             other => other,

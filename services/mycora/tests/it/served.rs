@@ -110,6 +110,15 @@ fn a_certificate_that_is_missing_or_of_another_authority_is_told_apart() {
     assert!(stderr(&output).contains("`mycora pki issue actor/1`"), "{}", stderr(&output));
 
     assert!(run(&home, &coordinator, &["pki", "init", "--dir", "stranger"]).status.success());
+    let issued =
+        run(&home, &coordinator, &["pki", "issue", "actor/1", "--dir", "stranger", "--output", "json"]);
+    let issued: serde_json::Value = serde_json::from_slice(&issued.stdout).expect("one document");
+    let file = |which: &str| issued[which].as_str().expect("a path");
+    let cert = file("certificate");
+    let output = run(&home, &coordinator, &["--cert", cert, "--key", file("key"), "flow", "list"]);
+    assert_eq!(output.status.code(), Some(3));
+    let shown = format!("`mycora pki show {cert}` shows the one that was used");
+    assert!(stderr(&output).contains(&shown), "{}", stderr(&output));
     let output = run(&home, &coordinator, &["--ca", "stranger/ca.pem", "flow", "list"]);
     assert_eq!(output.status.code(), Some(3));
     assert!(stderr(&output).contains("certificate authority"), "{}", stderr(&output));

@@ -120,5 +120,6 @@ async fn without_the_rest(session: &Session, flow: &v1::Flow, failure: Failure) 
         Failure::Invalid(text) => Failure::Invalid(with(text)),
         Failure::Unreachable(text) => Failure::Unreachable(with(text)),
         Failure::Interrupted(text) => Failure::Interrupted(with(text)),
+        Failure::Closed(text) => Failure::Closed(with(text)),
     }
 }
