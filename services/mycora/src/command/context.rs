@@ -66,9 +66,11 @@ async fn delete(session: &Session, id: u32) -> Result<proto::v1::DeleteContextRe
         let refused = !broke_off && error.view.reason.is_empty() && error.view.code == Code::Unavailable;
         if !goes_on || refused || began.elapsed() >= PATIENCE {
             return Err(match Failure::from(error) {
-                Failure::Unreachable(text) | Failure::Closed(text) if broke_off => Failure::Unreachable(format!(
-                    "{text}\nthe removal of context {id} goes on; see its end with `mycora context delete {id} --yes`"
-                )),
+                Failure::Unreachable(text) | Failure::Closed(text) if broke_off => {
+                    Failure::Unreachable(format!(
+                        "{text}\nthe removal of context {id} goes on; see its end with `mycora context delete {id} --yes`"
+                    ))
+                }
                 other => other,
             });
         }

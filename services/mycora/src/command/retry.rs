@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 use proto::v1;
+use rpc::Reason;
 use uuid::Uuid;
 
 use super::{Session, values, watch};
-use crate::failure::Failure;
+use crate::failure::{CallError, Failure};
 use crate::output::{self, json, summary};
 
 /// Shown below the options.
@@ -62,9 +63,36 @@ impl RetryArgs {
     }
 }
 
+/// A refusal with the way out of it.
+fn refused(error: CallError, context: u32, id: u32) -> Failure {
+    let is = |reason: Reason| error.view.reason == reason.as_str();
+    if is(Reason::NothingToRetry) {
+        nothing_failed(id)
+    } else if is(Reason::FlowNotEnded) {
+        Failure::Failed(format!(
+            "{}\ncancel it first with `mycora flow cancel {id} --context {context}`, or wait for its end with \
+             `mycora flow watch {id} --context {context}`",
+            error.view
+        ))
+    } else {
+        error.into()
+    }
+}
+
+/// The same of a dry run, which the coordinator answers with nothing to run.
+fn nothing_failed(id: u32) -> Failure {
+    Failure::Failed(format!(
+        "nothing of flow {id} failed; run all of it with --all, or from a job on with --from NODE"
+    ))
+}
+
 pub(super) async fn run(session: &Session, args: &RetryArgs) -> Result<u8, Failure> {
     let context = session.context()?;
-    let answer = session.clients.retry_flow(&args.request(context)).await?;
+    let asked = session.clients.retry_flow(&args.request(context)).await;
+    let answer = asked.map_err(|error| refused(error, context, args.id))?;
+    if args.dry_run && answer.run_again_count == 0 {
+        return Err(nothing_failed(args.id));
+    }
     if args.watch {
         return watch::run(session, context, args.id).await;
     }

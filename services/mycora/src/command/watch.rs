@@ -115,9 +115,11 @@ impl Watcher<'_> {
         }
         let v1::WatchFlowRequest { context_id, flow_id, .. } = self.request;
         Err(match Failure::from(error) {
-            Failure::Unreachable(text) | Failure::Closed(text) if self.connected => Failure::Unreachable(format!(
-                "{text}\nwatch the flow again with `mycora flow watch {flow_id} --context {context_id}`"
-            )),
+            Failure::Unreachable(text) | Failure::Closed(text) if self.connected => {
+                Failure::Unreachable(format!(
+                    "{text}\nwatch the flow again with `mycora flow watch {flow_id} --context {context_id}`"
+                ))
+            }
             other => other,
         })
     }

@@ -96,7 +96,7 @@ const fn code_words(code: ReasonCode) -> &'static str {
         ReasonCode::Undeliverable => "it could not be delivered",
         ReasonCode::Refused => "the supervisor refused it",
         ReasonCode::Returned => "it was handed back unstarted",
-        ReasonCode::RuntimeError => "the script could not be run",
+        ReasonCode::RuntimeError => "running the script failed",
         ReasonCode::MissingResult => "a result that it refers to was not given",
         ReasonCode::EnvTooLarge => "its environment is too large",
         ReasonCode::InputsTooLarge => "the results it reads are too large",

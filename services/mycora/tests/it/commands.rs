@@ -148,6 +148,19 @@ fn a_retry_chooses_and_tells() {
 }
 
 #[test]
+fn a_retry_that_is_refused_names_the_ways_out() {
+    let place = Place::new(Script::Wait);
+    for arguments in [&["flow", "retry", "8"][..], &["flow", "retry", "8", "--dry-run"]] {
+        let said = stderr(&place.asked(arguments, 1));
+        assert!(said.starts_with("nothing of flow 8 failed"), "{said}");
+        assert!(said.contains("--all") && said.contains("--from NODE"), "{said}");
+    }
+    let said = stderr(&place.asked(&["flow", "retry", "10"], 1));
+    assert!(said.starts_with("flow 10 is started\n"), "{said}");
+    assert!(said.contains("`mycora flow cancel 10 --context 1`"), "{said}");
+}
+
+#[test]
 fn signals_drawings_explanations_and_reports() {
     let place = Place::new(Script::Wait);
     let signal = ["flow", "signal", "5", "go", "--payload", "by Anna"];

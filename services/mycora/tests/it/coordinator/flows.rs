@@ -41,6 +41,10 @@ fn change(state: v1::NodeState, reason: &str) -> Event {
     })
 }
 
+fn refused(reason: rpc::Reason, message: &str) -> Status {
+    Error::new(rpc::ErrorKind::FailedPrecondition, reason, message).into()
+}
+
 fn answers<T: Send + 'static>(
     items: impl IntoIterator<Item = Result<T, Status>, IntoIter: Send + 'static>,
 ) -> Answers<T> {
@@ -219,6 +223,12 @@ impl FlowService for Scripted {
         let v1::RetryFlowRequest { nodes, env_vars, unset_env_vars, dry_run, .. } = &request;
         let scope = request.scope().as_str_name();
         self.call(&format!("retry {scope} {nodes:?} {env_vars:?} {unset_env_vars:?} {dry_run}"));
+        match (request.flow_id, *dry_run) {
+            (8, true) => return Ok(Response::new(v1::RetryFlowResponse::default())),
+            (8, false) => return Err(refused(rpc::Reason::NothingToRetry, "nothing of flow 8 failed")),
+            (10, _) => return Err(refused(rpc::Reason::FlowNotEnded, "flow 10 is started")),
+            _ => {}
+        }
         let mut again = flow(5, v1::FlowStatus::Started);
         again.generation = if *dry_run { 1 } else { 2 };
         Ok(Response::new(v1::RetryFlowResponse {
