@@ -32,6 +32,8 @@ static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
     ArithmeticPackage::new().register_into_engine(&mut engine);
     LogicPackage::new().register_into_engine(&mut engine);
     value::register(&mut engine);
+    // The language's own answer to values of different kinds is `false`, without a word.
+    engine.set_fast_operators(false);
     // An expression has to stay as it was written until it was checked.
     engine.set_optimization_level(OptimizationLevel::None);
     engine.set_max_operations(WHEN_OPERATIONS_MAX);

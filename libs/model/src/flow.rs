@@ -20,9 +20,24 @@ pub type EnvVars = BTreeMap<String, String>;
 /// What a node or a flow gives back: keys and texts.
 ///
 /// In Redis every value is a text. Where results are read (`$MYCORA_INPUTS`,
-/// expressions) a text that is a JSON number, `true`, `false`, an array or an
-/// object is that value.
+/// expressions) a text that is `true`, `false`, an array or an object is that
+/// value, and so is a number by [`is_number`].
 pub type ResultMap = BTreeMap<String, String>;
+
+/// Whether nothing of a text is lost when it is read as a number: an integer of 64 bits or a float that
+/// would be written as just this text. So neither a version `1.10` nor a hash `12e10` is one.
+#[must_use]
+pub fn is_number(text: &str) -> bool {
+    if !text.starts_with(|c: char| c == '-' || c.is_ascii_digit()) {
+        return false;
+    }
+    if let Ok(integer) = text.parse::<i64>() {
+        return integer.to_string() == text;
+    }
+    // Not read by serde_json, which may be off in the last digit.
+    let float = text.parse::<f64>().ok().and_then(|number| serde_json::to_string(&number).ok());
+    float.is_some_and(|written| written == text)
+}
 
 /// Where a flow stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use model::flow::ResultMap;
+use model::flow::{ResultMap, is_number};
 use model::limits::INPUTS_BYTES_MAX;
 use model::{Name, Reason, ReasonCode};
 use serde::Serialize;
@@ -40,7 +40,7 @@ enum Typed<'a> {
 
 fn typed(text: &str) -> Typed<'_> {
     let looks_typed = match text.as_bytes().first() {
-        Some(b'-' | b'0'..=b'9') => is_canonical_number(text),
+        Some(b'-' | b'0'..=b'9') => is_number(text),
         Some(b'{' | b'[') => true,
         _ => matches!(text, "true" | "false"),
     };
@@ -48,17 +48,6 @@ fn typed(text: &str) -> Typed<'_> {
         return Typed::Value(raw);
     }
     Typed::Text(text)
-}
-
-/// Whether nothing of a text is lost when it is read as a number: not so of a version 1.10 or a hash 12e10.
-fn is_canonical_number(text: &str) -> bool {
-    let is_integer = || text.parse::<i64>().is_ok_and(|number| number.to_string() == text);
-    // Not read by serde_json, which may be off in the last digit.
-    let is_float = || {
-        let json = text.parse::<f64>().ok().and_then(|number| serde_json::to_string(&number).ok());
-        json.is_some_and(|json| json == text)
-    };
-    is_integer() || is_float()
 }
 
 #[cfg(test)]

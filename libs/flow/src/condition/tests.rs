@@ -63,7 +63,9 @@ fn expressions_have_answers() {
         ("(results.gone.rows ?? 7) * 2 - 1 == 13", true),
         ("results.a.rows-1 == 11", true),
         ("flow.name == \"demo\" && flow.id == 4 && flow.context_id + flow.caller_id == 8", true),
-        ("results.a.rows == \"12\"", false),
+        ("results.a.rows == \"12\" && \"0.5\" == results.a.rate && results.a.ok == \"true\"", true),
+        ("results.a.rows != \"12.0\" && \"13\" != results.a.rows", true),
+        ("results.a.rows in [\"12\"] && \"true\" in [results.a.ok]", true),
         ("-results.a.rows == -12 && 2 ** 3 == 8", true),
     ] {
         assert_eq!(evaluate(text, &a), Ok(expected), "{text}");
@@ -92,6 +94,9 @@ fn what_has_no_answer_says_why() {
         ("results.a.rows / 0 == 1", "Division by zero"),
         ("results.a.rows.len() == 1", "Function not found: len"),
         ("results.a.rows && true", "cannot be evaluated"),
+        ("results.a.kind < 3", "`<` does not compare a text with a number"),
+        ("0.5 >= results.a.kind", "`>=` does not compare a text with a number"),
+        ("results.a.kind > true", "`>` does not compare a text with a truth"),
     ] {
         let error = evaluate(text, &a).expect_err(text).to_string();
         assert!(error.contains(expected), "{text}: {error}");

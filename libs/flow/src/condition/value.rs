@@ -1,43 +1,22 @@
 //! Values as expressions see them.
 
-use rhai::{Array, Dynamic, Engine, ImmutableString};
+use model::flow::is_number;
+use rhai::{Array, Dynamic, Engine, EvalAltResult, ImmutableString, Variant};
 
-/// A result's text as a value: a JSON number, `true` and `false` are that, everything else is a text.
+/// A result's text as a value: `true`, `false` and what [`is_number`] are that, everything else is a text.
 /// `$MYCORA_INPUTS` follows the same rule.
 pub(super) fn typed(text: &str) -> Dynamic {
     match text {
         "true" => true.into(),
         "false" => false.into(),
-        _ => number(text).unwrap_or_else(|| text.into()),
+        _ if is_number(text) => number(text).unwrap_or_else(|| text.into()),
+        _ => text.into(),
     }
 }
 
 fn number(text: &str) -> Option<Dynamic> {
-    let digits = text.trim_end_matches([' ', '\t', '\n', '\r']);
-    let whole = json_number(digits)?;
-    let integer = whole.then(|| digits.parse::<i64>().ok()).flatten().map(Dynamic::from);
-    integer.or_else(|| digits.parse::<f64>().ok().map(Dynamic::from))
-}
-
-/// Whether a text is a number by the grammar of JSON: then whether it has neither fraction nor exponent.
-fn json_number(text: &str) -> Option<bool> {
-    fn digits(text: &str) -> Option<&str> {
-        let rest = text.trim_start_matches(|c: char| c.is_ascii_digit());
-        (rest.len() < text.len()).then_some(rest)
-    }
-    let unsigned = text.strip_prefix('-').unwrap_or(text);
-    let mut rest = match unsigned.strip_prefix('0') {
-        Some(rest) => rest,
-        None => digits(unsigned)?,
-    };
-    let whole = rest.is_empty();
-    if let Some(fraction) = rest.strip_prefix('.') {
-        rest = digits(fraction)?;
-    }
-    if let Some(exponent) = rest.strip_prefix(['e', 'E']) {
-        rest = digits(exponent.strip_prefix(['+', '-']).unwrap_or(exponent))?;
-    }
-    rest.is_empty().then_some(whole)
+    let integer = text.parse::<i64>().ok().map(Dynamic::from);
+    integer.or_else(|| text.parse::<f64>().ok().map(Dynamic::from))
 }
 
 /// What a value is, for people.
@@ -55,8 +34,12 @@ pub(super) fn kind(value: &Dynamic) -> &'static str {
     }
 }
 
-/// The functions that `check` lets pass; `in` is `contains`.
+/// The functions that `check` lets pass; `in` is `contains`. Beside a text, a number or a truth counts as
+/// the text it was given as; which of the two comes first has no answer.
 pub(super) fn register(engine: &mut Engine) {
+    beside_texts::<i64>(engine);
+    beside_texts::<f64>(engine);
+    beside_texts::<bool>(engine);
     engine
         .register_fn("len", |text: &mut ImmutableString| {
             i64::try_from(text.chars().count()).unwrap_or(i64::MAX)
@@ -75,7 +58,35 @@ pub(super) fn register(engine: &mut Engine) {
         });
 }
 
-/// As `==` has it: values of different kinds are never equal, numbers are one kind.
+/// Comparisons of a text with what is none.
+fn beside_texts<T: Variant + Clone + Into<Dynamic>>(engine: &mut Engine) {
+    type Text = ImmutableString;
+    type Answer = Result<bool, Box<EvalAltResult>>;
+    let same = |text: Text, value: T| written(&value.into()).is_some_and(|written| text == written);
+    engine
+        .register_fn("==", move |text: Text, value: T| same(text, value))
+        .register_fn("==", move |value: T, text: Text| same(text, value))
+        .register_fn("!=", move |text: Text, value: T| !same(text, value))
+        .register_fn("!=", move |value: T, text: Text| !same(text, value));
+    for operator in ["<", "<=", ">", ">="] {
+        let none = move |kind: &str| -> Answer {
+            Err(format!("`{operator}` does not compare a text with {kind}").into())
+        };
+        engine
+            .register_fn(operator, move |_: Text, value: T| none(kind(&value.into())))
+            .register_fn(operator, move |value: T, _: Text| none(kind(&value.into())));
+    }
+}
+
+/// A number or a truth as the text that it was given as.
+fn written(value: &Dynamic) -> Option<String> {
+    if let Ok(float) = value.as_float() {
+        return serde_json::to_string(&float).ok();
+    }
+    (value.is_int() || value.is_bool()).then(|| value.to_string())
+}
+
+/// As `==` has it: numbers are one kind, and beside a text everything counts as a text.
 fn are_equal(one: &Dynamic, other: &Dynamic) -> bool {
     if let (Ok(one), Ok(other)) = (one.as_int(), other.as_int()) {
         return one == other;
@@ -88,6 +99,11 @@ fn are_equal(one: &Dynamic, other: &Dynamic) -> bool {
     }
     if let (Ok(one), Ok(other)) = (one.as_bool(), other.as_bool()) {
         return one == other;
+    }
+    for (text, value) in [(one, other), (other, one)] {
+        if let (Ok(text), Some(written)) = (text.as_immutable_string_ref(), written(value)) {
+            return *text == written;
+        }
     }
     one.is_unit() && other.is_unit()
 }
@@ -105,23 +121,46 @@ mod tests {
     #[test]
     fn texts_that_are_values_are_values() {
         assert_eq!(typed("7").as_int(), Ok(7));
-        assert_eq!(typed("-0").as_int(), Ok(0));
+        assert_eq!(typed("-3").as_int(), Ok(-3));
         assert_eq!(typed("1226.0").as_float(), Ok(1226.0));
-        assert_eq!(typed("12345678901234567890").as_float(), Ok(12_345_678_901_234_567_890.0));
+        assert_eq!(typed("0.5").as_float(), Ok(0.5));
         assert_eq!(typed("true").as_bool(), Ok(true));
-        for text in ["007", "null", "NaN", "", " 1", "1.", ".5", "+1", "0x10", "1e", "true ", "[1]", "\"q\""]
-        {
+        let texts = [
+            "007",
+            "null",
+            "NaN",
+            "",
+            " 1",
+            "1.",
+            ".5",
+            "+1",
+            "0x10",
+            "1e",
+            "true ",
+            "[1]",
+            "\"q\"",
+            "-0",
+            "1.10",
+            "12e10",
+            "1e3",
+            "12345678901234567890",
+            "7\n",
+            "inf",
+        ];
+        for text in texts {
             assert!(typed(text).is_string(), "{text}");
         }
     }
 
     proptest! {
-        /// The rule of `$MYCORA_INPUTS`, which keeps the digits as they are.
+        /// What is read as a number is written as the same text again, and is JSON.
         #[test]
-        fn numbers_are_those_of_json(text in "-?[0-9.eE+\\-]{0,6}[ \n]?") {
-            let begins = text.starts_with(|c: char| c == '-' || c.is_ascii_digit());
-            let raw = begins && serde_json::from_str::<&serde_json::value::RawValue>(&text).is_ok();
-            prop_assert_eq!(number(&text).is_some(), raw);
+        fn numbers_lose_nothing(text in "-?[0-9.eE+\\-]{0,8}[ \n]?") {
+            let value = typed(&text);
+            if !value.is_string() {
+                prop_assert_eq!(written(&value), Some(text.clone()));
+                prop_assert!(serde_json::from_str::<serde_json::Number>(&text).is_ok());
+            }
         }
     }
 }

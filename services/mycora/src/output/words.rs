@@ -4,6 +4,12 @@ use model::ReasonCode;
 use proto::convert::enums;
 use proto::v1;
 
+/// So many of something: `1 job`, `2 jobs`.
+#[must_use]
+pub fn count(number: usize, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
+}
+
 /// A node's state in lower case.
 #[must_use]
 pub fn node_state(state: v1::NodeState) -> &'static str {
