@@ -1,5 +1,7 @@
 //! `mycora flow delete`.
 
+use std::collections::BTreeSet;
+
 use clap::Args;
 use serde::Serialize;
 
@@ -28,7 +30,8 @@ pub(super) async fn run(session: &Session, args: &DeleteArgs) -> Result<u8, Fail
     let context = session.context()?;
     let mut document = Deleted::default();
     let mut exit_code = 0;
-    for id in &args.ids {
+    let mut seen = BTreeSet::new();
+    for id in args.ids.iter().filter(|id| seen.insert(**id)) {
         match session.clients.delete_flow(context, *id).await {
             Ok(_) => document.deleted.push(*id),
             Err(error) => {

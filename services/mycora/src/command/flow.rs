@@ -32,7 +32,7 @@ pub enum FlowCommand {
     /// Watch a flow until it has ended; Ctrl-C leaves it running
     #[command(after_help = "Example:\n  mycora flow watch 3")]
     Watch(FlowArg),
-    /// Show what the jobs of a flow print: of each attempt the last 64 KiB, with -f what comes as well
+    /// Show what the jobs of a flow print: of each attempt the last 64 KiB (of at most the first 10 MiB of each stream), with -f what comes as well
     #[command(after_help = logs::AFTER_HELP)]
     Logs(logs::LogsArgs),
     /// Ask to cancel a flow, or one of its jobs

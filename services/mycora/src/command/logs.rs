@@ -11,7 +11,7 @@ use tonic::Code;
 use super::{Session, values, watch};
 use crate::clients::Clients;
 use crate::failure::{CallError, Failure};
-use crate::output::{self, Format, json};
+use crate::output::{self, Format, json, words};
 
 /// Waits between streams that broke.
 const WAIT: Duration = Duration::from_millis(500);
@@ -24,7 +24,9 @@ Examples:
   mycora flow logs 3 --follow
   mycora flow logs 3 merge --attempt 2 --offset 4096
 
-With --output json or yaml the answer is one document, a list of pieces; with --follow each piece is a document of its own (JSON: a line), so that it can be read at once. `data` is base64.";
+With --output json or yaml the answer is one document, a list of pieces; with --follow each piece is a document of its own (JSON: a line), so that it can be read at once. `data` is base64.
+
+Of what an attempt prints the first 10 MiB of standard output and of standard error are taken, and of that the last 64 KiB are kept.";
 
 /// What `flow logs` takes.
 #[derive(Debug, Args)]
@@ -91,9 +93,24 @@ pub(super) async fn run(session: &Session, args: &LogsArgs) -> Result<(), Failur
             Err(error) => Failure::Failed(format!("cannot wait for signals: {error}")),
         }),
     };
+    let LogReader { request, printer, seen, .. } = reader;
+    let nothing = seen.end_of(&request.node, request.attempt) == request.offset;
     // Also what was begun is ended, so that a program can read it.
-    reader.printer.end()?;
-    result
+    printer.end()?;
+    result?;
+    if nothing && request.attempt > 0 { attempt_exists(session, &request).await } else { Ok(()) }
+}
+
+/// An attempt that printed nothing and one that there is not look the same in a log.
+async fn attempt_exists(session: &Session, request: &v1::StreamFlowLogsRequest) -> Result<(), Failure> {
+    let v1::StreamFlowLogsRequest { context_id, flow_id, node, attempt, .. } = request;
+    let ask = v1::ExplainNodeRequest { context_id: *context_id, flow_id: *flow_id, node: node.clone() };
+    let attempts = session.clients.explain_node(&ask).await?.node.map_or(0, |node| node.attempt);
+    if *attempt <= attempts {
+        return Ok(());
+    }
+    let all = words::count(attempts as usize, "attempt", "attempts");
+    Err(Failure::Failed(format!("`{node}` of flow {flow_id} has no attempt {attempt}; it has {all}")))
 }
 
 /// Reads what jobs print, over as many streams as it takes.

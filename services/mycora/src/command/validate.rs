@@ -5,7 +5,7 @@ use clap::Args;
 use super::values;
 use crate::failure::Failure;
 use crate::flow_file::{FlowFile, Source};
-use crate::output::{self, Format, json};
+use crate::output::{self, Format, json, words};
 
 /// What `flow validate` takes.
 #[derive(Debug, Args)]
@@ -30,8 +30,10 @@ pub fn run(args: &ValidateArgs, format: Format) -> Result<(), Failure> {
             let jobs = file.spec.nodes.len();
             let edges: usize = file.spec.nodes.iter().map(|node| node.depends.len()).sum();
             let uploads: u64 = file.uploads.iter().map(|upload| upload.blob.size).sum();
+            let jobs = words::count(jobs, "job", "jobs");
+            let edges = words::count(edges, "dependency", "dependencies");
             format!(
-                "{}: the flow `{}` is good: {jobs} jobs, {edges} dependencies, {uploads} bytes to upload\n",
+                "{}: the flow `{}` is good: {jobs}, {edges}, {uploads} bytes to upload\n",
                 args.file, file.spec.name
             )
         },

@@ -13,20 +13,27 @@ use model::limits::FILE_BYTES_MAX;
 pub enum Files {
     /// They are relative to this directory.
     Directory(PathBuf),
+    /// They are given on the command line, relative to the working directory.
+    WorkingDirectory,
     /// They are these names of bytes in the program itself.
     Embedded(&'static [(&'static str, &'static [u8])]),
 }
+
+/// Said of a file that a flow file names and that is not there.
+const RELATIVE: &str = "; paths are relative to the flow file";
 
 /// Why a file cannot be carried along.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// It cannot be read.
-    #[error("cannot read `{}`: {source}; paths are relative to the flow file", path.display())]
+    #[error("cannot read `{}`: {source}{hint}", path.display())]
     Read {
         /// Where it was looked for.
         path: PathBuf,
         /// What the operating system said.
         source: io::Error,
+        /// Where paths begin.
+        hint: &'static str,
     },
     /// It is beyond the limit.
     #[error("`{}` has {size} bytes; a file has at most {FILE_BYTES_MAX}", path.display())]
@@ -42,20 +49,22 @@ impl Files {
     /// Reads a file by the path that stands in the flow file.
     pub(super) fn read(&self, path: &str) -> Result<Vec<u8>, FileError> {
         match self {
-            Self::Directory(dir) => read_limited(&dir.join(path)),
+            Self::Directory(dir) => read_limited(&dir.join(path), RELATIVE),
+            Self::WorkingDirectory => read_limited(Path::new(path), ""),
             Self::Embedded(files) => {
                 let found = files.iter().find(|(name, _)| *name == path);
                 found.map(|(_, bytes)| bytes.to_vec()).ok_or_else(|| FileError::Read {
                     path: path.into(),
                     source: io::Error::new(io::ErrorKind::NotFound, "it is not part of the program"),
+                    hint: RELATIVE,
                 })
             }
         }
     }
 }
 
-fn read_limited(path: &Path) -> Result<Vec<u8>, FileError> {
-    let failed = |source| FileError::Read { path: path.to_owned(), source };
+fn read_limited(path: &Path, hint: &'static str) -> Result<Vec<u8>, FileError> {
+    let failed = |source| FileError::Read { path: path.to_owned(), source, hint };
     let metadata = std::fs::metadata(path).map_err(failed)?;
     if !metadata.is_file() {
         return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is not a file")));

@@ -120,7 +120,9 @@ pub fn retry(answer: &v1::RetryFlowResponse, dry_run: bool) -> String {
         let more = if more == 0 { String::new() } else { format!(" … and {more} more") };
         if names.is_empty() { String::new() } else { format!("{what}: {}{more}\n", names.join(", ")) }
     };
-    let counts = format!("{run_again_count} jobs run again, {reused_count} keep what they have");
+    let run = words::count(*run_again_count as usize, "job runs", "jobs run");
+    let keep = words::count(*reused_count as usize, "keeps what it has", "keep what they have");
+    let counts = format!("{run} again, {keep}");
     if dry_run {
         let (again, kept) =
             (named("run again", *run_again_count, run_again), named("kept", *reused_count, reused));

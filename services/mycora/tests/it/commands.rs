@@ -129,7 +129,7 @@ fn a_retry_chooses_and_tells() {
     let said = stdout(&place.asked(&["flow", "retry", "5", "--dry-run"], 0));
     assert_eq!(
         said,
-        "flow 5 would start generation 2: 1002 jobs run again, 1 keep what they have\n\
+        "flow 5 would start generation 2: 1002 jobs run again, 1 keeps what it has\n\
          run again: a, b … and 1000 more\nkept: split\n"
     );
     let said = stdout(&place.asked(&["flow", "retry", "5", "--all"], 0));
@@ -190,9 +190,11 @@ fn signals_drawings_explanations_and_reports() {
 #[test]
 fn several_flows_are_deleted_as_far_as_allowed() {
     let place = Place::new(Script::Wait);
-    let output = place.asked(&["flow", "delete", "4", "5", "6"], 3);
+    let output = place.asked(&["flow", "delete", "4", "5", "6", "4", "5"], 3);
     assert_eq!(stdout(&output), "flow 4 is deleted\nflow 6 is deleted\n");
-    assert!(stderr(&output).starts_with("flow 5: actor 1 may not"), "{}", stderr(&output));
+    let said = stderr(&output);
+    assert!(said.starts_with("flow 5: actor 1 may not"), "{said}");
+    assert_eq!(place.calls(), ["delete 4", "delete 5", "delete 6"], "each once");
     assert_eq!(place.document(&["flow", "delete", "4"], 0), serde_json::json!({"deleted": [4]}));
 }
 
@@ -207,6 +209,9 @@ fn logs_from_a_place_on() {
     assert!(said.contains("mycora flow logs 5 NODE --attempt 1"), "{said}");
     let said = stderr(&place.asked(&["flow", "logs", "5", "a", "--offset", "1"], 2));
     assert!(said.contains("--offset needs an attempt"), "{said}");
+
+    let said = stderr(&place.asked(&["flow", "logs", "5", "a", "--attempt", "9"], 1));
+    assert_eq!(said, "`a` of flow 5 has no attempt 9; it has 1 attempt\n");
 
     let yaml = stdout(&place.asked(&["--output", "yaml", "flow", "logs", "5"], 0));
     let pieces: Vec<serde_json::Value> = serde_saphyr::from_str(&yaml).expect(&yaml);

@@ -186,7 +186,7 @@ fn described(args: &RunArgs) -> Result<FlowFile, Failure> {
     let mut files = std::collections::BTreeMap::new();
     for (name, path) in &args.files {
         let blob = uploads
-            .file(&Files::Directory("".into()), path)
+            .file(&Files::WorkingDirectory, path)
             .map_err(|error| Failure::Invalid(format!("--file {name}: {error}")))?;
         files.insert(name.clone(), wire(blob));
     }
@@ -301,6 +301,7 @@ mod tests {
         assert!(with(&["--env", "1A=x"]).contains("--env 1A: a variable's name is"));
         assert!(with(&["--env", "A=${{ results.b.k }}"]).contains("--env A: `results.b.k` refers to `b`"));
         assert!(with(&["--file", "a=nothing.txt"]).contains("--file a: cannot read `nothing.txt`"));
+        assert!(!with(&["--file", "a=nothing.txt"]).contains("flow file"));
         assert!(refused(&["--script", "true"]).contains("Give --type, one of python, shell"));
         assert!(refused(&["nowhere.py"]).starts_with("nowhere.py: cannot be read"));
     }
