@@ -102,8 +102,9 @@ pub fn outcome(node: &v1::FlowNode) -> String {
         let ran = wire_time::from_wire(end).since(wire_time::from_wire(start));
         text.push_str(&format!(" after {}", time::duration(ran)));
     }
-    if let Some(reason) = &node.reason {
-        text.push_str(&format!(": {}", words::reason(reason)));
+    let why = why(node);
+    if !why.is_empty() {
+        text.push_str(&format!(": {why}"));
     }
     text
 }
@@ -152,6 +153,13 @@ pub fn explanation(answer: &v1::ExplainNodeResponse) -> String {
     text
 }
 
+/// Why a node is where it is, and whether nobody knows that it is.
+fn why(node: &v1::FlowNode) -> String {
+    let reason = node.reason.as_ref().map(words::reason);
+    let unconfirmed = node.unconfirmed.then(|| words::UNCONFIRMED.to_owned());
+    reason.into_iter().chain(unconfirmed).collect::<Vec<_>>().join(" ")
+}
+
 fn node_row(node: &v1::FlowNode, now: Timestamp) -> Vec<String> {
     let start = node.start_time.map(wire_time::from_wire);
     let end = node.end_time.map(wire_time::from_wire);
@@ -163,7 +171,7 @@ fn node_row(node: &v1::FlowNode, now: Timestamp) -> Vec<String> {
         start.map_or_else(dash, |start| time::duration(end.unwrap_or(now).since(start))),
         node.exit_code.map_or_else(dash, |code| code.to_string()),
         if node.instance.is_empty() { dash() } else { node.instance.clone() },
-        node.reason.as_ref().map(words::reason).unwrap_or_default(),
+        why(node),
     ]
 }
 
@@ -238,6 +246,23 @@ mod tests {
         let jobs: Vec<_> = text.lines().skip_while(|line| !line.starts_with("JOB")).collect();
         assert!(jobs[1].starts_with("bad") && jobs[2].starts_with("j0"), "{text}");
         assert_eq!(jobs.last(), Some(&"… and 51 more; `mycora flow nodes 3 --context 2` lists them"));
+    }
+
+    #[test]
+    fn an_end_that_nobody_confirmed_is_told() {
+        let node = v1::FlowNode {
+            name: "a".into(),
+            state: v1::NodeState::Cancelled.into(),
+            reason: Some(v1::Reason {
+                code: "NODE_CANCELLED".into(),
+                detail: "not confirmed to have stopped".into(),
+            }),
+            unconfirmed: true,
+            ..Default::default()
+        };
+        let told = "it was cancelled (not confirmed to have stopped) (unconfirmed: it may still be running)";
+        assert_eq!(outcome(&node), format!("a: cancelled: {told}"));
+        assert!(nodes(&[node], Timestamp::from_millis(0)).contains(told));
     }
 
     #[test]

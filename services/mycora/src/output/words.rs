@@ -45,6 +45,9 @@ pub const fn finding(kind: v1::FindingKind) -> &'static str {
     }
 }
 
+/// Said of a node that was closed as cancelled without the supervisor's word.
+pub const UNCONFIRMED: &str = "(unconfirmed: it may still be running)";
+
 /// Why the try before the current one ended, when that is why a node waits.
 #[must_use]
 pub fn failed_try(reason: &v1::Reason) -> Option<String> {
