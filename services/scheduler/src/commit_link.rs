@@ -88,11 +88,12 @@ impl Link {
 
     /// Runs one stream until it breaks; `Ok` when there is nobody left to commit.
     async fn stream(&mut self) -> Result<(), tonic::Status> {
-        let (requests, outgoing) = mpsc::channel(COMMITS_IN_FLIGHT_MAX);
         let mut again: Vec<_> = self.unanswered.values().cloned().collect();
+        // Nobody reads it before the call stands. What was sent before the driver's memory was void is
+        // among them, beside as many new ones.
+        let (requests, outgoing) = mpsc::channel(again.len() + COMMITS_IN_FLIGHT_MAX);
         again.sort_by_key(|(order, _)| *order);
         for (_, commit) in again {
-            // There are never more than the channel holds.
             requests.send(commit).await.map_err(|_| closed())?;
         }
         let mut incoming = self.client.commit(ReceiverStream::new(outgoing)).await?.into_inner();

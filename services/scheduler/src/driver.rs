@@ -64,8 +64,8 @@ pub enum Event {
     Void,
     /// Whoever holds the lease wants to know that the driver runs.
     Pulse(oneshot::Sender<()>),
-    /// A flow was read.
-    Loaded(FlowKey, Loaded),
+    /// A flow was read, by the reading of this number.
+    Loaded(FlowKey, u64, Loaded),
     /// A flow's inbox was read, for the reading of this number; nothing after a failure.
     Inbox(FlowKey, u64, Option<Vec<FlowInput>>),
     /// Where a flow stands that another one waits for; nothing when there is no such flow.
@@ -81,8 +81,8 @@ pub enum Event {
         /// Those whose records were removed.
         gone: Vec<RunnerKey>,
     },
-    /// Message ids were reserved: the first of a block, or nothing after a failure.
-    MessageIds(Caller, Option<u32>),
+    /// Message ids were reserved, in this epoch: the first of a block, or nothing after a failure.
+    MessageIds(Caller, u64, Option<u32>),
 }
 
 /// Talks to the driver. Cheap to clone.
@@ -123,14 +123,14 @@ pub(crate) struct Driver {
     asleep: HashMap<FlowKey, Asleep>,
     /// Bounds how many flows are read at the same time.
     loads: Arc<Semaphore>,
-    /// Counts readings of inboxes.
+    /// Counts readings of flows and of their inboxes.
     readings: u64,
     /// A listing of active flows is under way; the second is true when another has to follow.
     listing: Option<bool>,
     /// Flows to step, each once.
     queue: VecDeque<FlowKey>,
     /// Flows that wait for message ids.
-    waiting_for_ids: HashMap<Caller, Vec<FlowKey>>,
+    waiting_for_ids: HashMap<Caller, BTreeSet<FlowKey>>,
     /// When flows have to be looked at, in memory or asleep.
     due: BTreeSet<(Timestamp, FlowKey)>,
     runners: RunnerTable,
@@ -240,7 +240,7 @@ impl Driver {
             Event::Void => self.void(),
             // Whoever asked may have given up.
             Event::Pulse(answer) => drop(answer.send(())),
-            Event::Loaded(key, loaded) => self.loaded(key, loaded),
+            Event::Loaded(key, reading, loaded) => self.loaded(key, reading, loaded),
             Event::Inbox(key, reading, inputs) => self.inbox(key, reading, inputs),
             Event::FlowState(key, flow, status) => self.flow_state(key, flow, status),
             Event::RouterUp(id, sender) => self.routers.add(id, sender),
@@ -250,7 +250,7 @@ impl Driver {
                 }
             }
             Event::Runners { views, gone } => self.runners_changed(views, &gone),
-            Event::MessageIds(caller, first) => self.message_ids(caller, first),
+            Event::MessageIds(caller, epoch, first) => self.message_ids(caller, epoch, first),
         }
     }
 
@@ -274,7 +274,10 @@ impl Driver {
         }
     }
 
-    fn message_ids(&mut self, caller: Caller, first: Option<u32>) {
+    fn message_ids(&mut self, caller: Caller, epoch: u64, first: Option<u32>) {
+        if epoch != self.ids.epoch() {
+            return;
+        }
         match first {
             Some(first) => self.ids.add(caller, first),
             None => self.ids.failed(caller),

@@ -11,6 +11,7 @@ use proto::internal::v1::{
     AwaitFlowRequest, ListActiveFlowsRequest, LoadFlowRequest, LoadFlowResponse, ReadInputsRequest,
     TakeFlowRequest,
 };
+use tokio::sync::Semaphore;
 use tonic::{Code, Status, Streaming};
 
 use crate::clients::FlowStoreClient;
@@ -21,6 +22,8 @@ use crate::run::FlowKey;
 
 /// Between tries, while storage cannot be reached.
 pub const RETRY_DELAY: Duration = Duration::from_millis(200);
+/// The same after many.
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(5);
 /// Flows that are read at the same time.
 pub const LOADS_MAX: usize = 32;
 
@@ -63,15 +66,29 @@ pub enum Reading {
     Again,
 }
 
-/// Reads a flow; tries again while storage cannot be reached.
-pub async fn load(mut store: FlowStoreClient, key: FlowKey, reading: Reading, owner: OwnerId) -> Loaded {
+/// Reads a flow; tries again while storage cannot be reached, or what it says cannot be read. `loads` bounds
+/// how many are read at the same time; one that waits for its next try is not among them.
+pub async fn load(
+    mut store: FlowStoreClient,
+    key: FlowKey,
+    reading: Reading,
+    owner: OwnerId,
+    loads: &Semaphore,
+) -> Loaded {
+    let mut delay = RETRY_DELAY;
     loop {
-        match try_load(&mut store, key, reading, owner).await {
+        let loaded = {
+            // Never closed.
+            let _permit = loads.acquire().await;
+            try_load(&mut store, key, reading, owner).await
+        };
+        match loaded {
             Ok(loaded) => return loaded,
             Err(status) if is_gone(&status) => return Loaded::Gone,
             Err(status) => {
                 tracing::warn!(context = %key.0, flow = %key.1, %status, "a flow could not be read; trying again");
-                tokio::time::sleep(RETRY_DELAY).await;
+                tokio::time::sleep(delay).await;
+                delay = (delay * 2).min(RETRY_DELAY_MAX);
             }
         }
     }

@@ -14,7 +14,10 @@ pub const STEP_MAX: u32 = 1024;
 
 /// The blocks at hand.
 #[derive(Debug, Default)]
-pub struct MessageIds(HashMap<Caller, Block>);
+pub struct MessageIds {
+    blocks: HashMap<Caller, Block>,
+    epoch: u64,
+}
 
 #[derive(Debug, Default)]
 struct Block {
@@ -35,9 +38,20 @@ pub enum Supply {
 }
 
 impl MessageIds {
+    /// Forgets every block, and those that were asked for: answers of an earlier epoch do not count.
+    pub fn forget(&mut self) {
+        *self = Self { blocks: HashMap::new(), epoch: self.epoch + 1 };
+    }
+
+    /// How often everything was forgotten.
+    #[must_use]
+    pub const fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     /// Whether there are enough ids for one step of this caller's flows.
     pub fn supply(&mut self, caller: Caller) -> Supply {
-        let block = self.0.entry(caller).or_default();
+        let block = self.blocks.entry(caller).or_default();
         if block.end - block.next >= STEP_MAX {
             return Supply::Enough;
         }
@@ -46,17 +60,17 @@ impl MessageIds {
 
     /// A reservation was answered; the rest of the block before is given up.
     pub fn add(&mut self, caller: Caller, first: u32) {
-        self.0.insert(caller, Block { next: first, end: first.saturating_add(BLOCK), asked: false });
+        self.blocks.insert(caller, Block { next: first, end: first.saturating_add(BLOCK), asked: false });
     }
 
     /// A reservation failed; it may be asked for again.
     pub fn failed(&mut self, caller: Caller) {
-        self.0.entry(caller).or_default().asked = false;
+        self.blocks.entry(caller).or_default().asked = false;
     }
 
     /// The next id. The caller made sure that there is one with [`MessageIds::supply`].
     pub fn take(&mut self, caller: Caller) -> MessageId {
-        let block = self.0.entry(caller).or_default();
+        let block = self.blocks.entry(caller).or_default();
         let id = block.next;
         assert!(id < block.end, "a step took more message ids than it may");
         block.next += 1;

@@ -60,13 +60,18 @@ pub fn active_from_wire(flow: &ActiveFlow) -> Result<Active, Status> {
 /// Holds the lease until `stop`, and tells the driver what storage tells. Ends the lease when it ends.
 pub async fn hold(mut store: FlowStoreClient, identity: Identity, driver: Handle, stop: CancellationToken) {
     let mut delay = RECONNECT_FIRST;
+    // What is in memory counts only if the lease never ended since it was read.
+    let mut again = false;
     loop {
         let mut joined = false;
-        match join(&mut store, &identity, &driver, &stop, &mut joined).await {
+        let joining = join(&mut store, (&identity, again), &driver, &stop, &mut joined).await;
+        again |= joined;
+        match joining {
             Ok(()) => return,
             Err(status) if status.code() == Code::Aborted => {
                 tracing::warn!(%status, "what is in memory is void");
                 driver.send(Event::Void).await;
+                again = false;
             }
             Err(status) => tracing::warn!(%status, "the lease is not being held"),
         }
@@ -81,14 +86,14 @@ pub async fn hold(mut store: FlowStoreClient, identity: Identity, driver: Handle
 /// One stream. `Ok` after `stop`.
 async fn join(
     store: &mut FlowStoreClient,
-    identity: &Identity,
+    (identity, again): (&Identity, bool),
     driver: &Handle,
     stop: &CancellationToken,
     joined: &mut bool,
 ) -> Result<(), Status> {
     let (requests, outgoing) = mpsc::channel(4);
     let Identity { name, owner, address } = identity.clone();
-    let hello = JoinHello { name, owner: owner.to_string(), address };
+    let hello = JoinHello { name, owner: owner.to_string(), address, again };
     // The channel is empty: there is room.
     let _ = requests.send(JoinRequest { hello: Some(hello) }).await;
     let mut news = store.join(ReceiverStream::new(outgoing)).await?.into_inner();
@@ -98,8 +103,8 @@ async fn join(
     loop {
         tokio::select! {
             answer = news.message() => {
-                *joined = true;
                 let answer = answer?.ok_or_else(|| Status::unavailable("storage ended the stream"))?;
+                *joined = true;
                 take(driver, answer).await?;
             }
             _ = beats.tick(), if pulse.is_none() => {

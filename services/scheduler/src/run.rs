@@ -66,6 +66,10 @@ pub struct Run {
     pub awaited_flows: BTreeSet<FlowId>,
     /// Questions about other flows that were not answered yet.
     pub questions: usize,
+    /// They have to be asked again once they are answered.
+    pub ask_again: bool,
+    /// The reading that it waits for while it is being loaded.
+    pub reading: u64,
     /// When it has to be looked at.
     pub due: Option<Timestamp>,
     /// When reports that can wait are taken up at the latest.
@@ -101,6 +105,8 @@ impl Run {
             stops: Vec::new(),
             awaited_flows: BTreeSet::new(),
             questions: 0,
+            ask_again: false,
+            reading: 0,
             due: None,
             awaited: None,
             budget: STEP_NODES_MAX,
@@ -155,6 +161,19 @@ impl Run {
         in_inbox(&self.committing)
     }
 
+    /// Whether the step under way took up what somebody else keeps until it is stored: an entry of the
+    /// inbox, or a report.
+    #[must_use]
+    pub fn takes_word(&self) -> bool {
+        self.committing.iter().any(|(_, owed)| *owed != Owed::Nothing)
+    }
+
+    /// Whether an entry of the inbox is known that no step took up yet.
+    #[must_use]
+    pub fn has_unread(&self) -> bool {
+        in_inbox(&self.inputs) > 0
+    }
+
     /// How many entries of the inbox are known, taken up or not.
     #[must_use]
     pub fn inbox_known(&self) -> usize {
@@ -195,6 +214,7 @@ impl Run {
         self.placed.clear();
         self.stops.clear();
         self.awaited_flows.clear();
+        self.ask_again = false;
         self.due = None;
         self.reload = false;
         self.touched = false;

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::error::{Error, Result};
 use crate::events::{Hub, Touch};
-use crate::replicas::{Live, Replica, Replicas, owner_of};
+use crate::replicas::{Hello, Live, Replica, Replicas, owner_of};
 
 /// Touched flows of one answer.
 const TOUCHED_MAX: usize = 1000;
@@ -49,11 +49,11 @@ impl Joining {
     pub(crate) async fn begin(
         hub: &Hub,
         replicas: &Replicas,
-        (name, replica): (String, Replica),
+        Hello { name, replica, again }: Hello,
         out: mpsc::Sender<Result<News>>,
     ) -> Result<Self> {
         let (touches, went_back) = (hub.touches(), hub.went_back().subscribe());
-        replicas.hello(&name, &replica).await?;
+        replicas.hello(&name, &replica, again).await?;
         let live = replicas.live();
         Ok(Self { name, replica, replicas: replicas.clone(), live, touches, went_back, out })
     }

@@ -30,6 +30,17 @@ pub(crate) struct Replica {
     pub(crate) address: String,
 }
 
+/// How a replica introduces itself.
+#[derive(Debug, Clone)]
+pub(crate) struct Hello {
+    /// Its name.
+    pub(crate) name: String,
+    /// Itself.
+    pub(crate) replica: Replica,
+    /// It held the lease before and goes on with what it knows.
+    pub(crate) again: bool,
+}
+
 /// Those that live, by name.
 pub(crate) type Live = Arc<BTreeMap<String, Replica>>;
 
@@ -42,6 +53,7 @@ pub(crate) fn owner_of(live: &Live, flow: FlowUid) -> Option<&str> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Deed {
     Hello,
+    Again,
     Beat,
     End,
 }
@@ -71,9 +83,14 @@ impl Replicas {
         self.0.live.subscribe()
     }
 
-    /// Takes the lease of `name`, from whatever start of it had it, and reads who lives with it.
-    pub(crate) async fn hello(&self, name: &str, replica: &Replica) -> Result<()> {
-        self.change(name, replica, Deed::Hello).await?;
+    /// Takes the lease of `name`, from whatever start of it had it, and reads who lives with it. `again`: it
+    /// held the lease before and goes on with what it knows.
+    ///
+    /// # Errors
+    /// [`Error::LeaseLost`] when it goes on, and the lease has ended meanwhile.
+    pub(crate) async fn hello(&self, name: &str, replica: &Replica, again: bool) -> Result<()> {
+        let deed = if again { Deed::Again } else { Deed::Hello };
+        self.change(name, replica, deed).await?;
         self.read().await.map(drop)
     }
 
@@ -101,6 +118,7 @@ impl Replicas {
             .arg(u64::try_from(self.0.lease.as_millis()).unwrap_or(u64::MAX))
             .arg(match deed {
                 Deed::Hello => "hello",
+                Deed::Again => "again",
                 Deed::Beat => "beat",
                 Deed::End => "end",
             });

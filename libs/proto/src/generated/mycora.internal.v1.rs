@@ -1025,6 +1025,10 @@ pub struct JoinHello {
     /// Where routers reach it; empty: in this process.
     #[prost(string, tag = "3")]
     pub address: ::prost::alloc::string::String,
+    /// It held the lease before and goes on with what it knows: refused as `LEASE_LOST` when the lease has
+    /// ended meanwhile.
+    #[prost(bool, tag = "4")]
+    pub again: bool,
 }
 /// To a scheduler replica.
 #[derive(Clone, PartialEq, ::prost::Message)]

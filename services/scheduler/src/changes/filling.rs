@@ -96,8 +96,18 @@ impl Submitter {
         let mut nodes = loader::collect(parts).await?.nodes;
         check_complete(&flow, first_job, &nodes)?;
         let named = resolve(&flow, &mut nodes)?;
-        self.add_nodes(&flow, &named, Some(actor)).await?;
-        self.start(&flow, nodes, Some(actor)).await
+        let starting = async {
+            self.add_nodes(&flow, &named, Some(actor)).await?;
+            self.start(&flow, nodes, Some(actor)).await
+        };
+        match starting.await {
+            // Another call that came at the same time was faster.
+            Err(status) if status.code() == tonic::Code::FailedPrecondition => {
+                let (flow, _) = self.read(actor, context_id, flow_id).await?;
+                if flow.status() == FlowStatus::Started { Ok(flow) } else { Err(status) }
+            }
+            started => started,
+        }
     }
 
     async fn read(&mut self, actor: ActorId, context_id: u32, flow_id: u32) -> Result<(Flow, JobId), Status> {

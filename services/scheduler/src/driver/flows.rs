@@ -25,17 +25,26 @@ impl Driver {
     /// A flow was made here: it is owned already.
     pub(super) fn started(&mut self, started: StartedFlow) {
         let (key, uid) = ((started.flow.context_id, started.flow.id), started.flow.uid);
-        if !self.is_mine(uid) {
-            // The replicas have changed since. Whoever owns it now finds it among the active ones.
+        if self.replicas.is_empty() {
+            // Whoever has a lease next lists it.
             return;
         }
-        if self.flows.get(&key).is_some_and(|run| !matches!(run.phase, Phase::Loading)) {
-            // An earlier flow of this number is still being let go.
-            return self.read_soon(key);
-        }
+        // The replicas may have changed since it was made, and whoever it belongs to now may have listed
+        // its flows before this one was started: it is driven here until that one hears of it.
         self.forget_sleep(key);
-        self.flows.entry(key).or_insert_with(|| Run::loading(uid));
-        self.loaded(key, Loaded::Flow(Box::new(started)));
+        match self.flows.remove(&key) {
+            None => self.enter(key, Run::loading(uid), started),
+            Some(mut run) if matches!(run.phase, Phase::Loading) => {
+                // What was brought meanwhile is not in what was started.
+                run.touched = true;
+                self.enter(key, run, started);
+            }
+            Some(run) => {
+                // An earlier flow of this number is still being let go.
+                self.flows.insert(key, run);
+                self.read_soon(key);
+            }
+        }
     }
 
     /// Somebody brought something for a flow.
@@ -60,8 +69,9 @@ impl Driver {
             return;
         }
         let reading = self.forget_sleep(key).map_or(Reading::TakeOver, |asleep| asleep.reading);
-        self.flows.insert(key, Run::loading(uid));
-        self.read(key, reading);
+        let mut run = Run::loading(uid);
+        self.read(key, &mut run, reading);
+        self.flows.insert(key, run);
     }
 
     /// The time has come that a flow was waiting for.
@@ -166,6 +176,8 @@ impl Driver {
         self.replicas.clear();
         self.tell_replicas.send_replace(Vec::new());
         self.committing.clear();
+        // Ids that were given by what is lost may be given again.
+        self.ids.forget();
         self.queue.clear();
         self.waiting_for_ids.clear();
         self.asleep.clear();
@@ -181,35 +193,35 @@ impl Driver {
         self.uncount(key, run);
         self.forget_due(key, run);
         run.start_over();
-        self.read(key, Reading::Again);
+        self.read(key, run, Reading::Again);
     }
 
-    fn read(&self, key: FlowKey, reading: Reading) {
+    fn read(&mut self, key: FlowKey, run: &mut Run, reading: Reading) {
+        self.readings += 1;
+        run.reading = self.readings;
         let (store, handle, owner) = (self.store.clone(), self.handle.clone(), self.me.owner);
-        let loads = std::sync::Arc::clone(&self.loads);
+        let (loads, number) = (std::sync::Arc::clone(&self.loads), self.readings);
         tokio::spawn(async move {
-            // Never closed.
-            let _permit = loads.acquire().await;
-            let loaded = loader::load(store, key, reading, owner).await;
-            handle.send(Event::Loaded(key, loaded)).await;
+            let loaded = loader::load(store, key, reading, owner, &loads).await;
+            handle.send(Event::Loaded(key, number, loaded)).await;
         });
     }
 
-    /// A flow was read.
-    pub(super) fn loaded(&mut self, key: FlowKey, loaded: Loaded) {
+    /// A flow was read, by the reading of this number.
+    pub(super) fn loaded(&mut self, key: FlowKey, reading: u64, loaded: Loaded) {
         let Some(mut run) = self.flows.remove(&key) else { return };
-        if !matches!(run.phase, Phase::Loading) {
+        if !matches!(run.phase, Phase::Loading) || run.reading != reading {
             self.flows.insert(key, run);
             return;
         }
         match loaded {
             Loaded::Flow(started) => self.enter(key, run, *started),
-            Loaded::Gone => self.forget(key, run),
+            Loaded::Gone => self.forget_ended(key, run),
             Loaded::Elsewhere if self.is_mine(run.uid) => {
                 // Somebody took it by an older view of who lives.
                 run.start_over();
+                self.read(key, &mut run, Reading::TakeOver);
                 self.flows.insert(key, run);
-                self.read(key, Reading::TakeOver);
             }
             // Its owner has not heard what was said here: it has to be said again.
             Loaded::Elsewhere => {
@@ -296,7 +308,13 @@ impl Driver {
         }
     }
 
+    /// What was asked before may have been answered before the end that it was touched for: it is asked
+    /// again, once all of that is answered.
     fn ask_again(&self, key: FlowKey, run: &mut Run) {
+        run.ask_again = run.questions > 0;
+        if run.ask_again {
+            return;
+        }
         for awaited in run.awaited_flows.clone() {
             self.ask_for(key, run, awaited);
         }
@@ -318,7 +336,19 @@ impl Driver {
             run.awaited_flows.remove(&flow);
         }
         run.push(Input::FlowState { flow, status }, Owed::Nothing);
+        if run.ask_again && run.questions == 0 {
+            run.touched = true;
+        }
         self.enqueue(key);
+    }
+
+    /// A flow has ended or is gone. Somebody who touched it since may have started it again.
+    pub(super) fn forget_ended(&mut self, key: FlowKey, run: Run) {
+        let (uid, touched) = (run.uid, run.touched);
+        self.forget(key, run);
+        if touched && self.is_mine(uid) {
+            self.adopt(key, uid);
+        }
     }
 
     /// A flow has ended or is gone: nothing about it matters any more.

@@ -29,9 +29,7 @@ impl Driver {
         if matches!(run.phase, Phase::Idle(_)) && run.reload {
             self.read_again(key, &mut run);
         }
-        if matches!(run.phase, Phase::Idle(_)) && run.touched {
-            self.read_inbox(key, &mut run);
-        }
+        self.read_if_touched(key, &mut run);
         while matches!(run.phase, Phase::Idle(_))
             && run.has_work(now)
             && let Phase::Idle(mut engine) = std::mem::replace(&mut run.phase, Phase::Loading)
@@ -48,14 +46,14 @@ impl Driver {
             // Whoever leaves memory must be sure that it is touched by the flows it waits for.
             run.rests =
                 step.rests && run.questions == 0 && run.awaited_flows.len() <= limits::AWAITED_FLOWS_MAX;
-            // What was taken from the inbox has to leave it, and who only rests has to be known to.
+            // What was taken from the inbox has to leave it, and who only rests has to be known to. What
+            // was reported is acknowledged after a commit only, though it changed nothing: that is true as
+            // long as what is in memory is what is stored, and only storage knows.
             let changes_nothing =
-                step.is_unchanged() && run.inbox_taken() == 0 && !(run.rests && run.listed_active);
+                step.is_unchanged() && !run.takes_word() && !(run.rests && run.listed_active);
             if changes_nothing {
                 self.send_stops(key, &mut run);
-                for ack in run.settle() {
-                    self.routers.handled(ack);
-                }
+                run.settle().for_each(drop);
                 run.phase = Phase::Idle(engine);
             } else if let Some(phase) = self.commit(key, &mut run, engine, &step, now) {
                 run.phase = phase;
@@ -63,7 +61,16 @@ impl Driver {
                 break;
             }
         }
+        self.read_if_touched(key, &mut run);
         self.keep_or_rest(key, run);
+    }
+
+    /// Reads the inbox, unless there is something of it to take up first: touches that keep coming must not
+    /// keep the flow from its steps.
+    fn read_if_touched(&mut self, key: FlowKey, run: &mut Run) {
+        if matches!(run.phase, Phase::Idle(_)) && run.touched && !run.has_unread() {
+            self.read_inbox(key, run);
+        }
     }
 
     /// Sends a step to storage. Nothing when the flow is read again instead.
@@ -102,9 +109,10 @@ impl Driver {
         if supply == Supply::Enough {
             return true;
         }
-        self.waiting_for_ids.entry(caller).or_default().push(key);
+        self.waiting_for_ids.entry(caller).or_default().insert(key);
         if supply == Supply::Ask {
             let (mut store, handle) = (self.store.clone(), self.handle.clone());
+            let epoch = self.ids.epoch();
             tokio::spawn(async move {
                 let request = ReserveMessageIdsRequest {
                     context_id: caller.0.0,
@@ -119,7 +127,7 @@ impl Driver {
                         None
                     }
                 };
-                handle.send(Event::MessageIds(caller, first)).await;
+                handle.send(Event::MessageIds(caller, epoch, first)).await;
             });
         }
         false
@@ -188,7 +196,7 @@ impl Driver {
             CommitRefusal::Unspecified => {
                 self.stored(key, &mut run, answer.commit_id.clone());
                 if is_over && !run.reload {
-                    return self.forget(key, run);
+                    return self.forget_ended(key, run);
                 }
             }
             CommitRefusal::Fenced | CommitRefusal::UnknownOutcome => run.reload = true,

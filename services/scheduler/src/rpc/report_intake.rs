@@ -82,7 +82,7 @@ fn parse(link: LinkId, request: ReportRequest) -> Vec<(crate::run::Ack, model::N
     let parse = |IncomingReport { report_id, report_json }| match serde_json::from_slice(&report_json) {
         Ok(report) => Some(((link, report_id), report)),
         Err(error) => {
-            // It would be repeated for ever if it were not dropped; the router has checked it.
+            // The router has checked it. It is not acknowledged: another version of this service may read it.
             tracing::error!(%error, "a router sent a report that cannot be read");
             None
         }

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use model::limits::WATCH_BUFFER;
-use model::{Event, FlowEvent, JobId, Revision};
+use model::{Event, FlowEvent, Generation, JobId, Revision};
 use prometheus::IntCounter;
 use proto::convert;
 use proto::v1::watch_flow_response::Event as Answer;
@@ -132,16 +132,31 @@ impl Watch {
             Some(Event::Flow(FlowEvent { status: None, .. })) => {
                 return Err(Status::from(rpc::Error::not_found(format!("flow {}", self.reader.flow))).into());
             }
+            Some(Event::Flow(FlowEvent { status: Some(status), generation, .. })) if status.is_end() => {
+                return self.end(generation, position).await;
+            }
             Some(Event::Flow(_) | Event::CancelRequested { .. }) if revision > self.flow_shown => {
                 let flow = self.reader.flow().await?;
-                self.flow_shown = Revision(flow.revision);
-                let ended = is_end(&flow);
-                self.send(Answer::Flow(flow), position).await?;
-                return Ok(ended);
+                // One that has ended by now is told with its end, after the changes that led to it.
+                if !is_end(&flow) {
+                    self.flow_shown = Revision(flow.revision);
+                    self.send(Answer::Flow(flow), position).await?;
+                }
             }
             Some(_) => {}
         }
         Ok(false)
+    }
+
+    /// Takes up the end of a generation. `true` unless the flow was run again since.
+    async fn end(&mut self, generation: Generation, position: String) -> Result<bool, Ended> {
+        let flow = self.reader.flow().await?;
+        let ended = is_end(&flow) && flow.generation == generation.0;
+        if ended || revision_of(&position) > self.flow_shown {
+            self.flow_shown = Revision(flow.revision);
+            self.send(Answer::Flow(flow), position).await?;
+        }
+        Ok(ended)
     }
 
     fn is_shown(&self, job: JobId, revision: Revision) -> bool {

@@ -22,7 +22,7 @@ use crate::inbox::Pushed;
 use crate::pages::Page;
 use crate::reads::{FlowFilter, NodeFilter};
 use crate::record::message::Body;
-use crate::replicas::Replica;
+use crate::replicas::{Hello, Replica};
 use crate::requests::Request;
 use crate::store::Asker;
 
@@ -263,8 +263,8 @@ pub(super) fn flow_ref(flow_id: u32, flow_uid: &str) -> Result<FlowRef, Error> {
 }
 
 /// Who joins.
-pub(super) fn hello(request: JoinRequest) -> Result<(String, Replica), Error> {
-    let JoinHello { name, owner, address } =
+pub(super) fn hello(request: JoinRequest) -> Result<Hello, Error> {
+    let JoinHello { name, owner, address, again } =
         request.hello.ok_or_else(|| Error::field("hello", "comes first"))?;
     for (name, len) in [("hello.name", name.len()), ("hello.address", address.len() + 1)] {
         if len == 0 || len > NAME_BYTES_MAX {
@@ -272,7 +272,7 @@ pub(super) fn hello(request: JoinRequest) -> Result<(String, Replica), Error> {
         }
     }
     let owner = field("hello.owner", owner.parse())?;
-    Ok((name, Replica { owner, address }))
+    Ok(Hello { name, replica: Replica { owner, address }, again })
 }
 
 /// In milliseconds; 0 is none.

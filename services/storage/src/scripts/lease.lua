@@ -1,6 +1,7 @@
 -- Takes, holds or ends the lease of a scheduler replica.
 -- KEYS 3 replicas
--- ARGV 4 its name, 5 owner: this start of it, 6 address, 7 how long a lease lasts in milliseconds, 8 `hello`, `beat` or `end`
+-- ARGV 4 its name, 5 owner: this start of it, 6 address, 7 how long a lease lasts in milliseconds, 8 `hello`, `again`,
+--      `beat` or `end`
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local function expiry(entry)
@@ -19,12 +20,13 @@ if ARGV[8] == 'end' then
   end
   return 1
 end
-if ARGV[8] == 'beat' and not is_mine then return refuse('LEASE_LOST', 'the lease of ' .. ARGV[4]) end
+-- Who joins again has lost nothing only if its lease never ended meanwhile.
+if (ARGV[8] == 'beat' or ARGV[8] == 'again') and not is_mine then return refuse('LEASE_LOST', 'the lease of ' .. ARGV[4]) end
 
 local till = now + tonumber(ARGV[7])
 local fresh = string.format('%s %.0f.%03.0f %s', ARGV[5], math.floor(till / 1000), till % 1000, ARGV[6])
 redis.call('HSET', KEYS[3], ARGV[4], fresh)
-if ARGV[8] == 'hello' then
+if ARGV[8] == 'hello' or ARGV[8] == 'again' then
   -- Whoever went without a word leaves an entry behind.
   local all = redis.call('HGETALL', KEYS[3])
   for e = 1, #all, 2 do

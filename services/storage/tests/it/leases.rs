@@ -31,7 +31,7 @@ impl Replica {
     async fn join_as(stage: &Stage, name: &'static str, owner: String) -> Self {
         let (beats, requests) = mpsc::channel(16);
         let address = format!("https://{name}:7702");
-        let hello = wire::JoinHello { name: name.to_owned(), owner: owner.clone(), address };
+        let hello = wire::JoinHello { name: name.to_owned(), owner: owner.clone(), address, again: false };
         beats.send(wire::JoinRequest { hello: Some(hello) }).await.unwrap();
         let news = stage.flows().join(ReceiverStream::new(requests)).await.unwrap().into_inner();
         let mut replica = Self { name, owner, beats: Some(beats), news };
