@@ -114,6 +114,57 @@ fn of_three_schedulers_one_is_killed_and_one_hangs() {
     witness.assert_each_once(&names);
 }
 
+/// It comes back with what it knew before others drove its flows.
+#[test]
+fn a_scheduler_that_was_cut_off_for_longer_than_its_lease_begins_anew() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let mut processes = Processes::prepare(&dir.path().join("suite"));
+    let storage = SocketAddr::from((Ipv4Addr::LOCALHOST, processes.storage_port()));
+    let proxy = runtime.block_on(FaultProxy::start(Target::Tcp(storage)));
+    processes.set("MYCORA_SCHEDULERS", "2");
+    processes.set("MYCORA_STORAGE_OF_scheduler_2", &format!("https://{}", proxy.address()));
+    processes.script("up.sh");
+    let gate = |name: &str| dir.path().join(format!("go-{name}"));
+    let open = |name: &str| std::fs::write(gate(name), "").expect("a gate");
+    let mut text = String::from("name: gated\njobs:\n");
+    for (name, depends) in [("a", ""), ("b", "a"), ("c", "b")] {
+        let script = format!("until [ -e {} ]; do sleep 0.05; done", gate(name).display());
+        text.push_str(&format!(
+            "  {name}: {{ script_type: shell, depends: [{depends}], script: \"{script}\" }}\n"
+        ));
+    }
+    let file = dir.path().join("gated.yaml");
+    std::fs::write(&file, text).expect("a flow file");
+    let submit = ["flow", "submit", file.to_str().expect("a plain path")];
+    stdout(&command(&processes.profile_of(2), &submit).output().expect("it starts"), 0);
+    let first = processes.profile_of(1);
+    let running = |name: &str| {
+        let out = command(&first, &["--output", "json", "flow", "nodes", "1"]).output().expect("it starts");
+        let document: Value = serde_json::from_slice(&out.stdout).ok()?;
+        let mut nodes = document["nodes"].as_array()?.iter();
+        nodes.any(|node| node["name"] == name && node["state"] == "NODE_STATE_RUNNING").then_some(())
+    };
+    let take_overs = |replica: u16, count: f64| {
+        let now = processes.scheduler_metric(replica, "mycora_scheduler_take_overs_total");
+        (now >= count).then_some(())
+    };
+    wait_until_blocking(|| running("a"), LONG, "the first script runs");
+    let before = processes.scheduler_metric(2, "mycora_scheduler_take_overs_total");
+    proxy.set(Fault::Cut);
+    wait_until_blocking(|| take_overs(1, 1.0), LONG, "the other one has taken the flow over");
+    open("a");
+    wait_until_blocking(|| running("b"), LONG, "the other one goes on with it");
+    proxy.restore();
+    wait_until_blocking(|| take_overs(2, before + 1.0), LONG, "its owner has read it again");
+    open("b");
+    open("c");
+    wait_until_blocking(|| (finished(&processes) == 1).then_some(()), LONG, "the flow ended well");
+    let ends = accepted_ends(&processes.redis(1, &["XRANGE", "events", "-", "+"]));
+    assert_eq!((ends.len(), ends.values().max()), (3, Some(&1)));
+}
+
 #[test]
 fn redis_is_killed_under_load_and_nothing_acknowledged_is_lost() {
     let dir = tempfile::tempdir().expect("a directory");

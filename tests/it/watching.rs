@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use mycora_cli::profile::Profile;
 use proto::v1::flow_service_client::FlowServiceClient;
 use proto::v1::watch_flow_response::Event;
-use proto::v1::{WatchFlowRequest, WatchFlowResponse};
+use proto::v1::{FlowStatus, NodeState, WatchFlowRequest, WatchFlowResponse};
 use testkit::{FaultProxy, Target, wait_until_blocking};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status, Streaming};
@@ -124,6 +124,36 @@ fn one_that_is_cut_off_and_resumes_sees_each_change_once() {
         assert_eq!(seen, all);
         let places: BTreeSet<&String> = seen.iter().map(|(_, _, _, place)| place).collect();
         assert_eq!(places.len(), seen.len(), "no change came twice");
+    });
+    scene.close();
+}
+
+#[test]
+fn one_that_resumes_after_the_end_is_told_what_led_to_it() {
+    let scene = Scene::new(&[]);
+    let id = scene.submit(
+        "name: resumed\njobs:\n  a: { script_type: rhai, script: \"()\", prerequisites: [go] }\n  b: { script_type: rhai, script: \"()\", depends: [a] }\n",
+    );
+    let profile = Profile::load(&scene.up.profile()).expect("a profile");
+    runtime().block_on(async {
+        let mut client = FlowServiceClient::new(profile.channel().expect("a channel"));
+        let mut answers = watch(&mut client, id, "").await.expect("a stream");
+        let mut position = String::new();
+        while position.is_empty() {
+            position = answers.message().await.expect("an answer").expect("more").resume_position;
+        }
+        drop(answers);
+        stdout(&scene.up.mycora(&["flow", "cancel", &id.to_string()]), 0);
+        scene.end(id);
+        let mut answers = watch(&mut client, id, &position).await.expect("a stream");
+        let (mut cancelled, mut last) = (0, None);
+        while let Some(answer) = answers.message().await.expect("it ends well") {
+            let ended = |change: &Seen| change.1 == i32::from(NodeState::Cancelled);
+            cancelled += usize::from(change(&answer).is_some_and(|change| ended(&change)));
+            last = answer.event;
+        }
+        assert_eq!(cancelled, 2, "both were cancelled before the flow ended");
+        assert!(matches!(last, Some(Event::Flow(flow)) if flow.status() == FlowStatus::Cancelled));
     });
     scene.close();
 }

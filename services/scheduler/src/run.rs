@@ -161,13 +161,6 @@ impl Run {
         in_inbox(&self.committing)
     }
 
-    /// Whether the step under way took up what somebody else keeps until it is stored: an entry of the
-    /// inbox, or a report.
-    #[must_use]
-    pub fn takes_word(&self) -> bool {
-        self.committing.iter().any(|(_, owed)| *owed != Owed::Nothing)
-    }
-
     /// Whether an entry of the inbox is known that no step took up yet.
     #[must_use]
     pub fn has_unread(&self) -> bool {

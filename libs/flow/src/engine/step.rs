@@ -99,6 +99,9 @@ pub struct Step {
     pub due: Option<Timestamp>,
     /// Reports that changed nothing.
     pub stale: Vec<Stale>,
+    /// What was reported cannot be explained by what is in memory, and is kept there: it has to be made sure
+    /// that this is what is stored before the report is acknowledged.
+    pub keeps: bool,
     /// What was asked but is not legal. Nothing was changed by it.
     pub refused: Vec<Refused>,
     /// There is more to do at once.

@@ -44,6 +44,7 @@ impl Pass<'_, '_, '_> {
     pub(super) fn unstored(&mut self, index: NodeIndex, report: NodeReport) {
         match self.engine.node(index).state {
             NodeState::Pending => {
+                self.step.keeps = true;
                 let kept = self.engine.kept.entry(index).or_default();
                 let attempt = report.job_key.attempt;
                 kept.retain(|known| known.job_key.attempt >= attempt && *known != report);

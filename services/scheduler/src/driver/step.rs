@@ -46,14 +46,17 @@ impl Driver {
             // Whoever leaves memory must be sure that it is touched by the flows it waits for.
             run.rests =
                 step.rests && run.questions == 0 && run.awaited_flows.len() <= limits::AWAITED_FLOWS_MAX;
-            // What was taken from the inbox has to leave it, and who only rests has to be known to. What
-            // was reported is acknowledged after a commit only, though it changed nothing: that is true as
-            // long as what is in memory is what is stored, and only storage knows.
-            let changes_nothing =
-                step.is_unchanged() && !run.takes_word() && !(run.rests && run.listed_active);
+            // What was taken from the inbox has to leave it, and who only rests has to be known to. That
+            // memory is what is stored only storage knows, and it says so by a commit.
+            let changes_nothing = step.is_unchanged()
+                && !step.keeps
+                && run.inbox_taken() == 0
+                && !(run.rests && run.listed_active);
             if changes_nothing {
                 self.send_stops(key, &mut run);
-                run.settle().for_each(drop);
+                for ack in run.settle() {
+                    self.routers.handled(ack);
+                }
                 run.phase = Phase::Idle(engine);
             } else if let Some(phase) = self.commit(key, &mut run, engine, &step, now) {
                 run.phase = phase;

@@ -191,6 +191,33 @@ async fn a_beat_that_comes_too_late_prolongs_nothing() {
 }
 
 #[tokio::test]
+async fn whoever_joins_again_must_not_have_lost_the_lease() {
+    let stage = with_lease(Layout::Database, Duration::from_secs(3600)).await;
+    let mut replica = Replica::join(&stage, "a").await;
+    let again = |owner: &str| wire::JoinHello {
+        name: "a".to_owned(),
+        owner: owner.to_owned(),
+        address: "https://a:7702".to_owned(),
+        again: true,
+    };
+    let join = async |hello: wire::JoinHello| {
+        let (beats, requests) = mpsc::channel(1);
+        beats.send(wire::JoinRequest { hello: Some(hello) }).await.unwrap();
+        let answer =
+            async { stage.flows().join(ReceiverStream::new(requests)).await?.into_inner().message().await };
+        answer.await.map(drop)
+    };
+    join(again(&replica.owner)).await.expect("the lease stands");
+    let other = OwnerId::random().to_string();
+    let refused = (Code::Aborted, "LEASE_LOST".to_owned());
+    assert_eq!(failure(join(again(&other)).await), refused, "another start has it");
+    lapse(&stage, &replica).await;
+    assert_eq!(failure(join(again(&replica.owner)).await), refused, "it has ended");
+    replica.beat().await;
+    assert_eq!(replica.end().await, refused);
+}
+
+#[tokio::test]
 async fn a_hello_comes_first_and_once() {
     let stage = Stage::new(Layout::Database).await;
     for first in
