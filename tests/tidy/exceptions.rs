@@ -167,6 +167,11 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     },
     Exception {
         rule: "wire types",
+        path: "services/mycelium-gateway/src/stops.rs",
+        reason: "gathers what routers want stopped, by supervisor",
+    },
+    Exception {
+        rule: "wire types",
         path: "services/mycelium-gateway/src/wishes.rs",
         reason: "turns what a router wants of supervisors into calls, and their answers into frames",
     },
