@@ -30,6 +30,14 @@ fn fan_out(width: usize) -> String {
     text
 }
 
+/// Submits [`fan_out`], and waits until its first step is stored: nothing changes then until the signal.
+fn submitted(scene: &Scene, width: usize) -> u64 {
+    let id = scene.submit(&fan_out(width));
+    let waits = || (!scene.node(id, "first")["reason"].is_null()).then_some(());
+    wait_until_blocking(waits, PATIENCE, "the first node says what it waits for");
+    id
+}
+
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
 }
@@ -84,7 +92,7 @@ async fn see_all(
 #[test]
 fn one_that_is_cut_off_and_resumes_sees_each_change_once() {
     let scene = Scene::new(&[]);
-    let id = scene.submit(&fan_out(60));
+    let id = submitted(&scene, 60);
     let profile = Profile::load(&scene.up.profile()).expect("a profile");
     runtime().block_on(async {
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, scene.up.port()));
@@ -170,7 +178,7 @@ fn one_that_stops_reading_is_ended_and_told_where_to_go_on() {
     const STALLED: u32 = 20;
     const SLOW: &str = "mycora_scheduler_slow_watchers_total";
     let scene = Scene::new(&[]);
-    let id = scene.submit(&fan_out(2500));
+    let id = submitted(&scene, 2500);
     let profile = Profile::load(&scene.up.profile()).expect("a profile");
     runtime().block_on(async {
         let mut client = FlowServiceClient::new(profile.channel().expect("a channel"));
