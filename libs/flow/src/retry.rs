@@ -47,6 +47,7 @@ const fn is_lasting(reason: ReasonCode) -> bool {
             | ReasonCode::EnvTooLarge
             | ReasonCode::InputsTooLarge
             | ReasonCode::ResultTooLarge
+            | ReasonCode::NetworkRefused
     )
 }
 

@@ -356,6 +356,8 @@ mod tests {
             priority: 1,
             group: None,
             instance: None,
+            isolation: model::Isolation::Basic,
+            network: false,
             traceparent: None,
         }
     }

@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::flow::{EnvVars, ResultMap};
 use crate::id::{ActorId, BlobHash, ContextId, FlowId, JobKey};
+use crate::isolation::Isolation;
 use crate::job::{BlobRef, ScriptSource};
+use crate::limits;
 use crate::name::Name;
 use crate::node::Reason;
 use crate::script_type::ScriptType;
@@ -68,6 +70,12 @@ pub struct Execution {
     /// The instance it must run on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<u32>,
+    /// The isolation that it needs at least.
+    #[serde(default, skip_serializing_if = "Isolation::is_basic")]
+    pub isolation: Isolation,
+    /// It may use the network.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub network: bool,
     /// W3C trace context of the submission.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
@@ -86,6 +94,37 @@ impl Execution {
         bare.traceparent = None;
         let json = serde_json::to_vec(&bare).unwrap_or_default();
         BlobHash::of(&json)
+    }
+}
+
+/// What the policy of a supervisor gives a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Grants {
+    /// It may use the network, if it asked for it.
+    pub network: bool,
+    /// The isolation that it gets at least.
+    pub isolation: Isolation,
+    /// Memory of everything that it starts, together.
+    pub memory_bytes: u64,
+    /// Processes and threads that it may have at once.
+    pub processes: u32,
+    /// What its directory may hold.
+    pub disk_bytes: u64,
+    /// Hosts that the functions of `sal` may reach; `*` is any.
+    pub hosts: Vec<String>,
+}
+
+impl Default for Grants {
+    fn default() -> Self {
+        Self {
+            network: true,
+            isolation: Isolation::Basic,
+            memory_bytes: limits::JOB_MEMORY_BYTES_DEFAULT,
+            processes: limits::JOB_PROCESSES_DEFAULT,
+            disk_bytes: limits::JOB_DISK_BYTES_DEFAULT,
+            hosts: Vec::new(),
+        }
     }
 }
 
@@ -167,6 +206,9 @@ pub struct AttemptEnd {
     /// How many bytes it printed and were kept: where its log ends.
     #[serde(default)]
     pub output_bytes: u64,
+    /// What had to be killed when it was ended, its own process not included.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ended: Vec<EndedProcess>,
     /// `<type>:<group>:<n>`; absent when no instance had it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
@@ -175,6 +217,15 @@ pub struct AttemptEnd {
     pub start_time: Option<Timestamp>,
     /// When it ended.
     pub end_time: Timestamp,
+}
+
+/// A process that was killed because its attempt was over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndedProcess {
+    /// Its number.
+    pub pid: u32,
+    /// The name of its program, as the kernel keeps it.
+    pub name: String,
 }
 
 /// The kinds of end that an attempt can have.

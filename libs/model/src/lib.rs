@@ -13,6 +13,7 @@ pub mod execution;
 pub mod flow;
 pub mod id;
 pub mod input;
+pub mod isolation;
 pub mod job;
 pub mod limits;
 pub mod message;
@@ -31,13 +32,16 @@ pub use actor::Actor;
 pub use address::Address;
 pub use context::{Context, ContextState, Role};
 pub use event::{Event, FlowEvent, NodeEvent};
-pub use execution::{AttemptEnd, Execution, FileSource, NodeReport, ReportKind, ReportSource};
+pub use execution::{
+    AttemptEnd, EndedProcess, Execution, FileSource, Grants, NodeReport, ReportKind, ReportSource,
+};
 pub use flow::{Flow, FlowSpec, FlowStatus};
 pub use id::{
     ActorId, Attempt, BlobHash, ContextId, ContextUid, Epoch, FlowId, FlowUid, Generation, JobId, JobKey,
     MessageId, OwnerId, Revision, RunnerId,
 };
 pub use input::FlowInput;
+pub use isolation::Isolation;
 pub use job::{Job, JobSpec, ScriptSource};
 pub use message::{Message, MessageFormat, MessageKey, MessageStatus, MessageType, TransportStatus};
 pub use name::Name;

@@ -100,3 +100,12 @@ pub const PRESENCE_DEAD_AFTER_SECS: u32 = 30;
 pub const REQUEST_ID_KEEP_SECS: u32 = 24 * 3600;
 /// Files, script and inputs of one job travel inline up to this size.
 pub const INLINE_BYTES_MAX: usize = 256 * 1024;
+
+/// Memory of a job and everything that it starts, unless its supervisor's policy says otherwise.
+pub const JOB_MEMORY_BYTES_DEFAULT: u64 = 1024 * 1024 * 1024;
+/// Processes and threads that a job may have at once, unless its supervisor's policy says otherwise.
+pub const JOB_PROCESSES_DEFAULT: u32 = 256;
+/// What a job's directory may hold, unless its supervisor's policy says otherwise.
+pub const JOB_DISK_BYTES_DEFAULT: u64 = 1024 * 1024 * 1024;
+/// Ended processes that the end of an attempt names at most.
+pub const ENDED_PROCESSES_MAX: usize = 16;

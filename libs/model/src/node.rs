@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::flow::ResultMap;
 use crate::id::{Attempt, Generation, JobId, ParseIdError, RunnerId};
+use crate::isolation::Isolation;
 use crate::job::{BlobRef, JobSpec};
 use crate::limits;
 use crate::name::Name;
@@ -247,6 +248,14 @@ reason_codes! {
     ResultTooLarge = "RESULT_TOO_LARGE",
     /// A file that it needs is not there any more.
     BlobMissing = "BLOB_MISSING",
+    /// It demands more isolation than there is, or a layer of it could not be put around it.
+    IsolationUnavailable = "ISOLATION_UNAVAILABLE",
+    /// It asks for the network, and the supervisor's policy says no.
+    NetworkRefused = "NETWORK_REFUSED",
+    /// It was killed since it used more memory than it may.
+    OutOfMemory = "OUT_OF_MEMORY",
+    /// Its directory holds more than it may.
+    QuotaExceeded = "QUOTA_EXCEEDED",
     /// A node before it failed, or was skipped for this reason.
     UpstreamFailed = "UPSTREAM_FAILED",
     /// What comes before it ended so that its `run_if` or its `when` says no.
@@ -337,6 +346,12 @@ pub struct NodePolicy {
     pub timeout_result: u32,
     /// 0 (first) to 2.
     pub priority: u8,
+    /// The isolation that it needs at least.
+    #[serde(skip_serializing_if = "Isolation::is_basic")]
+    pub isolation: Isolation,
+    /// It may use the network.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub network: bool,
 }
 
 impl Default for NodePolicy {
@@ -350,6 +365,8 @@ impl Default for NodePolicy {
             timeout_ack: limits::TIMEOUT_ACK_SECS_DEFAULT,
             timeout_result: 0,
             priority: 1,
+            isolation: Isolation::Basic,
+            network: false,
         }
     }
 }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::Address;
 use crate::id::{Revision, RunnerId};
+use crate::isolation::Isolation;
 use crate::name::Name;
 use crate::script_type::ScriptType;
 use crate::time::Timestamp;
@@ -52,8 +53,11 @@ pub struct InstanceInfo {
     pub slots: u32,
     /// How many it runs now.
     pub busy: u32,
-    /// The isolation its jobs get: `basic` until layers above it exist.
-    pub isolation: String,
+    /// The isolation its jobs get.
+    pub isolation: Isolation,
+    /// What that is made of on its machine, such as `landlock-7`, `seccomp`, `cgroup-v1`.
+    #[serde(default)]
+    pub layers: Vec<String>,
     /// The version of its program.
     pub version: String,
 }
@@ -76,14 +80,21 @@ pub struct Presence {
 
 impl Presence {
     /// Whether a live instance offers `script_type`, in `group` when one is named
-    /// and under `number` when one is named.
+    /// and under `number` when one is named, with at least this isolation.
     #[must_use]
-    pub fn offers(&self, script_type: ScriptType, group: Option<&str>, number: Option<u32>) -> bool {
+    pub fn offers(
+        &self,
+        script_type: ScriptType,
+        group: Option<&str>,
+        number: Option<u32>,
+        isolation: Isolation,
+    ) -> bool {
         !self.draining
             && self.instances.iter().any(|instance| {
                 instance.script_type == script_type
                     && group.is_none_or(|group| instance.group.as_str() == group)
                     && number.is_none_or(|number| instance.number == number)
+                    && instance.isolation >= isolation
             })
     }
 }

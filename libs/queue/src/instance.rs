@@ -8,7 +8,7 @@ use keys::supervisor as k;
 use kv::{Call, Connection, Error, Kv, Result, Value};
 use model::execution::AttemptEnd;
 use model::id::Uid;
-use model::{JobKey, Timestamp};
+use model::{Isolation, JobKey, Timestamp};
 
 use crate::control::Control;
 use crate::event::{EventKind, LogChunk, encode};
@@ -31,7 +31,9 @@ pub struct About {
     /// How many jobs it runs at once.
     pub slots: u32,
     /// The isolation its jobs get.
-    pub isolation: String,
+    pub isolation: Isolation,
+    /// What that is made of.
+    pub layers: Vec<String>,
     /// The version of its program.
     pub version: String,
 }
@@ -256,7 +258,8 @@ impl Instance {
             last_heartbeat: Timestamp::now(),
             slots: about.slots,
             busy: u32::try_from(self.busy()).unwrap_or(u32::MAX),
-            isolation: about.isolation.clone(),
+            isolation: about.isolation,
+            layers: about.layers.clone(),
             life: self.0.life.clone(),
         };
         serde_json::to_string(&record)

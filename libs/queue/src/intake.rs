@@ -137,6 +137,7 @@ impl Intake {
             result: model::flow::ResultMap::new(),
             outputs: std::collections::BTreeMap::new(),
             output_bytes: 0,
+            ended: Vec::new(),
             instance: Some(self.instance.who().to_string()),
             start_time: Some(started_at),
             end_time: Timestamp::now(),

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use keys::InstanceRef;
-use model::{InstanceInfo, Timestamp};
-use serde::{Deserialize, Serialize};
+use model::{InstanceInfo, Isolation, Timestamp};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// An instance that was not refreshed for this long is gone.
 pub const PRESENCE_TTL: Duration = Duration::from_secs(15);
@@ -37,8 +37,11 @@ pub struct PresenceRecord {
     #[serde(default)]
     pub busy: u32,
     /// The isolation its jobs get.
+    #[serde(default, deserialize_with = "known_or_basic")]
+    pub isolation: Isolation,
+    /// What that is made of, such as `landlock-7`, `seccomp`, `cgroup-v1`.
     #[serde(default)]
-    pub isolation: String,
+    pub layers: Vec<String>,
     /// Tells one start of an instance from the next.
     #[serde(default)]
     pub life: String,
@@ -54,8 +57,14 @@ impl PresenceRecord {
             number: instance.number,
             slots: self.slots,
             busy: self.busy,
-            isolation: self.isolation.clone(),
+            isolation: self.isolation,
+            layers: self.layers.clone(),
             version: self.version.clone(),
         }
     }
+}
+
+/// A level of another version, or none, promises nothing.
+fn known_or_basic<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Isolation, D::Error> {
+    Ok(String::deserialize(deserializer)?.parse().unwrap_or_default())
 }

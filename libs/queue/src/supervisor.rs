@@ -481,6 +481,7 @@ fn stop_call(key: JobKey, grace_secs: u32) -> Result<Call> {
         result: model::flow::ResultMap::new(),
         outputs: std::collections::BTreeMap::new(),
         output_bytes: 0,
+        ended: Vec::new(),
         instance: None,
         start_time: None,
         end_time: Timestamp::now(),

@@ -140,6 +140,7 @@ pub(crate) fn stopped() -> ReportKind {
         result: std::collections::BTreeMap::new(),
         outputs: std::collections::BTreeMap::new(),
         output_bytes: 0,
+        ended: Vec::new(),
         instance: None,
         start_time: None,
         end_time: Timestamp::now(),

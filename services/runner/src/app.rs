@@ -177,7 +177,8 @@ fn about(settings: &Settings) -> About {
         pid,
         process_start: processes::observe(pid).map_or(0, |own| own.start_ticks),
         slots: settings.slots,
-        isolation: ISOLATION.to_owned(),
+        isolation: model::Isolation::Basic,
+        layers: vec!["session".to_owned()],
         version: env!("CARGO_PKG_VERSION").to_owned(),
     }
 }

@@ -150,6 +150,7 @@ fn ending(
         result: ResultMap::new(),
         outputs: std::collections::BTreeMap::new(),
         output_bytes: printed.bytes,
+        ended: Vec::new(),
         instance: Some(who),
         start_time: Some(started_at),
         // The two clocks may be of two machines; a job never ends before it began.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use model::{ContextId, Name, RunnerId, RunnerView, ScriptType, Target};
+use model::{ContextId, Isolation, Name, RunnerId, RunnerView, ScriptType, Target};
 
 /// What the registry last said of all runners of all contexts.
 #[derive(Debug, Default)]
@@ -84,11 +84,17 @@ pub struct ContextRunners<'a> {
 }
 
 impl ContextRunners<'_> {
-    /// The least loaded live runner that takes such a job.
+    /// The least loaded live runner that takes such a job, and of those that do, one that gives the isolation
+    /// that it demands. Where none gives it, the job goes to one that says so by refusing it.
     ///
     /// # Errors
     /// Says in a sentence why there is none: what runs next to a waiting node.
-    pub fn place(&mut self, script_type: ScriptType, target: &Target) -> Result<RunnerId, String> {
+    pub fn place(
+        &mut self,
+        script_type: ScriptType,
+        target: &Target,
+        isolation: Isolation,
+    ) -> Result<RunnerId, String> {
         let group = target.group.as_ref().map(Name::as_str);
         let empty = BTreeMap::new();
         let named = self.runners.unwrap_or(&empty).values().filter(|view| {
@@ -97,25 +103,26 @@ impl ContextRunners<'_> {
         });
         let mut any_named = false;
         let mut any_live = false;
-        let mut best: Option<(u64, RunnerId)> = None;
+        let mut best: Option<(bool, u64, RunnerId)> = None;
         for view in named {
             any_named = true;
             any_live |= view.live;
             let allowed =
                 view.runner.script_types.is_empty() || view.runner.script_types.contains(&script_type);
             let group = group.or(view.runner.group.as_ref().map(Name::as_str));
-            let offers = view
-                .presence
-                .as_ref()
-                .is_some_and(|presence| presence.offers(script_type, group, target.instance));
-            if view.live && allowed && offers {
-                let load = self.load.of(self.context, view.runner.id);
-                if best.is_none_or(|(least, _)| load < least) {
-                    best = Some((load, view.runner.id));
+            let offers = |isolation| {
+                let presence = view.presence.as_ref();
+                presence.is_some_and(|seen| seen.offers(script_type, group, target.instance, isolation))
+            };
+            if view.live && allowed && offers(Isolation::Basic) {
+                let candidate =
+                    (!offers(isolation), self.load.of(self.context, view.runner.id), view.runner.id);
+                if best.is_none_or(|(lax, load, _)| (candidate.0, candidate.1) < (lax, load)) {
+                    best = Some(candidate);
                 }
             }
         }
-        let Some((_, chosen)) = best else {
+        let Some((_, _, chosen)) = best else {
             return Err(self.why(script_type, target, any_named, any_live));
         };
         self.load.add(self.context, chosen);
@@ -185,7 +192,8 @@ mod tests {
                         number: 1,
                         slots: 1,
                         busy: 0,
-                        isolation: "basic".into(),
+                        isolation: model::Isolation::Basic,
+                        layers: Vec::new(),
                         version: "0".into(),
                     })
                     .collect(),
@@ -207,13 +215,18 @@ mod tests {
         let mut load = Load::default();
         let mut runners = table.of(ContextId(1), &mut load);
         let target = Target::default();
-        let chosen: Vec<_> = (0..4).map(|_| runners.place(ScriptType::Shell, &target)).collect();
+        let chosen: Vec<_> =
+            (0..4).map(|_| runners.place(ScriptType::Shell, &target, Isolation::Basic)).collect();
         assert_eq!(chosen, [Ok(RunnerId(1)), Ok(RunnerId(2)), Ok(RunnerId(1)), Ok(RunnerId(2))]);
-        let why = runners.place(ScriptType::Rhai, &target).expect_err("its only runner is dead");
+        let why =
+            runners.place(ScriptType::Rhai, &target, Isolation::Basic).expect_err("its only runner is dead");
         assert_eq!(why, "no live runner of context 1 offers rhai");
         let elsewhere = Target { runner: Some(RunnerId(9)), ..Target::default() };
-        assert_eq!(runners.place(ScriptType::Shell, &elsewhere), Err("context 1 has no runner 9".into()));
-        let why = table.of(ContextId(2), &mut load).place(ScriptType::Shell, &target);
+        assert_eq!(
+            runners.place(ScriptType::Shell, &elsewhere, Isolation::Basic),
+            Err("context 1 has no runner 9".into())
+        );
+        let why = table.of(ContextId(2), &mut load).place(ScriptType::Shell, &target, Isolation::Basic);
         assert_eq!(why, Err("context 2 has no runner".into()));
     }
 }

@@ -166,6 +166,7 @@ impl Pass<'_, '_, '_> {
         let view = NodeView {
             script_type: self.engine.job(index).script_type,
             target: &self.engine.node(index).target,
+            isolation: self.engine.node(index).policy.isolation,
         };
         match self.outside.destinations.choose(&view) {
             Ok(runner) => {

@@ -42,6 +42,8 @@ impl Engine {
             priority: place.policy.priority,
             group: place.target.group.clone(),
             instance: place.target.instance,
+            isolation: place.policy.isolation,
+            network: place.policy.network,
             traceparent: None,
         }
     }

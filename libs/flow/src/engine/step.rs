@@ -1,8 +1,8 @@
 //! What goes into a step and what comes out of it.
 
 use model::{
-    Attempt, FlowId, FlowStatus, JobId, JobKey, NodeReport, NodeState, Reason, ReportSource, RunnerId,
-    ScriptType, SignalName, Target, Timestamp,
+    Attempt, FlowId, FlowStatus, Isolation, JobId, JobKey, NodeReport, NodeState, Reason, ReportSource,
+    RunnerId, ScriptType, SignalName, Target, Timestamp,
 };
 
 use crate::graph::NodeIndex;
@@ -47,6 +47,8 @@ pub struct NodeView<'a> {
     pub script_type: ScriptType,
     /// Where it wants to run.
     pub target: &'a Target,
+    /// The isolation that it needs at least.
+    pub isolation: Isolation,
 }
 
 /// There is no live place for a node.

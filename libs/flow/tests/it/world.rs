@@ -429,6 +429,7 @@ pub(crate) fn ended(outcome: Outcome, exit_code: Option<i32>) -> AttemptEnd {
         result: BTreeMap::new(),
         outputs: BTreeMap::new(),
         output_bytes: 0,
+        ended: Vec::new(),
         instance: None,
         start_time: None,
         end_time: Timestamp::default(),

@@ -24,6 +24,9 @@ macro_rules! two_ways {
 two_ways!(script_type_to_wire, script_type_from_wire, model::ScriptType, v1::ScriptType, {
     Python = Python, Shell = Shell, V = V, Rust = Rust, Rhai = Rhai, Osis = Osis, Sal = Sal,
 });
+two_ways!(isolation_to_wire, isolation_from_wire, model::Isolation, v1::Isolation, {
+    Basic = Basic, Confined = Confined, Contained = Contained,
+});
 two_ways!(flow_status_to_wire, flow_status_from_wire, model::FlowStatus, v1::FlowStatus, {
     Created = Created, Started = Started, Finished = Finished, Error = Error, Cancelled = Cancelled,
 });

@@ -144,6 +144,8 @@ fn policy_from_wire(policy: v1::NodePolicy, at: &str, violations: &mut Violation
         timeout_ack_secs,
         timeout_result_secs,
         priority,
+        isolation,
+        network,
     } = policy;
     let defaults = NodePolicy::default();
     if retries > limits::RETRIES_MAX {
@@ -168,6 +170,13 @@ fn policy_from_wire(policy: v1::NodePolicy, at: &str, violations: &mut Violation
             defaults.priority
         }
     };
+    let isolation = match v1::Isolation::try_from(isolation) {
+        Ok(v1::Isolation::Unspecified) => defaults.isolation,
+        _ => enums::isolation_from_wire(isolation).unwrap_or_else(|| {
+            violations.add(format!("{at}.isolation"), format!("{isolation} is no isolation level"));
+            defaults.isolation
+        }),
+    };
     NodePolicy {
         retries,
         backoff: backoff_from_wire(backoff.unwrap_or_default(), &format!("{at}.backoff"), violations),
@@ -177,6 +186,8 @@ fn policy_from_wire(policy: v1::NodePolicy, at: &str, violations: &mut Violation
         timeout_ack: timeout_ack_secs.unwrap_or(defaults.timeout_ack),
         timeout_result: timeout_result_secs,
         priority,
+        isolation,
+        network,
     }
 }
 

@@ -129,6 +129,8 @@ pub fn policy_to_wire(policy: &model::NodePolicy) -> v1::NodePolicy {
         timeout_ack,
         timeout_result,
         priority,
+        isolation,
+        network,
     } = policy;
     v1::NodePolicy {
         retries: *retries,
@@ -143,5 +145,7 @@ pub fn policy_to_wire(policy: &model::NodePolicy) -> v1::NodePolicy {
         timeout_ack_secs: Some(*timeout_ack),
         timeout_result_secs: *timeout_result,
         priority: Some(u32::from(*priority)),
+        isolation: enums::isolation_to_wire(*isolation).into(),
+        network: *network,
     }
 }

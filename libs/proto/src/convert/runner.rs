@@ -50,14 +50,15 @@ pub fn to_wire(view: &RunnerView) -> v1::Runner {
 /// An instance to the wire.
 #[must_use]
 pub fn instance_to_wire(instance: &InstanceInfo) -> v1::Instance {
-    let InstanceInfo { script_type, group, number, slots, busy, isolation, version } = instance;
+    let InstanceInfo { script_type, group, number, slots, busy, isolation, layers, version } = instance;
     v1::Instance {
         script_type: enums::script_type_to_wire(*script_type).into(),
         group: group.to_string(),
         number: *number,
         slots: *slots,
         busy: *busy,
-        isolation: isolation.clone(),
+        isolation: isolation.to_string(),
+        layers: layers.clone(),
         version: version.clone(),
     }
 }
@@ -115,7 +116,7 @@ pub fn from_wire(runner: v1::Runner) -> Result<RunnerView, BadRecord> {
 }
 
 fn instance_from_wire(instance: v1::Instance) -> Result<InstanceInfo, BadRecord> {
-    let v1::Instance { script_type, group, number, slots, busy, isolation, version } = instance;
+    let v1::Instance { script_type, group, number, slots, busy, isolation, version, layers } = instance;
     Ok(InstanceInfo {
         script_type: enums::script_type_from_wire(script_type)
             .ok_or_else(|| BadRecord("an instance without script type".into()))?,
@@ -123,7 +124,9 @@ fn instance_from_wire(instance: v1::Instance) -> Result<InstanceInfo, BadRecord>
         number,
         slots,
         busy,
-        isolation,
+        // A level that this version does not know promises nothing here.
+        isolation: isolation.parse().unwrap_or_default(),
+        layers,
         version,
     })
 }

@@ -112,6 +112,13 @@ pub struct NodePolicy {
     /// 0 (first) to 2. Absent: 1.
     #[prost(uint32, optional, tag = "8")]
     pub priority: ::core::option::Option<u32>,
+    /// The isolation that it needs at least. Where no runner gives it, the node fails with
+    /// ISOLATION_UNAVAILABLE. Not given: whatever there is.
+    #[prost(enumeration = "Isolation", tag = "9")]
+    pub isolation: i32,
+    /// It may use the network. Otherwise it can open no socket.
+    #[prost(bool, tag = "10")]
+    pub network: bool,
 }
 /// Where a node wants to run. All empty: any live runner of the context that offers the type.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1098,6 +1105,44 @@ impl RunIf {
             "RUN_IF_NONE_FAILED" => Some(Self::NoneFailed),
             "RUN_IF_ALL_DONE" => Some(Self::AllDone),
             "RUN_IF_ANY_FAILED" => Some(Self::AnyFailed),
+            _ => None,
+        }
+    }
+}
+/// What stands between a script and everything else. Each level has everything of the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Isolation {
+    /// Not given: BASIC.
+    Unspecified = 0,
+    /// A session of its own, limits, closed descriptors, a clean environment, no new privileges.
+    Basic = 1,
+    /// Files and system calls: its own directory and what every script may read, no network unless it
+    /// asked for it.
+    Confined = 2,
+    /// Processes and memory are bounded, whatever it starts.
+    Contained = 3,
+}
+impl Isolation {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "ISOLATION_UNSPECIFIED",
+            Self::Basic => "ISOLATION_BASIC",
+            Self::Confined => "ISOLATION_CONFINED",
+            Self::Contained => "ISOLATION_CONTAINED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "ISOLATION_UNSPECIFIED" => Some(Self::Unspecified),
+            "ISOLATION_BASIC" => Some(Self::Basic),
+            "ISOLATION_CONFINED" => Some(Self::Confined),
+            "ISOLATION_CONTAINED" => Some(Self::Contained),
             _ => None,
         }
     }
@@ -3000,12 +3045,15 @@ pub struct Instance {
     /// How many it runs now.
     #[prost(uint32, tag = "5")]
     pub busy: u32,
-    /// The isolation its jobs get, such as `basic`.
+    /// The isolation its jobs get: `basic`, `confined` or `contained`.
     #[prost(string, tag = "6")]
     pub isolation: ::prost::alloc::string::String,
     /// The version of its program.
     #[prost(string, tag = "7")]
     pub version: ::prost::alloc::string::String,
+    /// What its isolation is made of on its machine, such as `landlock-7`, `seccomp`, `cgroup-v1`.
+    #[prost(string, repeated, tag = "8")]
+    pub layers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// A registration, with what is known of the supervisor behind it.
 #[derive(Clone, PartialEq, ::prost::Message)]

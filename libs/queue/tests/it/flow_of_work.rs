@@ -188,7 +188,7 @@ async fn queues_are_measured_and_instances_listed() {
     let listed = bench.supervisor.instances().await.expect("an answer");
     assert_eq!(listed.len(), 1);
     let info = listed[0].1.info(&listed[0].0);
-    assert_eq!((info.slots, info.busy, info.isolation.as_str()), (4, 0, "basic"));
+    assert_eq!((info.slots, info.busy, info.isolation), (4, 0, model::Isolation::Basic));
 
     let scope = ControlScope::Type(ScriptType::Shell);
     assert_eq!(bench.supervisor.command(&scope, &Command::Drain).await, Ok(1));

@@ -66,7 +66,8 @@ pub(crate) fn about() -> About {
         pid: std::process::id(),
         process_start: 1,
         slots: 4,
-        isolation: "basic".into(),
+        isolation: model::Isolation::Basic,
+        layers: vec!["session".into()],
         version: "0.1.0".into(),
     }
 }
@@ -98,6 +99,8 @@ pub(crate) fn execution(job: u32) -> Execution {
         priority: 1,
         group: None,
         instance: None,
+        isolation: model::Isolation::Basic,
+        network: false,
         traceparent: None,
     }
 }
@@ -114,6 +117,7 @@ pub(crate) fn ending(job_key: JobKey, outcome: Outcome) -> Ending {
         result: BTreeMap::from([("k".into(), "v".into())]),
         outputs: BTreeMap::new(),
         output_bytes: 0,
+        ended: Vec::new(),
         instance: Some(instance(1).to_string()),
         start_time: Some(Timestamp::from_millis(1)),
         end_time: Timestamp::from_millis(2),

@@ -34,6 +34,7 @@ pub(crate) fn end(outcome: Outcome) -> AttemptEnd {
         result: [("k".to_owned(), "v".to_owned())].into(),
         outputs: std::collections::BTreeMap::new(),
         output_bytes: 3,
+        ended: Vec::new(),
         instance: Some("shell:default:1".into()),
         start_time: Some(Timestamp::from_millis(1)),
         end_time: Timestamp::from_millis(2),

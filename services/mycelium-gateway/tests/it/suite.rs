@@ -302,7 +302,8 @@ impl Worker {
             pid: std::process::id(),
             process_start: 1,
             slots: 4,
-            isolation: "basic".into(),
+            isolation: model::Isolation::Basic,
+            layers: Vec::new(),
             version: "0.1.0".into(),
         };
         let database = kv.endpoint().database();
@@ -457,6 +458,8 @@ pub(crate) fn execution(job: u32) -> Execution {
         priority: 1,
         group: None,
         instance: None,
+        isolation: model::Isolation::Basic,
+        network: false,
         traceparent: None,
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use model::limits::{SCRIPT_BYTES_MAX, SCRIPT_INLINE_BYTES_MAX};
-use model::{RunIf, ScriptType};
+use model::{Isolation, RunIf, ScriptType};
 use proto::{convert, v1};
 
 use super::files::{Files, Uploads};
@@ -33,6 +33,8 @@ pub(super) const JOB_KEYS: &[&str] = &[
     "backoff",
     "no_retry_exit_codes",
     "priority",
+    "isolation",
+    "network",
     "env",
     "target",
     // An older spelling that is read as well.
@@ -238,12 +240,30 @@ impl Reader<'_> {
             priority: number("priority", "priority"),
             ..Default::default()
         };
+        policy.isolation = self.isolation(fields, at).into();
+        policy.network = fields
+            .get("network")
+            .and_then(|entry| self.truth(entry, at, "network"))
+            .unwrap_or_default();
         policy.backoff = fields.get("backoff").map(|entry| self.backoff(entry, at));
         if let Some(entry) = fields.get("no_retry_exit_codes") {
             self.places.add(at.path("no_retry_exit_codes"), entry.place, at.label(&entry.key));
             policy.no_retry_exit_codes = self.exit_codes(entry);
         }
         policy
+    }
+
+    fn isolation(&mut self, fields: &Fields<'_>, at: At<'_>) -> v1::Isolation {
+        let Some(entry) = fields.get("isolation") else { return v1::Isolation::Unspecified };
+        let Some(text) = self.text(entry, at, "isolation") else { return v1::Isolation::Unspecified };
+        match text.parse() {
+            Ok(level) => convert::enums::isolation_to_wire(level),
+            Err(error) => {
+                let hint = did_you_mean(&text, &Isolation::ALL.map(Isolation::as_str));
+                self.problem(entry.value.place, format!("{error}{hint}"));
+                v1::Isolation::Unspecified
+            }
+        }
     }
 
     fn backoff(&mut self, entry: &Entry, at: At<'_>) -> v1::Backoff {

@@ -189,6 +189,7 @@ fn stopped(wall: Timestamp) -> ReportKind {
         result: BTreeMap::new(),
         outputs: BTreeMap::new(),
         output_bytes: 0,
+        ended: Vec::new(),
         instance: None,
         start_time: None,
         end_time: wall,

@@ -171,6 +171,7 @@ fn ended(outcome: Outcome) -> ReportKind {
         result: BTreeMap::new(),
         outputs: BTreeMap::new(),
         output_bytes: 0,
+        ended: Vec::new(),
         instance: None,
         start_time: None,
         end_time: Timestamp::from_millis(8),

@@ -144,6 +144,8 @@ pub(crate) fn job(script_type: ScriptType, script: &str) -> Execution {
         priority: 1,
         group: None,
         instance: None,
+        isolation: model::Isolation::Basic,
+        network: false,
         traceparent: None,
     }
 }

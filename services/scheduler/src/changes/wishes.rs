@@ -188,6 +188,7 @@ fn report_kind(request: &UpdateNodeStatusRequest, now: Timestamp) -> Result<Repo
         result: result.clone(),
         outputs: std::collections::BTreeMap::new(),
         output_bytes: 0,
+        ended: Vec::new(),
         instance: (!instance.is_empty()).then(|| instance.clone()),
         start_time: None,
         end_time: now,

@@ -13,7 +13,7 @@ use crate::run::{FlowKey, Phase, Run, STEP_NODES_MAX};
 
 impl Destinations for ContextRunners<'_> {
     fn choose(&mut self, node: &NodeView<'_>) -> Result<RunnerId, NoDestination> {
-        self.place(node.script_type, node.target).map_err(|why| NoDestination { why })
+        self.place(node.script_type, node.target, node.isolation).map_err(|why| NoDestination { why })
     }
 
     fn locate(&self, source: &ReportSource) -> Option<RunnerId> {

@@ -44,6 +44,8 @@ fn execution(context: u128, job: u32) -> Execution {
         priority: 1,
         group: None,
         instance: None,
+        isolation: model::Isolation::Basic,
+        network: false,
         traceparent: None,
     }
 }
