@@ -85,6 +85,7 @@ fn example(pattern: &str) -> String {
         ("<context uid>", uid),
         ("<sha256>", sha256.as_str()),
         ("<queue>", "hero:q:work:type:shell:prio:0"),
+        ("<old queue>", "hero:job:actor_queue:osis"),
         ("<type>", "shell"),
         ("<group>", "default"),
         ("<p>", "2"),
@@ -142,7 +143,8 @@ fn the_keys_of_a_supervisor_are_as_written() {
         first("redis-layout.md", "The supervisor's server", 1),
         SupervisorKey {
             Job(_), Reply(_), StopMark(_), ContextBinding(_), ContextJobs(_), Claims(_), Presence(_), Work(_),
-            Unclaimed(_), QueueStats(_), Control(_), Done, Seq, Queues, Instances, Supervisor,
+            Unclaimed(_), QueueStats(_), Control(_), Done, Seq, Queues, Instances, Supervisor, Old(_), OldWaiting(_),
+            OldClaims(_), OldNumbered(_), OldQueues,
         }
     );
 }

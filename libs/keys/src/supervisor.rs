@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use model::{ContextUid, JobKey, Name, ScriptType};
 
+use crate::old::{self, OldQueue};
 use crate::suffix::{exact, number};
 
 /// The stream by which a supervisor hears from its instances.
@@ -19,8 +20,6 @@ pub const QUEUES: &str = "hero:queues";
 pub const INSTANCES: &str = "hero:instances";
 /// Hash: who this supervisor is.
 pub const SUPERVISOR: &str = "hero:supervisor";
-/// What every key of a supervisor begins with.
-pub const PREFIX: &str = "hero:";
 /// The group of an instance that names none.
 pub const DEFAULT_GROUP: &str = "default";
 /// The priority of a job that names none: its queue has no suffix.
@@ -313,6 +312,16 @@ pub enum SupervisorKey {
     QueueStats(WorkQueue),
     /// List: commands.
     Control(ControlScope),
+    /// List: what old workers pop.
+    Old(OldQueue),
+    /// Sorted set: what waits in an old queue.
+    OldWaiting(OldQueue),
+    /// Sorted set: what old workers took and did not end.
+    OldClaims(OldQueue),
+    /// Hash: a job as a `queue:<suffix>` names it, with a number of the supervisor's own.
+    OldNumbered(u64),
+    /// [`old::OLD_QUEUES`].
+    OldQueues,
     /// [`DONE`].
     Done,
     /// [`SEQ`].
@@ -339,6 +348,11 @@ impl fmt::Display for SupervisorKey {
             Self::Unclaimed(queue) => f.write_str(&unclaimed(queue)),
             Self::QueueStats(queue) => f.write_str(&queue_stats(queue)),
             Self::Control(scope) => scope.fmt(f),
+            Self::Old(queue) => queue.fmt(f),
+            Self::OldWaiting(queue) => f.write_str(&old::old_waiting(queue)),
+            Self::OldClaims(queue) => f.write_str(&old::old_claims(queue)),
+            Self::OldNumbered(number) => write!(f, "{}{number}", old::OLD_NUMBERED_PREFIX),
+            Self::OldQueues => f.write_str(old::OLD_QUEUES),
             Self::Done => f.write_str(DONE),
             Self::Seq => f.write_str(SEQ),
             Self::Queues => f.write_str(QUEUES),
@@ -358,16 +372,21 @@ impl SupervisorKey {
             QUEUES => return Some(Self::Queues),
             INSTANCES => return Some(Self::Instances),
             SUPERVISOR => return Some(Self::Supervisor),
+            old::OLD_QUEUES => return Some(Self::OldQueues),
             _ => {}
         }
         type Parse = fn(&str) -> Option<SupervisorKey>;
-        let prefixes: [(&str, Parse); 9] = [
-            (JOB_PREFIX, |rest| exact(rest).map(Self::Job)),
+        let prefixes: [(&str, Parse); 10] = [
+            (old::OLD_WAITING_PREFIX, |rest| exact(rest).map(Self::OldWaiting)),
+            (old::OLD_NUMBERED_PREFIX, |rest| exact(rest).map(Self::OldNumbered)),
             (REPLY_PREFIX, |rest| exact(rest).map(Self::Reply)),
             (STOP_PREFIX, |rest| exact(rest).map(Self::StopMark)),
             ("hero:uid:", |rest| exact(rest).map(Self::ContextBinding)),
             ("hero:jobs:", |rest| exact(rest).map(Self::ContextJobs)),
-            (CLAIMS_PREFIX, |rest| InstanceRef::parse(rest).map(Self::Claims)),
+            (CLAIMS_PREFIX, |rest| match rest.strip_prefix(old::OLD_WORKER_PREFIX) {
+                Some(queue) => exact(queue).map(Self::OldClaims),
+                None => InstanceRef::parse(rest).map(Self::Claims),
+            }),
             (PRESENCE_PREFIX, |rest| InstanceRef::parse(rest).map(Self::Presence)),
             (UNCLAIMED_PREFIX, |rest| exact(rest).map(Self::Unclaimed)),
             ("hero:meta:queue:stats:", |rest| exact(rest).map(Self::QueueStats)),
@@ -377,7 +396,12 @@ impl SupervisorKey {
                 return parse(rest);
             }
         }
-        exact(text).map(Self::Work).or_else(|| ControlScope::parse(text).map(Self::Control))
+        // Old queues and jobs share a prefix.
+        if let Some(key) = text.strip_prefix(JOB_PREFIX).and_then(exact) {
+            return Some(Self::Job(key));
+        }
+        let control = || ControlScope::parse(text).map(Self::Control);
+        exact(text).map(Self::Work).or_else(control).or_else(|| exact(text).map(Self::Old))
     }
 }
 
@@ -416,43 +440,56 @@ mod tests {
         })
     }
 
+    fn any_old() -> impl Strategy<Value = OldQueue> {
+        (0_usize..4, "[a-zA-Z0-9_.@-]{1,12}").prop_map(|(form, name)| {
+            let prefix = ["hero:job:actor_queue:", "hero:job:", "hero:work_queue:", "queue:"][form];
+            format!("{prefix}{name}").parse().expect("made of allowed characters")
+        })
+    }
+
     fn any_key() -> impl Strategy<Value = SupervisorKey> {
         use SupervisorKey as K;
         let uids = (0_u128..3, 0_u128..3, 0_u32..3, 0_u32..3);
-        (0_u8..17, uids, any_queue(), any_instance()).prop_map(|(kind, (a, b, job, attempt), queue, at)| {
-            let key = JobKey {
-                context: ContextUid(Uid::from_bits(a)),
-                flow: FlowUid(Uid::from_bits(b)),
-                job: JobId(job),
-                attempt: Attempt(attempt),
-            };
-            match kind {
-                0 => K::Job(key),
-                1 => K::Reply(key),
-                2 => K::StopMark(key),
-                3 => K::ContextBinding(key.context),
-                4 => K::ContextJobs(key.context),
-                5 => K::Claims(at),
-                6 => K::Presence(at),
-                7 => K::Work(queue),
-                8 => K::Unclaimed(queue),
-                9 => K::QueueStats(queue),
-                10 => K::Control(ControlScope::Type(at.script_type)),
-                11 => K::Control(ControlScope::Instance(at)),
-                12 => K::Done,
-                13 => K::Seq,
-                14 => K::Queues,
-                15 => K::Instances,
-                _ => K::Supervisor,
-            }
-        })
+        (0_u8..22, uids, any_queue(), any_instance(), any_old()).prop_map(
+            |(kind, (a, b, job, attempt), queue, at, old)| {
+                let key = JobKey {
+                    context: ContextUid(Uid::from_bits(a)),
+                    flow: FlowUid(Uid::from_bits(b)),
+                    job: JobId(job),
+                    attempt: Attempt(attempt),
+                };
+                match kind {
+                    0 => K::Job(key),
+                    1 => K::Reply(key),
+                    2 => K::StopMark(key),
+                    3 => K::ContextBinding(key.context),
+                    4 => K::ContextJobs(key.context),
+                    5 => K::Claims(at),
+                    6 => K::Presence(at),
+                    7 => K::Work(queue),
+                    8 => K::Unclaimed(queue),
+                    9 => K::QueueStats(queue),
+                    10 => K::Control(ControlScope::Type(at.script_type)),
+                    11 => K::Control(ControlScope::Instance(at)),
+                    12 => K::Done,
+                    13 => K::Seq,
+                    14 => K::Queues,
+                    15 => K::Instances,
+                    16 => K::Old(old),
+                    17 => K::OldWaiting(old),
+                    18 => K::OldClaims(old),
+                    19 => K::OldNumbered(job.into()),
+                    20 => K::OldQueues,
+                    _ => K::Supervisor,
+                }
+            },
+        )
     }
 
     proptest! {
         #[test]
         fn what_is_built_is_parsed(key in any_key()) {
             let text = key.to_string();
-            prop_assert!(text.starts_with(PREFIX), "{}", text);
             prop_assert_eq!(SupervisorKey::parse(&text), Some(key));
         }
 

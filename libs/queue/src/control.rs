@@ -4,8 +4,8 @@ use std::future::Future;
 use std::time::Duration;
 
 use keys::{ControlScope, InstanceRef};
-use kv::{Blocking, Cmd, Result};
-use model::JobKey;
+use kv::{Blocking, Cmd, Result, Value};
+use model::{JobKey, ScriptType};
 use serde::{Deserialize, Serialize};
 
 /// How long one pop waits before it is asked anew.
@@ -23,7 +23,11 @@ pub enum Command {
         grace_secs: u32,
     },
     /// Take no more jobs, finish those that run, leave.
-    Drain,
+    Drain {
+        /// How long those that run may take; absent: as long as the instance was set up for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        deadline_secs: Option<u32>,
+    },
 }
 
 /// Waits for commands on a connection of its own.
@@ -52,13 +56,52 @@ impl Control {
             return Ok(None);
         }
         let [_, command] = answer.tuple()?;
-        let command = command.text()?;
-        match serde_json::from_str(&command) {
-            Ok(command) => Ok(Some(command)),
-            Err(error) => {
-                tracing::warn!(%command, %error, "a command that cannot be understood is dropped");
-                Ok(None)
-            }
+        Ok(understand(command))
+    }
+}
+
+/// Waits for commands to all instances of a type, which anybody may push.
+///
+/// A command whose answer is lost with the connection is gone, as with [`Control`].
+#[derive(Debug)]
+pub struct TypeControl {
+    blocking: Blocking,
+}
+
+impl TypeControl {
+    pub(crate) const fn new(blocking: Blocking) -> Self {
+        Self { blocking }
+    }
+
+    /// Waits for a command, to be passed on with [`crate::Supervisor::command`]. Gives none when `cancel` was
+    /// ready first, and now and then when there is none.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`].
+    pub async fn next(
+        &mut self,
+        cancel: impl Future<Output = ()>,
+    ) -> Result<Option<(ControlScope, Command)>> {
+        let lists = ScriptType::ALL.map(|script_type| ControlScope::Type(script_type).to_string());
+        let pop = Cmd::new("BLPOP").args(lists.iter()).arg(BLOCK.as_secs());
+        let answer = self.blocking.run(&pop, BLOCK, cancel).await?;
+        if answer.is_nil() {
+            return Ok(None);
+        }
+        let [list, command] = answer.tuple()?;
+        let scope = ControlScope::parse(&list.text()?);
+        Ok(scope.and_then(|scope| Some((scope, understand(command)?))))
+    }
+}
+
+fn understand(command: Value) -> Option<Command> {
+    let command = String::from_utf8_lossy(&command.bytes().ok()?).into_owned();
+    match serde_json::from_str(&command) {
+        Ok(command) => Some(command),
+        Err(error) => {
+            let command: String = command.chars().take(200).collect();
+            tracing::warn!(command, %error, "a command that cannot be understood is dropped");
+            None
         }
     }
 }

@@ -311,7 +311,7 @@ fn standing(answer: Value) -> Result<Standing> {
 }
 
 /// The end of a text, cut where a character begins.
-fn tail(text: &str) -> &str {
+pub(crate) fn tail(text: &str) -> &str {
     let mut from = text.len().saturating_sub(OUTPUT_TAIL_BYTES_MAX);
     while !text.is_char_boundary(from) {
         from += 1;

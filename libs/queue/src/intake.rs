@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kv::{Blocking, Cmd, Error, Result, Value};
 use model::execution::{AttemptEnd, Outcome};
-use model::{Execution, JobKey, Reason, ReasonCode, Timestamp};
+use model::{Execution, Grants, JobKey, Reason, ReasonCode, Timestamp};
 
 use crate::crash_point;
 use crate::instance::{Ending, Instance};
@@ -22,6 +22,8 @@ const BLOCK: Duration = Duration::from_secs(30);
 pub struct Taken {
     /// What is to run.
     pub execution: Execution,
+    /// What the supervisor's policy gives it.
+    pub grants: Grants,
     /// When it was recorded as started, by the clock of the supervisor's Redis.
     pub started_at: Timestamp,
 }
@@ -68,7 +70,7 @@ impl Intake {
     }
 
     async fn take_or_wait(&mut self, free: usize, cancel: impl Future<Output = ()>) -> Result<Vec<Taken>> {
-        let taken = self.take(free, "").await?;
+        let taken = self.take(free, "", "").await?;
         if !taken.is_empty() {
             return Ok(taken);
         }
@@ -78,16 +80,19 @@ impl Intake {
             return Ok(Vec::new());
         }
         crash_point!("queue.popped");
-        let [_, key] = answer.tuple()?;
-        self.take(free, &key.text()?).await
+        let [queue, key] = answer.tuple()?;
+        // Anybody can push anything; what is no text is no job of ours.
+        let key = key.text().unwrap_or_default();
+        self.take(free, &key, &queue.text()?).await
     }
 
-    async fn take(&self, free: usize, popped: &str) -> Result<Vec<Taken>> {
+    async fn take(&self, free: usize, popped: &str, from: &str) -> Result<Vec<Taken>> {
         let call = TAKE
             .call::<&str>(&[])
             .arg(&self.instance.who().to_string())
             .arg(free)
             .arg(popped)
+            .arg(from)
             .args(self.queues.iter());
         let answer = self.instance.db().call(call).await?;
         crash_point!("queue.taken");
@@ -112,15 +117,15 @@ impl Intake {
     async fn parse(&self, answer: Value) -> Result<Vec<Taken>> {
         let mut taken = Vec::new();
         for job in answer.array()? {
-            let [key, started_at, job, script] = job.tuple()?;
+            let [key, started_at, job, script, grants] = job.tuple()?;
             let key = key.text()?;
             let key: JobKey = key.parse().map_err(|_| Error::Protocol(format!("`{key}` is no job key")))?;
             let started_at = started_at.text()?;
             let started_at: Timestamp =
                 started_at.parse().map_err(|_| Error::Protocol(format!("`{started_at}` is no time")))?;
             self.instance.hold(key);
-            match execution(&job.text()?, script.text()?) {
-                Ok(execution) => taken.push(Taken { execution, started_at }),
+            match read(&job.text()?, script.text()?, grants.optional_text()?.as_deref()) {
+                Ok((execution, grants)) => taken.push(Taken { execution, grants, started_at }),
                 Err(error) => self.refuse(key, started_at, &error).await?,
             }
         }
@@ -147,4 +152,10 @@ impl Intake {
             .await?;
         Ok(())
     }
+}
+
+/// What is to run, and what it is given; what a job without grants gets is the default.
+fn read(job: &str, script: String, grants: Option<&str>) -> serde_json::Result<(Execution, Grants)> {
+    let grants = grants.map_or_else(|| Ok(Grants::default()), serde_json::from_str)?;
+    Ok((execution(job, script)?, grants))
 }

@@ -1,7 +1,7 @@
 //! A job as its hash holds it.
 
 use model::execution::{AttemptEnd, Outcome};
-use model::{BlobHash, Execution, ScriptSource, Timestamp};
+use model::{BlobHash, Execution, Grants, ScriptSource, Timestamp};
 
 use kv::{Error, Result, Value};
 
@@ -94,7 +94,7 @@ pub struct JobState {
 }
 
 impl JobState {
-    /// From `HMGET status hash claimed_by started_at log_offset end`; nothing for a job that is not known.
+    /// From `HMGET state hash claimed_by started_at log_offset end`; nothing for a job that is not known.
     pub(crate) fn from_value(value: Value) -> Result<Option<Self>> {
         let [status, hash, instance, started_at, log_offset, end] = value.tuple()?;
         let Some(status) = status.optional_text()? else {
@@ -122,7 +122,7 @@ impl JobState {
 
 /// The fields that are kept of an execution, beside those that every job has. The script stands in a
 /// field of its own, for old readers, and is left out of the rest so that it is kept once.
-pub(crate) fn fields(mut execution: Execution) -> Result<Vec<(&'static str, String)>> {
+pub(crate) fn fields(mut execution: Execution, grants: &Grants) -> Result<Vec<(&'static str, String)>> {
     let script = match &mut execution.script {
         ScriptSource::Inline(text) => std::mem::take(text),
         ScriptSource::Blob(blob) => blob.sha256.to_string(),
@@ -140,6 +140,7 @@ pub(crate) fn fields(mut execution: Execution) -> Result<Vec<(&'static str, Stri
         ("context_id", execution.context_id.to_string()),
         ("flow_id", execution.flow_id.to_string()),
         ("job", text("job", serde_json::to_string(&execution))?),
+        ("grants", text("grants", serde_json::to_string(grants))?),
     ])
 }
 

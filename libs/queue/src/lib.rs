@@ -9,7 +9,8 @@
 //! a [`Control`] that gives it commands. Every change is one script; nothing polls.
 //!
 //! A job's `status`: `queued → started → finished | error | timeout | stopped | lost`, or
-//! `queued → stopped | returned`.
+//! `queued → stopped | returned`. It stands in `state`; `status` says the same for other readers, and old workers
+//! overwrite it.
 
 mod control;
 mod event;
@@ -17,19 +18,23 @@ mod instance;
 mod intake;
 mod job;
 mod loss;
+mod old;
 mod presence;
+mod refusal;
 mod script;
 mod supervisor;
 
-pub use control::{Command, Control};
+pub use control::{Command, Control, TypeControl};
 pub use event::{Acknowledger, Event, EventKind, EventReader, LogChunk, Origin};
 pub use instance::{About, Ending, Instance, JoinError, Refreshed, Standing, join};
 pub use intake::{Intake, Taken};
 pub use job::{JobState, JobStatus};
-pub use keys::{InstanceRef, WorkQueue};
+pub use keys::{InstanceRef, OldQueue, WorkQueue};
 pub use loss::LossWatch;
+pub use old::{Imported, OLD_OUTPUT_BYTES_MAX, OLD_WORKER_PATIENCE, PopBinding, PushBinding, Swept};
 pub use presence::{PRESENCE_INTERVAL, PRESENCE_TTL, PresenceRecord};
-pub use supervisor::{Accepted, Offer, QueueStats, Refusal, StopOutcome, Supervisor};
+pub use refusal::Refusal;
+pub use supervisor::{Accepted, Offer, QueueStats, StopOutcome, Supervisor};
 
 use std::time::Duration;
 

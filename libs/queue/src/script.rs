@@ -47,13 +47,21 @@ scripts! {
     DROP_EVENTS = "drop_events";
     /// Tells again where a job stands.
     TELL_AGAIN = "tell_again";
+    /// Looks after what old workers were given.
+    SWEEP_OLD = "sweep_old";
+    /// What old dispatchers want run.
+    LOOK_AT_OLD = "look_at_old";
+    /// Takes in what an old dispatcher wants run.
+    IMPORT = "import";
+    /// Refuses what an old dispatcher wants run.
+    REFUSE_OLD = "refuse_old";
     /// Measures a queue.
     STATISTICS = "statistics";
 }
 
 #[cfg(test)]
 mod tests {
-    use keys::supervisor as k;
+    use keys::{old, supervisor as k};
 
     #[test]
     fn names_in_scripts_are_those_of_the_keys_crate() {
@@ -69,6 +77,10 @@ mod tests {
             ("STOP", k::STOP_PREFIX),
             ("REPLY", k::REPLY_PREFIX),
             ("PRESENCE", k::PRESENCE_PREFIX),
+            ("OLD_QUEUES", old::OLD_QUEUES),
+            ("OLD_WAITING", old::OLD_WAITING_PREFIX),
+            ("OLD_WORKER", old::OLD_WORKER_PREFIX),
+            ("OLD_NUMBERED", old::OLD_NUMBERED_PREFIX),
         ] {
             let line = format!("local {name} = '{value}'\n");
             assert!(prelude.contains(&line), "{line}");
@@ -86,6 +98,9 @@ mod tests {
         assert!(prelude.contains("'hero:q:ctl:type:' .. kind .. ':group:' .. group .. ':inst:' .. n"));
         let context = model::ContextUid(model::id::Uid::from_bits(0));
         assert_eq!(k::context_jobs(context), format!("hero:jobs:{context}"));
-        assert!(include_str!("scripts/acknowledge.lua").contains("'hero:jobs:' .. context"));
+        assert!(prelude.contains("'hero:jobs:' .. context"));
+        let old_job = keys::OldJob::Id("x".parse().expect("an old id"));
+        let [reply, other] = old_job.replies().map(|list| list.trim_end_matches('x').to_owned());
+        assert!(prelude.contains(&format!("{{'{reply}' .. id, '{other}' .. id}}")));
     }
 }

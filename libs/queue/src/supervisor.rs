@@ -1,16 +1,21 @@
 //! The supervisor's side: accept, stop, look after.
 
+use std::sync::Arc;
+
+use keys::old::{OLD_QUEUES, old_claims};
 use keys::supervisor as k;
-use keys::{ControlScope, InstanceRef, WorkQueue};
+use keys::{ControlScope, InstanceRef, OldQueue, WorkQueue};
 use kv::{Call, Cmd, Connection, Error, Kv, Pipeline, Result, Value};
 use model::execution::{AttemptEnd, Outcome};
 use model::id::Uid;
-use model::{BlobHash, ContextUid, Execution, JobKey, Name, Reason, ReasonCode, Timestamp};
+use model::{BlobHash, ContextUid, Execution, Grants, JobKey, Name, Reason, ReasonCode, Timestamp};
 
-use crate::control::Command;
+use crate::control::{Command, TypeControl};
 use crate::event::{EventKind, EventReader, Origin, encode};
 use crate::job::{JobState, JobStatus, fields};
+use crate::old::PushBinding;
 use crate::presence::PresenceRecord;
+use crate::refusal::Refusal;
 use crate::script::{
     ACCEPT, DROP_CONTEXT, DROP_EVENTS, HAND_BACK, LOSE, PUT_BACK, STATISTICS, STOP, TELL_AGAIN,
 };
@@ -28,6 +33,8 @@ pub struct Offer {
     pub hash: BlobHash,
     /// Who is to be told what becomes of it.
     pub coordinator: String,
+    /// What the supervisor's policy gives it.
+    pub grants: Grants,
 }
 
 impl Offer {
@@ -59,69 +66,6 @@ pub struct Accepted {
     pub status: JobStatus,
 }
 
-/// Why a job was not accepted.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// The key is known with other content. Lasting.
-    #[error("KEY_CONFLICT: {0}")]
-    KeyConflict(String),
-    /// It was stopped before it arrived. Lasting.
-    #[error("STOPPED: {0}")]
-    Stopped(String),
-    /// Its context belongs to another coordinator. Lasting.
-    #[error("CONTEXT_CLAIMED: {0}")]
-    ContextClaimed(String),
-    /// Its coordinator has deleted the context. Lasting.
-    #[error("CONTEXT_DROPPED: {0}")]
-    ContextDropped(String),
-    /// There is no room. Passing.
-    #[error("QUEUE_FULL: {0}")]
-    QueueFull(String),
-    /// Redis gave trouble; the same offer may be made again.
-    #[error("the queue cannot be reached")]
-    Store(#[source] Error),
-}
-
-impl Refusal {
-    /// The code that coordinators are told.
-    #[must_use]
-    pub const fn code(&self) -> &'static str {
-        match self {
-            Self::KeyConflict(_) => "KEY_CONFLICT",
-            Self::Stopped(_) => "STOPPED",
-            Self::ContextClaimed(_) => "CONTEXT_CLAIMED",
-            Self::ContextDropped(_) => "CONTEXT_DROPPED",
-            Self::QueueFull(_) => "QUEUE_FULL",
-            Self::Store(_) => "UNAVAILABLE",
-        }
-    }
-
-    /// Whether offering it again cannot help.
-    #[must_use]
-    pub const fn lasting(&self) -> bool {
-        match self {
-            Self::KeyConflict(_) | Self::Stopped(_) | Self::ContextClaimed(_) | Self::ContextDropped(_) => {
-                true
-            }
-            Self::QueueFull(_) | Self::Store(_) => false,
-        }
-    }
-
-    fn of(error: Error) -> Self {
-        match error {
-            Error::Refused { code, message } => match code.as_str() {
-                "KEY_CONFLICT" => Self::KeyConflict(message),
-                "STOPPED" => Self::Stopped(message),
-                "CONTEXT_CLAIMED" => Self::ContextClaimed(message),
-                "CONTEXT_DROPPED" => Self::ContextDropped(message),
-                "QUEUE_FULL" => Self::QueueFull(message),
-                _ => Self::Store(Error::Refused { code, message }),
-            },
-            other => Self::Store(other),
-        }
-    }
-}
-
 /// What became of a request to stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StopOutcome {
@@ -149,6 +93,8 @@ pub struct QueueStats {
     pub oldest_age_secs: f64,
     /// How many were ever taken from it.
     pub taken: u64,
+    /// How many were taken in a second, over the last minute or two.
+    pub taken_per_sec: f64,
 }
 
 /// The supervisor's side of the protocol. Cheap to clone.
@@ -156,6 +102,7 @@ pub struct QueueStats {
 pub struct Supervisor {
     kv: Kv,
     db: Connection,
+    push: Arc<[PushBinding]>,
 }
 
 impl Supervisor {
@@ -163,7 +110,13 @@ impl Supervisor {
     #[must_use]
     pub fn new(kv: Kv, database: u32) -> Self {
         let db = kv.database(database);
-        Self { kv, db }
+        Self { kv, db, push: Arc::default() }
+    }
+
+    /// Shows jobs to old workers as well, from now on. What was shown before stays so.
+    #[must_use]
+    pub fn with_old_workers(self, push: Vec<PushBinding>) -> Self {
+        Self { push: push.into(), ..self }
     }
 
     /// The supervisor's own name: random, made with its store.
@@ -182,7 +135,7 @@ impl Supervisor {
     /// # Errors
     /// A [`Refusal`].
     pub async fn accept(&self, offer: Offer) -> std::result::Result<Accepted, Refusal> {
-        let call = accept_call(offer).map_err(Refusal::Store)?;
+        let call = self.accept_call(offer).map_err(Refusal::Store)?;
         self.db.call(call).await.and_then(accepted).map_err(Refusal::of)
     }
 
@@ -192,7 +145,7 @@ impl Supervisor {
         let mut unwritable = Vec::new();
         let count = offers.len();
         for (at, offer) in offers.into_iter().enumerate() {
-            match accept_call(offer) {
+            match self.accept_call(offer) {
                 Ok(call) => {
                     pipeline.call(call);
                 }
@@ -244,7 +197,7 @@ impl Supervisor {
     /// # Errors
     /// Any [`kv::Error`].
     pub async fn status(&self, key: JobKey) -> Result<Option<JobState>> {
-        let fields = ["status", "hash", "claimed_by", "started_at", "log_offset", "end"];
+        let fields = ["state", "hash", "claimed_by", "started_at", "log_offset", "end"];
         JobState::from_value(self.db.cmd(Cmd::new("HMGET").arg(&k::job(key)).args(fields)).await?)
     }
 
@@ -333,9 +286,10 @@ impl Supervisor {
         let mut count = 0;
         for queue in self.queues().await? {
             loop {
-                let returned = self.db.call(HAND_BACK.call(&[queue.to_string()]).arg(BATCH)).await?.uint()?;
-                count += returned;
-                if returned < BATCH as u64 {
+                let answer = self.db.call(HAND_BACK.call(&[queue.to_string()]).arg(BATCH)).await?;
+                let [looked_at, returned] = answer.tuple()?;
+                count += returned.uint()?;
+                if looked_at.uint()? < BATCH as u64 {
                     break;
                 }
             }
@@ -355,10 +309,15 @@ impl Supervisor {
         }
         let answers = self.db.pipeline(&pipeline).await?;
         let parse = |(queue, answer): (WorkQueue, Result<Value>)| -> Result<QueueStats> {
-            let [depth, age, taken] = answer?.tuple()?;
-            let age = age.text()?;
-            let oldest_age_secs = age.parse().map_err(|_| Error::Protocol(format!("`{age}` is no age")))?;
-            Ok(QueueStats { queue, depth: depth.uint()?, oldest_age_secs, taken: taken.uint()? })
+            let [depth, age, taken, rate] = answer?.tuple()?;
+            let (oldest_age_secs, taken_per_sec) = (number(age)?, number(rate)?);
+            Ok(QueueStats {
+                queue,
+                depth: depth.uint()?,
+                oldest_age_secs,
+                taken: taken.uint()?,
+                taken_per_sec,
+            })
         };
         queues.into_iter().zip(answers).map(parse).collect()
     }
@@ -402,8 +361,11 @@ impl Supervisor {
     /// Any [`kv::Error`]; may be repeated.
     pub async fn tell_running_again(&self) -> Result<u64> {
         let mut count = 0;
-        for instance in self.known_instances().await? {
-            let claims = Cmd::new("ZRANGE").arg(&k::claims(&instance)).arg(0).arg(-1);
+        let mut claims: Vec<_> = self.known_instances().await?.iter().map(k::claims).collect();
+        let old = self.db.cmd(Cmd::new("SMEMBERS").arg(OLD_QUEUES)).await?.texts()?;
+        claims.extend(old.iter().filter_map(|name| OldQueue::parse(name)).map(|queue| old_claims(&queue)));
+        for claims in claims {
+            let claims = Cmd::new("ZRANGE").arg(&claims).arg(0).arg(-1);
             for key in self.db.cmd(claims).await?.texts()? {
                 self.db.call(TELL_AGAIN.call::<&str>(&[]).arg(&key)).await?;
                 count += 1;
@@ -449,6 +411,34 @@ impl Supervisor {
         }
     }
 
+    /// Waits for commands to whole types, on a connection of its own. One per supervisor.
+    #[must_use]
+    pub fn type_control(&self) -> TypeControl {
+        TypeControl::new(self.kv.blocking(self.db.database()))
+    }
+
+    pub(crate) fn db(&self) -> &Connection {
+        &self.db
+    }
+
+    fn accept_call(&self, offer: Offer) -> Result<Call> {
+        let queue = offer.queue();
+        let key = offer.execution.job_key;
+        let keys = [k::context_binding(key.context), k::context_jobs(key.context), queue.to_string()];
+        let old = self.push.iter().find(|binding| binding.fits(&offer.execution, &offer.grants));
+        let mut call = ACCEPT
+            .call(&keys)
+            .arg(&key.to_string())
+            .arg(&offer.hash.to_string())
+            .arg(&offer.coordinator)
+            .arg(QUEUE_LEN_MAX)
+            .arg(&old.map(|binding| binding.queue.to_string()).unwrap_or_default());
+        for (name, value) in fields(offer.execution, &offer.grants)? {
+            call = call.arg(name).arg(&value);
+        }
+        Ok(call)
+    }
+
     async fn queues(&self) -> Result<Vec<WorkQueue>> {
         let names = self.db.cmd(Cmd::new("SMEMBERS").arg(k::QUEUES)).await?.texts()?;
         let mut queues: Vec<_> = names.iter().filter_map(|name| WorkQueue::parse(name)).collect();
@@ -491,7 +481,21 @@ fn stop_call(key: JobKey, grace_secs: u32) -> Result<Call> {
         .arg(&key.to_string())
         .arg(grace_secs)
         .arg(STOP_MARK_KEEP.as_secs())
-        .arg(&encode(&EventKind::Ended(Box::new(end)))?))
+        .arg(&encode(&EventKind::Ended(Box::new(end)))?)
+        .arg(&json(&Reason::new(
+            ReasonCode::Stopped,
+            "its old worker cannot be told; what it still does is ignored",
+        ))?))
+}
+
+fn json(reason: &Reason) -> Result<String> {
+    serde_json::to_string(reason)
+        .map_err(|error| Error::Protocol(format!("a reason cannot be written: {error}")))
+}
+
+fn number(value: Value) -> Result<f64> {
+    let text = value.text()?;
+    text.parse().map_err(|_| Error::Protocol(format!("`{text}` is no number")))
 }
 
 fn stop_outcome(answer: Value) -> Result<StopOutcome> {
@@ -504,22 +508,6 @@ fn stop_outcome(answer: Value) -> Result<StopOutcome> {
     })
 }
 
-fn accept_call(offer: Offer) -> Result<Call> {
-    let queue = offer.queue();
-    let key = offer.execution.job_key;
-    let keys = [k::context_binding(key.context), k::context_jobs(key.context), queue.to_string()];
-    let mut call = ACCEPT
-        .call(&keys)
-        .arg(&key.to_string())
-        .arg(&offer.hash.to_string())
-        .arg(&offer.coordinator)
-        .arg(QUEUE_LEN_MAX);
-    for (name, value) in fields(offer.execution)? {
-        call = call.arg(name).arg(&value);
-    }
-    Ok(call)
-}
-
 fn accepted(answer: Value) -> Result<Accepted> {
     let [fresh, status] = answer.tuple()?;
     Ok(Accepted { fresh: fresh.int()? == 1, status: JobStatus::parse(&status.text()?)? })
@@ -528,8 +516,7 @@ fn accepted(answer: Value) -> Result<Accepted> {
 /// Ends what an instance had started, as lost; `own` when the instance itself does, in a new life.
 pub(crate) async fn end_claims(db: &Connection, instance: &InstanceRef, own: bool) -> Result<usize> {
     let reason = Reason::new(ReasonCode::InstanceLost, format!("instance {instance} vanished"));
-    let reason = serde_json::to_string(&reason)
-        .map_err(|error| Error::Protocol(format!("a reason cannot be written: {error}")))?;
+    let reason = json(&reason)?;
     let mut count = 0;
     loop {
         let call =

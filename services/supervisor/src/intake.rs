@@ -140,7 +140,7 @@ impl Work {
         if let ScriptSource::Blob(script) = execution.script {
             blobs.fetch(script, purpose, &self.peer).await.map_err(refused)?;
         }
-        Ok(Offer { execution, hash, coordinator: self.coordinator.clone() })
+        Ok(Offer { execution, hash, coordinator: self.coordinator.clone(), grants: model::Grants::default() })
     }
 
     fn accepted(&self, result: Result<queue::Accepted, Refusal>) -> Answer {

@@ -1,6 +1,7 @@
 -- KEYS: 1 hero:uid:<uid>  2 hero:jobs:<uid>  3 <queue>
--- ARGV: 1 job key  2 content hash  3 coordinator  4 queue length limit  5… fields of the job's hash
-local key, hash, coordinator, queue = ARGV[1], ARGV[2], ARGV[3], KEYS[3]
+-- ARGV: 1 job key  2 content hash  3 coordinator  4 queue length limit  5 old queue, or nothing
+--       6… fields of the job's hash
+local key, hash, coordinator, queue, old = ARGV[1], ARGV[2], ARGV[3], KEYS[3], ARGV[5]
 local job = JOB .. key
 local context = redis.call('HMGET', KEYS[1], 'coordinator', 'dropped_by')
 local bound = context[1]
@@ -10,7 +11,7 @@ end
 if context[2] == coordinator then
   return redis.error_reply('CONTEXT_DROPPED this context is deleted')
 end
-local known = redis.call('HMGET', job, 'hash', 'status')
+local known = redis.call('HMGET', job, 'hash', 'state')
 if known[1] then
   if known[1] ~= hash then
     return redis.error_reply('KEY_CONFLICT this job key is known with other content')
@@ -31,11 +32,14 @@ if not bound then
   redis.call('HSET', KEYS[1], 'coordinator', coordinator, 'since', time)
   redis.call('PERSIST', KEYS[1])
 end
+-- An old worker may have left something here when the job had been forgotten.
+redis.call('DEL', job)
 local seq = redis.call('INCR', SEQ)
 redis.call('HSET', job, 'key', key, 'hash', hash, 'coordinator', coordinator, 'queue', queue, 'seq', seq,
-  'status', 'queued', 'queued_at', time, 'log_offset', 0, unpack(ARGV, 5))
+  'state', 'queued', 'status', 'queued', 'queued_at', time, 'log_offset', 0, unpack(ARGV, 6))
 redis.call('ZADD', KEYS[2], '+inf', key)
 redis.call('ZADD', UNCLAIMED .. queue, seq, key)
 redis.call('SADD', QUEUES, queue)
 redis.call('RPUSH', queue, key)
+if old ~= '' then offer_to_old(key, old, seq) end
 return {1, 'queued'}

@@ -2,7 +2,7 @@
 --       7… fields of the job's hash
 local key, instance = ARGV[1], ARGV[2]
 local job = JOB .. key
-local known = redis.call('HMGET', job, 'status', 'claimed_by', 'log_offset', 'end')
+local known = redis.call('HMGET', job, 'state', 'claimed_by', 'log_offset', 'end')
 if known[1] ~= 'started' or known[2] ~= instance then
   -- Sent again after a lost answer.
   if known[2] == instance and known[4] == ARGV[4] then

@@ -1,9 +1,20 @@
 -- Gives up to a number of waiting jobs of a queue back to who sent them.
 -- KEYS: 1 <queue>   ARGV: 1 how many
 local keys = redis.call('ZRANGE', UNCLAIMED .. KEYS[1], 0, ARGV[1] - 1)
+local returned = 0
 for _, key in ipairs(keys) do
-  unqueue(key, KEYS[1])
-  redis.call('HSET', JOB .. key, 'status', 'returned', 'ended_at', now())
-  tell(key, 'returned', '{"kind":"returned"}')
+  local job = JOB .. key
+  if take_out(key) then
+    returned = returned + 1
+    local old = redis.call('HMGET', job, 'old_queue', 'old_entry', 'context')
+    if old[1] then
+      redis.pcall('LPUSH', old[1], old[2])
+      redis.call('DEL', job)
+      redis.call('ZREM', 'hero:jobs:' .. old[3], key)
+    else
+      redis.call('HSET', job, 'state', 'returned', 'status', 'returned', 'ended_at', now())
+      tell(key, 'returned', '{"kind":"returned"}')
+    end
+  end
 end
-return #keys
+return {#keys, returned}

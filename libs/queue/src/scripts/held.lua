@@ -2,9 +2,9 @@
 -- ARGV: 1 instance
 local held = {}
 for _, key in ipairs(redis.call('ZRANGE', CLAIMS .. ARGV[1], 0, 999)) do
-  local known = redis.call('HMGET', JOB .. key, 'started_at', 'job', 'script')
+  local known = redis.call('HMGET', JOB .. key, 'started_at', 'job', 'script', 'grants')
   if known[1] then
-    held[#held + 1] = {key, known[1], known[2], known[3]}
+    held[#held + 1] = {key, known[1], known[2], known[3], known[4]}
   else
     redis.call('ZREM', CLAIMS .. ARGV[1], key)
   end

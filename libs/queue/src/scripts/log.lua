@@ -1,6 +1,6 @@
 -- ARGV: 1 job key  2 instance  3 offset behind the piece  4 event
 local job = JOB .. ARGV[1]
-local known = redis.call('HMGET', job, 'status', 'claimed_by', 'log_offset')
+local known = redis.call('HMGET', job, 'state', 'claimed_by', 'log_offset')
 if known[1] ~= 'started' or known[2] ~= ARGV[2] then
   return {0, known[1] or 'gone'}
 end

@@ -8,11 +8,10 @@ local keys = redis.call('ZRANGE', claims, 0, ARGV[2] - 1)
 local lost = {#keys}
 for _, key in ipairs(keys) do
   redis.call('ZREM', claims, key)
-  local known = redis.call('HMGET', JOB .. key, 'status', 'claimed_by', 'started_at', 'log_offset')
+  local known = redis.call('HMGET', JOB .. key, 'state', 'claimed_by', 'started_at', 'log_offset')
   if known[1] == 'started' and known[2] == ARGV[1] then
     redis.call('HSET', JOB .. key, 'error', string.sub(ARGV[3], 2, -2))
-    end_job(key, 'lost', '{"kind":"ended","outcome":"lost","reason":' .. ARGV[3] .. ',"instance":"' .. ARGV[1]
-      .. '","output_bytes":' .. known[4] .. ',"start_time":' .. known[3] .. ',"end_time":' .. now() .. '}')
+    end_job(key, 'lost', ended_event('lost', ARGV[3], ARGV[1], known[3], known[4]))
     lost[#lost + 1] = key
   end
 end

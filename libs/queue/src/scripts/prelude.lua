@@ -1,5 +1,6 @@
 -- Shared by every script: names of keys (checked against libs/keys by a test), the clock, events.
 -- A supervisor's Redis is never a cluster, so keys may be derived here.
+-- Where a job stands is its `state`. `status` says the same for other readers, and old workers write it.
 local DONE = 'hero:done'
 local SEQ = 'hero:seq'
 local QUEUES = 'hero:queues'
@@ -11,6 +12,10 @@ local STOP = 'hero:stop:'
 local REPLY = 'hero:q:reply:'
 local PRESENCE = 'hero:meta:actor:inst:'
 local STATS = 'hero:meta:queue:stats:'
+local OLD_QUEUES = 'hero:legacy'
+local OLD_WAITING = 'hero:legacy:'
+local OLD_WORKER = 'legacy:'
+local OLD_NUMBERED = 'job:0:'
 
 -- Unix seconds with three decimals, by the server's clock.
 local function now()
@@ -18,22 +23,69 @@ local function now()
   return string.format('%d.%03d', t[1], math.floor(t[2] / 1000))
 end
 
--- Appends an event of a job to the stream that the supervisor reads; numbered per job.
+-- Whether an entry may be a job of ours. Anybody can push anything.
+local function is_job_key(text)
+  return #text < 100 and string.match(text, '^%x+%-%x+%-%d+%-%d+$') ~= nil
+end
+
+-- Appends an event of a job to the stream that the supervisor reads; numbered per job. A job that came from an
+-- old queue has no coordinator, and nobody to tell.
 local function tell(key, kind, data)
   local job = JOB .. key
-  local n = redis.call('HINCRBY', job, 'events', 1)
   local o = redis.call('HMGET', job, 'coordinator', 'context_id', 'flow_id')
+  if o[1] == '' then return end
+  local n = redis.call('HINCRBY', job, 'events', 1)
   redis.call('XADD', DONE, '*', 'kind', kind, 'key', key, 'n', n,
     'coordinator', o[1], 'context_id', o[2], 'flow_id', o[3], 'data', data)
 end
 
--- Ends a job: record, event, reply. `data` is the event; `finish` is its inner part for whoever waits.
+-- What an ended job needed to run is of no use any more; how it ended is kept for a while.
+local function keep_end(key, context, secs)
+  local job = JOB .. key
+  redis.call('HDEL', job, 'job', 'script', 'env_vars', 'grants', 'again')
+  redis.call('EXPIRE', job, secs)
+  local time = tonumber(redis.call('TIME')[1])
+  local jobs = 'hero:jobs:' .. context
+  redis.call('ZADD', jobs, time + secs, key)
+  redis.call('ZREMRANGEBYSCORE', jobs, '-inf', time)
+end
+
+-- Answers a job of an old dispatcher as an old worker would.
+local function answer_old(old, id, status, output, result, error)
+  local word, reply = 'error', error
+  if status == 'finished' then
+    word, reply = 'finished', result
+    if result == '' or result == '{}' then reply = output end
+  elseif reply == '' then
+    reply = status
+  end
+  -- Its dispatcher may have removed it.
+  if redis.call('EXISTS', old) == 1 then
+    redis.pcall('HSET', old, 'status', word, 'output', output, 'result', result, 'error', error,
+      'updated_at', redis.call('TIME')[1])
+  end
+  for _, list in ipairs({'hero:q:reply:' .. id, 'hero:reply:' .. id}) do
+    redis.pcall('RPUSH', list, reply)
+    redis.pcall('EXPIRE', list, 3600)
+  end
+end
+
+-- Ends a job: record, event, reply; and what of the old world has to do with it. `data` is the event.
 local function end_job(key, status, data)
   local job = JOB .. key
-  redis.call('HSET', job, 'status', status, 'ended_at', now(), 'end', data)
+  redis.call('HSET', job, 'state', status, 'status', status, 'ended_at', now(), 'end', data)
   tell(key, 'ended', data)
   redis.call('RPUSH', REPLY .. key, data)
   redis.call('EXPIRE', REPLY .. key, 3600)
+  local o = redis.call('HMGET', job, 'legacy', 'seq', 'old_hash', 'old_id', 'output', 'result', 'error', 'context')
+  if o[1] then
+    -- Kept for a while, so that what an old worker may still write expires with it.
+    redis.call('EXPIRE', OLD_NUMBERED .. o[2], 86400)
+  end
+  if o[3] then
+    answer_old(o[3], o[4], status, o[5] or '', o[6] or '{}', o[7] or '')
+    keep_end(key, o[8], 3600)
+  end
 end
 
 -- Makes a queue's list anew from those that still wait.
@@ -75,11 +127,106 @@ local function started_event(instance, time)
   return '{"kind":"started","instance":"' .. instance .. '","time":' .. time .. '}'
 end
 
+-- The end of a job that whoever has it did not tell.
+local function ended_event(outcome, reason, worker, started_at, log_offset)
+  return '{"kind":"ended","outcome":"' .. outcome .. '","reason":' .. reason .. ',"instance":"' .. worker
+    .. '","output_bytes":' .. log_offset .. ',"start_time":' .. started_at .. ',"end_time":' .. now() .. '}'
+end
+
+-- The name under which an old worker stands in a job, and whether a name is one.
+local function old_worker(old)
+  return OLD_WORKER .. old
+end
+local function is_old_worker(name)
+  return name and string.sub(name, 1, #OLD_WORKER) == OLD_WORKER
+end
+
+-- The entry of a job in an old queue.
+local function old_entry(key, old, seq)
+  if string.sub(old, 1, 6) == 'queue:' then return OLD_NUMBERED .. seq end
+  return key
+end
+
+-- The place in line of an entry of an old queue; nothing for one that is not ours.
+local function old_place(old, entry)
+  if string.sub(old, 1, 6) == 'queue:' then
+    return tonumber(string.match(entry, '^' .. OLD_NUMBERED .. '(%d+)$'))
+  end
+  return tonumber(redis.call('ZSCORE', OLD_WAITING .. old, entry))
+end
+
+-- Takes a job's entry out of its old queue, where old workers would come to it. False: one of them has.
+-- Ours stand there in their order, so mostly its head says everything.
+local function withdraw(key, old, seq)
+  local entry = old_entry(key, old, seq)
+  local head = redis.pcall('LINDEX', old, 0)
+  local there
+  if type(head) == 'table' then
+    -- No list any more, so nobody pops from it.
+    there = true
+  elseif head == entry then
+    redis.call('LPOP', old)
+    there = true
+  elseif not head then
+    there = false
+  else
+    local first = old_place(old, head)
+    there = (not first or first < tonumber(seq)) and redis.call('LREM', old, 1, entry) > 0
+  end
+  if there then
+    redis.call('ZREM', OLD_WAITING .. old, key)
+    redis.call('DEL', OLD_NUMBERED .. seq)
+  end
+  return there
+end
+
+-- Shows a waiting job to old workers too.
+local function offer_to_old(key, old, seq)
+  local kind = redis.call('TYPE', old).ok
+  if kind ~= 'list' and kind ~= 'none' then return end
+  local job = JOB .. key
+  -- What the old world calls a job that waits in a queue.
+  redis.call('HSET', job, 'legacy', old, 'status', 'dispatched')
+  local entry = old_entry(key, old, seq)
+  if entry ~= key then
+    local time = redis.call('TIME')[1]
+    local j = redis.call('HMGET', job, 'script', 'script_type', 'env_vars', 'timeout', 'context_id')
+    redis.call('HSET', entry, 'id', seq, 'caller_id', 0, 'context_id', j[5], 'script', j[1], 'script_type', j[2],
+      'env_vars', j[3], 'timeout', j[4], 'retries', 0, 'prerequisites', '[]', 'depends', '[]',
+      'created_at', time, 'updated_at', time, 'status', 'dispatched')
+  end
+  redis.call('SADD', OLD_QUEUES, old)
+  redis.call('ZADD', OLD_WAITING .. old, seq, key)
+  redis.call('RPUSH', old, entry)
+end
+
+-- An old worker has taken a job: from now on it counts as started by it.
+local function hand_over(key, queue, old, seq)
+  local worker, time = old_worker(old), now()
+  redis.call('ZREM', OLD_WAITING .. old, key)
+  redis.call('ZADD', CLAIMS .. worker, seq, key)
+  redis.call('HINCRBY', STATS .. queue, 'taken', 1)
+  redis.call('HSET', JOB .. key, 'state', 'started', 'claimed_by', worker, 'started_at', time)
+  tell(key, 'started', started_event(worker, time))
+  unqueue(key, queue)
+end
+
+-- Takes a waiting job out of its queues. False: an old worker has it, and it counts as started now.
+local function take_out(key)
+  local known = redis.call('HMGET', JOB .. key, 'queue', 'legacy', 'seq')
+  if known[2] and not withdraw(key, known[2], known[3]) then
+    hand_over(key, known[1], known[2], known[3])
+    return false
+  end
+  unqueue(key, known[1])
+  return true
+end
+
 -- Tells again where a job stands: its coordinator asks for something that it should know, so it may have lost
 -- what it has answered. An end that was not answered yet is being told anyway.
 local function tell_again(key)
   local job = JOB .. key
-  local known = redis.call('HMGET', job, 'status', 'claimed_by', 'started_at', 'end', 'job', 'again')
+  local known = redis.call('HMGET', job, 'state', 'claimed_by', 'started_at', 'end', 'job', 'again')
   if known[1] == 'started' then
     tell(key, 'started', started_event(known[2], known[3]))
   elseif known[1] and not known[5] and not known[6] then

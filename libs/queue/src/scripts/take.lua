@@ -1,34 +1,44 @@
--- ARGV: 1 instance  2 free slots  3 a job key that a blocking pop gave, or nothing  4… queues in order
+-- ARGV: 1 instance  2 free slots  3 a job key that a blocking pop gave, or nothing  4 its queue
+--       5… queues in order
 local instance, free = ARGV[1], tonumber(ARGV[2])
 local taken = {}
 
-local function claim(key)
+-- An entry counts only in the queue that its job was sent to.
+local function claim(key, queue)
+  if not is_job_key(key) then return end
   local job = JOB .. key
-  local known = redis.call('HMGET', job, 'status', 'queue', 'seq', 'job', 'script')
-  if known[1] ~= 'queued' then
+  local known = redis.call('HMGET', job, 'state', 'queue', 'seq', 'job', 'script', 'grants', 'legacy', 'old_hash')
+  if known[1] ~= 'queued' or known[2] ~= queue then
+    return
+  end
+  if known[7] and not withdraw(key, known[7], known[3]) then
+    hand_over(key, queue, known[7], known[3])
     return
   end
   local time = now()
-  redis.call('ZREM', UNCLAIMED .. known[2], key)
+  redis.call('ZREM', UNCLAIMED .. queue, key)
   redis.call('ZADD', CLAIMS .. instance, known[3], key)
-  redis.call('HINCRBY', STATS .. known[2], 'taken', 1)
-  redis.call('HSET', job, 'status', 'started', 'claimed_by', instance, 'started_at', time)
+  redis.call('HINCRBY', STATS .. queue, 'taken', 1)
+  redis.call('HSET', job, 'state', 'started', 'status', 'started', 'claimed_by', instance, 'started_at', time)
+  if known[8] and redis.call('EXISTS', known[8]) == 1 then
+    redis.pcall('HSET', known[8], 'status', 'started', 'updated_at', redis.call('TIME')[1])
+  end
   tell(key, 'started', started_event(instance, time))
-  taken[#taken + 1] = {key, time, known[4], known[5]}
+  taken[#taken + 1] = {key, time, known[4], known[5], known[6]}
 end
 
 if ARGV[3] ~= '' then
-  claim(ARGV[3])
+  claim(ARGV[3], ARGV[4])
 end
 -- Entries of jobs that were stopped or claimed otherwise are passed over; a few at a time, so that
 -- the server is never held up.
 local looks = 0
-for i = 4, #ARGV do
+for i = 5, #ARGV do
   while #taken < free and looks < 1000 do
     looks = looks + 1
     local key = redis.call('LPOP', ARGV[i])
     if not key then break end
-    claim(key)
+    claim(key, ARGV[i])
   end
 end
 return taken

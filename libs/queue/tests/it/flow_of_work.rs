@@ -191,8 +191,8 @@ async fn queues_are_measured_and_instances_listed() {
     assert_eq!((info.slots, info.busy, info.isolation), (4, 0, model::Isolation::Basic));
 
     let scope = ControlScope::Type(ScriptType::Shell);
-    assert_eq!(bench.supervisor.command(&scope, &Command::Drain).await, Ok(1));
-    assert_eq!(control.next(pending()).await, Ok(Some(Command::Drain)));
+    assert_eq!(bench.supervisor.command(&scope, &Command::Drain { deadline_secs: None }).await, Ok(1));
+    assert_eq!(control.next(pending()).await, Ok(Some(Command::Drain { deadline_secs: None })));
     assert_eq!(control.next(async {}).await, Ok(None));
     worker.leave().await.expect("left");
     assert!(bench.supervisor.instances().await.expect("an answer").is_empty());

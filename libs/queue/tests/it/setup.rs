@@ -8,7 +8,7 @@ use kv::Kv;
 use model::execution::{AttemptEnd, Outcome};
 use model::id::Uid;
 use model::{
-    ActorId, Attempt, ContextId, ContextUid, Execution, FlowId, FlowUid, JobId, JobKey, ScriptSource,
+    ActorId, Attempt, ContextId, ContextUid, Execution, FlowId, FlowUid, Grants, JobId, JobKey, ScriptSource,
     ScriptType, Timestamp,
 };
 use queue::{About, Control, Ending, Event, EventReader, Instance, Intake, Offer, Supervisor, Taken};
@@ -106,7 +106,8 @@ pub(crate) fn execution(job: u32) -> Execution {
 }
 
 pub(crate) fn offer(execution: Execution) -> Offer {
-    Offer { hash: execution.content_hash(), execution, coordinator: COORDINATOR.into() }
+    let grants = Grants::default();
+    Offer { hash: execution.content_hash(), execution, coordinator: COORDINATOR.into(), grants }
 }
 
 pub(crate) fn ending(job_key: JobKey, outcome: Outcome) -> Ending {

@@ -182,7 +182,12 @@ async fn contexts_are_forgotten(front: Front) {
     // Another coordinator may have the context now, and then it is not ours to forget.
     let supervisor = queue::Supervisor::new(suite.kv.clone(), database);
     let hash = execution(1).content_hash();
-    let theirs = queue::Offer { execution: execution(1), hash, coordinator: "another".into() };
+    let theirs = queue::Offer {
+        execution: execution(1),
+        hash,
+        coordinator: "another".into(),
+        grants: model::Grants::default(),
+    };
     assert_eq!(supervisor.accept(theirs).await.expect("accepted").status, JobStatus::Queued);
     router.says(suite.drop_context(5)).await;
     assert_eq!(router.dropped(5).await, "", "nothing of ours is there");

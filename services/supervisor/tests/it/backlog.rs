@@ -55,7 +55,8 @@ async fn backlog(queue: &queue::Supervisor, coordinator: &str, context: u128) {
     for part in (0..BACKLOG).collect::<Vec<_>>().chunks(1000) {
         let offers = part.iter().map(|job| {
             let execution = execution(context, *job);
-            Offer { hash: execution.content_hash(), execution, coordinator: coordinator.to_owned() }
+            let grants = model::Grants::default();
+            Offer { hash: execution.content_hash(), execution, coordinator: coordinator.to_owned(), grants }
         });
         let accepted = queue.accept_all(offers.collect()).await;
         assert!(accepted.iter().all(Result::is_ok));

@@ -1,0 +1,257 @@
+//! The queues of the old world, which old workers and old dispatchers still use.
+//!
+//! Their names and what they hold are not ours to choose. An entry is the id of a job whose hash is
+//! `hero:job:<id>`; in a `queue:<suffix>` it is the whole name of the hash, `job:<n>:<m>`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use model::JobKey;
+
+use crate::suffix::exact;
+use crate::supervisor::{CLAIMS_PREFIX, JOB_PREFIX, REPLY_PREFIX};
+
+/// Set: every old queue that jobs were pushed to and not all heard of since.
+pub const OLD_QUEUES: &str = "hero:legacy";
+/// Begins the name of the zset of what waits in an old queue: the queue's name follows.
+pub const OLD_WAITING_PREFIX: &str = "hero:legacy:";
+/// Begins the name under which an old queue's workers stand in a job: the queue's name follows.
+pub const OLD_WORKER_PREFIX: &str = "legacy:";
+/// Begins an entry that we write into a `queue:<suffix>`, and names its hash: a number follows. No caller has
+/// the number 0.
+pub const OLD_NUMBERED_PREFIX: &str = "job:0:";
+/// Begins the name of the other reply list of the old world: the id follows.
+pub const OLD_REPLY_PREFIX: &str = "hero:reply:";
+
+const ACTOR_QUEUE: &str = "hero:job:actor_queue:";
+const WORK_QUEUE: &str = "hero:work_queue:";
+const QUEUE: &str = "queue:";
+
+/// What the old world calls an actor, a suffix or a job: 1 to 128 characters of `[A-Za-z0-9_.@-]`, and no job
+/// key of ours.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OldName(String);
+
+impl OldName {
+    const CHARS_MAX: usize = 128;
+
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for OldName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for OldName {
+    type Err = NotOld;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '@' | '-');
+        let fits = !text.is_empty() && text.len() <= Self::CHARS_MAX && text.chars().all(allowed);
+        if fits && exact::<JobKey>(text).is_none() {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(NotOld::of(text))
+        }
+    }
+}
+
+/// A list of the old world that workers pop from.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum OldQueue {
+    /// `hero:job:actor_queue:<suffix>`
+    ActorQueue(OldName),
+    /// `hero:job:<actor id>`
+    Actor(OldName),
+    /// `hero:work_queue:<actor id>`
+    WorkQueue(OldName),
+    /// `queue:<suffix>`
+    Queue(OldName),
+}
+
+impl OldQueue {
+    /// Whether its entries are whole names of hashes, `job:<n>:<m>`.
+    #[must_use]
+    pub const fn is_numbered(&self) -> bool {
+        matches!(self, Self::Queue(_))
+    }
+
+    /// As what its workers stand in a job and its events.
+    #[must_use]
+    pub fn worker(&self) -> String {
+        format!("{OLD_WORKER_PREFIX}{self}")
+    }
+
+    /// Undoes `Display`; nothing for another text.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        type Make = fn(OldName) -> OldQueue;
+        let forms: [(&str, Make); 4] = [
+            (ACTOR_QUEUE, OldQueue::ActorQueue),
+            (WORK_QUEUE, OldQueue::WorkQueue),
+            (JOB_PREFIX, OldQueue::Actor),
+            (QUEUE, OldQueue::Queue),
+        ];
+        forms.into_iter().find_map(|(prefix, make)| text.strip_prefix(prefix)?.parse().ok().map(make))
+    }
+}
+
+impl fmt::Display for OldQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ActorQueue(suffix) => write!(f, "{ACTOR_QUEUE}{suffix}"),
+            Self::Actor(id) => write!(f, "{JOB_PREFIX}{id}"),
+            Self::WorkQueue(id) => write!(f, "{WORK_QUEUE}{id}"),
+            Self::Queue(suffix) => write!(f, "{QUEUE}{suffix}"),
+        }
+    }
+}
+
+impl FromStr for OldQueue {
+    type Err = NotOld;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::parse(text).ok_or_else(|| NotOld::of(text))
+    }
+}
+
+/// The text names nothing of the old world.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotOld(pub String);
+
+impl NotOld {
+    fn of(text: &str) -> Self {
+        Self(text.chars().take(200).collect())
+    }
+}
+
+impl fmt::Display for NotOld {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "`{}` is no queue of old workers; there are {ACTOR_QUEUE}<suffix>, {JOB_PREFIX}<actor id>, \
+             {WORK_QUEUE}<actor id> and {QUEUE}<suffix>, of A-Z a-z 0-9 _ . @ and -",
+            self.0
+        )
+    }
+}
+
+impl std::error::Error for NotOld {}
+
+/// A job that only an old dispatcher knows, as its queue names it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum OldJob {
+    /// `<id>`, whose hash is `hero:job:<id>`.
+    Id(OldName),
+    /// `job:<n>:<m>`, which is its hash.
+    Numbered(u32, u64),
+}
+
+impl OldJob {
+    /// Undoes [`OldJob::entry`] for entries of this queue; nothing for another text.
+    #[must_use]
+    pub fn parse(queue: &OldQueue, entry: &str) -> Option<Self> {
+        if !queue.is_numbered() {
+            return entry.parse().ok().map(Self::Id);
+        }
+        let (n, m) = entry.strip_prefix("job:")?.split_once(':')?;
+        Some(Self::Numbered(exact(n)?, exact(m)?))
+    }
+
+    /// As it stands in the queue.
+    #[must_use]
+    pub fn entry(&self) -> String {
+        match self {
+            Self::Id(id) => id.to_string(),
+            Self::Numbered(n, m) => format!("job:{n}:{m}"),
+        }
+    }
+
+    /// Hash: the job.
+    #[must_use]
+    pub fn hash(&self) -> String {
+        match self {
+            Self::Id(id) => format!("{JOB_PREFIX}{id}"),
+            Self::Numbered(..) => self.entry(),
+        }
+    }
+
+    /// As its reply lists name it.
+    #[must_use]
+    pub fn id(&self) -> String {
+        match self {
+            Self::Id(id) => id.to_string(),
+            Self::Numbered(n, m) => format!("{n}:{m}"),
+        }
+    }
+
+    /// Lists: where somebody may wait for its result.
+    #[must_use]
+    pub fn replies(&self) -> [String; 2] {
+        let id = self.id();
+        [format!("{REPLY_PREFIX}{id}"), format!("{OLD_REPLY_PREFIX}{id}")]
+    }
+}
+
+/// Sorted set: job keys that wait in an old queue, by place in line.
+#[must_use]
+pub fn old_waiting(queue: &OldQueue) -> String {
+    format!("{OLD_WAITING_PREFIX}{queue}")
+}
+
+/// Sorted set: job keys that old workers took from a queue and did not end, by place in line.
+#[must_use]
+pub fn old_claims(queue: &OldQueue) -> String {
+    format!("{CLAIMS_PREFIX}{}", queue.worker())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_four_forms() {
+        for (text, numbered) in [
+            ("hero:job:actor_queue:osis", false),
+            ("hero:job:sal_actor.1", false),
+            ("hero:work_queue:v@host", false),
+            ("queue:python", true),
+        ] {
+            let queue = OldQueue::parse(text).expect("an old queue");
+            assert_eq!((queue.to_string().as_str(), queue.is_numbered()), (text, numbered));
+        }
+        let key = "00000000000000000000000000000001-00000000000000000000000000000002-3-1";
+        for text in [
+            "",
+            "queue:",
+            "queue:a b",
+            "queue:a:b",
+            "hero:job:actor_queue:",
+            &format!("hero:job:{key}"),
+            "hero:done",
+        ] {
+            let wrong = text.parse::<OldQueue>().expect_err("none");
+            assert!(wrong.to_string().contains("queue:<suffix>"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn entries_and_hashes() {
+        let plain = OldQueue::parse("hero:job:actor_queue:osis").expect("an old queue");
+        let numbered = OldQueue::parse("queue:osis").expect("an old queue");
+        let job = OldJob::parse(&plain, "abc-1").expect("an id");
+        assert_eq!((job.entry().as_str(), job.hash().as_str()), ("abc-1", "hero:job:abc-1"));
+        assert_eq!(job.replies(), ["hero:q:reply:abc-1", "hero:reply:abc-1"]);
+        let job = OldJob::parse(&numbered, "job:12:7").expect("an id");
+        assert_eq!((job.entry(), job.hash()), ("job:12:7".to_owned(), "job:12:7".to_owned()));
+        assert_eq!(job.replies(), ["hero:q:reply:12:7", "hero:reply:12:7"]);
+        for (queue, entry) in [(&plain, "job:1:2"), (&numbered, "12"), (&numbered, "job:1:02"), (&plain, "")]
+        {
+            assert_eq!(OldJob::parse(queue, entry), None, "{entry}");
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Jobs that only old dispatchers know, taken in and run by our instances.
+
+use std::collections::BTreeMap;
+
+use keys::supervisor as k;
+use keys::{OldJob, OldQueue, WorkQueue};
+use kv::{Call, Pipeline, Result, Value};
+use model::id::Uid;
+use model::limits::{
+    ENV_BYTES_MAX, ENV_ENTRIES_MAX, SCRIPT_BYTES_MAX, TIMEOUT_SECS_DEFAULT, TIMEOUT_SECS_MAX,
+};
+use model::{
+    ActorId, Attempt, ContextId, ContextUid, Execution, FlowId, FlowUid, Grants, Isolation, JobId, JobKey,
+    Name, ScriptSource, ScriptType,
+};
+
+use crate::job::fields;
+use crate::script::{IMPORT, LOOK_AT_OLD, REFUSE_OLD};
+use crate::supervisor::Supervisor;
+
+/// How many are taken in with one script: each brings its script along.
+const BATCH: usize = 50;
+/// The flow that such a job belongs to, by name.
+const FLOW_NAME: &str = "legacy";
+
+/// Runs the jobs of an old queue in a context.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PopBinding {
+    /// Where old dispatchers push them.
+    pub queue: OldQueue,
+    /// What they are; another one is refused.
+    pub script_type: ScriptType,
+    /// As whose they run.
+    pub context: ContextUid,
+}
+
+/// What was taken in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Imported {
+    /// Jobs that wait for an instance now.
+    pub taken: u64,
+    /// Jobs that cannot be run; their dispatchers were told.
+    pub refused: u64,
+}
+
+/// What was found at the head of an old queue.
+struct Found {
+    entry: String,
+    job: Option<OldJob>,
+    /// What is to run, or why it cannot.
+    execution: std::result::Result<Execution, String>,
+}
+
+impl Supervisor {
+    /// Takes in what waits in an old queue, as long as fewer than `waiting_max` jobs wait for the instances of
+    /// the type. How each ends is written where an old worker would write it; nobody else hears of it.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`]; may be repeated.
+    pub async fn import(&self, from: &PopBinding, grants: &Grants, waiting_max: usize) -> Result<Imported> {
+        let mut imported = Imported::default();
+        loop {
+            let look = LOOK_AT_OLD.call(&[from.queue.to_string()]);
+            let look = look.arg(BATCH).arg(SCRIPT_BYTES_MAX).arg(ENV_BYTES_MAX);
+            let found = self.db().call(look).await?.array()?;
+            let found =
+                found.into_iter().map(|value| Found::from_value(from, value)).collect::<Result<Vec<_>>>()?;
+            let mut pipeline = Pipeline::new();
+            let (fits, wrong): (Vec<_>, Vec<_>) = found.iter().partition(|found| found.execution.is_ok());
+            for found in &wrong {
+                tracing::warn!(queue = %from.queue, entry = found.entry, why = found.why(), "a job of an old dispatcher is refused");
+                pipeline.call(found.refuse_call(from));
+            }
+            for found in &fits {
+                if let Some(call) = found.import_call(from, grants, waiting_max)? {
+                    pipeline.call(call);
+                }
+            }
+            let mut answers = self.db().pipeline(&pipeline).await?.into_iter();
+            for answer in answers.by_ref().take(wrong.len()) {
+                imported.refused += answer?.uint()?;
+            }
+            let mut full = false;
+            for answer in answers {
+                match answer?.text()?.as_str() {
+                    "taken" => imported.taken += 1,
+                    "full" => full = true,
+                    _ => {}
+                }
+            }
+            if full || found.len() < BATCH {
+                return Ok(imported);
+            }
+        }
+    }
+}
+
+impl Found {
+    fn from_value(from: &PopBinding, value: Value) -> Result<Self> {
+        let [entry, what, script_type, timeout, caller, hash, script, env_vars] = value.tuple()?;
+        let entry = String::from_utf8_lossy(&entry.bytes()?).into_owned();
+        let job = OldJob::parse(&from.queue, &entry);
+        let (script_type, timeout) = (script_type.text()?, timeout.text()?);
+        let read = || {
+            match what.text().as_deref() {
+                Ok("job") if job.is_some() => {}
+                Ok("large") => return Err("its script or its variables are too long".to_owned()),
+                _ => return Err("nobody knows this job".to_owned()),
+            }
+            if script_type.parse() != Ok(from.script_type) {
+                return Err(format!(
+                    "its type is `{script_type}`, and this queue is for {}",
+                    from.script_type
+                ));
+            }
+            let timeout_secs = match timeout.as_str() {
+                "" => TIMEOUT_SECS_DEFAULT,
+                secs => secs
+                    .parse()
+                    .ok()
+                    .filter(|secs| *secs <= TIMEOUT_SECS_MAX)
+                    .ok_or("its timeout is no number of seconds")?,
+            };
+            let script = script.text().map_err(|_| "its script is no text")?;
+            let env_vars = variables(&env_vars.text().map_err(|_| "its variables are no text")?)?;
+            let caller_id =
+                ActorId(caller.text().ok().and_then(|text| text.parse().ok()).unwrap_or_default());
+            Ok(Work { timeout_secs, script, env_vars, caller_id }.into_execution(from, &entry))
+        };
+        let execution =
+            if hash.text()?.is_empty() { read() } else { Err("it is no job of an old dispatcher".into()) };
+        Ok(Self { entry, job, execution })
+    }
+
+    fn why(&self) -> &str {
+        self.execution.as_ref().err().map_or("", String::as_str)
+    }
+
+    fn refuse_call(&self, from: &PopBinding) -> Call {
+        // Of what nobody knows there is nothing to write to.
+        let known = self.job.as_ref();
+        let hash = known.map(OldJob::hash).unwrap_or_default();
+        let id = known.map(OldJob::id).unwrap_or_default();
+        REFUSE_OLD.call(&[from.queue.to_string()]).arg(&self.entry).arg(&hash).arg(&id).arg(self.why())
+    }
+
+    fn import_call(&self, from: &PopBinding, grants: &Grants, waiting_max: usize) -> Result<Option<Call>> {
+        let (Some(job), Ok(execution)) = (&self.job, &self.execution) else { return Ok(None) };
+        let key = execution.job_key;
+        let queue = WorkQueue::shared(from.script_type);
+        let keys = [from.queue.to_string(), queue.to_string(), k::context_jobs(from.context)];
+        let mut call = IMPORT
+            .call(&keys)
+            .arg(&self.entry)
+            .arg(&job.hash())
+            .arg(&job.id())
+            .arg(&key.to_string())
+            .arg(&execution.content_hash().to_string())
+            .arg(waiting_max);
+        for (name, value) in fields(execution.clone(), grants)? {
+            call = call.arg(name).arg(&value);
+        }
+        Ok(Some(call))
+    }
+}
+
+/// What an old job says.
+struct Work {
+    timeout_secs: u32,
+    script: String,
+    env_vars: BTreeMap<String, String>,
+    caller_id: ActorId,
+}
+
+impl Work {
+    fn into_execution(self, from: &PopBinding, entry: &str) -> Execution {
+        Execution {
+            job_key: JobKey {
+                context: from.context,
+                flow: FlowUid(Uid::random()),
+                job: JobId(1),
+                attempt: Attempt(1),
+            },
+            context_id: ContextId(0),
+            flow_id: FlowId(0),
+            caller_id: self.caller_id,
+            flow_name: name_of(FLOW_NAME),
+            node: name_of(entry),
+            script_type: from.script_type,
+            script: ScriptSource::Inline(self.script),
+            env_vars: self.env_vars,
+            files: BTreeMap::new(),
+            outputs: Vec::new(),
+            inputs: BTreeMap::new(),
+            timeout_secs: self.timeout_secs,
+            priority: k::DEFAULT_PRIORITY,
+            group: None,
+            instance: None,
+            isolation: Isolation::Basic,
+            network: false,
+            traceparent: None,
+        }
+    }
+}
+
+/// The nearest name to an old one.
+fn name_of(text: &str) -> Name {
+    let name: String =
+        text.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).take(128).collect();
+    name.parse().unwrap_or_else(|_| FLOW_NAME.parse().expect("a constant that is a name"))
+}
+
+/// Variables as an old dispatcher writes them: nothing, or a JSON object.
+fn variables(text: &str) -> std::result::Result<BTreeMap<String, String>, String> {
+    if text.trim().is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let values: BTreeMap<String, serde_json::Value> =
+        serde_json::from_str(text).map_err(|_| "its variables are no JSON object")?;
+    if values.len() > ENV_ENTRIES_MAX {
+        return Err(format!("it has more than {ENV_ENTRIES_MAX} variables"));
+    }
+    let text = |value| match value {
+        serde_json::Value::String(text) => text,
+        serde_json::Value::Null => String::new(),
+        other => other.to_string(),
+    };
+    Ok(values.into_iter().map(|(name, value)| (name, text(value))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_in_each_form() {
+        assert_eq!(variables(" ").map(|all| all.len()), Ok(0));
+        let all = variables(r#"{"A":"x","B":1,"C":null,"D":true}"#).expect("variables");
+        let shown: Vec<_> = all.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        assert_eq!(shown, ["A=x", "B=1", "C=", "D=true"]);
+        assert!(variables("[]").is_err());
+    }
+
+    #[test]
+    fn names_are_made_of_anything() {
+        assert_eq!(name_of("job:1:2").as_str(), "job_1_2");
+        assert_eq!(name_of("").as_str(), FLOW_NAME);
+    }
+}

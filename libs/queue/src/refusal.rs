@@ -1,0 +1,66 @@
+//! Why jobs are not accepted.
+
+use kv::Error;
+
+/// Why a job was not accepted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The key is known with other content. Lasting.
+    #[error("KEY_CONFLICT: {0}")]
+    KeyConflict(String),
+    /// It was stopped before it arrived. Lasting.
+    #[error("STOPPED: {0}")]
+    Stopped(String),
+    /// Its context belongs to another coordinator. Lasting.
+    #[error("CONTEXT_CLAIMED: {0}")]
+    ContextClaimed(String),
+    /// Its coordinator has deleted the context. Lasting.
+    #[error("CONTEXT_DROPPED: {0}")]
+    ContextDropped(String),
+    /// There is no room. Passing.
+    #[error("QUEUE_FULL: {0}")]
+    QueueFull(String),
+    /// Redis gave trouble; the same offer may be made again.
+    #[error("the queue cannot be reached")]
+    Store(#[source] Error),
+}
+
+impl Refusal {
+    /// The code that coordinators are told.
+    #[must_use]
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::KeyConflict(_) => "KEY_CONFLICT",
+            Self::Stopped(_) => "STOPPED",
+            Self::ContextClaimed(_) => "CONTEXT_CLAIMED",
+            Self::ContextDropped(_) => "CONTEXT_DROPPED",
+            Self::QueueFull(_) => "QUEUE_FULL",
+            Self::Store(_) => "UNAVAILABLE",
+        }
+    }
+
+    /// Whether offering it again cannot help.
+    #[must_use]
+    pub const fn lasting(&self) -> bool {
+        match self {
+            Self::KeyConflict(_) | Self::Stopped(_) | Self::ContextClaimed(_) | Self::ContextDropped(_) => {
+                true
+            }
+            Self::QueueFull(_) | Self::Store(_) => false,
+        }
+    }
+
+    pub(crate) fn of(error: Error) -> Self {
+        match error {
+            Error::Refused { code, message } => match code.as_str() {
+                "KEY_CONFLICT" => Self::KeyConflict(message),
+                "STOPPED" => Self::Stopped(message),
+                "CONTEXT_CLAIMED" => Self::ContextClaimed(message),
+                "CONTEXT_DROPPED" => Self::ContextDropped(message),
+                "QUEUE_FULL" => Self::QueueFull(message),
+                _ => Self::Store(Error::Refused { code, message }),
+            },
+            other => Self::Store(other),
+        }
+    }
+}
