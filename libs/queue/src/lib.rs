@@ -23,6 +23,7 @@ mod presence;
 mod refusal;
 mod script;
 mod supervisor;
+mod upkeep;
 
 pub use control::{Command, Control, TypeControl};
 pub use event::{Acknowledger, Event, EventKind, EventReader, LogChunk, Origin};
@@ -35,6 +36,7 @@ pub use old::{Imported, OLD_OUTPUT_BYTES_MAX, OLD_WORKER_PATIENCE, PopBinding, P
 pub use presence::{PRESENCE_INTERVAL, PRESENCE_TTL, PresenceRecord};
 pub use refusal::Refusal;
 pub use supervisor::{Accepted, Offer, QueueStats, StopOutcome, Supervisor};
+pub use upkeep::Drain;
 
 use std::time::Duration;
 

@@ -37,6 +37,8 @@ scripts! {
     REFRESH = "refresh";
     /// Makes an instance absent.
     LEAVE = "leave";
+    /// Makes an instance absent whose process is dead.
+    EXPEL = "expel";
     /// Ends what an instance had started.
     LOSE = "lose";
     /// Forgets events that the coordinator has.

@@ -1,6 +1,12 @@
 //! The protocol on a real Redis: both sides, and everything that can go wrong between them.
 
+mod dispatcher;
 mod flow_of_work;
+mod interleavings;
 mod loss;
+mod old;
+mod old_pool;
+mod old_worker;
+mod pool;
 mod setup;
 mod stopping;

@@ -1,0 +1,286 @@
+//! Whatever happens between supervisor, instances and old workers, in whichever order: no job is lost, none is
+//! taken twice, each ends once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use kv::Cmd;
+use model::JobKey;
+use model::execution::Outcome;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use queue::{Control, Instance, Intake, OLD_WORKER_PATIENCE};
+
+use crate::old::{ACTOR_QUEUE, binding};
+use crate::old_worker::{OldTask, OldWorker, Side};
+use crate::setup::{Bench, COORDINATOR, ending, execution, instance, job_key, offer};
+
+const CASES: u32 = 200;
+const JOBS: u32 = 8;
+const SHARED: &str = "hero:q:work:type:shell";
+
+/// Something that somebody does. Numbers choose among what there is.
+#[derive(Debug, Clone)]
+enum Step {
+    Accept(u32),
+    Take { by: usize, free: usize },
+    Finish { by: usize, which: usize },
+    PopWithoutClaim,
+    OldPop(Side),
+    OldStart(usize),
+    OldFinish { which: usize, well: bool },
+    OldTakesTooLong(u32),
+    Sweep,
+    PutBack,
+    Stop(u32),
+    Vanish(usize),
+    NewLife(usize),
+    HandBack,
+    Drop,
+    Foreign(u32),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        6 => (0..JOBS).prop_map(Step::Accept),
+        4 => (0_usize..2, 1_usize..4).prop_map(|(by, free)| Step::Take { by, free }),
+        3 => (0_usize..2, 0_usize..4).prop_map(|(by, which)| Step::Finish { by, which }),
+        2 => Just(Step::PopWithoutClaim),
+        4 => prop_oneof![Just(Side::Left), Just(Side::Right)].prop_map(Step::OldPop),
+        2 => (0_usize..4).prop_map(Step::OldStart),
+        3 => (0_usize..4, any::<bool>()).prop_map(|(which, well)| Step::OldFinish { which, well }),
+        1 => (0..JOBS).prop_map(Step::OldTakesTooLong),
+        3 => Just(Step::Sweep),
+        2 => Just(Step::PutBack),
+        2 => (0..JOBS).prop_map(Step::Stop),
+        1 => (0_usize..2).prop_map(Step::Vanish),
+        1 => (0_usize..2).prop_map(Step::NewLife),
+        1 => Just(Step::HandBack),
+        1 => proptest::bool::weighted(0.2).prop_map(|drop| if drop { Step::Drop } else { Step::Sweep }),
+        2 => (0..JOBS).prop_map(Step::Foreign),
+    ];
+    prop::collection::vec(step, 1..60)
+}
+
+struct World<'a> {
+    bench: &'a Bench,
+    list: &'a str,
+    members: Vec<(Instance, Intake, Control)>,
+    /// What each instance runs.
+    running: Vec<Vec<JobKey>>,
+    /// What old workers run.
+    tasks: Vec<OldTask>,
+    accepted: BTreeSet<JobKey>,
+    takers: BTreeMap<JobKey, String>,
+    dropped: bool,
+}
+
+impl<'a> World<'a> {
+    async fn new(bench: &'a Bench, list: &'a str) -> Self {
+        let _ = bench.redis.raw(15, &["FLUSHDB"]);
+        let members = vec![bench.join(1).await, bench.join(2).await];
+        Self {
+            bench,
+            list,
+            members,
+            running: vec![Vec::new(); 2],
+            tasks: Vec::new(),
+            accepted: BTreeSet::new(),
+            takers: BTreeMap::new(),
+            dropped: false,
+        }
+    }
+
+    /// How often each job ended, or was given back, as it was told.
+    async fn ends(&self) -> BTreeMap<JobKey, u32> {
+        let all = Cmd::new("XRANGE").arg("hero:done").arg("-").arg("+");
+        let entries =
+            self.bench.kv.database(15).cmd(all).await.and_then(|all| all.entries()).expect("a stream");
+        let mut ends = BTreeMap::new();
+        for entry in entries {
+            if matches!(entry.text("kind"), Ok("ended" | "returned")) {
+                let key = entry.text("key").expect("a key").parse().expect("a job key");
+                *ends.entry(key).or_default() += 1;
+            }
+        }
+        ends
+    }
+
+    async fn taken(&mut self, key: JobKey, by: String) {
+        assert!(self.accepted.contains(&key), "{key} was never accepted");
+        assert_eq!(self.ends().await.get(&key), None, "{key} had ended before {by} took it");
+        assert_eq!(self.takers.insert(key, by), None, "{key} was taken before");
+    }
+
+    async fn take(&mut self, by: usize, free: usize) -> usize {
+        let taken = self.members[by].1.next(free, async {}).await.expect("an answer");
+        for taken in &taken {
+            self.taken(taken.execution.job_key, format!("instance {by}")).await;
+            self.running[by].push(taken.execution.job_key);
+        }
+        taken.len()
+    }
+
+    async fn finish(&mut self, by: usize, which: usize) {
+        let running = &mut self.running[by];
+        if !running.is_empty() {
+            let key = running.remove(which % running.len());
+            self.members[by].0.finish(&ending(key, Outcome::Succeeded)).await.expect("an answer");
+        }
+    }
+
+    async fn old_pop(&mut self, side: Side) -> bool {
+        let Some(task) = OldWorker::new(&self.bench.kv, self.list, side).pop().await else { return false };
+        let job = task.fields["script"].strip_prefix("echo ").expect("a script").parse().expect("a number");
+        self.taken(job_key(job), "an old worker".into()).await;
+        self.tasks.push(task);
+        true
+    }
+
+    async fn old_write(&mut self, which: usize, status: &str) {
+        if !self.tasks.is_empty() {
+            let worker = OldWorker::new(&self.bench.kv, self.list, Side::Left);
+            let which = which % self.tasks.len();
+            if status == "started" {
+                worker.write(&self.tasks[which], &[("status", status)]).await;
+            } else {
+                let task = self.tasks.remove(which);
+                worker.write(&task, &[("status", status), ("output", "x"), ("error", "y")]).await;
+            }
+        }
+    }
+
+    fn field(&self, job: u32, name: &str) -> String {
+        self.bench.redis.raw(15, &["HGET", &format!("hero:job:{}", job_key(job)), name])
+    }
+
+    async fn step(&mut self, step: &Step) {
+        let supervisor = &self.bench.supervisor;
+        match *step {
+            Step::Accept(job) => match supervisor.accept(offer(execution(job))).await {
+                Ok(_) => drop(self.accepted.insert(job_key(job))),
+                Err(refusal) => assert!(refusal.lasting(), "{refusal}"),
+            },
+            Step::Take { by, free } => drop(self.take(by, free).await),
+            Step::Finish { by, which } => self.finish(by, which).await,
+            Step::PopWithoutClaim => drop(self.bench.redis.raw(15, &["LPOP", SHARED])),
+            Step::OldPop(side) => drop(self.old_pop(side).await),
+            Step::OldStart(which) => self.old_write(which, "started").await,
+            Step::OldFinish { which, well } => {
+                self.old_write(which, if well { "finished" } else { "error" }).await;
+            }
+            Step::OldTakesTooLong(job) => {
+                let theirs = self.field(job, "claimed_by").contains("legacy:");
+                if theirs && self.field(job, "state").contains("started") {
+                    let hash = format!("hero:job:{}", job_key(job));
+                    let _ = self.bench.redis.raw(15, &["HSET", &hash, "started_at", "1.000"]);
+                }
+            }
+            Step::Sweep => drop(supervisor.sweep_old(OLD_WORKER_PATIENCE).await.expect("swept")),
+            Step::PutBack => drop(supervisor.put_back().await.expect("put back")),
+            Step::Stop(job) => drop(supervisor.stop(job_key(job), 0).await.expect("an answer")),
+            Step::Vanish(by) => {
+                let presence =
+                    format!("hero:meta:actor:inst:{}", instance(u32::try_from(by).unwrap_or(0) + 1));
+                let _ = self.bench.redis.raw(15, &["DEL", &presence]);
+                supervisor.end_lost(self.members[by].0.who()).await.expect("ended");
+                self.members[by].0.refresh().await.expect("it lives after all");
+            }
+            Step::NewLife(by) => {
+                self.members[by] = self.bench.join(u32::try_from(by).unwrap_or(0) + 1).await;
+                self.running[by].clear();
+            }
+            Step::HandBack => drop(supervisor.hand_back().await.expect("handed back")),
+            Step::Drop => {
+                supervisor.drop_context(job_key(0).context, COORDINATOR).await.expect("an answer");
+                self.dropped = true;
+            }
+            Step::Foreign(job) => {
+                let key = job_key(job).to_string();
+                for entry in [key.as_str(), "actor_queue:shell", "nonsense"] {
+                    let push = if job % 2 == 0 { "LPUSH" } else { "RPUSH" };
+                    let _ = self.bench.redis.raw(15, &[push, SHARED, entry]);
+                }
+            }
+        }
+    }
+
+    /// Everybody does what is left to do.
+    async fn settle(&mut self) {
+        for _ in 0..100 {
+            self.bench.supervisor.put_back().await.expect("put back");
+            let mut moved = self.take(0, 100).await > 0;
+            moved |= self.take(1, 100).await > 0;
+            for by in 0..2 {
+                while !self.running[by].is_empty() {
+                    self.finish(by, 0).await;
+                }
+            }
+            while self.old_pop(Side::Left).await {
+                moved = true;
+            }
+            while !self.tasks.is_empty() {
+                self.old_write(0, "finished").await;
+            }
+            let swept = self.bench.supervisor.sweep_old(Duration::ZERO).await.expect("swept");
+            if !moved && swept == queue::Swept::default() {
+                return;
+            }
+        }
+        panic!("there is always something left to do");
+    }
+
+    async fn check(&self) {
+        let ends = self.ends().await;
+        for key in &self.accepted {
+            let count = ends.get(key).copied().unwrap_or_default();
+            assert!(count <= 1, "{key} ended {count} times");
+            assert!(count == 1 || self.dropped, "{key}, taken by {:?}, never ended", self.takers.get(key));
+        }
+        assert!(ends.keys().all(|key| self.accepted.contains(key)));
+        for left in ["hero:legacy*", "hero:claims:*", "hero:unclaimed:*", self.list] {
+            assert_eq!(self.bench.keys(left), "*0\r\n", "{left}");
+        }
+    }
+}
+
+fn in_any_order(list: &'static str) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (mut jobs, mut by_instances, mut by_old) = (0, 0, 0);
+    let bench = runtime.block_on(async { Bench::new() });
+    let supervisor = bench.supervisor.clone().with_old_workers(vec![binding(list)]);
+    let bench = Bench { supervisor, ..bench };
+    let mut runner = TestRunner::new(Config { source_file: Some(file!()), ..Config::with_cases(CASES) });
+    let counts = std::cell::RefCell::new((&mut jobs, &mut by_instances, &mut by_old));
+    let checked = runner.run(&steps(), |steps| {
+        runtime.block_on(async {
+            let mut world = World::new(&bench, list).await;
+            for step in &steps {
+                world.step(step).await;
+            }
+            world.settle().await;
+            world.check().await;
+            let mut counts = counts.borrow_mut();
+            *counts.0 += world.accepted.len();
+            let old = world.takers.values().filter(|by| by.contains("old")).count();
+            *counts.1 += world.takers.len() - old;
+            *counts.2 += old;
+        });
+        Ok(())
+    });
+    if let Err(error) = checked {
+        panic!("{error}");
+    }
+    println!("{list}: {jobs} jobs, {by_instances} taken by instances, {by_old} by old workers");
+    assert!(by_instances > 0 && by_old > 0);
+}
+
+#[test]
+fn nothing_is_lost_or_done_twice() {
+    in_any_order(ACTOR_QUEUE);
+}
+
+#[test]
+fn nothing_is_lost_or_done_twice_with_numbered_entries() {
+    in_any_order("queue:shell");
+}
