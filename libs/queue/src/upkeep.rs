@@ -71,7 +71,7 @@ impl Supervisor {
     /// Any [`kv::Error`].
     pub async fn claims_of(&self, instance: &InstanceRef) -> Result<Vec<JobKey>> {
         let claims = Cmd::new("ZRANGE").arg(&k::claims(instance)).arg(0).arg(-1);
-        Ok(job_keys(self.db().cmd(claims).await?.texts()?))
+        Ok(job_keys(&self.db().cmd(claims).await?.texts()?))
     }
 
     /// Everything that was started and has not ended, old workers' jobs among it.
@@ -93,7 +93,7 @@ impl Supervisor {
         }
         let mut running = Vec::new();
         for claims in self.db().pipeline(&pipeline).await? {
-            running.extend(job_keys(claims?.texts()?));
+            running.extend(job_keys(&claims?.texts()?));
         }
         Ok(running)
     }
@@ -116,7 +116,7 @@ impl Supervisor {
     pub async fn blobs_in_use(&self, context: ContextUid) -> Result<HashSet<BlobHash>> {
         // Records whose end was told have a time there, at which they expire.
         let all = Cmd::new("ZRANGEBYSCORE").arg(&k::context_jobs(context)).arg("+inf").arg("+inf");
-        let keys = job_keys(self.db().cmd(all).await?.texts()?);
+        let keys = job_keys(&self.db().cmd(all).await?.texts()?);
         let mut blobs = HashSet::new();
         for part in keys.chunks(BATCH) {
             let mut pipeline = Pipeline::new();
@@ -132,7 +132,7 @@ impl Supervisor {
     }
 }
 
-fn job_keys(texts: Vec<String>) -> Vec<JobKey> {
+fn job_keys(texts: &[String]) -> Vec<JobKey> {
     // Anybody can write anything; what is no job key is no job of ours.
     texts.iter().filter_map(|text| text.parse().ok()).collect()
 }
