@@ -6,12 +6,16 @@
 # MYCORA_BIN        folder with the programs; default target/release, or target/debug where only that was built
 # MYCORA_PORT_BASE  services listen on this + 1 to 6 and serve operators 100 above; default 7700
 # MYCORA_SCHEDULERS how many scheduler replicas there are; default 1. The others are scheduler-2 on + 12, scheduler-3 on + 22 …
+# MYCORA_RUNNERS    how many runners there are; default 1. The others are runner-2 on + 17, runner-3 on + 27 … and instance 2, 3 …
+# MYCORA_GROUP_OF_runner_2 (and so on): the group of that runner; default "default"
+# MYCORA_SLOTS, MYCORA_TYPES, MYCORA_ISOLATION, MYCORA_ALLOW_READ, MYCORA_ALLOW_WRITE, MYCORA_POLICY: as the services take them
 # MYCORA_DURABILITY what an answered change survives: fast (default) or synced
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 dir=${1:-$root/.mycora/local}
 base=${MYCORA_PORT_BASE:-7700}
 schedulers=${MYCORA_SCHEDULERS:-1}
+runners=${MYCORA_RUNNERS:-1}
 durability=${MYCORA_DURABILITY:-fast}
 # shellcheck source=deploy/local/processes.sh
 source "$root/deploy/local/processes.sh"
@@ -41,6 +45,9 @@ fi
 services=(storage:1 runner-registry:4 scheduler:2 mycelium-gateway:5 router:3 supervisor:6 runner:7)
 for ((replica = 2; replica <= schedulers; replica++)); do
   services+=("scheduler-$replica:$((2 + 10 * (replica - 1)))")
+done
+for ((replica = 2; replica <= runners; replica++)); do
+  services+=("runner-$replica:$((7 + 10 * (replica - 1)))")
 done
 url() { echo "https://127.0.0.1:$((base + $1))"; }
 
@@ -72,23 +79,26 @@ make_certificates() {
 program() { # NAME
   case $1 in
     scheduler-*) echo scheduler ;;
+    runner-*) echo runner ;;
     *) echo "$1" ;;
   esac
 }
 
 start_service() { # NAME NUMBER
-  local name=$1 number=$2 database=0 program storage
+  local name=$1 number=$2 database=0 program storage group instance=1
   is_running "$name" && return
   program=$(program "$name")
   # A replica may be given a way of its own to storage, such as through a proxy that breaks.
   storage=MYCORA_STORAGE_OF_${name//-/_}
   storage=${!storage:-$(url 1)}
-  case $name in supervisor | runner) database=63 ;; esac
+  group=MYCORA_GROUP_OF_${name//-/_}
+  case $name in supervisor | runner*) database=63 ;; esac
+  case $name in runner-*) instance=${name#runner-} ;; esac
   MYCORA_LISTEN=127.0.0.1:$((base + number)) MYCORA_OPS_LISTEN=127.0.0.1:$((base + 100 + number)) \
     MYCORA_TLS_CA=$dir/pki/ca.pem MYCORA_TLS_CERT=$dir/pki/$program.pem MYCORA_TLS_KEY=$dir/pki/$program.key \
     MYCORA_REDIS_URL="unix://$socket?db=$database" MYCORA_WORK_DIR=$dir/work \
     MYCORA_STORAGE=$storage MYCORA_RUNNER_REGISTRY=$(url 4) MYCORA_MYCELIUM_GATEWAY=$(url 5) \
-    MYCORA_DURABILITY=$durability \
+    MYCORA_DURABILITY=$durability MYCORA_GROUP=${!group:-default} MYCORA_INSTANCE=$instance \
     start "$name" "$bin/mycora-$program"
 }
 

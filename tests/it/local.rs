@@ -40,16 +40,26 @@ impl Processes {
 
     /// Runs `up.sh`, which starts what does not run, or `down.sh`.
     pub(crate) fn script(&self, name: &str) {
+        stdout(&self.run(name), 0);
+    }
+
+    /// Starts what does not run, as far as it goes: what is started may be killed meanwhile.
+    pub(crate) fn revive(&self) {
+        self.run("up.sh");
+    }
+
+    fn run(&self, name: &str) -> std::process::Output {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/local").join(name);
         let bin = program("mycora");
-        let out = Command::new(script)
+        Command::new(script)
             .arg(&self.dir)
             .env("MYCORA_BIN", bin.parent().expect("target/<profile>"))
             .env("MYCORA_PORT_BASE", self.port_base.to_string())
+            // Scripts tell what they do in files beside the suite's directory.
+            .env("MYCORA_ALLOW_WRITE", self.dir.parent().expect("a suite's directory lies in another"))
             .envs(self.settings.iter().map(|(name, value)| (name, value)))
             .output()
-            .expect("the script starts");
-        stdout(&out, 0);
+            .expect("the script starts")
     }
 
     /// The profile that its clients use.
@@ -79,6 +89,33 @@ impl Processes {
     /// Kills a process without a warning.
     pub(crate) fn kill9(&self, service: &str) {
         self.signal(service, "-KILL");
+    }
+
+    /// The same to one that may not run. Says whether it did.
+    pub(crate) fn try_kill9(&self, service: &str) -> bool {
+        let record = std::fs::read_to_string(self.dir.join("run").join(format!("{service}.pid")));
+        let record = record.unwrap_or_default();
+        let Some((pid, since)) = record.trim().split_once(' ') else { return false };
+        // Not a later process with its number, and not one that is dead already.
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
+        let lives = fields.first().is_some_and(|state| *state != "Z") && fields.get(19) == Some(&since);
+        lives && Command::new("kill").args(["-KILL", pid]).status().is_ok_and(|status| status.success())
+    }
+
+    /// How many flows of context 1 have ended, however.
+    pub(crate) fn flows_ended(&self) -> usize {
+        let ended = |line: &str| {
+            line.contains(r#""kind":"flow""#)
+                && ["finished", "error", "cancelled"].iter().any(|end| line.contains(&format!(r#""status":"{end}""#)))
+        };
+        self.redis(1, &["XRANGE", "events", "-", "+"]).lines().filter(|line| ended(line)).count()
+    }
+
+    /// How many jobs were put back since an instance that had popped them died, by the supervisor's log.
+    pub(crate) fn put_back(&self) -> usize {
+        let log = std::fs::read_to_string(self.dir.join("log/supervisor.log")).unwrap_or_default();
+        log.lines().filter(|line| line.contains("put back")).count()
     }
 
     /// Sends a process a signal.

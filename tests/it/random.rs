@@ -1,5 +1,6 @@
 //! A random graph through the whole suite, against a short interpreter that knows nothing of the engine.
 
+use crate::draw::Draw;
 use crate::scene::Scene;
 
 /// What a node is in these flows.
@@ -51,18 +52,8 @@ fn interpret(nodes: &[Node]) -> (Vec<End>, &'static str) {
     (ends, status)
 }
 
-/// A small generator of its own: the same graph every time.
-struct Draw(u64);
-
-impl Draw {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
-}
-
 fn draw_graph(seed: u64, count: usize) -> Vec<Node> {
-    let mut draw = Draw(seed);
+    let mut draw = Draw::new(seed);
     let mut nodes: Vec<Node> = Vec::new();
     for i in 0..count {
         let mut depends: Vec<usize> =

@@ -44,7 +44,10 @@ impl Ended {
 impl Scene {
     /// A suite with these arguments of `mycora up`.
     pub(crate) fn new(arguments: &[&str]) -> Self {
-        let dir = tempfile::tempdir().expect("a directory");
+        Self::within(tempfile::tempdir().expect("a directory"), arguments)
+    }
+
+    fn within(dir: TempDir, arguments: &[&str]) -> Self {
         let up = Up::start(&dir.path().join("data"), arguments);
         Self { up, dir }
     }
@@ -55,7 +58,9 @@ impl Scene {
         let runner = format!("grpc://127.0.0.1:{}", machine.up.port());
         let pki = machine.path().join("data/pki");
         let pki = pki.to_str().expect("a plain path");
-        let scene = Self::new(&["--no-supervisor", "--runner", &runner, "--pki", pki]);
+        // Within what the machine's scripts may write.
+        let dir = tempfile::tempdir_in(machine.path()).expect("a directory");
+        let scene = Self::within(dir, &["--no-supervisor", "--runner", &runner, "--pki", pki]);
         (machine, scene)
     }
 

@@ -103,6 +103,8 @@ pub(crate) fn command(profile: &Path, arguments: &[&str]) -> Command {
 fn spawn(dir: &Path, port: u16, arguments: &[String]) -> Process {
     let mut command = Command::new(program("mycora"));
     command.arg("up").arg("--data").arg(dir).args(["--port", &port.to_string()]).args(arguments);
+    // Scripts tell what they do in files beside the data directory.
+    command.arg("--allow-write").arg(dir.parent().expect("a data directory lies in another"));
     Process::spawn("mycora up", &mut command)
 }
 

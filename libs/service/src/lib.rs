@@ -11,7 +11,6 @@ mod app;
 pub mod flags;
 mod grpc;
 mod ops;
-pub mod processes;
 mod readiness;
 mod shutdown;
 mod tasks;

@@ -16,7 +16,7 @@ mod suite;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use model::Address;
+use model::{Address, Isolation};
 use storage::Durability;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -51,6 +51,10 @@ pub struct Options {
     pub runners: Vec<Address>,
     /// The authority whose certificates are used; its own in the data directory when absent.
     pub pki_dir: Option<PathBuf>,
+    /// Isolation that has to stand on this machine.
+    pub isolation: Isolation,
+    /// Places outside of the data directory that scripts may use.
+    pub allowed: runner::Allowed,
     /// What an answered change survives: what the private Redis is set up for.
     pub durability: Durability,
     /// Say nothing of what happens on the way.
@@ -68,6 +72,8 @@ impl Options {
             supervisor: true,
             runners: Vec::new(),
             pki_dir: None,
+            isolation: Isolation::Basic,
+            allowed: runner::Allowed::default(),
             durability: Durability::Fast,
             quiet: true,
         }
@@ -171,7 +177,7 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
     };
     let profile = certificates.profile(port);
     profile.save(&dir.join("client.toml")).map_err(UpError::Profile)?;
-    let banner = Banner::new(&dir, &redis, &profile, port);
+    let banner = Banner::new(&dir, &redis, &profile, port, suite.isolation());
     let task = tokio::spawn(supervise(dir, redis, suite, stop.clone(), notice));
     Ok(Running { profile, banner, stop, task })
 }

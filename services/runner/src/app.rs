@@ -1,26 +1,26 @@
 //! Starting and ending a runner, as a process of its own or inside another.
 
-use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kv::Kv;
-use model::ScriptType;
+use model::{Isolation, Name, ScriptType};
 use queue::{About, InstanceRef, JoinError, PresenceRecord};
-use rustix::fs::FlockOperation;
+use sandbox::{processes, records};
 use service::{Failure, Host, Shutdown};
 use tokio::task::JoinSet;
 
 use crate::config::{Config, Settings};
-use crate::processes;
-use crate::runtime::{self, Tools};
-use crate::spawner::Spawner;
-use crate::sweep::sweep;
+use crate::isolation::Isolator;
+use crate::runtime::{self, Found, Tools};
+use crate::work_dir::{WorkDir, sweep};
 use crate::worker::{Worker, WorkerError};
-use crate::{ISOLATION, LOG_BYTES_MAX, RESULT_FILE_BYTES_MAX, RHAI_OPERATIONS_MAX};
+use crate::{
+    LOG_BYTES_MAX, OSIS_STORE_BYTES_MAX, RESULT_FILE_BYTES_MAX, RHAI_MEMORY_BYTES_MAX, RHAI_OPERATIONS_MAX,
+    RUST_CACHE_BYTES_MAX,
+};
 
 /// Why a runner cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -33,15 +33,35 @@ pub enum StartError {
         /// Why.
         source: io::Error,
     },
-    /// Another runner uses the work directory.
-    #[error("work directory {} is in use by another runner; give this one another with --work-dir", .0.display())]
-    InUse(PathBuf),
+    /// Another runner of this group and number uses the work directory.
+    #[error(
+        "instance {number} of group {group} runs already in work directory {}; give this one another --instance",
+        .path.display()
+    )]
+    InUse {
+        /// Which directory.
+        path: PathBuf,
+        /// The group of both.
+        group: Name,
+        /// The number of both.
+        number: u32,
+    },
     /// What an earlier runner left could not be ended.
     #[error("scripts of an earlier runner cannot be ended")]
     Sweep(#[source] io::Error),
-    /// The machine does not let processes be started.
-    #[error("no thread can be started for scripts")]
-    Spawner(#[source] io::Error),
+    /// Nothing can be started by way of the launcher.
+    #[error("the launcher of scripts cannot be started")]
+    Launcher(#[source] io::Error),
+    /// Less isolation stands here than was demanded.
+    #[error("isolation `{demanded}` is demanded and only `{level}` stands here: {why}")]
+    Isolation {
+        /// What has to stand.
+        demanded: Isolation,
+        /// What does.
+        level: Isolation,
+        /// What is missing, and why.
+        why: String,
+    },
     /// A type was named that this machine cannot execute.
     #[error(
         "nothing on this machine executes {0} scripts; install its interpreter, or leave it out of --types"
@@ -58,8 +78,9 @@ pub struct Running {
     instances: Vec<InstanceRef>,
     workers: JoinSet<Result<(), WorkerError>>,
     shutdown: Shutdown,
+    isolation: Isolation,
     /// Held until the last script is gone.
-    _lock: Lock,
+    _work_dir: WorkDir,
 }
 
 impl Running {
@@ -67,6 +88,12 @@ impl Running {
     #[must_use]
     pub fn instances(&self) -> &[InstanceRef] {
         &self.instances
+    }
+
+    /// What stands between its jobs and everything else.
+    #[must_use]
+    pub const fn isolation(&self) -> Isolation {
+        self.isolation
     }
 
     /// Waits until all instances have ended: because the shutdown began, or by themselves. Cancel safe.
@@ -95,17 +122,6 @@ impl Running {
     }
 }
 
-/// The lock of a work directory.
-#[derive(Debug)]
-struct Lock(File);
-
-impl Drop for Lock {
-    fn drop(&mut self) {
-        // Not by closing alone: a process that is being started holds a copy of the descriptor for a moment.
-        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
-    }
-}
-
 /// Starts a runner: ends what an earlier one left in the work directory, finds the languages that this
 /// machine has, joins with one instance for each, and works until the shutdown begins.
 ///
@@ -117,31 +133,26 @@ pub async fn start(
     database: u32,
     shutdown: &Shutdown,
 ) -> Result<Running, StartError> {
-    let dir_error = |source| StartError::WorkDir { path: settings.work_dir.clone(), source };
-    let (root, lock) = open_work_dir(&settings)?;
-    for swept in sweep(&root).map_err(StartError::Sweep)? {
-        tracing::warn!("ended a script of an earlier runner: {swept}");
-    }
-    DirBuilder::new().recursive(true).mode(0o700).create(root.join("running")).map_err(dir_error)?;
-    let boot = processes::boot_id().map_err(StartError::Sweep)?;
-    let spawner = Spawner::start().map_err(StartError::Spawner)?;
-    let found = runtime::find(&Tools { root: &root, boot: &boot, spawner: &spawner }, &settings.types);
+    let work_dir = open(&settings).await?;
+    let isolator = Arc::new(Isolator::find(&settings, &work_dir).await?);
+    let found = find_runtimes(&settings, &work_dir, &isolator).await;
     if let Some(missing) = found.missing.first() {
         return Err(StartError::MissingType(*missing));
     }
     let shutdown = shutdown.child();
-    let root = Arc::new(root);
+    let root = Arc::new(work_dir.root.clone());
     let mut instances = Vec::new();
     let mut workers = JoinSet::new();
     for (script_type, runtime) in found.runtimes {
         let who = InstanceRef { script_type, group: settings.group.clone(), number: settings.instance };
-        let (instance, intake, control) =
-            queue::join(kv, database, who.clone(), about(&settings), is_dead).await?;
+        let about = about(&settings, &isolator);
+        let (instance, intake, control) = queue::join(kv, database, who.clone(), about, is_dead).await?;
         let worker = Worker {
             instance,
             intake,
             control,
             runtime,
+            isolator: Arc::clone(&isolator),
             root: Arc::clone(&root),
             slots: settings.slots as usize,
             drain_deadline: settings.drain_deadline,
@@ -150,35 +161,47 @@ pub async fn start(
         instances.push(who);
     }
     let names: Vec<_> = instances.iter().map(ToString::to_string).collect();
-    tracing::info!(isolation = ISOLATION, slots = settings.slots, "instances {} take jobs", names.join(", "));
-    Ok(Running { instances, workers, shutdown, _lock: lock })
+    let (isolation, layers) = (isolator.level(), isolator.layers().join(" "));
+    tracing::info!(%isolation, layers, slots = settings.slots, "instances {} take jobs", names.join(", "));
+    Ok(Running { instances, workers, shutdown, isolation, _work_dir: work_dir })
 }
 
-fn open_work_dir(settings: &Settings) -> Result<(PathBuf, Lock), StartError> {
-    let path = &settings.work_dir;
-    let open = || {
-        DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-        let root = path.canonicalize()?;
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(root.join("lock"))?;
-        Ok((root, lock))
-    };
-    let (root, lock) = open().map_err(|source| StartError::WorkDir { path: path.clone(), source })?;
-    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok((root, Lock(lock))),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(StartError::InUse(path.clone())),
-        Err(error) => Err(StartError::WorkDir { path: path.clone(), source: error.into() }),
+/// Tries what executes each language, which takes some processes and some time.
+async fn find_runtimes(settings: &Settings, work_dir: &WorkDir, isolator: &Arc<Isolator>) -> Found {
+    let (root, running) = (work_dir.root.clone(), work_dir.running.clone());
+    let (isolator, types, warm) = (Arc::clone(isolator), settings.types.clone(), settings.warm);
+    let finding = tokio::task::spawn_blocking(move || {
+        runtime::find(&Tools { root: &root, running: &running, isolator: &isolator, warm }, &types)
+    });
+    // Should it panic, the types that were wanted are missing.
+    finding.await.unwrap_or_else(|_| Found { runtimes: Vec::new(), missing: settings.types.clone() })
+}
+
+/// Opens the work directory, and ends what earlier runners left in it, before anybody is told that they are gone.
+async fn open(settings: &Settings) -> Result<WorkDir, StartError> {
+    let Settings { work_dir: path, group, instance, .. } = settings.clone();
+    let opening = tokio::task::spawn_blocking(move || {
+        let work_dir = WorkDir::open(&path, &group, instance)?;
+        let mut ended = records::end_recorded(&work_dir.running).map_err(StartError::Sweep)?;
+        ended.extend(sweep(&work_dir.root).map_err(StartError::Sweep)?);
+        Ok((work_dir, ended))
+    });
+    let (work_dir, ended) = opening.await.unwrap_or_else(|error| Err(StartError::Sweep(error.into())))?;
+    for ended in ended {
+        tracing::warn!("ended a script of an earlier runner: {ended}");
     }
+    Ok(work_dir)
 }
 
-fn about(settings: &Settings) -> About {
+fn about(settings: &Settings, isolator: &Isolator) -> About {
     let pid = std::process::id();
     About {
         hostname: processes::hostname(),
         pid,
         process_start: processes::observe(pid).map_or(0, |own| own.start_ticks),
         slots: settings.slots,
-        isolation: model::Isolation::Basic,
-        layers: vec!["session".to_owned()],
+        isolation: isolator.level(),
+        layers: isolator.layers().to_vec(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     }
 }
@@ -213,6 +236,9 @@ impl service::App for RunnerApp {
             ("job_files_bytes", model::limits::JOB_FILES_BYTES_MAX as u64),
             ("log_piece_bytes", LOG_BYTES_MAX as u64),
             ("rhai_operations", RHAI_OPERATIONS_MAX),
+            ("rhai_memory_bytes", RHAI_MEMORY_BYTES_MAX),
+            ("osis_store_bytes", OSIS_STORE_BYTES_MAX),
+            ("rust_cache_bytes", RUST_CACHE_BYTES_MAX),
         ]
         .into()
     }

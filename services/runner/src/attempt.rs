@@ -5,16 +5,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flow::template;
-use model::execution::{AttemptEnd, Outcome};
+use model::execution::{AttemptEnd, Grants, Outcome};
 use model::flow::ResultMap;
 use model::job::BlobRef;
 use model::{Execution, Reason, ReasonCode, Timestamp};
 use queue::{Ending, Instance, Standing, Taken};
+use sandbox::Slot;
 
+use crate::attend::Killed;
 use crate::inputs;
 use crate::interrupt::{Cause, Interrupt};
+use crate::isolation::Isolator;
 use crate::output::{self, Printed, Printer};
 use crate::runtime::{End, Job, Runtime};
+use crate::work_dir::log_path;
 use crate::workspace::{Workspace, runtime_error};
 
 /// The pauses between attempts to record an end, the first and the longest.
@@ -24,6 +28,10 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 pub(crate) struct Context<'a> {
     /// The work directory, canonical.
     pub(crate) root: &'a Path,
+    /// How jobs are kept apart.
+    pub(crate) isolator: &'a Isolator,
+    /// What bounds its processes and memory together.
+    pub(crate) slot: Option<Arc<Slot>>,
     /// Whose job it is.
     pub(crate) instance: &'a Instance,
     /// Executes it.
@@ -35,11 +43,15 @@ pub(crate) async fn run(context: Context<'_>, taken: Taken, interrupt: Arc<Inter
     let key = taken.execution.job_key;
     let execution = Arc::new(taken.execution);
     let (printer, pieces) = output::printer();
-    let gathering = pieces.gather(context.instance.clone(), key, Arc::clone(&interrupt));
-    let running = execute(&context, Arc::clone(&execution), Arc::clone(&interrupt), printer);
+    let log = output::LogFile::new(log_path(context.root, key));
+    let gathering = pieces.gather(context.instance.clone(), key, log, Arc::clone(&interrupt));
+    let killed = Killed::default();
+    let orders = Orders { interrupt: Arc::clone(&interrupt), printer, killed: killed.clone() };
+    let running = execute(&context, Arc::clone(&execution), taken.grants, orders);
     let (done, printed) = tokio::join!(running, gathering);
     let who = context.instance.who().to_string();
-    let ending = ending(done, printed, &interrupt, &execution, who, taken.started_at);
+    let mut ending = ending(done, printed, &interrupt, &execution, who, taken.started_at);
+    ending.end.ended = killed.take();
     record(context.instance, &ending, &interrupt).await;
 }
 
@@ -51,16 +63,29 @@ enum Done {
     Interrupted,
 }
 
-async fn execute(
-    context: &Context<'_>,
-    execution: Arc<Execution>,
+/// What goes to and from an attempt while it runs.
+struct Orders {
     interrupt: Arc<Interrupt>,
     printer: Printer,
-) -> Done {
+    killed: Killed,
+}
+
+async fn execute(context: &Context<'_>, execution: Arc<Execution>, grants: Grants, orders: Orders) -> Done {
     let failed = |reason| Done::Failed { exit_code: None, reason };
     let root = context.root.to_owned();
     let to_prepare = Arc::clone(&execution);
-    let prepared = match blocking(move || prepare(&root, &to_prepare)).await {
+    let owner = match context.isolator.check(&execution, &grants) {
+        Ok(()) => context.isolator.owner(execution.job_key.context),
+        Err(reason) => return failed(reason),
+    };
+    let owner = match owner {
+        Ok(owner) => owner,
+        Err(error) => {
+            let detail = format!("its context has no user to run as: {error}");
+            return failed(Reason::new(ReasonCode::IsolationUnavailable, detail));
+        }
+    };
+    let prepared = match blocking(move || prepare(&root, &to_prepare, owner)).await {
         Ok(prepared) => prepared,
         Err(reason) => return failed(reason),
     };
@@ -72,8 +97,11 @@ async fn execute(
         inputs: prepared.inputs,
         workspace: Arc::clone(&workspace),
         time_limit: (execution.timeout_secs > 0).then(|| Duration::from_secs(execution.timeout_secs.into())),
-        interrupt,
-        printer,
+        interrupt: orders.interrupt,
+        printer: orders.printer,
+        grants,
+        slot: context.slot.clone(),
+        killed: orders.killed,
     };
     match context.runtime.run(job).await {
         End::TimedOut => Done::TimedOut,
@@ -81,6 +109,10 @@ async fn execute(
         End::Broken(reason) => failed(reason),
         End::Signalled(signal) => {
             failed(Reason::new(ReasonCode::ExitCode, format!("the script was ended by signal {signal}")))
+        }
+        End::NotCompiled { code } => {
+            let detail = format!("the script did not compile: the compiler exited with {code}, see the log");
+            Done::Failed { exit_code: Some(code), reason: Reason::new(ReasonCode::ExitCode, detail) }
         }
         End::Exited { code: code @ (..0 | 1..), .. } => Done::Failed {
             exit_code: Some(code),
@@ -117,10 +149,10 @@ struct Prepared {
     inputs: String,
 }
 
-fn prepare(root: &Path, execution: &Execution) -> Result<Prepared, Reason> {
+fn prepare(root: &Path, execution: &Execution, owner: Option<u32>) -> Result<Prepared, Reason> {
     let env = template::render(execution).map_err(|error| error.reason())?;
     let inputs = inputs::to_json(&execution.inputs)?;
-    let workspace = Workspace::create(root, execution.job_key)?;
+    let workspace = Workspace::create(root, execution.job_key, owner)?;
     let script = workspace.script(execution)?;
     workspace.lay_files(execution)?;
     Ok(Prepared { workspace, script, env, inputs })

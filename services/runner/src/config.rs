@@ -4,7 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use model::{Name, ScriptType};
+use model::{Isolation, Name, ScriptType};
+use sandbox::{Launcher, Layers};
+
+use crate::isolation::Allowed;
 
 /// The runner's own flags.
 #[derive(Debug, Clone, Args)]
@@ -37,10 +40,29 @@ pub struct Config {
     #[arg(long, env = "MYCORA_SLOTS", value_name = "COUNT", default_value_t = 4,
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub slots: u32,
-    /// Where jobs get their directories; no other runner may use it
+    /// Where jobs get their directories, shared with the supervisor of this machine
     #[arg(long, env = "MYCORA_WORK_DIR", value_name = "DIR", default_value = "/var/lib/mycora/work")]
     pub work_dir: PathBuf,
+    /// Isolation that has to stand on this machine, else the runner does not start: basic, confined or contained
+    #[arg(long, env = "MYCORA_ISOLATION", value_name = "LEVEL", default_value = "basic")]
+    pub isolation: Isolation,
+    /// Places outside of the work directory that scripts may read
+    #[arg(long, env = "MYCORA_ALLOW_READ", value_name = "DIR", value_delimiter = ',')]
+    pub allow_read: Vec<PathBuf>,
+    /// Places outside of the work directory that scripts may read and write
+    #[arg(long, env = "MYCORA_ALLOW_WRITE", value_name = "DIR", value_delimiter = ',')]
+    pub allow_write: Vec<PathBuf>,
+    /// The first of 65,536 user ids that the scripts of contexts run as, one each; only where the runner is root
+    #[arg(long, env = "MYCORA_UID_BASE", value_name = "UID", default_value_t = UID_BASE,
+          value_parser = clap::value_parser!(u32).range(1000..=4_294_000_000))]
+    pub uid_base: u32,
+    /// Whether python is kept warm for each context, which takes some memory and saves most of the time of short jobs
+    #[arg(long, env = "MYCORA_WARM", value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    pub warm: bool,
 }
+
+/// The first of the user ids that contexts get, unless it is told otherwise: beyond those that systems give away.
+pub const UID_BASE: u32 = 1_900_000_000;
 
 /// What [`crate::start`] needs, wherever it comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +79,39 @@ pub struct Settings {
     pub work_dir: PathBuf,
     /// How long jobs may go on after the shutdown began, before they are killed.
     pub drain_deadline: Duration,
+    /// Isolation that has to stand.
+    pub isolation: Isolation,
+    /// Places outside of the work directory that scripts may use.
+    pub allowed: Allowed,
+    /// The first of the user ids that contexts get.
+    pub uid_base: u32,
+    /// Interpreters may be kept warm from job to job.
+    pub warm: bool,
+    /// What starts processes.
+    pub launcher: Launcher,
+    /// The layers of isolation that are used where they stand. Tests take some away.
+    pub layers: Layers,
+}
+
+impl Settings {
+    /// Works in this directory, with everything else as usual.
+    #[must_use]
+    pub fn new(work_dir: PathBuf) -> Self {
+        Self {
+            types: Vec::new(),
+            group: "default".parse().expect("the default group is a name"),
+            instance: 1,
+            slots: 4,
+            work_dir,
+            drain_deadline: Duration::from_secs(20),
+            isolation: Isolation::Basic,
+            allowed: Allowed::default(),
+            uid_base: UID_BASE,
+            warm: true,
+            launcher: Launcher::this_program(),
+            layers: Layers::default(),
+        }
+    }
 }
 
 impl Config {
@@ -70,6 +125,12 @@ impl Config {
             slots: self.slots,
             work_dir: self.work_dir.clone(),
             drain_deadline,
+            isolation: self.isolation,
+            allowed: Allowed { read: self.allow_read.clone(), write: self.allow_write.clone() },
+            uid_base: self.uid_base,
+            warm: self.warm,
+            launcher: Launcher::this_program(),
+            layers: Layers::default(),
         }
     }
 

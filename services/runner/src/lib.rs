@@ -6,35 +6,29 @@
 //!   ▲ commands, presence          workspace      process, interrupt            result, outputs
 //! ```
 //!
-//! The directories below the work directory:
-//! - `<context uid>/<job key>/`: where one attempt runs; removed with its end;
-//! - `blobs/<context uid>/<sha256>`: files by their hash. The supervisor puts here, before it queues
-//!   a job, what the job needs and does not carry inline; the runner puts here the outputs that it
-//!   collected, for the supervisor to push. Whoever writes one does so under another name and renames it;
-//! - `running/<pid>`: one record for each script that runs, for [`sweep`];
-//! - `runtimes/<version>/`: what interpreters need of ours.
+//! [`work_dir`] tells what is where below the work directory; [`isolation`], how jobs are kept apart.
 
 mod app;
 mod attempt;
+mod attend;
 mod config;
 mod inputs;
 mod interrupt;
+mod isolation;
 mod output;
 mod process;
-mod processes;
 mod results;
 mod runtime;
 mod runtimes;
-mod spawner;
-mod sweep;
+mod work_dir;
 mod worker;
 mod workspace;
 
 pub use app::{RunnerApp, Running, StartError, start};
-pub use config::{Config, Settings};
+pub use config::{Config, Settings, UID_BASE};
+pub use isolation::Allowed;
 pub use runtime::available;
-pub use sweep::{Swept, sweep};
-pub use workspace::blob_path;
+pub use work_dir::{blob_path, jobs_dir, log_path, sweep};
 
 use std::time::Duration;
 
@@ -52,9 +46,21 @@ pub const RESULT_FILE_BYTES_MAX: usize = 1024 * 1024;
 pub const RHAI_OPERATIONS_MAX: u64 = 2_000_000_000;
 /// The longest text that a rhai script may make.
 pub const RHAI_STRING_BYTES_MAX: usize = model::limits::FILE_BYTES_MAX;
-/// The longest list, and the largest map, that a rhai script may make.
-pub const RHAI_COLLECTION_LEN_MAX: usize = 1_000_000;
+/// The longest list, and the largest map, that a rhai script may make, with everything in it.
+pub const RHAI_COLLECTION_LEN_MAX: usize = 200_000;
+/// How many variables a rhai script may have in sight.
+pub const RHAI_VARIABLES_MAX: usize = 1000;
+/// How many functions a rhai script may define.
+pub const RHAI_FUNCTIONS_MAX: usize = 1000;
+/// What a rhai script may hold in memory, unless its grants say less.
+pub const RHAI_MEMORY_BYTES_MAX: u64 = 256 * 1024 * 1024;
+/// What the object store of a context may take on the disk.
+pub const OSIS_STORE_BYTES_MAX: u64 = 1024 * 1024 * 1024;
+/// What the compiled scripts of a context may take on the disk before the longest unused go.
+pub const RUST_CACHE_BYTES_MAX: u64 = 512 * 1024 * 1024;
 /// What scripts find programs by, unless their environment says otherwise.
 pub const SCRIPT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// How scripts are kept apart so far: own session, limits, clean environment, closed descriptors.
-pub const ISOLATION: &str = "basic";
+/// How many files a process of a script may have open.
+pub const OPEN_FILES_MAX: u64 = 4096;
+/// How often the size of a job's directory is looked at while its script runs.
+pub const QUOTA_INTERVAL: Duration = Duration::from_secs(2);

@@ -3,5 +3,6 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    sandbox::launch_if_asked();
     service::run::<runner::RunnerApp>()
 }

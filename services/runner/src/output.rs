@@ -1,11 +1,14 @@
 //! What a script prints: bounded, gathered, reported.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use model::JobKey;
 use model::limits::OUTPUT_BYTES_MAX;
 use queue::{Instance, LogChunk, OUTPUT_TAIL_BYTES_MAX, Standing};
+use tokio::fs::File;
+use tokio::io::AsyncWriteExt as _;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -65,14 +68,20 @@ pub(crate) fn printer() -> (Printer, Pieces) {
 pub(crate) struct Pieces(mpsc::Receiver<(Stream, Vec<u8>)>);
 
 impl Pieces {
+    /// The next piece, as it was printed; nothing when the printer is gone.
+    pub(crate) async fn next(&mut self) -> Option<(Stream, Vec<u8>)> {
+        self.0.recv().await
+    }
+
     /// Gathers and reports until the printer is gone.
     pub(crate) async fn gather(
         mut self,
         instance: Instance,
         key: JobKey,
+        log: LogFile,
         interrupt: Arc<Interrupt>,
     ) -> Printed {
-        let mut gathered = Gathered::default();
+        let mut gathered = Gathered { log: Some(log), ..Gathered::default() };
         let mut due: Option<Instant> = None;
         loop {
             let flush_time = due.unwrap_or_else(|| Instant::now() + LOG_INTERVAL);
@@ -94,6 +103,9 @@ impl Pieces {
         gathered.close();
         report(&mut gathered, LOG_BYTES_MAX, &instance, key, &interrupt).await;
         let last_log = gathered.next_chunk();
+        if let Some(chunk) = &last_log {
+            gathered.keep(chunk).await;
+        }
         Printed { last_log, bytes: gathered.offset, tail: gathered.tail }
     }
 }
@@ -109,6 +121,7 @@ async fn report(
 ) {
     while gathered.pending.len() > keep {
         let Some(chunk) = gathered.next_chunk() else { return };
+        gathered.keep(&chunk).await;
         loop {
             match instance.log(key, chunk.clone()).await {
                 Ok(Standing::Recorded) => break,
@@ -125,12 +138,45 @@ async fn report(
     }
 }
 
+/// The file with everything that an attempt printed, made when it prints something.
+#[derive(Debug)]
+pub(crate) struct LogFile {
+    path: PathBuf,
+    file: Option<File>,
+}
+
+impl LogFile {
+    /// To be made at `path`.
+    pub(crate) const fn new(path: PathBuf) -> Self {
+        Self { path, file: None }
+    }
+
+    async fn append(&mut self, chunk: &LogChunk) -> std::io::Result<()> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            None => {
+                if let Some(dir) = self.path.parent() {
+                    tokio::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).await?;
+                }
+                let mut options = File::options();
+                let made =
+                    options.create(true).write(true).truncate(true).mode(0o600).open(&self.path).await?;
+                self.file.insert(made)
+            }
+        };
+        file.write_all(chunk.text.as_bytes()).await?;
+        // Whoever reads what was reported finds it.
+        file.flush().await
+    }
+}
+
 #[derive(Debug, Default)]
 struct Gathered {
     pending: String,
     /// How many bytes came before what is pending.
     offset: u64,
     tail: String,
+    log: Option<LogFile>,
     out: Decoder,
     err: Decoder,
 }
@@ -162,6 +208,15 @@ impl Gathered {
             ));
         }
         self.extend_tail(before);
+    }
+
+    /// Adds a piece to the file with everything that the attempt printed.
+    async fn keep(&mut self, chunk: &LogChunk) {
+        let Some(log) = &mut self.log else { return };
+        if let Err(error) = log.append(chunk).await {
+            tracing::warn!(path = %log.path.display(), %error, "what a script printed is not kept in full");
+            self.log = None;
+        }
     }
 
     fn close(&mut self) {

@@ -1,35 +1,28 @@
 //! Scripts that are processes.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::process::ExitStatusExt as _;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
 
-use model::{Reason, ReasonCode};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
-use tokio::io::unix::AsyncFd;
-use tokio::io::{AsyncReadExt as _, Interest};
-use tokio::net::unix::pipe;
-use tokio::time::Instant;
+use model::Reason;
+use sandbox::{Child, Event, Request, records};
 
-use crate::interrupt::Interrupt;
-use crate::output::{Printer, Stream};
-use crate::processes::{self, Observed};
-use crate::results;
+use crate::SCRIPT_PATH;
+use crate::attend::{NotStarted, attend};
+use crate::isolation::Isolator;
 use crate::runtime::{End, Job, Tools};
-use crate::spawner::Spawner;
-use crate::sweep::RunningRecord;
 use crate::workspace::runtime_error;
-use crate::{OUTPUT_GRACE, RESULT_FILE_BYTES_MAX, SCRIPT_PATH, TERMINATE_GRACE};
 
 /// Runs scripts as processes.
 #[derive(Debug, Clone)]
 pub(crate) struct Launcher {
-    root: PathBuf,
-    boot: String,
-    spawner: Spawner,
+    /// Where what runs is recorded.
+    running: PathBuf,
+    isolator: Arc<Isolator>,
 }
 
 /// An interpreter and what stands before the script's path on its command line.
@@ -41,300 +34,206 @@ pub(crate) struct Interpreter {
     pub(crate) args: Vec<OsString>,
     /// The name under which the script is laid beside its files.
     pub(crate) script_name: &'static str,
+    /// What it has to read beside what every script may.
+    pub(crate) reads: Vec<PathBuf>,
 }
 
-/// Why the wait for a process is over.
-enum Over {
-    Exited,
-    OutOfTime,
-    Interrupted,
+/// A program and its arguments.
+#[derive(Debug, Clone)]
+pub(crate) struct Program<'a> {
+    /// The executable.
+    pub(crate) path: &'a Path,
+    /// Its arguments.
+    pub(crate) args: Vec<OsString>,
+    /// What it has to read beside what every script may.
+    pub(crate) reads: &'a [PathBuf],
 }
 
 impl Launcher {
     /// With what the runner has.
     pub(crate) fn new(tools: &Tools<'_>) -> Self {
-        Self { root: tools.root.to_owned(), boot: tools.boot.to_owned(), spawner: tools.spawner.clone() }
+        Self { running: tools.running.to_owned(), isolator: Arc::clone(tools.isolator) }
+    }
+
+    /// What jobs are confined by.
+    pub(crate) fn isolator(&self) -> &Arc<Isolator> {
+        &self.isolator
     }
 
     /// Runs a job with an interpreter, to its end.
     pub(crate) async fn run(&self, interpreter: &Interpreter, job: Job) -> End {
-        match self.try_run(interpreter, &job).await {
+        let script = match job.workspace.write_own(interpreter.script_name, &job.script) {
+            Ok(script) => script,
+            Err(reason) => return End::Broken(reason),
+        };
+        let mut args = interpreter.args.clone();
+        args.push(script.into());
+        let program = Program { path: &interpreter.program, args, reads: &interpreter.reads };
+        self.run_program(&program, &job).await
+    }
+
+    /// Runs a job that is a program already, to its end.
+    pub(crate) async fn run_program(&self, program: &Program<'_>, job: &Job) -> End {
+        match environment(job) {
+            Ok(env) => self.run_in(program, env, job.workspace.dir(), job).await,
+            Err(reason) => End::Broken(reason),
+        }
+    }
+
+    /// Runs a program as the job would run, with this environment and in this directory, to its end.
+    pub(crate) async fn run_in(
+        &self,
+        program: &Program<'_>,
+        env: BTreeMap<String, String>,
+        dir: &Path,
+        job: &Job,
+    ) -> End {
+        match self.try_run(program, env, dir, job).await {
             Ok(end) => end,
             Err(reason) => End::Broken(reason),
         }
     }
 
-    async fn try_run(&self, interpreter: &Interpreter, job: &Job) -> Result<End, Reason> {
-        let command = command(interpreter, job)?;
-        let key = job.execution.job_key.to_string();
+    async fn try_run(
+        &self,
+        program: &Program<'_>,
+        env: BTreeMap<String, String>,
+        dir: &Path,
+        job: &Job,
+    ) -> Result<End, Reason> {
         let failed = |what: &str, error: &io::Error| runtime_error(&format!("{what}: {error}"));
-        let shown = interpreter.program.display();
-        let child = self.spawner.spawn(command).await;
-        let mut child = child.map_err(|error| failed(&format!("{shown} cannot be started"), &error))?;
-        let record = RunningRecord::write(&self.root, child.id(), &self.boot, &key);
-        let watched = Watched::new(&child);
-        let (record, watched) = match record.and_then(|record| Ok((record, watched?))) {
-            Ok(both) => both,
-            Err(error) => {
-                // Not a process that nobody would find again.
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(failed("the process cannot be watched", &error));
-            }
+        let confinement = self.isolator.confinement(job, program.reads);
+        let confinement = confinement.map_err(|error| failed("its bounds cannot be set", &error))?;
+        let cgroups = confinement.cgroups.clone();
+        let request = Request {
+            program: program.path.to_owned(),
+            args: texts(&program.args).map_err(|error| failed("an argument is no text", &error))?,
+            env,
+            dir: dir.to_owned(),
+            confinement,
         };
-        let pumps = [
-            child.stdout.take().map(|out| pump(OwnedFd::from(out), Stream::Out, job.printer.clone())),
-            child.stderr.take().map(|err| pump(OwnedFd::from(err), Stream::Err, job.printer.clone())),
-        ];
-        let limits = Limits::new(job);
-        let over = watched.wait(&limits).await;
-        let mark = processes::mark_below(job.workspace.dir());
-        let leader = watched.leader;
-        watched.end(&over, &limits).await;
-        let status = child.wait().map_err(|error| failed("the end of the process is unknown", &error))?;
-        drain(pumps, !matches!(over, Over::Exited), leader, mark).await;
+        let (out, their_out) = io::pipe().map_err(|error| failed("no pipe can be made", &error))?;
+        let (err, their_err) = io::pipe().map_err(|error| failed("no pipe can be made", &error))?;
+        let shown = program.path.display();
+        let child = Child::start(self.isolator.launcher(), &request, their_out.into(), their_err.into());
+        let child = child.map_err(|error| failed(&format!("{shown} cannot be started"), &error))?;
+        let record = self.record(job, &child, cgroups);
+        let record = record.map_err(|error| failed("the process cannot be recorded", &error))?;
+        let end = attend(child, [out.into(), err.into()], job).await;
         drop(record);
-        Ok(match over {
-            Over::OutOfTime => End::TimedOut,
-            Over::Interrupted => End::Interrupted,
-            Over::Exited => exited(status, job),
-        })
+        end.map_err(|NotStarted(reason)| reason)
+    }
+
+    /// Leaves word of what runs, for whoever has to end it when this runner is gone.
+    pub(crate) fn record(
+        &self,
+        job: &Job,
+        child: &Child,
+        cgroups: Vec<PathBuf>,
+    ) -> io::Result<records::Recorded> {
+        let dir = job.workspace.dir().to_owned();
+        records::write(&self.running, &job.execution.job_key.to_string(), child.pid(), dir, cgroups)
     }
 }
 
-fn exited(status: ExitStatus, job: &Job) -> End {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => {
-            let result = match job.workspace.read_own("result", RESULT_FILE_BYTES_MAX) {
-                Ok(text) => results::parse(&text.unwrap_or_default()),
-                Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
-                    Err(Reason::new(ReasonCode::ResultTooLarge, format!("$MYCORA_RESULT: {error}")))
+/// Runs a program once as scripts are run, and gives what it prints. Blocks; for runtimes that are looked for.
+///
+/// # Errors
+/// When it cannot be started, or does not exit with 0, in time.
+pub(crate) fn try_program(tools: &Tools<'_>, program: &Program<'_>) -> io::Result<String> {
+    let dir = tools.root.join("runtimes");
+    let mut confinement = tools.isolator.around(&dir, tools.isolator.trial_owner(), program.reads, false);
+    if let Some(rules) = &mut confinement.files {
+        // It only has to print something.
+        rules.read.append(&mut rules.write);
+    }
+    let env = BTreeMap::from([("PATH".to_owned(), SCRIPT_PATH.to_owned())]);
+    let (path, args) = (program.path.to_owned(), texts(&program.args)?);
+    let request = Request { program: path, args, env, dir, confinement };
+    let (mut out, their_out) = io::pipe()?;
+    let trying = async {
+        let mut child = Child::start(tools.isolator.launcher(), &request, their_out.into(), Stdio::null())?;
+        let mut code = None;
+        while let Some(event) = child.next().await? {
+            match event {
+                Event::Exited { code: exited, .. } => code = Some(exited),
+                Event::Refused { layer, detail } => {
+                    return Err(io::Error::other(format!("{layer}: {detail}")));
                 }
-                Err(error) => Err(runtime_error(&format!("$MYCORA_RESULT cannot be read: {error}"))),
-            };
-            End::Exited { code, result }
+                _ => {}
+            }
         }
-        (None, Some(signal)) => End::Signalled(signal),
-        (None, None) => End::Broken(runtime_error("the process ended in an unknown way")),
+        Ok(code)
+    };
+    let trial =
+        async { tokio::time::timeout(TRIAL_TIMEOUT, trying).await.map_err(|_| io::ErrorKind::TimedOut)? };
+    let code = tokio::runtime::Handle::current().block_on(trial)?;
+    let mut printed = String::new();
+    out.by_ref().take(TRIAL_BYTES_MAX).read_to_string(&mut printed)?;
+    match code {
+        Some(0) => Ok(printed),
+        Some(code) => Err(io::Error::other(format!("it exited with {code}"))),
+        None => Err(io::Error::other("it was ended by a signal")),
     }
 }
 
-fn command(interpreter: &Interpreter, job: &Job) -> Result<Command, Reason> {
+/// How long a program may take that is tried, and how much of what it prints is read.
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(20);
+const TRIAL_BYTES_MAX: u64 = 4096;
+
+/// What every process of a job finds in its environment.
+pub(crate) fn base_environment(job: &Job) -> BTreeMap<String, String> {
+    let text = |path: &Path| path.display().to_string();
+    BTreeMap::from([
+        ("PATH".to_owned(), SCRIPT_PATH.to_owned()),
+        ("HOME".to_owned(), text(job.workspace.dir())),
+        ("TMPDIR".to_owned(), text(&job.workspace.temporary())),
+    ])
+}
+
+/// What a script finds in its environment, and nothing else.
+pub(crate) fn environment(job: &Job) -> Result<BTreeMap<String, String>, Reason> {
     let workspace = &job.workspace;
-    let script = workspace.write_own(interpreter.script_name, &job.script)?;
     let inputs = workspace.write_own("inputs.json", &job.inputs)?;
     let result = workspace.write_own("result", "")?;
     let key = job.execution.job_key;
-    let mut command = Command::new(&interpreter.program);
-    command
-        .args(&interpreter.args)
-        .arg(script)
-        .current_dir(workspace.dir())
-        .env_clear()
-        .env("PATH", SCRIPT_PATH)
-        .envs(&job.env)
-        .env("MYCORA_CONTEXT", job.execution.context_id.to_string())
-        .env("MYCORA_FLOW", job.execution.flow_id.to_string())
-        .env("MYCORA_JOB", key.job.to_string())
-        .env("MYCORA_ATTEMPT", key.attempt.to_string())
-        .env("MYCORA_RESULT", result)
-        .env("MYCORA_INPUTS", inputs)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    let text = |path: &Path| path.display().to_string();
+    let mut env = base_environment(job);
+    env.extend(job.env.clone());
+    let own = [
+        ("MYCORA_CONTEXT", job.execution.context_id.to_string()),
+        ("MYCORA_FLOW", job.execution.flow_id.to_string()),
+        ("MYCORA_JOB", key.job.to_string()),
+        ("MYCORA_ATTEMPT", key.attempt.to_string()),
+        ("MYCORA_RESULT", text(&result)),
+        ("MYCORA_INPUTS", text(&inputs)),
+    ];
+    env.extend(own.map(|(name, value)| (name.to_owned(), value)));
     if let Some(parent) = &job.execution.traceparent {
-        command.env("TRACEPARENT", parent);
+        env.insert("TRACEPARENT".to_owned(), parent.clone());
     }
-    Ok(command)
+    Ok(env)
 }
 
-/// What ends a process that does not end by itself.
-struct Limits<'a> {
-    interrupt: &'a Interrupt,
-    time: Option<Instant>,
-}
-
-impl<'a> Limits<'a> {
-    /// From now on.
-    fn new(job: &'a Job) -> Self {
-        // A time limit beyond what a clock can count is none.
-        let time = job.time_limit.and_then(|limit| Instant::now().checked_add(limit));
-        Self { interrupt: &job.interrupt, time }
-    }
-
-    async fn out_of_time(&self) {
-        match self.time {
-            Some(time) => tokio::time::sleep_until(time).await,
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Waits until no more time is left since any of them was reached, whichever it was that ended it first.
-    async fn grace_over(&self) {
-        let out_of_time = async {
-            self.out_of_time().await;
-            tokio::time::sleep(TERMINATE_GRACE).await;
-        };
-        tokio::select! {
-            biased;
-            () = self.interrupt.grace_over() => {}
-            () = out_of_time => {}
-        }
-    }
-}
-
-/// A process whose end can be awaited without anybody collecting it.
-struct Watched {
-    handle: AsyncFd<OwnedFd>,
-    group: Pid,
-    leader: Option<Observed>,
-}
-
-impl Watched {
-    fn new(child: &Child) -> io::Result<Self> {
-        let group =
-            i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
-        let pidfd = pidfd_open(group, PidfdFlags::NONBLOCK)?;
-        // SAFETY: the descriptor is owned by what it is registered with, which closes it last.
-        let handle = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) };
-        let handle = handle.map_err(|error| error.into_parts().1)?;
-        Ok(Self { handle, group, leader: processes::observe(child.id()).ok() })
-    }
-
-    /// Waits until it has ended. It keeps its number until it is collected.
-    async fn exited(&self) {
-        // Failing would mean that the runtime is going down.
-        let _ = self.handle.readable().await;
-    }
-
-    async fn wait(&self, limits: &Limits<'_>) -> Over {
-        tokio::select! {
-            biased;
-            () = self.exited() => Over::Exited,
-            () = limits.interrupt.raised() => Over::Interrupted,
-            () = limits.out_of_time() => Over::OutOfTime,
-        }
-    }
-
-    /// Ends what is left of its group: after a polite request and some grace, unless it has ended by itself.
-    async fn end(&self, over: &Over, limits: &Limits<'_>) {
-        if !matches!(over, Over::Exited) {
-            tokio::select! {
-                biased;
-                () = limits.grace_over() => {}
-                () = self.asked() => {}
-            }
-        }
-        self.signal(Signal::KILL);
-        self.exited().await;
-    }
-
-    async fn asked(&self) {
-        self.signal(Signal::TERM);
-        self.exited().await;
-    }
-
-    /// Its leader was not collected yet, so the group's number cannot be anybody else's.
-    fn signal(&self, signal: Signal) {
-        // A group that is gone needs no signal.
-        let _ = kill_process_group(self.group, signal);
-    }
-}
-
-type Pump = tokio::task::JoinHandle<()>;
-
-fn pump(descriptor: OwnedFd, stream: Stream, printer: Printer) -> Pump {
-    tokio::spawn(async move {
-        let mut receiver = match pipe::Receiver::from_owned_fd(descriptor) {
-            Ok(receiver) => receiver,
-            Err(error) => {
-                tracing::warn!(%error, "the output of a script cannot be read");
-                return;
-            }
-        };
-        loop {
-            let mut piece = Vec::with_capacity(16 * 1024);
-            match receiver.read_buf(&mut piece).await {
-                Ok(1..) => printer.print(stream, piece).await,
-                Ok(0) | Err(_) => return,
-            }
-        }
-    })
-}
-
-/// Reads what is left in the pipes. What still holds them, or was started by a script that had to be
-/// killed, has left the group: it is looked for by its session and its environment.
-async fn drain(pumps: [Option<Pump>; 2], killed: bool, leader: Option<Observed>, mark: Vec<u8>) {
-    let mut pumps: Vec<_> = pumps.into_iter().flatten().collect();
-    if killed {
-        end_escaped(leader, mark.clone()).await;
-    }
-    for at_last in [killed, true] {
-        let mut left = Vec::new();
-        let deadline = tokio::time::Instant::now() + OUTPUT_GRACE;
-        for mut pump in pumps {
-            if tokio::time::timeout_at(deadline, &mut pump).await.is_err() {
-                left.push(pump);
-            }
-        }
-        pumps = left;
-        if pumps.is_empty() || at_last {
-            break;
-        }
-        end_escaped(leader, mark.clone()).await;
-    }
-    for pump in pumps {
-        pump.abort();
-    }
-}
-
-async fn end_escaped(leader: Option<Observed>, mark: Vec<u8>) {
-    let look = move || {
-        processes::kill_all(|process| {
-            leader.is_some_and(|leader| {
-                leader.session == process.session && leader.start_ticks <= process.start_ticks
-            }) && processes::observe(process.session).is_err()
-                || processes::environ_has(process.pid, &mark)
-        })
-    };
-    match tokio::task::spawn_blocking(look).await {
-        Ok(Ok(ended)) if !ended.is_empty() => {
-            tracing::info!(count = ended.len(), "ended what a script left behind")
-        }
-        Ok(Ok(_)) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "what a script left behind cannot be ended"),
-        Err(error) => tracing::warn!(%error, "what a script left behind was not looked for"),
-    }
+/// Arguments as they are handed over.
+fn texts(args: &[OsString]) -> io::Result<Vec<String>> {
+    let text = |arg: &OsString| arg.to_str().map(str::to_owned).ok_or(io::ErrorKind::InvalidInput);
+    Ok(args.iter().map(text).collect::<Result<_, _>>()?)
 }
 
 /// Looks for a program in the directories that scripts find programs in, then in those of this process.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+    find_programs(name).next()
+}
+
+/// Every program of this name, in that order.
+pub(crate) fn find_programs(name: &str) -> impl Iterator<Item = PathBuf> {
     let own = std::env::var_os("PATH").unwrap_or_default();
     let candidates: Vec<PathBuf> =
         std::env::split_paths(&own).chain(std::env::split_paths(SCRIPT_PATH)).collect();
-    candidates.iter().map(|dir| dir.join(name)).find(|path| is_executable(path))
+    candidates.into_iter().map(move |dir| dir.join(name)).filter(|path| is_executable(path))
 }
 
 fn is_executable(path: &Path) -> bool {
     path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-    use crate::interrupt::{Cause, Order};
-
-    #[tokio::test]
-    async fn a_stop_with_much_grace_does_not_lift_the_time_limit() {
-        let interrupt = Interrupt::default();
-        interrupt.raise(Order { cause: Cause::Requested, grace: Duration::from_secs(3600) });
-        let limits = Limits { interrupt: &interrupt, time: Some(Instant::now()) };
-        tokio::time::timeout(testkit::PATIENCE, limits.grace_over()).await.expect("the limit's own grace");
-        let unlimited = Limits { interrupt: &interrupt, time: None };
-        assert!(tokio::time::timeout(Duration::ZERO, unlimited.grace_over()).await.is_err());
-        interrupt.raise(Order { cause: Cause::Drained, grace: Duration::ZERO });
-        unlimited.grace_over().await;
-    }
 }

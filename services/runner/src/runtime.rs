@@ -6,13 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use model::execution::Grants;
 use model::flow::ResultMap;
 use model::{Execution, Reason, ScriptType};
+use sandbox::Slot;
 
+use crate::attend::Killed;
 use crate::interrupt::Interrupt;
+use crate::isolation::Isolator;
 use crate::output::Printer;
-use crate::runtimes::{python, rhai, shell};
-use crate::spawner::Spawner;
+use crate::runtimes::{osis, python, rhai, rust, sal, shell, v};
 use crate::workspace::Workspace;
 
 /// Executes scripts of one type.
@@ -40,6 +43,12 @@ pub(crate) struct Job {
     pub(crate) interrupt: Arc<Interrupt>,
     /// Takes what it prints.
     pub(crate) printer: Printer,
+    /// What the supervisor's policy gives it.
+    pub(crate) grants: Grants,
+    /// What bounds its processes and memory together.
+    pub(crate) slot: Option<Arc<Slot>>,
+    /// What had to be killed when it was over.
+    pub(crate) killed: Killed,
 }
 
 /// How a script ended.
@@ -51,6 +60,11 @@ pub(crate) enum End {
         code: i32,
         /// What it gave, or why that cannot be used.
         result: Result<ResultMap, Reason>,
+    },
+    /// Its compiler did not take it.
+    NotCompiled {
+        /// What the compiler exited with.
+        code: i32,
     },
     /// By a signal that we did not send.
     Signalled(i32),
@@ -66,10 +80,12 @@ pub(crate) enum End {
 pub(crate) struct Tools<'a> {
     /// The work directory, canonical.
     pub(crate) root: &'a Path,
-    /// Tells this start of the machine from others.
-    pub(crate) boot: &'a str,
-    /// Starts processes.
-    pub(crate) spawner: &'a Spawner,
+    /// Where what runs is recorded.
+    pub(crate) running: &'a Path,
+    /// How jobs are kept apart.
+    pub(crate) isolator: &'a Arc<Isolator>,
+    /// Interpreters may be kept warm from job to job.
+    pub(crate) warm: bool,
 }
 
 /// A runtime, if the machine has what it needs.
@@ -79,7 +95,11 @@ type Probe = fn(&Tools<'_>) -> Option<Arc<dyn Runtime>>;
 const TABLE: &[(ScriptType, Probe)] = &[
     (ScriptType::Shell, shell::probe),
     (ScriptType::Python, python::probe),
+    (ScriptType::V, v::probe),
+    (ScriptType::Rust, rust::probe),
     (ScriptType::Rhai, rhai::probe),
+    (ScriptType::Osis, osis::probe),
+    (ScriptType::Sal, sal::probe),
 ];
 
 /// The types that a runner on this machine can execute at all, whether or not their tools are installed.

@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 
 use crate::attempt;
 use crate::interrupt::{Cause, Interrupt, Order};
+use crate::isolation::Isolator;
 use crate::runtime::Runtime;
 
 /// The pauses after trouble with Redis, the first and the longest.
@@ -72,6 +73,7 @@ pub(crate) struct Worker {
     pub(crate) intake: Intake,
     pub(crate) control: Control,
     pub(crate) runtime: Arc<dyn Runtime>,
+    pub(crate) isolator: Arc<Isolator>,
     pub(crate) root: Arc<PathBuf>,
     pub(crate) slots: usize,
     pub(crate) drain_deadline: Duration,
@@ -84,11 +86,15 @@ impl Worker {
     /// # Errors
     /// [`WorkerError`].
     pub(crate) async fn run(self, shutdown: Shutdown) -> Result<(), WorkerError> {
-        let Self { instance, intake, control, runtime, root, slots, drain_deadline } = self;
+        let Self { instance, intake, control, runtime, isolator, root, slots, drain_deadline } = self;
         let jobs = Arc::new(Jobs::default());
+        let script_type = instance.who().script_type;
+        let places = Places::new((0..slots).map(|number| isolator.slot(script_type, number)));
         // Ends the intake only: a command may drain one instance of several.
         let drain = shutdown.child();
-        let taking = take_jobs(&instance, intake, &jobs, runtime, root, slots, &drain);
+        let with =
+            With { instance: instance.clone(), jobs: Arc::clone(&jobs), runtime, isolator, root, places };
+        let taking = take_jobs(with, intake, slots, &drain);
         let ended = Shutdown::new();
         let served = async {
             tokio::select! {
@@ -123,17 +129,9 @@ impl Worker {
 }
 
 /// Takes jobs until told to drain, and gives those that still run.
-async fn take_jobs(
-    instance: &Instance,
-    mut intake: Intake,
-    jobs: &Arc<Jobs>,
-    runtime: Arc<dyn Runtime>,
-    root: Arc<PathBuf>,
-    slots: usize,
-    drain: &Shutdown,
-) -> JoinSet<()> {
+async fn take_jobs(with: With, mut intake: Intake, slots: usize, drain: &Shutdown) -> JoinSet<()> {
     let mut attempts = JoinSet::new();
-    let mut busy = jobs.count.subscribe();
+    let mut busy = with.jobs.count.subscribe();
     let mut pause = RETRY.0;
     while !drain.has_begun() {
         while attempts.try_join_next().is_some() {}
@@ -145,11 +143,11 @@ async fn take_jobs(
             Ok(taken) => {
                 pause = RETRY.0;
                 for taken in taken {
-                    start(&mut attempts, instance, jobs, &runtime, &root, taken);
+                    with.start(&mut attempts, taken);
                 }
             }
             Err(error) => {
-                tracing::warn!(instance = %instance.who(), %error, "no jobs can be taken for now");
+                tracing::warn!(instance = %with.instance.who(), %error, "no jobs can be taken for now");
                 tokio::select! {
                     () = tokio::time::sleep(pause) => pause = (pause * 2).min(RETRY.1),
                     () = drain.begun() => {}
@@ -160,35 +158,87 @@ async fn take_jobs(
     attempts
 }
 
-fn start(
-    attempts: &mut JoinSet<()>,
-    instance: &Instance,
-    jobs: &Arc<Jobs>,
-    runtime: &Arc<dyn Runtime>,
-    root: &Arc<PathBuf>,
-    taken: Taken,
-) {
-    let key = taken.execution.job_key;
-    let interrupt = jobs.add(key);
-    let slot = Slot { jobs: Arc::clone(jobs), key };
-    let (instance, runtime, root) = (instance.clone(), Arc::clone(runtime), Arc::clone(root));
-    attempts.spawn(async move {
-        // Freed even if the attempt panics.
-        let _slot = slot;
-        let context = attempt::Context { root: &root, instance: &instance, runtime: &*runtime };
-        Box::pin(attempt::run(context, taken, interrupt)).await;
-    });
+/// What attempts are started with. Cheap to clone.
+#[derive(Clone)]
+struct With {
+    instance: Instance,
+    jobs: Arc<Jobs>,
+    runtime: Arc<dyn Runtime>,
+    isolator: Arc<Isolator>,
+    root: Arc<PathBuf>,
+    places: Places,
+}
+
+impl With {
+    fn start(&self, attempts: &mut JoinSet<()>, taken: Taken) {
+        let key = taken.execution.job_key;
+        let interrupt = self.jobs.add(key);
+        let (place, number) = self.places.enter();
+        let slot = InUse { with: self.clone(), key, number };
+        attempts.spawn(async move {
+            // Freed even if the attempt panics.
+            let with = &slot.with;
+            let context = attempt::Context {
+                root: &with.root,
+                instance: &with.instance,
+                runtime: &*with.runtime,
+                isolator: &with.isolator,
+                slot: place,
+            };
+            Box::pin(attempt::run(context, taken, interrupt)).await;
+        });
+    }
+}
+
+/// What bounds the processes of one job at a time, for each slot.
+#[derive(Debug, Clone)]
+struct Places(Arc<Mutex<Vec<Place>>>);
+
+#[derive(Debug)]
+struct Place {
+    bounds: Option<Arc<sandbox::Slot>>,
+    taken: bool,
+}
+
+impl Places {
+    fn new(bounds: impl Iterator<Item = Option<Arc<sandbox::Slot>>>) -> Self {
+        Self(Arc::new(Mutex::new(bounds.map(|bounds| Place { bounds, taken: false }).collect())))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Place>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes one that is free; there is one for each job that is taken.
+    fn enter(&self) -> (Option<Arc<sandbox::Slot>>, Option<usize>) {
+        let mut places = self.lock();
+        match places.iter().position(|place| !place.taken) {
+            Some(number) => {
+                places[number].taken = true;
+                (places[number].bounds.clone(), Some(number))
+            }
+            None => (None, None),
+        }
+    }
+
+    fn leave(&self, number: usize) {
+        self.lock()[number].taken = false;
+    }
 }
 
 /// A slot in use.
-struct Slot {
-    jobs: Arc<Jobs>,
+struct InUse {
+    with: With,
     key: JobKey,
+    number: Option<usize>,
 }
 
-impl Drop for Slot {
+impl Drop for InUse {
     fn drop(&mut self) {
-        self.jobs.remove(self.key);
+        if let Some(number) = self.number {
+            self.with.places.leave(number);
+        }
+        self.with.jobs.remove(self.key);
     }
 }
 
@@ -198,7 +248,7 @@ async fn obey(mut control: Control, jobs: &Jobs, drain: &Shutdown) {
     loop {
         match control.next(std::future::pending()).await {
             Ok(Some(Command::Stop { job_key, grace_secs })) => jobs.raise(job_key, requested(grace_secs)),
-            Ok(Some(Command::Drain)) => drain.begin(),
+            Ok(Some(Command::Drain { .. })) => drain.begin(),
             Ok(None) => pause = RETRY.0,
             Err(error) => {
                 tracing::debug!(%error, "no commands can be read for now");

@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
@@ -14,11 +14,7 @@ use model::limits::{FILE_BYTES_MAX, JOB_FILES_BYTES_MAX, SCRIPT_BYTES_MAX};
 use model::{BlobHash, ContextUid, Execution, JobKey, Reason, ReasonCode, ScriptSource};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
-/// Where a file of a context is kept under its hash: `<work dir>/blobs/<context uid>/<sha256>`.
-#[must_use]
-pub fn blob_path(work_dir: &Path, context: ContextUid, hash: BlobHash) -> PathBuf {
-    work_dir.join("blobs").join(context.to_string()).join(hash.to_string())
-}
+use crate::work_dir::{blob_path, jobs_dir};
 
 /// Our own part of an attempt's directory, for what a spawned script is given beside its files.
 const OWN: &str = ".mycora";
@@ -29,25 +25,71 @@ pub(crate) struct Workspace {
     root: PathBuf,
     context: ContextUid,
     dir: PathBuf,
+    owner: Option<u32>,
 }
 
 impl Workspace {
-    /// Makes a fresh directory below `root`, which has to be canonical.
-    pub(crate) fn create(root: &Path, key: JobKey) -> Result<Self, Reason> {
-        let context_dir = root.join(key.context.to_string());
-        let dir = context_dir.join(key.to_string());
+    /// Makes a fresh directory below `root`, which has to be canonical. It and everything in it is `owner`'s,
+    /// when there is one.
+    pub(crate) fn create(root: &Path, key: JobKey, owner: Option<u32>) -> Result<Self, Reason> {
+        let jobs = jobs_dir(root, key.context);
+        let dir = jobs.join(key.to_string());
         let make = || {
-            private_dir().recursive(true).create(&context_dir)?;
+            private_dir().recursive(true).create(&jobs)?;
+            if owner.is_some() {
+                // Its attempts may be passed through to, not listed.
+                fs::set_permissions(&jobs, fs::Permissions::from_mode(0o711))?;
+            }
             match private_dir().create(&dir) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                    fs::remove_dir_all(&dir)?;
+                    remove_tree(&dir)?;
                     private_dir().create(&dir)
                 }
                 other => other,
+            }?;
+            private_dir().create(dir.join(OWN))?;
+            private_dir().create(dir.join(OWN).join("tmp"))?;
+            let workspace = Self { root: root.to_owned(), context: key.context, dir: dir.clone(), owner };
+            for made in [&dir, &dir.join(OWN), &dir.join(OWN).join("tmp")] {
+                workspace.give(made)?;
             }
+            Ok(workspace)
         };
-        make().map_err(|error| broken("the directory of the attempt cannot be made", &error))?;
-        Ok(Self { root: root.to_owned(), context: key.context, dir })
+        make().map_err(|error| broken("the directory of the attempt cannot be made", &error))
+    }
+
+    /// Whose it is, when that is not the runner.
+    pub(crate) fn owner(&self) -> Option<u32> {
+        self.owner
+    }
+
+    /// Where temporary files of the script go.
+    pub(crate) fn temporary(&self) -> PathBuf {
+        self.dir.join(OWN).join("tmp")
+    }
+
+    fn give(&self, path: &Path) -> io::Result<()> {
+        match self.owner {
+            None => Ok(()),
+            Some(owner) => std::os::unix::fs::lchown(path, Some(owner), Some(owner)),
+        }
+    }
+
+    /// Makes the directories between this one and a file in it.
+    fn make_parents(&self, name: &str) -> io::Result<()> {
+        let mut dir = self.dir.clone();
+        let parents = Path::new(name).parent().into_iter().flat_map(Path::components);
+        for part in parents {
+            dir.push(part);
+            match private_dir().create(&dir) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                other => {
+                    other?;
+                    self.give(&dir)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Where it is.
@@ -75,10 +117,9 @@ impl Workspace {
             let bytes = self.file_bytes(name, source)?;
             let path = self.dir.join(name);
             let write = || {
-                if let Some(parent) = path.parent() {
-                    fs::create_dir_all(parent)?;
-                }
-                OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?.write_all(&bytes)
+                self.make_parents(name)?;
+                OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?.write_all(&bytes)?;
+                self.give(&path)
             };
             write().map_err(|error| broken(&format!("file `{name}` cannot be written"), &error))?;
         }
@@ -112,16 +153,15 @@ impl Workspace {
 
     /// Writes a file of our own, and gives its path.
     pub(crate) fn write_own(&self, name: &str, text: &str) -> Result<PathBuf, Reason> {
-        let own = self.dir.join(OWN);
-        let path = own.join(name);
+        let path = self.dir.join(OWN).join(name);
         let write = || {
-            private_dir().recursive(true).create(&own)?;
             OpenOptions::new()
                 .write(true)
                 .create_new(true)
                 .mode(0o600)
                 .open(&path)?
-                .write_all(text.as_bytes())
+                .write_all(text.as_bytes())?;
+            self.give(&path)
         };
         write().map_err(|error| broken(&format!("{OWN}/{name} cannot be written"), &error))?;
         Ok(path)
@@ -187,10 +227,57 @@ impl Workspace {
 
 impl Drop for Workspace {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.dir) {
+        if let Err(error) = remove_tree(&self.dir) {
             tracing::warn!(dir = %self.dir.display(), %error, "the directory of an attempt cannot be removed");
         }
     }
+}
+
+/// Removes a directory and everything in it, also what its owner has locked away.
+fn remove_tree(dir: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            unlock(dir)?;
+            fs::remove_dir_all(dir)
+        }
+        other => other,
+    }
+}
+
+/// Makes every directory below `dir` one that can be emptied.
+fn unlock(dir: &Path) -> io::Result<()> {
+    let mut waiting = vec![dir.to_owned()];
+    while let Some(dir) = waiting.pop() {
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o700))?;
+        for entry in fs::read_dir(&dir)? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                waiting.push(entry.path());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a directory holds, in bytes as they are kept. Stops counting beyond `bytes_max`.
+pub(crate) fn size_of_tree(dir: &Path, bytes_max: u64) -> u64 {
+    let mut waiting = vec![dir.to_owned()];
+    let mut bytes = 0;
+    while let Some(dir) = waiting.pop() {
+        // What vanishes while it is looked at holds nothing.
+        let Ok(entries) = fs::read_dir(&dir) else { continue };
+        for entry in entries.flatten() {
+            let Ok(metadata) = entry.metadata() else { continue };
+            bytes += metadata.blocks() * 512;
+            if bytes > bytes_max {
+                return bytes;
+            }
+            if metadata.is_dir() {
+                waiting.push(entry.path());
+            }
+        }
+    }
+    bytes
 }
 
 /// Reads a regular file below `dir` without following any link.
@@ -212,17 +299,18 @@ pub(crate) fn read_inside(dir: &Path, name: &str, bytes_max: usize) -> io::Resul
     Ok(bytes)
 }
 
-/// Writes a regular file below `dir` without following any link.
-pub(crate) fn write_inside(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NONBLOCK;
-    let mut file = File::from(open_inside(dir, name, flags, Mode::RUSR | Mode::WUSR)?);
+/// Opens a regular file below `dir` to write to it, without following any link; makes it if there is none.
+pub(crate) fn create_inside(dir: &Path, name: &str, how: OFlags) -> io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NONBLOCK | how;
+    let file = File::from(open_inside(dir, name, flags, Mode::RUSR | Mode::WUSR)?);
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
     }
-    file.write_all(bytes)
+    Ok(file)
 }
 
-fn open_inside(dir: &Path, name: &str, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+/// Opens something below `dir` without following any link.
+pub(crate) fn open_inside(dir: &Path, name: &str, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
     let dir = File::open(dir)?;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     rustix::fs::openat2(&dir, name, flags | OFlags::CLOEXEC, mode, resolve).map_err(|error| match error {
@@ -284,9 +372,11 @@ mod tests {
         assert!(
             read_inside(&dir, "sub/file", 5).is_err_and(|error| error.kind() == io::ErrorKind::FileTooLarge)
         );
-        assert!(write_inside(&dir, "../other", b"x").is_err());
-        assert!(write_inside(&dir, "link", b"x").is_err());
-        write_inside(&dir, "new", b"x").expect("a new file");
+        assert!(create_inside(&dir, "../other", OFlags::TRUNC).is_err());
+        assert!(create_inside(&dir, "link", OFlags::TRUNC).is_err());
+        create_inside(&dir, "new", OFlags::TRUNC)
+            .and_then(|mut file| file.write_all(b"x"))
+            .expect("a new file");
         assert_eq!(read_inside(&dir, "new", 1).expect("a file"), b"x");
     }
 }

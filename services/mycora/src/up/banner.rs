@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use model::Isolation;
 use serde::Serialize;
 
 use super::directory::DataDir;
@@ -15,8 +16,9 @@ pub struct Banner {
     pub address: String,
     /// Where everything is kept.
     pub data: PathBuf,
-    /// What scripts are kept from.
-    pub isolation: &'static str,
+    /// What stands between scripts and everything else; nothing where no script runs here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub isolation: Option<Isolation>,
     /// The client profile.
     pub config: PathBuf,
     /// The certificate authority.
@@ -32,11 +34,11 @@ pub struct Banner {
 }
 
 impl Banner {
-    pub(super) fn new(dir: &DataDir, redis: &PrivateRedis, profile: &Profile, port: u16) -> Self {
+    pub(super) fn new(dir: &DataDir, redis: &PrivateRedis, profile: &Profile, port: u16, isolation: Option<Isolation>) -> Self {
         Self {
             address: format!("https://127.0.0.1:{port}"),
             data: dir.path().to_owned(),
-            isolation: "basic",
+            isolation,
             config: dir.join("client.toml"),
             ca: profile.ca.clone().unwrap_or_default(),
             cert: profile.cert.clone().unwrap_or_default(),
@@ -52,15 +54,31 @@ impl Banner {
         format!("mycora is ready on {}, data in {}\n", self.address, self.data.display())
     }
 
+    fn isolation_line(&self) -> String {
+        match self.isolation {
+            None => String::new(),
+            Some(level @ Isolation::Basic) => {
+                format!("isolation: {level}, scripts run with your rights and reach your files\n")
+            }
+            Some(level @ Isolation::Confined) => {
+                format!("isolation: {level}, scripts reach their own directories and no network unless they ask\n")
+            }
+            Some(level @ Isolation::Contained) => {
+                format!("isolation: {level}, scripts are confined to their directories, and bounded\n")
+            }
+        }
+    }
+
     /// The same, and lines to copy.
     #[must_use]
     pub fn text(&self) -> String {
-        let Self { isolation, config, ca, cert, key, redis_cli, port, .. } = self;
+        let Self { config, ca, cert, key, redis_cli, port, .. } = self;
         let [config, ca, cert, key] = [config, ca, cert, key].map(|path| path.display());
         let ready = self.line();
+        let isolation = self.isolation_line();
         format!(
             "{ready}\
-             isolation: {isolation}, scripts run with your rights\n\
+             {isolation}\
              \n\
              command line  export MYCORA_CONFIG={config}\n\
              \x20             mycora flow submit FILE --watch\n\

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use service::processes::{boot_id, observe};
+use sandbox::processes::{boot_id, observe};
 
 const POLL: Duration = Duration::from_millis(5);
 

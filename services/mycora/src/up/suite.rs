@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use identity::{Identity, ServiceName, TrustDomain};
 use kv::Kv;
-use model::{Address, Timestamp};
+use model::{Address, Isolation, Timestamp};
 use mycelium::{Bus, MemoryNetwork, PublicKey};
 use prometheus::Registry;
 use rpc::{Channel, LocalServer, MethodPolicy, Mount, MountBuilder, Server, TlsFiles};
@@ -107,6 +107,11 @@ impl Suite {
         mount.health().set_serving(true);
         started.met();
         Ok(suite)
+    }
+
+    /// What stands between the scripts of this machine and everything else; nothing where none run.
+    pub(super) fn isolation(&self) -> Option<Isolation> {
+        self.runner.as_ref().map(runner::Running::isolation)
     }
 
     /// Waits until a part has ended by itself.
@@ -347,12 +352,12 @@ impl Suite {
         wait_ready("supervisor", ready).await?;
         let kv = Kv::new(parts.redis.runner_endpoint());
         let settings = runner::Settings {
-            types: Vec::new(),
             group: GROUP.parse().map_err(build_error("runner"))?,
-            instance: 1,
             slots: parts.options.slots,
-            work_dir,
             drain_deadline: DRAIN_DEADLINE,
+            isolation: parts.options.isolation,
+            allowed: parts.options.allowed.clone(),
+            ..runner::Settings::new(work_dir)
         };
         let running = runner::start(settings, &kv, SUPERVISOR_DATABASE, &Shutdown::new()).await;
         self.runner = Some(running.map_err(build_error("runner"))?);

@@ -17,7 +17,8 @@ struct Shell {
 pub(crate) fn probe(tools: &Tools<'_>) -> Option<Arc<dyn Runtime>> {
     let program = PathBuf::from("/bin/sh");
     program.exists().then(|| {
-        let interpreter = Interpreter { program, args: Vec::new(), script_name: "script.sh" };
+        let (args, reads) = (Vec::new(), Vec::new());
+        let interpreter = Interpreter { program, args, script_name: "script.sh", reads };
         Arc::new(Shell { launcher: Launcher::new(tools), interpreter }) as Arc<dyn Runtime>
     })
 }

@@ -3,5 +3,6 @@
 mod ending;
 mod languages;
 mod process;
+mod python;
 mod setup;
 mod workspace;

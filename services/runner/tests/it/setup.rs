@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::future::pending;
-use std::path::Path;
-use std::time::Duration;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 
 use kv::Kv;
 use model::execution::AttemptEnd;
@@ -13,7 +13,8 @@ use model::{
     ScriptType,
 };
 use queue::{EventKind, EventReader, Offer, Supervisor};
-use runner::{Running, Settings};
+use runner::{Allowed, Running, Settings};
+use sandbox::Launcher;
 use service::Shutdown;
 use tempfile::TempDir;
 use testkit::RedisServer;
@@ -47,18 +48,29 @@ impl Outcome {
 
 impl Bench {
     pub(crate) async fn new() -> Self {
+        Self::with(|settings| settings).await
+    }
+
+    /// With other settings than the usual.
+    pub(crate) async fn with(change: impl FnOnce(Settings) -> Settings) -> Self {
         let redis = RedisServer::start();
         let kv = Kv::new(redis.url().parse().expect("the url of a test server"));
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        let runner = runner::start(settings(dir.path()), &kv, 0, &Shutdown::new()).await.expect("a runner");
+        let dir = place();
+        let runner = runner::start(change(settings(dir.path())), &kv, 0, &Shutdown::new()).await;
+        let runner = runner.expect("a runner");
         let supervisor = Supervisor::new(kv.clone(), 0);
         let reader = supervisor.events();
         Self { dir, supervisor, reader, runner, kv, redis }
     }
 
     pub(crate) async fn accept(&self, execution: Execution) -> JobKey {
+        self.accept_with(execution, model::Grants::default()).await
+    }
+
+    /// With what a policy gives.
+    pub(crate) async fn accept_with(&self, execution: Execution, grants: model::Grants) -> JobKey {
         let key = execution.job_key;
-        let offer = Offer { hash: execution.content_hash(), execution, coordinator: "c".into() };
+        let offer = Offer { hash: execution.content_hash(), execution, coordinator: "c".into(), grants };
         self.supervisor.accept(offer).await.expect("an accepted job");
         key
     }
@@ -101,25 +113,46 @@ impl Bench {
         }
     }
 
+    /// The runner's work directory.
+    pub(crate) fn work(&self) -> PathBuf {
+        self.dir.path().join("work")
+    }
+
+    /// Where scripts tell what they see.
+    pub(crate) fn seen(&self) -> PathBuf {
+        seen(self.dir.path())
+    }
+
     /// What is left in the work directory of attempts.
     pub(crate) fn attempts(&self) -> Vec<String> {
-        let context = self.dir.path().join(context().to_string());
-        let entries = std::fs::read_dir(context)
+        let entries = std::fs::read_dir(runner::jobs_dir(&self.work(), context()))
             .map(|entries| entries.flatten().collect())
             .unwrap_or_else(|_| Vec::new());
         entries.iter().map(|entry| entry.file_name().display().to_string()).collect()
     }
 }
 
-pub(crate) fn settings(dir: &Path) -> Settings {
-    Settings {
-        types: Vec::new(),
-        group: "default".parse().expect("a name"),
-        instance: 1,
-        slots: 4,
-        work_dir: dir.to_owned(),
-        drain_deadline: Duration::from_secs(20),
-    }
+/// A directory that scripts of any user can pass through: `work` is a runner's, `seen` is for what scripts tell.
+pub(crate) fn place() -> TempDir {
+    let passable = std::fs::Permissions::from_mode(0o711);
+    let dir = tempfile::Builder::new().permissions(passable).tempdir().expect("a temporary directory");
+    std::fs::create_dir(seen(dir.path())).expect("a directory");
+    let open = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(seen(dir.path()), open).expect("its owner may");
+    dir
+}
+
+/// Where scripts may write beside their own directories.
+pub(crate) fn seen(place: &Path) -> PathBuf {
+    place.join("seen")
+}
+
+/// A runner in a [`place`], with its program as the launcher.
+pub(crate) fn settings(place: &Path) -> Settings {
+    let allowed = Allowed { read: Vec::new(), write: vec![seen(place)] };
+    let launcher =
+        Launcher { program: env!("CARGO_BIN_EXE_mycora-runner").into(), ..Launcher::this_program() };
+    Settings { allowed, launcher, ..Settings::new(place.join("work")) }
 }
 
 pub(crate) fn context() -> ContextUid {

@@ -18,7 +18,7 @@ fn inline(bytes: &[u8]) -> FileSource {
 
 /// Puts a file where the supervisor would.
 fn cache(bench: &Bench, bytes: &[u8]) -> BlobRef {
-    let path = blob_path(bench.dir.path(), context(), BlobHash::of(bytes));
+    let path = blob_path(&bench.work(), context(), BlobHash::of(bytes));
     std::fs::create_dir_all(path.parent().expect("a directory above")).expect("a directory");
     std::fs::write(path, bytes).expect("a file");
     blob(bytes)
@@ -39,7 +39,7 @@ async fn files_come_in_and_outputs_go_out() {
     assert_eq!(outcome.end.outputs["out.txt"], blob(expected));
     assert_eq!(outcome.end.outputs["d/two"], blob(expected));
     let kept =
-        |blob: BlobRef| std::fs::read(blob_path(bench.dir.path(), context(), blob.sha256)).expect("a blob");
+        |blob: BlobRef| std::fs::read(blob_path(&bench.work(), context(), blob.sha256)).expect("a blob");
     assert_eq!(kept(blob(expected)), expected);
     assert_eq!(kept(cached), b"from the cache\n", "a script changes its copy only");
     assert_eq!(bench.attempts(), [""; 0], "the directory is gone");

@@ -1,23 +1,22 @@
 //! What a rhai job can call beside the standard functions.
 
-use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use model::limits::FILE_BYTES_MAX;
 use rhai::{Dynamic, Engine, EvalAltResult, FLOAT, INT, Map, Position};
 
+use super::{ExitCode, Files, Given, Limits, from_json, to_json};
 use crate::results::text_of;
-use crate::runtimes::rhai::{ExitCode, Given, Limits};
-use crate::workspace::{read_inside, write_inside};
+use crate::runtime::Job;
 
-type Outcome<T> = Result<T, Box<EvalAltResult>>;
+/// What a function gives, or what it throws.
+pub(crate) type Outcome<T> = Result<T, Box<EvalAltResult>>;
 
-pub(super) fn register(engine: &mut Engine, dir: &Path, limits: &Limits, given: &Given, code: &ExitCode) {
+pub(super) fn register(engine: &mut Engine, job: &Job, limits: &Limits, given: &Given, code: &ExitCode) {
     register_results(engine, given);
-    register_files(engine, dir);
-    register_json(engine);
+    register_files(engine, Files::of(job, limits));
+    register_json(engine, limits);
     register_sleep(engine, limits);
     register_exit(engine, code);
 }
@@ -26,14 +25,14 @@ pub(super) fn register(engine: &mut Engine, dir: &Path, limits: &Limits, given: 
 fn register_results(engine: &mut Engine, given: &Given) {
     let one = Arc::clone(given);
     engine.register_fn("result", move |key: &str, value: Dynamic| -> Outcome<()> {
-        let text = text_of(to_value(&value)?);
+        let text = text_of(to_json(&value)?);
         one.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned(), text);
         Ok(())
     });
     let many = Arc::clone(given);
     engine.register_fn("result", move |values: Map| -> Outcome<()> {
         for (key, value) in values {
-            let text = text_of(to_value(&value)?);
+            let text = text_of(to_json(&value)?);
             many.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_string(), text);
         }
         Ok(())
@@ -41,55 +40,42 @@ fn register_results(engine: &mut Engine, given: &Given) {
 }
 
 /// `read_file(path)` and `write_file(path, text)`, inside the job's directory.
-fn register_files(engine: &mut Engine, dir: &Path) {
-    let from = dir.to_owned();
+fn register_files(engine: &mut Engine, files: Files) {
+    let from = files.clone();
     engine.register_fn("read_file", move |path: &str| -> Outcome<String> {
-        let bytes = read_inside(&from, path, FILE_BYTES_MAX)
-            .map_err(|error| format!("read_file(\"{path}\"): {error}"))?;
-        String::from_utf8(bytes).map_err(|_| format!("read_file(\"{path}\"): it is not UTF-8").into())
+        from.read(path).map_err(|why| format!("read_file({path:?}): {why}").into())
     });
-    let to = dir.to_owned();
     engine.register_fn("write_file", move |path: &str, text: &str| -> Outcome<()> {
-        write_inside(&to, path, text.as_bytes())
-            .map_err(|error| format!("write_file(\"{path}\"): {error}").into())
+        files.write(path, text.as_bytes()).map_err(|why| format!("write_file({path:?}): {why}").into())
     });
 }
 
 /// `parse_json(text)` and `to_json(value)`, for any value.
-fn register_json(engine: &mut Engine) {
-    engine.register_fn("parse_json", |text: &str| -> Outcome<Dynamic> {
-        let value: serde_json::Value =
-            serde_json::from_str(text).map_err(|error| format!("parse_json: {error}"))?;
-        rhai::serde::to_dynamic(value)
+fn register_json(engine: &mut Engine, limits: &Limits) {
+    let bounds = limits.clone();
+    engine.register_fn("parse_json", move |text: &str| -> Outcome<Dynamic> {
+        let read = from_json(text, &bounds);
+        bounds.look()?;
+        read.map_err(|error| format!("parse_json: {error}").into())
     });
-    engine.register_fn("to_json", |value: Dynamic| -> Outcome<String> { Ok(to_value(&value)?.to_string()) });
+    let text_of = |value: &Dynamic| -> Outcome<String> {
+        Ok(to_json(value).map_err(|why| format!("to_json: {why}"))?.to_string())
+    };
+    engine.register_fn("to_json", move |value: Dynamic| text_of(&value));
     // The standard library knows it for maps, more specifically and without numbers in full.
-    engine.register_fn("to_json", |value: Map| -> Outcome<String> {
-        Ok(to_value(&Dynamic::from(value))?.to_string())
-    });
+    engine.register_fn("to_json", move |value: Map| text_of(&Dynamic::from(value)));
 }
 
 /// `sleep(seconds)`, which ends with the job.
 fn register_sleep(engine: &mut Engine, limits: &Limits) {
     let whole = limits.clone();
-    engine.register_fn("sleep", move |secs: INT| -> Outcome<()> {
-        sleep(&whole, Duration::from_secs(u64::try_from(secs).unwrap_or(0)))
+    engine.register_fn("sleep", move |secs: INT| {
+        whole.sleep(Duration::from_secs(u64::try_from(secs).unwrap_or(0)))
     });
     let part = limits.clone();
-    engine.register_fn("sleep", move |secs: FLOAT| -> Outcome<()> {
-        sleep(&part, Duration::try_from_secs_f64(secs).unwrap_or(Duration::ZERO))
+    engine.register_fn("sleep", move |secs: FLOAT| {
+        part.sleep(Duration::try_from_secs_f64(secs).unwrap_or(Duration::ZERO))
     });
-}
-
-fn sleep(limits: &Limits, time: Duration) -> Outcome<()> {
-    /// Longer than any job may run.
-    const AT_MOST: Duration = Duration::from_secs(model::limits::TIMEOUT_SECS_MAX as u64);
-    let until = Instant::now() + time.min(AT_MOST);
-    limits.interrupt.sleep_until(limits.deadline.map_or(until, |deadline| until.min(deadline)));
-    if limits.over() {
-        return Err(EvalAltResult::ErrorTerminated(Dynamic::UNIT, Position::NONE).into());
-    }
-    Ok(())
 }
 
 /// `exit()`, `exit(code)` and `exit(succeeded)`. The engine's own tells nobody the code.
@@ -104,8 +90,4 @@ fn register_exit(engine: &mut Engine, code: &ExitCode) {
     engine.register_fn("exit", move |value: INT| end(&number, i32::try_from(value).unwrap_or(1)));
     let truth = Arc::clone(code);
     engine.register_fn("exit", move |succeeded: bool| end(&truth, i32::from(!succeeded)));
-}
-
-fn to_value(value: &Dynamic) -> Outcome<serde_json::Value> {
-    rhai::serde::from_dynamic(value)
 }

@@ -10,6 +10,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 pub struct Observed {
     /// Its number.
     pub pid: u32,
+    /// Who has to wait for it.
+    pub parent: u32,
     /// Its session.
     pub session: u32,
     /// When it started, in clock ticks since boot: tells it from a later one with its number.
@@ -26,7 +28,9 @@ pub fn observe(pid: u32) -> io::Result<Observed> {
     // The name, in parentheses, may contain anything; behind it come the fields from the third on.
     let (_, rest) = stat.rsplit_once(')').ok_or_else(malformed)?;
     let fields: Vec<_> = rest.split_ascii_whitespace().collect();
-    let (Some(state), Some(session), Some(start)) = (fields.first(), fields.get(3), fields.get(19)) else {
+    let (Some(state), Some(parent), Some(session), Some(start)) =
+        (fields.first(), fields.get(1), fields.get(3), fields.get(19))
+    else {
         return Err(malformed());
     };
     if matches!(*state, "Z" | "X" | "x") {
@@ -34,6 +38,7 @@ pub fn observe(pid: u32) -> io::Result<Observed> {
     }
     Ok(Observed {
         pid,
+        parent: parent.parse().map_err(|_| malformed())?,
         session: session.parse().map_err(|_| malformed())?,
         start_ticks: start.parse().map_err(|_| malformed())?,
     })
@@ -55,6 +60,32 @@ pub fn all() -> io::Result<Vec<Observed>> {
         }
     }
     Ok(processes)
+}
+
+/// The name of a process's program, as the kernel keeps it; empty when it is gone.
+#[must_use]
+pub fn name(pid: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
+}
+
+/// Every process that descends from this one.
+///
+/// # Errors
+/// When `/proc` cannot be read.
+pub fn below(ancestor: u32) -> io::Result<Vec<Observed>> {
+    let mut rest = all()?;
+    let mut found: Vec<Observed> = Vec::new();
+    loop {
+        let is_below = |process: &Observed| {
+            process.parent == ancestor || found.iter().any(|above| above.pid == process.parent)
+        };
+        let (new, others): (Vec<_>, Vec<_>) = rest.into_iter().partition(is_below);
+        if new.is_empty() {
+            return Ok(found);
+        }
+        found.extend(new);
+        rest = others;
+    }
 }
 
 /// Whether the environment a process was started with has an entry that begins with `prefix`.
@@ -90,32 +121,6 @@ pub fn boot_id() -> io::Result<String> {
 pub fn hostname() -> String {
     fs::read_to_string("/proc/sys/kernel/hostname")
         .map_or_else(|_| "unknown".to_owned(), |name| name.trim().to_owned())
-}
-
-/// Kills everything that `is_ours` recognises until nothing is left, and gives what it was. A process
-/// that forks while it is looked for is found by the next look. Blocks for some milliseconds.
-///
-/// # Errors
-/// When `/proc` cannot be read, or something does not end although it was killed.
-pub fn kill_all(is_ours: impl Fn(&Observed) -> bool) -> io::Result<Vec<Observed>> {
-    /// Nothing that is killed needs longer than this to be gone, unless the kernel holds it.
-    const LOOKS_MAX: u32 = 500;
-    let own = std::process::id();
-    let mut killed: Vec<Observed> = Vec::new();
-    for _ in 0..LOOKS_MAX {
-        let ours: Vec<_> =
-            all()?.into_iter().filter(|process| process.pid != own && is_ours(process)).collect();
-        if ours.is_empty() {
-            return Ok(killed);
-        }
-        for process in ours {
-            if kill(process) && !killed.contains(&process) {
-                killed.push(process);
-            }
-        }
-        std::thread::sleep(std::time::Duration::from_millis(2));
-    }
-    Err(io::Error::new(io::ErrorKind::TimedOut, "some processes do not end although they were killed"))
 }
 
 #[cfg(test)]

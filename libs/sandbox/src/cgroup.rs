@@ -1,0 +1,330 @@
+//! Control groups: bounds of everything that a job starts, together. Version 2 where it is ours to use, else 1.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::processes::{self, Observed};
+use crate::protocol::Ended;
+
+/// How often what was killed is looked for again, and with what pause.
+const LOOKS_MAX: u32 = 1000;
+const LOOK_PAUSE: Duration = Duration::from_millis(1);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+/// A group of ours, below the one that this process is in, with a place for each job that runs at once.
+#[derive(Debug, Clone)]
+pub struct Cgroups(Arc<Parent>);
+
+#[derive(Debug)]
+struct Parent {
+    version: Version,
+    /// One for each hierarchy.
+    dirs: Vec<PathBuf>,
+}
+
+impl Drop for Parent {
+    fn drop(&mut self) {
+        for dir in &self.dirs {
+            // What is in use stays, and is taken over by the next of this name.
+            let _ = fs::remove_dir(dir);
+        }
+    }
+}
+
+/// A place for one job at a time. What was in it is killed, and it is removed, when it is dropped.
+#[derive(Debug)]
+pub struct Slot {
+    parent: Arc<Parent>,
+    dirs: Vec<PathBuf>,
+    /// The bounds in force: memory in bytes, processes.
+    bounds: Mutex<Option<(u64, u32)>>,
+}
+
+impl Cgroups {
+    /// Makes the group `name` below our own, in version 2 or else in version 1, with bounds on memory and
+    /// processes.
+    ///
+    /// # Errors
+    /// Says why there is none.
+    pub fn make(name: &str) -> io::Result<Self> {
+        let own = fs::read_to_string("/proc/self/cgroup")?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+        make_two(name, &own, &mounts).or_else(|two| {
+            make_one(name, &own, &mounts)
+                .map_err(|one| io::Error::new(one.kind(), format!("version 2: {two}; version 1: {one}")))
+        })
+    }
+
+    /// As it is called among the layers.
+    #[must_use]
+    pub fn layer(&self) -> &'static str {
+        match self.0.version {
+            Version::One => "cgroup-v1",
+            Version::Two => "cgroup-v2",
+        }
+    }
+
+    /// Kills what a dead runner of this name left, and removes its places.
+    fn remove_leftovers(&self) -> io::Result<()> {
+        let mut names = HashSet::new();
+        for dir in &self.0.dirs {
+            for entry in fs::read_dir(dir)? {
+                let entry = entry?;
+                if entry.file_type()?.is_dir() {
+                    names.insert(entry.file_name());
+                }
+            }
+        }
+        for name in names {
+            let dirs = self.0.dirs.iter().map(|dir| dir.join(&name)).collect();
+            // Removed with everything in it when it is dropped.
+            drop(Slot { parent: Arc::clone(&self.0), dirs, bounds: Mutex::new(None) });
+        }
+        Ok(())
+    }
+
+    /// A place of this name. What a dead runner left in one is killed.
+    ///
+    /// # Errors
+    /// When it cannot be made, or what is in it does not end.
+    pub fn slot(&self, name: &str) -> io::Result<Slot> {
+        let dirs: Vec<PathBuf> = self.0.dirs.iter().map(|dir| dir.join(name)).collect();
+        let slot = Slot { parent: Arc::clone(&self.0), dirs, bounds: Mutex::new(None) };
+        for dir in &slot.dirs {
+            make_dir(dir)?;
+        }
+        slot.kill_all()?;
+        Ok(slot)
+    }
+}
+
+impl Slot {
+    /// What a process enters, one directory for each hierarchy.
+    pub fn dirs(&self) -> impl Iterator<Item = &PathBuf> {
+        self.dirs.iter()
+    }
+
+    /// Sets what everything in it may use together: bytes of memory, and processes and threads.
+    ///
+    /// # Errors
+    /// When the kernel does not take it.
+    pub fn set_limits(&self, memory_bytes: u64, processes: u32) -> io::Result<()> {
+        let mut bounds = self.bounds.lock().unwrap_or_else(PoisonError::into_inner);
+        if *bounds == Some((memory_bytes, processes)) {
+            return Ok(());
+        }
+        *bounds = None;
+        match self.parent.version {
+            Version::Two => {
+                self.write("memory.max", &memory_bytes.to_string())?;
+                // Not there where the kernel does not count it.
+                let _ = self.write("memory.swap.max", "0");
+            }
+            Version::One => {
+                // The second bound is never below the first, so it goes out of the way first.
+                let _ = self.write("memory.memsw.limit_in_bytes", "-1");
+                self.write("memory.limit_in_bytes", &memory_bytes.to_string())?;
+                let _ = self.write("memory.memsw.limit_in_bytes", &memory_bytes.to_string());
+            }
+        }
+        self.write("pids.max", &processes.to_string())?;
+        *bounds = Some((memory_bytes, processes));
+        Ok(())
+    }
+
+    /// Puts a process into it.
+    ///
+    /// # Errors
+    /// When it is gone, or the kernel does not let it.
+    pub fn place(&self, pid: u32) -> io::Result<()> {
+        self.dirs.iter().try_for_each(|dir| fs::write(dir.join("cgroup.procs"), pid.to_string()))
+    }
+
+    /// How often something in it was killed for using more memory than it may.
+    #[must_use]
+    pub fn oom_kills(&self) -> u64 {
+        let file = match self.parent.version {
+            Version::Two => "memory.events",
+            Version::One => "memory.oom_control",
+        };
+        let texts = self.dirs.iter().filter_map(|dir| fs::read_to_string(dir.join(file)).ok());
+        texts.filter_map(|text| number_after(&text, "oom_kill ")).sum()
+    }
+
+    /// Lets nothing in it start anything more, until the bounds are set again: what only starts itself anew would
+    /// be hard to end.
+    pub fn close(&self) {
+        *self.bounds.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let _ = self.write("pids.max", "0");
+    }
+
+    /// Kills everything in it until nothing is left, and gives what it was. Blocks for some milliseconds when
+    /// there is anything.
+    ///
+    /// # Errors
+    /// When something does not end although it was killed.
+    pub fn kill_all(&self) -> io::Result<Vec<Ended>> {
+        let mut ended: Vec<Ended> = Vec::new();
+        for _ in 0..LOOKS_MAX {
+            let found = members(&self.dirs);
+            if found.is_empty() {
+                return Ok(ended);
+            }
+            self.close();
+            let processes: Vec<Observed> =
+                found.iter().filter_map(|pid| processes::observe(*pid).ok()).collect();
+            for process in processes {
+                let name = processes::name(process.pid);
+                if processes::kill(process) && !ended.iter().any(|one| one.pid == process.pid) {
+                    ended.push(Ended { pid: process.pid, name });
+                }
+            }
+            std::thread::sleep(LOOK_PAUSE);
+        }
+        Err(io::Error::new(io::ErrorKind::TimedOut, "some processes do not end although they were killed"))
+    }
+
+    /// Writes to the file of this name, in whichever hierarchy has it.
+    fn write(&self, file: &str, text: &str) -> io::Result<()> {
+        let path = self.dirs.iter().map(|dir| dir.join(file)).find(|path| path.exists());
+        let path = path.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, file.to_owned()))?;
+        fs::write(&path, text)
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Err(error) = self.kill_all() {
+            tracing::warn!(%error, "a control group cannot be emptied");
+        }
+        for dir in &self.dirs {
+            let _ = fs::remove_dir(dir);
+        }
+    }
+}
+
+/// Everything that is in one of these groups.
+pub(crate) fn members(dirs: &[PathBuf]) -> HashSet<u32> {
+    let texts = dirs.iter().filter_map(|dir| fs::read_to_string(dir.join("cgroup.procs")).ok());
+    texts.flat_map(|text| text.lines().filter_map(|line| line.parse().ok()).collect::<Vec<_>>()).collect()
+}
+
+fn make_two(name: &str, own: &str, mounts: &str) -> io::Result<Cgroups> {
+    let unsupported = |why: &str| io::Error::new(io::ErrorKind::Unsupported, why.to_owned());
+    let place = own.lines().find_map(|line| line.strip_prefix("0::")).ok_or_else(|| unsupported("none"))?;
+    let mount = mounts.lines().find_map(|line| Mount::read(line, "cgroup2", None));
+    let mount = mount.ok_or_else(|| unsupported("not mounted"))?;
+    let own = mount.dir_of(place).ok_or_else(|| unsupported("our own group cannot be seen"))?;
+    let controllers = fs::read_to_string(own.join("cgroup.controllers"))?;
+    for wanted in ["memory", "pids"] {
+        if !controllers.split_ascii_whitespace().any(|controller| controller == wanted) {
+            return Err(unsupported(&format!("no controller for {wanted}")));
+        }
+    }
+    let dir = own.join(name);
+    fs::write(own.join("cgroup.subtree_control"), "+memory +pids")?;
+    make_dir(&dir)?;
+    let groups = Cgroups(Arc::new(Parent { version: Version::Two, dirs: vec![dir] }));
+    groups.remove_leftovers()?;
+    fs::write(groups.0.dirs[0].join("cgroup.subtree_control"), "+memory +pids")?;
+    Ok(groups)
+}
+
+fn make_one(name: &str, own: &str, mounts: &str) -> io::Result<Cgroups> {
+    let mut dirs = Vec::new();
+    for wanted in ["memory", "pids"] {
+        let missing = || io::Error::new(io::ErrorKind::Unsupported, format!("no hierarchy for {wanted}"));
+        let place = own.lines().find_map(|line| {
+            let (_, rest) = line.split_once(':')?;
+            let (controllers, place) = rest.split_once(':')?;
+            controllers.split(',').any(|controller| controller == wanted).then_some(place)
+        });
+        let mount = mounts.lines().find_map(|line| Mount::read(line, "cgroup", Some(wanted)));
+        let own = mount.ok_or_else(missing)?.dir_of(place.ok_or_else(missing)?).ok_or_else(missing)?;
+        dirs.push(own.join(name));
+    }
+    // Both may be in one hierarchy.
+    dirs.dedup();
+    let groups = Cgroups(Arc::new(Parent { version: Version::One, dirs }));
+    groups.0.dirs.iter().try_for_each(|dir| make_dir(dir))?;
+    groups.remove_leftovers()?;
+    Ok(groups)
+}
+
+/// A hierarchy, or the part of it that a container sees.
+#[derive(Debug, PartialEq, Eq)]
+struct Mount<'a> {
+    /// The group that is mounted.
+    root: &'a Path,
+    /// Where.
+    point: &'a Path,
+}
+
+impl<'a> Mount<'a> {
+    /// Reads a line of `mountinfo`, when it is about a file system of this kind, with this option.
+    fn read(line: &'a str, kind: &str, option: Option<&str>) -> Option<Self> {
+        let (before, after) = line.split_once(" - ")?;
+        let mut after = after.split(' ');
+        let is_kind = after.next() == Some(kind);
+        let options = after.nth(1).unwrap_or_default();
+        let has_option = option.is_none_or(|wanted| options.split(',').any(|option| option == wanted));
+        let mut before = before.split(' ').skip(3);
+        let (root, point) = (before.next()?, before.next()?);
+        (is_kind && has_option).then(|| Self { root: Path::new(root), point: Path::new(point) })
+    }
+
+    /// The directory of a group, when it can be seen from here.
+    fn dir_of(&self, group: &str) -> Option<PathBuf> {
+        let below = Path::new(group).strip_prefix(self.root).ok()?;
+        // Nothing is joined as nothing: a path that ends with `/` is another text.
+        Some(if below.as_os_str().is_empty() { self.point.to_owned() } else { self.point.join(below) })
+    }
+}
+
+fn make_dir(dir: &Path) -> io::Result<()> {
+    match fs::create_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", dir.display()))),
+    }
+}
+
+fn number_after(text: &str, label: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(label))?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_is_found_where_a_container_sees_it() {
+        let host = "36 32 0:31 / /sys/fs/cgroup/pids rw,relatime shared:14 - cgroup cgroup rw,pids";
+        let mount = Mount::read(host, "cgroup", Some("pids")).expect("the hierarchy of pids");
+        assert_eq!(mount.dir_of("/"), Some("/sys/fs/cgroup/pids".into()));
+        assert_eq!(mount.dir_of("/a/b"), Some("/sys/fs/cgroup/pids/a/b".into()));
+        assert_eq!(Mount::read(host, "cgroup", Some("memory")), None);
+        assert_eq!(Mount::read(host, "cgroup2", None), None);
+        // A container may see its own group as the root of the mount, and elsewhere under its full name.
+        let inside = "714 705 0:31 /docker/1f /sys/fs/cgroup/pids ro,nosuid - cgroup cgroup rw,pids";
+        let mount = Mount::read(inside, "cgroup", Some("pids")).expect("the hierarchy of pids");
+        assert_eq!(mount.dir_of("/docker/1f/x"), Some("/sys/fs/cgroup/pids/x".into()));
+        assert_eq!(mount.dir_of("/docker/2e"), None, "somebody else's");
+    }
+
+    #[test]
+    fn kills_are_read_from_either_version() {
+        assert_eq!(number_after("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n", "oom_kill "), Some(3));
+        assert_eq!(number_after("low 0\nmax 7\noom 2\noom_kill 1\noom_group_kill 0\n", "oom_kill "), Some(1));
+        assert_eq!(number_after("max 7\n", "oom_kill "), None);
+    }
+}

@@ -1,0 +1,143 @@
+//! A job's processes, as the runner holds them.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use rustix::fs::MemfdFlags;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::confinement::Request;
+use crate::init::ARGUMENT;
+use crate::protocol::{DATAGRAM_BYTES_MAX, Event, Order};
+
+/// The program that becomes the first process of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Launcher {
+    /// One that calls [`crate::launch_if_asked`] first thing.
+    pub program: PathBuf,
+    /// What makes it the launcher.
+    pub args: Vec<String>,
+}
+
+impl Launcher {
+    /// This very program, also when its file was replaced meanwhile.
+    #[must_use]
+    pub fn this_program() -> Self {
+        Self::at("/proc/self/exe".into())
+    }
+
+    /// A program that calls [`crate::launch_if_asked`] first thing.
+    #[must_use]
+    pub fn at(program: PathBuf) -> Self {
+        Self { program, args: vec![ARGUMENT.to_owned()] }
+    }
+}
+
+/// The processes of one job: dropped, they end.
+#[derive(Debug)]
+pub struct Child {
+    seat: AsyncFd<OwnedFd>,
+    pid: u32,
+    /// Absent for one that somebody else waits for.
+    process: Option<tokio::process::Child>,
+}
+
+impl Child {
+    /// Starts a program by way of the launcher. What it prints goes to `stdout` and `stderr`. Whether it runs is
+    /// the first event.
+    ///
+    /// # Errors
+    /// When the launcher cannot be started.
+    pub fn start(launcher: &Launcher, request: &Request, stdout: Stdio, stderr: Stdio) -> io::Result<Self> {
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        hand_over(&ours, request)?;
+        let process = tokio::process::Command::new(&launcher.program)
+            .args(&launcher.args)
+            .env_clear()
+            .current_dir("/")
+            // Not in the runner's group: what is typed at its terminal is not for a job's init.
+            .process_group(0)
+            .stdin(Stdio::from(theirs))
+            .stdout(stdout)
+            .stderr(stderr)
+            .spawn()?;
+        let pid = process.id().ok_or(io::ErrorKind::NotFound)?;
+        Ok(Self { process: Some(process), ..Self::adopt(ours, pid)? })
+    }
+
+    /// Takes over an init that somebody else has started, by the socket to it.
+    ///
+    /// # Errors
+    /// When the socket cannot be waited for.
+    pub fn adopt(socket: OwnedFd, pid: u32) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        // SAFETY: the descriptor is owned by what it is registered with, which closes it last.
+        let seat =
+            unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE | Interest::WRITABLE) };
+        let seat = seat.map_err(|error| error.into_parts().1)?;
+        Ok(Self { seat, pid, process: None })
+    }
+
+    /// The number of its init.
+    #[must_use]
+    pub const fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// What happens next; nothing once the init is gone. Cancel safe.
+    ///
+    /// # Errors
+    /// When the init says what cannot be understood, or cannot be heard.
+    pub async fn next(&mut self) -> io::Result<Option<Event>> {
+        let receive = |socket: &OwnedFd| {
+            let mut text = vec![0; DATAGRAM_BYTES_MAX];
+            let (length, _) = rustix::net::recv(socket, &mut text[..], RecvFlags::empty())?;
+            text.truncate(length);
+            Ok(text)
+        };
+        let text = match self.seat.async_io(Interest::READABLE, receive).await {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Vec::new(),
+            other => other?,
+        };
+        if text.is_empty() {
+            if let Some(process) = &mut self.process {
+                // It has closed its socket by ending, or does so now.
+                process.wait().await?;
+            }
+            return Ok(None);
+        }
+        Ok(Some(serde_json::from_slice(&text)?))
+    }
+
+    /// Tells the init something.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub async fn order(&self, order: Order) -> io::Result<()> {
+        let text = serde_json::to_vec(&order)?;
+        let send = |socket: &OwnedFd| Ok(rustix::net::send(socket, &text, SendFlags::NOSIGNAL)?);
+        self.seat.async_io(Interest::WRITABLE, send).await.map(drop)
+    }
+}
+
+fn hand_over(seat: &OwnedFd, request: &Request) -> io::Result<()> {
+    let file = rustix::fs::memfd_create("request", MemfdFlags::CLOEXEC)?;
+    let mut file = File::from(file);
+    file.write_all(&serde_json::to_vec(request)?)?;
+    rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut extra = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [file.as_fd()];
+    extra.push(SendAncillaryMessage::ScmRights(&descriptors));
+    rustix::net::sendmsg(seat, &[io::IoSlice::new(b"r")], &mut extra, SendFlags::NOSIGNAL)?;
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! What is put around a script, as values.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// A program to be run, and what is put around it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// The executable.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// All that its environment has.
+    pub env: BTreeMap<String, String>,
+    /// Where it begins.
+    pub dir: PathBuf,
+    /// What is put around it.
+    pub confinement: Confinement,
+}
+
+/// What is put around a script, beside what always is: a session of its own, closed descriptors, no core files, no
+/// new privileges, no capabilities.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Confinement {
+    /// Bounds of each of its processes.
+    pub limits: Limits,
+    /// Control groups that it enters, as directories.
+    pub cgroups: Vec<PathBuf>,
+    /// The user and group that it runs as, when these are not the runner's.
+    pub owner: Option<u32>,
+    /// The files that it reaches; all that its user may reach when absent.
+    pub files: Option<FileRules>,
+    /// The system calls that it may use; all when absent.
+    pub syscalls: Option<Syscalls>,
+}
+
+/// Bounds of one process, as `setrlimit` knows them. Absent: as the runner has them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Seconds of processor time.
+    pub cpu_secs: Option<u64>,
+    /// Bytes of address space.
+    pub address_space: Option<u64>,
+    /// Open descriptors.
+    pub open_files: Option<u64>,
+    /// Bytes of the largest file.
+    pub file_size: Option<u64>,
+    /// Processes and threads of the same user on the whole machine.
+    pub processes: Option<u64>,
+}
+
+/// What may be reached of the file system. What is not there is passed over.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRules {
+    /// Files, and directories with everything below them, that may be read and executed.
+    pub read: Vec<PathBuf>,
+    /// Files, and directories with everything below them, that may be written as well.
+    pub write: Vec<PathBuf>,
+}
+
+/// Which system calls may be used: those that a script has no business with are refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Syscalls {
+    /// Sockets of IPv4 and IPv6 may be made. Otherwise none.
+    pub network: bool,
+}
+
+/// The layers that are used where they stand. All of them, but in tests of what each of them is good for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layers {
+    /// Landlock.
+    pub files: bool,
+    /// Seccomp.
+    pub syscalls: bool,
+    /// Control groups.
+    pub cgroup: bool,
+    /// A user of its own for each context.
+    pub owner: bool,
+}
+
+impl Default for Layers {
+    fn default() -> Self {
+        Self { files: true, syscalls: true, cgroup: true, owner: true }
+    }
+}
+
+/// What every script may read and execute: programs, libraries, and what these look at. No secrets, nothing of
+/// other users, nothing that runs.
+#[must_use]
+pub fn system_paths() -> Vec<PathBuf> {
+    const PATHS: &[&str] = &[
+        "/usr",
+        "/bin",
+        "/sbin",
+        "/lib",
+        "/lib32",
+        "/lib64",
+        "/libx32",
+        "/etc/alternatives",
+        "/etc/ca-certificates",
+        "/etc/ca-certificates.conf",
+        "/etc/ld.so.cache",
+        "/etc/ld.so.conf",
+        "/etc/ld.so.conf.d",
+        "/etc/ssl/certs",
+        "/etc/ssl/openssl.cnf",
+        "/etc/pki/tls/certs",
+        "/etc/crypto-policies",
+        "/etc/passwd",
+        "/etc/group",
+        "/etc/nsswitch.conf",
+        "/etc/hosts",
+        "/etc/host.conf",
+        "/etc/resolv.conf",
+        "/etc/gai.conf",
+        "/etc/services",
+        "/etc/protocols",
+        "/etc/localtime",
+        "/etc/timezone",
+        "/etc/locale.alias",
+        "/etc/mime.types",
+        "/etc/os-release",
+        "/etc/terminfo",
+        "/etc/python3",
+        "/etc/python3.11",
+        "/etc/python3.12",
+        "/etc/python3.13",
+        "/proc/cpuinfo",
+        "/proc/meminfo",
+        "/proc/stat",
+        "/proc/loadavg",
+        "/proc/uptime",
+        "/proc/version",
+        "/proc/filesystems",
+        "/proc/sys/kernel/ngroups_max",
+        "/proc/sys/kernel/cap_last_cap",
+        "/proc/sys/vm/overcommit_memory",
+        "/sys/devices/system/cpu",
+        "/sys/kernel/mm/transparent_hugepage",
+        "/dev/random",
+        "/dev/urandom",
+    ];
+    PATHS.iter().map(PathBuf::from).collect()
+}
+
+/// Devices that every script may write.
+pub(crate) const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/full"];

@@ -1,0 +1,214 @@
+//! Finding out what stands on this machine: each layer is put around a small program that tries to break it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use model::Isolation;
+
+use crate::cgroup::Cgroups;
+use crate::child::{Child, Launcher};
+use crate::confinement::{Confinement, FileRules, Layers, Request, Syscalls, system_paths};
+use crate::files;
+use crate::protocol::Event;
+
+/// What stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    /// What it comes to.
+    pub level: Isolation,
+    /// The layers by name.
+    pub layers: Vec<String>,
+    /// Files are kept apart.
+    pub files: bool,
+    /// System calls are refused.
+    pub syscalls: bool,
+    /// Control groups bound processes.
+    pub cgroup: bool,
+    /// Scripts run as users of their own.
+    pub owner: bool,
+    /// What does not stand.
+    pub missing: Vec<Missing>,
+}
+
+/// A layer that does not stand.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Missing {
+    /// Its name.
+    pub layer: &'static str,
+    /// Why, for people.
+    pub why: String,
+}
+
+/// What is tried.
+#[derive(Debug)]
+pub struct Probe<'a> {
+    /// Starts what tries.
+    pub launcher: &'a Launcher,
+    /// What is wanted.
+    pub layers: Layers,
+    /// The control groups, or why there are none.
+    pub cgroups: Result<&'a Cgroups, String>,
+    /// A user that contexts get, or why they get none.
+    pub owner: Result<u32, String>,
+    /// A directory that is not a script's business, and can be written.
+    pub dir: &'a Path,
+}
+
+/// Whether a layer held, and else why not.
+type Held = Result<(), String>;
+
+impl Probe<'_> {
+    /// Tries everything.
+    ///
+    /// # Errors
+    /// When the launcher starts nothing, confined or not.
+    pub async fn run(&self) -> io::Result<Standing> {
+        let secret = self.dir.join(format!("probe-{}", std::process::id()));
+        std::fs::write(&secret, "not for scripts\n")?;
+        let tried = self.tried(&secret).await;
+        std::fs::remove_file(&secret)?;
+        tried
+    }
+
+    async fn tried(&self, secret: &Path) -> io::Result<Standing> {
+        if self.shell(&read(secret), Confinement::default()).await? != Some(0) {
+            return Err(io::Error::other("a script that is confined by nothing does not run"));
+        }
+        let (files, scopes, syscalls, cgroup, owner) =
+            tokio::join!(self.files(secret), self.scopes(), self.syscalls(), self.cgroup(), self.owner(),);
+        let mut standing = Standing {
+            level: Isolation::Basic,
+            layers: vec!["session".to_owned()],
+            files: files.is_ok(),
+            syscalls: syscalls.is_ok(),
+            cgroup: cgroup.is_ok(),
+            owner: owner.is_ok(),
+            missing: Vec::new(),
+        };
+        let group = self.cgroups.as_ref().map_or("cgroup", |groups| groups.layer());
+        let bounded = cgroup.is_ok() || owner.is_ok();
+        for (layer, name, held) in [
+            ("landlock", format!("landlock-{}", files::version()), files),
+            ("scopes", "scopes".to_owned(), scopes),
+            ("seccomp", "seccomp".to_owned(), syscalls),
+            ("cgroup", group.to_owned(), cgroup),
+            ("own-uid", "own-uid".to_owned(), owner),
+        ] {
+            match held {
+                Ok(()) => standing.layers.push(name),
+                Err(why) => standing.missing.push(Missing { layer, why }),
+            }
+        }
+        if standing.files && standing.syscalls {
+            standing.level = if bounded { Isolation::Contained } else { Isolation::Confined };
+        }
+        Ok(standing)
+    }
+
+    async fn files(&self, secret: &Path) -> Held {
+        wanted(self.layers.files)?;
+        let confinement = Confinement { files: Some(self.rules()), ..Confinement::default() };
+        refused(self.shell(&read(secret), confinement).await, "a file that is not allowed can be read")
+    }
+
+    async fn scopes(&self) -> Held {
+        wanted(self.layers.files)?;
+        let confinement = Confinement { files: Some(self.rules()), ..Confinement::default() };
+        refused(self.shell("kill -0 $PPID", confinement).await, "processes outside can be signalled")
+    }
+
+    async fn syscalls(&self) -> Held {
+        wanted(self.layers.syscalls)?;
+        let syscalls = Some(Syscalls { network: false });
+        let confinement = Confinement { syscalls, ..Confinement::default() };
+        let program = self.launcher.program.clone();
+        let status = self.start(program, vec![TRY_SOCKET.to_owned()], confinement).await;
+        refused(status, "a socket can be made")
+    }
+
+    async fn cgroup(&self) -> Held {
+        wanted(self.layers.cgroup)?;
+        let groups = self.cgroups.as_ref().map_err(Clone::clone)?;
+        let tried = async {
+            let slot = groups.slot("probe")?;
+            slot.set_limits(256 * 1024 * 1024, 1)?;
+            let cgroups = slot.dirs().cloned().collect();
+            self.shell("/bin/true & wait $!", Confinement { cgroups, ..Confinement::default() }).await
+        };
+        refused(tried.await, "more processes can be started than are allowed")
+    }
+
+    async fn owner(&self) -> Held {
+        wanted(self.layers.owner)?;
+        let owner = self.owner.clone()?;
+        let confinement = Confinement { owner: Some(owner), ..Confinement::default() };
+        let script = format!("[ \"$(id -u)\" = {owner} ]");
+        match self.shell(&script, confinement).await {
+            Ok(Some(0)) => Ok(()),
+            Ok(_) => Err("scripts do not run as another user".to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn rules(&self) -> FileRules {
+        let mut read = system_paths();
+        // What tries is no script.
+        read.push(self.launcher.program.clone());
+        FileRules { read, write: Vec::new() }
+    }
+
+    async fn shell(&self, script: &str, confinement: Confinement) -> io::Result<Option<i32>> {
+        self.start("/bin/sh".into(), vec!["-c".to_owned(), script.to_owned()], confinement).await
+    }
+
+    /// Its exit code; none when it was ended by a signal.
+    async fn start(
+        &self,
+        program: PathBuf,
+        args: Vec<String>,
+        confinement: Confinement,
+    ) -> io::Result<Option<i32>> {
+        let env = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned())]);
+        let request = Request { program, args, env, dir: "/".into(), confinement };
+        let mut child = Child::start(self.launcher, &request, Stdio::null(), Stdio::null())?;
+        let mut status = None;
+        while let Some(event) = child.next().await? {
+            match event {
+                Event::Refused { layer, detail } => {
+                    return Err(io::Error::other(format!("{layer}: {detail}")));
+                }
+                Event::Exited { code, .. } => status = Some(code),
+                Event::Started { .. } | Event::Signalled { .. } | Event::Over { .. } => {}
+            }
+        }
+        Ok(status)
+    }
+}
+
+fn read(path: &Path) -> String {
+    format!("read line < '{}'", path.display())
+}
+
+fn wanted(wanted: bool) -> Held {
+    if wanted { Ok(()) } else { Err("it is switched off".to_owned()) }
+}
+
+/// A layer held when what was tried failed.
+fn refused(status: io::Result<Option<i32>>, otherwise: &str) -> Held {
+    match status {
+        Ok(Some(0)) => Err(otherwise.to_owned()),
+        Ok(_) => Ok(()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The argument by which a program knows that it is to try to make a socket.
+pub(crate) const TRY_SOCKET: &str = "sandbox-try-socket";
+
+/// Tries to make a socket; 0 when that works.
+pub(crate) fn try_socket() -> i32 {
+    use rustix::net::{AddressFamily, SocketType, socket};
+    i32::from(socket(AddressFamily::INET, SocketType::STREAM, None).is_err())
+}

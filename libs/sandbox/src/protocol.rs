@@ -1,0 +1,68 @@
+//! What a job's init and its runner say to each other: one JSON object in each datagram.
+//!
+//! The launcher's init speaks it, and so do the forks of a warm interpreter.
+
+use serde::{Deserialize, Serialize};
+
+/// The longest datagram.
+pub const DATAGRAM_BYTES_MAX: usize = 64 * 1024;
+/// How many ended processes one datagram names.
+pub(crate) const ENDED_MAX: usize = 64;
+
+/// What an init says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Event {
+    /// A layer could not be put around the script, so that it does not run.
+    Refused {
+        /// Which.
+        layer: String,
+        /// Why.
+        detail: String,
+    },
+    /// The script runs.
+    Started {
+        /// Its own process, which leads its session.
+        pid: u32,
+    },
+    /// The script's own process has ended by itself.
+    Exited {
+        /// Its exit code.
+        code: i32,
+        /// Something that it started lives on.
+        left: bool,
+    },
+    /// The script's own process was ended by a signal.
+    Signalled {
+        /// Which.
+        signal: i32,
+        /// Something that it started lives on.
+        left: bool,
+    },
+    /// Nothing is left. The last that is said.
+    Over {
+        /// What had to be killed.
+        ended: Vec<Ended>,
+    },
+}
+
+/// What a runner says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Order {
+    /// Begin: everything around the job is in place.
+    Go,
+    /// Ask the script, and what is in its group, to end.
+    Terminate,
+    /// Kill everything that the job has started.
+    Kill,
+}
+
+/// A process that was killed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// Its number.
+    pub pid: u32,
+    /// The name of its program, as the kernel kept it.
+    pub name: String,
+}

@@ -1,0 +1,239 @@
+//! Word of what runs, for whoever has to end it when its runner is gone.
+//!
+//! A job's first process ends everything by itself when its runner is gone. A record is for the case that it could
+//! not: that it was killed together with the runner, or that the runner hangs and is taken for lost.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cgroup;
+use crate::processes::{self, Observed};
+use crate::protocol::Ended;
+
+/// How often what was killed is looked for again, and with what pause. Nothing needs longer to be gone, unless
+/// the kernel holds it.
+const LOOKS_MAX: u32 = 500;
+const LOOK_PAUSE: Duration = Duration::from_millis(2);
+
+/// One job that runs, as its file tells.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Record {
+    /// Its name: a job key, or what else was started.
+    job: String,
+    /// Its first process.
+    pid: u32,
+    /// When that started, in clock ticks since boot.
+    start_ticks: u64,
+    /// Which start of the machine that was.
+    boot: String,
+    /// Its directory, which goes with it.
+    dir: PathBuf,
+    /// Its control groups.
+    cgroups: Vec<PathBuf>,
+}
+
+/// A record that goes with what it is about.
+#[derive(Debug)]
+pub struct Recorded {
+    path: PathBuf,
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        // One that stays behind is about processes that are gone, which whoever reads it sees.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// A process that was ended, and what it belonged to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Swept {
+    /// The process.
+    pub ended: Ended,
+    /// The job, when it is known.
+    pub job: Option<String>,
+}
+
+impl fmt::Display for Swept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ended: Ended { pid, name }, job } = self;
+        match job {
+            Some(job) => write!(f, "process {pid} ({name}) of attempt {job}"),
+            None => write!(f, "process {pid} ({name})"),
+        }
+    }
+}
+
+/// Records in `running` that `job` runs in `dir`, below its first process `pid`.
+///
+/// # Errors
+/// When the record cannot be written.
+pub fn write(
+    running: &Path,
+    job: &str,
+    pid: u32,
+    dir: PathBuf,
+    cgroups: Vec<PathBuf>,
+) -> io::Result<Recorded> {
+    // One that has ended already is recorded without a start, which no process matches.
+    let start_ticks = processes::observe(pid).map_or(0, |observed| observed.start_ticks);
+    let record = Record { job: job.to_owned(), pid, start_ticks, boot: processes::boot_id()?, dir, cgroups };
+    // A job may start several, one after another or at once.
+    let path = running.join(format!("{job}.{pid}"));
+    fs::write(&path, serde_json::to_vec(&record)?)?;
+    Ok(Recorded { path })
+}
+
+/// Ends everything that the records in `running` tell of, and removes the directories of those jobs and the
+/// records. A process is ended when it descends from a job's first process, is in its control group, or
+/// has the job's directory in the environment that it was started with. Blocks while it works.
+///
+/// # Errors
+/// When `/proc` or the records cannot be read, or something does not end although it was killed.
+pub fn end_recorded(running: &Path) -> io::Result<Vec<Swept>> {
+    let (records, files) = read(running)?;
+    let boot = processes::boot_id()?;
+    let live: Vec<&Record> = records.iter().filter(|record| record.boot == boot).collect();
+    let swept = end(&live)?;
+    for record in &records {
+        match fs::remove_dir_all(&record.dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    for file in files {
+        fs::remove_file(file)?;
+    }
+    Ok(swept)
+}
+
+/// Ends every process that was started with the job's directory in its environment.
+///
+/// # Errors
+/// As [`end_recorded`].
+pub fn end_marked(dir: &Path) -> io::Result<Vec<Ended>> {
+    let record = Record {
+        job: String::new(),
+        pid: 0,
+        start_ticks: 0,
+        boot: String::new(),
+        dir: dir.to_owned(),
+        cgroups: Vec::new(),
+    };
+    Ok(end(&[&record])?.into_iter().map(|swept| swept.ended).collect())
+}
+
+/// All records, and all their files. One that was being written when its runner died is short, and is none.
+fn read(running: &Path) -> io::Result<(Vec<Record>, Vec<PathBuf>)> {
+    let (mut records, mut files) = (Vec::new(), Vec::new());
+    let entries = match fs::read_dir(running) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((records, files)),
+        other => other?,
+    };
+    for entry in entries {
+        let path = entry?.path();
+        records.extend(serde_json::from_slice::<Record>(&fs::read(&path)?).ok());
+        files.push(path);
+    }
+    Ok((records, files))
+}
+
+fn end(records: &[&Record]) -> io::Result<Vec<Swept>> {
+    let mut swept: Vec<Swept> = Vec::new();
+    if records.is_empty() {
+        return Ok(swept);
+    }
+    let own = std::process::id();
+    for _ in 0..LOOKS_MAX {
+        let found = find(records)?;
+        if found.is_empty() {
+            return Ok(swept);
+        }
+        for (process, job) in found {
+            // By its name before, since there is none afterwards.
+            let ended = Ended { pid: process.pid, name: processes::name(process.pid) };
+            let known = swept.iter().any(|one| one.ended.pid == process.pid);
+            if process.pid != own && processes::kill(process) && !known {
+                swept.push(Swept { ended, job: (!job.is_empty()).then_some(job) });
+            }
+        }
+        std::thread::sleep(LOOK_PAUSE);
+    }
+    Err(io::Error::new(io::ErrorKind::TimedOut, "some processes do not end although they were killed"))
+}
+
+/// The processes that belong to one of the records, each with its job.
+fn find(records: &[&Record]) -> io::Result<Vec<(Observed, String)>> {
+    let all = processes::all()?;
+    let mut jobs: HashMap<u32, &str> = HashMap::new();
+    for record in records {
+        let mark = mark(&record.dir);
+        let grouped: HashSet<u32> = cgroup::members(&record.cgroups);
+        for process in &all {
+            let first = process.pid == record.pid && process.start_ticks == record.start_ticks;
+            if first || grouped.contains(&process.pid) || processes::environ_has(process.pid, &mark) {
+                jobs.insert(process.pid, &record.job);
+            }
+        }
+    }
+    // What descends from them, however far.
+    let mut grown = true;
+    while std::mem::take(&mut grown) {
+        for process in &all {
+            if !jobs.contains_key(&process.pid)
+                && let Some(job) = jobs.get(&process.parent).copied()
+            {
+                jobs.insert(process.pid, job);
+                grown = true;
+            }
+        }
+    }
+    let own = std::process::id();
+    let ours = all.into_iter().filter(|process| process.pid != own);
+    Ok(ours.filter_map(|process| jobs.get(&process.pid).map(|job| (process, (*job).to_owned()))).collect())
+}
+
+/// What the environment of every process of a job in `dir` has.
+fn mark(dir: &Path) -> Vec<u8> {
+    let mut mark = b"MYCORA_RESULT=".to_vec();
+    mark.extend_from_slice(OsStr::as_encoded_bytes(dir.as_os_str()));
+    mark.push(b'/');
+    mark
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_about_one_process_of_one_start() {
+        let running = tempfile::tempdir().expect("a temporary directory");
+        let dir = running.path().join("job");
+        // This very process, as if its number had been used again.
+        let own = std::process::id();
+        let record = Record {
+            job: "job".into(),
+            pid: own + 1,
+            start_ticks: 1,
+            boot: processes::boot_id().expect("a boot id"),
+            dir: dir.clone(),
+            cgroups: Vec::new(),
+        };
+        let file = running.path().join("running").join("job");
+        fs::create_dir_all(file.parent().expect("a directory")).expect("a directory");
+        fs::create_dir(&dir).expect("a directory");
+        fs::write(&file, serde_json::to_vec(&record).expect("JSON")).expect("a record");
+        fs::write(running.path().join("running").join("short"), "{\"job\":").expect("half a record");
+        let swept = end_recorded(&running.path().join("running")).expect("an end");
+        assert_eq!(swept, []);
+        assert!(!file.exists() && !dir.exists());
+        assert!(end_recorded(&running.path().join("absent")).is_ok_and(|swept| swept.is_empty()));
+    }
+}

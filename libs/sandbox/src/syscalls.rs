@@ -1,0 +1,153 @@
+//! Seccomp: the system calls that scripts have no business with.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
+
+use crate::confinement::Syscalls;
+
+/// Refused for every script: other processes' memory, mounts and namespaces, keys, the kernel's own
+/// programs and modules, clocks, and ways around the layers above this one.
+const REFUSED: &[libc::c_long] = &[
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_process_madvise,
+    libc::SYS_kcmp,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_pivot_root,
+    libc::SYS_chroot,
+    libc::SYS_open_tree,
+    libc::SYS_move_mount,
+    libc::SYS_fsopen,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fspick,
+    libc::SYS_mount_setattr,
+    libc::SYS_swapon,
+    libc::SYS_swapoff,
+    libc::SYS_unshare,
+    libc::SYS_setns,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_keyctl,
+    libc::SYS_bpf,
+    libc::SYS_userfaultfd,
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_perf_event_open,
+    libc::SYS_kexec_load,
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_name_to_handle_at,
+    libc::SYS_acct,
+    libc::SYS_quotactl,
+    libc::SYS_quotactl_fd,
+    libc::SYS_reboot,
+    libc::SYS_settimeofday,
+    libc::SYS_clock_settime,
+    libc::SYS_clock_adjtime,
+    libc::SYS_adjtimex,
+    libc::SYS_sethostname,
+    libc::SYS_setdomainname,
+    libc::SYS_syslog,
+    libc::SYS_vhangup,
+    libc::SYS_lookup_dcookie,
+    libc::SYS_nfsservctl,
+    libc::SYS_fanotify_init,
+    libc::SYS_move_pages,
+    libc::SYS_migrate_pages,
+    libc::SYS_mbind,
+    libc::SYS_set_mempolicy,
+];
+
+/// The same, of one machine's own.
+#[cfg(target_arch = "x86_64")]
+const REFUSED_HERE: &[libc::c_long] =
+    &[libc::SYS_iopl, libc::SYS_ioperm, libc::SYS_modify_ldt, libc::SYS_kexec_file_load, libc::SYS_uselib];
+#[cfg(not(target_arch = "x86_64"))]
+const REFUSED_HERE: &[libc::c_long] = &[];
+
+/// Every kind of namespace that `clone` can make.
+const NAMESPACES: u64 = (libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET) as u64;
+
+/// Puts the filters in force for this process and all that it starts.
+pub(crate) fn restrict(allowed: Syscalls) -> io::Result<()> {
+    for filter in filters(allowed)? {
+        seccompiler::apply_filter(&filter).map_err(io::Error::other)?;
+    }
+    #[cfg(target_arch = "x86_64")]
+    seccompiler::apply_filter(&only_one_numbering()).map_err(io::Error::other)?;
+    Ok(())
+}
+
+/// Ends a process that makes calls by the numbers of x32, which the kernel takes for the same architecture.
+#[cfg(target_arch = "x86_64")]
+fn only_one_numbering() -> BpfProgram {
+    const LOAD_NUMBER: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const JUMP_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    const X32_BIT: u32 = 0x4000_0000;
+    let step = |code, jt, jf, k| seccompiler::sock_filter { code, jt, jf, k };
+    vec![
+        step(LOAD_NUMBER, 0, 0, 0),
+        step(JUMP_AT_LEAST, 0, 1, X32_BIT),
+        step(RETURN, 0, 0, libc::SECCOMP_RET_KILL_PROCESS),
+        step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ]
+}
+
+/// One filter for each answer that refused calls get.
+fn filters(allowed: Syscalls) -> io::Result<[BpfProgram; 2]> {
+    let mut refused: BTreeMap<i64, Vec<SeccompRule>> =
+        REFUSED.iter().chain(REFUSED_HERE).map(|number| (*number, Vec::new())).collect();
+    refused.insert(libc::SYS_socket, sockets(allowed)?);
+    // A kind of namespace in the flags, whichever else there are.
+    let kinds = (0..64).map(|bit| 1_u64 << bit).filter(|bit| NAMESPACES & bit != 0);
+    let clones: io::Result<Vec<_>> =
+        kinds.map(|bit| rule(vec![condition(0, SeccompCmpOp::MaskedEq(bit), bit)?])).collect();
+    refused.insert(libc::SYS_clone, clones?);
+    // Its flags lie in memory, where no filter sees them. Libraries fall back on `clone`.
+    let unknown = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    Ok([program(refused, libc::EPERM)?, program(unknown, libc::ENOSYS)?])
+}
+
+/// The families of sockets that are refused: all of them, or all but those of the network.
+fn sockets(Syscalls { network }: Syscalls) -> io::Result<Vec<SeccompRule>> {
+    if !network {
+        return Ok(Vec::new());
+    }
+    let differs = |family: i32| condition(0, SeccompCmpOp::Ne, family.unsigned_abs().into());
+    Ok(vec![rule(vec![differs(libc::AF_INET)?, differs(libc::AF_INET6)?])?])
+}
+
+fn condition(argument: u8, operator: SeccompCmpOp, value: u64) -> io::Result<SeccompCondition> {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value).map_err(io::Error::other)
+}
+
+fn rule(conditions: Vec<SeccompCondition>) -> io::Result<SeccompRule> {
+    SeccompRule::new(conditions).map_err(io::Error::other)
+}
+
+fn program(refused: BTreeMap<i64, Vec<SeccompRule>>, answer: i32) -> io::Result<BpfProgram> {
+    let refusal = SeccompAction::Errno(answer.unsigned_abs());
+    let here = std::env::consts::ARCH.try_into().map_err(io::Error::other)?;
+    // A call of another architecture, which the numbers above are not of, ends the process.
+    let filter =
+        SeccompFilter::new(refused, SeccompAction::Allow, refusal, here).map_err(io::Error::other)?;
+    filter.try_into().map_err(io::Error::other)
+}

@@ -1,0 +1,109 @@
+//! Bounds of everything that a job starts, together, and of each of its processes.
+
+use sandbox::{Cgroups, Confinement, Limits, Slot};
+
+use crate::setup::Place;
+
+const MIB: u64 = 1024 * 1024;
+
+fn slot(name: &str) -> Slot {
+    let groups = Cgroups::make(&format!("mycora-test-{}-{name}", std::process::id())).unwrap();
+    groups.slot("one").unwrap()
+}
+
+fn within(slot: &Slot, place: &Place) -> Confinement {
+    Confinement { cgroups: slot.dirs().cloned().collect(), ..place.confined() }
+}
+
+#[tokio::test]
+async fn a_fork_bomb_is_bounded() {
+    let place = Place::new();
+    let slot = slot("bomb");
+    slot.set_limits(256 * MIB, 20).unwrap();
+    // It counts how many it got, and stops at a number that would be far beyond the bound.
+    let attack = "import os, signal\nchildren = []\nwhile len(children) < 60:\n  try: pid = os.fork()\n  except OSError: break\n\
+                  \x20 if pid == 0: signal.pause()\n  children.append(pid)\nprint(len(children))";
+    let kept = place.python(attack, within(&slot, &place)).await;
+    assert_eq!((kept.code, kept.output.as_str()), (Some(0), "19\n"), "{kept:?}");
+    assert_eq!(kept.ended.len(), 19, "and nothing of it is left");
+    let broken = place.python(attack, place.confined()).await;
+    assert_eq!(broken.output, "60\n", "{broken:?}");
+}
+
+/// Of a user of its own the kernel counts processes also without control groups.
+#[tokio::test]
+async fn a_user_of_its_own_bounds_processes_as_well() {
+    let place = Place::new();
+    let attack = "import os, signal\nn = 0\nwhile n < 60:\n  try: pid = os.fork()\n  except OSError: break\n\
+                  \x20 if pid == 0: signal.pause()\n  n += 1\nprint(n)";
+    let limits = Limits { processes: Some(20), ..Limits::default() };
+    let owner = Some(1_900_000_777);
+    let kept = place.python(attack, Confinement { limits, owner, ..Confinement::default() }).await;
+    assert_eq!((kept.code, kept.output.as_str()), (Some(0), "19\n"), "{kept:?}");
+    let broken = place.python(attack, Confinement { owner, ..Confinement::default() }).await;
+    assert_eq!(broken.output, "60\n");
+}
+
+#[tokio::test]
+async fn memory_beyond_the_bound_ends_it() {
+    let place = Place::new();
+    let slot = slot("memory");
+    slot.set_limits(64 * MIB, 20).unwrap();
+    // In two processes, neither of which has more than the bound by itself.
+    let attack = "import os\npid = os.fork()\na = bytearray(40 << 20)\nfor i in range(0, len(a), 4096): a[i] = 1\n\
+                  if pid: raise SystemExit(os.waitpid(pid, 0)[1])\nimport time; time.sleep(0.2)";
+    let before = slot.oom_kills();
+    let kept = place.python(attack, within(&slot, &place)).await;
+    assert!(kept.code != Some(0), "{kept:?}");
+    assert!(slot.oom_kills() > before, "and it is known why");
+    let broken = place.python(attack, place.confined()).await;
+    assert_eq!(broken.code, Some(0), "{broken:?}");
+}
+
+#[tokio::test]
+async fn each_process_is_bounded() {
+    let place = Place::new();
+    let limited = |limits| Confinement { limits, ..Confinement::default() };
+    let none = Limits::default();
+    for (attack, limits) in [
+        ("bytearray(300 << 20)", Limits { address_space: Some(200 * MIB), ..none }),
+        (
+            "[open('/dev/null') for _ in range(100)]; x = [open('/dev/null') for _ in range(40)]",
+            Limits { open_files: Some(30), ..none },
+        ),
+        (
+            "f = open('large', 'wb'); f.write(bytes(3 << 20)); f.flush()",
+            Limits { file_size: Some(MIB), ..none },
+        ),
+        ("n = 0\nimport time\nwhile time.process_time() < 1.5: n += 1", Limits { cpu_secs: Some(1), ..none }),
+    ] {
+        let kept = place.python(attack, limited(limits)).await;
+        assert!(kept.code != Some(0), "{attack}: {kept:?}");
+        let broken = place.python(attack, limited(none)).await;
+        assert_eq!(broken.code, Some(0), "{attack}: {broken:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_slot_is_used_again_and_leaves_nothing() {
+    let place = Place::new();
+    let groups = Cgroups::make(&format!("mycora-test-{}-again", std::process::id())).unwrap();
+    let slot = groups.slot("one").unwrap();
+    let dirs: Vec<_> = slot.dirs().cloned().collect();
+    for _ in 0..3 {
+        slot.set_limits(64 * MIB, 20).unwrap();
+        let outcome = place.shell("cat /proc/self/cgroup", within(&slot, &Place::new())).await;
+        assert!(outcome.code != Some(0) || outcome.output.contains("again"), "{outcome:?}");
+        slot.close();
+        assert!(slot.kill_all().unwrap().is_empty());
+    }
+    // A runner that died has left something in it.
+    slot.set_limits(64 * MIB, 20).unwrap();
+    let (child, _out) =
+        place.start("/bin/sleep", &["600"], Confinement { cgroups: dirs.clone(), ..Confinement::default() });
+    let mut child = child;
+    assert!(matches!(child.next().await.unwrap(), Some(sandbox::Event::Started { .. })));
+    assert_eq!(slot.kill_all().unwrap().len(), 1);
+    drop((slot, groups));
+    assert!(dirs.iter().all(|dir| !dir.exists()), "{dirs:?}");
+}

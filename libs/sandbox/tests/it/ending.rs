@@ -1,0 +1,123 @@
+//! Ending everything that a job has started, whatever it did to be left alone.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use sandbox::{Confinement, Event, Order, processes};
+use testkit::{PATIENCE, wait_until};
+
+use crate::setup::{Place, end_of};
+
+/// Leaves its session and its group, empties its environment, and goes on in the background.
+const ESCAPE: &str = "env -i /usr/bin/setsid /bin/sh -c 'env -i /usr/bin/setsid /bin/sh -c \"echo \\$\\$ > escaped; exec /bin/sleep 600\" & exit 0' &\n";
+
+async fn escaped(place: &Place) -> u32 {
+    let look = || async { std::fs::read_to_string(place.dir.join("escaped")).ok()?.trim().parse().ok() };
+    wait_until(look, PATIENCE, "it has escaped").await
+}
+
+async fn is_gone(pid: u32) {
+    wait_until(|| async { processes::observe(pid).is_err().then_some(()) }, PATIENCE, "it is gone").await;
+}
+
+#[tokio::test]
+async fn what_left_its_session_is_ended_with_the_rest() {
+    let place = Place::new();
+    let (mut child, out) =
+        place.start("/bin/sh", &["-c", &format!("{ESCAPE}exec sleep 600")], Confinement::default());
+    let Some(Event::Started { pid: script }) = child.next().await.unwrap() else {
+        panic!("it did not start")
+    };
+    let pid = escaped(&place).await;
+    let seen = processes::observe(pid).unwrap();
+    assert_ne!(seen.session, script, "it has a session of its own");
+    assert!(!processes::environ_has(pid, b"HERE="), "and nothing of ours in its environment");
+    child.order(Order::Kill).await.unwrap();
+    let outcome = end_of(child, out).await;
+    is_gone(pid).await;
+    assert!(outcome.ended.iter().any(|ended| ended.pid == pid && ended.name == "sleep"), "{outcome:?}");
+    assert_eq!(outcome.signal, Some(9));
+
+    // By itself, without an init above it, it outlives the kill of its group.
+    std::fs::remove_file(place.dir.join("escaped")).unwrap();
+    let mut alone = Command::new("/usr/bin/setsid")
+        .args(["/bin/sh", "-c", &format!("{ESCAPE}exec sleep 600")])
+        .current_dir(&place.dir)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = escaped(&place).await;
+    let group = rustix::process::Pid::from_raw(alone.id().try_into().unwrap()).unwrap();
+    rustix::process::kill_process_group(group, rustix::process::Signal::KILL).unwrap();
+    alone.wait().unwrap();
+    let left = processes::observe(pid).expect("it lives on");
+    assert!(processes::kill(left));
+}
+
+#[tokio::test]
+async fn what_a_script_leaves_behind_is_ended_with_it() {
+    let place = Place::new();
+    let script = format!("{ESCAPE}while [ ! -s escaped ]; do :; done; exit 0");
+    let outcome = place.shell(&script, Confinement::default()).await;
+    assert_eq!((outcome.code, outcome.left), (Some(0), true));
+    let pid = escaped(&place).await;
+    assert!(processes::observe(pid).is_err(), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn everything_ends_when_the_runner_lets_go() {
+    let place = Place::new();
+    let (mut child, _out) =
+        place.start("/bin/sh", &["-c", &format!("{ESCAPE}exec sleep 600")], Confinement::default());
+    let Some(Event::Started { pid: script }) = child.next().await.unwrap() else {
+        panic!("it did not start")
+    };
+    let pid = escaped(&place).await;
+    let init = child.pid();
+    drop(child);
+    for pid in [pid, script, init] {
+        is_gone(pid).await;
+    }
+}
+
+/// A runner that is killed cannot let go of anything by itself.
+#[tokio::test]
+async fn everything_ends_when_the_runner_is_killed() {
+    let place = Place::new();
+    // This test, started anew as a runner that has one job.
+    let test = std::env::current_exe().unwrap();
+    let mut runner = Command::new(test)
+        .args(["--exact", "ending::a_runner_with_one_job"])
+        .env("JOB_DIR", &place.dir)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = escaped(&place).await;
+    runner.kill().unwrap();
+    runner.wait().unwrap();
+    is_gone(pid).await;
+}
+
+/// Does nothing by itself: it is the runner of the test before.
+#[tokio::test]
+async fn a_runner_with_one_job() {
+    let Some(dir) = std::env::var_os("JOB_DIR") else { return };
+    let place = Place { dir: Path::new(&dir).to_owned(), ..Place::new() };
+    let (child, out) =
+        place.start("/bin/sh", &["-c", &format!("{ESCAPE}exec sleep 600")], Confinement::default());
+    end_of(child, out).await;
+}
+
+#[tokio::test]
+async fn a_script_is_asked_before_it_is_killed() {
+    let place = Place::new();
+    let script = "trap 'echo asked; exit 7' TERM; echo ready > ready; while :; do sleep 0.01; done";
+    let (child, out) = place.start("/bin/sh", &["-c", script], place.confined());
+    let ready = || async { place.dir.join("ready").exists().then_some(()) };
+    wait_until(ready, PATIENCE, "it waits").await;
+    child.order(Order::Terminate).await.unwrap();
+    let outcome = end_of(child, out).await;
+    assert!(outcome.code == Some(7) && outcome.output.ends_with("asked\n"), "{outcome:?}");
+}

@@ -1,0 +1,12 @@
+//! The launcher and its layers, against scripts that try to break them. Every attack is made twice: with the layer
+//! that it is about it fails, and with just that layer taken away it succeeds.
+
+#![expect(clippy::unwrap_used, reason = "a test that meets what it does not expect has failed")]
+
+mod bounds;
+mod ending;
+mod files;
+mod others;
+mod setup;
+mod sockets;
+mod standing;

@@ -1,0 +1,72 @@
+//! The network, which a script has only when it asked for it.
+
+use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
+
+use sandbox::{Confinement, Syscalls};
+
+use crate::setup::Place;
+
+#[tokio::test]
+async fn no_port_is_reached_without_the_network() {
+    let place = Place::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let attack = format!("import socket; socket.create_connection(('127.0.0.1', {port})); print('in')");
+    let python = async |confinement| place.run("/usr/bin/python3", &["-I", "-c", &attack], confinement).await;
+    let kept = python(place.confined()).await;
+    assert!(kept.code == Some(1) && kept.output.contains("PermissionError"), "{kept:?}");
+    let asked = Confinement { syscalls: Some(Syscalls { network: true }), ..place.confined() };
+    for confinement in [asked, Confinement { syscalls: None, ..place.confined() }] {
+        let broken = python(confinement).await;
+        assert_eq!(broken.output, "in\n", "{broken:?}");
+    }
+}
+
+/// Also with the network: the sockets of this machine's services, such as a Redis, are no network.
+#[tokio::test]
+async fn no_local_socket_is_reached() {
+    let place = Place::new();
+    let path = place.dir.join("socket");
+    let _listener = UnixListener::bind(&path).unwrap();
+    let name = format!("mycora-{}", std::process::id());
+    let _hidden = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    let with_network = || Confinement { syscalls: Some(Syscalls { network: true }), ..place.confined() };
+    for address in [format!("{:?}", path.display().to_string()), format!("'\\0{name}'")] {
+        let attack =
+            format!("import socket; s = socket.socket(socket.AF_UNIX); s.connect({address}); print('in')");
+        let python =
+            async |confinement| place.run("/usr/bin/python3", &["-I", "-c", &attack], confinement).await;
+        for confinement in [place.confined(), with_network()] {
+            let kept = python(confinement).await;
+            assert!(kept.code == Some(1) && kept.output.contains("PermissionError"), "{address}: {kept:?}");
+        }
+        let broken = python(Confinement::default()).await;
+        assert_eq!(broken.output, "in\n", "{address}: {broken:?}");
+    }
+    // Without the filter of system calls, the scope of Landlock still keeps it from sockets without a path.
+    let attack = format!("import socket; s = socket.socket(socket.AF_UNIX); s.connect('\\0{name}')");
+    let scoped = Confinement { syscalls: None, ..place.confined() };
+    let kept = place.run("/usr/bin/python3", &["-I", "-c", &attack], scoped).await;
+    assert!(kept.output.contains("PermissionError"), "{kept:?}");
+}
+
+#[tokio::test]
+async fn other_ways_into_the_kernel_are_closed() {
+    let place = Place::new();
+    let numbers =
+        if cfg!(target_arch = "x86_64") { [272, 165, 321, 425, 248] } else { [97, 40, 280, 425, 217] };
+    let attack = format!(
+        "import ctypes, errno\nlibc = ctypes.CDLL(None, use_errno=True)\n\
+         def call(n, *a):\n  libc.syscall(n, *a)\n  return errno.errorcode.get(ctypes.get_errno(), 'fine')\n\
+         print(*[call(n, 0, 0, 0, 0, 0) for n in {numbers:?}])\n\
+         import os, socket\nsocket.socketpair()\nos.fork()\n\
+         print(call({}, 0x10000000 | 17, 0, 0, 0, 0))",
+        if cfg!(target_arch = "x86_64") { 56 } else { 220 }
+    );
+    let kept = place.run("/usr/bin/python3", &["-I", "-c", &attack], place.confined()).await;
+    assert!(kept.output.starts_with("EPERM EPERM EPERM EPERM EPERM\nEPERM\n"), "{kept:?}");
+    let broken = place.run("/usr/bin/python3", &["-I", "-c", &attack], Confinement::default()).await;
+    assert!(!broken.output.starts_with("EPERM EPERM EPERM EPERM EPERM\nEPERM\n"), "{broken:?}");
+}

@@ -1,0 +1,335 @@
+//! Seeing a job's processes to their end, whoever started them.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use model::execution::EndedProcess;
+use model::limits::ENDED_PROCESSES_MAX;
+use model::{Reason, ReasonCode};
+use sandbox::{Child, Event, Order};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::unix::pipe;
+use tokio::time::Instant;
+
+use crate::interrupt::Interrupt;
+use crate::output::{Printer, Stream};
+use crate::runtime::{End, Job};
+use crate::workspace::{runtime_error, size_of_tree};
+use crate::{OUTPUT_GRACE, QUOTA_INTERVAL, RESULT_FILE_BYTES_MAX, TERMINATE_GRACE, results};
+
+/// Why the wait for a script was over before it ended by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    OutOfTime,
+    Interrupted,
+    Quota,
+}
+
+/// How the script's own process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Status {
+    Exited(i32),
+    Signalled(i32),
+}
+
+/// What was seen of a job's processes.
+#[derive(Debug, Default)]
+struct Seen {
+    refused: Option<Reason>,
+    /// The script's own process was there.
+    started: bool,
+    cut: Option<Cut>,
+    status: Option<Status>,
+    /// Somebody saw to it that nothing is left.
+    over: bool,
+}
+
+/// Attends a job from its start until nothing of it is left.
+///
+/// `outputs` are its standard output and error. What it had to kill is noted in the job.
+///
+/// # Errors
+/// Gives the job's start back as refused, when its script did not run.
+pub(crate) async fn attend(mut child: Child, outputs: [OwnedFd; 2], job: &Job) -> Result<End, NotStarted> {
+    let kills_before = job.slot.as_ref().map_or(0, |slot| slot.oom_kills());
+    let [out, err] = outputs;
+    let pumps = [pump(out, Stream::Out, job.printer.clone()), pump(err, Stream::Err, job.printer.clone())];
+    let seen = watch(&mut child, job).await;
+    if !seen.over {
+        // Whoever had to end everything was ended itself.
+        end_by_slot(job).await;
+    }
+    drain(pumps, job).await;
+    if let Some(reason) = seen.refused {
+        return Err(NotStarted(reason));
+    }
+    let killed_for_memory = job.slot.as_ref().is_some_and(|slot| slot.oom_kills() > kills_before);
+    Ok(match (seen.cut, seen.status) {
+        (Some(Cut::OutOfTime), _) => End::TimedOut,
+        (Some(Cut::Interrupted), _) => End::Interrupted,
+        (Some(Cut::Quota), _) => End::Broken(quota_exceeded(job)),
+        (None, Some(Status::Signalled(_)) | None) if killed_for_memory => End::Broken(out_of_memory(job)),
+        (None, Some(Status::Exited(code))) => exited(code, job),
+        (None, Some(Status::Signalled(signal))) => End::Signalled(signal),
+        (None, None) if !seen.started => {
+            return Err(NotStarted(runtime_error("what starts it ended before it did")));
+        }
+        (None, None) => End::Broken(runtime_error("the process ended in an unknown way")),
+    })
+}
+
+/// A script that did not run, and why.
+#[derive(Debug)]
+pub(crate) struct NotStarted(pub(crate) Reason);
+
+/// Hears what becomes of the job until nothing is left of it, and has it ended when that is due.
+async fn watch(child: &mut Child, job: &Job) -> Seen {
+    let mut seen = Seen::default();
+    let time = Time::of(job);
+    let mut killing = false;
+    loop {
+        let running = seen.cut.is_none() && seen.status.is_none();
+        let order = tokio::select! {
+            biased;
+            event = child.next() => match event {
+                Ok(Some(event)) => hear(event, &mut seen, job),
+                Ok(None) => return seen,
+                Err(error) => {
+                    tracing::warn!(key = %job.execution.job_key, %error, "a job's processes cannot be heard");
+                    return seen;
+                }
+            },
+            () = job.interrupt.raised(), if running => {
+                seen.cut = Some(Cut::Interrupted);
+                Some(Order::Terminate)
+            }
+            () = time.out(), if running => {
+                seen.cut = Some(Cut::OutOfTime);
+                Some(Order::Terminate)
+            }
+            () = beyond_quota(job), if running => {
+                seen.cut = Some(Cut::Quota);
+                Some(Order::Kill)
+            }
+            () = time.grace_over(&job.interrupt), if seen.cut.is_some() && !killing => Some(Order::Kill),
+        };
+        if let Some(order) = order {
+            if order == Order::Kill {
+                killing = true;
+                if let Some(slot) = &job.slot {
+                    // What only starts itself anew would be hard to end.
+                    slot.close();
+                }
+            }
+            // One that is gone needs no order.
+            let _ = child.order(order).await;
+        }
+    }
+}
+
+/// Takes up what was said, and gives what is to be done about it.
+fn hear(event: Event, seen: &mut Seen, job: &Job) -> Option<Order> {
+    let (status, left) = match event {
+        Event::Refused { layer, detail } => {
+            let code =
+                if layer == "exec" { ReasonCode::RuntimeError } else { ReasonCode::IsolationUnavailable };
+            let detail = format!("{layer}: {detail}");
+            seen.refused = Some(Reason::new(code, detail));
+            return None;
+        }
+        Event::Started { .. } => {
+            seen.started = true;
+            return None;
+        }
+        Event::Over { ended } => {
+            seen.over = true;
+            job.killed.note(ended.into_iter().map(|ended| EndedProcess { pid: ended.pid, name: ended.name }));
+            return None;
+        }
+        Event::Exited { code, left } => (Status::Exited(code), left),
+        Event::Signalled { signal, left } => (Status::Signalled(signal), left),
+    };
+    seen.status = Some(status);
+    // A script's end is the end of everything that it has started.
+    left.then_some(Order::Kill)
+}
+
+/// When a job's time is over.
+pub(crate) struct Time(Option<Instant>, Option<Duration>);
+
+impl Time {
+    /// From now on.
+    pub(crate) fn of(job: &Job) -> Self {
+        // A time limit beyond what a clock can count is none.
+        Self(job.time_limit.and_then(|limit| Instant::now().checked_add(limit)), job.time_limit)
+    }
+
+    /// What one process can use of the processor in that time, on all cores; a bound behind the clock.
+    pub(crate) fn cpu_secs(&self) -> Option<u64> {
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+        self.1.map(|limit| (limit + TERMINATE_GRACE).as_secs().saturating_add(1).saturating_mul(cores))
+    }
+
+    async fn out(&self) {
+        match self.0 {
+            Some(time) => tokio::time::sleep_until(time).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Waits until no more time is left since any of them was reached, whichever it was that ended it first.
+    async fn grace_over(&self, interrupt: &Interrupt) {
+        let out_of_time = async {
+            self.out().await;
+            tokio::time::sleep(TERMINATE_GRACE).await;
+        };
+        tokio::select! {
+            biased;
+            () = interrupt.grace_over() => {}
+            () = out_of_time => {}
+        }
+    }
+}
+
+/// Waits until the job's directory holds more than it may. No kernel tells of that, so it is looked at now and
+/// then; what one file may hold is a limit of each process.
+async fn beyond_quota(job: &Job) {
+    loop {
+        tokio::time::sleep(QUOTA_INTERVAL).await;
+        if is_beyond_quota(job).await {
+            return;
+        }
+    }
+}
+
+async fn is_beyond_quota(job: &Job) -> bool {
+    let (dir, bytes_max) = (job.workspace.dir().to_owned(), job.grants.disk_bytes);
+    let looked = tokio::task::spawn_blocking(move || size_of_tree(&dir, bytes_max) > bytes_max);
+    looked.await.unwrap_or(false)
+}
+
+fn quota_exceeded(job: &Job) -> Reason {
+    let detail = format!("its directory may hold {} bytes", job.grants.disk_bytes);
+    Reason::new(ReasonCode::QuotaExceeded, detail)
+}
+
+fn out_of_memory(job: &Job) -> Reason {
+    let detail = format!("it and what it started may use {} bytes", job.grants.memory_bytes);
+    Reason::new(ReasonCode::OutOfMemory, detail)
+}
+
+fn exited(code: i32, job: &Job) -> End {
+    let result = match job.workspace.read_own("result", RESULT_FILE_BYTES_MAX) {
+        Ok(text) => results::parse(&text.unwrap_or_default()),
+        Err(error) if error.kind() == std::io::ErrorKind::FileTooLarge => {
+            Err(Reason::new(ReasonCode::ResultTooLarge, format!("$MYCORA_RESULT: {error}")))
+        }
+        Err(error) => Err(runtime_error(&format!("$MYCORA_RESULT cannot be read: {error}"))),
+    };
+    End::Exited { code, result }
+}
+
+/// What had to be killed when a job was over. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Killed(std::sync::Arc<std::sync::Mutex<Vec<EndedProcess>>>);
+
+impl Killed {
+    fn note(&self, ended: impl Iterator<Item = EndedProcess>) {
+        let mut noted = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let room = ENDED_PROCESSES_MAX.saturating_sub(noted.len());
+        noted.extend(ended.take(room));
+    }
+
+    /// All that was noted.
+    pub(crate) fn take(&self) -> Vec<EndedProcess> {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+}
+
+type Pump = tokio::task::JoinHandle<()>;
+
+fn pump(descriptor: OwnedFd, stream: Stream, printer: Printer) -> Pump {
+    tokio::spawn(async move {
+        let mut receiver = match pipe::Receiver::from_owned_fd(descriptor) {
+            Ok(receiver) => receiver,
+            Err(error) => {
+                tracing::warn!(%error, "the output of a script cannot be read");
+                return;
+            }
+        };
+        loop {
+            let mut piece = Vec::with_capacity(16 * 1024);
+            match receiver.read_buf(&mut piece).await {
+                Ok(1..) => printer.print(stream, piece).await,
+                Ok(0) | Err(_) => return,
+            }
+        }
+    })
+}
+
+/// Reads what is left in the pipes. Something that still holds them has left the job's processes.
+async fn drain(pumps: [Pump; 2], job: &Job) {
+    let mut pumps: Vec<_> = pumps.into_iter().collect();
+    for at_last in [false, true] {
+        let mut left = Vec::new();
+        let deadline = Instant::now() + OUTPUT_GRACE;
+        for mut pump in pumps {
+            if tokio::time::timeout_at(deadline, &mut pump).await.is_err() {
+                left.push(pump);
+            }
+        }
+        pumps = left;
+        if pumps.is_empty() || at_last {
+            break;
+        }
+        end_by_slot(job).await;
+    }
+    for pump in pumps {
+        pump.abort();
+    }
+}
+
+/// Ends what is left of a job by other marks than its descent: its control group, and its environment.
+async fn end_by_slot(job: &Job) {
+    let (slot, dir) = (job.slot.clone(), job.workspace.dir().to_owned());
+    let look = move || end_marked(slot.as_deref(), &dir);
+    match tokio::task::spawn_blocking(look).await {
+        Ok(Ok(ended)) if ended.is_empty() => {}
+        Ok(Ok(ended)) => {
+            tracing::info!(key = %job.execution.job_key, count = ended.len(), "ended what a script left behind");
+            job.killed.note(ended.into_iter());
+        }
+        Ok(Err(error)) => tracing::warn!(%error, "what a script left behind cannot be ended"),
+        Err(error) => tracing::warn!(%error, "what a script left behind was not looked for"),
+    }
+}
+
+fn end_marked(slot: Option<&sandbox::Slot>, dir: &Path) -> std::io::Result<Vec<EndedProcess>> {
+    let mut ended = match slot {
+        Some(slot) => slot.kill_all()?,
+        None => Vec::new(),
+    };
+    ended.extend(sandbox::records::end_marked(dir)?);
+    Ok(ended.into_iter().map(|ended| EndedProcess { pid: ended.pid, name: ended.name }).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interrupt::{Cause, Order as EndOrder};
+
+    #[tokio::test]
+    async fn a_stop_with_much_grace_does_not_lift_the_time_limit() {
+        let interrupt = Interrupt::default();
+        interrupt.raise(EndOrder { cause: Cause::Requested, grace: Duration::from_secs(3600) });
+        let limited = Time(Some(Instant::now()), Some(Duration::ZERO));
+        tokio::time::timeout(testkit::PATIENCE, limited.grace_over(&interrupt))
+            .await
+            .expect("the limit's own grace");
+        let unlimited = Time(None, None);
+        assert!(tokio::time::timeout(Duration::ZERO, unlimited.grace_over(&interrupt)).await.is_err());
+        interrupt.raise(EndOrder { cause: Cause::Drained, grace: Duration::ZERO });
+        unlimited.grace_over(&interrupt).await;
+    }
+}

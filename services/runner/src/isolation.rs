@@ -1,0 +1,197 @@
+//! How this runner's jobs are kept apart: what stands on this machine, and what each job gets of it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use model::execution::Grants;
+use model::{ContextUid, Execution, Isolation, Reason, ReasonCode, ScriptType};
+use sandbox::{Cgroups, Confinement, FileRules, Launcher, Limits, Owners, Slot, Standing, Syscalls};
+
+use crate::attend::Time;
+use crate::config::Settings;
+use crate::runtime::Job;
+use crate::work_dir::{WorkDir, context_dir, contexts_dir};
+use crate::{OPEN_FILES_MAX, StartError};
+
+/// What stands between the jobs of this runner and everything else.
+#[derive(Debug)]
+pub(crate) struct Isolator {
+    launcher: Launcher,
+    standing: Standing,
+    root: PathBuf,
+    owners: Option<Owners>,
+    cgroups: Option<Cgroups>,
+    allowed: Allowed,
+}
+
+/// Places outside of the work directory that the operator opens to scripts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Allowed {
+    /// To be read, and executed.
+    pub read: Vec<PathBuf>,
+    /// To be written as well.
+    pub write: Vec<PathBuf>,
+}
+
+impl Isolator {
+    /// Finds out what stands here.
+    ///
+    /// # Errors
+    /// When the launcher cannot be started, or less stands than the settings demand.
+    pub(crate) async fn find(settings: &Settings, work_dir: &WorkDir) -> Result<Self, StartError> {
+        // The work directory tells runners of one name on one machine apart.
+        let place = model::BlobHash::of(work_dir.root.as_os_str().as_encoded_bytes()).to_string();
+        let name = format!("mycora-{}-{}-{}", settings.group, settings.instance, &place[..8]);
+        let cgroups = Cgroups::make(&name).map_err(|error| error.to_string());
+        let owners = own_users(settings, work_dir);
+        let probe = sandbox::Probe {
+            launcher: &settings.launcher,
+            layers: settings.layers,
+            cgroups: cgroups.as_ref().map_err(Clone::clone),
+            owner: owners.as_ref().map(Owners::first).map_err(Clone::clone),
+            dir: &work_dir.running,
+        };
+        let standing = probe.run().await.map_err(StartError::Launcher)?;
+        for missing in &standing.missing {
+            tracing::info!(layer = missing.layer, why = %missing.why, "a layer of isolation does not stand here");
+        }
+        if standing.level < settings.isolation {
+            let why = standing.missing.iter().map(|missing| format!("{}: {}", missing.layer, missing.why));
+            let why = why.collect::<Vec<_>>().join("; ");
+            return Err(StartError::Isolation { demanded: settings.isolation, level: standing.level, why });
+        }
+        let allowed = settings.allowed.clone();
+        Ok(Self {
+            launcher: settings.launcher.clone(),
+            owners: owners.ok().filter(|_| standing.owner),
+            cgroups: cgroups.ok().filter(|_| standing.cgroup),
+            standing,
+            root: work_dir.root.clone(),
+            allowed,
+        })
+    }
+
+    /// What jobs get, whoever executes them.
+    pub(crate) fn level(&self) -> Isolation {
+        self.standing.level
+    }
+
+    /// What that is made of.
+    pub(crate) fn layers(&self) -> &[String] {
+        &self.standing.layers
+    }
+
+    /// Starts what takes the place of a job's first process.
+    pub(crate) fn launcher(&self) -> &Launcher {
+        &self.launcher
+    }
+
+    /// Refuses a job that demands more than there is.
+    pub(crate) fn check(&self, execution: &Execution, grants: &Grants) -> Result<(), Reason> {
+        let demanded = execution.isolation.max(grants.isolation);
+        if demanded > self.level() {
+            let detail = format!("it demands `{demanded}`, and this instance gives `{}`", self.level());
+            return Err(Reason::new(ReasonCode::IsolationUnavailable, detail));
+        }
+        if execution.network && !grants.network {
+            return Err(Reason::new(ReasonCode::NetworkRefused, "the policy of this supervisor gives none"));
+        }
+        Ok(())
+    }
+
+    /// The user that a context's scripts run as, when it is not the runner's own. Makes the context's
+    /// directory.
+    pub(crate) fn owner(&self, context: ContextUid) -> io::Result<Option<u32>> {
+        let dir = context_dir(&self.root, context);
+        match &self.owners {
+            Some(owners) => owners.of(&contexts_dir(&self.root), &dir).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The user that a program is tried as before there are contexts.
+    pub(crate) fn trial_owner(&self) -> Option<u32> {
+        self.owners.as_ref().map(Owners::first)
+    }
+
+    /// A place for one job at a time, with bounds on processes and memory of its own.
+    pub(crate) fn slot(&self, script_type: ScriptType, number: usize) -> Option<Arc<Slot>> {
+        let slot = self.cgroups.as_ref()?.slot(&format!("{script_type}-{number}"));
+        match slot {
+            Ok(slot) => Some(Arc::new(slot)),
+            Err(error) => {
+                tracing::warn!(%error, "a control group cannot be made");
+                None
+            }
+        }
+    }
+
+    /// Everything that is put around a job, which may read `reads` beside what every script may.
+    ///
+    /// # Errors
+    /// When its slot does not take its bounds.
+    pub(crate) fn confinement(&self, job: &Job, reads: &[PathBuf]) -> io::Result<Confinement> {
+        if let Some(slot) = &job.slot {
+            slot.set_limits(job.grants.memory_bytes, job.grants.processes)?;
+        }
+        let mut confinement =
+            self.around(job.workspace.dir(), job.workspace.owner(), reads, job.execution.network);
+        confinement.limits = self.limits(job);
+        confinement.cgroups = job.slot.iter().flat_map(|slot| slot.dirs()).cloned().collect();
+        Ok(confinement)
+    }
+
+    /// What is put around a process that may write in `dir` and runs as `owner`, without bounds that are
+    /// counted.
+    pub(crate) fn around(
+        &self,
+        dir: &Path,
+        owner: Option<u32>,
+        reads: &[PathBuf],
+        network: bool,
+    ) -> Confinement {
+        let mut read = sandbox::system_paths();
+        read.extend(self.allowed.read.iter().chain(reads).cloned());
+        let mut write = vec![dir.to_owned()];
+        write.extend(self.allowed.write.iter().cloned());
+        Confinement {
+            limits: Limits { open_files: Some(OPEN_FILES_MAX), ..Limits::default() },
+            cgroups: Vec::new(),
+            owner,
+            files: self.standing.files.then_some(FileRules { read, write }),
+            syscalls: self.standing.syscalls.then_some(Syscalls { network }),
+        }
+    }
+
+    /// Bounds of each process of a job, where there is no control group that bounds them together.
+    fn limits(&self, job: &Job) -> Limits {
+        let bounded = job.slot.is_some();
+        Limits {
+            cpu_secs: Time::of(job).cpu_secs(),
+            address_space: (!bounded).then_some(job.grants.memory_bytes),
+            open_files: Some(OPEN_FILES_MAX),
+            file_size: Some(job.grants.disk_bytes),
+            // Counted by user: only an own one makes it a bound of the context's jobs.
+            processes: job.workspace.owner().map(|_| u64::from(job.grants.processes)),
+        }
+    }
+}
+
+/// The users of contexts, or why there are none.
+fn own_users(settings: &Settings, work_dir: &WorkDir) -> Result<Owners, String> {
+    if !rustix::process::geteuid().is_root() {
+        return Err("the runner is not root".to_owned());
+    }
+    if !settings.layers.owner {
+        return Err("it is switched off".to_owned());
+    }
+    sandbox::reachable(&work_dir.root).map_err(|closed| {
+        format!("other users cannot pass through {}; give another --work-dir", closed.display())
+    })?;
+    work_dir.open_to_others().map_err(|error| format!("the work directory cannot be opened: {error}"))?;
+    Ok(Owners::new(settings.uid_base, UIDS))
+}
+
+/// How many contexts can have a user of their own.
+const UIDS: u32 = 65_536;

@@ -1,0 +1,250 @@
+//! One warm interpreter: a process that was started by way of the launcher, and its forks.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use rustix::fs::MemfdFlags;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use sandbox::{Child, Event, FileRules, Request, Slot, processes, records};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::unix::pipe;
+use tokio::task::AbortHandle;
+
+use super::pool::Key;
+use super::wire::{self, Line, Said};
+use crate::process::Launcher;
+use crate::work_dir::jobs_dir;
+
+/// How long it may take to import everything.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a fork may take.
+const FORK_TIMEOUT: Duration = Duration::from_secs(10);
+/// How much is kept of what goes wrong in one.
+const TROUBLE_BYTES_MAX: usize = 16 * 1024;
+
+/// What interpreters are started with.
+#[derive(Debug)]
+pub(super) struct Recipe {
+    pub(super) launcher: Launcher,
+    /// The work directory.
+    pub(super) root: PathBuf,
+    /// Where what runs is recorded.
+    pub(super) running: PathBuf,
+    /// The executable and its arguments.
+    pub(super) program: PathBuf,
+    pub(super) args: Vec<String>,
+    /// What scripts have to read beside what every script may.
+    pub(super) reads: Vec<PathBuf>,
+}
+
+/// A warm interpreter. Dropped, it ends with everything that it has forked.
+#[derive(Debug)]
+pub(super) struct Interpreter {
+    /// Asks for inits.
+    control: Line,
+    zygote: u32,
+    /// Inits that wait for a job.
+    free: Mutex<Vec<Seat>>,
+    gone: Arc<AtomicBool>,
+    /// Where the context's jobs run, and which directory that was: another one is not open to this interpreter.
+    jobs: PathBuf,
+    identity: (u64, u64),
+    watch: AbortHandle,
+    _record: records::Recorded,
+}
+
+impl Drop for Interpreter {
+    fn drop(&mut self) {
+        // With it goes the launcher's socket, and with that everything.
+        self.watch.abort();
+    }
+}
+
+/// An init that serves one job at a time.
+#[derive(Debug)]
+pub(super) struct Seat {
+    line: Line,
+    pid: u32,
+    handle: OwnedFd,
+    /// Where it was placed; what it forks is born there.
+    slot: Option<Weak<Slot>>,
+}
+
+impl Interpreter {
+    /// Starts one for the jobs of `key`, and waits until it is warm.
+    pub(super) async fn start(recipe: &Recipe, key: Key) -> io::Result<Self> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let jobs = jobs_dir(&recipe.root, key.context);
+        let identity = identity(&jobs)?;
+        // It looks for what its jobs have left behind.
+        let reads: Vec<PathBuf> = recipe.reads.iter().cloned().chain([PathBuf::from("/proc")]).collect();
+        let request = Request {
+            program: recipe.program.clone(),
+            args: recipe.args.clone(),
+            env: std::collections::BTreeMap::new(),
+            dir: PathBuf::from("/"),
+            confinement: recipe.launcher.isolator().around(&jobs, key.owner, &reads, key.network),
+        };
+        let (control, theirs) = Line::open()?;
+        let (trouble, their_trouble) = io::pipe()?;
+        let trouble = pipe::Receiver::from_owned_fd(trouble.into())?;
+        let mut child =
+            Child::start(recipe.launcher.isolator().launcher(), &request, Stdio::from(theirs), their_trouble.into())?;
+        let name = format!("python-{}-{}", key.context, NUMBER.fetch_add(1, Ordering::Relaxed));
+        // Nothing goes with it but its processes.
+        let nowhere = recipe.running.join(&name).join("nowhere");
+        let record = records::write(&recipe.running, &name, child.pid(), nowhere, Vec::new())?;
+        let zygote = match tokio::time::timeout(START_TIMEOUT, child.next()).await?? {
+            Some(Event::Started { pid }) => pid,
+            other => return Err(io::Error::other(format!("it does not start: {other:?}"))),
+        };
+        let gone = Arc::new(AtomicBool::new(false));
+        let watch = tokio::spawn(watch(child, Arc::clone(&gone))).abort_handle();
+        tokio::spawn(report(trouble));
+        let interpreter =
+            Self { control, zygote, free: Mutex::default(), gone, jobs, identity, watch, _record: record };
+        match interpreter.control.hear(START_TIMEOUT).await? {
+            Said::Warm => Ok(interpreter),
+            other @ Said::Free { .. } => Err(unexpected(other)),
+        }
+    }
+
+    /// Whether it serves no further job: it has ended, or the context's directory is another one.
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed) || identity(&self.jobs).ok() != Some(self.identity)
+    }
+
+    /// An init in `slot`, which has just been forked unless one is free.
+    pub(super) async fn seat(&self, slot: Option<&Arc<Slot>>) -> io::Result<Seat> {
+        let wanted = slot.map(Arc::downgrade);
+        let same = |seat: &Seat| match (&seat.slot, &wanted) {
+            (Some(one), Some(other)) => one.ptr_eq(other),
+            (None, None) => true,
+            _ => false,
+        };
+        let free = {
+            let mut free = self.free();
+            free.iter().position(same).map(|position| free.swap_remove(position))
+        };
+        match free.filter(Seat::lives) {
+            Some(seat) => Ok(seat),
+            None => self.fork(slot).await,
+        }
+    }
+
+    async fn fork(&self, slot: Option<&Arc<Slot>>) -> io::Result<Seat> {
+        let (line, theirs) = Line::open()?;
+        self.control.hand(&[theirs.as_fd()]).await?;
+        drop(theirs);
+        let pid = match line.hear(FORK_TIMEOUT).await? {
+            Said::Free { pid } => pid,
+            other @ Said::Warm => return Err(unexpected(other)),
+        };
+        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
+        let handle = pidfd_open(raw, PidfdFlags::empty())?;
+        // Only now it is known to be what the handle is about: nobody else is a child of the interpreter.
+        if processes::observe(pid)?.parent != self.zygote {
+            return Err(io::Error::other(format!("process {pid} is no fork of the interpreter")));
+        }
+        let seat = Seat { line, pid, handle, slot: slot.map(Arc::downgrade) };
+        if let Some(slot) = slot.map(Arc::clone) {
+            // The kernel may take some milliseconds for that.
+            tokio::task::spawn_blocking(move || slot.place(pid)).await??;
+        }
+        Ok(seat)
+    }
+
+    /// Takes an init back whose job is over.
+    pub(super) fn take_back(&self, seat: Seat) {
+        // It says so before the job is over. One that did not ends with its line.
+        if matches!(seat.line.heard(), Ok(Said::Free { .. })) {
+            self.free().push(seat);
+        } else {
+            seat.kill();
+        }
+    }
+
+    fn free(&self) -> std::sync::MutexGuard<'_, Vec<Seat>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A script that is about to run.
+pub(super) struct Begun {
+    pub(super) child: Child,
+    pub(super) outputs: [OwnedFd; 2],
+}
+
+impl Seat {
+    fn lives(&self) -> bool {
+        // Nothing is heard of one that waits; one that has ended has closed its line.
+        self.line.heard().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    /// Ends one that does not answer, and what it has forked with it.
+    pub(super) fn kill(self) {
+        // One that is gone needs no signal.
+        let _ = pidfd_send_signal(&self.handle, Signal::KILL);
+    }
+
+    /// Hands a job over: `request` is what the script's process reads, `files` what it confines itself to.
+    pub(super) async fn begin(&self, request: &[u8], files: Option<&FileRules>) -> io::Result<Begun> {
+        let (job, their_job) = wire::pair()?;
+        let (out, their_out) = io::pipe()?;
+        let (err, their_err) = io::pipe()?;
+        let mut text = File::from(rustix::fs::memfd_create("request", MemfdFlags::CLOEXEC)?);
+        text.write_all(request)?;
+        let rules = files.map(sandbox::ruleset_descriptor).transpose()?;
+        let mut descriptors = vec![their_job.as_fd(), text.as_fd(), their_out.as_fd(), their_err.as_fd()];
+        descriptors.extend(rules.as_ref().map(OwnedFd::as_fd));
+        let child = Child::adopt(job, self.pid)?;
+        self.line.hand(&descriptors).await?;
+        Ok(Begun { child, outputs: [out.into(), err.into()] })
+    }
+}
+
+/// Sees to the launcher of an interpreter until there is no more need for it.
+async fn watch(mut child: Child, gone: Arc<AtomicBool>) {
+    loop {
+        match child.next().await {
+            // What it has forked goes on.
+            Ok(Some(event @ (Event::Exited { .. } | Event::Signalled { .. }))) => {
+                tracing::info!(?event, "a warm python has ended; the next job starts another");
+                gone.store(true, Ordering::Relaxed);
+            }
+            Ok(Some(_)) => {}
+            Ok(None) | Err(_) => {
+                gone.store(true, Ordering::Relaxed);
+                return;
+            }
+        }
+    }
+}
+
+/// Tells what the processes of an interpreter complain about, which is nothing of a job's, once they have ended.
+async fn report(mut trouble: pipe::Receiver) {
+    let mut text = Vec::new();
+    let mut piece = vec![0; 4096];
+    while let Ok(length @ 1..) = trouble.read(&mut piece).await {
+        let room = TROUBLE_BYTES_MAX.saturating_sub(text.len());
+        text.extend_from_slice(&piece[..length.min(room)]);
+    }
+    if !text.is_empty() {
+        tracing::warn!(trouble = %String::from_utf8_lossy(&text), "a warm python complained");
+    }
+}
+
+fn identity(dir: &Path) -> io::Result<(u64, u64)> {
+    fs::metadata(dir).map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+fn unexpected(said: Said) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("the interpreter said {said:?} out of turn"))
+}

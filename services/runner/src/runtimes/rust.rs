@@ -1,0 +1,169 @@
+//! `rust`: a script is compiled as it would run, its program kept for the next job with the same script.
+
+mod cache;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Instant;
+
+use async_trait::async_trait;
+use model::{BlobHash, Reason};
+
+use self::cache::Cache;
+use crate::process::{Launcher, Program, base_environment, find_program, find_programs, try_program};
+use crate::runtime::{End, Job, Runtime, Tools};
+use crate::work_dir::context_dir;
+use crate::workspace::{read_inside, runtime_error};
+
+/// How scripts are compiled. Warnings are left out: a job whose program is there already would not have them.
+const FLAGS: [&str; 8] = [
+    "--edition=2024",
+    "--crate-type=bin",
+    "--crate-name=script",
+    "--color=never",
+    "-Awarnings",
+    "-Copt-level=1",
+    "-Ccodegen-units=1",
+    "-Cstrip=symbols",
+];
+const SCRIPT: &str = ".mycora/script.rs";
+const PROGRAM: &str = ".mycora/tmp/script.program";
+const INPUTS: &str = ".mycora/tmp/script.inputs";
+/// A list of what was compiled is not read beyond this.
+const INPUTS_BYTES_MAX: usize = 64 * 1024;
+
+struct Rust {
+    launcher: Launcher,
+    compiler: PathBuf,
+    /// What it has to read: its libraries.
+    reads: [PathBuf; 1],
+    /// What it says of itself.
+    version: String,
+    root: PathBuf,
+}
+
+/// A `rustc` that works where scripts run, and a linker.
+pub(crate) fn probe(tools: &Tools<'_>) -> Option<Arc<dyn Runtime>> {
+    if find_program("cc").is_none() {
+        tracing::info!("rust jobs are not offered: there is no linker (cc)");
+        return None;
+    }
+    for found in find_programs("rustc") {
+        let Some(sysroot) = sysroot(&found, tools.root) else {
+            tracing::info!(rustc = %found.display(), "it does not work");
+            continue;
+        };
+        let (compiler, reads) = (sysroot.join("bin/rustc"), [sysroot]);
+        match try_program(tools, &Program { path: &compiler, args: vec!["-vV".into()], reads: &reads }) {
+            Ok(version) => {
+                let name = version.lines().next().unwrap_or_default();
+                tracing::info!(rustc = %compiler.display(), version = name, "rust jobs are offered");
+                let root = tools.root.to_owned();
+                return Some(Arc::new(Rust {
+                    launcher: Launcher::new(tools),
+                    compiler,
+                    reads,
+                    version,
+                    root,
+                }));
+            }
+            Err(error) => tracing::info!(rustc = %compiler.display(), %error, "it does not work for scripts"),
+        }
+    }
+    None
+}
+
+/// Where a compiler has its parts. What is found first may only choose one.
+fn sysroot(found: &Path, dir: &Path) -> Option<PathBuf> {
+    let mut ask = Command::new(found);
+    ask.args(["--print", "sysroot"]).current_dir(dir).stdin(Stdio::null()).stderr(Stdio::null());
+    let output = ask.output().ok().filter(|output| output.status.success())?;
+    PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()).canonicalize().ok()
+}
+
+/// What a script becomes.
+enum Compiled {
+    /// A program, and whether it is the job's own.
+    Program(PathBuf),
+    /// Nothing: the job is over.
+    Ended(End),
+}
+
+#[async_trait]
+impl Runtime for Rust {
+    async fn run(&self, mut job: Job) -> End {
+        let begin = Instant::now();
+        let compiled = match self.compiled(&job).await {
+            Ok(Compiled::Program(program)) => program,
+            Ok(Compiled::Ended(end)) => return end,
+            Err(reason) => return End::Broken(reason),
+        };
+        // Compiling is part of the job.
+        job.time_limit = job.time_limit.map(|limit| limit.saturating_sub(begin.elapsed()));
+        let reads = [compiled];
+        self.launcher.run_program(&Program { path: &reads[0], args: Vec::new(), reads: &reads }, &job).await
+    }
+}
+
+impl Rust {
+    async fn compiled(&self, job: &Job) -> Result<Compiled, Reason> {
+        let cache = Cache::of(&context_dir(&self.root, job.execution.job_key.context));
+        let key = self.key(&job.script);
+        let to_find = cache.clone();
+        if let Some(program) = blocking(move || Ok(to_find.find(key))).await? {
+            return Ok(Compiled::Program(program));
+        }
+        job.workspace.write_own("script.rs", &job.script)?;
+        match self.compile(job).await {
+            End::Exited { code: 0, .. } => {}
+            End::Exited { code, .. } => return Ok(Compiled::Ended(End::NotCompiled { code })),
+            other => return Ok(Compiled::Ended(other)),
+        }
+        let dir = job.workspace.dir().to_owned();
+        if !is_whole(&dir, &job.script) {
+            return Ok(Compiled::Program(dir.join(PROGRAM)));
+        }
+        let name = job.execution.job_key.to_string();
+        let kept = blocking(move || {
+            cache
+                .keep(key, &dir, PROGRAM, &name)
+                .map_err(|error| runtime_error(&format!("the compiled script cannot be kept: {error}")))
+        });
+        kept.await.map(Compiled::Program)
+    }
+
+    async fn compile(&self, job: &Job) -> End {
+        let emit = format!("--emit=link={PROGRAM},dep-info={INPUTS}");
+        let args = FLAGS.iter().copied().chain([emit.as_str(), SCRIPT]).map(OsString::from).collect();
+        let program = Program { path: &self.compiler, args, reads: &self.reads };
+        // Without the job's own variables: the program is one for all jobs.
+        self.launcher.run_in(&program, base_environment(job), job.workspace.dir(), job).await
+    }
+
+    /// What a program is kept under: all that it is made of.
+    fn key(&self, script: &str) -> BlobHash {
+        BlobHash::of([&self.version, FLAGS.join(" ").as_str(), script].join("\0").as_bytes())
+    }
+}
+
+/// Whether the script was all that its program was made of. One that takes in other files, or what the
+/// environment says, or that speaks to the assembler (which can take in files as well), is compiled each time.
+fn is_whole(dir: &Path, script: &str) -> bool {
+    if script.contains("asm") {
+        return false;
+    }
+    let Ok(list) = read_inside(dir, INPUTS, INPUTS_BYTES_MAX) else { return false };
+    let list = String::from_utf8_lossy(&list);
+    let from = |line: &str| line.split_once(": ").map(|(_, from)| from.to_owned());
+    list.lines().filter_map(from).all(|from| from == SCRIPT) && !list.contains("# env-dep:")
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Reason> + Send + 'static,
+) -> Result<T, Reason> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(runtime_error(&format!("the runner failed: {error}"))))
+}

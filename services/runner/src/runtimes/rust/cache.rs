@@ -1,0 +1,116 @@
+//! The compiled scripts of a context. Only the runner writes here; scripts may read and execute what is theirs.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use model::BlobHash;
+use rustix::fs::{Mode, OFlags};
+
+use crate::RUST_CACHE_BYTES_MAX;
+use crate::workspace::open_inside;
+
+/// How old something has to be that nobody finishes any more.
+const ABANDONED: Duration = Duration::from_secs(3600);
+const UNFINISHED: &str = "part";
+
+/// The programs of one context, by what they were made of.
+#[derive(Debug, Clone)]
+pub(super) struct Cache {
+    dir: PathBuf,
+    bytes_max: u64,
+}
+
+impl Cache {
+    /// Of the context with this directory.
+    pub(super) fn of(context_dir: &Path) -> Self {
+        Self { dir: context_dir.join("cache"), bytes_max: RUST_CACHE_BYTES_MAX }
+    }
+
+    /// A program that is there; it counts as used now.
+    pub(super) fn find(&self, key: BlobHash) -> Option<PathBuf> {
+        let path = self.dir.join(key.to_string());
+        let file = File::open(&path).ok()?;
+        // Should that fail, it goes sooner than others.
+        let _ = file.set_modified(SystemTime::now());
+        Some(path)
+    }
+
+    /// Takes a program in as a copy, and removes others if it is too much then. `job` names who does it.
+    pub(super) fn keep(&self, key: BlobHash, from: &Path, name: &str, job: &str) -> io::Result<PathBuf> {
+        DirBuilder::new().recursive(true).mode(0o711).create(&self.dir)?;
+        let mut made = File::from(open_inside(from, name, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())?);
+        if !made.metadata()?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+        }
+        let path = self.dir.join(key.to_string());
+        let unfinished = self.dir.join(format!("{job}.{UNFINISHED}"));
+        let mut copy =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o755).open(&unfinished)?;
+        let copied = io::copy(&mut made, &mut copy).and_then(|_| copy.sync_all());
+        drop(copy);
+        // Under its name it is whole; another that was faster made the same.
+        copied
+            .and_then(|()| fs::rename(&unfinished, &path))
+            .inspect_err(|_| drop(fs::remove_file(&unfinished)))?;
+        self.thin_out(&path)?;
+        Ok(path)
+    }
+
+    /// Removes what was used longest ago until the rest is small enough; never what was just taken in.
+    fn thin_out(&self, but: &Path) -> io::Result<()> {
+        let mut kept = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            // Others thin out as well.
+            let Ok(metadata) = entry.metadata() else { continue };
+            let (path, used) = (entry.path(), metadata.modified()?);
+            if path.extension().is_some_and(|extension| extension == UNFINISHED) {
+                if used.elapsed().is_ok_and(|age| age > ABANDONED) {
+                    let _ = fs::remove_file(&path);
+                }
+            } else {
+                kept.push((used, metadata.len(), path));
+            }
+        }
+        kept.sort_unstable();
+        let mut bytes: u64 = kept.iter().map(|(_, len, _)| len).sum();
+        for (_, len, path) in kept {
+            if bytes <= self.bytes_max {
+                break;
+            }
+            if path != but {
+                let _ = fs::remove_file(&path);
+                bytes -= len;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_unused_go_first_and_links_lead_nowhere() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let cache = Cache { dir: root.path().join("cache"), bytes_max: 250 };
+        let key = |n: u8| BlobHash::of(&[n]);
+        fs::write(root.path().join("made"), vec![7; 100]).expect("a file");
+        assert_eq!(cache.find(key(0)), None);
+        for n in 0..2 {
+            let path = cache.keep(key(n), root.path(), "made", "job").expect("kept");
+            let used = SystemTime::now() - Duration::from_secs(100 - u64::from(n));
+            File::open(path).and_then(|file| file.set_modified(used)).expect("its time is set");
+        }
+        assert!(cache.find(key(0)).is_some(), "used again");
+        cache.keep(key(2), root.path(), "made", "job").expect("kept");
+        assert_eq!([0, 1, 2].map(|n| cache.find(key(n)).is_some()), [true, false, true]);
+        std::os::unix::fs::symlink("/etc/passwd", root.path().join("link")).expect("a link");
+        assert!(cache.keep(key(3), root.path(), "link", "job").is_err());
+        assert_eq!(fs::read_dir(&cache.dir).expect("a directory").count(), 2, "nothing unfinished is left");
+    }
+}

@@ -1,0 +1,181 @@
+//! HTTP, to the hosts that the job was granted.
+
+mod client;
+mod hosts;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ::http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use ::http::{Method, Uri};
+use bytes::Bytes;
+use model::limits::FILE_BYTES_MAX;
+use rhai::{Dynamic, Engine, INT, Map};
+use tokio::runtime::Handle;
+
+pub(super) use self::client::Trust;
+use self::client::{Ask, Reply};
+use self::hosts::Hosts;
+use crate::runtime::Job;
+use crate::runtimes::rhai::{Limits, Outcome, to_json, uncounted};
+
+/// How long a request may take, unless it says otherwise.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a request may say that it may take.
+const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
+/// The most that a request or an answer may carry.
+pub(super) const BODY_BYTES_MAX: usize = FILE_BYTES_MAX;
+/// What one request counts as in steps.
+const STEPS: u64 = 1000;
+
+/// What a job's requests are made with.
+struct Client {
+    trust: Trust,
+    runtime: Handle,
+    /// Nothing when the job did not ask for the network.
+    hosts: Option<Hosts>,
+    limits: Limits,
+}
+
+impl Client {
+    fn send(&self, called: &str, ask: Ask, timeout: Duration) -> Outcome<Map> {
+        self.limits.spend(STEPS)?;
+        let Some(hosts) = &self.hosts else {
+            return Err(format!("{called}: the job did not ask for the network (network: true)").into());
+        };
+        let until = Instant::now() + timeout;
+        let until = self.limits.deadline().map_or(until, |deadline| until.min(deadline));
+        let asking = async {
+            tokio::select! {
+                biased;
+                () = self.limits.interrupt().raised() => Err("the job has to end".to_owned()),
+                () = tokio::time::sleep_until(until.into()) => {
+                    Err(format!("no answer within {} s", timeout.as_secs_f64()))
+                }
+                reply = client::send(&self.trust, hosts, ask) => reply,
+            }
+        };
+        // What is received comes from other threads in parts; it is counted when it is the script's.
+        let reply = uncounted(|| self.runtime.block_on(asking));
+        self.limits.look()?;
+        let reply = reply.map_err(|why| format!("{called}: {why}"))?;
+        let answer = answer(&reply);
+        uncounted(|| drop(reply));
+        Ok(answer)
+    }
+}
+
+fn answer(reply: &Reply) -> Map {
+    let mut headers = Map::new();
+    for name in reply.headers.keys() {
+        let values = reply.headers.get_all(name).iter();
+        let values: Vec<_> = values.map(|value| String::from_utf8_lossy(value.as_bytes())).collect();
+        headers.insert(name.as_str().into(), values.join(", ").into());
+    }
+    Map::from([
+        ("status".into(), Dynamic::from(INT::from(reply.status.as_u16()))),
+        ("headers".into(), headers.into()),
+        ("body".into(), String::from_utf8_lossy(&reply.body).into_owned().into()),
+    ])
+}
+
+pub(super) fn register(engine: &mut Engine, trust: &Trust, runtime: Handle, job: &Arc<Job>, limits: &Limits) {
+    let hosts = job.execution.network.then(|| Hosts::new(&job.grants.hosts));
+    let client = Arc::new(Client { trust: trust.clone(), runtime, hosts, limits: limits.clone() });
+    let own = Arc::clone(&client);
+    engine.register_fn("http_get", move |url: &str| -> Outcome<Map> {
+        let uri = uri(url).map_err(|why| format!("http_get: {why}"))?;
+        own.send("http_get", Ask::new(Method::GET, uri), TIMEOUT)
+    });
+    let own = Arc::clone(&client);
+    engine.register_fn("http_post", move |url: &str, body: Dynamic| -> Outcome<Map> {
+        let ask = || -> Result<Ask, String> {
+            let mut ask = Ask::new(Method::POST, uri(url)?);
+            carry(&mut ask, &body)?;
+            Ok(ask)
+        };
+        own.send("http_post", ask().map_err(|why| format!("http_post: {why}"))?, TIMEOUT)
+    });
+    engine.register_fn("http", move |request: Map| -> Outcome<Map> {
+        let (ask, timeout) = read(&request).map_err(|why| format!("http: {why}"))?;
+        client.send("http", ask, timeout)
+    });
+}
+
+fn uri(url: &str) -> Result<Uri, String> {
+    url.parse().map_err(|error| format!("{url:?} is no URL: {error}"))
+}
+
+/// Reads `#{method, url, headers, body, timeout}`.
+fn read(request: &Map) -> Result<(Ask, Duration), String> {
+    const KEYS: [&str; 5] = ["method", "url", "headers", "body", "timeout"];
+    if let Some(unknown) = request.keys().find(|key| !KEYS.contains(&key.as_str())) {
+        return Err(format!("`{unknown}` is none of {}", KEYS.join(", ")));
+    }
+    let text = |key: &str| match request.get(key) {
+        None => Ok(None),
+        Some(value) => value
+            .clone()
+            .into_immutable_string()
+            .map(Some)
+            .map_err(|kind| format!("`{key}` is {kind}, not a text")),
+    };
+    let url = text("url")?.ok_or("it has no `url`")?;
+    let method = match text("method")? {
+        None => Method::GET,
+        Some(name) => Method::from_bytes(name.to_ascii_uppercase().as_bytes())
+            .map_err(|_| format!("{name:?} is no method"))?,
+    };
+    if method == Method::CONNECT {
+        return Err("CONNECT is not for scripts".to_owned());
+    }
+    let mut ask = Ask::new(method, uri(&url)?);
+    if let Some(headers) = request.get("headers") {
+        let headers = headers.as_map_ref().map_err(|kind| format!("`headers` is {kind}, not a map"))?;
+        ask.headers = read_headers(&headers)?;
+    }
+    if let Some(body) = request.get("body") {
+        carry(&mut ask, body)?;
+    }
+    let timeout = match request.get("timeout") {
+        None => TIMEOUT,
+        Some(secs) => {
+            #[expect(clippy::cast_precision_loss, reason = "seconds")]
+            let secs = secs.as_float().or_else(|_| secs.as_int().map(|secs| secs as f64));
+            let secs = secs.map_err(|kind| format!("`timeout` is {kind}, not a number of seconds"))?;
+            Duration::try_from_secs_f64(secs).map_err(|error| format!("`timeout`: {error}"))?.min(TIMEOUT_MAX)
+        }
+    };
+    Ok((ask, timeout))
+}
+
+fn read_headers(headers: &Map) -> Result<HeaderMap, String> {
+    let mut read = HeaderMap::new();
+    for (name, value) in headers {
+        let header = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is no header"))?;
+        if client::is_ours(&header) {
+            return Err(format!("the header `{header}` is not for scripts"));
+        }
+        let value = HeaderValue::from_str(&value.to_string());
+        read.insert(header, value.map_err(|_| format!("the value of `{name}` is none"))?);
+    }
+    Ok(read)
+}
+
+/// Gives a request its body: a text as it is, everything else as JSON.
+fn carry(ask: &mut Ask, body: &Dynamic) -> Result<(), String> {
+    let bytes = match body.as_immutable_string_ref() {
+        Ok(text) => Bytes::copy_from_slice(text.as_bytes()),
+        Err(_) if body.is_unit() => Bytes::new(),
+        Err(_) => {
+            let json = to_json(body).map_err(|why| format!("the body: {why}"))?;
+            ask.headers.entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
+            json.to_string().into()
+        }
+    };
+    if bytes.len() > BODY_BYTES_MAX {
+        return Err(format!("the body has {} bytes, the limit is {BODY_BYTES_MAX}", bytes.len()));
+    }
+    ask.body = bytes;
+    Ok(())
+}

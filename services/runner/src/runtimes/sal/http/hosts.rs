@@ -1,0 +1,181 @@
+//! Which hosts a job may reach, and which addresses.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// The hosts of a job's grants.
+#[derive(Debug, Clone)]
+pub(super) struct Hosts(Vec<Entry>);
+
+/// `*`, `example.com`, `*.example.com`, `10.0.0.7`, `[::1]`, each with `:port` or without.
+#[derive(Debug, Clone)]
+struct Entry {
+    host: String,
+    port: Option<u16>,
+}
+
+impl Hosts {
+    /// From the texts of a policy.
+    pub(super) fn new(hosts: &[String]) -> Self {
+        Self(hosts.iter().map(|host| Entry::new(host)).collect())
+    }
+
+    /// Whether the list has this host, which is a name or an address.
+    pub(super) fn allow(&self, host: &str, port: u16) -> bool {
+        let host = bare(host);
+        self.0.iter().any(|entry| entry.matches(&host) && entry.port.is_none_or(|allowed| allowed == port))
+    }
+
+    /// Whether an allowed host may be reached at this address: one of the public network, or one that the list
+    /// names itself. So no name can lead into the networks behind this machine.
+    pub(super) fn reach(&self, address: IpAddr, port: u16) -> bool {
+        is_public(address)
+            || self.0.iter().any(|entry| {
+                entry.host.parse() == Ok(address) && entry.port.is_none_or(|allowed| allowed == port)
+            })
+    }
+}
+
+impl Entry {
+    fn new(text: &str) -> Self {
+        let (host, port) = match text.rsplit_once(':') {
+            // The colons of a bare IPv6 address separate no port.
+            Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, port.parse().ok()),
+            _ => (text, None),
+        };
+        Self { host: bare(host), port }
+    }
+
+    fn matches(&self, host: &str) -> bool {
+        match self.host.strip_prefix('*') {
+            Some("") => true,
+            Some(domain) if domain.starts_with('.') => {
+                host.strip_suffix(domain).is_some_and(|name| !name.is_empty())
+            }
+            _ => self.host == host,
+        }
+    }
+}
+
+/// A host as it is compared: in small letters, without brackets or a dot at the end.
+fn bare(host: &str) -> String {
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let host = host.strip_suffix('.').unwrap_or(host);
+    // An address has several forms.
+    host.parse::<IpAddr>().map_or_else(|_| host.to_ascii_lowercase(), |address| address.to_string())
+}
+
+fn is_public(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => is_public_v4(address),
+        IpAddr::V6(address) => is_public_v6(address),
+    }
+}
+
+/// By the registry of special addresses of the IANA.
+fn is_public_v4(address: Ipv4Addr) -> bool {
+    let [a, b, c, _] = address.octets();
+    !(a == 0
+        || a >= 240
+        || address.is_loopback()
+        || address.is_private()
+        || address.is_link_local()
+        || address.is_multicast()
+        || address.is_documentation()
+        || (a, b & 0xc0) == (100, 64)
+        || (a, b, c) == (192, 0, 0)
+        || (a, b & 0xfe) == (198, 18))
+}
+
+fn is_public_v6(address: Ipv6Addr) -> bool {
+    let embedded = |high: u16, low: u16| {
+        let [[a, b], [c, d]] = [high.to_be_bytes(), low.to_be_bytes()];
+        is_public_v4(Ipv4Addr::new(a, b, c, d))
+    };
+    match address.segments() {
+        // IPv4 in its coat, and through a translator.
+        [0, 0, 0, 0, 0, 0xffff, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => embedded(high, low),
+        [0x2002, high, low, ..] => embedded(high, low),
+        // Teredo, benchmarks, documentation.
+        [0x2001, 0 | 2 | 0xdb8, ..] => false,
+        // What is given away to the public.
+        [first, ..] => (0x2000..0x4000).contains(&first),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hosts(list: &[&str]) -> Hosts {
+        Hosts::new(&list.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_list_has_names_and_ports() {
+        let hosts =
+            hosts(&["Example.com", "api.test:8443", "*.many.test", "10.0.0.7", "[::1]:80", "fe80::1"]);
+        for (host, port) in [
+            ("example.com", 80),
+            ("EXAMPLE.COM.", 443),
+            ("api.test", 8443),
+            ("a.many.test", 1),
+            ("10.0.0.7", 9),
+            ("[::1]", 80),
+            ("[0:0::1]", 80),
+            ("[fe80::1]", 7),
+        ] {
+            assert!(hosts.allow(host, port), "{host}:{port}");
+        }
+        for (host, port) in [
+            ("sub.example.com", 80),
+            ("api.test", 443),
+            ("many.test", 1),
+            (".many.test", 1),
+            ("notmany.test", 1),
+            ("[::1]", 81),
+            ("10.0.0.8", 9),
+            ("*", 1),
+        ] {
+            assert!(!hosts.allow(host, port), "{host}:{port}");
+        }
+    }
+
+    #[test]
+    fn private_addresses_have_to_be_named() {
+        let any = hosts(&["*"]);
+        for address in [
+            "127.0.0.1",
+            "10.1.2.3",
+            "172.16.0.1",
+            "192.168.1.1",
+            "169.254.169.254",
+            "100.64.0.1",
+            "0.0.0.0",
+            "224.0.0.1",
+            "255.255.255.255",
+            "198.18.0.1",
+            "::1",
+            "::",
+            "fe80::1",
+            "fd00::1",
+            "ff02::1",
+            "::ffff:127.0.0.1",
+            "::ffff:10.0.0.1",
+            "64:ff9b::7f00:1",
+            "2002:7f00:1::",
+            "2001:db8::1",
+            "::7f00:1",
+        ] {
+            let address: IpAddr = address.parse().expect("an address");
+            assert!(any.allow(&address.to_string(), 80));
+            assert!(!any.reach(address, 80), "{address}");
+            assert!(hosts(&["*", &address.to_string()]).reach(address, 80), "{address}");
+        }
+        for address in ["1.1.1.1", "100.128.0.1", "172.32.0.1", "2606:4700::1111", "::ffff:1.1.1.1"] {
+            assert!(any.reach(address.parse().expect("an address"), 80), "{address}");
+        }
+        let with_port = hosts(&["localhost", "127.0.0.1:81"]);
+        let loopback = "127.0.0.1".parse().expect("an address");
+        assert!(with_port.reach(loopback, 81) && !with_port.reach(loopback, 80));
+    }
+}

@@ -1,0 +1,253 @@
+//! Programs that a script runs: started and confined like scripts, ended with the job.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rhai::{Array, Dynamic, Engine, INT, Map};
+use tokio::runtime::Handle;
+
+use crate::SCRIPT_PATH;
+use crate::output::{self, Stream};
+use crate::process::{Launcher, Program, base_environment};
+use crate::runtime::{End, Job};
+use crate::runtimes::rhai::{Files, Limits, Outcome, uncounted};
+
+/// The most of each of its outputs that a program gives back.
+const OUTPUT_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// How many arguments a program gets, and how many bytes they have together.
+const ARGUMENTS_MAX: (usize, usize) = (4096, 128 * 1024);
+/// What running a program counts as in steps.
+const STEPS: u64 = 10_000;
+/// Where what a program reads is laid for it.
+const STDIN: &str = ".mycora/stdin";
+
+/// What a job's programs are run with.
+struct Programs {
+    launcher: Launcher,
+    runtime: Handle,
+    job: Arc<Job>,
+    limits: Limits,
+    files: Files,
+}
+
+/// What a script asks for.
+struct Ask {
+    program: PathBuf,
+    args: Vec<OsString>,
+    env: BTreeMap<String, String>,
+    dir: PathBuf,
+    timeout: Option<Duration>,
+}
+
+/// What became of it.
+struct Ran {
+    end: End,
+    out: Vec<u8>,
+    err: Vec<u8>,
+    is_cut: bool,
+}
+
+pub(super) fn register(
+    engine: &mut Engine,
+    launcher: &Launcher,
+    runtime: &Handle,
+    job: &Arc<Job>,
+    limits: &Limits,
+) {
+    let programs = Arc::new(Programs {
+        launcher: launcher.clone(),
+        runtime: runtime.clone(),
+        job: Arc::clone(job),
+        limits: limits.clone(),
+        files: Files::of(job, limits),
+    });
+    let own = Arc::clone(&programs);
+    engine.register_fn("run", move |program: &str| own.run(program, &Array::new(), &Map::new()));
+    let own = Arc::clone(&programs);
+    engine.register_fn("run", move |program: &str, args: Array| own.run(program, &args, &Map::new()));
+    engine.register_fn("run", move |program: &str, args: Array, options: Map| {
+        programs.run(program, &args, &options)
+    });
+}
+
+impl Programs {
+    fn run(&self, program: &str, args: &Array, options: &Map) -> Outcome<Map> {
+        self.limits.spend(STEPS)?;
+        let ask = self.read(program, args, options).map_err(|why| format!("run({program:?}): {why}"))?;
+        let timeout = ask.timeout;
+        // What it prints comes from other threads; it is counted when it is the script's.
+        let ran = uncounted(|| self.runtime.block_on(self.execute(ask)));
+        self.limits.look()?;
+        let code = match &ran.end {
+            End::Exited { code, .. } => *code,
+            // As shells say it.
+            End::Signalled(signal) => 128 + signal,
+            End::TimedOut => {
+                let secs = timeout.unwrap_or_default().as_secs_f64();
+                return Err(format!("run({program:?}): it ran longer than {secs} s").into());
+            }
+            End::Broken(reason) => return Err(format!("run({program:?}): {reason}").into()),
+            End::NotCompiled { .. } | End::Interrupted => {
+                return Err(format!("run({program:?}): ended").into());
+            }
+        };
+        let answer = Map::from([
+            ("code".into(), Dynamic::from(INT::from(code))),
+            ("out".into(), String::from_utf8_lossy(&ran.out).into_owned().into()),
+            ("err".into(), String::from_utf8_lossy(&ran.err).into_owned().into()),
+            ("cut".into(), ran.is_cut.into()),
+        ]);
+        uncounted(|| drop(ran));
+        Ok(answer)
+    }
+
+    async fn execute(&self, ask: Ask) -> Ran {
+        let (printer, mut pieces) = output::printer();
+        let job = &self.job;
+        let left = self.limits.deadline().map(|end| end.saturating_duration_since(Instant::now()));
+        let part = Job {
+            execution: Arc::clone(&job.execution),
+            script: String::new(),
+            env: BTreeMap::new(),
+            inputs: String::new(),
+            workspace: Arc::clone(&job.workspace),
+            time_limit: [left, ask.timeout].into_iter().flatten().min(),
+            interrupt: Arc::clone(&job.interrupt),
+            printer,
+            grants: job.grants.clone(),
+            slot: job.slot.clone(),
+            killed: job.killed.clone(),
+        };
+        let running = async {
+            let program = Program { path: &ask.program, args: ask.args, reads: &[] };
+            let end = self.launcher.run_in(&program, ask.env, &ask.dir, &part).await;
+            // Nobody prints any more.
+            drop(part);
+            end
+        };
+        let gathering = async {
+            let (mut out, mut err, mut is_cut) = (Vec::new(), Vec::new(), false);
+            while let Some((stream, piece)) = pieces.next().await {
+                let gathered = if stream == Stream::Out { &mut out } else { &mut err };
+                let room = OUTPUT_BYTES_MAX - gathered.len();
+                is_cut |= piece.len() > room;
+                gathered.extend_from_slice(&piece[..piece.len().min(room)]);
+            }
+            (out, err, is_cut)
+        };
+        let (end, (out, err, is_cut)) = tokio::join!(running, gathering);
+        Ran { end, out, err, is_cut }
+    }
+
+    fn read(&self, program: &str, args: &Array, options: &Map) -> Result<Ask, String> {
+        const KEYS: [&str; 4] = ["stdin", "env", "timeout", "cwd"];
+        if let Some(unknown) = options.keys().find(|key| !KEYS.contains(&key.as_str())) {
+            return Err(format!("`{unknown}` is none of {}", KEYS.join(", ")));
+        }
+        let mut env = self.environment();
+        if let Some(more) = options.get("env") {
+            let more = more.as_map_ref().map_err(|kind| format!("`env` is {kind}, not a map"))?;
+            for (name, value) in more.iter() {
+                if name.is_empty() || name.contains(['=', '\0']) {
+                    return Err(format!("{name:?} is no name of a variable"));
+                }
+                env.insert(name.to_string(), argument(value)?);
+            }
+        }
+        let dir = match text_option(options, "cwd")? {
+            None => self.job.workspace.dir().to_owned(),
+            Some(dir) => self.files.place(&dir).map_err(|why| format!("cwd {dir:?}: {why}"))?,
+        };
+        let mut ask = Ask {
+            program: find(program, &env, &dir).ok_or("there is no such program")?,
+            args: arguments(args)?,
+            env,
+            dir,
+            timeout: seconds(options)?,
+        };
+        if let Some(stdin) = text_option(options, "stdin")? {
+            self.files.write(STDIN, stdin.as_bytes()).map_err(|why| format!("stdin: {why}"))?;
+            feed(&mut ask, self.job.workspace.dir().join(STDIN));
+        }
+        Ok(ask)
+    }
+
+    fn environment(&self) -> BTreeMap<String, String> {
+        let execution = &self.job.execution;
+        let mut env = base_environment(&self.job);
+        env.extend(self.job.env.clone());
+        let own = [
+            ("MYCORA_CONTEXT", execution.context_id.to_string()),
+            ("MYCORA_FLOW", execution.flow_id.to_string()),
+            ("MYCORA_JOB", execution.job_key.job.to_string()),
+            ("MYCORA_ATTEMPT", execution.job_key.attempt.to_string()),
+        ];
+        env.extend(own.map(|(name, value)| (name.to_owned(), value)));
+        if let Some(parent) = &execution.traceparent {
+            env.insert("TRACEPARENT".to_owned(), parent.clone());
+        }
+        env
+    }
+}
+
+/// Scripts begin with nothing to read; a shell opens the file for the program and becomes it.
+fn feed(ask: &mut Ask, file: PathBuf) {
+    let opens = "file=$1; shift; exec \"$@\" < \"$file\"";
+    let mut args: Vec<OsString> = vec!["-c".into(), opens.into(), "sh".into(), file.into()];
+    args.push(std::mem::replace(&mut ask.program, "/bin/sh".into()).into());
+    args.append(&mut ask.args);
+    ask.args = args;
+}
+
+/// A program by its path, which begins where it is started, or by its name.
+fn find(program: &str, env: &BTreeMap<String, String>, dir: &std::path::Path) -> Option<PathBuf> {
+    if program.is_empty() || program.contains('\0') {
+        return None;
+    }
+    if program.contains('/') {
+        return Some(dir.join(program));
+    }
+    let path = env.get("PATH").map_or(SCRIPT_PATH, String::as_str);
+    std::env::split_paths(path).map(|place| place.join(program)).find(|path| path.is_file())
+}
+
+fn arguments(args: &Array) -> Result<Vec<OsString>, String> {
+    let (count_max, bytes_max) = ARGUMENTS_MAX;
+    if args.len() > count_max {
+        return Err(format!("{} arguments, the limit is {count_max}", args.len()));
+    }
+    let args = args.iter().map(|arg| argument(arg).map(OsString::from)).collect::<Result<Vec<_>, _>>()?;
+    let bytes: usize = args.iter().map(|arg| arg.len()).sum();
+    if bytes > bytes_max {
+        Err(format!("the arguments have {bytes} bytes, the limit is {bytes_max}"))
+    } else {
+        Ok(args)
+    }
+}
+
+/// A text as it is; numbers and truths as they are written.
+fn argument(value: &Dynamic) -> Result<String, String> {
+    let is_plain =
+        value.is_string() || value.is_int() || value.is_float() || value.is_bool() || value.is_char();
+    if !is_plain {
+        return Err(format!("an argument is {}, not a text", value.type_name()));
+    }
+    let text = value.to_string();
+    if text.contains('\0') { Err("an argument contains a zero byte".to_owned()) } else { Ok(text) }
+}
+
+fn text_option(options: &Map, key: &str) -> Result<Option<String>, String> {
+    let text = |value: &Dynamic| value.clone().into_string();
+    options.get(key).map(text).transpose().map_err(|kind| format!("`{key}` is {kind}, not a text"))
+}
+
+fn seconds(options: &Map) -> Result<Option<Duration>, String> {
+    let Some(value) = options.get("timeout") else { return Ok(None) };
+    #[expect(clippy::cast_precision_loss, reason = "seconds")]
+    let secs = value.as_float().or_else(|_| value.as_int().map(|secs| secs as f64));
+    let secs = secs.map_err(|kind| format!("`timeout` is {kind}, not a number of seconds"))?;
+    Duration::try_from_secs_f64(secs).map(Some).map_err(|error| format!("`timeout`: {error}"))
+}
