@@ -110,13 +110,20 @@ impl Probe<'_> {
     async fn files(&self, secret: &Path) -> Held {
         wanted(self.layers.files)?;
         let confinement = Confinement { files: Some(self.rules()), ..Confinement::default() };
-        refused(self.shell(&read(secret), confinement).await, "a file that is not allowed can be read")
+        // That one which is allowed can be read tells this failure from any other.
+        let attack = format!(
+            "{} || exit 8; {} && exit; exit {WITHSTOOD}",
+            read(Path::new("/proc/version")),
+            read(secret)
+        );
+        withstood(self.shell(&attack, confinement).await, "a file that is not allowed can be read")
     }
 
     async fn scopes(&self) -> Held {
         wanted(self.layers.files)?;
         let confinement = Confinement { files: Some(self.rules()), ..Confinement::default() };
-        refused(self.shell("kill -0 $PPID", confinement).await, "processes outside can be signalled")
+        let attack = format!("kill -0 $$ || exit 8; kill -0 $PPID && exit; exit {WITHSTOOD}");
+        withstood(self.shell(&attack, confinement).await, "processes outside can be signalled")
     }
 
     async fn syscalls(&self) -> Held {
@@ -125,19 +132,35 @@ impl Probe<'_> {
         let confinement = Confinement { syscalls, ..Confinement::default() };
         let program = self.launcher.program.clone();
         let status = self.start(program, vec![TRY_SOCKET.to_owned()], confinement).await;
-        refused(status, "a socket can be made")
+        withstood(status, "a socket can be made")
     }
 
     async fn cgroup(&self) -> Held {
         wanted(self.layers.cgroup)?;
         let groups = self.cgroups.as_ref().map_err(Clone::clone)?;
-        let tried = async {
-            let slot = groups.slot("probe")?;
-            slot.set_limits(256 * 1024 * 1024, 1)?;
+        let slot = groups.slot("probe").map_err(|error| error.to_string())?;
+        let within = |memory_bytes, processes, attack| {
+            let set = slot.set_limits(memory_bytes, processes);
             let cgroups = slot.dirs().cloned().collect();
-            self.shell("/bin/true & wait $!", Confinement { cgroups, ..Confinement::default() }).await
+            async move {
+                set?;
+                self.shell(attack, Confinement { cgroups, ..Confinement::default() }).await
+            }
         };
-        refused(tried.await, "more processes can be started than are allowed")
+        // A shell that cannot start another process ends at once.
+        let fork = format!("trap 'exit {WITHSTOOD}' EXIT; /bin/true & wait $!; trap - EXIT");
+        match within(PLENTY_BYTES, 20, &fork).await {
+            Ok(Some(0)) => {}
+            other => return Err(format!("nothing runs in it: {other:?}")),
+        }
+        withstood(within(PLENTY_BYTES, 1, &fork).await, "more processes can be started than are allowed")?;
+        let kills = slot.oom_kills();
+        let swell =
+            within(LITTLE_BYTES, 20, "x=01234567; while [ ${#x} -lt 33554432 ]; do x=$x$x; done").await;
+        match swell.map_err(|error| error.to_string())? {
+            None if slot.oom_kills() > kills => Ok(()),
+            _ => Err("more memory can be used than is allowed".to_owned()),
+        }
     }
 
     async fn owner(&self) -> Held {
@@ -195,11 +218,18 @@ fn wanted(wanted: bool) -> Held {
     if wanted { Ok(()) } else { Err("it is switched off".to_owned()) }
 }
 
-/// A layer held when what was tried failed.
-fn refused(status: io::Result<Option<i32>>, otherwise: &str) -> Held {
+/// What an attack exits with that failed as it should. One that exits with something else has proved nothing.
+const WITHSTOOD: i32 = 7;
+/// Memory that is enough for a shell, and less than the one needs that swells: 32 MiB.
+const PLENTY_BYTES: u64 = 256 * 1024 * 1024;
+const LITTLE_BYTES: u64 = 16 * 1024 * 1024;
+
+fn withstood(status: io::Result<Option<i32>>, otherwise: &str) -> Held {
     match status {
+        Ok(Some(WITHSTOOD)) => Ok(()),
         Ok(Some(0)) => Err(otherwise.to_owned()),
-        Ok(_) => Ok(()),
+        Ok(Some(code)) => Err(format!("what tries it exited with {code}")),
+        Ok(None) => Err("what tries it was ended by a signal".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }
@@ -210,5 +240,9 @@ pub(crate) const TRY_SOCKET: &str = "sandbox-try-socket";
 /// Tries to make a socket; 0 when that works.
 pub(crate) fn try_socket() -> i32 {
     use rustix::net::{AddressFamily, SocketType, socket};
-    i32::from(socket(AddressFamily::INET, SocketType::STREAM, None).is_err())
+    match socket(AddressFamily::INET, SocketType::STREAM, None) {
+        Ok(_) => 0,
+        Err(rustix::io::Errno::PERM | rustix::io::Errno::ACCESS) => WITHSTOOD,
+        Err(_) => 1,
+    }
 }

@@ -6,6 +6,7 @@
 mod bounds;
 mod ending;
 mod files;
+mod init;
 mod others;
 mod setup;
 mod sockets;
