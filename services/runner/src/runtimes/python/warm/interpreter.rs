@@ -95,8 +95,12 @@ impl Interpreter {
         let (control, theirs) = Line::open()?;
         let (trouble, their_trouble) = io::pipe()?;
         let trouble = pipe::Receiver::from_owned_fd(trouble.into())?;
-        let mut child =
-            Child::start(recipe.launcher.isolator().launcher(), &request, Stdio::from(theirs), their_trouble.into())?;
+        let mut child = Child::start(
+            recipe.launcher.isolator().launcher(),
+            &request,
+            Stdio::from(theirs),
+            their_trouble.into(),
+        )?;
         let name = format!("python-{}-{}", key.context, NUMBER.fetch_add(1, Ordering::Relaxed));
         // Nothing goes with it but its processes.
         let nowhere = recipe.running.join(&name).join("nowhere");
