@@ -16,6 +16,7 @@ use crate::coordinators::Coordinators;
 use crate::dropped::Dropped;
 use crate::error::Error;
 use crate::intake::{Intake, Supervisor};
+use crate::legacy::{self, Bindings};
 use crate::metrics::Metrics;
 use crate::presence::PresenceView;
 use crate::rpc::SupervisorRpc;
@@ -35,6 +36,7 @@ pub struct Deps<'a> {
 pub struct App {
     supervisor: Supervisor,
     bus: Option<(Arc<dyn Bus>, mycelium::Inbox)>,
+    legacy: Bindings,
     ready: watch::Sender<bool>,
     /// Ends the streams of coordinators.
     stop: CancellationToken,
@@ -44,7 +46,7 @@ impl App {
     pub(crate) fn new(config: &Config, deps: Deps<'_>) -> Result<Self, Error> {
         let database = deps.kv.endpoint().database();
         let supervisor = Supervisor {
-            queue: queue::Supervisor::new(deps.kv, database),
+            queue: queue::Supervisor::new(deps.kv, database).with_old_workers(config.legacy.push().to_vec()),
             blobs: Blobs::new(&config.work_dir),
             coordinators: Coordinators::default(),
             presence: PresenceView::default(),
@@ -58,7 +60,13 @@ impl App {
                 Some((bus, inbox))
             }
         };
-        Ok(Self { supervisor, bus, ready: watch::Sender::new(false), stop: CancellationToken::new() })
+        Ok(Self {
+            supervisor,
+            bus,
+            legacy: config.legacy.clone(),
+            ready: watch::Sender::new(false),
+            stop: CancellationToken::new(),
+        })
     }
 
     /// Adds what gateways and actors may call.
@@ -80,7 +88,7 @@ impl App {
     /// Works until `shutdown`. Jobs in queues, and events that were not
     /// answered, stay in the store for the next start.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Self { supervisor, bus, ready, stop } = self;
+        let Self { supervisor, bus, legacy, ready, stop } = self;
         let serving_bus = serve_bus(supervisor.clone(), bus);
         let becoming_ready = async {
             supervisor.presence.known().await;
@@ -90,6 +98,7 @@ impl App {
             tokio::join!(
                 presence::keep(supervisor.clone()),
                 outbox::keep(supervisor.clone(), stop.clone()),
+                legacy::keep(supervisor.clone(), legacy),
                 serving_bus,
                 tell_of_what_runs(&supervisor),
                 becoming_ready,

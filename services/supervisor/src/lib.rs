@@ -17,6 +17,7 @@ pub mod dropped;
 mod error;
 mod held;
 pub mod intake;
+pub mod legacy;
 mod metrics;
 pub mod outbox;
 pub mod presence;

@@ -9,6 +9,7 @@ use service::{Failure, Host, Limits};
 
 use crate::app::{App, Deps};
 use crate::config::Config;
+use crate::legacy::Bindings;
 use crate::rpc::PUBLIC_POLICY;
 
 /// What the supervisor is told.
@@ -26,6 +27,9 @@ pub struct Flags {
     /// Where scripts, files and outputs of jobs are kept
     #[arg(long, env = "MYCORA_WORK_DIR", value_name = "DIR", default_value = "/var/lib/mycora/work")]
     work_dir: PathBuf,
+    /// Queues shared with old workers and old dispatchers: a file of TOML tables
+    #[arg(long, env = "MYCORA_LEGACY", value_name = "FILE")]
+    legacy: Option<PathBuf>,
 }
 
 impl service::App for App {
@@ -46,7 +50,8 @@ impl service::App for App {
     async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
         let tls = host.tls_files()?;
         let deps = Deps { kv: Kv::new(flags.redis_url), bus: None, metrics: &host.metrics };
-        let app = Config::new(flags.work_dir).build(deps)?;
+        let legacy = flags.legacy.as_deref().map(Bindings::load).transpose()?.unwrap_or_default();
+        let app = Config { legacy, ..Config::new(flags.work_dir) }.build(deps)?;
         let builder = Mount::builder(MethodPolicy::new(&[PUBLIC_POLICY])?);
         let mount = app.mount_public(builder).descriptors(proto::DESCRIPTORS).build()?;
         host.ready_while("store", app.ready());

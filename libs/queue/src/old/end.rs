@@ -160,7 +160,7 @@ fn is_key(key: &str) -> bool {
 }
 
 /// Whatever an old worker wrote; bytes that are not UTF-8 are replaced.
-fn any_text(value: Value) -> Result<String> {
+pub(crate) fn any_text(value: Value) -> Result<String> {
     Ok(String::from_utf8_lossy(&value.bytes()?).into_owned())
 }
 

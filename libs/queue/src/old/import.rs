@@ -15,6 +15,7 @@ use model::{
 };
 
 use crate::job::fields;
+use crate::old::end::any_text;
 use crate::script::{IMPORT, LOOK_AT_OLD, REFUSE_OLD};
 use crate::supervisor::Supervisor;
 
@@ -45,34 +46,44 @@ pub struct Imported {
 
 /// What was found at the head of an old queue.
 struct Found {
-    entry: String,
+    /// As it stands there, whatever it is.
+    entry: Vec<u8>,
     job: Option<OldJob>,
     /// What is to run, or why it cannot.
-    execution: std::result::Result<Execution, String>,
+    work: std::result::Result<(Execution, Grants), String>,
 }
 
 impl Supervisor {
     /// Takes in what waits in an old queue, as long as fewer than `waiting_max` jobs wait for the instances of
-    /// the type. How each ends is written where an old worker would write it; nobody else hears of it.
+    /// the type. `grant` says what each is given, or why it may not run. How each ends is written where an old
+    /// worker would write it; nobody else hears of it.
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
-    pub async fn import(&self, from: &PopBinding, grants: &Grants, waiting_max: usize) -> Result<Imported> {
+    pub async fn import(
+        &self,
+        from: &PopBinding,
+        grant: impl Fn(&Execution) -> std::result::Result<Grants, String>,
+        waiting_max: usize,
+    ) -> Result<Imported> {
         let mut imported = Imported::default();
         loop {
             let look = LOOK_AT_OLD.call(&[from.queue.to_string()]);
             let look = look.arg(BATCH).arg(SCRIPT_BYTES_MAX).arg(ENV_BYTES_MAX);
             let found = self.db().call(look).await?.array()?;
-            let found =
-                found.into_iter().map(|value| Found::from_value(from, value)).collect::<Result<Vec<_>>>()?;
+            let found = found
+                .into_iter()
+                .map(|value| Found::from_value(from, value, &grant))
+                .collect::<Result<Vec<_>>>()?;
             let mut pipeline = Pipeline::new();
-            let (fits, wrong): (Vec<_>, Vec<_>) = found.iter().partition(|found| found.execution.is_ok());
+            let (fits, wrong): (Vec<_>, Vec<_>) = found.iter().partition(|found| found.work.is_ok());
             for found in &wrong {
-                tracing::warn!(queue = %from.queue, entry = found.entry, why = found.why(), "a job of an old dispatcher is refused");
+                let entry = String::from_utf8_lossy(&found.entry);
+                tracing::warn!(queue = %from.queue, %entry, why = found.why(), "a job of an old dispatcher is refused");
                 pipeline.call(found.refuse_call(from));
             }
             for found in &fits {
-                if let Some(call) = found.import_call(from, grants, waiting_max)? {
+                if let Some(call) = found.import_call(from, waiting_max)? {
                     pipeline.call(call);
                 }
             }
@@ -96,11 +107,16 @@ impl Supervisor {
 }
 
 impl Found {
-    fn from_value(from: &PopBinding, value: Value) -> Result<Self> {
+    fn from_value(
+        from: &PopBinding,
+        value: Value,
+        grant: impl Fn(&Execution) -> std::result::Result<Grants, String>,
+    ) -> Result<Self> {
         let [entry, what, script_type, timeout, caller, hash, script, env_vars] = value.tuple()?;
-        let entry = String::from_utf8_lossy(&entry.bytes()?).into_owned();
-        let job = OldJob::parse(&from.queue, &entry);
-        let (script_type, timeout) = (script_type.text()?, timeout.text()?);
+        let entry = entry.bytes()?;
+        let shown = String::from_utf8_lossy(&entry).into_owned();
+        let job = OldJob::parse(&from.queue, &shown);
+        let (script_type, timeout) = (any_text(script_type)?, any_text(timeout)?);
         let read = || {
             match what.text().as_deref() {
                 Ok("job") if job.is_some() => {}
@@ -125,15 +141,17 @@ impl Found {
             let env_vars = variables(&env_vars.text().map_err(|_| "its variables are no text")?)?;
             let caller_id =
                 ActorId(caller.text().ok().and_then(|text| text.parse().ok()).unwrap_or_default());
-            Ok(Work { timeout_secs, script, env_vars, caller_id }.into_execution(from, &entry))
+            let job = Work { timeout_secs, script, env_vars, caller_id }.into_execution(from, &shown);
+            let grants = grant(&job)?;
+            Ok((job, grants))
         };
-        let execution =
-            if hash.text()?.is_empty() { read() } else { Err("it is no job of an old dispatcher".into()) };
-        Ok(Self { entry, job, execution })
+        let work =
+            if any_text(hash)?.is_empty() { read() } else { Err("it is no job of an old dispatcher".into()) };
+        Ok(Self { entry, job, work })
     }
 
     fn why(&self) -> &str {
-        self.execution.as_ref().err().map_or("", String::as_str)
+        self.work.as_ref().err().map_or("", String::as_str)
     }
 
     fn refuse_call(&self, from: &PopBinding) -> Call {
@@ -144,8 +162,8 @@ impl Found {
         REFUSE_OLD.call(&[from.queue.to_string()]).arg(&self.entry).arg(&hash).arg(&id).arg(self.why())
     }
 
-    fn import_call(&self, from: &PopBinding, grants: &Grants, waiting_max: usize) -> Result<Option<Call>> {
-        let (Some(job), Ok(execution)) = (&self.job, &self.execution) else { return Ok(None) };
+    fn import_call(&self, from: &PopBinding, waiting_max: usize) -> Result<Option<Call>> {
+        let (Some(job), Ok((execution, grants))) = (&self.job, &self.work) else { return Ok(None) };
         let key = execution.job_key;
         let queue = WorkQueue::shared(from.script_type);
         let keys = [from.queue.to_string(), queue.to_string(), k::context_jobs(from.context)];

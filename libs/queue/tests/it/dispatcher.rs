@@ -31,7 +31,11 @@ fn imported(taken: u64, refused: u64) -> kv::Result<Imported> {
 
 impl Bench {
     async fn import(&self, list: &str) -> kv::Result<Imported> {
-        self.supervisor.import(&pop(list), &Grants::default(), WAITING_MAX).await
+        let grant = |job: &model::Execution| match job.env_vars.get("DENIED") {
+            None => Ok(Grants { disk_bytes: 7, ..Grants::default() }),
+            Some(why) => Err(why.clone()),
+        };
+        self.supervisor.import(&pop(list), grant, WAITING_MAX).await
     }
 
     fn dispatch(&self, list: &str, entry: &str, fields: &[&str]) {
@@ -90,6 +94,7 @@ async fn our_instances_run_them_and_answer_as_old_workers_would() {
             (context(), JobId(1), Attempt(1))
         );
         assert_eq!((job.env_vars["A"].as_str(), job.timeout_secs, job.caller_id.0), ("1", 30, 12));
+        assert_eq!(taken.grants.disk_bytes, 7);
         assert_eq!(job.script, model::ScriptSource::Inline("echo hi".into()));
         let hash = if list == ACTOR_QUEUE { format!("hero:job:{entry}") } else { entry.to_owned() };
         assert_eq!(bench.said(&hash)[0], "started");
@@ -156,12 +161,21 @@ async fn what_cannot_be_run_is_refused_and_nothing_runs_twice() {
     bench.dispatch(ACTOR_QUEUE, "huge", &["script", &"x".repeat(2 << 20), "script_type", "shell"]);
     bench.accept(1).await;
     let ours = job_key(1).to_string();
+    bench.dispatch(ACTOR_QUEUE, "denied", &[&fields[..], &["env_vars", r#"{"DENIED":"policy"}"#]].concat());
+    let raw = kv::Cmd::new("RPUSH").arg(ACTOR_QUEUE).arg(b"\xff\xfe");
+    bench.kv.database(15).cmd(raw).await.expect("pushed");
     for nothing in ["unknown", "actor_queue:shell", "a b", &ours] {
         let _ = bench.redis.raw(15, &["RPUSH", ACTOR_QUEUE, nothing]);
     }
-    assert_eq!(bench.import(ACTOR_QUEUE).await, imported(1, 8));
+    assert_eq!(bench.import(ACTOR_QUEUE).await, imported(1, 10));
     assert_eq!(bench.redis.raw(15, &["LLEN", ACTOR_QUEUE]), ":0\r\n");
-    for (id, why) in [("python", "type"), ("slow", "timeout"), ("vars", "variables"), ("huge", "too long")] {
+    for (id, why) in [
+        ("python", "type"),
+        ("slow", "timeout"),
+        ("vars", "variables"),
+        ("huge", "too long"),
+        ("denied", "policy"),
+    ] {
         let said = bench.said(&format!("hero:job:{id}"));
         assert!(said[0] == "error" && said[3].contains(why), "{id}: {said:?}");
         assert_eq!(bench.replies(id).len(), 2);

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 /// More than a supervisor keeps in memory for one coordinator, with what is under way to it.
 const BACKLOG: u32 = 18_000;
 
-fn execution(context: u128, job: u32) -> Execution {
+pub(crate) fn execution(context: u128, job: u32) -> Execution {
     Execution {
         job_key: JobKey {
             context: ContextUid(Uid::from_bits(context)),

@@ -1,0 +1,313 @@
+//! What is shared with the old world: queues of old workers and old dispatchers, and commands that anybody may
+//! give to all instances of a type.
+//!
+//! Bindings stand in a file of TOML tables, one old queue, one script type and one context uid each:
+//!
+//! ```toml
+//! [[legacy]]
+//! push = "hero:job:actor_queue:osis"   # old workers of this queue may take the context's osis jobs
+//! script_type = "osis"
+//! context = "0123456789abcdef0123456789abcdef"
+//!
+//! [[legacy]]
+//! pop = "queue:python"                 # what old dispatchers push there runs in the context
+//! script_type = "python"
+//! context = "0123456789abcdef0123456789abcdef"
+//! ```
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::future::pending;
+use std::path::Path;
+use std::time::Duration;
+
+use model::{ContextUid, Grants, ScriptType};
+use queue::{Command, OLD_WORKER_PATIENCE, OldQueue, PopBinding, PushBinding};
+use serde::Deserialize;
+
+use crate::intake::Supervisor;
+
+/// How often old queues are looked at.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// How many jobs may wait for the instances of a type before no more are taken in from old queues.
+const WAITING_MAX: usize = 1000;
+/// The pauses after trouble with Redis, the first and the longest.
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// The old queues that this supervisor shares.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Bindings {
+    push: Vec<PushBinding>,
+    pop: Vec<PopBinding>,
+}
+
+/// One table of the file, unread.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct LegacyTable {
+    push: Option<String>,
+    pop: Option<String>,
+    script_type: Option<String>,
+    context: Option<String>,
+    #[serde(flatten)]
+    unknown: BTreeMap<String, serde::de::IgnoredAny>,
+}
+
+/// The file, unread.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LegacyFile {
+    #[serde(default)]
+    legacy: Vec<LegacyTable>,
+}
+
+/// Everything that is wrong with the bindings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problems(Vec<String>);
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the bindings of old queues are wrong: {}", self.0.join("; "))
+    }
+}
+
+impl std::error::Error for Problems {}
+
+/// Which way jobs go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Push,
+    Pop,
+}
+
+/// One table, read.
+struct LegacyBinding {
+    direction: Direction,
+    queue: OldQueue,
+    script_type: ScriptType,
+    context: ContextUid,
+}
+
+impl LegacyTable {
+    fn read(&self, problems: &mut Vec<String>) -> Option<LegacyBinding> {
+        let before = problems.len();
+        problems.extend(self.unknown.keys().map(|name| format!("there is no `{name}`")));
+        let place = match (&self.push, &self.pop) {
+            (Some(queue), None) => Some((Direction::Push, queue)),
+            (None, Some(queue)) => Some((Direction::Pop, queue)),
+            _ => {
+                problems.push("it needs either `push` or `pop`, a queue".to_owned());
+                None
+            }
+        };
+        let queue =
+            place.and_then(|(direction, queue)| Some((direction, field("queue", Some(queue), problems)?)));
+        let script_type = field("script_type", self.script_type.as_ref(), problems);
+        let context = field("context", self.context.as_ref(), problems);
+        if problems.len() > before {
+            return None;
+        }
+        let (direction, queue) = queue?;
+        Some(LegacyBinding { direction, queue, script_type: script_type?, context: context? })
+    }
+}
+
+/// Reads one field, or notes why it cannot be.
+fn field<T>(name: &str, text: Option<&String>, problems: &mut Vec<String>) -> Option<T>
+where
+    T: std::str::FromStr<Err: fmt::Display>,
+{
+    let Some(text) = text else {
+        problems.push(format!("`{name}` is missing"));
+        return None;
+    };
+    text.parse().map_err(|error| problems.push(format!("`{name}`: {error}"))).ok()
+}
+
+impl Bindings {
+    /// Reads them from a file.
+    ///
+    /// # Errors
+    /// All [`Problems`] at once.
+    pub fn load(path: &Path) -> Result<Self, Problems> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Problems(vec![format!("{} cannot be read: {error}", path.display())]))?;
+        let file: LegacyFile =
+            toml::from_str(&text).map_err(|error| Problems(vec![error.to_string().trim().to_owned()]))?;
+        Self::read(&file.legacy)
+    }
+
+    /// Reads them from the tables of a file.
+    ///
+    /// # Errors
+    /// All [`Problems`] at once.
+    pub fn read(tables: &[LegacyTable]) -> Result<Self, Problems> {
+        let mut bindings = Self::default();
+        let mut problems = Vec::new();
+        let (mut queues, mut shown) = (HashSet::new(), HashMap::new());
+        for (at, table) in tables.iter().enumerate() {
+            let mut wrong = Vec::new();
+            if let Some(LegacyBinding { direction, queue, script_type, context }) = table.read(&mut wrong) {
+                if !queues.insert(queue.clone()) {
+                    wrong.push(format!("{queue} is bound already, and a queue belongs to one context"));
+                }
+                match direction {
+                    Direction::Push => {
+                        if let Some(other) = shown.insert((script_type, context), queue.clone()) {
+                            wrong.push(format!(
+                                "{script_type} jobs of this context go to {other} already, and a job stands in one \
+                                 old queue only"
+                            ));
+                        }
+                        bindings.push.push(PushBinding { queue, script_type, context });
+                    }
+                    Direction::Pop => bindings.pop.push(PopBinding { queue, script_type, context }),
+                }
+            }
+            problems.extend(wrong.into_iter().map(|what| format!("table {}: {what}", at + 1)));
+        }
+        if problems.is_empty() { Ok(bindings) } else { Err(Problems(problems)) }
+    }
+
+    /// What old workers may take, for [`queue::Supervisor::with_old_workers`].
+    #[must_use]
+    pub fn push(&self) -> &[PushBinding] {
+        &self.push
+    }
+
+    /// What old dispatchers want run.
+    #[must_use]
+    pub fn pop(&self) -> &[PopBinding] {
+        &self.pop
+    }
+}
+
+/// Looks after old queues, and passes commands on, for ever. The caller drops it to end it.
+pub async fn keep(supervisor: Supervisor, bindings: Bindings) {
+    tokio::join!(sweep(&supervisor, &bindings), pass_on(&supervisor));
+}
+
+async fn sweep(supervisor: &Supervisor, bindings: &Bindings) {
+    let mut look = tokio::time::interval(SWEEP_INTERVAL);
+    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        look.tick().await;
+        if let Err(error) = sweep_once(supervisor, bindings).await {
+            tracing::warn!(%error, "old queues cannot be looked at");
+        }
+    }
+}
+
+async fn sweep_once(supervisor: &Supervisor, bindings: &Bindings) -> kv::Result<()> {
+    let swept = supervisor.queue.sweep_old(OLD_WORKER_PATIENCE).await?;
+    if swept.lost > 0 {
+        supervisor.metrics.lost.inc_by(swept.lost);
+        tracing::warn!(lost = swept.lost, "old workers have not ended what they took; it ended as lost");
+    }
+    let presence = supervisor.presence.now();
+    for binding in bindings.pop() {
+        // What nobody here can run is left to old workers of the same queue.
+        let served = presence.instances.iter().any(|instance| instance.script_type == binding.script_type);
+        if served && !presence.draining {
+            let imported = supervisor.queue.import(binding, |_| Ok(Grants::default()), WAITING_MAX).await?;
+            if imported.taken > 0 {
+                tracing::debug!(queue = %binding.queue, jobs = imported.taken, "taken in from an old queue");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Passes commands to whole types on to the instances that are there.
+async fn pass_on(supervisor: &Supervisor) {
+    let mut control = supervisor.queue.type_control();
+    let mut pause = RETRY.0;
+    loop {
+        match control.next(pending()).await {
+            Ok(None) => pause = RETRY.0,
+            Ok(Some((scope, command))) => {
+                pause = RETRY.0;
+                tell(supervisor, &scope, &command).await;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "commands to types cannot be read for now");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(RETRY.1);
+            }
+        }
+    }
+}
+
+/// Tells until it is told: the command stands nowhere else any more. To be told twice does no harm.
+async fn tell(supervisor: &Supervisor, scope: &queue::ControlScope, command: &Command) {
+    let mut pause = RETRY.0;
+    loop {
+        match supervisor.queue.command(scope, command).await {
+            Ok(instances) => {
+                return tracing::info!(%scope, ?command, instances, "a command to a type was passed on");
+            }
+            Err(error) => {
+                tracing::warn!(%scope, ?command, %error, "a command cannot be passed on; trying again")
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(RETRY.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONTEXT: &str = "0123456789abcdef0123456789abcdef";
+
+    fn read(text: &str) -> Result<Bindings, Problems> {
+        let file: LegacyFile = toml::from_str(text).expect("tables");
+        Bindings::read(&file.legacy)
+    }
+
+    #[test]
+    fn bindings_of_both_directions() {
+        let text = format!(
+            "[[legacy]]\npush = 'hero:job:actor_queue:osis'\nscript_type = 'osis'\ncontext = '{CONTEXT}'\n\
+             [[legacy]]\npop = 'queue:python'\nscript_type = 'python'\ncontext = '{CONTEXT}'\n"
+        );
+        let bindings = read(&text).expect("bindings");
+        assert_eq!(bindings.push()[0].queue.to_string(), "hero:job:actor_queue:osis");
+        assert_eq!(bindings.pop()[0].script_type, ScriptType::Python);
+        assert_eq!(bindings.pop()[0].context.to_string(), CONTEXT);
+        assert_eq!(read(""), Ok(Bindings::default()));
+    }
+
+    #[test]
+    fn all_problems_are_told_at_once() {
+        let good = format!("script_type = 'osis'\ncontext = '{CONTEXT}'\n");
+        let text = format!(
+            "[[legacy]]\npush = 'hero:job:a'\n{good}\
+             [[legacy]]\npush = 'hero:job:b'\n{good}\
+             [[legacy]]\npop = 'hero:job:a'\n{good}\
+             [[legacy]]\npush = 'x'\npop = 'y'\nscript_type = 'cobol'\ncontext = '7'\ncolour = 'red'\n\
+             [[legacy]]\npop = 'hero:q:work:type:osis'\n"
+        );
+        let problems = read(&text).expect_err("wrong").to_string();
+        for part in [
+            "table 2: osis jobs of this context go to hero:job:a already",
+            "table 3: hero:job:a is bound already",
+            "table 4: it needs either `push` or `pop`",
+            "table 4: `script_type`: `cobol`",
+            "table 4: `context`:",
+            "table 4: there is no `colour`",
+            "table 5: `queue`: `hero:q:work:type:osis` is no queue of old workers",
+            "table 5: `script_type` is missing",
+            "table 5: `context` is missing",
+        ] {
+            assert!(problems.contains(part), "{part}: {problems}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_none_is_told_by_name() {
+        let problems = Bindings::load(Path::new("/no/such/file")).expect_err("no file").to_string();
+        assert!(problems.contains("/no/such/file"), "{problems}");
+    }
+}
