@@ -386,6 +386,41 @@ async fn a_job_survives_its_interpreter_and_the_next_has_another() {
 }
 
 #[tokio::test]
+async fn where_python_cannot_be_warmed_it_is_started_anew() {
+    let mut bench = bench(true).await;
+    let versions = std::fs::read_dir(bench.work().join("runtimes")).expect("a directory");
+    for version in versions {
+        let zygote = version.expect("a directory").path().join("python/zygote.py");
+        std::fs::write(zygote, "raise SystemExit").expect("a file");
+    }
+    for _ in 0..2 {
+        let outcome = succeed(&mut bench, python("import sys\nprint('asyncio' in sys.modules)")).await;
+        assert_eq!(outcome.log, "False\n");
+    }
+}
+
+#[tokio::test]
+async fn a_warm_job_is_bounded_and_the_next_is_not_affected() {
+    let mut bench = bench(true).await;
+    if bench.runner.isolation() < model::Isolation::Contained {
+        return;
+    }
+    let who = "import os\nprint(os.getppid())";
+    let zygote = zygote_of(&succeed(&mut bench, python(who)).await.log);
+    let outcome = bench.run(python("kept = []\nwhile True: kept.append(b'x' * 16777216)")).await;
+    assert_eq!(
+        outcome.end.reason.as_ref().map(|reason| reason.code),
+        Some(ReasonCode::OutOfMemory),
+        "{outcome:?}"
+    );
+    let bomb = "import os, time\ntry:\n    while True:\n        if os.fork() == 0:\n            time.sleep(600)\n\
+                except BlockingIOError:\n    print('no more')";
+    let outcome = succeed(&mut bench, python(bomb)).await;
+    assert!(outcome.log.ends_with("no more\n") && !outcome.end.ended.is_empty(), "{outcome:?}");
+    assert_eq!(zygote_of(&succeed(&mut bench, python(who)).await.log), zygote);
+}
+
+#[tokio::test]
 async fn a_job_ends_with_its_init_and_nothing_of_it_is_left() {
     let mut bench = bench(true).await;
     let seen = bench.seen().join("pids");

@@ -79,7 +79,12 @@ impl Warm {
     /// Runs a job, whose script lies at `script`, to its end; gives nothing when it could not be started and has
     /// not begun.
     pub(super) async fn run(&self, script: &Path, env: &BTreeMap<String, String>, job: &Job) -> Option<End> {
-        let lease = match self.shared.lease(job).await {
+        let lease = tokio::select! {
+            biased;
+            lease = self.shared.lease(job) => lease,
+            () = job.interrupt.raised() => return Some(End::Interrupted),
+        };
+        let lease = match lease {
             Ok(lease) => lease?,
             Err(error) => {
                 tracing::debug!(key = %job.execution.job_key, %error, "no warm python, a cold one is started");

@@ -108,6 +108,8 @@ def handed(through):
 
 
 def main():
+    # Signals to a whole service or terminal are no reason to leave jobs alone.
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, set(range(1, _signal.NSIG)) - {_signal.SIGCHLD})
     control = own(os.dup(1))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
@@ -310,6 +312,7 @@ def become_script(job, request, out, err, ruleset, init):
     """Becomes the job's script; never returns."""
     _signal.set_wakeup_fd(-1)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
     os.setsid()
     checked(PRCTL(PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0))
     if os.getppid() != init:

@@ -119,7 +119,8 @@ impl<T> Pool<T> {
     pub(super) fn tidy(&mut self, now: Instant, is_gone: impl Fn(&T) -> bool) {
         self.kept.retain(|_, kept| {
             let gone = kept.place.get().is_some_and(|interpreter| is_gone(interpreter));
-            !gone && !(kept.is_idle() && now.duration_since(kept.used) >= IDLE_MAX)
+            let idle = kept.is_idle() && now.duration_since(kept.used) >= IDLE_MAX;
+            !gone && !idle
         });
     }
 }
