@@ -6,6 +6,7 @@ mod files;
 mod functions;
 mod limits;
 mod memory;
+mod threads;
 mod value;
 
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -37,10 +38,6 @@ use crate::{
 const CALL_LEVELS_MAX: usize = 64;
 /// How deep expressions may be nested, outside and inside functions.
 const EXPRESSION_DEPTHS_MAX: (usize, usize) = (128, 64);
-/// The stack of a script's thread. Values may be nested as deep as there may be elements in them, and are copied
-/// and dropped level by level. Only what is used of it costs anything.
-const STACK_BYTES: usize = 512 * 1024 * 1024;
-
 /// The standard functions, made once: they cost more than many a script.
 static STANDARD: LazyLock<Shared<::rhai::Module>> =
     LazyLock::new(|| StandardPackage::new().as_shared_module());
@@ -75,12 +72,12 @@ impl Runtime for Embedded {
         let limits = Limits::of(&job);
         let mut engine = Engine::new_raw();
         let (sender, end) = oneshot::channel();
+        if let Err(reason) = (self.extension)(&mut engine, &job, &limits) {
+            return End::Broken(reason);
+        }
         let thread = {
-            if let Err(reason) = (self.extension)(&mut engine, &job, &limits) {
-                return End::Broken(reason);
-            }
             let (job, limits) = (Arc::clone(&job), limits.clone());
-            std::thread::Builder::new().name("script".to_owned()).stack_size(STACK_BYTES).spawn(move || {
+            threads::run(move || {
                 // Nobody waiting any more means that the runner is going down.
                 let _ = sender.send(execute(engine, &job, &limits));
             })
@@ -98,7 +95,7 @@ type Given = Arc<Mutex<ResultMap>>;
 /// What a script that called `exit` ends with; the engine takes that for an end like any other.
 type ExitCode = Arc<AtomicI32>;
 
-fn execute(mut engine: Engine, job: &Arc<Job>, limits: &Limits) -> End {
+fn execute(mut engine: Engine, job: &Job, limits: &Limits) -> End {
     memory::begin();
     let given = Given::default();
     let code = ExitCode::default();

@@ -2,7 +2,13 @@
 
 mod ending;
 mod languages;
+mod osis;
 mod process;
 mod python;
+mod rhai;
+mod rust;
+mod sal;
 mod setup;
+mod shell;
+mod v;
 mod workspace;

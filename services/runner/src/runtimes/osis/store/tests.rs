@@ -26,8 +26,8 @@ fn object(value: Value) -> Map<String, Value> {
     object
 }
 
-fn find(store: &mut Store<Willing>, field: &str, value: Value) -> Vec<String> {
-    store.find("c", field, &value, None).expect("indexed")
+fn find(store: &mut Store<Willing>, field: &str, value: &Value) -> Vec<String> {
+    store.find("c", field, value, None).expect("indexed")
 }
 
 #[test]
@@ -58,21 +58,21 @@ fn objects_stay_and_are_found() {
     assert_eq!(store.get("c", "x").expect("read"), None);
     assert_eq!(store.list("c", None).expect("a list"), ["a", "b", "c", "d"]);
     assert_eq!(store.list("c", Some(Page { after: "a", count: 2 })).expect("a page"), ["b", "c"]);
-    assert_eq!(find(&mut store, "n", json!(7)), ["a", "b"], "equal numbers are the same");
-    assert_eq!(find(&mut store, "n", json!("7")), ["c"], "a text is no number");
-    assert_eq!(find(&mut store, "t", json!(null)), ["c"]);
-    assert_eq!(find(&mut store, "t", json!("x")), ["b"]);
+    assert_eq!(find(&mut store, "n", &json!(7)), ["a", "b"], "equal numbers are the same");
+    assert_eq!(find(&mut store, "n", &json!("7")), ["c"], "a text is no number");
+    assert_eq!(find(&mut store, "t", &json!(null)), ["c"]);
+    assert_eq!(find(&mut store, "t", &json!("x")), ["b"]);
     let page = Some(Page { after: "a", count: 5 });
     assert_eq!(store.find("c", "n", &json!(7), page).expect("a page"), ["b"]);
     assert!(matches!(store.find("c", "t", &json!(["x"]), None), Err(StoreError::NotScalar)));
 
     store.set("c", "a", &object(json!({"n": 8, "t": "z".repeat(1000)}))).expect("set");
-    assert_eq!(find(&mut store, "n", json!(7)), ["b"], "the index follows");
-    assert_eq!(find(&mut store, "t", json!("z".repeat(1000))), ["a"]);
-    assert_eq!(find(&mut store, "t", json!("z".repeat(1001))), [""; 0]);
+    assert_eq!(find(&mut store, "n", &json!(7)), ["b"], "the index follows");
+    assert_eq!(find(&mut store, "t", &json!("z".repeat(1000))), ["a"]);
+    assert_eq!(find(&mut store, "t", &json!("z".repeat(1001))), [""; 0]);
     assert!(store.delete("c", "a").expect("deleted"));
     assert!(!store.delete("c", "a").expect("nothing there"));
-    assert_eq!(find(&mut store, "n", json!(8)), [""; 0]);
+    assert_eq!(find(&mut store, "n", &json!(8)), [""; 0]);
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn several_write_at_once_and_one_that_has_to_end_does() {
     }
     let mut store = open(dir.path());
     assert_eq!(store.list("c", None).expect("a list").len(), 100);
-    assert_eq!(find(&mut store, "writer", json!(2)).len(), 25);
+    assert_eq!(find(&mut store, "writer", &json!(2)).len(), 25);
 
     let patience = Willing::default();
     let mut second = Store::open(dir.path(), 1 << 30, patience.clone()).expect("a store");

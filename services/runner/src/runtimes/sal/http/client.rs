@@ -135,10 +135,9 @@ fn redirect(ask: &mut Ask, status: StatusCode, location: &HeaderValue) -> Result
 /// Where a reference leads from here.
 fn join(from: &Uri, reference: &str) -> Option<Uri> {
     let reference = reference.split('#').next()?;
-    if let Ok(whole) = reference.parse::<Uri>()
-        && whole.scheme().is_some()
-    {
-        return Some(whole);
+    // A colon that soon separates a scheme.
+    if reference.split(['/', '?']).next()?.contains(':') {
+        return reference.parse().ok();
     }
     let scheme = from.scheme()?;
     if let Some(rest) = reference.strip_prefix("//") {
