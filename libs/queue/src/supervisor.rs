@@ -534,9 +534,11 @@ pub(crate) async fn end_claims(db: &Connection, instance: &InstanceRef, own: boo
 pub(crate) async fn put_back(db: &Connection, queue: &str) -> Result<u64> {
     let mut count = 0;
     loop {
-        let returned = db.call(PUT_BACK.call(&[queue]).arg(BATCH)).await?.uint()?;
-        count += returned;
-        if returned < BATCH as u64 {
+        let returned = db.call(PUT_BACK.call(&[queue]).arg(BATCH)).await?.int()?;
+        // Less than nothing: there may be more.
+        let found = u64::try_from(returned).unwrap_or_default();
+        count += found;
+        if returned >= 0 && found < BATCH as u64 {
             return Ok(count);
         }
     }

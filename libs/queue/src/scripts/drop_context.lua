@@ -25,24 +25,51 @@ local function forget(key, worker, seq)
   redis.call('ZREM', KEYS[2], key)
 end
 
-local offset, count = tonumber(ARGV[2]), tonumber(ARGV[3])
-local keys = redis.call('ZRANGE', KEYS[2], offset, offset + count - 1)
-local kept = 0
-for _, key in ipairs(keys) do
+local function drop(key)
   if redis.call('HGET', JOB .. key, 'state') == 'queued' then take_out(key) end
   local known = redis.call('HMGET', JOB .. key, 'state', 'claimed_by', 'stop_requested', 'seq')
   if known[1] == 'started' and not is_old_worker(known[2]) then
-    kept = kept + 1
     if known[3] ~= '0' then
       tell_to_stop(key, known[2], '0')
     end
+    return 1
+  end
+  forget(key, known[2], known[4])
+  return 0
+end
+
+local offset, count = tonumber(ARGV[2]), tonumber(ARGV[3])
+
+-- An old queue is emptied from its head: to look in it for each job would cost their number squared. False: what
+-- stands first there is of other contexts.
+local emptied = {}
+local function emptied_from_its_head(old)
+  if emptied[old] == nil then
+    emptied[old] = false
+    for _, key in ipairs(redis.call('ZRANGE', OLD_WAITING .. old, 0, count - 1)) do
+      if redis.call('ZSCORE', KEYS[2], key) then
+        drop(key)
+        emptied[old] = true
+      end
+    end
+  end
+  return emptied[old]
+end
+
+local keys = redis.call('ZRANGE', KEYS[2], offset, offset + count - 1)
+local looked, kept = #keys, 0
+for _, key in ipairs(keys) do
+  local known = redis.call('HMGET', JOB .. key, 'state', 'legacy')
+  if known[1] == 'queued' and known[2] and emptied_from_its_head(known[2]) then
+    -- Its turn is now, or in the next part.
+    looked = count
   else
-    forget(key, known[2], known[4])
+    kept = kept + drop(key)
   end
 end
-if offset + kept == 0 and #keys < count then
+if offset + kept == 0 and looked < count then
   redis.call('DEL', KEYS[2])
   redis.call('HDEL', KEYS[1], 'coordinator', 'since')
   redis.call('EXPIRE', KEYS[1], ARGV[4])
 end
-return {#keys, kept}
+return {looked, kept}

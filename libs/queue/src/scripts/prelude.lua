@@ -155,8 +155,19 @@ local function old_place(old, entry)
   return tonumber(redis.call('ZSCORE', OLD_WAITING .. old, entry))
 end
 
+-- Takes an entry out of the middle of an old queue, or finds that it is not there. Ours stand in their order, so
+-- mostly head and tail say whether it is, and from which end it is nearer.
+local function remove_from(old, key, entry, seq, head)
+  local tail = redis.call('LINDEX', old, -1)
+  local first, last = old_place(old, head), old_place(old, tail)
+  if first and first > seq or last and last < seq then return false end
+  local waiting = OLD_WAITING .. old
+  local rank = redis.call('ZRANK', waiting, key)
+  local count = rank and 2 * rank > redis.call('ZCARD', waiting) and -1 or 1
+  return redis.call('LREM', old, count, entry) > 0
+end
+
 -- Takes a job's entry out of its old queue, where old workers would come to it. False: one of them has.
--- Ours stand there in their order, so mostly its head says everything.
 local function withdraw(key, old, seq)
   local entry = old_entry(key, old, seq)
   local head = redis.pcall('LINDEX', old, 0)
@@ -170,8 +181,7 @@ local function withdraw(key, old, seq)
   elseif not head then
     there = false
   else
-    local first = old_place(old, head)
-    there = (not first or first < tonumber(seq)) and redis.call('LREM', old, 1, entry) > 0
+    there = remove_from(old, key, entry, tonumber(seq), head)
   end
   if there then
     redis.call('ZREM', OLD_WAITING .. old, key)

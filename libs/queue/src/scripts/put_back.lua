@@ -2,11 +2,15 @@
 -- is missing from it has a lower number than its first entry. A pop whose claim is still on its way may
 -- be put back as well; whoever claims second finds it claimed.
 -- KEYS: 1 <queue>   ARGV: 1 how many at most
+-- Gives how many, or -1 when it is to be called again: nobody's entries were all that it came to.
 local queue, unclaimed = KEYS[1], UNCLAIMED .. KEYS[1]
-local before = '+inf'
+local before
 for _ = 1, 1000 do
   local head = redis.call('LINDEX', queue, 0)
-  if not head then break end
+  if not head then
+    before = '+inf'
+    break
+  end
   local seq = redis.call('ZSCORE', unclaimed, head)
   if seq then
     before = '(' .. seq
@@ -14,6 +18,7 @@ for _ = 1, 1000 do
   end
   redis.call('LPOP', queue)
 end
+if not before then return -1 end
 local missing = redis.call('ZREVRANGEBYSCORE', unclaimed, before, '-inf', 'LIMIT', 0, ARGV[1])
 for _, key in ipairs(missing) do
   redis.call('LPUSH', queue, key)

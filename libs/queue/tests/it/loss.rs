@@ -34,6 +34,21 @@ async fn a_pop_without_a_claim_is_put_back_in_its_place() {
 }
 
 #[tokio::test]
+async fn behind_any_number_of_nobodys_entries_nothing_is_missing() {
+    let bench = Bench::new();
+    for _ in 0..2500 {
+        let _ = bench.redis.raw(15, &["RPUSH", SHARED, "nobody"]);
+    }
+    for job in 1..=3 {
+        bench.accept(job).await;
+    }
+    assert_eq!(bench.supervisor.put_back().await, Ok(0));
+    assert_eq!(bench.redis.raw(15, &["LLEN", SHARED]), ":3\r\n");
+    let (_, mut intake, _control) = bench.join(1).await;
+    assert_eq!(take(&mut intake, 10).await, [1, 2, 3]);
+}
+
+#[tokio::test]
 async fn put_back_while_its_claim_is_on_the_way_it_still_runs_once() {
     let bench = Bench::new();
     let key = bench.accept(1).await;

@@ -10,3 +10,4 @@ mod old_worker;
 mod pool;
 mod setup;
 mod stopping;
+mod upkeep;

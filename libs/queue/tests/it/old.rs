@@ -278,6 +278,40 @@ async fn a_context_with_old_workers_is_forgotten() {
 }
 
 #[tokio::test]
+async fn a_context_with_much_in_an_old_queue_is_forgotten_too() {
+    let bench = with_old(ACTOR_QUEUE);
+    let (worker, mut intake, _control) = bench.join(1).await;
+    let mut other = execution(1);
+    other.job_key.context = model::ContextUid(model::id::Uid::from_bits(99));
+    let theirs = PushBinding { context: other.job_key.context, ..binding(ACTOR_QUEUE) };
+    let rebound = bench.supervisor.clone().with_old_workers(vec![theirs]);
+    for part in [0..450, 450..900] {
+        let offers = part.map(|job| offer(execution(job))).collect();
+        assert!(bench.supervisor.accept_all(offers).await.iter().all(Result::is_ok));
+        // The binding was another one for a while: the queue has jobs of two contexts.
+        let theirs = (0..300).map(|job| {
+            let mut theirs = other.clone();
+            theirs.job_key.job = model::JobId(job + other.job_key.job.0);
+            offer(theirs)
+        });
+        assert!(rebound.accept_all(theirs.collect()).await.iter().all(Result::is_ok));
+        other.job_key.job.0 += 300;
+    }
+    assert_eq!(take(&mut intake, 3).await, [0, 1, 2]);
+    let context = job_key(1).context;
+    assert_eq!(bench.supervisor.drop_context(context, COORDINATOR).await, Ok(3));
+    for job in 0..3 {
+        worker.finish(&crate::setup::ending(job_key(job), Outcome::Stopped)).await.expect("finished");
+    }
+    assert_eq!(bench.supervisor.drop_context(context, COORDINATOR).await, Ok(0));
+    assert_eq!(bench.len(ACTOR_QUEUE), ":600\r\n", "the other context's");
+    assert_eq!(bench.keys(&format!("hero:job:{context}*")), "*0\r\n");
+    assert_eq!(bench.supervisor.drop_context(other.job_key.context, COORDINATOR).await, Ok(0));
+    assert_eq!((bench.len(ACTOR_QUEUE), bench.keys("hero:job:*")), (":0\r\n".into(), "*0\r\n".into()));
+    assert_eq!(bench.keys("hero:unclaimed:*"), "*0\r\n");
+}
+
+#[tokio::test]
 async fn waiting_work_is_handed_back_from_both_queues() {
     let bench = with_old(ACTOR_QUEUE);
     let mut reader = bench.supervisor.events();
