@@ -79,7 +79,7 @@ make_certificates() {
 program() { # NAME
   case $1 in
     scheduler-*) echo scheduler ;;
-    runner-*) echo runner ;;
+    runner-[0-9]*) echo runner ;;
     *) echo "$1" ;;
   esac
 }
@@ -92,8 +92,8 @@ start_service() { # NAME NUMBER
   storage=MYCORA_STORAGE_OF_${name//-/_}
   storage=${!storage:-$(url 1)}
   group=MYCORA_GROUP_OF_${name//-/_}
-  case $name in supervisor | runner*) database=63 ;; esac
-  case $name in runner-*) instance=${name#runner-} ;; esac
+  case $name in supervisor | runner | runner-[0-9]*) database=63 ;; esac
+  case $name in runner-[0-9]*) instance=${name#runner-} ;; esac
   MYCORA_LISTEN=127.0.0.1:$((base + number)) MYCORA_OPS_LISTEN=127.0.0.1:$((base + 100 + number)) \
     MYCORA_TLS_CA=$dir/pki/ca.pem MYCORA_TLS_CERT=$dir/pki/$program.pem MYCORA_TLS_KEY=$dir/pki/$program.key \
     MYCORA_REDIS_URL="unix://$socket?db=$database" MYCORA_WORK_DIR=$dir/work \

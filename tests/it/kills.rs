@@ -135,14 +135,19 @@ fn two_hundred_kills_lose_nothing_and_double_nothing() {
     assert!(doubled.is_empty(), "attempts that ran twice: {doubled:?}");
     for (at, name) in names.iter().enumerate() {
         let runs = starts.keys().filter(|(job, _)| job == name).count();
-        assert!(!is_fragile(at % JOBS_EACH) || runs <= 1, "{name} must not be tried again and ran {runs} times");
+        assert!(
+            !is_fragile(at % JOBS_EACH) || runs <= 1,
+            "{name} must not be tried again and ran {runs} times"
+        );
     }
     let sum = |count: fn(&Trail) -> usize| trails.values().map(count).sum::<usize>();
+    let attempts = sum(|trail| trail.attempts.len());
+    let last_lost = sum(|trail| trail.losses);
     println!(
-        "{KILLS} kills: {} scripts started, {} attempts, {} lost, {} put back unstarted, {} handed back",
+        "{KILLS} kills: {} scripts started in {attempts} attempts, {} lost ({last_lost} of them not to be tried again), \
+         {} put back unstarted, {} handed back",
         starts.values().sum::<usize>(),
-        sum(|trail| trail.attempts.len()),
-        sum(|trail| trail.losses),
+        attempts - trails.len() + last_lost,
         processes.put_back(),
         sum(|trail| trail.returns),
     );

@@ -7,8 +7,8 @@ use testkit::free_port;
 
 use crate::suite::{metric, program, stdout};
 
-/// Replicas of the scheduler that a suite may have: as many ports are kept free.
-const REPLICAS_MAX: u16 = 3;
+/// Replicas of the scheduler, and of the runner, that a suite may have: as many ports are kept free.
+const REPLICAS_MAX: u16 = 4;
 
 /// What `deploy/local/up.sh` started, ended with `down.sh`.
 pub(crate) struct Processes {
@@ -98,7 +98,8 @@ impl Processes {
         let Some((pid, since)) = record.trim().split_once(' ') else { return false };
         // Not a later process with its number, and not one that is dead already.
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
+        let fields: Vec<&str> =
+            stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
         let lives = fields.first().is_some_and(|state| *state != "Z") && fields.get(19) == Some(&since);
         lives && Command::new("kill").args(["-KILL", pid]).status().is_ok_and(|status| status.success())
     }
@@ -107,7 +108,9 @@ impl Processes {
     pub(crate) fn flows_ended(&self) -> usize {
         let ended = |line: &str| {
             line.contains(r#""kind":"flow""#)
-                && ["finished", "error", "cancelled"].iter().any(|end| line.contains(&format!(r#""status":"{end}""#)))
+                && ["finished", "error", "cancelled"]
+                    .iter()
+                    .any(|end| line.contains(&format!(r#""status":"{end}""#)))
         };
         self.redis(1, &["XRANGE", "events", "-", "+"]).lines().filter(|line| ended(line)).count()
     }
@@ -157,7 +160,7 @@ impl Drop for Processes {
 /// operators 100 above.
 fn free_port_base() -> u16 {
     let offsets: Vec<u16> = (1..=7)
-        .chain((1..REPLICAS_MAX).map(|replica| 2 + 10 * replica))
+        .chain((1..REPLICAS_MAX).flat_map(|replica| [2 + 10 * replica, 7 + 10 * replica]))
         .flat_map(|offset| [offset, offset + 100])
         .collect();
     let is_free = |port: u16| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
