@@ -50,6 +50,8 @@ pub const WATCH_BUFFER: usize = 256;
 pub const GRPC_MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// What is kept of an attempt's output at the coordinator.
 pub const LOG_TAIL_BYTES_MAX: usize = 64 * 1024;
+/// A piece of an attempt's whole output, as its supervisor gives it.
+pub const LOG_PIECE_BYTES_MAX: usize = 256 * 1024;
 /// An attempt's output per stream; what follows is dropped and marked.
 pub const OUTPUT_BYTES_MAX: u64 = 10 * 1024 * 1024;
 /// The name of a signal, in characters.

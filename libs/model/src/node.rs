@@ -252,6 +252,8 @@ reason_codes! {
     IsolationUnavailable = "ISOLATION_UNAVAILABLE",
     /// It asks for the network, and the supervisor's policy says no.
     NetworkRefused = "NETWORK_REFUSED",
+    /// The supervisor's policy does not take it: for its context, its coordinator or its type.
+    PolicyRefused = "POLICY_REFUSED",
     /// It was killed since it used more memory than it may.
     OutOfMemory = "OUT_OF_MEMORY",
     /// Its directory holds more than it may.

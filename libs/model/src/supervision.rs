@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::execution::{AttemptEnd, NodeReport, ReportKind};
+use crate::execution::{AttemptEnd, EndedProcess, NodeReport, ReportKind};
 use crate::id::{BlobHash, ContextId, ContextUid, FlowId, JobKey};
 use crate::time::Timestamp;
 
@@ -18,6 +18,10 @@ pub mod method {
     pub const JOB_STOP: &str = "job.stop";
     /// To a supervisor: [`super::JobQuery`] → [`super::JobStatus`].
     pub const JOB_STATUS: &str = "job.status";
+    /// To a supervisor: [`super::JobQuery`] → [`super::JobResult`].
+    pub const JOB_RESULT: &str = "job.result";
+    /// To a supervisor: [`super::JobLogs`] → [`super::JobLogPiece`].
+    pub const JOB_LOGS: &str = "job.logs";
     /// To a coordinator: [`super::JobEvent`] → nothing of interest.
     pub const JOB_EVENT: &str = "job.event";
     /// To a supervisor: [`super::ContextDrop`] → nothing of interest.
@@ -62,6 +66,9 @@ pub struct JobStopped {
     pub stopped: bool,
     /// Where it stands: `unknown`, `stopped`, `stopping`, or how it had ended before.
     pub state: String,
+    /// What had to be killed beside its own process, once it has ended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ended: Vec<EndedProcess>,
 }
 
 /// The state of a stopped attempt that the supervisor had never seen, and will refuse from now on.
@@ -94,6 +101,44 @@ pub struct JobStatus {
     /// How it ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<Box<AttemptEnd>>,
+}
+
+/// How an attempt ended. One that the supervisor does not know, or not any more, is refused instead.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobResult {
+    /// `queued`, `started`, `returned`, or how it ended.
+    pub state: String,
+    /// How it ended; absent while it has not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<Box<AttemptEnd>>,
+}
+
+/// Asks for a piece of what an attempt printed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobLogs {
+    /// Which.
+    pub job_key: JobKey,
+    /// From this byte on.
+    #[serde(default)]
+    pub offset: u64,
+    /// At most this many bytes; 0, and more than [`crate::limits::LOG_PIECE_BYTES_MAX`], is that many.
+    #[serde(default)]
+    pub limit: u32,
+}
+
+/// A piece of what an attempt printed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobLogPiece {
+    /// Where it begins: where it was asked for, or at the next character.
+    pub offset: u64,
+    /// What was printed; empty at the end.
+    pub text: String,
+    /// Where the next piece begins.
+    pub next_offset: u64,
+    /// How many bytes were printed so far.
+    pub size: u64,
+    /// There is nothing behind this piece, and there will not be.
+    pub complete: bool,
 }
 
 /// Where a job came from, as its coordinator numbers things.

@@ -102,6 +102,12 @@ reasons! {
     ContextClaimed = "CONTEXT_CLAIMED",
     /// The work queue is full.
     QueueFull = "QUEUE_FULL",
+    /// The job asks for the network, and the supervisor's policy says no.
+    NetworkRefused = "NETWORK_REFUSED",
+    /// No instance that the job is meant for gives the isolation that is demanded.
+    IsolationUnavailable = "ISOLATION_UNAVAILABLE",
+    /// The supervisor's policy does not take the job: for its context, its coordinator or its type.
+    PolicyRefused = "POLICY_REFUSED",
     /// The method is not part of this server.
     Unimplemented = "UNIMPLEMENTED",
     /// A defect; the server's log has it under the id in the message.

@@ -98,7 +98,15 @@ pub fn write(
 /// # Errors
 /// When `/proc` or the records cannot be read, or something does not end although it was killed.
 pub fn end_recorded(running: &Path) -> io::Result<Vec<Swept>> {
-    let (records, files) = read(running)?;
+    end_recorded_of(running, |_| true)
+}
+
+/// The same for the jobs that are `meant` alone.
+///
+/// # Errors
+/// As [`end_recorded`].
+pub fn end_recorded_of(running: &Path, meant: impl Fn(&str) -> bool) -> io::Result<Vec<Swept>> {
+    let (records, files) = read(running, meant)?;
     let boot = processes::boot_id()?;
     let live: Vec<&Record> = records.iter().filter(|record| record.boot == boot).collect();
     let swept = end(&live)?;
@@ -109,7 +117,11 @@ pub fn end_recorded(running: &Path) -> io::Result<Vec<Swept>> {
         }
     }
     for file in files {
-        fs::remove_file(file)?;
+        match fs::remove_file(file) {
+            // Its runner lives, and was faster.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
     }
     Ok(swept)
 }
@@ -130,16 +142,24 @@ pub fn end_marked(dir: &Path) -> io::Result<Vec<Ended>> {
     Ok(end(&[&record])?.into_iter().map(|swept| swept.ended).collect())
 }
 
-/// All records, and all their files. One that was being written when its runner died is short, and is none.
-fn read(running: &Path) -> io::Result<(Vec<Record>, Vec<PathBuf>)> {
+/// The records of jobs that are meant, and their files. A record is named as its job. One that was being written
+/// when its runner died is short, and is none.
+fn read(running: &Path, meant: impl Fn(&str) -> bool) -> io::Result<(Vec<Record>, Vec<PathBuf>)> {
     let (mut records, mut files) = (Vec::new(), Vec::new());
     let entries = match fs::read_dir(running) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((records, files)),
         other => other?,
     };
     for entry in entries {
-        let path = entry?.path();
-        records.extend(serde_json::from_slice::<Record>(&fs::read(&path)?).ok());
+        let entry = entry?;
+        if !meant(&entry.file_name().to_string_lossy()) {
+            continue;
+        }
+        let path = entry.path();
+        match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            record => records.extend(serde_json::from_slice::<Record>(&record?).ok()),
+        }
         files.push(path);
     }
     Ok((records, files))

@@ -117,6 +117,11 @@ fn refusal(error: &CallError) -> Option<ReportKind> {
             match reason {
                 "STOPPED" => Some(stopped()),
                 "BLOB_MISSING" => rejected(ReasonCode::BlobMissing, detail(refused), lasting),
+                "NETWORK_REFUSED" => rejected(ReasonCode::NetworkRefused, detail(refused), lasting),
+                "ISOLATION_UNAVAILABLE" => {
+                    rejected(ReasonCode::IsolationUnavailable, detail(refused), lasting)
+                }
+                "POLICY_REFUSED" => rejected(ReasonCode::PolicyRefused, detail(refused), lasting),
                 // It does not even look at the job now; the delivery is tried again.
                 "BUSY" | "UNAVAILABLE" => None,
                 _ => rejected(ReasonCode::Refused, detail(refused), lasting),
@@ -158,6 +163,10 @@ mod tests {
             (refused("KEY_CONFLICT", true), Some((ReasonCode::Refused, true))),
             (refused("QUEUE_FULL", false), Some((ReasonCode::Refused, false))),
             (refused("BLOB_MISSING", true), Some((ReasonCode::BlobMissing, true))),
+            (refused("NETWORK_REFUSED", true), Some((ReasonCode::NetworkRefused, true))),
+            (refused("ISOLATION_UNAVAILABLE", true), Some((ReasonCode::IsolationUnavailable, true))),
+            (refused("POLICY_REFUSED", true), Some((ReasonCode::PolicyRefused, true))),
+            (refused("DRAINING", false), Some((ReasonCode::Refused, false))),
             (refused("UNAVAILABLE", false), None),
             (CallError::TooLarge(9), Some((ReasonCode::InputsTooLarge, true))),
             (CallError::TimedOut, None),

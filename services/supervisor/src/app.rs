@@ -13,14 +13,18 @@ use tokio_util::sync::CancellationToken;
 use crate::blobs::Blobs;
 use crate::config::Config;
 use crate::coordinators::Coordinators;
+use crate::drain::Draining;
 use crate::dropped::Dropped;
 use crate::error::Error;
 use crate::intake::{Intake, Supervisor};
 use crate::legacy::{self, Bindings};
+use crate::logs::Logs;
 use crate::metrics::Metrics;
+use crate::policy::{self, Policy};
 use crate::presence::PresenceView;
 use crate::rpc::SupervisorRpc;
-use crate::{outbox, presence};
+use crate::work_dir::WorkDir;
+use crate::{outbox, presence, upkeep};
 
 /// What the supervisor needs of others.
 pub struct Deps<'a> {
@@ -45,9 +49,14 @@ pub struct App {
 impl App {
     pub(crate) fn new(config: &Config, deps: Deps<'_>) -> Result<Self, Error> {
         let database = deps.kv.endpoint().database();
+        let work_dir = WorkDir::new(&config.work_dir);
         let supervisor = Supervisor {
             queue: queue::Supervisor::new(deps.kv, database).with_old_workers(config.legacy.push().to_vec()),
-            blobs: Blobs::new(&config.work_dir),
+            blobs: Blobs::new(&work_dir, config.blob_bytes_max),
+            logs: Logs::new(&work_dir, config.log_retention),
+            work_dir,
+            policy: Policy::load(config.policy.as_deref()).map_err(Error::Policy)?,
+            draining: Draining::default(),
             coordinators: Coordinators::default(),
             presence: PresenceView::default(),
             dropped: Dropped::default(),
@@ -99,6 +108,8 @@ impl App {
                 presence::keep(supervisor.clone()),
                 outbox::keep(supervisor.clone(), stop.clone()),
                 legacy::keep(supervisor.clone(), legacy),
+                policy::keep(supervisor.policy.clone(), supervisor.metrics.clone()),
+                upkeep::keep(supervisor.clone()),
                 serving_bus,
                 tell_of_what_runs(&supervisor),
                 becoming_ready,

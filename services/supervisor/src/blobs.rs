@@ -2,29 +2,65 @@
 //! `<work dir>/blobs/<context uid>/<sha256>`.
 //!
 //! A file is there whole or not at all. Instances link it into the directories
-//! of their jobs, and put the outputs they collect beside it.
+//! of their jobs, and put the outputs they collect beside it. The times of files say when they were last
+//! used; together they stay within a bound (see [`cache`]).
+
+pub mod cache;
 
 use std::io;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use model::id::Uid;
 use model::job::BlobRef;
 use model::supervision::{BlobGet, BlobPiece, BlobPut, method};
-use model::{BlobHash, ContextId, ContextUid, FileSource, JobKey, limits};
+use model::{BlobHash, ContextId, ContextUid, Execution, FileSource, JobKey, ScriptSource, limits};
 use mycelium::json_rpc::Peer;
+use tokio::sync::Notify;
 
+use self::cache::{Place, Uses};
 use crate::error::BlobError;
+use crate::work_dir::{WorkDir, blocking};
 
 /// How long a coordinator may take for one piece.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// A cleaning is due when this part of the bound was written since the last one.
+const PART_WRITTEN: u64 = 16;
+
 /// The blobs of this machine. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Blobs {
+pub struct Blobs(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
     root: PathBuf,
+    bytes_max: u64,
+    uses: Mutex<Uses>,
+    /// Bytes since the last cleaning began.
+    written: AtomicU64,
+    /// Much was written.
+    grown: Notify,
+}
+
+/// Keeps blobs that a job names, from before they are looked for until the job is accepted.
+#[derive(Debug)]
+pub struct InUse {
+    blobs: Blobs,
+    places: Vec<Place>,
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        let mut uses = self.blobs.uses();
+        for place in &self.places {
+            uses.end(*place);
+        }
+    }
 }
 
 /// For which attempt bytes travel.
@@ -37,10 +73,38 @@ pub struct Purpose {
 }
 
 impl Blobs {
-    /// Keeps them below a work directory.
+    /// Keeps them in a work directory, and about so many bytes of them.
     #[must_use]
-    pub fn new(work_dir: &Path) -> Self {
-        Self { root: work_dir.join("blobs") }
+    pub fn new(work_dir: &WorkDir, bytes_max: u64) -> Self {
+        Self(Arc::new(Shared {
+            root: work_dir.blobs(),
+            bytes_max,
+            uses: Mutex::default(),
+            written: AtomicU64::new(0),
+            grown: Notify::new(),
+        }))
+    }
+
+    /// From now on nothing that the job names is removed, until this is dropped. By then the job has to be
+    /// accepted, or given up.
+    #[must_use]
+    pub fn use_for(&self, job: &Execution) -> InUse {
+        let context = job.job_key.context;
+        let mut places: Vec<_> = job.files.values().map(|file| (context, file.blob.sha256)).collect();
+        if let ScriptSource::Blob(script) = &job.script {
+            places.push((context, script.sha256));
+        }
+        let mut uses = self.uses();
+        for place in &places {
+            uses.begin(*place);
+        }
+        drop(uses);
+        InUse { blobs: self.clone(), places }
+    }
+
+    /// Waits until so much was written that a look at the bound is worth it.
+    pub async fn grown(&self) {
+        self.0.grown.notified().await;
     }
 
     /// Makes sure that a file of a job is here, and takes its inline bytes out:
@@ -65,8 +129,7 @@ impl Blobs {
     /// # Errors
     /// Any [`BlobError`]; may be repeated.
     pub async fn fetch(&self, blob: BlobRef, purpose: Purpose, peer: &Peer) -> Result<(), BlobError> {
-        let path = self.path(purpose.job_key.context, blob.sha256);
-        if tokio::fs::try_exists(&path).await.unwrap_or(false) {
+        if self.touch(purpose.job_key.context, blob.sha256).await {
             return Ok(());
         }
         let mut bytes = Vec::new();
@@ -100,11 +163,7 @@ impl Blobs {
     /// # Errors
     /// Any [`BlobError`].
     pub async fn push(&self, blob: BlobRef, purpose: Purpose, peer: &Peer) -> Result<(), BlobError> {
-        let path = self.path(purpose.job_key.context, blob.sha256);
-        let bytes = tokio::fs::read(&path).await.map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => BlobError::Missing(blob.sha256),
-            _ => BlobError::Directory { path, source },
-        })?;
+        let bytes = self.read(purpose.job_key.context, blob.sha256).await?;
         let mut offset = 0;
         loop {
             let end = (offset + limits::BLOB_CHUNK_BYTES).min(bytes.len());
@@ -125,25 +184,47 @@ impl Blobs {
         }
     }
 
-    /// Forgets a context's blobs, and the directories of its jobs.
-    ///
-    /// # Errors
-    /// When they cannot be removed.
-    pub async fn drop_context(&self, context: ContextUid) -> Result<(), BlobError> {
-        let work = self.root.parent().unwrap_or(&self.root).join(context.to_string());
-        for path in [self.root.join(context.to_string()), work] {
-            match tokio::fs::remove_dir_all(&path).await {
-                Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                    return Err(BlobError::Directory { path, source });
-                }
-                _ => {}
+    /// Whether a blob is here; one that is has been used now.
+    async fn touch(&self, context: ContextUid, hash: BlobHash) -> bool {
+        let path = self.path(context, hash);
+        blocking(move || {
+            let touched = std::fs::File::open(&path).map(|file| file.set_modified(SystemTime::now()));
+            if let Ok(Err(error)) = &touched {
+                tracing::debug!(path = %path.display(), %error, "that a blob is used cannot be noted");
             }
-        }
-        Ok(())
+            touched.is_ok()
+        })
+        .await
+    }
+
+    async fn read(&self, context: ContextUid, hash: BlobHash) -> Result<Vec<u8>, BlobError> {
+        let (blobs, path) = (self.clone(), self.path(context, hash));
+        let read = {
+            let path = path.clone();
+            blocking(move || {
+                let opened = {
+                    // One that is being judged is out of the way for a moment.
+                    let _uses = blobs.uses();
+                    std::fs::File::open(&path)
+                };
+                let mut bytes = Vec::new();
+                io::Read::read_to_end(&mut opened?, &mut bytes)?;
+                Ok(bytes)
+            })
+            .await
+        };
+        read.map_err(|source: io::Error| match source.kind() {
+            io::ErrorKind::NotFound => BlobError::Missing(hash),
+            _ => BlobError::Directory { path, source },
+        })
+    }
+
+    fn uses(&self) -> MutexGuard<'_, Uses> {
+        self.0.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn path(&self, context: ContextUid, hash: BlobHash) -> PathBuf {
-        self.root.join(context.to_string()).join(hash.to_string())
+        self.0.root.join(context.to_string()).join(hash.to_string())
     }
 
     async fn keep(&self, context: ContextUid, hash: BlobHash, bytes: Vec<u8>) -> Result<(), BlobError> {
@@ -153,11 +234,16 @@ impl Blobs {
         let path = self.path(context, hash);
         let draft = path.with_extension(format!("{}.new", Uid::random()));
         let write = async {
-            let dir = path.parent().unwrap_or(&self.root);
+            let dir = path.parent().unwrap_or(&self.0.root);
             tokio::fs::create_dir_all(dir).await?;
             tokio::fs::write(&draft, &bytes).await?;
             tokio::fs::rename(&draft, &path).await
         };
-        write.await.map_err(|source| BlobError::Directory { path: path.clone(), source })
+        write.await.map_err(|source| BlobError::Directory { path: path.clone(), source })?;
+        let written = self.0.written.fetch_add(bytes.len() as u64, Ordering::Relaxed) + bytes.len() as u64;
+        if written > self.0.bytes_max / PART_WRITTEN {
+            self.0.grown.notify_one();
+        }
+        Ok(())
     }
 }

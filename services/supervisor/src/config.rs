@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use crate::app::{App, Deps};
 use crate::error::Error;
 use crate::legacy::Bindings;
+use crate::logs::Retention;
 
 /// The supervisor's own settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,19 +17,36 @@ pub struct Config {
     pub topic: String,
     /// Queues that it shares with old workers and old dispatchers.
     pub legacy: Bindings,
+    /// What the operator lets jobs do; absent: everything.
+    pub policy: Option<PathBuf>,
+    /// Bytes of scripts, files and outputs that are kept, beside those that are needed.
+    pub blob_bytes_max: u64,
+    /// How long, and how much of it, is kept of what jobs print.
+    pub log_retention: Retention,
 }
+
+/// Bytes of blobs that are kept unless the configuration says otherwise.
+pub(crate) const BLOB_BYTES_DEFAULT: u64 = 4 * 1024 * 1024 * 1024;
 
 impl Config {
     /// Works in this directory, under the usual topic.
     #[must_use]
     pub fn new(work_dir: PathBuf) -> Self {
-        Self { work_dir, topic: model::supervision::SUPERVISOR_TOPIC.to_owned(), legacy: Bindings::default() }
+        Self {
+            work_dir,
+            topic: model::supervision::SUPERVISOR_TOPIC.to_owned(),
+            legacy: Bindings::default(),
+            policy: None,
+            blob_bytes_max: BLOB_BYTES_DEFAULT,
+            log_retention: Retention::default(),
+        }
     }
 
     /// Builds the service; nothing runs before [`App::run`].
     ///
     /// # Errors
-    /// [`Error::Metrics`] when another service of the process registered the same.
+    /// [`Error::Policy`] when the policy file cannot be used, [`Error::Metrics`] when another service of the
+    /// process registered the same.
     pub fn build(self, deps: Deps<'_>) -> Result<App, Error> {
         App::new(&self, deps)
     }

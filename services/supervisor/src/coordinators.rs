@@ -9,7 +9,7 @@ use mycelium::{BusPeers, Destination, PublicKey};
 use tokio::sync::watch;
 
 /// What the name of a coordinator on a bus begins with; its key follows.
-const ON_BUS: &str = "mycelium:";
+pub(crate) const ON_BUS: &str = "mycelium:";
 
 /// The conversations that are open. Clones are the same.
 #[derive(Debug, Clone)]

@@ -11,6 +11,9 @@ pub enum Error {
     /// Its metrics cannot be registered.
     #[error("the supervisor's metrics cannot be registered")]
     Metrics(#[source] prometheus::Error),
+    /// Its policy cannot be used.
+    #[error("the supervisor cannot start without its policy")]
+    Policy(#[source] crate::policy::PolicyError),
     /// The bus has no room for it.
     #[error("the supervisor cannot listen on the bus")]
     Bus(#[source] mycelium::BusError),

@@ -4,26 +4,40 @@ use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, join_all};
 use model::supervision::{
-    ContextDrop, Done, JobAccepted, JobQuery, JobStatus, JobStop, JobStopped, STATE_UNKNOWN, method,
+    ContextDrop, Done, JobAccepted, JobLogs, JobQuery, JobStatus, JobStop, JobStopped, STATE_UNKNOWN, method,
 };
-use model::{Execution, ScriptSource};
+use model::{ContextUid, Execution, JobKey, ScriptSource};
 use mycelium::PublicKey;
 use mycelium::json_rpc::{Answer, Handler, METHOD_NOT_FOUND, Peer, Request, RpcError, answer};
 use queue::{Offer, Refusal, StopOutcome, Supervisor as Queue};
 
-use crate::blobs::{Blobs, Purpose};
+use crate::admission::admit;
+use crate::blobs::{Blobs, InUse, Purpose};
 use crate::coordinators::{Coordinators, name_on_bus};
+use crate::drain::Draining;
 use crate::dropped::Dropped;
+use crate::logs::Logs;
 use crate::metrics::Metrics;
+use crate::policy::Policy;
 use crate::presence::PresenceView;
+use crate::read_back::{self, ReadError};
+use crate::work_dir::WorkDir;
 
 /// What the supervisor works with. Cheap to clone.
 #[derive(Clone)]
 pub struct Supervisor {
     /// Its queues.
     pub queue: Queue,
+    /// What it shares with the instances of this machine.
+    pub work_dir: WorkDir,
     /// The bytes of its jobs.
     pub blobs: Blobs,
+    /// What its jobs printed.
+    pub logs: Logs,
+    /// What its jobs may do.
+    pub policy: Policy,
+    /// Whether it takes new jobs.
+    pub draining: Draining,
     /// Who can be spoken to.
     pub coordinators: Coordinators,
     /// Who works here.
@@ -105,11 +119,14 @@ impl Work {
         let prepared = join_all(requests.iter().map(|(_, request)| self.prepare(request))).await;
         let mut answers = Vec::with_capacity(requests.len());
         let (mut places, mut offers) = (Vec::new(), Vec::new());
-        for ((place, _), offer) in requests.iter().zip(prepared) {
-            match offer {
-                Ok(offer) => {
+        // Held until Redis knows who needs them.
+        let mut blobs_in_use = Vec::new();
+        for ((place, _), prepared) in requests.iter().zip(prepared) {
+            match prepared {
+                Ok((offer, in_use)) => {
                     places.push(*place);
                     offers.push(offer);
+                    blobs_in_use.push(in_use);
                 }
                 Err(error) => {
                     self.supervisor.metrics.refused(error.reason());
@@ -125,10 +142,12 @@ impl Work {
         answers
     }
 
-    /// Reads a job and makes sure that its bytes are here.
-    async fn prepare(&self, request: &Request) -> Result<Offer, RpcError> {
+    /// Reads a job, finds out whether it is taken, and makes sure that its bytes are here.
+    async fn prepare(&self, request: &Request) -> Result<(Offer, InUse), RpcError> {
         let mut execution: Execution = request.read()?;
         let hash = execution.content_hash();
+        let grants = admit(&self.supervisor, &execution, &self.coordinator).await?;
+        let in_use = self.supervisor.blobs.use_for(&execution);
         let purpose = Purpose { job_key: execution.job_key, context_id: execution.context_id };
         let blobs = &self.supervisor.blobs;
         let refused = |error: crate::error::BlobError| {
@@ -140,7 +159,7 @@ impl Work {
         if let ScriptSource::Blob(script) = execution.script {
             blobs.fetch(script, purpose, &self.peer).await.map_err(refused)?;
         }
-        Ok(Offer { execution, hash, coordinator: self.coordinator.clone(), grants: model::Grants::default() })
+        Ok((Offer { execution, hash, coordinator: self.coordinator.clone(), grants }, in_use))
     }
 
     fn accepted(&self, result: Result<queue::Accepted, Refusal>) -> Answer {
@@ -165,6 +184,8 @@ impl Work {
         match request.method.as_str() {
             method::SUPERVISOR_INFO => answer(&self.supervisor.presence.now()),
             method::CONTEXT_DROP => self.drop_context(&request.read()?).await,
+            method::JOB_RESULT => self.result(&request.read()?).await,
+            method::JOB_LOGS => self.logs(&request.read()?).await,
             other => {
                 let message =
                     format!("a supervisor has no method `{}`", other.chars().take(64).collect::<String>());
@@ -176,30 +197,64 @@ impl Work {
     async fn stop(&self, requests: Vec<(usize, Request)>) -> Vec<(usize, Answer)> {
         let mut answers = Vec::with_capacity(requests.len());
         let (mut places, mut stops) = (Vec::new(), Vec::new());
-        for (place, request) in requests {
-            match request.read::<JobStop>() {
+        let reading = requests.iter().map(|(_, request)| async {
+            let stop: JobStop = request.read()?;
+            self.check(stop.job_key.context).await.map(|()| (stop.job_key, stop.grace_secs))
+        });
+        for ((place, _), stop) in requests.iter().zip(join_all(reading).await) {
+            match stop {
                 Ok(stop) => {
-                    places.push(place);
-                    stops.push((stop.job_key, stop.grace_secs));
+                    places.push(*place);
+                    stops.push(stop);
                 }
-                Err(error) => answers.push((place, Err(error))),
+                Err(error) => answers.push((*place, Err(error))),
             }
         }
         let outcomes = self.supervisor.queue.stop_all(&stops).await;
-        let stopped = outcomes.into_iter().map(|outcome| {
-            let (stopped, state) = match outcome.map_err(unavailable)? {
-                StopOutcome::Unknown => (true, STATE_UNKNOWN),
-                StopOutcome::Stopped => (true, "stopped"),
-                StopOutcome::Stopping { .. } => (false, "stopping"),
-                StopOutcome::Ended(status) => (true, status.as_str()),
-            };
-            answer(&JobStopped { stopped, state: state.to_owned() })
-        });
-        answers.extend(places.into_iter().zip(stopped));
+        let stopped = stops.iter().zip(outcomes).map(|((key, _), outcome)| self.stopped(*key, outcome));
+        answers.extend(places.into_iter().zip(join_all(stopped).await));
         answers
     }
 
+    async fn stopped(&self, key: JobKey, outcome: kv::Result<StopOutcome>) -> Answer {
+        let mut ended = Vec::new();
+        let (stopped, state) = match outcome.map_err(unavailable)? {
+            StopOutcome::Unknown => (true, STATE_UNKNOWN),
+            StopOutcome::Stopped => (true, "stopped"),
+            StopOutcome::Stopping { .. } => (false, "stopping"),
+            StopOutcome::Ended(status) => {
+                let known = self.supervisor.queue.status(key).await.map_err(unavailable)?;
+                ended = known.and_then(|state| state.end).map(|end| end.ended).unwrap_or_default();
+                (true, status.as_str())
+            }
+        };
+        answer(&JobStopped { stopped, state: state.to_owned(), ended })
+    }
+
+    /// What belongs to another coordinator is nobody else's concern.
+    async fn check(&self, context: ContextUid) -> Result<(), RpcError> {
+        match self.supervisor.queue.coordinator_of(context).await.map_err(unavailable)? {
+            Some(bound) if bound != self.coordinator => {
+                let message = format!("context {context} is bound to another coordinator");
+                Err(RpcError::refused("CONTEXT_CLAIMED", true, message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn result(&self, query: &JobQuery) -> Answer {
+        self.check(query.job_key.context).await?;
+        answer(&read_back::result(&self.supervisor, query.job_key).await.map_err(not_read)?)
+    }
+
+    async fn logs(&self, ask: &JobLogs) -> Answer {
+        self.check(ask.job_key.context).await?;
+        let piece = read_back::log(&self.supervisor, ask.job_key, ask.offset, ask.limit).await;
+        answer(&piece.map_err(not_read)?)
+    }
+
     async fn status(&self, query: &JobQuery) -> Answer {
+        self.check(query.job_key.context).await?;
         let queue = &self.supervisor.queue;
         let Some(state) = queue.status(query.job_key).await.map_err(unavailable)? else {
             let (state, instance, start_time, end) = (STATE_UNKNOWN.to_owned(), None, None, None);
@@ -231,14 +286,24 @@ impl Work {
             Err(error) => return Err(unavailable(error)),
         }
         self.supervisor.dropped.note(&self.coordinator, context);
-        self.supervisor.blobs.drop_context(context).await.map_err(unavailable)?;
+        self.supervisor.work_dir.drop_context(context).await.map_err(|(path, error)| {
+            tracing::warn!(%context, path = %path.display(), %error, "what a context left cannot be removed");
+            RpcError::refused("UNAVAILABLE", false, "its files cannot be removed yet; try again")
+        })?;
         self.supervisor.metrics.contexts_dropped.inc();
         tracing::info!(%context, "a context was forgotten");
         answer(&Done {})
     }
 }
 
-fn unavailable(error: impl std::error::Error) -> RpcError {
-    tracing::warn!(%error, "a request could not be answered");
+fn not_read(error: ReadError) -> RpcError {
+    match error {
+        ReadError::Unknown(_) | ReadError::Gone(_) => RpcError::refused("NOT_FOUND", true, error.to_string()),
+        ReadError::Store(_) | ReadError::File { .. } => unavailable(error),
+    }
+}
+
+pub(crate) fn unavailable(error: impl std::error::Error + 'static) -> RpcError {
+    tracing::warn!(error = service::error_chain(&error), "a request could not be answered");
     RpcError::refused("UNAVAILABLE", false, "the supervisor's store gives trouble; try again")
 }

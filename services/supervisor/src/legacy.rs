@@ -21,7 +21,7 @@ use std::future::pending;
 use std::path::Path;
 use std::time::Duration;
 
-use model::{ContextUid, Grants, ScriptType};
+use model::{ContextUid, Execution, ScriptType};
 use queue::{Command, OLD_WORKER_PATIENCE, OldQueue, PopBinding, PushBinding};
 use serde::Deserialize;
 
@@ -209,7 +209,9 @@ async fn sweep_once(supervisor: &Supervisor, bindings: &Bindings) -> kv::Result<
         // What nobody here can run is left to old workers of the same queue.
         let served = presence.instances.iter().any(|instance| instance.script_type == binding.script_type);
         if served && !presence.draining {
-            let imported = supervisor.queue.import(binding, |_| Ok(Grants::default()), WAITING_MAX).await?;
+            let rules = supervisor.policy.rules();
+            let grant = |job: &Execution| rules.grant(job, "").map_err(|denial| denial.to_string());
+            let imported = supervisor.queue.import(binding, grant, WAITING_MAX).await?;
             if imported.taken > 0 {
                 tracing::debug!(queue = %binding.queue, jobs = imported.taken, "taken in from an old queue");
             }

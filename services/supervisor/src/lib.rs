@@ -6,23 +6,33 @@
 //! - [`presence`]: who works here, told every few seconds; instances that vanish.
 //! - [`coordinators`]: the conversations that are open.
 //! - [`dropped`]: contexts that were forgotten lately.
-//! - [`blobs`]: scripts and files of jobs, by hash, on this machine.
+//! - [`blobs`], [`logs`]: what jobs need and what they printed, on this machine.
+//! - [`policy`]: what the operator of this machine lets jobs do; [`drain`]: taking nothing new.
+//! - [`read_back`]: how a job ended and what it printed, for coordinators and operators.
 //! - [`rpc`]: the gRPC front; the bus is the other.
 
+mod admission;
 mod app;
 pub mod blobs;
 mod config;
 pub mod coordinators;
+pub mod drain;
 pub mod dropped;
 mod error;
 mod held;
 pub mod intake;
 pub mod legacy;
+pub mod logs;
+mod lost;
 mod metrics;
 pub mod outbox;
+pub mod policy;
 pub mod presence;
 mod process;
+pub mod read_back;
 pub mod rpc;
+mod upkeep;
+pub mod work_dir;
 
 pub use app::{App, Deps};
 pub use config::Config;

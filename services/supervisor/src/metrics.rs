@@ -22,6 +22,23 @@ pub struct Metrics {
     pub lost: IntCounter,
     /// Contexts that were forgotten.
     pub contexts_dropped: IntCounter,
+    /// Times that a drain was asked for.
+    pub drains: IntCounter,
+    /// Whether it drains.
+    pub draining: IntGauge,
+    /// Processes of vanished instances that were ended.
+    pub processes_ended: IntCounter,
+    /// Blobs that were removed for want of room.
+    pub blobs_evicted: IntCounter,
+    /// Bytes of blobs that are kept.
+    pub blob_bytes: IntGauge,
+    /// Logs that were removed in time.
+    pub logs_removed: IntCounter,
+    /// Bytes of logs that are kept.
+    pub log_bytes: IntGauge,
+    /// Bytes of logs that were read back.
+    pub log_bytes_read: IntCounter,
+    policies_read: IntCounterVec,
 }
 
 impl Metrics {
@@ -47,6 +64,27 @@ impl Metrics {
                 "Contexts that were forgotten",
             )?,
             lost: IntCounter::new(name("lost_total"), "Attempts whose instance vanished")?,
+            drains: IntCounter::new(name("drains_total"), "Times that a drain was asked for")?,
+            draining: IntGauge::new(name("draining"), "1 while the machine is being drained")?,
+            processes_ended: IntCounter::new(
+                name("processes_ended_total"),
+                "Processes of vanished instances that were ended",
+            )?,
+            blobs_evicted: IntCounter::new(
+                name("blobs_evicted_total"),
+                "Blobs that were removed for want of room",
+            )?,
+            blob_bytes: IntGauge::new(name("blob_bytes"), "Bytes of blobs that are kept")?,
+            logs_removed: IntCounter::new(name("logs_removed_total"), "Logs that were removed in time")?,
+            log_bytes: IntGauge::new(name("log_bytes"), "Bytes of logs that are kept")?,
+            log_bytes_read: IntCounter::new(
+                name("log_bytes_read_total"),
+                "Bytes of logs that were read back",
+            )?,
+            policies_read: IntCounterVec::new(
+                Opts::new(name("policies_read_total"), "Policy files read again, by what became of them"),
+                &["outcome"],
+            )?,
         };
         for collector in [
             Box::new(metrics.accepted.clone()) as Box<dyn prometheus::core::Collector>,
@@ -58,6 +96,15 @@ impl Metrics {
             Box::new(metrics.queued.clone()),
             Box::new(metrics.lost.clone()),
             Box::new(metrics.contexts_dropped.clone()),
+            Box::new(metrics.drains.clone()),
+            Box::new(metrics.draining.clone()),
+            Box::new(metrics.processes_ended.clone()),
+            Box::new(metrics.blobs_evicted.clone()),
+            Box::new(metrics.blob_bytes.clone()),
+            Box::new(metrics.logs_removed.clone()),
+            Box::new(metrics.log_bytes.clone()),
+            Box::new(metrics.log_bytes_read.clone()),
+            Box::new(metrics.policies_read.clone()),
         ] {
             registry.register(collector)?;
         }
@@ -67,5 +114,10 @@ impl Metrics {
     /// Counts a refusal.
     pub(crate) fn refused(&self, reason: &str) {
         self.refused.with_label_values(&[reason]).inc();
+    }
+
+    /// Counts a policy file that was read again: `taken` or `refused`.
+    pub(crate) fn policy_read(&self, outcome: &str) {
+        self.policies_read.with_label_values(&[outcome]).inc();
     }
 }

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use model::supervision::method;
 use model::{InstanceInfo, Presence, limits};
-use queue::{LossWatch, Supervisor as Queue};
+use queue::LossWatch;
 use tokio::sync::watch;
 
 use crate::intake::Supervisor;
+use crate::lost;
 
 /// How often presence keys, which expire without a sound, are looked at.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -66,15 +67,16 @@ impl PresenceView {
     }
 
     /// Notes who works here. Says whether what is offered has changed.
-    fn set(&self, instances: Vec<InstanceInfo>, queued: u64) -> bool {
+    fn set(&self, instances: Vec<InstanceInfo>, queued: u64, draining: bool) -> bool {
         let offers = |list: &[InstanceInfo]| -> Vec<_> {
-            list.iter().map(|i| (i.script_type, i.group.clone(), i.number, i.slots)).collect()
+            list.iter().map(|i| (i.script_type, i.group.clone(), i.number, i.slots, i.isolation)).collect()
         };
         let mut changed = false;
         self.0.send_modify(|presence| {
-            changed = offers(&presence.instances) != offers(&instances);
+            changed = presence.draining != draining || offers(&presence.instances) != offers(&instances);
             presence.instances = instances;
             presence.queued = queued;
+            presence.draining = draining;
         });
         changed
     }
@@ -82,9 +84,10 @@ impl PresenceView {
 
 /// Looks and tells for ever. The caller drops it to end it.
 pub async fn keep(supervisor: Supervisor) {
-    learn_name(&supervisor).await;
+    learn(&supervisor).await;
     let mut loss = LossWatch::default();
     let mut arrivals = supervisor.coordinators.arrivals();
+    let mut drains = supervisor.draining.changes();
     let mut look = tokio::time::interval(LOOK_INTERVAL);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut told = Instant::now();
@@ -92,6 +95,8 @@ pub async fn keep(supervisor: Supervisor) {
         let arrived = tokio::select! {
             _ = look.tick() => false,
             changed = arrivals.changed() => changed.is_ok(),
+            // Told at once, since jobs are sent here until it is known.
+            changed = drains.changed() => changed.is_ok(),
         };
         let changed = match look_once(&supervisor, &mut loss).await {
             Ok(changed) => changed,
@@ -107,10 +112,15 @@ pub async fn keep(supervisor: Supervisor) {
     }
 }
 
-async fn learn_name(supervisor: &Supervisor) {
+/// Learns who this is, and whether it drains: only then may anybody speak to it.
+async fn learn(supervisor: &Supervisor) {
+    let queue = &supervisor.queue;
     loop {
-        match supervisor.queue.name().await {
-            Ok(name) => return supervisor.presence.set_name(&name),
+        match tokio::try_join!(queue.drain(), queue.name()) {
+            Ok((drain, name)) => {
+                supervisor.draining.set(drain);
+                return supervisor.presence.set_name(&name);
+            }
             Err(error) => {
                 tracing::warn!(%error, "the store does not answer; trying again");
                 tokio::time::sleep(LOOK_INTERVAL).await;
@@ -121,26 +131,20 @@ async fn learn_name(supervisor: &Supervisor) {
 
 async fn look_once(supervisor: &Supervisor, loss: &mut LossWatch) -> kv::Result<bool> {
     let queue = &supervisor.queue;
-    let instances: Vec<_> =
-        queue.instances().await?.iter().map(|(instance, record)| record.info(instance)).collect();
+    let draining = supervisor.draining.now().is_some();
+    let present = queue.instances().await?;
+    let instances: Vec<_> = present.iter().map(|(instance, record)| record.info(instance)).collect();
     let queued = queue.statistics().await?.iter().map(|stats| stats.depth).sum();
     supervisor.metrics.instances.set(i64::try_from(instances.len()).unwrap_or(i64::MAX));
     supervisor.metrics.queued.set(i64::try_from(queued).unwrap_or(i64::MAX));
-    let changed = supervisor.presence.set(instances, queued);
-    end_lost(supervisor, queue, loss).await?;
-    Ok(changed)
-}
-
-/// Ends the attempts of instances that vanished, and puts back what they had
-/// popped and not claimed.
-async fn end_lost(supervisor: &Supervisor, queue: &Queue, loss: &mut LossWatch) -> kv::Result<()> {
-    let gone = loss.look(queue, Instant::now()).await?;
-    for instance in &gone {
-        let lost = queue.end_lost(instance).await?;
-        supervisor.metrics.lost.inc_by(lost as u64);
-        tracing::warn!(%instance, lost, "an instance has vanished; its attempts ended as lost");
+    supervisor.metrics.draining.set(i64::from(draining));
+    let changed = supervisor.presence.set(instances, queued, draining);
+    lost::end(supervisor, &present, loss).await?;
+    if draining {
+        // What was accepted while the drain began, or was put back since.
+        queue.hand_back().await?;
     }
-    queue.put_back().await.map(drop)
+    Ok(changed)
 }
 
 async fn tell(supervisor: &Supervisor) {

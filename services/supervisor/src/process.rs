@@ -1,6 +1,7 @@
 //! The supervisor as a process of its own.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use ::rpc::{MethodPolicy, Mount};
 use kv::{Endpoint, Kv};
@@ -8,8 +9,9 @@ use model::limits;
 use service::{Failure, Host, Limits};
 
 use crate::app::{App, Deps};
-use crate::config::Config;
+use crate::config::{BLOB_BYTES_DEFAULT, Config};
 use crate::legacy::Bindings;
+use crate::logs::Retention;
 use crate::rpc::PUBLIC_POLICY;
 
 /// What the supervisor is told.
@@ -30,6 +32,37 @@ pub struct Flags {
     /// Queues shared with old workers and old dispatchers: a file of TOML tables
     #[arg(long, env = "MYCORA_LEGACY", value_name = "FILE")]
     legacy: Option<PathBuf>,
+    /// What jobs may do, by their context: a TOML file. Read again when it changes, and on SIGHUP
+    #[arg(long, env = "MYCORA_POLICY", value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// Scripts, files and outputs that are kept, beside those that are needed
+    #[arg(long, env = "MYCORA_BLOBS_MAX_MIB", value_name = "MIB", default_value_t = BLOB_BYTES_DEFAULT / MIB)]
+    blobs_max_mib: u64,
+    /// How long logs are kept
+    #[arg(long, env = "MYCORA_LOGS_MAX_DAYS", value_name = "DAYS", default_value_t = 7)]
+    logs_max_days: u32,
+    /// Logs that are kept
+    #[arg(long, env = "MYCORA_LOGS_MAX_MIB", value_name = "MIB", default_value_t = 2048)]
+    logs_max_mib: u64,
+    /// Logs that are kept of one context
+    #[arg(long, env = "MYCORA_CONTEXT_LOGS_MAX_MIB", value_name = "MIB", default_value_t = 256)]
+    context_logs_max_mib: u64,
+}
+
+const MIB: u64 = 1024 * 1024;
+
+impl Flags {
+    const fn blob_bytes_max(&self) -> u64 {
+        self.blobs_max_mib.saturating_mul(MIB)
+    }
+
+    const fn log_retention(&self) -> Retention {
+        Retention {
+            age: Duration::from_secs(self.logs_max_days as u64 * 24 * 3600),
+            bytes: self.logs_max_mib.saturating_mul(MIB),
+            context_bytes: self.context_logs_max_mib.saturating_mul(MIB),
+        }
+    }
 }
 
 impl service::App for App {
@@ -39,19 +72,33 @@ impl service::App for App {
     const OPS_PORT: u16 = 7806;
     type Config = Flags;
 
-    fn limits(_: &Flags) -> Limits {
+    fn limits(flags: &Flags) -> Limits {
+        let logs = flags.log_retention();
         Limits::from([
             ("queue_len_max", queue::QUEUE_LEN_MAX as u64),
             ("file_bytes_max", limits::FILE_BYTES_MAX as u64),
             ("inline_bytes_max", limits::INLINE_BYTES_MAX as u64),
+            ("log_piece_bytes_max", limits::LOG_PIECE_BYTES_MAX as u64),
+            ("log_bytes_max", logs.bytes),
+            ("context_log_bytes_max", logs.context_bytes),
+            ("log_secs_max", logs.age.as_secs()),
+            ("blob_bytes_max", flags.blob_bytes_max()),
         ])
     }
 
     async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
         let tls = host.tls_files()?;
+        let (blob_bytes_max, log_retention) = (flags.blob_bytes_max(), flags.log_retention());
         let deps = Deps { kv: Kv::new(flags.redis_url), bus: None, metrics: &host.metrics };
         let legacy = flags.legacy.as_deref().map(Bindings::load).transpose()?.unwrap_or_default();
-        let app = Config { legacy, ..Config::new(flags.work_dir) }.build(deps)?;
+        let config = Config {
+            legacy,
+            policy: flags.policy,
+            blob_bytes_max,
+            log_retention,
+            ..Config::new(flags.work_dir)
+        };
+        let app = config.build(deps)?;
         let builder = Mount::builder(MethodPolicy::new(&[PUBLIC_POLICY])?);
         let mount = app.mount_public(builder).descriptors(proto::DESCRIPTORS).build()?;
         host.ready_while("store", app.ready());

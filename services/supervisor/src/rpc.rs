@@ -1,28 +1,38 @@
 //! The gRPC front: envelopes in and out, and what people ask.
 
-use ::rpc::{Allow, Error, PolicyTable};
+use ::rpc::{Allow, Error, PolicyTable, Reason};
 use bytes::Bytes;
 use identity::ServiceName;
+use model::JobKey;
 use model::id::Uid;
+use model::limits::TIMEOUT_SECS_MAX;
+use model::supervision::JobLogPiece;
 use mycelium::json_rpc::{PAYLOAD_TYPE, Peer};
 use proto::convert::runner::instance_to_wire;
+use proto::convert::time::to_wire as time_to_wire;
 use proto::v1::supervisor_service_server::SupervisorService;
 use proto::v1::{
-    AttachRequest, AttachResponse, Envelope, GetSupervisorRequest, GetSupervisorResponse,
-    ListInstancesRequest, ListInstancesResponse, attach_request,
+    AttachRequest, AttachResponse, DrainRequest, DrainResponse, Envelope, GetSupervisorRequest,
+    GetSupervisorResponse, ListInstancesRequest, ListInstancesResponse, ReadJobLogRequest,
+    ReadJobLogResponse, ResumeRequest, ResumeResponse, attach_request,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::drain;
 use crate::intake::{Intake, Supervisor};
+use crate::read_back::{self, ReadError};
 
 /// Who may call what.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[
     ("/mycora.v1.SupervisorService/Attach", &[Allow::Service(ServiceName::MyceliumGateway)]),
     ("/mycora.v1.SupervisorService/GetSupervisor", &[Allow::Authenticated]),
     ("/mycora.v1.SupervisorService/ListInstances", &[Allow::Authenticated]),
+    ("/mycora.v1.SupervisorService/Drain", &[Allow::Admin]),
+    ("/mycora.v1.SupervisorService/Resume", &[Allow::Admin]),
+    ("/mycora.v1.SupervisorService/ReadJobLog", &[Allow::Admin]),
 ];
 
 /// Payloads that may wait to go out to one coordinator.
@@ -45,6 +55,7 @@ impl SupervisorRpc {
 #[tonic::async_trait]
 impl SupervisorService for SupervisorRpc {
     type AttachStream = ReceiverStream<Result<AttachResponse, Status>>;
+    type ReadJobLogStream = ReceiverStream<Result<ReadJobLogResponse, Status>>;
 
     async fn attach(
         &self,
@@ -78,12 +89,56 @@ impl SupervisorService for SupervisorRpc {
     ) -> Result<Response<GetSupervisorResponse>, Status> {
         let presence = self.supervisor.presence.now();
         let attached = u32::try_from(self.supervisor.coordinators.all().len()).unwrap_or(u32::MAX);
+        let drain::Progress { drain, queued, running } =
+            drain::progress(&self.supervisor).await.map_err(store_trouble)?;
         Ok(Response::new(GetSupervisorResponse {
             supervisor: presence.supervisor,
             version: presence.version,
-            queued: presence.queued,
+            queued,
             attached,
+            draining: drain.is_some(),
+            running,
+            drain_time: drain.map(|drain| time_to_wire(drain.since)),
+            drain_deadline_time: drain.and_then(|drain| drain.deadline).map(time_to_wire),
         }))
+    }
+
+    async fn drain(&self, request: Request<DrainRequest>) -> Result<Response<DrainResponse>, Status> {
+        let DrainRequest { deadline_secs } = request.into_inner();
+        if deadline_secs.is_some_and(|secs| secs > TIMEOUT_SECS_MAX) {
+            return Err(refused("deadline_secs", format!("at most {TIMEOUT_SECS_MAX} are allowed")));
+        }
+        self.supervisor.presence.known().await;
+        let progress = drain::begin(&self.supervisor, deadline_secs).await.map_err(store_trouble)?;
+        Ok(Response::new(DrainResponse {
+            queued: progress.queued,
+            running: progress.running,
+            drain_deadline_time: progress.drain.and_then(|drain| drain.deadline).map(time_to_wire),
+        }))
+    }
+
+    async fn resume(&self, _: Request<ResumeRequest>) -> Result<Response<ResumeResponse>, Status> {
+        self.supervisor.presence.known().await;
+        drain::end(&self.supervisor).await.map_err(store_trouble)?;
+        Ok(Response::new(ResumeResponse {}))
+    }
+
+    async fn read_job_log(
+        &self,
+        request: Request<ReadJobLogRequest>,
+    ) -> Result<Response<Self::ReadJobLogStream>, Status> {
+        let ReadJobLogRequest { job_key, offset } = request.into_inner();
+        let key: JobKey = job_key.parse().map_err(|error| refused("job_key", error))?;
+        let first = read_back::log(&self.supervisor, key, offset, 0).await.map_err(not_read)?;
+        let (pieces, stream) = mpsc::channel(1);
+        let (supervisor, stop) = (self.supervisor.clone(), self.stop.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = send_log(&supervisor, key, first, &pieces) => {}
+                () = stop.cancelled() => {}
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
     }
 
     async fn list_instances(
@@ -93,6 +148,44 @@ impl SupervisorService for SupervisorRpc {
         let instances = self.supervisor.presence.now().instances.iter().map(instance_to_wire).collect();
         Ok(Response::new(ListInstancesResponse { instances }))
     }
+}
+
+/// Sends a log until its end as it is then, or until nobody reads it any more.
+async fn send_log(
+    supervisor: &Supervisor,
+    key: JobKey,
+    first: JobLogPiece,
+    pieces: &mpsc::Sender<Result<ReadJobLogResponse, Status>>,
+) {
+    let mut piece = first;
+    loop {
+        let JobLogPiece { offset, text, next_offset, size, complete } = piece;
+        let at_end = complete || next_offset >= size;
+        if pieces.send(Ok(ReadJobLogResponse { offset, text, size, complete })).await.is_err() || at_end {
+            return;
+        }
+        piece = match read_back::log(supervisor, key, next_offset, 0).await {
+            Ok(piece) => piece,
+            Err(error) => {
+                // Whoever has gone away needs no answer.
+                let _ = pieces.send(Err(not_read(error))).await;
+                return;
+            }
+        };
+    }
+}
+
+fn not_read(error: ReadError) -> Status {
+    match error {
+        ReadError::Unknown(_) | ReadError::Gone(_) => Error::not_found(error.to_string()).into(),
+        ReadError::Store(error) => store_trouble(error),
+        ReadError::File { .. } => Error::internal(error).into(),
+    }
+}
+
+fn store_trouble(error: kv::Error) -> Status {
+    let message = "the supervisor's store does not answer; try again";
+    Error::unavailable(Reason::StoreUnavailable, message).because(error).into()
 }
 
 /// A coordinator's name is 32 hex digits, so that it cannot pose as one on the bus.

@@ -5601,6 +5601,71 @@ pub struct GetSupervisorResponse {
     /// Coordinators that are attached now.
     #[prost(uint32, tag = "4")]
     pub attached: u32,
+    /// The machine is being drained: no new jobs are taken.
+    #[prost(bool, tag = "5")]
+    pub draining: bool,
+    /// Jobs that instances run.
+    #[prost(uint64, tag = "6")]
+    pub running: u64,
+    /// When the drain began; absent without one.
+    #[prost(message, optional, tag = "7")]
+    pub drain_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// When instances end what still runs; absent without a drain, and for one without a deadline.
+    #[prost(message, optional, tag = "8")]
+    pub drain_deadline_time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// Asks to drain the machine.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrainRequest {
+    /// Seconds that scripts which run may still take, up to 2592000 (30 days). Absent: as long as each
+    /// instance was set up for. What runs longer is ended and told as lost.
+    #[prost(uint32, optional, tag = "1")]
+    pub deadline_secs: ::core::option::Option<u32>,
+}
+/// The machine is being drained.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrainResponse {
+    /// Jobs that still wait in its queues: such as were put there meanwhile, and are given back within seconds.
+    #[prost(uint64, tag = "1")]
+    pub queued: u64,
+    /// Jobs that instances run.
+    #[prost(uint64, tag = "2")]
+    pub running: u64,
+    /// When instances end what still runs; absent without a deadline.
+    #[prost(message, optional, tag = "3")]
+    pub drain_deadline_time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// Asks to take jobs again.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResumeRequest {}
+/// The supervisor takes jobs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResumeResponse {}
+/// Asks for what an attempt printed.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadJobLogRequest {
+    /// `<context uid>-<flow uid>-<job>-<attempt>`.
+    #[prost(string, tag = "1")]
+    pub job_key: ::prost::alloc::string::String,
+    /// From this byte on. Behind the end: nothing is given but where the end is.
+    #[prost(uint64, tag = "2")]
+    pub offset: u64,
+}
+/// A piece of what an attempt printed.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadJobLogResponse {
+    /// How many bytes were printed before it.
+    #[prost(uint64, tag = "1")]
+    pub offset: u64,
+    /// What was printed, whole characters; empty when there is nothing from there on.
+    #[prost(string, tag = "2")]
+    pub text: ::prost::alloc::string::String,
+    /// How many bytes were printed so far.
+    #[prost(uint64, tag = "3")]
+    pub size: u64,
+    /// There is nothing behind this piece, and there will not be: the attempt has ended.
+    #[prost(bool, tag = "4")]
+    pub complete: bool,
 }
 /// Asks for the live instances.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -5773,6 +5838,87 @@ pub mod supervisor_service_client {
                 .insert(GrpcMethod::new("mycora.v1.SupervisorService", "ListInstances"));
             self.inner.unary(req, path, codec).await
         }
+        /// Drains the machine: from now on, and over restarts, the supervisor takes no new jobs and gives back
+        /// those that wait; its instances finish what they run and end. May be repeated, with another deadline.
+        /// How far it is tells GetSupervisor.
+        ///
+        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), INVALID_ARGUMENT (the deadline),
+        /// UNAVAILABLE (its store does not answer: not every instance may have been told, so repeat it).
+        pub async fn drain(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DrainRequest>,
+        ) -> std::result::Result<tonic::Response<super::DrainResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SupervisorService/Drain",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SupervisorService", "Drain"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Ends a drain: the supervisor takes jobs again. Instances that ended have to be started by whoever
+        /// runs them. Changes nothing when it does not drain.
+        ///
+        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), UNAVAILABLE.
+        pub async fn resume(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ResumeRequest>,
+        ) -> std::result::Result<tonic::Response<super::ResumeResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SupervisorService/Resume",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SupervisorService", "Resume"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads what an attempt printed, all that is kept on this machine, in pieces. Ends with what was printed
+        /// by now; more is asked for from the next offset.
+        ///
+        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), INVALID_ARGUMENT (the job key), NOT_FOUND
+        /// (the attempt is not known here, or its log is not kept any more), UNAVAILABLE.
+        pub async fn read_job_log(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReadJobLogRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::ReadJobLogResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SupervisorService/ReadJobLog",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SupervisorService", "ReadJobLog"));
+            self.inner.server_streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -5820,6 +5966,39 @@ pub mod supervisor_service_server {
             tonic::Response<super::ListInstancesResponse>,
             tonic::Status,
         >;
+        /// Drains the machine: from now on, and over restarts, the supervisor takes no new jobs and gives back
+        /// those that wait; its instances finish what they run and end. May be repeated, with another deadline.
+        /// How far it is tells GetSupervisor.
+        ///
+        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), INVALID_ARGUMENT (the deadline),
+        /// UNAVAILABLE (its store does not answer: not every instance may have been told, so repeat it).
+        async fn drain(
+            &self,
+            request: tonic::Request<super::DrainRequest>,
+        ) -> std::result::Result<tonic::Response<super::DrainResponse>, tonic::Status>;
+        /// Ends a drain: the supervisor takes jobs again. Instances that ended have to be started by whoever
+        /// runs them. Changes nothing when it does not drain.
+        ///
+        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), UNAVAILABLE.
+        async fn resume(
+            &self,
+            request: tonic::Request<super::ResumeRequest>,
+        ) -> std::result::Result<tonic::Response<super::ResumeResponse>, tonic::Status>;
+        /// Server streaming response type for the ReadJobLog method.
+        type ReadJobLogStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::ReadJobLogResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Reads what an attempt printed, all that is kept on this machine, in pieces. Ends with what was printed
+        /// by now; more is asked for from the next offset.
+        ///
+        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), INVALID_ARGUMENT (the job key), NOT_FOUND
+        /// (the attempt is not known here, or its log is not kept any more), UNAVAILABLE.
+        async fn read_job_log(
+            &self,
+            request: tonic::Request<super::ReadJobLogRequest>,
+        ) -> std::result::Result<tonic::Response<Self::ReadJobLogStream>, tonic::Status>;
     }
     /// Accepts attempts for execution on its machine and answers for their results.
     #[derive(Debug)]
@@ -6034,6 +6213,142 @@ pub mod supervisor_service_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SupervisorService/Drain" => {
+                    #[allow(non_camel_case_types)]
+                    struct DrainSvc<T: SupervisorService>(pub Arc<T>);
+                    impl<
+                        T: SupervisorService,
+                    > tonic::server::UnaryService<super::DrainRequest> for DrainSvc<T> {
+                        type Response = super::DrainResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DrainRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SupervisorService>::drain(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DrainSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SupervisorService/Resume" => {
+                    #[allow(non_camel_case_types)]
+                    struct ResumeSvc<T: SupervisorService>(pub Arc<T>);
+                    impl<
+                        T: SupervisorService,
+                    > tonic::server::UnaryService<super::ResumeRequest>
+                    for ResumeSvc<T> {
+                        type Response = super::ResumeResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ResumeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SupervisorService>::resume(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ResumeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SupervisorService/ReadJobLog" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReadJobLogSvc<T: SupervisorService>(pub Arc<T>);
+                    impl<
+                        T: SupervisorService,
+                    > tonic::server::ServerStreamingService<super::ReadJobLogRequest>
+                    for ReadJobLogSvc<T> {
+                        type Response = super::ReadJobLogResponse;
+                        type ResponseStream = T::ReadJobLogStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReadJobLogRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SupervisorService>::read_job_log(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReadJobLogSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -144,7 +144,7 @@ async fn contexts_are_forgotten(front: Front) {
     assert_eq!(worker.take(1).await[0].execution.job_key, key(1));
     router.report(key(1), started).await;
     let uid = key(1).context.to_string();
-    let dirs = [suite.work_dir.path().join("blobs").join(&uid), suite.work_dir.path().join(&uid)];
+    let dirs = ["blobs", "logs", "contexts"].map(|part| suite.work_dir.path().join(part).join(&uid));
     for dir in &dirs {
         std::fs::create_dir_all(dir.join("something")).expect("a directory");
     }

@@ -113,6 +113,7 @@ const fn code_words(code: ReasonCode) -> &'static str {
         ReasonCode::BlobMissing => "a file that it needs is not there any more",
         ReasonCode::IsolationUnavailable => "no runner gives the isolation that it demands",
         ReasonCode::NetworkRefused => "the supervisor's policy gives it no network",
+        ReasonCode::PolicyRefused => "the supervisor's policy does not take it",
         ReasonCode::OutOfMemory => "it used more memory than it may",
         ReasonCode::QuotaExceeded => "its directory holds more than it may",
         ReasonCode::UpstreamFailed => "a job before it failed",

@@ -1,0 +1,101 @@
+//! Draining a machine: it takes nothing new, gives back what waits, and its instances end when their scripts have.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use keys::ControlScope;
+use model::{ScriptType, Timestamp};
+use queue::{Command, Drain};
+use tokio::sync::watch;
+
+use crate::intake::Supervisor;
+
+/// Whether the supervisor drains. Clones are the same.
+#[derive(Debug, Clone)]
+pub struct Draining(Arc<watch::Sender<Option<Drain>>>);
+
+impl Default for Draining {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(None)))
+    }
+}
+
+/// How far a drain is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    /// Since when, and until when; absent: it does not drain.
+    pub drain: Option<Drain>,
+    /// Jobs that wait in its queues.
+    pub queued: u64,
+    /// Jobs that instances run.
+    pub running: u64,
+}
+
+impl Draining {
+    /// As it stands.
+    #[must_use]
+    pub fn now(&self) -> Option<Drain> {
+        *self.0.borrow()
+    }
+
+    /// Changes with each drain and resume.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<Option<Drain>> {
+        self.0.subscribe()
+    }
+
+    pub(crate) fn set(&self, drain: Option<Drain>) {
+        self.0.send_if_modified(|known| {
+            let changed = *known != drain;
+            *known = drain;
+            changed
+        });
+    }
+}
+
+/// Begins a drain; one that has begun is given another deadline. Every instance that is here now takes no more
+/// jobs, and has this long for those that it runs; without a deadline, as long as it was set up for.
+///
+/// # Errors
+/// Any [`kv::Error`]; to be repeated then, since instances may not have been told.
+pub async fn begin(supervisor: &Supervisor, deadline_secs: Option<u32>) -> kv::Result<Progress> {
+    let now = Timestamp::now();
+    let since = supervisor.draining.now().map_or(now, |drain| drain.since);
+    let deadline = deadline_secs.map(|secs| now + Duration::from_secs(secs.into()));
+    let drain = Drain { since, deadline };
+    supervisor.queue.set_drain(Some(drain)).await?;
+    // From here on nothing is accepted; what was on its way in is given back by the next look at the instances.
+    supervisor.draining.set(Some(drain));
+    supervisor.metrics.drains.inc();
+    let mut told = 0;
+    for script_type in ScriptType::ALL {
+        let command = Command::Drain { deadline_secs };
+        told += supervisor.queue.command(&ControlScope::Type(script_type), &command).await?;
+    }
+    let returned = supervisor.queue.hand_back().await?;
+    tracing::info!(returned, instances = told, ?deadline_secs, "the machine is being drained");
+    progress(supervisor).await
+}
+
+/// Ends a drain. Instances that have ended come back when whoever runs them starts them.
+///
+/// # Errors
+/// Any [`kv::Error`]; may be repeated.
+pub async fn end(supervisor: &Supervisor) -> kv::Result<Progress> {
+    supervisor.queue.set_drain(None).await?;
+    if supervisor.draining.now().is_some() {
+        tracing::info!("the machine takes jobs again");
+    }
+    supervisor.draining.set(None);
+    progress(supervisor).await
+}
+
+/// How far it is.
+///
+/// # Errors
+/// Any [`kv::Error`].
+pub async fn progress(supervisor: &Supervisor) -> kv::Result<Progress> {
+    let queued = supervisor.queue.statistics().await?.iter().map(|stats| stats.depth).sum();
+    let running = supervisor.queue.running().await?.len() as u64;
+    Ok(Progress { drain: supervisor.draining.now(), queued, running })
+}

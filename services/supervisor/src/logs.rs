@@ -1,0 +1,273 @@
+//! What attempts printed, all of it: `<work dir>/logs/<context uid>/<job key>.log`.
+//!
+//! Instances write these files while scripts run; here they are read, and thinned out in time. What runs keeps
+//! its log, however old or long.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use model::limits::LOG_PIECE_BYTES_MAX;
+use model::{ContextUid, JobKey};
+use rustix::fs::OFlags;
+
+use crate::work_dir::{Kept, WorkDir, blocking, kept};
+
+/// A character's length, at most.
+const UTF8_LEN_MAX: usize = 4;
+
+/// How long, and how much of it, is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retention {
+    /// Since the last thing was printed.
+    pub age: Duration,
+    /// Of everything together.
+    pub bytes: u64,
+    /// Of one context.
+    pub context_bytes: u64,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self {
+            age: Duration::from_secs(7 * 24 * 3600),
+            bytes: 2 * 1024 * 1024 * 1024,
+            context_bytes: 256 * 1024 * 1024,
+        }
+    }
+}
+
+/// A piece of a log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// Where it begins: where it was asked for, or at the next character.
+    pub offset: u64,
+    /// What was printed. What is no text was replaced.
+    pub text: String,
+    /// Where it ends.
+    pub end: u64,
+    /// How long the log is.
+    pub size: u64,
+}
+
+/// What a thinning did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Thinned {
+    /// Logs that went.
+    pub removed: u64,
+    /// Bytes that are kept.
+    pub bytes: u64,
+}
+
+/// The logs of this machine. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Logs {
+    root: PathBuf,
+    retention: Retention,
+}
+
+impl Logs {
+    /// In a work directory.
+    #[must_use]
+    pub fn new(work_dir: &WorkDir, retention: Retention) -> Self {
+        Self { root: work_dir.logs(), retention }
+    }
+
+    /// A piece of a log from a byte on, at most `limit` bytes of it; nothing when there is no such log.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub async fn read(&self, key: JobKey, offset: u64, limit: usize) -> io::Result<Option<Piece>> {
+        let path = self.root.join(key.context.to_string()).join(file_name(key));
+        let limit = if limit == 0 { LOG_PIECE_BYTES_MAX } else { limit.min(LOG_PIECE_BYTES_MAX) };
+        blocking(move || {
+            let nofollow = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or_default();
+            let mut file = match fs::OpenOptions::new().read(true).custom_flags(nofollow).open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                other => other?,
+            };
+            let size = file.metadata()?.len();
+            let from = offset.min(size);
+            file.seek(SeekFrom::Start(from))?;
+            // At least one character has to fit, behind what is left of the one before.
+            let limit = limit.max(UTF8_LEN_MAX);
+            let mut bytes = Vec::new();
+            file.take((limit + UTF8_LEN_MAX - 1) as u64).read_to_end(&mut bytes)?;
+            Ok(Some(piece(&bytes, limit, from, size)))
+        })
+        .await
+    }
+
+    /// Removes what is kept too long or is too much, the oldest first. `running` is asked afterwards what
+    /// has to stay.
+    ///
+    /// # Errors
+    /// When the directory or the store give trouble; may be repeated.
+    pub async fn thin_out<F>(
+        &self,
+        running: impl FnOnce() -> F,
+        now: SystemTime,
+    ) -> Result<Thinned, ThinError>
+    where
+        F: Future<Output = kv::Result<Vec<JobKey>>>,
+    {
+        let root = self.root.clone();
+        let all = blocking(move || kept(&root)).await.map_err(ThinError::Directory)?;
+        let total: u64 = all.iter().map(|file| file.bytes).sum();
+        let old = all.iter().any(|file| self.retention.is_over(file.modified, now));
+        if !old && total <= self.retention.bytes.min(self.retention.context_bytes) {
+            return Ok(Thinned { removed: 0, bytes: total });
+        }
+        // Whoever began after the files were listed has none of them.
+        let running = running().await.map_err(ThinError::Store)?;
+        let running: HashSet<OsString> = running.into_iter().map(file_name).collect();
+        let surplus = self.retention.surplus(all, &running, now);
+        let freed: u64 = surplus.iter().map(|file| file.bytes).sum();
+        let removed = surplus.len() as u64;
+        let remove = move || surplus.iter().try_for_each(|file| remove(&file.path));
+        blocking(remove).await.map_err(ThinError::Directory)?;
+        Ok(Thinned { removed, bytes: total - freed })
+    }
+}
+
+/// Why logs were not thinned out.
+#[derive(Debug, thiserror::Error)]
+pub enum ThinError {
+    /// The directory gives trouble.
+    #[error("the logs cannot be looked at")]
+    Directory(#[source] io::Error),
+    /// It is not known what runs.
+    #[error("it cannot be told which logs are being written")]
+    Store(#[source] kv::Error),
+}
+
+impl Retention {
+    fn is_over(&self, modified: SystemTime, now: SystemTime) -> bool {
+        now.duration_since(modified).is_ok_and(|age| age >= self.age)
+    }
+
+    /// What has to go.
+    fn surplus(&self, mut all: Vec<Kept>, running: &HashSet<OsString>, now: SystemTime) -> Vec<Kept> {
+        let mut total: u64 = all.iter().map(|file| file.bytes).sum();
+        let mut by_context: HashMap<ContextUid, u64> = HashMap::new();
+        for file in &all {
+            *by_context.entry(file.context).or_default() += file.bytes;
+        }
+        all.sort_by_key(|file| file.modified);
+        all.retain(|file| {
+            let of_context = by_context.entry(file.context).or_default();
+            let too_much = total > self.bytes || *of_context > self.context_bytes;
+            let goes = (too_much || self.is_over(file.modified, now)) && !running.contains(&file.name);
+            if goes {
+                total -= file.bytes;
+                *of_context -= file.bytes;
+            }
+            goes
+        });
+        all
+    }
+}
+
+fn file_name(key: JobKey) -> OsString {
+    format!("{key}.log").into()
+}
+
+fn remove(path: &PathBuf) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whole characters only: what is cut off at the end comes with the next piece. Files are UTF-8; one that is
+/// not, all the same, is read with its offsets kept.
+fn piece(bytes: &[u8], limit: usize, from: u64, size: u64) -> Piece {
+    let continued = bytes.iter().take(UTF8_LEN_MAX - 1).take_while(|byte| (**byte & 0xc0) == 0x80).count();
+    // At the very beginning of a file nothing can have been cut.
+    let skipped = if from == 0 { 0 } else { continued };
+    let bytes = &bytes[skipped..bytes.len().min(skipped + limit)];
+    let whole = match std::str::from_utf8(bytes) {
+        Err(error) if error.error_len().is_none() && error.valid_up_to() > 0 => &bytes[..error.valid_up_to()],
+        _ => bytes,
+    };
+    let offset = from + skipped as u64;
+    Piece {
+        offset,
+        text: String::from_utf8_lossy(whole).into_owned(),
+        end: offset + whole.len() as u64,
+        size,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::Uid;
+
+    fn file(context: u128, name: &str, age: u64, bytes: u64) -> Kept {
+        let modified = SystemTime::UNIX_EPOCH + Duration::from_secs(1000 - age);
+        Kept {
+            context: ContextUid(Uid::from_bits(context)),
+            name: name.into(),
+            path: name.into(),
+            modified,
+            bytes,
+        }
+    }
+
+    #[test]
+    fn the_oldest_goes_first_and_what_runs_stays() {
+        let retention = Retention { age: Duration::from_secs(100), bytes: 100, context_bytes: 50 };
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
+        let surplus = |files: &[Kept], running: &[&str]| -> Vec<String> {
+            let running = running.iter().map(OsString::from).collect();
+            let surplus = retention.surplus(files.to_vec(), &running, now);
+            surplus.iter().map(|file| file.path.display().to_string()).collect()
+        };
+        let old = [file(1, "old", 100, 1), file(1, "young", 99, 1), file(2, "runs", 500, 1)];
+        assert_eq!(surplus(&old, &["runs"]), ["old"]);
+        let much = [file(1, "a", 3, 30), file(1, "b", 2, 30), file(2, "c", 9, 30)];
+        assert_eq!(surplus(&much, &[]), ["a"], "only the context that has too much");
+        assert_eq!(surplus(&much, &["a"]), ["b"], "what runs counts, and stays");
+        let all = [file(1, "a", 1, 40), file(2, "b", 3, 40), file(3, "c", 2, 40)];
+        assert_eq!(surplus(&all, &[]), ["b"]);
+        assert_eq!(surplus(&all, &["a", "b", "c"]), [""; 0]);
+    }
+
+    #[test]
+    fn pieces_are_whole_characters() {
+        let text = "aä€😀z";
+        let bytes = text.as_bytes();
+        let size = bytes.len() as u64;
+        for limit in 4..=bytes.len() {
+            for start in 0..=bytes.len() {
+                let (mut offset, mut read) = (start, String::new());
+                loop {
+                    let piece = piece(
+                        &bytes[offset..(offset + limit + 3).min(bytes.len())],
+                        limit,
+                        offset as u64,
+                        size,
+                    );
+                    assert!(
+                        piece.offset >= offset as u64 && piece.end - piece.offset == piece.text.len() as u64
+                    );
+                    read.push_str(&piece.text);
+                    if piece.end == size {
+                        break;
+                    }
+                    assert!(piece.end > offset as u64, "it goes on");
+                    offset = usize::try_from(piece.end).expect("small");
+                }
+                let first =
+                    (start..=bytes.len()).find(|at| text.is_char_boundary(*at)).expect("the end is one");
+                assert_eq!(read, &text[first..], "from {start} in pieces of {limit}");
+            }
+        }
+        assert_eq!(piece(b"\xff\xfeab\xf0", 9, 0, 5).end, 5, "what is no text is told all the same");
+    }
+}

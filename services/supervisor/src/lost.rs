@@ -1,0 +1,117 @@
+//! Instances that are gone: their scripts are ended first, and only then is anybody told that they are lost.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use queue::{InstanceRef, LossWatch, PresenceRecord};
+use rustix::fs::{FlockOperation, flock};
+use sandbox::processes;
+use sandbox::records::{self, Swept};
+
+use crate::intake::Supervisor;
+use crate::work_dir::blocking;
+
+/// The record of what a runner process has started, within its directory.
+const RUNNING: &str = "running";
+/// What it holds locked while it lives.
+const LOCK: &str = "lock";
+
+/// Ends the attempts of instances that are gone, and puts back what they had popped and not claimed.
+///
+/// # Errors
+/// Any [`kv::Error`]; may be repeated.
+pub(crate) async fn end(
+    supervisor: &Supervisor,
+    present: &[(InstanceRef, PresenceRecord)],
+    loss: &mut LossWatch,
+) -> kv::Result<()> {
+    for (instance, record) in present {
+        if let Some(_lock) = lock_of_dead(supervisor, instance, record).await {
+            // Its life is over for sure: nobody has to wait until its presence has expired.
+            end_scripts(supervisor, instance, Meant::All).await;
+            if supervisor.queue.expel(instance, record).await? {
+                end_claims(supervisor, instance).await?;
+            }
+        }
+    }
+    for instance in loss.look(&supervisor.queue, Instant::now()).await? {
+        // It may hang, and go on later: only what it has claimed is ended, since other instances of its
+        // process may do well.
+        let claims = supervisor.queue.claims_of(&instance).await?;
+        let claims: HashSet<String> = claims.iter().map(ToString::to_string).collect();
+        if !claims.is_empty() {
+            end_scripts(supervisor, &instance, Meant::Jobs(claims)).await;
+        }
+        end_claims(supervisor, &instance).await?;
+    }
+    supervisor.queue.put_back().await.map(drop)
+}
+
+async fn end_claims(supervisor: &Supervisor, instance: &InstanceRef) -> kv::Result<()> {
+    let lost = supervisor.queue.end_lost(instance).await?;
+    supervisor.metrics.lost.inc_by(lost as u64);
+    tracing::warn!(%instance, lost, "an instance has vanished; its attempts ended as lost");
+    Ok(())
+}
+
+/// Which of the recorded scripts are ended.
+enum Meant {
+    All,
+    /// Those of these jobs.
+    Jobs(HashSet<String>),
+}
+
+/// Ends what an instance has recorded on this machine. Without a record of it here, it ran elsewhere.
+async fn end_scripts(supervisor: &Supervisor, instance: &InstanceRef, meant: Meant) {
+    let running = supervisor.work_dir.of_instance(instance).join(RUNNING);
+    let ended = blocking(move || match meant {
+        Meant::All => records::end_recorded(&running),
+        Meant::Jobs(jobs) => records::end_recorded_of(&running, |job| jobs.contains(job)),
+    });
+    match ended.await {
+        Ok(ended) => {
+            supervisor.metrics.processes_ended.inc_by(ended.len() as u64);
+            for Swept { ended, job } in ended {
+                let job = job.unwrap_or_default();
+                tracing::warn!(%instance, job, pid = ended.pid, name = ended.name, "ended a process that was left");
+            }
+        }
+        Err(error) => tracing::error!(%instance, %error, "scripts of a vanished instance may still run"),
+    }
+}
+
+/// The lock of a runner process that is known to be dead, so that no other takes its place meanwhile; nothing
+/// when it lives, or may live. Its number alone says too little: it may live in another PID namespace.
+async fn lock_of_dead(
+    supervisor: &Supervisor,
+    instance: &InstanceRef,
+    record: &PresenceRecord,
+) -> Option<Lock> {
+    if record.hostname != processes::hostname() || record.pid == std::process::id() {
+        return None;
+    }
+    if processes::observe(record.pid).is_ok_and(|process| process.start_ticks == record.process_start) {
+        return None;
+    }
+    let path = supervisor.work_dir.of_instance(instance).join(LOCK);
+    blocking(move || take(path)).await.ok()
+}
+
+/// A lock that is given up when this is dropped.
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Not by closing alone: a process that is being started holds a copy of the descriptor for a moment.
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+fn take(path: PathBuf) -> io::Result<Lock> {
+    let file = File::open(path)?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(Lock(file))
+}

@@ -1,0 +1,248 @@
+//! What the operator of a machine lets jobs do, by their context.
+//!
+//! A file that cannot be used never takes effect: at the start it is an error, later what was read before stays.
+
+mod file;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use model::{ContextUid, Execution, Grants, ScriptType, Violations};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::metrics::Metrics;
+
+/// How often the file is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+/// A policy's text, at most.
+const FILE_BYTES_MAX: usize = 1024 * 1024;
+
+/// What holds for the jobs of a context.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Rule {
+    allow: bool,
+    /// What may run; absent: everything.
+    script_types: Option<BTreeSet<ScriptType>>,
+    /// Who may send it; absent: everybody.
+    coordinators: Option<BTreeSet<String>>,
+    grants: Grants,
+}
+
+impl Default for Rule {
+    fn default() -> Self {
+        Self { allow: true, script_types: None, coordinators: None, grants: Grants::default() }
+    }
+}
+
+/// Everything that a file says. The default takes every job and gives the default grants.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rules {
+    default: Rule,
+    contexts: BTreeMap<ContextUid, Rule>,
+}
+
+/// Why the policy does not take a job. Lasting: asking again cannot help until the policy changes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Denial {
+    /// Nothing of its context is taken.
+    #[error("the policy of this supervisor takes no jobs of context {0}")]
+    Context(ContextUid),
+    /// Its coordinator may not send it.
+    #[error(
+        "the policy of this supervisor takes no jobs of context {context} from coordinator {coordinator}"
+    )]
+    Coordinator {
+        /// The job's context.
+        context: ContextUid,
+        /// Who sent it.
+        coordinator: String,
+    },
+    /// Its type may not run.
+    #[error("the policy of this supervisor takes no {refused} jobs of context {context}, only {allowed}")]
+    Type {
+        /// The job's context.
+        context: ContextUid,
+        /// The job's type.
+        refused: ScriptType,
+        /// What may run, in words.
+        allowed: String,
+    },
+    /// It may not use the network.
+    #[error("the job asks for the network, and the policy of this supervisor gives context {0} none")]
+    Network(ContextUid),
+}
+
+impl Denial {
+    /// The reason that coordinators are told.
+    #[must_use]
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::Network(_) => "NETWORK_REFUSED",
+            Self::Context(_) | Self::Coordinator { .. } | Self::Type { .. } => "POLICY_REFUSED",
+        }
+    }
+}
+
+impl Rules {
+    /// Reads a file's text.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, Violations> {
+        file::parse(text)
+    }
+
+    /// What a job gets.
+    ///
+    /// # Errors
+    /// A [`Denial`].
+    pub fn grant(&self, job: &Execution, coordinator: &str) -> Result<Grants, Denial> {
+        let context = job.job_key.context;
+        let rule = self.contexts.get(&context).unwrap_or(&self.default);
+        if !rule.allow {
+            return Err(Denial::Context(context));
+        }
+        if rule.coordinators.as_ref().is_some_and(|known| !known.contains(coordinator)) {
+            return Err(Denial::Coordinator { context, coordinator: coordinator.to_owned() });
+        }
+        if let Some(types) = &rule.script_types
+            && !types.contains(&job.script_type)
+        {
+            let allowed: Vec<_> = types.iter().map(|script_type| script_type.as_str()).collect();
+            let allowed = if allowed.is_empty() { "nothing".to_owned() } else { allowed.join(", ") };
+            return Err(Denial::Type { context, refused: job.script_type, allowed });
+        }
+        if job.network && !rule.grants.network {
+            return Err(Denial::Network(context));
+        }
+        Ok(rule.grants.clone())
+    }
+}
+
+/// Why a policy file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyError {
+    /// It cannot be read.
+    #[error("policy {} cannot be read", path.display())]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It says something that no policy says.
+    #[error("policy {} cannot be used: {violations}", path.display())]
+    Wrong {
+        /// Which file.
+        path: PathBuf,
+        /// All of it.
+        violations: Violations,
+    },
+}
+
+/// The policy as it stands. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub struct Policy(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    path: Option<PathBuf>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    rules: Arc<Rules>,
+    /// The text, or the trouble with reading it, that was judged last.
+    judged: String,
+}
+
+impl Policy {
+    /// What a file says; without one, the default for everybody.
+    ///
+    /// # Errors
+    /// A [`PolicyError`].
+    pub fn load(path: Option<&Path>) -> Result<Self, PolicyError> {
+        let Some(path) = path else { return Ok(Self::default()) };
+        let judged = read(path)?;
+        let rules = Arc::new(judge(path, &judged)?);
+        let state = Mutex::new(State { rules, judged });
+        Ok(Self(Arc::new(Shared { path: Some(path.to_owned()), state })))
+    }
+
+    /// What holds now.
+    #[must_use]
+    pub fn rules(&self) -> Arc<Rules> {
+        Arc::clone(&self.0.state.lock().unwrap_or_else(PoisonError::into_inner).rules)
+    }
+
+    /// Reads the file again if it is another one than before; says whether there was something to judge.
+    ///
+    /// # Errors
+    /// A [`PolicyError`], once for each broken text; what held before still does.
+    pub fn look_again(&self) -> Result<bool, PolicyError> {
+        let Some(path) = &self.0.path else { return Ok(false) };
+        let read = read(path);
+        let judged = match &read {
+            Ok(text) => text.clone(),
+            Err(error) => format!("{error:?}"),
+        };
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.judged == judged {
+            return Ok(false);
+        }
+        state.judged = judged;
+        state.rules = Arc::new(judge(path, &read?)?);
+        Ok(true)
+    }
+}
+
+fn read(path: &Path) -> Result<String, PolicyError> {
+    let unreadable = |source| PolicyError::Unreadable { path: path.to_owned(), source };
+    let size = std::fs::metadata(path).map_err(unreadable)?.len();
+    if size > FILE_BYTES_MAX as u64 {
+        return Err(unreadable(io::Error::other(format!("it has more than {FILE_BYTES_MAX} bytes"))));
+    }
+    std::fs::read_to_string(path).map_err(unreadable)
+}
+
+fn judge(path: &Path, text: &str) -> Result<Rules, PolicyError> {
+    Rules::parse(text).map_err(|violations| PolicyError::Wrong { path: path.to_owned(), violations })
+}
+
+/// Follows the file for ever: when it changes, and at once on SIGHUP. The caller drops it to end it.
+pub async fn keep(policy: Policy, metrics: Metrics) {
+    if policy.0.path.is_none() {
+        return;
+    }
+    let mut hangups = signal(SignalKind::hangup()).inspect_err(|error| {
+        tracing::warn!(%error, "SIGHUP is not heard; the policy file is looked at every 2 s all the same");
+    });
+    let mut looks = tokio::time::interval(LOOK_INTERVAL);
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let asked = tokio::select! {
+            _ = looks.tick() => false,
+            Some(()) = async { hangups.as_mut().ok()?.recv().await }, if hangups.is_ok() => true,
+        };
+        match policy.look_again() {
+            Ok(true) => {
+                metrics.policy_read("taken");
+                tracing::info!("the policy file was read; it holds from now on");
+            }
+            Ok(false) if asked => tracing::info!("the policy file is as it was"),
+            Ok(false) => {}
+            Err(error) => {
+                metrics.policy_read("refused");
+                let error = service::error_chain(&error);
+                tracing::error!("{error}; the policy from before still holds");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+use super::*;
+use model::id::Uid;
+use model::{ActorId, Attempt, ContextId, FlowId, FlowUid, Isolation, JobId, JobKey, ScriptSource};
+
+const COORDINATOR: &str = "0123456789abcdef0123456789abcdef";
+
+fn rules(text: &str) -> Rules {
+    Rules::parse(text).unwrap_or_else(|wrong| panic!("{wrong}"))
+}
+
+fn uid(bits: u128) -> ContextUid {
+    ContextUid(Uid::from_bits(bits))
+}
+
+fn of(context: u128) -> Execution {
+    Execution {
+        job_key: JobKey {
+            context: uid(context),
+            flow: FlowUid(Uid::from_bits(9)),
+            job: JobId(1),
+            attempt: Attempt(1),
+        },
+        context_id: ContextId(1),
+        flow_id: FlowId(1),
+        caller_id: ActorId(1),
+        flow_name: "flow".parse().expect("a name"),
+        node: "node".parse().expect("a name"),
+        script_type: ScriptType::Shell,
+        script: ScriptSource::Inline(String::new()),
+        env_vars: BTreeMap::new(),
+        files: BTreeMap::new(),
+        outputs: Vec::new(),
+        inputs: BTreeMap::new(),
+        timeout_secs: 0,
+        priority: 1,
+        group: None,
+        instance: None,
+        isolation: Isolation::Basic,
+        network: false,
+        traceparent: None,
+    }
+}
+
+#[test]
+fn a_context_has_what_it_says_and_else_the_default() {
+    let text = format!(
+        "[default]\nnetwork = false\nisolation = \"confined\"\nprocesses = 8\nscript_types = [\"python\"]\n\
+         [contexts.{}]\nnetwork = true\nmemory_mib = 64\ndisk_mib = 2\nhosts = [\"*.test:8443\", \"[::1]\", \"*\"]\n\
+         script_types = [\"shell\", \"rhai\"]\ncoordinators = [\"{COORDINATOR}\"]\n\
+         [contexts.{}]\nallow = false\n",
+        uid(1),
+        uid(2)
+    );
+    let rules = rules(&text);
+    let mut job = of(1);
+    job.network = true;
+    let grants = rules.grant(&job, COORDINATOR).expect("granted");
+    let hosts = ["*.test:8443", "[::1]", "*"].map(str::to_owned).to_vec();
+    let expected = Grants {
+        network: true,
+        isolation: Isolation::Confined,
+        memory_bytes: 64 << 20,
+        processes: 8,
+        disk_bytes: 2 << 20,
+        hosts,
+    };
+    assert_eq!(grants, expected);
+    let denied = rules.grant(&job, "mycelium:other").expect_err("another coordinator");
+    assert!(matches!(denied, Denial::Coordinator { .. }) && denied.code() == "POLICY_REFUSED");
+    job.script_type = ScriptType::Python;
+    let denied = rules.grant(&job, COORDINATOR).expect_err("another type");
+    assert!(
+        denied
+            .to_string()
+            .ends_with(&format!("takes no python jobs of context {}, only shell, rhai", uid(1)))
+    );
+
+    let denied = rules.grant(&of(2), COORDINATOR).expect_err("no jobs at all");
+    assert_eq!(denied, Denial::Context(uid(2)));
+    let mut job = of(3);
+    job.script_type = ScriptType::Python;
+    assert!(rules.grant(&job, "anybody").is_ok_and(|grants| grants.processes == 8 && !grants.network));
+    job.network = true;
+    assert_eq!(rules.grant(&job, "anybody").expect_err("no network").code(), "NETWORK_REFUSED");
+}
+
+#[test]
+fn without_a_policy_everything_is_taken() {
+    let mut job = of(1);
+    job.network = true;
+    for rules in [Rules::default(), rules("")] {
+        assert_eq!(rules.grant(&job, "anybody"), Ok(Grants::default()));
+    }
+}
+
+#[test]
+fn everything_that_is_wrong_is_told_at_once() {
+    let text = "other = 1\n[default]\nnetwork = \"no\"\nprocesses = 0\nmemory = 1\nisolation = \"jail\"\n\
+                hosts = [\"a b\", 1]\nscript_types = [\"perl\"]\n[contexts.x]\ndisk_mib = -1\ncoordinators = [\"me\"]\n";
+    let wrong = Rules::parse(text).expect_err("wrong");
+    let mut fields: Vec<_> = wrong.as_slice().iter().map(|violation| violation.field.as_str()).collect();
+    fields.sort_unstable();
+    let expected = [
+        "contexts.x",
+        "contexts.x.coordinators[0]",
+        "contexts.x.disk_mib",
+        "default.hosts[0]",
+        "default.hosts[1]",
+        "default.isolation",
+        "default.memory",
+        "default.network",
+        "default.processes",
+        "default.script_types[0]",
+        "other",
+    ];
+    assert_eq!(fields, expected);
+    let wrong = Rules::parse("[default]\nallow = \n").expect_err("no TOML");
+    assert_eq!(wrong.as_slice()[0].field, "line 2");
+}
+
+#[test]
+fn a_broken_file_never_takes_effect() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("policy.toml");
+    assert!(matches!(Policy::load(Some(&path)), Err(PolicyError::Unreadable { .. })));
+    let write = |text: &str| std::fs::write(&path, text).expect("written");
+    write("[default]\nallow = 3\n");
+    assert!(matches!(Policy::load(Some(&path)), Err(PolicyError::Wrong { .. })));
+    write("[default]\nallow = false\n");
+    let policy = Policy::load(Some(&path)).expect("a policy");
+    let takes = || policy.rules().grant(&of(1), "anybody").is_ok();
+    assert!(!takes() && !policy.look_again().expect("as before"));
+    write("[default]\nallow = true\nalow = 1\n");
+    assert!(policy.look_again().is_err() && !takes());
+    assert!(!policy.look_again().expect("told once") && !takes());
+    std::fs::remove_file(&path).expect("removed");
+    assert!(policy.look_again().is_err() && !policy.look_again().expect("told once") && !takes());
+    write("[default]\nallow = true\n");
+    assert!(policy.look_again().expect("read") && takes());
+}

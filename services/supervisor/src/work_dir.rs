@@ -1,0 +1,111 @@
+//! The work directory, which the instances of this machine use as well.
+//!
+//! - `blobs/<context uid>/<sha256>`: see [`crate::blobs`];
+//! - `logs/<context uid>/<job key>.log`: see [`crate::logs`];
+//! - `contexts/<context uid>/`: where instances run the jobs of a context;
+//! - `instances/<group>-<number>/`: each runner's lock, and records of what it has started.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use model::ContextUid;
+use queue::InstanceRef;
+
+/// Its parts. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct WorkDir {
+    root: PathBuf,
+}
+
+impl WorkDir {
+    /// Below this directory; nothing is made yet.
+    #[must_use]
+    pub fn new(root: &Path) -> Self {
+        Self { root: root.to_owned() }
+    }
+
+    /// Where blobs are.
+    #[must_use]
+    pub fn blobs(&self) -> PathBuf {
+        self.root.join("blobs")
+    }
+
+    /// Where logs are.
+    #[must_use]
+    pub fn logs(&self) -> PathBuf {
+        self.root.join("logs")
+    }
+
+    /// What belongs to the runner process that an instance is part of.
+    #[must_use]
+    pub fn of_instance(&self, instance: &InstanceRef) -> PathBuf {
+        self.root.join("instances").join(format!("{}-{}", instance.group, instance.number))
+    }
+
+    /// Removes everything of a context.
+    ///
+    /// # Errors
+    /// Names what cannot be removed; may be repeated.
+    pub async fn drop_context(&self, context: ContextUid) -> Result<(), (PathBuf, io::Error)> {
+        for part in ["blobs", "logs", "contexts"] {
+            let path = self.root.join(part).join(context.to_string());
+            match tokio::fs::remove_dir_all(&path).await {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err((path, error)),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A file that is kept for a context.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Kept {
+    pub(crate) context: ContextUid,
+    pub(crate) name: OsString,
+    pub(crate) path: PathBuf,
+    pub(crate) modified: SystemTime,
+    pub(crate) bytes: u64,
+}
+
+/// Every file below the directories of contexts in `root`. Links and anything else are no concern of ours.
+/// Blocks while it works.
+pub(crate) fn kept(root: &Path) -> io::Result<Vec<Kept>> {
+    let mut all = Vec::new();
+    for dir in entries(root)? {
+        let Some(context) = dir.file_name().to_str().and_then(|name| name.parse().ok()).map(ContextUid)
+        else {
+            continue;
+        };
+        for file in entries(&dir.path())? {
+            // What vanishes meanwhile is gone.
+            let Ok(about) = file.metadata() else { continue };
+            if about.is_file() {
+                let (name, path) = (file.file_name(), file.path());
+                let modified = about.modified()?;
+                all.push(Kept { context, name, path, modified, bytes: about.len() });
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn entries(dir: &Path) -> io::Result<Vec<std::fs::DirEntry>> {
+    match std::fs::read_dir(dir) {
+        Ok(entries) => entries.collect(),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(Vec::new())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Waits for blocking work on files; should it panic, so does this.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
