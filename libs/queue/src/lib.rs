@@ -6,7 +6,8 @@
 //!
 //! [`Supervisor`] accepts, stops, counts, looks after what was lost, and reads what happened through
 //! [`EventReader`]. An instance [`join`]s and works with an [`Instance`], an [`Intake`] that gives it jobs and
-//! a [`Control`] that gives it commands. Every change is one script; nothing polls.
+//! a [`Control`] that gives it commands. Every change is one script; nothing polls, but that
+//! old workers, who tell nobody, are looked after every second.
 //!
 //! A job's `status`: `queued → started → finished | error | timeout | stopped | lost`, or
 //! `queued → stopped | returned`. It stands in `state`; `status` says the same for other readers, and old workers
