@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{Finding, check, root};
 
 /// Which of our libraries a library may use. `testkit` may use anything, but needs nothing of ours.
-const LIBS: [(&str, &[&str]); 11] = [
+const LIBS: [(&str, &[&str]); 12] = [
     ("model", &[]),
     ("flow", &["model"]),
     ("keys", &["model"]),
@@ -17,17 +17,20 @@ const LIBS: [(&str, &[&str]); 11] = [
     ("identity", &["model"]),
     ("rpc", &["model", "identity"]),
     ("mycelium", &[]),
+    ("sandbox", &["model"]),
     ("service", &["rpc"]),
     ("testkit", &[]),
 ];
 /// Crates from outside that only these of ours may name.
-const FENCED: [(&str, &[&str]); 6] = [
+const FENCED: [(&str, &[&str]); 8] = [
     ("redis", &["libs/kv"]),
     ("petgraph", &["libs/flow"]),
     ("rcgen", &["libs/identity"]),
     ("tonic-reflection", &["libs/rpc"]),
     ("tonic-prost", &["libs/proto"]),
     ("rhai", &["libs/flow", "services/runner"]),
+    ("landlock", &["libs/sandbox"]),
+    ("seccompiler", &["libs/sandbox"]),
 ];
 /// What pure crates have no use for.
 const IMPURE: [&str; 5] = ["tokio", "tonic", "prost", "redis", "tracing"];

@@ -100,14 +100,18 @@ impl Child {
     pub async fn next(&mut self) -> io::Result<Option<Event>> {
         let receive = |socket: &OwnedFd| {
             let mut text = vec![0; DATAGRAM_BYTES_MAX];
-            let (length, _) = rustix::net::recv(socket, &mut text[..], RecvFlags::empty())?;
-            text.truncate(length);
-            Ok(text)
+            loop {
+                match rustix::net::recv(socket, &mut text[..], RecvFlags::empty()) {
+                    // Said once, when it ended before it heard our last order; what it said before comes behind.
+                    Err(rustix::io::Errno::CONNRESET) => {}
+                    other => {
+                        text.truncate(other?.0);
+                        return Ok(text);
+                    }
+                }
+            }
         };
-        let text = match self.seat.async_io(Interest::READABLE, receive).await {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Vec::new(),
-            other => other?,
-        };
+        let text = self.seat.async_io(Interest::READABLE, receive).await?;
         if text.is_empty() {
             if let Some(process) = &mut self.process {
                 // It has closed its socket by ending, or does so now.

@@ -38,8 +38,9 @@ fn confine(request: &Request, init: Pid) -> Result<(), Refused> {
     layer("session", session())?;
     layer("cgroup", enter(&confinement.cgroups))?;
     // Opened while everything may be opened, and put in force last.
-    let rules =
-        confinement.files.as_ref().map(|rules| layer("landlock", files::ruleset(rules))).transpose()?;
+    let network = confinement.syscalls.is_none_or(|syscalls| syscalls.network);
+    let rules = confinement.files.as_ref().map(|rules| files::ruleset(rules, network)).transpose();
+    let rules = layer("landlock", rules)?;
     layer("privileges", drop_privileges(confinement.owner))?;
     // Not before: to become somebody else takes it back.
     layer("session", end_with(init))?;

@@ -22,12 +22,12 @@ pub(crate) fn version() -> i32 {
     i32::try_from(version).unwrap_or_default().max(0)
 }
 
-/// Opens everything that the rules name, in a set that [`restrict`] puts in force, or somebody who gets its
-/// descriptor.
+/// Opens everything that the rules name, in a set that [`restrict`] puts in force. Without `network` it takes TCP
+/// away as well, where the kernel can: the filter of system calls comes first, this is behind it.
 ///
 /// # Errors
 /// When the kernel has no Landlock.
-pub(crate) fn ruleset(rules: &FileRules) -> io::Result<RulesetCreated> {
+pub(crate) fn ruleset(rules: &FileRules, network: bool) -> io::Result<RulesetCreated> {
     if version() == 0 {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel has no Landlock"));
     }
@@ -37,7 +37,7 @@ pub(crate) fn ruleset(rules: &FileRules) -> io::Result<RulesetCreated> {
         // What the kernel does not know it does not restrict; that it has something was asked above.
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(all)
-        .and_then(|set| set.handle_access(AccessNet::BindTcp))
+        .and_then(|set| if network { Ok(set) } else { set.handle_access(AccessNet::from_all(ABI_MAX)) })
         .and_then(|set| set.scope(Scope::Signal | Scope::AbstractUnixSocket))
         .and_then(Ruleset::create)
         .map_err(io::Error::other)?;
@@ -71,11 +71,12 @@ pub(crate) fn restrict(set: RulesetCreated) -> io::Result<()> {
     Ok(())
 }
 
-/// The descriptor of a set of rules, for a process that puts it in force by itself.
+/// The descriptor of a set of rules, for a process that puts it in force by itself. It is one that was launched with
+/// wider rules, so this is about files alone.
 ///
 /// # Errors
 /// When the kernel has no Landlock.
 pub fn ruleset_descriptor(rules: &FileRules) -> io::Result<OwnedFd> {
-    let set = ruleset(rules)?;
+    let set = ruleset(rules, true)?;
     Option::<OwnedFd>::from(set).ok_or_else(|| io::ErrorKind::Unsupported.into())
 }

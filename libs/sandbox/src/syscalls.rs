@@ -43,6 +43,7 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_io_uring_register,
     libc::SYS_perf_event_open,
     libc::SYS_kexec_load,
+    libc::SYS_kexec_file_load,
     libc::SYS_init_module,
     libc::SYS_finit_module,
     libc::SYS_delete_module,
@@ -63,6 +64,7 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_lookup_dcookie,
     libc::SYS_nfsservctl,
     libc::SYS_fanotify_init,
+    libc::SYS_fanotify_mark,
     libc::SYS_move_pages,
     libc::SYS_migrate_pages,
     libc::SYS_mbind,
@@ -72,7 +74,7 @@ const REFUSED: &[libc::c_long] = &[
 /// The same, of one machine's own.
 #[cfg(target_arch = "x86_64")]
 const REFUSED_HERE: &[libc::c_long] =
-    &[libc::SYS_iopl, libc::SYS_ioperm, libc::SYS_modify_ldt, libc::SYS_kexec_file_load, libc::SYS_uselib];
+    &[libc::SYS_iopl, libc::SYS_ioperm, libc::SYS_modify_ldt, libc::SYS_uselib];
 #[cfg(not(target_arch = "x86_64"))]
 const REFUSED_HERE: &[libc::c_long] = &[];
 

@@ -110,6 +110,23 @@ async fn a_runner_with_one_job() {
     end_of(child, out).await;
 }
 
+/// An init that ends while orders are on their way to it resets the connection.
+#[tokio::test]
+async fn what_was_said_last_is_heard_whatever_was_still_ordered() {
+    let place = Place::new();
+    for _ in 0..20 {
+        let (mut child, out) =
+            place.start("/bin/sh", &["-c", "sleep 600 & exec sleep 600"], Confinement::default());
+        let Some(Event::Started { pid }) = child.next().await.unwrap() else { panic!("it did not start") };
+        let both = || async { (processes::below(pid).is_ok_and(|below| !below.is_empty())).then_some(()) };
+        wait_until(both, PATIENCE, "it has started another").await;
+        // The second is never heard: the first is obeyed until nothing is left.
+        child.order(Order::Kill).await.unwrap();
+        child.order(Order::Kill).await.unwrap();
+        assert_eq!(end_of(child, out).await.ended.len(), 1);
+    }
+}
+
 #[tokio::test]
 async fn a_script_is_asked_before_it_is_killed() {
     let place = Place::new();
