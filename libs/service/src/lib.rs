@@ -10,6 +10,7 @@
 mod app;
 pub mod flags;
 mod grpc;
+mod lock;
 mod ops;
 mod readiness;
 mod shutdown;
@@ -18,6 +19,7 @@ pub mod telemetry;
 
 pub use app::{App, Host, run};
 pub use flags::{CommonFlags, TelemetryFlags, TlsFlags};
+pub use lock::lock_alone;
 pub use ops::{Info, Limits, Ops};
 pub use readiness::{Condition, Readiness};
 pub use shutdown::Shutdown;

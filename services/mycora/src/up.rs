@@ -55,6 +55,8 @@ pub struct Options {
     pub isolation: Isolation,
     /// Places outside of the data directory that scripts may use.
     pub allowed: runner::Allowed,
+    /// Python may be kept warm from job to job.
+    pub warm: bool,
     /// What an answered change survives: what the private Redis is set up for.
     pub durability: Durability,
     /// Say nothing of what happens on the way.
@@ -74,6 +76,7 @@ impl Options {
             pki_dir: None,
             isolation: Isolation::Basic,
             allowed: runner::Allowed::default(),
+            warm: true,
             durability: Durability::Fast,
             quiet: true,
         }

@@ -14,17 +14,12 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use model::{BlobHash, ContextUid, JobKey, Name};
 use rustix::fs::FlockOperation;
 use sandbox::records::{self, Swept};
 
 use crate::StartError;
-
-/// How often, and with what pause between, a lock is tried that somebody holds.
-const LOCK_LOOKS: u32 = 25;
-const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Where a file of a context is kept under its hash: `<work dir>/blobs/<context uid>/<sha256>`.
 #[must_use]
@@ -99,15 +94,13 @@ impl WorkDir {
             Ok((root, running, lock))
         };
         let (root, running, lock) = open().map_err(failed)?;
-        for _ in 0..LOCK_LOOKS {
-            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Self { root, running, lock }),
-                // Whoever sweeps holds it for a moment.
-                Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(LOCK_PAUSE),
-                Err(error) => return Err(failed(error.into())),
+        match service::lock_alone(&lock) {
+            Ok(()) => Ok(Self { root, running, lock }),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Err(StartError::InUse { path: path.to_owned(), group: group.clone(), number })
             }
+            Err(error) => Err(failed(error)),
         }
-        Err(StartError::InUse { path: path.to_owned(), group: group.clone(), number })
     }
 
     /// Lets other users pass through to the directories of their own contexts, and see nothing else.

@@ -10,6 +10,7 @@ use queue::{Command, Control, Instance, Intake, PRESENCE_INTERVAL, Taken};
 use service::Shutdown;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use crate::attempt;
 use crate::interrupt::{Cause, Interrupt, Order};
@@ -96,20 +97,24 @@ impl Worker {
             With { instance: instance.clone(), jobs: Arc::clone(&jobs), runtime, isolator, root, places };
         let taking = take_jobs(with, intake, slots, &drain);
         let ended = Shutdown::new();
+        let deadline = Deadline::new(drain_deadline);
         let served = async {
             tokio::select! {
                 result = stay_present(&instance, &jobs) => result,
-                () = obey(control, &jobs, &drain) => Ok(()),
+                () = obey(control, &jobs, &drain, &deadline) => Ok(()),
                 () = ended.begun() => Ok(()),
             }
         };
         let worked = async {
             let mut attempts = taking.await;
             let all = async { while attempts.join_next().await.is_some() {} };
-            if tokio::time::timeout(drain_deadline, all).await.is_err() {
-                jobs.raise_all(Order { cause: Cause::Drained, grace: Duration::ZERO });
-                while attempts.join_next().await.is_some() {}
+            tokio::select! {
+                () = all => {}
+                () = deadline.passed(&shutdown) => {
+                    jobs.raise_all(Order { cause: Cause::Drained, grace: Duration::ZERO });
+                }
             }
+            while attempts.join_next().await.is_some() {}
             ended.begin();
         };
         let replaced = async {
@@ -125,6 +130,55 @@ impl Worker {
             tracing::debug!(instance = %instance.who(), %error, "left without a word; presence expires");
         }
         result
+    }
+}
+
+/// Until when jobs may go on that run when a drain begins.
+struct Deadline {
+    usual: Duration,
+    /// What a command has said; the least patient counts.
+    told: watch::Sender<Option<Instant>>,
+}
+
+impl Deadline {
+    fn new(usual: Duration) -> Self {
+        Self { usual, told: watch::Sender::new(None) }
+    }
+
+    /// A command gives this much time from now on, or the usual.
+    fn tell(&self, time: Option<Duration>) {
+        // Beyond what a clock can count there is no deadline to be told.
+        let Some(end) = Instant::now().checked_add(time.unwrap_or(self.usual)) else { return };
+        self.told.send_modify(|told| *told = Some(told.map_or(end, |before| before.min(end))));
+    }
+
+    /// Waits until it has passed, also one that is told meanwhile. The end of the whole runner has one of its own.
+    async fn passed(&self, shutdown: &Shutdown) {
+        let ending = async {
+            shutdown.begun().await;
+            tokio::time::sleep(self.usual).await;
+        };
+        let told = async {
+            let mut receiver = self.told.subscribe();
+            loop {
+                let end = *receiver.borrow_and_update();
+                let over = async {
+                    match end {
+                        Some(end) => tokio::time::sleep_until(end).await,
+                        None => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    () = over => return,
+                    // The sender is ours and cannot be gone.
+                    Ok(()) = receiver.changed() => {}
+                }
+            }
+        };
+        tokio::select! {
+            () = ending => {}
+            () = told => {}
+        }
     }
 }
 
@@ -243,12 +297,15 @@ impl Drop for InUse {
 }
 
 /// Obeys commands, for ever.
-async fn obey(mut control: Control, jobs: &Jobs, drain: &Shutdown) {
+async fn obey(mut control: Control, jobs: &Jobs, drain: &Shutdown, deadline: &Deadline) {
     let mut pause = RETRY.0;
     loop {
         match control.next(std::future::pending()).await {
             Ok(Some(Command::Stop { job_key, grace_secs })) => jobs.raise(job_key, requested(grace_secs)),
-            Ok(Some(Command::Drain { .. })) => drain.begin(),
+            Ok(Some(Command::Drain { deadline_secs })) => {
+                deadline.tell(deadline_secs.map(|secs| Duration::from_secs(secs.into())));
+                drain.begin();
+            }
             Ok(None) => pause = RETRY.0,
             Err(error) => {
                 tracing::debug!(%error, "no commands can be read for now");

@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use mycora_cli::profile::{Host, Profile};
+use proto::convert::enums::script_type_to_wire;
 use proto::v1::flow_service_client::FlowServiceClient;
+use proto::v1::runner_service_client::RunnerServiceClient;
 use proto::v1::watch_flow_response::Event;
 use proto::v1::{
     AddFlowNodesRequest, CreateFlowRequest, Flow, FlowSpec, FlowStatus, JobSpec, ListFlowNodesRequest,
-    NodeSpec, Script, ScriptType, SignalFlowRequest, StartFlowRequest, SubmitFlowRequest, WatchFlowRequest,
-    script,
+    ListRunnersRequest, NodeSpec, Script, SignalFlowRequest, StartFlowRequest, SubmitFlowRequest,
+    WatchFlowRequest, script,
 };
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -17,6 +19,7 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Clone)]
 pub(crate) struct Client {
     flows: FlowServiceClient<rpc::Channel>,
+    runners: RunnerServiceClient<rpc::Channel>,
     context: u32,
 }
 
@@ -24,7 +27,8 @@ impl Client {
     /// Connects as the profile says.
     pub(crate) fn connect(profile: &Profile) -> Result<Self, Error> {
         let channel = profile.channel_to(Host::Scheduler)?;
-        Ok(Self { flows: FlowServiceClient::new(channel), context: profile.context })
+        let runners = RunnerServiceClient::new(profile.channel_to(Host::RunnerRegistry)?);
+        Ok(Self { flows: FlowServiceClient::new(channel), runners, context: profile.context })
     }
 
     /// Submits a flow of no-op jobs.
@@ -33,6 +37,22 @@ impl Client {
         let request = SubmitFlowRequest { context_id: self.context, flow: Some(flow), ..Default::default() };
         let answer = self.flows.clone().submit_flow(request).await?.into_inner();
         Ok(answer.flow.ok_or("no flow was answered")?)
+    }
+
+    /// Submits a flow and waits for its end.
+    pub(crate) async fn run(&self, name: &str, nodes: Vec<NodeSpec>) -> Result<(), Error> {
+        let flow = self.submit(name, nodes).await?;
+        self.wait(flow.id).await
+    }
+
+    /// Whether a live runner takes scripts of this type.
+    pub(crate) async fn offers(&self, script_type: model::ScriptType) -> Result<bool, Error> {
+        let request = ListRunnersRequest { context_id: self.context, ..Default::default() };
+        let runners = self.runners.clone().list_runners(request).await?.into_inner().runners;
+        let wanted = i32::from(script_type_to_wire(script_type));
+        Ok(runners.iter().any(|runner| {
+            runner.live && runner.instances.iter().any(|instance| instance.script_type == wanted)
+        }))
     }
 
     /// Creates a flow that is filled later.
@@ -97,9 +117,19 @@ impl Client {
 
 /// A node that does nothing.
 pub(crate) fn no_op(name: String, depends: Vec<String>) -> NodeSpec {
+    node(name, depends, model::ScriptType::Rhai, "()")
+}
+
+/// A node with a script.
+pub(crate) fn node(
+    name: String,
+    depends: Vec<String>,
+    script_type: model::ScriptType,
+    script: &str,
+) -> NodeSpec {
     let job = JobSpec {
-        script_type: ScriptType::Rhai.into(),
-        script: Some(Script { source: Some(script::Source::Text("()".into())) }),
+        script_type: script_type_to_wire(script_type).into(),
+        script: Some(Script { source: Some(script::Source::Text(script.into())) }),
         env_vars: BTreeMap::new(),
         files: BTreeMap::new(),
         outputs: Vec::new(),

@@ -37,7 +37,7 @@ pub(crate) async fn fan_out(client: &Client, width: u32, runs: usize) -> Result<
     Ok(times)
 }
 
-async fn timed(client: &Client, name: &str, nodes: Vec<NodeSpec>) -> Result<Duration, Error> {
+pub(crate) async fn timed(client: &Client, name: &str, nodes: Vec<NodeSpec>) -> Result<Duration, Error> {
     let begin = Instant::now();
     let flow = client.submit(name, nodes).await?;
     client.wait(flow.id).await?;
@@ -63,18 +63,23 @@ pub(crate) async fn single(client: &Client, count: u32, at_once: usize) -> Resul
     Ok(f64::from(count) / begin.elapsed().as_secs_f64())
 }
 
-/// Submits one flow at a time; gives the times from the call to the script's start,
-/// by the machine's one clock, in whole milliseconds.
-pub(crate) async fn submit_to_start(client: &Client, count: usize) -> Result<Vec<Duration>, Error> {
-    let mut times = Vec::with_capacity(count);
+/// Submits flows of one node, each when the one before has ended; gives the times from the call to the script's
+/// start, by the machine's one clock in whole milliseconds, and to the flow's end.
+pub(crate) async fn one_by_one(
+    client: &Client,
+    count: usize,
+    node: &NodeSpec,
+) -> Result<(Vec<Duration>, Vec<Duration>), Error> {
+    let (mut to_start, mut whole) = (Vec::with_capacity(count), Vec::with_capacity(count));
     for _ in 0..count {
-        let begin = SystemTime::now().duration_since(UNIX_EPOCH)?;
-        let flow = client.submit("latency", vec![no_op("only".into(), Vec::new())]).await?;
+        let (begin, clock) = (SystemTime::now().duration_since(UNIX_EPOCH)?, Instant::now());
+        let flow = client.submit("latency", vec![node.clone()]).await?;
         client.wait(flow.id).await?;
+        whole.push(clock.elapsed());
         let start = Duration::from_millis(client.first_start_millis(flow.id).await?);
-        times.push(start.saturating_sub(begin));
+        to_start.push(start.saturating_sub(begin));
     }
-    Ok(times)
+    Ok((to_start, whole))
 }
 
 /// Submits flows of one node, `at_once` under way, and does not wait for their ends.

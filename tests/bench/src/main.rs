@@ -13,6 +13,7 @@ mod load;
 mod machine;
 mod processes;
 mod report;
+mod runtimes;
 mod size;
 
 use std::process::ExitCode;
@@ -21,17 +22,29 @@ use client::Client;
 use mycora_cli::up;
 use report::Report;
 
-#[tokio::main]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
+    // The runner within starts this program as the first process of each job.
+    sandbox::launch_if_asked();
+    match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime.block_on(bench()),
+        Err(error) => {
+            eprintln!("the benchmark cannot be started: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn bench() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let measured = match *arguments {
         [] => run().await,
+        ["runtimes"] => runtimes().await,
         ["large"] => sizes(true, false).await,
         ["waiting"] => sizes(false, true).await,
         ["size"] => sizes(true, true).await,
         _ => {
-            eprintln!("give nothing, or one of: large, waiting, size (both)");
+            eprintln!("give nothing, or one of: runtimes, large, waiting, size (both)");
             return ExitCode::from(2);
         }
     };
@@ -53,7 +66,15 @@ async fn run() -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
     let client = Client::connect(running.profile())?;
     let measured = measure(&client).await;
     running.stop().await?;
-    measured
+    let mut report = measured?;
+    runtimes::measure(&mut report).await?;
+    Ok(report)
+}
+
+async fn runtimes() -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
+    let mut report = Report::new(machine::describe());
+    runtimes::measure(&mut report).await?;
+    Ok(report)
 }
 
 async fn sizes(large: bool, waiting: bool) -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
@@ -78,6 +99,6 @@ async fn measure(client: &Client) -> Result<Report, Box<dyn std::error::Error + 
     eprintln!("single jobs, 64 at once");
     report.single(load::single(client, 4000, 64).await?);
     eprintln!("submit to start, one at a time");
-    report.latency(load::submit_to_start(client, 300).await?);
+    report.latency(load::one_by_one(client, 300, &client::no_op("only".into(), Vec::new())).await?.0);
     Ok(report)
 }

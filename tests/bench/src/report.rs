@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::runtimes::Language;
+
 /// Gathers figures and prints them in the end.
 pub(crate) struct Report {
     machine: String,
@@ -40,6 +42,23 @@ impl Report {
     pub(crate) fn latency(&mut self, mut times: Vec<Duration>) {
         let (p50, p99) = percentiles(&mut times);
         self.row("submit to start", format!("p50 {}  p99 {}", millis(p50), millis(p99)));
+    }
+
+    /// What jobs of one language cost.
+    pub(crate) fn runtime(&mut self, name: &str, measured: Language) {
+        let Language { mut to_start, mut whole, each } = measured;
+        let ((start, _), (p50, p99)) = (percentiles(&mut to_start), percentiles(&mut whole));
+        let rate = 1.0 / each.as_secs_f64();
+        self.row(
+            &format!("a no-op {name} job, alone"),
+            format!("to start p50 {}, whole p50 {}  p99 {}", millis(start), millis(p50), millis(p99)),
+        );
+        self.row("  of many in one flow", format!("{} each ({rate:.0} /s)", millis(each)));
+    }
+
+    /// A language that this machine does not have.
+    pub(crate) fn absent(&mut self, name: &str) {
+        self.row(&format!("a no-op {name} job"), "not on this machine".to_owned());
     }
 
     /// One very large flow: times of creating, starting and running it, the most memory of scheduler and

@@ -48,6 +48,9 @@ pub struct UpArgs {
     /// Let scripts read and write this directory; may be repeated
     #[arg(long, value_name = "DIR", env = "MYCORA_ALLOW_WRITE", value_delimiter = ',')]
     pub allow_write: Vec<PathBuf>,
+    /// Whether python is kept warm for each context, which takes some memory and saves most of the time of short jobs
+    #[arg(long, env = "MYCORA_WARM", value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    pub warm: bool,
     /// What an answered change survives: `fast` the end of any process, `synced` also that of the machine
     #[arg(long, value_name = "LEVEL", env = "MYCORA_DURABILITY", default_value = "fast",
           value_parser = durability)]
@@ -89,6 +92,7 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
         runners: args.runners,
         pki_dir: args.pki,
         isolation: args.isolation,
+        warm: args.warm,
         allowed: runner::Allowed { read: args.allow_read, write: args.allow_write },
         durability: args.durability,
         quiet: global.quiet,

@@ -241,10 +241,8 @@ impl Reader<'_> {
             ..Default::default()
         };
         policy.isolation = self.isolation(fields, at).into();
-        policy.network = fields
-            .get("network")
-            .and_then(|entry| self.truth(entry, at, "network"))
-            .unwrap_or_default();
+        policy.network =
+            fields.get("network").and_then(|entry| self.truth(entry, at, "network")).unwrap_or_default();
         policy.backoff = fields.get("backoff").map(|entry| self.backoff(entry, at));
         if let Some(entry) = fields.get("no_retry_exit_codes") {
             self.places.add(at.path("no_retry_exit_codes"), entry.place, at.label(&entry.key));

@@ -34,7 +34,13 @@ pub struct Banner {
 }
 
 impl Banner {
-    pub(super) fn new(dir: &DataDir, redis: &PrivateRedis, profile: &Profile, port: u16, isolation: Option<Isolation>) -> Self {
+    pub(super) fn new(
+        dir: &DataDir,
+        redis: &PrivateRedis,
+        profile: &Profile,
+        port: u16,
+        isolation: Option<Isolation>,
+    ) -> Self {
         Self {
             address: format!("https://127.0.0.1:{port}"),
             data: dir.path().to_owned(),
@@ -61,7 +67,9 @@ impl Banner {
                 format!("isolation: {level}, scripts run with your rights and reach your files\n")
             }
             Some(level @ Isolation::Confined) => {
-                format!("isolation: {level}, scripts reach their own directories and no network unless they ask\n")
+                format!(
+                    "isolation: {level}, scripts reach their own directories and no network unless they ask\n"
+                )
             }
             Some(level @ Isolation::Contained) => {
                 format!("isolation: {level}, scripts are confined to their directories, and bounded\n")

@@ -5,8 +5,6 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
-
 use super::UpError;
 
 /// A data directory that this process has locked.
@@ -35,10 +33,10 @@ impl DataDir {
             .mode(0o600)
             .open(&lock_path)
             .map_err(|source| UpError::Directory { path: lock_path, source })?;
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        match service::lock_alone(&lock) {
             Ok(()) => Ok(Self { path, _lock: lock }),
-            Err(rustix::io::Errno::WOULDBLOCK) => Err(UpError::DirectoryInUse { path }),
-            Err(errno) => Err(UpError::Directory { path, source: errno.into() }),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(UpError::DirectoryInUse { path }),
+            Err(source) => Err(UpError::Directory { path, source }),
         }
     }
 

@@ -54,6 +54,8 @@ pub(super) struct Parts<'a> {
 pub(super) struct Suite {
     tasks: JoinSet<&'static str>,
     runner: Option<runner::Running>,
+    /// What the runners are started with, also anew when their machine was drained.
+    runner_start: Option<(runner::Settings, Kv)>,
     /// Ends the services, after the runners have ended.
     stop: CancellationToken,
     /// Ends storage, after everyone who leans on it.
@@ -84,6 +86,7 @@ impl Suite {
         let mut suite = Self {
             tasks: JoinSet::new(),
             runner: None,
+            runner_start: None,
             stop: CancellationToken::new(),
             stop_storage: CancellationToken::new(),
             storage: None,
@@ -114,8 +117,31 @@ impl Suite {
         self.runner.as_ref().map(runner::Running::isolation)
     }
 
-    /// Waits until a part has ended by itself.
+    /// Waits until a part has ended by itself. Runners that ended since their machine was drained are started
+    /// anew: whether they get anything to do is the supervisor's business.
     pub(super) async fn failed(&mut self) -> UpError {
+        loop {
+            if let Some(error) = self.part_ended().await {
+                return error;
+            }
+            tracing::info!("the runners were drained and are started anew");
+            if let Err(error) = self.start_runner().await {
+                return error;
+            }
+        }
+    }
+
+    async fn start_runner(&mut self) -> Result<(), UpError> {
+        let Some((settings, kv)) = self.runner_start.clone() else { return Ok(()) };
+        // The one before gives up what is its own by being dropped.
+        self.runner = None;
+        let running = runner::start(settings, &kv, SUPERVISOR_DATABASE, &Shutdown::new()).await;
+        self.runner = Some(running.map_err(build_error("runner"))?);
+        Ok(())
+    }
+
+    /// What ended; nothing for the runners when they were drained.
+    async fn part_ended(&mut self) -> Option<UpError> {
         let runner = async {
             match &mut self.runner {
                 Some(runner) => runner.ended().await,
@@ -128,7 +154,7 @@ impl Suite {
                 None => std::future::pending().await,
             }
         };
-        tokio::select! {
+        Some(tokio::select! {
             ended = storage => match ended {
                 Ok(()) => UpError::Ended { service: "storage" },
                 Err(error) => UpError::Task(format!("storage: {error}")),
@@ -138,10 +164,10 @@ impl Suite {
                 Err(error) => UpError::Task(error.to_string()),
             },
             ended = runner => match ended {
-                Ok(()) => UpError::Ended { service: "runner" },
+                Ok(()) => return None,
                 Err(error) => UpError::Task(format!("runner: {error}")),
             },
-        }
+        })
     }
 
     /// Ends the runners first, so that what they report is still taken up, and the services then. Without
@@ -357,10 +383,11 @@ impl Suite {
             drain_deadline: DRAIN_DEADLINE,
             isolation: parts.options.isolation,
             allowed: parts.options.allowed.clone(),
+            warm: parts.options.warm,
             ..runner::Settings::new(work_dir)
         };
-        let running = runner::start(settings, &kv, SUPERVISOR_DATABASE, &Shutdown::new()).await;
-        self.runner = Some(running.map_err(build_error("runner"))?);
+        self.runner_start = Some((settings, kv));
+        self.start_runner().await?;
         Ok(mount)
     }
 }
