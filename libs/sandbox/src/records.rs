@@ -142,8 +142,8 @@ pub fn end_marked(dir: &Path) -> io::Result<Vec<Ended>> {
     Ok(end(&[&record])?.into_iter().map(|swept| swept.ended).collect())
 }
 
-/// The records of jobs that are meant, and their files. A record is named as its job. One that was being written
-/// when its runner died is short, and is none.
+/// The records of jobs that are meant, and their files. One that was being written when its runner died is short,
+/// and is of no job.
 fn read(running: &Path, meant: impl Fn(&str) -> bool) -> io::Result<(Vec<Record>, Vec<PathBuf>)> {
     let (mut records, mut files) = (Vec::new(), Vec::new());
     let entries = match fs::read_dir(running) {
@@ -151,16 +151,17 @@ fn read(running: &Path, meant: impl Fn(&str) -> bool) -> io::Result<(Vec<Record>
         other => other?,
     };
     for entry in entries {
-        let entry = entry?;
-        if !meant(&entry.file_name().to_string_lossy()) {
-            continue;
-        }
-        let path = entry.path();
-        match fs::read(&path) {
+        let path = entry?.path();
+        let text = match fs::read(&path) {
+            // Its runner lives, and was faster.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            record => records.extend(serde_json::from_slice::<Record>(&record?).ok()),
+            text => text?,
+        };
+        let record = serde_json::from_slice::<Record>(&text).ok();
+        if meant(record.as_ref().map_or("", |record| &record.job)) {
+            records.extend(record);
+            files.push(path);
         }
-        files.push(path);
     }
     Ok((records, files))
 }

@@ -1,12 +1,14 @@
 //! Puts the supervisor together.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ::rpc::MountBuilder;
 use kv::Kv;
 use model::supervision::COORDINATOR_TOPIC;
 use mycelium::{Bus, BusPeers};
 use proto::v1::supervisor_service_server::SupervisorServiceServer;
+use queue::LossWatch;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -41,6 +43,7 @@ pub struct App {
     supervisor: Supervisor,
     bus: Option<(Arc<dyn Bus>, mycelium::Inbox)>,
     legacy: Bindings,
+    instance_patience: Duration,
     ready: watch::Sender<bool>,
     /// Ends the streams of coordinators.
     stop: CancellationToken,
@@ -73,6 +76,7 @@ impl App {
             supervisor,
             bus,
             legacy: config.legacy.clone(),
+            instance_patience: config.instance_patience,
             ready: watch::Sender::new(false),
             stop: CancellationToken::new(),
         })
@@ -97,7 +101,7 @@ impl App {
     /// Works until `shutdown`. Jobs in queues, and events that were not
     /// answered, stay in the store for the next start.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Self { supervisor, bus, legacy, ready, stop } = self;
+        let Self { supervisor, bus, legacy, instance_patience, ready, stop } = self;
         let serving_bus = serve_bus(supervisor.clone(), bus);
         let becoming_ready = async {
             supervisor.presence.known().await;
@@ -105,7 +109,7 @@ impl App {
         };
         let work = async {
             tokio::join!(
-                presence::keep(supervisor.clone()),
+                presence::keep(supervisor.clone(), LossWatch::new(instance_patience)),
                 outbox::keep(supervisor.clone(), stop.clone()),
                 legacy::keep(supervisor.clone(), legacy),
                 policy::keep(supervisor.policy.clone(), supervisor.metrics.clone()),

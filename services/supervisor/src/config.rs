@@ -1,6 +1,7 @@
 //! What can be configured.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::app::{App, Deps};
 use crate::error::Error;
@@ -23,6 +24,8 @@ pub struct Config {
     pub blob_bytes_max: u64,
     /// How long, and how much of it, is kept of what jobs print.
     pub log_retention: Retention,
+    /// How long an instance may be missing before what it runs is lost.
+    pub instance_patience: Duration,
 }
 
 /// Bytes of blobs that are kept unless the configuration says otherwise.
@@ -39,6 +42,7 @@ impl Config {
             policy: None,
             blob_bytes_max: BLOB_BYTES_DEFAULT,
             log_retention: Retention::default(),
+            instance_patience: queue::PRESENCE_TTL,
         }
     }
 

@@ -83,9 +83,8 @@ impl PresenceView {
 }
 
 /// Looks and tells for ever. The caller drops it to end it.
-pub async fn keep(supervisor: Supervisor) {
+pub async fn keep(supervisor: Supervisor, mut loss: LossWatch) {
     learn(&supervisor).await;
-    let mut loss = LossWatch::default();
     let mut arrivals = supervisor.coordinators.arrivals();
     let mut drains = supervisor.draining.changes();
     let mut look = tokio::time::interval(LOOK_INTERVAL);

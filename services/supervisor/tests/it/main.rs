@@ -1,4 +1,10 @@
 //! The supervisor on a real Redis, with coordinators that speak to it.
 
 mod backlog;
+mod draining;
+mod keeping;
 mod legacy;
+mod read_back;
+mod refusals;
+mod setup;
+mod vanished;

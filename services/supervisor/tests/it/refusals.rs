@@ -1,0 +1,131 @@
+//! What the policy does not take, and what nobody here could run.
+
+use std::path::Path;
+
+use model::{ContextUid, Isolation, ScriptType};
+use testkit::{PATIENCE, wait_until};
+
+use crate::backlog::execution;
+use crate::setup::Machine;
+
+fn uid(context: u128) -> ContextUid {
+    ContextUid(model::id::Uid::from_bits(context))
+}
+
+fn refused(reason: &str, lasting: bool) -> Result<(), (String, bool)> {
+    Err((reason.to_owned(), lasting))
+}
+
+fn with_policy(text: &str) -> impl FnOnce(&Path, &mut supervisor::Config) {
+    move |dir, config| {
+        let path = dir.join("policy.toml");
+        std::fs::write(&path, text).expect("written");
+        config.policy = Some(path);
+    }
+}
+
+#[tokio::test]
+async fn the_policy_decides_by_context_coordinator_and_type() {
+    let text = format!(
+        "[default]\nscript_types = [\"shell\"]\nnetwork = false\nprocesses = 7\n\
+         [contexts.{}]\nallow = false\n[contexts.{}]\ncoordinators = [\"mycelium:{}\"]\n\
+         [contexts.{}]\nnetwork = true\n",
+        uid(2),
+        uid(3),
+        "0".repeat(64),
+        uid(4)
+    );
+    let machine = Machine::start(with_policy(&text)).await;
+    let coordinator = machine.coordinator().await;
+    let mut job = execution(1, 1);
+    assert_eq!(coordinator.run(&job).await, Ok(()));
+    assert_eq!(coordinator.run(&execution(2, 1)).await, refused("POLICY_REFUSED", true));
+    assert_eq!(coordinator.run(&execution(3, 1)).await, refused("POLICY_REFUSED", true));
+    job = execution(1, 2);
+    job.script_type = ScriptType::Python;
+    assert_eq!(coordinator.run(&job).await, refused("POLICY_REFUSED", true));
+    for (context, expected) in [(1, refused("NETWORK_REFUSED", true)), (4, Ok(()))] {
+        let mut job = execution(context, 3);
+        job.network = true;
+        assert_eq!(coordinator.run(&job).await, expected);
+    }
+
+    let mut worker = machine.instance(1, Isolation::Basic).await;
+    let taken = worker.take().await;
+    assert_eq!((taken.grants.processes, taken.grants.network), (7, false), "grants travel with the job");
+}
+
+#[tokio::test]
+async fn a_new_policy_holds_and_a_broken_one_does_not() {
+    let machine = Machine::start(with_policy("[default]\nallow = true\n")).await;
+    let coordinator = machine.coordinator().await;
+    assert_eq!(coordinator.run(&execution(1, 1)).await, Ok(()));
+    let path = machine.config.policy.clone().expect("a policy");
+    let mut next = 10;
+    let mut until = async |text: &str, expected: Result<(), (String, bool)>| {
+        std::fs::write(&path, text).expect("written");
+        loop {
+            next += 1;
+            if coordinator.run(&execution(1, next)).await == expected {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let denied = refused("POLICY_REFUSED", true);
+    tokio::time::timeout(PATIENCE, until("[default]\nallow = false\n", denied.clone()))
+        .await
+        .expect("in time");
+    // What was accepted before stays accepted.
+    assert_eq!(coordinator.run(&execution(1, 1)).await, Ok(()));
+
+    // A broken one changes nothing: judged before the good one that follows it.
+    std::fs::write(&path, "[default]\nallow = true\nalow = 1\n").expect("written");
+    assert_eq!(coordinator.run(&execution(1, 2)).await, denied);
+    tokio::time::timeout(PATIENCE, until("[default]\nallow = true\n", Ok(()))).await.expect("in time");
+
+    let mut broken = machine.config.clone();
+    broken.policy = Some(machine.dir.path().join("absent.toml"));
+    let deps = supervisor::Deps { kv: machine.kv.clone(), bus: None, metrics: &prometheus::Registry::new() };
+    let error = broken.build(deps).map(|_| ()).expect_err("no start without its policy");
+    assert!(matches!(error, supervisor::Error::Policy(_)), "{error}");
+}
+
+#[tokio::test]
+async fn isolation_that_nobody_here_gives_is_refused() {
+    let machine = Machine::start(|_, _| {}).await;
+    let coordinator = machine.coordinator().await;
+    let demanding = |number| {
+        let mut job = execution(1, number);
+        job.isolation = Isolation::Confined;
+        job
+    };
+    assert_eq!(coordinator.run(&demanding(1)).await, Ok(()), "an instance that gives it may come");
+    let _basic = machine.instance(1, Isolation::Basic).await;
+    coordinator.sees(1).await;
+    assert_eq!(coordinator.run(&demanding(2)).await, refused("ISOLATION_UNAVAILABLE", true));
+    let mut elsewhere = demanding(3);
+    elsewhere.group = Some("other".parse().expect("a name"));
+    assert_eq!(coordinator.run(&elsewhere).await, Ok(()), "nobody of the group is here");
+
+    // Counted at once, though the supervisor looks only every second.
+    let _contained = machine.instance(2, Isolation::Contained).await;
+    assert_eq!(coordinator.run(&demanding(4)).await, Ok(()));
+    let mut first = demanding(5);
+    first.instance = Some(1);
+    assert_eq!(coordinator.run(&first).await, refused("ISOLATION_UNAVAILABLE", true));
+}
+
+#[tokio::test]
+async fn the_policy_may_demand_isolation() {
+    let machine = Machine::start(with_policy("[default]\nisolation = \"contained\"\n")).await;
+    let coordinator = machine.coordinator().await;
+    let _worker = machine.instance(1, Isolation::Confined).await;
+    coordinator.sees(1).await;
+    assert_eq!(coordinator.run(&execution(1, 1)).await, refused("ISOLATION_UNAVAILABLE", true));
+    let presence = || async {
+        let layers = coordinator.presence().await.instances.first().map(|instance| instance.layers.clone());
+        (layers == Some(vec!["session".to_owned()])).then_some(())
+    };
+    wait_until(presence, PATIENCE, "the layers are told").await;
+}
