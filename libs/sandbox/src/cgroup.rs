@@ -1,11 +1,14 @@
 //! Control groups: bounds of everything that a job starts, together. Version 2 where it is ours to use, else 1.
 
 use std::collections::HashSet;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+use rustix::fs::FlockOperation;
 
 use crate::processes::{self, Observed};
 use crate::protocol::Ended;
@@ -13,6 +16,10 @@ use crate::protocol::Ended;
 /// How often what was killed is looked for again, and with what pause.
 const LOOKS_MAX: u32 = 1000;
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
+/// How often a group that is locked is tried.
+const CLAIMS_MAX: u32 = 20;
+/// How the names of all groups of ours begin.
+const PREFIX: &str = "mycora-";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Version {
@@ -29,6 +36,19 @@ struct Parent {
     version: Version,
     /// One for each hierarchy.
     dirs: Vec<PathBuf>,
+    /// The same, locked while somebody uses them: who was killed leaves them behind unlocked.
+    _in_use: Vec<File>,
+}
+
+impl Parent {
+    fn new(version: Version, dirs: Vec<PathBuf>) -> io::Result<Self> {
+        let mut in_use = Vec::new();
+        for dir in &dirs {
+            in_use.push(claim(dir)?);
+            remove_unused(dir);
+        }
+        Ok(Self { version, dirs, _in_use: in_use })
+    }
 }
 
 impl Drop for Parent {
@@ -50,7 +70,7 @@ pub struct Slot {
 }
 
 impl Cgroups {
-    /// Makes the group `name` below our own, in version 2 or else in version 1, with bounds on memory and
+    /// Makes the group `name`, which begins with `mycora-`, below our own, in version 2 or else in version 1, with bounds on memory and
     /// processes.
     ///
     /// # Errors
@@ -233,8 +253,7 @@ fn make_two(name: &str, own: &str, mounts: &str) -> io::Result<Cgroups> {
     }
     let dir = own.join(name);
     fs::write(own.join("cgroup.subtree_control"), "+memory +pids")?;
-    make_dir(&dir)?;
-    let groups = Cgroups(Arc::new(Parent { version: Version::Two, dirs: vec![dir] }));
+    let groups = Cgroups(Arc::new(Parent::new(Version::Two, vec![dir])?));
     groups.remove_leftovers()?;
     fs::write(groups.0.dirs[0].join("cgroup.subtree_control"), "+memory +pids")?;
     Ok(groups)
@@ -255,8 +274,7 @@ fn make_one(name: &str, own: &str, mounts: &str) -> io::Result<Cgroups> {
     }
     // Both may be in one hierarchy.
     dirs.dedup();
-    let groups = Cgroups(Arc::new(Parent { version: Version::One, dirs }));
-    groups.0.dirs.iter().try_for_each(|dir| make_dir(dir))?;
+    let groups = Cgroups(Arc::new(Parent::new(Version::One, dirs)?));
     groups.remove_leftovers()?;
     Ok(groups)
 }
@@ -288,6 +306,45 @@ impl<'a> Mount<'a> {
         let below = Path::new(group).strip_prefix(self.root).ok()?;
         // Nothing is joined as nothing: a path that ends with `/` is another text.
         Some(if below.as_os_str().is_empty() { self.point.to_owned() } else { self.point.join(below) })
+    }
+}
+
+/// Makes a group and locks it, as long as nobody removes it as unused before that.
+fn claim(dir: &Path) -> io::Result<File> {
+    for _ in 0..CLAIMS_MAX {
+        make_dir(dir)?;
+        let opened = match File::open(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            other => other?,
+        };
+        let locked = rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive);
+        match (locked, fs::metadata(dir)) {
+            (Ok(()), Ok(now)) if now.ino() == opened.metadata()?.ino() => return Ok(opened),
+            _ => std::thread::sleep(LOOK_PAUSE),
+        }
+    }
+    // Who had this name before still lets go of it, which takes longer than looking at an unused one.
+    make_dir(dir)?;
+    File::open(dir)
+}
+
+/// Removes the groups beside this one that runners of other work directories have left. What still has a process in it
+/// stays: nobody knows whose that is.
+fn remove_unused(dir: &Path) {
+    let beside = dir.parent().and_then(|parent| fs::read_dir(parent).ok());
+    for other in beside.into_iter().flatten().flatten() {
+        let path = other.path();
+        if path == dir || !other.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()) {
+            continue;
+        }
+        let Ok(opened) = File::open(&path) else { continue };
+        if rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            for slot in fs::read_dir(&path).into_iter().flatten().flatten() {
+                // Fails for the files in it, and for a group that is not empty.
+                let _ = fs::remove_dir(slot.path());
+            }
+            let _ = fs::remove_dir(&path);
+        }
     }
 }
 

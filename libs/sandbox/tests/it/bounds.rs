@@ -84,6 +84,22 @@ async fn each_process_is_bounded() {
     }
 }
 
+/// Nobody else comes after a runner that was killed, if its work directory is not used again.
+#[test]
+fn groups_that_nobody_uses_are_removed() {
+    let make = |name: &str| Cgroups::make(&format!("mycora-test-{}-{name}", std::process::id())).unwrap();
+    let used = make("used");
+    let slot = used.slot("one").unwrap();
+    let dirs: Vec<_> = slot.dirs().cloned().collect();
+    let unused: Vec<_> =
+        dirs.iter().map(|dir| dir.parent().unwrap().with_file_name("mycora-test-unused")).collect();
+    for dir in &unused {
+        std::fs::create_dir_all(dir.join("one")).unwrap();
+    }
+    let _next = make("next");
+    assert!(dirs.iter().all(|dir| dir.exists()) && !unused.iter().any(|dir| dir.exists()));
+}
+
 #[tokio::test]
 async fn a_slot_is_used_again_and_leaves_nothing() {
     let place = Place::new();
