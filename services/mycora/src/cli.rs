@@ -11,8 +11,9 @@ use crate::command::flow::FlowCommand;
 use crate::command::job::JobCommand;
 use crate::command::pki::PkiCommand;
 use crate::command::runner::RunnerCommand;
+use crate::command::supervisor::SupervisorCommand;
 use crate::command::up::UpArgs;
-use crate::command::{Global, Session, bootstrap, context, demo, flow, job, pki, runner, up, validate};
+use crate::command::{Global, Session, bootstrap, context, demo, flow, job, pki, runner, supervisor, up, validate};
 use crate::failure::Failure;
 use crate::output;
 
@@ -32,7 +33,7 @@ Examples:
 
 Configuration: flags, then MYCORA_* in the environment, then the profile: the file named by --config or \
 MYCORA_CONFIG, else client.toml in $XDG_DATA_HOME/mycora or ~/.local/share/mycora. Its keys are address, ca, \
-cert, key, server_name, context and actor, and below [addresses] scheduler, storage and runner-registry.
+cert, key, server_name, context and actor, and below [addresses] scheduler, storage, runner-registry and supervisor.
 
 Exit codes: 0 done, or the flow finished; 1 the flow failed, was cancelled or did not end in time, or what was \
 asked for does not exist or was refused; 2 wrong usage or invalid input; 3 the coordinator cannot be reached or started, or this \
@@ -71,6 +72,9 @@ pub enum Command {
     /// Show where jobs can run
     #[command(subcommand)]
     Runner(RunnerCommand),
+    /// Look after a machine that runs jobs: what it does, emptying it, full logs
+    #[command(subcommand)]
+    Supervisor(SupervisorCommand),
     /// Make the first actor, context and runners of a suite of separate processes
     #[command(
         after_help = "Example:\n  mycora bootstrap --admin pki/admin.pem --runner grpc://127.0.0.1:7706"
@@ -119,6 +123,9 @@ pub async fn run(global: Global, command: Command) -> Result<u8, Failure> {
         }
         Command::Runner(command) => {
             in_session(global, async |session| runner::run(session, &command).await.map(|()| 0)).await
+        }
+        Command::Supervisor(command) => {
+            in_session(global, async |session| supervisor::run(session, &command).await.map(|()| 0)).await
         }
     }
 }

@@ -8,6 +8,7 @@ use proto::v1::context_service_client::ContextServiceClient;
 use proto::v1::flow_service_client::FlowServiceClient;
 use proto::v1::job_service_client::JobServiceClient;
 use proto::v1::runner_service_client::RunnerServiceClient;
+use proto::v1::supervisor_service_client::SupervisorServiceClient;
 use rpc::{Channel, Retry};
 use tonic::{Response, Status, Streaming};
 
@@ -41,6 +42,8 @@ pub struct Clients {
     jobs: JobServiceClient<Channel>,
     contexts: ContextServiceClient<Channel>,
     runners: RunnerServiceClient<Channel>,
+    /// Not every profile names one.
+    supervisor: Result<SupervisorServiceClient<Channel>, Failure>,
 }
 
 /// An answer that comes in pieces.
@@ -102,6 +105,7 @@ impl Clients {
             jobs: JobServiceClient::new(storage.clone()),
             contexts: ContextServiceClient::new(storage),
             runners: RunnerServiceClient::new(profile.channel_to(Host::RunnerRegistry)?),
+            supervisor: profile.channel_to(Host::Supervisor).map(SupervisorServiceClient::new),
         })
     }
 
@@ -289,6 +293,39 @@ impl Clients {
         let request = v1::ListRunnersRequest { context_id, ..Default::default() };
         let (runners, next_page_token) = pages!(self.runners, list_runners, request, runners, u32::MAX);
         Ok(v1::ListRunnersResponse { runners, next_page_token })
+    }
+
+    /// Describes the supervisor.
+    pub async fn get_supervisor(&self) -> Result<v1::GetSupervisorResponse, Failure> {
+        let client = self.supervisor.as_ref().map_err(Clone::clone)?;
+        Ok(call!(client, get_supervisor, v1::GetSupervisorRequest {}).await?)
+    }
+
+    /// Reads the instances of the supervisor.
+    pub async fn list_instances(&self) -> Result<v1::ListInstancesResponse, Failure> {
+        let client = self.supervisor.as_ref().map_err(Clone::clone)?;
+        Ok(call!(client, list_instances, v1::ListInstancesRequest {}).await?)
+    }
+
+    /// Has the supervisor's machine drained. Tried again when the answer was lost: it may be repeated.
+    pub async fn drain(&self, deadline_secs: Option<u32>) -> Result<v1::DrainResponse, Failure> {
+        let client = self.supervisor.as_ref().map_err(Clone::clone)?;
+        Ok(call!(client, drain, v1::DrainRequest { deadline_secs }).await?)
+    }
+
+    /// Has the supervisor take jobs again. Tried again as [`Clients::drain`].
+    pub async fn resume(&self) -> Result<v1::ResumeResponse, Failure> {
+        let client = self.supervisor.as_ref().map_err(Clone::clone)?;
+        Ok(call!(client, resume, v1::ResumeRequest {}).await?)
+    }
+
+    /// Reads all that is kept of what an attempt printed.
+    pub async fn read_job_log(
+        &self,
+        request: v1::ReadJobLogRequest,
+    ) -> Result<Pieces<v1::ReadJobLogResponse>, Failure> {
+        let mut client = self.supervisor.clone()?;
+        Ok(Pieces(client.read_job_log(request).await.map_err(CallError::from)?.into_inner()))
     }
 }
 

@@ -18,6 +18,7 @@ pub mod retry;
 pub mod runner;
 pub mod signal;
 pub mod submit;
+pub mod supervisor;
 pub mod up;
 pub mod validate;
 pub mod values;

@@ -20,6 +20,8 @@ pub enum Host {
     Storage,
     /// Runners.
     RunnerRegistry,
+    /// A machine that runs jobs.
+    Supervisor,
 }
 
 impl Host {
@@ -30,6 +32,7 @@ impl Host {
             Self::Scheduler => "scheduler",
             Self::Storage => "storage",
             Self::RunnerRegistry => "runner-registry",
+            Self::Supervisor => "supervisor",
         }
     }
 }
@@ -77,6 +80,9 @@ pub struct Addresses {
     /// Where runners are registered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runner_registry: Option<String>,
+    /// The supervisor that `mycora supervisor` is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub supervisor: Option<String>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
@@ -206,6 +212,7 @@ impl Profile {
             Host::Scheduler => &self.addresses.scheduler,
             Host::Storage => &self.addresses.storage,
             Host::RunnerRegistry => &self.addresses.runner_registry,
+            Host::Supervisor => &self.addresses.supervisor,
         };
         own.as_deref().or(self.address.as_deref()).ok_or_else(|| {
             Failure::Invalid(format!(

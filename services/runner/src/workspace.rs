@@ -211,13 +211,11 @@ impl Workspace {
 
     fn keep(&self, blob: &BlobRef, bytes: &[u8]) -> io::Result<()> {
         let path = blob_path(&self.root, self.context, blob.sha256);
-        if path.exists() {
-            return Ok(());
-        }
         if let Some(parent) = path.parent() {
             private_dir().recursive(true).create(parent)?;
         }
-        // Under another name first, so that nobody reads half of it.
+        // Under another name first, so that nobody reads half of it. Anew even if it is there: the supervisor may
+        // be about to remove an old one that nobody needed until now.
         let unfinished =
             path.with_extension(format!("{}.part", self.dir.file_name().unwrap_or_default().display()));
         fs::write(&unfinished, bytes)?;

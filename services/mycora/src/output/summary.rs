@@ -228,6 +228,47 @@ pub fn runners(runners: &[v1::Runner], now: Timestamp) -> String {
     table::render(&["ID", "ADDRESS", "LIVE", "HEARD", "QUEUED", "INSTANCES (BUSY/SLOTS)"], &rows)
 }
 
+/// A supervisor, and how far its drain is.
+#[must_use]
+pub fn supervisor(supervisor: &v1::GetSupervisorResponse) -> String {
+    let state = match supervisor.drain_time.map(wire_time::from_wire) {
+        None => "takes jobs".to_owned(),
+        Some(since) => {
+            let deadline = supervisor.drain_deadline_time.map(wire_time::from_wire);
+            let until = deadline.map(|at| format!(", what runs is ended at {}", time::utc(at)));
+            format!("draining since {}{}", time::utc(since), until.unwrap_or_default())
+        }
+    };
+    table::pairs(&[
+        ("supervisor", supervisor.supervisor.clone()),
+        ("version", supervisor.version.clone()),
+        ("state", state),
+        ("queued", supervisor.queued.to_string()),
+        ("running", supervisor.running.to_string()),
+        ("coordinators", supervisor.attached.to_string()),
+    ])
+}
+
+/// Instances of one supervisor.
+#[must_use]
+pub fn instances(instances: &[v1::Instance]) -> String {
+    let rows: Vec<_> = instances
+        .iter()
+        .map(|instance| {
+            vec![
+                words::script_type(instance.script_type()).to_string(),
+                instance.group.clone(),
+                instance.number.to_string(),
+                format!("{}/{}", instance.busy, instance.slots),
+                instance.version.clone(),
+                instance.isolation.clone(),
+                instance.layers.join(" "),
+            ]
+        })
+        .collect();
+    table::render(&["TYPE", "GROUP", "NUMBER", "BUSY/SLOTS", "VERSION", "ISOLATION", "LAYERS"], &rows)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

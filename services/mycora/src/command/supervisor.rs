@@ -1,0 +1,159 @@
+//! `mycora supervisor`: one machine that runs jobs.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use model::JobKey;
+use proto::v1;
+
+use super::Session;
+use crate::failure::{CallError, Failure};
+use crate::output::{self, Format, json, summary, words};
+
+/// Between two looks at how far a drain is.
+const WAIT: Duration = Duration::from_secs(1);
+
+/// Commands about a supervisor: that at `supervisor` below `[addresses]` of the profile, else at its `address`.
+#[derive(Debug, Subcommand)]
+pub enum SupervisorCommand {
+    /// Show whether it takes jobs, and how many wait and run
+    #[command(after_help = "Example:\n  mycora supervisor show --address https://node7:7706")]
+    Show,
+    /// List its instances, with what keeps their scripts apart
+    #[command(after_help = "Example:\n  mycora supervisor instances --output json")]
+    Instances,
+    /// Empty the machine: take no new jobs, give back those that wait, end the instances when their scripts have
+    #[command(after_help = DRAIN_HELP)]
+    Drain(DrainArgs),
+    /// Take jobs again after a drain
+    #[command(
+        after_help = "Instances that ended have to be started by whoever runs them. Needs the admin's certificate.\n\n\
+                      Example:\n  mycora supervisor resume --cert pki/admin.pem --key pki/admin.key"
+    )]
+    Resume,
+    /// Print all that is kept of what an attempt printed
+    #[command(
+        after_help = "Needs the admin's certificate. The job key stands in the supervisor's and the runner's logs.\n\n\
+                      Example:\n  mycora supervisor logs 0f…-3a…-7-1 --cert pki/admin.pem --key pki/admin.key"
+    )]
+    Logs(LogsArgs),
+}
+
+const DRAIN_HELP: &str = "\
+The drain lasts until `mycora supervisor resume`, also over restarts. Instances that have ended are started again by whoever runs them, and then wait for the resume. May be repeated, with another deadline. Needs the admin's certificate.
+
+Example:
+  mycora supervisor drain --deadline 300 --wait --cert pki/admin.pem --key pki/admin.key";
+
+/// What `supervisor drain` takes.
+#[derive(Debug, Args)]
+pub struct DrainArgs {
+    /// What still runs then is ended and told as lost [default: as long as each instance was set up for]
+    #[arg(long, value_name = "SECS")]
+    pub deadline: Option<u32>,
+    /// Return when nothing waits or runs any more
+    #[arg(long)]
+    pub wait: bool,
+}
+
+/// What `supervisor logs` takes.
+#[derive(Debug, Args)]
+pub struct LogsArgs {
+    /// The attempt: `<context uid>-<flow uid>-<job>-<attempt>`
+    pub job_key: JobKey,
+    /// From this byte on
+    #[arg(long, value_name = "BYTE", default_value_t = 0)]
+    pub offset: u64,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the supervisor cannot be reached or refuses.
+pub async fn run(session: &Session, command: &SupervisorCommand) -> Result<(), Failure> {
+    match command {
+        SupervisorCommand::Show => show(session, &session.clients.get_supervisor().await?),
+        SupervisorCommand::Instances => instances(session).await,
+        SupervisorCommand::Drain(args) => drain(session, args).await,
+        SupervisorCommand::Resume => {
+            session.clients.resume().await?;
+            show(session, &session.clients.get_supervisor().await?)
+        }
+        SupervisorCommand::Logs(args) => logs(session, args).await,
+    }
+}
+
+fn show(session: &Session, supervisor: &v1::GetSupervisorResponse) -> Result<(), Failure> {
+    output::answer(session.global.output, || json::of(supervisor), || summary::supervisor(supervisor))
+}
+
+async fn instances(session: &Session) -> Result<(), Failure> {
+    let answer = session.clients.list_instances().await?;
+    if session.global.output == Format::Table && answer.instances.is_empty() {
+        output::note("no instance is there; `mycora-runner` starts some");
+        return Ok(());
+    }
+    output::answer(session.global.output, || json::of(&answer), || summary::instances(&answer.instances))
+}
+
+async fn drain(session: &Session, args: &DrainArgs) -> Result<(), Failure> {
+    session.clients.drain(args.deadline).await?;
+    let supervisor = if args.wait {
+        tokio::select! {
+            drained = drained(session) => drained?,
+            pressed = tokio::signal::ctrl_c() => return Err(match pressed {
+                Ok(()) => Failure::Interrupted(
+                    "the drain goes on; see how far it is with `mycora supervisor show`".to_owned()
+                ),
+                Err(error) => Failure::Failed(format!("cannot wait for signals: {error}")),
+            }),
+        }
+    } else {
+        session.clients.get_supervisor().await?
+    };
+    show(session, &supervisor)
+}
+
+/// Waits until nothing waits or runs.
+async fn drained(session: &Session) -> Result<v1::GetSupervisorResponse, Failure> {
+    let mut told = None;
+    loop {
+        let supervisor = session.clients.get_supervisor().await?;
+        if !supervisor.draining {
+            return Err(Failure::Failed(
+                "somebody ended the drain with `mycora supervisor resume`".to_owned(),
+            ));
+        }
+        let left = supervisor.queued + supervisor.running;
+        if left == 0 {
+            return Ok(supervisor);
+        }
+        if told != Some(left) && !session.global.quiet {
+            let count = usize::try_from(left).unwrap_or(usize::MAX);
+            output::note(&format!("{} left", words::count(count, "job is", "jobs are")));
+        }
+        told = Some(left);
+        tokio::time::sleep(WAIT).await;
+    }
+}
+
+async fn logs(session: &Session, args: &LogsArgs) -> Result<(), Failure> {
+    let request = v1::ReadJobLogRequest { job_key: args.job_key.to_string(), offset: args.offset };
+    let mut pieces = session.clients.read_job_log(request).await?;
+    let format = session.global.output;
+    let mut first = true;
+    let read = loop {
+        match pieces.next().await {
+            Ok(Some(piece)) if format == Format::Table => output::print_bytes(piece.text.as_bytes())?,
+            Ok(Some(piece)) => output::print_item(format, first, &json::of(&piece))?,
+            Ok(None) => break Ok(()),
+            Err(error) => break Err(error),
+        }
+        first = false;
+    };
+    if format != Format::Table {
+        // Also what was begun is ended, so that a program can read it.
+        output::end_items(format, first)?;
+    }
+    read.map_err(|error: CallError| error.into())
+}
