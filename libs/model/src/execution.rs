@@ -219,6 +219,16 @@ pub struct AttemptEnd {
     pub end_time: Timestamp,
 }
 
+impl AttemptEnd {
+    /// What had to be killed beside the script's own process, in words; nothing when there was nothing.
+    #[must_use]
+    pub fn killed(&self) -> Option<String> {
+        let named: Vec<_> =
+            self.ended.iter().map(|process| format!("{} ({})", process.name, process.pid)).collect();
+        (!named.is_empty()).then(|| format!("also killed what it had left running: {}", named.join(", ")))
+    }
+}
+
 /// A process that was killed because its attempt was over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndedProcess {

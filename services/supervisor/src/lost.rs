@@ -47,7 +47,11 @@ pub(crate) async fn end(
         }
         end_claims(supervisor, &instance).await?;
     }
-    supervisor.queue.put_back().await.map(drop)
+    let count = supervisor.queue.put_back().await?;
+    if count > 0 {
+        tracing::info!(count, "jobs that were popped and never claimed were put back");
+    }
+    Ok(())
 }
 
 async fn end_claims(supervisor: &Supervisor, instance: &InstanceRef) -> kv::Result<()> {

@@ -9,7 +9,7 @@
 use model::{Reason, ReasonCode};
 
 use super::pass::Pass;
-use super::report::Ending;
+use super::report::{Ending, add};
 use super::timers::{self, Due};
 use super::{Cause, is_in_flight};
 use crate::graph::NodeIndex;
@@ -89,6 +89,7 @@ impl Pass<'_, '_, '_> {
         if !ending.confirmed {
             note_unconfirmed(&mut reason);
         }
+        ending.tell_killed(&mut reason);
         if reason.code == ReasonCode::Deadline {
             self.apply(index, NodeEvent::Fail, |node| {
                 ending.note(node);
@@ -102,7 +103,5 @@ impl Pass<'_, '_, '_> {
 
 /// Says in a reason that nobody knows whether the attempt has stopped.
 pub(super) fn note_unconfirmed(reason: &mut Reason) {
-    let comma = if reason.detail.is_empty() { "" } else { ", " };
-    reason.detail.push_str(comma);
-    reason.detail.push_str("not confirmed to have stopped");
+    add(reason, "not confirmed to have stopped");
 }

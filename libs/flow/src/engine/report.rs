@@ -22,6 +22,8 @@ pub(super) struct Ending {
     exit_code: Option<i32>,
     output_bytes: u64,
     instance: Option<String>,
+    /// What was killed with it, in words.
+    killed: Option<String>,
     /// Somebody who knows said that it is not under way any more.
     pub(super) confirmed: bool,
 }
@@ -29,7 +31,15 @@ pub(super) struct Ending {
 impl Ending {
     /// It is not known to have begun.
     pub(super) const fn unheard(now: Timestamp, confirmed: bool) -> Self {
-        Self { start_time: None, end_time: now, exit_code: None, output_bytes: 0, instance: None, confirmed }
+        Self {
+            start_time: None,
+            end_time: now,
+            exit_code: None,
+            output_bytes: 0,
+            instance: None,
+            killed: None,
+            confirmed,
+        }
     }
 
     /// What the supervisor said, its times between the dispatch and now.
@@ -41,7 +51,15 @@ impl Ending {
             exit_code: end.exit_code,
             output_bytes: end.output_bytes,
             instance: end.instance.clone(),
+            killed: end.killed(),
             confirmed: true,
+        }
+    }
+
+    /// Adds to a reason what was killed when the attempt was ended.
+    pub(super) fn tell_killed(&self, reason: &mut Reason) {
+        if let Some(killed) = &self.killed {
+            add(reason, killed);
         }
     }
 
@@ -161,6 +179,8 @@ impl Pass<'_, '_, '_> {
             (Outcome::Lost, None) => Reason::new(ReasonCode::InstanceLost, ""),
         };
         if let Some(ending) = self.end_as_ordered(index, ending) {
+            let mut reason = reason;
+            ending.tell_killed(&mut reason);
             self.failed_try(index, reason, exit_code, ending);
         }
     }
@@ -193,6 +213,7 @@ impl Pass<'_, '_, '_> {
             if !ending.confirmed {
                 note_unconfirmed(&mut reason);
             }
+            ending.tell_killed(&mut reason);
             self.apply(index, NodeEvent::Stop, |node| {
                 ending.note(node);
                 node.reason = Some(reason);
@@ -281,6 +302,13 @@ impl Pass<'_, '_, '_> {
         let kept = node.reason.clone().filter(|_| node.cancel_requested_time.is_some());
         kept.unwrap_or_else(|| Reason::new(ReasonCode::FlowCancelled, ""))
     }
+}
+
+/// Adds to what a reason says.
+pub(super) fn add(reason: &mut Reason, text: &str) {
+    let comma = if reason.detail.is_empty() { "" } else { ", " };
+    reason.detail.push_str(comma);
+    reason.detail.push_str(text);
 }
 
 /// Whether a report says that the attempt is under way.

@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use flow::{Engine, Input, template};
+use model::execution::Outcome;
 use model::job::BlobRef;
 use model::limits::{FLOW_RESULT_BYTES_MAX, RESULT_BYTES_MAX};
-use model::{Attempt, BlobHash, FlowStatus, NodeState, ReasonCode, ReportKind, RunIf, Timestamp};
+use model::{
+    Attempt, BlobHash, EndedProcess, FlowStatus, NodeState, ReasonCode, ReportKind, RunIf, Timestamp,
+};
 
 use crate::world::{
     CONTEXT, RUNNER, World, ended, failed, flow, rejected, spec, started, stopped, succeeded,
@@ -345,4 +348,21 @@ fn a_flow_is_loaded_only_when_it_is_right() {
     assert_eq!(violations.as_slice()[0].field, "nodes[0].depends[0]");
     let violations = Engine::new(CONTEXT, flow(2), &[spec("a", &[])]).expect_err("ids and nodes differ");
     assert_eq!(violations.as_slice()[0].field, "jobs");
+}
+
+#[test]
+fn what_had_to_be_killed_is_told_with_the_end() {
+    for cancelled in [false, true] {
+        let mut world = World::started(&[spec("a", &[])]);
+        world.start("a");
+        if cancelled {
+            world.feed([CANCEL]);
+        }
+        let mut end = ended(Outcome::Stopped, None);
+        let left = |pid, name: &str| EndedProcess { pid, name: name.to_owned() };
+        end.ended = vec![left(7, "sleep"), left(8, "sh")];
+        world.end("a", ReportKind::Ended(Box::new(end)));
+        let reason = world.node("a").reason.as_ref().map(ToString::to_string).unwrap_or_default();
+        assert!(reason.ends_with("also killed what it had left running: sleep (7), sh (8)"), "{reason}");
+    }
 }
