@@ -78,6 +78,8 @@ pub(crate) fn probe(tools: &Tools<'_>) -> Option<Arc<dyn Runtime>> {
 /// Where a compiler has its parts. What is found first may only choose one.
 fn sysroot(found: &Path, dir: &Path) -> Option<PathBuf> {
     let mut ask = Command::new(found);
+    // Libraries of another compiler would name its place; scripts do not get that variable either.
+    ask.env_remove("LD_LIBRARY_PATH");
     ask.args(["--print", "sysroot"]).current_dir(dir).stdin(Stdio::null()).stderr(Stdio::null());
     let output = ask.output().ok().filter(|output| output.status.success())?;
     PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()).canonicalize().ok()

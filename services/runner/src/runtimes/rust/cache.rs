@@ -1,16 +1,17 @@
 //! The compiled scripts of a context. Only the runner writes here; scripts may read and execute what is theirs.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use model::BlobHash;
 use rustix::fs::{Mode, OFlags};
 
-use crate::RUST_CACHE_BYTES_MAX;
 use crate::workspace::open_inside;
+use crate::{RUST_CACHE_BYTES_MAX, SCRIPT_PATH};
 
 /// How old something has to be that nobody finishes any more.
 const ABANDONED: Duration = Duration::from_secs(3600);
@@ -41,18 +42,14 @@ impl Cache {
     /// Takes a program in as a copy, and removes others if it is too much then. `job` names who does it.
     pub(super) fn keep(&self, key: BlobHash, from: &Path, name: &str, job: &str) -> io::Result<PathBuf> {
         DirBuilder::new().recursive(true).mode(0o711).create(&self.dir)?;
-        let mut made = File::from(open_inside(from, name, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())?);
+        let made = File::from(open_inside(from, name, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())?);
         if !made.metadata()?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
         }
         let path = self.dir.join(key.to_string());
         let unfinished = self.dir.join(format!("{job}.{UNFINISHED}"));
-        let mut copy =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o755).open(&unfinished)?;
-        let copied = io::copy(&mut made, &mut copy).and_then(|_| copy.sync_all());
-        drop(copy);
         // Under its name it is whole; another that was faster made the same.
-        copied
+        copy(made, &unfinished)
             .and_then(|()| fs::rename(&unfinished, &path))
             .inspect_err(|_| drop(fs::remove_file(&unfinished)))?;
         self.thin_out(&path)?;
@@ -88,6 +85,19 @@ impl Cache {
         }
         Ok(())
     }
+}
+
+/// Copies a program, in a process of its own: a script that is started just now would inherit a file that this
+/// process writes to for a moment, and what is open for writing cannot be executed.
+fn copy(made: File, to: &Path) -> io::Result<()> {
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", "exec cat > \"$1\"", "sh"]).arg(to).env_clear().env("PATH", SCRIPT_PATH);
+    let status = shell.stdin(made).stdout(Stdio::null()).stderr(Stdio::null()).status()?;
+    if !status.success() {
+        return Err(io::Error::other(format!("the copy failed: {status}")));
+    }
+    fs::set_permissions(to, Permissions::from_mode(0o755))?;
+    File::open(to)?.sync_all()
 }
 
 #[cfg(test)]
