@@ -13,7 +13,9 @@ use crate::command::pki::PkiCommand;
 use crate::command::runner::RunnerCommand;
 use crate::command::supervisor::SupervisorCommand;
 use crate::command::up::UpArgs;
-use crate::command::{Global, Session, bootstrap, context, demo, flow, job, pki, runner, supervisor, up, validate};
+use crate::command::{
+    Global, Session, bootstrap, context, demo, flow, job, pki, runner, supervisor, up, validate,
+};
 use crate::failure::Failure;
 use crate::output;
 

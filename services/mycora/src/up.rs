@@ -57,6 +57,8 @@ pub struct Options {
     pub allowed: runner::Allowed,
     /// Python may be kept warm from job to job.
     pub warm: bool,
+    /// What becomes the first process of each job: this program, which `main` has to know of.
+    pub launcher: sandbox::Launcher,
     /// What an answered change survives: what the private Redis is set up for.
     pub durability: Durability,
     /// Say nothing of what happens on the way.
@@ -77,6 +79,7 @@ impl Options {
             isolation: Isolation::Basic,
             allowed: runner::Allowed::default(),
             warm: true,
+            launcher: sandbox::Launcher::this_program(),
             durability: Durability::Fast,
             quiet: true,
         }

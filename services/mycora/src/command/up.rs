@@ -92,6 +92,7 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
         runners: args.runners,
         pki_dir: args.pki,
         isolation: args.isolation,
+        launcher: sandbox::Launcher::this_program(),
         warm: args.warm,
         allowed: runner::Allowed { read: args.allow_read, write: args.allow_write },
         durability: args.durability,

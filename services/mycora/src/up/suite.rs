@@ -384,6 +384,7 @@ impl Suite {
             isolation: parts.options.isolation,
             allowed: parts.options.allowed.clone(),
             warm: parts.options.warm,
+            launcher: parts.options.launcher.clone(),
             ..runner::Settings::new(work_dir)
         };
         self.runner_start = Some((settings, kv));

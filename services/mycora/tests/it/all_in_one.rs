@@ -13,7 +13,9 @@ fn without_its_redis_it_ends_and_says_so() {
     let dir = tempfile::tempdir().expect("a directory");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let ended = runtime.block_on(async {
-        let running = up::start(Options::private(dir.path())).await.expect("it starts");
+        let launcher = sandbox::Launcher::at(env!("CARGO_BIN_EXE_mycora").into());
+        let options = Options { launcher, ..Options::private(dir.path()) };
+        let running = up::start(options).await.expect("it starts");
         let record = std::fs::read_to_string(dir.path().join("redis.pid")).expect("a record");
         let pid = record.split(' ').next().expect("a process id");
         let killed = Command::new("kill").args(["-KILL", pid]).status();
