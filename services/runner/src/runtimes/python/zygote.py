@@ -109,7 +109,7 @@ def handed(through):
 
 def main():
     # Signals to a whole service or terminal are no reason to leave jobs alone.
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, set(range(1, _signal.NSIG)) - {_signal.SIGCHLD})
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, _signal.valid_signals() - {_signal.SIGCHLD})
     control = own(os.dup(1))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
