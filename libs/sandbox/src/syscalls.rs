@@ -123,6 +123,8 @@ fn filters(allowed: Syscalls) -> io::Result<[BpfProgram; 2]> {
     let clones: io::Result<Vec<_>> =
         kinds.map(|bit| rule(vec![condition(0, SeccompCmpOp::MaskedEq(bit), bit)?])).collect();
     refused.insert(libc::SYS_clone, clones?);
+    // Only its own limits may a process change: those of others of the same user could end them.
+    refused.insert(libc::SYS_prlimit64, vec![rule(vec![condition(0, SeccompCmpOp::Ne, 0)?])?]);
     // Its flags lie in memory, where no filter sees them. Libraries fall back on `clone`.
     let unknown = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     Ok([program(refused, libc::EPERM)?, program(unknown, libc::ENOSYS)?])

@@ -72,7 +72,7 @@ async fn nothing_outlives_a_runner_that_is_killed() {
     are_gone(&pids).await;
 }
 
-/// What should have ended everything hangs.
+/// What should have ended everything was killed with it.
 #[tokio::test]
 async fn the_next_life_ends_what_the_last_one_left() {
     let redis = RedisServer::start();
@@ -85,15 +85,21 @@ async fn the_next_life_ends_what_the_last_one_left() {
     let init = pids.iter().map(|pid| processes::observe(*pid).expect("it runs").parent);
     let init = init.into_iter().find(|parent| processes::name(*parent).starts_with("mycora"));
     let init = init.expect("the first process of the job");
-    let stopped = Command::new("kill").args(["-STOP", &init.to_string()]).status().expect("kill starts");
-    assert!(stopped.success());
+    let signal = |signal: &str, pid: u32| {
+        let sent = Command::new("kill").args([signal, &pid.to_string()]).status().expect("kill starts");
+        assert!(sent.success(), "{signal} {pid}");
+    };
+    // In this order, so that nobody can do anything about it.
+    signal("-STOP", first.pid());
+    signal("-KILL", init);
     // One that has nothing to do with it, though it looks a little like it.
     let mut bystander = Process::spawn(
         "bystander",
         Command::new("sleep").arg("600").env("MYCORA_RESULT", dir.path().join("workshop/result")),
     );
     first.kill9();
-    assert!(pids.iter().all(|pid| lives(*pid)), "they outlive the runner");
+    let left = pids.iter().filter(|pid| lives(**pid)).count();
+    assert!(left >= 2, "the children outlive the runner, {left} of them");
 
     let mut second = runner(&redis, dir.path());
     assert!(second.output().contains("ended a script of an earlier runner"), "{}", second.output());
