@@ -323,9 +323,7 @@ fn claim(dir: &Path) -> io::Result<File> {
             _ => std::thread::sleep(LOOK_PAUSE),
         }
     }
-    // Who had this name before still lets go of it, which takes longer than looking at an unused one.
-    make_dir(dir)?;
-    File::open(dir)
+    Err(io::Error::new(io::ErrorKind::WouldBlock, format!("{} is in use", dir.display())))
 }
 
 /// Removes the groups beside this one that runners of other work directories have left. What still has a process in it

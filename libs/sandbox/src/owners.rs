@@ -2,12 +2,12 @@
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 
-/// A range of user ids. The owner of a context's directory is the record of whose it is.
+/// A range of user ids. The group of a context's directory is the record of whose it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owners {
     base: u32,
@@ -32,7 +32,7 @@ impl Owners {
     }
 
     /// The user of a context, whose directory lies in `contexts` with those of all others. A context without
-    /// gets the lowest that none of the others has, and its directory, which only it can look into.
+    /// gets the lowest that none of the others has, and its directory, which only it can pass through.
     ///
     /// # Errors
     /// When none is left, or a directory gives trouble.
@@ -40,7 +40,7 @@ impl Owners {
         let known = |dir: &Path| match fs::symlink_metadata(dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
-            Ok(metadata) => Ok(Some(metadata.uid()).filter(|uid| self.contains(*uid))),
+            Ok(metadata) => Ok(Some(metadata.gid()).filter(|uid| self.contains(*uid))),
         };
         if let Some(uid) = known(dir)? {
             return Ok(uid);
@@ -58,11 +58,13 @@ impl Owners {
         }
         let free = (self.base..self.base.saturating_add(self.count)).find(|uid| !taken.contains(uid));
         let uid = free.ok_or_else(|| io::Error::other(format!("all {} users are taken", self.count)))?;
-        match DirBuilder::new().mode(0o700).create(dir) {
+        match DirBuilder::new().mode(0o710).create(dir) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             other => other?,
         }
-        std::os::unix::fs::lchown(dir, Some(uid), Some(uid))?;
+        // Its own to pass through, and not to change.
+        std::os::unix::fs::lchown(dir, None, Some(uid))?;
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o710))?;
         Ok(uid)
     }
 }
@@ -87,7 +89,6 @@ mod tests {
 
     #[test]
     fn what_others_cannot_pass_is_named() {
-        use std::os::unix::fs::PermissionsExt as _;
         let private = fs::Permissions::from_mode(0o700);
         let dir = tempfile::Builder::new().permissions(private).tempdir().expect("a temporary directory");
         assert_eq!(reachable(&dir.path().join("work")), Err(dir.path().to_owned()));

@@ -69,6 +69,20 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_migrate_pages,
     libc::SYS_mbind,
     libc::SYS_set_mempolicy,
+    // What is shared by these outlives every job, and belongs to no directory.
+    libc::SYS_shmget,
+    libc::SYS_shmat,
+    libc::SYS_shmctl,
+    libc::SYS_semget,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_semctl,
+    libc::SYS_msgget,
+    libc::SYS_msgsnd,
+    libc::SYS_msgrcv,
+    libc::SYS_msgctl,
+    libc::SYS_mq_open,
+    libc::SYS_mq_unlink,
 ];
 
 /// The same, of one machine's own.
@@ -123,11 +137,31 @@ fn filters(allowed: Syscalls) -> io::Result<[BpfProgram; 2]> {
     let clones: io::Result<Vec<_>> =
         kinds.map(|bit| rule(vec![condition(0, SeccompCmpOp::MaskedEq(bit), bit)?])).collect();
     refused.insert(libc::SYS_clone, clones?);
-    // Only its own limits may a process change: those of others of the same user could end them.
-    refused.insert(libc::SYS_prlimit64, vec![rule(vec![condition(0, SeccompCmpOp::Ne, 0)?])?]);
+    // A process changes nobody's limits and turns but its own: what is done to others of the same user could end
+    // them, or be there for the next job. Even its own number is refused, since filters do not know it.
+    for own in [
+        libc::SYS_prlimit64,
+        libc::SYS_sched_setaffinity,
+        libc::SYS_sched_setscheduler,
+        libc::SYS_sched_setparam,
+        libc::SYS_sched_setattr,
+    ] {
+        refused.insert(own, vec![differs(0, 0)?]);
+    }
+    refused.insert(libc::SYS_setpriority, vec![differs(0, PRIO_PROCESS)?, differs(1, 0)?]);
+    refused.insert(libc::SYS_ioprio_set, vec![differs(0, IOPRIO_WHO_PROCESS)?, differs(1, 0)?]);
     // Its flags lie in memory, where no filter sees them. Libraries fall back on `clone`.
     let unknown = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     Ok([program(refused, libc::EPERM)?, program(unknown, libc::ENOSYS)?])
+}
+
+/// The arguments that mean one process, and with 0 behind them the one that calls.
+const PRIO_PROCESS: u64 = 0;
+const IOPRIO_WHO_PROCESS: u64 = 1;
+
+/// An argument that is another than this.
+fn differs(argument: u8, value: u64) -> io::Result<SeccompRule> {
+    rule(vec![condition(argument, SeccompCmpOp::Ne, value)?])
 }
 
 /// The families of sockets that are refused: all of them, or all but those of the network.

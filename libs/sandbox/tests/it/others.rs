@@ -95,6 +95,48 @@ async fn nobody_is_traced_or_read() {
     assert!(broken.output.contains("HERE="), "{broken:?}");
 }
 
+/// Their limits, turns and processors; and memory that no process owns.
+#[tokio::test]
+async fn nothing_of_others_is_changed_or_left_for_them() {
+    let place = Place::new();
+    let theirs = Place::new();
+    let (mut other, _out) = theirs.start("/bin/sleep", &["600"], Confinement::default());
+    let Some(sandbox::Event::Started { pid }) = other.next().await.unwrap() else {
+        panic!("it did not start")
+    };
+    for (attack, own) in [
+        (
+            "resource.prlimit(OTHER, resource.RLIMIT_NOFILE, (9, 9))",
+            "resource.setrlimit(resource.RLIMIT_NOFILE, (99, 99))",
+        ),
+        ("os.sched_setaffinity(OTHER, {0})", "os.sched_setaffinity(0, {0})"),
+        (
+            "os.sched_setscheduler(OTHER, os.SCHED_IDLE, os.sched_param(0))",
+            "os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))",
+        ),
+        ("os.setpriority(os.PRIO_PROCESS, OTHER, 7)", "os.setpriority(os.PRIO_PROCESS, 0, 7); os.nice(1)"),
+        ("assert libc.shmget(4919, 4096, 0o1666) >= 0", "pass"),
+    ] {
+        let attack = attack.replace("OTHER", &pid.to_string());
+        let script = format!(
+            "import ctypes, os, resource\nlibc = ctypes.CDLL(None)\n{own}\ntry:\n  {attack}\n\
+             except (PermissionError, AssertionError): raise SystemExit(3)"
+        );
+        let python =
+            async |confinement| place.run("/usr/bin/python3", &["-I", "-c", &script], confinement).await;
+        let kept = python(place.confined()).await;
+        assert_eq!(kept.code, Some(3), "{attack}: {kept:?}");
+        let broken = python(Confinement { syscalls: None, ..place.confined() }).await;
+        assert_eq!(broken.code, Some(0), "{attack}: {broken:?}");
+    }
+    // What the last of them has left.
+    let removed = Command::new("/usr/bin/python3")
+        .args(["-I", "-c", "import ctypes; l = ctypes.CDLL(None); raise SystemExit(l.shmctl(l.shmget(4919, 0, 0), 0, 0) != 0)"])
+        .status()
+        .unwrap();
+    assert!(removed.success());
+}
+
 #[tokio::test]
 async fn a_script_inherits_nothing_of_ours() {
     let place = Place::new();

@@ -64,7 +64,9 @@ impl Banner {
         match self.isolation {
             None => String::new(),
             Some(level @ Isolation::Basic) => {
-                format!("isolation: {level}, scripts run with your rights and reach your files\n")
+                format!(
+                    "isolation: {level}, scripts run as you do; `mycora supervisor instances` lists the layers that stand\n"
+                )
             }
             Some(level @ Isolation::Confined) => {
                 format!(
