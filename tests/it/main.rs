@@ -9,6 +9,7 @@ mod flows;
 mod kills;
 mod limits;
 mod local;
+mod operators;
 mod processes;
 mod random;
 mod repeats;

@@ -44,6 +44,7 @@ pub fn to_wire(view: &RunnerView) -> v1::Runner {
         supervisor: presence.as_ref().map(|presence| presence.supervisor.clone()).unwrap_or_default(),
         instances: presence.iter().flat_map(|presence| &presence.instances).map(instance_to_wire).collect(),
         queued: presence.as_ref().map_or(0, |presence| presence.queued),
+        draining: presence.as_ref().is_some_and(|presence| presence.draining),
     }
 }
 
@@ -86,6 +87,7 @@ pub fn from_wire(runner: v1::Runner) -> Result<RunnerView, BadRecord> {
         supervisor,
         instances,
         queued,
+        draining,
     } = runner;
     let instances = instances.into_iter().map(instance_from_wire).collect::<Result<Vec<_>, _>>()?;
     let presence = (!supervisor.is_empty()).then(|| Presence {
@@ -93,7 +95,7 @@ pub fn from_wire(runner: v1::Runner) -> Result<RunnerView, BadRecord> {
         version: instances.first().map(|instance| instance.version.clone()).unwrap_or_default(),
         instances,
         queued,
-        draining: false,
+        draining,
     });
     let runner = Runner {
         id: RunnerId(id),

@@ -3109,6 +3109,9 @@ pub struct Runner {
     /// Jobs that wait in its queues, as it last said.
     #[prost(uint64, tag = "16")]
     pub queued: u64,
+    /// Its machine is being drained, as it last said: it is sent no new jobs.
+    #[prost(bool, tag = "17")]
+    pub draining: bool,
 }
 /// Asks to register a runner.
 #[derive(Clone, PartialEq, ::prost::Message)]

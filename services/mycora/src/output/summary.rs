@@ -218,7 +218,12 @@ pub fn runners(runners: &[v1::Runner], now: Timestamp) -> String {
             vec![
                 runner.id.to_string(),
                 runner.address.clone(),
-                if runner.live { "yes" } else { "no" }.to_owned(),
+                match (runner.live, runner.draining) {
+                    (false, _) => "no",
+                    (true, false) => "yes",
+                    (true, true) => "drained",
+                }
+                .to_owned(),
                 time::ago(now, runner.last_seen_time.map(wire_time::from_wire)),
                 runner.queued.to_string(),
                 if offers.is_empty() { "-".to_owned() } else { offers.join(", ") },
