@@ -49,7 +49,9 @@ impl RunnerTable {
 }
 
 fn offered(view: &RunnerView) -> Vec<(ScriptType, &Name, u32)> {
-    let instances = view.presence.iter().flat_map(|presence| &presence.instances);
+    // A machine that is drained offers nothing until it takes jobs again.
+    let open = view.presence.iter().filter(|presence| !presence.draining);
+    let instances = open.flat_map(|presence| &presence.instances);
     instances.map(|instance| (instance.script_type, &instance.group, instance.number)).collect()
 }
 
@@ -228,5 +230,24 @@ mod tests {
         );
         let why = table.of(ContextId(2), &mut load).place(ScriptType::Shell, &target, Isolation::Basic);
         assert_eq!(why, Err("context 2 has no runner".into()));
+    }
+
+    #[test]
+    fn a_drained_machine_offers_nothing_until_it_takes_jobs_again() {
+        let mut table = RunnerTable::default();
+        let drained = |draining| {
+            let mut view = view(1, true, &[ScriptType::Shell]);
+            view.presence.as_mut().expect("it was heard").draining = draining;
+            view
+        };
+        assert!(table.update(ContextId(1), drained(false)));
+        table.update(ContextId(1), drained(true));
+        let mut load = Load::default();
+        let mut place = |table: &RunnerTable| {
+            table.of(ContextId(1), &mut load).place(ScriptType::Shell, &Target::default(), Isolation::Basic)
+        };
+        assert_eq!(place(&table), Err("no live runner of context 1 offers shell".into()));
+        assert!(table.update(ContextId(1), drained(false)), "those that wait are looked at again");
+        assert_eq!(place(&table), Ok(RunnerId(1)));
     }
 }
