@@ -33,7 +33,8 @@ pub enum SupervisorCommand {
     Resume,
     /// Print all that is kept of what an attempt printed
     #[command(
-        after_help = "Needs the admin's certificate. The job key stands in the supervisor's and the runner's logs.\n\n\
+        after_help = "Needs the admin's certificate. The key of an attempt is CONTEXT_UID-FLOW_UID-JOB-ATTEMPT: so the \
+                      files below logs/CONTEXT_UID in the supervisor's work directory are named.\n\n\
                       Example:\n  mycora supervisor logs 0f…-3a…-7-1 --cert pki/admin.pem --key pki/admin.key"
     )]
     Logs(LogsArgs),
