@@ -8,16 +8,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use model::EndedProcess;
 use rustix::fs::FlockOperation;
 
-use crate::processes::{self, Observed};
-use crate::protocol::Ended;
+use crate::processes;
 
-/// How often what was killed is looked for again, and with what pause.
-const LOOKS_MAX: u32 = 1000;
-const LOOK_PAUSE: Duration = Duration::from_millis(1);
-/// How often a group that is locked is tried.
+/// How often a group that is locked is tried, and with what pause.
 const CLAIMS_MAX: u32 = 20;
+const CLAIM_PAUSE: Duration = Duration::from_millis(1);
 /// How the names of all groups of ours begin.
 const PREFIX: &str = "mycora-";
 
@@ -192,25 +190,17 @@ impl Slot {
     ///
     /// # Errors
     /// When something does not end although it was killed.
-    pub fn kill_all(&self) -> io::Result<Vec<Ended>> {
-        let mut ended: Vec<Ended> = Vec::new();
-        for _ in 0..LOOKS_MAX {
-            let found = members(&self.dirs);
-            if found.is_empty() {
-                return Ok(ended);
+    pub fn kill_all(&self) -> io::Result<Vec<EndedProcess>> {
+        let ended = processes::end_all(|| {
+            let members = members(&self.dirs);
+            if members.is_empty() {
+                return Ok(None);
             }
             self.close();
-            let processes: Vec<Observed> =
-                found.iter().filter_map(|pid| processes::observe(*pid).ok()).collect();
-            for process in processes {
-                let name = processes::name(process.pid);
-                if processes::kill(process) && !ended.iter().any(|one| one.pid == process.pid) {
-                    ended.push(Ended { pid: process.pid, name });
-                }
-            }
-            std::thread::sleep(LOOK_PAUSE);
-        }
-        Err(io::Error::new(io::ErrorKind::TimedOut, "some processes do not end although they were killed"))
+            let seen = members.into_iter().filter_map(|pid| processes::observe(pid).ok());
+            Ok(Some(seen.map(|process| (process, ())).collect()))
+        })?;
+        Ok(ended.into_iter().map(|(ended, ())| ended).collect())
     }
 
     /// Writes to the file of this name, in whichever hierarchy has it.
@@ -320,7 +310,7 @@ fn claim(dir: &Path) -> io::Result<File> {
         let locked = rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive);
         match (locked, fs::metadata(dir)) {
             (Ok(()), Ok(now)) if now.ino() == opened.metadata()?.ino() => return Ok(opened),
-            _ => std::thread::sleep(LOOK_PAUSE),
+            _ => std::thread::sleep(CLAIM_PAUSE),
         }
     }
     Err(io::Error::new(io::ErrorKind::WouldBlock, format!("{} is in use", dir.display())))

@@ -23,8 +23,6 @@ use crate::protocol::{DATAGRAM_BYTES_MAX, Event, Order};
 pub struct Launcher {
     /// One that calls [`crate::launch_if_asked`] first thing.
     pub program: PathBuf,
-    /// What makes it the launcher.
-    pub args: Vec<String>,
 }
 
 impl Launcher {
@@ -37,7 +35,7 @@ impl Launcher {
     /// A program that calls [`crate::launch_if_asked`] first thing.
     #[must_use]
     pub fn at(program: PathBuf) -> Self {
-        Self { program, args: vec![ARGUMENT.to_owned()] }
+        Self { program }
     }
 }
 
@@ -61,7 +59,7 @@ impl Child {
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         hand_over(&ours, request)?;
         let process = tokio::process::Command::new(&launcher.program)
-            .args(&launcher.args)
+            .arg(ARGUMENT)
             .env_clear()
             .current_dir("/")
             // Not in the runner's group: what is typed at its terminal is not for a job's init.

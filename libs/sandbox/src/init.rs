@@ -11,6 +11,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::exit;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use model::EndedProcess;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process_group};
 
@@ -18,7 +19,7 @@ use crate::confine::{self, Refused};
 use crate::confinement::Request;
 use crate::probe::{TRY_SOCKET, try_socket};
 use crate::processes;
-use crate::protocol::{DATAGRAM_BYTES_MAX, ENDED_MAX, Ended, Event, Order};
+use crate::protocol::{DATAGRAM_BYTES_MAX, ENDED_MAX, Event, Order};
 
 /// The argument by which a program knows that it is to be the launcher.
 pub(crate) const ARGUMENT: &str = "sandbox-launch";
@@ -133,7 +134,7 @@ struct Job {
 struct State {
     /// The script's own process, while nobody has waited for it: until then its number is its own.
     script: Option<Pid>,
-    ended: Vec<Ended>,
+    ended: Vec<EndedProcess>,
 }
 
 impl Job {
@@ -229,7 +230,7 @@ fn kill(job: &Job) {
                 && state.ended.len() < ENDED_MAX
                 && !state.ended.iter().any(|one| one.pid == process.pid);
             if processes::kill(process) && is_new {
-                state.ended.push(Ended { pid: process.pid, name });
+                state.ended.push(EndedProcess { pid: process.pid, name });
             }
         }
         std::thread::sleep(std::time::Duration::from_millis(1));

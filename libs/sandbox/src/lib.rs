@@ -33,4 +33,4 @@ pub use files::ruleset_descriptor;
 pub use init::launch_if_asked;
 pub use owners::{Owners, reachable};
 pub use probe::{Missing, Probe, Standing};
-pub use protocol::{Ended, Event, Order};
+pub use protocol::{Event, Order};

@@ -2,8 +2,15 @@
 
 use std::fs;
 use std::io;
+use std::time::Duration;
 
+use model::EndedProcess;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// How often what was killed is looked for again, and with what pause. Nothing needs longer to be gone, unless
+/// the kernel holds it.
+const LOOKS_MAX: u32 = 1000;
+const LOOK_PAUSE: Duration = Duration::from_millis(1);
 
 /// One process at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +25,8 @@ pub struct Observed {
     pub start_ticks: u64,
 }
 
-/// Looks at a process. One that has ended and was not waited for does not count.
+/// Looks at a process. One that has ended and was not waited for does not count, unless threads of it go on
+/// without the first.
 ///
 /// # Errors
 /// When there is none with this number.
@@ -28,12 +36,13 @@ pub fn observe(pid: u32) -> io::Result<Observed> {
     // The name, in parentheses, may contain anything; behind it come the fields from the third on.
     let (_, rest) = stat.rsplit_once(')').ok_or_else(malformed)?;
     let fields: Vec<_> = rest.split_ascii_whitespace().collect();
-    let (Some(state), Some(parent), Some(session), Some(start)) =
-        (fields.first(), fields.get(1), fields.get(3), fields.get(19))
+    let (Some(state), Some(parent), Some(session), Some(threads), Some(start)) =
+        (fields.first(), fields.get(1), fields.get(3), fields.get(17), fields.get(19))
     else {
         return Err(malformed());
     };
-    if matches!(*state, "Z" | "X" | "x") {
+    let only_first = matches!(*threads, "0" | "1");
+    if matches!(*state, "Z" | "X" | "x") && only_first {
         return Err(io::ErrorKind::NotFound.into());
     }
     Ok(Observed {
@@ -106,6 +115,29 @@ pub fn kill(observed: Observed) -> bool {
     };
     // The handle was opened by number; what it refers to is what was observed only if the start agrees.
     observe(observed.pid).is_ok_and(|now| now == observed) && pidfd_send_signal(&handle, Signal::KILL).is_ok()
+}
+
+/// Kills what `find` gives until it gives nothing, and gives each process that was hit, once. Blocks for some
+/// milliseconds when there is anything.
+///
+/// # Errors
+/// Those of `find`; `TimedOut` when something does not end although it was killed.
+pub(crate) fn end_all<T>(
+    mut find: impl FnMut() -> io::Result<Option<Vec<(Observed, T)>>>,
+) -> io::Result<Vec<(EndedProcess, T)>> {
+    let mut ended: Vec<(EndedProcess, T)> = Vec::new();
+    for _ in 0..LOOKS_MAX {
+        let Some(found) = find()? else { return Ok(ended) };
+        for (process, about) in found {
+            // By its name before, since there is none afterwards.
+            let name = name(process.pid);
+            if kill(process) && !ended.iter().any(|(one, _)| one.pid == process.pid) {
+                ended.push((EndedProcess { pid: process.pid, name }, about));
+            }
+        }
+        std::thread::sleep(LOOK_PAUSE);
+    }
+    Err(io::Error::new(io::ErrorKind::TimedOut, "some processes do not end although they were killed"))
 }
 
 /// Tells one start of the machine from another.

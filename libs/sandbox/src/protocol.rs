@@ -2,6 +2,7 @@
 //!
 //! The launcher's init speaks it, and so do the forks of a warm interpreter.
 
+use model::EndedProcess;
 use serde::{Deserialize, Serialize};
 
 /// The longest datagram.
@@ -42,7 +43,7 @@ pub enum Event {
     /// Nothing is left. The last that is said.
     Over {
         /// What had to be killed.
-        ended: Vec<Ended>,
+        ended: Vec<EndedProcess>,
     },
 }
 
@@ -56,13 +57,4 @@ pub enum Order {
     Terminate,
     /// Kill everything that the job has started.
     Kill,
-}
-
-/// A process that was killed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ended {
-    /// Its number.
-    pub pid: u32,
-    /// The name of its program, as the kernel kept it.
-    pub name: String,
 }

@@ -9,18 +9,12 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
+use model::EndedProcess;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup;
 use crate::processes::{self, Observed};
-use crate::protocol::Ended;
-
-/// How often what was killed is looked for again, and with what pause. Nothing needs longer to be gone, unless
-/// the kernel holds it.
-const LOOKS_MAX: u32 = 500;
-const LOOK_PAUSE: Duration = Duration::from_millis(2);
 
 /// One job that runs, as its file tells.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,14 +50,14 @@ impl Drop for Recorded {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Swept {
     /// The process.
-    pub ended: Ended,
+    pub ended: EndedProcess,
     /// The job, when it is known.
     pub job: Option<String>,
 }
 
 impl fmt::Display for Swept {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ended: Ended { pid, name }, job } = self;
+        let Self { ended: EndedProcess { pid, name }, job } = self;
         match job {
             Some(job) => write!(f, "process {pid} ({name}) of attempt {job}"),
             None => write!(f, "process {pid} ({name})"),
@@ -130,7 +124,7 @@ pub fn end_recorded_of(running: &Path, meant: impl Fn(&str) -> bool) -> io::Resu
 ///
 /// # Errors
 /// As [`end_recorded`].
-pub fn end_marked(dir: &Path) -> io::Result<Vec<Ended>> {
+pub fn end_marked(dir: &Path) -> io::Result<Vec<EndedProcess>> {
     let record = Record {
         job: String::new(),
         pid: 0,
@@ -167,31 +161,16 @@ fn read(running: &Path, meant: impl Fn(&str) -> bool) -> io::Result<(Vec<Record>
 }
 
 fn end(records: &[&Record]) -> io::Result<Vec<Swept>> {
-    let mut swept: Vec<Swept> = Vec::new();
     if records.is_empty() {
-        return Ok(swept);
+        return Ok(Vec::new());
     }
-    let own = std::process::id();
-    for _ in 0..LOOKS_MAX {
-        let found = find(records)?;
-        if found.is_empty() {
-            return Ok(swept);
-        }
-        for (process, job) in found {
-            // By its name before, since there is none afterwards.
-            let ended = Ended { pid: process.pid, name: processes::name(process.pid) };
-            let known = swept.iter().any(|one| one.ended.pid == process.pid);
-            if process.pid != own && processes::kill(process) && !known {
-                swept.push(Swept { ended, job: (!job.is_empty()).then_some(job) });
-            }
-        }
-        std::thread::sleep(LOOK_PAUSE);
-    }
-    Err(io::Error::new(io::ErrorKind::TimedOut, "some processes do not end although they were killed"))
+    let ended = processes::end_all(|| find(records))?;
+    let swept = |(ended, job): (_, String)| Swept { ended, job: (!job.is_empty()).then_some(job) };
+    Ok(ended.into_iter().map(swept).collect())
 }
 
-/// The processes that belong to one of the records, each with its job.
-fn find(records: &[&Record]) -> io::Result<Vec<(Observed, String)>> {
+/// The processes that belong to one of the records, each with its job; nothing when there are none.
+fn find(records: &[&Record]) -> io::Result<Option<Vec<(Observed, String)>>> {
     let all = processes::all()?;
     let mut jobs: HashMap<u32, &str> = HashMap::new();
     for record in records {
@@ -217,8 +196,10 @@ fn find(records: &[&Record]) -> io::Result<Vec<(Observed, String)>> {
         }
     }
     let own = std::process::id();
-    let ours = all.into_iter().filter(|process| process.pid != own);
-    Ok(ours.filter_map(|process| jobs.get(&process.pid).map(|job| (process, (*job).to_owned()))).collect())
+    jobs.remove(&own);
+    let ours = all.iter().filter_map(|process| Some((*process, (*jobs.get(&process.pid)?).to_owned())));
+    let found: Vec<_> = ours.collect();
+    Ok((!found.is_empty()).then_some(found))
 }
 
 /// What the environment of every process of a job in `dir` has.

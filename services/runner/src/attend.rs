@@ -144,7 +144,7 @@ fn hear(event: Event, seen: &mut Seen, job: &Job) -> Option<Order> {
         }
         Event::Over { ended } => {
             seen.over = true;
-            job.killed.note(ended.into_iter().map(|ended| EndedProcess { pid: ended.pid, name: ended.name }));
+            job.killed.note(ended);
             return None;
         }
         Event::Exited { code, left } => (Status::Exited(code), left),
@@ -235,10 +235,10 @@ fn exited(code: i32, job: &Job) -> End {
 pub(crate) struct Killed(std::sync::Arc<std::sync::Mutex<Vec<EndedProcess>>>);
 
 impl Killed {
-    fn note(&self, ended: impl Iterator<Item = EndedProcess>) {
+    fn note(&self, ended: Vec<EndedProcess>) {
         let mut noted = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let room = ENDED_PROCESSES_MAX.saturating_sub(noted.len());
-        noted.extend(ended.take(room));
+        noted.extend(ended.into_iter().take(room));
     }
 
     /// All that was noted.
@@ -298,7 +298,7 @@ async fn end_by_slot(job: &Job) {
         Ok(Ok(ended)) if ended.is_empty() => {}
         Ok(Ok(ended)) => {
             tracing::info!(key = %job.execution.job_key, count = ended.len(), "ended what a script left behind");
-            job.killed.note(ended.into_iter());
+            job.killed.note(ended);
         }
         Ok(Err(error)) => tracing::warn!(%error, "what a script left behind cannot be ended"),
         Err(error) => tracing::warn!(%error, "what a script left behind was not looked for"),
@@ -311,7 +311,7 @@ fn end_marked(slot: Option<&sandbox::Slot>, dir: &Path) -> std::io::Result<Vec<E
         None => Vec::new(),
     };
     ended.extend(sandbox::records::end_marked(dir)?);
-    Ok(ended.into_iter().map(|ended| EndedProcess { pid: ended.pid, name: ended.name }).collect())
+    Ok(ended)
 }
 
 #[cfg(test)]

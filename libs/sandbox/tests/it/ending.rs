@@ -65,6 +65,36 @@ async fn what_a_script_leaves_behind_is_ended_with_it() {
     assert!(processes::observe(pid).is_err(), "{outcome:?}");
 }
 
+/// Its first thread ends alone; the kernel shows the process as one that has ended, while another thread goes on.
+const HEADLESS: &str = "
+import ctypes, os, platform, threading, time
+if os.fork() == 0:
+    os.setsid()
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    with open('escaped', 'w') as file:
+        file.write(f'{os.getpid()}\\n')
+    exit_thread = {'x86_64': 60, 'aarch64': 93}[platform.machine()]
+    ctypes.CDLL(None).syscall(exit_thread, 0)
+while True:
+    try:
+        pid = int(open('escaped').read())
+        if open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[0] == 'Z':
+            break
+    except (OSError, ValueError):
+        pass
+";
+
+#[tokio::test]
+async fn what_goes_on_without_its_first_thread_is_ended() {
+    let place = Place::new();
+    let outcome = place.run("/usr/bin/python3", &["-I", "-c", HEADLESS], Confinement::default()).await;
+    assert_eq!((outcome.code, outcome.left), (Some(0), true), "{outcome:?}");
+    let pid = escaped(&place).await;
+    is_gone(pid).await;
+    assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    assert_eq!(outcome.ended.iter().map(|ended| ended.pid).collect::<Vec<_>>(), [pid], "{outcome:?}");
+}
+
 #[tokio::test]
 async fn everything_ends_when_the_runner_lets_go() {
     let place = Place::new();

@@ -5,7 +5,8 @@ use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use sandbox::{Child, Confinement, Ended, Event, FileRules, Launcher, Request, Syscalls, system_paths};
+use model::EndedProcess;
+use sandbox::{Child, Confinement, Event, FileRules, Launcher, Request, Syscalls, system_paths};
 use tempfile::TempDir;
 
 /// The program of this crate.
@@ -20,7 +21,7 @@ pub(crate) struct Outcome {
     pub(crate) code: Option<i32>,
     pub(crate) signal: Option<i32>,
     pub(crate) left: bool,
-    pub(crate) ended: Vec<Ended>,
+    pub(crate) ended: Vec<EndedProcess>,
     pub(crate) output: String,
 }
 

@@ -151,7 +151,7 @@ pub(crate) fn seen(place: &Path) -> PathBuf {
 pub(crate) fn settings(place: &Path) -> Settings {
     let allowed = Allowed { read: Vec::new(), write: vec![seen(place)] };
     let launcher =
-        Launcher { program: env!("CARGO_BIN_EXE_mycora-runner").into(), ..Launcher::this_program() };
+        Launcher::at(env!("CARGO_BIN_EXE_mycora-runner").into());
     Settings { allowed, launcher, ..Settings::new(place.join("work")) }
 }
 
