@@ -25,6 +25,7 @@ mod refusal;
 mod script;
 mod supervisor;
 mod upkeep;
+pub mod work_dir;
 
 pub use control::{Command, Control, TypeControl};
 pub use event::{Acknowledger, Event, EventKind, EventReader, LogChunk, Origin};

@@ -19,7 +19,7 @@ pub mod telemetry;
 
 pub use app::{App, Host, run};
 pub use flags::{CommonFlags, TelemetryFlags, TlsFlags};
-pub use lock::lock_alone;
+pub use lock::Lock;
 pub use ops::{Info, Limits, Ops};
 pub use readiness::{Condition, Readiness};
 pub use shutdown::Shutdown;

@@ -9,6 +9,7 @@ use model::execution::{AttemptEnd, Grants, Outcome};
 use model::flow::ResultMap;
 use model::job::BlobRef;
 use model::{Execution, Reason, ReasonCode, Timestamp};
+use queue::work_dir::log_path;
 use queue::{Ending, Instance, Standing, Taken};
 use sandbox::Slot;
 
@@ -18,7 +19,6 @@ use crate::interrupt::{Cause, Interrupt};
 use crate::isolation::Isolator;
 use crate::output::{self, Printed, Printer};
 use crate::runtime::{End, Job, Runtime};
-use crate::work_dir::log_path;
 use crate::workspace::{Workspace, runtime_error};
 
 /// The pauses between attempts to record an end, the first and the longest.

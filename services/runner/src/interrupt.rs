@@ -82,24 +82,7 @@ impl Interrupt {
 
     /// Waits until the grace of an order is over, also of one that comes meanwhile. Cancel safe.
     pub(crate) async fn grace_over(&self) {
-        let mut receiver = self.told.subscribe();
-        loop {
-            let told = *receiver.borrow_and_update();
-            let over = async {
-                match told {
-                    // Not even a turn of the clock for an order without grace.
-                    Some(told) if told.end <= Instant::now() => {}
-                    Some(told) => tokio::time::sleep_until(told.end).await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                biased;
-                () = over => return,
-                // The sender is ours and cannot be gone.
-                Ok(()) = receiver.changed() => {}
-            }
-        }
+        come(&self.told, |told| told.end).await;
     }
 
     /// Sleeps on a thread, at most until `until`; gives whether it was an order that ended it.
@@ -116,6 +99,28 @@ impl Interrupt {
 
     fn flag(&self) -> MutexGuard<'_, bool> {
         self.raised.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Waits until the end has come that is told, also when it is told or changed meanwhile. Cancel safe.
+pub(crate) async fn come<T: Copy>(told: &watch::Sender<Option<T>>, end: impl Fn(T) -> Instant) {
+    let mut receiver = told.subscribe();
+    loop {
+        let end = receiver.borrow_and_update().map(&end);
+        let over = async {
+            match end {
+                // Not even a turn of the clock for one that is over already.
+                Some(end) if end <= Instant::now() => {}
+                Some(end) => tokio::time::sleep_until(end).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = over => return,
+            // The sender is the caller's and cannot be gone.
+            Ok(()) = receiver.changed() => {}
+        }
     }
 }
 

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use model::execution::Grants;
 use model::{ContextUid, Execution, Isolation, Reason, ReasonCode, ScriptType};
+use queue::work_dir::{context_dir, contexts_dir};
 use sandbox::{Cgroups, Confinement, FileRules, Launcher, Limits, Owners, Slot, Standing, Syscalls};
 
 use crate::attend::Time;
 use crate::config::Settings;
 use crate::runtime::Job;
-use crate::work_dir::{WorkDir, context_dir, contexts_dir};
+use crate::work_dir::WorkDir;
 use crate::{OPEN_FILES_MAX, StartError};
 
 /// What stands between the jobs of this runner and everything else.

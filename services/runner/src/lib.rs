@@ -6,7 +6,7 @@
 //!   ▲ commands, presence          workspace      process, interrupt            result, outputs
 //! ```
 //!
-//! [`work_dir`] tells what is where below the work directory; [`isolation`], how jobs are kept apart.
+//! [`queue::work_dir`] tells what is where below the work directory; [`isolation`], how jobs are kept apart.
 
 mod app;
 mod attempt;
@@ -28,7 +28,7 @@ pub use app::{RunnerApp, Running, StartError, start};
 pub use config::{Config, Settings, UID_BASE};
 pub use isolation::Allowed;
 pub use runtime::available;
-pub use work_dir::{blob_path, jobs_dir, log_path, sweep};
+pub use work_dir::sweep;
 
 use std::time::Duration;
 

@@ -1,58 +1,18 @@
-//! The work directory, which the supervisor and every runner of a machine share.
-//!
-//! - `instances/<group>-<number>/`: one runner's own: its `lock`, and in `running/` a record of everything that
-//!   it has started, for whoever comes after it;
-//! - `contexts/<context uid>/jobs/<job key>/`: where one attempt runs; removed with its end;
-//! - `contexts/<context uid>/{store,cache}/`: what the jobs of a context keep between them;
-//! - `blobs/<context uid>/<sha256>`: files by their hash. The supervisor puts here, before it queues a job,
-//!   what the job needs and does not carry inline; a runner puts here the outputs that it collected, for the
-//!   supervisor to push. Whoever writes one does so under another name and renames it;
-//! - `logs/<context uid>/<job key>.log`: what an attempt printed, all of it. The supervisor removes it in time;
-//! - `runtimes/<version>/`: what interpreters need of ours.
+//! The part of the work directory that one runner has for itself, and what it finds of others.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use model::{BlobHash, ContextUid, JobKey, Name};
-use rustix::fs::FlockOperation;
+use model::Name;
+use queue::work_dir::{
+    blobs_dir, contexts_dir, instance_dir, instances_dir, lock_path, logs_dir, running_dir, runtimes_dir,
+};
 use sandbox::records::{self, Swept};
+use service::Lock;
 
 use crate::StartError;
-
-/// Where a file of a context is kept under its hash: `<work dir>/blobs/<context uid>/<sha256>`.
-#[must_use]
-pub fn blob_path(work_dir: &Path, context: ContextUid, hash: BlobHash) -> PathBuf {
-    work_dir.join("blobs").join(context.to_string()).join(hash.to_string())
-}
-
-/// Where what an attempt printed is kept: `<work dir>/logs/<context uid>/<job key>.log`.
-#[must_use]
-pub fn log_path(work_dir: &Path, key: JobKey) -> PathBuf {
-    work_dir.join("logs").join(key.context.to_string()).join(format!("{key}.log"))
-}
-
-/// Where the attempts of a context have their directories.
-#[must_use]
-pub fn jobs_dir(work_dir: &Path, context: ContextUid) -> PathBuf {
-    context_dir(work_dir, context).join("jobs")
-}
-
-/// What belongs to one context.
-pub(crate) fn context_dir(work_dir: &Path, context: ContextUid) -> PathBuf {
-    contexts_dir(work_dir).join(context.to_string())
-}
-
-/// What belongs to the contexts.
-pub(crate) fn contexts_dir(work_dir: &Path) -> PathBuf {
-    work_dir.join("contexts")
-}
-
-/// What belongs to one runner.
-pub(crate) fn instance_dir(work_dir: &Path, group: &Name, number: u32) -> PathBuf {
-    work_dir.join("instances").join(format!("{group}-{number}"))
-}
 
 /// The part of the work directory that this runner alone uses, until it is dropped.
 #[derive(Debug)]
@@ -61,14 +21,7 @@ pub(crate) struct WorkDir {
     pub(crate) root: PathBuf,
     /// Records of what this runner has started.
     pub(crate) running: PathBuf,
-    lock: File,
-}
-
-impl Drop for WorkDir {
-    fn drop(&mut self) {
-        // Not by closing alone: a process that is being started holds a copy of the descriptor for a moment.
-        let _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
-    }
+    _lock: Lock,
 }
 
 impl WorkDir {
@@ -85,17 +38,17 @@ impl WorkDir {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, "its path is no UTF-8"));
             }
             let own = instance_dir(&root, group, number);
-            let running = own.join("running");
+            let running = running_dir(&own);
             private(&running)?;
-            for dir in [contexts_dir(&root), root.join("blobs"), root.join("logs"), root.join("runtimes")] {
+            for dir in [contexts_dir(&root), blobs_dir(&root), logs_dir(&root), runtimes_dir(&root)] {
                 private(&dir)?;
             }
-            let lock = OpenOptions::new().create(true).truncate(false).write(true).open(own.join("lock"))?;
+            let lock = OpenOptions::new().create(true).truncate(false).write(true).open(lock_path(&own))?;
             Ok((root, running, lock))
         };
         let (root, running, lock) = open().map_err(failed)?;
-        match service::lock_alone(&lock) {
-            Ok(()) => Ok(Self { root, running, lock }),
+        match Lock::take(lock) {
+            Ok(lock) => Ok(Self { root, running, _lock: lock }),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 Err(StartError::InUse { path: path.to_owned(), group: group.clone(), number })
             }
@@ -109,7 +62,7 @@ impl WorkDir {
         pass(&self.root)?;
         pass(&contexts_dir(&self.root))?;
         // What interpreters need is no secret.
-        fs::set_permissions(self.root.join("runtimes"), fs::Permissions::from_mode(0o755))
+        fs::set_permissions(runtimes_dir(&self.root), fs::Permissions::from_mode(0o755))
     }
 }
 
@@ -125,23 +78,18 @@ fn private(path: &Path) -> io::Result<()> {
 /// When records cannot be read, or something does not end although it was killed.
 pub fn sweep(work_dir: &Path) -> io::Result<Vec<Swept>> {
     let mut ended = Vec::new();
-    let instances = match fs::read_dir(work_dir.join("instances")) {
+    let instances = match fs::read_dir(instances_dir(work_dir)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(ended),
         other => other?,
     };
     for instance in instances {
         let dir = instance?.path();
-        let lock = match File::open(dir.join("lock")) {
+        let lock = match File::open(lock_path(&dir)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             other => other?,
         };
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Err(rustix::io::Errno::WOULDBLOCK) => continue,
-            other => other?,
-        }
-        let swept = records::end_recorded(&dir.join("running"));
-        rustix::fs::flock(&lock, FlockOperation::Unlock)?;
-        ended.extend(swept?);
+        let Ok(_lock) = Lock::try_take(lock)? else { continue };
+        ended.extend(records::end_recorded(&running_dir(&dir))?);
     }
     Ok(ended)
 }

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::attempt;
-use crate::interrupt::{Cause, Interrupt, Order};
+use crate::interrupt::{self, Cause, Interrupt, Order};
 use crate::isolation::Isolator;
 use crate::runtime::Runtime;
 
@@ -158,26 +158,9 @@ impl Deadline {
             shutdown.begun().await;
             tokio::time::sleep(self.usual).await;
         };
-        let told = async {
-            let mut receiver = self.told.subscribe();
-            loop {
-                let end = *receiver.borrow_and_update();
-                let over = async {
-                    match end {
-                        Some(end) => tokio::time::sleep_until(end).await,
-                        None => std::future::pending().await,
-                    }
-                };
-                tokio::select! {
-                    () = over => return,
-                    // The sender is ours and cannot be gone.
-                    Ok(()) = receiver.changed() => {}
-                }
-            }
-        };
         tokio::select! {
             () = ending => {}
-            () = told => {}
+            () = interrupt::come(&self.told, |end| end) => {}
         }
     }
 }

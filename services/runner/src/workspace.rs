@@ -14,7 +14,7 @@ use model::limits::{FILE_BYTES_MAX, JOB_FILES_BYTES_MAX, SCRIPT_BYTES_MAX};
 use model::{BlobHash, ContextUid, Execution, JobKey, Reason, ReasonCode, ScriptSource};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
-use crate::work_dir::{blob_path, jobs_dir};
+use queue::work_dir::{blob_path, jobs_dir};
 
 /// Our own part of an attempt's directory, for what a spawned script is given beside its files.
 const OWN: &str = ".mycora";

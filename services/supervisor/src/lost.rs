@@ -2,22 +2,16 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io;
-use std::path::PathBuf;
 use std::time::Instant;
 
+use queue::work_dir::{lock_path, running_dir};
 use queue::{InstanceRef, LossWatch, PresenceRecord};
-use rustix::fs::{FlockOperation, flock};
 use sandbox::processes;
 use sandbox::records::{self, Swept};
+use service::Lock;
 
 use crate::intake::Supervisor;
 use crate::work_dir::blocking;
-
-/// The record of what a runner process has started, within its directory.
-const RUNNING: &str = "running";
-/// What it holds locked while it lives.
-const LOCK: &str = "lock";
 
 /// Ends the attempts of instances that are gone, and puts back what they had popped and not claimed.
 ///
@@ -70,7 +64,7 @@ enum Meant {
 
 /// Ends what an instance has recorded on this machine. Without a record of it here, it ran elsewhere.
 async fn end_scripts(supervisor: &Supervisor, instance: &InstanceRef, meant: Meant) {
-    let running = supervisor.work_dir.of_instance(instance).join(RUNNING);
+    let running = running_dir(&supervisor.work_dir.of_instance(instance));
     let ended = blocking(move || match meant {
         Meant::All => records::end_recorded(&running),
         Meant::Jobs(jobs) => records::end_recorded_of(&running, |job| jobs.contains(job)),
@@ -100,22 +94,6 @@ async fn lock_of_dead(
     if processes::observe(record.pid).is_ok_and(|process| process.start_ticks == record.process_start) {
         return None;
     }
-    let path = supervisor.work_dir.of_instance(instance).join(LOCK);
-    blocking(move || take(path)).await.ok()
-}
-
-/// A lock that is given up when this is dropped.
-struct Lock(File);
-
-impl Drop for Lock {
-    fn drop(&mut self) {
-        // Not by closing alone: a process that is being started holds a copy of the descriptor for a moment.
-        let _ = flock(&self.0, FlockOperation::Unlock);
-    }
-}
-
-fn take(path: PathBuf) -> io::Result<Lock> {
-    let file = File::open(path)?;
-    flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-    Ok(Lock(file))
+    let path = lock_path(&supervisor.work_dir.of_instance(instance));
+    blocking(move || Lock::try_take(File::open(path)?)).await.ok()?.ok()
 }

@@ -1,9 +1,4 @@
-//! The work directory, which the instances of this machine use as well.
-//!
-//! - `blobs/<context uid>/<sha256>`: see [`crate::blobs`];
-//! - `logs/<context uid>/<job key>.log`: see [`crate::logs`];
-//! - `contexts/<context uid>/`: where instances run the jobs of a context;
-//! - `instances/<group>-<number>/`: each runner's lock, and records of what it has started.
+//! The work directory, which the instances of this machine use as well: see [`queue::work_dir`].
 
 use std::ffi::OsString;
 use std::io;
@@ -11,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use model::ContextUid;
-use queue::InstanceRef;
+use queue::{InstanceRef, work_dir};
 
 /// Its parts. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -29,19 +24,19 @@ impl WorkDir {
     /// Where blobs are.
     #[must_use]
     pub fn blobs(&self) -> PathBuf {
-        self.root.join("blobs")
+        work_dir::blobs_dir(&self.root)
     }
 
     /// Where logs are.
     #[must_use]
     pub fn logs(&self) -> PathBuf {
-        self.root.join("logs")
+        work_dir::logs_dir(&self.root)
     }
 
     /// What belongs to the runner process that an instance is part of.
     #[must_use]
     pub fn of_instance(&self, instance: &InstanceRef) -> PathBuf {
-        self.root.join("instances").join(format!("{}-{}", instance.group, instance.number))
+        work_dir::instance_dir(&self.root, &instance.group, instance.number)
     }
 
     /// Removes everything of a context.
@@ -49,8 +44,8 @@ impl WorkDir {
     /// # Errors
     /// Names what cannot be removed; may be repeated.
     pub async fn drop_context(&self, context: ContextUid) -> Result<(), (PathBuf, io::Error)> {
-        for part in ["blobs", "logs", "contexts"] {
-            let path = self.root.join(part).join(context.to_string());
+        for part in [work_dir::blobs_dir, work_dir::logs_dir, work_dir::contexts_dir] {
+            let path = part(&self.root).join(context.to_string());
             match tokio::fs::remove_dir_all(&path).await {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err((path, error)),
                 _ => {}

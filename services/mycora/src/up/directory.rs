@@ -12,7 +12,7 @@ use super::UpError;
 pub(super) struct DataDir {
     path: PathBuf,
     /// Held as long as the directory is in use; the kernel releases it with the process.
-    _lock: File,
+    _lock: service::Lock,
 }
 
 impl DataDir {
@@ -33,8 +33,8 @@ impl DataDir {
             .mode(0o600)
             .open(&lock_path)
             .map_err(|source| UpError::Directory { path: lock_path, source })?;
-        match service::lock_alone(&lock) {
-            Ok(()) => Ok(Self { path, _lock: lock }),
+        match service::Lock::take(lock) {
+            Ok(lock) => Ok(Self { path, _lock: lock }),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(UpError::DirectoryInUse { path }),
             Err(source) => Err(UpError::Directory { path, source }),
         }

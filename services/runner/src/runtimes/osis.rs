@@ -3,11 +3,11 @@
 mod functions;
 mod store;
 
+use queue::work_dir::context_dir;
 use std::sync::Arc;
 
 use crate::runtime::{Runtime, Tools};
 use crate::runtimes::rhai::Embedded;
-use crate::work_dir::context_dir;
 
 /// Built in.
 #[expect(clippy::unnecessary_wraps, reason = "every probe has this form; others find nothing at times")]

@@ -12,9 +12,10 @@ use async_trait::async_trait;
 use model::{BlobHash, Reason};
 
 use self::cache::Cache;
+use queue::work_dir::context_dir;
+
 use crate::process::{Launcher, Program, base_environment, find_program, find_programs, try_program};
 use crate::runtime::{End, Job, Runtime, Tools};
-use crate::work_dir::context_dir;
 use crate::workspace::{read_inside, runtime_error};
 
 /// How scripts are compiled. Warnings are left out: a job whose program is there already would not have them.

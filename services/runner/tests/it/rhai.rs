@@ -35,7 +35,7 @@ async fn a_rhai_job_merges() {
     assert_eq!(result, [("back", "true"), ("list", "[1,2.5,\"x\"]"), ("total", "41"), ("word", "w")]);
     assert_eq!(outcome.log, "total 41 w\n");
     let blob = outcome.end.outputs["report.json"];
-    let kept = runner::blob_path(&bench.work(), crate::setup::context(), blob.sha256);
+    let kept = queue::work_dir::blob_path(&bench.work(), crate::setup::context(), blob.sha256);
     assert_eq!(std::fs::read_to_string(kept).expect("an output"), "{\"total\":41}");
 }
 

@@ -125,7 +125,7 @@ impl Bench {
 
     /// What is left in the work directory of attempts.
     pub(crate) fn attempts(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(runner::jobs_dir(&self.work(), context()))
+        let entries = std::fs::read_dir(queue::work_dir::jobs_dir(&self.work(), context()))
             .map(|entries| entries.flatten().collect())
             .unwrap_or_else(|_| Vec::new());
         entries.iter().map(|entry| entry.file_name().display().to_string()).collect()
@@ -150,8 +150,7 @@ pub(crate) fn seen(place: &Path) -> PathBuf {
 /// A runner in a [`place`], with its program as the launcher.
 pub(crate) fn settings(place: &Path) -> Settings {
     let allowed = Allowed { read: Vec::new(), write: vec![seen(place)] };
-    let launcher =
-        Launcher::at(env!("CARGO_BIN_EXE_mycora-runner").into());
+    let launcher = Launcher::at(env!("CARGO_BIN_EXE_mycora-runner").into());
     Settings { allowed, launcher, ..Settings::new(place.join("work")) }
 }
 

@@ -4,7 +4,7 @@ use base64::Engine as _;
 use model::execution::{FileSource, Outcome as Kind};
 use model::job::BlobRef;
 use model::{BlobHash, Execution, ReasonCode, ScriptSource};
-use runner::blob_path;
+use queue::work_dir::blob_path;
 
 use crate::setup::{Bench, context, shell};
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rhai::{Array, Dynamic, Engine, INT, ImmutableString, Map};
 use serde_json::Value;
+use service::error_chain;
 
 use super::store::{Page, Patience, Store, StoreError};
 use crate::OSIS_STORE_BYTES_MAX;
@@ -48,7 +49,7 @@ impl Objects {
         opened.and_then(work).map_err(|error| {
             // If it has to end, that is what it is told.
             let ends = self.limits.look();
-            ends.err().unwrap_or_else(|| format!("{called}: {}", chain(&error)).into())
+            ends.err().unwrap_or_else(|| format!("{called}: {}", error_chain(&error)).into())
         })
     }
 
@@ -56,16 +57,6 @@ impl Objects {
         self.limits.spend(ids.len() as u64 / 10)?;
         Ok(ids.into_iter().map(|id| ImmutableString::from(id).into()).collect())
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(deeper) = source {
-        text = format!("{text}: {deeper}");
-        source = deeper.source();
-    }
-    text
 }
 
 fn page(after: &str, count: INT) -> Page<'_> {

@@ -19,8 +19,9 @@ use tokio::task::AbortHandle;
 
 use super::pool::Key;
 use super::wire::{self, Line, Said};
+use queue::work_dir::jobs_dir;
+
 use crate::process::Launcher;
-use crate::work_dir::jobs_dir;
 
 /// How long it may take to import everything.
 const START_TIMEOUT: Duration = Duration::from_secs(30);

@@ -15,6 +15,7 @@ use hyper_util::rt::TokioIo;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, ServerName};
+use service::error_chain;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -203,7 +204,7 @@ async fn exchange<S>(stream: S, ask: &Ask, authority: &Authority) -> Result<Repl
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let failed = |error: hyper::Error| chain(&error);
+    let failed = |error: hyper::Error| error_chain(&error);
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(failed)?;
     let path = ask.uri.path_and_query().map_or("/", PathAndQuery::as_str);
@@ -223,7 +224,7 @@ where
             if error.is::<http_body_util::LengthLimitError>() {
                 format!("the answer has more than {BODY_BYTES_MAX} bytes")
             } else {
-                chain(&*error)
+                error_chain(&*error)
             }
         })?;
         Ok(Reply { status: head.status, headers: head.headers, body: body.to_bytes() })
@@ -235,16 +236,6 @@ where
         // It ends before everything is read only in trouble, or when the server closes at the end.
         _ = &mut connection => asking.await,
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(deeper) = source {
-        text = format!("{text}: {deeper}");
-        source = deeper.source();
-    }
-    text
 }
 
 #[cfg(test)]
