@@ -139,7 +139,7 @@ async fn what_a_script_wrote_is_kept() {
         execution.outputs = vec!["report".into()];
         let outcome = succeed(&mut bench, execution).await;
         let blob = outcome.end.outputs["report"];
-        let kept = runner::blob_path(&bench.work(), crate::setup::context(), blob.sha256);
+        let kept = queue::work_dir::blob_path(&bench.work(), crate::setup::context(), blob.sha256);
         assert_eq!(std::fs::read_to_string(kept).expect("an output"), "kept", "warm {warm}");
     }
 }
@@ -358,7 +358,7 @@ async fn a_context_that_came_back_has_another_interpreter() {
     let script = "import os\nprint(os.getppid())";
     let before = zygote_of(&succeed(&mut bench, python(script)).await.log);
     // As when the context was dropped.
-    let context = runner::jobs_dir(&bench.work(), crate::setup::context());
+    let context = queue::work_dir::jobs_dir(&bench.work(), crate::setup::context());
     std::fs::rename(&context, bench.dir.path().join("dropped")).expect("a directory");
     let after = zygote_of(&succeed(&mut bench, python(script)).await.log);
     assert_ne!(before, after);
