@@ -88,6 +88,7 @@ fn example(pattern: &str) -> String {
         ("<old queue>", "hero:job:actor_queue:osis"),
         ("<type>", "shell"),
         ("<group>", "default"),
+        ("<level>", "confined"),
         ("<p>", "2"),
         ("<request>", "8c7f1c2e-0000-4000-8000-000000000000"),
     ];

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use model::{ContextUid, JobKey, Name, ScriptType};
+use model::{ContextUid, Isolation, JobKey, Name, ScriptType};
 
 use crate::old::{self, OldQueue};
 use crate::suffix::{exact, number};
@@ -123,25 +123,32 @@ impl InstanceRef {
         })
     }
 
-    /// The queues it takes from, in the order it looks: priority before closeness,
-    /// own before group before type.
+    /// The queues it takes from when it gives this isolation: first those that demand nothing, in the order it looks,
+    /// which is priority before closeness, own before group before type. Those that demand something follow, level by
+    /// level in the same order; among the queues of one place goes first what came first.
     #[must_use]
-    pub fn queues(&self) -> Vec<WorkQueue> {
+    pub fn queues(&self, gives: Isolation) -> Vec<WorkQueue> {
         let own = WorkQueue::instance(self.script_type, self.group.clone(), self.number);
         let group = WorkQueue::group(self.script_type, self.group.clone());
         let shared = WorkQueue::shared(self.script_type);
-        (0..=PRIORITY_MAX)
-            .flat_map(|priority| [&own, &group, &shared].map(|queue| queue.clone().with_priority(priority)))
-            .collect()
+        let mut queues = Vec::new();
+        for level in Isolation::ALL.into_iter().filter(|level| *level <= gives) {
+            for priority in 0..=PRIORITY_MAX {
+                let queue = |place: &WorkQueue| place.clone().with_isolation(level).with_priority(priority);
+                queues.extend([&own, &group, &shared].map(queue));
+            }
+        }
+        queues
     }
 }
 
-/// A list of job keys that wait: `hero:q:work:type:<type>[:group:<group>[:inst:<n>]][:prio:<p>]`.
+/// A list of job keys that wait: `hero:q:work:type:<type>[:group:<group>[:inst:<n>]][:iso:<level>][:prio:<p>]`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkQueue {
     script_type: ScriptType,
     group: Option<Name>,
     instance: Option<u32>,
+    isolation: Isolation,
     priority: u8,
 }
 
@@ -149,19 +156,30 @@ impl WorkQueue {
     /// The queue that every instance of a type takes from.
     #[must_use]
     pub const fn shared(script_type: ScriptType) -> Self {
-        Self { script_type, group: None, instance: None, priority: DEFAULT_PRIORITY }
+        Self::at(script_type, None, None)
     }
 
     /// The queue of a group.
     #[must_use]
     pub const fn group(script_type: ScriptType, group: Name) -> Self {
-        Self { script_type, group: Some(group), instance: None, priority: DEFAULT_PRIORITY }
+        Self::at(script_type, Some(group), None)
     }
 
     /// The queue of one instance.
     #[must_use]
     pub const fn instance(script_type: ScriptType, group: Name, number: u32) -> Self {
-        Self { script_type, group: Some(group), instance: Some(number), priority: DEFAULT_PRIORITY }
+        Self::at(script_type, Some(group), Some(number))
+    }
+
+    const fn at(script_type: ScriptType, group: Option<Name>, instance: Option<u32>) -> Self {
+        Self { script_type, group, instance, isolation: Isolation::Basic, priority: DEFAULT_PRIORITY }
+    }
+
+    /// The same queue for jobs that demand this isolation: only instances that give it take from it.
+    #[must_use]
+    pub const fn with_isolation(mut self, isolation: Isolation) -> Self {
+        self.isolation = isolation;
+        self
     }
 
     /// The same queue at another priority; anything beyond the last is the last.
@@ -175,6 +193,20 @@ impl WorkQueue {
     #[must_use]
     pub const fn script_type(&self) -> ScriptType {
         self.script_type
+    }
+
+    /// What its jobs demand.
+    #[must_use]
+    pub const fn isolation(&self) -> Isolation {
+        self.isolation
+    }
+
+    /// Whether its jobs are sent to this instance, if that gives what they demand.
+    #[must_use]
+    pub fn is_for(&self, instance: &InstanceRef) -> bool {
+        self.script_type == instance.script_type
+            && self.group.as_ref().is_none_or(|group| *group == instance.group)
+            && self.instance.is_none_or(|number| number == instance.number)
     }
 
     /// Its priority, 0 first.
@@ -191,8 +223,12 @@ impl WorkQueue {
             Some((rest, priority)) => (rest, number(priority).filter(|p| *p <= PRIORITY_MAX)?),
             None => (rest, DEFAULT_PRIORITY),
         };
+        let (rest, isolation) = match rest.split_once(":iso:") {
+            Some((rest, level)) => (rest, level.parse().ok().filter(|level: &Isolation| !level.is_basic())?),
+            None => (rest, Isolation::Basic),
+        };
         let (script_type, group, instance) = parse_place(rest)?;
-        Some(Self { script_type, group, instance, priority })
+        Some(Self { script_type, group, instance, isolation, priority })
     }
 }
 
@@ -228,6 +264,9 @@ impl fmt::Display for WorkQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("hero:q:work:type:")?;
         write_place(f, self.script_type, self.group.as_ref(), self.instance)?;
+        if !self.isolation.is_basic() {
+            write!(f, ":iso:{}", self.isolation)?;
+        }
         if self.priority != DEFAULT_PRIORITY {
             write!(f, ":prio:{}", self.priority)?;
         }
@@ -414,7 +453,7 @@ mod tests {
 
     fn any_queue() -> impl Strategy<Value = WorkQueue> {
         let place = proptest::option::of(("[a-zA-Z0-9_-]{1,12}", proptest::option::of(any::<u32>())));
-        (0_usize..7, place, 0_u8..3).prop_map(|(script_type, place, priority)| {
+        (0_usize..7, place, 0_usize..3, 0_u8..3).prop_map(|(script_type, place, level, priority)| {
             let script_type = ScriptType::ALL[script_type];
             let queue = match place {
                 None => WorkQueue::shared(script_type),
@@ -426,7 +465,7 @@ mod tests {
                     }
                 }
             };
-            queue.with_priority(priority)
+            queue.with_isolation(Isolation::ALL[level]).with_priority(priority)
         })
     }
 
@@ -512,7 +551,7 @@ mod tests {
         let at = InstanceRef { script_type: ScriptType::Python, group: gpu.clone(), number: 3 };
         assert_eq!(at.to_string(), "python:gpu:3");
         assert_eq!(presence(&at), "hero:meta:actor:inst:python:gpu:3");
-        let queues: Vec<_> = at.queues().iter().map(ToString::to_string).collect();
+        let queues: Vec<_> = at.queues(Isolation::Basic).iter().map(ToString::to_string).collect();
         assert_eq!(
             queues,
             [
@@ -527,10 +566,25 @@ mod tests {
                 "hero:q:work:type:python:prio:2",
             ]
         );
+        let confined: Vec<_> = at.queues(Isolation::Confined).iter().map(ToString::to_string).collect();
+        assert_eq!(confined.len(), 18);
+        assert_eq!(
+            confined[8..10],
+            [
+                "hero:q:work:type:python:prio:2",
+                "hero:q:work:type:python:group:gpu:inst:3:iso:confined:prio:0"
+            ]
+        );
+        assert!(at.queues(Isolation::Contained).iter().all(|queue| queue.is_for(&at)));
+        let elsewhere = InstanceRef { number: 4, ..at.clone() };
+        let fitting =
+            at.queues(Isolation::Basic).into_iter().filter(|queue| queue.is_for(&elsewhere)).count();
+        assert_eq!(fitting, 6, "all but its own");
         assert_eq!(ControlScope::Instance(at).to_string(), "hero:q:ctl:type:python:group:gpu:inst:3");
         let normal = WorkQueue::parse("hero:q:work:type:shell:prio:1");
         assert_eq!(normal, Some(WorkQueue::shared(ScriptType::Shell)));
         assert_eq!(WorkQueue::parse("hero:q:work:type:shell:prio:3"), None);
+        assert_eq!(WorkQueue::parse("hero:q:work:type:shell:iso:basic"), None);
         assert_eq!(WorkQueue::parse("hero:q:work:type:cobol"), None);
     }
 }

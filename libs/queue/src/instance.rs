@@ -154,6 +154,12 @@ impl Instance {
         &self.0.who
     }
 
+    /// The isolation its jobs get.
+    #[must_use]
+    pub fn isolation(&self) -> Isolation {
+        self.0.about.isolation
+    }
+
     /// How many jobs it has taken and not finished.
     #[must_use]
     pub fn busy(&self) -> usize {

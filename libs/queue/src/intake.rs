@@ -34,14 +34,18 @@ pub struct Intake {
     instance: Instance,
     blocking: Blocking,
     queues: Arc<[String]>,
+    /// How many of them demand nothing.
+    places: usize,
     /// An answer was lost: jobs may be popped and not claimed, or claimed and not known here.
     unsure: bool,
 }
 
 impl Intake {
     pub(crate) fn new(instance: Instance, blocking: Blocking) -> Self {
-        let queues = instance.who().queues().iter().map(ToString::to_string).collect();
-        Self { instance, blocking, queues, unsure: true }
+        let queues = instance.who().queues(instance.isolation());
+        let places = queues.iter().filter(|queue| queue.isolation().is_basic()).count();
+        let queues = queues.iter().map(ToString::to_string).collect();
+        Self { instance, blocking, queues, places, unsure: true }
     }
 
     /// Takes up to `free` jobs, waiting for the first. Gives none when `cancel` was ready before there
@@ -93,6 +97,7 @@ impl Intake {
             .arg(free)
             .arg(popped)
             .arg(from)
+            .arg(self.places)
             .args(self.queues.iter());
         let answer = self.instance.db().call(call).await?;
         crash_point!("queue.taken");

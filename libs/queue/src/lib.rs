@@ -14,6 +14,7 @@
 //! overwrite it.
 
 mod control;
+mod demand;
 mod event;
 mod instance;
 mod intake;
@@ -28,6 +29,7 @@ mod upkeep;
 pub mod work_dir;
 
 pub use control::{Command, Control, TypeControl};
+pub use demand::DemandWatch;
 pub use event::{Acknowledger, Event, EventKind, EventReader, LogChunk, Origin};
 pub use instance::{About, Ending, Instance, JoinError, Refreshed, Standing, join};
 pub use intake::{Intake, Taken};

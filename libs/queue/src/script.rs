@@ -29,6 +29,8 @@ scripts! {
     STOP = "stop";
     /// Gives waiting jobs back.
     HAND_BACK = "hand_back";
+    /// Ends waiting jobs that nobody can run.
+    REFUSE_WAITING = "refuse_waiting";
     /// Puts back what was popped and never claimed.
     PUT_BACK = "put_back";
     /// Makes an instance present.

@@ -17,7 +17,8 @@ use crate::old::PushBinding;
 use crate::presence::PresenceRecord;
 use crate::refusal::Refusal;
 use crate::script::{
-    ACCEPT, DROP_CONTEXT, DROP_EVENTS, HAND_BACK, LOSE, PUT_BACK, STATISTICS, STOP, TELL_AGAIN,
+    ACCEPT, DROP_CONTEXT, DROP_EVENTS, HAND_BACK, LOSE, PUT_BACK, REFUSE_WAITING, STATISTICS, STOP,
+    TELL_AGAIN,
 };
 use crate::{DROP_MARK_KEEP, QUEUE_LEN_MAX, STOP_MARK_KEEP};
 
@@ -38,7 +39,7 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// The queue it goes to: the most specific one it asks for.
+    /// The queue it goes to: the most specific one it asks for, where only those take who give what it demands.
     #[must_use]
     pub fn queue(&self) -> WorkQueue {
         let job = &self.execution;
@@ -49,7 +50,7 @@ impl Offer {
                 WorkQueue::instance(job.script_type, group.clone().unwrap_or_else(default_group), number)
             }
         };
-        queue.with_priority(job.priority)
+        queue.with_isolation(job.isolation.max(self.grants.isolation)).with_priority(job.priority)
     }
 }
 
@@ -297,6 +298,30 @@ impl Supervisor {
         Ok(count)
     }
 
+    /// Ends every job that waits in a queue as one whose isolation nobody gives. Gives how many there were.
+    /// See [`crate::DemandWatch`].
+    ///
+    /// # Errors
+    /// Any [`kv::Error`]; may be repeated.
+    pub async fn refuse_waiting(&self, queue: &WorkQueue) -> Result<u64> {
+        let detail = format!(
+            "isolation `{}` is demanded, and the instances for it on this machine give less",
+            queue.isolation()
+        );
+        let reason = Reason::new(ReasonCode::IsolationUnavailable, detail);
+        let text = reason.to_string();
+        let event = encode(&EventKind::Ended(Box::new(unstarted(Outcome::Failed, Some(reason)))))?;
+        let mut count = 0;
+        loop {
+            let call = REFUSE_WAITING.call(&[queue.to_string()]).arg(BATCH).arg(&event).arg(&text);
+            let refused = self.db.call(call).await?.uint()?;
+            count += refused;
+            if refused < BATCH as u64 {
+                return Ok(count);
+            }
+        }
+    }
+
     /// Measures every queue, and writes what it found beside it.
     ///
     /// # Errors
@@ -464,18 +489,7 @@ impl Supervisor {
 }
 
 fn stop_call(key: JobKey, grace_secs: u32) -> Result<Call> {
-    let end = AttemptEnd {
-        outcome: Outcome::Stopped,
-        exit_code: None,
-        reason: None,
-        result: model::flow::ResultMap::new(),
-        outputs: std::collections::BTreeMap::new(),
-        output_bytes: 0,
-        ended: Vec::new(),
-        instance: None,
-        start_time: None,
-        end_time: Timestamp::now(),
-    };
+    let end = unstarted(Outcome::Stopped, None);
     Ok(STOP
         .call::<&str>(&[])
         .arg(&key.to_string())
@@ -486,6 +500,22 @@ fn stop_call(key: JobKey, grace_secs: u32) -> Result<Call> {
             ReasonCode::Stopped,
             "its old worker cannot be told; what it still does is ignored",
         ))?))
+}
+
+/// How a job ends, now, that no instance had.
+fn unstarted(outcome: Outcome, reason: Option<Reason>) -> AttemptEnd {
+    AttemptEnd {
+        outcome,
+        exit_code: None,
+        reason,
+        result: model::flow::ResultMap::new(),
+        outputs: std::collections::BTreeMap::new(),
+        output_bytes: 0,
+        ended: Vec::new(),
+        instance: None,
+        start_time: None,
+        end_time: Timestamp::now(),
+    }
 }
 
 fn json(reason: &Reason) -> Result<String> {

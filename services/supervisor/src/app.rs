@@ -8,7 +8,7 @@ use kv::Kv;
 use model::supervision::COORDINATOR_TOPIC;
 use mycelium::{Bus, BusPeers};
 use proto::v1::supervisor_service_server::SupervisorServiceServer;
-use queue::LossWatch;
+use queue::{DemandWatch, LossWatch};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -109,7 +109,11 @@ impl App {
         };
         let work = async {
             tokio::join!(
-                presence::keep(supervisor.clone(), LossWatch::new(instance_patience)),
+                presence::keep(
+                    supervisor.clone(),
+                    LossWatch::new(instance_patience),
+                    DemandWatch::new(instance_patience)
+                ),
                 outbox::keep(supervisor.clone(), stop.clone()),
                 legacy::keep(supervisor.clone(), legacy),
                 policy::keep(supervisor.policy.clone(), supervisor.metrics.clone()),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use model::supervision::method;
 use model::{InstanceInfo, Presence, limits};
-use queue::LossWatch;
+use queue::{DemandWatch, LossWatch};
 use tokio::sync::watch;
 
 use crate::intake::Supervisor;
@@ -83,7 +83,7 @@ impl PresenceView {
 }
 
 /// Looks and tells for ever. The caller drops it to end it.
-pub async fn keep(supervisor: Supervisor, mut loss: LossWatch) {
+pub async fn keep(supervisor: Supervisor, mut loss: LossWatch, mut demands: DemandWatch) {
     learn(&supervisor).await;
     let mut arrivals = supervisor.coordinators.arrivals();
     let mut drains = supervisor.draining.changes();
@@ -97,10 +97,11 @@ pub async fn keep(supervisor: Supervisor, mut loss: LossWatch) {
             // Told at once, since jobs are sent here until it is known.
             changed = drains.changed() => changed.is_ok(),
         };
-        let changed = match look_once(&supervisor, &mut loss).await {
+        let changed = match look_once(&supervisor, &mut loss, &mut demands).await {
             Ok(changed) => changed,
             Err(error) => {
                 tracing::warn!(%error, "the instances cannot be looked at");
+                demands.forget();
                 false
             }
         };
@@ -128,17 +129,26 @@ async fn learn(supervisor: &Supervisor) {
     }
 }
 
-async fn look_once(supervisor: &Supervisor, loss: &mut LossWatch) -> kv::Result<bool> {
+async fn look_once(
+    supervisor: &Supervisor,
+    loss: &mut LossWatch,
+    demands: &mut DemandWatch,
+) -> kv::Result<bool> {
     let queue = &supervisor.queue;
     let draining = supervisor.draining.now().is_some();
     let present = queue.instances().await?;
     let instances: Vec<_> = present.iter().map(|(instance, record)| record.info(instance)).collect();
-    let queued = queue.statistics().await?.iter().map(|stats| stats.depth).sum();
+    let queues = queue.statistics().await?;
+    let queued = queues.iter().map(|stats| stats.depth).sum();
     supervisor.metrics.instances.set(i64::try_from(instances.len()).unwrap_or(i64::MAX));
     supervisor.metrics.queued.set(i64::try_from(queued).unwrap_or(i64::MAX));
     supervisor.metrics.draining.set(i64::from(draining));
     let changed = supervisor.presence.set(instances, queued, draining);
     lost::end(supervisor, &present, loss).await?;
+    for hopeless in demands.look(&queues, &present, Instant::now()) {
+        let count = queue.refuse_waiting(&hopeless).await?;
+        tracing::warn!(queue = %hopeless, count, "jobs were refused: nobody here gives the isolation they demand");
+    }
     if draining {
         // What was accepted while the drain began, or was put back since.
         queue.hand_back().await?;

@@ -165,7 +165,7 @@ impl Found {
     fn import_call(&self, from: &PopBinding, waiting_max: usize) -> Result<Option<Call>> {
         let (Some(job), Ok((execution, grants))) = (&self.job, &self.work) else { return Ok(None) };
         let key = execution.job_key;
-        let queue = WorkQueue::shared(from.script_type);
+        let queue = WorkQueue::shared(from.script_type).with_isolation(grants.isolation);
         let keys = [from.queue.to_string(), queue.to_string(), k::context_jobs(from.context)];
         let mut call = IMPORT
             .call(&keys)

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kv::Cmd;
-use model::JobKey;
 use model::execution::Outcome;
+use model::{Execution, Isolation, JobKey};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use queue::{Control, Instance, Intake, OLD_WORKER_PATIENCE};
@@ -18,6 +18,9 @@ use crate::setup::{Bench, COORDINATOR, ending, execution, instance, job_key, off
 const CASES: u32 = 200;
 const JOBS: u32 = 8;
 const SHARED: &str = "hero:q:work:type:shell";
+const DEMANDING: &str = "hero:q:work:type:shell:iso:confined";
+/// What each instance gives; some jobs demand what only the second does.
+const GIVEN: [Isolation; 2] = [Isolation::Basic, Isolation::Contained];
 
 /// Something that somebody does. Numbers choose among what there is.
 #[derive(Debug, Clone)]
@@ -25,7 +28,8 @@ enum Step {
     Accept(u32),
     Take { by: usize, free: usize },
     Finish { by: usize, which: usize },
-    PopWithoutClaim,
+    PopWithoutClaim(&'static str),
+    Refuse,
     OldPop(Side),
     OldStart(usize),
     OldFinish { which: usize, well: bool },
@@ -45,7 +49,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => (0..JOBS).prop_map(Step::Accept),
         4 => (0_usize..2, 1_usize..4).prop_map(|(by, free)| Step::Take { by, free }),
         3 => (0_usize..2, 0_usize..4).prop_map(|(by, which)| Step::Finish { by, which }),
-        2 => Just(Step::PopWithoutClaim),
+        2 => Just(Step::PopWithoutClaim(SHARED)),
+        1 => Just(Step::PopWithoutClaim(DEMANDING)),
+        1 => Just(Step::Refuse),
         4 => prop_oneof![Just(Side::Left), Just(Side::Right)].prop_map(Step::OldPop),
         2 => (0_usize..4).prop_map(Step::OldStart),
         3 => (0_usize..4, any::<bool>()).prop_map(|(which, well)| Step::OldFinish { which, well }),
@@ -60,6 +66,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => (0..JOBS).prop_map(Step::Foreign),
     ];
     prop::collection::vec(step, 1..60)
+}
+
+fn demanding(job: u32) -> Execution {
+    let mut execution = execution(job);
+    if job % 4 == 3 {
+        execution.isolation = Isolation::Confined;
+    }
+    execution
 }
 
 struct World<'a> {
@@ -78,7 +92,7 @@ struct World<'a> {
 impl<'a> World<'a> {
     async fn new(bench: &'a Bench, list: &'a str) -> Self {
         let _ = bench.redis.raw(15, &["FLUSHDB"]);
-        let members = vec![bench.join(1).await, bench.join(2).await];
+        let members = vec![bench.join_giving(1, GIVEN[0]).await, bench.join_giving(2, GIVEN[1]).await];
         Self {
             bench,
             list,
@@ -115,6 +129,7 @@ impl<'a> World<'a> {
     async fn take(&mut self, by: usize, free: usize) -> usize {
         let taken = self.members[by].1.next(free, async {}).await.expect("an answer");
         for taken in &taken {
+            assert!(taken.execution.isolation <= GIVEN[by], "it cannot give that");
             self.taken(taken.execution.job_key, format!("instance {by}")).await;
             self.running[by].push(taken.execution.job_key);
         }
@@ -157,13 +172,17 @@ impl<'a> World<'a> {
     async fn step(&mut self, step: &Step) {
         let supervisor = &self.bench.supervisor;
         match *step {
-            Step::Accept(job) => match supervisor.accept(offer(execution(job))).await {
+            Step::Accept(job) => match supervisor.accept(offer(demanding(job))).await {
                 Ok(_) => drop(self.accepted.insert(job_key(job))),
                 Err(refusal) => assert!(refusal.lasting(), "{refusal}"),
             },
             Step::Take { by, free } => drop(self.take(by, free).await),
             Step::Finish { by, which } => self.finish(by, which).await,
-            Step::PopWithoutClaim => drop(self.bench.redis.raw(15, &["LPOP", SHARED])),
+            Step::PopWithoutClaim(queue) => drop(self.bench.redis.raw(15, &["LPOP", queue])),
+            Step::Refuse => {
+                let queue = DEMANDING.parse().expect("a queue");
+                supervisor.refuse_waiting(&queue).await.expect("refused");
+            }
             Step::OldPop(side) => drop(self.old_pop(side).await),
             Step::OldStart(which) => self.old_write(which, "started").await,
             Step::OldFinish { which, well } => {
@@ -187,7 +206,8 @@ impl<'a> World<'a> {
                 self.members[by].0.refresh().await.expect("it lives after all");
             }
             Step::NewLife(by) => {
-                self.members[by] = self.bench.join(u32::try_from(by).unwrap_or(0) + 1).await;
+                self.members[by] =
+                    self.bench.join_giving(u32::try_from(by).unwrap_or(0) + 1, GIVEN[by]).await;
                 self.running[by].clear();
             }
             Step::HandBack => drop(supervisor.hand_back().await.expect("handed back")),
@@ -199,7 +219,9 @@ impl<'a> World<'a> {
                 let key = job_key(job).to_string();
                 for entry in [key.as_str(), "actor_queue:shell", "nonsense"] {
                     let push = if job % 2 == 0 { "LPUSH" } else { "RPUSH" };
-                    let _ = self.bench.redis.raw(15, &[push, SHARED, entry]);
+                    for queue in [SHARED, DEMANDING] {
+                        let _ = self.bench.redis.raw(15, &[push, queue, entry]);
+                    }
                 }
             }
         }

@@ -160,7 +160,7 @@ async fn what_an_old_worker_could_not_run_as_well_is_not_shown_to_it() {
     let _ = bench.redis.raw(15, &["DEL", list]);
     let _ = bench.redis.raw(15, &["SET", list, "theirs"]);
     bench.accept(11).await;
-    let (_, mut intake, _control) = bench.join(1).await;
+    let (_, mut intake, _control) = bench.join_giving(1, Isolation::Contained).await;
     let taken = intake.next(10, async {}).await.expect("an answer");
     let last = taken.iter().find(|taken| taken.execution.job_key == job_key(10)).expect("job 10");
     assert_eq!((taken.len(), &last.grants), (10, &strict), "all but the one of another type");

@@ -8,8 +8,8 @@ use kv::Kv;
 use model::execution::{AttemptEnd, Outcome};
 use model::id::Uid;
 use model::{
-    ActorId, Attempt, ContextId, ContextUid, Execution, FlowId, FlowUid, Grants, JobId, JobKey, ScriptSource,
-    ScriptType, Timestamp,
+    ActorId, Attempt, ContextId, ContextUid, Execution, FlowId, FlowUid, Grants, Isolation, JobId, JobKey,
+    ScriptSource, ScriptType, Timestamp,
 };
 use queue::{About, Control, Ending, Event, EventReader, Instance, Intake, Offer, Supervisor, Taken};
 use testkit::RedisServer;
@@ -45,9 +45,12 @@ impl Bench {
     }
 
     pub(crate) async fn join(&self, number: u32) -> (Instance, Intake, Control) {
-        queue::join(&self.kv, 15, instance(number), about(), |_| true)
-            .await
-            .expect("a place for the instance")
+        self.join_giving(number, Isolation::Basic).await
+    }
+
+    pub(crate) async fn join_giving(&self, number: u32, isolation: Isolation) -> (Instance, Intake, Control) {
+        let about = About { isolation, ..about() };
+        queue::join(&self.kv, 15, instance(number), about, |_| true).await.expect("a place for the instance")
     }
 
     /// All keys that match, as the server lists them.

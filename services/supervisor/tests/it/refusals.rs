@@ -1,8 +1,10 @@
 //! What the policy does not take, and what nobody here could run.
 
 use std::path::Path;
+use std::time::Duration;
 
-use model::{ContextUid, Isolation, ScriptType};
+use model::execution::Outcome;
+use model::{ContextUid, Isolation, ReasonCode, ScriptType};
 use testkit::{PATIENCE, wait_until};
 
 use crate::backlog::execution;
@@ -114,6 +116,33 @@ async fn isolation_that_nobody_here_gives_is_refused() {
     let mut first = demanding(5);
     first.instance = Some(1);
     assert_eq!(coordinator.run(&first).await, refused("ISOLATION_UNAVAILABLE", true));
+}
+
+#[tokio::test]
+async fn in_a_mixed_pool_a_demand_waits_for_who_gives_it() {
+    let machine = Machine::start(|_, config| config.instance_patience = Duration::ZERO).await;
+    let coordinator = machine.coordinator().await;
+    let demanding = |number| {
+        let mut job = execution(1, number);
+        job.isolation = Isolation::Contained;
+        job
+    };
+    let mut basic = machine.instance(1, Isolation::Basic).await;
+    let mut contained = machine.instance(2, Isolation::Contained).await;
+    coordinator.sees(2).await;
+    for number in [1, 2] {
+        coordinator.run(&demanding(number)).await.expect("accepted");
+    }
+    coordinator.run(&execution(1, 3)).await.expect("accepted");
+    assert_eq!(basic.take().await.execution.job_key, execution(1, 3).job_key, "the others are not for it");
+    assert_eq!(contained.take().await.execution.job_key, demanding(1).job_key);
+
+    // Nobody is left who could take what waits.
+    contained.instance.leave().await.expect("left");
+    let end = coordinator.hears_end(demanding(2).job_key).await;
+    let reason = end.reason.map(|reason| reason.code);
+    assert_eq!((end.outcome, reason), (Outcome::Failed, Some(ReasonCode::IsolationUnavailable)));
+    assert_eq!(coordinator.state(demanding(1).job_key).await, "started", "it had been taken");
 }
 
 #[tokio::test]
