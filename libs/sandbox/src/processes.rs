@@ -31,7 +31,7 @@ pub struct Observed {
 /// # Errors
 /// When there is none with this number.
 pub fn observe(pid: u32) -> io::Result<Observed> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let stat = read_lossy(pid, "stat")?;
     let malformed = || io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat cannot be read"));
     // The name, in parentheses, may contain anything; behind it come the fields from the third on.
     let (_, rest) = stat.rsplit_once(')').ok_or_else(malformed)?;
@@ -74,7 +74,12 @@ pub fn all() -> io::Result<Vec<Observed>> {
 /// The name of a process's program, as the kernel keeps it; empty when it is gone.
 #[must_use]
 pub fn name(pid: u32) -> String {
-    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
+    read_lossy(pid, "comm").unwrap_or_default().trim_end().to_owned()
+}
+
+/// A file about a process. It may call itself what is no text.
+fn read_lossy(pid: u32, file: &str) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/{file}"))?).into_owned())
 }
 
 /// Every process that descends from this one.

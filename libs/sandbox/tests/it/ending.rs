@@ -95,6 +95,23 @@ async fn what_goes_on_without_its_first_thread_is_ended() {
     assert_eq!(outcome.ended.iter().map(|ended| ended.pid).collect::<Vec<_>>(), [pid], "{outcome:?}");
 }
 
+/// A name is whatever bytes a process gives itself, and the kernel passes them on as they are.
+#[tokio::test]
+async fn what_calls_itself_by_no_text_is_ended() {
+    let place = Place::new();
+    let attack = "import ctypes, os, signal\nctypes.CDLL(None).prctl(15, b'\\xff) Z 0', 0, 0, 0)\n\
+                  if os.fork(): signal.signal(signal.SIGTERM, signal.SIG_IGN); open('ready', 'w')\n\
+                  while True: signal.pause()";
+    let (mut child, out) = place.start("/usr/bin/python3", &["-I", "-c", attack], Confinement::default());
+    let Some(Event::Started { pid }) = child.next().await.unwrap() else { panic!("it did not start") };
+    let ready = || async { place.dir.join("ready").exists().then_some(()) };
+    wait_until(ready, PATIENCE, "it has its name").await;
+    assert_eq!(processes::name(pid), "\u{fffd}) Z 0");
+    child.order(Order::Kill).await.unwrap();
+    let outcome = tokio::time::timeout(PATIENCE, end_of(child, out)).await.expect("an end");
+    assert_eq!((outcome.signal, outcome.ended.len()), (Some(9), 1), "{outcome:?}");
+}
+
 #[tokio::test]
 async fn everything_ends_when_the_runner_lets_go() {
     let place = Place::new();

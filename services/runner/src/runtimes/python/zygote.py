@@ -295,12 +295,14 @@ def below(ancestor):
                 continue
             # The name, in parentheses, may contain anything.
             name, fields = text[text.index(b"(") + 1 : text.rindex(b")")], text[text.rindex(b")") + 2 :].split()
-            children.setdefault(int(fields[1]), []).append((int(entry), name.decode(errors="replace"), fields[0]))
+            # Its threads may go on without the first.
+            ended = fields[0] in (b"Z", b"X") and fields[17] in (b"0", b"1")
+            children.setdefault(int(fields[1]), []).append((int(entry), name.decode(errors="replace"), ended))
     found, ancestors = [], [ancestor]
     while ancestors:
-        for pid, name, state in children.get(ancestors.pop(), []):
+        for pid, name, ended in children.get(ancestors.pop(), []):
             ancestors.append(pid)
-            if state not in (b"Z", b"X"):
+            if not ended:
                 found.append((pid, name))
     return found
 
