@@ -82,6 +82,8 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_msgrcv,
     libc::SYS_msgctl,
     libc::SYS_mq_open,
+    // There is a number of these for the whole machine, and whoever has them all keeps its databases from starting.
+    libc::SYS_io_setup,
     libc::SYS_mq_unlink,
 ];
 
@@ -132,6 +134,7 @@ fn filters(allowed: Syscalls) -> io::Result<[BpfProgram; 2]> {
     let mut refused: BTreeMap<i64, Vec<SeccompRule>> =
         REFUSED.iter().chain(REFUSED_HERE).map(|number| (*number, Vec::new())).collect();
     refused.insert(libc::SYS_socket, sockets(allowed)?);
+    refused.insert(libc::SYS_socketpair, pairs()?);
     // A kind of namespace in the flags, whichever else there are.
     let kinds = (0..64).map(|bit| 1_u64 << bit).filter(|bit| NAMESPACES & bit != 0);
     let clones: io::Result<Vec<_>> =
@@ -171,6 +174,17 @@ fn sockets(Syscalls { network }: Syscalls) -> io::Result<Vec<SeccompRule>> {
     }
     let differs = |family: i32| condition(0, SeccompCmpOp::Ne, family.unsigned_abs().into());
     Ok(vec![rule(vec![differs(libc::AF_INET)?, differs(libc::AF_INET6)?])?])
+}
+
+/// The pairs of sockets that are refused: all but those whose ends reach nothing but each other. A datagram can be
+/// sent to any path, also from a pair; and to ask for another family has the kernel load it.
+fn pairs() -> io::Result<Vec<SeccompRule>> {
+    const KIND: u64 = 0xf;
+    let tied = [libc::SOCK_STREAM, libc::SOCK_SEQPACKET].map(|kind| u64::from(kind.unsigned_abs()));
+    let others = (0..=KIND).filter(|kind| !tied.contains(kind));
+    let kinds = others.map(|kind| rule(vec![condition(1, SeccompCmpOp::MaskedEq(KIND), kind)?]));
+    let family = differs(0, libc::AF_UNIX.unsigned_abs().into());
+    std::iter::once(family).chain(kinds).collect()
 }
 
 fn condition(argument: u8, operator: SeccompCmpOp, value: u64) -> io::Result<SeccompCondition> {
