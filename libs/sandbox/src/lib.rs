@@ -10,6 +10,7 @@
 //! - [`Confinement`]: what is put around a script, as values; [`Probe`]: what of it stands on this machine.
 //! - [`Cgroups`], [`Owners`]: bounds for everything together, and a user for each context.
 //! - [`processes`], [`records`]: finding and ending what was left behind.
+//! - [`tree`]: measuring and removing the directories of scripts.
 //!
 //! Linux only.
 
@@ -25,6 +26,7 @@ pub mod processes;
 pub mod protocol;
 pub mod records;
 mod syscalls;
+pub mod tree;
 
 pub use cgroup::{Cgroups, Slot};
 pub use child::{Child, Launcher};

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cgroup;
 use crate::processes::{self, Observed};
+use crate::tree;
 
 /// One job that runs, as its file tells.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,7 +106,7 @@ pub fn end_recorded_of(running: &Path, meant: impl Fn(&str) -> bool) -> io::Resu
     let live: Vec<&Record> = records.iter().filter(|record| record.boot == boot).collect();
     let swept = end(&live)?;
     for record in &records {
-        match fs::remove_dir_all(&record.dir) {
+        match tree::remove(&record.dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
