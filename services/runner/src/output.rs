@@ -199,7 +199,8 @@ impl Gathered {
         let kept = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
         let before = self.pending.len();
         decoder.decode(&bytes[..kept], &mut self.pending);
-        decoder.taken += kept as u64;
+        // What is no text becomes longer.
+        decoder.taken += (self.pending.len() - before).max(kept) as u64;
         if kept < bytes.len() && !decoder.marked {
             decoder.finish(&mut self.pending);
             decoder.marked = true;
@@ -332,5 +333,12 @@ mod tests {
         assert_eq!(text.matches('x').count() as u64, OUTPUT_BYTES_MAX);
         assert!(text.ends_with("still here"));
         assert!(gathered.tail.ends_with("still here") && gathered.tail.len() <= 2 * OUTPUT_TAIL_BYTES_MAX);
+
+        // Also of what is no text, of which each byte becomes several.
+        for _ in 0..12 {
+            gathered.add(Stream::Err, &[0xff; 16 * 1024].repeat(64));
+        }
+        let kept = gathered.pending.len() as u64;
+        assert!((OUTPUT_BYTES_MAX..OUTPUT_BYTES_MAX + 3 * 1024 * 1024).contains(&kept), "{kept}");
     }
 }

@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
@@ -13,6 +13,9 @@ use model::job::BlobRef;
 use model::limits::{FILE_BYTES_MAX, JOB_FILES_BYTES_MAX, SCRIPT_BYTES_MAX};
 use model::{BlobHash, ContextUid, Execution, JobKey, Reason, ReasonCode, ScriptSource};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
+use sandbox::tree;
+pub(crate) use sandbox::tree::size as size_of_tree;
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 use queue::work_dir::{blob_path, jobs_dir};
 
@@ -42,7 +45,7 @@ impl Workspace {
             }
             match private_dir().create(&dir) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                    remove_tree(&dir)?;
+                    tree::remove(&dir)?;
                     private_dir().create(&dir)
                 }
                 other => other,
@@ -153,18 +156,19 @@ impl Workspace {
 
     /// Writes a file of our own, and gives its path.
     pub(crate) fn write_own(&self, name: &str, text: &str) -> Result<PathBuf, Reason> {
-        let path = self.dir.join(OWN).join(name);
         let write = || {
-            OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(&path)?
-                .write_all(text.as_bytes())?;
-            self.give(&path)
+            // A compiler may have run in here already, and what it left is not to lead outside.
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+            let mode = Mode::RUSR | Mode::WUSR;
+            let mut file = File::from(open_inside(&self.dir, &format!("{OWN}/{name}"), flags, mode)?);
+            file.write_all(text.as_bytes())?;
+            match self.owner {
+                None => Ok(()),
+                Some(owner) => std::os::unix::fs::fchown(&file, Some(owner), Some(owner)),
+            }
         };
         write().map_err(|error| broken(&format!("{OWN}/{name} cannot be written"), &error))?;
-        Ok(path)
+        Ok(self.dir.join(OWN).join(name))
     }
 
     /// What the script left in one of our own files, at most `bytes_max` of it; nothing when it removed it.
@@ -225,57 +229,17 @@ impl Workspace {
 
 impl Drop for Workspace {
     fn drop(&mut self) {
-        if let Err(error) = remove_tree(&self.dir) {
-            tracing::warn!(dir = %self.dir.display(), %error, "the directory of an attempt cannot be removed");
-        }
-    }
-}
-
-/// Removes a directory and everything in it, also what its owner has locked away.
-fn remove_tree(dir: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(dir) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            unlock(dir)?;
-            fs::remove_dir_all(dir)
-        }
-        other => other,
-    }
-}
-
-/// Makes every directory below `dir` one that can be emptied.
-fn unlock(dir: &Path) -> io::Result<()> {
-    let mut waiting = vec![dir.to_owned()];
-    while let Some(dir) = waiting.pop() {
-        fs::set_permissions(&dir, fs::Permissions::from_mode(0o700))?;
-        for entry in fs::read_dir(&dir)? {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                waiting.push(entry.path());
+        let remove = || {
+            if let Err(error) = tree::remove(&self.dir) {
+                tracing::warn!(dir = %self.dir.display(), %error, "the directory of an attempt cannot be removed");
             }
+        };
+        // It may hold so much that other jobs of this thread would wait for seconds.
+        match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
+            Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(remove),
+            _ => remove(),
         }
     }
-    Ok(())
-}
-
-/// What a directory holds, in bytes as they are kept. Stops counting beyond `bytes_max`.
-pub(crate) fn size_of_tree(dir: &Path, bytes_max: u64) -> u64 {
-    let mut waiting = vec![dir.to_owned()];
-    let mut bytes = 0;
-    while let Some(dir) = waiting.pop() {
-        // What vanishes while it is looked at holds nothing.
-        let Ok(entries) = fs::read_dir(&dir) else { continue };
-        for entry in entries.flatten() {
-            let Ok(metadata) = entry.metadata() else { continue };
-            bytes += metadata.blocks() * 512;
-            if bytes > bytes_max {
-                return bytes;
-            }
-            if metadata.is_dir() {
-                waiting.push(entry.path());
-            }
-        }
-    }
-    bytes
 }
 
 /// Reads a regular file below `dir` without following any link.
@@ -376,5 +340,22 @@ mod tests {
             .and_then(|mut file| file.write_all(b"x"))
             .expect("a new file");
         assert_eq!(read_inside(&dir, "new", 1).expect("a file"), b"x");
+    }
+
+    #[test]
+    fn what_ran_before_leads_none_of_our_own_files_outside() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let context = ContextUid(model::id::Uid::from_bits(1));
+        let (flow, job) = (model::FlowUid(model::id::Uid::from_bits(2)), model::JobId(3));
+        let key = JobKey { context, flow, job, attempt: model::Attempt(1) };
+        let workspace = Workspace::create(root.path(), key, None).expect("a directory");
+        workspace.write_own("before", "text").expect("written");
+        assert!(workspace.write_own("before", "text").is_err());
+        let outside = root.path().join("outside");
+        fs::create_dir(&outside).expect("a directory");
+        fs::rename(workspace.dir().join(OWN), workspace.dir().join("away")).expect("moved");
+        std::os::unix::fs::symlink(&outside, workspace.dir().join(OWN)).expect("a link");
+        assert!(workspace.write_own("result", "text").is_err());
+        assert!(!outside.join("result").exists());
     }
 }

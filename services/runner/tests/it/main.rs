@@ -1,6 +1,7 @@
 //! A runner on a real Redis, with real scripts.
 
 mod ending;
+mod hostile;
 mod languages;
 mod osis;
 mod process;

@@ -332,6 +332,8 @@ def become_script(job, request, out, err, ruleset, init):
                 limit(LIMITS[name], most)
         layer = "directory"
         os.chdir(told["dir"])
+        # What another job's result has put into a variable may be none.
+        layer = "exec"
         environment(told["env"])
         layer = "landlock"
         for descriptor in ruleset:

@@ -1,8 +1,9 @@
 //! The files of a job, for functions of scripts: nothing leads out of its directory, and no link is followed.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -179,9 +180,7 @@ impl Files {
                 Err(error) => return Err(error),
             };
             if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-                // By the descriptor: no part of the way to it can become a link meanwhile.
-                let held = PathBuf::from(format!("/proc/self/fd/{}", parent.as_raw_fd()));
-                std::fs::remove_dir_all(held.join(&name))?;
+                sandbox::tree::remove_from(&parent, &CString::new(name)?)?;
             } else {
                 rustix::fs::unlinkat(&parent, name.as_str(), AtFlags::empty())?;
             }
