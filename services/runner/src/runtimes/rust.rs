@@ -152,9 +152,11 @@ impl Rust {
 }
 
 /// Whether the script was all that its program was made of. One that takes in other files, or what the
-/// environment says, or that speaks to the assembler (which can take in files as well), is compiled each time.
+/// environment says, or that speaks to the assembler or the linker (which take in files that are in no list), is
+/// compiled each time.
 fn is_whole(dir: &Path, script: &str) -> bool {
-    if script.contains("asm") {
+    let mut words = script.split(|part: char| !part.is_alphanumeric() && part != '_');
+    if words.any(|word| word == "link" || word.contains("asm")) {
         return false;
     }
     let Ok(list) = read_inside(dir, INPUTS, INPUTS_BYTES_MAX) else { return false };

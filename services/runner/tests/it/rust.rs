@@ -116,6 +116,40 @@ async fn a_script_with_more_than_itself_is_not_kept() {
     }
 }
 
+/// The linker takes in files that no list of the compiler's names.
+#[tokio::test]
+async fn a_script_that_is_linked_with_a_file_is_not_kept() {
+    let Some(mut bench) = bench().await else { return };
+    // From wherever the linker looks for libraries.
+    let name = format!("{}proc/self/cwd/data.o", "../".repeat(30));
+    let script = format!(
+        "#[link(name = \"{name}\", kind = \"static\", modifiers = \"+verbatim\")]\n\
+         unsafe extern \"C\" {{ safe fn answer() -> i32; }}\nfn main() {{ println!(\"{{}}\", answer()); }}"
+    );
+    for answer in [1, 2] {
+        let mut execution = job(ScriptType::Rust, &script);
+        let library = library(answer);
+        let blob = BlobRef { sha256: BlobHash::of(&library), size: library.len() as u64 };
+        let encoded = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, &library);
+        execution.files.insert("data.o".into(), FileSource { blob, inline: Some(encoded) });
+        let outcome = bench.run(execution).await;
+        assert_eq!(outcome.log, format!("{answer}\n"), "{outcome:?}");
+        assert_eq!(kept(&bench), []);
+    }
+}
+
+/// An archive with a function that gives this number.
+fn library(answer: i32) -> Vec<u8> {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let source = format!("int answer(void) {{ return {answer}; }}\n");
+    std::fs::write(dir.path().join("answer.c"), source).expect("a file");
+    for (program, args) in [("cc", &["-c", "answer.c"][..]), ("ar", &["rc", "answer.a", "answer.o"])] {
+        let status = std::process::Command::new(program).args(args).current_dir(dir.path()).status();
+        assert!(status.expect("a program that is there").success(), "{program}");
+    }
+    std::fs::read(dir.path().join("answer.a")).expect("an archive")
+}
+
 #[tokio::test]
 async fn a_compiler_sees_no_more_than_a_script() {
     let Some(mut bench) = bench().await else { return };
