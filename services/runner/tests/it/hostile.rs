@@ -3,7 +3,8 @@
 use model::execution::{Grants, Outcome as Kind};
 use model::limits::OUTPUT_BYTES_MAX;
 use model::{ReasonCode, ScriptType};
-use sandbox::processes;
+use runner::Settings;
+use sandbox::{Layers, processes};
 use testkit::{PATIENCE, wait_until};
 
 use crate::setup::{Bench, Outcome, job, shell};
@@ -159,8 +160,14 @@ async fn variables_of_a_job_change_nothing_but_its_script() {
 /// As an operator would by mistake, or the kernel when the machine has no memory left.
 #[tokio::test]
 async fn a_script_ends_whose_init_was_killed() {
-    for warm in [true, false] {
-        let mut bench = bench(warm).await;
+    let all = Layers::default();
+    // Without control groups, what has forgotten whose it is is found by its descent alone.
+    for (warm, layers) in [(true, all), (false, all), (true, Layers { cgroup: false, owner: false, ..all })] {
+        let mut bench = Bench::with(|mut settings| {
+            settings.scripts.warm = warm;
+            Settings { layers, ..settings }
+        })
+        .await;
         let pids = bench.seen().join("pids");
         let script = "import ctypes, os, time\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\ninit = os.getppid()\nos.environ.clear()\n\
                       if os.fork() == 0: os.setsid()\nopen(PIDS, 'a').write(f'{os.getpid()}\\n')\n\
@@ -174,7 +181,9 @@ async fn a_script_ends_whose_init_was_killed() {
         let outcome = tokio::time::timeout(PATIENCE, bench.end_of(key)).await.expect("an end");
         assert_eq!(code(&outcome), Some(ReasonCode::RuntimeError), "{outcome:?}");
         for pid in std::fs::read_to_string(&pids).expect("a file").lines() {
-            assert!(processes::observe(pid.parse().expect("a number")).is_err(), "{pid} lives");
+            let pid = pid.parse().expect("a number");
+            let is_gone = || async { processes::observe(pid).is_err().then_some(()) };
+            wait_until(is_gone, PATIENCE, "it is gone").await;
         }
         next_works(&mut bench).await;
     }

@@ -173,6 +173,8 @@ impl Interpreter {
             self.free().push(seat);
         } else {
             seat.kill();
+            // What its job had started is below nobody else but the launcher, and ends with that.
+            self.gone.store(true, Ordering::Relaxed);
         }
     }
 
