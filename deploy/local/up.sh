@@ -33,7 +33,9 @@ fi
 "$root/deploy/local/need.sh" redis-server python3
 
 mkdir -p "$dir"/{redis,run,log,work}
-chmod 700 "$dir"
+# Users of contexts pass through to the work directory; the rest is for nobody else.
+chmod 711 "$dir"
+chmod 700 "$dir"/{redis,run,log}
 dir=$(cd "$dir" && pwd)
 socket=$dir/redis.sock
 if [ ${#socket} -gt 100 ]; then

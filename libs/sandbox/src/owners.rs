@@ -1,24 +1,63 @@
 //! A user for each context, where the runner is root.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 
+/// How many contexts of one machine can have a user of their own.
+const COUNT: u32 = 65_536;
+/// The ranges of which one is chosen: beyond those that systems give away, and below what a signed number holds.
+const FIRST: u32 = 1_900_000_000;
+const RANGES: u32 = 3776;
+/// The file, beside the directories of the contexts, that tells which range they have.
+const RECORD: &str = ".users";
+/// Held locked while users are given away.
+const LOCK: &str = ".lock";
+
 /// A range of user ids. The group of a context's directory is the record of whose it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owners {
     base: u32,
-    count: u32,
 }
 
 impl Owners {
-    /// `count` users from `base` on, which nobody else may have.
+    /// 65,536 users from `base` on, which nobody else may have.
     #[must_use]
-    pub const fn new(base: u32, count: u32) -> Self {
-        Self { base, count }
+    pub const fn new(base: u32) -> Self {
+        Self { base }
+    }
+
+    /// The range that the contexts in this directory have. It is chosen by chance when it is first asked for, so
+    /// that two work directories of one machine do not share users.
+    ///
+    /// # Errors
+    /// When it can be neither read nor kept.
+    pub fn of_directory(contexts: &Path) -> io::Result<Self> {
+        let _lock = lock(contexts)?;
+        let record = contexts.join(RECORD);
+        match fs::read_to_string(&record) {
+            Ok(text) => {
+                let base = text.trim().parse().map_err(|_| {
+                    let text = format!("{} tells no user id", record.display());
+                    io::Error::new(io::ErrorKind::InvalidData, text)
+                })?;
+                Ok(Self::new(base))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let chance = RandomState::new().build_hasher().finish();
+                let range = u32::try_from(chance % u64::from(RANGES)).unwrap_or_default();
+                let base = FIRST + range * COUNT;
+                let fresh = contexts.join(format!("{RECORD}.new"));
+                fs::write(&fresh, base.to_string())?;
+                fs::rename(fresh, record)?;
+                Ok(Self::new(base))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// The first of them.
@@ -28,7 +67,7 @@ impl Owners {
     }
 
     const fn contains(&self, uid: u32) -> bool {
-        uid >= self.base && uid - self.base < self.count
+        uid >= self.base && uid - self.base < COUNT
     }
 
     /// The user of a context, whose directory lies in `contexts` with those of all others. A context without
@@ -46,9 +85,7 @@ impl Owners {
             return Ok(uid);
         }
         // Several runners of a machine may give away users at once.
-        let lock =
-            OpenOptions::new().create(true).truncate(false).write(true).open(contexts.join(".lock"))?;
-        rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
+        let _lock = lock(contexts)?;
         if let Some(uid) = known(dir)? {
             return Ok(uid);
         }
@@ -56,8 +93,8 @@ impl Owners {
         for other in fs::read_dir(contexts)? {
             taken.extend(known(&other?.path())?);
         }
-        let free = (self.base..self.base.saturating_add(self.count)).find(|uid| !taken.contains(uid));
-        let uid = free.ok_or_else(|| io::Error::other(format!("all {} users are taken", self.count)))?;
+        let free = (self.base..self.base.saturating_add(COUNT)).find(|uid| !taken.contains(uid));
+        let uid = free.ok_or_else(|| io::Error::other(format!("all {COUNT} users are taken")))?;
         match DirBuilder::new().mode(0o710).create(dir) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             other => other?,
@@ -67,6 +104,13 @@ impl Owners {
         fs::set_permissions(dir, fs::Permissions::from_mode(0o710))?;
         Ok(uid)
     }
+}
+
+/// Keeps other runners of the machine from giving away users, until it is dropped.
+fn lock(contexts: &Path) -> io::Result<File> {
+    let lock = OpenOptions::new().create(true).truncate(false).write(true).open(contexts.join(LOCK))?;
+    rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
+    Ok(lock)
 }
 
 /// Whether other users can pass through to `dir`.
@@ -86,6 +130,17 @@ pub fn reachable(dir: &Path) -> Result<(), PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_keeps_its_range() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let first = Owners::of_directory(dir.path()).expect("a range");
+        assert_eq!(Owners::of_directory(dir.path()).expect("the same"), first);
+        assert!((FIRST..=FIRST + (RANGES - 1) * COUNT).contains(&first.first()));
+        fs::write(dir.path().join(RECORD), "many").expect("a file");
+        let error = Owners::of_directory(dir.path()).expect_err("no number");
+        assert!(error.to_string().contains(".users tells no user id"), "{error}");
+    }
 
     #[test]
     fn what_others_cannot_pass_is_named() {

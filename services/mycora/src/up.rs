@@ -16,7 +16,7 @@ mod suite;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use model::{Address, Isolation};
+use model::Address;
 use storage::Durability;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -51,12 +51,10 @@ pub struct Options {
     pub runners: Vec<Address>,
     /// The authority whose certificates are used; its own in the data directory when absent.
     pub pki_dir: Option<PathBuf>,
-    /// Isolation that has to stand on this machine.
-    pub isolation: Isolation,
-    /// Places outside of the data directory that scripts may use.
-    pub allowed: runner::Allowed,
-    /// Python may be kept warm from job to job.
-    pub warm: bool,
+    /// What the operator lets jobs do; absent: everything.
+    pub policy: Option<PathBuf>,
+    /// How scripts are run.
+    pub scripts: runner::ScriptFlags,
     /// What becomes the first process of each job: this program, which `main` has to know of.
     pub launcher: sandbox::Launcher,
     /// What an answered change survives: what the private Redis is set up for.
@@ -76,9 +74,8 @@ impl Options {
             supervisor: true,
             runners: Vec::new(),
             pki_dir: None,
-            isolation: Isolation::Basic,
-            allowed: runner::Allowed::default(),
-            warm: true,
+            policy: None,
+            scripts: runner::ScriptFlags::default(),
             launcher: sandbox::Launcher::this_program(),
             durability: Durability::Fast,
             quiet: true,
@@ -183,7 +180,7 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
     };
     let profile = certificates.profile(port);
     profile.save(&dir.join("client.toml")).map_err(UpError::Profile)?;
-    let banner = Banner::new(&dir, &redis, &profile, port, suite.isolation());
+    let banner = Banner::new(&dir, &redis, &profile, port, suite.standing());
     let task = tokio::spawn(supervise(dir, redis, suite, stop.clone(), notice));
     Ok(Running { profile, banner, stop, task })
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use kv::Kv;
 use model::{Isolation, Name, ScriptType};
 use queue::{About, InstanceRef, JoinError, PresenceRecord};
-use sandbox::{processes, records};
+use sandbox::{Standing, processes, records};
 use service::{Failure, Host, Shutdown};
 use tokio::task::JoinSet;
 
@@ -78,7 +78,7 @@ pub struct Running {
     instances: Vec<InstanceRef>,
     workers: JoinSet<Result<(), WorkerError>>,
     shutdown: Shutdown,
-    isolation: Isolation,
+    standing: Standing,
     /// Held until the last script is gone.
     _work_dir: WorkDir,
 }
@@ -92,8 +92,8 @@ impl Running {
 
     /// What stands between its jobs and everything else.
     #[must_use]
-    pub const fn isolation(&self) -> Isolation {
-        self.isolation
+    pub const fn standing(&self) -> &Standing {
+        &self.standing
     }
 
     /// Waits until all instances have ended: because the shutdown began, or by themselves. Cancel safe.
@@ -163,13 +163,14 @@ pub async fn start(
     let names: Vec<_> = instances.iter().map(ToString::to_string).collect();
     let (isolation, layers) = (isolator.level(), isolator.layers().join(" "));
     tracing::info!(%isolation, layers, slots = settings.slots, "instances {} take jobs", names.join(", "));
-    Ok(Running { instances, workers, shutdown, isolation, _work_dir: work_dir })
+    let standing = isolator.standing().clone();
+    Ok(Running { instances, workers, shutdown, standing, _work_dir: work_dir })
 }
 
 /// Tries what executes each language, which takes some processes and some time.
 async fn find_runtimes(settings: &Settings, work_dir: &WorkDir, isolator: &Arc<Isolator>) -> Found {
     let (root, running) = (work_dir.root.clone(), work_dir.running.clone());
-    let (isolator, types, warm) = (Arc::clone(isolator), settings.types.clone(), settings.warm);
+    let (isolator, types, warm) = (Arc::clone(isolator), settings.types.clone(), settings.scripts.warm);
     let finding = tokio::task::spawn_blocking(move || {
         runtime::find(&Tools { root: &root, running: &running, isolator: &isolator, warm }, &types)
     });

@@ -7,8 +7,6 @@ use clap::Args;
 use model::{Isolation, Name, ScriptType};
 use sandbox::{Launcher, Layers};
 
-use crate::isolation::Allowed;
-
 /// The runner's own flags.
 #[derive(Debug, Clone, Args)]
 pub struct Config {
@@ -43,26 +41,44 @@ pub struct Config {
     /// Where jobs get their directories, shared with the supervisor of this machine
     #[arg(long, env = "MYCORA_WORK_DIR", value_name = "DIR", default_value = "/var/lib/mycora/work")]
     pub work_dir: PathBuf,
-    /// Isolation that has to stand on this machine, else the runner does not start: basic, confined or contained
+    /// How scripts are run.
+    #[command(flatten)]
+    pub scripts: ScriptFlags,
+}
+
+/// How scripts are run, for whoever starts a runner.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub struct ScriptFlags {
+    /// Isolation that has to stand on this machine, else no job is taken and the start fails: basic, confined or contained
     #[arg(long, env = "MYCORA_ISOLATION", value_name = "LEVEL", default_value = "basic")]
     pub isolation: Isolation,
-    /// Places outside of the work directory that scripts may read
+    /// Let scripts read this directory; may be repeated
     #[arg(long, env = "MYCORA_ALLOW_READ", value_name = "DIR", value_delimiter = ',')]
     pub allow_read: Vec<PathBuf>,
-    /// Places outside of the work directory that scripts may read and write
+    /// Let scripts read and write this directory; may be repeated
     #[arg(long, env = "MYCORA_ALLOW_WRITE", value_name = "DIR", value_delimiter = ',')]
     pub allow_write: Vec<PathBuf>,
-    /// The first of 65,536 user ids that the scripts of contexts run as, one each; only where the runner is root
-    #[arg(long, env = "MYCORA_UID_BASE", value_name = "UID", default_value_t = UID_BASE,
+    /// The first of 65,536 user ids that the scripts of contexts run as, one each, where the runner is root
+    /// [default: chosen once for each work directory]
+    #[arg(long, env = "MYCORA_UID_BASE", value_name = "UID",
           value_parser = clap::value_parser!(u32).range(1000..=4_294_000_000))]
-    pub uid_base: u32,
+    pub uid_base: Option<u32>,
     /// Whether python is kept warm for each context, which takes some memory and saves most of the time of short jobs
     #[arg(long, env = "MYCORA_WARM", value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     pub warm: bool,
 }
 
-/// The first of the user ids that contexts get, unless it is told otherwise: beyond those that systems give away.
-pub const UID_BASE: u32 = 1_900_000_000;
+impl Default for ScriptFlags {
+    fn default() -> Self {
+        Self {
+            isolation: Isolation::Basic,
+            allow_read: Vec::new(),
+            allow_write: Vec::new(),
+            uid_base: None,
+            warm: true,
+        }
+    }
+}
 
 /// What [`crate::start`] needs, wherever it comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,14 +95,8 @@ pub struct Settings {
     pub work_dir: PathBuf,
     /// How long jobs may go on after the shutdown began, before they are killed.
     pub drain_deadline: Duration,
-    /// Isolation that has to stand.
-    pub isolation: Isolation,
-    /// Places outside of the work directory that scripts may use.
-    pub allowed: Allowed,
-    /// The first of the user ids that contexts get.
-    pub uid_base: u32,
-    /// Interpreters may be kept warm from job to job.
-    pub warm: bool,
+    /// How scripts are run.
+    pub scripts: ScriptFlags,
     /// What starts processes.
     pub launcher: Launcher,
     /// The layers of isolation that are used where they stand. Tests take some away.
@@ -104,10 +114,7 @@ impl Settings {
             slots: 4,
             work_dir,
             drain_deadline: Duration::from_secs(20),
-            isolation: Isolation::Basic,
-            allowed: Allowed::default(),
-            uid_base: UID_BASE,
-            warm: true,
+            scripts: ScriptFlags::default(),
             launcher: Launcher::this_program(),
             layers: Layers::default(),
         }
@@ -125,10 +132,7 @@ impl Config {
             slots: self.slots,
             work_dir: self.work_dir.clone(),
             drain_deadline,
-            isolation: self.isolation,
-            allowed: Allowed { read: self.allow_read.clone(), write: self.allow_write.clone() },
-            uid_base: self.uid_base,
-            warm: self.warm,
+            scripts: self.scripts.clone(),
             launcher: Launcher::this_program(),
             layers: Layers::default(),
         }

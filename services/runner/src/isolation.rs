@@ -10,7 +10,7 @@ use queue::work_dir::{context_dir, contexts_dir};
 use sandbox::{Cgroups, Confinement, FileRules, Launcher, Limits, Owners, Slot, Standing, Syscalls};
 
 use crate::attend::Time;
-use crate::config::Settings;
+use crate::config::{ScriptFlags, Settings};
 use crate::runtime::Job;
 use crate::work_dir::WorkDir;
 use crate::{OPEN_FILES_MAX, StartError};
@@ -23,16 +23,7 @@ pub(crate) struct Isolator {
     root: PathBuf,
     owners: Option<Owners>,
     cgroups: Option<Cgroups>,
-    allowed: Allowed,
-}
-
-/// Places outside of the work directory that the operator opens to scripts.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Allowed {
-    /// To be read, and executed.
-    pub read: Vec<PathBuf>,
-    /// To be written as well.
-    pub write: Vec<PathBuf>,
+    scripts: ScriptFlags,
 }
 
 impl Isolator {
@@ -57,20 +48,28 @@ impl Isolator {
         for missing in &standing.missing {
             tracing::info!(layer = missing.layer, why = %missing.why, "a layer of isolation does not stand here");
         }
-        if standing.level < settings.isolation {
+        if standing.level < settings.scripts.isolation {
             let why = standing.missing.iter().map(|missing| format!("{}: {}", missing.layer, missing.why));
             let why = why.collect::<Vec<_>>().join("; ");
-            return Err(StartError::Isolation { demanded: settings.isolation, level: standing.level, why });
+            return Err(StartError::Isolation {
+                demanded: settings.scripts.isolation,
+                level: standing.level,
+                why,
+            });
         }
-        let allowed = settings.allowed.clone();
         Ok(Self {
             launcher: settings.launcher.clone(),
             owners: owners.ok().filter(|_| standing.owner),
             cgroups: cgroups.ok().filter(|_| standing.cgroup),
             standing,
             root: work_dir.root.clone(),
-            allowed,
+            scripts: settings.scripts.clone(),
         })
+    }
+
+    /// What stands here, and what does not.
+    pub(crate) fn standing(&self) -> &Standing {
+        &self.standing
     }
 
     /// What jobs get, whoever executes them.
@@ -153,9 +152,9 @@ impl Isolator {
         network: bool,
     ) -> Confinement {
         let mut read = sandbox::system_paths();
-        read.extend(self.allowed.read.iter().chain(reads).cloned());
+        read.extend(self.scripts.allow_read.iter().chain(reads).cloned());
         let mut write = vec![dir.to_owned()];
-        write.extend(self.allowed.write.iter().cloned());
+        write.extend(self.scripts.allow_write.iter().cloned());
         Confinement {
             limits: Limits { open_files: Some(OPEN_FILES_MAX), ..Limits::default() },
             cgroups: Vec::new(),
@@ -187,12 +186,12 @@ fn own_users(settings: &Settings, work_dir: &WorkDir) -> Result<Owners, String> 
     if !settings.layers.owner {
         return Err("it is switched off".to_owned());
     }
-    sandbox::reachable(&work_dir.root).map_err(|closed| {
-        format!("other users cannot pass through {}; give another --work-dir", closed.display())
-    })?;
+    sandbox::reachable(&work_dir.root)
+        .map_err(|closed| format!("other users cannot pass through {}", closed.display()))?;
     work_dir.open_to_others().map_err(|error| format!("the work directory cannot be opened: {error}"))?;
-    Ok(Owners::new(settings.uid_base, UIDS))
+    match settings.scripts.uid_base {
+        Some(base) => Ok(Owners::new(base)),
+        None => Owners::of_directory(&contexts_dir(&work_dir.root))
+            .map_err(|error| format!("no user ids can be chosen: {error}")),
+    }
 }
-
-/// How many contexts can have a user of their own.
-const UIDS: u32 = 65_536;

@@ -25,8 +25,7 @@ mod worker;
 mod workspace;
 
 pub use app::{RunnerApp, Running, StartError, start};
-pub use config::{Config, Settings, UID_BASE};
-pub use isolation::Allowed;
+pub use config::{Config, ScriptFlags, Settings};
 pub use runtime::available;
 pub use work_dir::sweep;
 

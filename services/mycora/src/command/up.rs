@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use model::{Address, Isolation};
+use model::Address;
 use service::{Shutdown, TelemetryFlags, telemetry};
 use storage::Durability;
 
@@ -39,18 +39,12 @@ pub struct UpArgs {
     /// Use the certificate authority in this directory instead of one of its own
     #[arg(long, value_name = "DIR", env = "MYCORA_PKI")]
     pub pki: Option<PathBuf>,
-    /// Isolation that has to stand on this machine, else it does not start: basic, confined or contained
-    #[arg(long, value_name = "LEVEL", env = "MYCORA_ISOLATION", default_value = "basic")]
-    pub isolation: Isolation,
-    /// Let scripts read this directory; may be repeated
-    #[arg(long, value_name = "DIR", env = "MYCORA_ALLOW_READ", value_delimiter = ',')]
-    pub allow_read: Vec<PathBuf>,
-    /// Let scripts read and write this directory; may be repeated
-    #[arg(long, value_name = "DIR", env = "MYCORA_ALLOW_WRITE", value_delimiter = ',')]
-    pub allow_write: Vec<PathBuf>,
-    /// Whether python is kept warm for each context, which takes some memory and saves most of the time of short jobs
-    #[arg(long, env = "MYCORA_WARM", value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
-    pub warm: bool,
+    /// What jobs may do, by their context: a TOML file. Read again when it changes
+    #[arg(long, value_name = "FILE", env = "MYCORA_POLICY")]
+    pub policy: Option<PathBuf>,
+    /// How scripts are run.
+    #[command(flatten)]
+    pub scripts: runner::ScriptFlags,
     /// What an answered change survives: `fast` the end of any process, `synced` also that of the machine
     #[arg(long, value_name = "LEVEL", env = "MYCORA_DURABILITY", default_value = "fast",
           value_parser = durability)]
@@ -91,10 +85,9 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
         supervisor: !args.no_supervisor,
         runners: args.runners,
         pki_dir: args.pki,
-        isolation: args.isolation,
+        policy: args.policy,
+        scripts: args.scripts,
         launcher: sandbox::Launcher::this_program(),
-        warm: args.warm,
-        allowed: runner::Allowed { read: args.allow_read, write: args.allow_write },
         durability: args.durability,
         quiet: global.quiet,
     };

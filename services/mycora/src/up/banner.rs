@@ -1,8 +1,10 @@
 //! What `mycora up` tells when it serves: lines to copy, or the same for programs.
 
+use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use model::Isolation;
+use sandbox::Standing;
 use serde::Serialize;
 
 use super::directory::DataDir;
@@ -19,6 +21,9 @@ pub struct Banner {
     /// What stands between scripts and everything else; nothing where no script runs here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isolation: Option<Isolation>,
+    /// Layers of it that do not stand here, each with the reason.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<String>,
     /// The client profile.
     pub config: PathBuf,
     /// The certificate authority.
@@ -39,12 +44,15 @@ impl Banner {
         redis: &PrivateRedis,
         profile: &Profile,
         port: u16,
-        isolation: Option<Isolation>,
+        standing: Option<&Standing>,
     ) -> Self {
+        let missing = standing.iter().flat_map(|standing| &standing.missing);
+        let missing = missing.map(|missing| format!("{}: {}", missing.layer, missing.why)).collect();
         Self {
             address: format!("https://127.0.0.1:{port}"),
             data: dir.path().to_owned(),
-            isolation,
+            isolation: standing.map(|standing| standing.level),
+            missing,
             config: dir.join("client.toml"),
             ca: profile.ca.clone().unwrap_or_default(),
             cert: profile.cert.clone().unwrap_or_default(),
@@ -60,23 +68,18 @@ impl Banner {
         format!("mycora is ready on {}, data in {}\n", self.address, self.data.display())
     }
 
-    fn isolation_line(&self) -> String {
-        match self.isolation {
-            None => String::new(),
-            Some(level @ Isolation::Basic) => {
-                format!(
-                    "isolation: {level}, scripts run as you do; `mycora supervisor instances` lists the layers that stand\n"
-                )
-            }
-            Some(level @ Isolation::Confined) => {
-                format!(
-                    "isolation: {level}, scripts reach their own directories and no network unless they ask\n"
-                )
-            }
-            Some(level @ Isolation::Contained) => {
-                format!("isolation: {level}, scripts are confined to their directories, and bounded\n")
-            }
+    fn isolation_text(&self) -> String {
+        let Some(level) = self.isolation else { return String::new() };
+        let what = match level {
+            Isolation::Basic => "scripts have your rights as far as no layer takes them",
+            Isolation::Confined => "scripts reach their own directories and no network unless they ask",
+            Isolation::Contained => "scripts are confined to their directories, and bounded",
+        };
+        let mut text = format!("isolation: {level}, {what}\n");
+        for missing in &self.missing {
+            let _ = writeln!(text, "\x20          without {missing}");
         }
+        text
     }
 
     /// The same, and lines to copy.
@@ -85,7 +88,7 @@ impl Banner {
         let Self { config, ca, cert, key, redis_cli, port, .. } = self;
         let [config, ca, cert, key] = [config, ca, cert, key].map(|path| path.display());
         let ready = self.line();
-        let isolation = self.isolation_line();
+        let isolation = self.isolation_text();
         format!(
             "{ready}\
              {isolation}\

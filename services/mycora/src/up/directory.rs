@@ -1,6 +1,6 @@
 //! The data directory: what is where, and the lock that makes it ours alone.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -16,13 +16,14 @@ pub(super) struct DataDir {
 }
 
 impl DataDir {
-    /// Makes the directory when it is not there, and locks it.
+    /// Makes the directory when it is not there, so that users of contexts can pass through to where their scripts
+    /// run, and locks it. One that is there keeps its mode; what is in it is made for its owner alone.
     ///
     /// # Errors
     /// [`UpError::DirectoryInUse`] when another process has it; others when it cannot be used.
     pub(super) fn open(path: &Path) -> Result<Self, UpError> {
         let cannot = |source| UpError::Directory { path: path.to_owned(), source };
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(cannot)?;
+        std::fs::DirBuilder::new().recursive(true).mode(0o711).create(path).map_err(cannot)?;
         let path = path.canonicalize().map_err(cannot)?;
         let lock_path = path.join("lock");
         let lock = OpenOptions::new()
@@ -50,6 +51,16 @@ impl DataDir {
     #[must_use]
     pub(super) fn join(&self, name: &str) -> PathBuf {
         self.path.join(name)
+    }
+
+    /// A directory in it that only its owner may use.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub(super) fn private(&self, name: &str) -> Result<PathBuf, UpError> {
+        let path = self.join(name);
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path);
+        made.map(|()| path.clone()).map_err(|source| UpError::Directory { path, source })
     }
 
     /// The text of a small file that is made once: read when it is there, else made and kept.

@@ -24,6 +24,9 @@ pub(super) const DATABASES: u32 = 4096;
 /// Where the supervisor's keys live.
 pub(super) const SUPERVISOR_DATABASE: u32 = DATABASES - 1;
 
+/// Where it keeps its data and its log.
+const FILES: &str = "redis";
+const LOG: &str = "redis/redis.log";
 const SOCKET: &str = "redis.sock";
 const PASSWORD: &str = "redis.password";
 const RECORD: &str = "redis.pid";
@@ -62,6 +65,7 @@ impl PrivateRedis {
             return Err(UpError::SocketPath { path: socket });
         }
         stop_orphan(dir, notice).await?;
+        prepare_files(dir)?;
         let (password, runner_password) = (Uid::random().to_string(), Uid::random().to_string());
         dir.write_secret(PASSWORD, &password)?;
         let mut child = spawn(dir)?;
@@ -144,17 +148,14 @@ impl PrivateRedis {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().map_err(UpError::RedisStart)? {
-                return Err(UpError::RedisEarlyEnd {
-                    status: status.to_string(),
-                    log: dir.join("redis.log"),
-                });
+                return Err(UpError::RedisEarlyEnd { status: status.to_string(), log: dir.join(LOG) });
             }
             // The socket is there before the data is read; only an answer says that it was.
             if self.socket.exists() && self.answers().await {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                return Err(UpError::RedisSlow { secs: START_TIMEOUT.as_secs(), log: dir.join("redis.log") });
+                return Err(UpError::RedisSlow { secs: START_TIMEOUT.as_secs(), log: dir.join(LOG) });
             }
             tokio::time::sleep(POLL).await;
         }
@@ -181,6 +182,18 @@ fn spawn(dir: &DataDir) -> Result<Child, UpError> {
     })
 }
 
+/// Makes the directory of its data, and takes over what earlier versions kept beside it.
+fn prepare_files(dir: &DataDir) -> Result<(), UpError> {
+    const APPENDED: &str = "appendonlydir";
+    let (before, now) = (dir.join(APPENDED), dir.private(FILES)?.join(APPENDED));
+    match std::fs::rename(&before, now) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(UpError::Directory { path: before, source: error })
+        }
+        _ => Ok(()),
+    }
+}
+
 fn configuration(dir: &DataDir, durability: Durability, password: &str, runner_password: &str) -> String {
     let fsync = if durability == Durability::Fast { "everysec" } else { "always" };
     let quoted = |name: &str| format!("{:?}", dir.join(name).display().to_string());
@@ -198,8 +211,8 @@ fn configuration(dir: &DataDir, durability: Durability, password: &str, runner_p
          user default on >{password} ~* &* +@all\n\
          user runner on >{runner_password} {RUNNER_RULES}\n",
         socket = quoted(SOCKET),
-        directory = format_args!("{:?}", dir.path().display().to_string()),
-        log = quoted("redis.log"),
+        directory = quoted(FILES),
+        log = quoted(LOG),
     )
 }
 

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use identity::{Identity, ServiceName, TrustDomain};
 use kv::Kv;
-use model::{Address, Isolation, Timestamp};
+use model::{Address, Timestamp};
 use mycelium::{Bus, MemoryNetwork, PublicKey};
 use prometheus::Registry;
 use rpc::{Channel, LocalServer, MethodPolicy, Mount, MountBuilder, Server, TlsFiles};
+use sandbox::Standing;
 use service::{Info, Limits, Ops, Readiness, Shutdown};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -113,8 +114,8 @@ impl Suite {
     }
 
     /// What stands between the scripts of this machine and everything else; nothing where none run.
-    pub(super) fn isolation(&self) -> Option<Isolation> {
-        self.runner.as_ref().map(runner::Running::isolation)
+    pub(super) fn standing(&self) -> Option<&Standing> {
+        self.runner.as_ref().map(runner::Running::standing)
     }
 
     /// Waits until a part has ended by itself. Runners that ended since their machine was drained are started
@@ -371,7 +372,11 @@ impl Suite {
         let bus: Arc<dyn Bus> = Arc::new(network.node(node_key(parts.dir, SUPERVISOR_NODE)?));
         let deps =
             supervisor::Deps { kv: Kv::new(parts.redis.supervisor_endpoint()), bus: Some(bus), metrics };
-        let app = supervisor::Config::new(work_dir.clone()).build(deps).map_err(build_error("supervisor"))?;
+        let config = supervisor::Config {
+            policy: parts.options.policy.clone(),
+            ..supervisor::Config::new(work_dir.clone())
+        };
+        let app = config.build(deps).map_err(build_error("supervisor"))?;
         let mount = app.mount_public(mount);
         let ready = app.ready();
         self.spawn("supervisor", app.run(self.stop.clone()));
@@ -381,9 +386,7 @@ impl Suite {
             group: GROUP.parse().map_err(build_error("runner"))?,
             slots: parts.options.slots,
             drain_deadline: DRAIN_DEADLINE,
-            isolation: parts.options.isolation,
-            allowed: parts.options.allowed.clone(),
-            warm: parts.options.warm,
+            scripts: parts.options.scripts.clone(),
             launcher: parts.options.launcher.clone(),
             ..runner::Settings::new(work_dir)
         };

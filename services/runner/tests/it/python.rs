@@ -18,7 +18,11 @@ fn python(script: &str) -> Execution {
 
 /// A runner of python alone.
 async fn bench(warm: bool) -> Bench {
-    Bench::with(|settings| Settings { warm, types: vec![ScriptType::Python], ..settings }).await
+    Bench::with(|mut settings| {
+        settings.scripts.warm = warm;
+        Settings { types: vec![ScriptType::Python], ..settings }
+    })
+    .await
 }
 
 async fn succeed(bench: &mut Bench, execution: Execution) -> Outcome {
@@ -325,7 +329,7 @@ async fn reach_out(mut bench: Bench) -> String {
 #[tokio::test]
 async fn a_warm_job_reaches_no_other_job_of_its_context() {
     let confined = bench(true).await;
-    if confined.runner.isolation() < model::Isolation::Confined {
+    if confined.runner.standing().level < model::Isolation::Confined {
         return;
     }
     assert_eq!(
@@ -402,7 +406,7 @@ async fn where_python_cannot_be_warmed_it_is_started_anew() {
 #[tokio::test]
 async fn a_warm_job_is_bounded_and_the_next_is_not_affected() {
     let mut bench = bench(true).await;
-    if bench.runner.isolation() < model::Isolation::Contained {
+    if bench.runner.standing().level < model::Isolation::Contained {
         return;
     }
     let who = "import os\nprint(os.getppid())";

@@ -13,7 +13,7 @@ use model::{
     ScriptType,
 };
 use queue::{EventKind, EventReader, Offer, Supervisor};
-use runner::{Allowed, Running, Settings};
+use runner::{Running, ScriptFlags, Settings};
 use sandbox::Launcher;
 use service::Shutdown;
 use tempfile::TempDir;
@@ -149,9 +149,9 @@ pub(crate) fn seen(place: &Path) -> PathBuf {
 
 /// A runner in a [`place`], with its program as the launcher.
 pub(crate) fn settings(place: &Path) -> Settings {
-    let allowed = Allowed { read: Vec::new(), write: vec![seen(place)] };
+    let scripts = ScriptFlags { allow_write: vec![seen(place)], ..ScriptFlags::default() };
     let launcher = Launcher::at(env!("CARGO_BIN_EXE_mycora-runner").into());
-    Settings { allowed, launcher, ..Settings::new(place.join("work")) }
+    Settings { scripts, launcher, ..Settings::new(place.join("work")) }
 }
 
 pub(crate) fn context() -> ContextUid {
