@@ -8,7 +8,7 @@ use flow::template;
 use model::execution::{AttemptEnd, Grants, Outcome};
 use model::flow::ResultMap;
 use model::job::BlobRef;
-use model::{Execution, Reason, ReasonCode, Timestamp};
+use model::{Execution, Reason, ReasonCode, ScriptSource, Timestamp};
 use queue::work_dir::log_path;
 use queue::{Ending, Instance, Standing, Taken};
 use sandbox::Slot;
@@ -85,7 +85,13 @@ async fn execute(context: &Context<'_>, execution: Arc<Execution>, grants: Grant
             return failed(Reason::new(ReasonCode::IsolationUnavailable, detail));
         }
     };
-    let prepared = match blocking(move || prepare(&root, &to_prepare, owner)).await {
+    let needs_directory = context.runtime.needs_directory() || !execution.files.is_empty();
+    let prepared = if needs_directory || !is_small(&execution) {
+        blocking(move || prepare(&root, &to_prepare, owner, needs_directory)).await
+    } else {
+        prepare(&root, &to_prepare, owner, needs_directory)
+    };
+    let prepared = match prepared {
         Ok(prepared) => prepared,
         Err(reason) => return failed(reason),
     };
@@ -124,8 +130,10 @@ async fn execute(context: &Context<'_>, execution: Arc<Execution>, grants: Grant
                 Err(reason) => return left_wrong(reason),
             };
             if execution.outputs.is_empty() {
-                // Nothing waits for the directory to be gone.
-                tokio::task::spawn_blocking(move || drop(workspace));
+                if workspace.is_made() {
+                    // Nothing waits for the directory to be gone.
+                    tokio::task::spawn_blocking(move || drop(workspace));
+                }
                 return Done::Succeeded { result, outputs: std::collections::BTreeMap::new() };
             }
             match blocking(move || workspace.collect(&execution.outputs)).await {
@@ -149,10 +157,26 @@ struct Prepared {
     inputs: String,
 }
 
-fn prepare(root: &Path, execution: &Execution, owner: Option<u32>) -> Result<Prepared, Reason> {
+/// Whether everything is at hand and takes no time worth mentioning to be prepared.
+fn is_small(execution: &Execution) -> bool {
+    const INPUTS_BYTES: usize = 16 * 1024;
+    let inputs = execution.inputs.values().flatten();
+    matches!(execution.script, ScriptSource::Inline(_))
+        && inputs.map(|(key, value)| key.len() + value.len()).sum::<usize>() <= INPUTS_BYTES
+}
+
+fn prepare(
+    root: &Path,
+    execution: &Execution,
+    owner: Option<u32>,
+    needs_directory: bool,
+) -> Result<Prepared, Reason> {
     let env = template::render(execution).map_err(|error| error.reason())?;
     let inputs = inputs::to_json(&execution.inputs)?;
-    let workspace = Workspace::create(root, execution.job_key, owner)?;
+    let workspace = Workspace::new(root, execution.job_key, owner);
+    if needs_directory {
+        workspace.make()?;
+    }
     let script = workspace.script(execution)?;
     workspace.lay_files(execution)?;
     Ok(Prepared { workspace, script, env, inputs })

@@ -23,9 +23,15 @@ use crate::workspace::Workspace;
 pub(crate) trait Runtime: Send + Sync {
     /// Runs a job to its end, also when it is interrupted or out of time: nothing of it is left then.
     async fn run(&self, job: Job) -> End;
+
+    /// Whether each job needs its directory. Else it is made for those that have files, or when the script comes
+    /// to it: to make and to remove it costs more than many a script.
+    fn needs_directory(&self) -> bool {
+        true
+    }
 }
 
-/// One attempt, prepared: its directory is made, its files are there.
+/// One attempt, prepared: its files are there.
 pub(crate) struct Job {
     /// What it is.
     pub(crate) execution: Arc<Execution>,

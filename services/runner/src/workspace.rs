@@ -3,8 +3,9 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -29,36 +30,53 @@ pub(crate) struct Workspace {
     context: ContextUid,
     dir: PathBuf,
     owner: Option<u32>,
+    /// Whether it was made, and what hindered that.
+    made: OnceLock<Result<(), Reason>>,
 }
 
 impl Workspace {
-    /// Makes a fresh directory below `root`, which has to be canonical. It and everything in it is `owner`'s,
-    /// when there is one.
-    pub(crate) fn create(root: &Path, key: JobKey, owner: Option<u32>) -> Result<Self, Reason> {
-        let jobs = jobs_dir(root, key.context);
-        let dir = jobs.join(key.to_string());
-        let make = || {
+    /// A directory below `root`, which has to be canonical, that is not made yet. It and everything in it is
+    /// `owner`'s, when there is one.
+    pub(crate) fn new(root: &Path, key: JobKey, owner: Option<u32>) -> Self {
+        let dir = jobs_dir(root, key.context).join(key.to_string());
+        Self { root: root.to_owned(), context: key.context, dir, owner, made: OnceLock::new() }
+    }
+
+    /// Makes it, fresh, when that was not done before.
+    pub(crate) fn make(&self) -> Result<(), Reason> {
+        let make =
+            || self.create().map_err(|error| broken("the directory of the attempt cannot be made", &error));
+        self.made.get_or_init(make).clone()
+    }
+
+    /// Whether it was made, in part at least.
+    pub(crate) fn is_made(&self) -> bool {
+        self.made.get().is_some()
+    }
+
+    fn create(&self) -> io::Result<()> {
+        let jobs = jobs_dir(&self.root, self.context);
+        // What is as it should be is not written again.
+        let mode = if self.owner.is_some() { 0o711 } else { 0o700 };
+        if !fs::symlink_metadata(&jobs).is_ok_and(|known| known.is_dir() && known.mode() & 0o777 == mode) {
             private_dir().recursive(true).create(&jobs)?;
-            if owner.is_some() {
-                // Its attempts may be passed through to, not listed.
-                fs::set_permissions(&jobs, fs::Permissions::from_mode(0o711))?;
+            // With an owner its attempts may be passed through to, not listed.
+            fs::set_permissions(&jobs, fs::Permissions::from_mode(mode))?;
+        }
+        match private_dir().create(&self.dir) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                tree::remove(&self.dir)?;
+                private_dir().create(&self.dir)
             }
-            match private_dir().create(&dir) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                    tree::remove(&dir)?;
-                    private_dir().create(&dir)
-                }
-                other => other,
-            }?;
-            private_dir().create(dir.join(OWN))?;
-            private_dir().create(dir.join(OWN).join("tmp"))?;
-            let workspace = Self { root: root.to_owned(), context: key.context, dir: dir.clone(), owner };
-            for made in [&dir, &dir.join(OWN), &dir.join(OWN).join("tmp")] {
-                workspace.give(made)?;
-            }
-            Ok(workspace)
-        };
-        make().map_err(|error| broken("the directory of the attempt cannot be made", &error))
+            other => other,
+        }?;
+        let own = self.dir.join(OWN);
+        private_dir().create(&own)?;
+        private_dir().create(own.join("tmp"))?;
+        for made in [&self.dir, &own, &own.join("tmp")] {
+            self.give(made)?;
+        }
+        Ok(())
     }
 
     /// Whose it is, when that is not the runner.
@@ -229,6 +247,9 @@ impl Workspace {
 
 impl Drop for Workspace {
     fn drop(&mut self) {
+        if !self.is_made() {
+            return;
+        }
         let remove = || {
             if let Err(error) = tree::remove(&self.dir) {
                 tracing::warn!(dir = %self.dir.display(), %error, "the directory of an attempt cannot be removed");
@@ -348,7 +369,8 @@ mod tests {
         let context = ContextUid(model::id::Uid::from_bits(1));
         let (flow, job) = (model::FlowUid(model::id::Uid::from_bits(2)), model::JobId(3));
         let key = JobKey { context, flow, job, attempt: model::Attempt(1) };
-        let workspace = Workspace::create(root.path(), key, None).expect("a directory");
+        let workspace = Workspace::new(root.path(), key, None);
+        workspace.make().expect("a directory");
         workspace.write_own("before", "text").expect("written");
         assert!(workspace.write_own("before", "text").is_err());
         let outside = root.path().join("outside");

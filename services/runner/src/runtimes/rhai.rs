@@ -87,6 +87,10 @@ impl Runtime for Embedded {
         }
         limits.watch(end).await.unwrap_or_else(|_| End::Broken(runtime_error("the engine failed")))
     }
+
+    fn needs_directory(&self) -> bool {
+        false
+    }
 }
 
 /// What a script gives while it runs.

@@ -6,7 +6,7 @@ use kv::Kv;
 use model::execution::Outcome as Kind;
 use model::{Grants, ReasonCode, ScriptType};
 use queue::{EventKind, Offer, Supervisor};
-use testkit::{PATIENCE, Process, RedisServer};
+use testkit::{PATIENCE, Process, RedisServer, wait_until};
 
 use crate::setup::{Bench, inputs, job, place};
 
@@ -37,6 +37,36 @@ async fn a_rhai_job_merges() {
     let blob = outcome.end.outputs["report.json"];
     let kept = queue::work_dir::blob_path(&bench.work(), crate::setup::context(), blob.sha256);
     assert_eq!(std::fs::read_to_string(kept).expect("an output"), "{\"total\":41}");
+}
+
+#[tokio::test]
+async fn a_directory_is_made_for_those_that_come_to_it() {
+    let mut bench = Bench::new().await;
+    let jobs = queue::work_dir::jobs_dir(&bench.work(), crate::setup::context());
+    for (script_type, script) in [
+        (ScriptType::Rhai, r#"result("a", 1)"#),
+        (ScriptType::Sal, r#"result("a", env("HOME"))"#),
+        (ScriptType::Osis, r#"osis_set("c", "id", #{ a: 1 })"#),
+    ] {
+        let outcome = bench.run(job(script_type, script)).await;
+        assert_eq!(outcome.end.outcome, Kind::Succeeded, "{outcome:?}");
+        assert!(!jobs.exists(), "{script_type} came to none");
+    }
+    let mut promises = job(ScriptType::Rhai, "1");
+    promises.outputs = vec!["out".into()];
+    assert!(bench.run(promises).await.reason().contains("it did not make output `out`"));
+    for (script_type, script) in [
+        (ScriptType::Rhai, r#"try { read_file("absent") } catch { write_file("there", "x") }"#),
+        (ScriptType::Sal, r#"if exists("absent") || list_dir(".") != [".mycora/"] { throw "what is it?" }"#),
+        (ScriptType::Sal, r#"if run("ls", ["-A"]).out != ".mycora\n" { throw "what is it?" }"#),
+    ] {
+        let outcome = bench.run(job(script_type, script)).await;
+        assert_eq!(outcome.end.outcome, Kind::Succeeded, "{outcome:?}");
+        assert!(jobs.exists());
+        let gone = || async { bench.attempts().is_empty().then_some(()) };
+        wait_until(gone, PATIENCE, "the directory is gone").await;
+        std::fs::remove_dir(&jobs).expect("empty");
+    }
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::Limits;
 use crate::runtime::Job;
-use crate::workspace::{create_inside, open_inside, read_inside, size_of_tree};
+use crate::workspace::{Workspace, create_inside, open_inside, read_inside, size_of_tree};
 
 /// The most names that one list of a directory gives.
 const NAMES_MAX: usize = 10_000;
@@ -27,8 +27,7 @@ const CREATION_BYTES: u64 = 4096;
 pub(crate) struct Files(Arc<Inner>);
 
 struct Inner {
-    dir: PathBuf,
-    owner: Option<u32>,
+    workspace: Arc<Workspace>,
     bytes_max: u64,
     limits: Limits,
     /// What the directory may hold now: what it held at the last look, and what was written since.
@@ -46,17 +45,23 @@ impl Files {
     /// Those of this job.
     pub(crate) fn of(job: &Job, limits: &Limits) -> Self {
         Self(Arc::new(Inner {
-            dir: job.workspace.dir().to_owned(),
-            owner: job.workspace.owner(),
+            workspace: Arc::clone(&job.workspace),
             bytes_max: job.grants.disk_bytes,
             limits: limits.clone(),
             held: Mutex::default(),
         }))
     }
 
+    /// The directory, which is made when a script first comes to it.
+    fn dir(&self) -> io::Result<&Path> {
+        self.0.workspace.make().map_err(|reason| io::Error::other(reason.to_string()))?;
+        Ok(self.0.workspace.dir())
+    }
+
     /// The text of a file.
     pub(crate) fn read(&self, path: &str) -> Result<String, String> {
-        let bytes = read_inside(&self.0.dir, path, FILE_BYTES_MAX).map_err(|error| error.to_string())?;
+        let read = || read_inside(self.dir()?, path, FILE_BYTES_MAX);
+        let bytes = read().map_err(|error| error.to_string())?;
         String::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())
     }
 
@@ -80,14 +85,14 @@ impl Files {
     }
 
     fn create(&self, path: &str, how: OFlags) -> io::Result<File> {
-        let file = create_inside(&self.0.dir, path, how)?;
+        let file = create_inside(self.dir()?, path, how)?;
         self.give(&file)?;
         Ok(file)
     }
 
     /// What the script makes belongs to whom its processes run as.
     fn give(&self, file: impl std::os::fd::AsFd) -> io::Result<()> {
-        match self.0.owner {
+        match self.0.workspace.owner() {
             None => Ok(()),
             Some(owner) => {
                 let (user, group) = (rustix::fs::Uid::from_raw(owner), rustix::fs::Gid::from_raw(owner));
@@ -103,7 +108,7 @@ impl Files {
         let more = bytes.saturating_add(CREATION_BYTES);
         let may_be = held.bytes.saturating_add(held.since).saturating_add(more);
         if !held.looked || held.since >= BYTES_BETWEEN_LOOKS || may_be > max {
-            *held = Held { looked: true, bytes: size_of_tree(&self.0.dir, max), since: 0 };
+            *held = Held { looked: true, bytes: size_of_tree(self.0.workspace.dir(), max), since: 0 };
         }
         if held.bytes.saturating_add(held.since).saturating_add(more) > max {
             return Err(format!("the directory of the job may hold {max} bytes"));
@@ -136,13 +141,13 @@ impl Files {
     }
 
     fn open_dir(&self, path: &str) -> io::Result<OwnedFd> {
-        open_inside(&self.0.dir, path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
+        open_inside(self.dir()?, path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
     }
 
     /// The place of a directory, for a process to begin in.
     pub(crate) fn place(&self, path: &str) -> Result<PathBuf, String> {
         self.open_dir(path).map_err(|error| error.to_string())?;
-        Ok(self.0.dir.join(path))
+        Ok(self.0.workspace.dir().join(path))
     }
 
     /// Whether there is something. A link is there, wherever it leads.
@@ -159,7 +164,7 @@ impl Files {
     /// How many bytes a file has.
     pub(crate) fn size(&self, path: &str) -> Result<u64, String> {
         let size = || {
-            let file = File::from(open_inside(&self.0.dir, path, OFlags::PATH, Mode::empty())?);
+            let file = File::from(open_inside(self.dir()?, path, OFlags::PATH, Mode::empty())?);
             let metadata = file.metadata()?;
             if metadata.is_file() {
                 Ok(metadata.len())
@@ -194,7 +199,7 @@ impl Files {
         self.room(self.size(from)?)?;
         let copy = || {
             let flags = OFlags::RDONLY | OFlags::NONBLOCK;
-            let mut source = File::from(open_inside(&self.0.dir, from, flags, Mode::empty())?);
+            let mut source = File::from(open_inside(self.dir()?, from, flags, Mode::empty())?);
             let mut target = self.create(to, OFlags::empty())?;
             let (one, other) = (rustix::fs::fstat(&source)?, rustix::fs::fstat(&target)?);
             if (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino) {

@@ -157,6 +157,7 @@ impl Programs {
                 env.insert(name.to_string(), argument(value)?);
             }
         }
+        self.job.workspace.make().map_err(|reason| reason.to_string())?;
         let dir = match text_option(options, "cwd")? {
             None => self.job.workspace.dir().to_owned(),
             Some(dir) => self.files.place(&dir).map_err(|why| format!("cwd {dir:?}: {why}"))?,
