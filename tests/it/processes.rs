@@ -101,3 +101,22 @@ fn a_supervisor_that_stays_away_has_lost_its_attempts() {
     wait_until_blocking(|| processes_in(&work).is_empty().then_some(()), PATIENCE, "the script was stopped");
     assert_eq!(witness.lines().len(), 1, "it came to no end");
 }
+
+/// SIGHUP means the same to every service: files are read again, and nothing ends.
+#[test]
+fn a_hangup_reads_the_policy_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (suite_dir, policy) = (dir.path().join("suite"), dir.path().join("policy.toml"));
+    std::fs::write(&policy, "").expect("a file");
+    let policy = policy.to_str().expect("a plain path");
+    let processes = Processes::start(&suite_dir, &[("MYCORA_POLICY", policy)]);
+    processes.signal("supervisor", "-HUP");
+    let heard = || {
+        let log = std::fs::read_to_string(suite_dir.join("log/supervisor.log")).expect("a log");
+        log.contains("the policy file is as it was").then_some(())
+    };
+    wait_until_blocking(heard, PATIENCE, "the supervisor has looked at its policy");
+    let file = flow_file(dir.path(), "name: one\njobs:\n  one: { script_type: shell, script: 'exit 0' }\n");
+    let submit = ["flow", "submit", &file, "--watch"];
+    stdout(&command(&processes.profile(), &submit).output().expect("it starts"), 0);
+}

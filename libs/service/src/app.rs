@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use crate::flags::{CommonFlags, TlsFlags};
 use crate::ops::{Info, Limits, Ops};
 use crate::readiness::Readiness;
-use crate::shutdown::Shutdown;
+use crate::shutdown::{Hangup, Shutdown};
 use crate::tasks::Tasks;
 use crate::{Failure, error_chain, telemetry};
 
@@ -125,7 +125,7 @@ async fn live<A: App>(
     config: A::Config,
     shutdown: Shutdown,
 ) -> Result<ExitCode, Failure> {
-    shutdown.on_signals()?;
+    shutdown.on_signals(Hangup::Reloads)?;
     let drain_deadline = common.drain_deadline();
     let ops_listener = match common.ops_listen {
         Some(address) => Some(bind(address, "--ops-listen").await?),

@@ -22,7 +22,7 @@ pub use flags::{CommonFlags, TelemetryFlags, TlsFlags};
 pub use lock::Lock;
 pub use ops::{Info, Limits, Ops};
 pub use readiness::{Condition, Readiness};
-pub use shutdown::Shutdown;
+pub use shutdown::{Hangup, Shutdown};
 pub use tasks::Tasks;
 
 /// Any error that ends a service; its whole chain is logged once.

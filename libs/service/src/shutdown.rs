@@ -6,6 +6,15 @@ use tokio_util::sync::CancellationToken;
 /// What a shell expects of a process that was interrupted.
 const EXIT_INTERRUPTED: i32 = 130;
 
+/// What SIGHUP means to a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hangup {
+    /// Its terminal is gone, and so is it.
+    Ends,
+    /// Somebody has changed its files; whatever follows one hears of it as well.
+    Reloads,
+}
+
 /// Tells that the process, or a part of it, is to end. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Shutdown(CancellationToken);
@@ -50,12 +59,12 @@ impl Shutdown {
         Self(self.0.child_token())
     }
 
-    /// Begins with the first SIGTERM, SIGINT or SIGHUP; the second one ends the process at once with status 130.
-    /// Has to be called within a runtime.
+    /// Begins with the first SIGTERM or SIGINT, or SIGHUP where that ends; the second one ends the process at once
+    /// with status 130. Has to be called within a runtime.
     ///
     /// # Errors
     /// When the handlers cannot be installed.
-    pub fn on_signals(&self) -> std::io::Result<()> {
+    pub fn on_signals(&self, on_hangup: Hangup) -> std::io::Result<()> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut hangup = signal(SignalKind::hangup())?;
@@ -67,6 +76,10 @@ impl Shutdown {
                     _ = interrupt.recv() => "SIGINT",
                     _ = hangup.recv() => "SIGHUP",
                 };
+                if name == "SIGHUP" && on_hangup == Hangup::Reloads {
+                    tracing::info!(signal = name, "files that are followed are read again");
+                    continue;
+                }
                 if shutdown.has_begun() {
                     tracing::warn!(signal = name, "ending at once");
                     std::process::exit(EXIT_INTERRUPTED);

@@ -93,6 +93,15 @@ fn the_first_signal_ends_it_in_order(name: &str) {
     assert_eq!(running.status(), Some(0));
 }
 
+fn a_hangup_ends_nothing() {
+    let mut running = Running::start(&[]);
+    running.signal("HUP");
+    running.wait_for_log("read again");
+    running.signal("TERM");
+    running.wait_for_log("small ended");
+    assert_eq!(running.status(), Some(0));
+}
+
 fn the_second_signal_ends_it_at_once() {
     let mut running = Running::start(&["--hang", "--drain-secs", "600"]);
     running.signal("TERM");
@@ -117,8 +126,9 @@ fn main() -> ExitCode {
     }
     the_first_signal_ends_it_in_order("TERM");
     the_first_signal_ends_it_in_order("INT");
+    a_hangup_ends_nothing();
     the_second_signal_ends_it_at_once();
     wrong_flags_are_a_usage_error();
-    println!("process: 4 tests passed");
+    println!("process: 5 tests passed");
     ExitCode::SUCCESS
 }

@@ -46,7 +46,9 @@ impl WorkDir {
     pub async fn drop_context(&self, context: ContextUid) -> Result<(), (PathBuf, io::Error)> {
         for part in [work_dir::blobs_dir, work_dir::logs_dir, work_dir::contexts_dir] {
             let path = part(&self.root).join(context.to_string());
-            match tokio::fs::remove_dir_all(&path).await {
+            let removed = path.clone();
+            // Scripts may have left anything there.
+            match blocking(move || sandbox::tree::remove(&removed)).await {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err((path, error)),
                 _ => {}
             }

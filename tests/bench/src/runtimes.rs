@@ -40,7 +40,8 @@ pub(crate) async fn measure(report: &mut Report) -> Result<(), Error> {
     }
     running.stop().await?;
     let cold = tempfile::Builder::new().prefix("mycora-bench-").tempdir()?;
-    let options = up::Options { warm: false, ..up::Options::private(cold.path()) };
+    let mut options = up::Options::private(cold.path());
+    options.scripts.warm = false;
     let running = up::start(options).await?;
     let client = Client::connect(running.profile())?;
     report.runtime("python, cold", language(&client, ScriptType::Python, "pass").await?);

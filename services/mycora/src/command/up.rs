@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use model::Address;
-use service::{Shutdown, TelemetryFlags, telemetry};
+use service::{Hangup, Shutdown, TelemetryFlags, telemetry};
 use storage::Durability;
 
 use crate::command::Global;
@@ -73,7 +73,9 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
     let telemetry =
         telemetry::init("mycora", &args.telemetry).map_err(|error| Failure::Invalid(with_causes(&error)))?;
     let shutdown = Shutdown::new();
-    shutdown.on_signals().map_err(|error| Failure::Failed(format!("cannot wait for signals: {error}")))?;
+    shutdown
+        .on_signals(Hangup::Ends)
+        .map_err(|error| Failure::Failed(format!("cannot wait for signals: {error}")))?;
     let data_dir = match args.data {
         Some(dir) => dir,
         None => default_data_dir()?,
