@@ -6,7 +6,8 @@ use std::str::FromStr;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 
 /// Payloads that may wait in an inbox; whoever sends more is held back, or loses them where the
 /// transport cannot hold back.
@@ -85,13 +86,97 @@ impl fmt::Display for Destination {
     }
 }
 
+/// How a payload is wrapped on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Form {
+    /// As the bus likes it: numbered, answered by the bus at the other end, in parts when it is long.
+    #[default]
+    Framed,
+    /// As it is, for nodes that know nothing but JSON-RPC: it has to begin with `{` or `[`. Nobody
+    /// answers for the bus at the other end, so it may arrive twice, and long ones not at all.
+    Plain,
+}
+
+/// A payload to be sent.
+#[derive(Debug, Clone)]
+pub struct Parcel<'a> {
+    /// Where it goes.
+    pub to: Destination,
+    /// Under which topic.
+    pub topic: &'a str,
+    /// What it carries.
+    pub payload: Bytes,
+    /// How it is wrapped.
+    pub form: Form,
+    /// When nobody wants it any more; the bus's own limit when absent. Whoever receives it later than
+    /// that drops it, where the bus can tell.
+    pub deadline: Option<Instant>,
+}
+
 /// A payload that came in.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Incoming {
     /// Who sent it. Authenticated by the transport.
     pub from: PublicKey,
     /// What it carries.
     pub payload: Bytes,
+    /// How it came.
+    pub form: Form,
+    /// Tells the bus, when it is dropped, that it need not keep the payload any longer.
+    pub receipt: Receipt,
+}
+
+/// Kept until what came in is persisted, or needs not be. A bus that can keeps the payload for that long
+/// where a crash of this process does not lose it; it may stop waiting at any time.
+#[derive(Debug, Default)]
+pub struct Receipt(
+    #[expect(dead_code, reason = "the other end sees that it is dropped")] Option<oneshot::Sender<()>>,
+);
+
+impl Receipt {
+    /// One that a bus waits for by the other end, which resolves, with an error, when it is dropped.
+    #[must_use]
+    pub fn new() -> (Self, oneshot::Receiver<()>) {
+        let (sender, receiver) = oneshot::channel();
+        (Self(Some(sender)), receiver)
+    }
+}
+
+/// How a bus fares.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Standing {
+    /// Whether payloads can be sent and received now.
+    pub up: bool,
+    /// What is wrong, for people; empty when nothing is.
+    pub problem: String,
+    /// This node, as it was when it was last heard of.
+    pub node: Option<Node>,
+}
+
+/// A node of the bus, as it describes itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// Its key.
+    pub key: PublicKey,
+    /// Its own overlay address; old daemons do not tell.
+    pub ip: Option<Ipv6Addr>,
+    /// Its part of the overlay, as it is written there; empty where there is no such thing.
+    pub subnet: String,
+    /// Unix time of its start, in seconds; old daemons do not tell.
+    pub start_secs: Option<u64>,
+    /// Whether it takes messages of any topic from anybody.
+    pub takes_any_topic: bool,
+    /// The neighbours it is linked to, or tries to be.
+    pub links: Vec<Link>,
+}
+
+/// A neighbour.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Link {
+    /// Where it is: `tcp 1.2.3.4:9651`.
+    pub endpoint: String,
+    /// Whether there is a connection.
+    pub alive: bool,
 }
 
 /// Why a payload was not handed over, or a topic not opened.
@@ -105,6 +190,29 @@ pub enum BusError {
         /// Under which topic.
         topic: String,
     },
+    /// The daemon that carries the payloads was not there for as long as it was waited for.
+    #[error("the Mycelium daemon is down: {0}")]
+    Down(String),
+    /// It came, or would have come, later than its deadline.
+    #[error("{destination} was reached after the payload's deadline")]
+    Expired {
+        /// Where the payload was to go.
+        destination: String,
+    },
+    /// Longer than what can be carried.
+    #[error("a payload of {bytes} bytes is too large, {bytes_max} are the limit")]
+    TooLarge {
+        /// How long it is.
+        bytes: usize,
+        /// How long it may be.
+        bytes_max: usize,
+    },
+    /// What is sent [`Form::Plain`] has to look like JSON-RPC.
+    #[error("a plain payload begins with `{{` or `[`")]
+    NotPlain,
+    /// The daemon will never take this.
+    #[error("the Mycelium daemon refuses it: {0}")]
+    Refused(String),
     /// Somebody listens to the topic already.
     #[error("the topic `{0}` has a listener already")]
     TopicTaken(String),
@@ -113,29 +221,46 @@ pub enum BusError {
     BadTopic(usize),
 }
 
-/// Carries payloads between nodes: fire and forget.
+/// Carries payloads between nodes.
 ///
-/// That a send succeeded means that the payload left, not that it arrived, still less that anybody
-/// acted on it: whoever needs to know has to be answered. Nothing survives a restart of either side.
+/// That a send succeeded means that the payload is in the hands of whoever listens there, not that
+/// anybody acted on it: whoever needs to know has to be answered. Nothing survives a restart of either
+/// side. Order is kept where [`Bus::window`] is 1.
 #[async_trait]
 pub trait Bus: Send + Sync + 'static {
-    /// This node's own key.
-    fn key(&self) -> PublicKey;
+    /// This node's own key; unknown until the bus was up once.
+    fn key(&self) -> Option<PublicKey>;
 
-    /// What carries the payloads, for people: `memory`.
+    /// What carries the payloads, for people: `memory`, `mycelium`.
     fn kind(&self) -> &'static str;
+
+    /// How the bus fares.
+    fn standing(&self) -> watch::Receiver<Standing>;
+
+    /// Sends to one node that may be under way together.
+    fn window(&self) -> usize {
+        1
+    }
 
     /// Looks up whose overlay address this is.
     ///
     /// # Errors
-    /// [`BusError::Unreachable`] while no route to it is known.
+    /// [`BusError::Unreachable`] while no route to it is known, [`BusError::Down`].
     async fn key_of(&self, ip: Ipv6Addr) -> Result<PublicKey, BusError>;
 
-    /// Hands a payload over; waits while the way is full. Dropping the future sends nothing.
+    /// Hands a payload over; waits while the way is full, and until the deadline while nobody is there.
+    /// Dropping the future ends the attempts; the payload may have left already.
     ///
     /// # Errors
-    /// [`BusError::Unreachable`] where the transport knows at once, [`BusError::BadTopic`].
-    async fn send(&self, to: Destination, topic: &str, payload: Bytes) -> Result<(), BusError>;
+    /// [`BusError::Unreachable`] when nobody took it in time, [`BusError::Down`], [`BusError::Expired`],
+    /// [`BusError::TooLarge`], [`BusError::NotPlain`], [`BusError::Refused`], [`BusError::BadTopic`].
+    async fn send(&self, parcel: Parcel<'_>) -> Result<(), BusError>;
+
+    /// Finds out whether somebody listens there, without handing anything over.
+    ///
+    /// # Errors
+    /// As [`Bus::send`].
+    async fn ping(&self, to: Destination, topic: &str, deadline: Instant) -> Result<(), BusError>;
 
     /// Begins to listen to a topic, until the inbox is dropped.
     ///
@@ -144,7 +269,8 @@ pub trait Bus: Send + Sync + 'static {
     fn listen(&self, topic: &str) -> Result<Inbox, BusError>;
 }
 
-/// What comes in under one topic, in the order it came.
+/// What comes in under one topic, in the order it came. Whoever takes something out holds its
+/// [`Receipt`] until it is persisted.
 #[derive(Debug)]
 pub struct Inbox(mpsc::Receiver<Incoming>);
 

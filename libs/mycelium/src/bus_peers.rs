@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
-use crate::bus::{Bus, BusError, Destination, Inbox, PublicKey};
-use crate::json_rpc::{Handler, Peer, WeakPeer};
+use crate::bus::{Bus, BusError, Destination, Form, Inbox, Parcel, PublicKey};
+use crate::json_rpc::{Handler, Outgoing, Peer, WeakPeer};
 
 /// Payloads that may wait to be sent to one node.
 const OUTBOX_LEN: usize = 64;
@@ -25,12 +26,19 @@ pub struct BusPeers(Arc<Shared>);
 struct Shared {
     bus: Arc<dyn Bus>,
     accept: Accept,
-    peers: Mutex<HashMap<PublicKey, (String, Peer)>>,
+    peers: Mutex<HashMap<PublicKey, (Manner, Peer)>>,
+}
+
+/// How a node is spoken to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Manner {
+    topic: String,
+    form: Form,
 }
 
 impl std::fmt::Debug for BusPeers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "BusPeers({})", self.0.bus.key())
+        write!(f, "BusPeers({:?})", self.0.bus.key())
     }
 }
 
@@ -48,16 +56,25 @@ impl BusPeers {
     }
 
     /// The conversation with a node whose requests travel under `topic`; begins it if need be. There is
-    /// one conversation with a node: under another topic it begins anew.
+    /// one conversation with a node: under another topic, or in another form, it begins anew.
     ///
     /// # Errors
-    /// [`BusError::Unreachable`] when nobody knows whose address that is.
+    /// [`BusError::Unreachable`] when nobody knows whose address that is, [`BusError::Down`].
     pub async fn peer(&self, to: Destination, topic: &str) -> Result<Peer, BusError> {
+        self.peer_in(to, topic, Form::Framed).await
+    }
+
+    /// The same in a form: [`Form::Plain`] with nodes that know nothing but JSON-RPC.
+    ///
+    /// # Errors
+    /// As [`BusPeers::peer`].
+    pub async fn peer_in(&self, to: Destination, topic: &str, form: Form) -> Result<Peer, BusError> {
         let key = match to {
             Destination::Key(key) => key,
             Destination::Ip(ip) => self.0.bus.key_of(ip).await?,
         };
-        self.open(key, Some(topic), topic).ok_or_else(|| BusError::Unreachable {
+        let manner = Manner { topic: topic.to_owned(), form };
+        self.open(key, manner, true).ok_or_else(|| BusError::Unreachable {
             destination: key.to_string(),
             topic: format!("{topic} (there are {PEERS_MAX} conversations already)"),
         })
@@ -71,26 +88,27 @@ impl BusPeers {
     }
 
     /// Takes in what comes under a topic until the inbox ends. With a node that was not spoken to before a
-    /// conversation begins in which it is answered under `their_topic`.
+    /// conversation begins in which it is answered under `their_topic`, in the form it speaks in.
     pub async fn run(&self, mut inbox: Inbox, their_topic: &str) {
         while let Some(incoming) = inbox.next().await {
-            if let Some(peer) = self.open(incoming.from, None, their_topic) {
-                peer.receive(&incoming.payload);
+            let manner = Manner { topic: their_topic.to_owned(), form: incoming.form };
+            if let Some(peer) = self.open(incoming.from, manner, false) {
+                peer.receive_with(&incoming.payload, incoming.receipt);
             }
         }
     }
 
-    fn peers(&self) -> MutexGuard<'_, HashMap<PublicKey, (String, Peer)>> {
+    fn peers(&self) -> MutexGuard<'_, HashMap<PublicKey, (Manner, Peer)>> {
         self.0.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The conversation with a node; `asked` is the topic it must have, `topic` the one of a new one.
-    fn open(&self, key: PublicKey, asked: Option<&str>, topic: &str) -> Option<Peer> {
+    /// The conversation with a node; one that goes on in another manner is as good, unless `exactly`.
+    fn open(&self, key: PublicKey, manner: Manner, exactly: bool) -> Option<Peer> {
         let mut peers = self.peers();
         if let Some((known, peer)) = peers.get(&key)
             && !peer.is_closed()
         {
-            if asked.is_none_or(|asked| asked == known) {
+            if !exactly || *known == manner {
                 return Some(peer.clone());
             }
             peer.close();
@@ -103,27 +121,43 @@ impl BusPeers {
             }
         }
         let (outbox, payloads) = mpsc::channel(OUTBOX_LEN);
-        let peer = Peer::new(outbox, (self.0.accept)(key));
-        tokio::spawn(send_all(Arc::clone(&self.0.bus), key, topic.to_owned(), payloads, peer.downgrade()));
-        peers.insert(key, (topic.to_owned(), peer.clone()));
+        let peer = Peer::timed(outbox, (self.0.accept)(key));
+        tokio::spawn(send_all(Arc::clone(&self.0.bus), key, manner.clone(), payloads, peer.downgrade()));
+        peers.insert(key, (manner, peer.clone()));
         Some(peer)
     }
 }
 
-/// Sends in order. When a payload cannot be sent, whoever waits for an answer of that node learns so
-/// at once: waiting for its time limit would not make it come.
+/// Sends in order, as many together as the bus wishes. When a payload cannot be sent, whoever waits for an
+/// answer of that node learns so at once: waiting for its time limit would not make it come. What was not
+/// taken within its own time limit concerns nobody else.
 async fn send_all(
     bus: Arc<dyn Bus>,
     to: PublicKey,
-    topic: String,
-    mut payloads: mpsc::Receiver<Bytes>,
+    manner: Manner,
+    mut payloads: mpsc::Receiver<Outgoing>,
     peer: WeakPeer,
 ) {
-    while let Some(payload) = payloads.recv().await {
-        if let Err(error) = bus.send(Destination::Key(to), &topic, payload).await {
-            tracing::debug!(%to, %topic, %error, "a payload was not sent");
-            if let Some(peer) = peer.upgrade() {
-                peer.fail_waiting();
+    let Manner { topic, form } = &manner;
+    let mut sends = FuturesUnordered::new();
+    let mut ended = false;
+    while !(ended && sends.is_empty()) {
+        tokio::select! {
+            next = payloads.recv(), if !ended && sends.len() < bus.window() => match next {
+                Some(Outgoing { payload, deadline }) => {
+                    let parcel = Parcel { to: Destination::Key(to), topic, payload, form: *form, deadline };
+                    let sent = bus.send(parcel);
+                    sends.push(async move { (sent.await, deadline) });
+                }
+                None => ended = true,
+            },
+            Some((sent, deadline)) = sends.next(), if !sends.is_empty() => {
+                let Err(error) = sent else { continue };
+                tracing::debug!(%to, %topic, %error, "a payload was not sent");
+                let too_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
+                if let Some(peer) = peer.upgrade().filter(|_| !too_late) {
+                    peer.fail_waiting();
+                }
             }
         }
     }
@@ -165,7 +199,7 @@ mod tests {
         for (from, to, topic) in
             [(&coordinator, &supervisor, "supervisor.rpc"), (&supervisor, &coordinator, "coordinator.rpc")]
         {
-            let key = Destination::Key(to.bus().key());
+            let key = Destination::Key(to.bus().key().expect("known"));
             let peer = from.peer(key, topic).await.expect("known");
             assert_eq!(peer.call("echo", &[1], wait).await.expect("answered").get(), "[1]");
         }

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 
 pub use parse::{Id, Invalid, Message, ParseError, Payload, Response, parse};
 pub(crate) use peer::WeakPeer;
-pub use peer::{CallError, HANDLERS_MAX, Handler, IN_FLIGHT_MAX, Peer, SentBatch};
+pub use peer::{CallError, HANDLERS_MAX, Handler, IN_FLIGHT_MAX, Outgoing, Peer, SentBatch};
 
 /// What an envelope with such a payload says of its type.
 pub const PAYLOAD_TYPE: &str = "application/vnd.mycora.rpc+json";

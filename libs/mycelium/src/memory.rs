@@ -5,10 +5,13 @@ use std::net::Ipv6Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use bytes::Bytes;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
-use crate::bus::{Bus, BusError, Destination, INBOX_LEN, Inbox, Incoming, PublicKey, check_topic};
+use crate::bus::{
+    Bus, BusError, Destination, INBOX_LEN, Inbox, Incoming, Node, Parcel, PublicKey, Receipt, Standing,
+    check_topic,
+};
 
 /// Joins nodes of one process. Clones are the same network.
 #[derive(Debug, Clone, Default)]
@@ -57,6 +60,22 @@ impl MemoryBus {
     pub fn ip(&self) -> Ipv6Addr {
         overlay_ip(&self.key)
     }
+
+    /// This node's own key.
+    #[must_use]
+    pub const fn key(&self) -> PublicKey {
+        self.key
+    }
+
+    fn find(&self, to: Destination, topic: &str) -> Result<mpsc::Sender<Incoming>, BusError> {
+        check_topic(topic)?;
+        let listener = self.network.listener(to, topic).filter(|listener| !listener.is_closed());
+        listener.ok_or_else(|| unreachable(to, topic))
+    }
+}
+
+fn unreachable(to: Destination, topic: &str) -> BusError {
+    BusError::Unreachable { destination: to.to_string(), topic: topic.to_owned() }
 }
 
 /// A place in `400::/7` that follows from the key. The real overlay hashes the key first; within one
@@ -70,12 +89,24 @@ fn overlay_ip(key: &PublicKey) -> Ipv6Addr {
 
 #[async_trait]
 impl Bus for MemoryBus {
-    fn key(&self) -> PublicKey {
-        self.key
+    fn key(&self) -> Option<PublicKey> {
+        Some(self.key)
     }
 
     fn kind(&self) -> &'static str {
         "memory"
+    }
+
+    fn standing(&self) -> watch::Receiver<Standing> {
+        let node = Node {
+            key: self.key,
+            ip: Some(self.ip()),
+            subnet: String::new(),
+            start_secs: None,
+            takes_any_topic: true,
+            links: Vec::new(),
+        };
+        watch::Sender::new(Standing { up: true, problem: String::new(), node: Some(node) }).subscribe()
     }
 
     async fn key_of(&self, ip: Ipv6Addr) -> Result<PublicKey, BusError> {
@@ -87,12 +118,15 @@ impl Bus for MemoryBus {
             .ok_or_else(|| BusError::Unreachable { destination: format!("[{ip}]"), topic: String::new() })
     }
 
-    async fn send(&self, to: Destination, topic: &str, payload: Bytes) -> Result<(), BusError> {
-        check_topic(topic)?;
-        let unreachable = || BusError::Unreachable { destination: to.to_string(), topic: topic.to_owned() };
-        let listener = self.network.listener(to, topic).ok_or_else(unreachable)?;
-        let incoming = Incoming { from: self.key, payload };
-        listener.send(incoming).await.map_err(|_| unreachable())
+    async fn send(&self, parcel: Parcel<'_>) -> Result<(), BusError> {
+        let Parcel { to, topic, payload, form, deadline: _ } = parcel;
+        let listener = self.find(to, topic)?;
+        let incoming = Incoming { from: self.key, payload, form, receipt: Receipt::default() };
+        listener.send(incoming).await.map_err(|_| unreachable(to, topic))
+    }
+
+    async fn ping(&self, to: Destination, topic: &str, _: Instant) -> Result<(), BusError> {
+        self.find(to, topic).map(drop)
     }
 
     fn listen(&self, topic: &str) -> Result<Inbox, BusError> {
@@ -111,6 +145,12 @@ impl Bus for MemoryBus {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bus::Form;
+    use bytes::Bytes;
+
+    fn parcel(to: Destination, payload: &'static str) -> Parcel<'static> {
+        Parcel { to, topic: "t", payload: Bytes::from(payload), form: Form::Framed, deadline: None }
+    }
 
     fn two() -> (MemoryBus, MemoryBus, MemoryNetwork) {
         let network = MemoryNetwork::default();
@@ -121,8 +161,8 @@ mod tests {
     async fn payloads_arrive_in_order_by_key_and_by_address() {
         let (a, b, _network) = two();
         let mut inbox = b.listen("t").expect("free");
-        a.send(Destination::Key(b.key()), "t", Bytes::from_static(b"1")).await.expect("sent");
-        a.send(Destination::Ip(b.ip()), "t", Bytes::from_static(b"2")).await.expect("sent");
+        a.send(parcel(Destination::Key(b.key()), "1")).await.expect("sent");
+        a.send(parcel(Destination::Ip(b.ip()), "2")).await.expect("sent");
         for expected in ["1", "2"] {
             let incoming = inbox.next().await.expect("still joined");
             assert_eq!((incoming.from, &incoming.payload[..]), (a.key(), expected.as_bytes()));
@@ -133,16 +173,16 @@ mod tests {
     #[tokio::test]
     async fn who_is_not_there_cannot_be_reached() {
         let (a, b, network) = two();
-        let nobody = a.send(Destination::Key(b.key()), "t", Bytes::new()).await;
+        let nobody = a.send(parcel(Destination::Key(b.key()), "")).await;
         assert!(matches!(nobody, Err(BusError::Unreachable { .. })), "{nobody:?}");
         let inbox = b.listen("t").expect("free");
         assert_eq!(b.listen("t").err(), Some(BusError::TopicTaken("t".into())));
         drop(inbox);
-        let gone = a.send(Destination::Key(b.key()), "t", Bytes::new()).await;
+        let gone = a.send(parcel(Destination::Key(b.key()), "")).await;
         assert!(matches!(gone, Err(BusError::Unreachable { .. })), "{gone:?}");
         let mut inbox = b.listen("t").expect("free again");
         network.remove(b.key());
-        assert_eq!(inbox.next().await, None);
+        assert!(inbox.next().await.is_none());
     }
 
     #[tokio::test]
@@ -151,9 +191,9 @@ mod tests {
         let mut inbox = b.listen("t").expect("free");
         let to = Destination::Key(b.key());
         for _ in 0..INBOX_LEN {
-            a.send(to, "t", Bytes::new()).await.expect("room");
+            a.send(parcel(to, "")).await.expect("room");
         }
-        let mut held = std::pin::pin!(a.send(to, "t", Bytes::from_static(b"last")));
+        let mut held = std::pin::pin!(a.send(parcel(to, "last")));
         assert!(futures_util::poll!(&mut held).is_pending());
         inbox.next().await.expect("the first");
         held.await.expect("room again");

@@ -62,6 +62,12 @@ impl Rpc {
         mount.service(GatewayServiceServer::new(self.clone()))
     }
 
+    /// Where others reach this gateway on its bus; empty without one, and until it was up once.
+    fn own_address(&self) -> String {
+        let key = self.bus.as_ref().and_then(|bus| bus.key());
+        key.map(|key| format!("mycelium:{key}")).unwrap_or_default()
+    }
+
     pub(crate) fn mount_internal(&self, mount: MountBuilder) -> MountBuilder {
         let server = GatewayLinkServiceServer::new(self.clone())
             .max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
@@ -85,7 +91,7 @@ impl GatewayService for Rpc {
         Ok(Response::new(v1::GetGatewayResponse {
             coordinator: self.coordinator.borrow().clone(),
             bus: self.bus.as_ref().map(|bus| bus.kind().to_owned()).unwrap_or_default(),
-            address: self.bus.as_ref().map(|bus| format!("mycelium:{}", bus.key())).unwrap_or_default(),
+            address: self.own_address(),
             peers: peers.collect(),
         }))
     }

@@ -12,6 +12,8 @@ use serde_json::value::RawValue;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
+use crate::bus::Receipt;
+
 use super::parse::{Id, Invalid, Message, Payload, Response, parse};
 use super::{Answer, Call, INVALID_REQUEST, PAYLOAD_BYTES_MAX, Request, RpcError, write};
 
@@ -56,8 +58,41 @@ pub trait Handler: Send + Sync + 'static {
 #[derive(Clone)]
 pub struct Peer(Arc<Shared>);
 
+/// A payload that goes out, and until when it is of use.
+#[derive(Debug, Clone)]
+pub struct Outgoing {
+    /// What goes out.
+    pub payload: Bytes,
+    /// When whoever waits for an answer stops waiting.
+    pub deadline: Option<Instant>,
+}
+
+/// Where payloads go out.
+enum Outbox {
+    Bare(mpsc::Sender<Bytes>),
+    Timed(mpsc::Sender<Outgoing>),
+}
+
+impl Outbox {
+    async fn send(&self, payload: Bytes, deadline: Option<Instant>) -> Result<(), CallError> {
+        match self {
+            Self::Bare(outbox) => outbox.send(payload).await.map_err(|_| CallError::Closed),
+            Self::Timed(outbox) => {
+                outbox.send(Outgoing { payload, deadline }).await.map_err(|_| CallError::Closed)
+            }
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        match self {
+            Self::Bare(outbox) => outbox.is_closed(),
+            Self::Timed(outbox) => outbox.is_closed(),
+        }
+    }
+}
+
 struct Shared {
-    outbox: mpsc::Sender<Bytes>,
+    outbox: Outbox,
     handler: Arc<dyn Handler>,
     handlers: Arc<Semaphore>,
     waiting: Mutex<Waiting>,
@@ -89,6 +124,16 @@ impl Peer {
     /// [`Peer::receive`]. Requests go to `handler`.
     #[must_use]
     pub fn new(outbox: mpsc::Sender<Bytes>, handler: Arc<dyn Handler>) -> Self {
+        Self::over(Outbox::Bare(outbox), handler)
+    }
+
+    /// The same over a way that can make use of knowing how long a payload is wanted.
+    #[must_use]
+    pub fn timed(outbox: mpsc::Sender<Outgoing>, handler: Arc<dyn Handler>) -> Self {
+        Self::over(Outbox::Timed(outbox), handler)
+    }
+
+    fn over(outbox: Outbox, handler: Arc<dyn Handler>) -> Self {
         let handlers = Arc::new(Semaphore::new(HANDLERS_MAX));
         Self(Arc::new(Shared { outbox, handler, handlers, waiting: Mutex::default() }))
     }
@@ -121,7 +166,7 @@ impl Peer {
     ) -> Vec<Result<Box<RawValue>, CallError>> {
         let count = calls.len();
         let deadline = Instant::now() + timeout;
-        match tokio::time::timeout_at(deadline, self.send_batch(calls)).await {
+        match tokio::time::timeout_at(deadline, self.send_batch_until(calls, Some(deadline))).await {
             Ok(sent) => sent.outcomes(deadline).await,
             Err(_) => vec![Err(CallError::TimedOut); count],
         }
@@ -130,6 +175,11 @@ impl Peer {
     /// Sends several calls as a batch. When it returns they are on their way, in front of everything that
     /// is sent later; what becomes of them is told by [`SentBatch::outcomes`].
     pub async fn send_batch(&self, calls: Vec<Call>) -> SentBatch {
+        self.send_batch_until(calls, None).await
+    }
+
+    /// The same for calls whose answers are of no use after `deadline`.
+    pub async fn send_batch_until(&self, calls: Vec<Call>, deadline: Option<Instant>) -> SentBatch {
         let count = calls.len();
         let failed = |error| SentBatch { count, state: Err(error) };
         if let Some(large) = calls.iter().find(|call| call.params.get().len() > PAYLOAD_BYTES_MAX - 1024) {
@@ -143,8 +193,8 @@ impl Peer {
             Err(error) => return failed(error),
         };
         for payload in write::requests(entry.first, &calls) {
-            if self.0.outbox.send(payload).await.is_err() {
-                return failed(CallError::Closed);
+            if let Err(error) = self.0.outbox.send(payload, deadline).await {
+                return failed(error);
             }
         }
         SentBatch { count, state: Ok((entry, done)) }
@@ -160,7 +210,7 @@ impl Peer {
         if payload.len() > PAYLOAD_BYTES_MAX {
             return Err(CallError::TooLarge(payload.len()));
         }
-        self.0.outbox.send(payload).await.map_err(|_| CallError::Closed)
+        self.0.outbox.send(payload, None).await
     }
 
     /// Takes a payload that came in. Never waits: answers wake their callers, requests are worked on in
@@ -168,6 +218,12 @@ impl Peer {
     ///
     /// Has to be called within a Tokio runtime.
     pub fn receive(&self, payload: &[u8]) {
+        self.receive_with(payload, Receipt::default());
+    }
+
+    /// The same for a payload that the way it came keeps until `receipt` is dropped: after the handler has
+    /// done its work, and before the answer leaves.
+    pub fn receive_with(&self, payload: &[u8], receipt: Receipt) {
         let (members, batch) = match parse(payload) {
             Ok(Payload::Single(member)) => (vec![member], false),
             Ok(Payload::Batch(members)) => (members, true),
@@ -202,6 +258,7 @@ impl Peer {
         let peer = self.clone();
         tokio::spawn(async move {
             let answers = work.await;
+            drop(receipt);
             let answered = ids.into_iter().zip(answers).filter_map(|(id, answer)| Some((Some(id?), answer)));
             refused.extend(answered);
             peer.reply(refused, batch).await;
@@ -286,7 +343,7 @@ impl Peer {
             several => write::responses(several),
         };
         for payload in payloads {
-            if self.0.outbox.send(payload).await.is_err() {
+            if self.0.outbox.send(payload, None).await.is_err() {
                 tracing::debug!("an answer was not sent: the connection is closed");
             }
         }
