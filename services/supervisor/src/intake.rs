@@ -199,7 +199,7 @@ impl Work {
         let (mut places, mut stops) = (Vec::new(), Vec::new());
         let reading = requests.iter().map(|(_, request)| async {
             let stop: JobStop = request.read()?;
-            self.check(stop.job_key.context).await.map(|()| (stop.job_key, stop.grace_secs))
+            self.check(stop.job_key.context).await.map(|_| (stop.job_key, stop.grace_secs))
         });
         for ((place, _), stop) in requests.iter().zip(join_all(reading).await) {
             match stop {
@@ -231,14 +231,15 @@ impl Work {
         answer(&JobStopped { stopped, state: state.to_owned(), ended })
     }
 
-    /// What belongs to another coordinator is nobody else's concern.
-    async fn check(&self, context: ContextUid) -> Result<(), RpcError> {
+    /// What belongs to another coordinator is nobody else's concern. Says whether the context is this one's, or
+    /// nobody's.
+    async fn check(&self, context: ContextUid) -> Result<bool, RpcError> {
         match self.supervisor.queue.coordinator_of(context).await.map_err(unavailable)? {
             Some(bound) if bound != self.coordinator => {
                 let message = format!("context {context} is bound to another coordinator");
                 Err(RpcError::refused("CONTEXT_CLAIMED", true, message))
             }
-            _ => Ok(()),
+            bound => Ok(bound.is_some()),
         }
     }
 
@@ -247,8 +248,13 @@ impl Work {
         answer(&read_back::result(&self.supervisor, query.job_key).await.map_err(not_read)?)
     }
 
+    /// A log is a file, which may outlive what is known of its context: of one that belongs to nobody, nobody
+    /// is told.
     async fn logs(&self, ask: &JobLogs) -> Answer {
-        self.check(ask.job_key.context).await?;
+        let is_bound = self.check(ask.job_key.context).await?;
+        if !is_bound {
+            return Err(not_read(ReadError::Unknown(ask.job_key)));
+        }
         let piece = read_back::log(&self.supervisor, ask.job_key, ask.offset, ask.limit).await;
         answer(&piece.map_err(not_read)?)
     }

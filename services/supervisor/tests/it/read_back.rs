@@ -78,6 +78,9 @@ async fn logs_are_read_in_pieces_by_their_coordinator_and_the_admin() {
     assert_eq!((result.state.as_str(), result.end.and_then(|end| end.exit_code)), ("finished", Some(0)));
 
     assert_eq!(logs(&stranger, key, 0, 0).await, Err("CONTEXT_CLAIMED".into()));
+    let nobodys = JobKey { context: model::ContextUid::random(), ..key };
+    std::fs::write(log_file(&machine, nobodys), "left").expect("written");
+    assert_eq!(logs(&stranger, nobodys, 0, 0).await, Err("NOT_FOUND".into()));
     let claimed = ("CONTEXT_CLAIMED".to_owned(), true);
     for method in [method::JOB_RESULT, method::JOB_STATUS] {
         let answer = stranger.call::<JobResult>(method, &JobQuery { job_key: key }).await;
