@@ -72,6 +72,11 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     },
     Exception {
         rule: "wire types",
+        path: "services/scheduler/src/log_asks.rs",
+        reason: "numbers queries for routers, and hands their answers to who asked",
+    },
+    Exception {
+        rule: "wire types",
         path: "services/scheduler/src/replica.rs",
         reason: "keeps the lease's stream open, and turns its news into events at once",
     },
@@ -117,6 +122,11 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     },
     Exception {
         rule: "wire types",
+        path: "services/router/src/log_queries.rs",
+        reason: "passes queries of schedulers on to the gateway, and answers back unread",
+    },
+    Exception {
+        rule: "wire types",
         path: "services/router/src/message.rs",
         reason: "reads a held message apart, once",
     },
@@ -134,6 +144,11 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
         rule: "wire types",
         path: "services/router/src/schedulers.rs",
         reason: "follows the list of schedulers, and keeps a stream to each",
+    },
+    Exception {
+        rule: "wire types",
+        path: "services/mycelium-gateway/src/attempt_logs.rs",
+        reason: "turns what a router wants read into a call, and the answer into a frame",
     },
     Exception {
         rule: "wire types",

@@ -8,7 +8,7 @@ use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, join_all};
 use model::supervision::{BlobGet, BlobPiece, BlobPut, Done, JobEvent, method};
-use model::{ContextId, NodeReport, Presence};
+use model::{ContextId, NodeReport, Presence, RunnerId};
 use mycelium::json_rpc::{INTERNAL_ERROR, METHOD_NOT_FOUND, answer};
 use mycelium::{Answer, Handler, Peer, PublicKey, Request, RpcError};
 use proto::internal::v1 as wire;
@@ -112,7 +112,7 @@ impl Desk {
     fn event(&self, address: &str, request: &Request) -> Result<Begun, RpcError> {
         let event: JobEvent = request.read()?;
         let (job, number, origin) = (event.job_key, event.seq, event.origin);
-        self.check(address, origin.context_id)?;
+        let runner = self.check(address, origin.context_id)?;
         self.metrics.events.inc();
         let said = match event.into_report() {
             Ok(report) => {
@@ -128,6 +128,7 @@ impl Desk {
                 flow_id: origin.flow_id.0,
                 offset,
                 data: Bytes::from(text),
+                runner_id: runner.0,
             }),
         };
         self.routers.tell(job, number, said).map(Begun::Told).map_err(|not_taken| {
@@ -171,13 +172,12 @@ impl Desk {
     }
 
     /// A supervisor speaks only of contexts whose records name it. A record may just not be known here
-    /// yet, so that the refusal is a passing one.
-    fn check(&self, address: &str, context: ContextId) -> Result<(), RpcError> {
-        if self.peers.works_for(address, context) {
-            return Ok(());
-        }
-        let message = format!("no runner record of context {context} names {address}");
-        Err(RpcError::refused("UNKNOWN_PEER", false, message))
+    /// yet, so that the refusal is a passing one. Gives such a record.
+    fn check(&self, address: &str, context: ContextId) -> Result<RunnerId, RpcError> {
+        self.peers.record_of(address, context).ok_or_else(|| {
+            let message = format!("no runner record of context {context} names {address}");
+            RpcError::refused("UNKNOWN_PEER", false, message)
+        })
     }
 
     /// An answerer for one supervisor.

@@ -3,6 +3,7 @@
 //! - [`delivery`]: messages to supervisors.
 //! - [`stops`]: attempts that are to be stopped.
 //! - [`wishes`]: what else routers want of supervisors: where attempts stand, contexts forgotten.
+//! - [`attempt_logs`]: pieces of what attempts printed, read at their supervisors.
 //! - [`front`]: what supervisors say, and ask for.
 //! - [`peers`]: the supervisors it speaks to, over streams or over a bus.
 //! - [`bus_link`]: a conversation over the bus, kept alive.
@@ -12,6 +13,7 @@
 //! - [`rpc`] the gRPC side, [`clients`] outgoing calls and streams, [`app`] puts it together.
 
 pub mod app;
+pub mod attempt_logs;
 pub mod bus_link;
 pub mod clients;
 pub mod config;

@@ -13,6 +13,8 @@ pub struct Metrics {
     pub failed: IntCounter,
     /// Attempts that supervisors were asked for, and answered.
     pub queried: IntCounter,
+    /// Bytes of output that were read at supervisors.
+    pub log_bytes_read: IntCounter,
     /// Contexts that supervisors have forgotten.
     pub contexts_dropped: IntCounter,
     /// Events that supervisors told.
@@ -50,6 +52,10 @@ impl Metrics {
             refused: counter("jobs_refused_total", "Jobs that supervisors refused.")?,
             failed: counter("deliveries_failed_total", "Deliveries that failed as a whole.")?,
             queried: counter("attempts_queried_total", "Attempts that supervisors told the state of.")?,
+            log_bytes_read: counter(
+                "log_bytes_read_total",
+                "Bytes of output that were read at supervisors.",
+            )?,
             contexts_dropped: counter("contexts_dropped_total", "Contexts that supervisors have forgotten.")?,
             events: counter("events_total", "Events that supervisors told.")?,
             events_refused: counter("events_refused_total", "Events that no router could take.")?,

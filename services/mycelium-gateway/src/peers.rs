@@ -171,12 +171,12 @@ impl Peers {
         }
     }
 
-    /// Whether a supervisor may speak of a context: a record of the context names it.
+    /// A record of a context that names a supervisor: only with one may the supervisor speak of the context.
     #[must_use]
-    pub fn works_for(&self, address: &str, context: ContextId) -> bool {
+    pub fn record_of(&self, address: &str, context: ContextId) -> Option<RunnerId> {
         let of_context = (context, RunnerId(0))..=(context, RunnerId(u32::MAX));
         let table = self.lock();
-        table.by_address.get(address).is_some_and(|keys| keys.range(of_context).next().is_some())
+        table.by_address.get(address)?.range(of_context).next().map(|(_, runner)| *runner)
     }
 
     /// Where a supervisor is reached, as the records say; what it says comes from there.
@@ -287,11 +287,12 @@ mod tests {
         const A: &str = "grpc://a:1";
         let metrics = Metrics::new(&prometheus::Registry::new()).expect("nothing registered twice");
         let (peers, _wanted) = Peers::new(metrics);
-        let works = |context| peers.works_for(A, ContextId(context));
+        let works = |context| peers.record_of(A, ContextId(context)).is_some();
         peers.begin_view();
         peers.update(part(&[(1, 1, A), (1, 2, A), (2, 1, A), (3, 9, A)], &[], false));
         peers.update(part(&[], &[], true));
-        assert!(works(1) && works(2) && works(3) && !works(4));
+        assert!(works(1) && works(2) && !works(4));
+        assert_eq!(peers.record_of(A, ContextId(3)), Some(RunnerId(9)));
         assert_eq!(peers.source(A), ReportSource { address: A.into(), topic: "t".into() });
         peers.update(part(&[(2, 1, "grpc://b:1")], &[(1, 1)], false));
         assert!(works(1) && !works(2), "one record of context 1 is left, that of 2 has moved");

@@ -31,6 +31,8 @@ pub enum Item {
     Outcome(wire::DeliveryOutcome),
     /// How the wish to forget a context ended.
     Dropped(wire::DropOutcome),
+    /// What became of the wish to read a piece of output.
+    LogRead(wire::LogOutcome),
 }
 
 /// Something that a supervisor said, before it has a number.
@@ -242,6 +244,7 @@ pub fn frames(items: Vec<Item>) -> Vec<wire::ExchangeResponse> {
         match item {
             Item::Outcome(outcome) => frames.push(Frame::Outcome(outcome)),
             Item::Dropped(dropped) => frames.push(Frame::Dropped(dropped)),
+            Item::LogRead(outcome) => frames.push(Frame::LogRead(outcome)),
             Item::Report(report) => {
                 report_bytes += report.report_json.len() + 16;
                 if report_bytes > max && !reports.is_empty() {

@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::front::Desk;
 use crate::routers::{Item, RouterSession, frames};
 use crate::stops::{self, Stops};
-use crate::{delivery, wishes};
+use crate::{attempt_logs, delivery, wishes};
 
 /// What is called from outside. Not by actors: it shows the addresses of every tenant.
 pub const PUBLIC_POLICY: PolicyTable<'static> =
@@ -154,6 +154,13 @@ async fn receive(
                 tasks.spawn(async move {
                     let outcome = wishes::drop_context(&desk, drop).await;
                     answers.ended(Item::Dropped(outcome));
+                });
+            }
+            Some(Frame::ReadLog(read)) => {
+                let (desk, answers) = (desk.clone(), session.answers());
+                tasks.spawn(async move {
+                    let outcome = attempt_logs::read(&desk, read).await;
+                    answers.ended(Item::LogRead(outcome));
                 });
             }
             Some(Frame::Handled(handled)) => session.handled(&handled.report_ids),

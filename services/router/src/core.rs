@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use crate::drops::{Drops, Ended};
 use crate::inquiries::Inquiries;
 use crate::lanes::{LaneKey, Lanes, MessageNumber};
+use crate::log_queries::LogQueries;
 use crate::message::{Message, MessageName};
 use crate::metrics::Metrics;
 use crate::reports::{ByOwner, GatewayEpoch, Reports};
@@ -59,8 +60,8 @@ pub enum Input {
     SchedulerUp(String),
     /// It was lost.
     SchedulerDown(String),
-    /// A scheduler said something.
-    Scheduler(wire::ReportResponse),
+    /// The scheduler replica of this name said something.
+    Scheduler(String, wire::ReportResponse),
     /// Storage has kept pieces of output.
     LogsKept(Vec<(GatewayEpoch, u64)>),
     /// A time that was asked for has come.
@@ -78,6 +79,8 @@ pub struct Effects {
     pub query: Vec<wire::QueryAttempts>,
     /// For the gateway.
     pub drop: Vec<wire::DropContext>,
+    /// For the gateway.
+    pub read_log: Vec<wire::ReadAttemptLog>,
     /// For the gateway: its reports that need no repeating.
     pub handled: Vec<u64>,
     /// For storage.
@@ -86,6 +89,8 @@ pub struct Effects {
     pub dropped: Vec<wire::ContextDropped>,
     /// For the schedulers, by their names.
     pub report: ByOwner,
+    /// For the schedulers, by their names: answers to their log queries.
+    pub log_answers: BTreeMap<String, Vec<wire::LogAnswer>>,
     /// For storage: pieces of output, each with whom to tell.
     pub logs: Vec<(GatewayEpoch, wire::NumberedLog)>,
 }
@@ -124,6 +129,7 @@ pub struct Core {
     runners: Runners,
     reports: Reports,
     inquiries: Inquiries,
+    log_queries: LogQueries,
     drops: Drops,
     settled: Settled,
     stops: BTreeMap<String, wire::StopAttempt>,
@@ -156,6 +162,7 @@ impl Core {
             runners: Runners::default(),
             reports: Reports::default(),
             inquiries: Inquiries::default(),
+            log_queries: LogQueries::default(),
             drops: Drops::new(settings.lost_after),
             settled: Settled::default(),
             stops: BTreeMap::new(),
@@ -191,17 +198,7 @@ impl Core {
             Input::Schedulers(names) => self.reports.set_replicas(names, &mut self.effects.report),
             Input::SchedulerUp(name) => self.reports.up(name, &mut self.effects.report),
             Input::SchedulerDown(name) => self.scheduler_lost(&name),
-            Input::Scheduler(wire::ReportResponse { handled, stops, queries }) => {
-                for report in handled {
-                    self.report_handled(report);
-                }
-                for stop in stops {
-                    self.stop(wall, stop);
-                }
-                for query in queries {
-                    self.query(now, query);
-                }
-            }
+            Input::Scheduler(name, said) => self.scheduler_said(now, wall, &name, said),
             Input::LogsKept(kept) => {
                 let epoch = self.gateway_epoch;
                 let ours = kept.into_iter().filter(|(of, _)| *of == epoch && self.gateway_up);
@@ -220,6 +217,7 @@ impl Core {
                 self.send(now, lane, number);
             }
             self.inquire(now);
+            self.effects.read_log.extend(self.log_queries.take_unsent(now));
             let numbers = &mut self.numbers;
             self.effects.drop.extend(self.drops.send_due(now, || {
                 *numbers += 1;
@@ -363,6 +361,7 @@ impl Core {
         self.reports.forget_gateway();
         self.effects.handled.clear();
         self.drops.gateway_lost(now);
+        self.log_queries.gateway_lost();
         let lost: Vec<u64> = self.deliveries.keys().copied().collect();
         for delivery in lost {
             self.delivered(now, delivery, "the connection to the gateway was lost".to_owned());
@@ -411,10 +410,28 @@ impl Core {
         self.settled.note(message.name, message.created_millis, error);
     }
 
+    fn scheduler_said(&mut self, now: Instant, wall: Timestamp, name: &str, said: wire::ReportResponse) {
+        let wire::ReportResponse { handled, stops, queries, log_queries } = said;
+        for report in handled {
+            self.report_handled(report);
+        }
+        for stop in stops {
+            self.stop(wall, stop);
+        }
+        for query in queries {
+            self.query(now, query);
+        }
+        for query in log_queries {
+            self.log_query(now, name, query);
+        }
+    }
+
     fn scheduler_lost(&mut self, name: &str) {
         self.reports.down(name);
-        // What was decided for its stream and not sent is told again.
+        self.log_queries.scheduler_lost(name);
+        // What was decided for its stream and not sent is told again, or asked for again.
         self.effects.report.remove(name);
+        self.effects.log_answers.remove(name);
     }
 
     fn context_dropped(&mut self, now: Instant, outcome: &wire::DropOutcome) {

@@ -129,13 +129,26 @@ impl Links {
     /// not settled again, and contexts that were not dropped; the core repeats reports.
     fn carry_out(&self, effects: Effects, logs: &mpsc::UnboundedSender<(GatewayEpoch, wire::NumberedLog)>) {
         use wire::exchange_request::Frame;
-        let Effects { deliver, stop, query, drop, handled, settle, dropped, report, logs: pieces } = effects;
+        let Effects {
+            deliver,
+            stop,
+            query,
+            drop,
+            read_log,
+            handled,
+            settle,
+            dropped,
+            report,
+            log_answers,
+            logs: pieces,
+        } = effects;
         if let Some(gateway) = &self.gateway {
             let handled =
                 (!handled.is_empty()).then_some(Frame::Handled(wire::ReportsHandled { report_ids: handled }));
             let frames = stop.into_iter().map(Frame::Stop).chain(deliver.into_iter().map(Frame::Deliver));
             let frames =
                 frames.chain(query.into_iter().map(Frame::Query)).chain(drop.into_iter().map(Frame::Drop));
+            let frames = frames.chain(read_log.into_iter().map(Frame::ReadLog));
             for frame in frames.chain(handled) {
                 gateway.send(wire::ExchangeRequest { frame: Some(frame) }).ok();
             }
@@ -152,6 +165,14 @@ impl Links {
                 send_reports(scheduler, reports);
             }
         }
+        for (name, answers) in log_answers {
+            let Some(scheduler) = self.schedulers.get(&name) else { continue };
+            for answer in answers {
+                // One at a time: each may be large.
+                let log_answers = vec![answer];
+                scheduler.send(wire::ReportRequest { log_answers, ..Default::default() }).ok();
+            }
+        }
         for piece in pieces {
             logs.send(piece).ok();
         }
@@ -166,9 +187,10 @@ fn send_reports(scheduler: &mpsc::UnboundedSender<wire::ReportRequest>, reports:
         bytes += report.report_json.len() + 16;
         if bytes > model::limits::PAGE_BYTES_MAX && !batch.is_empty() {
             bytes = report.report_json.len() + 16;
-            scheduler.send(wire::ReportRequest { reports: std::mem::take(&mut batch) }).ok();
+            let reports = std::mem::take(&mut batch);
+            scheduler.send(wire::ReportRequest { reports, ..Default::default() }).ok();
         }
         batch.push(report);
     }
-    scheduler.send(wire::ReportRequest { reports: batch }).ok();
+    scheduler.send(wire::ReportRequest { reports: batch, ..Default::default() }).ok();
 }

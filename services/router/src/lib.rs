@@ -2,7 +2,7 @@
 //!
 //! - [`core`]: decides; pure. Its parts: [`lanes`] (windows and turns), [`message`] (one message on
 //!   its way), [`reports`] (what is not acknowledged yet, and whose it is), [`inquiries`] (attempts that are
-//!   asked for), [`drops`] (contexts to be forgotten), [`runners`] (where runners are), [`settled`] (how
+//!   asked for), [`log_queries`] (pieces of output to be read at supervisors), [`drops`] (contexts to be forgotten), [`runners`] (where runners are), [`settled`] (how
 //!   messages ended).
 //! - [`driver`]: the loop that feeds the core and carries out what it says.
 //! - [`clients`]: the streams to storage, gateway, registry and schedulers, each opened again when lost.
@@ -18,6 +18,7 @@ pub mod drops;
 pub mod error;
 pub mod inquiries;
 pub mod lanes;
+pub mod log_queries;
 pub mod message;
 pub mod metrics;
 pub mod process;

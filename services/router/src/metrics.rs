@@ -21,6 +21,8 @@ pub struct Metrics {
     pub reports_unreadable: IntCounter,
     /// Attempts that schedulers asked for.
     pub queries: IntCounter,
+    /// Pieces of output that schedulers wanted read.
+    pub log_queries: IntCounter,
     /// Stops that came before their attempt was sent.
     pub stops_overtook: IntCounter,
     /// Contexts that supervisors have forgotten.
@@ -67,6 +69,10 @@ impl Metrics {
                 "Reports that could not be read, and were dropped.",
             )?,
             queries: counter("mycora_router_queries_total", "Attempts that schedulers asked for.")?,
+            log_queries: counter(
+                "mycora_router_log_queries_total",
+                "Pieces of output that schedulers wanted read.",
+            )?,
             stops_overtook: counter(
                 "mycora_router_stops_overtook_total",
                 "Stops that came before their attempt was sent.",

@@ -12,6 +12,7 @@ use crate::config::Config;
 use crate::core::STOPS_WAITING_MAX;
 use crate::inquiries::INQUIRIES_MAX;
 use crate::lanes::{LANE_MESSAGES_MAX, LANE_NODES_MAX, MESSAGES_MAX};
+use crate::log_queries::LOG_QUERIES_MAX;
 
 /// Where the router finds what it needs.
 #[derive(Debug, clap::Args)]
@@ -63,6 +64,7 @@ impl service::App for App {
             ("messages_max", MESSAGES_MAX as u64),
             ("stops_waiting_max", STOPS_WAITING_MAX as u64),
             ("inquiries_max", INQUIRIES_MAX as u64),
+            ("log_queries_max", LOG_QUERIES_MAX as u64),
         ])
     }
 

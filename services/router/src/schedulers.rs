@@ -95,10 +95,10 @@ impl Schedulers {
             let mut client = client.clone();
             async move { client.report(outgoing).await }
         };
-        let (up, down) = (replica.name.clone(), replica.name.clone());
+        let [up, says, down] = [(); 3].map(|()| replica.name.clone());
         let told = Told {
             up: Box::new(move |sender| Event::SchedulerUp(up.clone(), sender)),
-            item: Box::new(|said| Event::Input(Input::Scheduler(said))),
+            item: Box::new(move |said| Event::Input(Input::Scheduler(says.clone(), said))),
             down: Box::new(move |()| Event::SchedulerDown(down.clone())),
         };
         let keeping = keep_open("scheduler", open, None, None, told, self.events.clone());

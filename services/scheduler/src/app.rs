@@ -76,6 +76,7 @@ impl App {
             self.store.clone(),
             self.submitter.clone(),
             self.explainer.clone(),
+            self.driver.log_asks().clone(),
             Arc::clone(&self.metrics),
             self.stop.clone(),
         );

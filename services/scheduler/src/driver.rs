@@ -32,6 +32,7 @@ use crate::config::Config;
 use crate::destinations::{Load, RunnerTable};
 use crate::liveness::{Liveness, RunnerKey};
 use crate::loader::{LOADS_MAX, Loaded, StartedFlow};
+use crate::log_asks::LogAsks;
 use crate::message_ids::{Caller, MessageIds};
 use crate::metrics::Metrics;
 use crate::replica::{self, Active, Identity};
@@ -90,6 +91,7 @@ pub enum Event {
 pub struct Handle {
     events: mpsc::Sender<Event>,
     replicas: watch::Receiver<Vec<String>>,
+    log_asks: LogAsks,
 }
 
 impl Handle {
@@ -97,6 +99,12 @@ impl Handle {
     pub async fn send(&self, event: Event) {
         // The driver ends last; at that point nobody waits for an effect.
         let _ = self.events.send(event).await;
+    }
+
+    /// Where pieces of output are asked for.
+    #[must_use]
+    pub const fn log_asks(&self) -> &LogAsks {
+        &self.log_asks
     }
 
     /// The scheduler replicas that live, by name; none without a lease.
@@ -157,7 +165,7 @@ pub fn start(
     let storage_back = Arc::new(Notify::new());
     let (commits, link) = commit_link::start(store.clone(), answered, Arc::clone(&storage_back));
     let (tell_replicas, replicas) = watch::channel(Vec::new());
-    let handle = Handle { events: sender, replicas };
+    let handle = Handle { events: sender, replicas, log_asks: LogAsks::default() };
     let driver = Driver {
         me: config.identity.clone(),
         replicas: Vec::new(),
@@ -220,11 +228,13 @@ impl Driver {
                     }
                 }
                 () = sleep_until(next_due), if next_due.is_some() => {}
+                () = self.handle.log_asks.unsent() => {}
             }
             self.lose_attempts();
             self.step_due();
             self.step_queued();
             self.routers.flush();
+            self.handle.log_asks.send_unsent(|query| self.routers.read_log(query));
             self.metrics.flows_owned.set(i64::try_from(self.flows.len()).unwrap_or(i64::MAX));
             self.metrics.flows_asleep.set(i64::try_from(self.asleep.len()).unwrap_or(i64::MAX));
         }

@@ -4,6 +4,7 @@
 //! - [`commit`], [`commit_link`]: from a step to its commit, and the stream that carries it.
 //! - [`loader`]: flows as storage has them; [`replica`]: the lease, and what others touch.
 //! - [`destinations`], [`liveness`], [`runners`]: where jobs can run, and whose attempts are lost.
+//! - [`routers`], [`log_asks`]: what routers are told and asked.
 //! - [`changes`]: what clients do to flows; [`views`]: what they see of them.
 //! - [`rpc`]: the gRPC services.
 
@@ -18,6 +19,7 @@ pub mod driver;
 pub mod error;
 pub mod liveness;
 pub mod loader;
+pub mod log_asks;
 pub mod message_ids;
 pub mod metrics;
 mod process;

@@ -10,6 +10,7 @@ use crate::app::{App, Deps};
 use crate::commit_link::COMMITS_IN_FLIGHT_MAX;
 use crate::config::Config;
 use crate::loader::LOADS_MAX;
+use crate::log_asks::ASKS_AT_ONCE_MAX;
 use crate::rpc::{INTERNAL_POLICY, PUBLIC_POLICY};
 use crate::run::STEP_NODES_MAX;
 
@@ -60,6 +61,7 @@ impl service::App for App {
             ("graph_bytes_max", limits::GRAPH_BYTES_MAX as u64),
             ("run_job_wait_secs_max", u64::from(limits::RUN_JOB_WAIT_SECS_MAX)),
             ("loads_at_once_max", LOADS_MAX as u64),
+            ("log_asks_at_once_max", ASKS_AT_ONCE_MAX as u64),
             ("lease_secs", u64::from(limits::LEASE_SECS)),
         ])
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use proto::internal::v1::{ReportResponse, StatusQuery, StopCommand};
+use proto::internal::v1::{LogQuery, ReportResponse, StatusQuery, StopCommand};
 use tokio::sync::mpsc;
 
 /// One stream of a router.
@@ -90,7 +90,20 @@ impl Routers {
         let stops: Vec<_> = self.stops.drain(..self.stops.len().min(STOPS_AT_ONCE)).collect();
         let queries: Vec<_> = self.queries.drain(..self.queries.len().min(QUERIES_AT_ONCE)).collect();
         let is_empty = stops.is_empty() && queries.is_empty();
-        (!is_empty).then_some(ReportResponse { handled: Vec::new(), stops, queries })
+        (!is_empty).then_some(ReportResponse { stops, queries, ..Default::default() })
+    }
+
+    /// Has a piece of output read; gives the stream that it was asked for over. Nothing when no router can take
+    /// it now.
+    pub fn read_log(&mut self, query: LogQuery) -> Option<LinkId> {
+        let mut command = ReportResponse { log_queries: vec![query], ..Default::default() };
+        for id in self.links.keys().copied().collect::<Vec<_>>() {
+            match self.send(id, command) {
+                Sent::Told => return Some(id),
+                Sent::Full(unsent) | Sent::Gone(unsent) => command = unsent,
+            }
+        }
+        None
     }
 
     /// Gives back what no router can take now.
@@ -171,6 +184,21 @@ mod tests {
         routers.flush();
         seen.extend(take().iter().map(|stop| stop.runner_id));
         assert_eq!(seen, (0..=u32::try_from(2 * STOPS_AT_ONCE).expect("small")).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_log_is_asked_for_where_it_can_be() {
+        let mut routers = Routers::default();
+        let query = |query_id| LogQuery { query_id, ..Default::default() };
+        assert_eq!(routers.read_log(query(1)), None);
+        let (sender, mut answers) = mpsc::channel(1);
+        for id in [1, 2] {
+            let (gone, _) = mpsc::channel(1);
+            routers.add(LinkId(id), if id == 2 { sender.clone() } else { gone });
+        }
+        assert_eq!(routers.read_log(query(2)), Some(LinkId(2)));
+        assert_eq!(routers.read_log(query(3)), None, "it has not read the one before");
+        assert_eq!(answers.try_recv().expect("a query").log_queries, [query(2)]);
     }
 
     #[test]

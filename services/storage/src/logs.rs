@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use model::{ContextId, FlowId, JobKey, Timestamp, limits};
+use model::{ContextId, FlowId, JobKey, RunnerId, Timestamp, limits};
 
 use crate::error::{Error, Result};
 use crate::scripts;
@@ -23,25 +23,35 @@ pub(crate) struct LogChunk {
     pub(crate) offset: u64,
     /// The piece.
     pub(crate) data: Bytes,
+    /// A runner record of the supervisor that told it.
+    pub(crate) runner: Option<RunnerId>,
+}
+
+/// What comes of one attempt, in its order.
+#[derive(Debug, Default)]
+struct Arrived {
+    pieces: Vec<(u64, Bytes)>,
+    runner: Option<RunnerId>,
 }
 
 impl Store {
     /// Appends pieces, those of one attempt in the order they are given. Repeating a piece changes nothing;
     /// pieces of what is gone, or of another flow of the same number, are dropped.
     pub(crate) async fn append_logs(&self, chunks: Vec<LogChunk>, now: Timestamp) -> Result<()> {
-        let mut attempts: BTreeMap<(ContextId, FlowId, JobKey), Vec<(u64, Bytes)>> = BTreeMap::new();
+        let mut attempts: BTreeMap<(ContextId, FlowId, JobKey), Arrived> = BTreeMap::new();
         for chunk in chunks {
-            let pieces = attempts.entry((chunk.context, chunk.flow, chunk.key)).or_default();
-            pieces.push((chunk.offset, chunk.data));
+            let arrived = attempts.entry((chunk.context, chunk.flow, chunk.key)).or_default();
+            arrived.pieces.push((chunk.offset, chunk.data));
+            arrived.runner = chunk.runner.or(arrived.runner);
         }
-        let appends = attempts.into_iter().map(|(attempt, pieces)| self.append_log(attempt, pieces, now));
+        let appends = attempts.into_iter().map(|(attempt, arrived)| self.append_log(attempt, arrived, now));
         join_all(appends).await.into_iter().collect()
     }
 
     async fn append_log(
         &self,
         (context, flow, key): (ContextId, FlowId, JobKey),
-        pieces: Vec<(u64, Bytes)>,
+        Arrived { pieces, runner }: Arrived,
         now: Timestamp,
     ) -> Result<()> {
         let tenant = match self.tenant(context).await {
@@ -60,7 +70,8 @@ impl Store {
             .arg(flow.0)
             .arg(key.job.0)
             .arg(key.attempt.0)
-            .arg(limits::LOG_TAIL_BYTES_MAX);
+            .arg(limits::LOG_TAIL_BYTES_MAX)
+            .arg(runner.map_or(0, |runner| runner.0));
         for (offset, data) in &pieces {
             call = call.arg(*offset).arg(&data[..]);
         }

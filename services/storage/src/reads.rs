@@ -7,8 +7,8 @@ use bytes::Bytes;
 use keys::FlowRef;
 use kv::{Cmd, Pipeline, Value};
 use model::{
-    ActorId, Attempt, ContextId, ContextUid, Flow, FlowId, FlowStatus, JobId, JobSpec, MessageKey, NodeState,
-    Revision, Timestamp, limits,
+    ActorId, Attempt, ContextId, ContextUid, Flow, FlowId, FlowStatus, FlowUid, JobId, JobSpec, MessageKey,
+    NodeState, Revision, RunnerId, Timestamp, limits,
 };
 use serde::Deserialize;
 
@@ -47,6 +47,23 @@ pub(crate) struct LogTail {
     pub(crate) offset: u64,
     /// The bytes.
     pub(crate) data: Vec<u8>,
+    /// A runner record of the supervisor that told the last of it.
+    pub(crate) runner: Option<RunnerId>,
+}
+
+/// A page of nodes.
+#[derive(Debug)]
+pub(crate) struct NodePage {
+    /// Each as JSON.
+    pub(crate) nodes: Vec<Bytes>,
+    /// For the next page; empty: there is none.
+    pub(crate) next: String,
+    /// The context's change counter when it was read.
+    pub(crate) revision: Revision,
+    /// Of the context.
+    pub(crate) context_uid: ContextUid,
+    /// Of the flow.
+    pub(crate) flow_uid: FlowUid,
 }
 
 /// Which flows are listed.
@@ -216,8 +233,8 @@ impl Store {
         asker: Asker,
         filter: &NodeFilter,
         page: &Page,
-    ) -> Result<(Vec<Bytes>, String, Revision)> {
-        let (tenant, _, answers) = self
+    ) -> Result<NodePage> {
+        let (tenant, seen, answers) = self
             .read(context, asker, |tenant, pipeline| {
                 pipeline.cmd(Cmd::new("HGET").arg(&tenant.ids).arg("revision"));
                 pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
@@ -233,10 +250,12 @@ impl Store {
         // Whoever names nodes is given them all, as far as they fit.
         let size = if filter.jobs.is_empty() { page.size } else { filter.jobs.len() };
         let mut places = filter.places(&stored, u32::try_from(from).unwrap_or(u32::MAX)).peekable();
+        let (context_uid, flow_uid) = (seen.uid, stored.flow.uid);
+        let page_of = |nodes, next| NodePage { nodes, next, revision, context_uid, flow_uid };
         let (mut nodes, mut bytes, mut scanned) = (Vec::new(), 0, 0);
         while let Some(next) = places.peek().copied() {
             if nodes.len() >= size || scanned >= NODES_SCANNED_MAX {
-                return Ok((nodes, token(next), revision));
+                return Ok(page_of(nodes, token(next)));
             }
             let count = if filter.states.is_empty() { size - nodes.len() } else { NODES_READ as usize };
             let batch: Vec<u32> = places.by_ref().take(count.min(NODES_READ as usize)).collect();
@@ -246,13 +265,13 @@ impl Store {
                     continue;
                 }
                 if nodes.len() >= size || (!nodes.is_empty() && bytes + json.len() > limits::PAGE_BYTES_MAX) {
-                    return Ok((nodes, token(place), revision));
+                    return Ok(page_of(nodes, token(place)));
                 }
                 bytes += json.len();
                 nodes.push(json);
             }
         }
-        Ok((nodes, String::new(), revision))
+        Ok(page_of(nodes, String::new()))
     }
 
     /// Reads a flow for its owner, before its nodes.
@@ -376,19 +395,22 @@ impl Store {
             .read(context, asker, |tenant, pipeline| {
                 pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
                 let log = tenant.keys.log(flow, job, attempt);
-                pipeline.cmd(Cmd::new("HMGET").arg(&log).arg("data").arg("start"));
+                pipeline.cmd(Cmd::new("HMGET").arg(&log).arg("data").arg("start").arg("runner"));
             })
             .await?;
         let [stored, log] = Value::Array(answers).tuple()?;
         self.flow_of(flow, stored)?;
-        let [data, start] = log.tuple()?;
+        let [data, start, runner] = log.tuple()?;
         if data.is_nil() {
-            return Ok(LogTail { offset, data: Vec::new() });
+            return Ok(LogTail { offset, data: Vec::new(), runner: None });
         }
+        // What is from before it was noted has none.
+        let runner = if runner.is_nil() { 0 } else { runner.uint()? };
+        let runner = u32::try_from(runner).ok().filter(|runner| *runner > 0).map(RunnerId);
         let (mut data, start) = (data.bytes()?, start.uint()?);
         let skip = usize::try_from(offset.saturating_sub(start)).unwrap_or(usize::MAX).min(data.len());
         data.drain(..skip);
-        Ok(LogTail { offset: offset.max(start), data })
+        Ok(LogTail { offset: offset.max(start), data, runner })
     }
 }
 

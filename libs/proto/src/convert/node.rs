@@ -1,14 +1,33 @@
 //! Flow nodes and their changes.
 
 use model::job::BlobRef;
-use model::{FlowNode, NodeEvent, Reason, Target};
+use model::{Attempt, ContextUid, FlowNode, FlowUid, JobId, JobKey, NodeEvent, Reason, Target};
 
 use crate::convert::{enums, time};
 use crate::v1;
 
-/// To the wire.
+/// Where nodes are, in names that are never used again: what the keys of their attempts begin with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Home {
+    /// Where the flow runs.
+    pub context: ContextUid,
+    /// The flow.
+    pub flow: FlowUid,
+}
+
+impl Home {
+    /// The key of an attempt.
+    #[must_use]
+    pub const fn job_key(&self, job: JobId, attempt: Attempt) -> JobKey {
+        JobKey { context: self.context, flow: self.flow, job, attempt }
+    }
+}
+
+/// To the wire, with the key of its attempt when it was ever dispatched.
 #[must_use]
-pub fn to_wire(node: &FlowNode) -> v1::FlowNode {
+pub fn to_wire(node: &FlowNode, home: Home) -> v1::FlowNode {
+    let was_dispatched = node.attempt.0 > 1 || node.dispatch_time.is_some();
+    let job_key = was_dispatched.then(|| home.job_key(node.job_id, node.attempt).to_string());
     let FlowNode {
         job_id,
         name,
@@ -75,6 +94,7 @@ pub fn to_wire(node: &FlowNode) -> v1::FlowNode {
         prerequisites_met: prerequisites_met.iter().map(ToString::to_string).collect(),
         when: when.clone().unwrap_or_default(),
         expire_time: expired_time.map(time::to_wire),
+        job_key: job_key.unwrap_or_default(),
     }
 }
 
@@ -147,5 +167,49 @@ pub fn policy_to_wire(policy: &model::NodePolicy) -> v1::NodePolicy {
         priority: Some(u32::from(*priority)),
         isolation: enums::isolation_to_wire(*isolation).into(),
         network: *network,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::Uid;
+    use model::{Generation, JobSpec, NodeSpec, NodeState, RunIf, ScriptSource, ScriptType, Timestamp};
+
+    fn node() -> FlowNode {
+        let job = JobSpec {
+            script_type: ScriptType::Shell,
+            script: ScriptSource::Inline("true".to_owned()),
+            env_vars: std::collections::BTreeMap::new(),
+            files: std::collections::BTreeMap::new(),
+            outputs: Vec::new(),
+        };
+        let spec = NodeSpec {
+            name: "a".parse().expect("a name"),
+            depends: Vec::new(),
+            run_if: RunIf::default(),
+            allow_failure: false,
+            target: Target::default(),
+            policy: model::NodePolicy::default(),
+            prerequisites: Vec::new(),
+            when: None,
+            job,
+        };
+        FlowNode::new(JobId(7), &spec, Vec::new())
+    }
+
+    #[test]
+    fn an_attempt_is_named_from_the_first_dispatch_on() {
+        let (context, flow) = (ContextUid(Uid::from_bits(10)), FlowUid(Uid::from_bits(11)));
+        let key = |node: &FlowNode| to_wire(node, Home { context, flow }).job_key;
+        let mut node = node();
+        assert_eq!(key(&node), "");
+        node.dispatch_time = Some(Timestamp::from_millis(1));
+        node.state = NodeState::Dispatched;
+        assert_eq!(key(&node), format!("{context}-{flow}-7-1"));
+        // It waits to be run again: the attempt before this one has a key.
+        node.attempt = Attempt(2);
+        (node.dispatch_time, node.generation) = (None, Generation(2));
+        assert_eq!(key(&node).parse(), Ok(JobKey { context, flow, job: JobId(7), attempt: Attempt(2) }));
     }
 }

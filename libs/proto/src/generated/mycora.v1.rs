@@ -410,6 +410,11 @@ pub struct FlowNode {
     /// When its attempt was given up (`reason` says why) and is being stopped; absent: it was not.
     #[prost(message, optional, tag = "31")]
     pub expire_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// The current attempt's key, under which its supervisor knows it:
+    /// `<context uid>-<flow uid>-<job>-<attempt>`. Those of earlier attempts differ in the last number
+    /// only. Empty while the node was never dispatched.
+    #[prost(string, tag = "32")]
+    pub job_key: ::prost::alloc::string::String,
 }
 /// Asks to create and start a flow.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -655,6 +660,10 @@ pub struct StreamFlowLogsRequest {
     /// From this byte of the attempt's output on; needs an attempt.
     #[prost(uint64, tag = "6")]
     pub offset: u64,
+    /// Only what the coordinator keeps: the last 64 KiB of each attempt, however far the output
+    /// reaches back. No supervisor is asked.
+    #[prost(bool, tag = "7")]
+    pub tail: bool,
 }
 /// A piece of what a job printed.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -665,13 +674,30 @@ pub struct StreamFlowLogsResponse {
     /// Its attempt.
     #[prost(uint32, tag = "2")]
     pub attempt: u32,
-    /// Where in the attempt's output the piece begins, in bytes. A gap means that the piece before
-    /// it is not kept any more.
+    /// Where in the attempt's output the piece, or the gap, begins, in bytes. The pieces and gaps of
+    /// an attempt follow each other: none overlaps, and nothing lies between.
     #[prost(uint64, tag = "3")]
     pub offset: u64,
-    /// The piece. Standard output and error are joined as they came; cut at any byte.
+    /// The piece, of at most 128 KiB; empty for a gap. Standard output and error are joined as they
+    /// came; cut at any byte.
     #[prost(bytes = "bytes", tag = "4")]
     pub data: ::prost::bytes::Bytes,
+    /// Stands in the place of a piece that cannot be told.
+    #[prost(message, optional, tag = "5")]
+    pub gap: ::core::option::Option<LogGap>,
+}
+/// A part of an attempt's output that cannot be told.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LogGap {
+    /// Where it ends, in bytes: where the output goes on. It begins at the answer's `offset`.
+    #[prost(uint64, tag = "1")]
+    pub end: u64,
+    /// Why, for programs.
+    #[prost(enumeration = "LogGapReason", tag = "2")]
+    pub reason: i32,
+    /// Why, for people.
+    #[prost(string, tag = "3")]
+    pub detail: ::prost::alloc::string::String,
 }
 /// Asks to create a flow that is filled later.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1143,6 +1169,47 @@ impl Isolation {
             "ISOLATION_BASIC" => Some(Self::Basic),
             "ISOLATION_CONFINED" => Some(Self::Confined),
             "ISOLATION_CONTAINED" => Some(Self::Contained),
+            _ => None,
+        }
+    }
+}
+/// Why a part of an attempt's output cannot be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum LogGapReason {
+    /// Never given.
+    Unspecified = 0,
+    /// Only the tail was asked for.
+    TailOnly = 1,
+    /// The supervisor could not be reached, did not answer in time, or has no time. It may work later.
+    Unreachable = 2,
+    /// The supervisor does not keep it, or not any more.
+    NotKept = 3,
+    /// The supervisor refuses to tell it.
+    Refused = 4,
+}
+impl LogGapReason {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "LOG_GAP_REASON_UNSPECIFIED",
+            Self::TailOnly => "LOG_GAP_REASON_TAIL_ONLY",
+            Self::Unreachable => "LOG_GAP_REASON_UNREACHABLE",
+            Self::NotKept => "LOG_GAP_REASON_NOT_KEPT",
+            Self::Refused => "LOG_GAP_REASON_REFUSED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "LOG_GAP_REASON_UNSPECIFIED" => Some(Self::Unspecified),
+            "LOG_GAP_REASON_TAIL_ONLY" => Some(Self::TailOnly),
+            "LOG_GAP_REASON_UNREACHABLE" => Some(Self::Unreachable),
+            "LOG_GAP_REASON_NOT_KEPT" => Some(Self::NotKept),
+            "LOG_GAP_REASON_REFUSED" => Some(Self::Refused),
             _ => None,
         }
     }
@@ -1844,8 +1911,12 @@ pub mod flow_service_client {
                 .insert(GrpcMethod::new("mycora.v1.FlowService", "DeleteFlow"));
             self.inner.unary(req, path, codec).await
         }
-        /// Streams what the jobs of a flow print: what is kept of it (the last 64 KiB of each attempt),
-        /// and with `follow` what comes, until the flow has ended. Readers may.
+        /// Streams what the jobs of a flow print, and with `follow` what comes, until the flow has ended.
+        /// Readers may.
+        ///
+        /// The coordinator keeps the last 64 KiB of each attempt. What lies before it is read at the
+        /// supervisor, which keeps everything for a while, unless the request says `tail`. What cannot be
+        /// told is told as a gap, and the stream goes on behind it.
         ///
         /// Errors: NOT_FOUND (the flow, or the node named).
         pub async fn stream_flow_logs(
@@ -2085,8 +2156,12 @@ pub mod flow_service_server {
             >
             + std::marker::Send
             + 'static;
-        /// Streams what the jobs of a flow print: what is kept of it (the last 64 KiB of each attempt),
-        /// and with `follow` what comes, until the flow has ended. Readers may.
+        /// Streams what the jobs of a flow print, and with `follow` what comes, until the flow has ended.
+        /// Readers may.
+        ///
+        /// The coordinator keeps the last 64 KiB of each attempt. What lies before it is read at the
+        /// supervisor, which keeps everything for a while, unless the request says `tail`. What cannot be
+        /// told is told as a gap, and the stream goes on behind it.
         ///
         /// Errors: NOT_FOUND (the flow, or the node named).
         async fn stream_flow_logs(

@@ -95,6 +95,7 @@ async fn jobs_go_there_and_come_back(front: Front) {
     assert_eq!(router.report(key(2), ended).await.outcome, Outcome::Failed);
     let log = router.hears(|said| if let Said::Log(log) = said { Some(log.clone()) } else { None }).await;
     assert_eq!((log.offset, &log.data[..], log.context_id, log.flow_id), (0, &b"hi\n"[..], 1, 7));
+    assert_eq!(log.runner_id, 1, "where all of it can be read");
     router.handled(vec![log.report_id]).await;
     all_answered(&suite).await;
 }

@@ -1,5 +1,6 @@
 //! The gateway between a router and a real supervisor, over both ways there are to speak to one.
 
+mod attempt_logs;
 mod conversation;
 mod suite;
 mod wishes;

@@ -149,6 +149,17 @@ impl Suite {
         })
     }
 
+    pub(crate) fn read_log(&self, read_id: u64, job: JobKey, offset: u64, limit: u32) -> Frame {
+        Frame::ReadLog(wire::ReadAttemptLog {
+            read_id,
+            address: self.address.clone(),
+            topic: "supervisor.rpc".into(),
+            job_key: job.to_string(),
+            offset,
+            limit,
+        })
+    }
+
     pub(crate) fn drop_context(&self, drop_id: u64) -> Frame {
         Frame::Drop(wire::DropContext {
             drop_id,
@@ -197,6 +208,7 @@ pub(crate) enum Said {
     Report(u64, Box<NodeReport>),
     Log(wire::NumberedLog),
     Dropped(wire::DropOutcome),
+    LogRead(wire::LogOutcome),
 }
 
 impl Said {
@@ -232,6 +244,7 @@ impl Router {
             match frame {
                 Answer::Outcome(outcome) => self.unread.push(Said::Outcome(outcome)),
                 Answer::Dropped(dropped) => self.unread.push(Said::Dropped(dropped)),
+                Answer::LogRead(outcome) => self.unread.push(Said::LogRead(outcome)),
                 Answer::Reports(reports) => {
                     for wire::NumberedReport { report_id, report_json } in reports.reports {
                         let report: NodeReport = serde_json::from_slice(&report_json).expect("a report");
@@ -265,6 +278,21 @@ impl Router {
             _ => None,
         })
         .await
+    }
+
+    /// What became of the wish to read a piece of output: the piece, or why there is none.
+    pub(crate) async fn log_read(&mut self, of: u64) -> Result<wire::LogPiece, wire::LogRefusal> {
+        use wire::log_reading::Result as Reading;
+        let reading = self
+            .hears(|said| match said {
+                Said::LogRead(outcome) if outcome.read_id == of => outcome.reading.clone()?.result,
+                _ => None,
+            })
+            .await;
+        match reading {
+            Reading::Piece(piece) => Ok(piece),
+            Reading::Refusal(refusal) => Err(refusal),
+        }
     }
 
     /// The next report about a job that `wanted` accepts; acknowledges it.

@@ -27,12 +27,12 @@ pub enum FlowCommand {
     #[command(after_help = "Example:\n  mycora --output yaml flow get 3")]
     Get(FlowArg),
     /// List the jobs of a flow
-    #[command(after_help = "Example:\n  mycora flow nodes 3 --state failed --state cancelled")]
+    #[command(after_help = "Example:\n  mycora flow nodes 3 --state failed --state cancelled\n  mycora flow nodes 3 --keys")]
     Nodes(nodes::NodesArgs),
     /// Watch a flow until it has ended; Ctrl-C leaves it running
     #[command(after_help = "Example:\n  mycora flow watch 3")]
     Watch(FlowArg),
-    /// Show what the jobs of a flow print: of each attempt the last 64 KiB (of at most the first 10 MiB of each stream), with -f what comes as well
+    /// Show what the jobs of a flow print: all that is kept of it (at most the first 10 MiB of each stream), with -f what comes as well
     #[command(after_help = logs::AFTER_HELP)]
     Logs(logs::LogsArgs),
     /// Ask to cancel a flow, or one of its jobs

@@ -1,6 +1,6 @@
 //! `mycora flow logs`: what jobs print, each byte once, also when the stream breaks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -26,7 +26,7 @@ Examples:
 
 With --output json or yaml the answer is one document, a list of pieces; with --follow each piece is a document of its own (JSON: a line), so that it can be read at once. `data` is base64.
 
-Of what an attempt prints the first 10 MiB of standard output and of standard error are taken, and of that the last 64 KiB are kept.";
+Of what an attempt prints the first 10 MiB of standard output and of standard error are taken. The coordinator keeps the last 64 KiB of that, the machine that ran it everything for a while (7 days, unless it was set up otherwise or has too little room). What lies before the tail is read there; when that is not possible the part that is missing is named on standard error, with the reason (in JSON and YAML it is a piece with `gap`), and the rest follows. With --tail no machine is asked.";
 
 /// What `flow logs` takes.
 #[derive(Debug, Args)]
@@ -45,6 +45,9 @@ pub struct LogsArgs {
     /// From this byte of the attempt's output on
     #[arg(long, value_name = "BYTE")]
     pub offset: Option<u64>,
+    /// Only what the coordinator keeps: of each attempt the last 64 KiB
+    #[arg(long)]
+    pub tail: bool,
     /// As NODE.
     #[arg(long = "node", value_name = "NAME", hide = true, conflicts_with = "node")]
     pub named: Option<String>,
@@ -73,6 +76,7 @@ impl LogsArgs {
             follow: self.follow,
             attempt: self.attempt.unwrap_or_default(),
             offset: self.offset.unwrap_or_default(),
+            tail: self.tail,
         })
     }
 }
@@ -122,6 +126,8 @@ pub(super) struct LogReader<'a> {
     /// It answered at all.
     connected: bool,
     printer: Printer,
+    /// Attempts whose last line is not whole, since something is missing.
+    broken: BTreeSet<(String, u32)>,
 }
 
 impl<'a> LogReader<'a> {
@@ -131,7 +137,8 @@ impl<'a> LogReader<'a> {
             // What lies before was not asked for.
             seen.0.insert((request.node.clone(), request.attempt), request.offset);
         }
-        Self { clients, request, seen, heard: Instant::now(), connected: false, printer }
+        let (heard, broken) = (Instant::now(), BTreeSet::new());
+        Self { clients, request, seen, heard, connected: false, printer, broken }
     }
 
     /// Prints until there is no more. Cancel safe: [`LogReader::way_on`] knows how far it came.
@@ -165,14 +172,33 @@ impl<'a> LogReader<'a> {
                 Err(error) => return Ok(Err(error)),
                 Ok(Some(piece)) => {
                     self.heard = Instant::now();
-                    let gap = self.seen.gap_before(&piece);
-                    if let Some(piece) = self.seen.new_part(piece) {
-                        let printer = &mut self.printer;
-                        printer.piece(&if gap == 0 { piece } else { printer.after_gap(piece, gap) })?;
-                    }
+                    self.print(piece)?;
                 }
             }
         }
+    }
+
+    /// Prints what of a piece was not printed yet, or that there is none.
+    fn print(&mut self, piece: v1::StreamFlowLogsResponse) -> Result<(), Failure> {
+        let jumped = self.seen.gap_before(&piece);
+        let Some(mut piece) = self.seen.new_part(piece) else { return Ok(()) };
+        let attempt = (piece.node.clone(), piece.attempt);
+        if jumped > 0 {
+            // Coordinators of before told no gaps.
+            let (node, attempt) = &attempt;
+            output::note(&format!("{node}: {jumped} bytes of attempt {attempt} are not kept any more"));
+        }
+        if jumped > 0 || piece.gap.is_some() {
+            self.printer.break_off(&attempt)?;
+            self.broken.insert(attempt.clone());
+        }
+        if piece.gap.is_some() {
+            return self.printer.gap(&piece);
+        }
+        if self.broken.remove(&attempt) {
+            piece = self.printer.whole_lines_of(piece);
+        }
+        self.printer.piece(&piece)
     }
 
     /// How to read on after an interruption.
@@ -215,7 +241,7 @@ impl Seen {
 
     /// What of a piece was not printed yet.
     fn new_part(&mut self, mut piece: v1::StreamFlowLogsResponse) -> Option<v1::StreamFlowLogsResponse> {
-        let end = piece.offset + piece.data.len() as u64;
+        let end = piece.gap.as_ref().map_or(piece.offset + piece.data.len() as u64, |gap| gap.end);
         let seen = self.0.entry((piece.node.clone(), piece.attempt)).or_default();
         if end <= *seen {
             return None;
@@ -263,12 +289,32 @@ impl Printer {
         }
     }
 
-    /// Says that something is missing. For people the rest of a line whose beginning is missing goes too.
-    fn after_gap(&self, mut piece: v1::StreamFlowLogsResponse, gap: u64) -> v1::StreamFlowLogsResponse {
-        output::note(&format!(
-            "{}: {gap} bytes of attempt {} are not kept any more",
-            piece.node, piece.attempt
-        ));
+    /// Says what is missing, and why.
+    fn gap(&mut self, piece: &v1::StreamFlowLogsResponse) -> Result<(), Failure> {
+        let v1::StreamFlowLogsResponse { node, attempt, offset, data: _, gap } = piece;
+        let Some(v1::LogGap { end, detail, .. }) = gap else { return Ok(()) };
+        match self {
+            Self::Nowhere => Ok(()),
+            Self::Raw | Self::Aside | Self::Prefixed(_) => {
+                output::note(&format!(
+                    "{node}: bytes {offset} to {end} of attempt {attempt} are not shown: {detail}"
+                ));
+                Ok(())
+            }
+            Self::Document { .. } | Self::Documents(_) => self.piece(piece),
+        }
+    }
+
+    /// Ends the line that an attempt has begun: its rest is missing.
+    fn break_off(&mut self, attempt: &(String, u32)) -> Result<(), Failure> {
+        match self {
+            Self::Prefixed(lines) => output::print_bytes(&lines.break_off(attempt)),
+            _ => Ok(()),
+        }
+    }
+
+    /// For people the rest of a line whose beginning is missing goes too.
+    fn whole_lines_of(&self, mut piece: v1::StreamFlowLogsResponse) -> v1::StreamFlowLogsResponse {
         let line_end = piece.data.iter().position(|byte| *byte == b'\n');
         if let (Self::Raw | Self::Aside | Self::Prefixed(_), Some(end)) = (self, line_end) {
             piece.data = piece.data.split_off(end + 1);
@@ -305,10 +351,16 @@ impl Lines {
     }
 
     /// Lines that nothing completed.
-    fn rest(self) -> Vec<u8> {
+    fn rest(mut self) -> Vec<u8> {
+        let attempts: Vec<_> = self.0.keys().cloned().collect();
+        attempts.iter().flat_map(|attempt| self.break_off(attempt)).collect()
+    }
+
+    /// The line that an attempt has begun and will not complete.
+    fn break_off(&mut self, attempt: &(String, u32)) -> Vec<u8> {
         let mut text = Vec::new();
-        for ((node, _), line) in self.0.into_iter().filter(|(_, line)| !line.is_empty()) {
-            prefixed(&mut text, &node, &line);
+        if let Some(line) = self.0.remove(attempt).filter(|line| !line.is_empty()) {
+            prefixed(&mut text, &attempt.0, &line);
             text.push(b'\n');
         }
         text
@@ -326,7 +378,37 @@ mod tests {
     use super::*;
 
     fn piece(node: &str, offset: u64, data: &str) -> v1::StreamFlowLogsResponse {
-        v1::StreamFlowLogsResponse { node: node.into(), attempt: 1, offset, data: data.to_owned().into() }
+        let (node, data) = (node.into(), data.to_owned().into());
+        v1::StreamFlowLogsResponse { node, attempt: 1, offset, data, gap: None }
+    }
+
+    #[test]
+    fn a_gap_counts_as_seen() {
+        let mut seen = Seen::default();
+        let gap = |offset, end| v1::StreamFlowLogsResponse {
+            gap: Some(v1::LogGap { end, ..Default::default() }),
+            ..piece("a", offset, "")
+        };
+        let mut new = |piece| seen.new_part(piece).map(|piece| piece.offset);
+        assert_eq!(new(piece("a", 0, "abc")), Some(0));
+        assert_eq!(new(gap(0, 9)), Some(3), "only what was not printed is missing");
+        assert_eq!(new(gap(0, 9)), None);
+        assert_eq!(new(piece("a", 3, "defghi")), None, "it was told as missing");
+        assert_eq!(new(piece("a", 9, "jkl")), Some(9));
+    }
+
+    #[test]
+    fn a_line_that_goes_into_a_gap_is_ended() {
+        let mut lines = Lines::default();
+        let mut text = lines.take(&piece("a", 0, "one\ntw"));
+        text.extend(lines.break_off(&("a".to_owned(), 1)));
+        text.extend(lines.break_off(&("a".to_owned(), 1)));
+        text.extend(lines.take(&piece("a", 99, "three\n")));
+        assert_eq!(String::from_utf8_lossy(&text), "a | one\na | tw\na | three\n");
+        let rest = Printer::Raw.whole_lines_of(piece("a", 50, "f a line\nnext"));
+        assert_eq!((rest.offset, &rest.data[..]), (59, &b"next"[..]));
+        let rest = Printer::Documents(Format::Json).whole_lines_of(piece("a", 50, "f a line\nnext"));
+        assert_eq!(rest.offset, 50, "programs are given every byte");
     }
 
     #[test]

@@ -17,6 +17,9 @@ pub struct NodesArgs {
     /// Only jobs in this state; may be given several times
     #[arg(long = "state", value_enum, value_name = "STATE")]
     pub states: Vec<StateFilter>,
+    /// Show the key of each job's attempt, as `mycora supervisor logs` takes it, and where it was sent
+    #[arg(long)]
+    pub keys: bool,
 }
 
 /// A node's state as it is typed.
@@ -65,6 +68,6 @@ pub(super) async fn run(session: &Session, args: &NodesArgs) -> Result<(), Failu
     output::answer(
         session.global.output,
         || json::NodesDocument { nodes: &nodes },
-        || summary::nodes(&nodes, Timestamp::now()),
+        || if args.keys { summary::keys(&nodes) } else { summary::nodes(&nodes, Timestamp::now()) },
     )
 }

@@ -33,8 +33,9 @@ pub enum SupervisorCommand {
     Resume,
     /// Print all that is kept of what an attempt printed
     #[command(
-        after_help = "Needs the admin's certificate. The key of an attempt is CONTEXT_UID-FLOW_UID-JOB-ATTEMPT: so the \
-                      files below logs/CONTEXT_UID in the supervisor's work directory are named.\n\n\
+        after_help = "Needs the admin's certificate. `mycora flow explain FLOW JOB` and `mycora flow nodes FLOW --keys` \
+                      tell the key of an attempt; those of earlier attempts differ in the last number only. So the \
+                      files below logs/CONTEXT_UID in the supervisor's work directory are named as well.\n\n\
                       Example:\n  mycora supervisor logs 0f…-3a…-7-1 --cert pki/admin.pem --key pki/admin.key"
     )]
     Logs(LogsArgs),

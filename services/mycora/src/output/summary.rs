@@ -70,6 +70,33 @@ pub fn nodes(nodes: &[v1::FlowNode], now: Timestamp) -> String {
     table::render(&["JOB", "STATE", "ATTEMPT", "TIME", "EXIT", "WHERE", "WHY"], &rows)
 }
 
+/// A list of nodes with the keys of their attempts, and where each was sent.
+#[must_use]
+pub fn keys(nodes: &[v1::FlowNode]) -> String {
+    let rows: Vec<_> = nodes
+        .iter()
+        .map(|node| {
+            let [runner, supervisor, key] = place(node).map(|text| text.unwrap_or_else(|| "-".to_owned()));
+            vec![
+                node.name.clone(),
+                words::node_state(node.state()).to_owned(),
+                node.attempt.to_string(),
+                runner,
+                supervisor,
+                key,
+            ]
+        })
+        .collect();
+    table::render_whole(&["JOB", "STATE", "ATTEMPT", "RUNNER", "SUPERVISOR", "KEY"], &rows)
+}
+
+/// Where an attempt was sent: the runner record, the supervisor's name and the key it knows the attempt by.
+fn place(node: &v1::FlowNode) -> [Option<String>; 3] {
+    let given = |text: &String| (!text.is_empty()).then(|| text.clone());
+    let runner = (node.runner_id > 0).then(|| node.runner_id.to_string());
+    [runner, given(&node.supervisor), given(&node.job_key)]
+}
+
 /// All nodes of a small flow; of a large one those that matter most.
 fn some_nodes(flow: &v1::Flow, all: &[v1::FlowNode], now: Timestamp) -> String {
     if all.len() <= NODES_SHOWN_MAX {
@@ -149,6 +176,13 @@ pub fn explanation(answer: &v1::ExplainNodeResponse) -> String {
     if !rows.is_empty() {
         text.push('\n');
         text.push_str(&table::render_whole(&["ABOUT", "", "FOUND"], &rows));
+    }
+    let [runner, supervisor, key] = answer.node.as_ref().map(place).unwrap_or_default();
+    let place = [("runner", runner), ("supervisor", supervisor), ("job key", key)];
+    let place: Vec<_> = place.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
+    if !place.is_empty() {
+        text.push('\n');
+        text.push_str(&table::pairs(&place));
     }
     text
 }
@@ -292,6 +326,30 @@ mod tests {
         let jobs: Vec<_> = text.lines().skip_while(|line| !line.starts_with("JOB")).collect();
         assert!(jobs[1].starts_with("bad") && jobs[2].starts_with("j0"), "{text}");
         assert_eq!(jobs.last(), Some(&"… and 51 more; `mycora flow nodes 3 --context 2` lists them"));
+    }
+
+    #[test]
+    fn an_attempt_is_shown_with_its_place() {
+        let sent = v1::FlowNode {
+            name: "a".into(),
+            state: v1::NodeState::Running.into(),
+            attempt: 2,
+            runner_id: 4,
+            supervisor: "node7".into(),
+            job_key: "01-02-3-2".into(),
+            ..Default::default()
+        };
+        let waits = v1::FlowNode { name: "b".into(), attempt: 1, ..Default::default() };
+        let answer = |node| v1::ExplainNodeResponse { node: Some(node), ..Default::default() };
+        assert_eq!(
+            explanation(&answer(sent.clone())),
+            "\n\nrunner      4\nsupervisor  node7\njob key     01-02-3-2\n"
+        );
+        assert_eq!(explanation(&answer(waits.clone())), "\n");
+        let listed = keys(&[sent, waits]);
+        let rows: Vec<Vec<_>> = listed.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[0], ["a", "running", "2", "4", "node7", "01-02-3-2"]);
+        assert_eq!(rows[1][2..], ["1", "-", "-", "-"]);
     }
 
     #[test]

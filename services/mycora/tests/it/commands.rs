@@ -205,6 +205,13 @@ fn logs_from_a_place_on() {
     assert_eq!(stdout(&place.asked(&from, 0)), "wo\n");
     assert_eq!(stdout(&place.asked(&["flow", "logs", "5", "--node", "a"], 0)), "one\ntwo\n");
     assert_eq!(place.calls(), ["logs a 1 5", "logs a 0 0"]);
+    let tail = place.asked(&["flow", "logs", "5", "a", "--tail"], 0);
+    assert_eq!(stdout(&tail), "two\n", "a line whose beginning is missing is left out");
+    assert_eq!(stderr(&tail), "a: bytes 0 to 9 of attempt 1 are not shown: only the tail was asked for\n");
+    let pieces = place.document(&["flow", "logs", "5", "--tail"], 0);
+    assert_eq!(pieces[0]["gap"]["reason"], "LOG_GAP_REASON_TAIL_ONLY");
+    assert_eq!((&pieces[0]["gap"]["end"], &pieces[1]["offset"]), (&"9".into(), &"9".into()));
+    assert_eq!(place.calls()[2..], ["logs a 0 0 tail", "logs  0 0 tail"]);
     let said = stderr(&place.asked(&["flow", "logs", "5", "--attempt", "1"], 2));
     assert!(said.contains("mycora flow logs 5 NODE --attempt 1"), "{said}");
     let said = stderr(&place.asked(&["flow", "logs", "5", "a", "--offset", "1"], 2));

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use model::execution::Outcome;
 use model::{AttemptEnd, JobKey, NodeReport, ReportKind, Timestamp};
 use proto::internal::v1 as wire;
+use proto::v1::LogGapReason;
 use tokio::time::Instant;
 
 use super::giving_up::stop_attempt;
@@ -32,6 +33,11 @@ impl Core {
                 self.effects.logs.extend(logs.into_iter().map(|log| (self.gateway_epoch, log)));
             }
             Some(Frame::Dropped(outcome)) => self.context_dropped(now, &outcome),
+            Some(Frame::LogRead(wire::LogOutcome { read_id, reading })) => {
+                if let Some((scheduler, query_id)) = self.log_queries.answered(read_id) {
+                    self.answer_log_query(&scheduler, wire::LogAnswer { query_id, reading });
+                }
+            }
             None => {}
         }
     }
@@ -166,6 +172,46 @@ impl Core {
             if !self.inquiries.ask(now, key, at) {
                 tracing::warn!(%key, "too many attempts are asked for: one is not");
             }
+        }
+    }
+}
+
+impl Core {
+    /// A scheduler wants a piece of what an attempt printed.
+    pub(super) fn log_query(&mut self, now: Instant, scheduler: &str, query: wire::LogQuery) {
+        let wire::LogQuery { query_id, context_id, runner_id, job_key, offset, limit } = query;
+        self.metrics.log_queries.inc();
+        let lane = (model::ContextId(context_id), model::RunnerId(runner_id));
+        let unreachable = match self.runners.get(lane) {
+            // Whether it can be reached is the gateway's to say.
+            Some(Place { address, topic, live: _ }) => {
+                self.numbers += 1;
+                let read = wire::ReadAttemptLog {
+                    read_id: self.numbers,
+                    address: address.clone(),
+                    topic: topic.clone(),
+                    job_key,
+                    offset,
+                    limit,
+                };
+                if self.log_queries.ask(now, scheduler, query_id, read) {
+                    return;
+                }
+                "too many logs are being read".to_owned()
+            }
+            None if self.runners.is_complete() => format!("there is no runner {runner_id} any more"),
+            None => format!("it is not known yet where runner {runner_id} is"),
+        };
+        let reason = LogGapReason::Unreachable.into();
+        let refusal = wire::log_reading::Result::Refusal(wire::LogRefusal { reason, detail: unreachable });
+        let reading = Some(wire::LogReading { result: Some(refusal) });
+        self.answer_log_query(scheduler, wire::LogAnswer { query_id, reading });
+    }
+
+    fn answer_log_query(&mut self, scheduler: &str, answer: wire::LogAnswer) {
+        match self.effects.log_answers.get_mut(scheduler) {
+            Some(answers) => answers.push(answer),
+            None => drop(self.effects.log_answers.insert(scheduler.to_owned(), vec![answer])),
         }
     }
 }

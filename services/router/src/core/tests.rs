@@ -81,7 +81,12 @@ impl Bench {
     fn query(&mut self, jobs: &[u32]) -> Effects {
         let job_keys = jobs.iter().map(|job| key(*job).to_string()).collect();
         let query = wire::StatusQuery { context_id: 1, flow_id: 3, runner_id: 1, job_keys };
-        self.put(Input::Scheduler(wire::ReportResponse { queries: vec![query], ..Default::default() }))
+        self.says(wire::ReportResponse { queries: vec![query], ..Default::default() })
+    }
+
+    /// The scheduler says something.
+    fn says(&mut self, said: wire::ReportResponse) -> Effects {
+        self.put(Input::Scheduler(SCHEDULER.to_owned(), said))
     }
 
     /// Sends a message, has its delivery fail, and lets its time pass.
@@ -115,7 +120,7 @@ impl Bench {
 
     fn handled(&mut self, reports: &[wire::IncomingReport]) -> Effects {
         let handled = reports.iter().map(|report| report.report_id).collect();
-        self.put(Input::Scheduler(wire::ReportResponse { handled, ..Default::default() }))
+        self.says(wire::ReportResponse { handled, ..Default::default() })
     }
 
     fn stop(&mut self, job: u32) -> Effects {
@@ -127,7 +132,7 @@ impl Bench {
             grace_secs: 5,
             ..Default::default()
         };
-        self.put(Input::Scheduler(wire::ReportResponse { stops: vec![stop], ..Default::default() }))
+        self.says(wire::ReportResponse { stops: vec![stop], ..Default::default() })
     }
 
     fn pass(&mut self, time: Duration) -> Effects {
@@ -359,6 +364,52 @@ fn what_is_still_on_its_way_is_not_unknown() {
     assert_eq!(bench.runner(1, true).deliver.len(), 1);
 }
 
+#[test]
+fn a_piece_of_output_is_read_for_the_scheduler_that_asks() {
+    let mut bench = Bench::new();
+    bench.put(Input::SchedulerUp("other".to_owned()));
+    let query = |query_id, runner_id| wire::LogQuery {
+        query_id,
+        context_id: 1,
+        runner_id,
+        job_key: key(1).to_string(),
+        offset: 5,
+        limit: 9,
+    };
+    let ask = |bench: &mut Bench, name: &str, asked| {
+        let said = wire::ReportResponse { log_queries: vec![asked], ..Default::default() };
+        bench.put(Input::Scheduler(name.to_owned(), said))
+    };
+    let refusal = |mut effects: Effects| {
+        let answer = effects.log_answers.remove(SCHEDULER).expect("at once").remove(0);
+        match answer.reading.and_then(|reading| reading.result) {
+            Some(wire::log_reading::Result::Refusal(refusal)) => (answer.query_id, refusal),
+            other => panic!("{other:?}"),
+        }
+    };
+    let (query_id, refused) = refusal(ask(&mut bench, SCHEDULER, query(8, 9)));
+    assert_eq!((query_id, refused.reason()), (8, v1::LogGapReason::Unreachable));
+    assert_eq!(refused.detail, "there is no runner 9 any more");
+
+    // Also of one that is not alive, as far as is known.
+    bench.runner(1, false);
+    let mine = ask(&mut bench, SCHEDULER, query(7, 1)).read_log.remove(0);
+    let theirs = ask(&mut bench, "other", query(7, 1)).read_log.remove(0);
+    assert_eq!((mine.address.as_str(), mine.offset, mine.limit), (ADDRESS, 5, 9));
+    bench.put(Input::GatewayDown);
+    assert!(bench.put(Input::Due).read_log.is_empty());
+    assert_eq!(bench.put(Input::GatewayUp).read_log, [mine.clone(), theirs.clone()]);
+    let answered = |bench: &mut Bench, read_id| {
+        let frame = wire::exchange_response::Frame::LogRead(wire::LogOutcome { read_id, reading: None });
+        bench.put(Input::Gateway(wire::ExchangeResponse { frame: Some(frame) })).log_answers
+    };
+    let answer = wire::LogAnswer { query_id: 7, reading: None };
+    assert_eq!(answered(&mut bench, theirs.read_id), BTreeMap::from([("other".to_owned(), vec![answer])]));
+    assert!(answered(&mut bench, theirs.read_id).is_empty(), "once");
+    bench.put(Input::SchedulerDown(SCHEDULER.to_owned()));
+    assert!(answered(&mut bench, mine.read_id).is_empty(), "its stream is gone, and it asks again");
+}
+
 fn dropped(runner_id: u32) -> wire::ContextDropped {
     wire::ContextDropped { context_uid: key(0).context.to_string(), runner_id }
 }
@@ -445,7 +496,7 @@ fn a_stop_goes_where_the_report_came_from() {
         ..Default::default()
     };
     let stops = vec![stop];
-    let sent = bench.put(Input::Scheduler(wire::ReportResponse { stops, ..Default::default() })).stop;
+    let sent = bench.says(wire::ReportResponse { stops, ..Default::default() }).stop;
     assert_eq!((sent[0].address.as_str(), sent[0].topic.as_str()), ("grpc://former:1", "former"));
 }
 

@@ -471,7 +471,7 @@ async fn schedulers_come_and_go_and_no_report_is_lost() {
 
     // Questions and stops come from any of them.
     suite.replicas.send_replace(vec![replica("a"), replica("b")]);
-    let first = suite.scheduler().await;
+    let mut first = suite.scheduler().await;
     for (replica, job) in [(&first, 1), (&second, 2)] {
         let job_keys = vec![key(job).to_string()];
         let query = wire::StatusQuery { context_id: 1, flow_id: 3, runner_id: 1, job_keys: job_keys.clone() };
@@ -480,6 +480,25 @@ async fn schedulers_come_and_go_and_no_report_is_lost() {
             Some(ToGateway::Query(query)) => assert_eq!(query.job_keys, job_keys),
             other => panic!("{other:?}"),
         }
+    }
+
+    // A log is read for the replica that asks, whoever owns the flow.
+    for (replica, query_id) in [(&mut first, 5), (&mut second, 5)] {
+        let query = wire::LogQuery { query_id, context_id: 1, runner_id: 1, offset: 7, ..Default::default() };
+        replica.says(wire::ReportResponse { log_queries: vec![query], ..Default::default() }).await;
+        let Some(ToGateway::ReadLog(read)) = gateway.hears().await.frame else { panic!("a wish to read") };
+        assert_eq!((read.address.as_str(), read.offset), ("grpc://host-a:7706", 7));
+        let piece = wire::LogPiece { offset: 7, data: "out".into(), next_offset: 10 };
+        let reading = Some(wire::LogReading { result: Some(wire::log_reading::Result::Piece(piece)) });
+        let outcome = wire::LogOutcome { read_id: read.read_id, reading: reading.clone() };
+        gateway.says(from_gateway(FromGateway::LogRead(outcome))).await;
+        let answers = loop {
+            let said = replica.hears().await;
+            if !said.log_answers.is_empty() {
+                break said.log_answers;
+            }
+        };
+        assert_eq!(answers, [wire::LogAnswer { query_id, reading }]);
     }
 }
 

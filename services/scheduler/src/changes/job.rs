@@ -7,7 +7,7 @@ use proto::convert;
 use proto::v1::{FlowSpec, RunJobRequest, RunJobResponse, SubmitFlowRequest};
 use tonic::Status;
 
-use crate::views::reader::{FlowReader, is_end};
+use crate::views::reader::{FlowReader, Page, is_end};
 
 /// The name of a job that has none.
 const NAME_DEFAULT: &str = "job";
@@ -51,8 +51,9 @@ pub async fn outcome(mut reader: FlowReader, wait: Duration) -> Result<RunJobRes
         }
     }
     let flow = reader.flow().await?;
-    let nodes = reader.all_nodes().await?;
-    Ok(RunJobResponse { flow: Some(flow), node: nodes.first().map(convert::node::to_wire) })
+    let Page { nodes, home, .. } = reader.all_nodes().await?;
+    let node = nodes.first().map(|node| convert::node::to_wire(node, home));
+    Ok(RunJobResponse { flow: Some(flow), node })
 }
 
 async fn wait_for_end(reader: &mut FlowReader) -> Result<(), Status> {

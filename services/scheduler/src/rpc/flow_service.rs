@@ -27,11 +27,12 @@ use crate::changes::submit::Submitter;
 use crate::changes::{job, retry, wishes};
 use crate::clients::FlowStoreClient;
 use crate::error::bad_store;
+use crate::log_asks::LogAsks;
 use crate::metrics::Metrics;
 use crate::views::drawing;
 use crate::views::explain::Explainer;
-use crate::views::logs::{LogStream, Wanted};
-use crate::views::reader::FlowReader;
+use crate::views::logs::{self, LogStream, Wanted};
+use crate::views::reader::{self, FlowReader};
 use crate::views::watch::{self, Watch};
 
 /// Serves clients.
@@ -39,6 +40,7 @@ pub struct FlowRpc {
     store: FlowStoreClient,
     submitter: Submitter,
     explainer: Explainer,
+    log_asks: LogAsks,
     metrics: Arc<Metrics>,
     stop: CancellationToken,
 }
@@ -50,10 +52,11 @@ impl FlowRpc {
         store: FlowStoreClient,
         submitter: Submitter,
         explainer: Explainer,
+        log_asks: LogAsks,
         metrics: Arc<Metrics>,
         stop: CancellationToken,
     ) -> Self {
-        Self { store, submitter, explainer, metrics, stop }
+        Self { store, submitter, explainer, log_asks, metrics, stop }
     }
 
     fn store(&self) -> FlowStoreClient {
@@ -222,9 +225,10 @@ impl FlowService for FlowRpc {
             job_ids: Vec::new(),
         };
         let page = self.store().read_nodes(read).await?.into_inner();
+        let home = reader::home(&page)?;
         let node = |json: &prost::bytes::Bytes| {
             let node: FlowNode = serde_json::from_slice(json).map_err(bad_store)?;
-            Ok(convert::node::to_wire(&node))
+            Ok(convert::node::to_wire(&node, home))
         };
         let nodes = page.nodes.iter().map(node).collect::<Result<_, Status>>()?;
         Ok(Response::new(ListFlowNodesResponse { nodes, next_page_token: page.next_page_token }))
@@ -306,7 +310,7 @@ impl FlowService for FlowRpc {
         let GetFlowGraphRequest { context_id, flow_id, format: _ } = request.into_inner();
         let mut reader = self.reader(actor, context_id, flow_id);
         let flow = reader.flow().await?;
-        let nodes = reader.all_nodes().await?;
+        let nodes = reader.all_nodes().await?.nodes;
         let graph = drawing::draw(&flow.name, &nodes, format).map_err(|_| {
             let max = limits::GRAPH_BYTES_MAX;
             let message = format!(
@@ -334,7 +338,7 @@ impl FlowService for FlowRpc {
         request: Request<StreamFlowLogsRequest>,
     ) -> Result<Response<Self::StreamFlowLogsStream>, Status> {
         let actor = actor_of(&request)?;
-        let StreamFlowLogsRequest { context_id, flow_id, node, follow, attempt, offset } =
+        let StreamFlowLogsRequest { context_id, flow_id, node, follow, attempt, offset, tail } =
             request.into_inner();
         let mut violations = Violations::new();
         if attempt != 0 && node.is_empty() {
@@ -346,9 +350,11 @@ impl FlowService for FlowRpc {
         if !violations.is_empty() {
             return Err(rpc::Error::invalid(violations).into());
         }
-        let wanted = Wanted { node, attempt: (attempt != 0).then_some(Attempt(attempt)), offset, follow };
-        let (answers, stream) = mpsc::channel(limits::WATCH_BUFFER);
-        let logs = LogStream::new(self.reader(actor, context_id, flow_id), answers.clone());
+        let attempt = (attempt != 0).then_some(Attempt(attempt));
+        let wanted = Wanted { node, attempt, offset, follow, tail };
+        let (answers, stream) = mpsc::channel(logs::CHANNEL);
+        let asks = self.log_asks.clone();
+        let logs = LogStream::new(self.reader(actor, context_id, flow_id), asks, answers.clone());
         self.spawn(answers, logs.run(wanted));
         Ok(Response::new(ReceiverStream::new(stream)))
     }

@@ -42,9 +42,10 @@ impl ReportIntakeService for ReportRpc {
         let (driver, stop) = (self.driver.clone(), self.stop.clone());
         tokio::spawn(async move {
             tokio::select! {
-                () = serve(driver, link, request.into_inner(), answers, outgoing) => {}
+                () = serve(&driver, link, request.into_inner(), answers, outgoing) => {}
                 () = stop.cancelled() => {}
             }
+            driver.log_asks().link_lost(link);
         });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
@@ -52,7 +53,7 @@ impl ReportIntakeService for ReportRpc {
 
 /// Runs until either side of the stream ends.
 async fn serve(
-    driver: Handle,
+    driver: &Handle,
     link: LinkId,
     mut requests: Streaming<ReportRequest>,
     mut answers: mpsc::Receiver<ReportResponse>,
@@ -61,7 +62,12 @@ async fn serve(
     loop {
         tokio::select! {
             request = requests.message() => match request {
-                Ok(Some(request)) => driver.send(Event::Reports(parse(link, request))).await,
+                Ok(Some(ReportRequest { reports, log_answers })) => {
+                    log_answers.into_iter().for_each(|answer| driver.log_asks().answered(answer));
+                    if !reports.is_empty() {
+                        driver.send(Event::Reports(parse(link, reports))).await;
+                    }
+                }
                 Ok(None) => return,
                 Err(status) => {
                     tracing::debug!(%status, link = link.0, "a router's stream broke off");
@@ -78,7 +84,7 @@ async fn serve(
     }
 }
 
-fn parse(link: LinkId, request: ReportRequest) -> Vec<(crate::run::Ack, model::NodeReport)> {
+fn parse(link: LinkId, reports: Vec<IncomingReport>) -> Vec<(crate::run::Ack, model::NodeReport)> {
     let parse = |IncomingReport { report_id, report_json }| match serde_json::from_slice(&report_json) {
         Ok(report) => Some(((link, report_id), report)),
         Err(error) => {
@@ -87,5 +93,5 @@ fn parse(link: LinkId, request: ReportRequest) -> Vec<(crate::run::Ack, model::N
             None
         }
     };
-    request.reports.into_iter().filter_map(parse).collect()
+    reports.into_iter().filter_map(parse).collect()
 }

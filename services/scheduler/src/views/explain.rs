@@ -7,6 +7,7 @@ use model::{
     ContextId, Flow, FlowId, FlowNode, FlowStatus, NodeState, Prerequisite, ReasonCode, RunnerView, Timestamp,
 };
 use proto::convert;
+use proto::convert::node::Home;
 use proto::internal::v1::ReadMessageResponse;
 use proto::v1::{ExplainNodeResponse, Finding, FindingKind};
 use tonic::Status;
@@ -86,8 +87,9 @@ impl Explainer {
             let runners = self.runners.read().unwrap_or_else(PoisonError::into_inner);
             runners.get((reader.context, id)).cloned()
         });
+        let home = Home { context: record.context_uid, flow: record.flow.uid };
         let facts = Facts { now, flow: record.flow, node, before, flows, message, runner };
-        Ok(facts.explain(reader.context))
+        Ok(facts.explain(reader.context, home))
     }
 }
 
@@ -116,7 +118,7 @@ fn found<T>(answer: Result<T, Status>) -> Result<Option<T>, Status> {
 }
 
 impl Facts {
-    fn explain(&self, context: ContextId) -> ExplainNodeResponse {
+    fn explain(&self, context: ContextId, home: Home) -> ExplainNodeResponse {
         let findings: Vec<Finding> = [
             self.flow_state(),
             self.dependencies(),
@@ -138,7 +140,8 @@ impl Facts {
             Some(why) => format!("`{name}` is {state}: {why}"),
             None => format!("`{name}` is {state}"),
         };
-        ExplainNodeResponse { node: Some(convert::node::to_wire(&self.node)), summary, findings }
+        let node = Some(convert::node::to_wire(&self.node, home));
+        ExplainNodeResponse { node, summary, findings }
     }
 
     fn is_under_way(&self) -> bool {

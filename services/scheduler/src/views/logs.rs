@@ -1,28 +1,51 @@
-//! What the jobs of a flow print: what is kept, and what comes.
+//! What the jobs of a flow print: what is kept, and what comes. [`before`]: what lies before the tails that
+//! storage keeps.
+
+pub mod before;
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::time::Duration;
 
-use model::{Attempt, Event, FlowEvent, FlowStatus, JobId, Name, NodeState};
-use proto::v1::StreamFlowLogsResponse;
+use bytes::Bytes;
+use model::{Attempt, Event, FlowEvent, FlowStatus, JobId, Name, NodeState, RunnerId};
+use proto::convert::node::Home;
+use proto::v1::{LogGap, LogGapReason, StreamFlowLogsResponse};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tonic::Status;
 
-use crate::views::reader::{Events, FlowReader, is_end};
+use self::before::{Before, Told, gap};
+use crate::log_asks::LogAsks;
+use crate::views::reader::{Events, FlowReader, Page, is_end};
 
-/// How long the last pieces may come after the flow's end. A supervisor that
+/// Answers that may wait for a reader: of at most 128 KiB each.
+pub const CHANNEL: usize = 8;
+
+/// How long each of the last pieces may take after the flow's end. A supervisor that
 /// died may never send them.
 const LAST_PIECES_PATIENCE: Duration = Duration::from_secs(5);
 
 /// One reader of one flow's output.
 pub struct LogStream {
     reader: FlowReader,
+    before: Before,
     answers: mpsc::Sender<Result<StreamFlowLogsResponse, Status>>,
-    names: BTreeMap<JobId, Name>,
+    nodes: BTreeMap<JobId, Known>,
     /// How far each attempt's output was sent.
     sent: HashMap<(JobId, Attempt), u64>,
     /// The only attempt that is wanted.
     only: Option<Attempt>,
+    /// Supervisors are not asked.
+    tail: bool,
+}
+
+/// What was known of a node when the stream began.
+struct Known {
+    name: Name,
+    attempt: Attempt,
+    /// Where that attempt was sent.
+    runner: Option<RunnerId>,
 }
 
 /// What a reader wants.
@@ -36,13 +59,28 @@ pub struct Wanted {
     pub offset: u64,
     /// What comes as well, until the flow has ended.
     pub follow: bool,
+    /// Only what storage keeps.
+    pub tail: bool,
 }
 
 impl LogStream {
-    /// A reader that is sent its answers through `answers`.
+    /// A reader that is sent its answers through `answers`, a channel of [`CHANNEL`] places.
     #[must_use]
-    pub fn new(reader: FlowReader, answers: mpsc::Sender<Result<StreamFlowLogsResponse, Status>>) -> Self {
-        Self { reader, answers, names: BTreeMap::new(), sent: HashMap::new(), only: None }
+    pub fn new(
+        reader: FlowReader,
+        asks: LogAsks,
+        answers: mpsc::Sender<Result<StreamFlowLogsResponse, Status>>,
+    ) -> Self {
+        let before = Before::new(asks, reader.context);
+        Self {
+            reader,
+            before,
+            answers,
+            nodes: BTreeMap::new(),
+            sent: HashMap::new(),
+            only: None,
+            tail: false,
+        }
     }
 
     /// Runs until everything was sent (with `follow`: until the flow has ended
@@ -57,40 +95,43 @@ impl LogStream {
     async fn stream(&mut self, wanted: &Wanted) -> Result<(), Status> {
         let node = wanted.node.as_str();
         let mut events = self.reader.events(String::new()).await?;
-        let nodes = self.reader.all_nodes().await?;
-        self.names = nodes
+        let Page { nodes, home, .. } = self.reader.all_nodes().await?;
+        self.nodes = nodes
             .iter()
             .filter(|known| node.is_empty() || known.name.as_str() == node)
-            .map(|known| (known.job_id, known.name.clone()))
+            .map(|node| {
+                let known = Known { name: node.name.clone(), attempt: node.attempt, runner: node.runner };
+                (node.job_id, known)
+            })
             .collect();
-        if self.names.is_empty() && !node.is_empty() {
+        if self.nodes.is_empty() && !node.is_empty() {
             return Err(rpc::Error::not_found(format!("node `{node}` of flow {}", self.reader.flow)).into());
         }
-        self.only = wanted.attempt;
+        (self.only, self.tail) = (wanted.attempt, wanted.tail);
         if let Some(attempt) = wanted.attempt {
-            self.sent.extend(self.names.keys().map(|job| ((*job, attempt), wanted.offset)));
+            self.sent.extend(self.nodes.keys().map(|job| ((*job, attempt), wanted.offset)));
         }
         for node in nodes.iter().filter(|node| node.attempt.0 > 1 || node.state != NodeState::Pending) {
             for attempt in 1..=node.attempt.0 {
-                self.send_from(node.job_id, Attempt(attempt)).await?;
+                self.send_from(home, node.job_id, Attempt(attempt)).await?;
             }
         }
+        drop(nodes);
         if !wanted.follow {
             return Ok(());
         }
         if !is_end(&self.reader.flow().await?) {
-            self.follow(&mut events).await?;
+            self.follow(home, &mut events).await?;
         }
         // The last pieces and the flow's end take different ways; the end may be faster.
-        let rest = tokio::time::timeout(LAST_PIECES_PATIENCE, self.follow_rest(&mut events)).await;
-        rest.unwrap_or(Ok(()))
+        self.follow_rest(home, &mut events).await
     }
 
     /// Sends what comes until the flow has ended.
-    async fn follow(&mut self, events: &mut Events) -> Result<(), Status> {
+    async fn follow(&mut self, home: Home, events: &mut Events) -> Result<(), Status> {
         loop {
             match events.next().await?.0 {
-                Some(Event::Log { job_id, attempt, .. }) => self.send_from(job_id, attempt).await?,
+                Some(Event::Log { job_id, attempt, .. }) => self.send_from(home, job_id, attempt).await?,
                 Some(Event::Flow(FlowEvent { status, .. })) if status.is_none_or(FlowStatus::is_end) => {
                     return Ok(());
                 }
@@ -99,44 +140,82 @@ impl LogStream {
         }
     }
 
-    /// Sends what comes until every attempt's output was sent to its end.
-    async fn follow_rest(&mut self, events: &mut Events) -> Result<(), Status> {
-        let nodes = self.reader.all_nodes().await?;
+    /// Sends what comes until every attempt's output was sent to its end, or nothing has come for too long.
+    async fn follow_rest(&mut self, home: Home, events: &mut Events) -> Result<(), Status> {
+        let nodes = self.reader.all_nodes().await?.nodes;
         let mut missing: HashMap<_, _> = nodes
             .iter()
-            .filter(|node| self.names.contains_key(&node.job_id))
+            .filter(|node| self.nodes.contains_key(&node.job_id))
             .filter(|node| self.only.is_none_or(|only| only == node.attempt))
             .map(|node| ((node.job_id, node.attempt), node.output_bytes))
             .collect();
+        let mut until = Instant::now() + LAST_PIECES_PATIENCE;
         loop {
             missing.retain(|attempt, end| self.sent.get(attempt).copied().unwrap_or_default() < *end);
             if missing.is_empty() {
                 return Ok(());
             }
-            if let Some(Event::Log { job_id, attempt, .. }) = events.next().await?.0 {
-                self.send_from(job_id, attempt).await?;
+            let Ok(next) = tokio::time::timeout_at(until, events.next()).await else { return Ok(()) };
+            if let Some(Event::Log { job_id, attempt, .. }) = next?.0 {
+                self.send_from(home, job_id, attempt).await?;
+                // Sending may have taken its time, and is not to cut off what comes behind it.
+                until = Instant::now() + LAST_PIECES_PATIENCE;
             }
         }
     }
 
-    /// Sends what is kept of an attempt's output and was not sent yet.
-    async fn send_from(&mut self, job: JobId, attempt: Attempt) -> Result<(), Status> {
-        let Some(name) = self.names.get(&job) else { return Ok(()) };
-        if self.only.is_some_and(|only| only != attempt) {
+    /// Sends what there is of an attempt's output and was not sent yet.
+    async fn send_from(&mut self, home: Home, job: JobId, attempt: Attempt) -> Result<(), Status> {
+        let wanted = self.only.is_none_or(|only| only == attempt);
+        if !wanted || !self.nodes.contains_key(&job) {
             return Ok(());
         }
-        let sent = self.sent.entry((job, attempt)).or_default();
-        let piece = self.reader.log(job, attempt, *sent).await?;
-        if piece.data.is_empty() {
+        let from = self.sent.get(&(job, attempt)).copied().unwrap_or_default();
+        let kept = self.reader.log(job, attempt, from).await?;
+        if kept.data.is_empty() {
             return Ok(());
         }
-        *sent = piece.offset + piece.data.len() as u64;
-        let answer = StreamFlowLogsResponse {
-            node: name.to_string(),
-            attempt: attempt.0,
-            offset: piece.offset,
-            data: piece.data,
+        let told_by = (kept.runner_id > 0).then_some(RunnerId(kept.runner_id));
+        self.send_before(home, (job, attempt), from..kept.offset, told_by).await?;
+        self.send(job, attempt, kept.offset, Told::Data(kept.data)).await
+    }
+
+    /// Sends what storage does not keep any more, or why it cannot be told.
+    async fn send_before(
+        &mut self,
+        home: Home,
+        (job, attempt): (JobId, Attempt),
+        mut wanted: Range<u64>,
+        told_by: Option<RunnerId>,
+    ) -> Result<(), Status> {
+        let sent_to = || self.nodes.get(&job).filter(|known| known.attempt == attempt)?.runner;
+        let runner = told_by.or_else(sent_to);
+        while !wanted.is_empty() {
+            let told = if self.tail {
+                Told::Gap(gap(&wanted, LogGapReason::TailOnly, "only the tail was asked for"))
+            } else {
+                self.before.read(runner, home.job_key(job, attempt), &wanted).await
+            };
+            let offset = wanted.start;
+            wanted.start = match &told {
+                Told::Data(data) => offset + data.len() as u64,
+                Told::Gap(gap) => gap.end,
+            };
+            self.send(job, attempt, offset, told).await?;
+        }
+        Ok(())
+    }
+
+    async fn send(&mut self, job: JobId, attempt: Attempt, offset: u64, told: Told) -> Result<(), Status> {
+        let Some(Known { name, .. }) = self.nodes.get(&job) else { return Ok(()) };
+        let (data, gap) = match told {
+            Told::Data(data) => (data, None),
+            Told::Gap(gap) => (Bytes::new(), Some(gap)),
         };
-        self.answers.send(Ok(answer)).await.map_err(|_| Status::cancelled("the reader has gone"))
+        let end = gap.as_ref().map_or(offset + data.len() as u64, |gap: &LogGap| gap.end);
+        let answer = StreamFlowLogsResponse { node: name.to_string(), attempt: attempt.0, offset, data, gap };
+        self.answers.send(Ok(answer)).await.map_err(|_| Status::cancelled("the reader has gone"))?;
+        self.sent.insert((job, attempt), end);
+        Ok(())
     }
 }

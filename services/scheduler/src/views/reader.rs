@@ -1,9 +1,10 @@
 //! Reads one flow in the name of one actor: what watches and log streams stand on.
 
 use model::{ActorId, Attempt, ContextId, Event, FlowId, FlowNode, JobId, Revision};
+use proto::convert::node::Home;
 use proto::internal::v1::{
     FlowRecord, ReadFlowRequest, ReadLogRequest, ReadLogResponse, ReadMessageRequest, ReadMessageResponse,
-    ReadNodesRequest, WatchEventsRequest, WatchEventsResponse,
+    ReadNodesRequest, ReadNodesResponse, WatchEventsRequest, WatchEventsResponse,
 };
 use proto::v1::{Flow, FlowStatus};
 use tonic::{Status, Streaming};
@@ -34,6 +35,8 @@ pub struct Page {
     pub nodes: Vec<FlowNode>,
     /// The context's change counter when they were read.
     pub revision: Revision,
+    /// Where they are.
+    pub home: Home,
     next: String,
 }
 
@@ -127,23 +130,25 @@ impl FlowReader {
         }
         let request = self.nodes_request(after.map(|page| page.next.clone()).unwrap_or_default());
         let page = self.store.read_nodes(request).await?.into_inner();
+        let home = home(&page)?;
         let nodes = page.nodes.iter().map(|json| serde_json::from_slice(json));
         let nodes = nodes.collect::<Result<_, _>>().map_err(bad_store)?;
-        Ok(Some(Page { nodes, revision: Revision(page.revision), next: page.next_page_token }))
+        Ok(Some(Page { nodes, revision: Revision(page.revision), home, next: page.next_page_token }))
     }
 
-    /// All nodes.
+    /// All nodes, as one page.
     ///
     /// # Errors
     /// As storage's.
-    pub async fn all_nodes(&mut self) -> Result<Vec<FlowNode>, Status> {
+    pub async fn all_nodes(&mut self) -> Result<Page, Status> {
         let mut nodes = Vec::new();
         let mut last = None;
         while let Some(mut page) = self.nodes(last.as_ref()).await? {
             nodes.append(&mut page.nodes);
             last = Some(page);
         }
-        Ok(nodes)
+        let last = last.ok_or_else(|| bad_store("a list of nodes without a page"))?;
+        Ok(Page { nodes, ..last })
     }
 
     /// What is kept of an attempt's output, from a byte on.
@@ -212,6 +217,16 @@ async fn next(answers: &mut Streaming<WatchEventsResponse>) -> Result<WatchEvent
     let ended =
         || rpc::Error::unavailable(rpc::Reason::PeerUnavailable, "the stream of events ended; resume").into();
     answers.message().await?.ok_or_else(ended)
+}
+
+/// Where the nodes of a page are.
+///
+/// # Errors
+/// When the page does not say it.
+pub fn home(page: &ReadNodesResponse) -> Result<Home, Status> {
+    let context = page.context_uid.parse().map_err(bad_store)?;
+    let flow = page.flow_uid.parse().map_err(bad_store)?;
+    Ok(Home { context, flow })
 }
 
 /// Whether a flow has ended.

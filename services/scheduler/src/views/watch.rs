@@ -114,7 +114,7 @@ impl Watch {
         while let Some(page) = self.reader.nodes(last.as_ref()).await? {
             self.shown.extend(page.nodes.last().map(|node| (node.job_id, page.revision)));
             for node in &page.nodes {
-                self.send(Answer::Node(convert::node::to_wire(node)), String::new()).await?;
+                self.send(Answer::Node(convert::node::to_wire(node, page.home)), String::new()).await?;
             }
             last = Some(page);
         }

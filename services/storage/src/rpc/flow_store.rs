@@ -16,7 +16,7 @@ use super::{Answers, Rpc, flow_parse, flow_streams};
 use crate::error::Error;
 use crate::flows::FlowInContext;
 use crate::messages::parse_message_key;
-use crate::reads::MessageState;
+use crate::reads::{LogTail, MessageState, NodePage};
 use crate::record::flow::StoredFlow;
 use crate::store::Asker;
 use crate::watches::{Watch, Watched};
@@ -266,8 +266,14 @@ impl FlowStoreService for Rpc {
     ) -> Result<Response<wire::ReadNodesResponse>, Status> {
         let (context, flow, asker, filter, page) = flow_parse::node_filter(request.into_inner())?;
         let read = self.hub.store().read_nodes(context, flow, asker, &filter, &page);
-        let (nodes, next_page_token, revision) = read.await?;
-        Ok(Response::new(wire::ReadNodesResponse { nodes, next_page_token, revision: revision.0 }))
+        let NodePage { nodes, next, revision, context_uid, flow_uid } = read.await?;
+        Ok(Response::new(wire::ReadNodesResponse {
+            nodes,
+            next_page_token: next,
+            revision: revision.0,
+            context_uid: context_uid.to_string(),
+            flow_uid: flow_uid.to_string(),
+        }))
     }
 
     async fn remove_flow(
@@ -309,7 +315,9 @@ impl FlowStoreService for Rpc {
             request.into_inner();
         let (context, flow) = (ContextId(context_id), FlowId(flow_id));
         let (place, asker) = ((JobId(job_id), Attempt(attempt)), Asker::from_wire(on_behalf_of));
-        let tail = self.hub.store().read_log(context, flow, place, offset, asker).await?;
-        Ok(Response::new(wire::ReadLogResponse { offset: tail.offset, data: tail.data.into() }))
+        let LogTail { offset, data, runner } =
+            self.hub.store().read_log(context, flow, place, offset, asker).await?;
+        let runner_id = runner.map_or(0, |runner| runner.0);
+        Ok(Response::new(wire::ReadLogResponse { offset, data: data.into(), runner_id }))
     }
 }

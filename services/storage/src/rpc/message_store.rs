@@ -84,7 +84,8 @@ impl MessageStoreService for Rpc {
                 .parse()
                 .map_err(|error| Error::field(&format!("chunks[{i}].job_key"), error))?;
             let (context, flow) = (ContextId(chunk.context_id), FlowId(chunk.flow_id));
-            Ok(LogChunk { key, context, flow, offset: chunk.offset, data: chunk.data })
+            let runner = (chunk.runner_id > 0).then_some(RunnerId(chunk.runner_id));
+            Ok(LogChunk { key, context, flow, offset: chunk.offset, data: chunk.data, runner })
         });
         let chunks = chunks.collect::<Result<Vec<_>, Error>>()?;
         self.hub.store().append_logs(chunks, Timestamp::now()).await?;

@@ -1,6 +1,7 @@
 -- Appends to what is kept of an attempt's output.
 -- KEYS 4 flow, 5 its nodes, 6 log
--- ARGV 5 flow uid, 6 flow id, 7 job id, 8 attempt, 9 how many bytes to keep, then pairs of offset and bytes
+-- ARGV 5 flow uid, 6 flow id, 7 job id, 8 attempt, 9 how many bytes to keep,
+-- 10 the runner record of whoever told them or 0, then pairs of offset and bytes
 -- Gives where the output ends now.
 local no = closed()
 if no then return no end
@@ -10,7 +11,7 @@ if redis.call('HEXISTS', KEYS[5], ARGV[7]) == 0 then return refuse('JOB_GONE', '
 local log = redis.call('HMGET', KEYS[6], 'data', 'start', 'end')
 local data, from, till = log[1] or '', tonumber(log[2] or '0'), tonumber(log[3] or '0')
 local before, first = till, from
-for a = 10, #ARGV, 2 do
+for a = 11, #ARGV, 2 do
   local offset, piece = tonumber(ARGV[a]), ARGV[a + 1]
   if offset > till then
     -- What lies between has not come: what is kept stays in one piece.
@@ -35,6 +36,7 @@ if till == before and from == first then return till end
 local revision = raise()
 local end_text = string.format('%.0f', till)
 redis.call('HSET', KEYS[6], 'data', data, 'start', string.format('%.0f', from), 'end', end_text)
+if ARGV[10] ~= '0' then redis.call('HSET', KEYS[6], 'runner', ARGV[10]) end
 emit(revision, '{"kind":"log","flow_id":' .. ARGV[6] .. ',"job_id":' .. ARGV[7] .. ',"attempt":' .. ARGV[8]
   .. ',"end":' .. end_text .. '}')
 hint('')

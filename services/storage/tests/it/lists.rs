@@ -114,6 +114,11 @@ async fn nodes_are_listed_by_state_and_by_number() {
         wire::ReadNodesRequest { page_size: 2, states: Vec::new(), job_ids: job_ids.clone(), ..request };
     let page = stage.flows().read_nodes(named.clone()).await.unwrap().into_inner();
     assert_eq!((places(&page), page.next_page_token.as_str()), (vec![0, 2, 5, 7, 499], ""));
+    assert_eq!(
+        (&page.context_uid, &page.flow_uid),
+        (&stage.context_uid, &flow.uid),
+        "its attempts are named so"
+    );
     let both = wire::ReadNodesRequest { states: vec![v1::NodeState::Completed.into()], ..named.clone() };
     assert_eq!(places(&stage.flows().read_nodes(both).await.unwrap().into_inner()), [0, 7]);
     let foreign = wire::ReadNodesRequest { job_ids: vec![flow.first_job + 500, 0], ..named.clone() };

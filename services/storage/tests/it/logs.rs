@@ -24,6 +24,7 @@ async fn append(stage: &Stage, flow: &Running, key: JobKey, pieces: &[(u64, &[u8
         flow_id: flow.id,
         offset: *offset,
         data: data.to_vec().into(),
+        runner_id: 0,
     };
     let request = wire::AppendLogsRequest { chunks: pieces.iter().map(chunk).collect() };
     stage.messages().append_logs(request).await.unwrap();
@@ -93,6 +94,30 @@ async fn only_the_tail_is_kept() {
     let (offset, data) = tail(&stage, &flow, 0).await;
     assert_eq!((offset, data.len()), (100_003 - LOG_TAIL_BYTES_MAX as u64, LOG_TAIL_BYTES_MAX));
     assert!(data.ends_with(b"xend"));
+}
+
+#[tokio::test]
+async fn who_told_it_last_is_known() {
+    let stage = Stage::new(Layout::Database).await;
+    let flow = stage.started(1).await;
+    let job_key = key(&stage, &flow).to_string();
+    let tell = async |offset, runner_id| {
+        let data = b"x".as_slice().into();
+        let chunk = wire::LogChunk {
+            job_key: job_key.clone(),
+            context_id: CONTEXT,
+            flow_id: flow.id,
+            offset,
+            data,
+            runner_id,
+        };
+        stage.messages().append_logs(wire::AppendLogsRequest { chunks: vec![chunk] }).await.unwrap();
+        stage.flows().read_log(read(&flow, 0, READER)).await.unwrap().into_inner().runner_id
+    };
+    assert_eq!(tell(0, 0).await, 0);
+    assert_eq!(tell(1, 7).await, 7);
+    assert_eq!(tell(2, 0).await, 7, "whoever does not say it changes nothing");
+    assert_eq!(tell(3, 9).await, 9);
 }
 
 #[tokio::test]

@@ -308,13 +308,23 @@ impl FlowService for Scripted {
         &self,
         request: Request<v1::StreamFlowLogsRequest>,
     ) -> Result<Response<Self::StreamFlowLogsStream>, Status> {
-        let v1::StreamFlowLogsRequest { flow_id, node, attempt, offset, .. } = request.into_inner();
-        self.call(&format!("logs {node} {attempt} {offset}"));
+        let v1::StreamFlowLogsRequest { flow_id, node, attempt, offset, tail, .. } = request.into_inner();
+        self.call(&format!("logs {node} {attempt} {offset}{}", if tail { " tail" } else { "" }));
         let piece = |offset, data: &'static str| {
-            Ok(v1::StreamFlowLogsResponse { node: "a".into(), attempt: 1, offset, data: data.into() })
+            let (node, data) = ("a".into(), data.into());
+            Ok(v1::StreamFlowLogsResponse { node, attempt: 1, offset, data, gap: None })
         };
         if attempt == 9 {
             return Ok(Response::new(answers([])));
+        }
+        if tail {
+            let gap = v1::LogGap {
+                end: 9,
+                reason: v1::LogGapReason::TailOnly.into(),
+                detail: "only the tail was asked for".into(),
+            };
+            let gap = v1::StreamFlowLogsResponse { gap: Some(gap), ..piece(0, "")? };
+            return Ok(Response::new(answers([Ok(gap), piece(9, "e\ntwo\n")])));
         }
         let pieces = answers([piece(0, "one\nt"), piece(5, "wo\n")]);
         Ok(Response::new(match flow_id {
