@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{Finding, check, root};
 
 /// Which of our libraries a library may use. `testkit` may use anything, but needs nothing of ours.
-const LIBS: [(&str, &[&str]); 12] = [
+const LIBS: [(&str, &[&str]); 13] = [
     ("model", &[]),
     ("flow", &["model"]),
     ("keys", &["model"]),
@@ -15,6 +15,7 @@ const LIBS: [(&str, &[&str]); 12] = [
     ("queue", &["model", "keys", "kv"]),
     ("proto", &["model"]),
     ("identity", &["model"]),
+    ("envelope", &["model", "identity"]),
     ("rpc", &["model", "identity"]),
     ("mycelium", &[]),
     ("sandbox", &["model"]),

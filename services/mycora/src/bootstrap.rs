@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use identity::{ActorKeyError, ActorKeyPair};
+use identity::{SigningKey, SigningKeyError};
 use model::{ActorId, Address, ContextId};
 use proto::v1;
 use proto::v1::actor_service_client::ActorServiceClient;
@@ -21,7 +21,7 @@ pub const CONTEXT: ContextId = ContextId(1);
 pub enum BootstrapError {
     /// The actor's key cannot be made or read.
     #[error("the key of actor 1 cannot be prepared")]
-    Key(#[from] ActorKeyError),
+    Key(#[from] SigningKeyError),
     /// The coordinator says no.
     #[error("{what} cannot be made: {}", status.message())]
     Refused {
@@ -39,11 +39,8 @@ pub enum BootstrapError {
 /// # Errors
 /// Says what cannot be made.
 pub async fn actor_and_context(key_file: &Path, storage: Channel) -> Result<(), BootstrapError> {
-    if !key_file.exists() {
-        ActorKeyPair::generate()?.write(key_file)?;
-    }
-    let key = ActorKeyPair::load(key_file)?;
-    let request = v1::RegisterActorRequest { id: ACTOR.0, pubkey: key.public_hex(), ..Default::default() };
+    let key = SigningKey::load_or_make(key_file)?.verifying_key().to_string();
+    let request = v1::RegisterActorRequest { id: ACTOR.0, pubkey: key, ..Default::default() };
     let registered = ActorServiceClient::new(storage.clone()).register_actor(request).await;
     unless_there("actor 1", registered)?;
     let request = v1::CreateContextRequest {

@@ -1,0 +1,161 @@
+//! Signatures over exact bytes: Dead Simple Signing Envelope 1.0.
+//!
+//! What is signed is not the JSON around the bytes, but the bytes with their type before them, so that nothing has to be
+//! written in one canonical way, and nothing that was signed as one thing can be shown as another.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use identity::{SigningKey, VerifyingKey};
+use serde::{Deserialize, Serialize};
+
+use crate::Refusal;
+
+/// Bytes, what they are, and who has signed them.
+///
+/// On a bus it travels as JSON, `{"payloadType", "payload", "signatures": [{"keyid", "sig"}]}` with base64; the key's
+/// id is the key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Envelope {
+    /// What the bytes are.
+    pub payload_type: String,
+    /// The bytes.
+    pub payload: Bytes,
+    /// The key that claims to have signed them, as its 64 hex digits.
+    pub key_id: String,
+    /// Its signature.
+    pub signature: Bytes,
+}
+
+/// The envelope as JSON.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Text {
+    payload_type: String,
+    payload: String,
+    signatures: Vec<SignatureText>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SignatureText {
+    keyid: String,
+    sig: String,
+}
+
+impl Envelope {
+    /// Signs bytes as what they are.
+    #[must_use]
+    pub fn sign(payload_type: &str, payload: Bytes, key: &SigningKey) -> Self {
+        let signature = key.sign(&encoded(payload_type, &payload));
+        Self {
+            payload_type: payload_type.to_owned(),
+            payload,
+            key_id: key.verifying_key().to_string(),
+            signature: Bytes::copy_from_slice(&signature),
+        }
+    }
+
+    /// The key that has signed it, when it is of this type. Who that key belongs to is another question.
+    ///
+    /// # Errors
+    /// [`Refusal::OtherType`], [`Refusal::BadSignature`].
+    pub fn signer(&self, payload_type: &str) -> Result<VerifyingKey, Refusal> {
+        if self.payload_type != payload_type {
+            return Err(Refusal::OtherType(self.payload_type.chars().take(80).collect()));
+        }
+        let key: VerifyingKey = self.key_id.parse().map_err(|_| Refusal::BadSignature)?;
+        match key.verifies(&encoded(payload_type, &self.payload), &self.signature) {
+            true => Ok(key),
+            false => Err(Refusal::BadSignature),
+        }
+    }
+
+    /// As JSON, for a bus.
+    #[must_use]
+    pub fn to_json(&self) -> Bytes {
+        let text = Text {
+            payload_type: self.payload_type.clone(),
+            payload: STANDARD.encode(&self.payload),
+            signatures: vec![SignatureText {
+                keyid: self.key_id.clone(),
+                sig: STANDARD.encode(&self.signature),
+            }],
+        };
+        serde_json::to_vec(&text).expect("texts are JSON").into()
+    }
+
+    /// Reads JSON.
+    ///
+    /// # Errors
+    /// [`Refusal::Malformed`], also when it has no signature, or several: one is what is asked for.
+    pub fn from_json(json: &[u8]) -> Result<Self, Refusal> {
+        let malformed = |why: &dyn std::fmt::Display| Refusal::Malformed(why.to_string());
+        let text: Text = serde_json::from_slice(json).map_err(|error| malformed(&error))?;
+        let [signature] = &text.signatures[..] else {
+            return Err(malformed(&format_args!("it has {} signatures, not one", text.signatures.len())));
+        };
+        let decode = |text: &str| STANDARD.decode(text).map(Bytes::from).map_err(|error| malformed(&error));
+        Ok(Self {
+            payload: decode(&text.payload)?,
+            signature: decode(&signature.sig)?,
+            key_id: signature.keyid.clone(),
+            payload_type: text.payload_type,
+        })
+    }
+}
+
+/// What is signed: `DSSEv1`, and the type and the bytes each behind its length.
+fn encoded(payload_type: &str, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = format!("DSSEv1 {} {payload_type} {} ", payload_type.len(), payload.len()).into_bytes();
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const TYPE: &str = "application/vnd.test+json";
+
+    #[test]
+    fn it_is_encoded_as_the_standard_says() {
+        // The example of the protocol, version 1.0.
+        let bytes = encoded("http://example.com/HelloWorld", b"hello world");
+        assert_eq!(bytes, b"DSSEv1 29 http://example.com/HelloWorld 11 hello world");
+    }
+
+    #[test]
+    fn nothing_of_it_can_be_changed() {
+        let key = SigningKey::generate();
+        let envelope = Envelope::sign(TYPE, Bytes::from_static(b"{}"), &key);
+        assert_eq!(Envelope::from_json(&envelope.to_json()), Ok(envelope.clone()));
+        assert_eq!(envelope.signer(TYPE), Ok(key.verifying_key()));
+        assert!(matches!(envelope.signer("other"), Err(Refusal::OtherType(_))));
+        let changed = [
+            Envelope { payload: Bytes::from_static(b"[]"), ..envelope.clone() },
+            Envelope { signature: Bytes::from_static(&[0; 64]), ..envelope.clone() },
+            Envelope { signature: Bytes::new(), ..envelope.clone() },
+            Envelope { key_id: SigningKey::generate().verifying_key().to_string(), ..envelope.clone() },
+            Envelope { key_id: "me".into(), ..envelope },
+        ];
+        for envelope in changed {
+            assert_eq!(envelope.signer(TYPE), Err(Refusal::BadSignature), "{envelope:?}");
+        }
+    }
+
+    #[test]
+    fn one_signature_is_asked_for() {
+        for signatures in ["[]", r#"[{"keyid":"a","sig":""},{"keyid":"a","sig":""}]"#] {
+            let json = format!(r#"{{"payloadType":"t","payload":"","signatures":{signatures}}}"#);
+            assert!(matches!(Envelope::from_json(json.as_bytes()), Err(Refusal::Malformed(_))));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in ".{0,200}") {
+            prop_assert!(Envelope::from_json(text.as_bytes()).is_err());
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What coordinators and supervisors say to each other, signed.
+//!
+//! - [`dsse`]: signatures over exact bytes, with the kind of what is signed (DSSE 1.0);
+//! - [`statement`]: what is signed around a payload: for whom it is, which one it is, how long it holds;
+//! - [`certificate`]: a coordinator's root vouches for its gateways, and for the root after it;
+//! - [`replay`]: what was heard already is not heard again.
+//!
+//! Nothing here waits, reads a clock or opens a connection.
+//!
+//! A coordinator has a root key, which is kept apart and is its identity. Each gateway signs with a key of its own and
+//! shows the root's certificate for it with everything that it says, so that whoever hears it needs nothing but the
+//! root. A supervisor has one key, and signs with that.
+
+pub mod certificate;
+pub mod dsse;
+pub mod replay;
+pub mod statement;
+
+pub use certificate::{Certificate, RootChange};
+pub use dsse::Envelope;
+pub use replay::ReplayWindow;
+pub use statement::{Heard, Sealer, hear};
+
+/// Why something signed is not taken. The names are counted, and told to who said it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It is not what it has to be.
+    #[error("it is no envelope: {0}")]
+    Malformed(String),
+    /// It is something else that was signed.
+    #[error("`{0}` was signed, which is something else")]
+    OtherType(String),
+    /// The signature does not fit.
+    #[error("the signature does not fit what is signed")]
+    BadSignature,
+    /// The key that signed has no root that vouches for it now.
+    #[error("the certificate of the key that signed it does not hold: {0}")]
+    BadCertificate(&'static str),
+    /// It is for somebody else.
+    #[error("it is for {to}, not for {own}")]
+    WrongDestination {
+        /// For whom.
+        to: String,
+        /// Who heard it.
+        own: String,
+    },
+    /// It holds no more.
+    #[error("it held until {0}")]
+    Expired(model::Timestamp),
+    /// It is of a time that has not come, or is to hold longer than anything may.
+    #[error("it claims times that cannot be: look at the clocks of both machines")]
+    BadTimes,
+    /// It was heard before.
+    #[error("it was heard before")]
+    Replayed,
+    /// So much was heard that no more can be told apart from what comes again.
+    #[error("too much is being said at once")]
+    TooMuch,
+}
+
+impl Refusal {
+    /// Its name, for counters and answers.
+    #[must_use]
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::Malformed(_) => "MALFORMED_ENVELOPE",
+            Self::OtherType(_) => "OTHER_PAYLOAD_TYPE",
+            Self::BadSignature => "BAD_SIGNATURE",
+            Self::BadCertificate(_) => "BAD_CERTIFICATE",
+            Self::WrongDestination { .. } => "WRONG_DESTINATION",
+            Self::Expired(_) => "ENVELOPE_EXPIRED",
+            Self::BadTimes => "BAD_TIMES",
+            Self::Replayed => "REPLAYED",
+            Self::TooMuch => "TOO_MUCH",
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What was heard already.
+
+use std::collections::{BTreeSet, HashSet};
+
+use model::Timestamp;
+
+use crate::{Heard, Refusal};
+
+/// Who said it, and which one it was.
+type Said = ([u8; 32], u128);
+
+/// Remembers what was heard for as long as it holds, up to a number of things.
+///
+/// It lives in memory: what it protects has to be idempotent over restarts by itself, as jobs are by their keys and
+/// stops by their marks.
+#[derive(Debug)]
+pub struct ReplayWindow {
+    heard: HashSet<Said>,
+    /// The same by when each is over.
+    over: BTreeSet<(Timestamp, Said)>,
+    capacity: usize,
+}
+
+impl ReplayWindow {
+    /// Remembers up to this many things.
+    #[must_use]
+    pub fn new(capacity: usize) -> Self {
+        Self { heard: HashSet::new(), over: BTreeSet::new(), capacity }
+    }
+
+    /// Lets something through that was not heard before.
+    ///
+    /// # Errors
+    /// [`Refusal::Replayed`]; [`Refusal::TooMuch`] when no more can be remembered, which passes.
+    pub fn admit(&mut self, heard: &Heard, now: Timestamp) -> Result<(), Refusal> {
+        while let Some(entry) = self.over.first().copied().filter(|(over, _)| *over <= now) {
+            self.over.remove(&entry);
+            self.heard.remove(&entry.1);
+        }
+        let said = (*heard.signer.as_bytes(), heard.id.bits());
+        if self.heard.contains(&said) {
+            return Err(Refusal::Replayed);
+        }
+        if self.heard.len() >= self.capacity {
+            return Err(Refusal::TooMuch);
+        }
+        self.heard.insert(said);
+        self.over.insert((heard.expires, said));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Sealer, hear};
+    use identity::SigningKey;
+
+    #[test]
+    fn nothing_is_heard_twice_while_it_holds() {
+        let now = Timestamp::from_millis(1_800_000_000_000);
+        let minute = Duration::from_secs(60);
+        let own = SigningKey::generate().verifying_key();
+        let one = Sealer::of_root(SigningKey::generate());
+        let say = || {
+            let envelope = one.seal(Some(own), b"{}", now, minute).expect("JSON");
+            hear(&envelope, own, now).expect("for us")
+        };
+        let mut window = ReplayWindow::new(2);
+        let (first, second, third) = (say(), say(), say());
+        assert_eq!(window.admit(&first, now), Ok(()));
+        assert_eq!(window.admit(&first, now), Err(Refusal::Replayed));
+        assert_eq!(window.admit(&second, now), Ok(()));
+        assert_eq!(window.admit(&third, now), Err(Refusal::TooMuch));
+        assert_eq!(window.admit(&first, now), Err(Refusal::Replayed), "also when it is full");
+        assert_eq!(window.admit(&third, now + minute), Ok(()), "the others hold no more");
+        assert!(window.heard.len() == 1 && window.over.len() == 1);
+    }
+}

@@ -1,0 +1,237 @@
+//! What is signed around a payload, and what it takes to be heard.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use identity::{SigningKey, VerifyingKey};
+use model::Timestamp;
+use model::id::Uid;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::{Certificate, Envelope, Refusal};
+
+/// What an envelope with a statement holds.
+pub const PAYLOAD_TYPE: &str = "application/vnd.mycora.rpc+json";
+/// How long anything said may hold.
+pub const LIFETIME_MAX: Duration = Duration::from_secs(600);
+/// By how much the clocks of two machines may differ.
+pub const SKEW: Duration = Duration::from_secs(30);
+
+/// What is signed.
+#[derive(Serialize, Deserialize)]
+struct Statement<'a> {
+    /// The key of whom it is for; absent when whoever hears it may.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    to: Option<String>,
+    /// Which one it is.
+    id: String,
+    /// When it was said, in milliseconds since 1970.
+    issued: u64,
+    /// Until when it holds, the same.
+    expires: u64,
+    /// The certificate of the key that signs, where that is not its own root: an envelope as JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none", borrow)]
+    certificate: Option<&'a RawValue>,
+    /// The payload: JSON-RPC 2.0.
+    #[serde(borrow)]
+    body: &'a RawValue,
+}
+
+/// Says things with one key.
+#[derive(Debug, Clone)]
+pub struct Sealer {
+    key: SigningKey,
+    certificate: Option<Box<RawValue>>,
+}
+
+impl Sealer {
+    /// With a key that is its own root: a supervisor's.
+    #[must_use]
+    pub const fn of_root(key: SigningKey) -> Self {
+        Self { key, certificate: None }
+    }
+
+    /// With a key that a root vouches for: a gateway's.
+    ///
+    /// # Errors
+    /// [`Refusal::BadCertificate`] when the certificate is for another key; others when it is none.
+    pub fn certified(key: SigningKey, certificate: &Envelope) -> Result<Self, Refusal> {
+        if Certificate::read(certificate)?.key != key.verifying_key() {
+            return Err(Refusal::BadCertificate("it is for another key"));
+        }
+        let json = String::from_utf8_lossy(&certificate.to_json()).into_owned();
+        let certificate = RawValue::from_string(json).expect("an envelope is written as JSON");
+        Ok(Self { key, certificate: Some(certificate) })
+    }
+
+    /// The key that signs.
+    #[must_use]
+    pub fn key(&self) -> VerifyingKey {
+        self.key.verifying_key()
+    }
+
+    /// Says `body`, which has to be JSON, to whom `to` names, or to whoever hears it. It holds for `lifetime`, at most
+    /// [`LIFETIME_MAX`].
+    ///
+    /// # Errors
+    /// [`Refusal::Malformed`] when the body is no JSON.
+    pub fn seal(
+        &self,
+        to: Option<VerifyingKey>,
+        body: &[u8],
+        now: Timestamp,
+        lifetime: Duration,
+    ) -> Result<Envelope, Refusal> {
+        let body = serde_json::from_slice::<&RawValue>(body)
+            .map_err(|error| Refusal::Malformed(error.to_string()))?;
+        let statement = Statement {
+            to: to.map(|key| key.to_string()),
+            id: Uid::random().to_string(),
+            issued: now.as_millis(),
+            expires: (now + lifetime.min(LIFETIME_MAX)).as_millis(),
+            certificate: self.certificate.as_deref(),
+            body,
+        };
+        let payload = serde_json::to_vec(&statement).expect("a statement is JSON");
+        Ok(Envelope::sign(PAYLOAD_TYPE, payload.into(), &self.key))
+    }
+}
+
+/// Something that was said, and by whom.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Heard {
+    /// The key that signed it.
+    pub signer: VerifyingKey,
+    /// The key that stands for whoever said it: the root behind the signer, or the signer.
+    pub root: VerifyingKey,
+    /// It named who was to hear it.
+    pub addressed: bool,
+    /// Which one it is.
+    pub id: Uid,
+    /// Until when it holds.
+    pub expires: Timestamp,
+    /// The payload, exactly as it was said.
+    pub body: Bytes,
+}
+
+/// Opens what was said to the holder of `own`. Whether it was heard before, and whether its root is one to listen to, is
+/// for the caller to find out.
+///
+/// # Errors
+/// Any [`Refusal`] but [`Refusal::Replayed`] and [`Refusal::TooMuch`].
+pub fn hear(envelope: &Envelope, own: VerifyingKey, now: Timestamp) -> Result<Heard, Refusal> {
+    let signer = envelope.signer(PAYLOAD_TYPE)?;
+    let malformed = |error: serde_json::Error| Refusal::Malformed(error.to_string());
+    let statement: Statement<'_> = serde_json::from_slice(&envelope.payload).map_err(malformed)?;
+    let own = own.to_string();
+    if let Some(to) = statement.to.as_ref().filter(|to| **to != own) {
+        return Err(Refusal::WrongDestination { to: to.chars().take(64).collect(), own });
+    }
+    let (issued, expires) =
+        (Timestamp::from_millis(statement.issued), Timestamp::from_millis(statement.expires));
+    if expires <= now {
+        return Err(Refusal::Expired(expires));
+    }
+    if issued > now + SKEW || expires.since(issued) > LIFETIME_MAX {
+        return Err(Refusal::BadTimes);
+    }
+    let root = match statement.certificate {
+        None => signer,
+        Some(json) => {
+            let certificate = Certificate::read(&Envelope::from_json(json.get().as_bytes())?)?;
+            certificate.check(signer, now)?;
+            certificate.root
+        }
+    };
+    let id = statement.id.parse().map_err(|_| Refusal::Malformed("`id` is not 32 hex digits".to_owned()))?;
+    let body = Bytes::copy_from_slice(statement.body.get().as_bytes());
+    Ok(Heard { signer, root, addressed: statement.to.is_some(), id, expires, body })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn gateway() -> (SigningKey, Sealer) {
+        let (root, key) = (SigningKey::generate(), SigningKey::generate());
+        let certificate = Certificate::issue(&root, key.verifying_key(), NOW, NOW + MINUTE);
+        let sealer = Sealer::certified(key, &certificate).expect("its own certificate");
+        (root, sealer)
+    }
+
+    #[test]
+    fn it_is_heard_as_it_was_said() {
+        let (root, gateway) = gateway();
+        let own = SigningKey::generate().verifying_key();
+        let body = br#"{"jsonrpc":"2.0", "id":1,"method":"m"}"#;
+        let envelope = gateway.seal(Some(own), body, NOW, MINUTE).expect("JSON");
+        let envelope = Envelope::from_json(&envelope.to_json()).expect("an envelope");
+        let heard = hear(&envelope, own, NOW).expect("for us");
+        assert_eq!(heard.body, body[..], "to the byte");
+        assert_eq!((heard.signer, heard.root), (gateway.key(), root.verifying_key()));
+        assert!(heard.addressed);
+        let loud = gateway.seal(None, b"[]", NOW, MINUTE).expect("JSON");
+        assert!(!hear(&loud, own, NOW).expect("for anybody").addressed);
+        assert!(matches!(gateway.seal(None, b"{", NOW, MINUTE), Err(Refusal::Malformed(_))));
+    }
+
+    #[test]
+    fn supervisors_are_their_own_roots() {
+        let supervisor = Sealer::of_root(SigningKey::generate());
+        let own = SigningKey::generate().verifying_key();
+        let envelope = supervisor.seal(Some(own), b"{}", NOW, MINUTE).expect("JSON");
+        assert_eq!(hear(&envelope, own, NOW).expect("for us").root, supervisor.key());
+    }
+
+    #[test]
+    fn who_it_is_not_for_does_not_hear_it() {
+        let (_, gateway) = gateway();
+        let keys = [SigningKey::generate().verifying_key(), SigningKey::generate().verifying_key()];
+        let envelope = gateway.seal(Some(keys[0]), b"{}", NOW, MINUTE).expect("JSON");
+        let refusal = hear(&envelope, keys[1], NOW).expect_err("for the other");
+        assert_eq!(refusal.code(), "WRONG_DESTINATION");
+    }
+
+    #[test]
+    fn it_holds_for_its_time() {
+        let supervisor = Sealer::of_root(SigningKey::generate());
+        let own = SigningKey::generate().verifying_key();
+        let code = |lifetime, at: Timestamp| {
+            let envelope = supervisor.seal(Some(own), b"{}", NOW, lifetime).expect("JSON");
+            hear(&envelope, own, at).err().map_or("heard", |refusal| refusal.code())
+        };
+        assert_eq!(code(MINUTE, NOW), "heard");
+        assert_eq!(code(MINUTE, NOW + MINUTE), "ENVELOPE_EXPIRED");
+        assert_eq!(code(LIFETIME_MAX * 2, NOW + LIFETIME_MAX), "ENVELOPE_EXPIRED", "nothing holds longer");
+        let before = |by: Duration| {
+            Timestamp::from_millis(NOW.as_millis() - u64::try_from(by.as_millis()).expect("short"))
+        };
+        assert_eq!(code(MINUTE, before(SKEW)), "heard", "their clock may be ahead");
+        assert_eq!(code(MINUTE, before(SKEW * 2)), "BAD_TIMES");
+    }
+
+    #[test]
+    fn a_certificate_is_for_one_key_and_its_time() {
+        let own = SigningKey::generate().verifying_key();
+        let (_, gateway) = gateway();
+        let envelope = gateway.seal(Some(own), b"{}", NOW + MINUTE, MINUTE).expect("JSON");
+        let refusal = hear(&envelope, own, NOW + MINUTE).expect_err("its certificate is over");
+        assert_eq!(refusal.code(), "BAD_CERTIFICATE");
+        // Somebody who has seen the certificate of another.
+        let thief = Sealer { key: SigningKey::generate(), ..gateway };
+        let envelope = thief.seal(Some(own), b"{}", NOW, MINUTE).expect("JSON");
+        assert_eq!(hear(&envelope, own, NOW).expect_err("not its own").code(), "BAD_CERTIFICATE");
+    }
+
+    #[test]
+    fn what_was_signed_as_something_else_is_not_heard() {
+        let root = SigningKey::generate();
+        let own = SigningKey::generate().verifying_key();
+        let certificate = Certificate::issue(&root, own, NOW, NOW + MINUTE);
+        assert_eq!(hear(&certificate, own, NOW).expect_err("a certificate").code(), "OTHER_PAYLOAD_TYPE");
+    }
+}
