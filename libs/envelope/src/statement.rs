@@ -21,9 +21,8 @@ pub const SKEW: Duration = Duration::from_secs(30);
 /// What is signed.
 #[derive(Serialize, Deserialize)]
 struct Statement<'a> {
-    /// The key of whom it is for; absent when whoever hears it may.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    to: Option<String>,
+    /// A key of whom it is for, as its hex digits: of its node, or the one that it signs with.
+    to: String,
     /// Which one it is.
     id: String,
     /// When it was said, in milliseconds since 1970.
@@ -71,14 +70,14 @@ impl Sealer {
         self.key.verifying_key()
     }
 
-    /// Says `body`, which has to be JSON, to whom `to` names, or to whoever hears it. It holds for `lifetime`, at most
+    /// Says `body`, which has to be JSON, to the holder of the key `to`. It holds for `lifetime`, at most
     /// [`LIFETIME_MAX`].
     ///
     /// # Errors
     /// [`Refusal::Malformed`] when the body is no JSON.
     pub fn seal(
         &self,
-        to: Option<VerifyingKey>,
+        to: &str,
         body: &[u8],
         now: Timestamp,
         lifetime: Duration,
@@ -86,7 +85,7 @@ impl Sealer {
         let body = serde_json::from_slice::<&RawValue>(body)
             .map_err(|error| Refusal::Malformed(error.to_string()))?;
         let statement = Statement {
-            to: to.map(|key| key.to_string()),
+            to: to.to_owned(),
             id: Uid::random().to_string(),
             issued: now.as_millis(),
             expires: (now + lifetime.min(LIFETIME_MAX)).as_millis(),
@@ -105,8 +104,6 @@ pub struct Heard {
     pub signer: VerifyingKey,
     /// The key that stands for whoever said it: the root behind the signer, or the signer.
     pub root: VerifyingKey,
-    /// It named who was to hear it.
-    pub addressed: bool,
     /// Which one it is.
     pub id: Uid,
     /// Until when it holds.
@@ -115,18 +112,18 @@ pub struct Heard {
     pub body: Bytes,
 }
 
-/// Opens what was said to the holder of `own`. Whether it was heard before, and whether its root is one to listen to, is
+/// Opens what was said to whoever holds one of the keys in `own`. Whether it was heard before, and whether its root is one to listen to, is
 /// for the caller to find out.
 ///
 /// # Errors
 /// Any [`Refusal`] but [`Refusal::Replayed`] and [`Refusal::TooMuch`].
-pub fn hear(envelope: &Envelope, own: VerifyingKey, now: Timestamp) -> Result<Heard, Refusal> {
+pub fn hear(envelope: &Envelope, own: &[String], now: Timestamp) -> Result<Heard, Refusal> {
     let signer = envelope.signer(PAYLOAD_TYPE)?;
     let malformed = |error: serde_json::Error| Refusal::Malformed(error.to_string());
     let statement: Statement<'_> = serde_json::from_slice(&envelope.payload).map_err(malformed)?;
-    let own = own.to_string();
-    if let Some(to) = statement.to.as_ref().filter(|to| **to != own) {
-        return Err(Refusal::WrongDestination { to: to.chars().take(64).collect(), own });
+    if !own.contains(&statement.to) {
+        let to = statement.to.chars().take(64).collect();
+        return Err(Refusal::WrongDestination { to, own: own.join(" or ") });
     }
     let (issued, expires) =
         (Timestamp::from_millis(statement.issued), Timestamp::from_millis(statement.expires));
@@ -146,7 +143,7 @@ pub fn hear(envelope: &Envelope, own: VerifyingKey, now: Timestamp) -> Result<He
     };
     let id = statement.id.parse().map_err(|_| Refusal::Malformed("`id` is not 32 hex digits".to_owned()))?;
     let body = Bytes::copy_from_slice(statement.body.get().as_bytes());
-    Ok(Heard { signer, root, addressed: statement.to.is_some(), id, expires, body })
+    Ok(Heard { signer, root, id, expires, body })
 }
 
 #[cfg(test)]
@@ -166,43 +163,42 @@ mod tests {
     #[test]
     fn it_is_heard_as_it_was_said() {
         let (root, gateway) = gateway();
-        let own = SigningKey::generate().verifying_key();
+        let own = SigningKey::generate().verifying_key().to_string();
         let body = br#"{"jsonrpc":"2.0", "id":1,"method":"m"}"#;
-        let envelope = gateway.seal(Some(own), body, NOW, MINUTE).expect("JSON");
+        let envelope = gateway.seal(&own, body, NOW, MINUTE).expect("JSON");
         let envelope = Envelope::from_json(&envelope.to_json()).expect("an envelope");
-        let heard = hear(&envelope, own, NOW).expect("for us");
+        let heard = hear(&envelope, std::slice::from_ref(&own), NOW).expect("for us");
         assert_eq!(heard.body, body[..], "to the byte");
         assert_eq!((heard.signer, heard.root), (gateway.key(), root.verifying_key()));
-        assert!(heard.addressed);
-        let loud = gateway.seal(None, b"[]", NOW, MINUTE).expect("JSON");
-        assert!(!hear(&loud, own, NOW).expect("for anybody").addressed);
-        assert!(matches!(gateway.seal(None, b"{", NOW, MINUTE), Err(Refusal::Malformed(_))));
+        let names = ["a node's".to_owned(), own.clone()];
+        assert!(hear(&envelope, &names, NOW).is_ok(), "by any name");
+        assert!(matches!(gateway.seal(&own, b"{", NOW, MINUTE), Err(Refusal::Malformed(_))));
     }
 
     #[test]
     fn supervisors_are_their_own_roots() {
         let supervisor = Sealer::of_root(SigningKey::generate());
-        let own = SigningKey::generate().verifying_key();
-        let envelope = supervisor.seal(Some(own), b"{}", NOW, MINUTE).expect("JSON");
-        assert_eq!(hear(&envelope, own, NOW).expect("for us").root, supervisor.key());
+        let own = SigningKey::generate().verifying_key().to_string();
+        let envelope = supervisor.seal(&own, b"{}", NOW, MINUTE).expect("JSON");
+        assert_eq!(hear(&envelope, std::slice::from_ref(&own), NOW).expect("for us").root, supervisor.key());
     }
 
     #[test]
     fn who_it_is_not_for_does_not_hear_it() {
         let (_, gateway) = gateway();
-        let keys = [SigningKey::generate().verifying_key(), SigningKey::generate().verifying_key()];
-        let envelope = gateway.seal(Some(keys[0]), b"{}", NOW, MINUTE).expect("JSON");
-        let refusal = hear(&envelope, keys[1], NOW).expect_err("for the other");
+        let [one, other] = [(); 2].map(|()| SigningKey::generate().verifying_key().to_string());
+        let envelope = gateway.seal(&one, b"{}", NOW, MINUTE).expect("JSON");
+        let refusal = hear(&envelope, &[other], NOW).expect_err("for the other");
         assert_eq!(refusal.code(), "WRONG_DESTINATION");
     }
 
     #[test]
     fn it_holds_for_its_time() {
         let supervisor = Sealer::of_root(SigningKey::generate());
-        let own = SigningKey::generate().verifying_key();
+        let own = SigningKey::generate().verifying_key().to_string();
         let code = |lifetime, at: Timestamp| {
-            let envelope = supervisor.seal(Some(own), b"{}", NOW, lifetime).expect("JSON");
-            hear(&envelope, own, at).err().map_or("heard", |refusal| refusal.code())
+            let envelope = supervisor.seal(&own, b"{}", NOW, lifetime).expect("JSON");
+            hear(&envelope, std::slice::from_ref(&own), at).err().map_or("heard", |refusal| refusal.code())
         };
         assert_eq!(code(MINUTE, NOW), "heard");
         assert_eq!(code(MINUTE, NOW + MINUTE), "ENVELOPE_EXPIRED");
@@ -216,15 +212,19 @@ mod tests {
 
     #[test]
     fn a_certificate_is_for_one_key_and_its_time() {
-        let own = SigningKey::generate().verifying_key();
+        let own = SigningKey::generate().verifying_key().to_string();
         let (_, gateway) = gateway();
-        let envelope = gateway.seal(Some(own), b"{}", NOW + MINUTE, MINUTE).expect("JSON");
-        let refusal = hear(&envelope, own, NOW + MINUTE).expect_err("its certificate is over");
+        let envelope = gateway.seal(&own, b"{}", NOW + MINUTE, MINUTE).expect("JSON");
+        let refusal =
+            hear(&envelope, std::slice::from_ref(&own), NOW + MINUTE).expect_err("its certificate is over");
         assert_eq!(refusal.code(), "BAD_CERTIFICATE");
         // Somebody who has seen the certificate of another.
         let thief = Sealer { key: SigningKey::generate(), ..gateway };
-        let envelope = thief.seal(Some(own), b"{}", NOW, MINUTE).expect("JSON");
-        assert_eq!(hear(&envelope, own, NOW).expect_err("not its own").code(), "BAD_CERTIFICATE");
+        let envelope = thief.seal(&own, b"{}", NOW, MINUTE).expect("JSON");
+        assert_eq!(
+            hear(&envelope, std::slice::from_ref(&own), NOW).expect_err("not its own").code(),
+            "BAD_CERTIFICATE"
+        );
     }
 
     #[test]
@@ -232,6 +232,9 @@ mod tests {
         let root = SigningKey::generate();
         let own = SigningKey::generate().verifying_key();
         let certificate = Certificate::issue(&root, own, NOW, NOW + MINUTE);
-        assert_eq!(hear(&certificate, own, NOW).expect_err("a certificate").code(), "OTHER_PAYLOAD_TYPE");
+        assert_eq!(
+            hear(&certificate, &[own.to_string()], NOW).expect_err("a certificate").code(),
+            "OTHER_PAYLOAD_TYPE"
+        );
     }
 }
