@@ -111,6 +111,8 @@ pub struct Grants {
     pub processes: u32,
     /// What its directory may hold.
     pub disk_bytes: u64,
+    /// What its context may hold on this machine: the directories of its running jobs, and what it keeps between them.
+    pub context_disk_bytes: u64,
     /// Hosts that the functions of `sal` may reach; `*` is any.
     pub hosts: Vec<String>,
 }
@@ -123,6 +125,7 @@ impl Default for Grants {
             memory_bytes: limits::JOB_MEMORY_BYTES_DEFAULT,
             processes: limits::JOB_PROCESSES_DEFAULT,
             disk_bytes: limits::JOB_DISK_BYTES_DEFAULT,
+            context_disk_bytes: limits::CONTEXT_DISK_BYTES_DEFAULT,
             hosts: Vec::new(),
         }
     }

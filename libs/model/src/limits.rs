@@ -109,5 +109,8 @@ pub const JOB_MEMORY_BYTES_DEFAULT: u64 = 1024 * 1024 * 1024;
 pub const JOB_PROCESSES_DEFAULT: u32 = 256;
 /// What a job's directory may hold, unless its supervisor's policy says otherwise.
 pub const JOB_DISK_BYTES_DEFAULT: u64 = 1024 * 1024 * 1024;
+/// What a context may hold on one machine, its running jobs and what it keeps between them, unless the supervisor's
+/// policy says otherwise.
+pub const CONTEXT_DISK_BYTES_DEFAULT: u64 = 10 * 1024 * 1024 * 1024;
 /// Ended processes that the end of an attempt names at most.
 pub const ENDED_PROCESSES_MAX: usize = 16;

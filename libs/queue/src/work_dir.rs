@@ -1,7 +1,7 @@
 //! The work directory: what a supervisor and the runners of its machine share besides Redis.
 //!
-//! - `instances/<group>-<number>/`: one runner's own: its `lock`, and in `running/` a record of everything that
-//!   it has started, for whoever comes after it;
+//! - `instances/<group>-<number>/`: one runner's own: its `lock`, in `running/` a record of everything that
+//!   it has started, for whoever comes after it, and in `held/` how many bytes its jobs hold, by context;
 //! - `contexts/<context uid>/jobs/<job key>/`: where one attempt runs; removed with its end;
 //! - `contexts/<context uid>/{store,cache}/`: what the jobs of a context keep between them;
 //! - `blobs/<context uid>/<sha256>`: files by their hash. The supervisor puts here, before it queues a job,
@@ -72,6 +72,12 @@ pub fn instance_dir(work_dir: &Path, group: &Name, number: u32) -> PathBuf {
 #[must_use]
 pub fn lock_path(instance_dir: &Path) -> PathBuf {
     instance_dir.join("lock")
+}
+
+/// Within a runner's directory: what its jobs hold on the disk, a file for each context.
+#[must_use]
+pub fn held_dir(instance_dir: &Path) -> PathBuf {
+    instance_dir.join("held")
 }
 
 /// Within a runner's directory: records of what it has started.

@@ -79,6 +79,8 @@ pub struct Running {
     workers: JoinSet<Result<(), WorkerError>>,
     shutdown: Shutdown,
     standing: Standing,
+    /// Looks at what contexts hold; dropped, it ends.
+    _looks: JoinSet<()>,
     /// Held until the last script is gone.
     _work_dir: WorkDir,
 }
@@ -164,7 +166,9 @@ pub async fn start(
     let (isolation, layers) = (isolator.level(), isolator.layers().join(" "));
     tracing::info!(%isolation, layers, slots = settings.slots, "instances {} take jobs", names.join(", "));
     let standing = isolator.standing().clone();
-    Ok(Running { instances, workers, shutdown, standing, _work_dir: work_dir })
+    let mut looks = JoinSet::new();
+    looks.spawn(isolator.areas().clone().keep());
+    Ok(Running { instances, workers, shutdown, standing, _looks: looks, _work_dir: work_dir })
 }
 
 /// Tries what executes each language, which takes some processes and some time.

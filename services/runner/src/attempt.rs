@@ -13,6 +13,7 @@ use queue::work_dir::log_path;
 use queue::{Ending, Instance, Standing, Taken};
 use sandbox::Slot;
 
+use crate::area::Share;
 use crate::attend::Killed;
 use crate::inputs;
 use crate::interrupt::{Cause, Interrupt};
@@ -74,6 +75,7 @@ async fn execute(context: &Context<'_>, execution: Arc<Execution>, grants: Grant
     let failed = |reason| Done::Failed { exit_code: None, reason };
     let root = context.root.to_owned();
     let to_prepare = Arc::clone(&execution);
+    let share = context.isolator.areas().share(execution.job_key, grants.context_disk_bytes);
     let owner = match context.isolator.check(&execution, &grants) {
         Ok(()) => context.isolator.owner(execution.job_key.context),
         Err(reason) => return failed(reason),
@@ -87,9 +89,9 @@ async fn execute(context: &Context<'_>, execution: Arc<Execution>, grants: Grant
     };
     let needs_directory = context.runtime.needs_directory() || !execution.files.is_empty();
     let prepared = if needs_directory || !is_small(&execution) {
-        blocking(move || prepare(&root, &to_prepare, owner, needs_directory)).await
+        blocking(move || prepare(&root, &to_prepare, owner, share, needs_directory)).await
     } else {
-        prepare(&root, &to_prepare, owner, needs_directory)
+        prepare(&root, &to_prepare, owner, share, needs_directory)
     };
     let prepared = match prepared {
         Ok(prepared) => prepared,
@@ -169,11 +171,12 @@ fn prepare(
     root: &Path,
     execution: &Execution,
     owner: Option<u32>,
+    share: Share,
     needs_directory: bool,
 ) -> Result<Prepared, Reason> {
     let env = template::render(execution).map_err(|error| error.reason())?;
     let inputs = inputs::to_json(&execution.inputs)?;
-    let workspace = Workspace::new(root, execution.job_key, owner);
+    let workspace = Workspace::new(root, execution.job_key, owner, share);
     if needs_directory {
         workspace.make()?;
     }

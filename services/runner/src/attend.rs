@@ -19,11 +19,11 @@ use crate::workspace::{runtime_error, size_of_tree};
 use crate::{OUTPUT_GRACE, QUOTA_INTERVAL, RESULT_FILE_BYTES_MAX, TERMINATE_GRACE, results};
 
 /// Why the wait for a script was over before it ended by itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 enum Cut {
     OutOfTime,
     Interrupted,
-    Quota,
+    Quota(Reason),
 }
 
 /// How the script's own process ended.
@@ -68,7 +68,7 @@ pub(crate) async fn attend(mut child: Child, outputs: [OwnedFd; 2], job: &Job) -
     Ok(match (seen.cut, seen.status) {
         (Some(Cut::OutOfTime), _) => End::TimedOut,
         (Some(Cut::Interrupted), _) => End::Interrupted,
-        (Some(Cut::Quota), _) => End::Broken(quota_exceeded(job)),
+        (Some(Cut::Quota(reason)), _) => End::Broken(reason),
         (None, Some(Status::Signalled(_)) | None) if killed_for_memory => End::Broken(out_of_memory(job)),
         (None, Some(Status::Exited(code))) => exited(code, job),
         (None, Some(Status::Signalled(signal))) => End::Signalled(signal),
@@ -108,8 +108,8 @@ async fn watch(child: &mut Child, job: &Job) -> Seen {
                 seen.cut = Some(Cut::OutOfTime);
                 Some(Order::Terminate)
             }
-            () = beyond_quota(job), if running => {
-                seen.cut = Some(Cut::Quota);
+            reason = beyond_quota(job), if running => {
+                seen.cut = Some(Cut::Quota(reason));
                 Some(Order::Kill)
             }
             () = time.grace_over(&job.interrupt), if seen.cut.is_some() && !killing => Some(Order::Kill),
@@ -192,26 +192,26 @@ impl Time {
     }
 }
 
-/// Waits until the job's directory holds more than it may. No kernel tells of that, so it is looked at now and
-/// then; what one file may hold is a limit of each process.
-async fn beyond_quota(job: &Job) {
+/// Waits until the job's directory, or its context, holds more than it may, and gives which. No kernel tells of that,
+/// so it is looked at now and then; what one file may hold is a limit of each process.
+async fn beyond_quota(job: &Job) -> Reason {
     loop {
         tokio::time::sleep(QUOTA_INTERVAL).await;
-        if is_beyond_quota(job).await {
-            return;
+        if let Some(reason) = quota_exceeded(job).await {
+            return reason;
         }
     }
 }
 
-async fn is_beyond_quota(job: &Job) -> bool {
+async fn quota_exceeded(job: &Job) -> Option<Reason> {
     let (dir, bytes_max) = (job.workspace.dir().to_owned(), job.grants.disk_bytes);
-    let looked = tokio::task::spawn_blocking(move || size_of_tree(&dir, bytes_max) > bytes_max);
-    looked.await.unwrap_or(false)
-}
-
-fn quota_exceeded(job: &Job) -> Reason {
-    let detail = format!("its directory may hold {} bytes", job.grants.disk_bytes);
-    Reason::new(ReasonCode::QuotaExceeded, detail)
+    let looked = tokio::task::spawn_blocking(move || size_of_tree(&dir, bytes_max));
+    let bytes = looked.await.ok()?;
+    if bytes > bytes_max {
+        let detail = format!("its directory may hold {bytes_max} bytes");
+        return Some(Reason::new(ReasonCode::QuotaExceeded, detail));
+    }
+    job.workspace.share().note(bytes)
 }
 
 fn out_of_memory(job: &Job) -> Reason {

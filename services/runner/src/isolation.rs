@@ -9,6 +9,7 @@ use model::{ContextUid, Execution, Isolation, Reason, ReasonCode, ScriptType};
 use queue::work_dir::{context_dir, contexts_dir};
 use sandbox::{Cgroups, Confinement, FileRules, Launcher, Limits, Owners, Slot, Standing, Syscalls};
 
+use crate::area::Areas;
 use crate::attend::Time;
 use crate::config::{ScriptFlags, Settings};
 use crate::runtime::Job;
@@ -24,6 +25,7 @@ pub(crate) struct Isolator {
     owners: Option<Owners>,
     cgroups: Option<Cgroups>,
     scripts: ScriptFlags,
+    areas: Areas,
 }
 
 impl Isolator {
@@ -64,7 +66,13 @@ impl Isolator {
             standing,
             root: work_dir.root.clone(),
             scripts: settings.scripts.clone(),
+            areas: Areas::new(&work_dir.root, &work_dir.held),
         })
+    }
+
+    /// What contexts hold on the disk.
+    pub(crate) fn areas(&self) -> &Areas {
+        &self.areas
     }
 
     /// What stands here, and what does not.
@@ -171,7 +179,7 @@ impl Isolator {
             cpu_secs: Time::of(job).cpu_secs(),
             address_space: (!bounded).then_some(job.grants.memory_bytes),
             open_files: Some(OPEN_FILES_MAX),
-            file_size: Some(job.grants.disk_bytes),
+            file_size: Some(job.grants.disk_bytes.min(job.grants.context_disk_bytes)),
             // Counted by user: only an own one makes it a bound of the context's jobs.
             processes: job.workspace.owner().map(|_| u64::from(job.grants.processes)),
         }

@@ -9,6 +9,7 @@
 //! [`queue::work_dir`] tells what is where below the work directory; [`isolation`], how jobs are kept apart.
 
 mod app;
+mod area;
 mod attempt;
 mod attend;
 mod config;

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use model::Name;
 use queue::work_dir::{
-    blobs_dir, contexts_dir, instance_dir, instances_dir, lock_path, logs_dir, running_dir, runtimes_dir,
+    blobs_dir, contexts_dir, held_dir, instance_dir, instances_dir, lock_path, logs_dir, running_dir,
+    runtimes_dir,
 };
 use sandbox::records::{self, Swept};
 use service::Lock;
@@ -21,6 +22,8 @@ pub(crate) struct WorkDir {
     pub(crate) root: PathBuf,
     /// Records of what this runner has started.
     pub(crate) running: PathBuf,
+    /// Where it tells other runners what its jobs hold.
+    pub(crate) held: PathBuf,
     _lock: Lock,
 }
 
@@ -40,15 +43,19 @@ impl WorkDir {
             let own = instance_dir(&root, group, number);
             let running = running_dir(&own);
             private(&running)?;
+            let held = held_dir(&own);
             for dir in [contexts_dir(&root), blobs_dir(&root), logs_dir(&root), runtimes_dir(&root)] {
                 private(&dir)?;
             }
             let lock = OpenOptions::new().create(true).truncate(false).write(true).open(lock_path(&own))?;
-            Ok((root, running, lock))
+            Ok((root, running, held, lock))
         };
-        let (root, running, lock) = open().map_err(failed)?;
+        let (root, running, held, lock) = open().map_err(failed)?;
         match Lock::take(lock) {
-            Ok(lock) => Ok(Self { root, running, _lock: lock }),
+            Ok(lock) => {
+                empty(&held).map_err(failed)?;
+                Ok(Self { root, running, held, _lock: lock })
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 Err(StartError::InUse { path: path.to_owned(), group: group.clone(), number })
             }
@@ -63,6 +70,14 @@ impl WorkDir {
         pass(&contexts_dir(&self.root))?;
         // What interpreters need is no secret.
         fs::set_permissions(runtimes_dir(&self.root), fs::Permissions::from_mode(0o755))
+    }
+}
+
+/// Makes a directory without what an earlier runner left in it.
+fn empty(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => private(path),
     }
 }
 

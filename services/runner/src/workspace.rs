@@ -20,6 +20,8 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 
 use queue::work_dir::{blob_path, jobs_dir};
 
+use crate::area::Share;
+
 /// Our own part of an attempt's directory, for what a spawned script is given beside its files.
 const OWN: &str = ".mycora";
 
@@ -32,21 +34,33 @@ pub(crate) struct Workspace {
     owner: Option<u32>,
     /// Whether it was made, and what hindered that.
     made: OnceLock<Result<(), Reason>>,
+    /// Given back when the directory is gone.
+    share: Share,
 }
 
 impl Workspace {
     /// A directory below `root`, which has to be canonical, that is not made yet. It and everything in it is
     /// `owner`'s, when there is one.
-    pub(crate) fn new(root: &Path, key: JobKey, owner: Option<u32>) -> Self {
+    pub(crate) fn new(root: &Path, key: JobKey, owner: Option<u32>, share: Share) -> Self {
         let dir = jobs_dir(root, key.context).join(key.to_string());
-        Self { root: root.to_owned(), context: key.context, dir, owner, made: OnceLock::new() }
+        Self { root: root.to_owned(), context: key.context, dir, owner, made: OnceLock::new(), share }
     }
 
     /// Makes it, fresh, when that was not done before.
+    ///
+    /// # Errors
+    /// `QUOTA_EXCEEDED` when its context has no room left.
     pub(crate) fn make(&self) -> Result<(), Reason> {
-        let make =
-            || self.create().map_err(|error| broken("the directory of the attempt cannot be made", &error));
+        let make = || {
+            self.share.enter()?;
+            self.create().map_err(|error| broken("the directory of the attempt cannot be made", &error))
+        };
         self.made.get_or_init(make).clone()
+    }
+
+    /// Its part of what its context holds.
+    pub(crate) fn share(&self) -> &Share {
+        &self.share
     }
 
     /// Whether it was made, in part at least.
@@ -250,10 +264,11 @@ impl Drop for Workspace {
         if !self.is_made() {
             return;
         }
-        let remove = || {
-            if let Err(error) = tree::remove(&self.dir) {
+        let remove = || match tree::remove(&self.dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!(dir = %self.dir.display(), %error, "the directory of an attempt cannot be removed");
             }
+            _ => {}
         };
         // It may hold so much that other jobs of this thread would wait for seconds.
         match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
@@ -369,7 +384,8 @@ mod tests {
         let context = ContextUid(model::id::Uid::from_bits(1));
         let (flow, job) = (model::FlowUid(model::id::Uid::from_bits(2)), model::JobId(3));
         let key = JobKey { context, flow, job, attempt: model::Attempt(1) };
-        let workspace = Workspace::new(root.path(), key, None);
+        let areas = crate::area::Areas::new(root.path(), &root.path().join("held"));
+        let workspace = Workspace::new(root.path(), key, None, areas.share(key, 1 << 20));
         workspace.make().expect("a directory");
         workspace.write_own("before", "text").expect("written");
         assert!(workspace.write_own("before", "text").is_err());

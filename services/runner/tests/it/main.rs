@@ -1,5 +1,6 @@
 //! A runner on a real Redis, with real scripts.
 
+mod area;
 mod ending;
 mod hostile;
 mod languages;

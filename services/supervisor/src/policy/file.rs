@@ -34,7 +34,7 @@ const LIST_LEN_MAX: usize = 1000;
 /// One host, in characters: a domain name and a port.
 const HOST_CHARS_MAX: usize = 260;
 
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 10] = [
     "allow",
     "script_types",
     "network",
@@ -42,6 +42,7 @@ const KEYS: [&str; 9] = [
     "memory_mib",
     "processes",
     "disk_mib",
+    "context_disk_mib",
     "hosts",
     "coordinators",
 ];
@@ -114,6 +115,8 @@ impl Reader<'_> {
         set(&mut grants.isolation, self.isolation());
         set(&mut grants.memory_bytes, self.number("memory_mib", MEMORY_MIB).map(|mib| mib * MIB));
         set(&mut grants.disk_bytes, self.number("disk_mib", DISK_MIB).map(|mib| mib * MIB));
+        let context_disk = self.number("context_disk_mib", DISK_MIB);
+        set(&mut grants.context_disk_bytes, context_disk.map(|mib| mib * MIB));
         let processes = self.number("processes", PROCESSES);
         set(&mut grants.processes, processes.and_then(|count| u32::try_from(count).ok()));
         set(&mut grants.hosts, self.list("hosts", |text| host(text).map(str::to_owned)));

@@ -45,7 +45,8 @@ fn of(context: u128) -> Execution {
 fn a_context_has_what_it_says_and_else_the_default() {
     let text = format!(
         "[default]\nnetwork = false\nisolation = \"confined\"\nprocesses = 8\nscript_types = [\"python\"]\n\
-         [contexts.{}]\nnetwork = true\nmemory_mib = 64\ndisk_mib = 2\nhosts = [\"*.test:8443\", \"[::1]\", \"*\"]\n\
+         [contexts.{}]\nnetwork = true\nmemory_mib = 64\ndisk_mib = 2\ncontext_disk_mib = 3\n\
+         hosts = [\"*.test:8443\", \"[::1]\", \"*\"]\n\
          script_types = [\"shell\", \"rhai\"]\ncoordinators = [\"{COORDINATOR}\"]\n\
          [contexts.{}]\nallow = false\n",
         uid(1),
@@ -62,6 +63,7 @@ fn a_context_has_what_it_says_and_else_the_default() {
         memory_bytes: 64 << 20,
         processes: 8,
         disk_bytes: 2 << 20,
+        context_disk_bytes: 3 << 20,
         hosts,
     };
     assert_eq!(grants, expected);

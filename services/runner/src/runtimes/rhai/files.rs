@@ -113,6 +113,7 @@ impl Files {
         if held.bytes.saturating_add(held.since).saturating_add(more) > max {
             return Err(format!("the directory of the job may hold {max} bytes"));
         }
+        self.0.workspace.share().take(held.bytes.saturating_add(held.since), more)?;
         held.since += more;
         Ok(())
     }
