@@ -3,16 +3,21 @@
 //! - [`bus`]: the [`Bus`] trait, made to fit what a Mycelium daemon really does: fire and forget,
 //!   addressed to a public key or an overlay address.
 //! - [`memory`]: a bus within one process.
+//! - [`daemon`]: a bus over a real Mycelium daemon.
 //! - [`json_rpc`]: requests, responses and batches, parsed strictly; [`json_rpc::Peer`] joins calls
 //!   with their answers over any duplex of payloads.
 //! - [`bus_peers`]: many such peers over one topic of a bus.
 
 pub mod bus;
 pub mod bus_peers;
+pub mod daemon;
 pub mod json_rpc;
 pub mod memory;
 
-pub use bus::{Bus, BusError, Destination, Inbox, Incoming, PublicKey};
+pub use bus::{
+    Bus, BusError, Destination, Form, Inbox, Incoming, Link, Node, Parcel, PublicKey, Receipt, Standing,
+};
 pub use bus_peers::{Accept, BusPeers};
+pub use daemon::DaemonBus;
 pub use json_rpc::{Answer, Call, CallError, Handler, Peer, Request, RpcError};
 pub use memory::MemoryNetwork;

@@ -1,0 +1,234 @@
+//! A bus over a Mycelium daemon, through its JSON-RPC API.
+//!
+//! The daemon carries messages from node to node and authenticates who sent them. It keeps them in memory
+//! only, hands each over at most once, in any order, never delivers some sizes, and does nothing else while
+//! a pop waits. The bus makes of that: a payload is handed to whoever listens once for each time that it
+//! was sent, or its sender learns that it was not.
+//!
+//! - Every frame carries its sender's number for it, a deadline and a length ([`frame`]), and is padded
+//!   to a size that arrives. Long payloads go in parts ([`joiner`]). Plain JSON-RPC goes and comes as it is.
+//! - The bus at the other end acknowledges each frame by a reply; the sender pushes it again until it has
+//!   one, from the key that it asked ([`outgoing`]). What comes twice is told by its number ([`seen`]).
+//! - A node that does not answer is probed with one message at a time, more and more rarely; what
+//!   is for others is not held up ([`lane`]).
+//! - Messages are looked for without waiting, kept in the daemon until they are persisted, then taken
+//!   out and acknowledged ([`incoming`]).
+//! - A daemon that is down is dialled again and again; what is being sent waits, until its deadline
+//!   ([`link`]).
+//!
+//! Persisting is the matter of whoever answers JSON-RPC: a supervisor stores a job before it answers
+//! `job.run`, a coordinator an event. [`crate::BusPeers`] gives the receipt when the handler is done, and
+//! whoever called repeats until it was answered; job keys tell repetitions apart, also those that this
+//! bus no longer can because it was started again.
+
+mod api;
+mod frame;
+mod incoming;
+mod joiner;
+mod lane;
+mod link;
+mod metrics;
+mod outgoing;
+mod seen;
+
+use std::net::Ipv6Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::bus::{Bus, BusError, Destination, Inbox, Parcel, PublicKey, Standing};
+
+use api::ApiError;
+use incoming::Listeners;
+use lane::Lanes;
+use link::Connection;
+use outgoing::{Acknowledgements, LateAnswers, unreachable};
+
+pub use frame::{FRAME_BYTES_MAX, MESSAGE_BYTES_MAX, PART_BYTES_MAX};
+pub use lane::IN_FLIGHT_MAX;
+pub use metrics::Metrics;
+
+/// Where a daemon answers unless it is told otherwise.
+pub const URL_DEFAULT: &str = "ws://127.0.0.1:8990";
+
+/// Which daemon, and how it is used.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// `ws://host:port` or `http://host:port`. A WebSocket carries more at once.
+    pub url: String,
+    /// Nobody else uses this daemon: messages of all topics are taken with one call, and what nobody
+    /// here wants is dropped. Else only topics that are listened to are touched.
+    pub alone: bool,
+    /// Times.
+    pub timings: Timings,
+}
+
+impl Config {
+    /// A daemon that others may use as well.
+    #[must_use]
+    pub fn new(url: impl Into<String>) -> Self {
+        Self { url: url.into(), alone: false, timings: Timings::default() }
+    }
+}
+
+/// How long what may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timings {
+    /// How long a payload without a deadline of its own is wanted.
+    pub patience: Duration,
+    /// How long a push waits for its acknowledgement, in whole seconds, before the node is taken for absent.
+    pub reply_secs: u64,
+    /// The same for plain payloads, which may never be answered by a reply.
+    pub plain_reply_secs: u64,
+    /// The first pause before an absent node is tried again; doubles up to [`Timings::probe_max`].
+    pub probe_min: Duration,
+    /// The longest.
+    pub probe_max: Duration,
+    /// The pause after a look for messages that found none; doubles up to [`Timings::poll_max`].
+    pub poll_min: Duration,
+    /// The longest.
+    pub poll_max: Duration,
+    /// How long a message may stay in the daemon, in front of all others, until it is persisted.
+    pub hold: Duration,
+    /// By how much clocks of two machines may differ: what came later than its deadline by more is dropped.
+    pub clock_slack: Duration,
+    /// The first pause before a daemon that is down is dialled again; doubles up to
+    /// [`Timings::reconnect_max`].
+    pub reconnect_min: Duration,
+    /// The longest.
+    pub reconnect_max: Duration,
+}
+
+impl Default for Timings {
+    fn default() -> Self {
+        Self {
+            patience: Duration::from_secs(60),
+            reply_secs: 5,
+            plain_reply_secs: 2,
+            probe_min: Duration::from_secs(1),
+            probe_max: Duration::from_secs(30),
+            poll_min: Duration::from_millis(5),
+            poll_max: Duration::from_millis(50),
+            hold: Duration::from_millis(100),
+            clock_slack: Duration::from_secs(5),
+            reconnect_min: Duration::from_millis(100),
+            reconnect_max: Duration::from_secs(5),
+        }
+    }
+}
+
+/// The text does not say where a daemon is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("a Mycelium daemon is named by ws://host:port or http://host:port, not by `{0}`")]
+pub struct BadUrl(String);
+
+/// A node of the real overlay. Ends, with everything that it does, when it is dropped.
+#[derive(Debug)]
+pub struct DaemonBus {
+    shared: Arc<Shared>,
+    tasks: [JoinHandle<()>; 2],
+}
+
+#[derive(Debug)]
+struct Shared {
+    alone: bool,
+    timings: Timings,
+    metrics: Metrics,
+    connection: Connection,
+    lanes: Lanes,
+    listeners: Listeners,
+    acknowledgements: Acknowledgements,
+    late_answers: LateAnswers,
+}
+
+impl DaemonBus {
+    /// Begins to speak to a daemon, which need not be there yet. Has to be called within a Tokio runtime.
+    ///
+    /// # Errors
+    /// [`BadUrl`].
+    pub fn start(config: &Config, metrics: Metrics) -> Result<Self, BadUrl> {
+        let authority = config.url.strip_prefix("ws://").or_else(|| config.url.strip_prefix("http://"));
+        if authority.is_none_or(|rest| rest.trim_end_matches('/').rsplit_once(':').is_none()) {
+            return Err(BadUrl(config.url.clone()));
+        }
+        let shared = Arc::new(Shared {
+            alone: config.alone,
+            timings: config.timings,
+            connection: Connection::new(config, metrics.clone()),
+            lanes: Lanes::new(config.timings, metrics.absent.clone()),
+            metrics,
+            listeners: Listeners::default(),
+            acknowledgements: Acknowledgements::default(),
+            late_answers: LateAnswers::default(),
+        });
+        let connecting = Arc::clone(&shared);
+        let connecting = tokio::spawn(async move { connecting.connection.keep().await });
+        let receiving = incoming::spawn(&shared);
+        Ok(Self { shared, tasks: [connecting, receiving] })
+    }
+}
+
+impl Drop for DaemonBus {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Shared {
+    fn own_key(&self) -> Option<PublicKey> {
+        self.connection.standing().borrow().node.as_ref().map(|node| node.key)
+    }
+
+    async fn key_of(&self, ip: Ipv6Addr) -> Result<PublicKey, BusError> {
+        let (api, _place) = self.connection.place().await;
+        api.key_of(ip).await.map_err(|error| {
+            self.connection.failed(&api, &error);
+            match error {
+                ApiError::Down(problem) => BusError::Down(problem),
+                _ => unreachable(Destination::Ip(ip), ""),
+            }
+        })
+    }
+}
+
+#[async_trait]
+impl Bus for DaemonBus {
+    fn key(&self) -> Option<PublicKey> {
+        self.shared.own_key()
+    }
+
+    fn kind(&self) -> &'static str {
+        "mycelium"
+    }
+
+    fn standing(&self) -> watch::Receiver<Standing> {
+        self.shared.connection.standing()
+    }
+
+    fn window(&self) -> usize {
+        // Twice as many, so that there is always one that waits for its turn.
+        IN_FLIGHT_MAX * 2
+    }
+
+    async fn key_of(&self, ip: Ipv6Addr) -> Result<PublicKey, BusError> {
+        let asking = self.shared.key_of(ip);
+        let asked = tokio::time::timeout(self.shared.timings.patience, asking).await;
+        asked.unwrap_or_else(|_| Err(BusError::Down(self.shared.connection.problem())))
+    }
+
+    async fn send(&self, parcel: Parcel<'_>) -> Result<(), BusError> {
+        self.shared.send(parcel).await
+    }
+
+    async fn ping(&self, to: Destination, topic: &str, deadline: Instant) -> Result<(), BusError> {
+        self.shared.ping(to, topic, deadline).await
+    }
+
+    fn listen(&self, topic: &str) -> Result<Inbox, BusError> {
+        self.shared.listeners.listen(topic)
+    }
+}

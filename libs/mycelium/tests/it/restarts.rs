@@ -1,0 +1,184 @@
+//! Daemons that come and go.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::{self, StreamExt};
+use mycelium::{Bus, BusError, Inbox};
+use stand_in::{Overlay, StandIn, Traps};
+use testkit::{PATIENCE, wait_until};
+
+use crate::setup::{Daemon, End, SCHEMES, bus, bus_with, daemons, until};
+
+fn number(payload: &[u8]) -> u32 {
+    std::str::from_utf8(payload).unwrap().parse().unwrap()
+}
+
+/// How often each number came, until somebody hangs up.
+async fn count(mut inbox: Inbox, seen: tokio::sync::watch::Sender<HashMap<u32, u32>>) {
+    while let Some(incoming) = inbox.next().await {
+        seen.send_modify(|seen| *seen.entry(number(&incoming.payload)).or_default() += 1);
+    }
+}
+
+fn counting(end: &End) -> tokio::sync::watch::Receiver<HashMap<u32, u32>> {
+    let (seen, watch) = tokio::sync::watch::channel(HashMap::new());
+    tokio::spawn(count(end.listen(), seen));
+    watch
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_told_delivered_came_once_whatever_restarts() {
+    const MESSAGES: u32 = 240;
+    for scheme in SCHEMES {
+        let [mut a, mut b] = daemons();
+        let (sender, receiver) = (bus(&a, scheme), bus(&b, scheme));
+        let seen = counting(&receiver);
+        let to = receiver.key().await;
+        let sending = stream::iter(0..MESSAGES).map(|n| {
+            let sent = sender.send(to, n.to_string());
+            async move { (n, sent.await) }
+        });
+        // Few at a time, so that the restarts fall between them.
+        let sending = sending.buffer_unordered(6).collect::<Vec<_>>();
+        let restarting = async {
+            for round in 1..=6 {
+                until("some more came", || seen.borrow().len() >= round * 30).await;
+                match round % 3 {
+                    0 => a.restart(),
+                    1 => b.restart(),
+                    _ => {
+                        a.kill();
+                        b.restart();
+                        a.launch();
+                    }
+                }
+            }
+        };
+        let (sent, ()) = tokio::join!(sending, restarting);
+        for (n, result) in &sent {
+            assert_eq!(result, &Ok(()), "{n}");
+        }
+        let seen = seen.borrow();
+        assert_eq!(seen.len(), MESSAGES as usize);
+        assert!(seen.values().all(|times| *times == 1), "{seen:?}");
+        assert!(sender.metrics.lost.get() > 0 && receiver.metrics.lost.get() > 0);
+        assert_eq!(sender.metrics.in_flight.get(), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_that_were_held_by_a_bus_that_is_gone_are_sent_again() {
+    let [a, b] = daemons();
+    let sender = bus(&a, "ws");
+    let to = b.raw().key().await;
+    let large: Bytes = vec![7; 3 * 1024 * 1024 + 5].into();
+    let (expected, sending) = (large.clone(), sender.send(to, large));
+    let receiving = async {
+        // Ends with some parts in its hands: one process that dies between two of them.
+        let first = bus(&b, "ws");
+        let inbox = first.listen();
+        until("some part was taken", || first.metrics.pops.get() > 0).await;
+        drop((inbox, first));
+        let second = bus(&b, "ws");
+        let mut inbox = second.listen();
+        (inbox.next().await.unwrap().payload, inbox, second)
+    };
+    let (sent, (heard, ..)) = tokio::join!(sending, receiving);
+    assert!(sent.is_ok() && heard == expected, "{sent:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_is_not_there_yet_is_waited_for_and_said_so() {
+    for scheme in SCHEMES {
+        let overlay = Overlay::default();
+        let mut a = Daemon::StandIn(StandIn::stopped(&overlay, Traps::ARMED));
+        let b = Daemon::StandIn(StandIn::start(&overlay, Traps::ARMED));
+        let (sender, receiver) = (bus(&a, scheme), bus(&b, scheme));
+        let mut inbox = receiver.listen();
+        let to = receiver.key().await;
+        let standing = sender.bus.standing();
+        until("it says what is wrong", || standing.borrow().problem.contains("refused")).await;
+        assert!(!standing.borrow().up && sender.bus.key().is_none() && sender.metrics.up.get() == 0);
+        let late = sender.send_within(to, "late", Duration::from_millis(100)).await;
+        assert!(matches!(&late, Err(BusError::Down(problem)) if problem.contains("refused")), "{late:?}");
+        let launching = async {
+            until("a payload waits", || sender.metrics.in_flight.get() == 1).await;
+            a.launch();
+        };
+        let (sent, (), heard) = tokio::join!(sender.send(to, "waited"), launching, inbox.next());
+        assert_eq!((sent, &heard.unwrap().payload[..]), (Ok(()), &b"waited"[..]));
+        let node = standing.borrow().node.clone().unwrap();
+        assert_eq!((Some(node.key), node.ip), (sender.bus.key(), Some(a.stand_in().identity().ip)));
+        assert!(node.takes_any_topic && sender.metrics.up.get() == 1);
+        a.kill();
+        until("it says that it is down", || !standing.borrow().up && sender.metrics.up.get() == 0).await;
+        assert_eq!(sender.metrics.lost.get(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_with_too_many_connections_is_come_back_to() {
+    let [a] = daemons::<1>();
+    let mut held = Vec::new();
+    for _ in 0..100 {
+        held.push(jsonrpsee_ws_client::WsClientBuilder::new().build(a.url("ws")).await.unwrap());
+    }
+    let end = bus(&a, "http");
+    let standing = end.bus.standing();
+    until("it says what is wrong", || standing.borrow().problem.contains("too many connections")).await;
+    drop(held);
+    until("it is up", || standing.borrow().up).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn somebody_elses_pop_holds_up_and_loses_nothing() {
+    let [a, b] = daemons();
+    let (sender, receiver) = (bus(&a, "ws"), bus(&b, "ws"));
+    let mut inbox = receiver.listen();
+    let to = receiver.key().await;
+    let raw = a.raw();
+    let popping = raw.call("popMessage", serde_json::json!([false, 3, "bm9uZQ=="]));
+    let sending = async {
+        for n in 0..20u32 {
+            sender.send(to, n.to_string()).await.unwrap();
+        }
+    };
+    let hearing = async {
+        for _ in 0..20 {
+            inbox.next().await.unwrap();
+        }
+    };
+    let (popped, (), ()) = tokio::join!(popping, sending, hearing);
+    popped.unwrap();
+    assert_eq!(receiver.metrics.received.get(), 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_not_persisted_is_handed_over_again_after_a_crash() {
+    let [a, b] = daemons();
+    let sender = bus(&a, "ws");
+    let to = b.raw().key().await;
+    let slow = |config: &mut mycelium::daemon::Config| config.timings.hold = Duration::from_secs(60);
+    let sending = sender.send(to, "job");
+    let receiving = async {
+        let first = bus_with(b.url("ws"), slow);
+        let mut inbox = first.listen();
+        let incoming = inbox.next().await.unwrap();
+        // It dies before it has persisted anything.
+        drop((inbox, first));
+        drop(incoming);
+        let second = bus_with(b.url("ws"), slow);
+        let mut inbox = second.listen();
+        let again = inbox.next().await.unwrap();
+        let raw = b.raw();
+        assert!(raw.oldest(true, Some(crate::setup::TOPIC)).await.is_some(), "it is in the daemon still");
+        drop(again.receipt);
+        let gone = async || raw.oldest(true, Some(crate::setup::TOPIC)).await.is_none().then_some(());
+        wait_until(gone, PATIENCE, "it is taken out").await;
+        second
+    };
+    let (sent, _second) = tokio::join!(sending, receiving);
+    assert_eq!(sent, Ok(()));
+}
