@@ -9,6 +9,7 @@ mod flows;
 mod kills;
 mod limits;
 mod local;
+mod logs;
 mod operators;
 mod processes;
 mod random;

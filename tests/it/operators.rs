@@ -23,20 +23,21 @@ jobs:
       head -c 200000 /dev/zero | tr '\0' x
 "#;
 
-struct Operator<'a> {
+/// The admin of a suite.
+pub(crate) struct Operator<'a> {
     up: &'a Up,
     certificate: [String; 2],
 }
 
 impl<'a> Operator<'a> {
-    fn new(up: &'a Up, dir: &Path) -> Self {
+    pub(crate) fn new(up: &'a Up, dir: &Path) -> Self {
         let pki = dir.join("pki");
         let pki = pki.to_str().expect("a plain path");
         stdout(&up.mycora(&["pki", "issue", "admin", "--dir", pki]), 0);
         Self { up, certificate: ["pem", "key"].map(|extension| format!("{pki}/admin.{extension}")) }
     }
 
-    fn supervisor(&self, arguments: &[&str], code: i32) -> String {
+    pub(crate) fn supervisor(&self, arguments: &[&str], code: i32) -> String {
         let [certificate, key] = &self.certificate;
         let way = ["--cert", certificate, "--key", key, "supervisor"];
         stdout(&self.up.mycora(&[&way[..], arguments].concat()), code)
@@ -49,7 +50,7 @@ impl<'a> Operator<'a> {
 }
 
 /// The logs that are kept on the machine, by job key.
-fn logs(data: &Path) -> Vec<(String, PathBuf)> {
+pub(crate) fn logs(data: &Path) -> Vec<(String, PathBuf)> {
     let mut logs = Vec::new();
     for context in std::fs::read_dir(data.join("work/logs")).into_iter().flatten().flatten() {
         for log in std::fs::read_dir(context.path()).into_iter().flatten().flatten() {
@@ -94,10 +95,13 @@ fn a_machine_is_emptied_goes_on_and_gives_its_logs() {
     let (tries, attempt) = (&finished["nodes"][0]["tries"], &finished["nodes"][0]["attempt"]);
     assert_eq!(tries, 1, "to be refused while it drains is no try");
 
-    let tail = stdout(&up.mycora(&["flow", "logs", "1", "long", "--attempt", &attempt.to_string()]), 0);
+    let attempt_text = attempt.to_string();
+    let logs_of_it = ["flow", "logs", "1", "long", "--attempt", &attempt_text];
+    let tail = stdout(&up.mycora(&[&logs_of_it[..], &["--tail"]].concat()), 0);
     assert!(tail.len() < PRINTED, "the coordinator keeps {} bytes", tail.len());
+    assert_eq!(stdout(&up.mycora(&logs_of_it), 0), "x".repeat(PRINTED), "and asks for the rest");
     let [(key, _)] = &logs(&data)[..] else { panic!("only the second try printed: {:?}", logs(&data)) };
-    assert!(key.ends_with(&format!("-{attempt}")), "{key}");
+    assert_eq!(finished["nodes"][0]["jobKey"], key.as_str());
     assert_eq!(operator.supervisor(&["logs", key], 0), "x".repeat(PRINTED));
     let rest = operator.supervisor(&["logs", key, "--offset", "199990", "--output", "json"], 0);
     let rest: Value = serde_json::from_str(&rest).expect("one document");
