@@ -5,7 +5,7 @@ use std::process::Command;
 
 use testkit::free_port;
 
-use crate::suite::{metric, program, stdout};
+use crate::suite::{metric, place_of_scripts, program, stdout};
 
 /// Replicas of the scheduler, and of the runner, that a suite may have: as many ports are kept free.
 const REPLICAS_MAX: u16 = 4;
@@ -55,8 +55,7 @@ impl Processes {
             .arg(&self.dir)
             .env("MYCORA_BIN", bin.parent().expect("target/<profile>"))
             .env("MYCORA_PORT_BASE", self.port_base.to_string())
-            // Scripts tell what they do in files beside the suite's directory.
-            .env("MYCORA_ALLOW_WRITE", self.dir.parent().expect("a suite's directory lies in another"))
+            .env("MYCORA_ALLOW_WRITE", place_of_scripts(&self.dir))
             .envs(self.settings.iter().map(|(name, value)| (name, value)))
             .output()
             .expect("the script starts")

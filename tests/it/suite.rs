@@ -1,7 +1,9 @@
 //! A `mycora up` of a test, and the command line against it.
 
+use std::fs::Permissions;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -103,9 +105,15 @@ pub(crate) fn command(profile: &Path, arguments: &[&str]) -> Command {
 fn spawn(dir: &Path, port: u16, arguments: &[String]) -> Process {
     let mut command = Command::new(program("mycora"));
     command.arg("up").arg("--data").arg(dir).args(["--port", &port.to_string()]).args(arguments);
-    // Scripts tell what they do in files beside the data directory.
-    command.arg("--allow-write").arg(dir.parent().expect("a data directory lies in another"));
+    command.arg("--allow-write").arg(place_of_scripts(dir));
     Process::spawn("mycora up", &mut command)
+}
+
+/// Where scripts tell what they do in files: beside a suite's directory, whatever user they run as.
+pub(crate) fn place_of_scripts(dir: &Path) -> &Path {
+    let place = dir.parent().expect("a suite's directory lies in another");
+    std::fs::set_permissions(place, Permissions::from_mode(0o777)).expect("it is ours");
+    place
 }
 
 /// A port that is free together with its ops port.
