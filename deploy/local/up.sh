@@ -94,6 +94,11 @@ start_service() { # NAME NUMBER
   storage=MYCORA_STORAGE_OF_${name//-/_}
   storage=${!storage:-$(url 1)}
   group=MYCORA_GROUP_OF_${name//-/_}
+  local signing=()
+  if [ "$program" = mycelium-gateway ]; then
+    signing=(MYCORA_SIGNING_KEY="$dir/pki/$program.signing.key"
+      MYCORA_SIGNING_CERTIFICATE="$dir/pki/$program.signing.json")
+  fi
   case $name in supervisor | runner | runner-[0-9]*) database=63 ;; esac
   case $name in runner-[0-9]*) instance=${name#runner-} ;; esac
   MYCORA_LISTEN=127.0.0.1:$((base + number)) MYCORA_OPS_LISTEN=127.0.0.1:$((base + 100 + number)) \
@@ -101,7 +106,7 @@ start_service() { # NAME NUMBER
     MYCORA_REDIS_URL="unix://$socket?db=$database" MYCORA_WORK_DIR=$dir/work \
     MYCORA_STORAGE=$storage MYCORA_RUNNER_REGISTRY=$(url 4) MYCORA_MYCELIUM_GATEWAY=$(url 5) \
     MYCORA_DURABILITY=$durability MYCORA_GROUP=${!group:-default} MYCORA_INSTANCE=$instance \
-    start "$name" "$bin/mycora-$program"
+    start "$name" env "${signing[@]}" "$bin/mycora-$program"
 }
 
 write_profile() {

@@ -70,6 +70,22 @@ impl Envelope {
         }
     }
 
+    /// From its parts, as a stream carries them.
+    ///
+    /// # Errors
+    /// [`Refusal::Malformed`] when it has no signature, or several: one is what is asked for.
+    pub fn from_parts(
+        payload_type: String,
+        payload: Bytes,
+        signatures: Vec<(String, Bytes)>,
+    ) -> Result<Self, Refusal> {
+        let count = signatures.len();
+        match <[(String, Bytes); 1]>::try_from(signatures) {
+            Ok([(key_id, signature)]) => Ok(Self { payload_type, payload, key_id, signature }),
+            Err(_) => Err(Refusal::Malformed(format!("it has {count} signatures, not one"))),
+        }
+    }
+
     /// As JSON, for a bus.
     #[must_use]
     pub fn to_json(&self) -> Bytes {
@@ -91,16 +107,10 @@ impl Envelope {
     pub fn from_json(json: &[u8]) -> Result<Self, Refusal> {
         let malformed = |why: &dyn std::fmt::Display| Refusal::Malformed(why.to_string());
         let text: Text = serde_json::from_slice(json).map_err(|error| malformed(&error))?;
-        let [signature] = &text.signatures[..] else {
-            return Err(malformed(&format_args!("it has {} signatures, not one", text.signatures.len())));
-        };
         let decode = |text: &str| STANDARD.decode(text).map(Bytes::from).map_err(|error| malformed(&error));
-        Ok(Self {
-            payload: decode(&text.payload)?,
-            signature: decode(&signature.sig)?,
-            key_id: signature.keyid.clone(),
-            payload_type: text.payload_type,
-        })
+        let signatures = text.signatures.iter().map(|one| Ok((one.keyid.clone(), decode(&one.sig)?)));
+        let signatures = signatures.collect::<Result<_, Refusal>>()?;
+        Self::from_parts(text.payload_type, decode(&text.payload)?, signatures)
     }
 }
 

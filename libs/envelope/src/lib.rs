@@ -3,21 +3,27 @@
 //! - [`dsse`]: signatures over exact bytes, with the kind of what is signed (DSSE 1.0);
 //! - [`statement`]: what is signed around a payload: for whom it is, which one it is, how long it holds;
 //! - [`certificate`]: a coordinator's root vouches for its gateways, and for the root after it;
-//! - [`replay`]: what was heard already is not heard again.
+//! - [`replay`]: what was heard already is not heard again;
+//! - [`conversation`]: two sides that speak to each other;
+//! - [`files`]: keys and certificates in files.
 //!
-//! Nothing here waits, reads a clock or opens a connection.
+//! Nothing here waits or opens a connection.
 //!
 //! A coordinator has a root key, which is kept apart and is its identity. Each gateway signs with a key of its own and
 //! shows the root's certificate for it with everything that it says, so that whoever hears it needs nothing but the
 //! root. A supervisor has one key, and signs with that.
 
 pub mod certificate;
+pub mod conversation;
 pub mod dsse;
+pub mod files;
 pub mod replay;
 pub mod statement;
 
 pub use certificate::{Certificate, RootChange};
+pub use conversation::{Conversation, OnRefusal, Voice};
 pub use dsse::Envelope;
+pub use files::{FilesError, SigningFiles};
 pub use replay::ReplayWindow;
 pub use statement::{Heard, Sealer, hear};
 
@@ -44,6 +50,14 @@ pub enum Refusal {
         /// Who heard it.
         own: String,
     },
+    /// Somebody else speaks here.
+    #[error("{signer} has signed it, and {known} is listened to here")]
+    OtherSigner {
+        /// The root behind what was said.
+        signer: String,
+        /// The root that is known.
+        known: String,
+    },
     /// It holds no more.
     #[error("it held until {0}")]
     Expired(model::Timestamp),
@@ -68,10 +82,31 @@ impl Refusal {
             Self::BadSignature => "BAD_SIGNATURE",
             Self::BadCertificate(_) => "BAD_CERTIFICATE",
             Self::WrongDestination { .. } => "WRONG_DESTINATION",
+            Self::OtherSigner { .. } => "UNKNOWN_SIGNER",
             Self::Expired(_) => "ENVELOPE_EXPIRED",
             Self::BadTimes => "BAD_TIMES",
             Self::Replayed => "REPLAYED",
             Self::TooMuch => "TOO_MUCH",
         }
+    }
+
+    /// Whether saying the same again cannot help. What was too late, or too much, may be said anew.
+    #[must_use]
+    pub const fn is_lasting(&self) -> bool {
+        !matches!(self, Self::Expired(_) | Self::TooMuch | Self::BadTimes | Self::BadCertificate(_))
+    }
+
+    /// Whether its sender is told. Not of what may come from anybody, and not of what was heard before: that would be an
+    /// answer to what was answered.
+    #[must_use]
+    pub const fn is_told(&self) -> bool {
+        matches!(
+            self,
+            Self::WrongDestination { .. }
+                | Self::Expired(_)
+                | Self::BadTimes
+                | Self::BadCertificate(_)
+                | Self::TooMuch
+        )
     }
 }

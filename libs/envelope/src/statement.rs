@@ -41,14 +41,15 @@ struct Statement<'a> {
 #[derive(Debug, Clone)]
 pub struct Sealer {
     key: SigningKey,
+    root: VerifyingKey,
     certificate: Option<Box<RawValue>>,
 }
 
 impl Sealer {
     /// With a key that is its own root: a supervisor's.
     #[must_use]
-    pub const fn of_root(key: SigningKey) -> Self {
-        Self { key, certificate: None }
+    pub fn of_root(key: SigningKey) -> Self {
+        Self { root: key.verifying_key(), key, certificate: None }
     }
 
     /// With a key that a root vouches for: a gateway's.
@@ -56,12 +57,19 @@ impl Sealer {
     /// # Errors
     /// [`Refusal::BadCertificate`] when the certificate is for another key; others when it is none.
     pub fn certified(key: SigningKey, certificate: &Envelope) -> Result<Self, Refusal> {
-        if Certificate::read(certificate)?.key != key.verifying_key() {
+        let Certificate { root, key: certified, .. } = Certificate::read(certificate)?;
+        if certified != key.verifying_key() {
             return Err(Refusal::BadCertificate("it is for another key"));
         }
         let json = String::from_utf8_lossy(&certificate.to_json()).into_owned();
         let certificate = RawValue::from_string(json).expect("an envelope is written as JSON");
-        Ok(Self { key, certificate: Some(certificate) })
+        Ok(Self { key, root, certificate: Some(certificate) })
+    }
+
+    /// The key that stands for whoever speaks: the root behind the key that signs, or that key.
+    #[must_use]
+    pub const fn root(&self) -> VerifyingKey {
+        self.root
     }
 
     /// The key that signs.
@@ -144,6 +152,12 @@ pub fn hear(envelope: &Envelope, own: &[String], now: Timestamp) -> Result<Heard
     let id = statement.id.parse().map_err(|_| Refusal::Malformed("`id` is not 32 hex digits".to_owned()))?;
     let body = Bytes::copy_from_slice(statement.body.get().as_bytes());
     Ok(Heard { signer, root, id, expires, body })
+}
+
+/// What is in an envelope, whether or not it may be heard.
+pub(crate) fn body(envelope: &Envelope) -> Option<Bytes> {
+    let statement: Statement<'_> = serde_json::from_slice(&envelope.payload).ok()?;
+    Some(Bytes::copy_from_slice(statement.body.get().as_bytes()))
 }
 
 #[cfg(test)]

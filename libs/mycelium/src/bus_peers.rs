@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::bus::{Bus, BusError, Destination, Form, Inbox, Parcel, PublicKey};
+use crate::guard::Guard;
 use crate::json_rpc::{Handler, Outgoing, Peer, WeakPeer};
 
 /// Payloads that may wait to be sent to one node.
@@ -16,8 +17,17 @@ const OUTBOX_LEN: usize = 64;
 /// Nodes that one node speaks with. What strangers beyond it send is ignored.
 pub const PEERS_MAX: usize = 4096;
 
-/// Decides who answers a node's requests.
-pub type Accept = Arc<dyn Fn(PublicKey) -> Arc<dyn Handler> + Send + Sync>;
+/// One side of a conversation with a node.
+#[derive(Clone)]
+pub struct Side {
+    /// Who answers the node's requests.
+    pub handler: Arc<dyn Handler>,
+    /// Who signs what leaves, and checks what comes.
+    pub guard: Arc<dyn Guard>,
+}
+
+/// Decides who speaks with a node.
+pub type Accept = Arc<dyn Fn(PublicKey) -> Side + Send + Sync>;
 
 /// The conversations of one node. Clones are the same.
 #[derive(Clone)]
@@ -26,7 +36,15 @@ pub struct BusPeers(Arc<Shared>);
 struct Shared {
     bus: Arc<dyn Bus>,
     accept: Accept,
-    peers: Mutex<HashMap<PublicKey, (Manner, Peer)>>,
+    peers: Mutex<HashMap<PublicKey, Conversation>>,
+}
+
+/// A conversation with one node.
+#[derive(Clone)]
+struct Conversation {
+    manner: Manner,
+    peer: Peer,
+    guard: Arc<dyn Guard>,
 }
 
 /// How a node is spoken to.
@@ -43,7 +61,7 @@ impl std::fmt::Debug for BusPeers {
 }
 
 impl BusPeers {
-    /// Speaks through `bus`; whoever speaks to it is answered by the handler that `accept` gives.
+    /// Speaks through `bus`; whoever speaks to it is answered by the side that `accept` gives.
     #[must_use]
     pub fn new(bus: Arc<dyn Bus>, accept: Accept) -> Self {
         Self(Arc::new(Shared { bus, accept, peers: Mutex::default() }))
@@ -74,16 +92,18 @@ impl BusPeers {
             Destination::Ip(ip) => self.0.bus.key_of(ip).await?,
         };
         let manner = Manner { topic: topic.to_owned(), form };
-        self.open(key, manner, true).ok_or_else(|| BusError::Unreachable {
-            destination: key.to_string(),
-            topic: format!("{topic} (there are {PEERS_MAX} conversations already)"),
+        self.open(key, manner, true).map(|conversation| conversation.peer).ok_or_else(|| {
+            BusError::Unreachable {
+                destination: key.to_string(),
+                topic: format!("{topic} (there are {PEERS_MAX} conversations already)"),
+            }
         })
     }
 
     /// Ends the conversation with a node.
     pub fn close(&self, key: PublicKey) {
-        if let Some((_, peer)) = self.peers().remove(&key) {
-            peer.close();
+        if let Some(conversation) = self.peers().remove(&key) {
+            conversation.peer.close();
         }
     }
 
@@ -92,39 +112,54 @@ impl BusPeers {
     pub async fn run(&self, mut inbox: Inbox, their_topic: &str) {
         while let Some(incoming) = inbox.next().await {
             let manner = Manner { topic: their_topic.to_owned(), form: incoming.form };
-            if let Some(peer) = self.open(incoming.from, manner, false) {
-                peer.receive_with(&incoming.payload, incoming.receipt);
-            }
+            let Some(Conversation { peer, guard, .. }) = self.open(incoming.from, manner, false) else {
+                continue;
+            };
+            peer.receive_opened(guard.open(&incoming.payload), incoming.receipt);
         }
     }
 
-    fn peers(&self) -> MutexGuard<'_, HashMap<PublicKey, (Manner, Peer)>> {
+    fn peers(&self) -> MutexGuard<'_, HashMap<PublicKey, Conversation>> {
         self.0.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The conversation with a node; one that goes on in another manner is as good, unless `exactly`.
-    fn open(&self, key: PublicKey, manner: Manner, exactly: bool) -> Option<Peer> {
+    fn open(&self, key: PublicKey, manner: Manner, exactly: bool) -> Option<Conversation> {
         let mut peers = self.peers();
-        if let Some((known, peer)) = peers.get(&key)
-            && !peer.is_closed()
-        {
-            if !exactly || *known == manner {
-                return Some(peer.clone());
+        if let Some(known) = peers.get(&key).filter(|known| !known.peer.is_closed()) {
+            if !exactly || known.manner == manner {
+                return Some(known.clone());
             }
-            peer.close();
+            known.peer.close();
         }
         if peers.len() >= PEERS_MAX {
-            peers.retain(|_, (_, peer)| !peer.is_closed());
+            peers.retain(|_, conversation| !conversation.peer.is_closed());
             if peers.len() >= PEERS_MAX {
                 tracing::warn!(%key, "a node was ignored: there are {PEERS_MAX} conversations already");
                 return None;
             }
         }
         let (outbox, payloads) = mpsc::channel(OUTBOX_LEN);
-        let peer = Peer::timed(outbox, (self.0.accept)(key));
-        tokio::spawn(send_all(Arc::clone(&self.0.bus), key, manner.clone(), payloads, peer.downgrade()));
-        peers.insert(key, (manner, peer.clone()));
-        Some(peer)
+        let Side { handler, guard } = (self.0.accept)(key);
+        let peer = Peer::timed(outbox, handler);
+        let conversation = Conversation { manner, peer, guard };
+        tokio::spawn(send_all(Arc::clone(&self.0.bus), key, Leaving::of(&conversation), payloads));
+        peers.insert(key, conversation.clone());
+        Some(conversation)
+    }
+}
+
+/// What payloads leave a conversation with; does not keep it alive.
+struct Leaving {
+    manner: Manner,
+    guard: Arc<dyn Guard>,
+    peer: WeakPeer,
+}
+
+impl Leaving {
+    fn of(conversation: &Conversation) -> Self {
+        let Conversation { manner, peer, guard } = conversation;
+        Self { manner: manner.clone(), guard: Arc::clone(guard), peer: peer.downgrade() }
     }
 }
 
@@ -134,17 +169,26 @@ impl BusPeers {
 async fn send_all(
     bus: Arc<dyn Bus>,
     to: PublicKey,
-    manner: Manner,
+    leaving: Leaving,
     mut payloads: mpsc::Receiver<Outgoing>,
-    peer: WeakPeer,
 ) {
-    let Manner { topic, form } = &manner;
+    let Leaving { manner: Manner { topic, form }, guard, peer } = &leaving;
     let mut sends = FuturesUnordered::new();
     let mut ended = false;
     while !(ended && sends.is_empty()) {
         tokio::select! {
             next = payloads.recv(), if !ended && sends.len() < bus.window() => match next {
                 Some(Outgoing { payload, deadline }) => {
+                    let payload = match guard.seal(payload) {
+                        Ok(payload) => payload,
+                        Err(why) => {
+                            tracing::warn!(%to, why, "a payload cannot be signed");
+                            if let Some(peer) = peer.upgrade() {
+                                peer.fail_waiting();
+                            }
+                            continue;
+                        }
+                    };
                     let parcel = Parcel { to: Destination::Key(to), topic, payload, form: *form, deadline };
                     let sent = bus.send(parcel);
                     sends.push(async move { (sent.await, deadline) });
@@ -166,6 +210,7 @@ async fn send_all(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::guard::Unguarded;
     use crate::json_rpc::{Answer, CallError, Request};
     use crate::memory::MemoryNetwork;
     use futures_util::future::BoxFuture;
@@ -180,7 +225,8 @@ mod tests {
     }
 
     fn node(network: &MemoryNetwork) -> BusPeers {
-        BusPeers::new(Arc::new(network.node(PublicKey::random())), Arc::new(|_| Arc::new(Echo)))
+        let side = |_| Side { handler: Arc::new(Echo), guard: Arc::new(Unguarded) };
+        BusPeers::new(Arc::new(network.node(PublicKey::random())), Arc::new(side))
     }
 
     fn listen(peers: &BusPeers, own: &str, theirs: &'static str) {

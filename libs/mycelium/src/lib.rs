@@ -11,13 +11,15 @@
 pub mod bus;
 pub mod bus_peers;
 pub mod daemon;
+pub mod guard;
 pub mod json_rpc;
 pub mod memory;
 
 pub use bus::{
     Bus, BusError, Destination, Form, Inbox, Incoming, Link, Node, Parcel, PublicKey, Receipt, Standing,
 };
-pub use bus_peers::{Accept, BusPeers};
+pub use bus_peers::{Accept, BusPeers, Side};
 pub use daemon::DaemonBus;
+pub use guard::{Guard, Refused, Unguarded};
 pub use json_rpc::{Answer, Call, CallError, Handler, Peer, Request, RpcError};
 pub use memory::MemoryNetwork;

@@ -6,6 +6,7 @@
 pub mod actor;
 pub mod context;
 pub mod enums;
+pub mod envelope;
 pub mod flow;
 pub mod flow_spec;
 pub mod node;

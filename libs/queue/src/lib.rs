@@ -14,6 +14,7 @@
 //! overwrite it.
 
 mod control;
+mod coordinators;
 mod demand;
 mod event;
 mod instance;

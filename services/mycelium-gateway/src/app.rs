@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use ::rpc::MountBuilder;
+use envelope::{Sealer, Voice};
 use model::Address;
 use model::supervision::{COORDINATOR_TOPIC, SUPERVISOR_TOPIC};
-use mycelium::{Accept, Bus, BusPeers, Destination, Inbox};
+use mycelium::{Accept, Bus, BusPeers, Destination, Inbox, Side};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -29,11 +30,12 @@ pub struct Deps<'a> {
     pub storage: ::rpc::Channel,
     /// A way to the registry.
     pub registry: ::rpc::Channel,
-    /// What carries `mycelium:` addresses, if anything does. Its node's key has to stay the same:
-    /// supervisors know the coordinator by it.
+    /// What carries `mycelium:` addresses, if anything does.
     pub bus: Option<Arc<dyn Bus>>,
     /// Makes ways to `grpc://` addresses.
     pub dial: Dial,
+    /// The key that it signs with, and the certificate of the coordinator's root for it.
+    pub sealer: Sealer,
     /// Where its metrics are registered.
     pub metrics: &'a prometheus::Registry,
 }
@@ -46,7 +48,6 @@ pub struct App {
     wanted: mpsc::UnboundedReceiver<Wanted>,
     bus: Option<(BusPeers, Inbox)>,
     dial: Dial,
-    coordinator: watch::Sender<String>,
     viewed: watch::Sender<bool>,
     ready: watch::Sender<bool>,
 }
@@ -55,11 +56,13 @@ impl App {
     pub(crate) fn new(deps: Deps<'_>) -> Result<Self, Error> {
         let metrics = Metrics::new(deps.metrics).map_err(Error::Metrics)?;
         let (peers, wanted) = Peers::new(metrics.clone());
+        let coordinator = deps.sealer.root().to_string();
         let desk = Desk {
             peers,
             routers: Routers::new(metrics.clone()),
             heard: Heard::default(),
             store: clients::blob_store(deps.storage),
+            voice: Voice::new(deps.sealer, vec![coordinator.clone()]),
             metrics,
         };
         let bus = match deps.bus {
@@ -67,13 +70,15 @@ impl App {
             Some(bus) => {
                 let inbox = bus.listen(COORDINATOR_TOPIC).map_err(Error::Bus)?;
                 let answering = desk.clone();
-                let accept: Accept = Arc::new(move |key| answering.front(Who::Node(key)));
+                let accept: Accept = Arc::new(move |key| Side {
+                    handler: answering.front(Who::Node(key)),
+                    guard: Arc::new(answering.conversation(key.to_string())),
+                });
                 Some((BusPeers::new(bus, accept), inbox))
             }
         };
-        let coordinator = watch::Sender::new(String::new());
         let on_bus = bus.as_ref().map(|(peers, _)| Arc::clone(peers.bus()));
-        let rpc = Rpc::new(desk.clone(), coordinator.subscribe(), on_bus);
+        let rpc = Rpc::new(desk.clone(), on_bus);
         Ok(Self {
             desk,
             rpc,
@@ -81,7 +86,6 @@ impl App {
             wanted,
             bus,
             dial: deps.dial,
-            coordinator,
             viewed: watch::Sender::new(false),
             ready: watch::Sender::new(false),
         })
@@ -99,7 +103,7 @@ impl App {
         self.rpc.mount_internal(mount)
     }
 
-    /// True once the coordinator's name is known and the registry's view was complete.
+    /// True once the registry's view was complete.
     #[must_use]
     pub fn ready(&self) -> watch::Receiver<bool> {
         self.ready.subscribe()
@@ -107,7 +111,7 @@ impl App {
 
     /// Works until `shutdown`.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Self { desk, rpc: _, registry, mut wanted, bus, dial, coordinator, viewed, ready } = self;
+        let Self { desk, rpc: _, registry, mut wanted, bus, dial, viewed, ready } = self;
         // Ended with this future, also when it is dropped.
         let mut tasks = JoinSet::new();
         let mut complete = viewed.subscribe();
@@ -118,16 +122,14 @@ impl App {
             tasks.spawn(async move { listening.run(inbox, SUPERVISOR_TOPIC).await });
             peers
         });
+        tasks.spawn(async move {
+            if complete.wait_for(|complete| *complete).await.is_ok() {
+                ready.send_replace(true);
+            }
+        });
         let working = async {
-            let name = clients::coordinator(desk.store.clone()).await;
-            coordinator.send_replace(name.clone());
-            tasks.spawn(async move {
-                if complete.wait_for(|complete| *complete).await.is_ok() {
-                    ready.send_replace(true);
-                }
-            });
             while let Some(next) = wanted.recv().await {
-                open(&mut tasks, &desk, &dial, bus_peers.as_ref(), &name, next);
+                open(&mut tasks, &desk, &dial, bus_peers.as_ref(), next);
             }
         };
         tokio::select! {
@@ -139,14 +141,7 @@ impl App {
 }
 
 /// Opens a conversation and keeps it.
-fn open(
-    tasks: &mut JoinSet<()>,
-    desk: &Desk,
-    dial: &Dial,
-    bus: Option<&BusPeers>,
-    coordinator: &str,
-    wanted: Wanted,
-) {
+fn open(tasks: &mut JoinSet<()>, desk: &Desk, dial: &Dial, bus: Option<&BusPeers>, wanted: Wanted) {
     let Wanted { text, address, topic, seat } = wanted;
     let impossible = |why: &str| {
         tracing::warn!(address = text, why, "a supervisor cannot be spoken to");
@@ -156,9 +151,7 @@ fn open(
         Address::Grpc { host, port } => {
             match dial(&host, port) {
                 Ok(channel) => {
-                    let front = desk.front(Who::Address(text.clone()));
-                    let (name, heard) = (coordinator.to_owned(), desk.heard.clone());
-                    tasks.spawn(clients::keep_attached(channel, name, text, front, seat, heard));
+                    tasks.spawn(clients::keep_attached(channel, desk.clone(), text, seat));
                 }
                 Err(error) => impossible(&service::error_chain(&error)),
             }

@@ -1,24 +1,27 @@
 //! Outgoing calls and streams.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use envelope::Conversation;
+use identity::VerifyingKey;
 use model::limits::GRPC_MESSAGE_BYTES_MAX;
-use model::{BlobHash, ContextId, ContextUid};
-use mycelium::json_rpc::PAYLOAD_TYPE;
-use mycelium::{Handler, Peer, RpcError};
+use model::{BlobHash, ContextId, ContextUid, Timestamp};
+use mycelium::{Peer, Receipt, RpcError};
+use proto::convert::envelope as envelope_convert;
 use proto::internal::v1 as wire;
 use proto::internal::v1::blob_store_service_client::BlobStoreServiceClient;
 use proto::internal::v1::registry_view_service_client::RegistryViewServiceClient;
 use proto::v1;
 use proto::v1::attach_request::Frame;
+use proto::v1::attach_response::Frame as Said;
 use proto::v1::supervisor_service_client::SupervisorServiceClient;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
+use crate::front::{Desk, Who};
 use crate::peers::{Peers, Seat};
 use crate::presence::Heard;
 
@@ -74,18 +77,6 @@ impl Pauses {
     }
 }
 
-/// Asks storage for the coordinator's name until it answers.
-pub(crate) async fn coordinator(mut store: BlobStoreClient) -> String {
-    let mut pauses = Pauses::new();
-    loop {
-        match store.get_coordinator(wire::GetCoordinatorRequest {}).await {
-            Ok(answer) => return answer.into_inner().coordinator,
-            Err(status) => tracing::warn!(%status, "storage does not tell the coordinator's name"),
-        }
-        pauses.pause().await;
-    }
-}
-
 /// Reads a piece of a blob; gives it with the size of the whole.
 pub(crate) async fn read_blob(
     store: &BlobStoreClient,
@@ -119,28 +110,21 @@ fn refusal(status: &Status) -> RpcError {
 }
 
 /// Keeps a supervisor attached for ever.
-pub(crate) async fn keep_attached(
-    channel: rpc::Channel,
-    coordinator: String,
-    address: String,
-    front: Arc<dyn Handler>,
-    seat: Seat,
-    heard: Heard,
-) {
+pub(crate) async fn keep_attached(channel: rpc::Channel, desk: Desk, address: String, seat: Seat) {
     let client = SupervisorServiceClient::new(channel)
         .max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX);
     let mut pauses = Pauses::new();
     loop {
         pauses.begin();
-        let ended = attach(client.clone(), &coordinator, &front, &seat).await;
+        let ended = attach(client.clone(), &desk, &address, &seat).await;
         let status = ended.err().unwrap_or_else(|| Status::unavailable("the supervisor ended the stream"));
         if seat.is_taken() {
             tracing::info!(address, %status, "a supervisor is not attached any more");
         } else {
             tracing::debug!(address, %status, "a supervisor cannot be attached");
             // It could not even be reached: no need to wait until its silence shows it.
-            heard.gone(&address);
+            desk.heard.gone(&address);
         }
         seat.leave(status.message());
         pauses.pause().await;
@@ -150,43 +134,62 @@ pub(crate) async fn keep_attached(
 /// The whole life of one stream.
 async fn attach(
     mut client: SupervisorServiceClient<rpc::Channel>,
-    coordinator: &str,
-    front: &Arc<dyn Handler>,
+    desk: &Desk,
+    address: &str,
     seat: &Seat,
 ) -> Result<(), Status> {
     let (outgoing, requests) = mpsc::channel(OUTBOX_LEN);
-    let hello = Frame::Hello(v1::AttachHello { coordinator: coordinator.to_owned() });
+    let hello = Frame::Hello(v1::AttachHello { coordinator: desk.voice.root().to_string() });
     // The receiving end is right here, and empty.
     outgoing.send(v1::AttachRequest { frame: Some(hello) }).await.ok();
     let mut incoming = client.attach(ReceiverStream::new(requests)).await?.into_inner();
+    let key = welcome(&mut incoming).await?;
+    let conversation = desk.conversation(key.to_string()).with_root(key);
     let (outbox, mut payloads) = mpsc::channel::<Bytes>(OUTBOX_LEN);
-    let peer = Peer::new(outbox, Arc::clone(front));
+    let peer = Peer::new(outbox, desk.front(Who::Address(address.to_owned())));
     seat.take(peer.clone());
     let writing = async {
         while let Some(payload) = payloads.recv().await {
-            let payload_type = PAYLOAD_TYPE.to_owned();
-            let envelope = v1::Envelope { payload_type, payload, signatures: Vec::new() };
-            let request = v1::AttachRequest { frame: Some(Frame::Envelope(envelope)) };
+            let said = match conversation.say(&payload, Timestamp::now()) {
+                Ok(said) => said,
+                Err(error) => {
+                    tracing::error!(address, %error, "a payload cannot be signed");
+                    continue;
+                }
+            };
+            let request = v1::AttachRequest { frame: Some(Frame::Envelope(envelope_convert::to_wire(said))) };
             if outgoing.send(request).await.is_err() {
                 return;
             }
         }
     };
     tokio::select! {
-        ended = receive(&mut incoming, &peer) => ended,
+        ended = receive(&mut incoming, &peer, &conversation) => ended,
         () = writing => Ok(()),
     }
 }
 
-async fn receive(incoming: &mut Streaming<v1::AttachResponse>, peer: &Peer) -> Result<(), Status> {
-    while let Some(v1::AttachResponse { envelope }) = incoming.message().await? {
-        match envelope {
-            Some(envelope) if envelope.payload_type == PAYLOAD_TYPE => peer.receive(&envelope.payload),
-            Some(envelope) => {
-                tracing::warn!(payload_type = envelope.payload_type, "an envelope of another type");
-            }
-            None => {}
+/// The key that a supervisor signs with, which it says first.
+async fn welcome(incoming: &mut Streaming<v1::AttachResponse>) -> Result<VerifyingKey, Status> {
+    match incoming.message().await?.and_then(|first| first.frame) {
+        Some(Said::Welcome(welcome)) => {
+            welcome.key.parse().map_err(|error| Status::failed_precondition(format!("its key: {error}")))
         }
+        _ => Err(Status::failed_precondition("it does not say which key it signs with")),
+    }
+}
+
+async fn receive(
+    incoming: &mut Streaming<v1::AttachResponse>,
+    peer: &Peer,
+    conversation: &Conversation,
+) -> Result<(), Status> {
+    while let Some(v1::AttachResponse { frame }) = incoming.message().await? {
+        let Some(Said::Envelope(envelope)) = frame else { continue };
+        peer.receive_opened(
+            conversation.open(envelope_convert::from_wire(envelope), Timestamp::now()),
+            Receipt::default(),
+        );
     }
     Ok(())
 }

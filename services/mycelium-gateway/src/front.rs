@@ -6,6 +6,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
+use envelope::{Conversation, OnRefusal, Voice};
 use futures_util::future::{BoxFuture, join_all};
 use model::supervision::{BlobGet, BlobPiece, BlobPut, Done, JobEvent, method};
 use model::{ContextId, NodeReport, Presence, RunnerId};
@@ -33,6 +34,8 @@ pub struct Desk {
     pub heard: Heard,
     /// Where blobs are.
     pub store: BlobStoreClient,
+    /// What it says, it says signed.
+    pub voice: Arc<Voice>,
     /// What is counted.
     pub metrics: Metrics,
 }
@@ -178,6 +181,14 @@ impl Desk {
             let message = format!("no runner record of context {context} names {address}");
             RpcError::refused("UNKNOWN_PEER", false, message)
         })
+    }
+
+    /// A conversation with a supervisor that is spoken to by this key.
+    #[must_use]
+    pub fn conversation(&self, name: String) -> Conversation {
+        let metrics = self.metrics.clone();
+        let on_refusal: OnRefusal = Arc::new(move |refusal| metrics.envelope_refused(refusal.code()));
+        Conversation::new(Arc::clone(&self.voice), on_refusal).with_name(name)
     }
 
     /// An answerer for one supervisor.

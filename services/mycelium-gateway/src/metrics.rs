@@ -1,6 +1,6 @@
 //! What can be seen from the outside.
 
-use prometheus::{IntCounter, IntGauge, Registry};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
 /// The gateway's metrics.
 #[derive(Debug, Clone)]
@@ -29,6 +29,7 @@ pub struct Metrics {
     pub blob_bytes_out: IntCounter,
     /// Bytes of blobs that came from supervisors.
     pub blob_bytes_in: IntCounter,
+    envelopes_refused: IntCounterVec,
 }
 
 impl Metrics {
@@ -47,7 +48,11 @@ impl Metrics {
             registry.register(Box::new(gauge.clone()))?;
             Ok(gauge)
         };
+        let refused = Opts::new("mycora_gateway_envelopes_refused_total", "What was said and not heard.");
+        let envelopes_refused = IntCounterVec::new(refused, &["reason"])?;
+        registry.register(Box::new(envelopes_refused.clone()))?;
         Ok(Self {
+            envelopes_refused,
             accepted: counter("jobs_accepted_total", "Jobs that supervisors accepted.")?,
             refused: counter("jobs_refused_total", "Jobs that supervisors refused.")?,
             failed: counter("deliveries_failed_total", "Deliveries that failed as a whole.")?,
@@ -64,5 +69,10 @@ impl Metrics {
             blob_bytes_out: counter("blob_bytes_out_total", "Bytes of blobs that went to supervisors.")?,
             blob_bytes_in: counter("blob_bytes_in_total", "Bytes of blobs that came from supervisors.")?,
         })
+    }
+
+    /// Something was said that may not be heard.
+    pub fn envelope_refused(&self, reason: &str) {
+        self.envelopes_refused.with_label_values(&[reason]).inc();
     }
 }

@@ -1,8 +1,10 @@
 //! The gateway as a process of its own.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use ::rpc::{Channel, Mount};
+use envelope::SigningFiles;
 use model::limits;
 use service::{Failure, Host, Limits};
 
@@ -25,6 +27,12 @@ pub struct Flags {
         default_value = "https://127.0.0.1:7704"
     )]
     runner_registry: String,
+    /// Ed25519 key that it signs with; `mycora pki issue service/mycelium-gateway` makes one
+    #[arg(long, env = "MYCORA_SIGNING_KEY", value_name = "FILE")]
+    signing_key: PathBuf,
+    /// The certificate of the coordinator's root for that key, made together with it
+    #[arg(long, env = "MYCORA_SIGNING_CERTIFICATE", value_name = "FILE")]
+    signing_certificate: PathBuf,
 }
 
 impl service::App for App {
@@ -45,11 +53,13 @@ impl service::App for App {
     async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
         let tls = host.tls_files()?;
         let dialing = tls.clone();
+        let signing = SigningFiles { key: flags.signing_key, certificate: flags.signing_certificate };
         let deps = Deps {
             storage: Channel::remote(&flags.storage, &tls, Some("storage"))?,
             registry: Channel::remote(&flags.runner_registry, &tls, Some("runner-registry"))?,
             bus: None,
             dial: Arc::new(move |host, port| Channel::remote(&format!("{host}:{port}"), &dialing, None)),
+            sealer: signing.sealer()?,
             metrics: &host.metrics,
         };
         let app = Config::default().build(deps)?;

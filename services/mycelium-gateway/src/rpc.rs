@@ -11,7 +11,7 @@ use proto::internal::v1::exchange_request::Frame;
 use proto::internal::v1::gateway_link_service_server::{GatewayLinkService, GatewayLinkServiceServer};
 use proto::v1;
 use proto::v1::gateway_service_server::{GatewayService, GatewayServiceServer};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -49,13 +49,12 @@ pub fn policy() -> MethodPolicy {
 #[derive(Clone)]
 pub(crate) struct Rpc {
     desk: Desk,
-    coordinator: watch::Receiver<String>,
     bus: Option<Arc<dyn Bus>>,
 }
 
 impl Rpc {
-    pub(crate) fn new(desk: Desk, coordinator: watch::Receiver<String>, bus: Option<Arc<dyn Bus>>) -> Self {
-        Self { desk, coordinator, bus }
+    pub(crate) fn new(desk: Desk, bus: Option<Arc<dyn Bus>>) -> Self {
+        Self { desk, bus }
     }
 
     pub(crate) fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
@@ -89,7 +88,7 @@ impl GatewayService for Rpc {
             last_error: standing.last_error,
         });
         Ok(Response::new(v1::GetGatewayResponse {
-            coordinator: self.coordinator.borrow().clone(),
+            coordinator: self.desk.voice.root().to_string(),
             bus: self.bus.as_ref().map(|bus| bus.kind().to_owned()).unwrap_or_default(),
             address: self.own_address(),
             peers: peers.collect(),

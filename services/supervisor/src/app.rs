@@ -1,12 +1,15 @@
 //! Puts the supervisor together.
 
+use std::os::unix::fs::DirBuilderExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ::rpc::MountBuilder;
+use envelope::{Sealer, Voice};
+use identity::SigningKey;
 use kv::Kv;
 use model::supervision::COORDINATOR_TOPIC;
-use mycelium::{Bus, BusPeers};
+use mycelium::{Bus, BusPeers, Side};
 use proto::v1::supervisor_service_server::SupervisorServiceServer;
 use queue::{DemandWatch, LossWatch};
 use tokio::sync::watch;
@@ -27,6 +30,11 @@ use crate::presence::PresenceView;
 use crate::rpc::SupervisorRpc;
 use crate::work_dir::WorkDir;
 use crate::{outbox, presence, upkeep};
+
+/// The file in the work directory with the key that it signs with, unless another is named.
+const SIGNING_KEY: &str = "signing.key";
+/// The pause after the store did not answer at the start.
+const STORE_RETRY: Duration = Duration::from_millis(500);
 
 /// What the supervisor needs of others.
 pub struct Deps<'a> {
@@ -53,7 +61,9 @@ impl App {
     pub(crate) fn new(config: &Config, deps: Deps<'_>) -> Result<Self, Error> {
         let database = deps.kv.endpoint().database();
         let work_dir = WorkDir::new(&config.work_dir);
+        let voice = voice(config)?;
         let supervisor = Supervisor {
+            voice,
             queue: queue::Supervisor::new(deps.kv, database).with_old_workers(config.legacy.push().to_vec()),
             blobs: Blobs::new(&work_dir, config.blob_bytes_max),
             logs: Logs::new(&work_dir, config.log_retention),
@@ -131,6 +141,21 @@ impl App {
     }
 }
 
+/// Learns where coordinators were heard from before this start.
+async fn restore_nodes(supervisor: &Supervisor) {
+    loop {
+        match supervisor.queue.nodes().await {
+            Ok(kept) => {
+                let kept = kept.into_iter().filter_map(|(name, node)| Some((name, node.parse().ok()?)));
+                supervisor.coordinators.restore_nodes(kept);
+                return;
+            }
+            Err(error) => tracing::warn!(%error, "where coordinators were heard from is not known yet"),
+        }
+        tokio::time::sleep(STORE_RETRY).await;
+    }
+}
+
 /// Tells coordinators that turn up what runs for them: while they could not hear of it they may have
 /// taken it for lost, or closed it, and then they have it stopped.
 async fn tell_of_what_runs(supervisor: &Supervisor) {
@@ -144,13 +169,39 @@ async fn tell_of_what_runs(supervisor: &Supervisor) {
     }
 }
 
+/// Signs with the key of this supervisor, and is named by it.
+fn voice(config: &Config) -> Result<Arc<Voice>, Error> {
+    let dir = &config.work_dir;
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.map_err(|error| Error::WorkDir(dir.clone(), error))?;
+    let path = config.signing_key.clone().unwrap_or_else(|| dir.join(SIGNING_KEY));
+    let sealer = Sealer::of_root(SigningKey::load_or_make(&path).map_err(Error::SigningKey)?);
+    let names = vec![sealer.root().to_string()];
+    Ok(Voice::new(sealer, names))
+}
+
 /// Answers whoever speaks through the bus, once the supervisor knows its name.
 async fn serve_bus(supervisor: Supervisor, bus: Option<(Arc<dyn Bus>, mycelium::Inbox)>) {
     let Some((bus, inbox)) = bus else { return };
     supervisor.presence.known().await;
+    restore_nodes(&supervisor).await;
+    // Nothing comes before the bus was up once, and then it knows its node.
+    let mut standing = bus.standing();
+    if let Ok(standing) = standing.wait_for(|standing| standing.node.is_some()).await
+        && let Some(node) = &standing.node
+    {
+        supervisor.voice.add_name(node.key.to_string());
+    }
     let accepting = supervisor.clone();
-    let accept =
-        move |key| -> Arc<dyn mycelium::json_rpc::Handler> { Intake::on_bus(accepting.clone(), key) };
+    let accept = move |node| {
+        let mut conversation = accepting.conversation();
+        if let Some(coordinator) = accepting.coordinators.behind(node) {
+            conversation = conversation.with_name(coordinator);
+        }
+        let guard = Arc::new(conversation);
+        let handler = Intake::on_bus(accepting.clone(), Arc::clone(&guard), node);
+        Side { handler, guard }
+    };
     let peers = BusPeers::new(bus, Arc::new(accept));
     supervisor.coordinators.set_bus(peers.clone());
     peers.run(inbox, COORDINATOR_TOPIC).await;

@@ -16,6 +16,8 @@ pub struct Config {
     pub work_dir: PathBuf,
     /// The topic under which it is spoken to on a bus.
     pub topic: String,
+    /// The Ed25519 key that it signs with, made when it is not there; absent: `signing.key` in the work directory.
+    pub signing_key: Option<PathBuf>,
     /// Queues that it shares with old workers and old dispatchers.
     pub legacy: Bindings,
     /// What the operator lets jobs do; absent: everything.
@@ -38,6 +40,7 @@ impl Config {
         Self {
             work_dir,
             topic: model::supervision::SUPERVISOR_TOPIC.to_owned(),
+            signing_key: None,
             legacy: Bindings::default(),
             policy: None,
             blob_bytes_max: BLOB_BYTES_DEFAULT,

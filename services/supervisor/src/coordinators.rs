@@ -8,9 +8,6 @@ use mycelium::json_rpc::Peer;
 use mycelium::{BusPeers, Destination, PublicKey};
 use tokio::sync::watch;
 
-/// What the name of a coordinator on a bus begins with; its key follows.
-pub(crate) const ON_BUS: &str = "mycelium:";
-
 /// The conversations that are open. Clones are the same.
 #[derive(Debug, Clone)]
 pub struct Coordinators(Arc<Shared>);
@@ -21,6 +18,8 @@ struct Shared {
     /// before its former process is gone.
     open: Mutex<HashMap<String, Vec<Peer>>>,
     bus: Mutex<Option<BusPeers>>,
+    /// The nodes through which coordinators were heard last.
+    nodes: Mutex<HashMap<String, PublicKey>>,
     /// Raised whenever a coordinator has turned up.
     arrivals: watch::Sender<u64>,
 }
@@ -30,21 +29,41 @@ impl Default for Coordinators {
         Self(Arc::new(Shared {
             open: Mutex::default(),
             bus: Mutex::default(),
+            nodes: Mutex::default(),
             arrivals: watch::Sender::new(0),
         }))
     }
-}
-
-/// The name of a coordinator that speaks through a bus.
-#[must_use]
-pub fn name_on_bus(key: PublicKey) -> String {
-    format!("{ON_BUS}{key}")
 }
 
 impl Coordinators {
     /// From now on coordinators can be spoken to through this bus as well.
     pub fn set_bus(&self, peers: BusPeers) {
         *self.0.bus.lock().unwrap_or_else(PoisonError::into_inner) = Some(peers);
+    }
+
+    /// Notes through which node a coordinator is heard. Gives whether that is new.
+    #[must_use]
+    pub fn note_node(&self, name: &str, node: PublicKey) -> bool {
+        self.nodes().insert(name.to_owned(), node) != Some(node)
+    }
+
+    /// Takes back what was noted and could not be kept.
+    pub fn forget_node(&self, name: &str) {
+        self.nodes().remove(name);
+    }
+
+    /// Takes over what was kept, beside what was noted since.
+    pub fn restore_nodes(&self, kept: impl IntoIterator<Item = (String, PublicKey)>) {
+        let mut nodes = self.nodes();
+        for (name, node) in kept {
+            nodes.entry(name).or_insert(node);
+        }
+    }
+
+    /// The coordinator that was heard through a node.
+    #[must_use]
+    pub fn behind(&self, node: PublicKey) -> Option<String> {
+        self.nodes().iter().find(|(_, known)| **known == node).map(|(name, _)| name.clone())
     }
 
     /// A coordinator has turned up; other conversations with it go on. Nothing happens when this one
@@ -91,7 +110,7 @@ impl Coordinators {
     }
 
     async fn peer_on_bus(&self, name: &str) -> Option<Peer> {
-        let key: PublicKey = name.strip_prefix(ON_BUS)?.parse().ok()?;
+        let key = self.nodes().get(name).copied()?;
         let bus = self.0.bus.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
         bus.peer(Destination::Key(key), COORDINATOR_TOPIC).await.ok()
     }
@@ -106,6 +125,10 @@ impl Coordinators {
     #[must_use]
     pub fn arrivals(&self) -> watch::Receiver<u64> {
         self.0.arrivals.subscribe()
+    }
+
+    fn nodes(&self) -> MutexGuard<'_, HashMap<String, PublicKey>> {
+        self.0.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn open(&self) -> MutexGuard<'_, HashMap<String, Vec<Peer>>> {

@@ -14,6 +14,12 @@ pub enum Error {
     /// Its policy cannot be used.
     #[error("the supervisor cannot start without its policy")]
     Policy(#[source] crate::policy::PolicyError),
+    /// The key that it signs with cannot be made or read.
+    #[error("the supervisor has no key to sign with")]
+    SigningKey(#[source] identity::SigningKeyError),
+    /// Its work directory cannot be made.
+    #[error("{} cannot be made", .0.display())]
+    WorkDir(PathBuf, #[source] io::Error),
     /// The bus has no room for it.
     #[error("the supervisor cannot listen on the bus")]
     Bus(#[source] mycelium::BusError),

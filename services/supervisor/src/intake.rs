@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use envelope::{Conversation, Voice};
 use futures_util::future::{BoxFuture, join_all};
 use model::supervision::{
     ContextDrop, Done, JobAccepted, JobLogs, JobQuery, JobStatus, JobStop, JobStopped, STATE_UNKNOWN, method,
@@ -13,7 +14,7 @@ use queue::{Offer, Refusal, StopOutcome, Supervisor as Queue};
 
 use crate::admission::admit;
 use crate::blobs::{Blobs, InUse, Purpose};
-use crate::coordinators::{Coordinators, name_on_bus};
+use crate::coordinators::Coordinators;
 use crate::drain::Draining;
 use crate::dropped::Dropped;
 use crate::logs::Logs;
@@ -44,43 +45,62 @@ pub struct Supervisor {
     pub presence: PresenceView,
     /// Contexts that were dropped lately.
     pub dropped: Dropped,
+    /// What it says, it says signed.
+    pub voice: Arc<Voice>,
     /// What is counted.
     pub metrics: Metrics,
+}
+
+impl Supervisor {
+    /// A conversation with a coordinator, of which nothing is known yet.
+    #[must_use]
+    pub fn conversation(&self) -> Conversation {
+        let metrics = self.metrics.clone();
+        Conversation::new(Arc::clone(&self.voice), Arc::new(move |refusal| metrics.refused(refusal.code())))
+    }
 }
 
 /// Answers one coordinator.
 pub struct Intake {
     supervisor: Supervisor,
-    coordinator: String,
-    /// Whether a coordinator has turned up as soon as it says something.
-    on_bus: bool,
+    /// What comes in was heard in it, so that it knows whose it is.
+    conversation: Arc<Conversation>,
+    /// The node that it comes from. Nobody attaches on a bus: a coordinator has arrived when it says something.
+    node: Option<PublicKey>,
 }
 
 impl Intake {
     /// Answers a coordinator that is attached; who attaches it says that it has arrived.
     #[must_use]
-    pub fn attached(supervisor: Supervisor, coordinator: String) -> Arc<Self> {
-        Arc::new(Self { supervisor, coordinator, on_bus: false })
+    pub fn attached(supervisor: Supervisor, conversation: Arc<Conversation>) -> Arc<Self> {
+        Arc::new(Self { supervisor, conversation, node: None })
     }
 
-    /// Answers a coordinator on a bus. Nobody attaches there: it has arrived when it says something.
+    /// Answers a coordinator on a bus.
     #[must_use]
-    pub fn on_bus(supervisor: Supervisor, key: PublicKey) -> Arc<Self> {
-        Arc::new(Self { supervisor, coordinator: name_on_bus(key), on_bus: true })
+    pub fn on_bus(supervisor: Supervisor, conversation: Arc<Conversation>, node: PublicKey) -> Arc<Self> {
+        Arc::new(Self { supervisor, conversation, node: Some(node) })
     }
 }
 
 impl Handler for Intake {
     fn handle(&self, from: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
-        if self.on_bus {
-            self.supervisor.coordinators.arrived(&self.coordinator, from);
-        }
-        let work = Work {
-            supervisor: self.supervisor.clone(),
-            coordinator: self.coordinator.clone(),
-            peer: from.clone(),
+        let Some(root) = self.conversation.root() else {
+            let unknown = RpcError::refused("UNKNOWN_SIGNER", true, "nobody has signed this");
+            return Box::pin(async move { requests.iter().map(|_| Err(unknown.clone())).collect() });
         };
-        Box::pin(async move { work.answer_all(requests).await })
+        let (supervisor, coordinator) = (self.supervisor.clone(), root.to_string());
+        if self.node.is_some() {
+            supervisor.coordinators.arrived(&coordinator, from);
+        }
+        let node = self.node.filter(|node| supervisor.coordinators.note_node(&coordinator, *node));
+        let work = Work { supervisor, coordinator, peer: from.clone() };
+        Box::pin(async move {
+            if let Some(node) = node {
+                work.keep_node(node).await;
+            }
+            work.answer_all(requests).await
+        })
     }
 }
 
@@ -92,6 +112,15 @@ struct Work {
 }
 
 impl Work {
+    /// Remembers where the coordinator is heard from before it is promised anything: it has to be told of what it
+    /// is promised, also after a restart.
+    async fn keep_node(&self, node: PublicKey) {
+        if let Err(error) = self.supervisor.queue.note_node(&self.coordinator, &node.to_string()).await {
+            tracing::warn!(%error, "where a coordinator is heard from cannot be kept");
+            self.supervisor.coordinators.forget_node(&self.coordinator);
+        }
+    }
+
     /// Jobs go into their queues together, in one round trip, are stopped in one, and are looked up together;
     /// what else there is follows.
     async fn answer_all(self, requests: Vec<Request>) -> Vec<Answer> {

@@ -29,6 +29,9 @@ pub struct Flags {
     /// Where scripts, files and outputs of jobs are kept
     #[arg(long, env = "MYCORA_WORK_DIR", value_name = "DIR", default_value = "/var/lib/mycora/work")]
     work_dir: PathBuf,
+    /// Ed25519 key that it signs with, made when it is not there [default: signing.key in the work directory]
+    #[arg(long, env = "MYCORA_SIGNING_KEY", value_name = "FILE")]
+    signing_key: Option<PathBuf>,
     /// Queues shared with old workers and old dispatchers: a file of TOML tables
     #[arg(long, env = "MYCORA_LEGACY", value_name = "FILE")]
     legacy: Option<PathBuf>,
@@ -92,6 +95,7 @@ impl service::App for App {
         let deps = Deps { kv: Kv::new(flags.redis_url), bus: None, metrics: &host.metrics };
         let legacy = flags.legacy.as_deref().map(Bindings::load).transpose()?.unwrap_or_default();
         let config = Config {
+            signing_key: flags.signing_key,
             legacy,
             policy: flags.policy,
             blob_bytes_max,

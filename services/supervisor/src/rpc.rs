@@ -1,20 +1,23 @@
 //! The gRPC front: envelopes in and out, and what people ask.
 
+use std::sync::Arc;
+
 use ::rpc::{Allow, Error, PolicyTable, Reason};
 use bytes::Bytes;
-use identity::ServiceName;
-use model::JobKey;
-use model::id::Uid;
+use envelope::Conversation;
+use identity::{ServiceName, VerifyingKey};
 use model::limits::TIMEOUT_SECS_MAX;
 use model::supervision::JobLogPiece;
-use mycelium::json_rpc::{PAYLOAD_TYPE, Peer};
+use model::{JobKey, Timestamp};
+use mycelium::{Peer, Receipt};
+use proto::convert::envelope as envelope_convert;
 use proto::convert::runner::instance_to_wire;
 use proto::convert::time::to_wire as time_to_wire;
 use proto::v1::supervisor_service_server::SupervisorService;
 use proto::v1::{
-    AttachRequest, AttachResponse, DrainRequest, DrainResponse, Envelope, GetSupervisorRequest,
+    AttachRequest, AttachResponse, AttachWelcome, DrainRequest, DrainResponse, GetSupervisorRequest,
     GetSupervisorResponse, ListInstancesRequest, ListInstancesResponse, ReadJobLogRequest,
-    ReadJobLogResponse, ResumeRequest, ResumeResponse, attach_request,
+    ReadJobLogResponse, ResumeRequest, ResumeResponse, attach_request, attach_response,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -63,19 +66,27 @@ impl SupervisorService for SupervisorRpc {
     ) -> Result<Response<Self::AttachStream>, Status> {
         let mut requests = request.into_inner();
         let coordinator = match requests.message().await?.and_then(|first| first.frame) {
-            Some(attach_request::Frame::Hello(hello)) => parse_name(&hello.coordinator)?,
+            Some(attach_request::Frame::Hello(hello)) => parse_root(&hello.coordinator)?,
             _ => return Err(refused("frame", "the first frame of an attachment is `hello`")),
         };
         self.supervisor.presence.known().await;
         let (outbox, payloads) = mpsc::channel(OUTBOX_LEN);
         let (outgoing, stream) = mpsc::channel(1);
-        let peer = Peer::new(outbox, Intake::attached(self.supervisor.clone(), coordinator.clone()));
+        let conversation = self.supervisor.conversation().with_root(coordinator);
+        let coordinator = coordinator.to_string();
+        let conversation = Arc::new(conversation.with_name(coordinator.clone()));
+        let intake = Intake::attached(self.supervisor.clone(), Arc::clone(&conversation));
+        let peer = Peer::new(outbox, intake);
+        let key = self.supervisor.voice.root().to_string();
+        let welcome = attach_response::Frame::Welcome(AttachWelcome { key });
+        // There is room for one, and nobody else sends.
+        outgoing.try_send(Ok(AttachResponse { frame: Some(welcome) })).ok();
         self.supervisor.coordinators.arrived(&coordinator, &peer);
         let (supervisor, stop) = (self.supervisor.clone(), self.stop.clone());
         tokio::spawn(async move {
             tokio::select! {
-                () = receive(requests, &peer) => {}
-                () = send(payloads, outgoing) => {}
+                () = receive(requests, &peer, &conversation) => {}
+                () = send(payloads, outgoing, &conversation) => {}
                 () = stop.cancelled() => {}
             }
             supervisor.coordinators.left(&coordinator, &peer);
@@ -188,10 +199,8 @@ fn store_trouble(error: kv::Error) -> Status {
     Error::unavailable(Reason::StoreUnavailable, message).because(error).into()
 }
 
-/// A coordinator's name is 32 hex digits, so that it cannot pose as one on the bus.
-fn parse_name(text: &str) -> Result<String, Status> {
-    let name: Uid = text.parse().map_err(|error| refused("hello.coordinator", error))?;
-    Ok(name.to_string())
+fn parse_root(text: &str) -> Result<VerifyingKey, Status> {
+    text.parse().map_err(|error| refused("hello.coordinator", error))
 }
 
 fn refused(field: &str, why: impl std::fmt::Display) -> Status {
@@ -200,11 +209,14 @@ fn refused(field: &str, why: impl std::fmt::Display) -> Status {
     Error::invalid(violations).into()
 }
 
-async fn receive(mut requests: Streaming<AttachRequest>, peer: &Peer) {
+async fn receive(mut requests: Streaming<AttachRequest>, peer: &Peer, conversation: &Conversation) {
     loop {
         match requests.message().await {
             Ok(Some(AttachRequest { frame: Some(attach_request::Frame::Envelope(envelope)) })) => {
-                peer.receive(&envelope.payload);
+                peer.receive_opened(
+                    conversation.open(envelope_convert::from_wire(envelope), Timestamp::now()),
+                    Receipt::default(),
+                );
             }
             Ok(Some(_)) => tracing::debug!("a frame of an attachment that says nothing was ignored"),
             Ok(None) => return,
@@ -216,10 +228,21 @@ async fn receive(mut requests: Streaming<AttachRequest>, peer: &Peer) {
     }
 }
 
-async fn send(mut payloads: mpsc::Receiver<Bytes>, outgoing: mpsc::Sender<Result<AttachResponse, Status>>) {
+async fn send(
+    mut payloads: mpsc::Receiver<Bytes>,
+    outgoing: mpsc::Sender<Result<AttachResponse, Status>>,
+    conversation: &Conversation,
+) {
     while let Some(payload) = payloads.recv().await {
-        let envelope = Envelope { payload_type: PAYLOAD_TYPE.to_owned(), payload, signatures: Vec::new() };
-        if outgoing.send(Ok(AttachResponse { envelope: Some(envelope) })).await.is_err() {
+        let said = match conversation.say(&payload, Timestamp::now()) {
+            Ok(said) => said,
+            Err(error) => {
+                tracing::error!(%error, "a payload cannot be signed");
+                continue;
+            }
+        };
+        let frame = attach_response::Frame::Envelope(envelope_convert::to_wire(said));
+        if outgoing.send(Ok(AttachResponse { frame: Some(frame) })).await.is_err() {
             return;
         }
     }

@@ -13,6 +13,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::bus::Receipt;
+use crate::guard::Refused;
 
 use super::parse::{Id, Invalid, Message, Payload, Response, parse};
 use super::{Answer, Call, INVALID_REQUEST, PAYLOAD_BYTES_MAX, Request, RpcError, write};
@@ -135,7 +136,10 @@ impl Peer {
 
     fn over(outbox: Outbox, handler: Arc<dyn Handler>) -> Self {
         let handlers = Arc::new(Semaphore::new(HANDLERS_MAX));
-        Self(Arc::new(Shared { outbox, handler, handlers, waiting: Mutex::default() }))
+        // What another life of this side had asked must not be taken for the answer to something else.
+        let next_id = u64::from(rand::random::<u32>()) << 20;
+        let waiting = Mutex::new(Waiting { next_id, ..Waiting::default() });
+        Self(Arc::new(Shared { outbox, handler, handlers, waiting }))
     }
 
     /// Whether both are the same conversation.
@@ -264,6 +268,33 @@ impl Peer {
             peer.reply(refused, batch).await;
             drop(permit);
         });
+    }
+
+    /// The same for a payload that somebody guarded: what was refused is answered where its sender may be told.
+    pub fn receive_opened(&self, opened: Result<Bytes, Refused>, receipt: Receipt) {
+        match opened {
+            Ok(payload) => self.receive_with(&payload, receipt),
+            Err(Refused { error, body }) => {
+                tracing::warn!(reason = error.reason(), "something was not heard: {}", error.message);
+                if let Some(body) = body {
+                    self.refuse(&body, &error);
+                }
+            }
+        }
+    }
+
+    /// Answers every request in a payload that came in and is not taken with this error. Answers in it change nothing.
+    fn refuse(&self, payload: &[u8], error: &RpcError) {
+        let (members, batch) = match parse(payload) {
+            Ok(Payload::Single(member)) => (vec![member], false),
+            Ok(Payload::Batch(members)) => (members, true),
+            Err(_) => return,
+        };
+        let requests = members.into_iter().filter_map(|member| match member {
+            Ok(Message::Request(request)) => request.id,
+            Ok(Message::Response(_)) | Err(_) => None,
+        });
+        self.reply_now(requests.map(|id| (Some(id), Err(error.clone()))).collect(), batch);
     }
 
     /// Ends the conversation: whoever waits for an answer learns that there will be none.

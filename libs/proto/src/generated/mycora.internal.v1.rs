@@ -94,16 +94,6 @@ pub struct WriteBlobRequest {
 /// Says that the piece is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WriteBlobResponse {}
-/// Asks for the coordinator's name.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct GetCoordinatorRequest {}
-/// Gives the coordinator's name.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct GetCoordinatorResponse {
-    /// 32 hex digits.
-    #[prost(string, tag = "1")]
-    pub coordinator: ::prost::alloc::string::String,
-}
 /// Generated client implementations.
 pub mod blob_store_service_client {
     #![allow(
@@ -243,36 +233,6 @@ pub mod blob_store_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Gives the coordinator's name, made at the first call and never changed.
-        pub async fn get_coordinator(
-            &mut self,
-            request: impl tonic::IntoRequest<super::GetCoordinatorRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::GetCoordinatorResponse>,
-            tonic::Status,
-        > {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static(
-                "/mycora.internal.v1.BlobStoreService/GetCoordinator",
-            );
-            let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(
-                    GrpcMethod::new(
-                        "mycora.internal.v1.BlobStoreService",
-                        "GetCoordinator",
-                    ),
-                );
-            self.inner.unary(req, path, codec).await
-        }
     }
 }
 /// Generated server implementations.
@@ -306,14 +266,6 @@ pub mod blob_store_service_server {
             request: tonic::Request<super::WriteBlobRequest>,
         ) -> std::result::Result<
             tonic::Response<super::WriteBlobResponse>,
-            tonic::Status,
-        >;
-        /// Gives the coordinator's name, made at the first call and never changed.
-        async fn get_coordinator(
-            &self,
-            request: tonic::Request<super::GetCoordinatorRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::GetCoordinatorResponse>,
             tonic::Status,
         >;
     }
@@ -469,52 +421,6 @@ pub mod blob_store_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = WriteBlobSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
-                            .apply_compression_config(
-                                accept_compression_encodings,
-                                send_compression_encodings,
-                            )
-                            .apply_max_message_size_config(
-                                max_decoding_message_size,
-                                max_encoding_message_size,
-                            );
-                        let res = grpc.unary(method, req).await;
-                        Ok(res)
-                    };
-                    Box::pin(fut)
-                }
-                "/mycora.internal.v1.BlobStoreService/GetCoordinator" => {
-                    #[allow(non_camel_case_types)]
-                    struct GetCoordinatorSvc<T: BlobStoreService>(pub Arc<T>);
-                    impl<
-                        T: BlobStoreService,
-                    > tonic::server::UnaryService<super::GetCoordinatorRequest>
-                    for GetCoordinatorSvc<T> {
-                        type Response = super::GetCoordinatorResponse;
-                        type Future = BoxFuture<
-                            tonic::Response<Self::Response>,
-                            tonic::Status,
-                        >;
-                        fn call(
-                            &mut self,
-                            request: tonic::Request<super::GetCoordinatorRequest>,
-                        ) -> Self::Future {
-                            let inner = Arc::clone(&self.0);
-                            let fut = async move {
-                                <T as BlobStoreService>::get_coordinator(&inner, request)
-                                    .await
-                            };
-                            Box::pin(fut)
-                        }
-                    }
-                    let accept_compression_encodings = self.accept_compression_encodings;
-                    let send_compression_encodings = self.send_compression_encodings;
-                    let max_decoding_message_size = self.max_decoding_message_size;
-                    let max_encoding_message_size = self.max_encoding_message_size;
-                    let inner = self.inner.clone();
-                    let fut = async move {
-                        let method = GetCoordinatorSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

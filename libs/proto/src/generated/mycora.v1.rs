@@ -5607,7 +5607,7 @@ pub mod job_service_server {
 /// A signature over an envelope, as DSSE has it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Signature {
-    /// A hint which key signed. Not authenticated.
+    /// The Ed25519 public key that signed: 64 lower-case hex digits.
     #[prost(string, tag = "1")]
     pub keyid: ::prost::alloc::string::String,
     /// The signature over type and payload.
@@ -5620,17 +5620,19 @@ pub struct Envelope {
     /// `application/vnd.mycora.rpc+json`.
     #[prost(string, tag = "1")]
     pub payload_type: ::prost::alloc::string::String,
-    /// The exact bytes of a JSON-RPC 2.0 request, response or batch.
+    /// A statement: for whom it is, which one, until when it holds, and in `body` a JSON-RPC 2.0 request,
+    /// response or batch.
     #[prost(bytes = "bytes", tag = "2")]
     pub payload: ::prost::bytes::Bytes,
-    /// Signatures over them. Empty where the transport authenticates the peer.
+    /// One signature over type and payload.
     #[prost(message, repeated, tag = "3")]
     pub signatures: ::prost::alloc::vec::Vec<Signature>,
 }
 /// Introduces a coordinator.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AttachHello {
-    /// The coordinator: 32 hex digits, made once and never changed.
+    /// The coordinator's root key: 64 lower-case hex digits. What it says has to be signed by a key that this
+    /// root vouches for.
     #[prost(string, tag = "1")]
     pub coordinator: ::prost::alloc::string::String,
 }
@@ -5654,12 +5656,32 @@ pub mod attach_request {
         Envelope(super::Envelope),
     }
 }
+/// Introduces a supervisor.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AttachWelcome {
+    /// The key that it signs with and is spoken to by: 64 lower-case hex digits.
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+}
 /// From the supervisor.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct AttachResponse {
-    /// Requests of its own, and answers.
-    #[prost(message, optional, tag = "1")]
-    pub envelope: ::core::option::Option<Envelope>,
+    /// What this is.
+    #[prost(oneof = "attach_response::Frame", tags = "1, 2")]
+    pub frame: ::core::option::Option<attach_response::Frame>,
+}
+/// Nested message and enum types in `AttachResponse`.
+pub mod attach_response {
+    /// What this is.
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Frame {
+        /// Requests of its own, and answers.
+        #[prost(message, tag = "1")]
+        Envelope(super::Envelope),
+        /// Comes first, once.
+        #[prost(message, tag = "2")]
+        Welcome(super::AttachWelcome),
+    }
 }
 /// Asks for the supervisor's description.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

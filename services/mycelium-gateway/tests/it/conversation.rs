@@ -9,7 +9,7 @@ use proto::v1::gateway_service_client::GatewayServiceClient;
 use queue::{Ending, LogChunk};
 use testkit::{PATIENCE, wait_until};
 
-use crate::suite::{COORDINATOR, Front, Said, Suite, execution, key};
+use crate::suite::{Front, Said, Suite, execution, key};
 
 pub(crate) fn started(kind: &ReportKind) -> Option<()> {
     matches!(kind, ReportKind::Started { .. }).then_some(())
@@ -215,7 +215,7 @@ async fn the_gateway_tells_how_its_conversations_stand() {
     assert_eq!(refused.code(), tonic::Code::PermissionDenied);
     let answer = ask(Identity::Admin).await;
     let gateway = answer.expect("allowed").into_inner();
-    assert_eq!((gateway.coordinator.as_str(), gateway.bus.as_str()), (COORDINATOR, "memory"));
+    assert_eq!((gateway.coordinator.as_str(), gateway.bus.as_str()), (suite.coordinator.as_str(), "memory"));
     let peer = &gateway.peers[0];
     assert_eq!(
         (peer.address.as_str(), peer.connected, peer.last_error.as_str()),

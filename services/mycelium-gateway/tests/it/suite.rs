@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::future::pending;
 use std::sync::{Arc, Mutex};
 
-use identity::{Identity, ServiceName};
+use envelope::Sealer;
+use identity::{Identity, ServiceName, SigningKey};
 use keys::InstanceRef;
 use kv::Kv;
 use model::id::Uid;
@@ -33,7 +34,6 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 const GATEWAY: &[Allow] = &[Allow::Service(ServiceName::MyceliumGateway)];
-pub(crate) const COORDINATOR: &str = "0123456789abcdef0123456789abcdef";
 
 /// How the gateway and the supervisor speak.
 #[derive(Debug, Clone, Copy)]
@@ -49,6 +49,8 @@ pub(crate) struct Suite {
     pub(crate) storage: FakeStorage,
     pub(crate) registry: FakeRegistry,
     pub(crate) address: String,
+    /// The coordinator's root key.
+    pub(crate) coordinator: String,
     gateway: LocalServer,
     shutdown: CancellationToken,
     _servers: [LocalServer; 3],
@@ -94,6 +96,8 @@ impl Suite {
             )
         };
 
+        let root = SigningKey::generate();
+        let coordinator = root.verifying_key().to_string();
         let us = Identity::Service(ServiceName::MyceliumGateway);
         let to_supervisor = supervisor.handle();
         let dial: Dial = Arc::new(move |_, _| Ok(Channel::local(to_supervisor.clone(), us)));
@@ -102,6 +106,7 @@ impl Suite {
             registry: Channel::local(registry_server.handle(), us),
             bus: Some(Arc::new(network.node(PublicKey::random()))),
             dial,
+            sealer: Sealer::of_root(root),
             metrics: &prometheus::Registry::new(),
         };
         let app = Config::default().build(deps).expect("built");
@@ -109,8 +114,18 @@ impl Suite {
         let gateway = publish("mycelium-gateway", app.mount_internal(app.mount_public(mount)));
         tokio::spawn(app.run(shutdown.clone()));
         let servers = [supervisor, storage_server, registry_server];
-        let suite =
-            Self { redis, kv, work_dir, storage, registry, address, gateway, shutdown, _servers: servers };
+        let suite = Self {
+            redis,
+            kv,
+            work_dir,
+            storage,
+            registry,
+            address,
+            coordinator,
+            gateway,
+            shutdown,
+            _servers: servers,
+        };
         suite.registry.heard_an_instance().await;
         (suite, worker)
     }
@@ -393,13 +408,6 @@ impl BlobStoreService for FakeStorage {
         bytes.truncate(usize::try_from(request.offset).expect("small"));
         bytes.extend_from_slice(&request.data);
         Ok(Response::new(wire::WriteBlobResponse {}))
-    }
-
-    async fn get_coordinator(
-        &self,
-        _: Request<wire::GetCoordinatorRequest>,
-    ) -> Result<Response<wire::GetCoordinatorResponse>, Status> {
-        Ok(Response::new(wire::GetCoordinatorResponse { coordinator: COORDINATOR.into() }))
     }
 }
 

@@ -27,7 +27,9 @@ pub enum FlowCommand {
     #[command(after_help = "Example:\n  mycora --output yaml flow get 3")]
     Get(FlowArg),
     /// List the jobs of a flow
-    #[command(after_help = "Example:\n  mycora flow nodes 3 --state failed --state cancelled\n  mycora flow nodes 3 --keys")]
+    #[command(
+        after_help = "Example:\n  mycora flow nodes 3 --state failed --state cancelled\n  mycora flow nodes 3 --keys"
+    )]
     Nodes(nodes::NodesArgs),
     /// Watch a flow until it has ended; Ctrl-C leaves it running
     #[command(after_help = "Example:\n  mycora flow watch 3")]

@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand};
+use envelope::SigningFiles;
 use identity::pki::CA_CERTIFICATE_FILE;
-use identity::{CertificateSummary, Identity, IssueOptions, Pki, TrustDomain};
+use identity::{CertificateSummary, Identity, IssueOptions, Pki, ServiceName, TrustDomain};
+use model::Timestamp;
 use serde::Serialize;
 
 use crate::failure::{Failure, with_causes};
@@ -20,7 +22,7 @@ pub enum PkiCommand {
     /// Make a certificate authority, and the certificate of the bootstrap identity
     #[command(after_help = "Example:\n  mycora pki init --dir pki")]
     Init(InitArgs),
-    /// Issue a certificate and its key
+    /// Issue a certificate and its key; for a gateway also what it signs with
     #[command(
         after_help = "Examples:\n  mycora pki issue actor/2\n  mycora pki issue service/storage --name storage.example --days 30"
     )]
@@ -91,6 +93,12 @@ struct IssuedDocument {
     ca: PathBuf,
     certificate: PathBuf,
     key: PathBuf,
+    /// What it signs messages with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signing_key: Option<PathBuf>,
+    /// The coordinator's certificate for that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signing_certificate: Option<PathBuf>,
 }
 
 /// A certificate as `--output json` shows it.
@@ -125,39 +133,56 @@ fn init(args: &InitArgs, format: Format) -> Result<(), Failure> {
     let now = SystemTime::now();
     let pki = Pki::init(&args.dir.path()?, &args.trust_domain, now).map_err(|e| failed(&e))?;
     let files = pki.issue(Identity::Admin, &IssueOptions::from(now)).map_err(|e| failed(&e))?;
-    print_issued(Identity::Admin, &files, format)
+    print_issued(Identity::Admin, &files, None, format)
 }
 
 fn issue(args: &IssueArgs, format: Format) -> Result<(), Failure> {
-    let pki = Pki::open(&args.dir.path()?).map_err(|e| failed(&e))?;
-    let options = IssueOptions {
-        names: args.names.clone(),
-        validity: DAY * u32::from(args.days),
-        ..IssueOptions::from(SystemTime::now())
-    };
+    let dir = args.dir.path()?;
+    let pki = Pki::open(&dir).map_err(|e| failed(&e))?;
+    let now = SystemTime::now();
+    let validity = DAY * u32::from(args.days);
+    let options = IssueOptions { names: args.names.clone(), validity, ..IssueOptions::from(now) };
     let files = pki.issue(args.identity, &options).map_err(|e| failed(&e))?;
-    print_issued(args.identity, &files, format)
+    let signing = match args.identity {
+        Identity::Service(ServiceName::MyceliumGateway) => {
+            let since = Timestamp::from(now);
+            let name = ServiceName::MyceliumGateway.as_str();
+            Some(SigningFiles::issue(&dir, name, since, since + validity).map_err(|e| failed(&e))?)
+        }
+        _ => None,
+    };
+    print_issued(args.identity, &files, signing, format)
 }
 
-fn print_issued(identity: Identity, files: &identity::IssuedFiles, format: Format) -> Result<(), Failure> {
+fn print_issued(
+    identity: Identity,
+    files: &identity::IssuedFiles,
+    signing: Option<SigningFiles>,
+    format: Format,
+) -> Result<(), Failure> {
+    let (signing_key, signing_certificate) =
+        signing.map(|SigningFiles { key, certificate }| (key, certificate)).unzip();
     let document = IssuedDocument {
         identity: identity.to_string(),
         ca: files.ca.clone(),
         certificate: files.certificate.clone(),
         key: files.key.clone(),
+        signing_key,
+        signing_certificate,
     };
-    output::answer(
-        format,
-        || &document,
-        || {
-            table::pairs(&[
-                ("identity", document.identity.clone()),
-                ("authority", document.ca.display().to_string()),
-                ("certificate", document.certificate.display().to_string()),
-                ("key", document.key.display().to_string()),
-            ])
-        },
-    )
+    let text = || {
+        let shown = |path: &Path| path.display().to_string();
+        let mut pairs = vec![
+            ("identity", document.identity.clone()),
+            ("authority", shown(&document.ca)),
+            ("certificate", shown(&document.certificate)),
+            ("key", shown(&document.key)),
+        ];
+        pairs.extend(document.signing_key.iter().map(|key| ("signs with", shown(key))));
+        pairs.extend(document.signing_certificate.iter().map(|path| ("vouched for by", shown(path))));
+        table::pairs(&pairs)
+    };
+    output::answer(format, || &document, text)
 }
 
 fn show(args: &ShowArgs, format: Format) -> Result<(), Failure> {

@@ -347,7 +347,8 @@ mod tests {
         );
         assert_eq!(explanation(&answer(waits.clone())), "\n");
         let listed = keys(&[sent, waits]);
-        let rows: Vec<Vec<_>> = listed.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+        let rows: Vec<Vec<_>> =
+            listed.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(rows[0], ["a", "running", "2", "4", "node7", "01-02-3-2"]);
         assert_eq!(rows[1][2..], ["1", "-", "-", "-"]);
     }

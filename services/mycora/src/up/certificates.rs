@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use envelope::{Sealer, SigningFiles};
+use identity::pki::LEAF_VALIDITY;
 use identity::{CertificateSummary, Identity, IssueOptions, IssuedFiles, Pki, ServiceName, TrustDomain};
 use model::Timestamp;
 use rpc::TlsFiles;
@@ -12,6 +14,8 @@ use super::directory::DataDir;
 use crate::bootstrap::{ACTOR, CONTEXT};
 use crate::profile::Profile;
 
+/// Whose key signs what is said to supervisors.
+const SIGNING_NAME: &str = "mycelium-gateway";
 /// A certificate is issued anew when it has less than this left.
 const RENEW_BEFORE: Duration = Duration::from_secs(30 * 24 * 3600);
 
@@ -21,6 +25,7 @@ pub(super) struct Certificates {
     server: IssuedFiles,
     gateway: IssuedFiles,
     actor: IssuedFiles,
+    signing: SigningFiles,
 }
 
 /// Opens the authority, or makes one, and issues what is missing or about to expire.
@@ -35,7 +40,11 @@ pub(super) fn prepare(dir: &DataDir, pki_dir: Option<&Path>) -> Result<Certifica
         Pki::init(path, &TrustDomain::default(), now)?
     };
     let issue = |identity| issue(&pki, identity, now);
+    let since = Timestamp::from(now);
+    let own = dir.private("pki")?;
+    let signing = SigningFiles::issue(&own, SIGNING_NAME, since, since + LEAF_VALIDITY);
     Ok(Certificates {
+        signing: signing.map_err(UpError::Signing)?,
         server: issue(Identity::Service(ServiceName::Mycora))?,
         gateway: issue(Identity::Service(ServiceName::MyceliumGateway))?,
         actor: issue(Identity::Actor(ACTOR))?,
@@ -57,6 +66,14 @@ impl Certificates {
     #[must_use]
     pub(super) fn server(&self) -> TlsFiles {
         tls_files(&self.server)
+    }
+
+    /// What is said to supervisors is signed with it.
+    ///
+    /// # Errors
+    /// When the files cannot be read.
+    pub(super) fn sealer(&self) -> Result<Sealer, UpError> {
+        self.signing.sealer().map_err(UpError::Signing)
     }
 
     /// What supervisors elsewhere see.

@@ -107,6 +107,9 @@ pub enum UpError {
     /// The first actor, context or runner cannot be made.
     #[error("the first actor, context or runner is missing")]
     Bootstrap(#[from] crate::bootstrap::BootstrapError),
+    /// What is said to supervisors cannot be signed.
+    #[error("the keys that sign what is said to supervisors cannot be used")]
+    Signing(#[source] envelope::FilesError),
     /// The profile cannot be written.
     #[error("the client profile cannot be written")]
     Profile(#[source] crate::profile::ProfileError),

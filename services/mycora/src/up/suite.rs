@@ -309,6 +309,7 @@ impl Suite {
             registry: channel(&places.registry, ServiceName::MyceliumGateway),
             bus: Some(bus),
             dial: dial(parts.certificates.gateway()),
+            sealer: parts.certificates.sealer()?,
             metrics,
         };
         let app = mycelium_gateway::Config::default().build(deps).map_err(build_error("mycelium-gateway"))?;

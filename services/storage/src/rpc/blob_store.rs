@@ -3,10 +3,7 @@
 use ::rpc::{ErrorKind, Reason};
 use model::{BlobHash, ContextId, ContextUid, Timestamp};
 use proto::internal::v1::blob_store_service_server::BlobStoreService;
-use proto::internal::v1::{
-    GetCoordinatorRequest, GetCoordinatorResponse, ReadBlobRequest, ReadBlobResponse, WriteBlobRequest,
-    WriteBlobResponse,
-};
+use proto::internal::v1::{ReadBlobRequest, ReadBlobResponse, WriteBlobRequest, WriteBlobResponse};
 use tonic::{Request, Response, Status};
 
 use super::Rpc;
@@ -44,13 +41,5 @@ impl BlobStoreService for Rpc {
         let piece = Piece { hash, size, offset, data };
         self.hub.store().write_piece(ContextId(context_id), uid, piece, Timestamp::now()).await?;
         Ok(Response::new(WriteBlobResponse {}))
-    }
-
-    async fn get_coordinator(
-        &self,
-        _: Request<GetCoordinatorRequest>,
-    ) -> Result<Response<GetCoordinatorResponse>, Status> {
-        let coordinator = self.hub.store().coordinator().to_owned();
-        Ok(Response::new(GetCoordinatorResponse { coordinator }))
     }
 }

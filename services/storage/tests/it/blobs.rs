@@ -124,9 +124,9 @@ async fn get_size(stage: &Stage, hash: BlobHash) -> Option<u64> {
 #[tokio::test]
 async fn the_coordinator_keeps_its_name() {
     let mut stage = Stage::new(Layout::Database).await;
-    let ask = || wire::GetCoordinatorRequest {};
-    let first = stage.blobs().get_coordinator(ask()).await.unwrap().into_inner().coordinator;
+    let first = stage.ask(Cmd::new("HGET").arg("coordinator").arg("id")).await.text().unwrap();
     assert_eq!(first.len(), 32);
     stage.start().await;
-    assert_eq!(stage.blobs().get_coordinator(ask()).await.unwrap().into_inner().coordinator, first);
+    let again = stage.ask(Cmd::new("HGET").arg("coordinator").arg("id")).await.text().unwrap();
+    assert_eq!(again, first);
 }

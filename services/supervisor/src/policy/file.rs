@@ -17,12 +17,11 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
+use identity::VerifyingKey;
 use model::{ContextUid, Isolation, ScriptType, Violations};
-use mycelium::PublicKey;
 use toml::{Table, Value};
 
 use super::{Rule, Rules};
-use crate::coordinators::ON_BUS;
 
 const MIB: u64 = 1024 * 1024;
 /// From what a Python script needs at least, to 16 TiB.
@@ -203,15 +202,10 @@ fn host(text: &str) -> Result<&str, String> {
     Ok(text)
 }
 
-/// As a coordinator names itself when it attaches, or `mycelium:` and its key on the bus.
+/// A coordinator is its root key.
 fn coordinator(text: &str) -> Result<String, String> {
-    let known = match text.strip_prefix(ON_BUS) {
-        Some(key) => key.parse::<PublicKey>().is_ok_and(|known| known.to_string() == key),
-        None => text.parse::<model::id::Uid>().is_ok_and(|known| known.to_string() == text),
-    };
-    if known {
-        Ok(text.to_owned())
-    } else {
-        Err(format!("a coordinator is 32 hex digits, or {ON_BUS} and 64"))
+    match text.parse::<VerifyingKey>() {
+        Ok(_) => Ok(text.to_owned()),
+        Err(error) => Err(format!("a coordinator is its root key: {error}")),
     }
 }

@@ -2,7 +2,7 @@ use super::*;
 use model::id::Uid;
 use model::{ActorId, Attempt, ContextId, FlowId, FlowUid, Isolation, JobId, JobKey, ScriptSource};
 
-const COORDINATOR: &str = "0123456789abcdef0123456789abcdef";
+const COORDINATOR: &str = "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c";
 
 fn rules(text: &str) -> Rules {
     Rules::parse(text).unwrap_or_else(|wrong| panic!("{wrong}"))
@@ -67,7 +67,7 @@ fn a_context_has_what_it_says_and_else_the_default() {
         hosts,
     };
     assert_eq!(grants, expected);
-    let denied = rules.grant(&job, "mycelium:other").expect_err("another coordinator");
+    let denied = rules.grant(&job, "somebody else").expect_err("another coordinator");
     assert!(matches!(denied, Denial::Coordinator { .. }) && denied.code() == "POLICY_REFUSED");
     job.script_type = ScriptType::Python;
     let denied = rules.grant(&job, COORDINATOR).expect_err("another type");

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
 
+use envelope::{Sealer, Voice};
 use futures_util::future::BoxFuture;
+use identity::SigningKey;
 use kv::Kv;
 use model::id::Uid;
 use model::supervision::{Done, InfoRequest, JobEvent, SUPERVISOR_TOPIC, method};
@@ -12,11 +14,13 @@ use model::{
     ScriptType,
 };
 use mycelium::json_rpc::answer;
-use mycelium::{Answer, Bus, BusPeers, Destination, Handler, MemoryNetwork, Peer, PublicKey, Request};
+use mycelium::{Answer, Bus, BusPeers, Destination, Handler, MemoryNetwork, Peer, PublicKey, Request, Side};
 use queue::Offer;
 use testkit::{PATIENCE, RedisServer, wait_until};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+
+use crate::setup::signed;
 
 /// More than a supervisor keeps in memory for one coordinator, with what is under way to it.
 const BACKLOG: u32 = 18_000;
@@ -95,7 +99,9 @@ async fn a_coordinator_that_is_away_holds_up_nobody_else() {
     let (supervisor_key, coordinator_key) = (PublicKey::random(), PublicKey::random());
     let queue = queue::Supervisor::new(kv.clone(), database);
     backlog(&queue, &Uid::random().to_string(), 1).await;
-    backlog(&queue, &supervisor::coordinators::name_on_bus(coordinator_key), 2).await;
+    let sealer = Sealer::of_root(SigningKey::generate());
+    let root = sealer.root().to_string();
+    backlog(&queue, &root, 2).await;
 
     let bus: Arc<dyn Bus> = Arc::new(network.node(supervisor_key));
     let metrics = prometheus::Registry::new();
@@ -107,7 +113,9 @@ async fn a_coordinator_that_is_away_holds_up_nobody_else() {
     let (open, gate) = watch::channel(false);
     let coordinator = Coordinator { told: Arc::default(), gate };
     let accepting = coordinator.clone();
-    let accept: mycelium::Accept = Arc::new(move |_| Arc::new(accepting.clone()));
+    let voice = Voice::new(sealer, vec![root]);
+    let accept: mycelium::Accept =
+        Arc::new(move |node| Side { handler: Arc::new(accepting.clone()), guard: signed(&voice, node) });
     let peers = BusPeers::new(Arc::new(network.node(coordinator_key)), accept);
     let inbox = peers.bus().listen(model::supervision::COORDINATOR_TOPIC).expect("free");
     let listening = peers.clone();

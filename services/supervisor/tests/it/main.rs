@@ -7,4 +7,5 @@ mod legacy;
 mod read_back;
 mod refusals;
 mod setup;
+mod signatures;
 mod vanished;

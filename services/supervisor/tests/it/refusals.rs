@@ -30,11 +30,11 @@ fn with_policy(text: &str) -> impl FnOnce(&Path, &mut supervisor::Config) {
 async fn the_policy_decides_by_context_coordinator_and_type() {
     let text = format!(
         "[default]\nscript_types = [\"shell\"]\nnetwork = false\nprocesses = 7\n\
-         [contexts.{}]\nallow = false\n[contexts.{}]\ncoordinators = [\"mycelium:{}\"]\n\
+         [contexts.{}]\nallow = false\n[contexts.{}]\ncoordinators = [\"{}\"]\n\
          [contexts.{}]\nnetwork = true\n",
         uid(2),
         uid(3),
-        "0".repeat(64),
+        identity::SigningKey::generate().verifying_key(),
         uid(4)
     );
     let machine = Machine::start(with_policy(&text)).await;

@@ -5,15 +5,16 @@ use std::future::pending;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use envelope::{Conversation, OnRefusal, Sealer, Voice};
 use futures_util::future::BoxFuture;
-use identity::Identity;
+use identity::{Identity, SigningKey};
 use kv::Kv;
 use model::execution::{AttemptEnd, Outcome};
 use model::supervision::{Done, InfoRequest, JobEvent, JobEventKind, JobQuery, SUPERVISOR_TOPIC, method};
 use model::{Execution, Isolation, JobKey, Presence, ScriptType, Timestamp};
 use mycelium::json_rpc::answer;
 use mycelium::{
-    Answer, Bus, BusPeers, CallError, Destination, Handler, MemoryNetwork, Peer, PublicKey, Request,
+    Answer, Bus, BusPeers, CallError, Destination, Handler, MemoryNetwork, Peer, PublicKey, Request, Side,
 };
 use proto::v1::supervisor_service_client::SupervisorServiceClient;
 use queue::{About, Control, Ending, Instance, InstanceRef, Intake, Taken};
@@ -31,8 +32,11 @@ pub(crate) struct Machine {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) queue: queue::Supervisor,
     pub(crate) config: supervisor::Config,
-    network: MemoryNetwork,
-    key: PublicKey,
+    pub(crate) network: MemoryNetwork,
+    /// The supervisor's node.
+    pub(crate) key: PublicKey,
+    /// What the supervisor counts since it was started last.
+    pub(crate) metrics: prometheus::Registry,
     running: Option<Running>,
 }
 
@@ -60,15 +64,25 @@ impl Machine {
         let kv = Kv::new(redis.url().parse().expect("the url of a test server"));
         let queue = queue::Supervisor::new(kv.clone(), kv.endpoint().database());
         let (network, key) = (MemoryNetwork::default(), PublicKey::random());
-        let mut machine = Self { redis, kv, dir, queue, config, network, key, running: None };
+        let mut machine = Self {
+            redis,
+            kv,
+            dir,
+            queue,
+            config,
+            network,
+            key,
+            metrics: prometheus::Registry::new(),
+            running: None,
+        };
         machine.start_supervisor().await;
         machine
     }
 
     pub(crate) async fn start_supervisor(&mut self) {
         let bus: Arc<dyn Bus> = Arc::new(self.network.node(self.key));
-        let metrics = prometheus::Registry::new();
-        let deps = supervisor::Deps { kv: self.kv.clone(), bus: Some(bus), metrics: &metrics };
+        self.metrics = prometheus::Registry::new();
+        let deps = supervisor::Deps { kv: self.kv.clone(), bus: Some(bus), metrics: &self.metrics };
         let app = self.config.clone().build(deps).expect("built");
         let policy = MethodPolicy::new(&[supervisor::rpc::PUBLIC_POLICY]).expect("well-formed");
         let server = LocalServer::new("supervisor");
@@ -100,14 +114,17 @@ impl Machine {
         let key = PublicKey::random();
         let told = Told::default();
         let accepting = told.clone();
-        let accept: mycelium::Accept = Arc::new(move |_| Arc::new(accepting.clone()));
+        let sealer = Sealer::of_root(SigningKey::generate());
+        let name = sealer.root().to_string();
+        let voice = Voice::new(sealer, vec![name.clone(), key.to_string()]);
+        let accept: mycelium::Accept =
+            Arc::new(move |node| Side { handler: Arc::new(accepting.clone()), guard: signed(&voice, node) });
         let peers = BusPeers::new(Arc::new(self.network.node(key)), accept);
         let inbox = peers.bus().listen(model::supervision::COORDINATOR_TOPIC).expect("free");
         let listening = peers.clone();
         tokio::spawn(async move { listening.run(inbox, SUPERVISOR_TOPIC).await });
         let peer = peers.peer(Destination::Key(self.key), SUPERVISOR_TOPIC).await.expect("known");
-        let coordinator =
-            Coordinator { name: supervisor::coordinators::name_on_bus(key), peer, told, _peers: peers };
+        let coordinator = Coordinator { name, peer, told, _peers: peers };
         coordinator.presence().await;
         coordinator
     }
@@ -124,6 +141,12 @@ impl Machine {
             queue::join(&self.kv, database, who, about, |_| true).await.expect("a free place");
         Worker { instance, intake, control }
     }
+}
+
+/// What a coordinator says to the supervisor of a node.
+pub(crate) fn signed(voice: &Arc<Voice>, node: PublicKey) -> Arc<Conversation> {
+    let heeded: OnRefusal = Arc::new(|refusal| panic!("a supervisor is not heard: {refusal}"));
+    Arc::new(Conversation::new(Arc::clone(voice), heeded).with_name(node.to_string()))
 }
 
 pub(crate) fn about() -> About {
