@@ -19,6 +19,6 @@ for name in router mycelium-gateway scheduler runner; do
     if [ -f "$record" ]; then stop "$(basename "$record" .pid)"; fi
   done
 done
-for name in supervisor runner-registry storage redis; do
+for name in supervisor runner-registry storage redis mycelium; do
   stop "$name"
 done

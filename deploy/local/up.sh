@@ -9,6 +9,7 @@
 # MYCORA_RUNNERS    how many runners there are; default 1. The others are runner-2 on + 17, runner-3 on + 27 … and instance 2, 3 …
 # MYCORA_GROUP_OF_runner_2 (and so on): the group of that runner; default "default"
 # MYCORA_SLOTS, MYCORA_TYPES, MYCORA_ISOLATION, MYCORA_ALLOW_READ, MYCORA_ALLOW_WRITE, MYCORA_POLICY: as the services take them
+# MYCORA_MYCELIUM_IP, MYCORA_MYCELIUM_PORT: the Mycelium daemon that gateway and supervisor speak through; default none
 # MYCORA_DURABILITY what an answered change survives: fast (default) or synced
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -121,6 +122,7 @@ actor = 1
 scheduler = "$(url 2)"
 storage = "$(url 1)"
 runner-registry = "$(url 4)"
+supervisor = "$(url 6)"
 END
 }
 

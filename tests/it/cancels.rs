@@ -51,9 +51,8 @@ fn cancelled_while_ready_dispatched_and_running() {
 #[test]
 fn many_that_are_queued_are_stopped_before_the_flow_has_ended() {
     let scene = Scene::new(&["--slots", "1"]);
-    let jobs: String = (0..3000)
-        .map(|i| format!("  n{i}: {{ script_type: shell, script: \":\" }}\n"))
-        .collect();
+    let jobs: String =
+        (0..3000).map(|i| format!("  n{i}: {{ script_type: shell, script: \":\" }}\n")).collect();
     let id = scene.submit(&format!("name: many\njobs:\n{jobs}"));
     scene.wait_for(id, "n0", "COMPLETED");
     stdout(&scene.up.mycora(&["flow", "cancel", &id.to_string(), "--now"]), 0);

@@ -22,6 +22,7 @@
 //! bus no longer can because it was started again.
 
 mod api;
+mod flags;
 mod frame;
 mod incoming;
 mod joiner;
@@ -31,7 +32,7 @@ mod metrics;
 mod outgoing;
 mod seen;
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,12 +49,13 @@ use lane::Lanes;
 use link::Connection;
 use outgoing::{Acknowledgements, LateAnswers, unreachable};
 
+pub use flags::MyceliumFlags;
 pub use frame::{FRAME_BYTES_MAX, MESSAGE_BYTES_MAX, PART_BYTES_MAX};
 pub use lane::IN_FLIGHT_MAX;
 pub use metrics::Metrics;
 
-/// Where a daemon answers unless it is told otherwise.
-pub const URL_DEFAULT: &str = "ws://127.0.0.1:8990";
+/// The port that a daemon answers on unless it is told otherwise.
+pub const PORT_DEFAULT: u16 = 8990;
 
 /// Which daemon, and how it is used.
 #[derive(Debug, Clone)]
@@ -72,6 +74,12 @@ impl Config {
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
         Self { url: url.into(), alone: false, timings: Timings::default() }
+    }
+
+    /// The same by its address, over WebSocket.
+    #[must_use]
+    pub fn at(ip: IpAddr, port: u16) -> Self {
+        Self::new(format!("ws://{}", SocketAddr::new(ip, port)))
     }
 }
 
@@ -184,7 +192,7 @@ impl Shared {
     }
 
     async fn key_of(&self, ip: Ipv6Addr) -> Result<PublicKey, BusError> {
-        let (api, _place) = self.connection.place().await;
+        let (api, _place) = self.connection.place(true).await;
         api.key_of(ip).await.map_err(|error| {
             self.connection.failed(&api, &error);
             match error {
@@ -230,5 +238,27 @@ impl Bus for DaemonBus {
 
     fn listen(&self, topic: &str) -> Result<Inbox, BusError> {
         self.shared.listeners.listen(topic)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    #[tokio::test]
+    async fn a_daemon_is_named_by_scheme_host_and_port() {
+        let start = |url: &str| {
+            let metrics = Metrics::new(&prometheus::Registry::new()).expect("new names");
+            DaemonBus::start(&Config::new(url), metrics).map(drop)
+        };
+        let own = Config::at(Ipv4Addr::LOCALHOST.into(), PORT_DEFAULT).url;
+        assert_eq!(own, "ws://127.0.0.1:8990");
+        for good in [&own, "http://daemon:1/", &Config::at(Ipv6Addr::LOCALHOST.into(), 1).url] {
+            assert_eq!(start(good), Ok(()));
+        }
+        for bad in ["", "127.0.0.1:8990", "wss://a:1", "https://a:1", "ws://a", "http://"] {
+            assert_eq!(start(bad), Err(BadUrl(bad.to_owned())));
+        }
     }
 }

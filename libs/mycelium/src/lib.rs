@@ -19,7 +19,7 @@ pub use bus::{
     Bus, BusError, Destination, Form, Inbox, Incoming, Link, Node, Parcel, PublicKey, Receipt, Standing,
 };
 pub use bus_peers::{Accept, BusPeers, Side};
-pub use daemon::DaemonBus;
+pub use daemon::{DaemonBus, MyceliumFlags};
 pub use guard::{Guard, Refused, Unguarded};
 pub use json_rpc::{Answer, Call, CallError, Handler, Peer, Request, RpcError};
 pub use memory::MemoryNetwork;

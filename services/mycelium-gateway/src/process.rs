@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ::rpc::{Channel, Mount};
 use envelope::SigningFiles;
 use model::limits;
+use mycelium::MyceliumFlags;
 use service::{Failure, Host, Limits};
 
 use crate::app::{App, Deps};
@@ -27,6 +28,9 @@ pub struct Flags {
         default_value = "https://127.0.0.1:7704"
     )]
     runner_registry: String,
+    /// The daemon that carries `mycelium:` addresses.
+    #[command(flatten)]
+    mycelium: MyceliumFlags,
     /// Ed25519 key that it signs with; `mycora pki issue service/mycelium-gateway` makes one
     #[arg(long, env = "MYCORA_SIGNING_KEY", value_name = "FILE")]
     signing_key: PathBuf,
@@ -57,7 +61,7 @@ impl service::App for App {
         let deps = Deps {
             storage: Channel::remote(&flags.storage, &tls, Some("storage"))?,
             registry: Channel::remote(&flags.runner_registry, &tls, Some("runner-registry"))?,
-            bus: None,
+            bus: flags.mycelium.bus(&host.metrics)?,
             dial: Arc::new(move |host, port| Channel::remote(&format!("{host}:{port}"), &dialing, None)),
             sealer: signing.sealer()?,
             metrics: &host.metrics,

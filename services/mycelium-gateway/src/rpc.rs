@@ -87,7 +87,10 @@ impl GatewayService for Rpc {
             supervisor: standing.supervisor,
             last_error: standing.last_error,
         });
+        let standing = self.bus.as_ref().map(|bus| bus.standing().borrow().clone()).unwrap_or_default();
         Ok(Response::new(v1::GetGatewayResponse {
+            bus_up: standing.up,
+            bus_problem: standing.problem,
             coordinator: self.desk.voice.root().to_string(),
             bus: self.bus.as_ref().map(|bus| bus.kind().to_owned()).unwrap_or_default(),
             address: self.own_address(),

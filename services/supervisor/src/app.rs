@@ -185,13 +185,6 @@ async fn serve_bus(supervisor: Supervisor, bus: Option<(Arc<dyn Bus>, mycelium::
     let Some((bus, inbox)) = bus else { return };
     supervisor.presence.known().await;
     restore_nodes(&supervisor).await;
-    // Nothing comes before the bus was up once, and then it knows its node.
-    let mut standing = bus.standing();
-    if let Ok(standing) = standing.wait_for(|standing| standing.node.is_some()).await
-        && let Some(node) = &standing.node
-    {
-        supervisor.voice.add_name(node.key.to_string());
-    }
     let accepting = supervisor.clone();
     let accept = move |node| {
         let mut conversation = accepting.conversation();
@@ -202,7 +195,14 @@ async fn serve_bus(supervisor: Supervisor, bus: Option<(Arc<dyn Bus>, mycelium::
         let handler = Intake::on_bus(accepting.clone(), Arc::clone(&guard), node);
         Side { handler, guard }
     };
+    let mut standing = bus.standing();
     let peers = BusPeers::new(bus, Arc::new(accept));
     supervisor.coordinators.set_bus(peers.clone());
+    // Nothing comes before the bus was up once, and then it knows its node.
+    if let Ok(standing) = standing.wait_for(|standing| standing.node.is_some()).await
+        && let Some(node) = &standing.node
+    {
+        supervisor.voice.add_name(node.key.to_string());
+    }
     peers.run(inbox, COORDINATOR_TOPIC).await;
 }

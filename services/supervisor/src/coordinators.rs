@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use model::supervision::COORDINATOR_TOPIC;
 use mycelium::json_rpc::Peer;
-use mycelium::{BusPeers, Destination, PublicKey};
+use mycelium::{BusPeers, Destination, PublicKey, Standing};
 use tokio::sync::watch;
 
 /// The conversations that are open. Clones are the same.
@@ -39,6 +39,13 @@ impl Coordinators {
     /// From now on coordinators can be spoken to through this bus as well.
     pub fn set_bus(&self, peers: BusPeers) {
         *self.0.bus.lock().unwrap_or_else(PoisonError::into_inner) = Some(peers);
+    }
+
+    /// How the bus fares through which some are spoken to; as if it were not there before it was up once.
+    #[must_use]
+    pub fn bus_standing(&self) -> Standing {
+        let bus = self.0.bus.lock().unwrap_or_else(PoisonError::into_inner);
+        bus.as_ref().map(|peers| peers.bus().standing().borrow().clone()).unwrap_or_default()
     }
 
     /// Notes through which node a coordinator is heard. Gives whether that is new.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use ::rpc::{MethodPolicy, Mount};
 use kv::{Endpoint, Kv};
 use model::limits;
+use mycelium::MyceliumFlags;
 use service::{Failure, Host, Limits};
 
 use crate::app::{App, Deps};
@@ -32,6 +33,9 @@ pub struct Flags {
     /// Ed25519 key that it signs with, made when it is not there [default: signing.key in the work directory]
     #[arg(long, env = "MYCORA_SIGNING_KEY", value_name = "FILE")]
     signing_key: Option<PathBuf>,
+    /// The daemon that coordinators may reach it through.
+    #[command(flatten)]
+    mycelium: MyceliumFlags,
     /// Queues shared with old workers and old dispatchers: a file of TOML tables
     #[arg(long, env = "MYCORA_LEGACY", value_name = "FILE")]
     legacy: Option<PathBuf>,
@@ -92,7 +96,8 @@ impl service::App for App {
     async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
         let tls = host.tls_files()?;
         let (blob_bytes_max, log_retention) = (flags.blob_bytes_max(), flags.log_retention());
-        let deps = Deps { kv: Kv::new(flags.redis_url), bus: None, metrics: &host.metrics };
+        let bus = flags.mycelium.bus(&host.metrics)?;
+        let deps = Deps { kv: Kv::new(flags.redis_url), bus, metrics: &host.metrics };
         let legacy = flags.legacy.as_deref().map(Bindings::load).transpose()?.unwrap_or_default();
         let config = Config {
             signing_key: flags.signing_key,

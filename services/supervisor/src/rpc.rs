@@ -102,7 +102,12 @@ impl SupervisorService for SupervisorRpc {
         let attached = u32::try_from(self.supervisor.coordinators.all().len()).unwrap_or(u32::MAX);
         let drain::Progress { drain, queued, running } =
             drain::progress(&self.supervisor).await.map_err(store_trouble)?;
+        let bus = self.supervisor.coordinators.bus_standing();
+        let mycelium_address = bus.node.as_ref().map(|node| format!("mycelium:{}", node.key));
         Ok(Response::new(GetSupervisorResponse {
+            key: self.supervisor.voice.root().to_string(),
+            mycelium_address: mycelium_address.unwrap_or_default(),
+            mycelium_problem: bus.problem,
             supervisor: presence.supervisor,
             version: presence.version,
             queued,

@@ -41,6 +41,9 @@ pub(super) enum ApiError {
     /// It knows no route to that address.
     #[error("it knows no route there")]
     NoRoute,
+    /// There is no message, as daemons before 0.6.2 say it.
+    #[error("there is no message")]
+    NoMessage,
     /// What it wanted to say is too long to be said.
     #[error("a message is too long to be read")]
     AnswerTooLong,
@@ -166,7 +169,10 @@ impl Api {
             Filter::Topic(topic) => Some(STANDARD.encode(topic)),
             Filter::NoTopic => Some(String::new()),
         };
-        let answer: Option<MessageIn> = self.call("popMessage", &(peek, 0, topic)).await?;
+        let answer: Option<MessageIn> = match self.call("popMessage", &(peek, 0, topic)).await {
+            Err(ApiError::NoMessage) => None,
+            answer => answer?,
+        };
         answer.map(|message| message.rest.read(message.id)).transpose()
     }
 
@@ -244,6 +250,7 @@ fn map_code(code: i32, message: &str, data: Option<&str>) -> ApiError {
     match (code, message) {
         (-32008, "Response is too big") => ApiError::AnswerTooLong,
         (-32008, _) => ApiError::NoRoute,
+        (-32014, _) => ApiError::NoMessage,
         (-32019, _) => ApiError::UnknownMessage,
         // Its reply channel broke: it is about to end.
         (-32016 | -32017, _) => ApiError::Down(format!("{message} ({code})")),

@@ -97,6 +97,16 @@ impl Frame {
         Self { id: self.id, deadline_ms: 0, part: self.part, parts: self.parts, body }
     }
 
+    /// How long it is before it is padded.
+    pub(super) fn length(&self) -> usize {
+        HEAD_BYTES
+            + match &self.body {
+                Body::Data(data) => data.len(),
+                Body::Acknowledgement(_) => 1,
+                Body::Ping => 0,
+            }
+    }
+
     /// As it travels, padded.
     pub(super) fn encode(&self) -> Bytes {
         let verdict;
@@ -109,7 +119,7 @@ impl Frame {
             }
             Body::Ping => (3, &[]),
         };
-        let length = padded(HEAD_BYTES + body.len());
+        let length = padded(self.length());
         let mut bytes = BytesMut::with_capacity(length);
         bytes.put_slice(&MAGIC);
         bytes.put_slice(&[VERSION, kind]);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
 
 use crate::bus::{Node, Standing};
@@ -25,9 +25,14 @@ pub(super) struct Connection {
     metrics: Metrics,
     api: watch::Sender<Option<Arc<Api>>>,
     standing: watch::Sender<Standing>,
-    /// Calls that may wait for a reply together.
+    /// Calls that may wait for a reply together …
     calls: Semaphore,
+    /// … and those among them to nodes that may not be there, which must not take all of them.
+    probes: Semaphore,
 }
+
+/// Leave for a call that may wait.
+pub(super) type Place<'a> = [Option<SemaphorePermit<'a>>; 2];
 
 impl Connection {
     pub(super) fn new(config: &Config, metrics: Metrics) -> Self {
@@ -40,6 +45,7 @@ impl Connection {
             api: watch::Sender::new(None),
             standing: watch::Sender::new(Standing { up: false, problem, node: None }),
             calls: Semaphore::new(calls),
+            probes: Semaphore::new(calls / 2),
         }
     }
 
@@ -66,9 +72,10 @@ impl Connection {
         }
     }
 
-    /// The connection, and a place for a call that may wait.
-    pub(super) async fn place(&self) -> (Arc<Api>, Option<tokio::sync::SemaphorePermit<'_>>) {
-        let place = self.calls.acquire().await.ok();
+    /// The connection, and a place for a call that may wait, to a node that is there or may not be.
+    pub(super) async fn place(&self, here: bool) -> (Arc<Api>, Place<'_>) {
+        let probe = if here { None } else { self.probes.acquire().await.ok() };
+        let place = [probe, self.calls.acquire().await.ok()];
         (self.up().await, place)
     }
 

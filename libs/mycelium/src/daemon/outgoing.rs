@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::bus::{BusError, Destination, Form, Parcel, PublicKey, check_topic};
 
 use super::Shared;
-use super::api::{ApiError, DaemonId, Progress, Pushed, Received};
+use super::api::{Api, ApiError, DaemonId, Progress, Pushed, Received};
 use super::frame::{
     Body, Content, FRAME_BYTES_MAX, Frame, MESSAGE_BYTES_MAX, MessageId, Verdict, is_plain, pad_plain,
     padded, read, split,
@@ -22,6 +22,8 @@ use super::link::jittered;
 
 /// How long somebody who is short of something is left alone.
 const BUSY_PAUSE: Duration = Duration::from_millis(200);
+/// How long a push to a node that may not be there waits for its acknowledgement, at most.
+const PROBE_REPLY_SECS: u64 = 2;
 /// Plain messages whose answers may still come.
 const LATE_ANSWERS_MAX: usize = 1024;
 
@@ -159,7 +161,7 @@ impl Shared {
             let lane = self.lane(to, topic).await?;
             match form {
                 Form::Framed => self.deliver(&lane, topic, &payload, deadline).await,
-                Form::Plain => self.deliver_plain(&lane, topic, pad_plain(payload), deadline).await,
+                Form::Plain => self.deliver_plain(&lane, topic, payload, deadline).await,
             }
         };
         self.until(deadline, to, topic, sending).await
@@ -244,6 +246,7 @@ impl Shared {
     /// Pushes one frame until the other end says something to it.
     async fn deliver_part(&self, lane: &Lane, topic: &str, frame: &Frame) -> Result<Verdict, BusError> {
         let payload = frame.encode();
+        self.count_padding(frame.length(), &payload);
         let mut awaiting = self.acknowledgements.expect(lane.key, frame.id, frame.part);
         self.listeners.wake.notify_one();
         let mut pushes = 0;
@@ -275,19 +278,13 @@ impl Shared {
         pushes: &mut u64,
     ) -> Result<(), BusError> {
         let _leave = lane.enter().await;
-        let (api, _place) = self.connection.place().await;
-        if let Some(last) = lane.trying() {
-            match api.progress(&last).await {
-                Ok(Progress::Trying) => {
-                    lane.missed(Some(last));
-                    return Ok(());
-                }
-                Ok(Progress::Sending | Progress::Received | Progress::Aborted) => {}
-                Err(error) => self.connection.failed(&api, &error),
-            }
+        let here = lane.is_here();
+        let (api, _place) = self.connection.place(here).await;
+        if self.is_trying(&api, lane).await {
+            return Ok(());
         }
-        self.count_push(payload, pushes);
-        match api.push(lane.key, topic, payload, self.timings.reply_secs).await {
+        self.count_push(pushes);
+        match api.push(lane.key, topic, payload, self.reply_secs(here)).await {
             Ok(Pushed::Reply(reply)) => {
                 self.read_reply(lane, reply).await;
                 Ok(())
@@ -298,6 +295,28 @@ impl Shared {
             }
             Err(error) => self.push_failed(&api, error).await,
         }
+    }
+
+    /// Whether the daemon is still busy with what it was given last for a node that is not there.
+    async fn is_trying(&self, api: &Arc<Api>, lane: &Lane) -> bool {
+        let Some(last) = lane.trying() else { return false };
+        match api.progress(&last).await {
+            Ok(Progress::Trying) => {
+                lane.missed(Some(last));
+                true
+            }
+            Ok(Progress::Sending | Progress::Received | Progress::Aborted) => false,
+            Err(error) => {
+                self.connection.failed(api, &error);
+                false
+            }
+        }
+    }
+
+    /// How long a push waits. What comes later is found among the late replies: with a node that may not be
+    /// there it is not worth a connection.
+    fn reply_secs(&self, here: bool) -> u64 {
+        if here { self.timings.reply_secs } else { self.timings.reply_secs.min(PROBE_REPLY_SECS) }
     }
 
     /// Reads a reply. One that is not the acknowledgement of what was sent is no reason to send it
@@ -318,7 +337,7 @@ impl Shared {
         lane.missed(Some(reply.id));
     }
 
-    async fn push_failed(&self, api: &Arc<super::api::Api>, error: ApiError) -> Result<(), BusError> {
+    async fn push_failed(&self, api: &Arc<Api>, error: ApiError) -> Result<(), BusError> {
         self.connection.failed(api, &error);
         match error {
             ApiError::Down(_) => Ok(()),
@@ -330,14 +349,18 @@ impl Shared {
         }
     }
 
-    fn count_push(&self, payload: &Bytes, pushes: &mut u64) {
+    fn count_push(&self, pushes: &mut u64) {
         self.metrics.pushes.inc();
         if *pushes > 0 {
             self.metrics.resent.inc();
-        } else if payload.last().is_some_and(|last| matches!(last, 0 | b' ')) {
-            self.metrics.padded.inc();
         }
         *pushes += 1;
+    }
+
+    fn count_padding(&self, before: usize, payload: &Bytes) {
+        if payload.len() > before {
+            self.metrics.padded.inc();
+        }
     }
 
     /// Until the daemon at the other end has it. Nothing more can be known of a node that knows no frames;
@@ -349,14 +372,20 @@ impl Shared {
         payload: Bytes,
         deadline: Instant,
     ) -> Result<(), BusError> {
+        let before = payload.len();
+        let payload = pad_plain(payload);
+        self.count_padding(before, &payload);
         let (mut pushes, mut last) = (0, None);
         loop {
             let _leave = lane.enter().await;
-            let (api, _place) = self.connection.place().await;
+            let (api, _place) = self.connection.place(lane.is_here()).await;
             let id: DaemonId = match last.take() {
                 Some(id) => id,
                 None => {
-                    self.count_push(&payload, &mut pushes);
+                    if self.is_trying(&api, lane).await {
+                        continue;
+                    }
+                    self.count_push(&mut pushes);
                     match api.push(lane.key, topic, &payload, self.timings.plain_reply_secs).await {
                         Ok(Pushed::Reply(reply)) if reply.from == lane.key => {
                             lane.answered();

@@ -4861,18 +4861,24 @@ pub struct GetGatewayRequest {}
 /// Describes the gateway.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GetGatewayResponse {
-    /// The coordinator it speaks for: 32 hex digits.
+    /// The coordinator it speaks for: its root key, 64 hex digits.
     #[prost(string, tag = "1")]
     pub coordinator: ::prost::alloc::string::String,
-    /// What carries `mycelium:` addresses: `memory` within one process.
+    /// What carries `mycelium:` addresses: `mycelium`, a daemon, or `memory` within one process. Empty without.
     #[prost(string, tag = "2")]
     pub bus: ::prost::alloc::string::String,
-    /// Its own address on that bus; empty without one.
+    /// Its own address on that bus; empty without one, and until the daemon answered once.
     #[prost(string, tag = "3")]
     pub address: ::prost::alloc::string::String,
     /// The supervisors it knows.
     #[prost(message, repeated, tag = "4")]
     pub peers: ::prost::alloc::vec::Vec<Peer>,
+    /// Whether the bus carries anything now.
+    #[prost(bool, tag = "5")]
+    pub bus_up: bool,
+    /// What is wrong with it; empty when nothing is.
+    #[prost(string, tag = "6")]
+    pub bus_problem: ::prost::alloc::string::String,
 }
 /// A supervisor that the gateway talks to.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -5713,6 +5719,15 @@ pub struct GetSupervisorResponse {
     /// When instances end what still runs; absent without a drain, and for one without a deadline.
     #[prost(message, optional, tag = "8")]
     pub drain_deadline_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// The key that it signs with: 64 hex digits.
+    #[prost(string, tag = "9")]
+    pub key: ::prost::alloc::string::String,
+    /// Where it is reached over Mycelium; empty without a daemon, and until that answered once.
+    #[prost(string, tag = "10")]
+    pub mycelium_address: ::prost::alloc::string::String,
+    /// What is wrong with the daemon; empty when nothing is.
+    #[prost(string, tag = "11")]
+    pub mycelium_problem: ::prost::alloc::string::String,
 }
 /// Asks to drain the machine.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -278,14 +278,22 @@ pub fn supervisor(supervisor: &v1::GetSupervisorResponse) -> String {
             format!("draining since {}{}", time::utc(since), until.unwrap_or_default())
         }
     };
-    table::pairs(&[
+    let mut pairs = vec![
         ("supervisor", supervisor.supervisor.clone()),
         ("version", supervisor.version.clone()),
         ("state", state),
         ("queued", supervisor.queued.to_string()),
         ("running", supervisor.running.to_string()),
         ("coordinators", supervisor.attached.to_string()),
-    ])
+        ("signs with", supervisor.key.clone()),
+    ];
+    if !supervisor.mycelium_address.is_empty() {
+        pairs.push(("address", supervisor.mycelium_address.clone()));
+    }
+    if !supervisor.mycelium_problem.is_empty() {
+        pairs.push(("Mycelium", supervisor.mycelium_problem.clone()));
+    }
+    table::pairs(&pairs)
 }
 
 /// Instances of one supervisor.

@@ -1,0 +1,109 @@
+//! Two sites, each with its own Redis, certificates and root key, that only Mycelium joins.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use testkit::{Mark, Witness, free_port, wait_until_blocking};
+
+use crate::suite::{PATIENCE, command, flow_file, place_of_scripts, program, stdout};
+
+/// Jobs that go over, enough for several batches, unless `MYCORA_SITES_JOBS` says how many.
+const JOBS: usize = 400;
+
+/// What `deploy/local/two-sites.sh` started.
+struct Sites {
+    dir: PathBuf,
+    port_base: u16,
+}
+
+impl Sites {
+    fn start(dir: &Path) -> Self {
+        let sites = Self { dir: dir.to_owned(), port_base: free_ports() };
+        stdout(&sites.script("two-sites.sh", &sites.dir), 0);
+        sites
+    }
+
+    /// Runs a script of `deploy/local`.
+    fn script(&self, name: &str, dir: &Path) -> Output {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/local").join(name);
+        let daemon = program("mycelium-stand-in");
+        Command::new(script)
+            .arg(dir)
+            .env("MYCORA_BIN", daemon.parent().expect("target/<profile>"))
+            // The real one where there is one.
+            .env("MYCELIUM_BIN", std::env::var_os("MYCELIUM_BIN").unwrap_or_else(|| daemon.clone().into()))
+            .env("MYCORA_SITES_PORT_BASE", self.port_base.to_string())
+            .env("MYCORA_ALLOW_WRITE", place_of_scripts(&self.dir))
+            .output()
+            .expect("the script starts")
+    }
+
+    fn site(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    fn mycora(&self, site: &str, arguments: &[&str]) -> Output {
+        command(&self.site(site).join("client.toml"), arguments).output().expect("it starts")
+    }
+
+    /// Kills a site's daemon, which forgets all that it had, and starts it again.
+    fn restart_daemon(&self, site: &str) {
+        let record = std::fs::read_to_string(self.site(site).join("run/mycelium.pid")).expect("it runs");
+        let pid = record.split(' ').next().expect("a process id");
+        let killed = Command::new("kill").args(["-KILL", pid]).status().expect("kill starts");
+        assert!(killed.success());
+        stdout(&self.script("two-sites.sh", &self.dir), 0);
+    }
+}
+
+impl Drop for Sites {
+    fn drop(&mut self) {
+        for site in ["a", "b"] {
+            self.script("down.sh", &self.site(site));
+        }
+    }
+}
+
+/// The first of 600 ports, of which those that are used are likely to be free.
+fn free_ports() -> u16 {
+    (0..100)
+        .map(|_| free_port())
+        .find(|base| {
+            let used = [1, 2, 3, 4, 5, 6, 7, 101, 107, 250, 251, 252];
+            let both = used.iter().flat_map(|offset| [*offset, 300 + offset]);
+            both.map(|offset: u16| base.checked_add(offset))
+                .all(|port| port.is_some_and(|port| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok()))
+        })
+        .expect("a range of free ports")
+}
+
+#[test]
+fn jobs_run_at_the_other_site_while_daemons_come_and_go() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let sites = Sites::start(&dir.path().join("sites"));
+    let witness = Witness::new(dir.path());
+    let jobs = std::env::var("MYCORA_SITES_JOBS").map_or(JOBS, |jobs| jobs.parse().expect("a number"));
+    let names: Vec<String> = (0..jobs).map(|i| format!("n{i}")).collect();
+    let mut text = String::from("name: far\njobs:\n");
+    for name in &names {
+        let script = witness.shell(name, "echo \"at=b\" >> \"$MYCORA_RESULT\"").replace('\n', "\n      ");
+        text.push_str(&format!(
+            "  {name}:\n    script_type: shell\n    target: {{ runner: 2 }}\n    script: |\n      {script}\n"
+        ));
+    }
+    let file = flow_file(dir.path(), &text);
+    stdout(&sites.mycora("a", &["flow", "submit", &file]), 0);
+    for (restarts, site) in ["a", "b", "a", "b"].into_iter().enumerate() {
+        let begun = || witness.lines().iter().filter(|(mark, ..)| *mark == Mark::Start).count();
+        let wanted = jobs * (restarts + 1) / 6;
+        wait_until_blocking(|| (begun() >= wanted).then_some(()), PATIENCE, "more jobs have begun");
+        sites.restart_daemon(site);
+    }
+    let watched = sites.mycora("a", &["--output", "json", "flow", "watch", "1"]);
+    let document: Value = serde_json::from_str(&stdout(&watched, 0)).expect("one document");
+    assert_eq!(document["flow"]["status"], "FLOW_STATUS_FINISHED", "{}", document["flow"]);
+    witness.assert_each_once(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    // The other site has run them and knows nothing of the flow.
+    stdout(&sites.mycora("b", &["flow", "get", "1"]), 1);
+}
