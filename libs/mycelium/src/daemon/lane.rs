@@ -20,6 +20,9 @@ use super::link::jittered;
 
 /// Payloads under way to one node.
 pub const IN_FLIGHT_MAX: usize = 16;
+/// A longer payload counts as several, so that at most 1 MiB is under way to one node. The daemon sends all chunks of
+/// all messages at once and again every 100 ms until each is acknowledged: some MiB more, and it does nothing else.
+const COUNTED_BYTES: usize = 64 * 1024;
 /// Nodes with a lane; those in use are kept beyond it.
 const LANES_MAX: usize = 4096;
 
@@ -85,14 +88,16 @@ impl Lane {
         *self.presence.borrow() == Presence::Here
     }
 
-    /// Waits for leave to push one payload: one of many while the node is there, else the only one, and
+    /// Waits for leave to push one payload of so many bytes: one of many while the node is there, else the only one, and
     /// not before it is time to try again.
-    pub(super) async fn enter(&self) -> SemaphorePermit<'_> {
+    pub(super) async fn enter(&self, bytes: usize) -> SemaphorePermit<'_> {
+        let counted = bytes.div_ceil(COUNTED_BYTES).clamp(1, IN_FLIGHT_MAX);
+        let counted = u32::try_from(counted).unwrap_or(1);
         let mut presence = self.presence.subscribe();
         loop {
             let here = *presence.borrow_and_update() == Presence::Here;
             let permit = tokio::select! {
-                permit = self.window.acquire(), if here => permit,
+                permit = self.window.acquire_many(counted), if here => permit,
                 permit = self.turn(), if !here => permit,
                 _ = presence.wait_for(|now| (*now == Presence::Here) != here) => continue,
             };
@@ -209,15 +214,15 @@ mod tests {
     async fn an_absent_node_is_probed_with_one_and_more_and_more_rarely() {
         let lanes = lanes();
         let lane = lanes.to(KEY);
-        let first = lane.enter().await;
-        assert!(poll!(pin!(lane.enter())).is_pending(), "nobody knows whether it is there");
+        let first = lane.enter(1).await;
+        assert!(poll!(pin!(lane.enter(1))).is_pending(), "nobody knows whether it is there");
         lane.missed(None);
         drop(first);
         assert_eq!(lanes.absent.get(), 1);
         let mut last = Duration::ZERO;
         for _ in 0..4 {
             let begin = Instant::now();
-            drop(lane.enter().await);
+            drop(lane.enter(1).await);
             assert!(begin.elapsed() > last / 2, "{:?} after {last:?}", begin.elapsed());
             last = begin.elapsed();
             lane.missed(None);
@@ -229,18 +234,26 @@ mod tests {
     async fn a_node_that_answers_gets_many_and_not_more() {
         let lanes = lanes();
         let lane = lanes.to(KEY);
-        let probe = lane.enter().await;
-        let mut held = pin!(lane.enter());
+        let probe = lane.enter(1).await;
+        let mut held = pin!(lane.enter(1));
         assert!(poll!(&mut held).is_pending());
         lane.answered();
         let mut permits = vec![held.await];
         for _ in 1..IN_FLIGHT_MAX {
-            permits.push(lane.enter().await);
+            permits.push(lane.enter(1).await);
         }
         drop(probe);
-        assert!(poll!(pin!(lane.enter())).is_pending());
+        assert!(poll!(pin!(lane.enter(1))).is_pending());
         permits.pop();
-        permits.push(lane.enter().await);
+        permits.push(lane.enter(1).await);
+        // A long one counts as several, and as no more than there may be.
+        permits.truncate(IN_FLIGHT_MAX - 2);
+        let long = lane.enter(COUNTED_BYTES + 1).await;
+        assert!(poll!(pin!(lane.enter(1))).is_pending());
+        drop((permits, long));
+        let longest = lane.enter(COUNTED_BYTES * 100).await;
+        assert!(poll!(pin!(lane.enter(1))).is_pending());
+        drop(longest);
         assert_eq!((lane.number().count, lane.number().count), (1, 2));
         assert!(lanes.gave(lane.number()) && !lanes.gave(MessageId { lane: lane.id ^ 1, count: 1 }));
     }
@@ -250,11 +263,11 @@ mod tests {
         let lanes = lanes();
         let lane = lanes.to(KEY);
         for _ in 0..10 {
-            drop(lane.enter().await);
+            drop(lane.enter(1).await);
             lane.missed(None);
         }
         let begin = Instant::now();
-        let mut waiting = pin!(lane.enter());
+        let mut waiting = pin!(lane.enter(1));
         assert!(poll!(&mut waiting).is_pending());
         lanes.heard(KEY);
         drop(waiting.await);

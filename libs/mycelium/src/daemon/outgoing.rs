@@ -277,7 +277,7 @@ impl Shared {
         payload: &Bytes,
         pushes: &mut u64,
     ) -> Result<(), BusError> {
-        let _leave = lane.enter().await;
+        let _leave = lane.enter(payload.len()).await;
         let here = lane.is_here();
         let (api, _place) = self.connection.place(here).await;
         if self.is_trying(&api, lane).await {
@@ -377,7 +377,7 @@ impl Shared {
         self.count_padding(before, &payload);
         let (mut pushes, mut last) = (0, None);
         loop {
-            let _leave = lane.enter().await;
+            let _leave = lane.enter(payload.len()).await;
             let (api, _place) = self.connection.place(lane.is_here()).await;
             let id: DaemonId = match last.take() {
                 Some(id) => id,
