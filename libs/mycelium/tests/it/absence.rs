@@ -39,6 +39,29 @@ async fn who_is_absent_holds_up_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn many_that_are_absent_do_not_take_every_connection() {
+    let [a, b] = daemons();
+    let (sender, receiver) = (bus(&a, "http"), bus(&b, "http"));
+    let mut inbox = receiver.listen();
+    let to = receiver.key().await;
+    sender.send(to, "first").await.unwrap();
+    inbox.next().await.unwrap();
+    let limit = Duration::from_secs(5);
+    let to_nobody = join_all((0..80).map(|_| sender.send_within(PublicKey::random(), "x", limit)));
+    let to_somebody = async {
+        until("the others wait", || sender.metrics.in_flight.get() >= 80).await;
+        let begin = Instant::now();
+        sender.send(to, "second").await.unwrap();
+        inbox.next().await.unwrap();
+        begin.elapsed()
+    };
+    let (failed, took) = tokio::join!(to_nobody, to_somebody);
+    assert!(failed.iter().all(Result::is_err), "{failed:?}");
+    // Behind a probe it would have waited for a second.
+    assert!(took < Duration::from_millis(900), "{took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn all_that_waited_arrives_once_when_a_node_returns() {
     for scheme in SCHEMES {
         let overlay = Overlay::default();

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should fail")]
 
 mod absence;
+mod conversations;
 mod raw;
 mod receiving;
 mod replies;

@@ -49,8 +49,8 @@ async fn large_payloads_go_in_parts() {
         let mut inbox = receiver.listen();
         let to = receiver.key().await;
         for size in [0, 64 * 1024, 640 * 1024, MIB - 1, MIB, MIB + 1, MESSAGE_BYTES_MAX] {
-            let (sent, ()) = tokio::join!(sender.send(to, payload(size)), hear(&mut inbox, vec![size]));
-            sent.unwrap();
+            let sending = async { sender.send(to, payload(size)).await.unwrap() };
+            tokio::join!(sending, hear(&mut inbox, vec![size]));
         }
         let refused = sender.send(to, payload(MESSAGE_BYTES_MAX + 1)).await;
         let bytes = MESSAGE_BYTES_MAX + 1;
