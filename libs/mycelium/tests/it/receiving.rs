@@ -7,7 +7,7 @@ use mycelium::bus::INBOX_LEN;
 use mycelium::{Bus, BusError, Form};
 use testkit::{PATIENCE, wait_until};
 
-use crate::setup::{TOPIC, bus, bus_with, daemons, until};
+use crate::setup::{TOPIC, bus, bus_with, daemons, next, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn foreign_topics_are_left_alone_unless_the_daemon_is_ours_alone() {
@@ -20,7 +20,7 @@ async fn foreign_topics_are_left_alone_unless_the_daemon_is_ours_alone() {
         raw.push(to, "foreign", b"{}").await;
         raw.push(to, "", b"{}").await;
         let last = raw.push(to, TOPIC, b"{\"last\":1}").await;
-        let incoming = inbox.next().await.unwrap();
+        let incoming = next(&mut inbox).await;
         assert_eq!((&incoming.payload[..], incoming.form), (&b"{\"last\":1}"[..], Form::Plain));
         assert_eq!(incoming.from, raw.key().await, "{last}");
         drop(incoming);
@@ -59,7 +59,7 @@ async fn a_full_inbox_leaves_messages_in_the_daemon() {
     let hearing = async {
         let mut heard = std::collections::HashSet::new();
         while heard.len() < total {
-            assert!(heard.insert(inbox.next().await.unwrap().payload), "each comes once");
+            assert!(heard.insert(next(&mut inbox).await.payload), "each comes once");
         }
     };
     let sending = async {
@@ -85,7 +85,7 @@ async fn what_cannot_be_read_does_not_stand_in_the_way() {
     let dropped = || receiver.metrics.dropped.with_label_values(&["unreadable"]).get();
     until("all are dropped", || dropped() == 3).await;
     raw.push(to, TOPIC, b"{}").await;
-    assert_eq!(&inbox.next().await.unwrap().payload[..], b"{}");
+    assert_eq!(&next(&mut inbox).await.payload[..], b"{}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -118,5 +118,5 @@ async fn an_idle_bus_asks_rarely_and_never_waits_in_the_daemon() {
         assert!(begin.elapsed() < Duration::from_secs(1));
     }
     sender.send(to, "x").await.unwrap();
-    inbox.next().await.unwrap();
+    next(&mut inbox).await;
 }

@@ -9,7 +9,7 @@ use mycelium::{Bus, BusError, Inbox};
 use stand_in::{Overlay, StandIn, Traps};
 use testkit::{PATIENCE, wait_until};
 
-use crate::setup::{Daemon, End, SCHEMES, bus, bus_with, daemons, until};
+use crate::setup::{Daemon, End, SCHEMES, bus, bus_with, daemons, next, until};
 
 fn number(payload: &[u8]) -> u32 {
     std::str::from_utf8(payload).unwrap().parse().unwrap()
@@ -84,7 +84,7 @@ async fn parts_that_were_held_by_a_bus_that_is_gone_are_sent_again() {
         drop((inbox, first));
         let second = bus(&b, "ws");
         let mut inbox = second.listen();
-        (inbox.next().await.unwrap().payload, inbox, second)
+        (next(&mut inbox).await.payload, inbox, second)
     };
     let ((), (heard, ..)) = tokio::join!(sending, receiving);
     assert!(heard == expected);
@@ -148,7 +148,7 @@ async fn somebody_elses_pop_holds_up_and_loses_nothing() {
     };
     let hearing = async {
         for _ in 0..20 {
-            inbox.next().await.unwrap();
+            next(&mut inbox).await;
         }
     };
     let (popped, (), ()) = tokio::join!(popping, sending, hearing);
@@ -166,13 +166,13 @@ async fn what_was_not_persisted_is_handed_over_again_after_a_crash() {
     let receiving = async {
         let first = bus_with(b.url("ws"), slow);
         let mut inbox = first.listen();
-        let incoming = inbox.next().await.unwrap();
+        let incoming = next(&mut inbox).await;
         // It dies before it has persisted anything.
         drop((inbox, first));
         drop(incoming);
         let second = bus_with(b.url("ws"), slow);
         let mut inbox = second.listen();
-        let again = inbox.next().await.unwrap();
+        let again = next(&mut inbox).await;
         let raw = b.raw();
         assert!(raw.oldest(true, Some(crate::setup::TOPIC)).await.is_some(), "it is in the daemon still");
         drop(again.receipt);

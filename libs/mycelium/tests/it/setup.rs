@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use mycelium::daemon::{Config, Metrics, Timings};
-use mycelium::{Bus, BusError, DaemonBus, Destination, Form, Inbox, Parcel, PublicKey};
+use mycelium::{Bus, BusError, DaemonBus, Destination, Form, Inbox, Incoming, Parcel, PublicKey};
 use prometheus::Registry;
 use stand_in::{Overlay, Program, StandIn, Traps};
 use tempfile::TempDir;
@@ -139,6 +139,11 @@ impl End {
 pub(crate) fn parcel(to: PublicKey, payload: impl Into<Bytes>) -> Parcel<'static> {
     let payload = payload.into();
     Parcel { to: Destination::Key(to), topic: TOPIC, payload, form: Form::Framed, deadline: None }
+}
+
+/// What comes next, if it comes in time.
+pub(crate) async fn next(inbox: &mut Inbox) -> Incoming {
+    tokio::time::timeout(PATIENCE, inbox.next()).await.expect("something comes").unwrap()
 }
 
 /// Waits for what a counter says.

@@ -5,7 +5,7 @@ use futures_util::stream::{self, StreamExt};
 use mycelium::daemon::{FRAME_BYTES_MAX, MESSAGE_BYTES_MAX};
 use mycelium::{Bus, BusError, Form, Inbox, Parcel};
 
-use crate::setup::{SCHEMES, bus, daemons, parcel};
+use crate::setup::{SCHEMES, bus, daemons, next, parcel};
 
 const MIB: usize = 1024 * 1024;
 
@@ -16,7 +16,7 @@ fn payload(size: usize) -> Bytes {
 /// Everything that comes, until all of these sizes have.
 async fn hear(inbox: &mut Inbox, mut sizes: Vec<usize>) {
     while !sizes.is_empty() {
-        let incoming = inbox.next().await.unwrap();
+        let incoming = next(inbox).await;
         let place = sizes.iter().position(|size| *size == incoming.payload.len());
         sizes.remove(place.expect("each comes once"));
         assert!(incoming.payload == payload(incoming.payload.len()));
@@ -74,7 +74,7 @@ async fn plain_json_arrives_in_every_size_or_is_refused() {
     let hearing = async {
         let mut missing = sizes.to_vec();
         while !missing.is_empty() {
-            let incoming = inbox.next().await.unwrap();
+            let incoming = next(&mut inbox).await;
             let heard = incoming.payload.trim_ascii_end();
             let place = missing.iter().position(|size| *size == heard.len()).expect("each comes once");
             assert!(heard == text(missing.remove(place)).as_bytes() && incoming.form == Form::Plain);
