@@ -65,7 +65,10 @@ start_redis() {
 }
 
 issue() { # IDENTITY FILE
-  [ -f "$dir/pki/$2.pem" ] || "$bin/mycora" pki issue "$1" --dir "$dir/pki" >/dev/null
+  local needed=$dir/pki/$2.pem
+  # What a gateway signs with is made together with its certificate.
+  if [ "$2" = mycelium-gateway ] && [ ! -f "$dir/pki/$2.signing.json" ]; then needed=; fi
+  [ -f "$needed" ] || "$bin/mycora" pki issue "$1" --dir "$dir/pki" >/dev/null
 }
 
 make_certificates() {

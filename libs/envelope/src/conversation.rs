@@ -1,5 +1,6 @@
 //! Two sides that speak to each other, and only to each other.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -12,8 +13,10 @@ use crate::{Envelope, Heard, Refusal, ReplayWindow, Sealer, hear, statement};
 
 /// How long anything said holds: longer than anybody waits for an answer, and than a bus takes.
 const LIFETIME: Duration = Duration::from_secs(300);
-/// Things that are remembered at once: a daemon carries some thousands in that time.
-const REMEMBERED_MAX: usize = 100_000;
+/// Things that are remembered at once of one root: a daemon carries some thousands in that time.
+const REMEMBERED_MAX: usize = 500_000;
+/// Roots that are remembered at once.
+const ROOTS_MAX: usize = 1024;
 
 /// What one process says and hears, with whomever.
 #[derive(Debug)]
@@ -21,7 +24,8 @@ pub struct Voice {
     sealer: Sealer,
     /// The keys by which others name it.
     names: RwLock<Vec<String>>,
-    window: Mutex<ReplayWindow>,
+    /// One for each root, so that nobody is in the way of others.
+    windows: Mutex<HashMap<[u8; 32], ReplayWindow>>,
 }
 
 impl Voice {
@@ -29,7 +33,7 @@ impl Voice {
     #[must_use]
     pub fn new(sealer: Sealer, names: Vec<String>) -> Arc<Self> {
         let names = RwLock::new(names);
-        Arc::new(Self { sealer, names, window: Mutex::new(ReplayWindow::new(REMEMBERED_MAX)) })
+        Arc::new(Self { sealer, names, windows: Mutex::default() })
     }
 
     /// The key that stands for it: its root, or its own.
@@ -40,11 +44,22 @@ impl Voice {
 
     /// Is spoken to by this name as well.
     pub fn add_name(&self, name: String) {
-        self.names.write().unwrap_or_else(PoisonError::into_inner).push(name);
+        let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
+        if !names.contains(&name) {
+            names.push(name);
+        }
     }
 
     fn admit(&self, heard: &Heard, now: Timestamp) -> Result<(), Refusal> {
-        self.window.lock().unwrap_or_else(PoisonError::into_inner).admit(heard, now)
+        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        let root = heard.root.as_bytes();
+        if !windows.contains_key(root) && windows.len() >= ROOTS_MAX {
+            windows.retain(|_, window| !window.is_over(now));
+            if windows.len() >= ROOTS_MAX {
+                return Err(Refusal::TooMuch);
+            }
+        }
+        windows.entry(*root).or_insert_with(|| ReplayWindow::new(REMEMBERED_MAX)).admit(heard, now)
     }
 }
 
@@ -64,6 +79,10 @@ struct Them {
     name: Option<String>,
     /// The key that stands for them.
     root: Option<VerifyingKey>,
+    /// When they were heard last.
+    heard: Option<Timestamp>,
+    /// Nobody else is listened to, whatever happens.
+    fixed: bool,
 }
 
 impl Conversation {
@@ -83,7 +102,10 @@ impl Conversation {
     /// Listens to this root alone.
     #[must_use]
     pub fn with_root(self, root: VerifyingKey) -> Self {
-        self.them().root = Some(root);
+        {
+            let mut them = self.them();
+            (them.root, them.fixed) = (Some(root), true);
+        }
         self
     }
 
@@ -113,12 +135,18 @@ impl Conversation {
             hear(envelope, &names, now)?
         };
         let mut them = self.them();
-        if let Some(known) = them.root.filter(|known| *known != heard.root) {
-            return Err(Refusal::OtherSigner { signer: heard.root.to_string(), known: known.to_string() });
+        // Nobody is held to a guess.
+        let known = them.root.filter(|_| them.fixed || them.heard.is_some());
+        if let Some(known) = known.filter(|known| *known != heard.root) {
+            return Err(Refusal::OtherSigner {
+                signer: heard.root.to_string(),
+                known: known.to_string(),
+                gone: !them.fixed && them.heard.is_some_and(|last| now.since(last) >= LIFETIME),
+            });
         }
         self.voice.admit(&heard, now)?;
-        them.root = Some(heard.root);
-        them.name.get_or_insert_with(|| heard.root.to_string());
+        let name = Some(heard.root.to_string());
+        *them = Them { name, root: Some(heard.root), heard: Some(now), fixed: them.fixed };
         Ok(heard.body)
     }
 
@@ -129,10 +157,11 @@ impl Conversation {
     pub fn open(&self, envelope: Result<Envelope, Refusal>, now: Timestamp) -> Result<Bytes, Refused> {
         let refused = |refusal: Refusal, body| {
             (self.on_refusal)(&refusal);
-            Refused {
-                error: RpcError::refused(refusal.code(), refusal.is_lasting(), refusal.to_string()),
-                body,
-            }
+            // Where somebody else has taken the place of whoever spoke here, a new conversation begins.
+            let over = matches!(refusal, Refusal::OtherSigner { gone: true, .. });
+            // Keys, certificates and clocks are put in order by people; what was said is still wanted then.
+            let error = RpcError::refused(refusal.code(), false, refusal.to_string());
+            Refused { error, body, over }
         };
         let envelope = envelope.map_err(|refusal| refused(refusal, None))?;
         self.hear(&envelope, now).map_err(|refusal| {
@@ -197,6 +226,10 @@ mod tests {
         let strange = Conversation::new(stranger, ignored()).with_name(name);
         let said = strange.say(b"[3]", NOW).expect("JSON");
         assert_eq!(there.hear(&said, NOW).expect_err("somebody else").code(), "UNKNOWN_SIGNER");
+        assert!(!there.open(Ok(said), NOW).expect_err("somebody else").over);
+        let later = NOW + LIFETIME;
+        let said = strange.say(b"[4]", later).expect("JSON");
+        assert!(there.open(Ok(said), later).expect_err("somebody else").over, "nobody else speaks here now");
     }
 
     #[test]

@@ -34,6 +34,12 @@ pub enum FilesError {
         /// What the operating system said.
         source: io::Error,
     },
+    /// The root key is kept elsewhere.
+    #[error("{} is not here, and another root would be another coordinator: bring it, or remove the certificates", path.display())]
+    RootMissing {
+        /// Where it was.
+        path: PathBuf,
+    },
     /// The certificate is none, or is not for the key.
     #[error("{} is no certificate for this key: {refusal}", path.display())]
     Certificate {
@@ -49,18 +55,23 @@ impl SigningFiles {
     /// well.
     ///
     /// # Errors
-    /// [`FilesError::Key`], [`FilesError::File`].
+    /// [`FilesError::Key`], [`FilesError::File`], [`FilesError::RootMissing`] when there was one.
     pub fn issue(
         dir: &Path,
         name: &str,
         not_before: Timestamp,
         not_after: Timestamp,
     ) -> Result<Self, FilesError> {
-        let root = SigningKey::load_or_make(&dir.join(ROOT_KEY_FILE))?;
         let files = Self {
             key: dir.join(format!("{name}.signing.key")),
             certificate: dir.join(format!("{name}.signing.json")),
         };
+        let root = dir.join(ROOT_KEY_FILE);
+        if files.certificate.exists() && !root.exists() {
+            // Another root would be another coordinator.
+            return Err(FilesError::RootMissing { path: root });
+        }
+        let root = SigningKey::load_or_make(&root)?;
         let key = SigningKey::load_or_make(&files.key)?;
         let certificate = Certificate::issue(&root, key.verifying_key(), not_before, not_after);
         let fresh = files.certificate.with_extension("new");
@@ -78,7 +89,10 @@ impl SigningFiles {
         let key = SigningKey::load(&self.key)?;
         let path = &self.certificate;
         let text = std::fs::read(path).map_err(|source| FilesError::File { path: path.clone(), source })?;
-        let sealer = Envelope::from_json(&text).and_then(|certificate| Sealer::certified(key, &certificate));
+        let sealer = Envelope::from_json(&text).and_then(|certificate| {
+            Certificate::read(&certificate)?.check(key.verifying_key(), Timestamp::now())?;
+            Sealer::certified(key, &certificate)
+        });
         sealer.map_err(|refusal| FilesError::Certificate { path: path.clone(), refusal })
     }
 }
@@ -99,6 +113,9 @@ mod tests {
         assert_eq!(one.root(), other.root(), "one coordinator");
         assert_ne!(one.key(), other.key());
         assert_eq!(issue("a").sealer().expect("a sealer").key(), one.key(), "renewed");
+        std::fs::remove_file(dir.path().join(ROOT_KEY_FILE)).expect("it was there");
+        let renewed = SigningFiles::issue(dir.path(), "a", now, until);
+        assert!(matches!(renewed, Err(FilesError::RootMissing { .. })), "not another coordinator");
         let mixed = SigningFiles { key: first.key, certificate: second.certificate };
         assert!(matches!(mixed.sealer(), Err(FilesError::Certificate { .. })));
     }

@@ -57,6 +57,8 @@ pub enum Refusal {
         signer: String,
         /// The root that is known.
         known: String,
+        /// That root was not heard for as long as anything holds.
+        gone: bool,
     },
     /// It holds no more.
     #[error("it held until {0}")]
@@ -88,12 +90,6 @@ impl Refusal {
             Self::Replayed => "REPLAYED",
             Self::TooMuch => "TOO_MUCH",
         }
-    }
-
-    /// Whether saying the same again cannot help. What was too late, or too much, may be said anew.
-    #[must_use]
-    pub const fn is_lasting(&self) -> bool {
-        !matches!(self, Self::Expired(_) | Self::TooMuch | Self::BadTimes | Self::BadCertificate(_))
     }
 
     /// Whether its sender is told. Not of what may come from anybody, and not of what was heard before: that would be an

@@ -28,6 +28,12 @@ impl ReplayWindow {
         Self { heard: HashSet::new(), over: BTreeSet::new(), capacity }
     }
 
+    /// Whether nothing that it remembers holds any more.
+    #[must_use]
+    pub fn is_over(&self, now: Timestamp) -> bool {
+        self.over.last().is_none_or(|(over, _)| *over <= now)
+    }
+
     /// Lets something through that was not heard before.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::bus::{Bus, BusError, Destination, Form, Inbox, Parcel, PublicKey};
-use crate::guard::Guard;
+use crate::guard::{Guard, Refused};
 use crate::json_rpc::{Handler, Outgoing, Peer, WeakPeer};
 
 /// Payloads that may wait to be sent to one node.
@@ -92,11 +92,9 @@ impl BusPeers {
             Destination::Ip(ip) => self.0.bus.key_of(ip).await?,
         };
         let manner = Manner { topic: topic.to_owned(), form };
-        self.open(key, manner, true).map(|conversation| conversation.peer).ok_or_else(|| {
-            BusError::Unreachable {
-                destination: key.to_string(),
-                topic: format!("{topic} (there are {PEERS_MAX} conversations already)"),
-            }
+        self.open(key, manner).map(|conversation| conversation.peer).ok_or_else(|| BusError::Unreachable {
+            destination: key.to_string(),
+            topic: format!("{topic} (there are {PEERS_MAX} conversations already)"),
         })
     }
 
@@ -112,10 +110,22 @@ impl BusPeers {
     pub async fn run(&self, mut inbox: Inbox, their_topic: &str) {
         while let Some(incoming) = inbox.next().await {
             let manner = Manner { topic: their_topic.to_owned(), form: incoming.form };
-            let Some(Conversation { peer, guard, .. }) = self.open(incoming.from, manner, false) else {
+            if let Some(Conversation { peer, guard, .. }) = self.known(incoming.from) {
+                peer.receive_opened(guard.open(&incoming.payload), incoming.receipt);
                 continue;
-            };
-            peer.receive_opened(guard.open(&incoming.payload), incoming.receipt);
+            }
+            let side = (self.0.accept)(incoming.from);
+            match side.guard.open(&incoming.payload) {
+                // Only who is heard has a conversation.
+                Ok(payload) => {
+                    if let Some(begun) = self.begin(incoming.from, manner, side) {
+                        begun.peer.receive_with(&payload, incoming.receipt);
+                    }
+                }
+                Err(Refused { error, .. }) => {
+                    tracing::warn!(from = %incoming.from, reason = error.reason(), "a node was not heard");
+                }
+            }
         }
     }
 
@@ -123,14 +133,28 @@ impl BusPeers {
         self.0.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The conversation with a node; one that goes on in another manner is as good, unless `exactly`.
-    fn open(&self, key: PublicKey, manner: Manner, exactly: bool) -> Option<Conversation> {
-        let mut peers = self.peers();
-        if let Some(known) = peers.get(&key).filter(|known| !known.peer.is_closed()) {
-            if !exactly || known.manner == manner {
-                return Some(known.clone());
+    /// The conversation with a node that goes on, in whatever manner.
+    fn known(&self, key: PublicKey) -> Option<Conversation> {
+        self.peers().get(&key).filter(|known| !known.peer.is_closed()).cloned()
+    }
+
+    /// The conversation with a node in this manner; one in another ends.
+    fn open(&self, key: PublicKey, manner: Manner) -> Option<Conversation> {
+        if let Some(known) = self.known(key) {
+            if known.manner == manner {
+                return Some(known);
             }
             known.peer.close();
+        }
+        let side = (self.0.accept)(key);
+        self.begin(key, manner, side)
+    }
+
+    /// Begins a conversation, unless there is one by now.
+    fn begin(&self, key: PublicKey, manner: Manner, side: Side) -> Option<Conversation> {
+        let mut peers = self.peers();
+        if let Some(known) = peers.get(&key).filter(|known| !known.peer.is_closed()) {
+            return Some(known.clone());
         }
         if peers.len() >= PEERS_MAX {
             peers.retain(|_, conversation| !conversation.peer.is_closed());
@@ -140,7 +164,7 @@ impl BusPeers {
             }
         }
         let (outbox, payloads) = mpsc::channel(OUTBOX_LEN);
-        let Side { handler, guard } = (self.0.accept)(key);
+        let Side { handler, guard } = side;
         let peer = Peer::timed(outbox, handler);
         let conversation = Conversation { manner, peer, guard };
         tokio::spawn(send_all(Arc::clone(&self.0.bus), key, Leaving::of(&conversation), payloads));

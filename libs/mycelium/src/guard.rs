@@ -26,6 +26,8 @@ pub struct Refused {
     pub error: RpcError,
     /// What was in it, when its sender may be told: each of its requests is answered with the error.
     pub body: Option<Bytes>,
+    /// The conversation is over: whoever says more begins a new one.
+    pub over: bool,
 }
 
 /// Takes everything as it is, for ways on which nobody can say anything but its two ends.

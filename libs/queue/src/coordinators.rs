@@ -11,13 +11,19 @@ use crate::supervisor::Supervisor;
 const NODE_PREFIX: &str = "node:";
 
 impl Supervisor {
-    /// Notes the node of a bus through which a coordinator was heard.
+    /// Notes the node of a bus through which a coordinator was heard, and forgets whom else it led to.
     ///
     /// # Errors
     /// Any [`kv::Error`].
     pub async fn note_node(&self, coordinator: &str, node: &str) -> Result<()> {
         let field = format!("{NODE_PREFIX}{coordinator}");
         self.db().cmd(Cmd::new("HSET").arg(k::SUPERVISOR).arg(&field).arg(node)).await?;
+        for (other, _) in
+            self.nodes().await?.iter().filter(|(other, of)| *of == node && *other != coordinator)
+        {
+            let field = format!("{NODE_PREFIX}{other}");
+            self.db().cmd(Cmd::new("HDEL").arg(k::SUPERVISOR).arg(&field)).await?;
+        }
         Ok(())
     }
 

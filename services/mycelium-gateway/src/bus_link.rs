@@ -40,6 +40,10 @@ pub(crate) async fn keep(
                 tracing::debug!(address, error, "a supervisor does not answer on the bus");
                 desk.heard.gone(&address);
                 seat.leave(&error);
+                // Whoever is there now may sign with another key.
+                if let Some(key) = desk.peers.node_of(&address) {
+                    bus.close(key);
+                }
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(RETRY_MAX);
             }
@@ -60,12 +64,18 @@ async fn introduce(
     };
     desk.peers.note_node(key, address);
     let peer = bus.peer(Destination::Key(key), topic).await.map_err(|error| error.to_string())?;
+    ask_who(desk, &peer, address).await?;
+    Ok(peer)
+}
+
+/// Asks a supervisor who it is, which introduces us: it listens to whoever has signed something for it.
+pub(crate) async fn ask_who(desk: &Desk, peer: &Peer, address: &str) -> Result<(), String> {
     let answer = peer.call(method::SUPERVISOR_INFO, &InfoRequest {}, INFO_TIMEOUT).await;
     let answer = answer.map_err(|error| error.to_string())?;
     let presence: Presence = serde_json::from_str(answer.get()).map_err(|error| error.to_string())?;
     desk.peers.note_name(address, &presence.supervisor);
     desk.heard.presence(address, &presence);
-    Ok(peer)
+    Ok(())
 }
 
 async fn until_silent(desk: &Desk, address: &str) {

@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
+use crate::bus_link::ask_who;
 use crate::front::{Desk, Who};
 use crate::peers::{Peers, Seat};
 use crate::presence::Heard;
@@ -163,9 +164,16 @@ async fn attach(
             }
         }
     };
+    let introducing = async {
+        if let Err(error) = ask_who(desk, &peer, address).await {
+            tracing::warn!(address, error, "a supervisor does not say who it is");
+        }
+        std::future::pending::<()>().await;
+    };
     tokio::select! {
         ended = receive(&mut incoming, &peer, &conversation) => ended,
         () = writing => Ok(()),
+        () = introducing => Ok(()),
     }
 }
 

@@ -229,6 +229,12 @@ impl Peers {
         self.lock().nodes.get(&key).cloned()
     }
 
+    /// The node of the bus that an address leads to, once that is known.
+    #[must_use]
+    pub fn node_of(&self, address: &str) -> Option<PublicKey> {
+        self.lock().nodes.iter().find(|(_, known)| *known == address).map(|(key, _)| *key)
+    }
+
     /// Notes a supervisor's own name.
     pub fn note_name(&self, address: &str, name: &str) {
         if let Some(Entry { standing, .. }) = self.lock().peers.get(address) {

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::rpc::MountBuilder;
-use envelope::{Sealer, Voice};
+use bytes::Bytes;
+use envelope::{Conversation, Sealer, Voice};
 use identity::SigningKey;
 use kv::Kv;
 use model::supervision::COORDINATOR_TOPIC;
-use mycelium::{Bus, BusPeers, Side};
+use mycelium::{Bus, BusPeers, Guard, PublicKey, Refused, Side, Standing};
 use proto::v1::supervisor_service_server::SupervisorServiceServer;
 use queue::{DemandWatch, LossWatch};
 use tokio::sync::watch;
@@ -191,18 +192,48 @@ async fn serve_bus(supervisor: Supervisor, bus: Option<(Arc<dyn Bus>, mycelium::
         if let Some(coordinator) = accepting.coordinators.behind(node) {
             conversation = conversation.with_name(coordinator);
         }
-        let guard = Arc::new(conversation);
-        let handler = Intake::on_bus(accepting.clone(), Arc::clone(&guard), node);
-        Side { handler, guard }
+        let conversation = Arc::new(conversation);
+        let handler = Intake::on_bus(accepting.clone(), Arc::clone(&conversation), node);
+        let coordinators = accepting.coordinators.clone();
+        Side { handler, guard: Arc::new(OnNode { conversation, coordinators, node }) }
     };
     let mut standing = bus.standing();
     let peers = BusPeers::new(bus, Arc::new(accept));
     supervisor.coordinators.set_bus(peers.clone());
-    // Nothing comes before the bus was up once, and then it knows its node.
-    if let Ok(standing) = standing.wait_for(|standing| standing.node.is_some()).await
-        && let Some(node) = &standing.node
-    {
-        supervisor.voice.add_name(node.key.to_string());
+    // Nothing comes before the bus was up once, and then it knows its node. A daemon may come back as another.
+    let mut known = None;
+    let naming = async {
+        while let Ok(standing) =
+            standing.wait_for(|now| key_in(now).is_some_and(|key| known != Some(key))).await
+        {
+            known = key_in(&standing);
+            known.iter().for_each(|key| supervisor.voice.add_name(key.to_string()));
+        }
+    };
+    tokio::join!(naming, peers.run(inbox, COORDINATOR_TOPIC));
+}
+
+fn key_in(standing: &Standing) -> Option<PublicKey> {
+    standing.node.as_ref().map(|node| node.key)
+}
+
+/// The conversation with whoever speaks through a node of the bus.
+struct OnNode {
+    conversation: Arc<Conversation>,
+    coordinators: Coordinators,
+    node: PublicKey,
+}
+
+impl Guard for OnNode {
+    fn seal(&self, payload: Bytes) -> Result<Bytes, String> {
+        self.conversation.seal(payload)
     }
-    peers.run(inbox, COORDINATOR_TOPIC).await;
+
+    fn open(&self, payload: &Bytes) -> Result<Bytes, Refused> {
+        let opened = Guard::open(&*self.conversation, payload)?;
+        if let Some(root) = self.conversation.root() {
+            self.coordinators.heard_through(&root.to_string(), self.node);
+        }
+        Ok(opened)
+    }
 }

@@ -54,9 +54,14 @@ impl Coordinators {
         self.nodes().insert(name.to_owned(), node) != Some(node)
     }
 
+    /// A coordinator was heard through a node: whoever was heard through it before is there no more.
+    pub fn heard_through(&self, name: &str, node: PublicKey) {
+        self.nodes().retain(|known, of| *of != node || known == name);
+    }
+
     /// Takes back what was noted and could not be kept.
-    pub fn forget_node(&self, name: &str) {
-        self.nodes().remove(name);
+    pub fn forget_node(&self, name: &str, node: PublicKey) {
+        self.nodes().retain(|known, of| known != name || *of != node);
     }
 
     /// Takes over what was kept, beside what was noted since.

@@ -117,7 +117,7 @@ impl Work {
     async fn keep_node(&self, node: PublicKey) {
         if let Err(error) = self.supervisor.queue.note_node(&self.coordinator, &node.to_string()).await {
             tracing::warn!(%error, "where a coordinator is heard from cannot be kept");
-            self.supervisor.coordinators.forget_node(&self.coordinator);
+            self.supervisor.coordinators.forget_node(&self.coordinator, node);
         }
     }
 

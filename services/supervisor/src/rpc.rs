@@ -81,11 +81,10 @@ impl SupervisorService for SupervisorRpc {
         let welcome = attach_response::Frame::Welcome(AttachWelcome { key });
         // There is room for one, and nobody else sends.
         outgoing.try_send(Ok(AttachResponse { frame: Some(welcome) })).ok();
-        self.supervisor.coordinators.arrived(&coordinator, &peer);
         let (supervisor, stop) = (self.supervisor.clone(), self.stop.clone());
         tokio::spawn(async move {
             tokio::select! {
-                () = receive(requests, &peer, &conversation) => {}
+                () = receive(requests, &supervisor, &peer, &conversation) => {}
                 () = send(payloads, outgoing, &conversation) => {}
                 () = stop.cancelled() => {}
             }
@@ -214,14 +213,21 @@ fn refused(field: &str, why: impl std::fmt::Display) -> Status {
     Error::invalid(violations).into()
 }
 
-async fn receive(mut requests: Streaming<AttachRequest>, peer: &Peer, conversation: &Conversation) {
+async fn receive(
+    mut requests: Streaming<AttachRequest>,
+    supervisor: &Supervisor,
+    peer: &Peer,
+    conversation: &Conversation,
+) {
     loop {
         match requests.message().await {
             Ok(Some(AttachRequest { frame: Some(attach_request::Frame::Envelope(envelope)) })) => {
-                peer.receive_opened(
-                    conversation.open(envelope_convert::from_wire(envelope), Timestamp::now()),
-                    Receipt::default(),
-                );
+                let opened = conversation.open(envelope_convert::from_wire(envelope), Timestamp::now());
+                // Not before it has signed something: until then anybody may say that they are it.
+                if let (Ok(_), Some(root)) = (&opened, conversation.root()) {
+                    supervisor.coordinators.arrived(&root.to_string(), peer);
+                }
+                peer.receive_opened(opened, Receipt::default());
             }
             Ok(Some(_)) => tracing::debug!("a frame of an attachment that says nothing was ignored"),
             Ok(None) => return,

@@ -274,10 +274,13 @@ impl Peer {
     pub fn receive_opened(&self, opened: Result<Bytes, Refused>, receipt: Receipt) {
         match opened {
             Ok(payload) => self.receive_with(&payload, receipt),
-            Err(Refused { error, body }) => {
+            Err(Refused { error, body, over }) => {
                 tracing::warn!(reason = error.reason(), "something was not heard: {}", error.message);
                 if let Some(body) = body {
                     self.refuse(&body, &error);
+                }
+                if over {
+                    self.close();
                 }
             }
         }
@@ -285,6 +288,8 @@ impl Peer {
 
     /// Answers every request in a payload that came in and is not taken with this error. Answers in it change nothing.
     fn refuse(&self, payload: &[u8], error: &RpcError) {
+        // Whoever says much that is refused is not told of all of it.
+        let Ok(permit) = Arc::clone(&self.0.handlers).try_acquire_owned() else { return };
         let (members, batch) = match parse(payload) {
             Ok(Payload::Single(member)) => (vec![member], false),
             Ok(Payload::Batch(members)) => (members, true),
@@ -294,7 +299,12 @@ impl Peer {
             Ok(Message::Request(request)) => request.id,
             Ok(Message::Response(_)) | Err(_) => None,
         });
-        self.reply_now(requests.map(|id| (Some(id), Err(error.clone()))).collect(), batch);
+        let answers = requests.map(|id| (Some(id), Err(error.clone()))).collect();
+        let peer = self.clone();
+        tokio::spawn(async move {
+            peer.reply(answers, batch).await;
+            drop(permit);
+        });
     }
 
     /// Ends the conversation: whoever waits for an answer learns that there will be none.
