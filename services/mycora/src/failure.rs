@@ -10,7 +10,7 @@ const NOT_REACHED: &str = "cannot reach ";
 /// What is said of a connection that the other side closed, or refused after the handshake: with TLS 1.3
 /// a server looks at the client's certificate when the client is done already.
 const CLOSED: [&str; 5] =
-    ["connection closed", "connection reset", "Connection reset", "Broken pipe", "received fatal alert"];
+    ["connection closed", "connection reset", "Connection reset", "roken pipe", "received fatal alert"];
 /// What that may mean.
 const REFUSED: &str = "the coordinator closed the connection: it may not accept the client's certificate, which is of \
                        another authority or out of date, or it is ending";
@@ -159,6 +159,8 @@ mod tests {
 
     #[test]
     fn a_closed_connection_names_the_certificate() {
+        let piped = Status::unavailable("cannot reach h:1: stream closed because of a broken pipe");
+        assert!(matches!(Failure::from(CallError::from(piped)), Failure::Closed(_)));
         let closed = Status::unavailable("cannot reach h:1: connection closed");
         let failure = Failure::from(CallError::from(closed)).with_certificate(Some(Path::new("c.pem")));
         assert_eq!(failure.exit_code(), 3);
