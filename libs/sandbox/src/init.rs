@@ -63,6 +63,7 @@ fn run() -> io::Result<Never> {
         -1 => return Err(io::Error::last_os_error()),
         0 => {
             drop(failure);
+            usual_signals();
             block_signals(false);
             let refused = confine::become_script(&request, init);
             let refused = serde_json::to_vec(&refused).unwrap_or_default();
@@ -98,6 +99,15 @@ fn close_inherited() {
     // SAFETY: nothing of this process has opened a descriptor yet, so none that it owns is closed. A kernel before
     // 5.9 cannot do it, and keeps them.
     unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0_u32) };
+}
+
+/// Gives every signal its usual effect: what the runner was started to ignore (`nohup`, a shell's background) is no concern of
+/// a script.
+fn usual_signals() {
+    for signal in 1..=64 {
+        // SAFETY: sets a disposition that needs no handler; those that cannot be set are refused and stay.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
 }
 
 /// Lets no signal through that can be held back, or all of them.
