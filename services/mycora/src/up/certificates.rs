@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use envelope::files::ROOT_KEY_FILE;
 use envelope::{Sealer, SigningFiles};
 use identity::pki::LEAF_VALIDITY;
 use identity::{CertificateSummary, Identity, IssueOptions, IssuedFiles, Pki, ServiceName, TrustDomain};
@@ -42,10 +41,9 @@ pub(super) fn prepare(dir: &DataDir, pki_dir: Option<&Path>) -> Result<Certifica
     };
     let issue = |identity| issue(&pki, identity, now);
     let since = Timestamp::from(now);
+    // Always its own: several coordinators may have certificates of one authority.
     let own = dir.private("pki")?;
-    // The authority that is named may have the coordinator's root key as well.
-    let own = pki_dir.filter(|named| named.join(ROOT_KEY_FILE).exists()).unwrap_or(&own);
-    let signing = SigningFiles::issue(own, SIGNING_NAME, since, since + LEAF_VALIDITY);
+    let signing = SigningFiles::issue(&own, SIGNING_NAME, since, since + LEAF_VALIDITY);
     Ok(Certificates {
         signing: signing.map_err(UpError::Signing)?,
         server: issue(Identity::Service(ServiceName::Mycora))?,
