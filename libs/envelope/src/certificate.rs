@@ -24,6 +24,25 @@ pub struct Certificate {
     pub not_after: Timestamp,
 }
 
+/// A certificate that was read, and the JSON that it was read from: the same JSON need not be verified again.
+#[derive(Debug, Clone)]
+pub(crate) struct Vouched {
+    json: Box<str>,
+    certificate: Certificate,
+}
+
+impl Vouched {
+    /// The certificate in `json`, which is `known`, or becomes so. Whether it holds now is another question.
+    pub(crate) fn read(json: &str, known: &mut Option<Self>) -> Result<Certificate, Refusal> {
+        if let Some(known) = known.as_ref().filter(|known| *known.json == *json) {
+            return Ok(known.certificate);
+        }
+        let certificate = Certificate::read(&Envelope::from_json(json.as_bytes())?)?;
+        *known = Some(Self { json: json.into(), certificate });
+        Ok(certificate)
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 struct CertificateText {
     key: String,

@@ -9,7 +9,8 @@ use identity::VerifyingKey;
 use model::Timestamp;
 use mycelium::{Guard, Refused, RpcError};
 
-use crate::{Envelope, Heard, Refusal, ReplayWindow, Sealer, hear, statement};
+use crate::certificate::Vouched;
+use crate::{Envelope, Heard, Refusal, ReplayWindow, Sealer, statement};
 
 /// How long anything said holds: longer than anybody waits for an answer, and than a bus takes.
 const LIFETIME: Duration = Duration::from_secs(300);
@@ -70,6 +71,8 @@ pub type OnRefusal = Arc<dyn Fn(&Refusal) + Send + Sync>;
 pub struct Conversation {
     voice: Arc<Voice>,
     them: Mutex<Them>,
+    /// The certificate that they showed last: it comes with everything that they say.
+    shown: Mutex<Option<Vouched>>,
     on_refusal: OnRefusal,
 }
 
@@ -89,7 +92,7 @@ impl Conversation {
     /// With whoever speaks first.
     #[must_use]
     pub fn new(voice: Arc<Voice>, on_refusal: OnRefusal) -> Self {
-        Self { voice, them: Mutex::default(), on_refusal }
+        Self { voice, them: Mutex::default(), shown: Mutex::default(), on_refusal }
     }
 
     /// Speaks to this name from the beginning: a key as hex digits.
@@ -132,7 +135,8 @@ impl Conversation {
     pub fn hear(&self, envelope: &Envelope, now: Timestamp) -> Result<Bytes, Refusal> {
         let heard = {
             let names = self.voice.names.read().unwrap_or_else(PoisonError::into_inner);
-            hear(envelope, &names, now)?
+            let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+            statement::hear_knowing(envelope, &names, now, &mut shown)?
         };
         let mut them = self.them();
         // Nobody is held to a guess.

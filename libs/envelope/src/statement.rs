@@ -9,6 +9,7 @@ use model::id::Uid;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::certificate::Vouched;
 use crate::{Certificate, Envelope, Refusal};
 
 /// What an envelope with a statement holds.
@@ -126,6 +127,16 @@ pub struct Heard {
 /// # Errors
 /// Any [`Refusal`] but [`Refusal::Replayed`] and [`Refusal::TooMuch`].
 pub fn hear(envelope: &Envelope, own: &[String], now: Timestamp) -> Result<Heard, Refusal> {
+    hear_knowing(envelope, own, now, &mut None)
+}
+
+/// The same with the certificate that was shown last, which is mostly the one that is shown.
+pub(crate) fn hear_knowing(
+    envelope: &Envelope,
+    own: &[String],
+    now: Timestamp,
+    known: &mut Option<Vouched>,
+) -> Result<Heard, Refusal> {
     let signer = envelope.signer(PAYLOAD_TYPE)?;
     let malformed = |error: serde_json::Error| Refusal::Malformed(error.to_string());
     let statement: Statement<'_> = serde_json::from_slice(&envelope.payload).map_err(malformed)?;
@@ -144,7 +155,7 @@ pub fn hear(envelope: &Envelope, own: &[String], now: Timestamp) -> Result<Heard
     let root = match statement.certificate {
         None => signer,
         Some(json) => {
-            let certificate = Certificate::read(&Envelope::from_json(json.get().as_bytes())?)?;
+            let certificate = Vouched::read(json.get(), known)?;
             certificate.check(signer, now)?;
             certificate.root
         }

@@ -153,6 +153,14 @@ pub struct Standing {
     pub node: Option<Node>,
 }
 
+impl Standing {
+    /// This node's key, once it was heard of.
+    #[must_use]
+    pub fn key(&self) -> Option<PublicKey> {
+        self.node.as_ref().map(|node| node.key)
+    }
+}
+
 /// A node of the bus, as it describes itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {

@@ -188,7 +188,7 @@ impl Drop for DaemonBus {
 
 impl Shared {
     fn own_key(&self) -> Option<PublicKey> {
-        self.connection.standing().borrow().node.as_ref().map(|node| node.key)
+        self.connection.standing().borrow().key()
     }
 
     async fn key_of(&self, ip: Ipv6Addr) -> Result<PublicKey, BusError> {

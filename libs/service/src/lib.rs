@@ -30,7 +30,7 @@ pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// An error and its causes in one line.
 #[must_use]
-pub fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
+pub fn error_chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

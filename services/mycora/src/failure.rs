@@ -1,5 +1,6 @@
 //! Why a command failed: one exit code and one message that says what to do.
 
+pub use service::error_chain;
 use std::path::Path;
 
 use rpc::{ErrorView, Retry};
@@ -111,18 +112,6 @@ impl From<CallError> for Failure {
 /// Whether a server sent this. What the way to a server says of itself has details as well.
 fn answered(view: &ErrorView) -> bool {
     !view.reason.is_empty() && !view.message.starts_with(NOT_REACHED) && view.code != Code::DeadlineExceeded
-}
-
-/// An error with everything that caused it, in one line.
-#[must_use]
-pub fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text = format!("{text}: {cause}");
-        next = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rpc::{Channel, TlsFiles};
 use serde::{Deserialize, Serialize};
 
-use crate::failure::{Failure, with_causes};
+use crate::failure::{Failure, error_chain};
 
 /// The profile's name within a data directory.
 pub const PROFILE_FILE: &str = "client.toml";
@@ -204,7 +204,7 @@ impl Profile {
             (Some(_), _, _) => return refused("`cert` and `key` belong together; give both"),
         };
         Channel::remote(address, &tls, self.server_name.as_deref())
-            .map_err(|error| Failure::Invalid(with_causes(&error)))
+            .map_err(|error| Failure::Invalid(error_chain(&error)))
     }
 
     fn address_of(&self, host: Host) -> Result<&str, Failure> {

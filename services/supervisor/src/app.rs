@@ -10,7 +10,7 @@ use envelope::{Conversation, Sealer, Voice};
 use identity::SigningKey;
 use kv::Kv;
 use model::supervision::COORDINATOR_TOPIC;
-use mycelium::{Bus, BusPeers, Guard, PublicKey, Refused, Side, Standing};
+use mycelium::{Bus, BusPeers, Guard, PublicKey, Refused, Side};
 use proto::v1::supervisor_service_server::SupervisorServiceServer;
 use queue::{DemandWatch, LossWatch};
 use tokio::sync::watch;
@@ -203,18 +203,12 @@ async fn serve_bus(supervisor: Supervisor, bus: Option<(Arc<dyn Bus>, mycelium::
     // Nothing comes before the bus was up once, and then it knows its node. A daemon may come back as another.
     let mut known = None;
     let naming = async {
-        while let Ok(standing) =
-            standing.wait_for(|now| key_in(now).is_some_and(|key| known != Some(key))).await
-        {
-            known = key_in(&standing);
+        while let Ok(standing) = standing.wait_for(|now| now.node.is_some() && now.key() != known).await {
+            known = standing.key();
             known.iter().for_each(|key| supervisor.voice.add_name(key.to_string()));
         }
     };
     tokio::join!(naming, peers.run(inbox, COORDINATOR_TOPIC));
-}
-
-fn key_in(standing: &Standing) -> Option<PublicKey> {
-    standing.node.as_ref().map(|node| node.key)
 }
 
 /// The conversation with whoever speaks through a node of the bus.

@@ -84,7 +84,7 @@ impl SupervisorService for SupervisorRpc {
         let (supervisor, stop) = (self.supervisor.clone(), self.stop.clone());
         tokio::spawn(async move {
             tokio::select! {
-                () = receive(requests, &supervisor, &peer, &conversation) => {}
+                () = receive(requests, &supervisor, &coordinator, &peer, &conversation) => {}
                 () = send(payloads, outgoing, &conversation) => {}
                 () = stop.cancelled() => {}
             }
@@ -102,7 +102,7 @@ impl SupervisorService for SupervisorRpc {
         let drain::Progress { drain, queued, running } =
             drain::progress(&self.supervisor).await.map_err(store_trouble)?;
         let bus = self.supervisor.coordinators.bus_standing();
-        let mycelium_address = bus.node.as_ref().map(|node| format!("mycelium:{}", node.key));
+        let mycelium_address = bus.key().map(|key| format!("mycelium:{key}"));
         Ok(Response::new(GetSupervisorResponse {
             key: self.supervisor.voice.root().to_string(),
             mycelium_address: mycelium_address.unwrap_or_default(),
@@ -216,16 +216,19 @@ fn refused(field: &str, why: impl std::fmt::Display) -> Status {
 async fn receive(
     mut requests: Streaming<AttachRequest>,
     supervisor: &Supervisor,
+    coordinator: &str,
     peer: &Peer,
     conversation: &Conversation,
 ) {
+    let mut arrived = false;
     loop {
         match requests.message().await {
             Ok(Some(AttachRequest { frame: Some(attach_request::Frame::Envelope(envelope)) })) => {
                 let opened = conversation.open(envelope_convert::from_wire(envelope), Timestamp::now());
                 // Not before it has signed something: until then anybody may say that they are it.
-                if let (Ok(_), Some(root)) = (&opened, conversation.root()) {
-                    supervisor.coordinators.arrived(&root.to_string(), peer);
+                if !arrived && opened.is_ok() {
+                    supervisor.coordinators.arrived(coordinator, peer);
+                    arrived = true;
                 }
                 peer.receive_opened(opened, Receipt::default());
             }

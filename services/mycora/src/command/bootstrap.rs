@@ -7,7 +7,7 @@ use model::Address;
 
 use crate::bootstrap::{self, BootstrapError};
 use crate::command::Session;
-use crate::failure::{Failure, with_causes};
+use crate::failure::{Failure, error_chain};
 use crate::output;
 use crate::profile::Host;
 
@@ -45,6 +45,6 @@ pub async fn run(args: &BootstrapArgs, session: &Session) -> Result<u8, Failure>
 fn failed(error: BootstrapError) -> Failure {
     match error {
         BootstrapError::Refused { status, .. } => crate::failure::CallError::from(*status).into(),
-        BootstrapError::Key(_) => Failure::Failed(with_causes(&error)),
+        BootstrapError::Key(_) => Failure::Failed(error_chain(&error)),
     }
 }

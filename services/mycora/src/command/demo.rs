@@ -7,7 +7,7 @@ use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{Global, Session};
-use crate::failure::{Failure, with_causes};
+use crate::failure::{Failure, error_chain};
 use crate::output::{self, time};
 use crate::{demo, up};
 
@@ -38,7 +38,7 @@ pub async fn run(args: &DemoArgs, global: Global) -> Result<u8, Failure> {
     let data_dir = data_dir.unwrap_or_default();
     say(&global, &format!("starting every service in {}", data_dir.display()));
     let started = up::start(up::Options::private(&data_dir)).await;
-    let running = started.map_err(|error| Failure::Unreachable(with_causes(&error)))?;
+    let running = started.map_err(|error| Failure::Unreachable(error_chain(&error)))?;
     say(&global, &format!("serving after {}", time::duration(began.elapsed())));
     let result = tokio::select! {
         biased;
@@ -47,7 +47,7 @@ pub async fn run(args: &DemoArgs, global: Global) -> Result<u8, Failure> {
         result = show(&running, global.clone()) => result,
     };
     // Also after a failure, so that nothing stays.
-    let stopped = running.stop().await.map_err(|error| Failure::Failed(with_causes(&error)));
+    let stopped = running.stop().await.map_err(|error| Failure::Failed(error_chain(&error)));
     let removed = temporary.map_or(Ok(()), tempfile::TempDir::close);
     let code = result.map_err(|failure| match failure {
         // The flow does not go on: its coordinator is gone.

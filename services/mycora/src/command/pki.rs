@@ -10,7 +10,7 @@ use identity::{CertificateSummary, Identity, IssueOptions, Pki, ServiceName, Tru
 use model::Timestamp;
 use serde::Serialize;
 
-use crate::failure::{Failure, with_causes};
+use crate::failure::{Failure, error_chain};
 use crate::output::{self, Format, table, time};
 use crate::profile::default_data_dir;
 
@@ -248,5 +248,5 @@ fn document(file: PathBuf, summary: CertificateSummary) -> CertificateDocument {
 
 /// All that can go wrong here is what was asked for, or the files it is about.
 fn failed(error: &dyn std::error::Error) -> Failure {
-    Failure::Invalid(with_causes(error))
+    Failure::Invalid(error_chain(error))
 }

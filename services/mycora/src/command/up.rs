@@ -8,7 +8,7 @@ use service::{Hangup, Shutdown, TelemetryFlags, telemetry};
 use storage::Durability;
 
 use crate::command::Global;
-use crate::failure::{Failure, with_causes};
+use crate::failure::{Failure, error_chain};
 use crate::output;
 use crate::profile::default_data_dir;
 use crate::up::{self, Options, PORT_DEFAULT, UpError};
@@ -71,7 +71,7 @@ fn durability(text: &str) -> Result<Durability, String> {
 /// When something is in the way, or a part fails while it runs.
 pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
     let telemetry =
-        telemetry::init("mycora", &args.telemetry).map_err(|error| Failure::Invalid(with_causes(&error)))?;
+        telemetry::init("mycora", &args.telemetry).map_err(|error| Failure::Invalid(error_chain(&error)))?;
     let shutdown = Shutdown::new();
     shutdown
         .on_signals(Hangup::Ends)
@@ -113,7 +113,7 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
 
 /// What is in the way of a start is reported like a coordinator that cannot be reached.
 fn failed(error: &UpError) -> Failure {
-    let text = with_causes(error);
+    let text = error_chain(error);
     match error {
         UpError::PortTooHigh { .. } | UpError::SocketPath { .. } => Failure::Invalid(text),
         UpError::Task(_) | UpError::Ended { .. } | UpError::RedisEnded { .. } => Failure::Failed(text),
