@@ -74,11 +74,13 @@ pub struct ContextSettings {
     pub executors_may_submit: bool,
     /// Messages pushed to `msg_out` by programs that know nothing of gRPC are taken.
     pub raw_publish: bool,
+    /// Chat and mail that their senders have not signed are refused.
+    pub require_signed_messages: bool,
 }
 
 impl Default for ContextSettings {
     fn default() -> Self {
-        Self { executors_may_submit: true, raw_publish: false }
+        Self { executors_may_submit: true, raw_publish: false, require_signed_messages: false }
     }
 }
 

@@ -46,6 +46,9 @@ pub struct JobSpec {
     /// Files it makes that are kept and handed to its dependants, by relative path.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outputs: Vec<String>,
+    /// The actor's signature over what is to run, when it made one: an envelope as JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signature: Option<String>,
 }
 
 impl JobSpec {
@@ -195,8 +198,6 @@ pub struct Job {
     pub prerequisites: Vec<String>,
     /// Jobs that come before it.
     pub depends: Vec<JobId>,
-    /// The actor's signature over what is to run, when it made one.
-    pub signature: Option<String>,
     /// When it was made.
     pub created_at: Timestamp,
 }
@@ -224,6 +225,7 @@ mod tests {
             files: [("../x".to_owned(), BlobRef { sha256: BlobHash::of(b""), size: 17 * 1024 * 1024 })]
                 .into(),
             outputs: vec!["o".into(), "o".into()],
+            signature: None,
         };
         let mut violations = Violations::new();
         spec.check("nodes[0].job", &mut violations);

@@ -114,3 +114,28 @@ pub const JOB_DISK_BYTES_DEFAULT: u64 = 1024 * 1024 * 1024;
 pub const CONTEXT_DISK_BYTES_DEFAULT: u64 = 10 * 1024 * 1024 * 1024;
 /// Ended processes that the end of an attempt names at most.
 pub const ENDED_PROCESSES_MAX: usize = 16;
+
+/// The text of a message.
+pub const MESSAGE_TEXT_BYTES_MAX: usize = 512 * 1024;
+/// What a message is about, in characters.
+pub const MESSAGE_TOPIC_CHARS_MAX: usize = 256;
+/// How long chat and mail may take to arrive: 6 days, less than what arrived is remembered.
+pub const LETTER_TIMEOUT_SECS_MAX: u32 = 6 * 24 * 3600;
+/// The same for one that does not say.
+pub const LETTER_TIMEOUT_SECS_DEFAULT: u32 = 3600;
+/// What arrived is remembered for this long, and not taken twice.
+pub const LETTER_SEEN_SECS: u32 = 7 * 24 * 3600;
+/// Messages that an actor received in a context and did not acknowledge.
+pub const INBOX_MAX: usize = 10_000;
+/// Received messages of a context that plain Redis readers find; the oldest go first.
+pub const MSG_IN_MAX: usize = 10_000;
+/// Addresses of one actor.
+pub const ACTOR_ADDRESSES_MAX: usize = 8;
+/// What is remembered of what happened to a message.
+pub const MESSAGE_LOGS_MAX: usize = 100;
+/// An actor's signature over a job or a message.
+pub const SIGNATURE_BYTES_MAX: usize = 64 * 1024;
+/// How long an actor's signature over a job holds unless it says less: 30 days.
+pub const JOB_SIGNATURE_SECS_DEFAULT: u32 = 30 * 24 * 3600;
+/// How long it may hold at most: 366 days.
+pub const JOB_SIGNATURE_SECS_MAX: u32 = 366 * 24 * 3600;

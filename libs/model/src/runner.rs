@@ -32,12 +32,38 @@ pub struct Runner {
     pub labels: BTreeMap<String, String>,
     /// The supervisor is on this machine.
     pub local: bool,
+    /// What its requests travel in.
+    pub envelope: EnvelopeForm,
+    /// With [`EnvelopeForm::Plain`]: the name of the secret that goes with each request; empty for none.
+    pub secret_ref: String,
     /// When it was registered.
     pub created_at: Timestamp,
     /// When it last changed.
     pub updated_at: Timestamp,
     /// The change counter at its last change.
     pub revision: Revision,
+}
+
+/// What requests to a supervisor travel in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EnvelopeForm {
+    /// Signed envelopes.
+    #[default]
+    Signed,
+    /// Plain JSON-RPC, for supervisors that know nothing else.
+    Plain,
+}
+
+impl EnvelopeForm {
+    /// As it stands in Redis.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Signed => "signed",
+            Self::Plain => "plain",
+        }
+    }
 }
 
 /// One worker process, or one kind of script that it takes.

@@ -30,12 +30,18 @@ pub mod method {
     pub const BLOB_GET: &str = "blob.get";
     /// To a coordinator: [`super::BlobPut`] → nothing of interest.
     pub const BLOB_PUT: &str = "blob.put";
+    /// To another coordinator: [`crate::Letter`] → [`crate::LetterAccepted`].
+    pub const MESSAGE_DELIVER: &str = "message.deliver";
 }
 
 /// The topic under which coordinators are spoken to on a bus.
 pub const COORDINATOR_TOPIC: &str = "coordinator.rpc";
 /// The topic under which supervisors are spoken to, unless their record says otherwise.
 pub const SUPERVISOR_TOPIC: &str = "supervisor.rpc";
+
+/// The topic under which coordinators speak to each other. Not [`COORDINATOR_TOPIC`]: one node may carry a supervisor and
+/// a coordinator, and who speaks under that topic is a supervisor.
+pub const GATEWAY_TOPIC: &str = "gateway.rpc";
 
 /// Asks who a supervisor is, and introduces the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -44,6 +44,7 @@ impl Engine {
             instance: place.target.instance,
             isolation: place.policy.isolation,
             network: place.policy.network,
+            signature: job.signature.clone(),
             traceparent: None,
         }
     }

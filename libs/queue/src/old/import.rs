@@ -216,6 +216,7 @@ impl Work {
             instance: None,
             isolation: Isolation::Basic,
             network: false,
+            signature: None,
             traceparent: None,
         }
     }
