@@ -1,5 +1,6 @@
 //! What coordinators and supervisors say to each other, signed.
 //!
+//! - [`actor`]: what actors sign themselves, jobs and letters;
 //! - [`dsse`]: signatures over exact bytes, with the kind of what is signed (DSSE 1.0);
 //! - [`statement`]: what is signed around a payload: for whom it is, which one it is, how long it holds;
 //! - [`certificate`]: a coordinator's root vouches for its gateways, and for the root after it;
@@ -13,6 +14,7 @@
 //! shows the root's certificate for it with everything that it says, so that whoever hears it needs nothing but the
 //! root. A supervisor has one key, and signs with that.
 
+pub mod actor;
 pub mod certificate;
 pub mod conversation;
 pub mod dsse;
@@ -60,8 +62,19 @@ pub enum Refusal {
         /// That root was not heard for as long as anything holds.
         gone: bool,
     },
+    /// Somebody else than the actor whose it is said to be has signed it.
+    #[error("{signer} has signed it, and {claimed} is who it is said to be of")]
+    OtherActor {
+        /// The key that signed.
+        signer: String,
+        /// The key of whom it is said to be.
+        claimed: String,
+    },
+    /// It was signed, but not as it is here.
+    #[error("another `{0}` was signed than is here")]
+    OtherContent(String),
     /// It holds no more.
-    #[error("it held until {0}")]
+    #[error("it held until {}", .0.rfc3339())]
     Expired(model::Timestamp),
     /// It is of a time that has not come, or is to hold longer than anything may.
     #[error("it claims times that cannot be: look at the clocks of both machines")]
@@ -81,7 +94,7 @@ impl Refusal {
         match self {
             Self::Malformed(_) => "MALFORMED_ENVELOPE",
             Self::OtherType(_) => "OTHER_PAYLOAD_TYPE",
-            Self::BadSignature => "BAD_SIGNATURE",
+            Self::BadSignature | Self::OtherActor { .. } | Self::OtherContent(_) => "BAD_SIGNATURE",
             Self::BadCertificate(_) => "BAD_CERTIFICATE",
             Self::WrongDestination { .. } => "WRONG_DESTINATION",
             Self::OtherSigner { .. } => "UNKNOWN_SIGNER",

@@ -1,0 +1,57 @@
+//! What actors sign themselves: jobs and letters. A coordinator carries it, and cannot make it.
+//!
+//! Both are envelopes as JSON, by the key that the actor is registered with. What they hold is strict JSON: a field that
+//! nobody knows is refused, since whoever signed it meant something by it.
+
+mod job;
+mod letter;
+
+use std::time::Duration;
+
+use identity::{SigningKey, VerifyingKey};
+use model::{Timestamp, limits};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::statement::SKEW;
+use crate::{Envelope, Refusal};
+
+pub use job::{JOB_TYPE, JobTerms, SignedJob, check_job, check_terms, sign_job};
+pub use letter::{LETTER_TYPE, LetterTerms, SignedLetter, check_letter, sign_letter};
+
+fn sign(payload_type: &str, what: &impl Serialize, key: &SigningKey) -> String {
+    let payload = serde_json::to_vec(what).expect("texts and numbers are JSON");
+    let envelope = Envelope::sign(payload_type, payload.into(), key).to_json();
+    String::from_utf8_lossy(&envelope).into_owned()
+}
+
+/// Who signed it, and what.
+fn open<T: DeserializeOwned>(payload_type: &str, signature: &str) -> Result<(VerifyingKey, T), Refusal> {
+    if signature.len() > limits::SIGNATURE_BYTES_MAX {
+        let (len, max) = (signature.len(), limits::SIGNATURE_BYTES_MAX);
+        return Err(Refusal::Malformed(format!("a signature has at most {max} bytes, this one has {len}")));
+    }
+    let envelope = Envelope::from_json(signature.as_bytes())?;
+    let signer = envelope.signer(payload_type)?;
+    let what = serde_json::from_slice(&envelope.payload);
+    Ok((signer, what.map_err(|error| Refusal::Malformed(error.to_string()))?))
+}
+
+/// Refuses what is over, and what is to hold for longer than such a thing may.
+fn check_expiry(expires: Timestamp, longest: Duration, now: Timestamp) -> Result<(), Refusal> {
+    if expires <= now {
+        return Err(Refusal::Expired(expires));
+    }
+    if expires.since(now) > longest + SKEW {
+        return Err(Refusal::BadTimes);
+    }
+    Ok(())
+}
+
+/// Refuses it when what was signed is something else than what is here.
+fn same<T: PartialEq>(field: &str, signed: &T, here: &T) -> Result<(), Refusal> {
+    if signed == here { Ok(()) } else { Err(Refusal::OtherContent(field.to_owned())) }
+}
+
+#[cfg(test)]
+mod tests;
