@@ -48,6 +48,15 @@ impl Caller {
         }
     }
 
+    /// The actor behind this request.
+    ///
+    /// # Errors
+    /// As [`Caller::of`]; `PERMISSION_DENIED` for a service and the bootstrap identity, which have no roles.
+    pub fn actor_of<T>(request: &tonic::Request<T>) -> Result<ActorId, Status> {
+        let actor = Self::of(request)?.actor();
+        actor.ok_or_else(|| Status::permission_denied("only actors have roles in a context"))
+    }
+
     /// When its certificate was issued; nothing for a service of this process.
     /// A certificate from before the actor was revoked does not count.
     #[must_use]

@@ -23,6 +23,14 @@ const DESCRIPTION_BYTES_MAX: usize = 512;
 /// What the encoding adds to each violation.
 const VIOLATION_OVERHEAD_BYTES: usize = 8;
 
+/// A status that another service gave, as the answer to a caller: what it decided, for instance about permission, is what
+/// the caller hears. Its metadata stay behind.
+#[must_use]
+#[expect(clippy::needless_pass_by_value, reason = "its place is in `map_err`")]
+pub fn passed_on(status: Status) -> Status {
+    Status::with_details(status.code(), status.message(), status.details().to_vec().into())
+}
+
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What kind of failure it is; decides the gRPC status code.

@@ -24,7 +24,7 @@ mod tls;
 pub use caller::Caller;
 pub use channel::{Channel, ChannelError};
 pub use deadline::Deadline;
-pub use error::{ERROR_DOMAIN, Error, ErrorKind};
+pub use error::{ERROR_DOMAIN, Error, ErrorKind, passed_on};
 pub use error_view::{ErrorView, Retry, code_name};
 pub use health::Health;
 pub use local::{LocalHandle, LocalServer};

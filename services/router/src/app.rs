@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ::rpc::MountBuilder;
 use model::Timestamp;
 use proto::internal::v1::{SchedulerReplica, TakeHello, TakeRequest, take_request};
 use tokio::sync::{mpsc, watch};
@@ -11,35 +12,37 @@ use tokio_util::sync::CancellationToken;
 use crate::clients::{self, GatewayClient, MessageStoreClient, RegistryClient, SoleName, Told};
 use crate::config::Config;
 use crate::core::{Core, Input, Settings};
-use crate::driver::{Driver, EVENTS_WAITING_MAX, Event, Links};
+use crate::driver::{Driver, EVENTS_WAITING_MAX, Event, Links, Outlets};
 use crate::error::Error;
 use crate::metrics::Metrics;
+use crate::rpc::Rpc;
 use crate::schedulers::Schedulers;
+use crate::submits::{self, Submit};
 
 /// Tells the time that people read.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 /// Makes a way to a scheduler replica.
 pub type DialScheduler =
-    Arc<dyn Fn(&SchedulerReplica) -> Result<rpc::Channel, rpc::ChannelError> + Send + Sync>;
+    Arc<dyn Fn(&SchedulerReplica) -> Result<::rpc::Channel, ::rpc::ChannelError> + Send + Sync>;
 
 /// What the router needs of others.
 pub struct Deps<'a> {
     /// A way to storage.
-    pub storage: rpc::Channel,
+    pub storage: ::rpc::Channel,
     /// A way to the gateway.
-    pub gateway: rpc::Channel,
+    pub gateway: ::rpc::Channel,
     /// Makes ways to the scheduler replicas that storage names.
     pub schedulers: DialScheduler,
     /// A way to the registry.
-    pub registry: rpc::Channel,
+    pub registry: ::rpc::Channel,
     /// The wall clock.
     pub clock: Clock,
     /// Where its metrics are registered.
     pub metrics: &'a prometheus::Registry,
 }
 
-/// The service. It offers no methods of its own yet.
+/// The service.
 pub struct App {
     name: String,
     storage: MessageStoreClient,
@@ -47,9 +50,11 @@ pub struct App {
     schedulers: Schedulers,
     name_conflicts: prometheus::IntCounter,
     registry: RegistryClient,
+    rpc: Rpc,
     driver: Driver,
     events: mpsc::Sender<Event>,
     logs: mpsc::UnboundedReceiver<(u64, proto::internal::v1::NumberedLog)>,
+    submits: mpsc::UnboundedReceiver<Submit>,
 }
 
 impl App {
@@ -57,18 +62,20 @@ impl App {
         let metrics = Metrics::new(deps.metrics).map_err(Error::Metrics)?;
         let (events, incoming) = mpsc::channel(EVENTS_WAITING_MAX);
         let (log_sender, logs) = mpsc::unbounded_channel();
+        let (submit_sender, submits) = mpsc::unbounded_channel();
         let name_conflicts = metrics.name_conflicts.clone();
         let settings = Settings { started: (deps.clock)(), lost_after: config.lost_after };
         let driver = Driver {
             core: Core::new(metrics, Box::new(rand::random::<f64>), settings),
             clock: deps.clock,
             events: incoming,
-            logs: log_sender,
+            outlets: Outlets { logs: log_sender, submits: submit_sender },
             ready: watch::Sender::new(false),
             links: Links::default(),
         };
         Ok(Self {
             name: config.name,
+            rpc: Rpc::new(deps.storage.clone()),
             storage: clients::message_store(deps.storage),
             gateway: clients::gateway(deps.gateway),
             schedulers: Schedulers::new(deps.schedulers, events.clone()),
@@ -77,7 +84,14 @@ impl App {
             driver,
             events,
             logs,
+            submits,
         })
+    }
+
+    /// Adds what actors may call.
+    #[must_use]
+    pub fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
+        self.rpc.mount_public(mount)
     }
 
     /// True while its streams to storage, gateway and registry stand, and one to a scheduler.
@@ -88,8 +102,8 @@ impl App {
 
     /// Works until `shutdown`. What is under way then is given to a router again by storage.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Self { name, storage, gateway, schedulers, registry, driver, events, logs, name_conflicts } =
-            self;
+        let Self { name, storage, gateway, schedulers, registry, driver, events, logs, submits, .. } = self;
+        let conflicts = self.name_conflicts;
         let hello = take_request::Frame::Hello(TakeHello { router: name.clone() });
         let take = {
             let (client, events) = (storage.clone(), events.clone());
@@ -102,7 +116,7 @@ impl App {
                 item: Box::new(|taken| Event::Input(Input::Taken(taken))),
                 down: Box::new(|()| Event::StorageDown),
             };
-            let sole = Some(SoleName { name, conflicts: name_conflicts });
+            let sole = Some(SoleName { name, conflicts });
             let hello = Some(TakeRequest { frame: Some(hello) });
             clients::keep_open("storage", open, hello, sole, told, events)
         };
@@ -126,6 +140,7 @@ impl App {
         tasks.spawn(exchange);
         tasks.spawn(schedulers.follow(storage.clone()));
         tasks.spawn(clients::follow_runners(registry, events.clone()));
+        tasks.spawn(submits::submit_all(submits, events.clone()));
         tasks.spawn(clients::keep_logs(storage, logs, events));
         shutdown.cancelled().await;
         tasks.shutdown().await;

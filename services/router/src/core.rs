@@ -1,22 +1,24 @@
 //! Decides what happens to messages, reports, logs and wishes. Pure: time and randomness come in, and
 //! what is to be done goes out as values.
 //!
-//! Here: messages on their way. [`attempts`]: what is said of single attempts. [`giving_up`]: messages whose
-//! time is over.
+//! Here: messages with nodes on their way. [`whole`]: those that are delivered whole. [`attempts`]: what is said of single
+//! attempts. [`giving_up`]: messages whose time is over.
 
 mod attempts;
 mod giving_up;
+mod whole;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use model::{Backoff, JobKey, ReasonCode, Timestamp};
+use model::{Backoff, JobKey, ReasonCode, RunnerId, Timestamp};
 use proto::internal::v1 as wire;
 use tokio::time::Instant;
 
 use crate::drops::{Drops, Ended};
 use crate::inquiries::Inquiries;
 use crate::lanes::{LaneKey, Lanes, MessageNumber};
+use crate::letters::{Letters, Outcome};
 use crate::log_queries::LogQueries;
 use crate::message::{Message, MessageName};
 use crate::metrics::Metrics;
@@ -62,6 +64,8 @@ pub enum Input {
     SchedulerDown(String),
     /// The scheduler replica of this name said something.
     Scheduler(String, wire::ReportResponse),
+    /// What became of jobs that were to become a flow, by the number of their delivery.
+    Submitted(u64, Outcome),
     /// Storage has kept pieces of output.
     LogsKept(Vec<(GatewayEpoch, u64)>),
     /// A time that was asked for has come.
@@ -73,6 +77,10 @@ pub enum Input {
 pub struct Effects {
     /// For the gateway.
     pub deliver: Vec<wire::Deliver>,
+    /// For the gateway.
+    pub letters: Vec<wire::DeliverLetter>,
+    /// For any scheduler, each with the number under which its outcome is to be told.
+    pub submit: Vec<(u64, Box<wire::SubmitForRequest>)>,
     /// For the gateway.
     pub stop: Vec<wire::StopAttempt>,
     /// For the gateway.
@@ -125,7 +133,8 @@ pub struct Core {
     /// Attempts that are not known to be delivered, to find those that are spoken of.
     attempts: HashMap<JobKey, MessageNumber>,
     deliveries: HashMap<u64, MessageNumber>,
-    lanes: Lanes,
+    lanes: Lanes<RunnerId>,
+    letters: Letters,
     runners: Runners,
     reports: Reports,
     inquiries: Inquiries,
@@ -159,6 +168,7 @@ impl Core {
             attempts: HashMap::new(),
             deliveries: HashMap::new(),
             lanes: Lanes::default(),
+            letters: Letters::default(),
             runners: Runners::default(),
             reports: Reports::default(),
             inquiries: Inquiries::default(),
@@ -199,6 +209,7 @@ impl Core {
             Input::SchedulerUp(name) => self.reports.up(name, &mut self.effects.report),
             Input::SchedulerDown(name) => self.scheduler_lost(&name),
             Input::Scheduler(name, said) => self.scheduler_said(now, wall, &name, said),
+            Input::Submitted(delivery, outcome) => self.letter_delivered(now, delivery, outcome),
             Input::LogsKept(kept) => {
                 let epoch = self.gateway_epoch;
                 let ours = kept.into_iter().filter(|(of, _)| *of == epoch && self.gateway_up);
@@ -213,7 +224,7 @@ impl Core {
     pub fn effects(&mut self, now: Instant) -> Effects {
         if self.gateway_up {
             let runners = &self.runners;
-            for (lane, number) in self.lanes.take(|lane| runners.is_live(lane)) {
+            for (lane, number) in self.lanes.take(|lane| runners.is_live(*lane)) {
                 self.send(now, lane, number);
             }
             self.inquire(now);
@@ -224,7 +235,9 @@ impl Core {
                 *numbers
             }));
         }
-        self.metrics.held.set(i64::try_from(self.messages.len()).unwrap_or(i64::MAX));
+        self.send_letters(now);
+        let held = self.messages.len() + self.letters.len();
+        self.metrics.held.set(i64::try_from(held).unwrap_or(i64::MAX));
         self.metrics.reports_open.set(i64::try_from(self.reports.len()).unwrap_or(i64::MAX));
         std::mem::take(&mut self.effects)
     }
@@ -233,6 +246,7 @@ impl Core {
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
         let timer = self.timers.first().map(|(at, _, _)| *at);
+        let timer = timer.into_iter().chain(self.letters.next_due()).min();
         // Without a gateway nobody can be asked.
         let asked = [self.inquiries.next_due(), self.drops.next_due()].into_iter().flatten().min();
         timer.into_iter().chain(asked.filter(|_| self.gateway_up)).min()
@@ -244,6 +258,9 @@ impl Core {
         let name = (model::ContextId(held.context_id), held.message_key.clone());
         if self.names.contains_key(&name) {
             return;
+        }
+        if held.kind.is_some() {
+            return self.take_letter(now, wall, name, held);
         }
         if let Some(error) = self.settled.error(&name, held.created_millis) {
             // It was settled, and that was lost on the way.
@@ -299,7 +316,7 @@ impl Core {
 
     fn send(&mut self, now: Instant, lane: LaneKey, number: MessageNumber) {
         let (Some(message), Some(place)) = (self.messages.get_mut(&number), self.runners.get(lane)) else {
-            self.lanes.finished(lane, 0);
+            self.lanes.finished(&lane, 0);
             return;
         };
         message.sent_to = Some(place.clone());
@@ -339,7 +356,7 @@ impl Core {
         if !message.parts.is_empty() {
             return;
         }
-        self.lanes.finished(message.lane, message.window_nodes);
+        self.lanes.finished(&message.lane, message.window_nodes);
         if message.nodes.is_empty() {
             self.settle_if_through(number);
             return;
@@ -366,9 +383,13 @@ impl Core {
         for delivery in lost {
             self.delivered(now, delivery, "the connection to the gateway was lost".to_owned());
         }
+        let ended = self.letters.gateway_lost(now, &mut self.jitter);
+        self.letters_ended(ended);
     }
 
     fn due(&mut self, now: Instant) {
+        let ended = self.letters.due(now);
+        self.letters_ended(ended);
         while let Some((at, number, kind)) = self.timers.first().copied()
             && at <= now
         {
@@ -459,7 +480,7 @@ impl Core {
 }
 
 fn settlement(name: &MessageName, error: String) -> wire::Settlement {
-    wire::Settlement { context_id: name.0.0, message_key: name.1.clone(), error }
+    wire::Settlement { context_id: name.0.0, message_key: name.1.clone(), error, flow_id: 0 }
 }
 
 #[cfg(test)]

@@ -7,8 +7,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::app::Clock;
+use crate::clients::SchedulerClient;
 use crate::core::{Core, Effects, Input};
 use crate::reports::GatewayEpoch;
+use crate::submits::Submit;
 
 /// Events that may wait for the driver; beyond it the streams are held back.
 pub(crate) const EVENTS_WAITING_MAX: usize = 1024;
@@ -28,7 +30,7 @@ pub(crate) enum Event {
     /// It was lost.
     GatewayDown,
     /// A stream to the scheduler replica of this name stands.
-    SchedulerUp(String, mpsc::UnboundedSender<wire::ReportRequest>),
+    SchedulerUp(String, mpsc::UnboundedSender<wire::ReportRequest>, SchedulerClient),
     /// It was lost.
     SchedulerDown(String),
     /// The registry's view is followed.
@@ -42,9 +44,17 @@ pub(crate) struct Driver {
     pub(crate) core: Core,
     pub(crate) clock: Clock,
     pub(crate) events: mpsc::Receiver<Event>,
-    pub(crate) logs: mpsc::UnboundedSender<(GatewayEpoch, wire::NumberedLog)>,
+    pub(crate) outlets: Outlets,
     pub(crate) ready: watch::Sender<bool>,
     pub(crate) links: Links,
+}
+
+/// Where effects go that need more than a stream.
+pub(crate) struct Outlets {
+    /// Pieces of output, for storage.
+    pub(crate) logs: mpsc::UnboundedSender<(GatewayEpoch, wire::NumberedLog)>,
+    /// Jobs that are to become flows.
+    pub(crate) submits: mpsc::UnboundedSender<Submit>,
 }
 
 /// Where effects go: the streams that stand now.
@@ -52,7 +62,7 @@ pub(crate) struct Driver {
 pub(crate) struct Links {
     storage: Option<mpsc::UnboundedSender<wire::TakeRequest>>,
     gateway: Option<mpsc::UnboundedSender<wire::ExchangeRequest>>,
-    schedulers: HashMap<String, mpsc::UnboundedSender<wire::ReportRequest>>,
+    schedulers: HashMap<String, (mpsc::UnboundedSender<wire::ReportRequest>, SchedulerClient)>,
     registry: bool,
 }
 
@@ -76,13 +86,13 @@ impl Driver {
             for event in events.drain(..) {
                 // What was decided for the stream before must not go out on the next one.
                 if matches!(event, Event::GatewayUp(_) | Event::GatewayDown) {
-                    self.links.carry_out(self.core.effects(now), &self.logs);
+                    self.links.carry_out(self.core.effects(now), &self.outlets);
                 }
                 if let Some(input) = self.links.note(event) {
                     self.core.handle(now, wall, input);
                 }
             }
-            self.links.carry_out(self.core.effects(now), &self.logs);
+            self.links.carry_out(self.core.effects(now), &self.outlets);
             let ready = self.links.all_stand();
             self.ready.send_if_modified(|before| std::mem::replace(before, ready) != ready);
         }
@@ -104,8 +114,8 @@ impl Links {
                 self.gateway = None;
                 return Some(Input::GatewayDown);
             }
-            Event::SchedulerUp(name, sender) => {
-                self.schedulers.insert(name.clone(), sender);
+            Event::SchedulerUp(name, sender, client) => {
+                self.schedulers.insert(name.clone(), (sender, client));
                 return Some(Input::SchedulerUp(name));
             }
             Event::SchedulerDown(name) => {
@@ -127,10 +137,12 @@ impl Links {
 
     /// What cannot be sent now is said again by those who know of it: storage gives messages that were
     /// not settled again, and contexts that were not dropped; the core repeats reports.
-    fn carry_out(&self, effects: Effects, logs: &mpsc::UnboundedSender<(GatewayEpoch, wire::NumberedLog)>) {
+    fn carry_out(&self, effects: Effects, outlets: &Outlets) {
         use wire::exchange_request::Frame;
         let Effects {
             deliver,
+            letters,
+            submit,
             stop,
             query,
             drop,
@@ -146,6 +158,7 @@ impl Links {
             let handled =
                 (!handled.is_empty()).then_some(Frame::Handled(wire::ReportsHandled { report_ids: handled }));
             let frames = stop.into_iter().map(Frame::Stop).chain(deliver.into_iter().map(Frame::Deliver));
+            let frames = frames.chain(letters.into_iter().map(Frame::Letter));
             let frames =
                 frames.chain(query.into_iter().map(Frame::Query)).chain(drop.into_iter().map(Frame::Drop));
             let frames = frames.chain(read_log.into_iter().map(Frame::ReadLog));
@@ -161,12 +174,12 @@ impl Links {
             }
         }
         for (name, reports) in report {
-            if let Some(scheduler) = self.schedulers.get(&name) {
+            if let Some((scheduler, _)) = self.schedulers.get(&name) {
                 send_reports(scheduler, reports);
             }
         }
         for (name, answers) in log_answers {
-            let Some(scheduler) = self.schedulers.get(&name) else { continue };
+            let Some((scheduler, _)) = self.schedulers.get(&name) else { continue };
             for answer in answers {
                 // One at a time: each may be large.
                 let log_answers = vec![answer];
@@ -174,7 +187,11 @@ impl Links {
             }
         }
         for piece in pieces {
-            logs.send(piece).ok();
+            outlets.logs.send(piece).ok();
+        }
+        for (delivery, request) in submit {
+            let client = self.schedulers.values().next().map(|(_, client)| client.clone());
+            outlets.submits.send(Submit { delivery, request, client }).ok();
         }
     }
 }

@@ -1,14 +1,17 @@
 //! Who may be sent next: a window for each lane, contexts in turn.
 //!
-//! A lane is a context's way to one of its runners. What waits in one lane never holds up another, and
+//! A lane is a context's way to one destination. What waits in one lane never holds up another, and
 //! a context with very much to send gets one turn like any other.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
 
 use model::{ContextId, RunnerId};
 
+/// A context's way to one destination.
+pub type Way<D> = (ContextId, D);
 /// A context's way to one of its runners.
-pub type LaneKey = (ContextId, RunnerId);
+pub type LaneKey = Way<RunnerId>;
 
 /// Messages of one lane that may be under way at once.
 pub const LANE_MESSAGES_MAX: usize = 8;
@@ -20,13 +23,19 @@ pub const MESSAGES_MAX: usize = 512;
 /// A message's number within this process.
 pub type MessageNumber = u64;
 
-/// All lanes.
-#[derive(Debug, Default)]
-pub struct Lanes {
-    lanes: HashMap<LaneKey, Lane>,
-    /// Contexts with something waiting, the next in turn first, each with its lanes in turn.
-    turns: VecDeque<(ContextId, VecDeque<RunnerId>)>,
+/// All lanes to destinations of one kind.
+#[derive(Debug)]
+pub struct Lanes<D> {
+    lanes: HashMap<Way<D>, Lane>,
+    /// Contexts with something waiting, the next in turn first, each with its destinations in turn.
+    turns: VecDeque<(ContextId, VecDeque<D>)>,
     under_way: usize,
+}
+
+impl<D> Default for Lanes<D> {
+    fn default() -> Self {
+        Self { lanes: HashMap::new(), turns: VecDeque::new(), under_way: 0 }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -42,42 +51,42 @@ impl Lane {
     }
 }
 
-impl Lanes {
+impl<D: Clone + Eq + Hash> Lanes<D> {
     /// Lets a message wait for its turn.
-    pub fn push(&mut self, key: LaneKey, message: MessageNumber, nodes: usize) {
-        let lane = self.lanes.entry(key).or_default();
+    pub fn push(&mut self, key: Way<D>, message: MessageNumber, nodes: usize) {
+        let lane = self.lanes.entry(key.clone()).or_default();
         lane.waiting.push_back((message, nodes));
         if lane.waiting.len() == 1 {
             match self.turns.iter_mut().find(|(context, _)| *context == key.0) {
-                Some((_, runners)) => runners.push_back(key.1),
+                Some((_, destinations)) => destinations.push_back(key.1),
                 None => self.turns.push_back((key.0, VecDeque::from([key.1]))),
             }
         }
     }
 
     /// A waiting message is not to be sent any more.
-    pub fn remove(&mut self, key: LaneKey, message: MessageNumber) {
-        if let Some(lane) = self.lanes.get_mut(&key) {
+    pub fn remove(&mut self, key: &Way<D>, message: MessageNumber) {
+        if let Some(lane) = self.lanes.get_mut(key) {
             // The turn of a lane that is empty now ends when it comes.
             lane.waiting.retain(|(waiting, _)| *waiting != message);
         }
     }
 
     /// A message that was taken is not under way any more.
-    pub fn finished(&mut self, key: LaneKey, nodes: usize) {
+    pub fn finished(&mut self, key: &Way<D>, nodes: usize) {
         self.under_way = self.under_way.saturating_sub(1);
-        if let Some(lane) = self.lanes.get_mut(&key) {
+        if let Some(lane) = self.lanes.get_mut(key) {
             lane.messages = lane.messages.saturating_sub(1);
             lane.nodes = lane.nodes.saturating_sub(nodes);
             if lane.messages == 0 && lane.waiting.is_empty() && !self.has_turn(key) {
-                self.lanes.remove(&key);
+                self.lanes.remove(key);
             }
         }
     }
 
     /// Takes what may be sent now: rounds of one message for each context, while there is room. `open`
     /// says whether a lane leads anywhere at present.
-    pub fn take(&mut self, open: impl Fn(LaneKey) -> bool) -> Vec<(LaneKey, MessageNumber)> {
+    pub fn take(&mut self, open: impl Fn(&Way<D>) -> bool) -> Vec<(Way<D>, MessageNumber)> {
         let mut taken = Vec::new();
         loop {
             let before = taken.len();
@@ -85,12 +94,12 @@ impl Lanes {
                 if self.under_way >= MESSAGES_MAX {
                     return taken;
                 }
-                let Some((context, mut runners)) = self.turns.pop_front() else { break };
-                if let Some(next) = self.take_of(context, &mut runners, &open) {
+                let Some((context, mut destinations)) = self.turns.pop_front() else { break };
+                if let Some(next) = self.take_of(context, &mut destinations, &open) {
                     taken.push(next);
                 }
-                if !runners.is_empty() {
-                    self.turns.push_back((context, runners));
+                if !destinations.is_empty() {
+                    self.turns.push_back((context, destinations));
                 }
             }
             if taken.len() == before {
@@ -103,12 +112,11 @@ impl Lanes {
     fn take_of(
         &mut self,
         context: ContextId,
-        runners: &mut VecDeque<RunnerId>,
-        open: &impl Fn(LaneKey) -> bool,
-    ) -> Option<(LaneKey, MessageNumber)> {
-        for _ in 0..runners.len() {
-            let runner = runners.pop_front()?;
-            let key = (context, runner);
+        destinations: &mut VecDeque<D>,
+        open: &impl Fn(&Way<D>) -> bool,
+    ) -> Option<(Way<D>, MessageNumber)> {
+        for _ in 0..destinations.len() {
+            let key = (context, destinations.pop_front()?);
             let Some(lane) = self.lanes.get_mut(&key) else { continue };
             let Some((message, nodes)) = lane.waiting.front().copied() else {
                 if lane.messages == 0 {
@@ -116,8 +124,8 @@ impl Lanes {
                 }
                 continue;
             };
-            if !lane.has_room(nodes) || !open(key) {
-                runners.push_back(runner);
+            if !lane.has_room(nodes) || !open(&key) {
+                destinations.push_back(key.1);
                 continue;
             }
             lane.waiting.pop_front();
@@ -125,15 +133,15 @@ impl Lanes {
             lane.nodes += nodes;
             self.under_way += 1;
             if !lane.waiting.is_empty() {
-                runners.push_back(runner);
+                destinations.push_back(key.1.clone());
             }
             return Some((key, message));
         }
         None
     }
 
-    fn has_turn(&self, key: LaneKey) -> bool {
-        self.turns.iter().any(|(context, runners)| *context == key.0 && runners.contains(&key.1))
+    fn has_turn(&self, key: &Way<D>) -> bool {
+        self.turns.iter().any(|(context, destinations)| *context == key.0 && destinations.contains(&key.1))
     }
 }
 
@@ -171,9 +179,9 @@ mod tests {
         let taken = numbers(lanes.take(|_| true));
         assert_eq!(taken.len(), LANE_MESSAGES_MAX + 1);
         assert!(taken.contains(&100), "a large message goes alone");
-        lanes.finished(lane(1, 1), 1);
+        lanes.finished(&lane(1, 1), 1);
         assert_eq!(numbers(lanes.take(|_| true)), [8]);
-        lanes.finished(lane(1, 2), 5000);
+        lanes.finished(&lane(1, 2), 5000);
         assert_eq!(numbers(lanes.take(|_| true)), [101]);
     }
 
@@ -185,10 +193,10 @@ mod tests {
         assert_eq!(numbers(lanes.take(|key| key.1 == RunnerId(2))), [2]);
         assert_eq!(numbers(lanes.take(|_| true)), [1]);
         lanes.push(lane(1, 1), 3, 1);
-        lanes.remove(lane(1, 1), 3);
+        lanes.remove(&lane(1, 1), 3);
         assert_eq!(numbers(lanes.take(|_| true)), [0; 0]);
-        lanes.finished(lane(1, 1), 1);
-        lanes.finished(lane(1, 2), 1);
+        lanes.finished(&lane(1, 1), 1);
+        lanes.finished(&lane(1, 2), 1);
         assert!(lanes.lanes.is_empty() && lanes.turns.is_empty() && lanes.under_way == 0);
     }
 
@@ -196,7 +204,7 @@ mod tests {
     fn a_lane_emptied_while_it_had_a_turn_goes_on() {
         let mut lanes = Lanes::default();
         lanes.push(lane(1, 1), 1, 1);
-        lanes.remove(lane(1, 1), 1);
+        lanes.remove(&lane(1, 1), 1);
         lanes.push(lane(1, 1), 2, 1);
         assert_eq!(numbers(lanes.take(|_| true)), [2]);
         assert_eq!(numbers(lanes.take(|_| true)), [0; 0], "one turn too many does no harm");

@@ -97,6 +97,7 @@ impl Message {
             timeout_ack_secs: _,
             nodes,
             created_millis,
+            kind: _,
         } = held;
         let nodes: Result<Vec<_>, _> = nodes
             .into_iter()

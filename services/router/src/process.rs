@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::rpc::Channel;
+use ::rpc::{Channel, MethodPolicy, Mount};
 use model::{Timestamp, limits};
 use service::{Failure, Host, Limits};
 
@@ -13,6 +13,7 @@ use crate::core::STOPS_WAITING_MAX;
 use crate::inquiries::INQUIRIES_MAX;
 use crate::lanes::{LANE_MESSAGES_MAX, LANE_NODES_MAX, MESSAGES_MAX};
 use crate::log_queries::LOG_QUERIES_MAX;
+use crate::rpc::PUBLIC_POLICY;
 
 /// Where the router finds what it needs.
 #[derive(Debug, clap::Args)]
@@ -52,8 +53,7 @@ pub struct Flags {
 impl service::App for App {
     const NAME: &'static str = "router";
     const ABOUT: &'static str = "Gets messages delivered, and brings back what attempts report";
-    // Without methods there is nothing to serve; its streams are its own calls.
-    const GRPC_PORT: Option<u16> = None;
+    const GRPC_PORT: Option<u16> = Some(7703);
     const OPS_PORT: u16 = 7803;
     type Config = Flags;
 
@@ -62,13 +62,16 @@ impl service::App for App {
             ("lane_messages_max", LANE_MESSAGES_MAX as u64),
             ("lane_nodes_max", LANE_NODES_MAX as u64),
             ("messages_max", MESSAGES_MAX as u64),
+            ("message_text_bytes_max", limits::MESSAGE_TEXT_BYTES_MAX as u64),
+            ("letter_timeout_secs_max", u64::from(limits::LETTER_TIMEOUT_SECS_MAX)),
+            ("inbox_max", limits::INBOX_MAX as u64),
             ("stops_waiting_max", STOPS_WAITING_MAX as u64),
             ("inquiries_max", INQUIRIES_MAX as u64),
             ("log_queries_max", LOG_QUERIES_MAX as u64),
         ])
     }
 
-    async fn start(flags: Flags, host: Host) -> Result<(), Failure> {
+    async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
         let tls = host.tls_files()?;
         let dialing = tls.clone();
         let deps = Deps {
@@ -83,7 +86,10 @@ impl service::App for App {
         };
         let app = Config { name: flags.name, lost_after: Duration::from_secs(flags.lost_after.into()) }
             .build(deps)?;
+        let builder = Mount::builder(MethodPolicy::new(&[PUBLIC_POLICY])?);
+        let mount = app.mount_public(builder).descriptors(proto::DESCRIPTORS).build()?;
         host.ready_while("streams", app.ready());
+        host.serve(mount, &tls)?;
         host.run("router", |stop| app.run(stop));
         Ok(())
     }

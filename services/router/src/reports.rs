@@ -74,6 +74,12 @@ impl Reports {
         self.forget_told(replica);
     }
 
+    /// Whether a stream to any of them stands.
+    #[must_use]
+    pub fn is_any_up(&self) -> bool {
+        !self.up.is_empty()
+    }
+
     /// A report needs no repeating. Gives who waited for that, the first time.
     pub fn handled(&mut self, report_id: u64) -> Option<Source> {
         self.open.remove(&report_id).map(|open| open.source)

@@ -91,13 +91,14 @@ impl Schedulers {
             }
         };
         let client = scheduler(channel);
+        let submitting = client.clone();
         let open = move |outgoing: UnboundedReceiverStream<_>| {
             let mut client = client.clone();
             async move { client.report(outgoing).await }
         };
         let [up, says, down] = [(); 3].map(|()| replica.name.clone());
         let told = Told {
-            up: Box::new(move |sender| Event::SchedulerUp(up.clone(), sender)),
+            up: Box::new(move |sender| Event::SchedulerUp(up.clone(), sender, submitting.clone())),
             item: Box::new(move |said| Event::Input(Input::Scheduler(says.clone(), said))),
             down: Box::new(move |()| Event::SchedulerDown(down.clone())),
         };

@@ -9,7 +9,7 @@ use proto::internal::v1 as internal;
 use proto::internal::v1::registry_view_service_server::{RegistryViewService, RegistryViewServiceServer};
 use proto::v1;
 use proto::v1::runner_service_server::{RunnerService, RunnerServiceServer};
-use rpc::{Allow, Caller, Error, MethodPolicy, MountBuilder, PolicyTable};
+use rpc::{Allow, Caller, Error, MethodPolicy, MountBuilder, PolicyTable, passed_on};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
@@ -95,7 +95,7 @@ impl RunnerService for Rpc {
         &self,
         request: Request<v1::RegisterRunnerRequest>,
     ) -> Result<Response<v1::RegisterRunnerResponse>, Status> {
-        let actor = actor_of(&request)?;
+        let actor = Caller::actor_of(&request)?;
         let request = request.into_inner();
         convert::runner::from_register(request.clone()).map_err(Error::from)?;
         let context = ContextId(request.context_id);
@@ -113,7 +113,7 @@ impl RunnerService for Rpc {
         &self,
         request: Request<v1::GetRunnerRequest>,
     ) -> Result<Response<v1::GetRunnerResponse>, Status> {
-        let actor = actor_of(&request)?;
+        let actor = Caller::actor_of(&request)?;
         let v1::GetRunnerRequest { context_id, runner_id } = request.into_inner();
         let views = self.read(ContextId(context_id), actor).await?;
         let found = views.iter().find(|view| view.runner.id.0 == runner_id);
@@ -126,7 +126,7 @@ impl RunnerService for Rpc {
         &self,
         request: Request<v1::ListRunnersRequest>,
     ) -> Result<Response<v1::ListRunnersResponse>, Status> {
-        let actor = actor_of(&request)?;
+        let actor = Caller::actor_of(&request)?;
         let v1::ListRunnersRequest { context_id, page_size, page_token } = request.into_inner();
         let token = Token { context: ContextId(context_id), actor };
         let mut violations = Violations::new();
@@ -258,17 +258,6 @@ async fn send_peers(hub: &Hub, sender: &mpsc::Sender<Result<internal::ReportPres
             return;
         }
     }
-}
-
-fn actor_of<T>(request: &Request<T>) -> Result<ActorId, Status> {
-    let actor = Caller::of(request)?.actor();
-    actor.ok_or_else(|| Status::permission_denied("only actors have roles in a context"))
-}
-
-/// Storage's answer is the caller's answer: it decided about permission.
-#[expect(clippy::needless_pass_by_value, reason = "its place is in `map_err`")]
-fn passed_on(status: Status) -> Status {
-    Status::with_details(status.code(), status.message(), status.details().to_vec().into())
 }
 
 /// A page token's context and caller: a token of somebody else, or of another context, is none.

@@ -189,6 +189,8 @@ mod tests {
             group: None,
             labels: BTreeMap::new(),
             local: false,
+            envelope: model::EnvelopeForm::Signed,
+            secret_ref: String::new(),
             created_at: Timestamp::default(),
             updated_at: Timestamp::default(),
             revision: Revision(1),

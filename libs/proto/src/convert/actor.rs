@@ -1,6 +1,6 @@
 //! Actors.
 
-use model::{ActorId, Address, Violations};
+use model::{ActorId, Address, ContextId, Revision, Violations, limits};
 
 use crate::{convert::time, v1};
 
@@ -42,10 +42,48 @@ pub fn from_register(request: v1::RegisterActorRequest) -> Result<NewActor, Viol
     if !is_key {
         violations.add("pubkey", "an Ed25519 public key is written as 64 lower-case hex digits");
     }
-    let address = address
+    let address = addresses(&address, &mut violations);
+    violations.into_result(Some(NewActor { id: (id != 0).then_some(ActorId(id)), pubkey, address }))
+}
+
+/// What a change of an actor asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ActorChange {
+    /// Which one.
+    pub id: ActorId,
+    /// The revision that the change builds on; nothing for any.
+    pub expected_revision: Option<Revision>,
+    /// Where messages to it can be delivered from now on.
+    pub address: Vec<Address>,
+    /// Where chat and mail to it land from now on.
+    pub home_context: Option<ContextId>,
+}
+
+/// Parses a change.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn from_update(request: v1::UpdateActorRequest) -> Result<ActorChange, Violations> {
+    let v1::UpdateActorRequest { request_id: _, id, expected_revision, address, home_context } = request;
+    let mut violations = Violations::new();
+    let address = addresses(&address, &mut violations);
+    violations.into_result(Some(ActorChange {
+        id: ActorId(id),
+        expected_revision: (expected_revision != 0).then_some(Revision(expected_revision)),
+        address,
+        home_context: (home_context != 0).then_some(ContextId(home_context)),
+    }))
+}
+
+fn addresses(texts: &[String], violations: &mut Violations) -> Vec<Address> {
+    if texts.len() > limits::ACTOR_ADDRESSES_MAX {
+        let (max, count) = (limits::ACTOR_ADDRESSES_MAX, texts.len());
+        violations.add("address", format!("an actor has at most {max} addresses, not {count}"));
+        return Vec::new();
+    }
+    texts
         .iter()
         .enumerate()
         .filter_map(|(i, text)| violations.take(&format!("address[{i}]"), text.parse()))
-        .collect();
-    violations.into_result(Some(NewActor { id: (id != 0).then_some(ActorId(id)), pubkey, address }))
+        .collect()
 }

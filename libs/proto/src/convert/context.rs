@@ -34,6 +34,7 @@ pub fn to_wire(context: &model::Context) -> v1::Context {
         settings: Some(v1::ContextSettings {
             executors_may_submit: settings.executors_may_submit,
             raw_publish: settings.raw_publish,
+            require_signed_messages: settings.require_signed_messages,
         }),
         create_time: Some(time::to_wire(*created_at)),
         update_time: Some(time::to_wire(*updated_at)),
@@ -75,6 +76,7 @@ pub fn from_create(request: v1::CreateContextRequest) -> Result<NewContext, Viol
     let settings = settings.map_or_else(ContextSettings::default, |settings| ContextSettings {
         executors_may_submit: settings.executors_may_submit,
         raw_publish: settings.raw_publish,
+        require_signed_messages: settings.require_signed_messages,
     });
     let id = (id != 0).then_some(ContextId(id));
     violations.into_result(Some(NewContext { id, admins, readers, executors, settings }))

@@ -40,3 +40,17 @@ two_ways!(run_if_to_wire, run_if_from_wire, model::RunIf, v1::RunIf, {
 two_ways!(context_state_to_wire, context_state_from_wire, model::ContextState, v1::ContextState, {
     Active = Active, Deleting = Deleting,
 });
+two_ways!(message_type_to_wire, message_type_from_wire, model::MessageType, v1::MessageType, {
+    Job = Job, Chat = Chat, Mail = Mail,
+});
+two_ways!(message_format_to_wire, message_format_from_wire, model::MessageFormat, v1::MessageFormat, {
+    Html = Html, Text = Text, Md = Md,
+});
+two_ways!(message_status_to_wire, message_status_from_wire, model::MessageStatus, v1::MessageStatus, {
+    Dispatched = Dispatched, Acknowledged = Acknowledged, Processed = Processed, Error = Error,
+});
+two_ways!(
+    transport_status_to_wire, transport_status_from_wire, model::TransportStatus, v1::TransportStatus, {
+        Queued = Queued, Sent = Sent, Delivered = Delivered, Read = Read, Failed = Failed,
+    }
+);

@@ -223,7 +223,7 @@ fn check_secs(violations: &mut Violations, field: &str, secs: u32) {
 }
 
 fn job_from_wire(job: v1::JobSpec, at: &str, violations: &mut Violations) -> Option<JobSpec> {
-    let v1::JobSpec { script_type, script, env_vars, files, outputs } = job;
+    let v1::JobSpec { script_type, script, env_vars, files, outputs, signature } = job;
     let script_type = violations.take(
         &format!("{at}.script_type"),
         enums::script_type_from_wire(script_type)
@@ -246,7 +246,8 @@ fn job_from_wire(job: v1::JobSpec, at: &str, violations: &mut Violations) -> Opt
             Some((name, blob))
         })
         .collect();
-    let spec = JobSpec { script_type: script_type?, script: script?, env_vars, files, outputs };
+    let signature = (!signature.is_empty()).then_some(signature);
+    let spec = JobSpec { script_type: script_type?, script: script?, env_vars, files, outputs, signature };
     spec.check(at, violations);
     Some(spec)
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Address, InstanceInfo, Name, Presence, Revision, Runner, RunnerId, RunnerView, ScriptType, Violations,
+    Address, EnvelopeForm, InstanceInfo, Name, Presence, Revision, Runner, RunnerId, RunnerView, ScriptType, Violations,
 };
 
 use crate::convert::{enums, flow::BadRecord, time};
@@ -18,11 +18,13 @@ pub fn to_wire(view: &RunnerView) -> v1::Runner {
         pubkey,
         address,
         topic,
-        signing_key: _,
+        signing_key,
         script_types,
         group,
         labels,
         local,
+        envelope,
+        secret_ref,
         created_at,
         updated_at,
         revision,
@@ -45,6 +47,23 @@ pub fn to_wire(view: &RunnerView) -> v1::Runner {
         instances: presence.iter().flat_map(|presence| &presence.instances).map(instance_to_wire).collect(),
         queued: presence.as_ref().map_or(0, |presence| presence.queued),
         draining: presence.as_ref().is_some_and(|presence| presence.draining),
+        signing_key: signing_key.clone(),
+        envelope: envelope_to_wire(*envelope).into(),
+        secret_ref: secret_ref.clone(),
+    }
+}
+
+fn envelope_to_wire(form: EnvelopeForm) -> v1::EnvelopeForm {
+    match form {
+        EnvelopeForm::Signed => v1::EnvelopeForm::Signed,
+        EnvelopeForm::Plain => v1::EnvelopeForm::Plain,
+    }
+}
+
+fn envelope_from_wire(number: i32) -> Option<EnvelopeForm> {
+    match v1::EnvelopeForm::try_from(number).ok()? {
+        v1::EnvelopeForm::Unspecified | v1::EnvelopeForm::Signed => Some(EnvelopeForm::Signed),
+        v1::EnvelopeForm::Plain => Some(EnvelopeForm::Plain),
     }
 }
 
@@ -88,6 +107,9 @@ pub fn from_wire(runner: v1::Runner) -> Result<RunnerView, BadRecord> {
         instances,
         queued,
         draining,
+        signing_key,
+        envelope,
+        secret_ref,
     } = runner;
     let instances = instances.into_iter().map(instance_from_wire).collect::<Result<Vec<_>, _>>()?;
     let presence = (!supervisor.is_empty()).then(|| Presence {
@@ -102,7 +124,7 @@ pub fn from_wire(runner: v1::Runner) -> Result<RunnerView, BadRecord> {
         pubkey,
         address: address.parse().map_err(|error| bad(&error))?,
         topic,
-        signing_key: String::new(),
+        signing_key,
         script_types: script_types.into_iter().filter_map(enums::script_type_from_wire).collect(),
         group: match group.as_str() {
             "" => None,
@@ -110,6 +132,8 @@ pub fn from_wire(runner: v1::Runner) -> Result<RunnerView, BadRecord> {
         },
         labels,
         local,
+        envelope: envelope_from_wire(envelope).ok_or_else(|| bad(&"an unknown form of envelopes"))?,
+        secret_ref,
         created_at: time::required(create_time),
         updated_at: time::required(update_time),
         revision: Revision(revision),
@@ -150,6 +174,12 @@ pub struct NewRunner {
     pub labels: BTreeMap<String, String>,
     /// The supervisor is on this machine.
     pub local: bool,
+    /// The key that it signs with; empty when it is not known.
+    pub signing_key: String,
+    /// What its requests travel in.
+    pub envelope: EnvelopeForm,
+    /// The name of the secret that goes with each plain request; empty for none.
+    pub secret_ref: String,
 }
 
 /// The topic under which supervisors take requests unless their record says otherwise.
@@ -170,6 +200,9 @@ pub fn from_register(request: v1::RegisterRunnerRequest) -> Result<NewRunner, Vi
         group,
         labels,
         local,
+        signing_key,
+        envelope,
+        secret_ref,
     } = request;
     let mut violations = Violations::new();
     let address = violations.take("address", address.parse::<Address>());
@@ -191,6 +224,10 @@ pub fn from_register(request: v1::RegisterRunnerRequest) -> Result<NewRunner, Vi
     if labels.len() > 64 {
         violations.add("labels", format!("at most 64 labels are allowed, these are {}", labels.len()));
     }
+    check_key(&mut violations, &signing_key);
+    let envelope = violations.take("envelope", envelope_from_wire(envelope).ok_or("give signed or plain"));
+    let envelope = envelope.unwrap_or_default();
+    check_plain(&mut violations, envelope, address.as_ref(), &signing_key, &secret_ref);
     let new = address.map(|address| NewRunner {
         id: (runner_id != 0).then_some(RunnerId(runner_id)),
         address,
@@ -199,6 +236,43 @@ pub fn from_register(request: v1::RegisterRunnerRequest) -> Result<NewRunner, Vi
         group,
         labels,
         local,
+        signing_key,
+        envelope,
+        secret_ref,
     });
     violations.into_result(new)
+}
+
+fn check_key(violations: &mut Violations, key: &str) {
+    let is_key = key.len() == 64 && key.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    if !key.is_empty() && !is_key {
+        violations.add("signing_key", "a key has 64 lower-case hex digits");
+    }
+}
+
+/// Plain requests say nothing of who makes them: the transport has to, and only a bus's does so for both sides.
+fn check_plain(
+    violations: &mut Violations,
+    envelope: EnvelopeForm,
+    address: Option<&Address>,
+    signing_key: &str,
+    secret_ref: &str,
+) {
+    if envelope == EnvelopeForm::Signed {
+        if !secret_ref.is_empty() {
+            violations.add("secret_ref", "a secret goes with plain requests only");
+        }
+        return;
+    }
+    if matches!(address, Some(Address::Grpc { .. })) {
+        violations.add("envelope", "a stream carries signed envelopes only; plain ones need a `mycelium:` address");
+    }
+    if !signing_key.is_empty() {
+        violations.add("signing_key", "who is spoken to plainly signs nothing");
+    }
+    if !secret_ref.is_empty()
+        && let Err(error) = secret_ref.parse::<Name>()
+    {
+        violations.add("secret_ref", error.to_string());
+    }
 }

@@ -551,6 +551,9 @@ pub struct CreateFlowRequest {
     /// created. SHA-256, hex.
     #[prost(string, repeated, tag = "10")]
     pub blobs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The message that it is made of, `message:<caller>:<id>`: its status follows the flow's. Empty: none.
+    #[prost(string, tag = "11")]
+    pub message_key: ::prost::alloc::string::String,
 }
 /// Gives the new flow, or that of the same request id.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -816,6 +819,9 @@ pub struct NodeCommit {
     /// The changes it went through in this step, as event JSON, oldest first.
     #[prost(bytes = "bytes", repeated, tag = "5")]
     pub events: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+    /// The message that carried the attempt which is over with this step, `message:<caller>:<id>`; empty: none is.
+    #[prost(string, tag = "6")]
+    pub ended_message: ::prost::alloc::string::String,
 }
 /// A message to send.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -3340,7 +3346,7 @@ pub mod flow_store_service_server {
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExchangeRequest {
     /// What this is.
-    #[prost(oneof = "exchange_request::Frame", tags = "1, 2, 3, 4, 5, 6")]
+    #[prost(oneof = "exchange_request::Frame", tags = "1, 2, 3, 4, 5, 6, 7")]
     pub frame: ::core::option::Option<exchange_request::Frame>,
 }
 /// Nested message and enum types in `ExchangeRequest`.
@@ -3366,6 +3372,9 @@ pub mod exchange_request {
         /// A piece of output to read.
         #[prost(message, tag = "6")]
         ReadLog(super::ReadAttemptLog),
+        /// A letter to deliver.
+        #[prost(message, tag = "7")]
+        Letter(super::DeliverLetter),
     }
 }
 /// A piece of an attempt's output that is to be read at its supervisor. Always answered, within ten
@@ -3450,6 +3459,22 @@ pub struct Deliver {
     pub nodes: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
     /// Milliseconds until the router gives up.
     #[prost(uint64, tag = "7")]
+    pub timeout_millis: u64,
+}
+/// A letter for an actor.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeliverLetter {
+    /// Chosen by the router; the outcome carries it.
+    #[prost(uint64, tag = "1")]
+    pub delivery_id: u64,
+    /// Where the recipient is reached, tried in this order; empty: here.
+    #[prost(string, repeated, tag = "2")]
+    pub addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// A Letter as JSON. Its origin names no coordinator: the gateway that sends it fills in its own root key.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub letter_json: ::prost::bytes::Bytes,
+    /// Milliseconds until the router gives up.
+    #[prost(uint64, tag = "4")]
     pub timeout_millis: u64,
 }
 /// An attempt to stop.
@@ -3540,6 +3565,9 @@ pub struct DeliveryOutcome {
     /// could not be delivered; it may be tried again.
     #[prost(string, tag = "2")]
     pub error: ::prost::alloc::string::String,
+    /// Trying again cannot help.
+    #[prost(bool, tag = "3")]
+    pub lasting: bool,
 }
 /// What supervisors say of attempts.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -3892,6 +3920,1155 @@ pub mod gateway_link_service_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+/// Asks to keep a message.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PublishRequest {
+    /// What was asked of the router.
+    #[prost(message, optional, tag = "1")]
+    pub message: ::core::option::Option<super::super::v1::SendMessageRequest>,
+    /// The actor that asks.
+    #[prost(uint32, tag = "2")]
+    pub on_behalf_of: u32,
+}
+/// Gives the message.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PublishResponse {
+    /// As it is kept.
+    #[prost(message, optional, tag = "1")]
+    pub message: ::core::option::Option<super::super::v1::Message>,
+}
+/// Asks for a message.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FindMessageRequest {
+    /// What was asked of the router.
+    #[prost(message, optional, tag = "1")]
+    pub message: ::core::option::Option<super::super::v1::GetMessageRequest>,
+    /// The actor that asks.
+    #[prost(uint32, tag = "2")]
+    pub on_behalf_of: u32,
+}
+/// Gives a message.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FindMessageResponse {
+    /// The message.
+    #[prost(message, optional, tag = "1")]
+    pub message: ::core::option::Option<super::super::v1::Message>,
+}
+/// Asks for messages.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FindMessagesRequest {
+    /// What was asked of the router.
+    #[prost(message, optional, tag = "1")]
+    pub list: ::core::option::Option<super::super::v1::ListMessagesRequest>,
+    /// The actor that asks.
+    #[prost(uint32, tag = "2")]
+    pub on_behalf_of: u32,
+}
+/// Gives messages.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FindMessagesResponse {
+    /// The page.
+    #[prost(message, optional, tag = "1")]
+    pub page: ::core::option::Option<super::super::v1::ListMessagesResponse>,
+}
+/// Asks for dead letters.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FindDeadLettersRequest {
+    /// What was asked of the router.
+    #[prost(message, optional, tag = "1")]
+    pub list: ::core::option::Option<super::super::v1::ListDeadLettersRequest>,
+    /// The actor that asks.
+    #[prost(uint32, tag = "2")]
+    pub on_behalf_of: u32,
+}
+/// Gives dead letters.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FindDeadLettersResponse {
+    /// The page.
+    #[prost(message, optional, tag = "1")]
+    pub page: ::core::option::Option<super::super::v1::ListDeadLettersResponse>,
+}
+/// Asks to remove a message.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RemoveMessageRequest {
+    /// What was asked of the router.
+    #[prost(message, optional, tag = "1")]
+    pub message: ::core::option::Option<super::super::v1::DeleteMessageRequest>,
+    /// The actor that asks.
+    #[prost(uint32, tag = "2")]
+    pub on_behalf_of: u32,
+}
+/// It is removed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RemoveMessageResponse {}
+/// Asks for an inbox.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchInboxRequest {
+    /// What was asked of the router.
+    #[prost(message, optional, tag = "1")]
+    pub receive: ::core::option::Option<super::super::v1::ReceiveMessagesRequest>,
+    /// The actor that asks.
+    #[prost(uint32, tag = "2")]
+    pub on_behalf_of: u32,
+}
+/// Some of an inbox.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WatchInboxResponse {
+    /// What is passed on.
+    #[prost(message, optional, tag = "1")]
+    pub received: ::core::option::Option<super::super::v1::ReceiveMessagesResponse>,
+}
+/// Asks to take messages out of an inbox.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AcknowledgeRequest {
+    /// What was asked of the router.
+    #[prost(message, optional, tag = "1")]
+    pub acknowledge: ::core::option::Option<super::super::v1::AcknowledgeMessageRequest>,
+    /// The actor that asks.
+    #[prost(uint32, tag = "2")]
+    pub on_behalf_of: u32,
+}
+/// They are out of it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AcknowledgeResponse {
+    /// How many were in it until now.
+    #[prost(uint32, tag = "1")]
+    pub acknowledged_count: u32,
+}
+/// Asks to send a dead letter again.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResendRequest {
+    /// What was asked of the router.
+    #[prost(message, optional, tag = "1")]
+    pub resend: ::core::option::Option<super::super::v1::ResendMessageRequest>,
+    /// The actor that asks.
+    #[prost(uint32, tag = "2")]
+    pub on_behalf_of: u32,
+}
+/// Gives the message.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ResendResponse {
+    /// As it is kept.
+    #[prost(message, optional, tag = "1")]
+    pub message: ::core::option::Option<super::super::v1::Message>,
+}
+/// A letter that has arrived.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AcceptLetterRequest {
+    /// A Letter as JSON.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub letter_json: ::prost::bytes::Bytes,
+    /// Its sender's signature was checked and fits.
+    #[prost(bool, tag = "2")]
+    pub verified: bool,
+}
+/// What became of a letter.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AcceptLetterResponse {
+    /// Its key in the context that keeps it, as `message:0:<id>`; empty: it was refused.
+    #[prost(string, tag = "1")]
+    pub message_key: ::prost::alloc::string::String,
+    /// It had been taken before.
+    #[prost(bool, tag = "2")]
+    pub duplicate: bool,
+    /// Why it was refused; empty: it was not.
+    #[prost(string, tag = "3")]
+    pub refusal: ::prost::alloc::string::String,
+    /// The reason's name, such as `UNKNOWN_RECIPIENT`.
+    #[prost(string, tag = "4")]
+    pub reason: ::prost::alloc::string::String,
+    /// Asking again cannot help.
+    #[prost(bool, tag = "5")]
+    pub lasting: bool,
+}
+/// Generated client implementations.
+pub mod message_box_service_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// Keeps messages and inboxes. Each call for an actor says for which.
+    #[derive(Debug, Clone)]
+    pub struct MessageBoxServiceClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl<T> MessageBoxServiceClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> MessageBoxServiceClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            MessageBoxServiceClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Keeps a message and gives it into a router's care.
+        ///
+        /// Errors: as MessageService.SendMessage.
+        pub async fn publish(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PublishRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PublishResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.MessageBoxService/Publish",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("mycora.internal.v1.MessageBoxService", "Publish"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads a message.
+        ///
+        /// Errors: NOT_FOUND.
+        pub async fn find_message(
+            &mut self,
+            request: impl tonic::IntoRequest<super::FindMessageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FindMessageResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.MessageBoxService/FindMessage",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "mycora.internal.v1.MessageBoxService",
+                        "FindMessage",
+                    ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lists messages.
+        ///
+        /// Errors: NOT_FOUND, INVALID_ARGUMENT.
+        pub async fn find_messages(
+            &mut self,
+            request: impl tonic::IntoRequest<super::FindMessagesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FindMessagesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.MessageBoxService/FindMessages",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "mycora.internal.v1.MessageBoxService",
+                        "FindMessages",
+                    ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lists dead letters.
+        ///
+        /// Errors: NOT_FOUND, INVALID_ARGUMENT.
+        pub async fn find_dead_letters(
+            &mut self,
+            request: impl tonic::IntoRequest<super::FindDeadLettersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FindDeadLettersResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.MessageBoxService/FindDeadLetters",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "mycora.internal.v1.MessageBoxService",
+                        "FindDeadLetters",
+                    ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Removes a message.
+        ///
+        /// Errors: as MessageService.DeleteMessage.
+        pub async fn remove_message(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RemoveMessageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RemoveMessageResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.MessageBoxService/RemoveMessage",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "mycora.internal.v1.MessageBoxService",
+                        "RemoveMessage",
+                    ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Hands out what an actor received.
+        ///
+        /// Errors: as MessageService.ReceiveMessages.
+        pub async fn watch_inbox(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WatchInboxRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::WatchInboxResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.MessageBoxService/WatchInbox",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("mycora.internal.v1.MessageBoxService", "WatchInbox"),
+                );
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// Takes messages out of an inbox.
+        ///
+        /// Errors: as MessageService.AcknowledgeMessage.
+        pub async fn acknowledge(
+            &mut self,
+            request: impl tonic::IntoRequest<super::AcknowledgeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AcknowledgeResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.MessageBoxService/Acknowledge",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "mycora.internal.v1.MessageBoxService",
+                        "Acknowledge",
+                    ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Gives a dead letter into a router's care again.
+        ///
+        /// Errors: as MessageService.ResendMessage.
+        pub async fn resend(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ResendRequest>,
+        ) -> std::result::Result<tonic::Response<super::ResendResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.MessageBoxService/Resend",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("mycora.internal.v1.MessageBoxService", "Resend"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Puts a letter into its recipient's inbox, once.
+        ///
+        /// Errors: INVALID_ARGUMENT (it is no letter). A letter that is not taken is an answer.
+        pub async fn accept_letter(
+            &mut self,
+            request: impl tonic::IntoRequest<super::AcceptLetterRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AcceptLetterResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.MessageBoxService/AcceptLetter",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "mycora.internal.v1.MessageBoxService",
+                        "AcceptLetter",
+                    ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod message_box_service_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with MessageBoxServiceServer.
+    #[async_trait]
+    pub trait MessageBoxService: std::marker::Send + std::marker::Sync + 'static {
+        /// Keeps a message and gives it into a router's care.
+        ///
+        /// Errors: as MessageService.SendMessage.
+        async fn publish(
+            &self,
+            request: tonic::Request<super::PublishRequest>,
+        ) -> std::result::Result<tonic::Response<super::PublishResponse>, tonic::Status>;
+        /// Reads a message.
+        ///
+        /// Errors: NOT_FOUND.
+        async fn find_message(
+            &self,
+            request: tonic::Request<super::FindMessageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FindMessageResponse>,
+            tonic::Status,
+        >;
+        /// Lists messages.
+        ///
+        /// Errors: NOT_FOUND, INVALID_ARGUMENT.
+        async fn find_messages(
+            &self,
+            request: tonic::Request<super::FindMessagesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FindMessagesResponse>,
+            tonic::Status,
+        >;
+        /// Lists dead letters.
+        ///
+        /// Errors: NOT_FOUND, INVALID_ARGUMENT.
+        async fn find_dead_letters(
+            &self,
+            request: tonic::Request<super::FindDeadLettersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FindDeadLettersResponse>,
+            tonic::Status,
+        >;
+        /// Removes a message.
+        ///
+        /// Errors: as MessageService.DeleteMessage.
+        async fn remove_message(
+            &self,
+            request: tonic::Request<super::RemoveMessageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RemoveMessageResponse>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the WatchInbox method.
+        type WatchInboxStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::WatchInboxResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Hands out what an actor received.
+        ///
+        /// Errors: as MessageService.ReceiveMessages.
+        async fn watch_inbox(
+            &self,
+            request: tonic::Request<super::WatchInboxRequest>,
+        ) -> std::result::Result<tonic::Response<Self::WatchInboxStream>, tonic::Status>;
+        /// Takes messages out of an inbox.
+        ///
+        /// Errors: as MessageService.AcknowledgeMessage.
+        async fn acknowledge(
+            &self,
+            request: tonic::Request<super::AcknowledgeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AcknowledgeResponse>,
+            tonic::Status,
+        >;
+        /// Gives a dead letter into a router's care again.
+        ///
+        /// Errors: as MessageService.ResendMessage.
+        async fn resend(
+            &self,
+            request: tonic::Request<super::ResendRequest>,
+        ) -> std::result::Result<tonic::Response<super::ResendResponse>, tonic::Status>;
+        /// Puts a letter into its recipient's inbox, once.
+        ///
+        /// Errors: INVALID_ARGUMENT (it is no letter). A letter that is not taken is an answer.
+        async fn accept_letter(
+            &self,
+            request: tonic::Request<super::AcceptLetterRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AcceptLetterResponse>,
+            tonic::Status,
+        >;
+    }
+    /// Keeps messages and inboxes. Each call for an actor says for which.
+    #[derive(Debug)]
+    pub struct MessageBoxServiceServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> MessageBoxServiceServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for MessageBoxServiceServer<T>
+    where
+        T: MessageBoxService,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/mycora.internal.v1.MessageBoxService/Publish" => {
+                    #[allow(non_camel_case_types)]
+                    struct PublishSvc<T: MessageBoxService>(pub Arc<T>);
+                    impl<
+                        T: MessageBoxService,
+                    > tonic::server::UnaryService<super::PublishRequest>
+                    for PublishSvc<T> {
+                        type Response = super::PublishResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PublishRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MessageBoxService>::publish(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PublishSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.MessageBoxService/FindMessage" => {
+                    #[allow(non_camel_case_types)]
+                    struct FindMessageSvc<T: MessageBoxService>(pub Arc<T>);
+                    impl<
+                        T: MessageBoxService,
+                    > tonic::server::UnaryService<super::FindMessageRequest>
+                    for FindMessageSvc<T> {
+                        type Response = super::FindMessageResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::FindMessageRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MessageBoxService>::find_message(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = FindMessageSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.MessageBoxService/FindMessages" => {
+                    #[allow(non_camel_case_types)]
+                    struct FindMessagesSvc<T: MessageBoxService>(pub Arc<T>);
+                    impl<
+                        T: MessageBoxService,
+                    > tonic::server::UnaryService<super::FindMessagesRequest>
+                    for FindMessagesSvc<T> {
+                        type Response = super::FindMessagesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::FindMessagesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MessageBoxService>::find_messages(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = FindMessagesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.MessageBoxService/FindDeadLetters" => {
+                    #[allow(non_camel_case_types)]
+                    struct FindDeadLettersSvc<T: MessageBoxService>(pub Arc<T>);
+                    impl<
+                        T: MessageBoxService,
+                    > tonic::server::UnaryService<super::FindDeadLettersRequest>
+                    for FindDeadLettersSvc<T> {
+                        type Response = super::FindDeadLettersResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::FindDeadLettersRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MessageBoxService>::find_dead_letters(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = FindDeadLettersSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.MessageBoxService/RemoveMessage" => {
+                    #[allow(non_camel_case_types)]
+                    struct RemoveMessageSvc<T: MessageBoxService>(pub Arc<T>);
+                    impl<
+                        T: MessageBoxService,
+                    > tonic::server::UnaryService<super::RemoveMessageRequest>
+                    for RemoveMessageSvc<T> {
+                        type Response = super::RemoveMessageResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RemoveMessageRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MessageBoxService>::remove_message(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RemoveMessageSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.MessageBoxService/WatchInbox" => {
+                    #[allow(non_camel_case_types)]
+                    struct WatchInboxSvc<T: MessageBoxService>(pub Arc<T>);
+                    impl<
+                        T: MessageBoxService,
+                    > tonic::server::ServerStreamingService<super::WatchInboxRequest>
+                    for WatchInboxSvc<T> {
+                        type Response = super::WatchInboxResponse;
+                        type ResponseStream = T::WatchInboxStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WatchInboxRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MessageBoxService>::watch_inbox(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WatchInboxSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.MessageBoxService/Acknowledge" => {
+                    #[allow(non_camel_case_types)]
+                    struct AcknowledgeSvc<T: MessageBoxService>(pub Arc<T>);
+                    impl<
+                        T: MessageBoxService,
+                    > tonic::server::UnaryService<super::AcknowledgeRequest>
+                    for AcknowledgeSvc<T> {
+                        type Response = super::AcknowledgeResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::AcknowledgeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MessageBoxService>::acknowledge(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = AcknowledgeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.MessageBoxService/Resend" => {
+                    #[allow(non_camel_case_types)]
+                    struct ResendSvc<T: MessageBoxService>(pub Arc<T>);
+                    impl<
+                        T: MessageBoxService,
+                    > tonic::server::UnaryService<super::ResendRequest>
+                    for ResendSvc<T> {
+                        type Response = super::ResendResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ResendRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MessageBoxService>::resend(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ResendSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.MessageBoxService/AcceptLetter" => {
+                    #[allow(non_camel_case_types)]
+                    struct AcceptLetterSvc<T: MessageBoxService>(pub Arc<T>);
+                    impl<
+                        T: MessageBoxService,
+                    > tonic::server::UnaryService<super::AcceptLetterRequest>
+                    for AcceptLetterSvc<T> {
+                        type Response = super::AcceptLetterResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::AcceptLetterRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MessageBoxService>::accept_letter(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = AcceptLetterSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for MessageBoxServiceServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "mycora.internal.v1.MessageBoxService";
+    impl<T> tonic::server::NamedService for MessageBoxServiceServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
 /// Asks for the scheduler replicas.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WatchSchedulersRequest {}
@@ -3971,6 +5148,9 @@ pub struct Settlement {
     /// Empty: the receiver acknowledged it. Else: why it will not arrive.
     #[prost(string, tag = "3")]
     pub error: ::prost::alloc::string::String,
+    /// The flow that was made of it; 0: none.
+    #[prost(uint32, tag = "4")]
+    pub flow_id: u32,
 }
 /// To a router.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -4002,7 +5182,7 @@ pub struct ContextDrop {
     pub topic: ::prost::alloc::string::String,
 }
 /// A message that a router holds.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HeldMessage {
     /// Where it belongs.
     #[prost(uint32, tag = "1")]
@@ -4028,6 +5208,42 @@ pub struct HeldMessage {
     /// When it was made, in Unix milliseconds.
     #[prost(uint64, tag = "8")]
     pub created_millis: u64,
+    /// What it is; absent: it carries nodes.
+    #[prost(oneof = "held_message::Kind", tags = "9, 10")]
+    pub kind: ::core::option::Option<held_message::Kind>,
+}
+/// Nested message and enum types in `HeldMessage`.
+pub mod held_message {
+    /// What it is; absent: it carries nodes.
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Kind {
+        /// Chat or mail.
+        #[prost(message, tag = "9")]
+        Letter(super::HeldLetter),
+        /// A message with jobs that was pushed to Redis.
+        #[prost(message, tag = "10")]
+        RawJobs(super::RawJobs),
+    }
+}
+/// Chat or mail on its way.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HeldLetter {
+    /// A Letter as JSON. Its origin names no coordinator: the gateway that sends it fills in its own root key.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub letter_json: ::prost::bytes::Bytes,
+    /// Where its recipient is reached, tried in this order; empty: here.
+    #[prost(string, repeated, tag = "2")]
+    pub addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// Jobs that a program pushed to Redis: they become a flow.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RawJobs {
+    /// The actor whose they are.
+    #[prost(uint32, tag = "1")]
+    pub caller_id: u32,
+    /// The flow that is asked for, with the message's key as its request id.
+    #[prost(message, optional, tag = "2")]
+    pub submit: ::core::option::Option<super::super::v1::SubmitFlowRequest>,
 }
 /// Pieces of output to keep.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -5002,6 +6218,26 @@ pub mod registry_view_service_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+/// Asks to submit a flow for an actor.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SubmitForRequest {
+    /// The actor.
+    #[prost(uint32, tag = "1")]
+    pub on_behalf_of: u32,
+    /// What it asks for.
+    #[prost(message, optional, tag = "2")]
+    pub submit: ::core::option::Option<super::super::v1::SubmitFlowRequest>,
+    /// The message that asks for it: its status follows the flow's.
+    #[prost(string, tag = "3")]
+    pub message_key: ::prost::alloc::string::String,
+}
+/// Gives the flow.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SubmitForResponse {
+    /// The flow.
+    #[prost(message, optional, tag = "1")]
+    pub flow: ::core::option::Option<super::super::v1::Flow>,
+}
 /// From the router.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReportRequest {
@@ -5221,6 +6457,38 @@ pub mod report_intake_service_client {
                 );
             self.inner.streaming(req, path, codec).await
         }
+        /// Submits a flow for an actor: what came as a message becomes a flow. Repeating it gives the same flow.
+        ///
+        /// Errors: as FlowService.SubmitFlow.
+        pub async fn submit_for(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SubmitForRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SubmitForResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.ReportIntakeService/SubmitFor",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "mycora.internal.v1.ReportIntakeService",
+                        "SubmitFor",
+                    ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -5247,6 +6515,16 @@ pub mod report_intake_service_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::ReportRequest>>,
         ) -> std::result::Result<tonic::Response<Self::ReportStream>, tonic::Status>;
+        /// Submits a flow for an actor: what came as a message becomes a flow. Repeating it gives the same flow.
+        ///
+        /// Errors: as FlowService.SubmitFlow.
+        async fn submit_for(
+            &self,
+            request: tonic::Request<super::SubmitForRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SubmitForResponse>,
+            tonic::Status,
+        >;
     }
     /// Takes reports for the flows that a scheduler owns.
     #[derive(Debug)]
@@ -5369,6 +6647,52 @@ pub mod report_intake_service_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.ReportIntakeService/SubmitFor" => {
+                    #[allow(non_camel_case_types)]
+                    struct SubmitForSvc<T: ReportIntakeService>(pub Arc<T>);
+                    impl<
+                        T: ReportIntakeService,
+                    > tonic::server::UnaryService<super::SubmitForRequest>
+                    for SubmitForSvc<T> {
+                        type Response = super::SubmitForResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SubmitForRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ReportIntakeService>::submit_for(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SubmitForSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -19,6 +19,30 @@ pub struct Reason {
     #[prost(string, tag = "2")]
     pub detail: ::prost::alloc::string::String,
 }
+/// A signature over an envelope, as DSSE has it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Signature {
+    /// The Ed25519 public key that signed: 64 lower-case hex digits.
+    #[prost(string, tag = "1")]
+    pub keyid: ::prost::alloc::string::String,
+    /// The signature over type and payload.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub sig: ::prost::bytes::Bytes,
+}
+/// What travels between coordinators and supervisors, the same on every transport.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Envelope {
+    /// `application/vnd.mycora.rpc+json`.
+    #[prost(string, tag = "1")]
+    pub payload_type: ::prost::alloc::string::String,
+    /// A statement: for whom it is, which one, until when it holds, and in `body` a JSON-RPC 2.0 request,
+    /// response or batch.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub payload: ::prost::bytes::Bytes,
+    /// One signature over type and payload.
+    #[prost(message, repeated, tag = "3")]
+    pub signatures: ::prost::alloc::vec::Vec<Signature>,
+}
 /// What executes a script. Which of them a runner offers depends on its machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -184,6 +208,10 @@ pub struct JobSpec {
     /// Files it makes that are kept and laid into the directories of its dependants.
     #[prost(string, repeated, tag = "5")]
     pub outputs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The calling actor's signature over what is to run: a DSSE envelope as JSON, at most 64 KiB. Empty: none. See
+    /// specs/protocols.md.
+    #[prost(string, tag = "6")]
+    pub signature: ::prost::alloc::string::String,
 }
 /// A node as it is asked for.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -843,6 +871,12 @@ pub struct RetryFlowRequest {
     /// Only answer what would run again.
     #[prost(bool, tag = "8")]
     pub dry_run: bool,
+    /// New signatures of nodes that are run again, by their names: for such as have expired. As in JobSpec.
+    #[prost(btree_map = "string, string", tag = "9")]
+    pub signatures: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
 }
 /// Gives the flow, and what is run again.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -3102,6 +3136,1357 @@ pub mod flow_service_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+/// Where a received message was sent.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MessageOrigin {
+    /// The coordinator's root key: 64 hex digits.
+    #[prost(string, tag = "1")]
+    pub coordinator: ::prost::alloc::string::String,
+    /// The uid of the context that it was sent in.
+    #[prost(string, tag = "2")]
+    pub context_uid: ::prost::alloc::string::String,
+    /// Who sent it, by its number there.
+    #[prost(uint32, tag = "3")]
+    pub caller_id: u32,
+    /// Its number within the caller there.
+    #[prost(uint32, tag = "4")]
+    pub message_id: u32,
+}
+/// Something that happened to a message.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MessageLogEntry {
+    /// When.
+    #[prost(message, optional, tag = "1")]
+    pub time: ::core::option::Option<::prost_types::Timestamp>,
+    /// What, for people.
+    #[prost(string, tag = "2")]
+    pub text: ::prost::alloc::string::String,
+}
+/// A message.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Message {
+    /// Its name within the context: `message:<caller>:<id>`; the caller is 0 when it was received.
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    /// The context that keeps it.
+    #[prost(uint32, tag = "2")]
+    pub context_id: u32,
+    /// Who sent it, by its number here; 0: it came from elsewhere.
+    #[prost(uint32, tag = "3")]
+    pub caller_id: u32,
+    /// Its number within the caller.
+    #[prost(uint32, tag = "4")]
+    pub message_id: u32,
+    /// The sender's public key: 64 hex digits; empty for one that carries nodes.
+    #[prost(string, tag = "5")]
+    pub from_pubkey: ::prost::alloc::string::String,
+    /// For whom: an actor id, or `<public key>@<address>`; a runner id where it carries nodes.
+    #[prost(string, tag = "6")]
+    pub to: ::prost::alloc::string::String,
+    /// The context at the recipient's coordinator; 0: the recipient's home context.
+    #[prost(uint32, tag = "7")]
+    pub target_context: u32,
+    /// What it is about.
+    #[prost(string, tag = "8")]
+    pub topic: ::prost::alloc::string::String,
+    /// What it carries.
+    #[prost(enumeration = "MessageType", tag = "9")]
+    pub message_type: i32,
+    /// How the text is written.
+    #[prost(enumeration = "MessageFormat", tag = "10")]
+    pub format: i32,
+    /// The text.
+    #[prost(string, tag = "11")]
+    pub text: ::prost::alloc::string::String,
+    /// The flow whose nodes it carried, or that was made of it; 0: none.
+    #[prost(uint32, tag = "12")]
+    pub flow_id: u32,
+    /// The nodes that it carries, by their job keys.
+    #[prost(string, repeated, tag = "13")]
+    pub job_keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Seconds until it must have arrived.
+    #[prost(uint32, tag = "14")]
+    pub timeout_ack_secs: u32,
+    /// Where it stands.
+    #[prost(enumeration = "MessageStatus", tag = "15")]
+    pub status: i32,
+    /// Why it will not arrive; empty otherwise.
+    #[prost(string, tag = "16")]
+    pub error: ::prost::alloc::string::String,
+    /// Where it stands on the wire.
+    #[prost(enumeration = "TransportStatus", tag = "17")]
+    pub transport_status: i32,
+    /// Where it came from; absent for one that was sent here.
+    #[prost(message, optional, tag = "18")]
+    pub origin: ::core::option::Option<MessageOrigin>,
+    /// The sender signed it, and the signature fits. Else nothing but the word of the sending coordinator
+    /// says who sent it.
+    #[prost(bool, tag = "19")]
+    pub verified: bool,
+    /// What happened to it, oldest first; the last 100.
+    #[prost(message, repeated, tag = "20")]
+    pub logs: ::prost::alloc::vec::Vec<MessageLogEntry>,
+    /// When it was made.
+    #[prost(message, optional, tag = "21")]
+    pub create_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// When it last changed.
+    #[prost(message, optional, tag = "22")]
+    pub update_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// The change counter at its last change.
+    #[prost(uint64, tag = "23")]
+    pub revision: u64,
+}
+/// Asks to send chat or mail.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SendMessageRequest {
+    /// A UUID that makes the call repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Where it is sent from.
+    #[prost(uint32, tag = "2")]
+    pub context_id: u32,
+    /// As whom; 0: the calling actor. Another only for admins.
+    #[prost(uint32, tag = "3")]
+    pub caller_id: u32,
+    /// For whom: the id of an actor of this coordinator, or `<public key>@<address>`.
+    #[prost(string, tag = "4")]
+    pub to: ::prost::alloc::string::String,
+    /// The context at the recipient's coordinator; 0: the recipient's home context.
+    #[prost(uint32, tag = "5")]
+    pub target_context: u32,
+    /// Chat, or mail.
+    #[prost(enumeration = "MessageType", tag = "6")]
+    pub message_type: i32,
+    /// How the text is written.
+    #[prost(enumeration = "MessageFormat", tag = "7")]
+    pub format: i32,
+    /// What it is about, up to 256 characters. May be empty.
+    #[prost(string, tag = "8")]
+    pub topic: ::prost::alloc::string::String,
+    /// The text, up to 512 KiB.
+    #[prost(string, tag = "9")]
+    pub text: ::prost::alloc::string::String,
+    /// Seconds until it must have arrived, up to 518400 (6 days). 0: 3600.
+    #[prost(uint32, tag = "10")]
+    pub timeout_ack_secs: u32,
+    /// The sender's signature, made with its registered key: a DSSE envelope as JSON. Empty: none. See
+    /// specs/protocols.md.
+    #[prost(string, tag = "11")]
+    pub signature: ::prost::alloc::string::String,
+}
+/// Gives the message.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SendMessageResponse {
+    /// As it is kept, without its text.
+    #[prost(message, optional, tag = "1")]
+    pub message: ::core::option::Option<Message>,
+}
+/// Asks for a message.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetMessageRequest {
+    /// The context that keeps it.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// `message:<caller>:<id>`.
+    #[prost(string, tag = "2")]
+    pub key: ::prost::alloc::string::String,
+}
+/// Gives a message.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetMessageResponse {
+    /// The message.
+    #[prost(message, optional, tag = "1")]
+    pub message: ::core::option::Option<Message>,
+}
+/// Asks for messages.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListMessagesRequest {
+    /// The context that keeps them.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// Only those that carried this flow's nodes. 0: all that carried none.
+    #[prost(uint32, tag = "2")]
+    pub flow_id: u32,
+    /// Only those of this type.
+    #[prost(enumeration = "MessageType", tag = "3")]
+    pub message_type: i32,
+    /// Only those that stand here.
+    #[prost(enumeration = "MessageStatus", tag = "4")]
+    pub status: i32,
+    /// At most this many, up to 1000. 0: 50.
+    #[prost(uint32, tag = "5")]
+    pub page_size: u32,
+    /// From the answer before; empty: the first page.
+    #[prost(string, tag = "6")]
+    pub page_token: ::prost::alloc::string::String,
+}
+/// Gives messages.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListMessagesResponse {
+    /// Newest first, without their texts.
+    #[prost(message, repeated, tag = "1")]
+    pub messages: ::prost::alloc::vec::Vec<Message>,
+    /// For the next page; empty: there is none.
+    #[prost(string, tag = "2")]
+    pub next_page_token: ::prost::alloc::string::String,
+}
+/// Asks to remove a message.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteMessageRequest {
+    /// The context that keeps it.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// `message:<caller>:<id>`.
+    #[prost(string, tag = "2")]
+    pub key: ::prost::alloc::string::String,
+}
+/// It is removed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteMessageResponse {}
+/// Asks for what an actor received.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReceiveMessagesRequest {
+    /// The context that it arrived in.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// Who received it; 0: the calling actor. Another only for admins.
+    #[prost(uint32, tag = "2")]
+    pub actor_id: u32,
+    /// End after what is there now, and do not wait for more.
+    #[prost(bool, tag = "3")]
+    pub only_present: bool,
+}
+/// What was received.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReceiveMessagesResponse {
+    /// In the order in which they arrived. None: nothing came for a while, and the stream stands.
+    #[prost(message, repeated, tag = "1")]
+    pub messages: ::prost::alloc::vec::Vec<Message>,
+}
+/// Says that messages were read.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AcknowledgeMessageRequest {
+    /// The context that they arrived in.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// Who received them; 0: the calling actor. Another only for admins.
+    #[prost(uint32, tag = "2")]
+    pub actor_id: u32,
+    /// Which, as `message:0:<id>`; at most 1000.
+    #[prost(string, repeated, tag = "3")]
+    pub keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// They are not handed out again.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AcknowledgeMessageResponse {
+    /// How many were handed out until now.
+    #[prost(uint32, tag = "1")]
+    pub acknowledged_count: u32,
+}
+/// Asks for messages that will not arrive.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListDeadLettersRequest {
+    /// The context that they were sent in.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// At most this many, up to 1000. 0: 50.
+    #[prost(uint32, tag = "2")]
+    pub page_size: u32,
+    /// From the answer before; empty: the first page.
+    #[prost(string, tag = "3")]
+    pub page_token: ::prost::alloc::string::String,
+}
+/// Gives messages that will not arrive.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListDeadLettersResponse {
+    /// Newest first, without their texts.
+    #[prost(message, repeated, tag = "1")]
+    pub messages: ::prost::alloc::vec::Vec<Message>,
+    /// For the next page; empty: there is none.
+    #[prost(string, tag = "2")]
+    pub next_page_token: ::prost::alloc::string::String,
+}
+/// Asks to send a dead letter again.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResendMessageRequest {
+    /// A UUID that makes the call repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// The context that it was sent in.
+    #[prost(uint32, tag = "2")]
+    pub context_id: u32,
+    /// `message:<caller>:<id>`.
+    #[prost(string, tag = "3")]
+    pub key: ::prost::alloc::string::String,
+}
+/// Gives the message.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ResendMessageResponse {
+    /// As it is kept, without its text.
+    #[prost(message, optional, tag = "1")]
+    pub message: ::core::option::Option<Message>,
+}
+/// What a message carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum MessageType {
+    /// Any, in a filter; else invalid.
+    Unspecified = 0,
+    /// Nodes to execute.
+    Job = 1,
+    /// A line of conversation.
+    Chat = 2,
+    /// A letter.
+    Mail = 3,
+}
+impl MessageType {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "MESSAGE_TYPE_UNSPECIFIED",
+            Self::Job => "MESSAGE_TYPE_JOB",
+            Self::Chat => "MESSAGE_TYPE_CHAT",
+            Self::Mail => "MESSAGE_TYPE_MAIL",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "MESSAGE_TYPE_UNSPECIFIED" => Some(Self::Unspecified),
+            "MESSAGE_TYPE_JOB" => Some(Self::Job),
+            "MESSAGE_TYPE_CHAT" => Some(Self::Chat),
+            "MESSAGE_TYPE_MAIL" => Some(Self::Mail),
+            _ => None,
+        }
+    }
+}
+/// How a message's text is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum MessageFormat {
+    /// Plain text.
+    Unspecified = 0,
+    /// HTML.
+    Html = 1,
+    /// Plain text.
+    Text = 2,
+    /// Markdown.
+    Md = 3,
+}
+impl MessageFormat {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "MESSAGE_FORMAT_UNSPECIFIED",
+            Self::Html => "MESSAGE_FORMAT_HTML",
+            Self::Text => "MESSAGE_FORMAT_TEXT",
+            Self::Md => "MESSAGE_FORMAT_MD",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "MESSAGE_FORMAT_UNSPECIFIED" => Some(Self::Unspecified),
+            "MESSAGE_FORMAT_HTML" => Some(Self::Html),
+            "MESSAGE_FORMAT_TEXT" => Some(Self::Text),
+            "MESSAGE_FORMAT_MD" => Some(Self::Md),
+            _ => None,
+        }
+    }
+}
+/// Where a message stands for those who sent it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum MessageStatus {
+    /// Any, in a filter; else never given.
+    Unspecified = 0,
+    /// On its way.
+    Dispatched = 1,
+    /// The receiver has it.
+    Acknowledged = 2,
+    /// All its nodes have ended; a received one: it was read.
+    Processed = 3,
+    /// It will not arrive; `error` says why.
+    Error = 4,
+}
+impl MessageStatus {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "MESSAGE_STATUS_UNSPECIFIED",
+            Self::Dispatched => "MESSAGE_STATUS_DISPATCHED",
+            Self::Acknowledged => "MESSAGE_STATUS_ACKNOWLEDGED",
+            Self::Processed => "MESSAGE_STATUS_PROCESSED",
+            Self::Error => "MESSAGE_STATUS_ERROR",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "MESSAGE_STATUS_UNSPECIFIED" => Some(Self::Unspecified),
+            "MESSAGE_STATUS_DISPATCHED" => Some(Self::Dispatched),
+            "MESSAGE_STATUS_ACKNOWLEDGED" => Some(Self::Acknowledged),
+            "MESSAGE_STATUS_PROCESSED" => Some(Self::Processed),
+            "MESSAGE_STATUS_ERROR" => Some(Self::Error),
+            _ => None,
+        }
+    }
+}
+/// Where a message stands on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum TransportStatus {
+    /// Never given.
+    Unspecified = 0,
+    /// Not sent yet.
+    Queued = 1,
+    /// Handed to the transport.
+    Sent = 2,
+    /// Arrived at the other machine.
+    Delivered = 3,
+    /// Taken by its program.
+    Read = 4,
+    /// Could not be sent.
+    Failed = 5,
+}
+impl TransportStatus {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "TRANSPORT_STATUS_UNSPECIFIED",
+            Self::Queued => "TRANSPORT_STATUS_QUEUED",
+            Self::Sent => "TRANSPORT_STATUS_SENT",
+            Self::Delivered => "TRANSPORT_STATUS_DELIVERED",
+            Self::Read => "TRANSPORT_STATUS_READ",
+            Self::Failed => "TRANSPORT_STATUS_FAILED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "TRANSPORT_STATUS_UNSPECIFIED" => Some(Self::Unspecified),
+            "TRANSPORT_STATUS_QUEUED" => Some(Self::Queued),
+            "TRANSPORT_STATUS_SENT" => Some(Self::Sent),
+            "TRANSPORT_STATUS_DELIVERED" => Some(Self::Delivered),
+            "TRANSPORT_STATUS_READ" => Some(Self::Read),
+            "TRANSPORT_STATUS_FAILED" => Some(Self::Failed),
+            _ => None,
+        }
+    }
+}
+/// Generated client implementations.
+pub mod message_service_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// Sends, keeps and hands out messages.
+    #[derive(Debug, Clone)]
+    pub struct MessageServiceClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl<T> MessageServiceClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> MessageServiceClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            MessageServiceClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Sends chat or mail to an actor of this or of another coordinator. The answer says that it is on
+        /// its way; GetMessage says what became of it.
+        ///
+        /// Errors: INVALID_ARGUMENT (all violations at once; also a signature that does not fit), NOT_FOUND
+        /// (the context, or an actor of this coordinator that it is for), PERMISSION_DENIED, ALREADY_EXISTS
+        /// (`REQUEST_ID_REUSED`).
+        pub async fn send_message(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SendMessageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SendMessageResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.MessageService/SendMessage",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.MessageService", "SendMessage"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads a message. Readers may; who sent or received it may in any case.
+        ///
+        /// Errors: NOT_FOUND.
+        pub async fn get_message(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetMessageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetMessageResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.MessageService/GetMessage",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.MessageService", "GetMessage"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lists messages, newest first: chat, mail and what was pushed to Redis; or those that carried a
+        /// flow's nodes. Readers may.
+        ///
+        /// Errors: NOT_FOUND (the context), INVALID_ARGUMENT (page size or token).
+        pub async fn list_messages(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListMessagesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListMessagesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.MessageService/ListMessages",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.MessageService", "ListMessages"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Removes a message that is not on its way any more. Who sent or received it may, and admins.
+        ///
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`MESSAGE_UNDER_WAY`, or it carried nodes:
+        /// it goes with its flow).
+        pub async fn delete_message(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DeleteMessageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteMessageResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.MessageService/DeleteMessage",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.MessageService", "DeleteMessage"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Hands out what the calling actor received and did not acknowledge, oldest first, then each
+        /// message as it comes. Whoever reads again, after a crash too, gets what is not acknowledged again.
+        ///
+        /// Errors: NOT_FOUND (the context, or the actor has no role there), PERMISSION_DENIED (for another
+        /// actor, and not an admin).
+        pub async fn receive_messages(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReceiveMessagesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::ReceiveMessagesResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.MessageService/ReceiveMessages",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.MessageService", "ReceiveMessages"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// Says that received messages were read: they are not handed out again. Repeating it changes nothing.
+        ///
+        /// Errors: NOT_FOUND (the context), PERMISSION_DENIED, INVALID_ARGUMENT (a key that is none).
+        pub async fn acknowledge_message(
+            &mut self,
+            request: impl tonic::IntoRequest<super::AcknowledgeMessageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AcknowledgeMessageResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.MessageService/AcknowledgeMessage",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("mycora.v1.MessageService", "AcknowledgeMessage"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lists messages that will not arrive, each with the reason, newest first. Readers may.
+        ///
+        /// Errors: NOT_FOUND (the context), INVALID_ARGUMENT (page size or token).
+        pub async fn list_dead_letters(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListDeadLettersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListDeadLettersResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.MessageService/ListDeadLetters",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.MessageService", "ListDeadLetters"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Sends a dead letter again, as the same message: should it have arrived after all, it is not handed
+        /// out twice. Who sent it may, and admins.
+        ///
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`NOT_A_DEAD_LETTER`; `MESSAGE_TOO_OLD`:
+        /// older than 6 days; `CARRIES_NODES`: the nodes went by their retry policy, RetryFlow runs them again).
+        pub async fn resend_message(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ResendMessageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ResendMessageResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.MessageService/ResendMessage",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.MessageService", "ResendMessage"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod message_service_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with MessageServiceServer.
+    #[async_trait]
+    pub trait MessageService: std::marker::Send + std::marker::Sync + 'static {
+        /// Sends chat or mail to an actor of this or of another coordinator. The answer says that it is on
+        /// its way; GetMessage says what became of it.
+        ///
+        /// Errors: INVALID_ARGUMENT (all violations at once; also a signature that does not fit), NOT_FOUND
+        /// (the context, or an actor of this coordinator that it is for), PERMISSION_DENIED, ALREADY_EXISTS
+        /// (`REQUEST_ID_REUSED`).
+        async fn send_message(
+            &self,
+            request: tonic::Request<super::SendMessageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SendMessageResponse>,
+            tonic::Status,
+        >;
+        /// Reads a message. Readers may; who sent or received it may in any case.
+        ///
+        /// Errors: NOT_FOUND.
+        async fn get_message(
+            &self,
+            request: tonic::Request<super::GetMessageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetMessageResponse>,
+            tonic::Status,
+        >;
+        /// Lists messages, newest first: chat, mail and what was pushed to Redis; or those that carried a
+        /// flow's nodes. Readers may.
+        ///
+        /// Errors: NOT_FOUND (the context), INVALID_ARGUMENT (page size or token).
+        async fn list_messages(
+            &self,
+            request: tonic::Request<super::ListMessagesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListMessagesResponse>,
+            tonic::Status,
+        >;
+        /// Removes a message that is not on its way any more. Who sent or received it may, and admins.
+        ///
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`MESSAGE_UNDER_WAY`, or it carried nodes:
+        /// it goes with its flow).
+        async fn delete_message(
+            &self,
+            request: tonic::Request<super::DeleteMessageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteMessageResponse>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the ReceiveMessages method.
+        type ReceiveMessagesStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::ReceiveMessagesResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Hands out what the calling actor received and did not acknowledge, oldest first, then each
+        /// message as it comes. Whoever reads again, after a crash too, gets what is not acknowledged again.
+        ///
+        /// Errors: NOT_FOUND (the context, or the actor has no role there), PERMISSION_DENIED (for another
+        /// actor, and not an admin).
+        async fn receive_messages(
+            &self,
+            request: tonic::Request<super::ReceiveMessagesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::ReceiveMessagesStream>,
+            tonic::Status,
+        >;
+        /// Says that received messages were read: they are not handed out again. Repeating it changes nothing.
+        ///
+        /// Errors: NOT_FOUND (the context), PERMISSION_DENIED, INVALID_ARGUMENT (a key that is none).
+        async fn acknowledge_message(
+            &self,
+            request: tonic::Request<super::AcknowledgeMessageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AcknowledgeMessageResponse>,
+            tonic::Status,
+        >;
+        /// Lists messages that will not arrive, each with the reason, newest first. Readers may.
+        ///
+        /// Errors: NOT_FOUND (the context), INVALID_ARGUMENT (page size or token).
+        async fn list_dead_letters(
+            &self,
+            request: tonic::Request<super::ListDeadLettersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListDeadLettersResponse>,
+            tonic::Status,
+        >;
+        /// Sends a dead letter again, as the same message: should it have arrived after all, it is not handed
+        /// out twice. Who sent it may, and admins.
+        ///
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`NOT_A_DEAD_LETTER`; `MESSAGE_TOO_OLD`:
+        /// older than 6 days; `CARRIES_NODES`: the nodes went by their retry policy, RetryFlow runs them again).
+        async fn resend_message(
+            &self,
+            request: tonic::Request<super::ResendMessageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ResendMessageResponse>,
+            tonic::Status,
+        >;
+    }
+    /// Sends, keeps and hands out messages.
+    #[derive(Debug)]
+    pub struct MessageServiceServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> MessageServiceServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for MessageServiceServer<T>
+    where
+        T: MessageService,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/mycora.v1.MessageService/SendMessage" => {
+                    #[allow(non_camel_case_types)]
+                    struct SendMessageSvc<T: MessageService>(pub Arc<T>);
+                    impl<
+                        T: MessageService,
+                    > tonic::server::UnaryService<super::SendMessageRequest>
+                    for SendMessageSvc<T> {
+                        type Response = super::SendMessageResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SendMessageRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MessageService>::send_message(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SendMessageSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.MessageService/GetMessage" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetMessageSvc<T: MessageService>(pub Arc<T>);
+                    impl<
+                        T: MessageService,
+                    > tonic::server::UnaryService<super::GetMessageRequest>
+                    for GetMessageSvc<T> {
+                        type Response = super::GetMessageResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetMessageRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MessageService>::get_message(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetMessageSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.MessageService/ListMessages" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListMessagesSvc<T: MessageService>(pub Arc<T>);
+                    impl<
+                        T: MessageService,
+                    > tonic::server::UnaryService<super::ListMessagesRequest>
+                    for ListMessagesSvc<T> {
+                        type Response = super::ListMessagesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListMessagesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MessageService>::list_messages(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListMessagesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.MessageService/DeleteMessage" => {
+                    #[allow(non_camel_case_types)]
+                    struct DeleteMessageSvc<T: MessageService>(pub Arc<T>);
+                    impl<
+                        T: MessageService,
+                    > tonic::server::UnaryService<super::DeleteMessageRequest>
+                    for DeleteMessageSvc<T> {
+                        type Response = super::DeleteMessageResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DeleteMessageRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MessageService>::delete_message(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DeleteMessageSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.MessageService/ReceiveMessages" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReceiveMessagesSvc<T: MessageService>(pub Arc<T>);
+                    impl<
+                        T: MessageService,
+                    > tonic::server::ServerStreamingService<
+                        super::ReceiveMessagesRequest,
+                    > for ReceiveMessagesSvc<T> {
+                        type Response = super::ReceiveMessagesResponse;
+                        type ResponseStream = T::ReceiveMessagesStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReceiveMessagesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MessageService>::receive_messages(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReceiveMessagesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.MessageService/AcknowledgeMessage" => {
+                    #[allow(non_camel_case_types)]
+                    struct AcknowledgeMessageSvc<T: MessageService>(pub Arc<T>);
+                    impl<
+                        T: MessageService,
+                    > tonic::server::UnaryService<super::AcknowledgeMessageRequest>
+                    for AcknowledgeMessageSvc<T> {
+                        type Response = super::AcknowledgeMessageResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::AcknowledgeMessageRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MessageService>::acknowledge_message(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = AcknowledgeMessageSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.MessageService/ListDeadLetters" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListDeadLettersSvc<T: MessageService>(pub Arc<T>);
+                    impl<
+                        T: MessageService,
+                    > tonic::server::UnaryService<super::ListDeadLettersRequest>
+                    for ListDeadLettersSvc<T> {
+                        type Response = super::ListDeadLettersResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListDeadLettersRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MessageService>::list_dead_letters(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListDeadLettersSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.MessageService/ResendMessage" => {
+                    #[allow(non_camel_case_types)]
+                    struct ResendMessageSvc<T: MessageService>(pub Arc<T>);
+                    impl<
+                        T: MessageService,
+                    > tonic::server::UnaryService<super::ResendMessageRequest>
+                    for ResendMessageSvc<T> {
+                        type Response = super::ResendMessageResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ResendMessageRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MessageService>::resend_message(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ResendMessageSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for MessageServiceServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "mycora.v1.MessageService";
+    impl<T> tonic::server::NamedService for MessageServiceServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
 /// One kind of script that a worker process takes.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Instance {
@@ -3187,6 +4572,15 @@ pub struct Runner {
     /// Its machine is being drained, as it last said: it is sent no new jobs.
     #[prost(bool, tag = "17")]
     pub draining: bool,
+    /// The key that the supervisor signs with: 64 hex digits. Empty: whichever it says first is believed.
+    #[prost(string, tag = "18")]
+    pub signing_key: ::prost::alloc::string::String,
+    /// What its requests travel in.
+    #[prost(enumeration = "EnvelopeForm", tag = "19")]
+    pub envelope: i32,
+    /// With ENVELOPE_FORM_PLAIN: the name of the secret that goes with each request, resolved by the gateway.
+    #[prost(string, tag = "20")]
+    pub secret_ref: ::prost::alloc::string::String,
 }
 /// Asks to register a runner.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -3221,6 +4615,16 @@ pub struct RegisterRunnerRequest {
     /// The supervisor is on this machine.
     #[prost(bool, tag = "9")]
     pub local: bool,
+    /// The key that the supervisor signs with: 64 hex digits. Empty: whichever it says first is believed.
+    #[prost(string, tag = "10")]
+    pub signing_key: ::prost::alloc::string::String,
+    /// What its requests travel in.
+    #[prost(enumeration = "EnvelopeForm", tag = "11")]
+    pub envelope: i32,
+    /// With ENVELOPE_FORM_PLAIN: the name of the secret that goes with each request: 1 to 64 characters of
+    /// \[A-Za-z0-9_-\]. The gateway finds it in its directory of secrets. Empty: none.
+    #[prost(string, tag = "12")]
+    pub secret_ref: ::prost::alloc::string::String,
 }
 /// Gives the new runner.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -3268,6 +4672,40 @@ pub struct ListRunnersResponse {
     /// For the next page; empty: there is none.
     #[prost(string, tag = "2")]
     pub next_page_token: ::prost::alloc::string::String,
+}
+/// What requests to a supervisor travel in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum EnvelopeForm {
+    /// Signed.
+    Unspecified = 0,
+    /// Signed envelopes.
+    Signed = 1,
+    /// Plain JSON-RPC, for supervisors that know nothing else: only over a bus, whose transport then says who
+    /// speaks.
+    Plain = 2,
+}
+impl EnvelopeForm {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "ENVELOPE_FORM_UNSPECIFIED",
+            Self::Signed => "ENVELOPE_FORM_SIGNED",
+            Self::Plain => "ENVELOPE_FORM_PLAIN",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "ENVELOPE_FORM_UNSPECIFIED" => Some(Self::Unspecified),
+            "ENVELOPE_FORM_SIGNED" => Some(Self::Signed),
+            "ENVELOPE_FORM_PLAIN" => Some(Self::Plain),
+            _ => None,
+        }
+    }
 }
 /// Generated client implementations.
 pub mod runner_service_client {
@@ -3794,6 +5232,32 @@ pub struct GetActorResponse {
     #[prost(message, optional, tag = "1")]
     pub actor: ::core::option::Option<Actor>,
 }
+/// Asks to change an actor.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UpdateActorRequest {
+    /// A UUID that makes the call repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Its number.
+    #[prost(uint32, tag = "2")]
+    pub id: u32,
+    /// The revision that the change builds on; 0: any.
+    #[prost(uint64, tag = "3")]
+    pub expected_revision: u64,
+    /// Where messages to it can be delivered instead of where they were. Empty: here. At most 8.
+    #[prost(string, repeated, tag = "4")]
+    pub address: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The context where chat and mail to it land unless they name one. 0: none.
+    #[prost(uint32, tag = "5")]
+    pub home_context: u32,
+}
+/// Gives the actor.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UpdateActorResponse {
+    /// As it is kept.
+    #[prost(message, optional, tag = "1")]
+    pub actor: ::core::option::Option<Actor>,
+}
 /// Asks who the caller is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WhoAmIRequest {}
@@ -3943,6 +5407,35 @@ pub mod actor_service_client {
                 .insert(GrpcMethod::new("mycora.v1.ActorService", "GetActor"));
             self.inner.unary(req, path, codec).await
         }
+        /// Changes where messages to an actor are delivered. The actor itself and the bootstrap identity may.
+        ///
+        /// Errors: INVALID_ARGUMENT (all violations at once; also a home context in which the actor has no role),
+        /// NOT_FOUND (also for another actor), ABORTED (another revision than the expected one), ALREADY_EXISTS
+        /// (`REQUEST_ID_REUSED`).
+        pub async fn update_actor(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UpdateActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UpdateActorResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.ActorService/UpdateActor",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.ActorService", "UpdateActor"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Tells the caller who it is taken for.
         pub async fn who_am_i(
             &mut self,
@@ -3999,6 +5492,18 @@ pub mod actor_service_server {
             request: tonic::Request<super::GetActorRequest>,
         ) -> std::result::Result<
             tonic::Response<super::GetActorResponse>,
+            tonic::Status,
+        >;
+        /// Changes where messages to an actor are delivered. The actor itself and the bootstrap identity may.
+        ///
+        /// Errors: INVALID_ARGUMENT (all violations at once; also a home context in which the actor has no role),
+        /// NOT_FOUND (also for another actor), ABORTED (another revision than the expected one), ALREADY_EXISTS
+        /// (`REQUEST_ID_REUSED`).
+        async fn update_actor(
+            &self,
+            request: tonic::Request<super::UpdateActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UpdateActorResponse>,
             tonic::Status,
         >;
         /// Tells the caller who it is taken for.
@@ -4174,6 +5679,51 @@ pub mod actor_service_server {
                     };
                     Box::pin(fut)
                 }
+                "/mycora.v1.ActorService/UpdateActor" => {
+                    #[allow(non_camel_case_types)]
+                    struct UpdateActorSvc<T: ActorService>(pub Arc<T>);
+                    impl<
+                        T: ActorService,
+                    > tonic::server::UnaryService<super::UpdateActorRequest>
+                    for UpdateActorSvc<T> {
+                        type Response = super::UpdateActorResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UpdateActorRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ActorService>::update_actor(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UpdateActorSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/mycora.v1.ActorService/WhoAmI" => {
                     #[allow(non_camel_case_types)]
                     struct WhoAmISvc<T: ActorService>(pub Arc<T>);
@@ -4268,6 +5818,9 @@ pub struct ContextSettings {
     /// Messages pushed to Redis by programs that know nothing of gRPC are taken. Default false.
     #[prost(bool, tag = "2")]
     pub raw_publish: bool,
+    /// Chat and mail that their senders have not signed are refused. Default false.
+    #[prost(bool, tag = "3")]
+    pub require_signed_messages: bool,
 }
 /// A tenant.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -4879,6 +6432,12 @@ pub struct GetGatewayResponse {
     /// What is wrong with it; empty when nothing is.
     #[prost(string, tag = "6")]
     pub bus_problem: ::prost::alloc::string::String,
+    /// The version of what carries the bus, as it says; empty when it does not.
+    #[prost(string, tag = "7")]
+    pub bus_version: ::prost::alloc::string::String,
+    /// The key that this gateway signs with: 64 hex digits.
+    #[prost(string, tag = "8")]
+    pub signing_key: ::prost::alloc::string::String,
 }
 /// A supervisor that the gateway talks to.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -4895,6 +6454,41 @@ pub struct Peer {
     /// What went wrong last; empty when nothing did.
     #[prost(string, tag = "4")]
     pub last_error: ::prost::alloc::string::String,
+}
+/// Asks whether somebody is there.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PingPeerRequest {
+    /// `mycelium:<key>`, `mycelium:\[<ipv6>\]` or `grpc://host:port`.
+    #[prost(string, tag = "1")]
+    pub address: ::prost::alloc::string::String,
+}
+/// Somebody is there.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PingPeerResponse {
+    /// How long the way there and back took.
+    #[prost(message, optional, tag = "1")]
+    pub round_trip: ::core::option::Option<::prost_types::Duration>,
+    /// The node behind the address, where it is one on a bus: 64 hex digits.
+    #[prost(string, tag = "2")]
+    pub node: ::prost::alloc::string::String,
+}
+/// Something for an actor of this coordinator.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DeliverRequest {
+    /// A statement for this coordinator's root key, with one request `message.deliver`. Absent: asks for that
+    /// key.
+    #[prost(message, optional, tag = "1")]
+    pub envelope: ::core::option::Option<Envelope>,
+}
+/// What became of it.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DeliverResponse {
+    /// A statement with the answer, for the root key of whoever asked; absent when nothing was said.
+    #[prost(message, optional, tag = "1")]
+    pub envelope: ::core::option::Option<Envelope>,
+    /// This coordinator: its root key, 64 hex digits.
+    #[prost(string, tag = "2")]
+    pub coordinator: ::prost::alloc::string::String,
 }
 /// Generated client implementations.
 pub mod gateway_service_client {
@@ -5002,6 +6596,66 @@ pub mod gateway_service_client {
                 .insert(GrpcMethod::new("mycora.v1.GatewayService", "GetGateway"));
             self.inner.unary(req, path, codec).await
         }
+        /// Asks whoever is at an address whether it is there, and how long the way there and back takes: a
+        /// supervisor or a coordinator.
+        ///
+        /// Errors: INVALID_ARGUMENT (the address), UNAVAILABLE (nobody answers; the message says what was tried),
+        /// FAILED_PRECONDITION (`NO_BUS`: this gateway has none).
+        pub async fn ping_peer(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PingPeerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PingPeerResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.GatewayService/PingPeer",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.GatewayService", "PingPeer"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Takes what another coordinator has for an actor of this one. Whoever calls needs no certificate of this
+        /// coordinator: the envelope is signed. Without an envelope it only says which coordinator this is, since
+        /// what is said to it has to be addressed to it.
+        ///
+        /// Errors: PERMISSION_DENIED (`ENVELOPE_REFUSED`: the envelope is not heard; `refusal` in the metadata says
+        /// why, as in `WRONG_DESTINATION`), INVALID_ARGUMENT (it holds no request), RESOURCE_EXHAUSTED (too many
+        /// call at once, or say too much).
+        pub async fn deliver(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DeliverRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeliverResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.GatewayService/Deliver",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.GatewayService", "Deliver"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -5025,6 +6679,29 @@ pub mod gateway_service_server {
             tonic::Response<super::GetGatewayResponse>,
             tonic::Status,
         >;
+        /// Asks whoever is at an address whether it is there, and how long the way there and back takes: a
+        /// supervisor or a coordinator.
+        ///
+        /// Errors: INVALID_ARGUMENT (the address), UNAVAILABLE (nobody answers; the message says what was tried),
+        /// FAILED_PRECONDITION (`NO_BUS`: this gateway has none).
+        async fn ping_peer(
+            &self,
+            request: tonic::Request<super::PingPeerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PingPeerResponse>,
+            tonic::Status,
+        >;
+        /// Takes what another coordinator has for an actor of this one. Whoever calls needs no certificate of this
+        /// coordinator: the envelope is signed. Without an envelope it only says which coordinator this is, since
+        /// what is said to it has to be addressed to it.
+        ///
+        /// Errors: PERMISSION_DENIED (`ENVELOPE_REFUSED`: the envelope is not heard; `refusal` in the metadata says
+        /// why, as in `WRONG_DESTINATION`), INVALID_ARGUMENT (it holds no request), RESOURCE_EXHAUSTED (too many
+        /// call at once, or say too much).
+        async fn deliver(
+            &self,
+            request: tonic::Request<super::DeliverRequest>,
+        ) -> std::result::Result<tonic::Response<super::DeliverResponse>, tonic::Status>;
     }
     /// Speaks for its coordinator to the outside.
     #[derive(Debug)]
@@ -5133,6 +6810,96 @@ pub mod gateway_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetGatewaySvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.GatewayService/PingPeer" => {
+                    #[allow(non_camel_case_types)]
+                    struct PingPeerSvc<T: GatewayService>(pub Arc<T>);
+                    impl<
+                        T: GatewayService,
+                    > tonic::server::UnaryService<super::PingPeerRequest>
+                    for PingPeerSvc<T> {
+                        type Response = super::PingPeerResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PingPeerRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as GatewayService>::ping_peer(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PingPeerSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.GatewayService/Deliver" => {
+                    #[allow(non_camel_case_types)]
+                    struct DeliverSvc<T: GatewayService>(pub Arc<T>);
+                    impl<
+                        T: GatewayService,
+                    > tonic::server::UnaryService<super::DeliverRequest>
+                    for DeliverSvc<T> {
+                        type Response = super::DeliverResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DeliverRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as GatewayService>::deliver(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DeliverSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -5609,30 +7376,6 @@ pub mod job_service_server {
     impl<T> tonic::server::NamedService for JobServiceServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
-}
-/// A signature over an envelope, as DSSE has it.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Signature {
-    /// The Ed25519 public key that signed: 64 lower-case hex digits.
-    #[prost(string, tag = "1")]
-    pub keyid: ::prost::alloc::string::String,
-    /// The signature over type and payload.
-    #[prost(bytes = "bytes", tag = "2")]
-    pub sig: ::prost::bytes::Bytes,
-}
-/// What travels between a coordinator and a supervisor, the same on every transport.
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Envelope {
-    /// `application/vnd.mycora.rpc+json`.
-    #[prost(string, tag = "1")]
-    pub payload_type: ::prost::alloc::string::String,
-    /// A statement: for whom it is, which one, until when it holds, and in `body` a JSON-RPC 2.0 request,
-    /// response or batch.
-    #[prost(bytes = "bytes", tag = "2")]
-    pub payload: ::prost::bytes::Bytes,
-    /// One signature over type and payload.
-    #[prost(message, repeated, tag = "3")]
-    pub signatures: ::prost::alloc::vec::Vec<Signature>,
 }
 /// Introduces a coordinator.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -241,6 +241,7 @@ impl Suite {
             runner_registry::rpc::PUBLIC_POLICY,
             mycelium_gateway::rpc::PUBLIC_POLICY,
             supervisor::rpc::PUBLIC_POLICY,
+            router::rpc::PUBLIC_POLICY,
         ]);
         let mount = Mount::builder(policy.map_err(build_error("the method policy"))?);
         let mount = self.storage(&places, parts, mount).await?;
@@ -252,7 +253,7 @@ impl Suite {
         bootstrap::runners(actor, &runner_addresses(parts)?).await?;
         let mount = self.gateway(&places, parts, metrics, &network, mount)?;
         let mount = self.scheduler(&places, metrics, mount).await?;
-        self.router(&places, metrics)?;
+        let mount = self.router(&places, metrics, mount)?;
         mount.descriptors(proto::DESCRIPTORS).build().map_err(build_error("the port"))
     }
 
@@ -343,7 +344,12 @@ impl Suite {
         Ok(mount)
     }
 
-    fn router(&mut self, places: &Places, metrics: &Registry) -> Result<(), UpError> {
+    fn router(
+        &mut self,
+        places: &Places,
+        metrics: &Registry,
+        mount: MountBuilder,
+    ) -> Result<MountBuilder, UpError> {
         let deps = router::Deps {
             storage: channel(&places.storage, ServiceName::Router),
             gateway: channel(&places.gateway, ServiceName::Router),
@@ -354,8 +360,9 @@ impl Suite {
         };
         let config = router::Config { name: ROUTER_NAME.to_owned(), ..router::Config::default() };
         let app = config.build(deps).map_err(build_error("router"))?;
+        let mount = app.mount_public(mount);
         self.spawn("router", app.run(self.stop.clone()));
-        Ok(())
+        Ok(mount)
     }
 
     /// The supervisor and the runners of this machine, unless there are to be none.

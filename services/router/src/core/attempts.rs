@@ -19,7 +19,11 @@ impl Core {
     pub(super) fn gateway_said(&mut self, now: Instant, frame: Option<wire::exchange_response::Frame>) {
         use wire::exchange_response::Frame;
         match frame {
-            Some(Frame::Outcome(wire::DeliveryOutcome { delivery_id, error })) => {
+            Some(Frame::Outcome(outcome)) if self.letters.is_under_way(outcome.delivery_id) => {
+                self.letter_delivered(now, outcome.delivery_id, outcome.into());
+            }
+            // What is refused for good is refused node by node, in reports.
+            Some(Frame::Outcome(wire::DeliveryOutcome { delivery_id, error, lasting: _ })) => {
                 self.delivered(now, delivery_id, error);
             }
             Some(Frame::Reports(wire::Reports { reports })) => {
@@ -133,7 +137,7 @@ impl Core {
         let Some(at) = message.nodes.iter().position(|node| node.key == key) else { return };
         let node = message.nodes.remove(at);
         if message.nodes.is_empty() {
-            self.lanes.remove(message.lane, number);
+            self.lanes.remove(&message.lane, number);
         }
         if message.may_have_been_sent() {
             // Whether an earlier try arrived is for the supervisor to say, which has been told to stop.

@@ -26,7 +26,7 @@ impl Core {
             ("", Some(_)) => "it had to wait for its turn too long".to_owned(),
             (error, _) => error.to_owned(),
         };
-        self.lanes.remove(message.lane, number);
+        self.lanes.remove(&message.lane, number);
         // What was heard of has arrived.
         let (arrived, nodes): (Vec<_>, Vec<_>) =
             std::mem::take(&mut message.nodes).into_iter().partition(|node| node.arrived);

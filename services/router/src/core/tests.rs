@@ -40,6 +40,7 @@ fn held(message: u32, jobs: &[u32]) -> wire::HeldMessage {
         timeout_ack_secs: 60,
         nodes: nodes.collect(),
         created_millis: 1_000_000,
+        kind: None,
     }
 }
 
@@ -113,7 +114,7 @@ impl Bench {
     }
 
     fn outcome(&mut self, delivery_id: u64, error: &str) -> Effects {
-        let outcome = wire::DeliveryOutcome { delivery_id, error: error.into() };
+        let outcome = wire::DeliveryOutcome { delivery_id, error: error.into(), lasting: false };
         let frame = Some(wire::exchange_response::Frame::Outcome(outcome));
         self.put(Input::Gateway(wire::ExchangeResponse { frame }))
     }

@@ -1,5 +1,7 @@
 //! The router between services that speak the real protocols.
 
+mod letters;
+
 use std::sync::Arc;
 
 use identity::{Identity, ServiceName};
@@ -16,7 +18,7 @@ use proto::internal::v1::take_request::Frame as ToStorage;
 use proto::v1;
 use router::{Config, Deps, DialScheduler};
 use rpc::{Allow, Channel, LocalServer, MethodPolicy, Mount, MountBuilder};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
@@ -50,12 +52,16 @@ fn accept<In, Out>(
     Ok(Response::new(UnboundedReceiverStream::new(stream)))
 }
 
+/// A flow that the router wants made, and where the scheduler answers.
+type Submit = (wire::SubmitForRequest, oneshot::Sender<Result<wire::SubmitForResponse, Status>>);
+
 /// Plays every service around the router; the test holds the other ends.
 #[derive(Clone)]
 struct Around {
     storage: Links<wire::TakeRequest, wire::TakeResponse>,
     gateway: Links<wire::ExchangeRequest, wire::ExchangeResponse>,
     scheduler: Links<wire::ReportRequest, wire::ReportResponse>,
+    submits: mpsc::UnboundedSender<Submit>,
     logs: mpsc::UnboundedSender<wire::AppendLogsRequest>,
     replicas: watch::Receiver<Vec<wire::SchedulerReplica>>,
 }
@@ -116,6 +122,14 @@ impl ReportIntakeService for Around {
     ) -> Result<Response<Self::ReportStream>, Status> {
         accept(&self.scheduler, request)
     }
+    async fn submit_for(
+        &self,
+        request: Request<wire::SubmitForRequest>,
+    ) -> Result<Response<wire::SubmitForResponse>, Status> {
+        let (answer, answered) = oneshot::channel();
+        self.submits.send((request.into_inner(), answer)).expect("the test holds the other end");
+        answered.await.expect("the test answers").map(Response::new)
+    }
 }
 
 #[tonic::async_trait]
@@ -149,6 +163,7 @@ struct Suite {
     /// Another replica, which nobody names at first.
     other: mpsc::UnboundedReceiver<Link<wire::ReportRequest, wire::ReportResponse>>,
     replicas: watch::Sender<Vec<wire::SchedulerReplica>>,
+    submits: mpsc::UnboundedReceiver<Submit>,
     logs: mpsc::UnboundedReceiver<wire::AppendLogsRequest>,
     ready: tokio::sync::watch::Receiver<bool>,
     shutdown: CancellationToken,
@@ -174,12 +189,14 @@ impl Suite {
         let (scheduler_links, scheduler) = mpsc::unbounded_channel();
         let (other_links, other) = mpsc::unbounded_channel();
         let (log_sender, logs) = mpsc::unbounded_channel();
+        let (submit_sender, submits) = mpsc::unbounded_channel();
         let replicas = watch::Sender::new(vec![replica("a")]);
         let around = Around {
             storage: storage_links,
             gateway: gateway_links,
             scheduler: scheduler_links,
             logs: log_sender,
+            submits: submit_sender,
             replicas: replicas.subscribe(),
         };
         let (a, to_storage) =
@@ -212,6 +229,7 @@ impl Suite {
             scheduler,
             other,
             replicas,
+            submits,
             logs,
             ready,
             shutdown,
@@ -280,6 +298,7 @@ fn held(job: u32) -> wire::TakeResponse {
         timeout_ack_secs: 60,
         nodes: vec![format!(r#"{{"job_key":"{}"}}"#, key(job)).into()],
         created_millis: 1_000_000,
+        kind: None,
     };
     wire::TakeResponse { messages: vec![message], drops: Vec::new() }
 }
@@ -296,13 +315,18 @@ async fn delivery(gateway: &mut Link<wire::ExchangeRequest, wire::ExchangeRespon
 }
 
 fn settled(job: u32, error: &str) -> wire::TakeRequest {
-    let settlement =
-        wire::Settlement { context_id: 1, message_key: format!("message:7:{job}"), error: error.to_owned() };
+    settled_with(job, error, 0)
+}
+
+fn settled_with(job: u32, error: &str, flow_id: u32) -> wire::TakeRequest {
+    let (message_key, error) = (format!("message:7:{job}"), error.to_owned());
+    let settlement = wire::Settlement { context_id: 1, message_key, error, flow_id };
     wire::TakeRequest { frame: Some(ToStorage::Settle(wire::Settle { settlements: vec![settlement] })) }
 }
 
 fn outcome(delivery_id: u64, error: &str) -> wire::ExchangeResponse {
-    from_gateway(FromGateway::Outcome(wire::DeliveryOutcome { delivery_id, error: error.to_owned() }))
+    let outcome = wire::DeliveryOutcome { delivery_id, error: error.to_owned(), lasting: false };
+    from_gateway(FromGateway::Outcome(outcome))
 }
 
 #[tokio::test]

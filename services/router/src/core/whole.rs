@@ -1,0 +1,92 @@
+//! Messages that are delivered whole: see [`crate::letters`].
+
+use std::time::Duration;
+
+use model::Timestamp;
+use proto::internal::v1 as wire;
+use proto::internal::v1::held_message::Kind;
+use tokio::time::Instant;
+
+use super::{Core, DELIVERY_TIMEOUT, settlement};
+use crate::letters::{Ended, Letter, Outcome, Sending};
+use crate::message::MessageName;
+
+impl Core {
+    /// Takes chat, mail or jobs that were pushed to Redis into care.
+    pub(super) fn take_letter(
+        &mut self,
+        now: Instant,
+        wall: Timestamp,
+        name: MessageName,
+        held: wire::HeldMessage,
+    ) {
+        let wire::HeldMessage { kind, timeout_ack_secs, created_millis, .. } = held;
+        self.metrics.taken.inc();
+        let letter = match kind {
+            Some(Kind::Letter(held)) => Letter::read(name.clone(), held, (now, wall)),
+            Some(Kind::RawJobs(jobs)) => {
+                let until = |secs: u32| {
+                    let due = Timestamp::from_millis(created_millis) + Duration::from_secs(secs.into());
+                    now + due.since(wall)
+                };
+                let deadline = (timeout_ack_secs > 0).then(|| until(timeout_ack_secs));
+                Ok(Letter::of_jobs(name.clone(), jobs, deadline))
+            }
+            None => return,
+        };
+        match letter {
+            Ok(letter) => {
+                self.numbers += 1;
+                self.names.insert(name, self.numbers);
+                self.letters.take(self.numbers, letter);
+            }
+            Err(error) => {
+                tracing::error!(%error, message = name.1, "a letter is given up");
+                self.metrics.failed.inc();
+                self.effects.settle.push(settlement(&name, format!("it is no letter: {error}")));
+            }
+        }
+    }
+
+    /// Sends what windows allow.
+    pub(super) fn send_letters(&mut self, now: Instant) {
+        let up = (self.gateway_up, self.reports.is_any_up());
+        let numbers = &mut self.numbers;
+        let sendings = self.letters.send(now, up, DELIVERY_TIMEOUT, || {
+            *numbers += 1;
+            *numbers
+        });
+        for sending in sendings {
+            match sending {
+                Sending::Letter(letter) => self.effects.letters.push(letter),
+                Sending::Jobs(delivery, submit) => self.effects.submit.push((delivery, submit)),
+            }
+        }
+    }
+
+    /// A delivery of one of them has ended.
+    pub(super) fn letter_delivered(&mut self, now: Instant, delivery: u64, outcome: Outcome) {
+        if matches!(outcome, Outcome::Failed(_)) {
+            self.metrics.retries.inc();
+        }
+        let jitter = (self.jitter)();
+        let ended = self.letters.delivered(now, delivery, outcome, jitter);
+        self.letters_ended(ended);
+    }
+
+    /// Settles what has ended. Should that be lost, the message comes again and is sent once more: whoever took it
+    /// knows it.
+    pub(super) fn letters_ended(&mut self, ended: impl IntoIterator<Item = Ended>) {
+        for Ended { name, error, flow_id } in ended {
+            self.names.remove(&name);
+            match &*error {
+                "" => self.metrics.acknowledged.inc(),
+                _ => {
+                    tracing::info!(message = name.1, context = %name.0, error, "a message will not arrive");
+                    self.metrics.failed.inc();
+                }
+            }
+            self.effects.settle.push(wire::Settlement { flow_id, ..settlement(&name, error) });
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! The gRPC side: what actors may call. Storage decides about permission and keeps everything; the router passes on
+//! who asks.
+
+use ::rpc::{Allow, Caller, MountBuilder, PolicyTable, passed_on};
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
+use model::ActorId;
+use model::limits::GRPC_MESSAGE_BYTES_MAX;
+use proto::internal::v1 as wire;
+use proto::internal::v1::message_box_service_client::MessageBoxServiceClient;
+use proto::v1;
+use proto::v1::message_service_server::{MessageService, MessageServiceServer};
+use tonic::{Request, Response, Status};
+
+/// What actors may call.
+pub const PUBLIC_POLICY: PolicyTable<'static> = &[("/mycora.v1.MessageService/*", &[Allow::AnyActor])];
+
+/// Answers actors.
+#[derive(Clone)]
+pub(crate) struct Rpc {
+    store: MessageBoxServiceClient<::rpc::Channel>,
+}
+
+impl Rpc {
+    pub(crate) fn new(storage: ::rpc::Channel) -> Self {
+        let store = MessageBoxServiceClient::new(storage)
+            .max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX);
+        Self { store }
+    }
+
+    pub(crate) fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
+        let server = MessageServiceServer::new(self.clone())
+            .max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX);
+        mount.service(server)
+    }
+}
+
+/// What is asked, and by whom.
+fn asked<T>(request: Request<T>) -> Result<(T, u32), Status> {
+    let ActorId(actor) = Caller::actor_of(&request)?;
+    Ok((request.into_inner(), actor))
+}
+
+#[tonic::async_trait]
+impl MessageService for Rpc {
+    async fn send_message(
+        &self,
+        request: Request<v1::SendMessageRequest>,
+    ) -> Result<Response<v1::SendMessageResponse>, Status> {
+        let (message, on_behalf_of) = asked(request)?;
+        let publish = wire::PublishRequest { message: Some(message), on_behalf_of };
+        let answer = self.store.clone().publish(publish).await.map_err(passed_on)?.into_inner();
+        Ok(Response::new(v1::SendMessageResponse { message: answer.message }))
+    }
+
+    async fn get_message(
+        &self,
+        request: Request<v1::GetMessageRequest>,
+    ) -> Result<Response<v1::GetMessageResponse>, Status> {
+        let (message, on_behalf_of) = asked(request)?;
+        let find = wire::FindMessageRequest { message: Some(message), on_behalf_of };
+        let answer = self.store.clone().find_message(find).await.map_err(passed_on)?.into_inner();
+        Ok(Response::new(v1::GetMessageResponse { message: answer.message }))
+    }
+
+    async fn list_messages(
+        &self,
+        request: Request<v1::ListMessagesRequest>,
+    ) -> Result<Response<v1::ListMessagesResponse>, Status> {
+        let (list, on_behalf_of) = asked(request)?;
+        let find = wire::FindMessagesRequest { list: Some(list), on_behalf_of };
+        let answer = self.store.clone().find_messages(find).await.map_err(passed_on)?.into_inner();
+        Ok(Response::new(answer.page.unwrap_or_default()))
+    }
+
+    async fn delete_message(
+        &self,
+        request: Request<v1::DeleteMessageRequest>,
+    ) -> Result<Response<v1::DeleteMessageResponse>, Status> {
+        let (message, on_behalf_of) = asked(request)?;
+        let remove = wire::RemoveMessageRequest { message: Some(message), on_behalf_of };
+        self.store.clone().remove_message(remove).await.map_err(passed_on)?;
+        Ok(Response::new(v1::DeleteMessageResponse {}))
+    }
+
+    type ReceiveMessagesStream = BoxStream<'static, Result<v1::ReceiveMessagesResponse, Status>>;
+
+    async fn receive_messages(
+        &self,
+        request: Request<v1::ReceiveMessagesRequest>,
+    ) -> Result<Response<Self::ReceiveMessagesStream>, Status> {
+        let (receive, on_behalf_of) = asked(request)?;
+        let watch = wire::WatchInboxRequest { receive: Some(receive), on_behalf_of };
+        let answers = self.store.clone().watch_inbox(watch).await.map_err(passed_on)?.into_inner();
+        let answers =
+            answers.map(|answer| answer.map(|some| some.received.unwrap_or_default()).map_err(passed_on));
+        Ok(Response::new(answers.boxed()))
+    }
+
+    async fn acknowledge_message(
+        &self,
+        request: Request<v1::AcknowledgeMessageRequest>,
+    ) -> Result<Response<v1::AcknowledgeMessageResponse>, Status> {
+        let (acknowledge, on_behalf_of) = asked(request)?;
+        let acknowledge = wire::AcknowledgeRequest { acknowledge: Some(acknowledge), on_behalf_of };
+        let answer = self.store.clone().acknowledge(acknowledge).await.map_err(passed_on)?.into_inner();
+        let acknowledged_count = answer.acknowledged_count;
+        Ok(Response::new(v1::AcknowledgeMessageResponse { acknowledged_count }))
+    }
+
+    async fn list_dead_letters(
+        &self,
+        request: Request<v1::ListDeadLettersRequest>,
+    ) -> Result<Response<v1::ListDeadLettersResponse>, Status> {
+        let (list, on_behalf_of) = asked(request)?;
+        let find = wire::FindDeadLettersRequest { list: Some(list), on_behalf_of };
+        let answer = self.store.clone().find_dead_letters(find).await.map_err(passed_on)?.into_inner();
+        Ok(Response::new(answer.page.unwrap_or_default()))
+    }
+
+    async fn resend_message(
+        &self,
+        request: Request<v1::ResendMessageRequest>,
+    ) -> Result<Response<v1::ResendMessageResponse>, Status> {
+        let (resend, on_behalf_of) = asked(request)?;
+        let resend = wire::ResendRequest { resend: Some(resend), on_behalf_of };
+        let answer = self.store.clone().resend(resend).await.map_err(passed_on)?.into_inner();
+        Ok(Response::new(v1::ResendMessageResponse { message: answer.message }))
+    }
+}
