@@ -80,10 +80,12 @@ fn example(pattern: &str) -> String {
     let uid = "0123456789abcdef0123456789abcdef";
     let sha256 = format!("{uid}{uid}");
     let job_key = format!("{uid}-{uid}-7-1");
+    let nonce = format!("{sha256}:{uid}");
     let values = [
         ("<job key>", job_key.as_str()),
         ("<context uid>", uid),
         ("<sha256>", sha256.as_str()),
+        ("<key>:<nonce>", nonce.as_str()),
         ("<queue>", "hero:q:work:type:shell:prio:0"),
         ("<old queue>", "hero:job:actor_queue:osis"),
         ("<type>", "shell"),
@@ -143,7 +145,7 @@ fn the_keys_of_a_supervisor_are_as_written() {
     variants!(
         first("redis-layout.md", "The supervisor's server", 1),
         SupervisorKey {
-            Job(_), Reply(_), StopMark(_), ContextBinding(_), ContextJobs(_), Claims(_), Presence(_), Work(_),
+            Job(_), Reply(_), StopMark(_), Nonce(_), ContextBinding(_), ContextJobs(_), Claims(_), Presence(_), Work(_),
             Unclaimed(_), QueueStats(_), Control(_), Done, Seq, Queues, Instances, Supervisor, Old(_), OldWaiting(_),
             OldClaims(_), OldNumbered(_), OldQueues,
         }

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use model::{ContextUid, Isolation, JobKey, Name, ScriptType};
 
+use crate::nonce::{self, ActorNonce, NONCE_PREFIX};
 use crate::old::{self, OldQueue};
 use crate::suffix::{exact, number};
 
@@ -335,6 +336,8 @@ pub enum SupervisorKey {
     Reply(JobKey),
     /// String: a stop mark.
     StopMark(JobKey),
+    /// String: the job that a signature belongs to.
+    Nonce(ActorNonce),
     /// Hash: a context's coordinator.
     ContextBinding(ContextUid),
     /// Set: a context's jobs.
@@ -379,6 +382,7 @@ impl fmt::Display for SupervisorKey {
             Self::Job(key) => f.write_str(&job(*key)),
             Self::Reply(key) => f.write_str(&reply(*key)),
             Self::StopMark(key) => f.write_str(&stop_mark(*key)),
+            Self::Nonce(of) => f.write_str(&nonce::nonce_owner(of)),
             Self::ContextBinding(context) => f.write_str(&context_binding(*context)),
             Self::ContextJobs(context) => f.write_str(&context_jobs(*context)),
             Self::Claims(instance) => f.write_str(&claims(instance)),
@@ -415,11 +419,12 @@ impl SupervisorKey {
             _ => {}
         }
         type Parse = fn(&str) -> Option<SupervisorKey>;
-        let prefixes: [(&str, Parse); 10] = [
+        let prefixes: [(&str, Parse); 11] = [
             (old::OLD_WAITING_PREFIX, |rest| exact(rest).map(Self::OldWaiting)),
             (old::OLD_NUMBERED_PREFIX, |rest| exact(rest).map(Self::OldNumbered)),
             (REPLY_PREFIX, |rest| exact(rest).map(Self::Reply)),
             (STOP_PREFIX, |rest| exact(rest).map(Self::StopMark)),
+            (NONCE_PREFIX, |rest| ActorNonce::parse(rest).map(Self::Nonce)),
             ("hero:uid:", |rest| exact(rest).map(Self::ContextBinding)),
             ("hero:jobs:", |rest| exact(rest).map(Self::ContextJobs)),
             (CLAIMS_PREFIX, |rest| match rest.strip_prefix(old::OLD_WORKER_PREFIX) {
@@ -489,7 +494,7 @@ mod tests {
     fn any_key() -> impl Strategy<Value = SupervisorKey> {
         use SupervisorKey as K;
         let uids = (0_u128..3, 0_u128..3, 0_u32..3, 0_u32..3);
-        (0_u8..22, uids, any_queue(), any_instance(), any_old()).prop_map(
+        (0_u8..23, uids, any_queue(), any_instance(), any_old()).prop_map(
             |(kind, (a, b, job, attempt), queue, at, old)| {
                 let key = JobKey {
                     context: ContextUid(Uid::from_bits(a)),
@@ -519,6 +524,7 @@ mod tests {
                     18 => K::OldClaims(old),
                     19 => K::OldNumbered(job.into()),
                     20 => K::OldQueues,
+                    21 => K::Nonce(ActorNonce { signer: format!("{a:064x}"), nonce: Uid::from_bits(b) }),
                     _ => K::Supervisor,
                 }
             },

@@ -252,8 +252,10 @@ reason_codes! {
     IsolationUnavailable = "ISOLATION_UNAVAILABLE",
     /// It asks for the network, and the supervisor's policy says no.
     NetworkRefused = "NETWORK_REFUSED",
-    /// The supervisor's policy does not take it: for its context, its coordinator or its type.
+    /// The supervisor's policy does not take it: for its context, its coordinator, its type or who signed it.
     PolicyRefused = "POLICY_REFUSED",
+    /// Its actor's signature does not fit what is to run, is over, or belongs to another job.
+    SignatureRefused = "SIGNATURE_REFUSED",
     /// It was killed since it used more memory than it may.
     OutOfMemory = "OUT_OF_MEMORY",
     /// Its directory holds more than it may.

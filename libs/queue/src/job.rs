@@ -121,8 +121,9 @@ impl JobState {
 }
 
 /// The fields that are kept of an execution, beside those that every job has. The script stands in a
-/// field of its own, for old readers, and is left out of the rest so that it is kept once.
+/// field of its own, for old readers, and is left out of the rest so that it is kept once. What was signed was checked.
 pub(crate) fn fields(mut execution: Execution, grants: &Grants) -> Result<Vec<(&'static str, String)>> {
+    execution.signature = None;
     let script = match &mut execution.script {
         ScriptSource::Inline(text) => std::mem::take(text),
         ScriptSource::Blob(blob) => blob.sha256.to_string(),

@@ -35,12 +35,12 @@ pub use event::{Acknowledger, Event, EventKind, EventReader, LogChunk, Origin};
 pub use instance::{About, Ending, Instance, JoinError, Refreshed, Standing, join};
 pub use intake::{Intake, Taken};
 pub use job::{JobState, JobStatus};
-pub use keys::{ControlScope, InstanceRef, OldQueue, WorkQueue};
+pub use keys::{ActorNonce, ControlScope, InstanceRef, OldQueue, WorkQueue};
 pub use loss::LossWatch;
 pub use old::{Imported, OLD_OUTPUT_BYTES_MAX, OLD_WORKER_PATIENCE, PopBinding, PushBinding, Swept};
 pub use presence::{PRESENCE_INTERVAL, PRESENCE_TTL, PresenceRecord};
 pub use refusal::Refusal;
-pub use supervisor::{Accepted, Offer, QueueStats, StopOutcome, Supervisor};
+pub use supervisor::{Accepted, Condition, Offer, QueueStats, StopOutcome, Supervisor};
 pub use upkeep::Drain;
 
 use std::time::Duration;

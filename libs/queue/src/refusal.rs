@@ -17,6 +17,12 @@ pub enum Refusal {
     /// Its coordinator has deleted the context. Lasting.
     #[error("CONTEXT_DROPPED: {0}")]
     ContextDropped(String),
+    /// Its actor's signature belongs to another job. Lasting.
+    #[error("SIGNATURE_REFUSED: {0}")]
+    SignatureRefused(String),
+    /// It was known when it was looked for, and is not any more. Passing: offered again, it is a new one.
+    #[error("FORGOTTEN: {0}")]
+    Forgotten(String),
     /// There is no room. Passing.
     #[error("QUEUE_FULL: {0}")]
     QueueFull(String),
@@ -34,8 +40,9 @@ impl Refusal {
             Self::Stopped(_) => "STOPPED",
             Self::ContextClaimed(_) => "CONTEXT_CLAIMED",
             Self::ContextDropped(_) => "CONTEXT_DROPPED",
+            Self::SignatureRefused(_) => "SIGNATURE_REFUSED",
             Self::QueueFull(_) => "QUEUE_FULL",
-            Self::Store(_) => "UNAVAILABLE",
+            Self::Forgotten(_) | Self::Store(_) => "UNAVAILABLE",
         }
     }
 
@@ -43,10 +50,12 @@ impl Refusal {
     #[must_use]
     pub const fn lasting(&self) -> bool {
         match self {
-            Self::KeyConflict(_) | Self::Stopped(_) | Self::ContextClaimed(_) | Self::ContextDropped(_) => {
-                true
-            }
-            Self::QueueFull(_) | Self::Store(_) => false,
+            Self::KeyConflict(_)
+            | Self::Stopped(_)
+            | Self::ContextClaimed(_)
+            | Self::ContextDropped(_)
+            | Self::SignatureRefused(_) => true,
+            Self::Forgotten(_) | Self::QueueFull(_) | Self::Store(_) => false,
         }
     }
 
@@ -57,6 +66,8 @@ impl Refusal {
                 "STOPPED" => Self::Stopped(message),
                 "CONTEXT_CLAIMED" => Self::ContextClaimed(message),
                 "CONTEXT_DROPPED" => Self::ContextDropped(message),
+                "SIGNATURE_REFUSED" => Self::SignatureRefused(message),
+                "FORGOTTEN" => Self::Forgotten(message),
                 "QUEUE_FULL" => Self::QueueFull(message),
                 _ => Self::Store(Error::Refused { code, message }),
             },

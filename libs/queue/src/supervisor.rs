@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use keys::nonce::nonce_owner;
 use keys::old::{OLD_QUEUES, old_claims};
 use keys::supervisor as k;
-use keys::{ControlScope, InstanceRef, OldQueue, WorkQueue};
+use keys::{ActorNonce, ControlScope, InstanceRef, OldQueue, WorkQueue};
 use kv::{Call, Cmd, Connection, Error, Kv, Pipeline, Result, Value};
 use model::execution::{AttemptEnd, Outcome};
 use model::id::Uid;
@@ -36,6 +37,25 @@ pub struct Offer {
     pub coordinator: String,
     /// What the supervisor's policy gives it.
     pub grants: Grants,
+    /// What has to hold beside what always has.
+    pub condition: Condition,
+}
+
+/// What has to hold for a job to be taken in, beside what always has.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Condition {
+    /// Nothing.
+    #[default]
+    None,
+    /// It is known: it is only told again how it stands.
+    Known,
+    /// Its actor's signature has been used for no other job, which is remembered until the signature is over.
+    Signed {
+        /// Which signature.
+        nonce: ActorNonce,
+        /// From when on nobody takes it.
+        expires: Timestamp,
+    },
 }
 
 impl Offer {
@@ -458,6 +478,13 @@ impl Supervisor {
             .arg(&offer.coordinator)
             .arg(QUEUE_LEN_MAX)
             .arg(&old.map(|binding| binding.queue.to_string()).unwrap_or_default());
+        call = match &offer.condition {
+            Condition::None => call.arg("").arg("").arg(0),
+            Condition::Known => call.arg("known").arg("").arg(0),
+            Condition::Signed { nonce, expires } => {
+                call.arg("").arg(&nonce_owner(nonce)).arg(expires.as_millis())
+            }
+        };
         for (name, value) in fields(offer.execution, &offer.grants)? {
             call = call.arg(name).arg(&value);
         }

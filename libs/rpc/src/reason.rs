@@ -106,8 +106,10 @@ reasons! {
     NetworkRefused = "NETWORK_REFUSED",
     /// No instance that the job is meant for gives the isolation that is demanded.
     IsolationUnavailable = "ISOLATION_UNAVAILABLE",
-    /// The supervisor's policy does not take the job: for its context, its coordinator or its type.
+    /// The supervisor's policy does not take the job: for its context, its coordinator, its type or who signed it.
     PolicyRefused = "POLICY_REFUSED",
+    /// The actor's signature does not fit what is to run, is over, or belongs to another job.
+    SignatureRefused = "SIGNATURE_REFUSED",
     /// The method is not part of this server.
     Unimplemented = "UNIMPLEMENTED",
     /// A defect; the server's log has it under the id in the message.

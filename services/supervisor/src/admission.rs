@@ -1,13 +1,15 @@
 //! Whether a job is taken, and what it is given.
 
+use envelope::actor::{SignedJob, check_job};
 use keys::supervisor::DEFAULT_GROUP;
-use model::{Execution, Grants, InstanceInfo, Isolation, Name};
+use model::{Execution, Grants, InstanceInfo, Isolation, Name, Timestamp};
 use mycelium::RpcError;
+use queue::{ActorNonce, Condition};
 
 use crate::intake::{Supervisor, unavailable};
 
-/// What the policy gives a job; a refusal when it is not taken. Of a job that is known already it is not asked:
-/// what was accepted stays accepted.
+/// What the policy gives a job, and on what condition; a refusal when it is not taken. Of a job that is known already it
+/// is not asked: what was accepted stays accepted.
 ///
 /// # Errors
 /// What its coordinator is told.
@@ -15,31 +17,46 @@ pub(crate) async fn admit(
     supervisor: &Supervisor,
     job: &Execution,
     coordinator: &str,
-) -> Result<Grants, RpcError> {
+) -> Result<(Grants, Condition), RpcError> {
     let refusal = match judge(supervisor, job, coordinator).await {
-        Ok(grants) => return Ok(grants),
+        Ok(admitted) => return Ok(admitted),
         Err(refusal) => refusal,
     };
     match supervisor.queue.status(job.job_key).await {
-        // Should it be forgotten before it is looked for again, it gets as little as there is.
-        Ok(Some(_)) => Ok(Grants { network: false, ..Grants::default() }),
+        // It must not be forgotten before it is looked for again: it would be taken as it was refused.
+        Ok(Some(_)) => Ok((Grants::default(), Condition::Known)),
         Ok(None) => Err(refusal),
         Err(error) => Err(unavailable(error)),
     }
 }
 
-async fn judge(supervisor: &Supervisor, job: &Execution, coordinator: &str) -> Result<Grants, RpcError> {
+async fn judge(
+    supervisor: &Supervisor,
+    job: &Execution,
+    coordinator: &str,
+) -> Result<(Grants, Condition), RpcError> {
     if supervisor.draining.now().is_some() {
         let message = "this machine is being drained and takes no new jobs";
         return Err(RpcError::refused("DRAINING", false, message));
     }
-    let granted = supervisor.policy.rules().grant(job, coordinator);
+    let signed = check_job(job, Timestamp::now());
+    let signed = signed.map_err(|refusal| {
+        let message = format!("the signature of its actor is not taken: {refusal}");
+        RpcError::refused("SIGNATURE_REFUSED", true, message)
+    })?;
+    let signer = signed.map(|signed| signed.signer);
+    let granted = supervisor.policy.rules().grant(job, coordinator, signer);
     let grants = granted.map_err(|denial| RpcError::refused(denial.code(), true, denial.to_string()))?;
     let wanted = job.isolation.max(grants.isolation);
     if wanted > Isolation::Basic {
         demand(supervisor, job, wanted).await?;
     }
-    Ok(grants)
+    Ok((grants, signed.map_or(Condition::None, only_once)))
+}
+
+/// A signature is for one job, of which there may be many attempts.
+fn only_once(SignedJob { signer, nonce, expires }: SignedJob) -> Condition {
+    Condition::Signed { nonce: ActorNonce { signer: signer.to_string(), nonce }, expires }
 }
 
 /// Refuses a job that nobody who is here could take for want of isolation. Without anybody it may wait.

@@ -175,7 +175,7 @@ impl Work {
     async fn prepare(&self, request: &Request) -> Result<(Offer, InUse), RpcError> {
         let mut execution: Execution = request.read()?;
         let hash = execution.content_hash();
-        let grants = admit(&self.supervisor, &execution, &self.coordinator).await?;
+        let (grants, condition) = admit(&self.supervisor, &execution, &self.coordinator).await?;
         let in_use = self.supervisor.blobs.use_for(&execution);
         let purpose = Purpose { job_key: execution.job_key, context_id: execution.context_id };
         let blobs = &self.supervisor.blobs;
@@ -188,7 +188,8 @@ impl Work {
         if let ScriptSource::Blob(script) = execution.script {
             blobs.fetch(script, purpose, &self.peer).await.map_err(refused)?;
         }
-        Ok((Offer { execution, hash, coordinator: self.coordinator.clone(), grants }, in_use))
+        let coordinator = self.coordinator.clone();
+        Ok((Offer { execution, hash, coordinator, grants, condition }, in_use))
     }
 
     fn accepted(&self, result: Result<queue::Accepted, Refusal>) -> Answer {

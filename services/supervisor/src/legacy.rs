@@ -210,7 +210,7 @@ async fn sweep_once(supervisor: &Supervisor, bindings: &Bindings) -> kv::Result<
         let served = presence.instances.iter().any(|instance| instance.script_type == binding.script_type);
         if served && !presence.draining {
             let rules = supervisor.policy.rules();
-            let grant = |job: &Execution| rules.grant(job, "").map_err(|denial| denial.to_string());
+            let grant = |job: &Execution| rules.grant(job, "", None).map_err(|denial| denial.to_string());
             let imported = supervisor.queue.import(binding, grant, WAITING_MAX).await?;
             if imported.taken > 0 {
                 tracing::debug!(queue = %binding.queue, jobs = imported.taken, "taken in from an old queue");

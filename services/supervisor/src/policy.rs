@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use identity::VerifyingKey;
 use model::{ContextUid, Execution, Grants, ScriptType, Violations};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -28,12 +29,23 @@ struct Rule {
     script_types: Option<BTreeSet<ScriptType>>,
     /// Who may send it; absent: everybody.
     coordinators: Option<BTreeSet<String>>,
+    /// Its actor has to have signed it.
+    require_actor_signature: bool,
+    /// Who may have signed it; absent: anybody.
+    actor_keys: Option<BTreeSet<String>>,
     grants: Grants,
 }
 
 impl Default for Rule {
     fn default() -> Self {
-        Self { allow: true, script_types: None, coordinators: None, grants: Grants::default() }
+        Self {
+            allow: true,
+            script_types: None,
+            coordinators: None,
+            require_actor_signature: false,
+            actor_keys: None,
+            grants: Grants::default(),
+        }
     }
 }
 
@@ -70,6 +82,17 @@ pub enum Denial {
         /// What may run, in words.
         allowed: String,
     },
+    /// No actor has signed it.
+    #[error("the policy of this supervisor takes only jobs of context {0} that their actors have signed")]
+    Unsigned(ContextUid),
+    /// Somebody has signed it whose jobs are not taken.
+    #[error("the policy of this supervisor takes no jobs of context {context} that are signed by {signer}")]
+    Actor {
+        /// The job's context.
+        context: ContextUid,
+        /// The key that signed it.
+        signer: String,
+    },
     /// It may not use the network.
     #[error("the job asks for the network, and the policy of this supervisor gives context {0} none")]
     Network(ContextUid),
@@ -81,7 +104,11 @@ impl Denial {
     pub const fn code(&self) -> &'static str {
         match self {
             Self::Network(_) => "NETWORK_REFUSED",
-            Self::Context(_) | Self::Coordinator { .. } | Self::Type { .. } => "POLICY_REFUSED",
+            Self::Context(_)
+            | Self::Coordinator { .. }
+            | Self::Type { .. }
+            | Self::Unsigned(_)
+            | Self::Actor { .. } => "POLICY_REFUSED",
         }
     }
 }
@@ -95,11 +122,16 @@ impl Rules {
         file::parse(text)
     }
 
-    /// What a job gets.
+    /// What a job gets that comes from this coordinator, and was signed by this actor, if by any.
     ///
     /// # Errors
     /// A [`Denial`].
-    pub fn grant(&self, job: &Execution, coordinator: &str) -> Result<Grants, Denial> {
+    pub fn grant(
+        &self,
+        job: &Execution,
+        coordinator: &str,
+        signer: Option<VerifyingKey>,
+    ) -> Result<Grants, Denial> {
         let context = job.job_key.context;
         let rule = self.contexts.get(&context).unwrap_or(&self.default);
         if !rule.allow {
@@ -114,6 +146,13 @@ impl Rules {
             let allowed: Vec<_> = types.iter().map(|script_type| script_type.as_str()).collect();
             let allowed = if allowed.is_empty() { "nothing".to_owned() } else { allowed.join(", ") };
             return Err(Denial::Type { context, refused: job.script_type, allowed });
+        }
+        match signer.map(|signer| signer.to_string()) {
+            None if rule.require_actor_signature => return Err(Denial::Unsigned(context)),
+            Some(signer) if rule.actor_keys.as_ref().is_some_and(|keys| !keys.contains(&signer)) => {
+                return Err(Denial::Actor { context, signer });
+            }
+            _ => {}
         }
         if job.network && !rule.grants.network {
             return Err(Denial::Network(context));

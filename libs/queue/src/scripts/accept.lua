@@ -1,6 +1,8 @@
 -- KEYS: 1 hero:uid:<uid>  2 hero:jobs:<uid>  3 <queue>
 -- ARGV: 1 job key  2 content hash  3 coordinator  4 queue length limit  5 old queue, or nothing
---       6… fields of the job's hash
+--       6 `known` when it is taken only if it is known  7 what its signature belongs to, or nothing
+--       8 until when that is remembered, in milliseconds since 1970
+--       9… fields of the job's hash
 local key, hash, coordinator, queue, old = ARGV[1], ARGV[2], ARGV[3], KEYS[3], ARGV[5]
 local job = JOB .. key
 local context = redis.call('HMGET', KEYS[1], 'coordinator', 'dropped_by')
@@ -19,8 +21,17 @@ if known[1] then
   tell_again(key)
   return {0, known[2]}
 end
+if ARGV[6] == 'known' then
+  return redis.error_reply('FORGOTTEN this job was forgotten just now')
+end
 if redis.call('EXISTS', STOP .. key) == 1 then
   return redis.error_reply('STOPPED this job was stopped before it arrived')
+end
+-- Not the context's: whoever has it next must not use what was signed for whoever had it before.
+local nonce, owner = ARGV[7], string.match(key, '^%x+%-(%x+%-%d+)%-%d+$')
+local first = nonce ~= '' and redis.call('GET', nonce)
+if first and first ~= owner then
+  return redis.error_reply('SIGNATURE_REFUSED another job was run with this signature: it was signed for one')
 end
 local length = redis.call('ZCARD', UNCLAIMED .. queue)
 if length >= tonumber(ARGV[4]) then
@@ -32,11 +43,14 @@ if not bound then
   redis.call('HSET', KEYS[1], 'coordinator', coordinator, 'since', time)
   redis.call('PERSIST', KEYS[1])
 end
+if nonce ~= '' and not first then
+  redis.call('SET', nonce, owner, 'PXAT', ARGV[8])
+end
 -- An old worker may have left something here when the job had been forgotten.
 redis.call('DEL', job)
 local seq = redis.call('INCR', SEQ)
 redis.call('HSET', job, 'key', key, 'hash', hash, 'coordinator', coordinator, 'queue', queue, 'seq', seq,
-  'state', 'queued', 'status', 'queued', 'queued_at', time, 'log_offset', 0, unpack(ARGV, 6))
+  'state', 'queued', 'status', 'queued', 'queued_at', time, 'log_offset', 0, unpack(ARGV, 9))
 redis.call('ZADD', KEYS[2], '+inf', key)
 redis.call('ZADD', UNCLAIMED .. queue, seq, key)
 redis.call('SADD', QUEUES, queue)

@@ -1,5 +1,6 @@
 //! The protocol on a real Redis: both sides, and everything that can go wrong between them.
 
+mod conditions;
 mod demands;
 mod dispatcher;
 mod flow_of_work;

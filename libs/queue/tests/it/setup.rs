@@ -11,7 +11,9 @@ use model::{
     ActorId, Attempt, ContextId, ContextUid, Execution, FlowId, FlowUid, Grants, Isolation, JobId, JobKey,
     ScriptSource, ScriptType, Timestamp,
 };
-use queue::{About, Control, Ending, Event, EventReader, Instance, Intake, Offer, Supervisor, Taken};
+use queue::{
+    About, Condition, Control, Ending, Event, EventReader, Instance, Intake, Offer, Supervisor, Taken,
+};
 use testkit::RedisServer;
 
 pub(crate) const COORDINATOR: &str = "c0ffee";
@@ -104,13 +106,15 @@ pub(crate) fn execution(job: u32) -> Execution {
         instance: None,
         isolation: model::Isolation::Basic,
         network: false,
+        signature: None,
         traceparent: None,
     }
 }
 
 pub(crate) fn offer(execution: Execution) -> Offer {
-    let grants = Grants::default();
-    Offer { hash: execution.content_hash(), execution, coordinator: COORDINATOR.into(), grants }
+    let hash = execution.content_hash();
+    let (coordinator, grants, condition) = (COORDINATOR.into(), Grants::default(), Condition::None);
+    Offer { execution, hash, coordinator, grants, condition }
 }
 
 pub(crate) fn ending(job_key: JobKey, outcome: Outcome) -> Ending {

@@ -67,6 +67,7 @@ async fn who_cannot_tell_and_who_will_not_are_told_apart() {
         hash: execution(1).content_hash(),
         coordinator: "another".into(),
         grants: model::Grants::default(),
+        condition: queue::Condition::None,
     };
     supervisor.accept(theirs).await.expect("accepted");
     print(&suite, 1, "secret");

@@ -496,6 +496,7 @@ pub(crate) fn execution(job: u32) -> Execution {
         instance: None,
         isolation: model::Isolation::Basic,
         network: false,
+        signature: None,
         traceparent: None,
     }
 }

@@ -187,6 +187,7 @@ async fn contexts_are_forgotten(front: Front) {
         hash,
         coordinator: "another".into(),
         grants: model::Grants::default(),
+        condition: queue::Condition::None,
     };
     assert_eq!(supervisor.accept(theirs).await.expect("accepted").status, JobStatus::Queued);
     router.says(suite.drop_context(5)).await;

@@ -114,6 +114,7 @@ const fn code_words(code: ReasonCode) -> &'static str {
         ReasonCode::IsolationUnavailable => "no runner gives the isolation that it demands",
         ReasonCode::NetworkRefused => "the supervisor's policy gives it no network",
         ReasonCode::PolicyRefused => "the supervisor's policy does not take it",
+        ReasonCode::SignatureRefused => "the signature of its actor is not taken",
         ReasonCode::OutOfMemory => "it used more memory than it may",
         ReasonCode::QuotaExceeded => "its directory holds more than it may",
         ReasonCode::UpstreamFailed => "a job before it failed",

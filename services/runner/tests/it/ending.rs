@@ -134,6 +134,7 @@ async fn a_drain_lets_jobs_end_until_its_deadline() {
         execution,
         coordinator: "c".into(),
         grants: model::Grants::default(),
+        condition: queue::Condition::None,
     };
     supervisor.accept(offer).await.expect("an accepted job");
     assert_eq!(reader.next(std::future::pending()).await.expect("events").len(), 1, "it is started");
@@ -180,6 +181,7 @@ async fn redis_may_restart_in_the_middle() {
         execution,
         coordinator: "c".into(),
         grants: model::Grants::default(),
+        condition: queue::Condition::None,
     };
     supervisor.accept(offer).await.expect("an accepted job");
     let status = async |wanted: queue::JobStatus| {
@@ -203,6 +205,7 @@ async fn redis_may_restart_in_the_middle() {
         execution: next,
         coordinator: "c".into(),
         grants: model::Grants::default(),
+        condition: queue::Condition::None,
     };
     supervisor.accept(offer).await.expect("an accepted job");
     let look = || async { supervisor.status(next_key).await.ok().flatten()?.end };

@@ -44,6 +44,7 @@ async fn job_with_children(supervisor: &Supervisor, dir: &std::path::Path) -> (J
         grants: Grants::default(),
         execution,
         coordinator: "c".into(),
+        condition: queue::Condition::None,
     };
     supervisor.accept(offer).await.expect("an accepted job");
     let started = || async { (count(&seen, "pids") == 3).then_some(()) };
@@ -137,6 +138,7 @@ async fn a_rhai_job_is_not_for_a_runner_without_it() {
         execution,
         coordinator: "c".into(),
         grants: model::Grants::default(),
+        condition: queue::Condition::None,
     };
     supervisor.accept(offer).await.expect("an accepted job");
     let stats = supervisor.statistics().await.expect("an answer");

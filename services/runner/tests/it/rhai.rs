@@ -164,7 +164,13 @@ async fn a_greedy_script_ends_before_the_machine_does() {
     for script in GREEDY {
         let execution = job(ScriptType::Rhai, script);
         let hash = execution.content_hash();
-        let offer = Offer { hash, execution, coordinator: "c".into(), grants: Grants::default() };
+        let offer = Offer {
+            hash,
+            execution,
+            coordinator: "c".into(),
+            grants: Grants::default(),
+            condition: queue::Condition::None,
+        };
         supervisor.accept(offer).await.expect("an accepted job");
         let end = 'ended: loop {
             for event in reader.next(std::future::pending()).await.expect("events") {

@@ -70,7 +70,13 @@ impl Bench {
     /// With what a policy gives.
     pub(crate) async fn accept_with(&self, execution: Execution, grants: model::Grants) -> JobKey {
         let key = execution.job_key;
-        let offer = Offer { hash: execution.content_hash(), execution, coordinator: "c".into(), grants };
+        let offer = Offer {
+            hash: execution.content_hash(),
+            execution,
+            coordinator: "c".into(),
+            grants,
+            condition: queue::Condition::None,
+        };
         self.supervisor.accept(offer).await.expect("an accepted job");
         key
     }
@@ -178,6 +184,7 @@ pub(crate) fn job(script_type: ScriptType, script: &str) -> Execution {
         instance: None,
         isolation: model::Isolation::Basic,
         network: false,
+        signature: None,
         traceparent: None,
     }
 }

@@ -33,7 +33,7 @@ const LIST_LEN_MAX: usize = 1000;
 /// One host, in characters: a domain name and a port.
 const HOST_CHARS_MAX: usize = 260;
 
-const KEYS: [&str; 10] = [
+const KEYS: [&str; 12] = [
     "allow",
     "script_types",
     "network",
@@ -44,6 +44,8 @@ const KEYS: [&str; 10] = [
     "context_disk_mib",
     "hosts",
     "coordinators",
+    "require_actor_signature",
+    "actor_keys",
 ];
 
 pub(super) fn parse(text: &str) -> Result<Rules, Violations> {
@@ -124,9 +126,17 @@ impl Reader<'_> {
         {
             rule.script_types = Some(types.into_iter().collect());
         }
-        if let Some(coordinators) = self.list("coordinators", coordinator) {
+        if let Some(coordinators) =
+            self.list("coordinators", |text| key("a coordinator is its root key", text))
+        {
             rule.coordinators = Some(BTreeSet::from_iter(coordinators));
         }
+        if let Some(actors) = self.list("actor_keys", |text| key("an actor is its key", text)) {
+            rule.actor_keys = Some(BTreeSet::from_iter(actors));
+            // Who names some does not mean everybody who signs nothing.
+            rule.require_actor_signature = true;
+        }
+        set(&mut rule.require_actor_signature, self.boolean("require_actor_signature"));
         rule
     }
 
@@ -202,10 +212,10 @@ fn host(text: &str) -> Result<&str, String> {
     Ok(text)
 }
 
-/// A coordinator is its root key.
-fn coordinator(text: &str) -> Result<String, String> {
+/// A public key, which stands for somebody.
+fn key(what: &str, text: &str) -> Result<String, String> {
     match text.parse::<VerifyingKey>() {
         Ok(_) => Ok(text.to_owned()),
-        Err(error) => Err(format!("a coordinator is its root key: {error}")),
+        Err(error) => Err(format!("{what}: {error}")),
     }
 }

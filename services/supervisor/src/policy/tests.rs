@@ -37,6 +37,7 @@ fn of(context: u128) -> Execution {
         instance: None,
         isolation: Isolation::Basic,
         network: false,
+        signature: None,
         traceparent: None,
     }
 }
@@ -55,7 +56,7 @@ fn a_context_has_what_it_says_and_else_the_default() {
     let rules = rules(&text);
     let mut job = of(1);
     job.network = true;
-    let grants = rules.grant(&job, COORDINATOR).expect("granted");
+    let grants = rules.grant(&job, COORDINATOR, None).expect("granted");
     let hosts = ["*.test:8443", "[::1]", "*"].map(str::to_owned).to_vec();
     let expected = Grants {
         network: true,
@@ -67,23 +68,49 @@ fn a_context_has_what_it_says_and_else_the_default() {
         hosts,
     };
     assert_eq!(grants, expected);
-    let denied = rules.grant(&job, "somebody else").expect_err("another coordinator");
+    let denied = rules.grant(&job, "somebody else", None).expect_err("another coordinator");
     assert!(matches!(denied, Denial::Coordinator { .. }) && denied.code() == "POLICY_REFUSED");
     job.script_type = ScriptType::Python;
-    let denied = rules.grant(&job, COORDINATOR).expect_err("another type");
+    let denied = rules.grant(&job, COORDINATOR, None).expect_err("another type");
     assert!(
         denied
             .to_string()
             .ends_with(&format!("takes no python jobs of context {}, only shell, rhai", uid(1)))
     );
 
-    let denied = rules.grant(&of(2), COORDINATOR).expect_err("no jobs at all");
+    let denied = rules.grant(&of(2), COORDINATOR, None).expect_err("no jobs at all");
     assert_eq!(denied, Denial::Context(uid(2)));
     let mut job = of(3);
     job.script_type = ScriptType::Python;
-    assert!(rules.grant(&job, "anybody").is_ok_and(|grants| grants.processes == 8 && !grants.network));
+    assert!(rules.grant(&job, "anybody", None).is_ok_and(|grants| grants.processes == 8 && !grants.network));
     job.network = true;
-    assert_eq!(rules.grant(&job, "anybody").expect_err("no network").code(), "NETWORK_REFUSED");
+    assert_eq!(rules.grant(&job, "anybody", None).expect_err("no network").code(), "NETWORK_REFUSED");
+}
+
+#[test]
+fn only_what_some_actors_signed_is_taken() {
+    let [one, other] = [(); 2].map(|()| identity::SigningKey::generate().verifying_key());
+    let text = format!(
+        "[default]\nactor_keys = [\"{one}\"]\n\
+         [contexts.{}]\nrequire_actor_signature = false\n\
+         [contexts.{}]\nactor_keys = []\n",
+        uid(2),
+        uid(3),
+    );
+    let keyed = rules(&text);
+    let required = rules("[default]\nrequire_actor_signature = true\n");
+    let denied = |rules: &Rules, context, signer| rules.grant(&of(context), "anybody", signer).err();
+    let by = |context, signer: VerifyingKey| {
+        Some(Denial::Actor { context: uid(context), signer: signer.to_string() })
+    };
+    assert_eq!(denied(&keyed, 1, Some(one)), None);
+    assert_eq!(denied(&keyed, 1, Some(other)), by(1, other));
+    assert_eq!(denied(&keyed, 1, None), Some(Denial::Unsigned(uid(1))), "who names keys wants signatures");
+    assert_eq!(denied(&keyed, 2, None), None, "unless it says otherwise");
+    assert_eq!(denied(&keyed, 2, Some(other)), by(2, other));
+    assert_eq!(denied(&keyed, 3, Some(one)), by(3, one));
+    assert_eq!(denied(&required, 1, Some(other)), None, "anybody's");
+    assert_eq!(denied(&required, 1, None).map(|denial| denial.code()), Some("POLICY_REFUSED"));
 }
 
 #[test]
@@ -91,21 +118,24 @@ fn without_a_policy_everything_is_taken() {
     let mut job = of(1);
     job.network = true;
     for rules in [Rules::default(), rules("")] {
-        assert_eq!(rules.grant(&job, "anybody"), Ok(Grants::default()));
+        assert_eq!(rules.grant(&job, "anybody", None), Ok(Grants::default()));
     }
 }
 
 #[test]
 fn everything_that_is_wrong_is_told_at_once() {
     let text = "other = 1\n[default]\nnetwork = \"no\"\nprocesses = 0\nmemory = 1\nisolation = \"jail\"\n\
-                hosts = [\"a b\", 1]\nscript_types = [\"perl\"]\n[contexts.x]\ndisk_mib = -1\ncoordinators = [\"me\"]\n";
+                hosts = [\"a b\", 1]\nscript_types = [\"perl\"]\n[contexts.x]\ndisk_mib = -1\ncoordinators = [\"me\"]\n\
+                actor_keys = [\"me\"]\nrequire_actor_signature = 1\n";
     let wrong = Rules::parse(text).expect_err("wrong");
     let mut fields: Vec<_> = wrong.as_slice().iter().map(|violation| violation.field.as_str()).collect();
     fields.sort_unstable();
     let expected = [
         "contexts.x",
+        "contexts.x.actor_keys[0]",
         "contexts.x.coordinators[0]",
         "contexts.x.disk_mib",
+        "contexts.x.require_actor_signature",
         "default.hosts[0]",
         "default.hosts[1]",
         "default.isolation",
@@ -130,7 +160,7 @@ fn a_broken_file_never_takes_effect() {
     assert!(matches!(Policy::load(Some(&path)), Err(PolicyError::Wrong { .. })));
     write("[default]\nallow = false\n");
     let policy = Policy::load(Some(&path)).expect("a policy");
-    let takes = || policy.rules().grant(&of(1), "anybody").is_ok();
+    let takes = || policy.rules().grant(&of(1), "anybody", None).is_ok();
     assert!(!takes() && !policy.look_again().expect("as before"));
     write("[default]\nallow = true\nalow = 1\n");
     assert!(policy.look_again().is_err() && !takes());

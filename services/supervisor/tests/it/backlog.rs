@@ -50,6 +50,7 @@ pub(crate) fn execution(context: u128, job: u32) -> Execution {
         instance: None,
         isolation: model::Isolation::Basic,
         network: false,
+        signature: None,
         traceparent: None,
     }
 }
@@ -59,8 +60,9 @@ async fn backlog(queue: &queue::Supervisor, coordinator: &str, context: u128) {
     for part in (0..BACKLOG).collect::<Vec<_>>().chunks(1000) {
         let offers = part.iter().map(|job| {
             let execution = execution(context, *job);
-            let grants = model::Grants::default();
-            Offer { hash: execution.content_hash(), execution, coordinator: coordinator.to_owned(), grants }
+            let (hash, coordinator) = (execution.content_hash(), coordinator.to_owned());
+            let (grants, condition) = (model::Grants::default(), queue::Condition::None);
+            Offer { execution, hash, coordinator, grants, condition }
         });
         let accepted = queue.accept_all(offers.collect()).await;
         assert!(accepted.iter().all(Result::is_ok));

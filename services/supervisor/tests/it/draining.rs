@@ -68,6 +68,7 @@ async fn a_drain_gives_back_what_waits_and_outlives_a_restart() {
         execution: late.clone(),
         coordinator: coordinator.name.clone(),
         grants: model::Grants::default(),
+        condition: queue::Condition::None,
     };
     machine.queue.accept(offer).await.expect("accepted");
     coordinator.hears(late.job_key, |kind| matches!(kind, JobEventKind::Returned).then_some(())).await;

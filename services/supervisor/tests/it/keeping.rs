@@ -75,6 +75,7 @@ async fn what_somebody_needs_is_never_removed() {
         execution: made.clone(),
         coordinator: "nobody".into(),
         grants: model::Grants::default(),
+        condition: queue::Condition::None,
     };
     machine.queue.accept(offer).await.expect("accepted");
     worker.take().await;
@@ -87,6 +88,7 @@ async fn what_somebody_needs_is_never_removed() {
         execution: waits,
         coordinator: "nobody".into(),
         grants: model::Grants::default(),
+        condition: queue::Condition::None,
     };
     machine.queue.accept(offer).await.expect("accepted");
 

@@ -1,5 +1,6 @@
 //! The supervisor on a real Redis, with coordinators that speak to it.
 
+mod actor_signatures;
 mod backlog;
 mod draining;
 mod keeping;

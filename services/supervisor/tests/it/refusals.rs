@@ -10,15 +10,15 @@ use testkit::{PATIENCE, wait_until};
 use crate::backlog::execution;
 use crate::setup::Machine;
 
-fn uid(context: u128) -> ContextUid {
+pub(crate) fn uid(context: u128) -> ContextUid {
     ContextUid(model::id::Uid::from_bits(context))
 }
 
-fn refused(reason: &str, lasting: bool) -> Result<(), (String, bool)> {
+pub(crate) fn refused(reason: &str, lasting: bool) -> Result<(), (String, bool)> {
     Err((reason.to_owned(), lasting))
 }
 
-fn with_policy(text: &str) -> impl FnOnce(&Path, &mut supervisor::Config) {
+pub(crate) fn with_policy(text: &str) -> impl FnOnce(&Path, &mut supervisor::Config) {
     move |dir, config| {
         let path = dir.join("policy.toml");
         std::fs::write(&path, text).expect("written");
