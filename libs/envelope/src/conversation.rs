@@ -19,10 +19,26 @@ const REMEMBERED_MAX: usize = 500_000;
 /// Roots that are remembered at once.
 const ROOTS_MAX: usize = 1024;
 
+/// How much is remembered of what was heard, so that it is not heard again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// Things of one root at once. What one says beyond it is refused until something is over.
+    pub each: usize,
+    /// Roots at once. Others are refused until nothing that one of them said holds any more.
+    pub roots: usize,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self { each: REMEMBERED_MAX, roots: ROOTS_MAX }
+    }
+}
+
 /// What one process says and hears, with whomever.
 #[derive(Debug)]
 pub struct Voice {
     sealer: Sealer,
+    memory: Memory,
     /// The keys by which others name it.
     names: RwLock<Vec<String>>,
     /// One for each root, so that nobody is in the way of others.
@@ -33,8 +49,20 @@ impl Voice {
     /// Speaks with this key, and is spoken to by these names: keys as hex digits.
     #[must_use]
     pub fn new(sealer: Sealer, names: Vec<String>) -> Arc<Self> {
+        Self::remembering(sealer, names, Memory::default())
+    }
+
+    /// The same with a memory of another size: a small one where anybody may speak.
+    #[must_use]
+    pub fn remembering(sealer: Sealer, names: Vec<String>, memory: Memory) -> Arc<Self> {
         let names = RwLock::new(names);
-        Arc::new(Self { sealer, names, windows: Mutex::default() })
+        Arc::new(Self { sealer, memory, names, windows: Mutex::default() })
+    }
+
+    /// The key that it signs with.
+    #[must_use]
+    pub fn key(&self) -> VerifyingKey {
+        self.sealer.key()
     }
 
     /// The key that stands for it: its root, or its own.
@@ -54,13 +82,14 @@ impl Voice {
     fn admit(&self, heard: &Heard, now: Timestamp) -> Result<(), Refusal> {
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
         let root = heard.root.as_bytes();
-        if !windows.contains_key(root) && windows.len() >= ROOTS_MAX {
+        let Memory { each, roots } = self.memory;
+        if !windows.contains_key(root) && windows.len() >= roots {
             windows.retain(|_, window| !window.is_over(now));
-            if windows.len() >= ROOTS_MAX {
+            if windows.len() >= roots {
                 return Err(Refusal::TooMuch);
             }
         }
-        windows.entry(*root).or_insert_with(|| ReplayWindow::new(REMEMBERED_MAX)).admit(heard, now)
+        windows.entry(*root).or_insert_with(|| ReplayWindow::new(each)).admit(heard, now)
     }
 }
 

@@ -23,7 +23,7 @@ pub mod replay;
 pub mod statement;
 
 pub use certificate::{Certificate, RootChange};
-pub use conversation::{Conversation, OnRefusal, Voice};
+pub use conversation::{Conversation, Memory, OnRefusal, Voice};
 pub use dsse::Envelope;
 pub use files::{FilesError, SigningFiles};
 pub use replay::ReplayWindow;

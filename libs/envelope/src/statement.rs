@@ -17,7 +17,7 @@ pub const PAYLOAD_TYPE: &str = "application/vnd.mycora.rpc+json";
 /// How long anything said may hold.
 pub const LIFETIME_MAX: Duration = Duration::from_secs(600);
 /// By how much the clocks of two machines may differ.
-pub const SKEW: Duration = Duration::from_secs(120);
+pub const SKEW: Duration = mycelium::CLOCK_SKEW;
 
 /// What is signed.
 #[derive(Serialize, Deserialize)]

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::Ipv6Addr;
 use std::str::FromStr;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -12,6 +13,8 @@ use tokio::time::Instant;
 /// Payloads that may wait in an inbox; whoever sends more is held back, or loses them where the
 /// transport cannot hold back.
 pub const INBOX_LEN: usize = 256;
+/// By how much the clocks of two machines may differ, for everything here that holds until some moment.
+pub const CLOCK_SKEW: Duration = Duration::from_secs(120);
 /// A topic's length, as the daemon limits it.
 pub const TOPIC_BYTES_MAX: usize = 255;
 
@@ -170,6 +173,8 @@ pub struct Node {
     pub ip: Option<Ipv6Addr>,
     /// Its part of the overlay, as it is written there; empty where there is no such thing.
     pub subnet: String,
+    /// The version of what carries its messages, as it says; empty where it does not.
+    pub version: String,
     /// Unix time of its start, in seconds; old daemons do not tell.
     pub start_secs: Option<u64>,
     /// Whether it takes messages of any topic from anybody.

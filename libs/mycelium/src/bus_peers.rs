@@ -36,7 +36,17 @@ pub struct BusPeers(Arc<Shared>);
 struct Shared {
     bus: Arc<dyn Bus>,
     accept: Accept,
+    crowd: Crowd,
     peers: Mutex<HashMap<PublicKey, Conversation>>,
+}
+
+/// What happens when there are too many conversations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Crowd {
+    /// Newcomers are ignored.
+    Closed,
+    /// Beyond so many the one that was silent for longest ends.
+    Passing(usize),
 }
 
 /// A conversation with one node.
@@ -45,6 +55,8 @@ struct Conversation {
     manner: Manner,
     peer: Peer,
     guard: Arc<dyn Guard>,
+    /// When something was last said in it.
+    used: Instant,
 }
 
 /// How a node is spoken to.
@@ -64,7 +76,18 @@ impl BusPeers {
     /// Speaks through `bus`; whoever speaks to it is answered by the side that `accept` gives.
     #[must_use]
     pub fn new(bus: Arc<dyn Bus>, accept: Accept) -> Self {
-        Self(Arc::new(Shared { bus, accept, peers: Mutex::default() }))
+        Self::with(bus, accept, Crowd::Closed)
+    }
+
+    /// The same for a topic under which anybody may speak: at most so many conversations, of which the one that was
+    /// silent for longest ends when another begins. Whoever waits in it for an answer learns that none will come.
+    #[must_use]
+    pub fn passing(bus: Arc<dyn Bus>, accept: Accept, peers_max: usize) -> Self {
+        Self::with(bus, accept, Crowd::Passing(peers_max))
+    }
+
+    fn with(bus: Arc<dyn Bus>, accept: Accept, crowd: Crowd) -> Self {
+        Self(Arc::new(Shared { bus, accept, crowd, peers: Mutex::default() }))
     }
 
     /// The bus it speaks through.
@@ -135,7 +158,10 @@ impl BusPeers {
 
     /// The conversation with a node that goes on, in whatever manner.
     fn known(&self, key: PublicKey) -> Option<Conversation> {
-        self.peers().get(&key).filter(|known| !known.peer.is_closed()).cloned()
+        let mut peers = self.peers();
+        let known = peers.get_mut(&key).filter(|known| !known.peer.is_closed())?;
+        known.used = Instant::now();
+        Some(known.clone())
     }
 
     /// The conversation with a node in this manner; one in another ends.
@@ -156,20 +182,37 @@ impl BusPeers {
         if let Some(known) = peers.get(&key).filter(|known| !known.peer.is_closed()) {
             return Some(known.clone());
         }
-        if peers.len() >= PEERS_MAX {
-            peers.retain(|_, conversation| !conversation.peer.is_closed());
-            if peers.len() >= PEERS_MAX {
-                tracing::warn!(%key, "a node was ignored: there are {PEERS_MAX} conversations already");
-                return None;
-            }
+        if !self.make_room(&mut peers) {
+            tracing::warn!(%key, "a node was ignored: there are {PEERS_MAX} conversations already");
+            return None;
         }
         let (outbox, payloads) = mpsc::channel(OUTBOX_LEN);
         let Side { handler, guard } = side;
         let peer = Peer::timed(outbox, handler);
-        let conversation = Conversation { manner, peer, guard };
+        let conversation = Conversation { manner, peer, guard, used: Instant::now() };
         tokio::spawn(send_all(Arc::clone(&self.0.bus), key, Leaving::of(&conversation), payloads));
         peers.insert(key, conversation.clone());
         Some(conversation)
+    }
+
+    /// Whether there is room for one more conversation, after those that are over have gone.
+    fn make_room(&self, peers: &mut HashMap<PublicKey, Conversation>) -> bool {
+        let max = match self.0.crowd {
+            Crowd::Closed => PEERS_MAX,
+            Crowd::Passing(max) => max,
+        };
+        if peers.len() < max {
+            return true;
+        }
+        peers.retain(|_, conversation| !conversation.peer.is_closed());
+        if peers.len() < max || self.0.crowd == Crowd::Closed {
+            return peers.len() < max;
+        }
+        let silent = peers.iter().min_by_key(|(_, conversation)| conversation.used).map(|(key, _)| *key);
+        if let Some(ended) = silent.and_then(|key| peers.remove(&key)) {
+            ended.peer.close();
+        }
+        true
     }
 }
 
@@ -182,7 +225,7 @@ struct Leaving {
 
 impl Leaving {
     fn of(conversation: &Conversation) -> Self {
-        let Conversation { manner, peer, guard } = conversation;
+        let Conversation { manner, peer, guard, used: _ } = conversation;
         Self { manner: manner.clone(), guard: Arc::clone(guard), peer: peer.downgrade() }
     }
 }
@@ -273,6 +316,24 @@ mod tests {
             let peer = from.peer(key, topic).await.expect("known");
             assert_eq!(peer.call("echo", &[1], wait).await.expect("answered").get(), "[1]");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_anybody_may_speak_the_most_silent_one_goes() {
+        let network = MemoryNetwork::default();
+        let bus = || Arc::new(network.node(PublicKey::random()));
+        let side = |_| Side { handler: Arc::new(Echo), guard: Arc::new(Unguarded) };
+        let open = BusPeers::passing(bus(), Arc::new(side), 2);
+        let mut peers = Vec::new();
+        for _ in 0..2 {
+            let to = Destination::Key(PublicKey::random());
+            peers.push((to, open.peer(to, "gateway.rpc").await.expect("room")));
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        open.peer(peers[0].0, "gateway.rpc").await.expect("known");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        open.peer(Destination::Key(PublicKey::random()), "gateway.rpc").await.expect("room is made");
+        assert!(!peers[0].1.is_closed() && peers[1].1.is_closed());
     }
 
     #[tokio::test]

@@ -41,7 +41,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::bus::{Bus, BusError, Destination, Inbox, Parcel, PublicKey, Standing};
+use crate::bus::{Bus, BusError, CLOCK_SKEW, Destination, Inbox, Parcel, PublicKey, Standing};
 
 use api::ApiError;
 use incoming::Listeners;
@@ -122,7 +122,7 @@ impl Default for Timings {
             poll_min: Duration::from_millis(5),
             poll_max: Duration::from_millis(50),
             hold: Duration::from_millis(100),
-            clock_slack: Duration::from_secs(5),
+            clock_slack: CLOCK_SKEW,
             reconnect_min: Duration::from_millis(100),
             reconnect_max: Duration::from_secs(5),
         }

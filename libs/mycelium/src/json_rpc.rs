@@ -14,6 +14,7 @@ use serde_json::value::RawValue;
 pub use parse::{Id, Invalid, Message, ParseError, Payload, Response, parse};
 pub(crate) use peer::WeakPeer;
 pub use peer::{CallError, HANDLERS_MAX, Handler, IN_FLIGHT_MAX, Outgoing, Peer, SentBatch};
+pub use write::{request, response};
 
 /// What an envelope with such a payload says of its type.
 pub const PAYLOAD_TYPE: &str = "application/vnd.mycora.rpc+json";

@@ -16,7 +16,8 @@ pub mod json_rpc;
 pub mod memory;
 
 pub use bus::{
-    Bus, BusError, Destination, Form, Inbox, Incoming, Link, Node, Parcel, PublicKey, Receipt, Standing,
+    Bus, BusError, CLOCK_SKEW, Destination, Form, Inbox, Incoming, Link, Node, Parcel, PublicKey, Receipt,
+    Standing,
 };
 pub use bus_peers::{Accept, BusPeers, Side};
 pub use daemon::{DaemonBus, MyceliumFlags};

@@ -102,6 +102,7 @@ impl Bus for MemoryBus {
             key: self.key,
             ip: Some(self.ip()),
             subnet: String::new(),
+            version: String::new(),
             start_secs: None,
             takes_any_topic: true,
             links: Vec::new(),

@@ -54,6 +54,14 @@ reasons! {
     LastAdmin = "LAST_ADMIN",
     /// A file that is referred to was not put before.
     BlobMissing = "BLOB_MISSING",
+    /// The message is on its way: it can be removed when it has arrived, or will not.
+    MessageUnderWay = "MESSAGE_UNDER_WAY",
+    /// The message is none that will not arrive.
+    NotADeadLetter = "NOT_A_DEAD_LETTER",
+    /// The message was made more than 6 days ago: whether it arrived may be forgotten by now.
+    MessageTooOld = "MESSAGE_TOO_OLD",
+    /// The message carries nodes of a flow: it goes by the flow's policy, and with the flow.
+    CarriesNodes = "CARRIES_NODES",
     /// The server's configuration does not allow it.
     NotConfigured = "NOT_CONFIGURED",
     /// The record changed since the caller read it.
@@ -110,6 +118,10 @@ reasons! {
     PolicyRefused = "POLICY_REFUSED",
     /// The actor's signature does not fit what is to run, is over, or belongs to another job.
     SignatureRefused = "SIGNATURE_REFUSED",
+    /// A signed envelope is not heard; `refusal` in the metadata says why.
+    EnvelopeRefused = "ENVELOPE_REFUSED",
+    /// The gateway has no bus for `mycelium:` addresses.
+    NoBus = "NO_BUS",
     /// The method is not part of this server.
     Unimplemented = "UNIMPLEMENTED",
     /// A defect; the server's log has it under the id in the message.

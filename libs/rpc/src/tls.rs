@@ -44,6 +44,12 @@ impl TlsFiles {
         Self { ca: ca.into(), own: None }
     }
 
+    /// The same authorities, for a client that shows no certificate.
+    #[must_use]
+    pub fn without_certificate(&self) -> Self {
+        Self::anonymous(&self.ca)
+    }
+
     /// Changes when any of the files does, also when a link to it is swapped.
     fn stamp(&self) -> Vec<Option<Stamp>> {
         let own = self.own.iter().flat_map(|own| [&own.certificate, &own.key]);

@@ -6,7 +6,7 @@ use ::rpc::MountBuilder;
 use envelope::{Sealer, Voice};
 use model::Address;
 use model::supervision::{COORDINATOR_TOPIC, SUPERVISOR_TOPIC};
-use mycelium::{Accept, Bus, BusPeers, Destination, Inbox, Side};
+use mycelium::{Accept, Bus, BusPeers, Destination, Inbox};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -14,12 +14,16 @@ use tokio_util::sync::CancellationToken;
 use crate::bus_link;
 use crate::clients::{self, RegistryClient};
 use crate::error::Error;
-use crate::front::{Desk, Who};
+use crate::front::Desk;
+use crate::letters::Letters;
+use crate::listening;
 use crate::metrics::Metrics;
 use crate::peers::{Peers, Wanted};
+use crate::ping::Pinger;
 use crate::presence::Heard;
 use crate::routers::Routers;
 use crate::rpc::Rpc;
+use crate::secrets::Secrets;
 
 /// Makes a way to the supervisor at `host` and `port`.
 pub type Dial = Arc<dyn Fn(&str, u16) -> Result<::rpc::Channel, ::rpc::ChannelError> + Send + Sync>;
@@ -32,8 +36,10 @@ pub struct Deps<'a> {
     pub registry: ::rpc::Channel,
     /// What carries `mycelium:` addresses, if anything does.
     pub bus: Option<Arc<dyn Bus>>,
-    /// Makes ways to `grpc://` addresses.
+    /// Makes ways to `grpc://` addresses of supervisors.
     pub dial: Dial,
+    /// Makes ways to those of other coordinators, to whom our certificate says nothing.
+    pub dial_others: Dial,
     /// The key that it signs with, and the certificate of the coordinator's root for it.
     pub sealer: Sealer,
     /// Where its metrics are registered.
@@ -47,13 +53,15 @@ pub struct App {
     registry: RegistryClient,
     wanted: mpsc::UnboundedReceiver<Wanted>,
     bus: Option<(BusPeers, Inbox)>,
+    letters: Letters,
+    letters_inbox: Option<Inbox>,
     dial: Dial,
     viewed: watch::Sender<bool>,
     ready: watch::Sender<bool>,
 }
 
 impl App {
-    pub(crate) fn new(deps: Deps<'_>) -> Result<Self, Error> {
+    pub(crate) fn new(deps: Deps<'_>, secrets: Secrets) -> Result<Self, Error> {
         let metrics = Metrics::new(deps.metrics).map_err(Error::Metrics)?;
         let (peers, wanted) = Peers::new(metrics.clone());
         let coordinator = deps.sealer.root().to_string();
@@ -61,30 +69,36 @@ impl App {
             peers,
             routers: Routers::new(metrics.clone()),
             heard: Heard::default(),
-            store: clients::blob_store(deps.storage),
-            voice: Voice::new(deps.sealer, vec![coordinator.clone()]),
-            metrics,
+            store: clients::blob_store(deps.storage.clone()),
+            voice: Voice::new(deps.sealer.clone(), vec![coordinator]),
+            secrets,
+            metrics: metrics.clone(),
+        };
+        let on_bus = deps.bus.clone();
+        let (letters, letters_inbox) = {
+            let (storage, dial) = (clients::message_box(deps.storage), Arc::clone(&deps.dial_others));
+            let letters = Letters::new(deps.sealer, storage, on_bus.clone(), dial, metrics);
+            letters.map_err(Error::Bus)?
         };
         let bus = match deps.bus {
             None => None,
             Some(bus) => {
                 let inbox = bus.listen(COORDINATOR_TOPIC).map_err(Error::Bus)?;
                 let answering = desk.clone();
-                let accept: Accept = Arc::new(move |key| Side {
-                    handler: answering.front(Who::Node(key)),
-                    guard: Arc::new(answering.conversation(key.to_string())),
-                });
+                let accept: Accept = Arc::new(move |node| listening::side(&answering, node));
                 Some((BusPeers::new(bus, accept), inbox))
             }
         };
-        let on_bus = bus.as_ref().map(|(peers, _)| Arc::clone(peers.bus()));
-        let rpc = Rpc::new(desk.clone(), on_bus);
+        let dials = [Arc::clone(&deps.dial), deps.dial_others];
+        let rpc = Rpc::new(Pinger { desk: desk.clone(), bus: on_bus, dials }, letters.clone());
         Ok(Self {
             desk,
             rpc,
             registry: clients::registry(deps.registry),
             wanted,
             bus,
+            letters,
+            letters_inbox,
             dial: deps.dial,
             viewed: watch::Sender::new(false),
             ready: watch::Sender::new(false),
@@ -111,7 +125,8 @@ impl App {
 
     /// Works until `shutdown`.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Self { desk, rpc: _, registry, mut wanted, bus, dial, viewed, ready } = self;
+        let Self { desk, rpc: _, registry, mut wanted, bus, letters, letters_inbox, dial, viewed, ready } =
+            self;
         // Ended with this future, also when it is dropped.
         let mut tasks = JoinSet::new();
         let mut complete = viewed.subscribe();
@@ -122,6 +137,9 @@ impl App {
             tasks.spawn(async move { listening.run(inbox, SUPERVISOR_TOPIC).await });
             peers
         });
+        if let Some(inbox) = letters_inbox {
+            tasks.spawn(async move { letters.listen(inbox).await });
+        }
         tasks.spawn(async move {
             if complete.wait_for(|complete| *complete).await.is_ok() {
                 ready.send_replace(true);

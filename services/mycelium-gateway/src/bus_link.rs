@@ -37,6 +37,8 @@ pub(crate) async fn keep(
                 until_silent(&desk, &address).await;
             }
             Err(error) => {
+                // What is known of somebody else there says more than that the conversation ended.
+                let error = desk.peers.complaint(&address).map_or(error, |known| known.to_string());
                 tracing::debug!(address, error, "a supervisor does not answer on the bus");
                 desk.heard.gone(&address);
                 seat.leave(&error);
@@ -63,7 +65,9 @@ async fn introduce(
         Destination::Ip(ip) => bus.bus().key_of(ip).await.map_err(|error| error.to_string())?,
     };
     desk.peers.note_node(key, address);
-    let peer = bus.peer(Destination::Key(key), topic).await.map_err(|error| error.to_string())?;
+    desk.secret(address).map_err(|error| error.to_string())?;
+    let form = desk.peers.form(address);
+    let peer = bus.peer_in(Destination::Key(key), topic, form).await.map_err(|error| error.to_string())?;
     ask_who(desk, &peer, address).await?;
     Ok(peer)
 }

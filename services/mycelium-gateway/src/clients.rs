@@ -1,26 +1,35 @@
 //! Outgoing calls and streams.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use envelope::Conversation;
+use envelope::{Conversation, OnRefusal, Refusal, Voice};
 use identity::VerifyingKey;
+use model::id::Uid;
 use model::limits::GRPC_MESSAGE_BYTES_MAX;
-use model::{BlobHash, ContextId, ContextUid, Timestamp};
-use mycelium::{Peer, Receipt, RpcError};
+use model::{BlobHash, ContextId, ContextUid, Letter, Timestamp};
+use mycelium::json_rpc::{Id, Message, Payload, Response, parse, request};
+use mycelium::{Call, Form, Peer, Receipt, RpcError};
 use proto::convert::envelope as envelope_convert;
 use proto::internal::v1 as wire;
 use proto::internal::v1::blob_store_service_client::BlobStoreServiceClient;
+use proto::internal::v1::message_box_service_client::MessageBoxServiceClient;
 use proto::internal::v1::registry_view_service_client::RegistryViewServiceClient;
 use proto::v1;
 use proto::v1::attach_request::Frame;
 use proto::v1::attach_response::Frame as Said;
+use proto::v1::gateway_service_client::GatewayServiceClient;
 use proto::v1::supervisor_service_client::SupervisorServiceClient;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
 
+use crate::app::Dial;
 use crate::bus_link::ask_who;
 use crate::front::{Desk, Who};
 use crate::peers::{Peers, Seat};
@@ -28,6 +37,8 @@ use crate::presence::Heard;
 
 /// Blobs, as storage keeps them.
 pub type BlobStoreClient = BlobStoreServiceClient<rpc::Channel>;
+/// Messages and inboxes, as storage keeps them.
+pub type MessageBoxClient = MessageBoxServiceClient<rpc::Channel>;
 /// Runners, as the registry sees them.
 pub type RegistryClient = RegistryViewServiceClient<rpc::Channel>;
 
@@ -37,6 +48,8 @@ const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 /// What stood this long was good: the next attempt follows at once.
 const GOOD_AFTER: Duration = Duration::from_secs(10);
+/// What another coordinator answers, at most.
+const ANSWER_BYTES_MAX: usize = 64 * 1024;
 /// Payloads that may wait to go out to one supervisor.
 const OUTBOX_LEN: usize = 64;
 
@@ -46,6 +59,12 @@ pub fn blob_store(channel: rpc::Channel) -> BlobStoreClient {
     BlobStoreServiceClient::new(channel)
         .max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX)
+}
+
+/// Wraps a channel to storage.
+#[must_use]
+pub fn message_box(channel: rpc::Channel) -> MessageBoxClient {
+    MessageBoxServiceClient::new(channel).max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX)
 }
 
 /// Wraps a channel to the registry.
@@ -100,6 +119,23 @@ pub(crate) async fn write_blob(store: &BlobStoreClient, put: wire::WriteBlobRequ
     store.clone().write_blob(put).await.map(|_| ()).map_err(|status| refusal(&status))
 }
 
+/// Puts a letter into its recipient's inbox.
+pub(crate) async fn accept_letter(
+    storage: &MessageBoxClient,
+    letter: &Letter,
+    verified: bool,
+) -> Result<(), RpcError> {
+    let letter_json = serde_json::to_vec(letter).expect("a letter is JSON").into();
+    let asked = storage.clone().accept_letter(wire::AcceptLetterRequest { letter_json, verified }).await;
+    let answer = asked.map_err(|status| refusal(&status))?.into_inner();
+    let wire::AcceptLetterResponse { message_key: _, duplicate, refusal, reason, lasting } = answer;
+    if reason.is_empty() && refusal.is_empty() {
+        tracing::debug!(duplicate, "a letter was taken");
+        return Ok(());
+    }
+    Err(RpcError::refused(&reason, lasting, refusal))
+}
+
 fn refusal(status: &Status) -> RpcError {
     let reason = rpc::ErrorView::from(status).reason;
     let lasting = matches!(
@@ -145,6 +181,7 @@ async fn attach(
     outgoing.send(v1::AttachRequest { frame: Some(hello) }).await.ok();
     let mut incoming = client.attach(ReceiverStream::new(requests)).await?.into_inner();
     let key = welcome(&mut incoming).await?;
+    admit(desk, address, key)?;
     let conversation = desk.conversation(key.to_string()).with_root(key);
     let (outbox, mut payloads) = mpsc::channel::<Bytes>(OUTBOX_LEN);
     let peer = Peer::new(outbox, desk.front(Who::Address(address.to_owned())));
@@ -171,10 +208,20 @@ async fn attach(
         std::future::pending::<()>().await;
     };
     tokio::select! {
-        ended = receive(&mut incoming, &peer, &conversation) => ended,
+        ended = receive(&mut incoming, &peer, &conversation, || admit(desk, address, key)) => ended,
         () = writing => Ok(()),
         () = introducing => Ok(()),
     }
+}
+
+/// Whether the records of an address mean whoever signs there with this key.
+fn admit(desk: &Desk, address: &str, key: VerifyingKey) -> Result<(), Status> {
+    if desk.peers.form(address) == Form::Plain {
+        return Err(Status::failed_precondition(
+            "its runner records say plain, which is spoken over a bus only",
+        ));
+    }
+    desk.peers.admit(address, key).map_err(|error| Status::permission_denied(error.to_string()))
 }
 
 /// The key that a supervisor signs with, which it says first.
@@ -191,9 +238,12 @@ async fn receive(
     incoming: &mut Streaming<v1::AttachResponse>,
     peer: &Peer,
     conversation: &Conversation,
+    admit: impl Fn() -> Result<(), Status>,
 ) -> Result<(), Status> {
     while let Some(v1::AttachResponse { frame }) = incoming.message().await? {
         let Some(Said::Envelope(envelope)) = frame else { continue };
+        // Its records may have changed.
+        admit()?;
         peer.receive_opened(
             conversation.open(envelope_convert::from_wire(envelope), Timestamp::now()),
             Receipt::default(),
@@ -260,4 +310,167 @@ pub(crate) async fn tell_registry(mut client: RegistryClient, heard: Heard) {
         }
         pauses.pause().await;
     }
+}
+
+/// Ways to other coordinators that are kept.
+const WAYS_MAX: usize = 256;
+
+/// Other coordinators, by where their gateways are reached over gRPC.
+///
+/// What is said to a coordinator is addressed to its root key. Whoever knows only where it is asks for that first, and hears it over the
+/// same TLS connection, from whoever holds a certificate for that host; what is said then is heard by nobody but who holds the
+/// key, and the answer is believed of nobody else.
+pub(crate) struct Coordinators {
+    dial: Dial,
+    voice: Arc<Voice>,
+    on_refusal: OnRefusal,
+    ways: Mutex<HashMap<(String, u16), Way>>,
+}
+
+/// A way to one of them.
+#[derive(Clone)]
+struct Way {
+    client: GatewayServiceClient<rpc::Channel>,
+    /// Its root, once it was asked.
+    root: Option<VerifyingKey>,
+}
+
+/// Why another coordinator gave no answer, or said no.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WayError {
+    #[error("{0}")]
+    Dial(String),
+    #[error("{}", status_text(.0))]
+    Status(Box<Status>),
+    #[error("it answered with what is not heard here: {}: {}", .0.code(), .0)]
+    NotHeard(Refusal),
+    #[error("{0}")]
+    NoAnswer(&'static str),
+    #[error("{}: {}", .0.reason(), .0.message)]
+    Refused(RpcError),
+}
+
+impl WayError {
+    /// Whether trying again cannot help. Keys, certificates and clocks are put in order by people.
+    pub(crate) fn is_lasting(&self) -> bool {
+        match self {
+            Self::Refused(refused) => refused.is_lasting(),
+            Self::Status(status) => matches!(status.code(), Code::InvalidArgument | Code::Unimplemented),
+            Self::Dial(_) | Self::NotHeard(_) | Self::NoAnswer(_) => false,
+        }
+    }
+
+    /// Whether it has another root than was thought.
+    fn is_of_another(&self) -> bool {
+        let Self::Status(status) = self else { return false };
+        let metadata = rpc::ErrorView::from(&**status).metadata;
+        metadata.get("refusal").is_some_and(|refusal| refusal == "WRONG_DESTINATION")
+    }
+}
+
+/// What a status says, with the name of its reason, or of why an envelope was not heard.
+fn status_text(status: &Status) -> String {
+    let view = rpc::ErrorView::from(status);
+    match view.metadata.get("refusal").unwrap_or(&view.reason).as_str() {
+        "" => view.to_string(),
+        name => format!("{name}: {view}"),
+    }
+}
+
+impl Coordinators {
+    pub(crate) fn new(dial: Dial, voice: Arc<Voice>, on_refusal: OnRefusal) -> Self {
+        Self { dial, voice, on_refusal, ways: Mutex::default() }
+    }
+
+    /// Calls the coordinator behind an address. Dropping the future leaves open whether that had its effect.
+    pub(crate) async fn call(
+        &self,
+        place: (&str, u16),
+        call: &Call,
+        deadline: Instant,
+    ) -> Result<Bytes, WayError> {
+        let trying = async {
+            match self.try_call(place, call).await {
+                Err(error) if error.is_of_another() => {
+                    self.ways().remove(&(place.0.to_owned(), place.1));
+                    self.try_call(place, call).await
+                }
+                other => other,
+            }
+        };
+        let tried = tokio::time::timeout_at(deadline, trying).await;
+        tried.unwrap_or(Err(WayError::NoAnswer("no answer in time")))
+    }
+
+    async fn try_call(&self, place: (&str, u16), call: &Call) -> Result<Bytes, WayError> {
+        let (mut client, root) = self.way(place).await?;
+        let conversation = Conversation::new(Arc::clone(&self.voice), Arc::clone(&self.on_refusal));
+        let conversation = conversation.with_name(root.to_string()).with_root(root);
+        let id = u64::try_from(Uid::random().bits() >> 96).expect("32 bits");
+        let said = conversation.say(&request(id, call), Timestamp::now()).map_err(WayError::NotHeard)?;
+        let asked = v1::DeliverRequest { envelope: Some(envelope_convert::to_wire(said)) };
+        let answer = client.deliver(asked).await.map_err(|status| WayError::Status(status.into()))?;
+        let envelope = answer.into_inner().envelope.ok_or(WayError::NoAnswer("its answer is not signed"))?;
+        let heard = envelope_convert::from_wire(envelope)
+            .and_then(|envelope| conversation.hear(&envelope, Timestamp::now()));
+        let body = heard.map_err(|refusal| {
+            (self.on_refusal)(&refusal);
+            WayError::NotHeard(refusal)
+        })?;
+        match parse(&body) {
+            Ok(Payload::Single(Ok(Message::Response(Response { id: Some(Id::Number(of)), answer }))))
+                if of == id =>
+            {
+                answer.map(|result| Bytes::from(result.get().to_owned())).map_err(WayError::Refused)
+            }
+            _ => Err(WayError::NoAnswer("what it answered is no answer to this")),
+        }
+    }
+
+    /// The way to an address, and the root of who is there.
+    async fn way(
+        &self,
+        (host, port): (&str, u16),
+    ) -> Result<(GatewayServiceClient<rpc::Channel>, VerifyingKey), WayError> {
+        let place = (host.to_owned(), port);
+        let known = self.ways().get(&place).cloned();
+        let mut way = match known {
+            Some(Way { client, root: Some(root) }) => return Ok((client, root)),
+            Some(way) => way,
+            None => {
+                let channel = (self.dial)(host, port);
+                let channel = channel.map_err(|error| WayError::Dial(service::error_chain(&error)))?;
+                let client = GatewayServiceClient::new(channel)
+                    .max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX)
+                    .max_decoding_message_size(ANSWER_BYTES_MAX);
+                self.keep(place.clone(), Way { client: client.clone(), root: None });
+                Way { client, root: None }
+            }
+        };
+        let asked = way.client.deliver(v1::DeliverRequest { envelope: None }).await;
+        let answer = asked.map_err(|status| WayError::Status(status.into()))?.into_inner();
+        let root = answer.coordinator.parse().map_err(|_| WayError::NoAnswer("it does not say who it is"))?;
+        self.keep(place, Way { client: way.client.clone(), root: Some(root) });
+        Ok((way.client, root))
+    }
+
+    fn keep(&self, place: (String, u16), way: Way) {
+        let mut ways = self.ways();
+        if ways.len() >= WAYS_MAX && !ways.contains_key(&place) {
+            // Whichever it is: it is found again when somebody writes there.
+            let other = ways.keys().next().cloned();
+            other.and_then(|other| ways.remove(&other));
+        }
+        ways.insert(place, way);
+    }
+
+    fn ways(&self) -> MutexGuard<'_, HashMap<(String, u16), Way>> {
+        self.ways.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a gRPC server answers there, in whatever state.
+pub(crate) async fn knock(channel: rpc::Channel) -> Result<(), String> {
+    let ask = HealthCheckRequest { service: String::new() };
+    HealthClient::new(channel).check(ask).await.map(drop).map_err(|status| status_text(&status))
 }

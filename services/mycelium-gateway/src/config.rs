@@ -1,11 +1,17 @@
 //! What can be configured.
 
+use std::path::PathBuf;
+
 use crate::app::{App, Deps};
 use crate::error::Error;
+use crate::secrets::Secrets;
 
-/// The gateway's own settings. There are none yet: whom to speak to is told by the registry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Config {}
+/// The gateway's own settings. Whom to speak to is told by the registry.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Config {
+    /// Where the secrets are that plain supervisors ask for; see [`crate::secrets`].
+    pub secrets_dir: Option<PathBuf>,
+}
 
 impl Config {
     /// Builds the service; nothing runs before [`App::run`].
@@ -13,7 +19,7 @@ impl Config {
     /// # Errors
     /// [`Error::Bus`] when somebody listens to the coordinator's topic already, [`Error::Metrics`].
     pub fn build(self, deps: Deps<'_>) -> Result<App, Error> {
-        let Self {} = self;
-        App::new(deps)
+        let Self { secrets_dir } = self;
+        App::new(deps, Secrets::new(secrets_dir))
     }
 }

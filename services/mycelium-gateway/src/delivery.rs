@@ -15,6 +15,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
+use crate::error::PeerError;
 use crate::front::Desk;
 use crate::inline::Inliner;
 use crate::routers::Answers;
@@ -41,34 +42,51 @@ impl Head {
 /// returns; else nothing was refused yet.
 pub async fn deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> wire::DeliveryOutcome {
     let delivery_id = deliver.delivery_id;
-    let error = match try_deliver(desk, answers, deliver).await {
-        Ok(()) => String::new(),
-        Err(error) => {
+    match try_deliver(desk, answers, deliver).await {
+        Ok(()) => wire::DeliveryOutcome { delivery_id, error: String::new(), lasting: false },
+        Err(Failed { error, lasting }) => {
             desk.metrics.failed.inc();
-            error
+            wire::DeliveryOutcome { delivery_id, error, lasting }
         }
-    };
-    wire::DeliveryOutcome { delivery_id, error }
+    }
 }
 
-async fn try_deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> Result<(), String> {
+/// Why a delivery as a whole came to nothing.
+struct Failed {
+    error: String,
+    /// Trying again cannot help.
+    lasting: bool,
+}
+
+impl From<PeerError> for Failed {
+    fn from(error: PeerError) -> Self {
+        Self { lasting: matches!(error, PeerError::Address(_)), error: error.to_string() }
+    }
+}
+
+/// What may go well the next time.
+fn passing(error: impl Into<String>) -> Failed {
+    Failed { error: error.into(), lasting: false }
+}
+
+async fn try_deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> Result<(), Failed> {
     let wire::Deliver { delivery_id: _, address, topic, context_id, context_uid, nodes, timeout_millis } =
         deliver;
     let timeout = Duration::from_millis(timeout_millis);
     let deadline = Instant::now() + timeout;
-    let peer = desk.peers.connected(&address, &topic, CONNECT_WAIT.min(timeout)).await;
-    let peer = peer.map_err(|error| error.to_string())?;
+    let peer = desk.connected(&address, &topic, CONNECT_WAIT.min(timeout)).await?;
+    desk.peers.check_context(&address, ContextId(context_id))?;
     let source = ReportSource { address, topic };
 
     let mut inliner = Inliner::new(desk.store.clone(), ContextId(context_id), context_uid);
     let (mut heads, mut calls) = (Vec::with_capacity(nodes.len()), Vec::with_capacity(nodes.len()));
     for json in nodes {
-        let (head, call) = call(&inliner.fill(json).await).map_err(|error| error.to_string())?;
+        let (head, call) = call(&inliner.fill(json).await).map_err(|error| passing(error.to_string()))?;
         heads.push(head);
         calls.push(call);
     }
-    let sent = tokio::time::timeout_at(deadline, peer.send_batch(calls)).await;
-    let sent = sent.map_err(|_| CallError::TimedOut.to_string())?;
+    let sent = tokio::time::timeout_at(deadline, peer.send_batch_until(calls, Some(deadline))).await;
+    let sent = sent.map_err(|_| passing(CallError::TimedOut.to_string()))?;
 
     let mut unanswered = None;
     let mut refusals = Vec::new();
@@ -83,21 +101,21 @@ async fn try_deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> 
             Ok(Err(error)) => unanswered = Some(format!("an answer to job.run cannot be read: {error}")),
             Err(error) => match refusal(&error) {
                 Some(kind) => refusals.push(head.report(&source, kind)),
-                None => unanswered = Some(error.to_string()),
+                None => unanswered = Some(told(&error)),
             },
         }
     }
     if let Some(error) = unanswered {
         // The router sends all of it again, and then hears the same refusals: told now, they would be told
         // of attempts that are on their way once more.
-        return Err(error);
+        return Err(passing(error));
     }
     desk.metrics.refused.inc_by(refusals.len() as u64);
     let told = refusals.iter().map(|report| answers.report(report));
     let told = told.collect::<Result<Vec<_>, _>>();
-    let told = told.map_err(|not_taken| format!("a refusal could not be reported: {not_taken}"))?;
+    let told = told.map_err(|not_taken| passing(format!("a refusal could not be reported: {not_taken}")))?;
     let all_told = join_all(told).await.into_iter().all(|handled| handled.is_ok());
-    if all_told { Ok(()) } else { Err("the router went away before it took a refusal".to_owned()) }
+    if all_told { Ok(()) } else { Err(passing("the router went away before it took a refusal")) }
 }
 
 fn call(json: &[u8]) -> Result<(Head, Call), serde_json::Error> {
@@ -122,13 +140,28 @@ fn refusal(error: &CallError) -> Option<ReportKind> {
                     rejected(ReasonCode::IsolationUnavailable, detail(refused), lasting)
                 }
                 "POLICY_REFUSED" => rejected(ReasonCode::PolicyRefused, detail(refused), lasting),
+                "SIGNATURE_REFUSED" => rejected(ReasonCode::SignatureRefused, detail(refused), lasting),
                 // It does not even look at the job now; the delivery is tried again.
                 "BUSY" | "UNAVAILABLE" => None,
+                // Nor does who does not hear what it is told. Whoever has the message learns the name of the reason.
+                "WRONG_DESTINATION" | "ENVELOPE_EXPIRED" | "BAD_TIMES" | "BAD_CERTIFICATE" | "TOO_MUCH" => {
+                    None
+                }
                 _ => rejected(ReasonCode::Refused, detail(refused), lasting),
             }
         }
         CallError::TooLarge(_) => rejected(ReasonCode::InputsTooLarge, error.to_string(), true),
         CallError::TimedOut | CallError::Closed | CallError::TooMany | CallError::Unwritable(_) => None,
+    }
+}
+
+/// A failed call for people, with the name of the reason when there is one.
+pub(crate) fn told(error: &CallError) -> String {
+    match error {
+        CallError::Refused(refused) if !refused.reason().is_empty() => {
+            format!("{}: {}", refused.reason(), refused.message)
+        }
+        other => other.to_string(),
     }
 }
 
@@ -157,6 +190,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_was_not_heard_is_a_failed_delivery_that_says_why() {
+        use envelope::Refusal;
+        let own = || "own".to_owned();
+        let refusals = [
+            Refusal::WrongDestination { to: own(), own: own() },
+            Refusal::Expired(Timestamp::from_millis(1)),
+            Refusal::BadTimes,
+            Refusal::BadCertificate("it is over"),
+            Refusal::TooMuch,
+        ];
+        for told_of in refusals {
+            assert!(told_of.is_told());
+            let error = RpcError::refused(told_of.code(), false, told_of.to_string());
+            let error = CallError::Refused(error);
+            assert_eq!(refusal(&error), None, "the job was not looked at");
+            assert!(told(&error).starts_with(told_of.code()), "{}", told(&error));
+        }
+    }
+
+    #[test]
     fn refusals_say_whether_it_may_be_tried_again() {
         let refused = |reason, lasting| CallError::Refused(RpcError::refused(reason, lasting, "why"));
         let cases = [
@@ -166,6 +219,7 @@ mod tests {
             (refused("NETWORK_REFUSED", true), Some((ReasonCode::NetworkRefused, true))),
             (refused("ISOLATION_UNAVAILABLE", true), Some((ReasonCode::IsolationUnavailable, true))),
             (refused("POLICY_REFUSED", true), Some((ReasonCode::PolicyRefused, true))),
+            (refused("SIGNATURE_REFUSED", true), Some((ReasonCode::SignatureRefused, true))),
             (refused("DRAINING", false), Some((ReasonCode::Refused, false))),
             (refused("UNAVAILABLE", false), None),
             (CallError::TooLarge(9), Some((ReasonCode::InputsTooLarge, true))),

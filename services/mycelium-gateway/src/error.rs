@@ -25,4 +25,24 @@ pub enum PeerError {
         /// What the last attempt ran into.
         last_error: String,
     },
+    /// Somebody else is there than the runner record means.
+    #[error(
+        "PINNED_KEY: {} at {address}, and its runner record names the signing key {pinned}",
+        speaker(key)
+    )]
+    OtherKey {
+        /// Where.
+        address: String,
+        /// The key that was heard; empty: none was.
+        key: String,
+        /// The one that the record names.
+        pinned: String,
+    },
+    /// The secret that goes with its requests is missing.
+    #[error(transparent)]
+    Secret(#[from] crate::secrets::SecretError),
+}
+
+fn speaker(key: &str) -> String {
+    if key.is_empty() { "nobody has signed anything".to_owned() } else { format!("{key} has signed") }
 }

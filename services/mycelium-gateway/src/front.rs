@@ -11,14 +11,16 @@ use futures_util::future::{BoxFuture, join_all};
 use model::supervision::{BlobGet, BlobPiece, BlobPut, Done, JobEvent, method};
 use model::{ContextId, NodeReport, Presence, RunnerId};
 use mycelium::json_rpc::{INTERNAL_ERROR, METHOD_NOT_FOUND, answer};
-use mycelium::{Answer, Handler, Peer, PublicKey, Request, RpcError};
+use mycelium::{Answer, Form, Handler, Peer, PublicKey, Request, RpcError};
 use proto::internal::v1 as wire;
 
 use crate::clients::{BlobStoreClient, read_blob, write_blob};
+use crate::error::PeerError;
 use crate::metrics::Metrics;
 use crate::peers::Peers;
 use crate::presence::Heard;
 use crate::routers::{Handled, Routers, Said};
+use crate::secrets::{Secret, SecretError, Secrets};
 
 /// How long a router may take to acknowledge; supervisors give up at about the same time.
 const HANDLED_TIMEOUT: Duration = Duration::from_secs(30);
@@ -36,6 +38,8 @@ pub struct Desk {
     pub store: BlobStoreClient,
     /// What it says, it says signed.
     pub voice: Arc<Voice>,
+    /// What plain supervisors ask for.
+    pub secrets: Secrets,
     /// What is counted.
     pub metrics: Metrics,
 }
@@ -181,6 +185,28 @@ impl Desk {
             let message = format!("no runner record of context {context} names {address}");
             RpcError::refused("UNKNOWN_PEER", false, message)
         })
+    }
+
+    /// The conversation with a supervisor. Waits for it to stand, but not for long.
+    ///
+    /// # Errors
+    /// Any [`PeerError`].
+    pub async fn connected(&self, address: &str, topic: &str, wait: Duration) -> Result<Peer, PeerError> {
+        // Known beforehand: what cannot be sent is not waited for.
+        self.secret(address).map_err(PeerError::Secret)?;
+        self.peers.connected(address, topic, wait).await
+    }
+
+    /// The secret that goes with each request to a plain supervisor, when its records name one.
+    ///
+    /// # Errors
+    /// [`SecretError`]
+    pub fn secret(&self, address: &str) -> Result<Option<Secret>, SecretError> {
+        if self.peers.form(address) == Form::Framed {
+            return Ok(None);
+        }
+        let named = self.peers.secret(address);
+        named.map(|(context, name)| self.secrets.read(context, &name)).transpose()
     }
 
     /// A conversation with a supervisor that is spoken to by this key.

@@ -8,6 +8,9 @@
 //! - [`peers`]: the supervisors it speaks to, over streams or over a bus.
 //! - [`bus_link`]: a conversation over the bus, kept alive.
 //! - [`routers`]: who is told what supervisors say, and what is not acknowledged yet.
+//! - [`records`]: what runner records ask of a conversation; [`secrets`] what goes with plain requests.
+//! - [`letters`]: chat and mail between actors, out and in.
+//! - [`ping`]: whether somebody is there.
 //! - [`inline`]: small files travel with their jobs.
 //! - [`presence`]: what is heard of supervisors, for the registry.
 //! - [`rpc`] the gRPC side, [`clients`] outgoing calls and streams, [`app`] puts it together.
@@ -21,12 +24,17 @@ pub mod delivery;
 pub mod error;
 pub mod front;
 pub mod inline;
+pub mod letters;
+mod listening;
 pub mod metrics;
 pub mod peers;
+pub mod ping;
 pub mod presence;
 pub mod process;
+pub mod records;
 pub mod routers;
 pub mod rpc;
+pub mod secrets;
 pub mod stops;
 pub mod wishes;
 

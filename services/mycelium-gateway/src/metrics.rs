@@ -29,6 +29,14 @@ pub struct Metrics {
     pub blob_bytes_out: IntCounter,
     /// Bytes of blobs that came from supervisors.
     pub blob_bytes_in: IntCounter,
+    /// Letters that their recipients' coordinators have taken.
+    pub letters_sent: IntCounter,
+    /// Letters that could not be delivered, once for each try.
+    pub letters_failed: IntCounter,
+    /// Letters for actors of this coordinator that were taken.
+    pub letters_taken: IntCounter,
+    /// The same that were refused.
+    pub letters_refused: IntCounter,
     envelopes_refused: IntCounterVec,
 }
 
@@ -62,6 +70,10 @@ impl Metrics {
                 "Bytes of output that were read at supervisors.",
             )?,
             contexts_dropped: counter("contexts_dropped_total", "Contexts that supervisors have forgotten.")?,
+            letters_sent: counter("letters_sent_total", "Letters that were delivered.")?,
+            letters_failed: counter("letters_failed_total", "Tries to deliver a letter that failed.")?,
+            letters_taken: counter("letters_taken_total", "Letters for actors here that were taken.")?,
+            letters_refused: counter("letters_refused_total", "Letters for actors here that were refused.")?,
             events: counter("events_total", "Events that supervisors told.")?,
             events_refused: counter("events_refused_total", "Events that no router could take.")?,
             connected: gauge("supervisors_connected", "Supervisors that are connected.")?,

@@ -1,16 +1,21 @@
 //! The supervisors that the gateway speaks to, and for which contexts each may speak.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use identity::VerifyingKey;
 use model::{Address, ContextId, ReportSource, RunnerId};
-use mycelium::{Peer, PublicKey};
-use proto::internal::v1::{GoneRunner, WatchResponse};
+use mycelium::{Form, Peer, PublicKey};
+use proto::internal::v1::WatchResponse;
 use tokio::sync::{mpsc, watch};
 
 use crate::error::PeerError;
 use crate::metrics::Metrics;
+use crate::records::{Demands, Records};
+
+/// What is counted when somebody signs with another key than the runner record names.
+pub const PINNED_KEY: &str = "PINNED_KEY";
 
 /// Where a conversation stands.
 #[derive(Debug, Clone, Default)]
@@ -92,12 +97,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Table {
     peers: BTreeMap<String, Entry>,
-    /// The records, with the address that each names.
-    records: BTreeMap<(ContextId, RunnerId), String>,
-    /// What the snapshot of the present view names, until it is complete.
-    named: Option<BTreeSet<(ContextId, RunnerId)>>,
-    /// The records that name an address.
-    by_address: HashMap<String, BTreeSet<(ContextId, RunnerId)>>,
+    records: Records,
     /// Addresses on the bus by the node behind them.
     nodes: HashMap<PublicKey, String>,
 }
@@ -106,38 +106,15 @@ struct Table {
 struct Entry {
     topic: String,
     standing: watch::Sender<Standing>,
+    /// The key that was heard of it last.
+    key: Option<String>,
+    /// That somebody spoke there with a key that no record means.
+    complaint: Option<PeerError>,
 }
 
 impl Table {
-    fn put(&mut self, key: (ContextId, RunnerId), address: &str) {
-        self.remove(key);
-        if let Some(named) = &mut self.named {
-            named.insert(key);
-        }
-        self.records.insert(key, address.to_owned());
-        self.by_address.entry(address.to_owned()).or_default().insert(key);
-    }
-
-    fn forget(&mut self, gone: &[GoneRunner]) {
-        for GoneRunner { context_id, runner_id } in gone {
-            self.remove((ContextId(*context_id), RunnerId(*runner_id)));
-        }
-    }
-
-    fn end_snapshot(&mut self) {
-        let Some(named) = self.named.take() else { return };
-        let gone: Vec<_> = self.records.keys().filter(|key| !named.contains(key)).copied().collect();
-        gone.into_iter().for_each(|key| self.remove(key));
-    }
-
-    fn remove(&mut self, key: (ContextId, RunnerId)) {
-        let Some(address) = self.records.remove(&key) else { return };
-        if let Some(keys) = self.by_address.get_mut(&address) {
-            keys.remove(&key);
-            if keys.is_empty() {
-                self.by_address.remove(&address);
-            }
-        }
+    fn key(&self, address: &str) -> Option<&str> {
+        self.peers.get(address)?.key.as_deref()
     }
 }
 
@@ -151,32 +128,89 @@ impl Peers {
 
     /// A view begins anew: whom its snapshot does not name is gone.
     pub fn begin_view(&self) {
-        self.lock().named = Some(BTreeSet::new());
+        self.lock().records.begin_view();
     }
 
     /// Takes over what the registry says: whom to speak to, and for whom they work. A conversation goes on
     /// when the last record that names it is gone: what runs there may have to be stopped.
     pub fn update(&self, part: WatchResponse) {
         let WatchResponse { runners, snapshot_end, gone } = part;
-        self.lock().forget(&gone);
+        self.lock().records.forget(&gone);
         for viewed in runners {
             let Some(runner) = viewed.runner else { continue };
-            self.lock().put((ContextId(viewed.context_id), RunnerId(runner.id)), &runner.address);
+            let key = (ContextId(viewed.context_id), RunnerId(runner.id));
+            self.lock().records.put(key, &runner.address, Demands::of(&runner));
             if let Err(error) = self.want(&runner.address, &runner.topic) {
                 tracing::warn!(%error, "a runner record is of no use");
             }
         }
         if snapshot_end {
-            self.lock().end_snapshot();
+            self.lock().records.end_snapshot();
         }
     }
 
-    /// A record of a context that names a supervisor: only with one may the supervisor speak of the context.
+    /// A record of a context that names a supervisor, and the key that it signs with when it names one: only with one may
+    /// the supervisor speak of the context.
     #[must_use]
     pub fn record_of(&self, address: &str, context: ContextId) -> Option<RunnerId> {
-        let of_context = (context, RunnerId(0))..=(context, RunnerId(u32::MAX));
         let table = self.lock();
-        table.by_address.get(address)?.range(of_context).next().map(|(_, runner)| *runner)
+        table.records.find(address, context, table.key(address))
+    }
+
+    /// Whether a supervisor may be given what is a context's.
+    ///
+    /// # Errors
+    /// [`PeerError::OtherKey`] when the records of the context mean somebody who signs with another key.
+    pub fn check_context(&self, address: &str, context: ContextId) -> Result<(), PeerError> {
+        let table = self.lock();
+        let key = table.key(address);
+        match table.records.other_key_for(address, context, key) {
+            None => Ok(()),
+            Some(pinned) => Err(other_key(address, key.unwrap_or_default(), pinned)),
+        }
+    }
+
+    /// Somebody speaks at an address who signs with this key.
+    ///
+    /// # Errors
+    /// [`PeerError::OtherKey`] when every record that names the address means another: it has been counted, the
+    /// conversation that stood has ended, and its standing says so.
+    pub fn admit(&self, address: &str, key: VerifyingKey) -> Result<(), PeerError> {
+        let key = key.to_string();
+        let (error, standing) = {
+            let mut table = self.lock();
+            let pinned = table.records.other_key(address, &key);
+            let Some(entry) = table.peers.get_mut(address) else { return Ok(()) };
+            let Some(pinned) = pinned else {
+                (entry.key, entry.complaint) = (Some(key), None);
+                return Ok(());
+            };
+            let error = other_key(address, &key, pinned);
+            (entry.key, entry.complaint) = (None, Some(error.clone()));
+            (error, entry.standing.clone())
+        };
+        tracing::warn!(address, %error, "somebody else speaks for a supervisor");
+        self.0.metrics.envelope_refused(PINNED_KEY);
+        Seat { standing, metrics: self.0.metrics.clone() }.leave(&error.to_string());
+        Err(error)
+    }
+
+    /// Why nobody is believed at an address, when somebody with another key than its records demand spoke there last.
+    #[must_use]
+    pub fn complaint(&self, address: &str) -> Option<PeerError> {
+        self.lock().peers.get(address)?.complaint.clone()
+    }
+
+    /// In which form a supervisor is spoken to over a bus.
+    #[must_use]
+    pub fn form(&self, address: &str) -> Form {
+        if self.lock().records.is_plain(address) { Form::Plain } else { Form::Framed }
+    }
+
+    /// The name of the secret that goes with plain requests, and the context that names it.
+    #[must_use]
+    pub fn secret(&self, address: &str) -> Option<(ContextId, String)> {
+        self.lock().records.secret(address)
     }
 
     /// Where a supervisor is reached, as the records say; what it says comes from there.
@@ -208,6 +242,13 @@ impl Peers {
             address: address.to_owned(),
             last_error: standing.borrow().last_error.clone(),
         })
+    }
+
+    /// The conversation with a supervisor, if it stands now. Nobody who is not spoken to already is spoken to for that.
+    #[must_use]
+    pub fn standing(&self, address: &str) -> Option<Peer> {
+        let peer = self.lock().peers.get(address)?.standing.borrow().peer.clone();
+        peer.filter(|peer| !peer.is_closed())
     }
 
     /// Everybody, with how it stands.
@@ -255,7 +296,7 @@ impl Peers {
         }
         let parsed: Address = address.parse()?;
         let standing = watch::Sender::new(Standing::default());
-        let entry = Entry { topic: topic.to_owned(), standing: standing.clone() };
+        let entry = Entry { topic: topic.to_owned(), standing: standing.clone(), key: None, complaint: None };
         table.peers.insert(address.to_owned(), entry);
         let receiver = standing.subscribe();
         let seat = Seat { standing, metrics: self.0.metrics.clone() };
@@ -270,10 +311,14 @@ impl Peers {
     }
 }
 
+fn other_key(address: &str, key: &str, pinned: String) -> PeerError {
+    PeerError::OtherKey { address: address.to_owned(), key: key.to_owned(), pinned }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proto::internal::v1::ViewedRunner;
+    use proto::internal::v1::{GoneRunner, ViewedRunner};
     use proto::v1::Runner;
 
     fn part(runners: &[(u32, u32, &str)], gone: &[(u32, u32)], snapshot_end: bool) -> WatchResponse {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ::rpc::{Channel, Mount};
+use ::rpc::{Channel, Mount, TlsFiles};
 use envelope::SigningFiles;
 use model::limits;
 use mycelium::MyceliumFlags;
@@ -11,8 +11,10 @@ use service::{Failure, Host, Limits};
 
 use crate::app::{App, Deps};
 use crate::config::Config;
+use crate::letters::{CORRESPONDENTS_MAX, LETTERS_AT_ONCE_MAX};
 use crate::routers::UNACKNOWLEDGED_MAX;
 use crate::rpc::policy;
+use crate::secrets::SECRET_BYTES_MAX;
 
 /// Where the gateway finds what it needs.
 #[derive(Debug, clap::Args)]
@@ -37,6 +39,12 @@ pub struct Flags {
     /// The certificate of the coordinator's root for that key, made together with it
     #[arg(long, env = "MYCORA_SIGNING_CERTIFICATE", value_name = "FILE")]
     signing_certificate: PathBuf,
+    /// Secrets of supervisors that are spoken to in plain JSON-RPC: a file for each, not readable by everybody
+    #[arg(long, env = "MYCORA_SECRETS_DIR", value_name = "DIR")]
+    secrets_dir: Option<PathBuf>,
+    /// Authorities of other coordinators' certificates, for letters to grpc:// addresses; ours when absent
+    #[arg(long, env = "MYCORA_OTHERS_CA", value_name = "FILE")]
+    others_ca: Option<PathBuf>,
 }
 
 impl service::App for App {
@@ -50,6 +58,9 @@ impl service::App for App {
         Limits::from([
             ("unacknowledged_max", UNACKNOWLEDGED_MAX as u64),
             ("inline_bytes_max", limits::INLINE_BYTES_MAX as u64),
+            ("letters_at_once_max", LETTERS_AT_ONCE_MAX as u64),
+            ("correspondents_max", CORRESPONDENTS_MAX as u64),
+            ("secret_bytes_max", SECRET_BYTES_MAX as u64),
             ("blob_chunk_bytes", limits::BLOB_CHUNK_BYTES as u64),
         ])
     }
@@ -57,16 +68,20 @@ impl service::App for App {
     async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
         let tls = host.tls_files()?;
         let dialing = tls.clone();
+        let others = flags.others_ca.map_or_else(|| tls.without_certificate(), TlsFiles::anonymous);
         let signing = SigningFiles { key: flags.signing_key, certificate: flags.signing_certificate };
         let deps = Deps {
             storage: Channel::remote(&flags.storage, &tls, Some("storage"))?,
             registry: Channel::remote(&flags.runner_registry, &tls, Some("runner-registry"))?,
             bus: flags.mycelium.bus(&host.metrics)?,
             dial: Arc::new(move |host, port| Channel::remote(&format!("{host}:{port}"), &dialing, None)),
+            dial_others: Arc::new(move |host, port| {
+                Channel::remote(&format!("{host}:{port}"), &others, None)
+            }),
             sealer: signing.sealer()?,
             metrics: &host.metrics,
         };
-        let app = Config::default().build(deps)?;
+        let app = Config { secrets_dir: flags.secrets_dir }.build(deps)?;
         let mount = app.mount_internal(app.mount_public(Mount::builder(policy())));
         let mount = mount.descriptors(proto::DESCRIPTORS).build()?;
         host.ready_while("view", app.ready());

@@ -1,11 +1,15 @@
 //! The gRPC side.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use ::rpc::{Allow, MethodPolicy, MountBuilder, PolicyTable};
+use ::rpc::{Allow, Error, ErrorKind, MethodPolicy, MountBuilder, PolicyTable, Reason};
+use envelope::Refusal;
 use identity::ServiceName;
 use model::limits::GRPC_MESSAGE_BYTES_MAX;
+use model::{Address, Violations};
 use mycelium::Bus;
+use proto::convert::{envelope as envelope_convert, time};
 use proto::internal::v1 as wire;
 use proto::internal::v1::exchange_request::Frame;
 use proto::internal::v1::gateway_link_service_server::{GatewayLinkService, GatewayLinkServiceServer};
@@ -17,13 +21,18 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::front::Desk;
+use crate::letters::{Letters, NotHeard};
+use crate::ping::{PingError, Pinger, Pong};
 use crate::routers::{Item, RouterSession, frames};
 use crate::stops::{self, Stops};
 use crate::{attempt_logs, delivery, wishes};
 
-/// What is called from outside. Not by actors: it shows the addresses of every tenant.
-pub const PUBLIC_POLICY: PolicyTable<'static> =
-    &[("/mycora.v1.GatewayService/*", &[Allow::Admin, Allow::Service(ServiceName::Mycora)])];
+/// What is called from outside. Not by actors: it shows the addresses of every tenant. But other coordinators deliver
+/// letters, and they have no certificate of ours: what they say is signed.
+pub const PUBLIC_POLICY: PolicyTable<'static> = &[
+    ("/mycora.v1.GatewayService/*", &[Allow::Admin, Allow::Service(ServiceName::Mycora)]),
+    ("/mycora.v1.GatewayService/Deliver", &[Allow::Anyone]),
+];
 
 /// What only services may call.
 pub const INTERNAL_POLICY: PolicyTable<'static> = &[(
@@ -33,6 +42,8 @@ pub const INTERNAL_POLICY: PolicyTable<'static> = &[(
 
 /// Messages that may wait for a router that does not read.
 const STREAM_BUFFER: usize = 16;
+/// When whoever finds too much to do here asks again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Items that go out together.
 const ITEMS_TOGETHER_MAX: usize = 512;
 
@@ -50,15 +61,19 @@ pub fn policy() -> MethodPolicy {
 pub(crate) struct Rpc {
     desk: Desk,
     bus: Option<Arc<dyn Bus>>,
+    pinger: Pinger,
+    letters: Letters,
 }
 
 impl Rpc {
-    pub(crate) fn new(desk: Desk, bus: Option<Arc<dyn Bus>>) -> Self {
-        Self { desk, bus }
+    pub(crate) fn new(pinger: Pinger, letters: Letters) -> Self {
+        Self { desk: pinger.desk.clone(), bus: pinger.bus.clone(), pinger, letters }
     }
 
     pub(crate) fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
-        mount.service(GatewayServiceServer::new(self.clone()))
+        let server =
+            GatewayServiceServer::new(self.clone()).max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX);
+        mount.service(server)
     }
 
     /// Where others reach this gateway on its bus; empty without one, and until it was up once.
@@ -92,10 +107,71 @@ impl GatewayService for Rpc {
             bus_up: standing.up,
             bus_problem: standing.problem,
             coordinator: self.desk.voice.root().to_string(),
+            bus_version: standing.node.map(|node| node.version).unwrap_or_default(),
+            signing_key: self.desk.voice.key().to_string(),
             bus: self.bus.as_ref().map(|bus| bus.kind().to_owned()).unwrap_or_default(),
             address: self.own_address(),
             peers: peers.collect(),
         }))
+    }
+
+    async fn ping_peer(
+        &self,
+        request: Request<v1::PingPeerRequest>,
+    ) -> Result<Response<v1::PingPeerResponse>, Status> {
+        let mut violations = Violations::new();
+        let address = violations.take("address", request.into_inner().address.parse());
+        let address: Address = violations.into_result(address).map_err(Error::invalid)?;
+        let Pong { round_trip, node } = self.pinger.ping(&address).await.map_err(|error| {
+            let message = format!("{address}: {error}");
+            match error {
+                PingError::NoBus => Error::new(ErrorKind::FailedPrecondition, Reason::NoBus, message),
+                _ => Error::unavailable(Reason::PeerUnavailable, message),
+            }
+        })?;
+        Ok(Response::new(v1::PingPeerResponse {
+            round_trip: Some(time::duration_to_wire(round_trip)),
+            node: node.map(|node| node.to_string()).unwrap_or_default(),
+        }))
+    }
+
+    async fn deliver(
+        &self,
+        request: Request<v1::DeliverRequest>,
+    ) -> Result<Response<v1::DeliverResponse>, Status> {
+        let coordinator = self.desk.voice.root().to_string();
+        let envelope = match request.into_inner().envelope {
+            None => None,
+            Some(envelope) => {
+                let answer = self.letters.hear(envelope_convert::from_wire(envelope)).await;
+                Some(envelope_convert::to_wire(answer.map_err(not_heard)?))
+            }
+        };
+        Ok(Response::new(v1::DeliverResponse { envelope, coordinator }))
+    }
+}
+
+/// What whoever is not heard is told.
+fn not_heard(error: NotHeard) -> Error {
+    let message = error.to_string();
+    let overloaded = || {
+        let error = Error::new(ErrorKind::ResourceExhausted, Reason::Overloaded, message.clone());
+        error.retry_after(RETRY_AFTER)
+    };
+    match error {
+        NotHeard::Busy => overloaded(),
+        NotHeard::Refused(refusal) => {
+            let error = match refusal {
+                Refusal::TooMuch => overloaded(),
+                _ => Error::new(ErrorKind::PermissionDenied, Reason::EnvelopeRefused, message),
+            };
+            error.with("refusal", refusal.code())
+        }
+        NotHeard::NoRequest => {
+            let mut violations = Violations::new();
+            violations.add("envelope", message);
+            Error::invalid(violations)
+        }
     }
 }
 
@@ -109,11 +185,11 @@ impl GatewayLinkService for Rpc {
     ) -> Result<Response<Self::ExchangeStream>, Status> {
         let mut incoming = request.into_inner();
         let (sender, stream) = mpsc::channel(STREAM_BUFFER);
-        let desk = self.desk.clone();
+        let (desk, letters) = (self.desk.clone(), self.letters.clone());
         tokio::spawn(async move {
             let (session, items) = desk.routers.join();
             tokio::select! {
-                ended = receive(&desk, &session, &mut incoming) => {
+                ended = receive(&desk, &letters, &session, &mut incoming) => {
                     if let Err(status) = ended {
                         tracing::info!(%status, "a router's stream ended");
                     }
@@ -128,6 +204,7 @@ impl GatewayLinkService for Rpc {
 /// Takes in what a router says. What it asked for ends with its stream: it asks again.
 async fn receive(
     desk: &Desk,
+    letters: &Letters,
     session: &RouterSession,
     incoming: &mut Streaming<wire::ExchangeRequest>,
 ) -> Result<(), Status> {
@@ -164,6 +241,10 @@ async fn receive(
                     let outcome = attempt_logs::read(&desk, read).await;
                     answers.ended(Item::LogRead(outcome));
                 });
+            }
+            Some(Frame::Letter(letter)) => {
+                let (letters, answers) = (letters.clone(), session.answers());
+                tasks.spawn(async move { answers.ended(Item::Outcome(letters.deliver(letter).await)) });
             }
             Some(Frame::Handled(handled)) => session.handled(&handled.report_ids),
             None => {}

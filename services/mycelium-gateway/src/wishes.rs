@@ -131,7 +131,7 @@ pub(crate) enum WishError {
 }
 
 pub(crate) async fn connect(desk: &Desk, address: &str, topic: &str) -> Result<Peer, WishError> {
-    desk.peers.connected(address, topic, CONNECT_WAIT).await.map_err(WishError::Peer)
+    desk.connected(address, topic, CONNECT_WAIT).await.map_err(WishError::Peer)
 }
 
 async fn call<P: Serialize, R: DeserializeOwned>(

@@ -208,6 +208,7 @@ impl Api {
             key: parse_key(&info.node_pubkey)?,
             ip: info.node_ip,
             subnet: info.node_subnet,
+            version: info.version,
             start_secs: info.node_start_time,
             takes_any_topic,
             links: links.into_iter().map(link).collect(),
@@ -357,6 +358,9 @@ struct InfoIn {
     node_ip: Option<Ipv6Addr>,
     node_pubkey: String,
     node_start_time: Option<u64>,
+    /// None of the known ones tells it.
+    #[serde(default, alias = "nodeVersion")]
+    version: String,
 }
 
 #[derive(Deserialize)]

@@ -50,13 +50,20 @@ pub(super) fn requests(first: u64, calls: &[Call]) -> Vec<Bytes> {
     if calls.len() == 1 { members.map(Bytes::from).collect() } else { batches(members) }
 }
 
+/// One request.
+#[must_use]
+pub fn request(id: u64, call: &Call) -> Bytes {
+    encode(&RequestOut { jsonrpc: "2.0", id: Some(id), method: call.method, params: &call.params }).into()
+}
+
 /// A request that wants no answer.
 pub(super) fn notification(call: &Call) -> Bytes {
     encode(&RequestOut { jsonrpc: "2.0", id: None, method: call.method, params: &call.params }).into()
 }
 
 /// One answer.
-pub(super) fn response(id: Option<&Id>, answer: &Answer) -> Bytes {
+#[must_use]
+pub fn response(id: Option<&Id>, answer: &Answer) -> Bytes {
     encode_response(id, answer).into()
 }
 

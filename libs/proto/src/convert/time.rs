@@ -12,6 +12,15 @@ pub fn to_wire(time: Timestamp) -> prost_types::Timestamp {
     }
 }
 
+/// How long something took, to the wire.
+#[must_use]
+pub fn duration_to_wire(duration: std::time::Duration) -> prost_types::Duration {
+    prost_types::Duration {
+        seconds: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        nanos: i32::try_from(duration.subsec_nanos()).unwrap_or_default(),
+    }
+}
+
 /// From the wire; moments before 1970 become 1970.
 #[must_use]
 pub fn from_wire(time: prost_types::Timestamp) -> Timestamp {

@@ -2,5 +2,7 @@
 
 mod attempt_logs;
 mod conversation;
+mod coordinator;
+mod letters;
 mod suite;
 mod wishes;

@@ -33,7 +33,7 @@ use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-const GATEWAY: &[Allow] = &[Allow::Service(ServiceName::MyceliumGateway)];
+pub(crate) const GATEWAY: &[Allow] = &[Allow::Service(ServiceName::MyceliumGateway)];
 
 /// How the gateway and the supervisor speak.
 #[derive(Debug, Clone, Copy)]
@@ -105,6 +105,7 @@ impl Suite {
             storage: Channel::local(storage_server.handle(), us),
             registry: Channel::local(registry_server.handle(), us),
             bus: Some(Arc::new(network.node(PublicKey::random()))),
+            dial_others: Arc::clone(&dial),
             dial,
             sealer: Sealer::of_root(root),
             metrics: &prometheus::Registry::new(),
@@ -135,11 +136,7 @@ impl Suite {
     }
 
     pub(crate) async fn router(&self) -> Router {
-        let (sender, outgoing) = mpsc::channel(16);
-        let channel = self.channel(Identity::Service(ServiceName::Router));
-        let answers = GatewayLinkServiceClient::new(channel).exchange(ReceiverStream::new(outgoing)).await;
-        let answers = answers.expect("allowed").into_inner();
-        Router { sender, answers, unread: Vec::new(), address: self.address.clone() }
+        Router::over(self.channel(Identity::Service(ServiceName::Router)), &self.address).await
     }
 
     pub(crate) fn deliver(&self, delivery_id: u64, executions: &[Execution]) -> Frame {
@@ -202,7 +199,7 @@ impl Drop for Suite {
     }
 }
 
-fn publish(name: &'static str, mount: rpc::MountBuilder) -> LocalServer {
+pub(crate) fn publish(name: &'static str, mount: rpc::MountBuilder) -> LocalServer {
     let server = LocalServer::new(name);
     server.publish(&mount.build().expect("covered"));
     server
@@ -234,6 +231,14 @@ impl Said {
 }
 
 impl Router {
+    /// Connects to a gateway, whose reports are of the supervisor at this address.
+    pub(crate) async fn over(channel: Channel, address: &str) -> Self {
+        let (sender, outgoing) = mpsc::channel(16);
+        let answers = GatewayLinkServiceClient::new(channel).exchange(ReceiverStream::new(outgoing)).await;
+        let answers = answers.expect("allowed").into_inner();
+        Self { sender, answers, unread: Vec::new(), address: address.to_owned() }
+    }
+
     /// Whether nothing was heard of a job so far.
     pub(crate) fn is_silent_of(&self, job: JobKey) -> bool {
         !self.unread.iter().any(|said| matches!(said, Said::Report(_, report) if report.job_key == job))
@@ -279,8 +284,13 @@ impl Router {
 
     /// The error of an outcome; empty when it went well.
     pub(crate) async fn outcome(&mut self, of: u64) -> String {
+        self.delivered(of).await.error
+    }
+
+    /// How a delivery ended.
+    pub(crate) async fn delivered(&mut self, of: u64) -> wire::DeliveryOutcome {
         self.hears(|said| match said {
-            Said::Outcome(outcome) if outcome.delivery_id == of => Some(outcome.error.clone()),
+            Said::Outcome(outcome) if outcome.delivery_id == of => Some(outcome.clone()),
             _ => None,
         })
         .await
@@ -414,13 +424,31 @@ impl BlobStoreService for FakeStorage {
 /// Knows one runner of context 1, and what it was told of it.
 #[derive(Debug, Clone)]
 pub(crate) struct FakeRegistry {
-    address: String,
+    /// Its record, as it is now.
+    runner: Arc<tokio::sync::watch::Sender<v1::Runner>>,
     heard: Arc<tokio::sync::watch::Sender<Option<Presence>>>,
 }
 
 impl FakeRegistry {
-    fn new(address: &str) -> Self {
-        Self { address: address.to_owned(), heard: Arc::new(tokio::sync::watch::Sender::new(None)) }
+    /// With a record that says no more than where its supervisor is.
+    pub(crate) fn new(address: &str) -> Self {
+        Self::with(v1::Runner {
+            id: 1,
+            address: address.to_owned(),
+            topic: "supervisor.rpc".into(),
+            ..Default::default()
+        })
+    }
+
+    /// With this record; with none when it has no address.
+    pub(crate) fn with(runner: v1::Runner) -> Self {
+        let heard = Arc::new(tokio::sync::watch::Sender::new(None));
+        Self { runner: Arc::new(tokio::sync::watch::Sender::new(runner)), heard }
+    }
+
+    /// The record is another now.
+    pub(crate) fn change(&self, change: impl FnOnce(&mut v1::Runner)) {
+        self.runner.send_modify(change);
     }
 
     async fn heard_an_instance(&self) {
@@ -437,17 +465,23 @@ impl RegistryViewService for FakeRegistry {
 
     async fn watch(&self, _: Request<wire::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let (sender, stream) = mpsc::unbounded_channel();
-        let runner = v1::Runner {
-            id: 1,
-            address: self.address.clone(),
-            topic: "supervisor.rpc".into(),
-            ..Default::default()
-        };
-        let runners = vec![wire::ViewedRunner { context_id: 1, runner: Some(runner) }];
-        sender
-            .send(Ok(wire::WatchResponse { runners, snapshot_end: true, gone: Vec::new() }))
-            .expect("held here");
-        tokio::spawn(async move { sender.closed().await });
+        let mut runner = self.runner.subscribe();
+        tokio::spawn(async move {
+            loop {
+                let now =
+                    Some(runner.borrow_and_update().clone()).filter(|runner| !runner.address.is_empty());
+                let runners =
+                    now.into_iter().map(|now| wire::ViewedRunner { context_id: 1, runner: Some(now) });
+                let part =
+                    wire::WatchResponse { runners: runners.collect(), snapshot_end: true, gone: Vec::new() };
+                tokio::select! {
+                    () = sender.closed() => return,
+                    changed = async { sender.send(Ok(part)).ok(); runner.changed().await } => {
+                        if changed.is_err() { return }
+                    }
+                }
+            }
+        });
         Ok(Response::new(UnboundedReceiverStream::new(stream)))
     }
 

@@ -310,6 +310,7 @@ impl Suite {
             registry: channel(&places.registry, ServiceName::MyceliumGateway),
             bus: Some(bus),
             dial: dial(parts.certificates.gateway()),
+            dial_others: dial(parts.certificates.gateway().without_certificate()),
             sealer: parts.certificates.sealer()?,
             metrics,
         };

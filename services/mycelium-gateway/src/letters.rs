@@ -1,0 +1,382 @@
+//! Chat and mail between actors, on their way out and in.
+//!
+//! A letter goes to the first of its recipient's addresses where it is taken: here, to a node of the bus, or to
+//! another coordinator's `GatewayService.Deliver`. What comes from elsewhere has to be signed by the coordinator that it says it
+//! is from. Storage puts each into its recipient's inbox once, however often it arrives.
+
+use std::net::Ipv6Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use envelope::{Conversation, Envelope, Memory, OnRefusal, Refusal, Sealer, Voice};
+use futures_util::future::BoxFuture;
+use identity::VerifyingKey;
+use model::supervision::{GATEWAY_TOPIC, method};
+use model::{Address, Letter, LetterAccepted, Timestamp};
+use mycelium::json_rpc::{METHOD_NOT_FOUND, Message, Payload, answer, parse, response};
+use mycelium::{
+    Accept, Answer, Bus, BusError, BusPeers, Call, CallError, Destination, Handler, Inbox, Peer, PublicKey,
+    Request, RpcError, Side,
+};
+use proto::internal::v1 as wire;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use crate::clients::{Coordinators, MessageBoxClient, WayError, accept_letter};
+use crate::delivery;
+use crate::metrics::Metrics;
+
+/// Letters of others that are worked on at once. Beyond it they are refused as `BUSY`, and come again.
+pub const LETTERS_AT_ONCE_MAX: usize = 64;
+/// Other nodes of the bus that are spoken with about letters.
+pub const CORRESPONDENTS_MAX: usize = 256;
+/// What is remembered of what coordinators say: anybody can be one. Letters are known by their origin beyond it.
+const MEMORY: Memory = Memory { each: 4_000, roots: CORRESPONDENTS_MAX };
+
+/// Everything about letters. Clones are the same.
+#[derive(Clone)]
+pub struct Letters(Arc<Shared>);
+
+struct Shared {
+    /// Apart from what speaks with supervisors, so that nobody who is not one is in their way.
+    voice: Arc<Voice>,
+    storage: MessageBoxClient,
+    bus: Option<BusPeers>,
+    coordinators: Coordinators,
+    at_once: Semaphore,
+    on_refusal: OnRefusal,
+    metrics: Metrics,
+}
+
+/// Why a letter did not arrive at one address.
+#[derive(Debug, thiserror::Error)]
+enum LetterError {
+    #[error(transparent)]
+    Address(model::address::AddressError),
+    #[error("NO_BUS: this gateway has no bus")]
+    NoBus,
+    #[error("{0}")]
+    Bus(BusError),
+    #[error("{}", delivery::told(.0))]
+    Call(CallError),
+    #[error("{0}")]
+    Way(WayError),
+}
+
+impl LetterError {
+    /// Whether trying again cannot help.
+    fn is_lasting(&self) -> bool {
+        match self {
+            Self::Address(_) | Self::NoBus => true,
+            Self::Bus(error) => matches!(error, BusError::TooLarge { .. } | BusError::BadTopic(_)),
+            Self::Call(CallError::Refused(refused)) => refused.is_lasting(),
+            Self::Call(error) => matches!(error, CallError::TooLarge(_)),
+            Self::Way(error) => error.is_lasting(),
+        }
+    }
+}
+
+impl From<RpcError> for LetterError {
+    fn from(refused: RpcError) -> Self {
+        Self::Call(CallError::Refused(refused))
+    }
+}
+
+/// Why what somebody said over gRPC is not answered.
+#[derive(Debug, thiserror::Error)]
+pub enum NotHeard {
+    /// The envelope is refused.
+    #[error("{0}")]
+    Refused(Refusal),
+    /// It holds something else than one request.
+    #[error("the envelope has to hold one request of JSON-RPC 2.0")]
+    NoRequest,
+    /// There is too much to do.
+    #[error("too many letters are being worked on")]
+    Busy,
+}
+
+impl Letters {
+    /// Signs with `sealer`, keeps what comes in `storage`. Gives what it listens to on the bus as well.
+    ///
+    /// # Errors
+    /// [`BusError::TopicTaken`] when somebody listens to the topic of letters already.
+    pub fn new(
+        sealer: Sealer,
+        storage: MessageBoxClient,
+        bus: Option<Arc<dyn Bus>>,
+        dial: crate::app::Dial,
+        metrics: Metrics,
+    ) -> Result<(Self, Option<Inbox>), BusError> {
+        let own = sealer.root().to_string();
+        let voice = Voice::remembering(sealer, vec![own], MEMORY);
+        let counting = metrics.clone();
+        let on_refusal: OnRefusal = Arc::new(move |refusal| counting.envelope_refused(refusal.code()));
+        let inbox = bus.as_ref().map(|bus| bus.listen(GATEWAY_TOPIC)).transpose()?;
+        let this = Arc::new_cyclic(|this: &std::sync::Weak<Shared>| {
+            let this = this.clone();
+            let (speaking, refused) = (Arc::clone(&voice), Arc::clone(&on_refusal));
+            let accept: Accept = Arc::new(move |node: PublicKey| {
+                let conversation = Conversation::new(Arc::clone(&speaking), Arc::clone(&refused));
+                let conversation = Arc::new(conversation.with_name(node.to_string()));
+                let guard = Arc::clone(&conversation);
+                Side { handler: Arc::new(Front { letters: this.clone(), conversation }), guard }
+            });
+            Shared {
+                bus: bus.map(|bus| BusPeers::passing(bus, accept, CORRESPONDENTS_MAX)),
+                coordinators: Coordinators::new(dial, Arc::clone(&voice), Arc::clone(&on_refusal)),
+                voice,
+                storage,
+                at_once: Semaphore::new(LETTERS_AT_ONCE_MAX),
+                on_refusal,
+                metrics,
+            }
+        });
+        Ok((Self(this), inbox))
+    }
+
+    /// Takes in what comes over the bus, until the inbox ends.
+    pub async fn listen(&self, inbox: Inbox) {
+        let Some(bus) = &self.0.bus else { return };
+        let mut standing = bus.bus().standing();
+        // Who speaks first over a bus knows nothing of us but our node. A daemon may come back as another.
+        let mut known = None;
+        let naming = async {
+            while let Ok(now) = standing.wait_for(|now| now.node.is_some() && now.key() != known).await {
+                known = now.key();
+                known.iter().for_each(|key| self.0.voice.add_name(key.to_string()));
+            }
+        };
+        tokio::join!(naming, bus.run(inbox, GATEWAY_TOPIC));
+    }
+
+    /// Delivers a letter to the first address where it is taken. Dropping the future leaves open whether it arrived.
+    pub async fn deliver(&self, ask: wire::DeliverLetter) -> wire::DeliveryOutcome {
+        let wire::DeliverLetter { delivery_id, addresses, letter_json, timeout_millis } = ask;
+        let deadline = Instant::now() + Duration::from_millis(timeout_millis);
+        let failures = match serde_json::from_slice::<Letter>(&letter_json) {
+            Ok(letter) => self.try_all(&addresses, letter, deadline).await,
+            Err(error) => vec![(format!("it is no letter: {error}"), true)],
+        };
+        if failures.is_empty() {
+            self.0.metrics.letters_sent.inc();
+            return wire::DeliveryOutcome { delivery_id, error: String::new(), lasting: false };
+        }
+        self.0.metrics.letters_failed.inc();
+        // Where one of several may still take it, it is tried again.
+        let lasting = failures.iter().all(|(_, lasting)| *lasting);
+        let errors: Vec<_> = failures.into_iter().map(|(error, _)| error).collect();
+        wire::DeliveryOutcome { delivery_id, error: errors.join("; "), lasting }
+    }
+
+    /// Gives what went wrong at each address, and whether that is lasting; nothing once it was taken.
+    async fn try_all(
+        &self,
+        addresses: &[String],
+        mut letter: Letter,
+        deadline: Instant,
+    ) -> Vec<(String, bool)> {
+        // What leaves here is from here, and nobody but the gateway knows the root key.
+        letter.origin.coordinator = self.0.voice.root().to_string();
+        if addresses.is_empty() {
+            let taken = self.take(&letter, self.0.voice.root()).await.map_err(LetterError::from);
+            return taken.err().into_iter().map(|error| (error.to_string(), error.is_lasting())).collect();
+        }
+        let mut failures = Vec::new();
+        for (at, address) in addresses.iter().enumerate() {
+            // Nobody who is absent takes the time that the others have.
+            let left = u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
+            let share = deadline.saturating_duration_since(Instant::now()) / left;
+            match self.send(address, &letter, Instant::now() + share).await {
+                Ok(()) => return Vec::new(),
+                Err(error) => failures.push((format!("{address}: {error}"), error.is_lasting())),
+            }
+        }
+        failures
+    }
+
+    async fn send(&self, address: &str, letter: &Letter, deadline: Instant) -> Result<(), LetterError> {
+        match address.parse().map_err(LetterError::Address)? {
+            Address::MyceliumIp(ip) => {
+                let node = self.node_of(ip, deadline).await?;
+                self.send_to_node(node, letter, deadline).await
+            }
+            Address::MyceliumKey(key) => {
+                let error = || LetterError::Address(model::address::AddressError(address.to_owned()));
+                self.send_to_node(key.parse().map_err(|_| error())?, letter, deadline).await
+            }
+            Address::Grpc { host, port } => {
+                let call = Call::new(method::MESSAGE_DELIVER, letter);
+                let call =
+                    call.map_err(|error| LetterError::Call(CallError::Unwritable(error.to_string())))?;
+                let said = self.0.coordinators.call((&host, port), &call, deadline).await;
+                said.map(drop).map_err(LetterError::Way)
+            }
+        }
+    }
+
+    async fn node_of(&self, ip: Ipv6Addr, deadline: Instant) -> Result<PublicKey, LetterError> {
+        let bus = self.0.bus.as_ref().ok_or(LetterError::NoBus)?.bus();
+        let own = bus.standing().borrow().node.clone().filter(|node| node.ip == Some(ip));
+        if let Some(own) = own {
+            return Ok(own.key);
+        }
+        match tokio::time::timeout_at(deadline, bus.key_of(ip)).await {
+            Ok(found) => found.map_err(LetterError::Bus),
+            Err(_) => Err(LetterError::Call(CallError::TimedOut)),
+        }
+    }
+
+    async fn send_to_node(
+        &self,
+        node: PublicKey,
+        letter: &Letter,
+        deadline: Instant,
+    ) -> Result<(), LetterError> {
+        let bus = self.0.bus.as_ref().ok_or(LetterError::NoBus)?;
+        if bus.bus().key() == Some(node) {
+            // A daemon does not carry what is for itself.
+            self.take(letter, self.0.voice.root()).await?;
+            return Ok(());
+        }
+        let peer = bus.peer(Destination::Key(node), GATEWAY_TOPIC).await.map_err(LetterError::Bus)?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let taken = peer.call(method::MESSAGE_DELIVER, letter, left).await;
+        taken.map(drop).map_err(LetterError::Call)
+    }
+
+    /// Hears what somebody says over gRPC, and gives the answer. Whoever it is, it has to be signed, and costs
+    /// no more than a place among [`LETTERS_AT_ONCE_MAX`].
+    ///
+    /// # Errors
+    /// [`NotHeard`]
+    pub async fn hear(&self, envelope: Result<Envelope, Refusal>) -> Result<Envelope, NotHeard> {
+        let _place = self.0.at_once.try_acquire().map_err(|_| NotHeard::Busy)?;
+        let refused = |refusal: Refusal| {
+            (self.0.on_refusal)(&refusal);
+            NotHeard::Refused(refusal)
+        };
+        let envelope = envelope.map_err(refused)?;
+        let conversation = Conversation::new(Arc::clone(&self.0.voice), Arc::clone(&self.0.on_refusal));
+        let body = conversation.hear(&envelope, Timestamp::now()).map_err(refused)?;
+        let (Ok(Payload::Single(Ok(Message::Request(request)))), Some(root)) =
+            (parse(&body), conversation.root())
+        else {
+            return Err(NotHeard::NoRequest);
+        };
+        let id = request.id.clone().ok_or(NotHeard::NoRequest)?;
+        let answer = self.answer(&request, root).await;
+        conversation.say(&response(Some(&id), &answer), Timestamp::now()).map_err(refused)
+    }
+
+    /// Answers a request of the coordinator with this root.
+    async fn answer(&self, request: &Request, root: VerifyingKey) -> Answer {
+        if request.method != method::MESSAGE_DELIVER {
+            let message = format!("there is no method `{}`", request.method);
+            return Err(RpcError::of_protocol(METHOD_NOT_FOUND, message));
+        }
+        answer(&self.take(&request.read()?, root).await?)
+    }
+
+    /// Takes a letter that the coordinator with this root says is from it.
+    async fn take(&self, letter: &Letter, root: VerifyingKey) -> Result<LetterAccepted, RpcError> {
+        let taken = async {
+            let verified = check(letter, root, Timestamp::now())?;
+            accept_letter(&self.0.storage, letter, verified).await
+        };
+        match taken.await {
+            Ok(()) => {
+                self.0.metrics.letters_taken.inc();
+                Ok(LetterAccepted { accepted: true })
+            }
+            Err(refused) => {
+                self.0.metrics.letters_refused.inc();
+                Err(refused)
+            }
+        }
+    }
+}
+
+/// Whether a letter is what it says it is; true when its sender has signed it.
+fn check(letter: &Letter, root: VerifyingKey, now: Timestamp) -> Result<bool, RpcError> {
+    if letter.origin.coordinator != root.to_string() {
+        let message = format!("{root} has signed it, which is not the coordinator that it says it is from");
+        return Err(RpcError::refused("WRONG_ORIGIN", true, message));
+    }
+    if letter.expires_at <= now {
+        return Err(RpcError::refused("EXPIRED", true, "it was to arrive before now"));
+    }
+    match envelope::actor::check_letter(letter, now) {
+        Ok(signed) => Ok(signed.is_some()),
+        Err(refusal) => {
+            let message = format!("its sender's signature: {refusal}");
+            Err(RpcError::refused("BAD_SIGNATURE", true, message))
+        }
+    }
+}
+
+/// Answers one node of the bus.
+struct Front {
+    letters: std::sync::Weak<Shared>,
+    conversation: Arc<Conversation>,
+}
+
+impl Handler for Front {
+    fn handle(&self, _: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
+        let (letters, root) = (self.letters.upgrade().map(Letters), self.conversation.root());
+        Box::pin(async move {
+            let busy = || Err(RpcError::refused("BUSY", false, "too many letters are being worked on"));
+            let (Some(letters), Some(root)) = (letters, root) else {
+                return requests.iter().map(|_| busy()).collect();
+            };
+            // One after the other: a batch has no more than its place.
+            let place = letters.0.at_once.try_acquire();
+            let mut answers = Vec::with_capacity(requests.len());
+            for request in &requests {
+                answers.push(if place.is_ok() { letters.answer(request, root).await } else { busy() });
+            }
+            answers
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use identity::SigningKey;
+    use model::id::Uid;
+    use model::{ActorId, ContextUid, MessageFormat, MessageId, MessageType, Origin};
+
+    #[test]
+    fn a_letter_is_of_whom_it_says_and_not_too_late() {
+        let (root, other) = (SigningKey::generate().verifying_key(), SigningKey::generate().verifying_key());
+        let now = Timestamp::from_millis(1_800_000_000_000);
+        let letter = Letter {
+            origin: Origin {
+                coordinator: root.to_string(),
+                context_uid: ContextUid(Uid::from_bits(1)),
+                caller_id: ActorId(1),
+                message_id: MessageId(1),
+            },
+            from: other.to_string(),
+            to: other.to_string(),
+            target_context: None,
+            message_type: MessageType::Chat,
+            format: MessageFormat::Text,
+            topic: String::new(),
+            text: "hello".into(),
+            created_at: now,
+            expires_at: now + Duration::from_secs(1),
+            signature: None,
+        };
+        let reason = |letter: &Letter, root, now| {
+            check(letter, root, now).map_err(|refused| (refused.reason().to_owned(), refused.is_lasting()))
+        };
+        let refused = |reason: &str| Err((reason.to_owned(), true));
+        assert_eq!(reason(&letter, root, now), Ok(false));
+        assert_eq!(reason(&letter, other, now), refused("WRONG_ORIGIN"));
+        assert_eq!(reason(&letter, root, letter.expires_at), refused("EXPIRED"));
+        let forged = Letter { signature: Some("{}".into()), ..letter };
+        assert_eq!(reason(&forged, root, now), refused("BAD_SIGNATURE"));
+    }
+}

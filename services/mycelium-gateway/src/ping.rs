@@ -1,0 +1,144 @@
+//! Whether somebody is there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{FutureExt as _, select_ok};
+use model::Address;
+use model::supervision::{GATEWAY_TOPIC, InfoRequest, SUPERVISOR_TOPIC, method};
+use mycelium::{Bus, BusError, CallError, Destination, Form, PublicKey};
+use tokio::time::Instant;
+
+use crate::app::Dial;
+use crate::clients::knock;
+use crate::delivery::told;
+use crate::error::PeerError;
+use crate::front::Desk;
+
+/// How long somebody may take to answer. Twice what a bus needs for a node that it has to look for.
+const PATIENCE: Duration = Duration::from_secs(6);
+
+/// Somebody is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pong {
+    /// How long the way there and back took.
+    pub round_trip: Duration,
+    /// The node behind the address, where it is on a bus.
+    pub node: Option<PublicKey>,
+}
+
+/// Why nobody is known to be there.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PingError {
+    /// There is no bus.
+    #[error("this gateway has no bus, which `mycelium:` addresses need")]
+    NoBus,
+    /// A supervisor did not answer in the conversation with it.
+    #[error("{0}")]
+    Call(String),
+    /// Nobody answered on the bus.
+    #[error("nobody answers on the bus: {0}")]
+    Bus(BusError),
+    /// Nobody answered under gRPC.
+    #[error("nobody answers as a gRPC server: {0}")]
+    Grpc(String),
+    /// The conversation with a supervisor does not stand.
+    #[error("{0}")]
+    Peer(PeerError),
+    /// There was no answer in time.
+    #[error("there was no answer within {} s", PATIENCE.as_secs())]
+    TimedOut,
+}
+
+/// Asks whoever is there.
+#[derive(Clone)]
+pub(crate) struct Pinger {
+    pub(crate) desk: Desk,
+    pub(crate) bus: Option<Arc<dyn Bus>>,
+    /// As a service of this deployment, and as anybody.
+    pub(crate) dials: [Dial; 2],
+}
+
+impl Pinger {
+    /// Asks. Dropping the future ends that.
+    ///
+    /// # Errors
+    /// [`PingError`]
+    pub(crate) async fn ping(&self, address: &Address) -> Result<Pong, PingError> {
+        let asked = tokio::time::timeout(PATIENCE, async {
+            match address {
+                Address::Grpc { host, port } => self.ping_server(&address.to_string(), host, *port).await,
+                Address::MyceliumKey(key) => {
+                    let key = key.parse().expect("an address holds 64 hex digits");
+                    self.ping_node(&address.to_string(), Destination::Key(key)).await
+                }
+                Address::MyceliumIp(ip) => self.ping_node(&address.to_string(), Destination::Ip(*ip)).await,
+            }
+        });
+        asked.await.unwrap_or(Err(PingError::TimedOut))
+    }
+
+    /// A supervisor that is spoken to anyway is asked who it is.
+    async fn ask(&self, address: &str) -> Option<Result<Duration, PingError>> {
+        let peer = self.desk.peers.standing(address)?;
+        let begin = Instant::now();
+        let answer = peer.call(method::SUPERVISOR_INFO, &InfoRequest {}, PATIENCE).await;
+        Some(match answer {
+            // A refusal is an answer too.
+            Ok(_) | Err(CallError::Refused(_)) => Ok(begin.elapsed()),
+            Err(error) => Err(PingError::Call(told(&error))),
+        })
+    }
+
+    async fn ping_server(&self, address: &str, host: &str, port: u16) -> Result<Pong, PingError> {
+        if let Some(Ok(round_trip)) = self.ask(address).await {
+            return Ok(Pong { round_trip, node: None });
+        }
+        let mut problems = Vec::new();
+        for dial in &self.dials {
+            let channel = match dial(host, port) {
+                Ok(channel) => channel,
+                Err(error) => {
+                    problems.push(service::error_chain(&error));
+                    continue;
+                }
+            };
+            let begin = Instant::now();
+            match knock(channel).await {
+                Ok(()) => return Ok(Pong { round_trip: begin.elapsed(), node: None }),
+                Err(problem) if problems.contains(&problem) => {}
+                Err(problem) => problems.push(problem),
+            }
+        }
+        Err(PingError::Grpc(problems.join("; as anybody: ")))
+    }
+
+    async fn ping_node(&self, address: &str, to: Destination) -> Result<Pong, PingError> {
+        let bus = self.bus.as_ref().ok_or(PingError::NoBus)?;
+        let key = match to {
+            Destination::Key(key) => key,
+            Destination::Ip(ip) => bus.key_of(ip).await.map_err(PingError::Bus)?,
+        };
+        let node = Some(key);
+        if bus.key() == node {
+            return Ok(Pong { round_trip: Duration::ZERO, node });
+        }
+        if self.desk.peers.form(address) == Form::Plain {
+            // Nobody answers for its bus.
+            let wait = PATIENCE / 2;
+            let peer = self.desk.connected(address, &self.desk.peers.source(address).topic, wait).await;
+            drop(peer.map_err(PingError::Peer)?);
+            let asked = self.ask(address).await.unwrap_or(Err(PingError::TimedOut));
+            return asked.map(|round_trip| Pong { round_trip, node });
+        }
+        let (begin, deadline) = (Instant::now(), Instant::now() + PATIENCE / 2);
+        let known = self.desk.peers.source(address).topic;
+        let mut topics = vec![SUPERVISOR_TOPIC, GATEWAY_TOPIC];
+        if !known.is_empty() && !topics.contains(&known.as_str()) {
+            topics.push(&known);
+        }
+        let pings = topics.into_iter().map(|topic| bus.ping(Destination::Key(key), topic, deadline).boxed());
+        select_ok(pings).await.map_err(PingError::Bus)?;
+        Ok(Pong { round_trip: begin.elapsed(), node })
+    }
+}

@@ -1,0 +1,211 @@
+//! What the runner records say of supervisors: where they are, for which contexts they work, and how they are to be spoken to.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use model::{ContextId, RunnerId};
+use proto::internal::v1::GoneRunner;
+use proto::v1::{EnvelopeForm, Runner};
+
+/// Names a record.
+pub type RecordKey = (ContextId, RunnerId);
+
+/// What a record asks of a conversation with its supervisor.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Demands {
+    /// The key that the supervisor signs with; empty: any.
+    signing_key: String,
+    /// It is spoken to in plain JSON-RPC.
+    plain: bool,
+    /// The name of the secret that goes with plain requests; empty: none.
+    secret: String,
+}
+
+impl Demands {
+    /// Those of a record.
+    #[must_use]
+    pub fn of(runner: &Runner) -> Self {
+        Self {
+            signing_key: runner.signing_key.clone(),
+            plain: runner.envelope() == EnvelopeForm::Plain,
+            secret: runner.secret_ref.clone(),
+        }
+    }
+
+    /// Whether whoever signs with this key is the one that is meant. Who does not sign is known by the transport.
+    fn fit(&self, key: Option<&str>) -> bool {
+        self.plain || self.signing_key.is_empty() || key == Some(self.signing_key.as_str())
+    }
+}
+
+/// The records, by what they name.
+#[derive(Debug, Default)]
+pub struct Records {
+    /// The records, with the address that each names.
+    records: BTreeMap<RecordKey, String>,
+    /// What the snapshot of the present view names, until it is complete.
+    named: Option<BTreeSet<RecordKey>>,
+    by_address: HashMap<String, Place>,
+}
+
+/// What is known of an address.
+#[derive(Debug, Default)]
+struct Place {
+    records: BTreeMap<RecordKey, Demands>,
+    /// Those of the record that went last: a conversation goes on when none is left.
+    last: Demands,
+}
+
+impl Place {
+    fn demands(&self) -> impl Iterator<Item = &Demands> {
+        let gone = self.records.is_empty().then_some(&self.last);
+        self.records.values().chain(gone)
+    }
+}
+
+impl Records {
+    /// A view begins anew: whom its snapshot does not name is gone.
+    pub fn begin_view(&mut self) {
+        self.named = Some(BTreeSet::new());
+    }
+
+    /// Takes over a record.
+    pub fn put(&mut self, key: RecordKey, address: &str, demands: Demands) {
+        self.remove(key);
+        if let Some(named) = &mut self.named {
+            named.insert(key);
+        }
+        self.records.insert(key, address.to_owned());
+        let place = self.by_address.entry(address.to_owned()).or_default();
+        place.records.insert(key, demands);
+    }
+
+    /// Forgets removed records.
+    pub fn forget(&mut self, gone: &[GoneRunner]) {
+        for GoneRunner { context_id, runner_id } in gone {
+            self.remove((ContextId(*context_id), RunnerId(*runner_id)));
+        }
+    }
+
+    /// The snapshot is complete.
+    pub fn end_snapshot(&mut self) {
+        let Some(named) = self.named.take() else { return };
+        let gone: Vec<_> = self.records.keys().filter(|key| !named.contains(key)).copied().collect();
+        gone.into_iter().for_each(|key| self.remove(key));
+    }
+
+    fn remove(&mut self, key: RecordKey) {
+        let Some(address) = self.records.remove(&key) else { return };
+        let Some(place) = self.by_address.get_mut(&address) else { return };
+        if let Some(demands) = place.records.remove(&key) {
+            place.last = demands;
+        }
+    }
+
+    /// A record of a context that names the address, and means whoever signs with this key.
+    #[must_use]
+    pub fn find(&self, address: &str, context: ContextId, key: Option<&str>) -> Option<RunnerId> {
+        self.of_context(address, context).find(|(_, demands)| demands.fit(key)).map(|(runner, _)| runner)
+    }
+
+    /// The key that the records demand, when none of them means whoever signs with this one.
+    #[must_use]
+    pub fn other_key(&self, address: &str, key: &str) -> Option<String> {
+        let place = self.by_address.get(address)?;
+        match place.demands().any(|demands| demands.fit(Some(key))) {
+            true => None,
+            false => place.demands().next().map(|demands| demands.signing_key.clone()),
+        }
+    }
+
+    /// The same for those of one context. No record of it at all is no reason: it may have been removed.
+    #[must_use]
+    pub fn other_key_for(&self, address: &str, context: ContextId, key: Option<&str>) -> Option<String> {
+        let mut demanded = None;
+        for (_, demands) in self.of_context(address, context) {
+            if demands.fit(key) {
+                return None;
+            }
+            demanded = Some(demands.signing_key.clone());
+        }
+        demanded
+    }
+
+    /// Whether whoever is there is spoken to in plain JSON-RPC: when every record says so. One that asks for signatures is
+    /// not talked out of them by another's.
+    #[must_use]
+    pub fn is_plain(&self, address: &str) -> bool {
+        self.by_address.get(address).is_some_and(|place| place.demands().all(|demands| demands.plain))
+    }
+
+    /// The secret that goes with plain requests, and the context whose record names it: the first that names one.
+    #[must_use]
+    pub fn secret(&self, address: &str) -> Option<(ContextId, String)> {
+        let place = self.by_address.get(address)?;
+        let mut named = place.records.iter().filter(|(_, demands)| !demands.secret.is_empty());
+        named.next().map(|((context, _), demands)| (*context, demands.secret.clone()))
+    }
+
+    fn of_context(&self, address: &str, context: ContextId) -> impl Iterator<Item = (RunnerId, &Demands)> {
+        let of_context = (context, RunnerId(0))..=(context, RunnerId(u32::MAX));
+        let place = self.by_address.get(address);
+        let records = place.into_iter().flat_map(move |place| place.records.range(of_context.clone()));
+        records.map(|((_, runner), demands)| (*runner, demands))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: &str = "mycelium:a";
+
+    fn demands(signing_key: &str, plain: bool, secret: &str) -> Demands {
+        Demands { signing_key: signing_key.to_owned(), plain, secret: secret.to_owned() }
+    }
+
+    fn records(of: &[(u32, Demands)]) -> Records {
+        let mut records = Records::default();
+        for (context, demands) in of {
+            records.put((ContextId(*context), RunnerId(1)), A, demands.clone());
+        }
+        records
+    }
+
+    #[test]
+    fn a_pinned_key_is_the_only_one_for_its_context() {
+        let mut records = records(&[(1, demands("k", false, "")), (2, demands("", false, ""))]);
+        let works =
+            |records: &Records, context, key| records.find(A, ContextId(context), Some(key)).is_some();
+        assert!(works(&records, 1, "k") && works(&records, 2, "k"));
+        assert!(
+            !works(&records, 1, "other") && works(&records, 2, "other"),
+            "another tenant's pin is its own"
+        );
+        assert_eq!(records.other_key(A, "other"), None, "somebody may speak with it");
+        assert_eq!(records.other_key_for(A, ContextId(1), Some("other")), Some("k".to_owned()));
+        assert_eq!(records.other_key_for(A, ContextId(1), None), Some("k".to_owned()), "not heard yet");
+        assert_eq!(records.other_key_for(A, ContextId(3), Some("other")), None, "no record");
+        records.forget(&[GoneRunner { context_id: 2, runner_id: 1 }]);
+        assert_eq!(records.other_key(A, "other"), Some("k".to_owned()), "nobody may");
+        records.forget(&[GoneRunner { context_id: 1, runner_id: 1 }]);
+        assert_eq!(records.other_key(A, "k"), None);
+        assert_eq!(records.other_key(A, "other"), Some("k".to_owned()), "the record that went last stands");
+        assert_eq!(records.other_key("mycelium:b", "any"), None);
+    }
+
+    #[test]
+    fn a_signed_conversation_stays_signed() {
+        let plain = demands("", true, "s");
+        let mut records = records(&[(1, plain.clone()), (2, plain.clone())]);
+        assert!(records.is_plain(A) && !records.is_plain("mycelium:b"));
+        assert_eq!(records.secret(A), Some((ContextId(1), "s".to_owned())));
+        records.put((ContextId(3), RunnerId(1)), A, demands("k", false, ""));
+        assert!(!records.is_plain(A));
+        records.begin_view();
+        records.put((ContextId(2), RunnerId(1)), A, plain);
+        records.end_snapshot();
+        assert_eq!(records.secret(A), Some((ContextId(2), "s".to_owned())));
+        records.forget(&[GoneRunner { context_id: 2, runner_id: 1 }]);
+        assert!(records.is_plain(A), "a conversation goes on as it was");
+    }
+}

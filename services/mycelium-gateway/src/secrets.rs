@@ -1,0 +1,177 @@
+//! The secrets that plain supervisors ask for: files, read when they are needed, and never told to anybody else.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use model::ContextId;
+use serde_json::value::{RawValue, to_raw_value};
+
+/// A secret's length, at most.
+pub const SECRET_BYTES_MAX: usize = 4096;
+/// A name's length, at most.
+const NAME_BYTES_MAX: usize = 64;
+/// The parameter that carries it.
+const PARAMETER: &str = "secret";
+
+/// A directory with a file for each secret. A context's own directory in it, named by the context's number, goes first: what is in it is
+/// for records of that context alone, and what is beside it for everybody's.
+#[derive(Debug, Clone, Default)]
+pub struct Secrets(Option<PathBuf>);
+
+/// One of them. Nothing prints it.
+pub struct Secret(String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// Why there is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the secret `{name}` is not to be had: {why}")]
+pub struct SecretError {
+    name: String,
+    why: String,
+}
+
+impl Secrets {
+    /// Those in a directory; none without one.
+    #[must_use]
+    pub const fn new(dir: Option<PathBuf>) -> Self {
+        Self(dir)
+    }
+
+    /// Reads the one that a record of this context names.
+    ///
+    /// # Errors
+    /// [`SecretError`].
+    pub fn read(&self, context: ContextId, name: &str) -> Result<Secret, SecretError> {
+        let refused = |why: &dyn fmt::Display| SecretError {
+            name: name.chars().take(NAME_BYTES_MAX).collect(),
+            why: why.to_string(),
+        };
+        let good = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
+        if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(good) {
+            return Err(refused(&"its name is none"));
+        }
+        let dir = self.0.as_ref().ok_or_else(|| refused(&"this gateway has no directory of secrets"))?;
+        let own = dir.join(context.to_string()).join(name);
+        let file = match File::open(own) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => File::open(dir.join(name)),
+            other => other,
+        };
+        let file = file.map_err(|error| refused(&error))?;
+        let about = file.metadata().map_err(|error| refused(&error))?;
+        if !about.is_file() {
+            return Err(refused(&"it is no file"));
+        }
+        if about.permissions().mode() & 0o007 != 0 {
+            return Err(refused(&"everybody may read its file, or change it: take that away"));
+        }
+        let mut text = String::new();
+        let read = file.take(SECRET_BYTES_MAX as u64 + 1).read_to_string(&mut text);
+        read.map_err(|error| refused(&error))?;
+        let secret = text.trim_end_matches(['\r', '\n']);
+        if secret.is_empty() || text.len() > SECRET_BYTES_MAX {
+            return Err(refused(&format_args!("its file has to hold 1 to {SECRET_BYTES_MAX} bytes")));
+        }
+        Ok(Secret(secret.to_owned()))
+    }
+}
+
+/// Members of a message of JSON-RPC, or parameters.
+type Object = BTreeMap<String, Box<RawValue>>;
+
+/// Why a secret cannot go with a payload.
+#[derive(Debug, thiserror::Error)]
+pub enum NoPlace {
+    /// The payload is no message, or its parameters have no names.
+    #[error("the parameters of a plain request have to be an object")]
+    NotNamed(#[source] serde_json::Error),
+}
+
+/// Puts a secret among the parameters of each request of a payload. Answers stay as they are.
+///
+/// # Errors
+/// [`NoPlace`].
+pub fn accompany(payload: &[u8], secret: &Secret) -> Result<Bytes, NoPlace> {
+    let batch = payload.trim_ascii_start().starts_with(b"[");
+    let written = if batch {
+        let mut members: Vec<Object> = serde_json::from_slice(payload).map_err(NoPlace::NotNamed)?;
+        members.iter_mut().try_for_each(|member| put(member, secret))?;
+        serde_json::to_vec(&members)
+    } else {
+        let mut member: Object = serde_json::from_slice(payload).map_err(NoPlace::NotNamed)?;
+        put(&mut member, secret)?;
+        serde_json::to_vec(&member)
+    };
+    written.map(Bytes::from).map_err(NoPlace::NotNamed)
+}
+
+fn put(member: &mut Object, Secret(secret): &Secret) -> Result<(), NoPlace> {
+    if !member.contains_key("method") {
+        return Ok(());
+    }
+    let mut params: Object = match member.get("params") {
+        Some(params) => serde_json::from_str(params.get()).map_err(NoPlace::NotNamed)?,
+        None => Object::new(),
+    };
+    params.insert(PARAMETER.to_owned(), to_raw_value(secret).map_err(NoPlace::NotNamed)?);
+    member.insert("params".to_owned(), to_raw_value(&params).map_err(NoPlace::NotNamed)?);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{Permissions, create_dir, set_permissions, write};
+
+    #[test]
+    fn a_secret_is_a_file_that_not_everybody_reads() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let put = |name: &str, text: &str, mode| {
+            let path = dir.path().join(name);
+            write(&path, text).expect("written");
+            set_permissions(&path, Permissions::from_mode(mode)).expect("changed");
+        };
+        create_dir(dir.path().join("2")).expect("a directory");
+        for (name, text, mode) in
+            [("a", "for all\n", 0o600), ("2/a", "for 2", 0o640), ("open", "x", 0o644), ("empty", "\n", 0o600)]
+        {
+            put(name, text, mode);
+        }
+        put("long", &"x".repeat(SECRET_BYTES_MAX + 1), 0o600);
+        let secrets = Secrets::new(Some(dir.path().to_owned()));
+        let read = |context, name: &str| secrets.read(ContextId(context), name).map(|secret| secret.0);
+        assert_eq!(read(1, "a").as_deref(), Ok("for all"));
+        assert_eq!(read(2, "a").as_deref(), Ok("for 2"), "its own goes first");
+        for bad in ["", "2/a", "../a", "none", "open", "empty", "long", "2"] {
+            let error = read(1, bad).expect_err("no secret").to_string();
+            assert!(error.contains("is not to be had"), "{error}");
+        }
+        assert!(Secrets::default().read(ContextId(1), "a").is_err());
+        let shown = format!("{:?}", secrets.read(ContextId(1), "a"));
+        assert_eq!(shown, "Ok(Secret)");
+    }
+
+    #[test]
+    fn it_goes_with_each_request_and_no_answer() {
+        let secret = Secret("q\"".into());
+        let with = |json: &str| {
+            let json = accompany(json.as_bytes(), &secret).expect("there is a place");
+            serde_json::from_slice::<serde_json::Value>(&json).expect("JSON")
+        };
+        let single = with(r#"{"jsonrpc":"2.0","id":1,"method":"m","params":{"n":1.50,"secret":"x"}}"#);
+        assert_eq!(single["params"], serde_json::json!({ "n": 1.50, "secret": "q\"" }));
+        let batch = with(r#" [{"id":1,"method":"m"},{"id":2,"result":{}}]"#);
+        assert_eq!(batch[0]["params"], serde_json::json!({ "secret": "q\"" }));
+        assert_eq!(batch[1], serde_json::json!({ "id": 2, "result": {} }));
+        assert!(accompany(br#"{"id":1,"method":"m","params":[1]}"#, &secret).is_err());
+    }
+}
