@@ -358,6 +358,7 @@ mod tests {
             instance: None,
             isolation: model::Isolation::Basic,
             network: false,
+            signature: None,
             traceparent: None,
         }
     }

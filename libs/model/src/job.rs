@@ -107,6 +107,15 @@ impl JobSpec {
                 );
             }
         }
+        if let Some(signature) =
+            self.signature.as_ref().filter(|text| text.len() > limits::SIGNATURE_BYTES_MAX)
+        {
+            let (max, len) = (limits::SIGNATURE_BYTES_MAX, signature.len());
+            violations.add(
+                format!("{at}.signature"),
+                format!("a signature has at most {max} bytes, this one has {len}"),
+            );
+        }
         for (i, name) in self.outputs.iter().enumerate() {
             if let Err(error) = check_relative_path(name) {
                 violations.add(format!("{at}.outputs[{i}]"), error);
@@ -225,7 +234,7 @@ mod tests {
             files: [("../x".to_owned(), BlobRef { sha256: BlobHash::of(b""), size: 17 * 1024 * 1024 })]
                 .into(),
             outputs: vec!["o".into(), "o".into()],
-            signature: None,
+            signature: Some("x".repeat(limits::SIGNATURE_BYTES_MAX + 1)),
         };
         let mut violations = Violations::new();
         spec.check("nodes[0].job", &mut violations);
@@ -238,6 +247,7 @@ mod tests {
                 "nodes[0].job.env_vars[MYCORA_X]",
                 "nodes[0].job.files[../x]",
                 "nodes[0].job.files[../x]",
+                "nodes[0].job.signature",
                 "nodes[0].job.outputs[1]",
             ]
         );

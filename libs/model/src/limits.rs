@@ -139,3 +139,5 @@ pub const SIGNATURE_BYTES_MAX: usize = 64 * 1024;
 pub const JOB_SIGNATURE_SECS_DEFAULT: u32 = 30 * 24 * 3600;
 /// How long it may hold at most: 366 days.
 pub const JOB_SIGNATURE_SECS_MAX: u32 = 366 * 24 * 3600;
+/// New signatures that one retry may bring.
+pub const RETRY_SIGNATURES_MAX: usize = 500;

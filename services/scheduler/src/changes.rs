@@ -2,11 +2,13 @@
 //!
 //! - [`submit`]: from a submission to a flow that runs; [`filling`]: flows that come in pieces;
 //! - [`job`]: one job as a flow, and waiting for it; [`retry`]: running an ended flow again;
+//! - `signatures`: what actors have signed of it;
 //! - [`wishes`]: signals, cancels and reports, kept for the flow's owner.
 
 pub mod filling;
 pub mod job;
 pub mod repeat;
 pub mod retry;
+pub(crate) mod signatures;
 pub mod submit;
 pub mod wishes;

@@ -44,6 +44,7 @@ mod rpc;
 mod runner_watch;
 mod runners;
 mod scripts;
+mod signers;
 mod store;
 mod tailer;
 mod taking;

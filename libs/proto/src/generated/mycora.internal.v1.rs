@@ -476,6 +476,29 @@ pub mod blob_store_service_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+/// Asks by which key an actor signs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadSignerRequest {
+    /// Where it is to run.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// Whose it is.
+    #[prost(uint32, tag = "2")]
+    pub caller_id: u32,
+    /// The actor that asks.
+    #[prost(uint32, tag = "3")]
+    pub on_behalf_of: u32,
+}
+/// Tells by which key an actor signs.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadSignerResponse {
+    /// The context's uid: 32 hex digits.
+    #[prost(string, tag = "1")]
+    pub context_uid: ::prost::alloc::string::String,
+    /// The key in force: 64 lower-case hex digits.
+    #[prost(string, tag = "2")]
+    pub key: ::prost::alloc::string::String,
+}
 /// A flow with what only its owner needs.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct FlowRecord {
@@ -649,6 +672,12 @@ pub struct RestartFlowRequest {
     /// The generation that was looked at: it must not have been run again since.
     #[prost(uint32, tag = "9")]
     pub generation: u32,
+    /// New signatures of its jobs, by their ids; at most 500.
+    #[prost(btree_map = "uint32, string", tag = "10")]
+    pub signatures: ::prost::alloc::collections::BTreeMap<
+        u32,
+        ::prost::alloc::string::String,
+    >,
 }
 /// Gives the flow that runs again.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1391,6 +1420,35 @@ pub mod flow_store_service_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
+        /// Tells by which key an actor signs what is to run for it, and by what name it calls the context there.
+        ///
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, INVALID_ARGUMENT (the actor is not registered).
+        pub async fn read_signer(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReadSignerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadSignerResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.FlowStoreService/ReadSigner",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("mycora.internal.v1.FlowStoreService", "ReadSigner"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
         /// Creates a flow in CREATED with its first nodes and reserves its ids. With a request id that
         /// was used before for the same body it answers with the flow of then.
         ///
@@ -2028,6 +2086,16 @@ pub mod flow_store_service_server {
     /// Generated trait containing gRPC methods that should be implemented for use with FlowStoreServiceServer.
     #[async_trait]
     pub trait FlowStoreService: std::marker::Send + std::marker::Sync + 'static {
+        /// Tells by which key an actor signs what is to run for it, and by what name it calls the context there.
+        ///
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, INVALID_ARGUMENT (the actor is not registered).
+        async fn read_signer(
+            &self,
+            request: tonic::Request<super::ReadSignerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadSignerResponse>,
+            tonic::Status,
+        >;
         /// Creates a flow in CREATED with its first nodes and reserves its ids. With a request id that
         /// was used before for the same body it answers with the flow of then.
         ///
@@ -2344,6 +2412,51 @@ pub mod flow_store_service_server {
         }
         fn call(&mut self, req: http::Request<B>) -> Self::Future {
             match req.uri().path() {
+                "/mycora.internal.v1.FlowStoreService/ReadSigner" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReadSignerSvc<T: FlowStoreService>(pub Arc<T>);
+                    impl<
+                        T: FlowStoreService,
+                    > tonic::server::UnaryService<super::ReadSignerRequest>
+                    for ReadSignerSvc<T> {
+                        type Response = super::ReadSignerResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReadSignerRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowStoreService>::read_signer(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReadSignerSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/mycora.internal.v1.FlowStoreService/CreateFlow" => {
                     #[allow(non_camel_case_types)]
                     struct CreateFlowSvc<T: FlowStoreService>(pub Arc<T>);

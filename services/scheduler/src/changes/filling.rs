@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use flow::engine::StoredNode;
 use flow::plan::Plan;
-use model::{ActorId, FlowNode, JobId, Name, NodeSpec, Violations, limits};
+use model::{ActorId, FlowNode, JobId, Name, NodeSpec, Timestamp, Violations, limits};
 use proto::convert;
 use proto::internal::v1 as internal;
 use proto::v1::{AddFlowNodesRequest, CreateFlowRequest, Flow, FlowStatus, StartFlowRequest};
 use tonic::Status;
 
+use crate::changes::signatures::{self, Place};
 use crate::changes::submit::{Submitter, hash_of};
 use crate::error::{bad_store, wrong_state};
-use crate::loader;
+use crate::loader::{self, StartedFlow};
 
 /// At most so many missing places are named.
 const MISSING_NAMED_MAX: usize = 5;
@@ -50,6 +51,7 @@ impl Submitter {
             node_count,
             flow_uid: self.own_uid().to_string(),
             blobs: Vec::new(),
+            message_key: String::new(),
         };
         let record = self.store.create_flow(create).await?.into_inner().flow;
         record.and_then(|record| record.flow).ok_or_else(|| bad_store("a new flow without its record"))
@@ -64,6 +66,13 @@ impl Submitter {
         let AddFlowNodesRequest { context_id, flow_id, first_index, nodes } = request;
         let (flow, first_job) = self.read(actor, context_id, flow_id).await?;
         let specs = parse_nodes(nodes, first_index, flow.node_count)?;
+        if signatures::any(&specs) {
+            let caller = ActorId(flow.caller_id);
+            let (context_uid, key) = signatures::signer(&mut self.store, actor, context_id, caller).await?;
+            let place = Place { context_uid, caller, key: Some(&key), env_vars: &flow.env_vars };
+            let violations = signatures::check_specs(&specs, place, false, "", Timestamp::now());
+            violations.into_result(Some(())).map_err(rpc::Error::invalid)?;
+        }
         let first = JobId(first_job.0 + first_index);
         let nodes: Vec<StoredNode> = specs
             .into_iter()
@@ -93,9 +102,14 @@ impl Submitter {
         }
         let request = internal::LoadFlowRequest { context_id, flow_id, on_behalf_of: actor.0 };
         let parts = self.store.load_flow(request).await?.into_inner();
-        let mut nodes = loader::collect(parts).await?.nodes;
+        let StartedFlow { context_uid, mut nodes, .. } = loader::collect(parts).await?;
         check_complete(&flow, first_job, &nodes)?;
         let named = resolve(&flow, &mut nodes)?;
+        // Only now it is known what they receive.
+        let caller = ActorId(flow.caller_id);
+        let place = Place { context_uid, caller, key: None, env_vars: &flow.env_vars };
+        let violations = signatures::check_stored(&nodes, place, Timestamp::now());
+        violations.into_result(Some(())).map_err(rpc::Error::invalid)?;
         let starting = async {
             self.add_nodes(&flow, &named, Some(actor)).await?;
             self.start(&flow, nodes, Some(actor)).await

@@ -1,15 +1,18 @@
 //! Running an ended flow again, all of it or in part.
 
+use std::collections::BTreeMap;
+
 use flow::plan::Plan;
 use flow::rerun;
 use model::flow::EnvVars;
-use model::{ActorId, FlowNode, Rerun, Violations};
+use model::{ActorId, FlowNode, Rerun, Timestamp, Violations};
 use proto::convert;
 use proto::internal::v1 as internal;
 use proto::v1::{RetryFlowRequest, RetryFlowResponse, RetryScope};
 use tonic::Status;
 
 use crate::changes::repeat::was_done;
+use crate::changes::signatures::{self, Place};
 use crate::changes::submit::hash_of;
 use crate::clients::FlowStoreClient;
 use crate::error::{bad_store, wrong_state};
@@ -56,6 +59,7 @@ pub async fn retry(
         let message = format!("nothing of flow {flow_id} failed; run all of it, or from a node on");
         return Err(wrong_state(rpc::Reason::NothingToRetry, message));
     }
+    let signatures = signatures(&mut store, actor, &flow, (&again, &env_vars), &body).await?;
     let restart = internal::RestartFlowRequest {
         request_id,
         request_hash: hash_of(&body),
@@ -66,10 +70,31 @@ pub async fn retry(
         rerun_json: serde_json::to_string(&rerun).map_err(bad_store)?,
         env_vars,
         generation: flow.flow.generation.0,
+        signatures,
     };
     let record = store.restart_flow(restart).await?.into_inner().flow;
     answer.flow = record.and_then(|record| record.flow);
     Ok(answer)
+}
+
+/// The signatures that jobs have from now on, of those that are run `again`.
+async fn signatures(
+    store: &mut FlowStoreClient,
+    actor: ActorId,
+    flow: &StartedFlow,
+    (again, env_vars): (&[bool], &EnvVars),
+    request: &RetryFlowRequest,
+) -> Result<BTreeMap<u32, String>, Status> {
+    let caller = flow.flow.caller_id;
+    let key = if request.signatures.is_empty() {
+        None
+    } else {
+        Some(signatures::signer(store, actor, request.context_id, caller).await?.1)
+    };
+    let place = Place { context_uid: flow.context_uid, caller, key: key.as_deref(), env_vars };
+    let checked = signatures::for_rerun(&flow.nodes, again, &request.signatures, place, Timestamp::now());
+    let signatures = checked.map_err(rpc::Error::invalid)?;
+    Ok(signatures.into_iter().map(|(job, signature)| (job.0, signature)).collect())
 }
 
 /// What the last run has begun anew, or will.

@@ -5,13 +5,16 @@ use std::sync::Arc;
 
 use flow::engine::StoredNode;
 use flow::plan::Plan;
-use model::{ActorId, BlobHash, ContextId, FlowId, FlowNode, FlowSpec, FlowUid, JobId, Name, Violations};
+use model::{
+    ActorId, BlobHash, ContextId, FlowId, FlowNode, FlowSpec, FlowUid, JobId, Name, Timestamp, Violations,
+};
 use prost::Message;
 use proto::convert;
 use proto::internal::v1 as internal;
 use proto::v1::{Flow, SubmitFlowRequest};
 use tonic::Status;
 
+use crate::changes::signatures::{self, Place};
 use crate::clients::FlowStoreClient;
 use crate::driver::{Event, Handle};
 use crate::error::bad_store;
@@ -47,23 +50,40 @@ impl Submitter {
     ///
     /// # Errors
     /// INVALID_ARGUMENT with everything that is wrong, else what storage answers.
-    pub async fn submit(mut self, actor: ActorId, request: SubmitFlowRequest) -> Result<Flow, Status> {
+    pub async fn submit(self, actor: ActorId, request: SubmitFlowRequest) -> Result<Flow, Status> {
+        self.submit_for(actor, request, String::new()).await
+    }
+
+    /// The same for what came as a message, whose status follows the flow's from then on. `message_key` is
+    /// empty when none asks for it.
+    ///
+    /// # Errors
+    /// As [`Submitter::submit`].
+    pub async fn submit_for(
+        mut self,
+        actor: ActorId,
+        request: SubmitFlowRequest,
+        message_key: String,
+    ) -> Result<Flow, Status> {
         let request_hash = hash_of(&SubmitFlowRequest { request_id: String::new(), ..request.clone() });
         let SubmitFlowRequest { request_id, context_id, flow_id, caller_id, flow } = request;
         let wire = flow.unwrap_or_default();
         let header = proto::v1::FlowSpec { nodes: Vec::new(), ..wire.clone() };
         let spec = check(wire)?;
+        let caller = if caller_id == 0 { actor } else { ActorId(caller_id) };
+        self.check_signatures(&spec, actor, context_id, caller).await?;
         let create = internal::CreateFlowRequest {
             request_id,
             request_hash,
             context_id,
             flow_id,
-            caller_id: if caller_id == 0 { actor.0 } else { caller_id },
+            caller_id: caller.0,
             on_behalf_of: actor.0,
             flow: Some(header),
             node_count: u32::try_from(spec.nodes.len()).unwrap_or(u32::MAX),
             flow_uid: self.own_uid().to_string(),
             blobs: blobs_of(&spec),
+            message_key,
         };
         let created = self.store.create_flow(create).await?.into_inner();
         let record = created.flow.ok_or_else(|| bad_store("a new flow without its record"))?;
@@ -76,6 +96,23 @@ impl Submitter {
         let nodes = stored_nodes(&spec, created.first_job_id);
         self.add_nodes(&flow, &nodes, None).await?;
         self.start(&flow, nodes, None).await
+    }
+
+    /// Refuses a flow with signatures that do not fit, or are not its caller's.
+    async fn check_signatures(
+        &mut self,
+        spec: &FlowSpec,
+        actor: ActorId,
+        context_id: u32,
+        caller: ActorId,
+    ) -> Result<(), Status> {
+        if !signatures::any(&spec.nodes) {
+            return Ok(());
+        }
+        let (context_uid, key) = signatures::signer(&mut self.store, actor, context_id, caller).await?;
+        let place = Place { context_uid, caller, key: Some(&key), env_vars: &spec.env_vars };
+        let violations = signatures::check_specs(&spec.nodes, place, true, "flow.", Timestamp::now());
+        Ok(violations.into_result(Some(())).map_err(rpc::Error::invalid)?)
     }
 
     /// A uid that makes a flow our own: whoever makes a flow has it in memory already.

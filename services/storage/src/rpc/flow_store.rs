@@ -34,6 +34,17 @@ pub(super) fn record((stored, context_uid): FlowInContext) -> wire::FlowRecord {
 
 #[tonic::async_trait]
 impl FlowStoreService for Rpc {
+    async fn read_signer(
+        &self,
+        request: Request<wire::ReadSignerRequest>,
+    ) -> Result<Response<wire::ReadSignerResponse>, Status> {
+        let wire::ReadSignerRequest { context_id, caller_id, on_behalf_of } = request.into_inner();
+        let asker = Asker::from_wire(on_behalf_of);
+        let found = self.hub.store().signer(ContextId(context_id), ActorId(caller_id), asker).await?;
+        let (context_uid, key) = (found.0.to_string(), found.1);
+        Ok(Response::new(wire::ReadSignerResponse { context_uid, key }))
+    }
+
     async fn create_flow(
         &self,
         request: Request<wire::CreateFlowRequest>,

@@ -14,6 +14,7 @@ mod messages;
 mod permissions;
 mod reference;
 mod restarts;
+mod signers;
 mod stage;
 mod watches;
 mod went_back;

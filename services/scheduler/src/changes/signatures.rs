@@ -1,0 +1,168 @@
+//! What actors have signed of what they submit. A flow in which nothing is signed costs nothing.
+//!
+//! Whoever runs a job checks its signature again; here it is checked so that what could not run is not begun.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use envelope::actor::{JobTerms, check_terms};
+use flow::engine::StoredNode;
+use model::flow::EnvVars;
+use model::{ActorId, ContextUid, JobId, JobSpec, NodePolicy, NodeSpec, Timestamp, Violations, limits};
+use proto::internal::v1 as internal;
+use tonic::Status;
+
+use crate::clients::FlowStoreClient;
+use crate::error::bad_store;
+
+/// For whom jobs are to run, in which context, and with what variables.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place<'a> {
+    /// As signatures name the context.
+    pub(crate) context_uid: ContextUid,
+    /// Whose they are.
+    pub(crate) caller: ActorId,
+    /// The key that has to have signed them; absent where that was looked at before.
+    pub(crate) key: Option<&'a str>,
+    /// The flow's variables.
+    pub(crate) env_vars: &'a EnvVars,
+}
+
+/// The context's uid, and the caller's key in force.
+///
+/// # Errors
+/// What storage answers.
+pub(crate) async fn signer(
+    store: &mut FlowStoreClient,
+    actor: ActorId,
+    context_id: u32,
+    caller: ActorId,
+) -> Result<(ContextUid, String), Status> {
+    let request = internal::ReadSignerRequest { context_id, caller_id: caller.0, on_behalf_of: actor.0 };
+    let internal::ReadSignerResponse { context_uid, key } = store.read_signer(request).await?.into_inner();
+    Ok((context_uid.parse().map_err(bad_store)?, key))
+}
+
+/// Whether anything is signed.
+pub(crate) fn any(nodes: &[NodeSpec]) -> bool {
+    nodes.iter().any(|node| node.job.signature.is_some())
+}
+
+/// Notes what is wrong with the signatures of nodes, whose fields begin with `at`. Of a flow that is not `whole` it is not
+/// known yet what its nodes receive.
+pub(crate) fn check_specs(
+    nodes: &[NodeSpec],
+    place: Place<'_>,
+    whole: bool,
+    at: &str,
+    now: Timestamp,
+) -> Violations {
+    let mut violations = Violations::new();
+    let jobs: HashMap<_, _> = nodes.iter().filter(|_| whole).map(|node| (&node.name, &node.job)).collect();
+    for (i, node) in nodes.iter().enumerate() {
+        let Some(signature) = &node.job.signature else { continue };
+        let received = received(node.depends.iter().filter_map(|name| jobs.get(name).copied()));
+        if let Err(why) = check(signature, &node.job, &node.policy, place, received, now) {
+            violations.add(format!("{at}nodes[{i}].job.signature"), why);
+        }
+    }
+    violations
+}
+
+/// The same for all nodes of a flow that came in pieces.
+pub(crate) fn check_stored(nodes: &[StoredNode], place: Place<'_>, now: Timestamp) -> Violations {
+    let mut violations = Violations::new();
+    let jobs = jobs_of(nodes);
+    for (i, stored) in nodes.iter().enumerate() {
+        let Some(signature) = &stored.job.signature else { continue };
+        if let Err(why) = check_node(signature, stored, &jobs, place, now) {
+            violations.add(format!("nodes[{i}].job.signature"), why);
+        }
+    }
+    violations
+}
+
+/// The signatures that jobs have from now on when a flow is run again: those of `new`, by the names of nodes that are run
+/// `again`. One that has none there keeps what it has, which has to fit.
+///
+/// # Errors
+/// Everything that is wrong, by `signatures[<node>]`.
+pub(crate) fn for_rerun(
+    nodes: &[StoredNode],
+    again: &[bool],
+    new: &BTreeMap<String, String>,
+    place: Place<'_>,
+    now: Timestamp,
+) -> Result<BTreeMap<JobId, String>, Violations> {
+    let mut violations = Violations::new();
+    if new.len() > limits::RETRY_SIGNATURES_MAX {
+        let (max, count) = (limits::RETRY_SIGNATURES_MAX, new.len());
+        violations.add("signatures", format!("at most {max} are given at once, not {count}"));
+        return Err(violations);
+    }
+    let jobs = jobs_of(nodes);
+    let mut left: BTreeSet<&str> = new.keys().map(String::as_str).collect();
+    let mut signatures = BTreeMap::new();
+    for (stored, _) in nodes.iter().zip(again).filter(|(_, again)| **again) {
+        let name = stored.node.name.as_str();
+        let checked = if let Some(signature) = new.get(name) {
+            left.remove(name);
+            signatures.insert(stored.node.job_id, signature.clone());
+            check_node(signature, stored, &jobs, place, now)
+        } else if let Some(signature) = &stored.job.signature {
+            // Whose it is was looked at when it came; the actor may have another key by now.
+            let checked = check_node(signature, stored, &jobs, Place { key: None, ..place }, now);
+            checked.map_err(|why| format!("give a new one: of that which it has, {why}"))
+        } else {
+            Ok(())
+        };
+        if let Err(why) = checked {
+            violations.add(format!("signatures[{name}]"), why);
+        }
+    }
+    for name in left {
+        violations.add(format!("signatures[{name}]"), "no node of this name is run again");
+    }
+    violations.into_result(Some(signatures))
+}
+
+fn jobs_of(nodes: &[StoredNode]) -> HashMap<JobId, &JobSpec> {
+    nodes.iter().map(|stored| (stored.node.job_id, &*stored.job)).collect()
+}
+
+fn check_node(
+    signature: &str,
+    stored: &StoredNode,
+    jobs: &HashMap<JobId, &JobSpec>,
+    place: Place<'_>,
+    now: Timestamp,
+) -> Result<(), String> {
+    let received = received(stored.node.depends.iter().filter_map(|id| jobs.get(id).copied()));
+    check(signature, &stored.job, &stored.node.policy, place, received, now)
+}
+
+/// The files that a job receives from those that it depends on.
+fn received<'a>(depends: impl Iterator<Item = &'a JobSpec>) -> BTreeSet<String> {
+    depends.flat_map(|job| job.outputs.iter().cloned()).collect()
+}
+
+fn check(
+    signature: &str,
+    job: &JobSpec,
+    policy: &NodePolicy,
+    place: Place<'_>,
+    received: BTreeSet<String>,
+    now: Timestamp,
+) -> Result<(), String> {
+    let terms = JobTerms::of_job(job, policy, place.env_vars, received, (place.context_uid, place.caller));
+    let signed = check_terms(signature, &terms, now).map_err(|refusal| refusal.to_string())?;
+    let signer = signed.signer.to_string();
+    match place.key {
+        Some(key) if key != signer => {
+            Err(format!("{signer} has signed it; the key in force of actor {} is {key}", place.caller))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use envelope::actor::sign_job;
+use identity::SigningKey;
+use model::id::Uid;
+use model::{FlowNode, ScriptSource, ScriptType};
+
+use super::*;
+
+const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn place<'a>(env_vars: &'a EnvVars, key: Option<&'a str>) -> Place<'a> {
+    Place { context_uid: ContextUid(Uid::from_bits(1)), caller: ActorId(3), key, env_vars }
+}
+
+fn env(value: &str) -> EnvVars {
+    [("LANG".to_owned(), value.to_owned())].into()
+}
+
+/// `split` makes a file, on which `count` depends.
+fn nodes() -> Vec<NodeSpec> {
+    let node = |name: &str, depends: &[&str], outputs: &[&str]| NodeSpec {
+        name: name.parse().expect("a name"),
+        depends: depends.iter().map(|name| name.parse().expect("a name")).collect(),
+        run_if: model::RunIf::default(),
+        allow_failure: false,
+        target: model::Target::default(),
+        policy: NodePolicy::default(),
+        prerequisites: Vec::new(),
+        when: None,
+        job: JobSpec {
+            script_type: ScriptType::Shell,
+            script: ScriptSource::Inline(format!("echo {name}")),
+            env_vars: EnvVars::new(),
+            files: BTreeMap::new(),
+            outputs: outputs.iter().map(|output| (*output).to_owned()).collect(),
+            signature: None,
+        },
+    };
+    vec![node("split", &[], &["part.txt"]), node("count", &["split"], &[])]
+}
+
+fn sign(node: &NodeSpec, received: &[&str], env_vars: &EnvVars, key: &SigningKey) -> String {
+    let Place { context_uid, caller, .. } = place(env_vars, None);
+    let received = received.iter().map(|path| (*path).to_owned()).collect();
+    let terms = JobTerms::of_job(&node.job, &node.policy, env_vars, received, (context_uid, caller));
+    sign_job(&terms, key, NOW + HOUR)
+}
+
+/// With both signed, the second as one that receives these files.
+fn signed(received: &[&str], key: &SigningKey) -> Vec<NodeSpec> {
+    let mut nodes = nodes();
+    nodes[0].job.signature = Some(sign(&nodes[0], &[], &env("C"), key));
+    nodes[1].job.signature = Some(sign(&nodes[1], received, &env("C"), key));
+    nodes
+}
+
+fn stored(nodes: &[NodeSpec]) -> Vec<StoredNode> {
+    let depends = [vec![], vec![JobId(1)]];
+    let ids = (1..).map(JobId);
+    nodes
+        .iter()
+        .zip(ids.zip(depends))
+        .map(|(node, (id, depends))| StoredNode {
+            node: FlowNode::new(id, node, depends),
+            job: Arc::new(node.job.clone()),
+        })
+        .collect()
+}
+
+fn fields(violations: &Violations) -> Vec<&str> {
+    violations.as_slice().iter().map(|violation| violation.field.as_str()).collect()
+}
+
+#[test]
+fn what_is_submitted_is_what_its_caller_has_signed() {
+    let (key, other) = (SigningKey::generate(), SigningKey::generate().verifying_key().to_string());
+    let name = key.verifying_key().to_string();
+    let check = |nodes: &[NodeSpec], key: &str, env_vars: &EnvVars, whole| {
+        let found = check_specs(nodes, place(env_vars, Some(key)), whole, "flow.", NOW);
+        fields(&found).iter().map(|&field| field.to_owned()).collect::<Vec<_>>()
+    };
+    let both = ["flow.nodes[0].job.signature", "flow.nodes[1].job.signature"];
+    assert!(!any(&nodes()) && any(&signed(&[], &key)));
+    assert_eq!(check(&nodes(), &other, &env("C"), true), [""; 0], "nothing is signed");
+    assert_eq!(check(&signed(&["part.txt"], &key), &name, &env("C"), true), [""; 0]);
+    assert_eq!(check(&signed(&["part.txt"], &key), &other, &env("C"), true), both, "another's key");
+    assert_eq!(check(&signed(&["part.txt"], &key), &name, &env("de"), true), both, "the flow's variables");
+    let forgetful = signed(&[], &key);
+    assert_eq!(check(&forgetful, &name, &env("C"), true), both[1..], "what it receives");
+    assert_eq!(check(&forgetful, &name, &env("C"), false), [""; 0], "which is not known yet");
+    let found = check_stored(&stored(&forgetful), place(&env("C"), None), NOW);
+    assert_eq!(fields(&found), ["nodes[1].job.signature"], "and then is");
+    let mut late = signed(&["part.txt"], &key);
+    late[0].job.signature = late[1].job.signature.clone();
+    assert_eq!(check(&late, &name, &env("C"), true), both[..1], "of another job");
+    let found = check_stored(&stored(&signed(&["part.txt"], &key)), place(&env("C"), None), NOW + HOUR);
+    assert_eq!(fields(&found).len(), 2, "both are over");
+}
+
+#[test]
+fn what_runs_again_has_signatures_that_fit() {
+    let key = SigningKey::generate();
+    let name = key.verifying_key().to_string();
+    let flow = stored(&signed(&["part.txt"], &key));
+    let rerun = |env_vars: &EnvVars, again: [bool; 2], new: &[(&str, String)], now| {
+        let new = new.iter().map(|(name, signature)| ((*name).to_owned(), signature.clone())).collect();
+        for_rerun(&flow, &again, &new, place(env_vars, Some(&name)), now)
+            .map_err(|found| fields(&found).iter().map(|&field| field.to_owned()).collect::<Vec<_>>())
+    };
+    let nothing = Ok(BTreeMap::new());
+    assert_eq!(rerun(&env("C"), [true, true], &[], NOW), nothing, "they fit as they are");
+    assert_eq!(rerun(&env("de"), [false, false], &[], NOW), nothing, "nothing is run");
+    let refused = |names: &[&str]| Err(names.iter().map(|name| format!("signatures[{name}]")).collect());
+    assert_eq!(rerun(&env("de"), [true, true], &[], NOW), refused(&["split", "count"]));
+    assert_eq!(rerun(&env("C"), [true, false], &[], NOW + HOUR), refused(&["split"]), "it is over");
+
+    let (split, count) =
+        (sign(&nodes()[0], &[], &env("de"), &key), sign(&nodes()[1], &["part.txt"], &env("de"), &key));
+    let new = [("split", split.clone()), ("count", count.clone())];
+    let taken = BTreeMap::from([(JobId(1), split.clone()), (JobId(2), count)]);
+    assert_eq!(rerun(&env("de"), [true, true], &new, NOW), Ok(taken));
+    assert_eq!(rerun(&env("de"), [true, false], &new, NOW), refused(&["count"]), "it is not run again");
+    assert_eq!(rerun(&env("C"), [true, false], &new[..1], NOW), refused(&["split"]), "of other variables");
+    let theirs = sign(&nodes()[0], &[], &env("de"), &SigningKey::generate());
+    assert_eq!(rerun(&env("de"), [true, false], &[("split", theirs)], NOW), refused(&["split"]), "another's");
+    let many: Vec<_> = (0..=limits::RETRY_SIGNATURES_MAX).map(|i| (format!("n{i}"), split.clone())).collect();
+    let many: Vec<_> = many.iter().map(|(name, signature)| (name.as_str(), signature.clone())).collect();
+    assert_eq!(rerun(&env("C"), [true, true], &many, NOW), Err(vec!["signatures".to_owned()]));
+}

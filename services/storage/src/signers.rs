@@ -1,0 +1,26 @@
+//! By which keys actors sign.
+
+use model::{ActorId, ContextId, ContextUid};
+
+use crate::error::{Error, Result};
+use crate::store::{Asker, Store};
+
+impl Store {
+    /// The key in force of an actor for whom something is to run, and how its signatures name the context.
+    pub(crate) async fn signer(
+        &self,
+        context: ContextId,
+        caller: ActorId,
+        asker: Asker,
+    ) -> Result<(ContextUid, String)> {
+        let (_, context) = self.context(context).await?;
+        if let Asker::Actor(actor) = asker {
+            context.require_change(actor, caller)?;
+        }
+        let actor = self.actor(caller).await.map_err(|error| match error {
+            Error::NotFound(_) => Error::field("caller_id", format!("actor {caller} is not registered")),
+            error => error,
+        })?;
+        Ok((context.uid, actor.pubkey))
+    }
+}
