@@ -126,8 +126,8 @@ fn the_keys_of_a_context_are_as_written() {
         ContextKey {
             Context(_), Runner(_), Runners, Job(..), Flow(_), FlowNodes(_), FlowSignals(_), FlowMessages(_),
             FlowInputs(_), FlowWaiters(_), Drops,
-            Flows, FlowsActive, Message(_), MsgOut, MsgIn, MsgOutCoordinator, Inbox(_), Seen(_), Blob(_),
-            BlobChunk(..), BlobPart(..), BlobRefs(_), BlobIdle, Log(..), Events, Audit, Due, Request(..), Ids,
+            Flows, FlowsActive, Message(_), Letters, DeadLetters, MsgOut, MsgIn, MsgOutCoordinator, Inbox(_), Seen(_),
+            Blob(_), BlobChunk(..), BlobPart(..), BlobRefs(_), BlobIdle, Log(..), Events, Audit, Due, Request(..), Ids,
         }
     );
 }
@@ -136,7 +136,7 @@ fn the_keys_of_a_context_are_as_written() {
 fn the_global_keys_are_as_written() {
     variants!(
         first("redis-layout.md", "Global keys", 1),
-        GlobalKey { Actor(_), Actors, Contexts, Coordinator, Replicas, Request(..), Events, Audit, Ids }
+        GlobalKey { Actor(_), Actors, ActorKeys, Contexts, Coordinator, Replicas, Request(..), Events, Audit, Ids }
     );
 }
 

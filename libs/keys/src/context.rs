@@ -36,6 +36,10 @@ pub enum ContextKey {
     FlowsActive,
     /// Hash: a message, by caller.
     Message(MessageKey),
+    /// Sorted set: keys of chat, mail and of what was pushed by others, by the revision of their making.
+    Letters,
+    /// Sorted set: keys of messages that will not arrive, by the revision at which that was settled.
+    DeadLetters,
     /// List: keys of messages that wait for a router.
     MsgOut,
     /// List: keys of received messages, for plain `RPOP`.
@@ -89,6 +93,8 @@ impl fmt::Display for ContextKey {
             Self::Flows => f.write_str("flows"),
             Self::FlowsActive => f.write_str("flows_active"),
             Self::Message(key) => write!(f, "message:{}:{}", key.caller, key.id),
+            Self::Letters => f.write_str("letters"),
+            Self::DeadLetters => f.write_str("dead_letters"),
             Self::MsgOut => f.write_str("msg_out"),
             Self::MsgIn => f.write_str("msg_in"),
             Self::MsgOutCoordinator => f.write_str("msg_out_coordinator"),
@@ -160,6 +166,8 @@ impl ContextKey {
             "runners" => Self::Runners,
             "flows" => Self::Flows,
             "flows_active" => Self::FlowsActive,
+            "letters" => Self::Letters,
+            "dead_letters" => Self::DeadLetters,
             "msg_out" => Self::MsgOut,
             "msg_in" => Self::MsgIn,
             "msg_out_coordinator" => Self::MsgOutCoordinator,
@@ -268,6 +276,10 @@ impl ContextKeys {
         flows_active() = ContextKey::FlowsActive;
         /// Hash: a message.
         message(caller: ActorId, id: MessageId) = ContextKey::Message(MessageKey { caller, id });
+        /// Sorted set: keys of chat, mail and of what was pushed by others.
+        letters() = ContextKey::Letters;
+        /// Sorted set: keys of messages that will not arrive.
+        dead_letters() = ContextKey::DeadLetters;
         /// List: keys of messages that wait for a router.
         msg_out() = ContextKey::MsgOut;
         /// List: keys of received messages, for plain `RPOP`.
@@ -312,6 +324,8 @@ pub enum GlobalKey {
     Actor(ActorId),
     /// Set: ids of all actors.
     Actors,
+    /// Hash: public key → id of the actor whose it is.
+    ActorKeys,
     /// Set: ids of all contexts.
     Contexts,
     /// Hash: who this coordinator is towards others.
@@ -333,6 +347,7 @@ impl fmt::Display for GlobalKey {
         match self {
             Self::Actor(id) => write!(f, "actor:{id}"),
             Self::Actors => f.write_str("actors"),
+            Self::ActorKeys => f.write_str("actor_keys"),
             Self::Contexts => f.write_str("contexts"),
             Self::Coordinator => f.write_str("coordinator"),
             Self::Replicas => f.write_str("replicas"),
@@ -350,6 +365,7 @@ impl GlobalKey {
     pub fn parse(text: &str) -> Option<Self> {
         Some(match text {
             "actors" => Self::Actors,
+            "actor_keys" => Self::ActorKeys,
             "contexts" => Self::Contexts,
             "coordinator" => Self::Coordinator,
             "replicas" => Self::Replicas,
@@ -410,6 +426,8 @@ impl GlobalKeys {
         actor(id: ActorId) = GlobalKey::Actor(id);
         /// Set: ids of all actors.
         actors() = GlobalKey::Actors;
+        /// Hash: public key → id of the actor whose it is.
+        actor_keys() = GlobalKey::ActorKeys;
         /// Set: ids of all contexts.
         contexts() = GlobalKey::Contexts;
         /// Hash: who this coordinator is towards others.
@@ -435,7 +453,7 @@ mod tests {
     fn any_context_key() -> impl Strategy<Value = ContextKey> {
         use ContextKey as K;
         let hash = any::<[u8; 4]>().prop_map(|seed| BlobHash::of(&seed));
-        (0_u8..30, any::<[u32; 3]>(), hash, "[ -~]{0,40}").prop_map(
+        (0_u8..32, any::<[u32; 3]>(), hash, "[ -~]{0,40}").prop_map(
             |(kind, [a, b, c], hash, text)| match kind {
                 0 => K::Context(ContextId(a)),
                 1 => K::Runner(RunnerId(a)),
@@ -466,6 +484,8 @@ mod tests {
                 26 => K::FlowInputs(FlowId(a)),
                 27 => K::FlowWaiters(FlowId(a)),
                 28 => K::Drops,
+                29 => K::Letters,
+                30 => K::DeadLetters,
                 _ => K::Ids,
             },
         )
@@ -514,8 +534,8 @@ mod tests {
         fn global_keys_round_trip(layout in any_layout(), id: u32, text in "[ -~]{0,40}") {
             let keys = GlobalKeys::new(layout);
             for key in [
-                GlobalKey::Actor(ActorId(id)), GlobalKey::Actors, GlobalKey::Contexts, GlobalKey::Coordinator,
-                GlobalKey::Replicas, GlobalKey::Request(ActorId(id), text), GlobalKey::Events, GlobalKey::Audit,
+                GlobalKey::Actor(ActorId(id)), GlobalKey::Actors, GlobalKey::ActorKeys, GlobalKey::Contexts,
+                GlobalKey::Coordinator, GlobalKey::Replicas, GlobalKey::Request(ActorId(id), text), GlobalKey::Events, GlobalKey::Audit,
                 GlobalKey::Ids,
             ] {
                 prop_assert_eq!(keys.parse(&keys.key(&key)), Some(key));

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::flow::FlowStatus;
 use crate::id::{ActorId, Attempt, FlowId, Generation, JobId, RunnerId};
+use crate::message::MessageStatus;
 use crate::node::{NodeState, Reason};
 use crate::time::Timestamp;
 
@@ -39,6 +40,13 @@ pub enum Event {
     Runner {
         /// Which record.
         runner_id: RunnerId,
+    },
+    /// Chat, mail, or what others pushed, changed: sent, received, read, sent again or removed.
+    Message {
+        /// Which one, as `message:<caller>:<id>`.
+        message_key: String,
+        /// Where it stands now; absent when it is gone.
+        status: Option<MessageStatus>,
     },
     /// The context itself changed.
     Context {},
@@ -89,7 +97,7 @@ impl Event {
             Self::Flow(event) => Some(event.flow_id),
             Self::Node(event) => Some(event.flow_id),
             Self::CancelRequested { flow_id, .. } | Self::Log { flow_id, .. } => Some(*flow_id),
-            Self::Runner { .. } | Self::Context {} => None,
+            Self::Runner { .. } | Self::Message { .. } | Self::Context {} => None,
         }
     }
 }
