@@ -405,6 +405,7 @@ mod tests {
                 env_vars: env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
                 files: std::collections::BTreeMap::new(),
                 outputs: outputs.iter().map(|path| (*path).to_owned()).collect(),
+                signature: None,
             },
         }
     }

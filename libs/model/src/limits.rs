@@ -131,6 +131,8 @@ pub const INBOX_MAX: usize = 10_000;
 pub const MSG_IN_MAX: usize = 10_000;
 /// Addresses of one actor.
 pub const ACTOR_ADDRESSES_MAX: usize = 8;
+/// Jobs of one message that a program pushed to Redis.
+pub const RAW_JOBS_MAX: usize = 1000;
 /// What is remembered of what happened to a message.
 pub const MESSAGE_LOGS_MAX: usize = 100;
 /// An actor's signature over a job or a message.

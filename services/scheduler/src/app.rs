@@ -86,7 +86,12 @@ impl App {
     /// Adds what only services may call.
     #[must_use]
     pub fn mount_internal(&self, mount: MountBuilder) -> MountBuilder {
-        let rpc = ReportRpc::new(self.driver.clone(), self.stop.clone());
+        let rpc = ReportRpc::new(
+            self.driver.clone(),
+            self.submitter.clone(),
+            Arc::clone(&self.metrics),
+            self.stop.clone(),
+        );
         mount.service(ReportIntakeServiceServer::new(rpc))
     }
 

@@ -68,6 +68,7 @@ fn node(engine: &Engine, change: &Change, now: Timestamp) -> NodeCommit {
         job_status: node.state.job_status().to_owned(),
         result_json: result_json.into(),
         events: events(engine, node, change, now),
+        ended_message: change.ended_message.clone().unwrap_or_default(),
     }
 }
 
@@ -134,4 +135,138 @@ fn messages(engine: &mut Engine, step: &Step, now: Timestamp, ids: &mut MessageI
 
 fn json(value: &impl serde::Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("values of the model are JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, VecDeque};
+
+    use flow::engine::{Destinations, Input, NoDestination, NodeView, Outside};
+    use model::execution::Outcome;
+    use model::{
+        ActorId, AttemptEnd, ContextId, Epoch, Flow, FlowStatus, FlowUid, Generation, JobId, JobSpec,
+        NodePolicy, NodeReport, NodeSpec, ReportKind, ReportSource, Revision, RunIf, RunnerId, ScriptSource,
+        ScriptType, Target,
+    };
+
+    use super::*;
+
+    struct Anywhere;
+
+    impl Destinations for Anywhere {
+        fn choose(&mut self, _: &NodeView<'_>) -> Result<RunnerId, NoDestination> {
+            Ok(RunnerId(1))
+        }
+
+        fn locate(&self, _: &ReportSource) -> Option<RunnerId> {
+            None
+        }
+    }
+
+    /// A flow of one node that may be tried twice, and at once.
+    fn engine() -> Engine {
+        let flow = Flow {
+            id: FlowId(1),
+            uid: FlowUid::random(),
+            name: "flow".parse().expect("a name"),
+            caller_id: ActorId(1),
+            context_id: ContextId(1),
+            jobs: vec![JobId(1)],
+            env_vars: BTreeMap::new(),
+            result: BTreeMap::new(),
+            result_truncated: false,
+            fail_fast: false,
+            deadline: None,
+            cancel_requested_time: None,
+            cancel_timeout_secs: 30,
+            created_at: Timestamp::default(),
+            updated_at: Timestamp::default(),
+            status: FlowStatus::Created,
+            generation: Generation(1),
+            revision: Revision(1),
+            owner: None,
+            epoch: Epoch(0),
+            rerun: None,
+            cancel_grace_secs: 0,
+        };
+        let mut policy = NodePolicy { retries: 1, ..NodePolicy::default() };
+        policy.backoff.initial_secs = 0.0;
+        policy.backoff.max_secs = 0.0;
+        let spec = NodeSpec {
+            name: "a".parse().expect("a name"),
+            depends: Vec::new(),
+            run_if: RunIf::default(),
+            allow_failure: false,
+            target: Target::default(),
+            policy,
+            prerequisites: Vec::new(),
+            when: None,
+            job: JobSpec {
+                script_type: ScriptType::Shell,
+                script: ScriptSource::Inline("true".to_owned()),
+                env_vars: BTreeMap::new(),
+                files: BTreeMap::new(),
+                outputs: Vec::new(),
+                signature: None,
+            },
+        };
+        Engine::new(ContextUid::random(), flow, &[spec]).expect("a flow of one node")
+    }
+
+    fn step(engine: &mut Engine, ids: &mut MessageIds, input: Input) -> CommitRequest {
+        let now = Timestamp::from_millis(1_800_000_000_000);
+        let mut outside = Outside { destinations: &mut Anywhere, jitter: &mut || 0.0 };
+        let mut inputs = VecDeque::from([input]);
+        let mut step = engine.step(now, &mut inputs, &mut outside, 500);
+        while step.more && step.dispatches.is_empty() {
+            step = engine.step(now, &mut inputs, &mut outside, 500);
+        }
+        let frame = Frame {
+            context_uid: ContextUid::random(),
+            now,
+            last_commit: "",
+            inputs_taken: 0,
+            rests: false,
+            awaited_flows: &BTreeSet::new(),
+        };
+        build(engine, &step, frame, ids)
+    }
+
+    #[test]
+    fn the_message_of_each_attempt_is_named_at_its_end() {
+        let (mut engine, mut ids) = (engine(), MessageIds::default());
+        ids.add((ContextId(1), ActorId(1)), 70);
+        let first = step(&mut engine, &mut ids, Input::Start);
+        assert_eq!((first.messages[0].message_id, &*first.nodes[0].ended_message), (70, ""));
+
+        let ends = |engine: &Engine, outcome| {
+            let node = flow::graph::NodeIndex::new(0);
+            let end = AttemptEnd {
+                outcome,
+                exit_code: Some(1),
+                reason: None,
+                result: BTreeMap::new(),
+                outputs: BTreeMap::new(),
+                output_bytes: 0,
+                ended: Vec::new(),
+                instance: None,
+                start_time: None,
+                end_time: Timestamp::default(),
+            };
+            Input::Report(NodeReport {
+                job_key: engine.job_key(node),
+                context_id: ContextId(1),
+                flow_id: FlowId(1),
+                source: None,
+                kind: ReportKind::Ended(Box::new(end)),
+            })
+        };
+        // The next attempt goes out in the same commit, in a message of its own.
+        let failed = ends(&engine, Outcome::Failed);
+        let again = step(&mut engine, &mut ids, failed);
+        assert_eq!((again.messages[0].message_id, &*again.nodes[0].ended_message), (71, "message:1:70"));
+        let succeeded = ends(&engine, Outcome::Succeeded);
+        let last = step(&mut engine, &mut ids, succeeded);
+        assert_eq!((last.messages.len(), &*last.nodes[0].ended_message), (0, "message:1:71"));
+    }
 }

@@ -164,7 +164,7 @@ impl ContextRunners<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::{InstanceInfo, Presence, Revision, Runner, Timestamp};
+    use model::{EnvelopeForm, InstanceInfo, Presence, Revision, Runner, Timestamp};
 
     fn view(id: u32, live: bool, types: &[ScriptType]) -> RunnerView {
         let group: Name = "default".parse().expect("a name");
@@ -179,6 +179,8 @@ mod tests {
                 group: None,
                 labels: BTreeMap::new(),
                 local: false,
+                envelope: EnvelopeForm::Signed,
+                secret_ref: String::new(),
                 created_at: Timestamp::default(),
                 updated_at: Timestamp::default(),
                 revision: Revision(1),

@@ -186,13 +186,18 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         };
         let slot = self.slot(index);
         let node = &mut self.engine.nodes[index.index()];
+        let leaves = is_in_flight(from) && !is_in_flight(to);
+        // The edit may forget it.
+        if leaves && node.message_key.is_some() {
+            self.step.changed[slot].ended_message.clone_from(&node.message_key);
+        }
         edit(node);
         node.state = to;
         let reason = node.reason.clone();
         self.step.changed[slot].transitions.push(Transition { event, from, to, attempt, reason });
         self.engine.counts.moved(from, to);
         self.reset_timer(index);
-        if is_in_flight(from) && !is_in_flight(to) {
+        if leaves {
             self.engine.sources.remove(&index);
         }
         if to.is_end() {
@@ -217,7 +222,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         let slot = self.step.changed.len();
         self.engine.slots[index.index()] = u32::try_from(slot).ok();
         let before = self.engine.nodes[index.index()].state;
-        self.step.changed.push(Change { node: index, before, transitions: Vec::new() });
+        self.step.changed.push(Change { node: index, before, transitions: Vec::new(), ended_message: None });
         slot
     }
 

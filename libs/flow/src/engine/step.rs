@@ -129,6 +129,9 @@ pub struct Change {
     pub before: NodeState,
     /// The states it went through, in order. Empty when only other fields changed.
     pub transitions: Vec<Transition>,
+    /// The message that carried the attempt which this step has ended; nothing when it has ended none that
+    /// was sent.
+    pub ended_message: Option<String>,
 }
 
 /// One change of a node's state.

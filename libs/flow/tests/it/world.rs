@@ -45,6 +45,7 @@ pub(crate) fn spec(text: &str, depends: &[&str]) -> NodeSpec {
             env_vars: BTreeMap::new(),
             files: BTreeMap::new(),
             outputs: Vec::new(),
+            signature: None,
         },
     }
 }
@@ -182,6 +183,10 @@ impl World {
     /// One step, stored and checked.
     pub(crate) fn step(&mut self, inputs: &mut VecDeque<Input>) -> Step {
         let step = self.run_step(inputs);
+        for &node in step.dispatches.iter().flat_map(|dispatch| &dispatch.nodes) {
+            let carrier = format!("message of {}", self.engine.job_key(node));
+            self.engine.set_message_key(node, carrier);
+        }
         self.commit(&step);
         self.due = step.due;
         self.rests = step.rests;
@@ -337,6 +342,10 @@ impl World {
                 state = t.to;
             }
             assert_eq!(state, node.state, "every change of state is listed");
+            let under_way = |state| matches!(state, NodeState::Dispatched | NodeState::Running);
+            let has_left = change.transitions.iter().any(|t| under_way(t.from) && !under_way(t.to));
+            let carrier = stored.message_key.filter(|_| under_way(stored.state) && has_left);
+            assert_eq!(change.ended_message, carrier, "the message of an attempt that has ended is named");
             assert!(node.tries <= node.policy.retries, "tries are those that the policy allows");
             self.stored.nodes.insert(node.job_id, json(&node));
         }

@@ -183,6 +183,7 @@ mod tests {
             env_vars: std::collections::BTreeMap::new(),
             files: std::collections::BTreeMap::new(),
             outputs: Vec::new(),
+            signature: None,
         };
         let spec = NodeSpec {
             name: "a".parse().expect("a name"),

@@ -65,7 +65,8 @@ impl Submitter {
         request: SubmitFlowRequest,
         message_key: String,
     ) -> Result<Flow, Status> {
-        let request_hash = hash_of(&SubmitFlowRequest { request_id: String::new(), ..request.clone() });
+        let request_hash =
+            hash_of(&unsigned(SubmitFlowRequest { request_id: String::new(), ..request.clone() }));
         let SubmitFlowRequest { request_id, context_id, flow_id, caller_id, flow } = request;
         let wire = flow.unwrap_or_default();
         let header = proto::v1::FlowSpec { nodes: Vec::new(), ..wire.clone() };
@@ -221,6 +222,16 @@ impl Submitter {
 /// What makes two requests the same; the caller leaves out the request id.
 pub(crate) fn hash_of(body: &impl Message) -> String {
     BlobHash::of(&body.encode_to_vec()).to_string()
+}
+
+/// A submission without its signatures: signed anew it is the same.
+fn unsigned(mut request: SubmitFlowRequest) -> SubmitFlowRequest {
+    for node in request.flow.iter_mut().flat_map(|flow| &mut flow.nodes) {
+        if let Some(job) = &mut node.job {
+            job.signature.clear();
+        }
+    }
+    request
 }
 
 /// Violations of a flow, as the request that carries it under `at` calls its fields.

@@ -1,29 +1,43 @@
-//! `ReportIntakeService`: what attempts report.
+//! `ReportIntakeService`: what attempts report, and flows that came as messages.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use model::{ActorId, Violations};
 use proto::internal::v1::report_intake_service_server::ReportIntakeService;
-use proto::internal::v1::{IncomingReport, ReportRequest, ReportResponse};
+use proto::internal::v1::{
+    IncomingReport, ReportRequest, ReportResponse, SubmitForRequest, SubmitForResponse,
+};
+use proto::v1::SubmitFlowRequest;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::changes::submit::Submitter;
 use crate::driver::{Event, Handle};
+use crate::metrics::Metrics;
 use crate::routers::{LINK_BUFFER, LinkId};
 
 /// Serves routers.
 pub struct ReportRpc {
     driver: Handle,
+    submitter: Submitter,
+    metrics: Arc<Metrics>,
     next_link: AtomicU64,
     stop: CancellationToken,
 }
 
 impl ReportRpc {
-    /// Reports go to this driver; streams end when `stop` is cancelled.
+    /// Reports go to this driver, flows to the submitter; streams end when `stop` is cancelled.
     #[must_use]
-    pub const fn new(driver: Handle, stop: CancellationToken) -> Self {
-        Self { driver, next_link: AtomicU64::new(1), stop }
+    pub const fn new(
+        driver: Handle,
+        submitter: Submitter,
+        metrics: Arc<Metrics>,
+        stop: CancellationToken,
+    ) -> Self {
+        Self { driver, submitter, metrics, next_link: AtomicU64::new(1), stop }
     }
 }
 
@@ -49,6 +63,34 @@ impl ReportIntakeService for ReportRpc {
         });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
+
+    async fn submit_for(
+        &self,
+        request: Request<SubmitForRequest>,
+    ) -> Result<Response<SubmitForResponse>, Status> {
+        let (actor, submit, message_key) = parse_submission(request.into_inner())?;
+        let submitting = self.submitter.clone().submit_for(actor, submit, message_key);
+        // A router that goes away leaves nothing half done.
+        let flow = tokio::spawn(submitting).await.map_err(rpc::Error::internal)??;
+        self.metrics.flows_submitted.inc();
+        Ok(Response::new(SubmitForResponse { flow: Some(flow) }))
+    }
+}
+
+/// The actor, what it asks for, and the message that asks. A message is one request, however often it comes.
+fn parse_submission(request: SubmitForRequest) -> Result<(ActorId, SubmitFlowRequest, String), rpc::Error> {
+    let SubmitForRequest { on_behalf_of, submit, message_key } = request;
+    let mut violations = Violations::new();
+    if on_behalf_of == 0 {
+        violations.add("on_behalf_of", "name the actor whose message it is");
+    }
+    let submit = violations.take("submit", submit.ok_or("say what is submitted"));
+    if !message_key.starts_with(&format!("message:{on_behalf_of}:")) {
+        violations.add("message_key", "the key of a message of that actor, as message:<caller>:<id>");
+    }
+    let submit = violations.into_result(submit).map_err(rpc::Error::invalid)?;
+    let submit = SubmitFlowRequest { request_id: message_key.clone(), ..submit };
+    Ok((ActorId(on_behalf_of), submit, message_key))
 }
 
 /// Runs until either side of the stream ends.
@@ -94,4 +136,25 @@ fn parse(link: LinkId, reports: Vec<IncomingReport>) -> Vec<(crate::run::Ack, mo
         }
     };
     reports.into_iter().filter_map(parse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_its_request() {
+        let submit = SubmitFlowRequest { request_id: "another".to_owned(), ..Default::default() };
+        let request = SubmitForRequest {
+            on_behalf_of: 12,
+            submit: Some(submit),
+            message_key: "message:12:101".to_owned(),
+        };
+        let (actor, submit, key) = parse_submission(request.clone()).expect("well-formed");
+        assert_eq!((actor, &*submit.request_id, &*key), (ActorId(12), "message:12:101", "message:12:101"));
+        let of_another = SubmitForRequest { on_behalf_of: 1, ..request };
+        parse_submission(of_another).expect_err("the message of somebody else");
+        let error = parse_submission(SubmitForRequest::default()).expect_err("nothing is right");
+        assert!(matches!(error.kind(), rpc::ErrorKind::InvalidArgument(v) if v.as_slice().len() == 3));
+    }
 }

@@ -145,6 +145,7 @@ mod tests {
                 env_vars: std::collections::BTreeMap::new(),
                 files: std::collections::BTreeMap::new(),
                 outputs: Vec::new(),
+                signature: None,
             },
         };
         FlowNode::new(JobId(id), &spec, depends.iter().copied().map(JobId).collect())
