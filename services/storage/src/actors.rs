@@ -2,7 +2,8 @@
 
 use kv::Cmd;
 use model::actor::ActorKey;
-use model::{Actor, ActorId, Address, Revision, Timestamp, limits};
+use model::{Actor, ActorId, Address, ContextId, Revision, Timestamp, limits};
+use proto::convert::actor::ActorChange;
 
 use crate::error::{Error, Result};
 use crate::record::{self, Fields};
@@ -75,7 +76,7 @@ impl Store {
         now: Timestamp,
     ) -> Result<(bool, u64)> {
         let keys = self.keys();
-        let mut touched = vec![keys.actor(actor.id), keys.actors()];
+        let mut touched = vec![keys.actor(actor.id), keys.actors(), keys.actor_keys()];
         touched.extend(request.map(|request| keys.request(BOOTSTRAP, &request.id)));
         let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
         let call = self
@@ -83,6 +84,7 @@ impl Store {
             .arg(actor.id.0)
             .arg(hash_of(request))
             .arg(limits::REQUEST_ID_KEEP_SECS)
+            .arg(&actor.pubkey)
             .args(record::actor::write(actor).args());
         let answer = self.call_global(call).await.map_err(|error| match error.code() {
             Some("REQUEST_ID_REUSED") => Error::RequestIdReused,
@@ -90,6 +92,52 @@ impl Store {
         })?;
         let [made, value] = answer.tuple()?;
         Ok((made.int()? == 1, value.uint()?))
+    }
+
+    /// Changes where messages to an actor are delivered. `asker` is nobody for the bootstrap identity, else the
+    /// actor itself.
+    pub(crate) async fn update_actor(
+        &self,
+        change: &ActorChange,
+        asker: Option<ActorId>,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<Actor> {
+        let ActorChange { id, expected_revision, address, home_context } = change;
+        if let Some(home) = home_context {
+            self.check_home(*id, *home).await?;
+        }
+        let keys = self.keys();
+        let mut touched = vec![keys.actor(*id), keys.actor_keys()];
+        touched.extend(request.map(|request| keys.request(asker.unwrap_or(BOOTSTRAP), &request.id)));
+        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let change = self
+            .begin_global(&scripts::UPDATE_ACTOR, &touched, now)
+            .arg(id.0)
+            .arg(&expected_revision.map(|revision| revision.to_string()).unwrap_or_default())
+            .arg(&serde_json::to_string(address).expect("a list of texts is JSON"))
+            .arg(&home_context.map(|home| home.to_string()).unwrap_or_default())
+            .arg(hash_of(request))
+            .arg(limits::REQUEST_ID_KEEP_SECS);
+        let applied = self.apply_global(change).await;
+        applied.map_err(|error| match (error.code(), &error) {
+            (Some("REQUEST_ID_REUSED"), _) => Error::RequestIdReused,
+            (Some("ACTOR_GONE"), _) => Error::not_found("actor", id),
+            (Some("ACTOR_CHANGED"), kv::Error::Refused { message, .. }) => Error::Changed(message.clone()),
+            _ => Error::Store(error),
+        })?;
+        self.actor(*id).await
+    }
+
+    /// Letters land only where their recipient may read them.
+    async fn check_home(&self, actor: ActorId, home: ContextId) -> Result<()> {
+        let role = match self.context(home).await {
+            Ok((_, context)) => context.role_of(actor),
+            Err(Error::NotFound(_)) => None,
+            Err(error) => return Err(error),
+        };
+        let no_role = || Error::field("home_context", format!("actor {actor} has no role in context {home}"));
+        role.map(drop).ok_or_else(no_role)
     }
 
     /// Reads an actor.

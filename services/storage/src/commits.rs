@@ -1,18 +1,20 @@
 //! Steps of flows: the hot path. One step is one script and one round trip.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use kv::Value;
 use model::flow::ResultMap;
 use model::job::BlobRef;
 use model::{
-    ActorId, BlobHash, ContextId, ContextUid, Epoch, FlowId, FlowStatus, FlowUid, JobId, MessageId,
-    MessageKey, OwnerId, Revision, Timestamp, limits,
+    ActorId, BlobHash, ContextId, ContextUid, Epoch, FlowId, FlowStatus, FlowUid, JobId, MessageKey, OwnerId,
+    Revision, RunnerId, Timestamp, limits,
 };
 use serde::Deserialize;
 
 use crate::error::Error;
 use crate::messages::{HOLD, Held};
-use crate::record::message::{Body, write_nodes};
+use crate::record::message::{Body, Kind, write_nodes};
 use crate::routers::Routers;
 use crate::scripts;
 use crate::store::{Change, Store, Tenant};
@@ -76,21 +78,29 @@ pub(crate) struct NodeChange {
     pub(crate) result: Bytes,
     /// What it went through, as event JSON.
     pub(crate) events: Vec<Bytes>,
+    /// The message that carried the attempt which has ended.
+    pub(crate) ended_message: Option<MessageKey>,
 }
 
 /// A message to send.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
-    /// Its key.
+    /// Its key, with an id that was reserved.
     pub(crate) key: MessageKey,
-    /// What it carries.
-    pub(crate) body: Body,
+    /// The runner record that it is for.
+    pub(crate) runner: RunnerId,
+    /// Seconds until it must be accepted, 0 for no limit.
+    pub(crate) timeout_ack_secs: u32,
+    /// The executions, each as JSON.
+    pub(crate) nodes: Vec<Bytes>,
+    /// When it was made.
+    pub(crate) created_at: Timestamp,
 }
 
 impl Outgoing {
-    /// A message of `caller` with an id that was reserved.
-    pub(crate) const fn new(caller: ActorId, id: MessageId, body: Body) -> Self {
-        Self { key: MessageKey { caller, id }, body }
+    fn into_body(self, flow: FlowId) -> Body {
+        let Self { key: _, runner, timeout_ack_secs, nodes, created_at } = self;
+        Body { kind: Kind::Nodes { flow, runner, nodes }, timeout_ack_secs, created_at }
     }
 }
 
@@ -169,14 +179,14 @@ impl Store {
         routers: &Routers,
         now: Timestamp,
     ) -> Result<Revision, Refusal> {
-        let outputs = outputs_of(&commit.nodes);
-        check_size(&commit, outputs.len())?;
+        let (outputs, ended) = (outputs_of(&commit.nodes), ended_messages(&commit.nodes));
+        check_size(&commit, outputs.len() + ended.len())?;
         let tenant = self.tenant(commit.context).await.map_err(|error| Refusal::of(&error))?;
         let caller = self.caller(&tenant, commit.flow, commit.flow_uid).await;
         let caller = caller.map_err(|error| Refusal::of(&error))?;
         let router = if commit.messages.is_empty() { None } else { routers.pick() };
         let name = router.as_ref().map(|router| router.name()).unwrap_or_default();
-        let change = change_of(&tenant, &commit, &outputs, caller, name, now);
+        let change = change_of(&tenant, &commit, (&outputs, &ended), caller, name, now);
         // Of one that was applied before, this is not the change that the stream has.
         let read = |value: Value| value.int().map(|revision| (u64::try_from(revision).ok(), revision));
         crash_point!("storage.commit.before");
@@ -184,7 +194,8 @@ impl Store {
         crash_point!("storage.commit.after");
         let revision = answer.map_err(|error| Refusal::of(&error))?.unsigned_abs();
         if let Some(router) = &router {
-            for Outgoing { key, body } in commit.messages {
+            for message in commit.messages {
+                let (key, body) = (message.key, message.into_body(commit.flow));
                 let held = Held { context: commit.context, context_uid: commit.context_uid, key, body };
                 routers.hand(router, held);
             }
@@ -193,12 +204,12 @@ impl Store {
     }
 }
 
-/// A record is a key of its own that the script writes: a job, a message, the set of those who refer to a
-/// blob. All nodes of a flow stand in one; how many of its fields change is limited by itself, and each
+/// A record is a key of its own that the script writes: a job, a message, and what `others` counts: sets of those
+/// who refer to a blob, and messages that were sent before. All nodes of a flow stand in one; how many of its fields change is limited by itself, and each
 /// comes with the job that mirrors it.
-fn check_size(commit: &Commit, outputs: usize) -> Result<(), Refusal> {
+fn check_size(commit: &Commit, others: usize) -> Result<(), Refusal> {
     let nodes = commit.nodes.len();
-    let records = nodes + commit.messages.len() + outputs + FLOW_RECORDS;
+    let records = nodes + commit.messages.len() + others + FLOW_RECORDS;
     for (what, max, asked) in [
         ("nodes", COMMIT_NODES_MAX, nodes),
         ("records", limits::COMMIT_RECORDS_MAX, records),
@@ -212,7 +223,7 @@ fn check_size(commit: &Commit, outputs: usize) -> Result<(), Refusal> {
     let of_node = |node: &NodeChange| {
         node.json.len() + node.result.len() + node.events.iter().map(Bytes::len).sum::<usize>()
     };
-    let of_message = |message: &Outgoing| message.body.nodes.iter().map(Bytes::len).sum::<usize>();
+    let of_message = |message: &Outgoing| message.nodes.iter().map(Bytes::len).sum::<usize>();
     let bytes = records * RECORD_OVERHEAD_BYTES
         + commit.nodes.iter().map(of_node).sum::<usize>()
         + commit.messages.iter().map(of_message).sum::<usize>()
@@ -230,7 +241,7 @@ fn check_size(commit: &Commit, outputs: usize) -> Result<(), Refusal> {
 fn change_of(
     tenant: &Tenant,
     commit: &Commit,
-    outputs: &[(usize, BlobHash)],
+    (outputs, ended): (&[(usize, BlobHash)], &BTreeMap<MessageKey, u32>),
     caller: ActorId,
     router: &str,
     now: Timestamp,
@@ -242,7 +253,8 @@ fn change_of(
     let messages = commit.messages.iter().map(|message| keys.message(message.key.caller, message.key.id));
     let blobs = outputs.iter().flat_map(|(_, hash)| [keys.blob(*hash), keys.blob_refs(*hash)]);
     let awaited = commit.awaited.iter().map(|flow| keys.flow_waiters(*flow));
-    let varying: Vec<String> = jobs.chain(messages).chain(blobs).chain(awaited).collect();
+    let over = ended.keys().map(|key| keys.message(key.caller, key.id));
+    let varying: Vec<String> = jobs.chain(messages).chain(blobs).chain(awaited).chain(over).collect();
     let mut touched: Vec<&str> = Vec::with_capacity(varying.len() + FLOW_RECORDS);
     touched.extend(own.iter().map(String::as_str));
     touched.extend([
@@ -282,21 +294,36 @@ fn change_of(
         .arg(commit.context.0)
         .arg(commit.inputs_taken)
         .arg(commit.rests)
-        .arg(commit.awaited.len());
+        .arg(commit.awaited.len())
+        .arg(ended.len())
+        .arg(keys.prefix());
     for node in &commit.nodes {
         change = change.arg(node.job.0).arg(&node.json[..]).arg(&node.job_status).arg(&node.result[..]);
     }
-    for Outgoing { key, body } in &commit.messages {
+    for message in &commit.messages {
         change = change
-            .arg(key.caller.0)
-            .arg(key.id.0)
-            .arg(body.runner.0)
-            .arg(body.timeout_ack_secs)
-            .arg(&write_nodes(&body.nodes))
-            .arg(&body.created_at.to_string());
+            .arg(message.key.caller.0)
+            .arg(message.key.id.0)
+            .arg(message.runner.0)
+            .arg(message.timeout_ack_secs)
+            .arg(&write_nodes(&message.nodes))
+            .arg(&message.created_at.to_string())
+            .arg(message.nodes.len());
     }
     let events = commit.nodes.iter().flat_map(|node| &node.events);
-    change.args(events.map(|event| &event[..])).args(outputs.iter().map(|(job, _)| *job))
+    change
+        .args(events.map(|event| &event[..]))
+        .args(outputs.iter().map(|(job, _)| *job))
+        .args(ended.values().copied())
+}
+
+/// The messages that carried attempts which have ended, with how many.
+fn ended_messages(nodes: &[NodeChange]) -> BTreeMap<MessageKey, u32> {
+    let mut ended = BTreeMap::new();
+    for key in nodes.iter().filter_map(|node| node.ended_message) {
+        *ended.entry(key).or_default() += 1;
+    }
+    ended
 }
 
 /// The files that nodes made, each with the number, from 1 on, of the node that made it.
@@ -332,6 +359,7 @@ mod tests {
             job_status: status.to_owned(),
             result: Bytes::new(),
             events: Vec::new(),
+            ended_message: None,
         };
         let with = format!(r#"{{"job_id":1,"outputs":{{"a":{{"sha256":"{hash}","size":1}}}}}}"#);
         let nodes = [

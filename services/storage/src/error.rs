@@ -99,6 +99,14 @@ pub(crate) enum WrongState {
     FlowNotEnded,
     /// The flow lacks nodes.
     NodesMissing,
+    /// The message is on its way.
+    MessageUnderWay,
+    /// The message did not fail to arrive.
+    NotADeadLetter,
+    /// The message was made too long ago to be sent again.
+    MessageTooOld,
+    /// The message belongs to a flow.
+    CarriesNodes,
 }
 
 impl Error {
@@ -130,12 +138,16 @@ impl Error {
             "CONTEXT_GONE" => Self::not_found("context", context),
             "CONTEXT_DELETING" => Self::ContextDeleting,
             "CONTEXT_CHANGED" => Self::ContextChanged(context),
-            "FLOW_GONE" => Self::NotFound(message.clone()),
+            "FLOW_GONE" | "MESSAGE_GONE" => Self::NotFound(message.clone()),
             "FLOW_NOT_CREATED" => state(WrongState::FlowNotCreated),
             "FLOW_NOT_STARTED" => state(WrongState::FlowNotStarted),
             "FLOW_NOT_ENDED" => state(WrongState::FlowNotEnded),
             "FLOW_ENDED" => state(WrongState::FlowEnded),
             "NODES_MISSING" => state(WrongState::NodesMissing),
+            "MESSAGE_UNDER_WAY" => state(WrongState::MessageUnderWay),
+            "NOT_A_DEAD_LETTER" => state(WrongState::NotADeadLetter),
+            "MESSAGE_TOO_OLD" => state(WrongState::MessageTooOld),
+            "CARRIES_NODES" => state(WrongState::CarriesNodes),
             "BLOB_MISSING" => Self::BlobMissing(message.rsplit(':').next().unwrap_or_default().to_owned()),
             "JOB_NOT_RESERVED" => Self::field("nodes", message),
             "IDS_EXHAUSTED" => Self::Exhausted(message.clone()),

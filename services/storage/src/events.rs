@@ -26,6 +26,8 @@ use crate::tailer::Tailer;
 pub(crate) const READ_MAX: usize = 256;
 /// Hints of a kind that somebody may fall behind before it looks at everything again.
 const KINDS_BUFFER: usize = 1024;
+/// Hints of inboxes that a reader may fall behind before it looks anyway.
+const INBOXES_BUFFER: usize = 1024;
 /// Touched flows that a scheduler may fall behind before it is told to list them.
 const TOUCHES_BUFFER: usize = 16_384;
 
@@ -179,6 +181,25 @@ pub(crate) enum Touch {
     Any,
 }
 
+/// A hint for those who read inboxes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InboxHint {
+    /// Something came into an inbox, or the context itself changed.
+    In(ContextId),
+    /// Hints may have been missed.
+    Any,
+}
+
+impl InboxHint {
+    /// Whether it may be about an inbox of this context.
+    pub(crate) fn is_for(self, context: ContextId) -> bool {
+        match self {
+            Self::In(known) => known == context,
+            Self::Any => true,
+        }
+    }
+}
+
 /// What wakes a tailer.
 #[derive(Debug, Default)]
 pub(crate) struct Wake {
@@ -197,6 +218,7 @@ struct Inner {
     store: Store,
     kinds: broadcast::Sender<Hint>,
     touches: broadcast::Sender<Touch>,
+    inboxes: broadcast::Sender<InboxHint>,
     /// Whether hints are heard: Redis is there.
     connected: watch::Sender<bool>,
     /// How often the store was found to have lost changes.
@@ -210,6 +232,7 @@ impl Hub {
             store,
             kinds: broadcast::Sender::new(KINDS_BUFFER),
             touches: broadcast::Sender::new(TOUCHES_BUFFER),
+            inboxes: broadcast::Sender::new(INBOXES_BUFFER),
             connected: watch::Sender::new(false),
             went_back: watch::Sender::new(0),
             tailers: Mutex::default(),
@@ -232,6 +255,11 @@ impl Hub {
     /// Flows for which there is something new, from now on.
     pub(crate) fn touches(&self) -> broadcast::Receiver<Touch> {
         self.0.touches.subscribe()
+    }
+
+    /// Inboxes into which something came, from now on.
+    pub(crate) fn inboxes(&self) -> broadcast::Receiver<InboxHint> {
+        self.0.inboxes.subscribe()
     }
 
     /// Whether hints are heard.
@@ -263,6 +291,7 @@ impl Hub {
                     self.0.connected.send_replace(true);
                     self.tell(Hint::Missed);
                     self.touch(Touch::Any);
+                    self.tell_inboxes(InboxHint::Any);
                 }
                 Notice::Lost(error) => {
                     self.0.connected.send_replace(false);
@@ -287,6 +316,8 @@ impl Hub {
             b"removal" => self.tell(Hint::Removal(context)),
             b"replicas" => self.tell(Hint::Replicas),
             b"active" => self.touch(Touch::Any),
+            b"context" => self.tell_inboxes(InboxHint::In(context)),
+            inbox if inbox.starts_with(b"inbox:") => self.tell_inboxes(InboxHint::In(context)),
             other => {
                 let flow = std::str::from_utf8(other).ok().and_then(|text| text.strip_prefix("flow:"));
                 if let Some(flow) = flow.and_then(|flow| flow.parse().ok()) {
@@ -299,6 +330,11 @@ impl Hub {
     fn touch(&self, touch: Touch) {
         // As below.
         let _ = self.0.touches.send(touch);
+    }
+
+    fn tell_inboxes(&self, hint: InboxHint) {
+        // As below.
+        let _ = self.0.inboxes.send(hint);
     }
 
     fn tell(&self, hint: Hint) {

@@ -8,7 +8,8 @@ use kv::{Cmd, Value};
 use model::flow::{EnvVars, ResultMap};
 use model::{
     ActorId, BlobHash, Context, ContextId, ContextUid, Epoch, Flow, FlowId, FlowNode, FlowStatus, FlowUid,
-    Generation, JobId, JobSpec, MessageId, Name, OwnerId, Rerun, Revision, ScriptSource, Timestamp, limits,
+    Generation, JobId, JobSpec, MessageId, MessageKey, Name, OwnerId, Rerun, Revision, ScriptSource,
+    Timestamp, limits,
 };
 
 use crate::error::{Error, Result};
@@ -52,6 +53,8 @@ pub(crate) struct NewFlow {
     pub(crate) node_count: u32,
     /// What its nodes will refer to, as far as it is known.
     pub(crate) blobs: BTreeSet<BlobHash>,
+    /// The message that it is made of.
+    pub(crate) message: Option<MessageKey>,
 }
 
 /// How a flow is run again.
@@ -63,6 +66,8 @@ pub(crate) struct Restart {
     pub(crate) rerun: Rerun,
     /// Its variables from now on.
     pub(crate) env_vars: EnvVars,
+    /// New signatures of its jobs.
+    pub(crate) signatures: Vec<(JobId, String)>,
 }
 
 /// A node to be added.
@@ -332,9 +337,11 @@ impl Store {
     ) -> Result<(FlowInContext, bool)> {
         let actor = asker.actor()?;
         for _ in 0..PERMISSION_TRIES {
-            let (tenant, _, context) = self.changeable_flow(context, flow, asker).await?;
+            let (tenant, stored, context) = self.changeable_flow(context, flow, asker).await?;
             let mut touched = vec![tenant.keys.flow(flow), tenant.flows_active.clone()];
             touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
+            let caller = stored.flow.caller_id;
+            touched.extend(restart.signatures.iter().map(|(job, _)| tenant.keys.job(caller, *job)));
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
             let change = tenant
                 .begin(&scripts::RESTART_FLOW, &touched, Some(context.uid), now)
@@ -347,7 +354,9 @@ impl Store {
                 .arg(now.as_millis())
                 .arg(&fresh_commit())
                 .arg(hash_of(request))
-                .arg(limits::REQUEST_ID_KEEP_SECS);
+                .arg(limits::REQUEST_ID_KEEP_SECS)
+                .arg(tenant.keys.prefix())
+                .args(restart.signatures.iter().map(|(_, signature)| signature));
             match tenant.apply_revision(change).await {
                 Err(Error::ContextChanged(_)) => {}
                 Err(error) => return Err(error),
@@ -540,7 +549,7 @@ async fn write_flow(
         .arg(limits::REQUEST_ID_KEEP_SECS)
         .arg(&flow.uid.to_string())
         .arg(new.id.is_none())
-        .args(record::flow::write(&flow, new.node_count, new.deadline_secs).args());
+        .args(record::flow::write(&flow, new).args());
     let read = |value: Value| {
         let answer = value.array()?;
         let revision = match answer.as_slice() {

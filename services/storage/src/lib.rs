@@ -4,6 +4,7 @@
 //! - `scripts`: the Lua scripts, each one change of state; `record`: hashes as objects and back;
 //! - `actors`, `contexts`, `flows`, `commits`, `reads`, `removal`, `messages`, `blobs`, `logs`, `runners`:
 //!   what can be asked, one module for each kind of thing;
+//! - `letters`, `letter_box`, `letter_lists`, `letter_watch`: chat and mail that leave, arrive, are looked at, are read;
 //! - `events`, `tailer`, `watches`, `runner_watch`: hints, streams, and those who watch;
 //! - `routers`, `taking`: the routers that are connected, and what they hold;
 //! - `rpc`: parse, call, convert; `process`: storage as a process of its own.
@@ -29,11 +30,16 @@ mod events;
 mod flows;
 mod inbox;
 mod joining;
+mod letter_box;
+mod letter_lists;
+mod letter_watch;
+mod letters;
 mod logs;
 mod messages;
 mod pages;
 mod positions;
 mod process;
+mod raw;
 mod reads;
 mod record;
 mod removal;

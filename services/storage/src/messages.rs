@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use kv::{Cmd, Pipeline, Value};
-use model::{ContextId, ContextUid, MessageKey, Timestamp};
+use model::{ContextId, ContextUid, FlowId, MessageKey, Timestamp};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::raw::{self, Holder};
 use crate::record;
-use crate::record::message::Body;
+use crate::record::message::{Body, Found};
 use crate::scripts;
 use crate::store::{Store, Tenant};
 
@@ -36,6 +37,8 @@ pub(crate) struct Settlement {
     pub(crate) key: MessageKey,
     /// Why it will not arrive; empty when the receiver acknowledged it.
     pub(crate) error: String,
+    /// The flow that was made of it.
+    pub(crate) flow: Option<FlowId>,
 }
 
 /// A message's key as it stands in a record: without the tag of its context.
@@ -69,11 +72,14 @@ impl Store {
         seen.reverse();
         let mut touched = vec![tenant.msg_out.as_str(), &tenant.held];
         touched.extend(seen.iter().map(String::as_str));
-        let call =
-            tenant.begin(&scripts::TAKE_OUT, &touched, None, now).arg(router).arg(&(now + HOLD).to_string());
+        let call = tenant
+            .begin(&scripts::TAKE_OUT, &touched, None, now)
+            .arg(router)
+            .arg(&(now + HOLD).to_string())
+            .args(record::message::READ);
         let taken = tenant.call(call).await?.array()?;
         let more = taken.len() >= MESSAGES_MAX;
-        Ok((self.read_taken(tenant, &seen, taken, now).await?, more))
+        Ok((self.read_taken((tenant, router), &seen, taken, now).await?, more))
     }
 
     /// Takes what others hold and do not care for any more into the hold of `router`.
@@ -94,9 +100,10 @@ impl Store {
             .begin(&scripts::TAKE_EXPIRED, &touched, None, now)
             .arg(router)
             .arg(&(now + HOLD).to_string())
-            .arg(&now.to_string());
+            .arg(&now.to_string())
+            .args(record::message::READ);
         let taken = tenant.call(call).await?.array()?;
-        self.read_taken(tenant, &seen, taken, now).await
+        self.read_taken((tenant, router), &seen, taken, now).await
     }
 
     /// Reads what `router` holds in a context and prolongs it.
@@ -112,7 +119,7 @@ impl Store {
             }
             let values =
                 tenant.connection.pipeline(&pipeline).await?.into_iter().collect::<kv::Result<_>>()?;
-            held.extend(self.read_taken(tenant, &mine, values, now).await?);
+            held.extend(self.read_taken((tenant, router), &mine, values, now).await?);
         }
         Ok(held)
     }
@@ -170,8 +177,8 @@ impl Store {
         for settled in settled.chunks(MESSAGES_MAX) {
             let keys =
                 settled.iter().map(|one| tenant.keys.message(one.key.caller, one.key.id)).collect::<Vec<_>>();
-            let errors: Vec<&str> = settled.iter().map(|one| one.error.as_str()).collect();
-            settle_keys(&tenant, &keys, &errors, now).await?;
+            let outcomes = settled.iter().map(|one| (one.error.as_str(), one.flow));
+            settle_keys(&tenant, &keys, outcomes, now).await?;
         }
         crash_point!("storage.settle.after");
         Ok(())
@@ -179,7 +186,7 @@ impl Store {
 
     async fn read_taken(
         &self,
-        tenant: &Tenant,
+        (tenant, router): (&Tenant, &str),
         seen: &[String],
         taken: Vec<Value>,
         now: Timestamp,
@@ -188,36 +195,64 @@ impl Store {
             return Ok(Vec::new());
         }
         let (_, context) = self.context(tenant.id).await?;
+        let holder = Holder { tenant, context: &context, router };
         let mut held = Vec::with_capacity(taken.len());
         for (text, value) in seen.iter().zip(taken) {
-            let body = match record::message::read(text, value) {
-                Ok(None) => continue,
-                Ok(Some(body)) => Ok(body),
-                Err(Error::Broken(error)) => Err(error.to_string()),
-                Err(error) => return Err(error),
+            let Some(keys::ContextKey::Message(key)) = tenant.keys.parse(text) else {
+                if value != Value::Int(0) {
+                    refuse(tenant, text, &format!("`{text}` is no key of a message"), now).await?;
+                }
+                continue;
             };
-            let key = match tenant.keys.parse(text) {
-                Some(keys::ContextKey::Message(key)) => Ok(key),
-                _ => Err(format!("`{text}` is no key of a message")),
-            };
-            match (key, body) {
-                (Ok(key), Ok(body)) => {
+            match self.body_of(holder, key, value, now).await {
+                Ok(None) => {}
+                Ok(Some(body)) => {
                     held.push(Held { context: tenant.id, context_uid: context.uid, key, body });
                 }
-                (Err(problem), _) | (_, Err(problem)) => {
-                    tracing::warn!(context = %tenant.id, key = text, problem, "a message cannot be delivered");
-                    settle_keys(tenant, std::slice::from_ref(text), &[&problem], now).await?;
+                Err(error) => {
+                    let problem = raw::refusal(&error).ok_or(error)?;
+                    refuse(tenant, text, &problem, now).await?;
                 }
             }
         }
         Ok(held)
     }
+
+    /// What a router is to do for a message; nothing when that is nothing.
+    async fn body_of(
+        &self,
+        holder: Holder<'_>,
+        key: MessageKey,
+        value: Value,
+        now: Timestamp,
+    ) -> Result<Option<Body>> {
+        let found = record::message::read(&message_key(key), key, holder.context.uid, value)?;
+        match found {
+            None => Ok(None),
+            Some(Found::Body(body)) => Ok(Some(body)),
+            Some(Found::Raw(fields)) => self.take_up(holder, key, fields, now).await,
+        }
+    }
 }
 
-async fn settle_keys(tenant: &Tenant, keys: &[String], errors: &[&str], now: Timestamp) -> Result<()> {
-    let mut touched = vec![tenant.held.as_str()];
+/// Settles what nobody can deliver.
+async fn refuse(tenant: &Tenant, key: &String, problem: &str, now: Timestamp) -> Result<()> {
+    tracing::warn!(context = %tenant.id, key, problem, "a message cannot be delivered");
+    settle_keys(tenant, std::slice::from_ref(key), [(problem, None)], now).await
+}
+
+async fn settle_keys(
+    tenant: &Tenant,
+    keys: &[String],
+    outcomes: impl IntoIterator<Item = (&str, Option<FlowId>)>,
+    now: Timestamp,
+) -> Result<()> {
+    let mut touched = vec![tenant.held.as_str(), &tenant.dead_letters, &tenant.letters];
     touched.extend(keys.iter().map(String::as_str));
-    let call = tenant.begin(&scripts::SETTLE, &touched, None, now).args(errors.iter().copied());
+    let mut call = tenant.begin(&scripts::SETTLE, &touched, None, now);
+    for (error, flow) in outcomes {
+        call = call.arg(error).arg(flow.map_or(0, |flow| flow.0));
+    }
     tenant.call(call).await?;
     Ok(())
 }

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use crate::error::{Error, Result};
 
 /// The form of the tokens.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Bytes of the seal.
 const SEAL_BYTES: usize = 16;
 
@@ -19,6 +19,10 @@ pub(crate) enum PageOf {
     Flows,
     /// Nodes of a flow.
     Nodes,
+    /// Messages of a context or a flow.
+    Messages,
+    /// Messages that will not arrive.
+    DeadLetters,
 }
 
 /// What a caller asked for.
@@ -45,36 +49,58 @@ impl Page {
     /// # Errors
     /// When the token was made for another caller, context or filter, or by another coordinator.
     pub(crate) fn cursor(&self, secret: &str, of: PageOf, filter: &str) -> Result<Option<u64>> {
-        if self.token.is_empty() {
-            return Ok(None);
-        }
-        let refused =
-            || Error::field("page_token", "the token is not one that was given for this caller and filter");
-        let bytes = URL_SAFE_NO_PAD.decode(&self.token).map_err(|_| refused())?;
-        let (head, found) = bytes.split_at_checked(9).ok_or_else(refused)?;
-        let (version, cursor) = head.split_at(1);
-        let cursor: [u8; 8] = cursor.try_into().map_err(|_| refused())?;
-        let cursor = u64::from_be_bytes(cursor);
-        if version != [VERSION] || found != seal(secret, of, filter, cursor) {
-            return Err(refused());
-        }
-        Ok(Some(cursor))
+        let Some(place) = self.open(secret, of, filter)? else { return Ok(None) };
+        let cursor: [u8; 8] = place.try_into().map_err(|_| refused())?;
+        Ok(Some(u64::from_be_bytes(cursor)))
     }
 
     /// The token with which to go on from `cursor`; empty without one.
     pub(crate) fn token(&self, secret: &str, of: PageOf, filter: &str, cursor: Option<u64>) -> String {
-        let Some(cursor) = cursor else { return String::new() };
-        let mut bytes = vec![VERSION];
-        bytes.extend(cursor.to_be_bytes());
-        bytes.extend(seal(secret, of, filter, cursor));
-        URL_SAFE_NO_PAD.encode(bytes)
+        cursor.map(|cursor| sealed(secret, of, filter, &cursor.to_be_bytes())).unwrap_or_default()
     }
+
+    /// As [`Page::cursor`] in a list whose places are texts.
+    pub(crate) fn place(&self, secret: &str, of: PageOf, filter: &str) -> Result<Option<String>> {
+        let Some(place) = self.open(secret, of, filter)? else { return Ok(None) };
+        Ok(Some(String::from_utf8(place).map_err(|_| refused())?))
+    }
+
+    /// As [`Page::token`] in a list whose places are texts.
+    pub(crate) fn token_at(&self, secret: &str, of: PageOf, filter: &str, place: Option<&str>) -> String {
+        place.map(|place| sealed(secret, of, filter, place.as_bytes())).unwrap_or_default()
+    }
+
+    fn open(&self, secret: &str, of: PageOf, filter: &str) -> Result<Option<Vec<u8>>> {
+        if self.token.is_empty() {
+            return Ok(None);
+        }
+        let mut bytes = URL_SAFE_NO_PAD.decode(&self.token).map_err(|_| refused())?;
+        let place = bytes.len().checked_sub(SEAL_BYTES).filter(|place| *place > 0).ok_or_else(refused)?;
+        let found = bytes.split_off(place);
+        let version = bytes.remove(0);
+        if version != VERSION || found != seal(secret, of, filter, &bytes) {
+            return Err(refused());
+        }
+        Ok(Some(bytes))
+    }
+}
+
+fn refused() -> Error {
+    Error::field("page_token", "the token is not one that was given for this caller and filter")
+}
+
+fn sealed(secret: &str, of: PageOf, filter: &str, place: &[u8]) -> String {
+    let mut bytes = vec![VERSION];
+    bytes.extend(place);
+    bytes.extend(seal(secret, of, filter, place));
+    URL_SAFE_NO_PAD.encode(bytes)
 }
 
 /// Binds a cursor to what it is for. It protects callers from mixing tokens up; permission is checked on
 /// every page anyway.
-fn seal(secret: &str, of: PageOf, filter: &str, cursor: u64) -> [u8; SEAL_BYTES] {
-    let text = format!("{secret} {VERSION} {of:?} {cursor} {filter} {secret}");
+fn seal(secret: &str, of: PageOf, filter: &str, place: &[u8]) -> [u8; SEAL_BYTES] {
+    let place = hex::encode(place);
+    let text = format!("{secret} {VERSION} {of:?} {place} {filter} {secret}");
     let digest = Sha256::digest(text.as_bytes());
     let mut seal = [0; SEAL_BYTES];
     seal.copy_from_slice(&digest[..SEAL_BYTES]);

@@ -63,6 +63,9 @@ impl service::App for App {
             ("watch_bytes_max", limits::PAGE_BYTES_MAX as u64),
             ("flow_inputs_max", limits::FLOW_INPUTS_MAX as u64),
             ("flow_signals_max", limits::FLOW_SIGNALS_MAX as u64),
+            ("inbox_max", limits::INBOX_MAX as u64),
+            ("msg_in_max", limits::MSG_IN_MAX as u64),
+            ("message_text_bytes_max", limits::MESSAGE_TEXT_BYTES_MAX as u64),
             ("page_size_max", u64::from(limits::PAGE_SIZE_MAX)),
             ("page_bytes_max", limits::PAGE_BYTES_MAX as u64),
         ])

@@ -4,6 +4,7 @@ pub(crate) mod actor;
 pub(crate) mod context;
 pub(crate) mod flow;
 pub(crate) mod job;
+pub(crate) mod letter;
 pub(crate) mod message;
 pub(crate) mod runner;
 
@@ -97,6 +98,11 @@ impl Fields {
             Some(text) if text.is_empty() => Ok(T::default()),
             Some(text) => serde_json::from_str(text).map_err(|error| self.bad(field, error)),
         }
+    }
+
+    /// Whether there is such a field, whatever it says.
+    pub(crate) fn has(&self, field: &str) -> bool {
+        self.fields.contains_key(field)
     }
 
     /// Whether a switch is on.

@@ -208,7 +208,7 @@ async fn remove(tenant: &Tenant, stored: &StoredFlow, batch: Batch, now: Timesta
     let id = stored.flow.id;
     let own = [tenant.keys.flow(id), tenant.keys.flow_nodes(id), tenant.keys.flow_messages(id)];
     let mut touched: Vec<&str> = own.iter().map(String::as_str).collect();
-    touched.extend([tenant.held.as_str(), &tenant.blob_idle]);
+    touched.extend([tenant.held.as_str(), &tenant.blob_idle, &tenant.dead_letters]);
     touched.extend(jobs.iter().map(|(_, key)| key.as_str()));
     touched.extend(logs.iter().chain(&messages).chain(&refs).map(String::as_str));
     let call = tenant

@@ -7,7 +7,9 @@ mod flow_parse;
 mod flow_store;
 mod flow_streams;
 mod job;
+mod message_box;
 mod message_store;
+mod raw_jobs;
 mod runner_store;
 mod status;
 
@@ -21,6 +23,7 @@ use model::{Violations, limits};
 use prost::Message;
 use proto::internal::v1::blob_store_service_server::BlobStoreServiceServer;
 use proto::internal::v1::flow_store_service_server::FlowStoreServiceServer;
+use proto::internal::v1::message_box_service_server::MessageBoxServiceServer;
 use proto::internal::v1::message_store_service_server::MessageStoreServiceServer;
 use proto::internal::v1::runner_store_service_server::RunnerStoreServiceServer;
 use proto::v1::actor_service_server::ActorServiceServer;
@@ -45,6 +48,7 @@ const NAME_BYTES_MAX: usize = 128;
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[
     ("/mycora.v1.ActorService/RegisterActor", &[Allow::Admin]),
     ("/mycora.v1.ActorService/GetActor", &[Allow::AnyActor, Allow::Admin]),
+    ("/mycora.v1.ActorService/UpdateActor", &[Allow::AnyActor, Allow::Admin]),
     ("/mycora.v1.ActorService/WhoAmI", &[Allow::Authenticated]),
     ("/mycora.v1.ContextService/*", &[Allow::AnyActor, Allow::Admin]),
     ("/mycora.v1.JobService/*", &[Allow::AnyActor]),
@@ -59,6 +63,18 @@ pub const INTERNAL_POLICY: PolicyTable<'static> = &[
     (
         "/mycora.internal.v1.MessageStoreService/*",
         &[Allow::Service(ServiceName::Router), Allow::Service(ServiceName::Mycora)],
+    ),
+    (
+        "/mycora.internal.v1.MessageBoxService/*",
+        &[Allow::Service(ServiceName::Router), Allow::Service(ServiceName::Mycora)],
+    ),
+    (
+        "/mycora.internal.v1.MessageBoxService/AcceptLetter",
+        &[
+            Allow::Service(ServiceName::Router),
+            Allow::Service(ServiceName::MyceliumGateway),
+            Allow::Service(ServiceName::Mycora),
+        ],
     ),
     (
         "/mycora.internal.v1.RunnerStoreService/*",
@@ -106,6 +122,7 @@ impl Rpc {
         mount
             .service(FlowStoreServiceServer::new(self.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX))
             .service(MessageStoreServiceServer::new(self.clone()))
+            .service(MessageBoxServiceServer::new(self.clone()))
             .service(RunnerStoreServiceServer::new(self.clone()))
             .service(BlobStoreServiceServer::new(self.clone()))
     }

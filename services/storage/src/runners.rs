@@ -97,7 +97,18 @@ impl Store {
 }
 
 fn fresh_runner(id: RunnerId, new: &NewRunner, now: Timestamp) -> Runner {
-    let NewRunner { id: _, address, topic, script_types, group, labels, local } = new.clone();
+    let NewRunner {
+        id: _,
+        address,
+        topic,
+        script_types,
+        group,
+        labels,
+        local,
+        signing_key,
+        envelope,
+        secret_ref,
+    } = new.clone();
     let pubkey = match &address {
         Address::MyceliumKey(key) => key.clone(),
         Address::MyceliumIp(_) | Address::Grpc { .. } => String::new(),
@@ -107,11 +118,13 @@ fn fresh_runner(id: RunnerId, new: &NewRunner, now: Timestamp) -> Runner {
         pubkey,
         address,
         topic,
-        signing_key: String::new(),
+        signing_key,
         script_types,
         group,
         labels,
         local,
+        envelope,
+        secret_ref,
         created_at: now,
         updated_at: now,
         revision: Revision(0),

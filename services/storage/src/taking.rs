@@ -248,7 +248,7 @@ pub(crate) async fn next_batch(
     queue: &mut mpsc::UnboundedReceiver<Held>,
     bytes_max: usize,
 ) -> Option<Vec<Held>> {
-    let size = |message: &Held| message.body.nodes.iter().map(bytes::Bytes::len).sum::<usize>();
+    let size = |message: &Held| message.body.bytes();
     let first = queue.recv().await?;
     let mut bytes = size(&first);
     let mut batch = vec![first];

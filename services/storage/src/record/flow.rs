@@ -2,12 +2,15 @@
 //!
 //! Besides what every reader may rely on it has `result_truncated`, and for this service alone
 //! `node_count`, `first_job_id`, `deadline_secs`, `rerun` (what was chosen when it was last run again),
-//! `cancel_grace_secs`, `last_commit` (the owner's last change, which fences) with `last_commit_revision`, and
+//! `cancel_grace_secs`, `message` (the key, without a tag, of the message that it was made of; empty for most),
+//! `last_commit` (the owner's last change, which fences) with `last_commit_revision`, and
 //! `deleting` while the flow is being removed.
 
 use model::{Flow, FlowStatus, JobId};
 
 use super::{BadRecord, Fields, Written};
+use crate::flows::NewFlow;
+use crate::messages::message_key;
 
 /// What is read of a flow: all but the list of its jobs, which are those from `first_job_id` on.
 pub(crate) const READ: [&str; 26] = [
@@ -53,7 +56,7 @@ pub(crate) struct StoredFlow {
 }
 
 /// What is written when a flow is created, but for the revision and the first job's id.
-pub(crate) fn write(flow: &Flow, node_count: u32, deadline_secs: Option<u32>) -> Written {
+pub(crate) fn write(flow: &Flow, new: &NewFlow) -> Written {
     let Flow {
         id,
         uid,
@@ -99,8 +102,9 @@ pub(crate) fn write(flow: &Flow, node_count: u32, deadline_secs: Option<u32>) ->
         .text("generation", generation)
         .optional("owner", *owner)
         .text("epoch", epoch)
-        .text("node_count", node_count)
-        .optional("deadline_secs", deadline_secs)
+        .text("node_count", new.node_count)
+        .optional("deadline_secs", new.deadline_secs)
+        .optional("message", new.message.map(message_key))
         .text("cancel_grace_secs", cancel_grace_secs)
         .text("last_commit", "")
         .text("last_commit_revision", 0);

@@ -9,7 +9,8 @@ use model::{ActorId, ContextId, FlowId, FlowNode, JobSpec, ScriptSource, Timesta
 use super::{BadRecord, Fields, Written};
 
 /// What is read to get the specification back.
-pub(crate) const READ: [&str; 6] = ["script_type", "script", "script_size", "env_vars", "files", "outputs"];
+pub(crate) const READ: [&str; 7] =
+    ["script_type", "script", "script_size", "env_vars", "files", "outputs", "signature"];
 
 /// Where a job belongs.
 #[derive(Debug, Clone, Copy)]
@@ -24,7 +25,7 @@ pub(crate) struct Place {
 
 /// What is written for a node that was just made.
 pub(crate) fn write(place: Place, node: &FlowNode, spec: &JobSpec, now: Timestamp) -> Written {
-    let JobSpec { script_type, script, env_vars, files, outputs } = spec;
+    let JobSpec { script_type, script, env_vars, files, outputs, signature } = spec;
     let mut written = Written::default();
     written
         .text("id", node.job_id)
@@ -47,7 +48,7 @@ pub(crate) fn write(place: Place, node: &FlowNode, spec: &JobSpec, now: Timestam
         .text("result", "{}")
         .json("prerequisites", &node.prerequisites)
         .json("depends", &node.depends)
-        .text("signature", "")
+        .text("signature", signature.as_deref().unwrap_or_default())
         .text("created_at", now)
         .text("updated_at", now)
         .text("status", node.state.job_status());
@@ -71,5 +72,6 @@ pub(crate) fn read(mut fields: Fields) -> Result<JobSpec, BadRecord> {
         env_vars: fields.json("env_vars")?,
         files: fields.json("files")?,
         outputs: fields.json("outputs")?,
+        signature: fields.optional("signature")?,
     })
 }

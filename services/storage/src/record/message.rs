@@ -1,50 +1,188 @@
-//! `message:<caller>:<id>`: what a router needs of it. The hash itself is written by the commit script.
+//! `message:<caller>:<id>`: what a router needs of it. This is the one reader of these hashes for routers; a message
+//! that carries nodes is written by the commit script.
+//!
+//! Besides what every reader may rely on it has `revision` (every message that this service made or took up has one),
+//! `open` (how many of the nodes that it carried are not ended; only such messages have it), and for chat and mail
+//! `recipient` (the key of whom it is for), `addresses` (where that is reached, as JSON) and `expires_at`.
+//!
+//! What has neither `open` nor `recipient` was pushed by a program that knows nothing of all this: see [`crate::raw`].
+
+use std::time::Duration;
 
 use bytes::Bytes;
 use kv::Value;
-use model::{FlowId, RunnerId, Timestamp};
+use model::{
+    ActorId, ContextUid, FlowId, FlowSpec, Letter, MessageFormat, MessageKey, Origin, RunnerId, Timestamp,
+    limits,
+};
 use serde_json::value::RawValue;
 
 use super::{BadRecord, Fields};
 use crate::error::Result;
 
-/// What is read of a message, in the order in which the scripts give it.
-pub(crate) const READ: [&str; 5] = ["flow_id", "to", "timeout_ack", "nodes", "created_at"];
+/// What is read of a message. Scripts that take messages are given these names, and give the values in this order.
+pub(crate) const READ: [&str; 24] = [
+    "revision",
+    "open",
+    "recipient",
+    "flow_id",
+    "to",
+    "timeout_ack",
+    "nodes",
+    "created_at",
+    "addresses",
+    "expires_at",
+    "from_pubkey",
+    "caller_id",
+    "id",
+    "context_id",
+    "target_context",
+    "topic",
+    "message",
+    "message_type",
+    "message_format_type",
+    "signature",
+    "timeout",
+    "timeout_result",
+    "job",
+    "jobs",
+];
 
 /// The part of a message that a router works with.
 #[derive(Debug, Clone)]
 pub(crate) struct Body {
-    /// The flow whose nodes it carries.
-    pub(crate) flow: FlowId,
-    /// The runner record it is for.
-    pub(crate) runner: RunnerId,
+    /// What it carries.
+    pub(crate) kind: Kind,
     /// Seconds until it must be accepted, 0 for no limit.
     pub(crate) timeout_ack_secs: u32,
-    /// The executions, each as JSON.
-    pub(crate) nodes: Vec<Bytes>,
     /// When it was made.
     pub(crate) created_at: Timestamp,
 }
 
-/// The message in the answer to `HMGET` of [`READ`]; nothing for a 0, which stands for one
-/// that is not there.
-pub(crate) fn read(what: &str, value: Value) -> Result<Option<Body>> {
+/// What a message carries.
+#[derive(Debug, Clone)]
+pub(crate) enum Kind {
+    /// Attempts of nodes of a flow.
+    Nodes {
+        /// The flow.
+        flow: FlowId,
+        /// The runner record that they are for.
+        runner: RunnerId,
+        /// The executions, each as JSON.
+        nodes: Vec<Bytes>,
+    },
+    /// Chat or mail.
+    Letter {
+        /// The [`Letter`] as JSON.
+        letter: Bytes,
+        /// Where its recipient is reached, in the order in which that is tried; empty: here.
+        addresses: Vec<String>,
+    },
+    /// Jobs that were pushed to Redis and become a flow.
+    Jobs(Box<RawJobs>),
+}
+
+/// Jobs that were pushed to Redis.
+#[derive(Debug, Clone)]
+pub(crate) struct RawJobs {
+    /// Whose they are.
+    pub(crate) caller: ActorId,
+    /// The flow that they become.
+    pub(crate) flow: FlowSpec,
+    /// How large they were as text.
+    pub(crate) bytes: usize,
+}
+
+/// What a message's hash turned out to be.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// A message of ours.
+    Body(Body),
+    /// What a program pushed.
+    Raw(Fields),
+}
+
+impl Body {
+    /// A letter for these addresses.
+    pub(crate) fn letter(letter: &Letter, addresses: Vec<String>) -> Self {
+        let json = serde_json::to_vec(letter).expect("a letter is plain texts and numbers");
+        let secs = letter.expires_at.since(letter.created_at).as_secs();
+        Self {
+            kind: Kind::Letter { letter: json.into(), addresses },
+            timeout_ack_secs: u32::try_from(secs).unwrap_or(u32::MAX),
+            created_at: letter.created_at,
+        }
+    }
+
+    /// About how large it is.
+    pub(crate) fn bytes(&self) -> usize {
+        match &self.kind {
+            Kind::Nodes { nodes, .. } => nodes.iter().map(Bytes::len).sum(),
+            Kind::Letter { letter, .. } => letter.len(),
+            Kind::Jobs(jobs) => jobs.bytes,
+        }
+    }
+}
+
+/// The message in the answer to `HMGET` of [`READ`]; nothing for a 0, which stands for one that is not there.
+pub(crate) fn read(what: &str, key: MessageKey, context: ContextUid, value: Value) -> Result<Option<Found>> {
     if value == Value::Int(0) {
         return Ok(None);
     }
     // Anybody may have pushed the key of any hash: one that lacks something is broken, not missing.
-    Ok(Some(read_fields(&Fields::of_any(what, &READ, value)?)?))
+    let mut fields = Fields::of_any(what, &READ, value)?;
+    let found = if fields.has("open") {
+        Found::Body(read_nodes(&fields)?)
+    } else if fields.has("recipient") {
+        Found::Body(read_letter(&mut fields, key, context)?)
+    } else {
+        Found::Raw(fields)
+    };
+    Ok(Some(found))
 }
 
-fn read_fields(fields: &Fields) -> std::result::Result<Body, BadRecord> {
+fn read_nodes(fields: &Fields) -> std::result::Result<Body, BadRecord> {
     let nodes: Vec<Box<RawValue>> = fields.json("nodes")?;
+    let nodes = nodes.into_iter().map(|node| Bytes::from(String::from(Box::<str>::from(node)))).collect();
     Ok(Body {
-        flow: fields.parse("flow_id")?,
-        runner: fields.parse("to")?,
+        kind: Kind::Nodes { flow: fields.parse("flow_id")?, runner: fields.parse("to")?, nodes },
         timeout_ack_secs: fields.optional("timeout_ack")?.unwrap_or_default(),
-        nodes: nodes.into_iter().map(|node| Bytes::from(String::from(Box::<str>::from(node)))).collect(),
         created_at: fields.parse("created_at")?,
     })
+}
+
+fn read_letter(
+    fields: &mut Fields,
+    key: MessageKey,
+    context_uid: ContextUid,
+) -> std::result::Result<Body, BadRecord> {
+    let created_at: Timestamp = fields.parse("created_at")?;
+    let timeout = fields.optional("timeout_ack")?.unwrap_or(limits::LETTER_TIMEOUT_SECS_DEFAULT);
+    let expires_at = match fields.optional("expires_at")? {
+        Some(at) => at,
+        None => created_at + Duration::from_secs(timeout.into()),
+    };
+    let addresses = fields.json("addresses")?;
+    let letter = Letter {
+        origin: Origin {
+            // The gateway's to say: it has the key.
+            coordinator: String::new(),
+            context_uid,
+            caller_id: key.caller,
+            message_id: key.id,
+        },
+        target_context: fields.optional("target_context")?,
+        message_type: fields.parse("message_type")?,
+        format: fields.optional("message_format_type")?.unwrap_or(MessageFormat::Text),
+        created_at,
+        expires_at,
+        signature: fields.optional("signature")?,
+        from: fields.text("from_pubkey"),
+        to: fields.text("recipient"),
+        topic: fields.text("topic"),
+        text: fields.text("message"),
+    };
+    Ok(Body::letter(&letter, addresses))
 }
 
 /// The field `nodes`: the executions as one JSON array, their bytes untouched.

@@ -1,6 +1,6 @@
 //! `runner:<id>`
 
-use model::Runner;
+use model::{EnvelopeForm, Runner};
 
 use super::{BadRecord, Fields, Written};
 
@@ -16,6 +16,8 @@ pub(crate) fn write(runner: &Runner) -> Written {
         group,
         labels,
         local,
+        envelope,
+        secret_ref,
         created_at,
         updated_at,
         revision: _,
@@ -31,8 +33,8 @@ pub(crate) fn write(runner: &Runner) -> Written {
         .optional("group", group.as_ref())
         .json("labels", labels)
         .text("local", local)
-        .text("envelope", "")
-        .text("secret_ref", "")
+        .text("envelope", envelope.as_str())
+        .text("secret_ref", secret_ref)
         .text("created_at", created_at)
         .text("updated_at", updated_at);
     written
@@ -53,5 +55,11 @@ pub(crate) fn read(mut fields: Fields) -> Result<Runner, BadRecord> {
         pubkey: fields.text("pubkey"),
         topic: fields.text("topic"),
         signing_key: fields.text("signing_key"),
+        envelope: match fields.text("envelope").as_str() {
+            "" | "signed" => EnvelopeForm::Signed,
+            "plain" => EnvelopeForm::Plain,
+            other => return Err(fields.bad("envelope", other)),
+        },
+        secret_ref: fields.text("secret_ref"),
     })
 }

@@ -45,6 +45,27 @@ impl ActorService for Rpc {
         Ok(Response::new(v1::GetActorResponse { actor: Some(convert::actor::to_wire(&actor)) }))
     }
 
+    async fn update_actor(
+        &self,
+        request: Request<v1::UpdateActorRequest>,
+    ) -> Result<Response<v1::UpdateActorResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let mut body = request.into_inner();
+        let request_id = std::mem::take(&mut body.request_id);
+        let mut violations = Violations::new();
+        let repeatable = request_of(&request_id, &body, &mut violations);
+        // Others may not even learn that it exists.
+        if caller.identity() != Identity::Admin && caller.actor() != Some(ActorId(body.id)) {
+            return Err(Error::not_found("actor", body.id).into());
+        }
+        let change = convert::actor::from_update(body).map_err(Error::from)?;
+        let repeatable = checked(violations, repeatable)?;
+        let store = self.hub.store();
+        let actor =
+            store.update_actor(&change, caller.actor(), repeatable.as_ref(), Timestamp::now()).await?;
+        Ok(Response::new(v1::UpdateActorResponse { actor: Some(convert::actor::to_wire(&actor)) }))
+    }
+
     async fn who_am_i(
         &self,
         request: Request<v1::WhoAmIRequest>,

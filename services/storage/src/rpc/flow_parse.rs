@@ -4,7 +4,7 @@ use keys::FlowRef;
 use model::flow::EnvVars;
 use model::{
     ActorId, ContextId, Epoch, FlowId, FlowInput, FlowNode, FlowUid, Generation, JobId, JobSpec, MessageId,
-    Rerun, RunnerId, Timestamp, Violations, limits,
+    MessageKey, Rerun, RunnerId, Timestamp, Violations, limits,
 };
 use proto::convert::enums;
 use proto::convert::flow_spec::header_from_wire;
@@ -19,9 +19,10 @@ use crate::commits::{Commit, NodeChange, Outgoing};
 use crate::error::Error;
 use crate::flows::{NewFlow, NewNode, Restart};
 use crate::inbox::Pushed;
+use crate::messages::parse_message_key;
 use crate::pages::Page;
 use crate::reads::{FlowFilter, NodeFilter};
-use crate::record::message::Body;
+
 use crate::replicas::{Hello, Replica};
 use crate::requests::Request;
 use crate::store::Asker;
@@ -41,6 +42,7 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
         node_count,
         flow_uid,
         blobs,
+        message_key,
     } = request;
     let mut violations = Violations::new();
     let repeatable = Request::parse(&request_id, || request_hash, &mut violations);
@@ -55,6 +57,10 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
         text => violations.take("flow_uid", text.parse()),
     };
     let blobs = blobs.iter().filter_map(|hash| violations.take("blobs", hash.parse())).collect();
+    let message = match message_key.as_str() {
+        "" => None,
+        text => violations.take("message_key", parse_message_key(text).ok_or("message:<caller>:<id>")),
+    };
     let new = header.map(|header| NewFlow {
         id: (flow_id != 0).then_some(FlowId(flow_id)),
         uid,
@@ -66,6 +72,7 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
         cancel_timeout_secs: header.cancel_timeout_secs,
         node_count,
         blobs,
+        message,
     });
     let new = violations.into_result(new)?;
     Ok((ContextId(context_id), Asker::from_wire(on_behalf_of), new, repeatable))
@@ -113,12 +120,11 @@ pub(super) fn commit(request: CommitRequest) -> Result<Commit, String> {
         0 => None,
         number => Some(enums::flow_status_from_wire(number).ok_or("unknown flow status")?),
     };
-    let flow = FlowId(flow_id);
     Ok(Commit {
         id: commit_id.parse().map_err(|error| format!("commit_id: {error}"))?,
         context: ContextId(context_id),
         context_uid: context_uid.parse().map_err(|error| format!("context_uid: {error}"))?,
-        flow,
+        flow: FlowId(flow_id),
         flow_uid: flow_uid.parse().map_err(|error| format!("flow_uid: {error}"))?,
         owner: owner.parse().map_err(|error| format!("owner: {error}"))?,
         epoch: Epoch(epoch),
@@ -126,8 +132,8 @@ pub(super) fn commit(request: CommitRequest) -> Result<Commit, String> {
         status,
         result,
         result_truncated,
-        nodes: nodes.into_iter().map(node_change).collect(),
-        messages: messages.into_iter().map(|message| outgoing(flow, message)).collect(),
+        nodes: nodes.into_iter().map(node_change).collect::<Result<_, _>>()?,
+        messages: messages.into_iter().map(outgoing).collect(),
         due: moment(due_millis),
         inputs_taken,
         rests,
@@ -149,15 +155,21 @@ pub(super) fn restarting(request: RestartFlowRequest) -> Result<Restarting, Erro
         rerun_json,
         env_vars,
         generation,
+        signatures,
     } = request;
     let mut violations = Violations::new();
     let repeatable = Request::parse(&request_id, || request_hash, &mut violations);
     let uid: Option<FlowUid> = violations.take("flow_uid", flow_uid.parse());
     let rerun: Option<Rerun> = violations.take("rerun_json", serde_json::from_str(&rerun_json));
     check_env(&env_vars, &mut violations);
+    if signatures.len() > limits::RETRY_SIGNATURES_MAX {
+        let (max, count) = (limits::RETRY_SIGNATURES_MAX, signatures.len());
+        violations.add("signatures", format!("at most {max} are given at once, not {count}"));
+    }
+    let signatures = signatures.into_iter().map(|(job, signature)| (JobId(job), signature)).collect();
     let generation = Generation(generation);
     let parsed = uid.zip(rerun).map(|(uid, rerun)| {
-        let restart = Restart { generation, rerun, env_vars };
+        let restart = Restart { generation, rerun, env_vars, signatures };
         ((ContextId(context_id), FlowId(flow_id), uid), restart)
     });
     let (place, restart) = violations.into_result(parsed)?;
@@ -280,15 +292,24 @@ fn moment(millis: u64) -> Option<Timestamp> {
     (millis != 0).then_some(Timestamp::from_millis(millis))
 }
 
-fn node_change(node: NodeCommit) -> NodeChange {
-    let NodeCommit { job_id, node_json, job_status, result_json, events } = node;
-    NodeChange { job: JobId(job_id), json: node_json, job_status, result: result_json, events }
+fn node_change(node: NodeCommit) -> Result<NodeChange, String> {
+    let NodeCommit { job_id, node_json, job_status, result_json, events, ended_message } = node;
+    let ended_message = match ended_message.as_str() {
+        "" => None,
+        text => Some(parse_message_key(text).ok_or_else(|| format!("ended_message: `{text}`"))?),
+    };
+    let job = JobId(job_id);
+    Ok(NodeChange { job, json: node_json, job_status, result: result_json, events, ended_message })
 }
 
-fn outgoing(flow: FlowId, message: OutgoingMessage) -> Outgoing {
+fn outgoing(message: OutgoingMessage) -> Outgoing {
     let OutgoingMessage { caller_id, message_id, runner_id, timeout_ack_secs, nodes, created_millis } =
         message;
-    let created_at = Timestamp::from_millis(created_millis);
-    let body = Body { flow, runner: RunnerId(runner_id), timeout_ack_secs, nodes, created_at };
-    Outgoing::new(ActorId(caller_id), MessageId(message_id), body)
+    Outgoing {
+        key: MessageKey { caller: ActorId(caller_id), id: MessageId(message_id) },
+        runner: RunnerId(runner_id),
+        timeout_ack_secs,
+        nodes,
+        created_at: Timestamp::from_millis(created_millis),
+    }
 }

@@ -2,25 +2,27 @@
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
 use futures_util::StreamExt as _;
 use model::{ContextId, FlowId, JobKey, RunnerId, Timestamp, limits};
+use proto::internal::v1::held_message::Kind;
 use proto::internal::v1::message_store_service_server::MessageStoreService;
 use proto::internal::v1::take_request::Frame;
 use proto::internal::v1::{
-    AppendLogsRequest, AppendLogsResponse, ContextDrop, ContextDropped, HeldMessage, SchedulerReplica,
-    Settle, TakeHello, TakeRequest, TakeResponse, WatchSchedulersRequest, WatchSchedulersResponse,
+    AppendLogsRequest, AppendLogsResponse, ContextDrop, ContextDropped, HeldLetter, HeldMessage,
+    SchedulerReplica, Settle, TakeHello, TakeRequest, TakeResponse, WatchSchedulersRequest,
+    WatchSchedulersResponse,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{ReceiverStream, WatchStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::status::field;
-use super::{Answers, NAME_BYTES_MAX, Rpc};
+use super::{Answers, NAME_BYTES_MAX, Rpc, raw_jobs};
 use crate::context_removal::PendingDrop;
 use crate::error::Error;
 use crate::logs::LogChunk;
 use crate::messages::{Held, Settlement, message_key, parse_message_key};
+use crate::record::message;
 use crate::replicas::Replica;
 use crate::taking::{Taking, next_batch};
 
@@ -148,7 +150,9 @@ fn parse_settle(settle: Settle) -> Result<Vec<(ContextId, Vec<Settlement>)>, Err
     for (i, one) in settle.settlements.into_iter().enumerate() {
         let key = parse_message_key(&one.message_key)
             .ok_or_else(|| Error::field(&format!("settlements[{i}].message_key"), "message:<caller>:<id>"))?;
-        contexts.entry(ContextId(one.context_id)).or_default().push(Settlement { key, error: one.error });
+        let flow = (one.flow_id != 0).then_some(FlowId(one.flow_id));
+        let settlement = Settlement { key, error: one.error, flow };
+        contexts.entry(ContextId(one.context_id)).or_default().push(settlement);
     }
     Ok(contexts.into_iter().collect())
 }
@@ -158,7 +162,7 @@ fn answers_of(batch: Vec<Held>) -> Vec<TakeResponse> {
     let mut answers = Vec::with_capacity(1);
     let (mut messages, mut bytes) = (Vec::with_capacity(batch.len()), 0);
     for message in batch {
-        let size: usize = message.body.nodes.iter().map(Bytes::len).sum();
+        let size = message.body.bytes();
         if !messages.is_empty() && bytes + size > limits::PAGE_BYTES_MAX {
             answers.push(TakeResponse { messages: std::mem::take(&mut messages), drops: Vec::new() });
             bytes = 0;
@@ -183,14 +187,24 @@ fn drops_to_wire(drops: &[PendingDrop]) -> TakeResponse {
 
 fn to_wire(message: Held) -> HeldMessage {
     let Held { context, context_uid, key, body } = message;
-    HeldMessage {
+    let held = HeldMessage {
         context_id: context.0,
         context_uid: context_uid.to_string(),
         message_key: message_key(key),
-        flow_id: body.flow.0,
-        runner_id: body.runner.0,
         timeout_ack_secs: body.timeout_ack_secs,
-        nodes: body.nodes,
         created_millis: body.created_at.as_millis(),
+        ..HeldMessage::default()
+    };
+    match body.kind {
+        message::Kind::Nodes { flow, runner, nodes } => {
+            HeldMessage { flow_id: flow.0, runner_id: runner.0, nodes, ..held }
+        }
+        message::Kind::Letter { letter, addresses } => {
+            HeldMessage { kind: Some(Kind::Letter(HeldLetter { letter_json: letter, addresses })), ..held }
+        }
+        message::Kind::Jobs(jobs) => {
+            let jobs = raw_jobs::to_wire(*jobs, context, &held.message_key);
+            HeldMessage { kind: Some(Kind::RawJobs(jobs)), ..held }
+        }
     }
 }

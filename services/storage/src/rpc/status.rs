@@ -71,6 +71,10 @@ const fn reason_of(state: WrongState) -> Reason {
         WrongState::FlowEnded => Reason::FlowEnded,
         WrongState::FlowNotEnded => Reason::FlowNotEnded,
         WrongState::NodesMissing => Reason::NodesMissing,
+        WrongState::MessageUnderWay => Reason::MessageUnderWay,
+        WrongState::NotADeadLetter => Reason::NotADeadLetter,
+        WrongState::MessageTooOld => Reason::MessageTooOld,
+        WrongState::CarriesNodes => Reason::CarriesNodes,
     }
 }
 

@@ -1,19 +1,19 @@
 -- Applies one step of one flow.
 -- KEYS 4 flow, 5 its nodes, 6 its messages, 7 flows_active, 8 due, 9 msg_out, 10 msg_out_coordinator, 11 blob_idle,
 --      12 its inputs, 13 its waiters, then N jobs, then M messages, then B pairs blob and blob_refs,
---      then A times the waiters of a flow that it waits for
+--      then A times the waiters of a flow that it waits for, then C messages that carried attempts which have ended
 -- ARGV 5 flow id, 6 flow uid, 7 owner, 8 epoch, 9 last commit, 10 commit id, 11 new status ('' for none),
 --      12 result, 13 whether it is incomplete, 14 due in Unix seconds ('' for never), 15 router ('' for none),
 --      16 end of its hold, 17 N, 18 M, 19 E, 20 B, 21 context id,
---      22 how many inputs it has taken up, 23 whether it rests, 24 A,
+--      22 how many inputs it has taken up, 23 whether it rests, 24 A, 25 C, 26 what the keys of this context begin with,
 --      then N times: job id, node, job status, result ('' for unchanged);
---      then M times: caller, id, runner, timeout_ack, nodes, time of its making;
---      then E events; then B times the number of the job that refers to the blob
+--      then M times: caller, id, runner, timeout_ack, nodes, time of its making, how many nodes;
+--      then E events; then B times the number of the job that refers to the blob; then C times how many attempts
 -- Gives the flow's new revision; that of then, negative, when the same commit was applied before.
 local no = closed()
 if no then return no end
 local flow = redis.call('HMGET', KEYS[4], 'uid', 'owner', 'epoch', 'last_commit', 'status', 'generation', 'deleting',
-  'last_commit_revision')
+  'last_commit_revision', 'message')
 if flow[1] ~= ARGV[6] or flow[7] then return refuse('FLOW_GONE', 'the flow') end
 if flow[4] == ARGV[10] then return -tonumber(flow[8]) end
 if flow[2] ~= ARGV[7] or flow[3] ~= ARGV[8] then
@@ -23,9 +23,58 @@ end
 if flow[4] ~= ARGV[9] then return refuse('FENCED', 'last commit ' .. (flow[4] or '')) end
 if flow[5] ~= 'started' then return refuse('FENCED', 'the flow is ' .. flow[5]) end
 
+-- What became of the jobs of the message that the flow was made of, as JSON. A result that makes it too long is left out.
+local function outcome(message)
+  local flow = redis.call('HMGET', KEYS[4], 'caller_id', 'first_job_id', 'node_count')
+  local jobs, bytes, first = {}, 0, tonumber(flow[2])
+  for id = first, first + tonumber(flow[3]) - 1 do
+    id = string.format('%.0f', id)
+    local name = string.match(redis.call('HGET', KEYS[5], id) or '', '"name":"([%w_-]+)"') or id
+    local key = 'job:' .. flow[1] .. ':' .. id
+    local job = redis.call('HMGET', ARGV[26] .. key, 'status', 'result')
+    local result = job[2] or '{}'
+    bytes = bytes + #result
+    result = bytes <= 262144 and ',"result":' .. result or ''
+    jobs[#jobs + 1] = '"' .. (string.match(name, '^job%-(%d+)$') or name) .. '":{"job":"' .. key .. '","status":"'
+      .. (job[1] or '') .. '"' .. result .. '}'
+  end
+  return '{"message":"' .. message .. '","flow_id":' .. ARGV[5] .. ',"status":"' .. ARGV[11] .. '","jobs":{'
+    .. table.concat(jobs, ',') .. '}}', flow[1]
+end
+
+-- The message that the flow was made of has the flow's end, and its sender is told.
+local function tell(revision, message)
+  local key = ARGV[26] .. message
+  local logs = redis.call('HMGET', key, 'status', 'logs')
+  local ended = 'flow ' .. ARGV[5] .. ' has ended: ' .. ARGV[11]
+  if logs[1] then
+    local finished = ARGV[11] == 'finished'
+    redis.call('HSET', key, 'status', finished and 'processed' or 'error', 'error', finished and '' or ended,
+      'flow_id', ARGV[5], 'updated_at', ARGV[3], 'revision', revision, 'logs', logged(logs[2], ended))
+    emit_message(revision, key, finished and 'processed' or 'error')
+  end
+  local text, caller = outcome(message)
+  local id, told = new_message(ARGV[26], '0')
+  if not id then return end
+  redis.call('HSET', told, 'id', id, 'revision', revision, 'caller_id', '0', 'context_id', ARGV[21], 'flow_id', ARGV[5],
+    'to', caller, 'target_context', ARGV[21], 'topic', message, 'from_pubkey', '', 'origin', '', 'signature', '',
+    'message', text, 'message_type', 'chat', 'message_format_type', 'text', 'timeout', '0', 'timeout_ack', '0',
+    'timeout_result', '0', 'nodes', '[]', 'logs', '[]', 'created_at', ARGV[3], 'updated_at', ARGV[3], 'error', '',
+    'status', 'acknowledged', 'transport_id', '', 'transport_status', 'delivered', 'router', '', 'verified', 'false')
+  redis.call('ZADD', ARGV[26] .. 'letters', revision, told)
+  redis.call('LPUSH', ARGV[26] .. 'msg_in', told)
+  redis.call('LTRIM', ARGV[26] .. 'msg_in', 0, 9999)
+  -- A full inbox takes no more; the message is kept all the same, and its key stands in `msg_in`.
+  local inbox = ARGV[26] .. 'inbox:' .. caller
+  if redis.call('ZCARD', inbox) < 10000 then redis.call('ZADD', inbox, revision, told) end
+  emit_message(revision, told, 'acknowledged')
+  hint('inbox:' .. caller)
+end
+
 local revision = raise()
 local N, M, E, B = tonumber(ARGV[17]), tonumber(ARGV[18]), tonumber(ARGV[19]), tonumber(ARGV[20])
-local at, jobs_at, kind = 24, 13, ''
+local A, C = tonumber(ARGV[24]), tonumber(ARGV[25])
+local at, jobs_at, kind = 26, 13, ''
 if N > 0 then
   local nodes = {}
   for n = 1, N do
@@ -47,7 +96,7 @@ for m = 1, M do
     'flow_id', ARGV[5], 'router', ARGV[15], 'target_context', '', 'topic', '', 'from_pubkey', '', 'origin', '',
     'signature', '', 'message', '', 'message_type', 'job', 'message_format_type', 'text', 'timeout', '0',
     'timeout_result', '0', 'logs', '[]', 'status', 'dispatched', 'error', '', 'transport_id', '',
-    'transport_status', 'queued')
+    'transport_status', 'queued', 'revision', revision, 'open', ARGV[at + 7])
   redis.call('SADD', KEYS[6], key)
   if ARGV[15] == '' then
     redis.call('LPUSH', KEYS[9], key)
@@ -55,7 +104,7 @@ for m = 1, M do
   else
     redis.call('ZADD', KEYS[10], ARGV[16], key)
   end
-  at = at + 6
+  at = at + 7
 end
 for e = 1, E do emit(revision, ARGV[at + e]) end
 at = at + E
@@ -64,6 +113,14 @@ for b = 1, B do
   if redis.call('EXISTS', blob) == 1 then
     redis.call('SADD', KEYS[jobs_at + N + M + 2 * b], KEYS[jobs_at + tonumber(ARGV[at + b])])
     redis.call('ZREM', KEYS[11], string.match(blob, '%x+$'))
+  end
+end
+for c = 1, C do
+  local key = KEYS[jobs_at + N + M + 2 * B + A + c]
+  local status = redis.call('HGET', key, 'status')
+  -- One that is gone is not made anew.
+  if status and redis.call('HINCRBY', key, 'open', -tonumber(ARGV[at + B + c])) <= 0 and status == 'acknowledged' then
+    redis.call('HSET', key, 'status', 'processed', 'updated_at', ARGV[3], 'revision', revision)
   end
 end
 redis.call('HSET', KEYS[4], 'revision', revision, 'last_commit', ARGV[10], 'last_commit_revision', revision, 'updated_at', ARGV[3])
@@ -82,7 +139,7 @@ elseif taken > 0 then
 end
 -- What came meanwhile keeps it from resting: an input, or the end of a flow that it waits for.
 local rests = ARGV[23] == '1' and redis.call('LLEN', KEYS[12]) == 0
-for a = 1, tonumber(ARGV[24]) do
+for a = 1, A do
   rests = rests and redis.call('SISMEMBER', KEYS[jobs_at + N + M + 2 * B + a], me) == 1
 end
 if ends or rests then
@@ -95,6 +152,9 @@ if not ends and ARGV[14] ~= '' then
 else
   redis.call('ZREM', KEYS[8], me)
 end
-if ends then wake(KEYS[13], KEYS[7]) end
+if ends then
+  wake(KEYS[13], KEYS[7])
+  if flow[9] and flow[9] ~= '' then tell(revision, flow[9]) end
+end
 hint(kind)
 return revision

@@ -66,5 +66,42 @@ local function deadline(millis, secs)
   return string.format('%.0f.%03.0f', math.floor(at / 1000), at % 1000)
 end
 
+-- What happened to a message so far, as JSON, and one line more; the last 100 are kept.
+local function logged(logs, text)
+  local entry = '{"time":' .. ARGV[3] .. ',"text":' .. cjson.encode(text) .. '}'
+  if not logs or logs == '' or logs == '[]' then return '[' .. entry .. ']' end
+  local is_json, lines = pcall(cjson.decode, logs)
+  -- Others may have written it.
+  if not is_json or type(lines) ~= 'table' or #lines == 0 then return '[' .. entry .. ']' end
+  local kept = {}
+  for n = math.max(1, #lines - 98), #lines do kept[#kept + 1] = cjson.encode(lines[n]) end
+  return '[' .. table.concat(kept, ',') .. ',' .. entry .. ']'
+end
+
 -- The greatest id that 32 bits hold.
 local ID_MAX = 4294967295
+
+-- Gives a message of `caller` its number and its key, in a context whose keys begin with `prefix`; nothing when there is
+-- none left. What others pushed under numbers of their own choice is left alone.
+local function new_message(prefix, caller)
+  local last = tonumber(redis.call('HGET', KEYS[2], 'message:' .. caller) or '0')
+  for id = last + 1, math.min(last + 1000, ID_MAX) do
+    local number = string.format('%.0f', id)
+    local key = prefix .. 'message:' .. caller .. ':' .. number
+    if redis.call('EXISTS', key) == 0 then
+      redis.call('HSET', KEYS[2], 'message:' .. caller, number)
+      return number, key
+    end
+  end
+end
+
+-- `key` is that of Redis; `status` is nil for a message that is gone.
+local function emit_message(revision, key, status)
+  local quoted = status and ('"' .. status .. '"') or 'null'
+  emit(revision, '{"kind":"message","message_key":"' .. string.match(key, 'message:%d+:%d+$') .. '","status":' .. quoted .. '}')
+end
+
+-- Adds to what is remembered of what happened to a message.
+local function note(key, text)
+  redis.call('HSET', key, 'logs', logged(redis.call('HGET', key, 'logs'), text))
+end

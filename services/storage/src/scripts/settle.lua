@@ -1,17 +1,38 @@
 -- Ends the care for messages.
--- KEYS 4 msg_out_coordinator, 5.. messages
--- ARGV 5.. for each message: why it will not arrive, '' when the receiver acknowledged it
+-- KEYS 4 msg_out_coordinator, 5 dead_letters, 6 letters, 7.. messages
+-- ARGV 5.. for each message: why it will not arrive, '' when the receiver acknowledged it; the flow that was made of it,
+--      0 for none
 local no = closed()
 if no then return no end
-local settled = 0
-for k = 5, #KEYS do
-  if redis.call('ZREM', KEYS[4], KEYS[k]) == 1 then
+local settled, revision = 0, nil
+for k = 7, #KEYS do
+  local key, problem, flow = KEYS[k], ARGV[2 * k - 9], ARGV[2 * k - 8]
+  if redis.call('ZREM', KEYS[4], key) == 1 then
     settled = settled + 1
-    if redis.call('EXISTS', KEYS[k]) == 1 then
-      local failed = ARGV[k] ~= ''
-      redis.call('HSET', KEYS[k], 'status', failed and 'error' or 'acknowledged', 'error', ARGV[k], 'updated_at', ARGV[3],
-        'transport_status', failed and 'failed' or 'read')
+    local message = redis.call('HMGET', key, 'revision', 'open', 'recipient', 'status', 'logs')
+    -- Refused before it was taken up.
+    local is_raw = not message[1] and redis.call('EXISTS', key) == 1
+    -- The end of the flow that was made of it may have been faster than the answer that it was made.
+    if is_raw or message[4] == 'dispatched' then
+      revision = revision or raise()
+      local status, transport, line = 'acknowledged', message[3] and 'delivered' or 'read', 'acknowledged'
+      if problem ~= '' then
+        status, transport, line = 'error', 'failed', 'given up: ' .. problem
+        redis.call('ZADD', KEYS[5], revision, key)
+      elseif message[2] and tonumber(message[2]) <= 0 then
+        status = 'processed'
+      end
+      redis.call('HSET', key, 'status', status, 'error', problem, 'transport_status', transport, 'updated_at', ARGV[3],
+        'revision', revision, 'logs', logged(message[5], line))
+      if flow ~= '0' then redis.call('HSET', key, 'flow_id', flow) end
+      if is_raw then
+        redis.call('HSETNX', key, 'created_at', ARGV[3])
+        redis.call('ZADD', KEYS[6], 'NX', revision, key)
+      end
+      -- What carries nodes is seen by them.
+      if not message[2] then emit_message(revision, key, status) end
     end
   end
 end
+if revision then hint('') end
 return settled

@@ -280,6 +280,7 @@ async fn a_step_of_500_nodes_is_one_change() {
             events: vec![
                 format!(r#"{{"kind":"node","flow_id":{},"n":{place}}}"#, before_it.id).into_bytes().into(),
             ],
+            ended_message: String::new(),
         }
     };
     let step = wire::CommitRequest { nodes: (0..500).map(node).collect(), ..flow.step() };

@@ -1,6 +1,7 @@
 //! Conformance of the storage service on a real Redis, through its gRPC services.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
+mod actors;
 mod blobs;
 mod context_removal;
 mod durability;
@@ -8,10 +9,14 @@ mod flows;
 mod inbox;
 mod layout;
 mod leases;
+mod letters;
 mod lists;
 mod logs;
 mod messages;
 mod permissions;
+mod processed;
+mod raw;
+mod received;
 mod reference;
 mod restarts;
 mod signers;

@@ -25,6 +25,7 @@ fn restart(flow: &Running, request_id: &str) -> wire::RestartFlowRequest {
         rerun_json: RERUN.to_owned(),
         env_vars: BTreeMap::from([("B".to_owned(), "2".to_owned())]),
         generation: 1,
+        ..Default::default()
     }
 }
 

@@ -14,6 +14,7 @@ use model::{
 use proto::internal::v1 as wire;
 use proto::internal::v1::blob_store_service_client::BlobStoreServiceClient;
 use proto::internal::v1::flow_store_service_client::FlowStoreServiceClient;
+use proto::internal::v1::message_box_service_client::MessageBoxServiceClient;
 use proto::internal::v1::message_store_service_client::MessageStoreServiceClient;
 use proto::internal::v1::runner_store_service_client::RunnerStoreServiceClient;
 use proto::v1;
@@ -138,6 +139,11 @@ impl Stage {
         MessageStoreServiceClient::new(self.channel(Identity::Service(ServiceName::Router)))
     }
 
+    /// Chat and mail, for the router.
+    pub(crate) fn letters(&self) -> MessageBoxServiceClient<Channel> {
+        MessageBoxServiceClient::new(self.channel(Identity::Service(ServiceName::Router)))
+    }
+
     pub(crate) fn runners(&self) -> RunnerStoreServiceClient<Channel> {
         RunnerStoreServiceClient::new(self.channel(Identity::Service(ServiceName::RunnerRegistry)))
     }
@@ -169,6 +175,11 @@ impl Stage {
     /// Creates a flow of the executor with `count` nodes, and starts it.
     pub(crate) async fn started(&self, count: u32) -> Running {
         let created = self.created(count).await;
+        self.start_flow(created).await
+    }
+
+    /// Starts a flow that has its nodes.
+    pub(crate) async fn start_flow(&self, created: Running) -> Running {
         let owner = OwnerId::random().to_string();
         let request = wire::StartFlowRequest {
             context_id: CONTEXT,
@@ -184,7 +195,13 @@ impl Stage {
 
     /// Creates a flow of the executor with `count` nodes.
     pub(crate) async fn created(&self, count: u32) -> Running {
-        let answer = self.flows().create_flow(create(count)).await.unwrap().into_inner();
+        self.created_by(create(count)).await
+    }
+
+    /// The same by this request.
+    pub(crate) async fn created_by(&self, request: wire::CreateFlowRequest) -> Running {
+        let count = request.node_count;
+        let answer = self.flows().create_flow(request).await.unwrap().into_inner();
         let flow = answer.flow.unwrap().flow.unwrap();
         let running = Running {
             id: flow.id,
@@ -256,11 +273,25 @@ impl Router {
         self.frames.send(frame).await.unwrap();
     }
 
+    /// A message of the context of the stage became a flow.
+    pub(crate) async fn becomes(&self, message_key: &str, flow_id: u32) {
+        let settlement = wire::Settlement {
+            context_id: CONTEXT,
+            message_key: message_key.to_owned(),
+            error: String::new(),
+            flow_id,
+        };
+        let settle = wire::Settle { settlements: vec![settlement] };
+        let frame = wire::TakeRequest { frame: Some(wire::take_request::Frame::Settle(settle)) };
+        self.frames.send(frame).await.unwrap();
+    }
+
     pub(crate) async fn settle(&self, messages: &[wire::HeldMessage], error: &str) {
         let settlement = |message: &wire::HeldMessage| wire::Settlement {
             context_id: message.context_id,
             message_key: message.message_key.clone(),
             error: error.to_owned(),
+            flow_id: 0,
         };
         let settle = wire::Settle { settlements: messages.iter().map(settlement).collect() };
         let frame = wire::TakeRequest { frame: Some(wire::take_request::Frame::Settle(settle)) };
@@ -388,6 +419,7 @@ pub(crate) fn script(text: &str) -> JobSpec {
         env_vars: BTreeMap::new(),
         files: BTreeMap::new(),
         outputs: Vec::new(),
+        signature: None,
     }
 }
 

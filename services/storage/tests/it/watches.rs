@@ -35,6 +35,7 @@ async fn step(stage: &Stage, flow: &mut Running, events: std::ops::Range<u32>) {
         job_status: "started".to_owned(),
         result_json: Vec::new().into(),
         events: events.map(event).collect(),
+        ended_message: String::new(),
     };
     let step = wire::CommitRequest { nodes: vec![node], ..flow.step() };
     stage.apply(flow, step).await;

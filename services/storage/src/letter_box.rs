@@ -1,0 +1,438 @@
+//! Letters that arrive, are read, are removed, or are sent again.
+
+use std::time::Duration;
+
+use kv::{Cmd, Value};
+use model::{
+    Actor, ActorId, BlobHash, Context, ContextId, ContextState, Letter, MessageKey, MessageType, Origin,
+    Role, Timestamp, limits,
+};
+
+use crate::error::{Error, Result};
+use crate::letters::{Recipient, is_key};
+use crate::messages::message_key;
+use crate::record;
+use crate::record::letter::{Extent, KeptMessage, Posting};
+use crate::requests::{Request, hash_of};
+use crate::scripts;
+use crate::store::{Asker, PERMISSION_TRIES, Store, Tenant};
+
+/// Messages that one script takes out of an inbox.
+const ACKNOWLEDGED_MAX: usize = 500;
+
+/// What became of a letter that arrived.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Acceptance {
+    /// It is kept under this key, `message:0:<id>`.
+    Kept {
+        /// The key.
+        key: String,
+        /// It had been taken before.
+        duplicate: bool,
+    },
+    /// It is not taken.
+    Refused {
+        /// Why.
+        reason: LetterReason,
+        /// The same for people.
+        detail: String,
+    },
+}
+
+impl Acceptance {
+    fn refused(reason: LetterReason, detail: impl std::fmt::Display) -> Self {
+        Self::Refused { reason, detail: detail.to_string() }
+    }
+
+    fn unknown_recipient() -> Self {
+        Self::refused(LetterReason::UnknownRecipient, "nobody of that key takes letters there")
+    }
+}
+
+/// Why a letter is not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LetterReason {
+    /// No actor has that key, or it has no role where the letter is to go.
+    UnknownRecipient,
+    /// The letter names no context, and its recipient has no home context.
+    NoHomeContext,
+    /// The context takes only what its sender signed.
+    Unverified,
+    /// Its signature does not fit.
+    BadSignature,
+    /// Its time is over.
+    Expired,
+    /// The inbox is full.
+    InboxFull,
+    /// Its text or its topic is too long.
+    TooLarge,
+}
+
+impl LetterReason {
+    /// As it stands on the wire.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::UnknownRecipient => "UNKNOWN_RECIPIENT",
+            Self::NoHomeContext => "NO_HOME_CONTEXT",
+            Self::Unverified => "UNVERIFIED",
+            Self::BadSignature => "BAD_SIGNATURE",
+            Self::Expired => "EXPIRED",
+            Self::InboxFull => "INBOX_FULL",
+            Self::TooLarge => "TOO_LARGE",
+        }
+    }
+
+    /// Whether asking again cannot help.
+    pub(crate) const fn is_lasting(self) -> bool {
+        !matches!(self, Self::InboxFull)
+    }
+}
+
+/// A letter that arrived.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    /// The letter.
+    pub(crate) letter: Letter,
+    /// Its sender's signature was checked and fits.
+    pub(crate) verified: bool,
+}
+
+/// A letter that may be put into an inbox.
+struct Delivery<'a> {
+    letter: &'a Letter,
+    /// Who signed it, and which of the signer's letters it is.
+    signed: Option<(String, String)>,
+    recipient: ActorId,
+    /// Why it is refused, unless it came before.
+    refusal: Option<(LetterReason, String)>,
+}
+
+impl Store {
+    /// Puts a letter into its recipient's inbox, once.
+    pub(crate) async fn accept_letter(&self, arrival: &Arrival, now: Timestamp) -> Result<Acceptance> {
+        let Arrival { letter, verified } = arrival;
+        check_form(letter)?;
+        if let Some(detail) = too_large(letter) {
+            return Ok(Acceptance::refused(LetterReason::TooLarge, detail));
+        }
+        let signed = match envelope::actor::check_letter(letter, now) {
+            _ if !verified => None,
+            Err(refusal) => return Ok(Acceptance::refused(LetterReason::BadSignature, refusal)),
+            Ok(signed) => signed.map(|signed| (signed.signer.to_string(), signed.id.to_string())),
+        };
+        let Some(actor) = self.actor_by_key(&letter.to).await? else {
+            return Ok(Acceptance::unknown_recipient());
+        };
+        let Some(context) = letter.target_context.or(actor.home_context) else {
+            let detail = "the recipient has no home context, and the letter names none";
+            return Ok(Acceptance::refused(LetterReason::NoHomeContext, detail));
+        };
+        for _ in 0..PERMISSION_TRIES {
+            let (tenant, context) = match self.context(context).await {
+                Ok(found) => found,
+                Err(Error::NotFound(_)) => return Ok(Acceptance::unknown_recipient()),
+                Err(error) => return Err(error),
+            };
+            if context.role_of(actor.id).is_none() || context.state != ContextState::Active {
+                return Ok(Acceptance::unknown_recipient());
+            }
+            let refusal = refusal_of(letter, &context, signed.is_some(), now);
+            let delivery = Delivery { letter, signed: signed.clone(), recipient: actor.id, refusal };
+            match deliver(&tenant, &context, delivery, now).await {
+                Err(Error::ContextChanged(_)) => {}
+                Err(Error::NotFound(_) | Error::ContextDeleting) => {
+                    return Ok(Acceptance::unknown_recipient());
+                }
+                answer => return answer,
+            }
+        }
+        Err(Error::ContextChanged(context))
+    }
+
+    /// The actor with this public key.
+    async fn actor_by_key(&self, key: &str) -> Result<Option<Actor>> {
+        let ask = Cmd::new("HGET").arg(&self.keys().actor_keys()).arg(key);
+        let id = self.connection().cmd(ask).await?;
+        if id.is_nil() {
+            return Ok(None);
+        }
+        let id = ActorId(u32::try_from(id.uint()?).unwrap_or_default());
+        match self.actor(id).await {
+            Ok(actor) => Ok(Some(actor)),
+            Err(Error::NotFound(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes messages out of the inbox of `actor`, or of whoever asks, and says how many were in it until now.
+    pub(crate) async fn acknowledge(
+        &self,
+        context: ContextId,
+        asker: Asker,
+        actor: Option<ActorId>,
+        keys: &[MessageKey],
+        now: Timestamp,
+    ) -> Result<u32> {
+        let mut count = 0;
+        for keys in keys.chunks(ACKNOWLEDGED_MAX) {
+            count += self.acknowledge_some(context, asker, actor, keys, now).await?;
+        }
+        Ok(count)
+    }
+
+    async fn acknowledge_some(
+        &self,
+        context: ContextId,
+        asker: Asker,
+        actor: Option<ActorId>,
+        keys: &[MessageKey],
+        now: Timestamp,
+    ) -> Result<u32> {
+        for _ in 0..PERMISSION_TRIES {
+            let (tenant, context, _) = self.read(context, asker, |_, _| {}).await?;
+            let owner = inbox_owner(&context, asker, actor)?;
+            let mut touched = vec![tenant.keys.inbox(owner)];
+            touched.extend(keys.iter().map(|key| tenant.keys.message(key.caller, key.id)));
+            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let change =
+                tenant.begin(&scripts::ACKNOWLEDGE, &touched, Some(context.uid), now).arg(context.revision.0);
+            let read = |value: Value| {
+                let [count, revision] = value.tuple()?;
+                let revision = revision.uint()?;
+                Ok(((revision > 0).then_some(revision), u32::try_from(count.uint()?).unwrap_or(u32::MAX)))
+            };
+            match tenant.apply(change, read).await {
+                Err(Error::ContextChanged(_)) => {}
+                answer => return answer,
+            }
+        }
+        Err(Error::ContextChanged(context))
+    }
+
+    /// Removes a message that is not on its way any more.
+    pub(crate) async fn remove_message(
+        &self,
+        context: ContextId,
+        key: MessageKey,
+        asker: Asker,
+        now: Timestamp,
+    ) -> Result<()> {
+        for _ in 0..PERMISSION_TRIES {
+            let (tenant, context, message) =
+                self.visible_message(context, key, asker, Extent::WithoutText).await?;
+            if let Asker::Actor(actor) = asker
+                && !message.is_of(actor)
+            {
+                context.require(actor, Role::Admin)?;
+            }
+            // Of one that nobody here received this is an inbox that is not there.
+            let inbox = tenant.keys.inbox(message.recipient().unwrap_or_default());
+            let touched = [
+                tenant.keys.message(key.caller, key.id),
+                tenant.letters.clone(),
+                tenant.dead_letters.clone(),
+                tenant.keys.msg_in(),
+                inbox,
+            ];
+            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let change = tenant
+                .begin(&scripts::REMOVE_MESSAGE, &touched, Some(context.uid), now)
+                .arg(context.revision.0)
+                .arg(&message_key(key));
+            match tenant.apply_revision(change).await {
+                Err(Error::ContextChanged(_)) => {}
+                Err(error) => return Err(error),
+                Ok(_) => return Ok(()),
+            }
+        }
+        Err(Error::ContextChanged(context))
+    }
+
+    /// Gives a dead letter into a router's care again, under the same key.
+    pub(crate) async fn resend(
+        &self,
+        context: ContextId,
+        key: MessageKey,
+        asker: Asker,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<KeptMessage> {
+        let actor = asker.actor()?;
+        for _ in 0..PERMISSION_TRIES {
+            let (tenant, context, message) =
+                self.visible_message(context, key, asker, Extent::WithoutText).await?;
+            context.require_change(actor, key.caller)?;
+            let addresses = self.addresses_now(&message).await?;
+            let mut touched = vec![
+                tenant.keys.message(key.caller, key.id),
+                tenant.letters.clone(),
+                tenant.dead_letters.clone(),
+                tenant.msg_out.clone(),
+            ];
+            touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
+            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let change = tenant
+                .begin(&scripts::RESEND, &touched, Some(context.uid), now)
+                .arg(context.revision.0)
+                .arg(&message_key(key))
+                .arg(&before(now, LONGEST).to_string())
+                .arg(&expiry_again(&message, now).to_string())
+                .arg(&addresses)
+                .arg(hash_of(request))
+                .arg(limits::REQUEST_ID_KEEP_SECS);
+            match tenant.apply_revision(change).await {
+                Err(Error::ContextChanged(_)) => {}
+                Err(error) => return Err(error),
+                Ok(_) => return self.kept(&tenant, key, Extent::WithoutText).await,
+            }
+        }
+        Err(Error::ContextChanged(context))
+    }
+
+    /// Where an actor of this coordinator is reached by now, as it is kept; empty for whoever has but one address.
+    async fn addresses_now(&self, message: &KeptMessage) -> Result<String> {
+        let Ok(Recipient::Actor(id)) = message.to.parse() else { return Ok(String::new()) };
+        if message.recipient().is_none() {
+            return Ok(String::new());
+        }
+        match self.actor(id).await {
+            Ok(actor) => Ok(serde_json::to_string(&actor.address).expect("a list of texts is JSON")),
+            Err(Error::NotFound(_)) => Ok(String::new()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// How long after it was made a letter may be on its way at most.
+const LONGEST: Duration = Duration::from_secs(limits::LETTER_TIMEOUT_SECS_MAX as u64);
+
+fn before(now: Timestamp, earlier: Duration) -> Timestamp {
+    let millis = u64::try_from(earlier.as_millis()).unwrap_or(u64::MAX);
+    Timestamp::from_millis(now.as_millis().saturating_sub(millis))
+}
+
+/// A letter that is sent again has its whole time again, but for what would be longer than anybody remembers that it
+/// arrived.
+fn expiry_again(message: &KeptMessage, now: Timestamp) -> Timestamp {
+    let secs = match message.timeout_ack_secs {
+        0 => limits::LETTER_TIMEOUT_SECS_DEFAULT,
+        secs => secs,
+    };
+    (now + Duration::from_secs(secs.into())).min(message.created_at + LONGEST)
+}
+
+/// Whose inbox is meant: that of whoever asks, or for admins that of anybody.
+pub(crate) fn inbox_owner(context: &Context, asker: Asker, actor: Option<ActorId>) -> Result<ActorId> {
+    let asking = asker.actor()?;
+    let role = context.require(asking, Role::Reader)?;
+    let owner = actor.unwrap_or(asking);
+    if owner != asking && role < Role::Admin {
+        return Err(
+            model::context::Denied::NotItself { actor: asking, caller: owner, context: context.id }.into()
+        );
+    }
+    Ok(owner)
+}
+
+/// What is none of this form is no letter at all.
+fn check_form(letter: &Letter) -> Result<()> {
+    let mut violations = model::Violations::new();
+    let keys =
+        [("origin.coordinator", &letter.origin.coordinator), ("from", &letter.from), ("to", &letter.to)];
+    for (field, key) in keys {
+        if !is_key(key) {
+            violations.add(format!("letter_json.{field}"), "a key is written as 64 lower-case hex digits");
+        }
+    }
+    if letter.message_type == MessageType::Job {
+        violations.add("letter_json.type", "chat or mail");
+    }
+    Ok(violations.into_result(Some(()))?)
+}
+
+fn too_large(letter: &Letter) -> Option<String> {
+    let (bytes, chars) = (letter.text.len(), letter.topic.chars().count());
+    let signature = letter.signature.as_ref().map_or(0, String::len);
+    for (what, max, count) in [
+        ("a text has at most {} bytes", limits::MESSAGE_TEXT_BYTES_MAX, bytes),
+        ("a topic has at most {} characters", limits::MESSAGE_TOPIC_CHARS_MAX, chars),
+        ("a signature has at most {} bytes", limits::SIGNATURE_BYTES_MAX, signature),
+    ] {
+        if count > max {
+            return Some(format!("{}, not {count}", what.replace("{}", &max.to_string())));
+        }
+    }
+    None
+}
+
+fn refusal_of(
+    letter: &Letter,
+    context: &Context,
+    is_signed: bool,
+    now: Timestamp,
+) -> Option<(LetterReason, String)> {
+    if letter.expires_at <= now {
+        let detail = format!("it had to arrive until {}", letter.expires_at.rfc3339());
+        return Some((LetterReason::Expired, detail));
+    }
+    if context.settings.require_signed_messages && !is_signed {
+        let detail = "the context takes only what its sender has signed".to_owned();
+        return Some((LetterReason::Unverified, detail));
+    }
+    None
+}
+
+async fn deliver(
+    tenant: &Tenant,
+    context: &Context,
+    delivery: Delivery<'_>,
+    now: Timestamp,
+) -> Result<Acceptance> {
+    let Delivery { letter, signed, recipient, refusal } = delivery;
+    let keys = &tenant.keys;
+    let mut touched = vec![
+        keys.inbox(recipient),
+        keys.msg_in(),
+        tenant.letters.clone(),
+        keys.seen(mark_of(&letter.origin)),
+    ];
+    let verified = signed.is_some();
+    // The same signed text is the same letter, wherever somebody takes it up and sends it from.
+    touched.extend(signed.map(|(signer, id)| keys.seen(BlobHash::of(format!("{signer} {id}").as_bytes()))));
+    let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+    let to = recipient.to_string();
+    let posting = Posting { context: context.id, to: &to, addresses: &[], timeout_ack_secs: 0, verified };
+    let change = tenant
+        .begin(&scripts::ACCEPT_LETTER, &touched, Some(context.uid), now)
+        .arg(context.revision.0)
+        .arg(recipient.0)
+        .arg(refusal.as_ref().map_or("", |(reason, _)| reason.as_str()))
+        .arg(keys.prefix())
+        .arg(limits::INBOX_MAX)
+        .arg(limits::MSG_IN_MAX)
+        .arg(limits::LETTER_SEEN_SECS)
+        .args(record::letter::write_received(letter, &posting, now).args());
+    let read = |value: Value| {
+        let [outcome, key, revision] = value.tuple()?;
+        let revision = revision.uint()?;
+        Ok(((revision > 0).then_some(revision), (outcome.int()?, key.text()?)))
+    };
+    crash_point!("storage.accept.before");
+    let (outcome, key) = tenant.apply(change, read).await?;
+    crash_point!("storage.accept.after");
+    Ok(match (outcome, refusal) {
+        (1, _) => Acceptance::Kept { key, duplicate: false },
+        (2, _) => Acceptance::Kept { key, duplicate: true },
+        (3, Some((reason, detail))) => Acceptance::refused(reason, detail),
+        _ => {
+            let max = limits::INBOX_MAX;
+            Acceptance::refused(LetterReason::InboxFull, format!("{max} messages wait to be read"))
+        }
+    })
+}
+
+/// What makes a letter the same, however often it arrives.
+fn mark_of(origin: &Origin) -> BlobHash {
+    let Origin { coordinator, context_uid, caller_id, message_id } = origin;
+    BlobHash::of(format!("{coordinator} {context_uid} {caller_id} {message_id}").as_bytes())
+}

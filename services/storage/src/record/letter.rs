@@ -1,0 +1,256 @@
+//! `message:<caller>:<id>` as those who sent or received it see it, and what is written of chat and mail.
+//!
+//! Programs that know nothing of this service write such hashes as well: what cannot be read counts as missing, so that
+//! one broken message does not hide a list of others.
+
+use std::str::FromStr;
+
+use kv::Value;
+use model::{
+    ActorId, ContextId, FlowId, Letter, MessageFormat, MessageKey, MessageStatus, MessageType, Origin,
+    Revision, Timestamp, TransportStatus,
+};
+use serde::Deserialize;
+
+use super::{Fields, Written};
+use crate::error::Result;
+
+/// What is read of a message; the last of them only for whoever wants the text.
+const READ: [&str; 22] = [
+    "caller_id",
+    "from_pubkey",
+    "to",
+    "target_context",
+    "topic",
+    "message_type",
+    "message_format_type",
+    "flow_id",
+    "nodes",
+    "timeout_ack",
+    "status",
+    "error",
+    "transport_status",
+    "origin",
+    "verified",
+    "logs",
+    "created_at",
+    "updated_at",
+    "revision",
+    "expires_at",
+    "recipient",
+    "message",
+];
+
+/// How much of a message is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// All of it.
+    Whole,
+    /// All but the text.
+    WithoutText,
+}
+
+/// The fields to ask for.
+pub(crate) fn fields(extent: Extent) -> &'static [&'static str] {
+    match extent {
+        Extent::Whole => &READ,
+        Extent::WithoutText => &READ[..READ.len() - 1],
+    }
+}
+
+/// Something that happened to a message.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct LogEntry {
+    /// When.
+    pub(crate) time: Timestamp,
+    /// What, for people.
+    pub(crate) text: String,
+}
+
+/// A message as it is kept.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct KeptMessage {
+    /// Its name in its context.
+    pub(crate) key: MessageKey,
+    /// The sender's public key; empty for one that carries nodes.
+    pub(crate) from_pubkey: String,
+    /// For whom, as the sender wrote it; a runner record where it carries nodes.
+    pub(crate) to: String,
+    /// The context at the recipient's coordinator.
+    pub(crate) target_context: Option<ContextId>,
+    /// What it is about.
+    pub(crate) topic: String,
+    /// What it carries.
+    pub(crate) message_type: MessageType,
+    /// How the text is written.
+    pub(crate) format: MessageFormat,
+    /// The text; empty when it was not read.
+    pub(crate) text: String,
+    /// The flow whose nodes it carried, or that was made of it.
+    pub(crate) flow: Option<FlowId>,
+    /// The attempts that it carries.
+    pub(crate) job_keys: Vec<String>,
+    /// Seconds until it must have arrived.
+    pub(crate) timeout_ack_secs: u32,
+    /// Where it stands.
+    pub(crate) status: MessageStatus,
+    /// Why it will not arrive.
+    pub(crate) error: String,
+    /// Where it stands on the wire.
+    pub(crate) transport_status: TransportStatus,
+    /// Where it came from; nothing for one that was sent here.
+    pub(crate) origin: Option<Origin>,
+    /// Its sender's signature fits.
+    pub(crate) verified: bool,
+    /// What happened to it, oldest first.
+    pub(crate) logs: Vec<LogEntry>,
+    /// When it was made.
+    pub(crate) created_at: Timestamp,
+    /// When it last changed.
+    pub(crate) updated_at: Timestamp,
+    /// The change counter at its last change.
+    pub(crate) revision: Revision,
+}
+
+impl KeptMessage {
+    /// The actor of this coordinator that it is for; nothing for a runner record, and for an actor of another one.
+    pub(crate) fn recipient(&self) -> Option<ActorId> {
+        let is_letter = self.message_type != MessageType::Job;
+        self.to.parse().ok().filter(|id| is_letter && *id != ActorId(0))
+    }
+
+    /// Whether `actor` sent or received it.
+    pub(crate) fn is_of(&self, actor: ActorId) -> bool {
+        (self.key.caller == actor && actor != ActorId(0)) || self.recipient() == Some(actor)
+    }
+}
+
+/// The message in the answer to `HMGET` of [`fields`]; nothing when there is none.
+pub(crate) fn read(key: MessageKey, extent: Extent, value: Value) -> Result<Option<KeptMessage>> {
+    let mut fields = Fields::of_any(super::super::messages::message_key(key), fields(extent), value)?;
+    if fields.fields.is_empty() {
+        return Ok(None);
+    }
+    let flow = fields.lenient("flow_id").filter(|flow| *flow != FlowId(0));
+    Ok(Some(KeptMessage {
+        key,
+        target_context: fields.lenient("target_context").filter(|context| *context != ContextId(0)),
+        message_type: fields.lenient("message_type").unwrap_or(MessageType::Job),
+        format: fields.lenient("message_format_type").unwrap_or(MessageFormat::Text),
+        flow,
+        job_keys: fields.json::<Vec<Carried>>("nodes").map(job_keys).unwrap_or_default(),
+        timeout_ack_secs: fields.lenient("timeout_ack").unwrap_or_default(),
+        status: fields.lenient("status").unwrap_or(MessageStatus::Dispatched),
+        transport_status: fields.lenient("transport_status").unwrap_or(TransportStatus::Queued),
+        origin: fields.json("origin").unwrap_or_default(),
+        verified: fields.flag("verified"),
+        logs: fields.json("logs").unwrap_or_default(),
+        created_at: fields.lenient("created_at").unwrap_or_default(),
+        updated_at: fields.lenient("updated_at").unwrap_or_default(),
+        revision: fields.lenient("revision").unwrap_or_default(),
+        from_pubkey: fields.text("from_pubkey"),
+        to: fields.text("to"),
+        topic: fields.text("topic"),
+        text: fields.text("message"),
+        error: fields.text("error"),
+    }))
+}
+
+/// A node that a message carries.
+#[derive(Deserialize)]
+struct Carried {
+    #[serde(default)]
+    job_key: String,
+}
+
+fn job_keys(nodes: Vec<Carried>) -> Vec<String> {
+    nodes.into_iter().map(|node| node.job_key).filter(|key| !key.is_empty()).collect()
+}
+
+impl Fields {
+    /// A value that may be missing or be anything.
+    fn lenient<T: FromStr<Err: std::fmt::Display>>(&self, field: &str) -> Option<T> {
+        self.optional(field).ok().flatten()
+    }
+}
+
+/// What belongs to a letter beside what it says itself.
+#[derive(Debug)]
+pub(crate) struct Posting<'a> {
+    /// The context that keeps it.
+    pub(crate) context: ContextId,
+    /// For whom, as the sender wrote it, or the actor that received it.
+    pub(crate) to: &'a str,
+    /// Where it is tried, in this order.
+    pub(crate) addresses: &'a [String],
+    /// Seconds until it must have arrived; 0 for one that has.
+    pub(crate) timeout_ack_secs: u32,
+    /// Its sender's signature fits.
+    pub(crate) verified: bool,
+}
+
+/// What is written of a letter that leaves, but for its number, its router and the revision.
+pub(crate) fn write_sent(letter: &Letter, posting: &Posting<'_>, now: Timestamp) -> Written {
+    let mut written = write(letter, posting, now);
+    written
+        .text("caller_id", letter.origin.caller_id)
+        .text("origin", "")
+        .text("status", MessageStatus::Dispatched)
+        .text("transport_status", TransportStatus::Queued);
+    written
+}
+
+/// What is written of one that has arrived, but for its number and the revision.
+pub(crate) fn write_received(letter: &Letter, posting: &Posting<'_>, now: Timestamp) -> Written {
+    let mut written = write(letter, posting, now);
+    written
+        .text("caller_id", 0)
+        .text("router", "")
+        .json("origin", &letter.origin)
+        .text("status", MessageStatus::Acknowledged)
+        .text("transport_status", TransportStatus::Delivered);
+    written
+}
+
+fn write(letter: &Letter, posting: &Posting<'_>, now: Timestamp) -> Written {
+    let Letter {
+        origin: _,
+        from,
+        to,
+        target_context,
+        message_type,
+        format,
+        topic,
+        text,
+        created_at,
+        expires_at,
+        signature,
+    } = letter;
+    let Posting { context, to: written_to, addresses, timeout_ack_secs, verified } = posting;
+    let mut written = Written::default();
+    written
+        .text("context_id", context)
+        .text("flow_id", "")
+        .text("to", written_to)
+        .optional("target_context", *target_context)
+        .text("topic", topic)
+        .text("from_pubkey", from)
+        .optional("signature", signature.as_ref())
+        .text("message", text)
+        .text("message_type", message_type)
+        .text("message_format_type", format)
+        .text("timeout", 0)
+        .text("timeout_ack", timeout_ack_secs)
+        .text("timeout_result", 0)
+        .text("nodes", "[]")
+        .text("logs", "[]")
+        .text("created_at", created_at)
+        .text("updated_at", now)
+        .text("error", "")
+        .text("transport_id", "")
+        .text("recipient", to)
+        .json("addresses", addresses)
+        .text("expires_at", expires_at)
+        .text("verified", verified);
+    written
+}

@@ -1,0 +1,36 @@
+-- Keeps chat or mail that is sent from here, gives it into a router's care, and remembers the request.
+-- KEYS 4 letters, 5 msg_out, 6 msg_out_coordinator, 7 request (only with a request id)
+-- ARGV 5 the context's revision that permission was decided on, 6 caller, 7 router ('' for none), 8 end of its hold,
+--      9 what the keys of this context begin with, 10 request hash, 11 seconds to remember it, 12.. fields
+-- Gives its number and the revision; or the number that the same request was given, and 0.
+local no = closed()
+if no then return no end
+if KEYS[7] then
+  local made = redis.call('HMGET', KEYS[7], 'hash', 'message_id')
+  if made[1] then
+    if made[1] ~= ARGV[10] then return refuse('REQUEST_ID_REUSED', 'the request id came with another body before') end
+    return {made[2], 0}
+  end
+end
+if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+  return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
+end
+local id, key = new_message(ARGV[9], ARGV[6])
+if not id then return refuse('IDS_EXHAUSTED', 'the caller has no message ids left') end
+
+local revision = raise()
+redis.call('HSET', key, 'id', id, 'router', ARGV[7], 'revision', revision, unpack(ARGV, 12))
+redis.call('ZADD', KEYS[4], revision, key)
+if KEYS[7] then
+  redis.call('HSET', KEYS[7], 'hash', ARGV[10], 'caller_id', ARGV[6], 'message_id', id)
+  redis.call('EXPIRE', KEYS[7], ARGV[11])
+end
+emit_message(revision, key, 'dispatched')
+if ARGV[7] == '' then
+  redis.call('LPUSH', KEYS[5], key)
+  hint('out')
+else
+  redis.call('ZADD', KEYS[6], ARGV[8], key)
+  hint('')
+end
+return {id, revision}

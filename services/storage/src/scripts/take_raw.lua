@@ -1,0 +1,20 @@
+-- Takes up a message that was pushed by a program which knows nothing of us.
+-- KEYS 4 msg_out_coordinator, 5 message, 6 letters
+-- ARGV 5 router, 6 caller, 7 id, 8.. fields
+-- Gives 1; 0 when the router does not hold it any more.
+local no = closed()
+if no then return no end
+if not redis.call('ZSCORE', KEYS[4], KEYS[5]) or redis.call('HGET', KEYS[5], 'router') ~= ARGV[5] then return 0 end
+if redis.call('HEXISTS', KEYS[5], 'revision') == 1 then return 1 end
+
+local revision = raise()
+-- So that no message of ours gets its number. One that leaves few others moves nothing.
+local counter, id = 'message:' .. ARGV[6], tonumber(ARGV[7])
+local last = tonumber(redis.call('HGET', KEYS[2], counter) or '0')
+if id > last and id <= ID_MAX / 2 then redis.call('HSET', KEYS[2], counter, ARGV[7]) end
+redis.call('HSET', KEYS[5], 'revision', revision, 'caller_id', ARGV[6], 'id', ARGV[7], 'status', 'dispatched', 'error', '',
+  'transport_status', 'queued', 'updated_at', ARGV[3], unpack(ARGV, 8))
+redis.call('ZADD', KEYS[6], 'NX', revision, KEYS[5])
+emit_message(revision, KEYS[5], 'dispatched')
+hint('')
+return 1

@@ -1,0 +1,150 @@
+//! A message is processed when it was acknowledged and every attempt that it carried has ended, in either order.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use keys::Layout;
+use kv::Cmd;
+use model::{ActorId, MessageId, NodeState};
+use proto::internal::v1 as wire;
+use testkit::{PATIENCE, wait_until};
+
+use crate::stage::{EXECUTOR, Running, Stage, json};
+
+async fn message(stage: &Stage, id: u32) -> BTreeMap<String, String> {
+    stage.hash(&stage.keys().message(ActorId(EXECUTOR), MessageId(id))).await
+}
+
+/// Waits until message `id` has this status.
+async fn has_status(stage: &Stage, id: u32, status: &str) -> BTreeMap<String, String> {
+    let look = || async { Some(message(stage, id).await).filter(|message| message["status"] == status) };
+    wait_until(look, PATIENCE, format!("message {id} is {status}")).await
+}
+
+/// A message with `count` nodes.
+fn carrying(flow: &Running, id: u32, count: usize) -> wire::OutgoingMessage {
+    wire::OutgoingMessage { nodes: vec![Bytes::from_static(b"{}"); count], ..flow.message(id) }
+}
+
+/// The nodes at these places, whose attempts have ended, with the messages that carried them.
+fn ended(flow: &Running, places: &[(u32, u32)]) -> wire::CommitRequest {
+    let node = |(place, message): &(u32, u32)| {
+        let mut node = flow.node(*place);
+        node.state = NodeState::Completed;
+        wire::NodeCommit {
+            job_id: node.job_id.0,
+            node_json: json(&node),
+            job_status: "finished".to_owned(),
+            ended_message: format!("message:{EXECUTOR}:{message}"),
+            ..Default::default()
+        }
+    };
+    wire::CommitRequest { nodes: places.iter().map(node).collect(), ..flow.step() }
+}
+
+async fn dead_letters(stage: &Stage) -> Vec<String> {
+    stage.ask(Cmd::new("ZRANGE").arg(&stage.keys().dead_letters()).arg(0).arg(-1)).await.texts().unwrap()
+}
+
+#[tokio::test]
+async fn acknowledged_first() {
+    let stage = Stage::new(Layout::HashTag).await;
+    let mut flow = stage.started(3).await;
+    let mut router = stage.router("r").await;
+    let send = wire::CommitRequest { messages: vec![carrying(&flow, 1, 3)], ..flow.step() };
+    let sent = stage.apply(&mut flow, send).await;
+    let before = message(&stage, 1).await;
+    assert_eq!((&*before["open"], &before["revision"]), ("3", &sent.to_string()));
+
+    let taken = router.take(1).await;
+    router.settle(&taken, "").await;
+    let settled = has_status(&stage, 1, "acknowledged").await;
+    assert_eq!((&*settled["transport_status"], &*settled["error"]), ("read", ""));
+    assert!(settled["logs"].contains("acknowledged"), "{}", settled["logs"]);
+    let step = ended(&flow, &[(0, 1), (1, 1)]);
+    stage.apply(&mut flow, step).await;
+    let between = message(&stage, 1).await;
+    assert_eq!((&*between["status"], &*between["open"]), ("acknowledged", "1"));
+    let step = ended(&flow, &[(2, 1)]);
+    let revision = stage.apply(&mut flow, step).await;
+    let processed = message(&stage, 1).await;
+    assert_eq!((&*processed["status"], &processed["revision"]), ("processed", &revision.to_string()));
+}
+
+#[tokio::test]
+async fn ended_first_and_both_said_twice() {
+    let stage = Stage::new(Layout::Database).await;
+    let mut flow = stage.started(2).await;
+    let mut router = stage.router("r").await;
+    let send = wire::CommitRequest { messages: vec![carrying(&flow, 1, 2)], ..flow.step() };
+    stage.apply(&mut flow, send).await;
+    let taken = router.take(1).await;
+    let step = ended(&flow, &[(0, 1)]);
+    stage.apply(&mut flow, step.clone()).await;
+    // Its answer was lost.
+    assert_eq!(stage.commit(step).await.refusal(), wire::CommitRefusal::Unspecified);
+    assert_eq!(message(&stage, 1).await["open"], "1");
+    let step = ended(&flow, &[(1, 1)]);
+    stage.apply(&mut flow, step).await;
+    assert_eq!(message(&stage, 1).await["status"], "dispatched", "the router has it");
+
+    router.settle(&taken, "").await;
+    has_status(&stage, 1, "processed").await;
+    router.settle(&taken, "too late").await;
+    let send = wire::CommitRequest { messages: vec![carrying(&flow, 2, 1)], ..flow.step() };
+    stage.apply(&mut flow, send).await;
+    let taken = router.take(1).await;
+    router.settle(&taken, "").await;
+    has_status(&stage, 2, "acknowledged").await;
+    assert_eq!(message(&stage, 1).await["status"], "processed");
+    assert!(dead_letters(&stage).await.is_empty());
+}
+
+#[tokio::test]
+async fn each_attempt_counts_for_the_message_that_carried_it() {
+    let stage = Stage::new(Layout::Database).await;
+    let mut flow = stage.started(1).await;
+    let mut router = stage.router("r").await;
+    let send = wire::CommitRequest { messages: vec![carrying(&flow, 1, 1)], ..flow.step() };
+    stage.apply(&mut flow, send).await;
+    let taken = router.take(1).await;
+    router.settle(&taken, "").await;
+    has_status(&stage, 1, "acknowledged").await;
+    // The first attempt fails, and the next one goes out in the same step.
+    let again = wire::CommitRequest { messages: vec![carrying(&flow, 2, 1)], ..ended(&flow, &[(0, 1)]) };
+    stage.apply(&mut flow, again).await;
+    assert_eq!(message(&stage, 1).await["status"], "processed");
+    let taken = router.take(1).await;
+    router.settle(&taken, "").await;
+    has_status(&stage, 2, "acknowledged").await;
+    let step = ended(&flow, &[(0, 2)]);
+    stage.apply(&mut flow, step).await;
+    assert_eq!(message(&stage, 2).await["status"], "processed");
+}
+
+#[tokio::test]
+async fn what_did_not_arrive_stays_an_error() {
+    let stage = Stage::new(Layout::HashTag).await;
+    let mut flow = stage.started(1).await;
+    let mut router = stage.router("r").await;
+    let send = wire::CommitRequest { messages: vec![carrying(&flow, 1, 1)], ..flow.step() };
+    stage.apply(&mut flow, send).await;
+    let taken = router.take(1).await;
+    router.settle(&taken, "TIMEOUT_ACK: nobody \"there\"").await;
+    let failed = has_status(&stage, 1, "error").await;
+    assert_eq!(failed["transport_status"], "failed");
+    let logs: serde_json::Value = serde_json::from_str(&failed["logs"]).unwrap();
+    assert_eq!(logs[0]["text"], "given up: TIMEOUT_ACK: nobody \"there\"");
+    let step = ended(&flow, &[(0, 1)]);
+    stage.apply(&mut flow, step).await;
+    let after = message(&stage, 1).await;
+    assert_eq!((&*after["status"], &*after["open"]), ("error", "0"));
+    let key = stage.keys().message(ActorId(EXECUTOR), MessageId(1));
+    assert_eq!(dead_letters(&stage).await, std::slice::from_ref(&key));
+
+    // It goes with its flow, and an attempt that ends after that brings nothing back.
+    stage.ask(Cmd::new("DEL").arg(&key)).await;
+    let step = ended(&flow, &[(0, 1)]);
+    stage.apply(&mut flow, step).await;
+    assert!(stage.hash(&key).await.is_empty());
+}

@@ -1,0 +1,316 @@
+//! Messages of programs that write them with plain Redis commands.
+
+use std::collections::BTreeMap;
+
+use keys::Layout;
+use kv::Cmd;
+use model::{Letter, MessageType};
+use proto::internal::v1 as wire;
+use proto::internal::v1::held_message::Kind;
+use proto::v1;
+use testkit::{PATIENCE, wait_until};
+
+use crate::stage::{CONTEXT, EXECUTOR, READER, Router, Running, Stage, create};
+
+/// A stage whose context takes such messages.
+async fn stage(layout: Layout) -> Stage {
+    let stage = Stage::new(layout).await;
+    let set = Cmd::new("HSET").arg(&stage.keys().context()).arg("settings");
+    stage.ask(set.arg(r#"{"executors_may_submit":true,"raw_publish":true}"#)).await;
+    stage
+}
+
+/// The key in Redis of message `id` of the executor.
+fn key(stage: &Stage, id: u32) -> String {
+    format!("{}message:{EXECUTOR}:{id}", stage.keys().prefix())
+}
+
+async fn push(stage: &Stage, key: &str, fields: &[(&str, &str)]) {
+    let set =
+        fields.iter().fold(Cmd::new("HSET").arg(key), |set, (field, value)| set.arg(*field).arg(*value));
+    stage.ask(set).await;
+    stage.ask(Cmd::new("LPUSH").arg(&stage.keys().msg_out()).arg(key)).await;
+}
+
+async fn has_status(stage: &Stage, key: &str, status: &str) -> BTreeMap<String, String> {
+    let look = || async {
+        Some(stage.hash(key).await).filter(|message| message.get("status").is_some_and(|is| is == status))
+    };
+    wait_until(look, PATIENCE, format!("{key} is {status}")).await
+}
+
+async fn sorted(stage: &Stage, key: &str) -> Vec<String> {
+    stage.ask(Cmd::new("ZRANGE").arg(key).arg(0).arg(-1)).await.texts().unwrap()
+}
+
+async fn one(router: &mut Router) -> (wire::HeldMessage, Kind) {
+    let message = router.take(1).await.remove(0);
+    let kind = message.kind.clone().unwrap();
+    (message, kind)
+}
+
+const JOBS: &str = r#"[
+    {"id": 7, "caller_id": 2, "script": "1", "script_type": "python", "timeout": 60, "retries": 2,
+     "env_vars": {"A": "1"}, "prerequisites": ["signal:go"], "status": "dispatched", "result": {}},
+    {"id": 8, "script": "2", "script_type": "sal", "dependends": [7]}
+]"#;
+
+#[tokio::test]
+async fn they_are_refused_unless_the_context_allows_them() {
+    let stage = Stage::new(Layout::HashTag).await;
+    push(&stage, &key(&stage, 9), &[("message_type", "job"), ("job", JOBS)]).await;
+    let _router = stage.router("r").await;
+    let refused = has_status(&stage, &key(&stage, 9), "error").await;
+    assert!(refused["error"].contains("raw_publish is off in this context"), "{}", refused["error"]);
+    assert_eq!((&*refused["transport_status"], refused.contains_key("revision")), ("failed", true));
+    for index in [stage.keys().dead_letters(), stage.keys().letters()] {
+        assert_eq!(sorted(&stage, &index).await, [key(&stage, 9)]);
+    }
+    assert!(sorted(&stage, &stage.keys().msg_out_coordinator()).await.is_empty());
+}
+
+#[tokio::test]
+async fn everything_that_is_wrong_is_named() {
+    let stage = stage(Layout::Database).await;
+    let jobs = r#"[
+        {"id": 1, "script": "x", "script_type": "cobol", "retry": 1},
+        {"id": 1, "script": "", "script_type": "v", "caller_id": 5, "retries": 101},
+        {"script": "x", "script_type": "v", "prerequisites": ["after:soon"]}
+    ]"#;
+    let fields = [("job", jobs), ("caller_id", "3"), ("context_id", "x"), ("timeout_ack", "-1")];
+    push(&stage, &key(&stage, 1), &fields).await;
+    let linked = r#"[{"name": "a", "depends": ["b", 5], "job": {"script": "x", "script_type": "v"}}, {"name": "a",
+        "job": {"id": 4, "script": "x", "script_type": "v"}}]"#;
+    push(&stage, &key(&stage, 2), &[("nodes", linked)]).await;
+    push(&stage, &key(&stage, 3), &[("message_type", "chat"), ("to", "somebody"), ("target_context", "y")])
+        .await;
+    push(&stage, &key(&stage, 4), &[("message_type", "job")]).await;
+    push(&stage, "message:0:1", &[("job", JOBS)]).await;
+    let _router = stage.router("r").await;
+    for (key, wrong) in [
+        (
+            key(&stage, 1),
+            &[
+                "caller_id",
+                "context_id",
+                "timeout_ack",
+                "job[0].script_type",
+                "job[0].retry",
+                "job[1].script",
+                "job[1].caller_id",
+                "job[1].retries",
+                "job[2].id",
+                "job[2].prerequisites[0]",
+            ][..],
+        ),
+        (key(&stage, 2), &["nodes[0].depends[0]: b", "nodes[0].depends[1]: 5", "nodes[1].name"]),
+        (key(&stage, 3), &["to", "target_context"]),
+        (key(&stage, 4), &["job"]),
+        ("message:0:1".to_owned(), &["caller_id"]),
+    ] {
+        let refused = has_status(&stage, &key, "error").await;
+        for field in wrong {
+            assert!(refused["error"].contains(field), "{field}: {}", refused["error"]);
+        }
+    }
+    assert_eq!(sorted(&stage, &stage.keys().dead_letters()).await.len(), 5);
+}
+
+#[tokio::test]
+async fn jobs_are_handed_to_a_router_as_a_flow() {
+    let stage = stage(Layout::Database).await;
+    let mut router = stage.router("r").await;
+    let fields = [("job", JOBS), ("timeout_ack", "60"), ("timeout_result", "90"), ("caller_id", "2")];
+    push(&stage, &key(&stage, 300), &fields).await;
+    // Once is enough.
+    stage.ask(Cmd::new("LPUSH").arg(&stage.keys().msg_out()).arg(&key(&stage, 300))).await;
+    stage.ask(Cmd::new("PUBLISH").arg(&stage.keys().hint_channel()).arg("out")).await;
+    let (message, Kind::RawJobs(jobs)) = one(&mut router).await else { panic!("jobs are expected") };
+    assert_eq!((message.timeout_ack_secs, jobs.caller_id), (60, EXECUTOR));
+    let submit = jobs.submit.unwrap();
+    assert_eq!(
+        (&*submit.request_id, submit.context_id, submit.caller_id),
+        ("message:2:300", CONTEXT, EXECUTOR)
+    );
+    let flow = submit.flow.unwrap();
+    assert_eq!((&*flow.name, flow.deadline_secs), ("message-2-300", 90));
+    let [first, second] = <[_; 2]>::try_from(flow.nodes).unwrap();
+    assert_eq!((&*first.name, &*second.name, second.depends), ("job-7", "job-8", vec!["job-7".to_owned()]));
+    assert_eq!(first.prerequisites, ["signal:go"]);
+    let policy = first.policy.unwrap();
+    assert_eq!((policy.retries, policy.timeout_secs), (2, Some(60)));
+    let job = first.job.unwrap();
+    assert_eq!((job.script_type(), &*job.env_vars["A"]), (v1::ScriptType::Python, "1"));
+
+    let taken = stage.hash(&key(&stage, 300)).await;
+    assert_eq!(
+        (&*taken["status"], &*taken["transport_status"], &*taken["caller_id"]),
+        ("dispatched", "queued", "2")
+    );
+    assert_eq!(sorted(&stage, &stage.keys().letters()).await, [key(&stage, 300)]);
+    let counter = stage.ask(Cmd::new("HGET").arg(&stage.keys().ids()).arg("message:2")).await;
+    assert_eq!(counter.text().unwrap(), "300", "no message of ours gets its number");
+
+    // A router that comes back is told the same again.
+    drop(router);
+    let mut router = stage.router("r").await;
+    let (again, Kind::RawJobs(jobs)) = one(&mut router).await else { panic!("jobs are expected") };
+    assert_eq!(
+        (again.message_key, jobs.submit.unwrap().request_id),
+        (message.message_key, submit.request_id)
+    );
+    router.becomes("message:2:300", 41).await;
+    let settled = has_status(&stage, &key(&stage, 300), "acknowledged").await;
+    assert_eq!((&*settled["flow_id"], &*settled["transport_status"]), ("41", "read"));
+
+    // What is settled is not taken again.
+    stage.ask(Cmd::new("LPUSH").arg(&stage.keys().msg_out()).arg(&key(&stage, 300))).await;
+    push(&stage, &key(&stage, 301), &[("jobs", r#"{"id":1,"script":"x","script_type":"v"}"#)]).await;
+    assert_eq!(one(&mut router).await.0.message_key, "message:2:301");
+    assert_eq!(sorted(&stage, &stage.keys().msg_out_coordinator()).await, [key(&stage, 301)]);
+}
+
+#[tokio::test]
+async fn chat_goes_on_as_a_letter() {
+    let stage = stage(Layout::HashTag).await;
+    let mut router = stage.router("r").await;
+    let fields =
+        [("message_type", "chat"), ("to", "3"), ("message", "hello"), ("topic", "t"), ("timeout_ack", "60")];
+    push(&stage, &key(&stage, 5), &fields).await;
+    stage.ask(Cmd::new("PUBLISH").arg(&stage.keys().hint_channel()).arg("out")).await;
+    let (message, Kind::Letter(held)) = one(&mut router).await else { panic!("a letter is expected") };
+    let letter: Letter = serde_json::from_slice(&held.letter_json).unwrap();
+    assert_eq!((&*letter.from, &*letter.to), (&*format!("{EXECUTOR:064x}"), &*format!("{READER:064x}")));
+    assert_eq!((&*letter.text, &*letter.topic, letter.message_type), ("hello", "t", MessageType::Chat));
+    assert_eq!((letter.origin.caller_id.0, letter.origin.message_id.0), (EXECUTOR, 5));
+    assert_eq!(letter.origin.context_uid.to_string(), stage.context_uid);
+    assert_eq!(letter.expires_at.since(letter.created_at).as_secs(), 60);
+    assert!(held.addresses.is_empty(), "an actor of this coordinator");
+
+    // From its hash it is read as the same.
+    drop(router);
+    let mut router = stage.router("r").await;
+    let (_, Kind::Letter(again)) = one(&mut router).await else { panic!("a letter is expected") };
+    assert_eq!(serde_json::from_slice::<Letter>(&again.letter_json).unwrap(), letter);
+    router.settle(&[message], "").await;
+    let settled = has_status(&stage, &key(&stage, 5), "acknowledged").await;
+    assert_eq!(settled["transport_status"], "delivered");
+
+    // The reader may not send, and nobody is sent to who is not there.
+    let of_reader = format!("{}message:{READER}:1", stage.keys().prefix());
+    push(&stage, &of_reader, &fields).await;
+    push(&stage, &key(&stage, 6), &[("message_type", "mail"), ("to", "999")]).await;
+    stage.ask(Cmd::new("PUBLISH").arg(&stage.keys().hint_channel()).arg("out")).await;
+    assert!(has_status(&stage, &of_reader, "error").await["error"].starts_with("PERMISSION_DENIED"));
+    assert!(has_status(&stage, &key(&stage, 6), "error").await["error"].contains("NOT_FOUND"));
+}
+
+/// A flow of two nodes that was made of message 7 of the executor, and runs.
+async fn flow_of_message(stage: &Stage) -> Running {
+    let request = wire::CreateFlowRequest {
+        message_key: "message:2:7".to_owned(),
+        request_id: "message:2:7".to_owned(),
+        request_hash: "x".to_owned(),
+        ..create(2)
+    };
+    let flow = stage.created_by(request).await;
+    stage.start_flow(flow).await
+}
+
+fn ends(flow: &Running, status: v1::FlowStatus) -> wire::CommitRequest {
+    let change = wire::FlowChange { status: status.into(), ..Default::default() };
+    let node = |place| {
+        let node = flow.node(place);
+        wire::NodeCommit {
+            job_id: node.job_id.0,
+            node_json: crate::stage::json(&node),
+            job_status: "finished".to_owned(),
+            result_json: format!(r#"{{"place":{place}}}"#).into_bytes().into(),
+            ..Default::default()
+        }
+    };
+    wire::CommitRequest { flow: Some(change), nodes: vec![node(0), node(1)], ..flow.step() }
+}
+
+#[tokio::test]
+async fn the_end_of_the_flow_is_told_once() {
+    for layout in [Layout::Database, Layout::HashTag] {
+        let stage = stage(layout).await;
+        push(&stage, &key(&stage, 7), &[("job", JOBS)]).await;
+        let mut router = stage.router("r").await;
+        one(&mut router).await;
+        let mut flow = flow_of_message(&stage).await;
+        let end = ends(&flow, v1::FlowStatus::Finished);
+        stage.apply(&mut flow, end.clone()).await;
+        stage.commit(end).await;
+        let processed = stage.hash(&key(&stage, 7)).await;
+        assert_eq!((&*processed["status"], &processed["flow_id"]), ("processed", &flow.id.to_string()));
+
+        // The router was slower.
+        router.becomes("message:2:7", flow.id).await;
+        let gone =
+            || async { sorted(&stage, &stage.keys().msg_out_coordinator()).await.is_empty().then_some(()) };
+        wait_until(gone, PATIENCE, "the message is settled").await;
+        assert_eq!(stage.hash(&key(&stage, 7)).await["status"], "processed");
+
+        let told = format!("{}message:0:1", stage.keys().prefix());
+        let msg_in = Cmd::new("LRANGE").arg(&stage.keys().msg_in()).arg(0).arg(-1);
+        assert_eq!(stage.ask(msg_in).await.texts().unwrap(), std::slice::from_ref(&told));
+        assert_eq!(sorted(&stage, &stage.keys().inbox(model::ActorId(EXECUTOR))).await, std::slice::from_ref(&told));
+        assert_eq!(sorted(&stage, &stage.keys().letters()).await, [key(&stage, 7), told.clone()]);
+        let told = stage.hash(&told).await;
+        assert_eq!((&*told["message_type"], &*told["to"], &*told["status"]), ("chat", "2", "acknowledged"));
+        let text: serde_json::Value = serde_json::from_str(&told["message"]).unwrap();
+        let job = |n: u32| format!("job:2:{}", flow.first_job + n);
+        let expected = serde_json::json!({
+            "message": "message:2:7", "flow_id": flow.id, "status": "finished",
+            "jobs": {
+                "node-0": {"job": job(0), "status": "finished", "result": {"place": 0}},
+                "node-1": {"job": job(1), "status": "finished", "result": {"place": 1}},
+            },
+        });
+        assert_eq!(text, expected);
+    }
+}
+
+/// Runs an ended flow again under a new owner.
+async fn restarted(stage: &Stage, flow: Running) -> Running {
+    let request = wire::RestartFlowRequest {
+        context_id: CONTEXT,
+        flow_id: flow.id,
+        flow_uid: flow.uid.clone(),
+        on_behalf_of: EXECUTOR,
+        rerun_json: r#"{"scope":"all"}"#.to_owned(),
+        generation: 1,
+        ..Default::default()
+    };
+    stage.flows().restart_flow(request).await.unwrap();
+    let owner = model::OwnerId::random().to_string();
+    let request = wire::TakeFlowRequest { context_id: CONTEXT, flow_id: flow.id, owner: owner.clone() };
+    let taken = stage.flows().take_flow(request).await.unwrap().into_inner().flow.unwrap();
+    Running { owner, epoch: taken.epoch, last_commit: taken.last_commit, ..flow }
+}
+
+#[tokio::test]
+async fn a_flow_that_fails_and_is_run_again_says_so() {
+    let stage = stage(Layout::HashTag).await;
+    push(&stage, &key(&stage, 7), &[("job", JOBS)]).await;
+    let mut router = stage.router("r").await;
+    one(&mut router).await;
+    let mut flow = flow_of_message(&stage).await;
+    router.becomes("message:2:7", flow.id).await;
+    has_status(&stage, &key(&stage, 7), "acknowledged").await;
+    let end = ends(&flow, v1::FlowStatus::Error);
+    stage.apply(&mut flow, end).await;
+    let failed = stage.hash(&key(&stage, 7)).await;
+    assert_eq!((&*failed["status"], failed["error"].contains("error")), ("error", true));
+    assert!(sorted(&stage, &stage.keys().dead_letters()).await.is_empty(), "it arrived");
+
+    let mut flow = restarted(&stage, flow).await;
+    assert_eq!(stage.hash(&key(&stage, 7)).await["status"], "acknowledged");
+    let end = ends(&flow, v1::FlowStatus::Finished);
+    stage.apply(&mut flow, end).await;
+    let processed = stage.hash(&key(&stage, 7)).await;
+    assert_eq!((&*processed["status"], &*processed["error"]), ("processed", ""));
+    assert_eq!(sorted(&stage, &stage.keys().inbox(model::ActorId(EXECUTOR))).await.len(), 2);
+}

@@ -1,0 +1,417 @@
+//! Letters that arrive: into one inbox, once, until they are acknowledged.
+
+use std::time::Duration;
+
+use identity::{Identity, SigningKey};
+use keys::Layout;
+use kv::{Cmd, Pipeline};
+use model::id::Uid;
+use model::{
+    ActorId, ContextId, ContextUid, Letter, MessageFormat, MessageId, MessageType, Origin, Timestamp, limits,
+};
+use proto::internal::v1 as wire;
+use proto::v1;
+use tonic::{Code, Status, Streaming};
+
+use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, failure, json};
+
+/// A letter from elsewhere to the reader, in the context that it names.
+fn letter(number: u32) -> Letter {
+    let now = Timestamp::now();
+    Letter {
+        origin: Origin {
+            coordinator: "ab".repeat(32),
+            context_uid: ContextUid(Uid::from_bits(7)),
+            caller_id: ActorId(12),
+            message_id: MessageId(number),
+        },
+        from: "cd".repeat(32),
+        to: format!("{READER:064x}"),
+        target_context: Some(ContextId(CONTEXT)),
+        message_type: MessageType::Chat,
+        format: MessageFormat::Text,
+        topic: String::new(),
+        text: format!("number {number}"),
+        created_at: now,
+        expires_at: now + Duration::from_secs(600),
+        signature: None,
+    }
+}
+
+async fn accept(stage: &Stage, letter: &Letter, verified: bool) -> wire::AcceptLetterResponse {
+    let request = wire::AcceptLetterRequest { letter_json: json(letter), verified };
+    stage.letters().accept_letter(request).await.unwrap().into_inner()
+}
+
+async fn accepted(stage: &Stage, letter: &Letter) -> String {
+    let answer = accept(stage, letter, false).await;
+    assert_eq!((answer.reason.as_str(), answer.duplicate), ("", false), "{}", answer.refusal);
+    answer.message_key
+}
+
+/// Asserts that a letter is refused, and leaves nothing behind.
+async fn refused(stage: &Stage, letter: &Letter, verified: bool, reason: &str) {
+    let before = stage.revision().await;
+    let answer = accept(stage, letter, verified).await;
+    assert_eq!(answer.reason, reason, "{}", answer.refusal);
+    assert_eq!((answer.lasting, answer.message_key.as_str()), (reason != "INBOX_FULL", ""));
+    assert!(!answer.refusal.is_empty());
+    assert_eq!(stage.revision().await, before);
+}
+
+fn receive(actor_id: u32, only_present: bool) -> v1::ReceiveMessagesRequest {
+    v1::ReceiveMessagesRequest { context_id: CONTEXT, actor_id, only_present }
+}
+
+type Inbox = Streaming<wire::WatchInboxResponse>;
+
+async fn watch(stage: &Stage, actor: u32, receive: v1::ReceiveMessagesRequest) -> Result<Inbox, Status> {
+    let request = wire::WatchInboxRequest { receive: Some(receive), on_behalf_of: actor };
+    stage.letters().watch_inbox(request).await.map(tonic::Response::into_inner)
+}
+
+/// What is in the reader's inbox now.
+async fn present(stage: &Stage) -> Vec<v1::Message> {
+    let mut inbox = watch(stage, READER, receive(0, true)).await.unwrap();
+    let mut messages = Vec::new();
+    while let Some(part) = inbox.message().await.unwrap() {
+        messages.extend(part.received.unwrap().messages);
+    }
+    messages
+}
+
+async fn next(inbox: &mut Inbox, count: usize) -> Vec<v1::Message> {
+    let mut messages = Vec::new();
+    while messages.len() < count {
+        messages.extend(inbox.message().await.unwrap().unwrap().received.unwrap().messages);
+    }
+    messages
+}
+
+fn texts(messages: &[v1::Message]) -> Vec<&str> {
+    messages.iter().map(|message| message.text.as_str()).collect()
+}
+
+async fn acknowledge(stage: &Stage, actor: u32, actor_id: u32, keys: &[&str]) -> Result<u32, Status> {
+    let keys = keys.iter().map(|key| (*key).to_owned()).collect();
+    let acknowledge = Some(v1::AcknowledgeMessageRequest { context_id: CONTEXT, actor_id, keys });
+    let request = wire::AcknowledgeRequest { acknowledge, on_behalf_of: actor };
+    stage.letters().acknowledge(request).await.map(|answer| answer.into_inner().acknowledged_count)
+}
+
+async fn find(stage: &Stage, actor: u32, key: &str) -> Result<v1::Message, Status> {
+    let message = Some(v1::GetMessageRequest { context_id: CONTEXT, key: key.to_owned() });
+    let found = stage.letters().find_message(wire::FindMessageRequest { message, on_behalf_of: actor }).await;
+    found.map(|found| found.into_inner().message.unwrap())
+}
+
+async fn set(stage: &Stage, field: &str, value: &str) {
+    stage.ask(Cmd::new("HSET").arg(&stage.keys().context()).arg(field).arg(value)).await;
+}
+
+async fn msg_in(stage: &Stage) -> Vec<String> {
+    stage.ask(Cmd::new("LRANGE").arg(&stage.keys().msg_in()).arg(0).arg(-1)).await.texts().unwrap()
+}
+
+#[tokio::test]
+async fn a_letter_lands_in_one_inbox() {
+    for layout in [Layout::Database, Layout::HashTag] {
+        let stage = Stage::new(layout).await;
+        let sent = Letter { topic: "news".to_owned(), ..letter(31) };
+        let key = accepted(&stage, &sent).await;
+        assert_eq!(key, "message:0:1");
+        let messages = present(&stage).await;
+        assert_eq!(messages.len(), 1);
+        let message = &messages[0];
+        assert_eq!((message.key.as_str(), message.caller_id, message.message_id), (key.as_str(), 0, 1));
+        assert_eq!((message.to.as_str(), &message.from_pubkey), (READER.to_string().as_str(), &sent.from));
+        assert_eq!((message.topic.as_str(), message.text.as_str()), ("news", "number 31"));
+        assert_eq!(message.status(), v1::MessageStatus::Acknowledged);
+        assert_eq!(message.transport_status(), v1::TransportStatus::Delivered);
+        let origin = message.origin.as_ref().unwrap();
+        assert_eq!((&origin.coordinator, origin.caller_id, origin.message_id), (&"ab".repeat(32), 12, 31));
+        assert_eq!(origin.context_uid, format!("{:032x}", 7));
+        assert!(!message.verified);
+
+        // Plain programs find it as well, and what they take is not acknowledged.
+        let stored = stage.keys().message(ActorId(0), MessageId(1));
+        assert_eq!(msg_in(&stage).await, std::slice::from_ref(&stored));
+        let popped = stage.ask(Cmd::new("RPOP").arg(&stage.keys().msg_in())).await.text().unwrap();
+        let hash = stage.hash(&popped).await;
+        assert_eq!((popped, hash["message"].as_str()), (stored, "number 31"));
+        assert_eq!((hash["to"].as_str(), hash["caller_id"].as_str()), ("3", "0"));
+        assert_eq!(serde_json::from_str::<Origin>(&hash["origin"]).unwrap(), sent.origin);
+        assert_eq!(present(&stage).await.len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_letter_is_taken_once() {
+    let stage = Stage::new(Layout::HashTag).await;
+    let first = letter(1);
+    let key = accepted(&stage, &first).await;
+    // Also when nothing else about it would be in order any more.
+    let late = Letter { expires_at: Timestamp::from_millis(1), ..first.clone() };
+    for repeated in [&first, &late] {
+        let again = accept(&stage, repeated, false).await;
+        assert_eq!((again.message_key.as_str(), again.duplicate), (key.as_str(), true));
+        assert_eq!((again.reason.as_str(), again.refusal.as_str()), ("", ""));
+    }
+    assert_eq!((present(&stage).await.len(), msg_in(&stage).await.len()), (1, 1));
+    acknowledge(&stage, READER, 0, &[&key]).await.unwrap();
+    assert!(accept(&stage, &first, false).await.duplicate, "what was read is remembered");
+    assert!(present(&stage).await.is_empty());
+    let marks =
+        stage.ask(Cmd::new("KEYS").arg(&format!("{}seen:*", stage.keys().prefix().replace('{', "\\{"))));
+    let marks = marks.await.texts().unwrap();
+    assert_eq!(marks.len(), 1);
+    let left = stage.ask(Cmd::new("TTL").arg(&marks[0])).await.uint().unwrap();
+    assert!((6 * 24 * 3600..=7 * 24 * 3600).contains(&left), "{left}");
+    // Any part of the origin makes it another letter.
+    let mut others = [letter(2), letter(1), letter(1), letter(1)];
+    others[1].origin.caller_id = ActorId(13);
+    others[2].origin.context_uid = ContextUid(Uid::from_bits(8));
+    others[3].origin.coordinator = "ba".repeat(32);
+    for other in &others {
+        accepted(&stage, other).await;
+    }
+}
+
+fn signed(letter: Letter, key: &SigningKey) -> Letter {
+    let terms = envelope::actor::LetterTerms {
+        to: &letter.to,
+        message_type: letter.message_type,
+        format: letter.format,
+        topic: &letter.topic,
+        text: &letter.text,
+    };
+    let signature = envelope::actor::sign_letter(&terms, key, letter.expires_at);
+    Letter { from: key.verifying_key().to_string(), signature: Some(signature), ..letter }
+}
+
+#[tokio::test]
+async fn what_is_signed_is_taken_once_wherever_it_is_sent_from() {
+    let stage = Stage::new(Layout::Database).await;
+    set(&stage, "settings", r#"{"require_signed_messages":true}"#).await;
+    let key = SigningKey::generate();
+    let first = signed(letter(1), &key);
+    refused(&stage, &letter(1), false, "UNVERIFIED").await;
+    // Whoever says that it was checked and has no signature says nothing; nor does a signature that nobody checked.
+    refused(&stage, &letter(1), true, "UNVERIFIED").await;
+    refused(&stage, &first, false, "UNVERIFIED").await;
+    let other = Letter { text: "changed".to_owned(), ..first.clone() };
+    refused(&stage, &other, true, "BAD_SIGNATURE").await;
+
+    let answer = accept(&stage, &first, true).await;
+    assert_eq!((answer.message_key.as_str(), answer.duplicate), ("message:0:1", false));
+    assert!(present(&stage).await[0].verified);
+    let elsewhere = Letter { origin: letter(99).origin, ..first };
+    let again = accept(&stage, &elsewhere, true).await;
+    assert_eq!((again.message_key.as_str(), again.duplicate), ("message:0:1", true));
+    // The same text signed anew is another letter.
+    let anew = Letter { origin: letter(100).origin, ..signed(letter(1), &key) };
+    assert!(!accept(&stage, &anew, true).await.duplicate);
+}
+
+#[tokio::test]
+async fn what_cannot_be_taken_is_refused_with_the_reason() {
+    let stage = Stage::new(Layout::Database).await;
+    let unknown = "UNKNOWN_RECIPIENT";
+    refused(&stage, &Letter { to: "ee".repeat(32), ..letter(1) }, false, unknown).await;
+    // Whether there is no such actor, no such context, no role, or a context that goes: it looks the same.
+    refused(&stage, &Letter { to: format!("{STRANGER:064x}"), ..letter(1) }, false, unknown).await;
+    refused(&stage, &Letter { target_context: Some(ContextId(9)), ..letter(1) }, false, unknown).await;
+    refused(&stage, &Letter { target_context: None, ..letter(1) }, false, "NO_HOME_CONTEXT").await;
+    refused(&stage, &Letter { expires_at: Timestamp::from_millis(1), ..letter(1) }, false, "EXPIRED").await;
+    let text = "x".repeat(limits::MESSAGE_TEXT_BYTES_MAX + 1);
+    refused(&stage, &Letter { text, ..letter(1) }, false, "TOO_LARGE").await;
+    refused(&stage, &Letter { topic: "x".repeat(257), ..letter(1) }, false, "TOO_LARGE").await;
+    set(&stage, "state", "deleting").await;
+    refused(&stage, &letter(1), false, unknown).await;
+    set(&stage, "state", "active").await;
+    accepted(&stage, &letter(1)).await;
+
+    for none in [&b"{}"[..], b"x", b""] {
+        let request = wire::AcceptLetterRequest { letter_json: none.to_vec().into(), verified: false };
+        assert_eq!(failure(stage.letters().accept_letter(request).await).0, Code::InvalidArgument);
+    }
+    let job = Letter { message_type: MessageType::Job, from: "me".to_owned(), ..letter(1) };
+    let request = wire::AcceptLetterRequest { letter_json: json(&job), verified: false };
+    let status = stage.letters().accept_letter(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(status.message().contains("letter_json.from") && status.message().contains("letter_json.type"));
+}
+
+#[tokio::test]
+async fn a_letter_that_names_no_context_goes_home() {
+    let stage = Stage::new(Layout::Database).await;
+    let homeless = Letter { target_context: None, ..letter(1) };
+    let home = v1::UpdateActorRequest { id: READER, home_context: CONTEXT, ..Default::default() };
+    stage.actors(Identity::Actor(ActorId(READER))).update_actor(home).await.unwrap();
+    accepted(&stage, &homeless).await;
+    assert_eq!(texts(&present(&stage).await), ["number 1"]);
+    // Somebody took its role there away: it cannot read what lands there.
+    set(&stage, "readers", "[]").await;
+    refused(&stage, &Letter { target_context: None, ..letter(2) }, false, "UNKNOWN_RECIPIENT").await;
+}
+
+#[tokio::test]
+async fn a_full_inbox_takes_nothing_and_the_mirror_is_bounded() {
+    let stage = Stage::new(Layout::Database).await;
+    accepted(&stage, &letter(1)).await;
+    let (inbox, msg_in_key) = (stage.keys().inbox(ActorId(READER)), stage.keys().msg_in());
+    let mut fill = Pipeline::new();
+    for n in 1..limits::INBOX_MAX {
+        fill.cmd(Cmd::new("ZADD").arg(&inbox).arg(n).arg(&format!("message:0:{}", 1_000_000 + n)));
+    }
+    for n in 0..limits::MSG_IN_MAX {
+        fill.cmd(Cmd::new("LPUSH").arg(&msg_in_key).arg(n));
+    }
+    stage.connection().pipeline(&fill).await.unwrap();
+    refused(&stage, &letter(2), false, "INBOX_FULL").await;
+    assert!(accept(&stage, &letter(1), false).await.duplicate, "what is there already needs no place");
+    acknowledge(&stage, READER, 0, &["message:0:1"]).await.unwrap();
+    accepted(&stage, &letter(2)).await;
+    let mirror = msg_in(&stage).await;
+    assert_eq!((mirror.len(), mirror[0].as_str()), (limits::MSG_IN_MAX, "message:0:2"));
+}
+
+#[tokio::test]
+async fn whoever_crashes_before_it_acknowledges_gets_it_again() {
+    let mut stage = Stage::new(Layout::HashTag).await;
+    let mut keys = Vec::new();
+    for n in 1..=3 {
+        keys.push(accepted(&stage, &letter(n)).await);
+    }
+    let mut inbox = watch(&stage, READER, receive(0, false)).await.unwrap();
+    assert_eq!(texts(&next(&mut inbox, 3).await), ["number 1", "number 2", "number 3"]);
+    assert_eq!(acknowledge(&stage, READER, 0, &[&keys[0]]).await.unwrap(), 1);
+    drop(inbox);
+    let mut inbox = watch(&stage, READER, receive(0, false)).await.unwrap();
+    assert_eq!(texts(&next(&mut inbox, 2).await), ["number 2", "number 3"]);
+    // What comes now comes at once, and nothing twice.
+    for n in 4..=6 {
+        accepted(&stage, &letter(n)).await;
+    }
+    assert_eq!(texts(&next(&mut inbox, 3).await), ["number 4", "number 5", "number 6"]);
+    // A storage that starts anew knows the same.
+    stage.start().await;
+    assert_eq!(present(&stage).await.len(), 5);
+}
+
+#[tokio::test]
+async fn acknowledging_again_changes_nothing() {
+    let stage = Stage::new(Layout::Database).await;
+    let key = accepted(&stage, &letter(1)).await;
+    let other = accepted(&stage, &letter(2)).await;
+    assert_eq!(acknowledge(&stage, READER, 0, &[&key, "message:0:77"]).await.unwrap(), 1);
+    let read = find(&stage, READER, &key).await.unwrap();
+    assert_eq!(
+        (read.status(), read.transport_status()),
+        (v1::MessageStatus::Processed, v1::TransportStatus::Read)
+    );
+    let revision = stage.revision().await;
+    assert_eq!(acknowledge(&stage, READER, 0, &[&key, &key]).await.unwrap(), 0);
+    assert_eq!(stage.revision().await, revision);
+    // Another's inbox, and what is no received message.
+    assert_eq!(acknowledge(&stage, EXECUTOR, 0, &[&other]).await.unwrap(), 0);
+    assert_eq!(failure(acknowledge(&stage, EXECUTOR, READER, &[&other]).await).0, Code::PermissionDenied);
+    assert_eq!(failure(acknowledge(&stage, STRANGER, 0, &[&other]).await).0, Code::NotFound);
+    assert_eq!(failure(acknowledge(&stage, READER, 0, &["message:2:1"]).await).0, Code::InvalidArgument);
+    assert_eq!(
+        failure(acknowledge(&stage, READER, 0, &["message:0:1"; 1001]).await).0,
+        Code::InvalidArgument
+    );
+    assert_eq!(acknowledge(&stage, ADMIN, READER, &[&other]).await.unwrap(), 1);
+    assert!(present(&stage).await.is_empty());
+}
+
+#[tokio::test]
+async fn many_are_acknowledged_in_one_call() {
+    let stage = Stage::new(Layout::Database).await;
+    let mut fill = Pipeline::new();
+    for n in 1..=1000 {
+        fill.cmd(
+            Cmd::new("ZADD").arg(&stage.keys().inbox(ActorId(READER))).arg(n).arg(&format!("message:0:{n}")),
+        );
+    }
+    stage.connection().pipeline(&fill).await.unwrap();
+    let keys: Vec<String> = (1..=1000).map(|n| format!("message:0:{n}")).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    assert_eq!(acknowledge(&stage, READER, 0, &keys).await.unwrap(), 1000);
+}
+
+#[tokio::test]
+async fn inboxes_are_private() {
+    let stage = Stage::new(Layout::Database).await;
+    let key = accepted(&stage, &letter(1)).await;
+    assert_eq!(failure(watch(&stage, EXECUTOR, receive(READER, true)).await).0, Code::PermissionDenied);
+    assert_eq!(failure(watch(&stage, STRANGER, receive(0, true)).await).0, Code::NotFound);
+    let gone = v1::ReceiveMessagesRequest { context_id: 9, ..receive(0, true) };
+    assert_eq!(failure(watch(&stage, READER, gone).await).0, Code::NotFound);
+    let mut inbox = watch(&stage, ADMIN, receive(READER, true)).await.unwrap();
+    assert_eq!(next(&mut inbox, 1).await[0].key, key);
+    assert!(inbox.message().await.unwrap().is_none());
+    assert!(watch(&stage, EXECUTOR, receive(0, true)).await.unwrap().message().await.unwrap().is_none());
+    // Its recipient sees it whatever role it has by now.
+    set(&stage, "readers", "[]").await;
+    assert_eq!(find(&stage, READER, &key).await.unwrap().text, "number 1");
+}
+
+#[tokio::test]
+async fn a_watch_ends_with_the_role_that_allowed_it() {
+    let stage = Stage::new(Layout::Database).await;
+    let mut inbox = watch(&stage, READER, receive(0, false)).await.unwrap();
+    accepted(&stage, &letter(1)).await;
+    next(&mut inbox, 1).await;
+    set(&stage, "readers", "[]").await;
+    stage.ask(Cmd::new("PUBLISH").arg(&stage.keys().hint_channel()).arg("context")).await;
+    assert_eq!(failure(inbox.message().await).0, Code::NotFound);
+
+    set(&stage, "readers", "[3]").await;
+    let mut inbox = watch(&stage, READER, receive(0, false)).await.unwrap();
+    next(&mut inbox, 1).await;
+    set(&stage, "state", "deleting").await;
+    stage.ask(Cmd::new("PUBLISH").arg(&stage.keys().hint_channel()).arg("context")).await;
+    assert_eq!(failure(inbox.message().await), (Code::FailedPrecondition, "CONTEXT_DELETING".to_owned()));
+}
+
+#[tokio::test]
+async fn large_letters_come_in_answers_of_a_bounded_size() {
+    let stage = Stage::new(Layout::Database).await;
+    let text = "x".repeat(limits::MESSAGE_TEXT_BYTES_MAX);
+    for n in 1..=5 {
+        accepted(&stage, &Letter { text: text.clone(), ..letter(n) }).await;
+    }
+    let mut inbox = watch(&stage, READER, receive(0, true)).await.unwrap();
+    let mut count = 0;
+    while let Some(part) = inbox.message().await.unwrap() {
+        let messages = part.received.unwrap().messages;
+        let bytes: usize = messages.iter().map(|message| message.text.len()).sum();
+        assert!(bytes <= limits::PAGE_BYTES_MAX, "{bytes}");
+        count += messages.len();
+    }
+    assert_eq!(count, 5);
+}
+
+#[tokio::test]
+async fn what_was_received_is_listed_and_removed() {
+    let stage = Stage::new(Layout::HashTag).await;
+    let key = accepted(&stage, &letter(1)).await;
+    let list = Some(v1::ListMessagesRequest { context_id: CONTEXT, ..Default::default() });
+    let request = wire::FindMessagesRequest { list, on_behalf_of: READER };
+    let page = stage.letters().find_messages(request).await.unwrap().into_inner().page.unwrap();
+    assert_eq!((page.messages.len(), page.messages[0].key.as_str()), (1, key.as_str()));
+    let remove = |actor: u32| {
+        let message = Some(v1::DeleteMessageRequest { context_id: CONTEXT, key: key.clone() });
+        let (request, mut client) =
+            (wire::RemoveMessageRequest { message, on_behalf_of: actor }, stage.letters());
+        async move { client.remove_message(request).await.map(drop) }
+    };
+    assert_eq!(failure(remove(EXECUTOR).await).0, Code::PermissionDenied);
+    assert_eq!(failure(remove(STRANGER).await).0, Code::NotFound);
+    remove(READER).await.unwrap();
+    assert!(present(&stage).await.is_empty() && msg_in(&stage).await.is_empty());
+    assert_eq!(failure(find(&stage, ADMIN, &key).await).0, Code::NotFound);
+    assert!(accept(&stage, &letter(1), false).await.duplicate, "it is remembered all the same");
+}
