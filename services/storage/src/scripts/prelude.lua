@@ -85,7 +85,7 @@ local ID_MAX = 4294967295
 -- none left. What others pushed under numbers of their own choice is left alone.
 local function new_message(prefix, caller)
   local last = tonumber(redis.call('HGET', KEYS[2], 'message:' .. caller) or '0')
-  for id = last + 1, math.min(last + 1000, ID_MAX) do
+  for id = last + 1, ID_MAX do
     local number = string.format('%.0f', id)
     local key = prefix .. 'message:' .. caller .. ':' .. number
     if redis.call('EXISTS', key) == 0 then

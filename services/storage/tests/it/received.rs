@@ -415,3 +415,38 @@ async fn what_was_received_is_listed_and_removed() {
     assert_eq!(failure(find(&stage, ADMIN, &key).await).0, Code::NotFound);
     assert!(accept(&stage, &letter(1), false).await.duplicate, "it is remembered all the same");
 }
+
+#[tokio::test]
+async fn of_many_who_bring_a_letter_at_once_one_does() {
+    let stage = Stage::new(Layout::Database).await;
+    let letters = [letter(1), letter(2)];
+    let bring = (0..16).map(|n| accept(&stage, &letters[n % 2], false));
+    let answers = futures_util::future::join_all(bring).await;
+    for key in ["message:0:1", "message:0:2"] {
+        let first = |answer: &&wire::AcceptLetterResponse| answer.message_key == key && !answer.duplicate;
+        assert_eq!(answers.iter().filter(first).count(), 1, "{key}");
+    }
+    assert_eq!((present(&stage).await.len(), msg_in(&stage).await.len()), (2, 2));
+}
+
+#[tokio::test]
+async fn a_context_goes_with_its_inboxes() {
+    for layout in [Layout::Database, Layout::HashTag] {
+        let stage = Stage::new(layout).await;
+        let home = v1::UpdateActorRequest { id: READER, home_context: CONTEXT, ..Default::default() };
+        stage.actors(Identity::Admin).update_actor(home).await.unwrap();
+        accepted(&stage, &letter(1)).await;
+        let mut inbox = watch(&stage, READER, receive(0, false)).await.unwrap();
+        next(&mut inbox, 1).await;
+        let delete = v1::DeleteContextRequest { context_id: CONTEXT };
+        stage.contexts(Identity::Admin).delete_context(delete).await.unwrap();
+        assert!(matches!(failure(inbox.message().await).0, Code::FailedPrecondition | Code::NotFound));
+        let left = stage.ask(Cmd::new("KEYS").arg("*")).await.texts().unwrap();
+        let left: Vec<_> = left.iter().filter(|key| stage.keys().parse(key).is_some()).collect();
+        assert!(left.is_empty(), "{left:?}");
+        for target_context in [None, Some(ContextId(CONTEXT))] {
+            let answer = accept(&stage, &Letter { target_context, ..letter(2) }, false).await;
+            assert_eq!((answer.reason.as_str(), answer.lasting), ("UNKNOWN_RECIPIENT", true));
+        }
+    }
+}
