@@ -34,5 +34,5 @@ for k = 7, #KEYS do
     end
   end
 end
-if revision then hint('') end
+if emitted > 0 then hint('') end
 return settled
