@@ -246,6 +246,11 @@ impl Clients {
         Ok(self.flows.clone().delete_flow(request).await?.into_inner())
     }
 
+    /// Reads a context.
+    pub async fn get_context(&self, id: u32) -> Result<v1::GetContextResponse, CallError> {
+        call!(self.contexts, get_context, v1::GetContextRequest { id }).await
+    }
+
     /// Removes a context. One try: what a further one says depends on what became of this.
     pub async fn delete_context(&self, context_id: u32) -> Result<v1::DeleteContextResponse, CallError> {
         let request = timed(v1::DeleteContextRequest { context_id }, DELETE_CONTEXT_TIMEOUT);

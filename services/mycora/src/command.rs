@@ -17,6 +17,7 @@ pub mod report;
 pub mod retry;
 pub mod runner;
 pub mod signal;
+pub mod signing;
 pub mod submit;
 pub mod supervisor;
 pub mod up;

@@ -1,13 +1,16 @@
 //! `mycora flow retry`.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use clap::Args;
+use model::limits::RETRY_SIGNATURES_MAX;
 use proto::v1;
 use rpc::Reason;
 use uuid::Uuid;
 
-use super::{Session, values, watch};
+use super::signing::{self, SigningArgs};
+use super::{Session, validate, values, watch};
 use crate::failure::{CallError, Failure};
 use crate::output::{self, json, summary};
 
@@ -15,7 +18,10 @@ use crate::output::{self, json, summary};
 pub(super) const AFTER_HELP: &str = "\
 Examples:
   mycora flow retry 3 --dry-run
-  mycora flow retry 3 --from merge --env YEAR=2015 --watch";
+  mycora flow retry 3 --from merge --env YEAR=2015 --watch
+  mycora flow retry 3 --signing-key actor-1.ed25519 --file flow.yaml
+
+Signatures are over variables too, and hold for their time: where jobs were signed and the variables change, or the time is over, they are signed again.";
 
 /// What `flow retry` takes.
 #[derive(Debug, Args)]
@@ -35,6 +41,12 @@ pub struct RetryArgs {
     /// Remove a variable of the flow first
     #[arg(long, value_name = "NAME")]
     pub unset: Vec<String>,
+    /// The flow file that the flow was made of, whose jobs are signed; with the --env of then and of now
+    #[arg(long, value_name = "FILE", requires = "signing_key")]
+    pub file: Option<String>,
+    /// Who signs what runs again.
+    #[command(flatten)]
+    pub signing: SigningArgs,
     /// Only say what would run again and what keeps its result
     #[arg(long)]
     pub dry_run: bool,
@@ -59,6 +71,7 @@ impl RetryArgs {
             env_vars: self.env.iter().cloned().collect::<BTreeMap<_, _>>(),
             unset_env_vars: self.unset.clone(),
             dry_run: self.dry_run,
+            signatures: BTreeMap::new(),
         }
     }
 }
@@ -86,9 +99,44 @@ fn nothing_failed(id: u32) -> Failure {
     ))
 }
 
+/// New signatures of what runs again. Signed is what the flow file says: what the coordinator says is not to be trusted
+/// with that.
+async fn signatures(
+    session: &Session,
+    args: &RetryArgs,
+    key: &Path,
+    request: &v1::RetryFlowRequest,
+) -> Result<BTreeMap<String, String>, Failure> {
+    let path = args.file.as_deref().ok_or_else(|| {
+        Failure::Invalid("--signing-key needs --file: what is signed is what your flow file says".to_owned())
+    })?;
+    let mut file = validate::read(path, &args.env)?;
+    for name in &args.unset {
+        file.spec.env_vars.remove(name);
+    }
+    let (context, id) = (request.context_id, request.flow_id);
+    let ask =
+        v1::RetryFlowRequest { request_id: Uuid::new_v4().to_string(), dry_run: true, ..request.clone() };
+    let asked = session.clients.retry_flow(&ask).await;
+    let v1::RetryFlowResponse { flow, run_again, run_again_count, .. } =
+        asked.map_err(|error| refused(error, context, id))?;
+    if run_again_count as usize > RETRY_SIGNATURES_MAX {
+        return Err(Failure::Invalid(format!(
+            "{run_again_count} jobs would run again, and one call signs at most {RETRY_SIGNATURES_MAX}: run fewer, or submit \
+             the flow file again"
+        )));
+    }
+    let caller = flow.map_or(0, |flow| flow.caller_id);
+    signing::for_rerun(session, (&args.signing, key), (context, caller), &file, &run_again).await
+}
+
 pub(super) async fn run(session: &Session, args: &RetryArgs) -> Result<u8, Failure> {
     let context = session.context()?;
-    let asked = session.clients.retry_flow(&args.request(context)).await;
+    let mut request = args.request(context);
+    if let Some(path) = args.signing.signing_key.as_deref().filter(|_| !args.dry_run) {
+        request.signatures = signatures(session, args, path, &request).await?;
+    }
+    let asked = session.clients.retry_flow(&request).await;
     let answer = asked.map_err(|error| refused(error, context, args.id))?;
     if args.dry_run && answer.run_again_count == 0 {
         return Err(nothing_failed(args.id));

@@ -9,6 +9,7 @@ use proto::v1;
 use uuid::Uuid;
 
 pub(super) use self::upload::upload;
+use super::signing::{self, SigningArgs};
 use super::{Session, validate, values, watch};
 use crate::failure::{CallError, Failure};
 use crate::flow_file::FlowFile;
@@ -19,8 +20,10 @@ pub(super) const AFTER_HELP: &str = "\
 Examples:
   mycora flow submit flow.yaml --watch
   cat flow.yaml | mycora flow submit - --env LANG=C.UTF-8
+  mycora flow submit flow.yaml --signing-key actor-1.ed25519 --signature-holds 12h
 
-Paths in the file are relative to it; with `-`, to the working directory. A flow that is larger than 3 MiB is sent in parts.";
+Paths in the file are relative to it; with `-`, to the working directory. A flow that is larger than 3 MiB is sent in parts. \
+Signed is what the jobs say: scripts, files, variables as they are written, limits; not when and where they run.";
 
 /// What `flow submit` takes.
 #[derive(Debug, Args)]
@@ -36,6 +39,9 @@ pub struct SubmitArgs {
     /// The number that the flow shall have, refused when it is taken; else the coordinator chooses
     #[arg(long, value_name = "ID", value_parser = values::id)]
     pub flow_id: Option<u32>,
+    /// Who signs its jobs.
+    #[command(flatten)]
+    pub signing: SigningArgs,
     /// Makes the submission repeatable: the same id with the same file starts one flow only
     #[arg(long, value_name = "UUID", value_parser = uuid)]
     pub request_id: Option<Uuid>,
@@ -46,8 +52,9 @@ fn uuid(text: &str) -> Result<Uuid, String> {
 }
 
 pub(super) async fn run(session: &Session, args: &SubmitArgs) -> Result<u8, Failure> {
-    let file = validate::read(&args.file, &args.env)?;
+    let mut file = validate::read(&args.file, &args.env)?;
     let context = session.context_or(file.context)?;
+    signing::sign(session, &args.signing, context, &mut file).await?;
     let request_id = args.request_id.unwrap_or_else(Uuid::new_v4);
     let answer = submit(session, context, &file, args.flow_id, request_id).await?;
     let id = answer.flow.as_ref().map_or(0, |flow| flow.id);

@@ -54,17 +54,20 @@ pub(super) fn moment(text: &str) -> Result<Moment, String> {
     if let Some(time) = time {
         return Ok(Moment::At(time));
     }
-    let ago = text.split_at_checked(text.len().saturating_sub(1)).and_then(|(number, unit)| {
-        let secs = match unit {
-            "s" => 1,
-            "m" => 60,
-            "h" => 3600,
-            "d" => 24 * 3600,
-            _ => return None,
-        };
-        number.parse::<u32>().ok().map(|number| Moment::Ago(Duration::from_secs(u64::from(number) * secs)))
-    });
-    ago.ok_or_else(|| "write a time as 2026-11-21T08:00:00Z, a day as 2026-11-21 (UTC), or how long ago as 90s, 15m, 2h or 7d".to_owned())
+    length(text).map(Moment::Ago).ok_or_else(|| "write a time as 2026-11-21T08:00:00Z, a day as 2026-11-21 (UTC), or how long ago as 90s, 15m, 2h or 7d".to_owned())
+}
+
+/// Reads `90s`, `15m`, `2h` or `7d`.
+pub(super) fn length(text: &str) -> Option<Duration> {
+    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1))?;
+    let secs = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 24 * 3600,
+        _ => return None,
+    };
+    Some(Duration::from_secs(u64::from(number.parse::<u32>().ok()?) * secs))
 }
 
 #[cfg(test)]

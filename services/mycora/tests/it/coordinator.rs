@@ -2,7 +2,7 @@
 //! makes of lost answers, broken streams and waiting jobs.
 
 mod flows;
-mod storage;
+pub(crate) mod storage;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -39,6 +39,8 @@ pub(crate) struct Asked {
     pub(crate) request_ids: Vec<String>,
     pub(crate) resumed_from: Vec<String>,
     pub(crate) uploaded: Vec<Vec<u8>>,
+    /// The signatures of jobs that it was given last, by the names of their nodes.
+    pub(crate) signatures: std::collections::BTreeMap<String, String>,
     /// Other calls in a few words, in their order.
     pub(crate) calls: Vec<String>,
 }

@@ -4,6 +4,7 @@ mod all_in_one;
 mod commands;
 mod coordinator;
 mod served;
+mod signing;
 
 use std::io::Write;
 use std::path::Path;

@@ -12,6 +12,7 @@ use proto::v1;
 use uuid::Uuid;
 
 use crate::command::logs::{LogReader, Printer};
+use crate::command::signing::{self, SigningArgs};
 use crate::command::{Session, submit, values, watch};
 use crate::failure::Failure;
 use crate::flow_file::{Files, FlowFile, Uploads};
@@ -24,6 +25,7 @@ Examples:
   mycora job run convert.py --file in.csv=data/in.csv --timeout 60
   mycora job run --type shell --script 'echo rows=3 >> \"$MYCORA_RESULT\"'
   mycora job run --type python - --detach < convert.py
+  mycora job run convert.py --signing-key actor-1.ed25519
 
 Exit codes: 0 the job completed, or was started with --detach; 1 it did not, or not within --wait.";
 
@@ -81,11 +83,15 @@ pub struct RunArgs {
     /// Only start it
     #[arg(long, conflicts_with = "wait")]
     pub detach: bool,
+    /// Who signs it.
+    #[command(flatten)]
+    pub signing: SigningArgs,
 }
 
 pub(super) async fn run(session: &Session, args: &RunArgs) -> Result<u8, Failure> {
-    let file = described(args)?;
+    let mut file = described(args)?;
     let context = session.context()?;
+    signing::sign(session, &args.signing, context, &mut file).await?;
     submit::upload(session, context, &file).await?;
     let request = v1::RunJobRequest {
         request_id: Uuid::new_v4().to_string(),
@@ -209,6 +215,7 @@ fn described(args: &RunArgs) -> Result<FlowFile, Failure> {
             env_vars: args.env.iter().cloned().collect(),
             files,
             outputs: Vec::new(),
+            signature: String::new(),
         }),
         ..Default::default()
     };

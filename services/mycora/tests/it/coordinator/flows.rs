@@ -11,6 +11,8 @@ use super::{Answers, Script, Scripted};
 
 /// Its log never ends.
 const TALKS_ON: u32 = 7;
+/// Of one that failed, and was another actor's.
+const SIGNED: u32 = 12;
 /// The flow of a job that completes, fails, never ends; by the name of the job.
 const JOBS: [(&str, u32); 3] = [("good", 8), ("bad", 9), ("slow", 10)];
 
@@ -24,6 +26,10 @@ fn flow(id: u32, status: v1::FlowStatus) -> v1::Flow {
 
 fn node(state: v1::NodeState) -> v1::FlowNode {
     v1::FlowNode { job_id: 1, name: "a".into(), attempt: 1, state: state.into(), ..Default::default() }
+}
+
+fn signature(node: v1::NodeSpec) -> (String, String) {
+    (node.name, node.job.unwrap_or_default().signature)
 }
 
 fn answer(event: Event, resume_position: &str) -> Result<v1::WatchFlowResponse, Status> {
@@ -57,8 +63,9 @@ impl FlowService for Scripted {
         &self,
         request: Request<v1::SubmitFlowRequest>,
     ) -> Result<Response<v1::SubmitFlowResponse>, Status> {
-        let request_id = request.into_inner().request_id;
+        let v1::SubmitFlowRequest { request_id, flow: spec, .. } = request.into_inner();
         let calls = self.note(|asked| {
+            asked.signatures = spec.into_iter().flat_map(|flow| flow.nodes).map(signature).collect();
             asked.request_ids.push(request_id);
             asked.request_ids.len()
         });
@@ -227,6 +234,15 @@ impl FlowService for Scripted {
             (8, true) => return Ok(Response::new(v1::RetryFlowResponse::default())),
             (8, false) => return Err(refused(rpc::Reason::NothingToRetry, "nothing of flow 8 failed")),
             (10, _) => return Err(refused(rpc::Reason::FlowNotEnded, "flow 10 is started")),
+            (SIGNED, _) => {
+                self.note(|asked| asked.signatures = request.signatures.clone());
+                let mut again = flow(SIGNED, v1::FlowStatus::Error);
+                again.caller_id = 7;
+                let run_again = vec!["b".to_owned()];
+                let (flow, run_again_count) = (Some(again), 1);
+                let answer = v1::RetryFlowResponse { flow, run_again_count, run_again, ..Default::default() };
+                return Ok(Response::new(answer));
+            }
             _ => {}
         }
         let mut again = flow(5, v1::FlowStatus::Started);
@@ -273,7 +289,9 @@ impl FlowService for Scripted {
         request: Request<v1::RunJobRequest>,
     ) -> Result<Response<v1::RunJobResponse>, Status> {
         let v1::RunJobRequest { node: job, wait_secs, .. } = request.into_inner();
-        let name = job.unwrap_or_default().name;
+        let job = job.unwrap_or_default();
+        let name = job.name.clone();
+        self.note(|asked| asked.signatures = [signature(job)].into());
         self.call(&format!("run {name} {wait_secs}"));
         let id = JOBS.iter().find(|(job, _)| *job == name).map_or(5, |(_, id)| *id);
         let flow = Some(flow(id, v1::FlowStatus::Started));

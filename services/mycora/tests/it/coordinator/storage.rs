@@ -7,6 +7,9 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{Answers, Scripted};
 
+/// The uid of context 1.
+pub(crate) const CONTEXT_UID: &str = "0123456789abcdef0123456789abcdef";
+
 #[tonic::async_trait]
 impl JobService for Scripted {
     async fn put_blob(
@@ -46,9 +49,15 @@ impl ContextService for Scripted {
 
     async fn get_context(
         &self,
-        _: Request<v1::GetContextRequest>,
+        request: Request<v1::GetContextRequest>,
     ) -> Result<Response<v1::GetContextResponse>, Status> {
-        Err(Status::not_found("context 3 was not found"))
+        match request.into_inner().id {
+            id @ 1 => {
+                let context = v1::Context { id, uid: CONTEXT_UID.to_owned(), ..Default::default() };
+                Ok(Response::new(v1::GetContextResponse { context: Some(context) }))
+            }
+            id => Err(Status::not_found(format!("context {id} was not found"))),
+        }
     }
 
     /// The first call breaks off, the second finds nothing any more.
