@@ -8,6 +8,7 @@
 //! [`Shutdown`], [`Tasks`], [`Readiness`], [`Ops`] and [`telemetry::init`].
 
 mod app;
+mod crash;
 pub mod flags;
 mod grpc;
 mod lock;
@@ -18,6 +19,7 @@ mod tasks;
 pub mod telemetry;
 
 pub use app::{App, Host, run};
+pub use crash::crash_point;
 pub use flags::{CommonFlags, TelemetryFlags, TlsFlags};
 pub use lock::Lock;
 pub use ops::{Info, Limits, Ops};

@@ -13,6 +13,7 @@ use mycelium::{Call, CallError, RpcError};
 use proto::internal::v1 as wire;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use service::crash_point;
 use tokio::time::Instant;
 
 use crate::error::PeerError;
@@ -42,20 +43,43 @@ impl Head {
 /// returns; else nothing was refused yet.
 pub async fn deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> wire::DeliveryOutcome {
     let delivery_id = deliver.delivery_id;
-    match try_deliver(desk, answers, deliver).await {
-        Ok(()) => wire::DeliveryOutcome { delivery_id, error: String::new(), lasting: false },
+    let ended = try_deliver(desk, answers, deliver).await;
+    if ended.is_err() {
+        desk.metrics.failed.inc();
+    }
+    outcome(delivery_id, ended)
+}
+
+/// Why a delivery as a whole came to nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct Failed {
+    /// For people.
+    pub error: String,
+    /// Trying again cannot help.
+    pub lasting: bool,
+}
+
+/// What the router is told of a delivery.
+#[must_use]
+pub fn outcome(delivery_id: u64, ended: Result<Refused, Failed>) -> wire::DeliveryOutcome {
+    match ended {
+        Ok(Refused { count, first }) => {
+            wire::DeliveryOutcome { delivery_id, refused_count: count, refusal: first, ..Default::default() }
+        }
         Err(Failed { error, lasting }) => {
-            desk.metrics.failed.inc();
-            wire::DeliveryOutcome { delivery_id, error, lasting }
+            wire::DeliveryOutcome { delivery_id, error, lasting, ..Default::default() }
         }
     }
 }
 
-/// Why a delivery as a whole came to nothing.
-struct Failed {
-    error: String,
-    /// Trying again cannot help.
-    lasting: bool,
+/// What was refused of a delivery that was answered.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Refused {
+    /// How many nodes.
+    pub count: u32,
+    /// The first refusal, with the name of its reason.
+    pub first: String,
 }
 
 impl From<PeerError> for Failed {
@@ -69,13 +93,14 @@ fn passing(error: impl Into<String>) -> Failed {
     Failed { error: error.into(), lasting: false }
 }
 
-async fn try_deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> Result<(), Failed> {
+async fn try_deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> Result<Refused, Failed> {
     let wire::Deliver { delivery_id: _, address, topic, context_id, context_uid, nodes, timeout_millis } =
         deliver;
     let timeout = Duration::from_millis(timeout_millis);
     let deadline = Instant::now() + timeout;
     let peer = desk.connected(&address, &topic, CONNECT_WAIT.min(timeout)).await?;
     desk.peers.check_context(&address, ContextId(context_id))?;
+    crash_point("gateway.delivering");
     let source = ReportSource { address, topic };
 
     let mut inliner = Inliner::new(desk.store.clone(), ContextId(context_id), context_uid);
@@ -87,10 +112,13 @@ async fn try_deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> 
     }
     let sent = tokio::time::timeout_at(deadline, peer.send_batch_until(calls, Some(deadline))).await;
     let sent = sent.map_err(|_| passing(CallError::TimedOut.to_string()))?;
+    crash_point("gateway.sent");
 
     let mut unanswered = None;
-    let mut refusals = Vec::new();
-    for (head, outcome) in heads.into_iter().zip(sent.outcomes(deadline).await) {
+    let (mut refusals, mut refused) = (Vec::new(), Refused::default());
+    let outcomes = sent.outcomes(deadline).await;
+    crash_point("gateway.answered");
+    for (head, outcome) in heads.into_iter().zip(outcomes) {
         match outcome.map(|result| serde_json::from_str::<JobAccepted>(result.get())) {
             Ok(Ok(accepted)) => {
                 desk.metrics.accepted.inc();
@@ -100,7 +128,13 @@ async fn try_deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> 
             }
             Ok(Err(error)) => unanswered = Some(format!("an answer to job.run cannot be read: {error}")),
             Err(error) => match refusal(&error) {
-                Some(kind) => refusals.push(head.report(&source, kind)),
+                Some(kind) => {
+                    if refusals.is_empty() {
+                        refused.first = told(&error);
+                    }
+                    refused.count += 1;
+                    refusals.push(head.report(&source, kind));
+                }
                 None => unanswered = Some(told(&error)),
             },
         }
@@ -115,7 +149,7 @@ async fn try_deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> 
     let told = told.collect::<Result<Vec<_>, _>>();
     let told = told.map_err(|not_taken| passing(format!("a refusal could not be reported: {not_taken}")))?;
     let all_told = join_all(told).await.into_iter().all(|handled| handled.is_ok());
-    if all_told { Ok(()) } else { Err(passing("the router went away before it took a refusal")) }
+    if all_told { Ok(refused) } else { Err(passing("the router went away before it took a refusal")) }
 }
 
 fn call(json: &[u8]) -> Result<(Head, Call), serde_json::Error> {

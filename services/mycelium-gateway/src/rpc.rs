@@ -20,6 +20,7 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::delivery::Refused;
 use crate::front::Desk;
 use crate::letters::{Letters, NotHeard};
 use crate::ping::{PingError, Pinger, Pong};
@@ -244,7 +245,15 @@ async fn receive(
             }
             Some(Frame::Letter(letter)) => {
                 let (letters, answers) = (letters.clone(), session.answers());
-                tasks.spawn(async move { answers.ended(Item::Outcome(letters.deliver(letter).await)) });
+                tasks.spawn(async move {
+                    let wire::DeliverLetter { delivery_id, addresses, letter_json, timeout_millis } = letter;
+                    let timeout = Duration::from_millis(timeout_millis);
+                    let ended = letters.deliver(&letter_json, &addresses, timeout).await;
+                    answers.ended(Item::Outcome(delivery::outcome(
+                        delivery_id,
+                        ended.map(|()| Refused::default()),
+                    )));
+                });
             }
             Some(Frame::Handled(handled)) => session.handled(&handled.report_ids),
             None => {}

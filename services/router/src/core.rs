@@ -340,12 +340,14 @@ impl Core {
         }
     }
 
-    /// A delivery has ended, well when `error` is empty.
-    fn delivered(&mut self, now: Instant, delivery_id: u64, error: String) {
+    /// A delivery has ended, well when its error is empty.
+    fn delivered(&mut self, now: Instant, outcome: wire::DeliveryOutcome) {
+        let wire::DeliveryOutcome { delivery_id, error, lasting: _, refused_count, refusal } = outcome;
         let Some(number) = self.deliveries.remove(&delivery_id) else { return };
         let Some(message) = self.messages.get_mut(&number) else { return };
         let nodes = message.parts.remove(&delivery_id).unwrap_or_default();
         if error.is_empty() {
+            message.note_answer(nodes.len(), refused_count, refusal);
             for node in nodes {
                 self.attempts.remove(&node.key);
             }
@@ -381,7 +383,8 @@ impl Core {
         self.log_queries.gateway_lost();
         let lost: Vec<u64> = self.deliveries.keys().copied().collect();
         for delivery in lost {
-            self.delivered(now, delivery, "the connection to the gateway was lost".to_owned());
+            let error = "the connection to the gateway was lost".to_owned();
+            self.delivered(now, wire::DeliveryOutcome { delivery_id: delivery, error, ..Default::default() });
         }
         let ended = self.letters.gateway_lost(now, &mut self.jitter);
         self.letters_ended(ended);
@@ -422,11 +425,11 @@ impl Core {
         if let Some(deadline) = message.deadline {
             self.timers.remove(&(deadline, number, TimerKind::Deadline));
         }
-        match &message.error {
-            None => self.metrics.acknowledged.inc(),
-            Some(_) => self.metrics.failed.inc(),
+        let error = message.verdict();
+        match &*error {
+            "" => self.metrics.acknowledged.inc(),
+            _ => self.metrics.failed.inc(),
         }
-        let error = message.error.unwrap_or_default();
         self.effects.settle.push(settlement(&message.name, error.clone()));
         self.settled.note(message.name, message.created_millis, error);
     }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use proto::internal::v1 as wire;
+use service::crash_point;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -89,6 +90,7 @@ impl Driver {
                     self.links.carry_out(self.core.effects(now), &self.outlets);
                 }
                 if let Some(input) = self.links.note(event) {
+                    pass_crash_points(&input);
                     self.core.handle(now, wall, input);
                 }
             }
@@ -163,12 +165,20 @@ impl Links {
                 frames.chain(query.into_iter().map(Frame::Query)).chain(drop.into_iter().map(Frame::Drop));
             let frames = frames.chain(read_log.into_iter().map(Frame::ReadLog));
             for frame in frames.chain(handled) {
+                let delivers = matches!(frame, Frame::Deliver(_) | Frame::Letter(_));
                 gateway.send(wire::ExchangeRequest { frame: Some(frame) }).ok();
+                if delivers {
+                    crash_point("router.sent");
+                }
             }
         }
         if let Some(storage) = &self.storage {
             use wire::take_request::Frame;
-            let settle = (!settle.is_empty()).then_some(Frame::Settle(wire::Settle { settlements: settle }));
+            let settles = !settle.is_empty();
+            let settle = settles.then_some(Frame::Settle(wire::Settle { settlements: settle }));
+            if settles {
+                crash_point("router.before_settle");
+            }
             for frame in settle.into_iter().chain(dropped.into_iter().map(Frame::Dropped)) {
                 storage.send(wire::TakeRequest { frame: Some(frame) }).ok();
             }
@@ -193,6 +203,18 @@ impl Links {
             let client = self.schedulers.values().next().map(|(_, client)| client.clone());
             outlets.submits.send(Submit { delivery, request, client }).ok();
         }
+    }
+}
+
+/// What a router may die of between what it takes and what it settles.
+fn pass_crash_points(input: &Input) {
+    use wire::exchange_response::Frame;
+    match input {
+        Input::Taken(taken) if !taken.messages.is_empty() => crash_point("router.taken"),
+        Input::Gateway(wire::ExchangeResponse { frame: Some(Frame::Outcome(_)) }) => {
+            crash_point("router.delivered");
+        }
+        _ => {}
     }
 }
 

@@ -81,7 +81,7 @@ pub enum Outcome {
 
 impl From<wire::DeliveryOutcome> for Outcome {
     fn from(outcome: wire::DeliveryOutcome) -> Self {
-        let wire::DeliveryOutcome { delivery_id: _, error, lasting } = outcome;
+        let wire::DeliveryOutcome { error, lasting, .. } = outcome;
         match (&*error, lasting) {
             ("", _) => Self::Arrived(0),
             (_, true) => Self::Refused(error),

@@ -63,6 +63,10 @@ pub struct Message {
     pub doubts: usize,
     /// Why it was given up.
     pub error: Option<String>,
+    /// Its supervisor has taken one of its nodes.
+    pub taken: bool,
+    /// What its supervisor said when it refused nodes; empty when it did not.
+    pub refusal: String,
 }
 
 /// Storage gave something that is no message.
@@ -128,6 +132,8 @@ impl Message {
             reports_open: 0,
             doubts: 0,
             error: None,
+            taken: false,
+            refusal: String::new(),
         })
     }
 
@@ -135,6 +141,24 @@ impl Message {
     pub fn node_mut(&mut self, key: JobKey) -> Option<&mut Node> {
         let mut nodes = self.nodes.iter_mut().chain(self.parts.values_mut().flatten());
         nodes.find(|node| node.key == key)
+    }
+
+    /// Its supervisor has answered for this many nodes, of which it refused some.
+    pub fn note_answer(&mut self, nodes: usize, refused_count: u32, refusal: String) {
+        self.taken |= usize::try_from(refused_count).is_ok_and(|refused| refused < nodes);
+        if self.refusal.is_empty() {
+            self.refusal = refusal;
+        }
+    }
+
+    /// Why it did not arrive: it was given up, or all of it was refused. Empty when it did.
+    #[must_use]
+    pub fn verdict(&self) -> String {
+        match &self.error {
+            Some(error) => error.clone(),
+            None if self.taken => String::new(),
+            None => self.refusal.clone(),
+        }
     }
 
     /// Whether nothing is left to be done for it.

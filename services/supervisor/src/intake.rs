@@ -11,6 +11,7 @@ use model::{ContextUid, Execution, JobKey, ScriptSource};
 use mycelium::PublicKey;
 use mycelium::json_rpc::{Answer, Handler, METHOD_NOT_FOUND, Peer, Request, RpcError, answer};
 use queue::{Offer, Refusal, StopOutcome, Supervisor as Queue};
+use service::crash_point;
 
 use crate::admission::admit;
 use crate::blobs::{Blobs, InUse, Purpose};
@@ -166,7 +167,9 @@ impl Work {
         if offers.is_empty() {
             return answers;
         }
+        crash_point("supervisor.received");
         let accepted = self.supervisor.queue.accept_all(offers).await;
+        crash_point("supervisor.kept");
         answers.extend(places.into_iter().zip(accepted.into_iter().map(|result| self.accepted(result))));
         answers
     }

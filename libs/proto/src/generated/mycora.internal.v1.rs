@@ -3681,6 +3681,12 @@ pub struct DeliveryOutcome {
     /// Trying again cannot help.
     #[prost(bool, tag = "3")]
     pub lasting: bool,
+    /// How many of its nodes the supervisor refused: they came as reports.
+    #[prost(uint32, tag = "4")]
+    pub refused_count: u32,
+    /// The first refusal, with the name of its reason.
+    #[prost(string, tag = "5")]
+    pub refusal: ::prost::alloc::string::String,
 }
 /// What supervisors say of attempts.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -23,9 +23,7 @@ impl Core {
                 self.letter_delivered(now, outcome.delivery_id, outcome.into());
             }
             // What is refused for good is refused node by node, in reports.
-            Some(Frame::Outcome(wire::DeliveryOutcome { delivery_id, error, lasting: _ })) => {
-                self.delivered(now, delivery_id, error);
-            }
+            Some(Frame::Outcome(outcome)) => self.delivered(now, outcome),
             Some(Frame::Reports(wire::Reports { reports })) => {
                 for wire::NumberedReport { report_id, report_json } in reports {
                     self.reported(now, report_id, report_json);

@@ -4,6 +4,7 @@ mod giving_up;
 
 use super::*;
 use crate::inquiries::{QUERY_TRIES, REPEAT_AFTER};
+use crate::lanes::LANE_MESSAGES_MAX;
 use bytes::Bytes;
 use model::execution::Outcome;
 use model::id::Uid;
@@ -114,7 +115,7 @@ impl Bench {
     }
 
     fn outcome(&mut self, delivery_id: u64, error: &str) -> Effects {
-        let outcome = wire::DeliveryOutcome { delivery_id, error: error.into(), lasting: false };
+        let outcome = wire::DeliveryOutcome { delivery_id, error: error.into(), ..Default::default() };
         let frame = Some(wire::exchange_response::Frame::Outcome(outcome));
         self.put(Input::Gateway(wire::ExchangeResponse { frame }))
     }
@@ -543,4 +544,43 @@ fn what_is_no_execution_is_given_up_at_once() {
     let settled = bench.held(vec![bad]).settle;
     assert!(settled[0].error.contains("cannot be read"));
     assert!(bench.is_empty());
+}
+
+#[test]
+fn a_context_with_very_much_to_send_delays_another_by_one_window_at_most() {
+    const QUEUED: u32 = 10_000;
+    let mut bench = Bench::new();
+    let viewed = wire::ViewedRunner {
+        context_id: 2,
+        runner: Some(v1::Runner { id: 1, live: true, address: ADDRESS.into(), ..Default::default() }),
+    };
+    bench.put(Input::Runners(wire::WatchResponse {
+        runners: vec![viewed],
+        snapshot_end: false,
+        gone: Vec::new(),
+    }));
+    let first = bench.held((1..=QUEUED).map(|i| held(i, &[i])).collect()).deliver;
+    assert_eq!(first.len(), LANE_MESSAGES_MAX, "a window of the busy context is under way");
+    let single = wire::HeldMessage { context_id: 2, ..held(QUEUED + 1, &[QUEUED + 1]) };
+    let next = bench.held(vec![single]).deliver;
+    let contexts: Vec<u32> = next.iter().map(|delivery| delivery.context_id).collect();
+    assert_eq!(contexts, [2], "at once, beside the window that is under way");
+}
+
+#[test]
+fn a_message_of_which_all_is_refused_says_why() {
+    let mut bench = Bench::new();
+    let mut settle = |message: u32, jobs: &[u32], refused_count: u32| {
+        let sent = bench.held(vec![held(message, jobs)]).deliver;
+        let outcome = wire::DeliveryOutcome {
+            delivery_id: sent[0].delivery_id,
+            refused_count,
+            refusal: "KEY_CONFLICT: it is another job".into(),
+            ..Default::default()
+        };
+        let frame = Some(wire::exchange_response::Frame::Outcome(outcome));
+        bench.put(Input::Gateway(wire::ExchangeResponse { frame })).settle[0].error.clone()
+    };
+    assert_eq!(settle(1, &[1, 2], 2), "KEY_CONFLICT: it is another job");
+    assert_eq!(settle(2, &[3, 4], 1), "", "one of them was taken");
 }

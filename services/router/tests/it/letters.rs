@@ -50,6 +50,7 @@ async fn letters_go_out_until_they_arrive_or_are_refused() {
         delivery_id: sent_to.delivery_id,
         error: "UNKNOWN_RECIPIENT: nobody".into(),
         lasting: true,
+        ..Default::default()
     };
     gateway.says(from_gateway(FromGateway::Outcome(refused))).await;
     assert_eq!(storage.hears().await, settled(2, "UNKNOWN_RECIPIENT: nobody"));

@@ -325,7 +325,7 @@ fn settled_with(job: u32, error: &str, flow_id: u32) -> wire::TakeRequest {
 }
 
 fn outcome(delivery_id: u64, error: &str) -> wire::ExchangeResponse {
-    let outcome = wire::DeliveryOutcome { delivery_id, error: error.to_owned(), lasting: false };
+    let outcome = wire::DeliveryOutcome { delivery_id, error: error.to_owned(), ..Default::default() };
     from_gateway(FromGateway::Outcome(outcome))
 }
 
