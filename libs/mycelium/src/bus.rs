@@ -275,7 +275,8 @@ pub trait Bus: Send + Sync + 'static {
     /// As [`Bus::send`].
     async fn ping(&self, to: Destination, topic: &str, deadline: Instant) -> Result<(), BusError>;
 
-    /// Begins to listen to a topic, until the inbox is dropped.
+    /// Begins to listen to a topic, until the inbox is dropped. Bare replies to [`Form::Plain`], which have no
+    /// topic, come to the one of those that listen that began first.
     ///
     /// # Errors
     /// [`BusError::TopicTaken`], [`BusError::BadTopic`].

@@ -75,11 +75,7 @@ impl App {
             metrics: metrics.clone(),
         };
         let on_bus = deps.bus.clone();
-        let (letters, letters_inbox) = {
-            let (storage, dial) = (clients::message_box(deps.storage), Arc::clone(&deps.dial_others));
-            let letters = Letters::new(deps.sealer, storage, on_bus.clone(), dial, metrics);
-            letters.map_err(Error::Bus)?
-        };
+        // In front of letters: what plain supervisors reply comes to whoever listens first.
         let bus = match deps.bus {
             None => None,
             Some(bus) => {
@@ -88,6 +84,11 @@ impl App {
                 let accept: Accept = Arc::new(move |node| listening::side(&answering, node));
                 Some((BusPeers::new(bus, accept), inbox))
             }
+        };
+        let (letters, letters_inbox) = {
+            let (storage, dial) = (clients::message_box(deps.storage), Arc::clone(&deps.dial_others));
+            let letters = Letters::new(deps.sealer, storage, on_bus.clone(), dial, metrics);
+            letters.map_err(Error::Bus)?
         };
         let dials = [Arc::clone(&deps.dial), deps.dial_others];
         let rpc = Rpc::new(Pinger { desk: desk.clone(), bus: on_bus, dials }, letters.clone());

@@ -34,7 +34,10 @@ pub(crate) async fn keep(
             Ok(peer) => {
                 pause = RETRY_MIN;
                 seat.take(peer);
-                until_silent(&desk, &address).await;
+                tokio::select! {
+                    () = until_silent(&desk, &address) => {}
+                    () = seat.vacant() => {}
+                }
             }
             Err(error) => {
                 // What is known of somebody else there says more than that the conversation ended.

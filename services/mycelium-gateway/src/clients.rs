@@ -211,6 +211,10 @@ async fn attach(
         ended = receive(&mut incoming, &peer, &conversation, || admit(desk, address, key)) => ended,
         () = writing => Ok(()),
         () = introducing => Ok(()),
+        () = seat.vacant() => {
+            // Ended from elsewhere, because its records mean somebody else now.
+            Err(Status::permission_denied(desk.peers.complaint(address).map_or_else(String::new, |e| e.to_string())))
+        }
     }
 }
 

@@ -18,12 +18,11 @@ use mycelium::{
     Accept, Answer, Bus, BusError, BusPeers, Call, CallError, Destination, Handler, Inbox, Peer, PublicKey,
     Request, RpcError, Side,
 };
-use proto::internal::v1 as wire;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::clients::{Coordinators, MessageBoxClient, WayError, accept_letter};
-use crate::delivery;
+use crate::delivery::{self, Failed};
 use crate::metrics::Metrics;
 
 /// Letters of others that are worked on at once. Beyond it they are refused as `BUSY`, and come again.
@@ -150,23 +149,30 @@ impl Letters {
         tokio::join!(naming, bus.run(inbox, GATEWAY_TOPIC));
     }
 
-    /// Delivers a letter to the first address where it is taken. Dropping the future leaves open whether it arrived.
-    pub async fn deliver(&self, ask: wire::DeliverLetter) -> wire::DeliveryOutcome {
-        let wire::DeliverLetter { delivery_id, addresses, letter_json, timeout_millis } = ask;
-        let deadline = Instant::now() + Duration::from_millis(timeout_millis);
-        let failures = match serde_json::from_slice::<Letter>(&letter_json) {
-            Ok(letter) => self.try_all(&addresses, letter, deadline).await,
+    /// Delivers a letter, as JSON, to the first of these addresses where it is taken; here when there is none.
+    /// Dropping the future leaves open whether it arrived.
+    ///
+    /// # Errors
+    /// [`Failed`], lasting when it is at every address.
+    pub async fn deliver(
+        &self,
+        letter_json: &[u8],
+        addresses: &[String],
+        timeout: Duration,
+    ) -> Result<(), Failed> {
+        let failures = match serde_json::from_slice::<Letter>(letter_json) {
+            Ok(letter) => self.try_all(addresses, letter, Instant::now() + timeout).await,
             Err(error) => vec![(format!("it is no letter: {error}"), true)],
         };
         if failures.is_empty() {
             self.0.metrics.letters_sent.inc();
-            return wire::DeliveryOutcome { delivery_id, error: String::new(), lasting: false };
+            return Ok(());
         }
         self.0.metrics.letters_failed.inc();
         // Where one of several may still take it, it is tried again.
         let lasting = failures.iter().all(|(_, lasting)| *lasting);
         let errors: Vec<_> = failures.into_iter().map(|(error, _)| error).collect();
-        wire::DeliveryOutcome { delivery_id, error: errors.join("; "), lasting }
+        Err(Failed { error: errors.join("; "), lasting })
     }
 
     /// Gives what went wrong at each address, and whether that is lasting; nothing once it was taken.

@@ -7,7 +7,8 @@ use std::time::Duration;
 use identity::VerifyingKey;
 use model::{Address, ContextId, ReportSource, RunnerId};
 use mycelium::{Form, Peer, PublicKey};
-use proto::internal::v1::WatchResponse;
+use proto::internal::v1 as wire;
+use proto::v1::{EnvelopeForm, Runner};
 use tokio::sync::{mpsc, watch};
 
 use crate::error::PeerError;
@@ -40,6 +41,13 @@ impl Seat {
     #[must_use]
     pub fn is_taken(&self) -> bool {
         self.standing.borrow().peer.is_some()
+    }
+
+    /// Waits until the conversation does not stand any more. Loses nothing when dropped.
+    pub async fn vacant(&self) {
+        let mut standing = self.standing.subscribe();
+        // It lives as long as this does.
+        drop(standing.wait_for(|standing| standing.peer.is_none()).await);
     }
 
     /// The conversation stands.
@@ -107,14 +115,14 @@ struct Entry {
     topic: String,
     standing: watch::Sender<Standing>,
     /// The key that was heard of it last.
-    key: Option<String>,
+    key: Option<VerifyingKey>,
     /// That somebody spoke there with a key that no record means.
     complaint: Option<PeerError>,
 }
 
 impl Table {
-    fn key(&self, address: &str) -> Option<&str> {
-        self.peers.get(address)?.key.as_deref()
+    fn key(&self, address: &str) -> Option<String> {
+        self.peers.get(address)?.key.map(|key| key.to_string())
     }
 }
 
@@ -133,15 +141,22 @@ impl Peers {
 
     /// Takes over what the registry says: whom to speak to, and for whom they work. A conversation goes on
     /// when the last record that names it is gone: what runs there may have to be stopped.
-    pub fn update(&self, part: WatchResponse) {
-        let WatchResponse { runners, snapshot_end, gone } = part;
-        self.lock().records.forget(&gone);
+    pub fn update(&self, part: wire::WatchResponse) {
+        let wire::WatchResponse { runners, snapshot_end, gone } = part;
+        for wire::GoneRunner { context_id, runner_id } in gone {
+            self.lock().records.remove((ContextId(context_id), RunnerId(runner_id)));
+        }
         for viewed in runners {
             let Some(runner) = viewed.runner else { continue };
             let key = (ContextId(viewed.context_id), RunnerId(runner.id));
-            self.lock().records.put(key, &runner.address, Demands::of(&runner));
+            self.lock().records.put(key, &runner.address, demands(&runner));
             if let Err(error) = self.want(&runner.address, &runner.topic) {
                 tracing::warn!(%error, "a runner record is of no use");
+            }
+            let heard = self.lock().peers.get(&runner.address).and_then(|entry| entry.key);
+            if let Some(key) = heard {
+                // What the record asks for now may end what stands; it has been noted where that is seen.
+                drop(self.admit(&runner.address, key));
             }
         }
         if snapshot_end {
@@ -154,7 +169,7 @@ impl Peers {
     #[must_use]
     pub fn record_of(&self, address: &str, context: ContextId) -> Option<RunnerId> {
         let table = self.lock();
-        table.records.find(address, context, table.key(address))
+        table.records.find(address, context, table.key(address).as_deref())
     }
 
     /// Whether a supervisor may be given what is a context's.
@@ -164,7 +179,7 @@ impl Peers {
     pub fn check_context(&self, address: &str, context: ContextId) -> Result<(), PeerError> {
         let table = self.lock();
         let key = table.key(address);
-        match table.records.other_key_for(address, context, key) {
+        match table.records.other_key_for(address, context, key.as_deref()) {
             None => Ok(()),
             Some(pinned) => Err(other_key(address, key.unwrap_or_default(), pinned)),
         }
@@ -176,16 +191,15 @@ impl Peers {
     /// [`PeerError::OtherKey`] when every record that names the address means another: it has been counted, the
     /// conversation that stood has ended, and its standing says so.
     pub fn admit(&self, address: &str, key: VerifyingKey) -> Result<(), PeerError> {
-        let key = key.to_string();
         let (error, standing) = {
             let mut table = self.lock();
-            let pinned = table.records.other_key(address, &key);
+            let pinned = table.records.other_key(address, &key.to_string());
             let Some(entry) = table.peers.get_mut(address) else { return Ok(()) };
             let Some(pinned) = pinned else {
                 (entry.key, entry.complaint) = (Some(key), None);
                 return Ok(());
             };
-            let error = other_key(address, &key, pinned);
+            let error = other_key(address, key.to_string(), pinned);
             (entry.key, entry.complaint) = (None, Some(error.clone()));
             (error, entry.standing.clone())
         };
@@ -311,15 +325,22 @@ impl Peers {
     }
 }
 
-fn other_key(address: &str, key: &str, pinned: String) -> PeerError {
-    PeerError::OtherKey { address: address.to_owned(), key: key.to_owned(), pinned }
+fn demands(runner: &Runner) -> Demands {
+    Demands {
+        signing_key: runner.signing_key.clone(),
+        plain: runner.envelope() == EnvelopeForm::Plain,
+        secret: runner.secret_ref.clone(),
+    }
+}
+
+fn other_key(address: &str, key: String, pinned: String) -> PeerError {
+    PeerError::OtherKey { address: address.to_owned(), key, pinned }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proto::internal::v1::{GoneRunner, ViewedRunner};
-    use proto::v1::Runner;
+    use proto::internal::v1::{GoneRunner, ViewedRunner, WatchResponse};
 
     fn part(runners: &[(u32, u32, &str)], gone: &[(u32, u32)], snapshot_end: bool) -> WatchResponse {
         let runners = runners.iter().map(|(context_id, id, address)| {

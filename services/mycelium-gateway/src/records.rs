@@ -3,8 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use model::{ContextId, RunnerId};
-use proto::internal::v1::GoneRunner;
-use proto::v1::{EnvelopeForm, Runner};
 
 /// Names a record.
 pub type RecordKey = (ContextId, RunnerId);
@@ -13,24 +11,14 @@ pub type RecordKey = (ContextId, RunnerId);
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Demands {
     /// The key that the supervisor signs with; empty: any.
-    signing_key: String,
+    pub signing_key: String,
     /// It is spoken to in plain JSON-RPC.
-    plain: bool,
+    pub plain: bool,
     /// The name of the secret that goes with plain requests; empty: none.
-    secret: String,
+    pub secret: String,
 }
 
 impl Demands {
-    /// Those of a record.
-    #[must_use]
-    pub fn of(runner: &Runner) -> Self {
-        Self {
-            signing_key: runner.signing_key.clone(),
-            plain: runner.envelope() == EnvelopeForm::Plain,
-            secret: runner.secret_ref.clone(),
-        }
-    }
-
     /// Whether whoever signs with this key is the one that is meant. Who does not sign is known by the transport.
     fn fit(&self, key: Option<&str>) -> bool {
         self.plain || self.signing_key.is_empty() || key == Some(self.signing_key.as_str())
@@ -79,13 +67,6 @@ impl Records {
         place.records.insert(key, demands);
     }
 
-    /// Forgets removed records.
-    pub fn forget(&mut self, gone: &[GoneRunner]) {
-        for GoneRunner { context_id, runner_id } in gone {
-            self.remove((ContextId(*context_id), RunnerId(*runner_id)));
-        }
-    }
-
     /// The snapshot is complete.
     pub fn end_snapshot(&mut self) {
         let Some(named) = self.named.take() else { return };
@@ -93,7 +74,8 @@ impl Records {
         gone.into_iter().for_each(|key| self.remove(key));
     }
 
-    fn remove(&mut self, key: RecordKey) {
+    /// Forgets a record.
+    pub fn remove(&mut self, key: RecordKey) {
         let Some(address) = self.records.remove(&key) else { return };
         let Some(place) = self.by_address.get_mut(&address) else { return };
         if let Some(demands) = place.records.remove(&key) {
@@ -185,9 +167,9 @@ mod tests {
         assert_eq!(records.other_key_for(A, ContextId(1), Some("other")), Some("k".to_owned()));
         assert_eq!(records.other_key_for(A, ContextId(1), None), Some("k".to_owned()), "not heard yet");
         assert_eq!(records.other_key_for(A, ContextId(3), Some("other")), None, "no record");
-        records.forget(&[GoneRunner { context_id: 2, runner_id: 1 }]);
+        records.remove((ContextId(2), RunnerId(1)));
         assert_eq!(records.other_key(A, "other"), Some("k".to_owned()), "nobody may");
-        records.forget(&[GoneRunner { context_id: 1, runner_id: 1 }]);
+        records.remove((ContextId(1), RunnerId(1)));
         assert_eq!(records.other_key(A, "k"), None);
         assert_eq!(records.other_key(A, "other"), Some("k".to_owned()), "the record that went last stands");
         assert_eq!(records.other_key("mycelium:b", "any"), None);
@@ -205,7 +187,7 @@ mod tests {
         records.put((ContextId(2), RunnerId(1)), A, plain);
         records.end_snapshot();
         assert_eq!(records.secret(A), Some((ContextId(2), "s".to_owned())));
-        records.forget(&[GoneRunner { context_id: 2, runner_id: 1 }]);
+        records.remove((ContextId(2), RunnerId(1)));
         assert!(records.is_plain(A), "a conversation goes on as it was");
     }
 }

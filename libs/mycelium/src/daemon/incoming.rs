@@ -8,7 +8,7 @@
 //!
 //! [`Timings::hold`]: super::Timings::hold
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,10 +33,18 @@ const OTHERS_PATIENCE: Duration = Duration::from_secs(10);
 /// handed over.
 const HANDED_OVER_MAX: usize = 256;
 
+/// Who listens to a topic.
+#[derive(Debug)]
+struct Listener {
+    topic: String,
+    payloads: mpsc::Sender<Incoming>,
+}
+
 /// Who listens.
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
-    topics: Mutex<BTreeMap<String, mpsc::Sender<Incoming>>>,
+    /// In the order in which that began.
+    topics: Mutex<Vec<Listener>>,
     /// There is something to look for.
     pub(super) wake: Notify,
 }
@@ -45,11 +53,12 @@ impl Listeners {
     pub(super) fn listen(&self, topic: &str) -> Result<Inbox, BusError> {
         check_topic(topic)?;
         let mut topics = self.topics();
-        if topics.get(topic).is_some_and(|listener| !listener.is_closed()) {
+        topics.retain(|listener| !listener.payloads.is_closed());
+        if topics.iter().any(|listener| listener.topic == topic) {
             return Err(BusError::TopicTaken(topic.to_owned()));
         }
-        let (sender, receiver) = mpsc::channel(INBOX_LEN);
-        topics.insert(topic.to_owned(), sender);
+        let (payloads, receiver) = mpsc::channel(INBOX_LEN);
+        topics.push(Listener { topic: topic.to_owned(), payloads });
         self.wake.notify_one();
         Ok(Inbox::new(receiver))
     }
@@ -57,20 +66,25 @@ impl Listeners {
     /// The topics that are listened to.
     fn live(&self) -> Vec<String> {
         let mut topics = self.topics();
-        topics.retain(|_, listener| !listener.is_closed());
-        topics.keys().cloned().collect()
+        topics.retain(|listener| !listener.payloads.is_closed());
+        topics.iter().map(|listener| listener.topic.clone()).collect()
     }
 
     fn get(&self, topic: &[u8]) -> Option<mpsc::Sender<Incoming>> {
-        let topic = std::str::from_utf8(topic).ok()?;
-        self.topics().get(topic).filter(|listener| !listener.is_closed()).cloned()
+        self.find(|listener| listener.topic.as_bytes() == topic)
     }
 
     fn first(&self) -> Option<mpsc::Sender<Incoming>> {
-        self.topics().values().find(|listener| !listener.is_closed()).cloned()
+        self.find(|_| true)
     }
 
-    fn topics(&self) -> MutexGuard<'_, BTreeMap<String, mpsc::Sender<Incoming>>> {
+    fn find(&self, wanted: impl Fn(&Listener) -> bool) -> Option<mpsc::Sender<Incoming>> {
+        let topics = self.topics();
+        let mut found = topics.iter().filter(|listener| !listener.payloads.is_closed() && wanted(listener));
+        found.next().map(|listener| listener.payloads.clone())
+    }
+
+    fn topics(&self) -> MutexGuard<'_, Vec<Listener>> {
         self.topics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -370,8 +384,8 @@ impl Shared {
         let _ = tokio::time::timeout(self.timings.hold, persisted).await;
     }
 
-    /// Hands over what a node that knows no frames replied to a plain message. It has no topic; there is
-    /// one conversation with such a node, under whatever is listened to.
+    /// Hands over what a node that knows no frames replied to a plain message. It has no topic; it goes to whoever began
+    /// to listen first, see [`crate::Bus::listen`].
     pub(super) async fn hand_over_answer(&self, reply: Received) {
         let Ok(Content::Plain(payload)) = read(&reply.payload) else {
             return self.dropped("unreadable", "a reply that is no JSON-RPC");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use envelope::actor::{LetterTerms, sign_letter};
 use envelope::{Envelope, Sealer};
-use identity::SigningKey;
+use identity::{Identity, SigningKey};
 use model::id::Uid;
 use model::supervision::{GATEWAY_TOPIC, method};
 use model::{ActorId, ContextUid, Letter, MessageFormat, MessageId, MessageType, Origin, Timestamp};
@@ -153,6 +153,13 @@ async fn letters_arrive_over_daemons_with_every_bad_habit() {
     let here = Coordinator::start(With { bus: Some(a), ..With::default() }).await;
     let there = Coordinator::start(With { bus: Some(b), ..With::default() }).await;
     letters_arrive(&here, &there, &[format!("mycelium:{key}")]).await;
+
+    let mut gateway = GatewayServiceClient::new(here.channel(Identity::Admin));
+    let mut ping = async |address| gateway.ping_peer(v1::PingPeerRequest { address }).await;
+    let pong = ping(format!("mycelium:{key}")).await.expect("it is there").into_inner();
+    assert_eq!(pong.node, key.to_string());
+    let nobody = ping(format!("mycelium:{}", PublicKey::random())).await.expect_err("nobody is there");
+    assert_eq!(nobody.code(), Code::Unavailable);
 }
 
 #[tokio::test]

@@ -5,4 +5,5 @@ mod conversation;
 mod coordinator;
 mod letters;
 mod suite;
+mod supervisors;
 mod wishes;

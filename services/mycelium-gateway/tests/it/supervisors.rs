@@ -1,0 +1,234 @@
+//! Who is believed to be a supervisor: whoever its runner record means, by key, or by node where it speaks plainly.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use identity::{Identity, SigningKey};
+use model::supervision::{COORDINATOR_TOPIC, JobAccepted, SUPERVISOR_TOPIC, method};
+use model::{Presence, ReportKind};
+use mycelium::json_rpc::answer;
+use mycelium::{
+    Answer, Bus, BusPeers, Call, CallError, Destination, Form, Handler, MemoryNetwork, Peer, PublicKey,
+    Request, Side, Unguarded,
+};
+use proto::v1;
+use proto::v1::gateway_service_client::GatewayServiceClient;
+use rpc::{Channel, ErrorView};
+use testkit::{PATIENCE, wait_until};
+use tokio::sync::mpsc;
+use tonic::Code;
+
+use crate::conversation::accepted;
+use crate::coordinator::{Coordinator, With};
+use crate::suite::{Front, Router, Suite, execution, key};
+
+/// What the gateway says of the only supervisor.
+async fn peer(channel: Channel) -> v1::Peer {
+    let gateway = GatewayServiceClient::new(channel).get_gateway(v1::GetGatewayRequest {}).await;
+    gateway.expect("allowed").into_inner().peers.remove(0)
+}
+
+async fn a_pinned_key_is_the_only_one(front: Front) {
+    let (suite, _worker) = Suite::start(front).await;
+    let mut router = suite.router().await;
+    router.says(suite.deliver(1, &[execution(1)])).await;
+    assert_eq!(router.outcome(1).await, "");
+
+    let other = SigningKey::generate().verifying_key().to_string();
+    suite.registry.change(|runner| runner.signing_key.clone_from(&other));
+    let refused = async || {
+        let peer = peer(suite.channel(Identity::Admin)).await;
+        (!peer.connected && peer.last_error.contains("PINNED_KEY")).then_some(peer.last_error)
+    };
+    let error = wait_until(refused, PATIENCE, "the supervisor is not who is meant").await;
+    let own = SigningKey::load(&suite.work_dir.path().join("signing.key")).expect("its key");
+    let own = own.verifying_key().to_string();
+    assert!(error.contains(&own) && error.contains(&other), "{error}");
+    router.says(suite.deliver(2, &[execution(2)])).await;
+    let error = router.outcome(2).await;
+    assert!(error.contains("PINNED_KEY"), "{error}");
+
+    suite.registry.change(|runner| runner.signing_key = own);
+    let connected = async || peer(suite.channel(Identity::Admin)).await.connected.then_some(());
+    wait_until(connected, PATIENCE, "the supervisor is who is meant").await;
+    router.says(suite.deliver(3, &[execution(2)])).await;
+    assert_eq!(router.outcome(3).await, "");
+    router.report(key(2), accepted).await;
+}
+
+#[tokio::test]
+async fn a_pinned_key_is_the_only_one_over_a_stream() {
+    a_pinned_key_is_the_only_one(Front::Stream).await;
+}
+
+#[tokio::test]
+async fn a_pinned_key_is_the_only_one_over_the_bus() {
+    a_pinned_key_is_the_only_one(Front::Bus).await;
+}
+
+/// Accepts every job; tells what it was sent.
+struct OldSupervisor(mpsc::UnboundedSender<(String, serde_json::Value)>);
+
+impl Handler for OldSupervisor {
+    fn handle(&self, _: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
+        let answers = requests.iter().map(|request| {
+            let params = serde_json::from_str(request.params.get()).expect("JSON");
+            self.0.send((request.method.clone(), params)).ok();
+            match request.method.as_str() {
+                method::SUPERVISOR_INFO => answer(&Presence {
+                    supervisor: "old".into(),
+                    version: "0".into(),
+                    instances: Vec::new(),
+                    queued: 0,
+                    draining: false,
+                }),
+                _ => answer(&JobAccepted { accepted: true, supervisor: "old".into() }),
+            }
+        });
+        let answers = answers.collect();
+        Box::pin(async move { answers })
+    }
+}
+
+/// A node of the bus that speaks plain JSON-RPC.
+fn old_supervisor(bus: Arc<dyn Bus>) -> (BusPeers, mpsc::UnboundedReceiver<(String, serde_json::Value)>) {
+    let (sender, requests) = mpsc::unbounded_channel();
+    let inbox = bus.listen(SUPERVISOR_TOPIC).expect("free");
+    let handler = Arc::new(OldSupervisor(sender));
+    let side = move |_| Side { handler: handler.clone(), guard: Arc::new(Unguarded) };
+    let peers = BusPeers::new(bus, Arc::new(side));
+    let listening = peers.clone();
+    tokio::spawn(async move { listening.run(inbox, COORDINATOR_TOPIC).await });
+    (peers, requests)
+}
+
+fn jobs(address: &str, delivery_id: u64, job: u32) -> proto::internal::v1::exchange_request::Frame {
+    proto::internal::v1::exchange_request::Frame::Deliver(proto::internal::v1::Deliver {
+        delivery_id,
+        address: address.to_owned(),
+        topic: SUPERVISOR_TOPIC.into(),
+        context_id: 1,
+        context_uid: key(1).context.to_string(),
+        nodes: vec![serde_json::to_vec(&execution(job)).expect("JSON").into()],
+        timeout_millis: 20_000,
+    })
+}
+
+#[tokio::test]
+async fn a_plain_supervisor_is_sent_its_secret_and_known_by_its_node() {
+    let network = MemoryNetwork::default();
+    let [ours, theirs, stranger] = [(); 3].map(|()| Arc::new(network.node(PublicKey::random())));
+    let address = format!("mycelium:{}", theirs.key());
+    let (old, mut requests) = old_supervisor(theirs.clone());
+    let secrets = tempfile::tempdir().expect("a directory");
+    let runner = v1::Runner {
+        id: 1,
+        address: address.clone(),
+        topic: SUPERVISOR_TOPIC.into(),
+        envelope: v1::EnvelopeForm::Plain.into(),
+        secret_ref: "machine-1".into(),
+        ..Default::default()
+    };
+    let with = With {
+        bus: Some(ours.clone()),
+        secrets_dir: Some(secrets.path().to_owned()),
+        runner,
+        ..With::default()
+    };
+    let here = Coordinator::start(with).await;
+    let channel = here.channel(Identity::Service(identity::ServiceName::Router));
+    let mut router = Router::over(channel, &address).await;
+    router.says(jobs(&address, 1, 1)).await;
+    let error = router.outcome(1).await;
+    assert!(error.contains("the secret `machine-1` is not to be had"), "{error}");
+    assert!(requests.try_recv().is_err(), "nothing goes without it");
+
+    let file = secrets.path().join("machine-1");
+    std::fs::write(&file, "open sesame\n").expect("written");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("changed");
+    let there = async || peer(here.channel(Identity::Admin)).await.connected.then_some(());
+    wait_until(there, PATIENCE, "the supervisor answers").await;
+    router.says(jobs(&address, 2, 1)).await;
+    assert_eq!(router.outcome(2).await, "");
+    assert_eq!(
+        router.report(key(1), |kind| accepted(kind).map(|()| kind.clone())).await,
+        ReportKind::Accepted { supervisor: "old".into() }
+    );
+    let (first, info) = requests.recv().await.expect("it was asked who it is");
+    assert_eq!((first.as_str(), &info["secret"]), (method::SUPERVISOR_INFO, &"open sesame".into()));
+    let (second, job) = requests.recv().await.expect("it was sent the job");
+    assert_eq!((second.as_str(), &job["secret"]), (method::JOB_RUN, &"open sesame".into()));
+    assert_eq!(job["job_key"], key(1).to_string());
+
+    // What it says is heard, plainly; what another node says plainly is not, nor is this one answered for it.
+    let to = Destination::Key(ours.key());
+    let presence = serde_json::json!({ "supervisor": "old", "version": "0", "instances": [], "queued": 3 });
+    let say = async |from: &BusPeers, wait| {
+        let peer = from.peer_in(to, COORDINATOR_TOPIC, Form::Plain).await.expect("known");
+        let call = Call::new(method::SUPERVISOR_PRESENCE, &presence).expect("JSON");
+        peer.call_batch(vec![call], wait).await.remove(0)
+    };
+    assert!(say(&old, PATIENCE).await.is_ok());
+    let (impostor, _requests) = old_supervisor(stranger.clone());
+    let unheard = say(&impostor, Duration::from_millis(300)).await;
+    assert_eq!(unheard.err(), Some(CallError::TimedOut));
+
+    // Where the record asks for signatures again, it is not heard plainly any more.
+    here.registry.change(|runner| runner.envelope = v1::EnvelopeForm::Signed.into());
+    let unheard = async || {
+        let said = say(&old, Duration::from_millis(300)).await;
+        (said.err() == Some(CallError::TimedOut)).then_some(())
+    };
+    wait_until(unheard, PATIENCE, "it is not heard").await;
+}
+
+#[tokio::test]
+async fn whoever_is_there_answers_a_ping() {
+    let network = MemoryNetwork::default();
+    let [ours, node, other] = [(); 3].map(|()| Arc::new(network.node(PublicKey::random())));
+    let there = Coordinator::start(With { bus: Some(other.clone()), ..With::default() }).await;
+    let others = Some(there.authority.ca());
+    let here = Coordinator::start(With { bus: Some(ours.clone()), others, ..With::default() }).await;
+    let ping = async |from: &Coordinator, address: String| {
+        let mut client = GatewayServiceClient::new(from.channel(Identity::Admin));
+        client.ping_peer(v1::PingPeerRequest { address }).await.map(tonic::Response::into_inner)
+    };
+    let of = |key: PublicKey| format!("mycelium:{key}");
+    let nobody = ping(&here, of(node.key())).await.expect_err("nobody listens");
+    assert_eq!(nobody.code(), Code::Unavailable);
+    assert!(nobody.message().contains("nobody answers on the bus"), "{nobody}");
+    let (_peers, _requests) = old_supervisor(node.clone());
+    for (address, key) in [
+        (of(node.key()), node.key()),
+        (format!("mycelium:[{}]", node.ip()), node.key()),
+        (of(other.key()), other.key()),
+        (of(ours.key()), ours.key()),
+    ] {
+        let pong = ping(&here, address).await.expect("somebody is there");
+        assert_eq!(pong.node, key.to_string());
+        assert!(pong.round_trip.is_some());
+    }
+    for server in [&here, &there] {
+        assert_eq!(ping(&here, server.grpc()).await.expect("it is there").node, "");
+    }
+    let unknown = ping(&there, here.grpc()).await.expect_err("another authority");
+    assert_eq!(unknown.code(), Code::Unavailable);
+    let closed = format!("grpc://127.0.0.1:{}", testkit::free_port());
+    let nobody = ping(&here, closed).await.expect_err("nobody is there");
+    assert!(nobody.message().contains("cannot reach"), "{nobody}");
+    assert_eq!(ping(&here, "host-a".into()).await.expect_err("no address").code(), Code::InvalidArgument);
+
+    let alone = Coordinator::start(With::default()).await;
+    let no_bus = ping(&alone, of(node.key())).await.expect_err("no bus");
+    assert_eq!(
+        (no_bus.code(), ErrorView::from(&no_bus).reason.as_str()),
+        (Code::FailedPrecondition, "NO_BUS")
+    );
+    let told =
+        GatewayServiceClient::new(here.channel(Identity::Admin)).get_gateway(v1::GetGatewayRequest {}).await;
+    let told = told.expect("allowed").into_inner();
+    assert_eq!(told.signing_key, here.key.verifying_key().to_string());
+    assert_eq!((told.coordinator, told.bus_version), (here.root_text(), String::new()));
+}
