@@ -5,15 +5,16 @@ use std::sync::Arc;
 use keys::nonce::nonce_owner;
 use keys::old::{OLD_QUEUES, old_claims};
 use keys::supervisor as k;
-use keys::{ActorNonce, ControlScope, InstanceRef, OldQueue, WorkQueue};
+use keys::{ControlScope, InstanceRef, OldQueue, WorkQueue};
 use kv::{Call, Cmd, Connection, Error, Kv, Pipeline, Result, Value};
 use model::execution::{AttemptEnd, Outcome};
 use model::id::Uid;
-use model::{BlobHash, ContextUid, Execution, Grants, JobKey, Name, Reason, ReasonCode, Timestamp};
+use model::{ContextUid, JobKey, Reason, ReasonCode, Timestamp};
 
 use crate::control::{Command, TypeControl};
 use crate::event::{EventKind, EventReader, Origin, encode};
 use crate::job::{JobState, JobStatus, fields};
+use crate::offer::{Condition, Offer};
 use crate::old::PushBinding;
 use crate::presence::PresenceRecord;
 use crate::refusal::Refusal;
@@ -25,58 +26,6 @@ use crate::{DROP_MARK_KEEP, QUEUE_LEN_MAX, STOP_MARK_KEEP};
 
 /// How many jobs one script looks after at most.
 const BATCH: usize = 200;
-
-/// A job that a coordinator wants executed.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Offer {
-    /// What is to run.
-    pub execution: Execution,
-    /// The hash of it. A key that is known with another hash is refused.
-    pub hash: BlobHash,
-    /// Who is to be told what becomes of it.
-    pub coordinator: String,
-    /// What the supervisor's policy gives it.
-    pub grants: Grants,
-    /// What has to hold beside what always has.
-    pub condition: Condition,
-}
-
-/// What has to hold for a job to be taken in, beside what always has.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Condition {
-    /// Nothing.
-    #[default]
-    None,
-    /// It is known: it is only told again how it stands.
-    Known,
-    /// Its actor's signature has been used for no other job, which is remembered until the signature is over.
-    Signed {
-        /// Which signature.
-        nonce: ActorNonce,
-        /// From when on nobody takes it.
-        expires: Timestamp,
-    },
-}
-
-impl Offer {
-    /// The queue it goes to: the most specific one it asks for, where only those take who give what it demands.
-    #[must_use]
-    pub fn queue(&self) -> WorkQueue {
-        let job = &self.execution;
-        let queue = match (&job.group, job.instance) {
-            (None, None) => WorkQueue::shared(job.script_type),
-            (Some(group), None) => WorkQueue::group(job.script_type, group.clone()),
-            (group, Some(number)) => {
-                WorkQueue::instance(job.script_type, group.clone().unwrap_or_else(default_group), number)
-            }
-        };
-        queue.with_isolation(job.isolation.max(self.grants.isolation)).with_priority(job.priority)
-    }
-}
-
-fn default_group() -> Name {
-    k::DEFAULT_GROUP.parse().expect("the default group is a name")
-}
 
 /// A job that is in the supervisor's hands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
