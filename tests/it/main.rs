@@ -18,6 +18,7 @@ mod replicas;
 mod reruns;
 mod scene;
 mod shapes;
+mod signatures;
 mod sites;
 mod specs;
 mod suite;

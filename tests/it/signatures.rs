@@ -1,0 +1,93 @@
+//! Jobs that their actor has signed, at a machine that runs nothing else.
+
+use crate::scene::Scene;
+use crate::suite::{flow_file, stderr, stdout};
+
+/// A job that makes a file, and one that reads it and wants a variable to be right.
+const FLOW: &str = "\
+name: signed
+env: { MODE: broken }
+jobs:
+  makes:
+    script_type: shell
+    outputs: [part.txt]
+    script: echo 42 > part.txt
+  reads:
+    script_type: shell
+    depends: [makes]
+    script: |
+      test \"$MODE\" = fixed && echo answer=$(cat part.txt) >> \"$MYCORA_RESULT\"
+";
+
+/// A suite whose machine runs what is signed, and the directory of its policy.
+fn scene() -> (Scene, tempfile::TempDir) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("policy.toml");
+    std::fs::write(&path, "[default]\nrequire_actor_signature = true\n").expect("a policy");
+    (Scene::new(&["--policy", path.to_str().expect("a plain path")]), dir)
+}
+
+/// A file in the suite's directory.
+fn file_of(scene: &Scene, name: &str) -> String {
+    let path = scene.path().join("data").join(name);
+    assert!(path.exists(), "{}", path.display());
+    path.to_str().expect("a plain path").to_owned()
+}
+
+#[test]
+fn only_what_is_signed_runs_where_signatures_are_asked_for() {
+    let (scene, _policy) = scene();
+    let (id, ended) = scene.run(FLOW);
+    assert_eq!((ended.status.as_str(), ended.state("makes").as_str()), ("ERROR", "FAILED POLICY_REFUSED"));
+    let said = ended.nodes["makes"]["reason"]["detail"].as_str().expect("a sentence").to_owned();
+    assert!(said.contains("that their actors have signed"), "{said}");
+    let told = stdout(&scene.up.mycora(&["flow", "explain", &id.to_string(), "makes"]), 0);
+    assert!(told.contains("policy"), "{told}");
+
+    let file = flow_file(scene.path(), FLOW);
+    let key = file_of(&scene, "actor-1.ed25519");
+    let signing = ["--signing-key", &key];
+    let submitted = scene.json(&[&["flow", "submit", &file], &signing[..]].concat(), 0);
+    let id = submitted["flow"]["id"].as_u64().expect("an id");
+    let ended = scene.end(id);
+    assert_eq!(ended.state("makes"), "COMPLETED");
+    assert_eq!(ended.state("reads"), "FAILED EXIT_CODE");
+
+    // The variables are signed as well.
+    let flow = id.to_string();
+    let retry = ["flow", "retry", &flow, "--env", "MODE=fixed"];
+    let refused = stderr(&scene.up.mycora(&retry), 2);
+    assert!(refused.contains("signatures[reads]") && refused.contains("env_vars"), "{refused}");
+    assert_eq!(scene.end(id).flow["generation"], 1);
+    scene.json(&[&retry[..], &signing, &["--file", &file]].concat(), 0);
+    let ended = scene.end(id);
+    assert_eq!((ended.status.as_str(), &ended.flow["generation"]), ("FINISHED", &serde_json::json!(2)));
+    assert_eq!(ended.nodes["reads"]["result"]["answer"], "42");
+    scene.close();
+}
+
+#[test]
+fn a_flow_in_parts_is_signed_too_and_nobody_else_signs() {
+    let (scene, _policy) = scene();
+    let padding = "x".repeat(20_000);
+    let jobs: String = (0..160)
+        .map(|i| {
+            format!("  job-{i}: {{ script_type: shell, script: 'true # {i} {padding}', outputs: [] }}\n")
+        })
+        .collect();
+    let file = flow_file(scene.path(), &format!("name: large\njobs:\n{jobs}"));
+    let submit = |key: &str, code| {
+        let arguments = ["flow", "submit", &file, "--signing-key", key, "--signature-holds", "1h"];
+        let output = scene.up.mycora(&[&["--output", "json"], &arguments[..]].concat());
+        (stdout(&output, code), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (document, _) = submit(&file_of(&scene, "actor-1.ed25519"), 0);
+    let document: serde_json::Value = serde_json::from_str(&document).expect("one document");
+    let ended = scene.end(document["flow"]["id"].as_u64().expect("an id"));
+    assert_eq!((ended.status.as_str(), ended.nodes.len()), ("FINISHED", 160));
+
+    // The coordinator's own is a good key, and not the actor's.
+    let (_, refused) = submit(&file_of(&scene, "pki/coordinator.key"), 2);
+    assert!(refused.contains("the key in force of actor 1 is"), "{refused}");
+    scene.close();
+}
