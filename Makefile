@@ -1,7 +1,10 @@
 # Thin names over cargo and a few scripts.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-size
+# Named one by one: what is built together with the tests can be made to die by them.
+programs = -p mycora $(addprefix -p mycora-,bench storage scheduler router runner-registry mycelium-gateway supervisor runner)
+
+.PHONY: help demo test lint bench bench-dead bench-size
 
 help: ## says what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +27,12 @@ bench: ## measures chains, fan-outs, jobs per second and latency; release build
 	@deploy/local/need.sh cargo cc redis-server
 	@cargo run --release --quiet -p mycora-bench
 
+bench-dead: ## measures what one dead supervisor of ten costs the others; a few minutes
+	@deploy/local/need.sh cargo cc redis-server
+	@cargo build --release --quiet $(programs)
+	@target/release/mycora-bench dead
+
 bench-size: ## measures a flow of 100,000 nodes, and 100,000 flows that wait; several minutes
 	@deploy/local/need.sh cargo cc redis-server python3
-	@cargo build --release --quiet --bins
+	@cargo build --release --quiet $(programs)
 	@target/release/mycora-bench size

@@ -5,7 +5,23 @@ use std::path::Path;
 use serde_json::Value;
 use testkit::{Mark, Witness, wait_until_blocking};
 
-use crate::suite::{PATIENCE, Up, flow_file, processes_in, stdout};
+use crate::local::Processes;
+use crate::suite::{PATIENCE, Up, command, flow_file, processes_in, stdout};
+
+/// Where a message may lose one of those who carry it, in its order.
+const CRASH_POINTS: [(&str, &str); 11] = [
+    ("storage", "storage.commit.after"),
+    ("router", "router.taken"),
+    ("router", "router.sent"),
+    ("mycelium-gateway", "gateway.delivering"),
+    ("mycelium-gateway", "gateway.sent"),
+    ("supervisor", "supervisor.received"),
+    ("supervisor", "supervisor.kept"),
+    ("mycelium-gateway", "gateway.answered"),
+    ("router", "router.delivered"),
+    ("router", "router.before_settle"),
+    ("storage", "storage.settle.after"),
+];
 
 /// Three layers of four nodes each; every script says when it began and ended.
 fn layers(dir: &Path, witness: &Witness) -> (String, Vec<String>) {
@@ -57,4 +73,36 @@ fn up_is_killed_and_goes_on() {
     witness.assert_no_overlap(|span| span.end.is_none());
     up.stop();
     assert_eq!(processes_in(&data), Vec::<String>::new(), "left running");
+}
+
+#[test]
+fn whoever_carries_a_message_may_die_anywhere() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut processes = Processes::start(&dir.path().join("suite"), &[]);
+    let witness = Witness::new(dir.path());
+    for (i, (service, point)) in CRASH_POINTS.into_iter().enumerate() {
+        processes.kill9(service);
+        processes.set("MYCORA_CRASH_AT", point);
+        processes.script("up.sh");
+        processes.unset("MYCORA_CRASH_AT");
+        let name = format!("n{i}");
+        let script = witness.shell(&name, ":").replace('\n', "\n      ");
+        let text =
+            format!("name: crash\njobs:\n  {name}:\n    script_type: shell\n    script: |\n      {script}\n");
+        let file = flow_file(dir.path(), &text);
+        let mycora =
+            |arguments: &[&str]| command(&processes.profile(), arguments).output().expect("it starts");
+        stdout(&mycora(&["flow", "submit", &file]), 0);
+        wait_until_blocking(|| (!processes.runs(service)).then_some(()), PATIENCE, point);
+        processes.script("up.sh");
+        let watched = mycora(&["--output", "json", "flow", "watch", &(i + 1).to_string()]);
+        let document: Value = serde_json::from_str(&stdout(&watched, 0)).expect("one document");
+        assert_eq!(document["flow"]["status"], "FLOW_STATUS_FINISHED", "{point}: {document}");
+        // Nothing is left on its way: everything was settled.
+        let settled = || (processes.redis(1, &["ZCARD", "msg_out_coordinator"]).trim() == "0").then_some(());
+        wait_until_blocking(settled, PATIENCE, "every message is settled");
+        assert_eq!(processes.redis(1, &["LLEN", "msg_out"]).trim(), "0", "{point}");
+    }
+    let names: Vec<String> = (0..CRASH_POINTS.len()).map(|i| format!("n{i}")).collect();
+    witness.assert_each_once(&names.iter().map(String::as_str).collect::<Vec<_>>());
 }

@@ -38,6 +38,16 @@ impl Processes {
         self.settings.push((name.to_owned(), value.to_owned()));
     }
 
+    /// What is started from now on does not hear of the variable any more.
+    pub(crate) fn unset(&mut self, name: &str) {
+        self.settings.retain(|(known, _)| known != name);
+    }
+
+    /// Whether a service runs.
+    pub(crate) fn runs(&self, service: &str) -> bool {
+        self.living(service).is_some()
+    }
+
     /// Runs `up.sh`, which starts what does not run, or `down.sh`.
     pub(crate) fn script(&self, name: &str) {
         stdout(&self.run(name), 0);
@@ -92,15 +102,20 @@ impl Processes {
 
     /// The same to one that may not run. Says whether it did.
     pub(crate) fn try_kill9(&self, service: &str) -> bool {
-        let record = std::fs::read_to_string(self.dir.join("run").join(format!("{service}.pid")));
-        let record = record.unwrap_or_default();
-        let Some((pid, since)) = record.trim().split_once(' ') else { return false };
+        let killed = |pid: String| Command::new("kill").args(["-KILL", &pid]).status();
+        self.living(service).is_some_and(|pid| killed(pid).is_ok_and(|status| status.success()))
+    }
+
+    /// A service's process id, while it lives.
+    fn living(&self, service: &str) -> Option<String> {
+        let record = std::fs::read_to_string(self.dir.join("run").join(format!("{service}.pid"))).ok()?;
+        let (pid, since) = record.trim().split_once(' ')?;
         // Not a later process with its number, and not one that is dead already.
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let fields: Vec<&str> =
             stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
         let lives = fields.first().is_some_and(|state| *state != "Z") && fields.get(19) == Some(&since);
-        lives && Command::new("kill").args(["-KILL", pid]).status().is_ok_and(|status| status.success())
+        lives.then(|| pid.to_owned())
     }
 
     /// How many flows of context 1 have ended, however.

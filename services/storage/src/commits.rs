@@ -189,9 +189,9 @@ impl Store {
         let change = change_of(&tenant, &commit, (&outputs, &ended), caller, name, now);
         // Of one that was applied before, this is not the change that the stream has.
         let read = |value: Value| value.int().map(|revision| (u64::try_from(revision).ok(), revision));
-        crash_point!("storage.commit.before");
+        service::crash_point("storage.commit.before");
         let answer = tenant.apply(change, read).await;
-        crash_point!("storage.commit.after");
+        service::crash_point("storage.commit.after");
         let revision = answer.map_err(|error| Refusal::of(&error))?.unsigned_abs();
         if let Some(router) = &router {
             for message in commit.messages {

@@ -230,7 +230,7 @@ impl Store {
     /// Removes what there is of a context that every supervisor has forgotten, its record last.
     async fn remove_context(&self, tenant: &Tenant, uid: ContextUid) -> Result<()> {
         while self.remove_keys(tenant, uid).await? > 0 {}
-        crash_point!("storage.context.emptied");
+        service::crash_point("storage.context.emptied");
         // The id may become another context's as soon as nobody finds this one: the mark, which goes when
         // that one is published, keeps a storage that is late from hiding it.
         let ids = self.keys().ids();
@@ -244,7 +244,7 @@ impl Store {
             .arg(tenant.id.0)
             .arg(&uid.to_string());
         self.apply_global(change).await?;
-        crash_point!("storage.context.unpublished");
+        service::crash_point("storage.context.unpublished");
         tenant.call(tenant.begin(&scripts::END_CONTEXT_REMOVAL, &[], Some(uid), now)).await?;
         tracing::info!(context = %tenant.id, %uid, "a context was removed");
         Ok(())

@@ -417,9 +417,9 @@ async fn deliver(
         let revision = revision.uint()?;
         Ok(((revision > 0).then_some(revision), (outcome.int()?, key.text()?)))
     };
-    crash_point!("storage.accept.before");
+    service::crash_point("storage.accept.before");
     let (outcome, key) = tenant.apply(change, read).await?;
-    crash_point!("storage.accept.after");
+    service::crash_point("storage.accept.after");
     Ok(match (outcome, refusal) {
         (1, _) => Acceptance::Kept { key, duplicate: false },
         (2, _) => Acceptance::Kept { key, duplicate: true },

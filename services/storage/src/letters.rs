@@ -330,9 +330,9 @@ impl Post<'_> {
             let revision = revision.uint()?;
             Ok(((revision > 0).then_some(revision), (number(&id)?, revision > 0)))
         };
-        crash_point!("storage.publish.before");
+        service::crash_point("storage.publish.before");
         let (id, is_new) = tenant.apply(change, read).await?;
-        crash_point!("storage.publish.after");
+        service::crash_point("storage.publish.after");
         let id = MessageId(id);
         if let Some(router) = router.filter(|_| is_new) {
             letter.origin.message_id = id;

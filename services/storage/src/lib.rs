@@ -9,14 +9,6 @@
 //! - `routers`, `taking`: the routers that are connected, and what they hold;
 //! - `rpc`: parse, call, convert; `process`: storage as a process of its own.
 
-/// A place where the process can be made to die; nothing unless compiled in.
-macro_rules! crash_point {
-    ($name:literal) => {
-        #[cfg(feature = "crash-points")]
-        testkit::crash_point!($name);
-    };
-}
-
 mod actors;
 mod app;
 mod blobs;

@@ -180,7 +180,7 @@ impl Store {
             let outcomes = settled.iter().map(|one| (one.error.as_str(), one.flow));
             settle_keys(&tenant, &keys, outcomes, now).await?;
         }
-        crash_point!("storage.settle.after");
+        service::crash_point("storage.settle.after");
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! A client as any program would write it: generated stubs over mTLS.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use mycora_cli::profile::{Host, Profile};
 use proto::convert::enums::script_type_to_wire;
@@ -8,10 +9,14 @@ use proto::v1::flow_service_client::FlowServiceClient;
 use proto::v1::runner_service_client::RunnerServiceClient;
 use proto::v1::watch_flow_response::Event;
 use proto::v1::{
-    AddFlowNodesRequest, CreateFlowRequest, Flow, FlowSpec, FlowStatus, JobSpec, ListFlowNodesRequest,
-    ListRunnersRequest, NodeSpec, Script, SignalFlowRequest, StartFlowRequest, SubmitFlowRequest,
-    WatchFlowRequest, script,
+    AddFlowNodesRequest, CreateFlowRequest, Flow, FlowSpec, FlowStatus, GetRunnerRequest, JobSpec,
+    ListFlowNodesRequest, ListRunnersRequest, NodeSpec, RegisterRunnerRequest, Script, SignalFlowRequest,
+    StartFlowRequest, SubmitFlowRequest, WatchFlowRequest, script,
 };
+use testkit::wait_until;
+
+/// How long a runner may take to come alive.
+const LIVE_TIMEOUT: Duration = Duration::from_secs(60);
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -53,6 +58,28 @@ impl Client {
         Ok(runners.iter().any(|runner| {
             runner.live && runner.instances.iter().any(|instance| instance.script_type == wanted)
         }))
+    }
+
+    /// Registers a supervisor; gives the record's id.
+    pub(crate) async fn register(&self, address: &str) -> Result<u32, Error> {
+        let request = RegisterRunnerRequest {
+            context_id: self.context,
+            address: address.to_owned(),
+            ..Default::default()
+        };
+        let answer = self.runners.clone().register_runner(request).await?.into_inner();
+        Ok(answer.runner.ok_or("no runner was answered")?.id)
+    }
+
+    /// Waits until a runner is alive and offers something.
+    pub(crate) async fn wait_live(&self, runner_id: u32) {
+        let context_id = self.context;
+        let lives = || async move {
+            let request = GetRunnerRequest { context_id, runner_id };
+            let runner = self.runners.clone().get_runner(request).await.ok()?.into_inner().runner?;
+            (runner.live && !runner.instances.is_empty()).then_some(())
+        };
+        wait_until(lives, LIVE_TIMEOUT, format!("runner {runner_id} is alive")).await;
     }
 
     /// Creates a flow that is filled later.
@@ -133,6 +160,7 @@ pub(crate) fn node(
         env_vars: BTreeMap::new(),
         files: BTreeMap::new(),
         outputs: Vec::new(),
+        signature: String::new(),
     };
     NodeSpec { name, depends, job: Some(job), ..NodeSpec::default() }
 }

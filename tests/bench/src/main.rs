@@ -6,9 +6,10 @@
 //! one run with each other, or two commits on one machine.
 //!
 //! `make bench-size` measures one flow of 100,000 nodes, through separate processes, and 100,000 flows
-//! that wait for a signal.
+//! that wait for a signal. `make bench-dead` measures what one dead supervisor costs nine others.
 
 mod client;
+mod dead;
 mod load;
 mod machine;
 mod processes;
@@ -40,11 +41,12 @@ async fn bench() -> ExitCode {
     let measured = match *arguments {
         [] => run().await,
         ["runtimes"] => runtimes().await,
+        ["dead"] => dead().await,
         ["large"] => sizes(true, false).await,
         ["waiting"] => sizes(false, true).await,
         ["size"] => sizes(true, true).await,
         _ => {
-            eprintln!("give nothing, or one of: runtimes, large, waiting, size (both)");
+            eprintln!("give nothing, or one of: runtimes, dead, large, waiting, size (both)");
             return ExitCode::from(2);
         }
     };
@@ -74,6 +76,12 @@ async fn run() -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
 async fn runtimes() -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
     let mut report = Report::new(machine::describe());
     runtimes::measure(&mut report).await?;
+    Ok(report)
+}
+
+async fn dead() -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
+    let mut report = Report::new(machine::describe());
+    dead::measure(&mut report).await?;
     Ok(report)
 }
 

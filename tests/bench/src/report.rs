@@ -101,6 +101,18 @@ impl Report {
         self.row("  one of them, from signal to end", millis(woke));
     }
 
+    /// Times of whole flows of one job at nine supervisors, with a tenth alive, killed and hanging.
+    pub(crate) fn dead(&mut self, mut alive: Vec<Duration>, killed: Vec<Duration>, hangs: Vec<Duration>) {
+        let (p50, p99) = percentiles(&mut alive);
+        self.row("a job at one of nine, all ten alive", format!("p50 {}  p99 {}", millis(p50), millis(p99)));
+        for (name, mut times) in [("  the tenth killed", killed), ("  the tenth hangs", hangs)] {
+            let (other50, other99) = percentiles(&mut times);
+            let ratio = other99.as_secs_f64() / p99.as_secs_f64();
+            let figures = format!("p50 {}  p99 {}  (p99 {ratio:.2} times)", millis(other50), millis(other99));
+            self.row(name, figures);
+        }
+    }
+
     fn row(&mut self, what: &str, figure: String) {
         self.rows.push((what.to_owned(), figure));
     }

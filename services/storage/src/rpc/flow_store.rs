@@ -54,7 +54,7 @@ impl FlowStoreService for Rpc {
             self.hub.store().create_flow(context, asker, &new, repeatable.as_ref(), Timestamp::now());
         let created = created.await?;
         let first_job_id = created.0.first_job.0;
-        crash_point!("storage.create.after");
+        service::crash_point("storage.create.after");
         Ok(Response::new(wire::CreateFlowResponse { flow: Some(record(created)), first_job_id }))
     }
 

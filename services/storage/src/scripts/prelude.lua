@@ -81,11 +81,17 @@ end
 -- The greatest id that 32 bits hold.
 local ID_MAX = 4294967295
 
+-- The last number that a message of `caller` was given. Those of ours begin with 2^30 + 1: the programs that number their
+-- messages themselves count from 1.
+local function last_message(caller)
+  local last = tonumber(redis.call('HGET', KEYS[2], 'message:' .. caller) or '0')
+  return caller == '0' and last or math.max(last, 1073741824)
+end
+
 -- Gives a message of `caller` its number and its key, in a context whose keys begin with `prefix`; nothing when there is
 -- none left. What others pushed under numbers of their own choice is left alone.
 local function new_message(prefix, caller)
-  local last = tonumber(redis.call('HGET', KEYS[2], 'message:' .. caller) or '0')
-  for id = last + 1, ID_MAX do
+  for id = last_message(caller) + 1, ID_MAX do
     local number = string.format('%.0f', id)
     local key = prefix .. 'message:' .. caller .. ':' .. number
     if redis.call('EXISTS', key) == 0 then

@@ -9,9 +9,8 @@ if redis.call('HEXISTS', KEYS[5], 'revision') == 1 then return 1 end
 
 local revision = raise()
 -- So that no message of ours gets its number. One that leaves few others moves nothing.
-local counter, id = 'message:' .. ARGV[6], tonumber(ARGV[7])
-local last = tonumber(redis.call('HGET', KEYS[2], counter) or '0')
-if id > last and id <= ID_MAX / 2 then redis.call('HSET', KEYS[2], counter, ARGV[7]) end
+local id = tonumber(ARGV[7])
+if id > last_message(ARGV[6]) and id <= ID_MAX / 2 then redis.call('HSET', KEYS[2], 'message:' .. ARGV[6], ARGV[7]) end
 redis.call('HSET', KEYS[5], 'revision', revision, 'caller_id', ARGV[6], 'id', ARGV[7], 'status', 'dispatched', 'error', '',
   'transport_status', 'queued', 'updated_at', ARGV[3], unpack(ARGV, 8))
 redis.call('ZADD', KEYS[6], 'NX', revision, KEYS[5])

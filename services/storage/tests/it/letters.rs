@@ -13,6 +13,9 @@ use tonic::Code;
 
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, Router, STRANGER, Stage, failure};
 
+/// The number of an actor's first message: the ones below are for programs that choose theirs.
+const FIRST: u32 = (1 << 30) + 1;
+
 fn chat(to: &str, text: &str) -> v1::SendMessageRequest {
     v1::SendMessageRequest {
         context_id: CONTEXT,
@@ -118,13 +121,16 @@ async fn a_letter_is_kept_held_and_settled() {
             ..chat("1", "# hello")
         };
         let sent = send(&stage, EXECUTOR, request).await;
-        assert_eq!((sent.key.as_str(), sent.caller_id, sent.message_id), ("message:2:1", EXECUTOR, 1));
+        assert_eq!(
+            (sent.key.as_str(), sent.caller_id, sent.message_id),
+            ("message:2:1073741825", EXECUTOR, FIRST)
+        );
         assert_eq!(
             (sent.status(), sent.transport_status()),
             (v1::MessageStatus::Dispatched, v1::TransportStatus::Queued)
         );
         assert_eq!((sent.to.as_str(), sent.text.as_str(), sent.verified), ("1", "", false));
-        let key = stage.keys().message(ActorId(EXECUTOR), MessageId(1));
+        let key = stage.keys().message(ActorId(EXECUTOR), MessageId(FIRST));
         assert_eq!((out(&stage).await, held(&stage).await.len()), (vec![key.clone()], 0));
         let hash = stage.hash(&key).await;
         for field in "id caller_id context_id flow_id to target_context topic from_pubkey origin signature message \
@@ -146,7 +152,7 @@ async fn a_letter_is_kept_held_and_settled() {
         assert_eq!(letter.target_context.map(|id| id.0), Some(7));
         assert_eq!(letter.expires_at.since(letter.created_at).as_secs(), 90);
         assert_eq!(letter.origin.context_uid.to_string(), stage.context_uid);
-        assert_eq!((letter.origin.caller_id.0, letter.origin.message_id.0), (EXECUTOR, 1));
+        assert_eq!((letter.origin.caller_id.0, letter.origin.message_id.0), (EXECUTOR, FIRST));
         assert_eq!(
             (letter.origin.coordinator.as_str(), addresses.len()),
             ("", 0),
@@ -193,19 +199,19 @@ async fn a_request_is_carried_out_once() {
     let reused = failure(stage.letters().publish(publish(EXECUTOR, other)).await);
     assert_eq!(reused, (Code::AlreadyExists, "REQUEST_ID_REUSED".to_owned()));
     // Another actor's request of that id is another one.
-    assert_eq!(send(&stage, ADMIN, request).await.key, "message:1:1");
+    assert_eq!(send(&stage, ADMIN, request).await.key, "message:1:1073741825");
     assert_eq!(out(&stage).await.len(), 2);
 }
 
 #[tokio::test]
 async fn numbers_that_others_took_are_left_alone() {
     let stage = Stage::new(Layout::Database).await;
-    for id in 1..=3 {
+    for id in FIRST..FIRST + 3 {
         let key = stage.keys().message(ActorId(EXECUTOR), MessageId(id));
         stage.ask(Cmd::new("HSET").arg(&key).arg("message").arg("raw")).await;
     }
-    assert_eq!(send(&stage, EXECUTOR, chat("1", "mine")).await.message_id, 4);
-    let key = stage.keys().message(ActorId(EXECUTOR), MessageId(3));
+    assert_eq!(send(&stage, EXECUTOR, chat("1", "mine")).await.message_id, FIRST + 3);
+    let key = stage.keys().message(ActorId(EXECUTOR), MessageId(FIRST + 2));
     assert_eq!(stage.hash(&key).await["message"], "raw");
 }
 
