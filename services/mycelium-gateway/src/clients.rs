@@ -31,6 +31,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use crate::app::Dial;
 use crate::bus_link::ask_who;
+use crate::delivery::refused_text;
 use crate::front::{Desk, Who};
 use crate::peers::{Peers, Seat};
 use crate::presence::Heard;
@@ -350,7 +351,7 @@ pub(crate) enum WayError {
     NotHeard(Refusal),
     #[error("{0}")]
     NoAnswer(&'static str),
-    #[error("{}: {}", .0.reason(), .0.message)]
+    #[error("{}", refused_text(.0))]
     Refused(RpcError),
 }
 

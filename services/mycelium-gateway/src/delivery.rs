@@ -21,6 +21,8 @@ use crate::front::Desk;
 use crate::inline::Inliner;
 use crate::routers::Answers;
 
+/// What is told of a refusal, at most.
+const ERROR_CHARS_MAX: usize = 600;
 /// How long a delivery waits for a conversation to stand.
 pub(crate) const CONNECT_WAIT: Duration = Duration::from_secs(2);
 
@@ -192,11 +194,15 @@ fn refusal(error: &CallError) -> Option<ReportKind> {
 /// A failed call for people, with the name of the reason when there is one.
 pub(crate) fn told(error: &CallError) -> String {
     match error {
-        CallError::Refused(refused) if !refused.reason().is_empty() => {
-            format!("{}: {}", refused.reason(), refused.message)
-        }
+        CallError::Refused(refused) if !refused.reason().is_empty() => refused_text(refused),
         other => other.to_string(),
     }
+}
+
+/// A refusal for people, with the name of its reason. It is kept with the message, so that whoever refuses cannot say any amount.
+pub(crate) fn refused_text(refused: &RpcError) -> String {
+    let text = format!("{}: {}", refused.reason(), refused.message);
+    text.chars().take(ERROR_CHARS_MAX).collect()
 }
 
 fn detail(refused: &RpcError) -> String {

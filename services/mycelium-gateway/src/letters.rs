@@ -29,6 +29,8 @@ use crate::metrics::Metrics;
 pub const LETTERS_AT_ONCE_MAX: usize = 64;
 /// Other nodes of the bus that are spoken with about letters.
 pub const CORRESPONDENTS_MAX: usize = 256;
+/// How long storage may take to put a letter into an inbox.
+const ACCEPT_TIMEOUT: Duration = Duration::from_secs(10);
 /// What is remembered of what coordinators say: anybody can be one. Letters are known by their origin beyond it.
 const MEMORY: Memory = Memory { each: 4_000, roots: CORRESPONDENTS_MAX };
 
@@ -288,7 +290,10 @@ impl Letters {
     async fn take(&self, letter: &Letter, root: VerifyingKey) -> Result<LetterAccepted, RpcError> {
         let taken = async {
             let verified = check(letter, root, Timestamp::now())?;
-            accept_letter(&self.0.storage, letter, verified).await
+            let accepting = accept_letter(&self.0.storage, letter, verified);
+            let accepted = tokio::time::timeout(ACCEPT_TIMEOUT, accepting).await;
+            accepted
+                .unwrap_or_else(|_| Err(RpcError::refused("UNAVAILABLE", false, "storage does not answer")))
         };
         match taken.await {
             Ok(()) => {

@@ -189,7 +189,7 @@ impl MessageBoxService for FakeBox {
         let mut taken = self.0.lock().expect("not poisoned");
         if let Some((reason, lasting)) = taken.refusal {
             return Ok(Response::new(wire::AcceptLetterResponse {
-                refusal: "not here".into(),
+                refusal: "not here ".repeat(2_000),
                 reason: reason.into(),
                 lasting,
                 ..Default::default()

@@ -107,6 +107,7 @@ async fn letters_arrive(from: &Coordinator, to: &Coordinator, addresses: &[Strin
         router.says(deliver(delivery, &unsigned, addresses)).await;
         let outcome = router.delivered(delivery).await;
         assert!(outcome.lasting == lasting && outcome.error.contains(reason), "{outcome:?}");
+        assert!(outcome.error.len() < 1000, "nobody fills the store of another with refusals");
     }
     assert_eq!(to.inbox.taken().0.len(), 2);
 }
