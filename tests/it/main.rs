@@ -12,6 +12,7 @@ mod local;
 mod logs;
 mod operators;
 mod processes;
+mod pushed;
 mod random;
 mod repeats;
 mod replicas;

@@ -1,0 +1,77 @@
+//! A program that knows nothing but Redis: it pushes jobs, and finds what became of them there.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use testkit::wait_until_blocking;
+
+use crate::scene::Scene;
+use crate::suite::{PATIENCE, Up};
+
+/// The hash of a key in the context.
+fn hash(up: &Up, key: &str) -> BTreeMap<String, String> {
+    let fields: BTreeMap<_, _> =
+        serde_json::from_str(&up.redis(1, &["--json", "HGETALL", key])).expect("a hash");
+    fields
+}
+
+/// Waits until the message has ended, and gives it with what its sender is told in `msg_in`.
+fn ended(up: &Up, key: &str) -> (BTreeMap<String, String>, Value) {
+    let status = || {
+        let message = hash(up, key);
+        let status = message.get("status").map(String::as_str);
+        matches!(status, Some("processed" | "error")).then_some(message)
+    };
+    let message = wait_until_blocking(status, PATIENCE, format!("{key} has ended"));
+    let told = up.redis(1, &["RPOP", "msg_in"]);
+    let told = hash(up, told.trim());
+    assert_eq!((&*told["topic"], &*told["to"]), (key, "1"));
+    (message, serde_json::from_str(&told["message"]).expect("JSON"))
+}
+
+#[test]
+fn jobs_that_were_pushed_run_and_tell_how_they_ended() {
+    let scene = Scene::new(&[]);
+    let up = &scene.up;
+    let jobs = json!([
+        {"id": 2001, "caller_id": 1, "script_type": "python", "script": "import os; print('answer=42', file=open(os.environ['MYCORA_RESULT'], 'a'))",
+         "timeout": 60, "status": "dispatched", "result": {}},
+        {"id": 2002, "script_type": "shell", "script": "true", "dependends": [2001]},
+    ])
+    .to_string();
+    let fields = ["id", "101", "caller_id", "1", "message_type", "job", "timeout_ack", "60", "job", &jobs];
+    up.redis(1, &[&["HSET", "message:1:101"][..], &fields].concat());
+    up.redis(1, &["LPUSH", "msg_out", "message:1:101"]);
+    let (message, told) = ended(up, "message:1:101");
+    assert_eq!((&*message["status"], &*message["error"]), ("processed", ""), "{message:?}");
+    assert_eq!((&told["message"], &told["status"]), (&json!("message:1:101"), &json!("finished")));
+    assert_eq!(told["flow_id"].to_string(), message["flow_id"]);
+    let first = told["jobs"]["2001"]["job"].as_str().expect("a job");
+    let job = hash(up, first);
+    assert_eq!((&*job["status"], &*job["script_type"]), ("finished", "python"));
+    assert_eq!(
+        (&told["jobs"]["2001"]["result"], &*job["result"]),
+        (&json!({"answer": "42"}), r#"{"answer":"42"}"#)
+    );
+    assert_eq!(told["jobs"]["2002"]["status"], "finished");
+
+    // One that fails says so, and a graph that is none is refused by name.
+    let failing = json!({"id": 1, "script_type": "shell", "script": "exit 3"}).to_string();
+    up.redis(1, &["HSET", "message:1:102", "job", &failing]);
+    let circle = json!([
+        {"id": 1, "script_type": "shell", "script": "true", "depends": [2]},
+        {"id": 2, "script_type": "shell", "script": "true", "depends": [1]},
+    ]);
+    up.redis(1, &["HSET", "message:1:103", "jobs", &circle.to_string()]);
+    up.redis(1, &["LPUSH", "msg_out", "message:1:102", "message:1:103"]);
+    let refused = || {
+        let message = hash(up, "message:1:103");
+        (message.get("status").map(String::as_str) == Some("error")).then_some(message)
+    };
+    let refused = wait_until_blocking(refused, PATIENCE, "the circle is refused");
+    assert!(refused["error"].contains("flow.nodes"), "{refused:?}");
+    let dead = up.redis(1, &["ZRANGE", "dead_letters", "0", "-1"]);
+    assert_eq!(dead.trim(), "message:1:103");
+    let (failed, told) = ended(up, "message:1:102");
+    assert_eq!((&*failed["status"], told["status"].as_str()), ("error", Some("error")));
+}
