@@ -18,6 +18,8 @@ use crate::store::{Tenant, lock};
 
 /// How often holds are renewed, and everything is looked at that a lost hint may have been about.
 const RENEWAL: Duration = Duration::from_secs(10);
+/// How often contexts are looked at in which programs push messages: they hint at nothing.
+const PUSHED: Duration = Duration::from_secs(1);
 /// Contexts that are looked at at once.
 const CONTEXTS_AT_ONCE: usize = 16;
 /// Messages of one answer.
@@ -32,6 +34,8 @@ pub(crate) struct Taking {
     drops: mpsc::Sender<Vec<PendingDrop>>,
     /// Settlements that Redis could not be told yet.
     unsettled: std::sync::Mutex<Vec<(ContextId, Vec<Settlement>)>>,
+    /// Where programs may push messages.
+    pushing: std::sync::Mutex<HashSet<ContextId>>,
     /// Where it was not looked yet for what the router held before it came.
     ungreeted: std::sync::Mutex<Ungreeted>,
 }
@@ -82,6 +86,7 @@ impl Taking {
             removals,
             drops: sender,
             unsettled: std::sync::Mutex::default(),
+            pushing: std::sync::Mutex::default(),
             ungreeted: std::sync::Mutex::default(),
         };
         (taking, Queues { messages, drops })
@@ -96,6 +101,8 @@ impl Taking {
         self.send_drops().await;
         let mut clock = tokio::time::interval_at(tokio::time::Instant::now() + RENEWAL, RENEWAL);
         clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut pushed = tokio::time::interval_at(tokio::time::Instant::now() + PUSHED, PUSHED);
+        pushed.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         while self.routers.is_current(&self.router) {
             tokio::select! {
                 hint = hints.recv() => match hint {
@@ -111,6 +118,7 @@ impl Taking {
                     Ok(()) => self.send_drops().await,
                     Err(_) => return,
                 },
+                _ = pushed.tick() => self.take_pushed().await,
                 _ = clock.tick() => {
                     if matches!(&*lock(&self.ungreeted), Ungreeted::Some(contexts) if contexts.is_empty()) {
                         self.router.settle_in();
@@ -142,8 +150,26 @@ impl Taking {
         stream::iter(tenants).map(look).buffer_unordered(CONTEXTS_AT_ONCE).collect::<()>().await;
     }
 
+    /// Takes what programs have pushed, where they may.
+    async fn take_pushed(&self) {
+        let contexts: Vec<ContextId> = lock(&self.pushing).iter().copied().collect();
+        let take = |context: ContextId| async move {
+            let place = self.hub.store().place(context);
+            self.report(&place, self.drain(&place).await);
+        };
+        stream::iter(contexts).map(take).buffer_unordered(CONTEXTS_AT_ONCE).collect::<()>().await;
+    }
+
     async fn look(&self, tenant: &Tenant) -> Result<()> {
         let store = self.hub.store();
+        let context = store.context(tenant.id).await;
+        let may_push = context.as_ref().is_ok_and(|(_, context)| context.settings.raw_publish);
+        if may_push {
+            lock(&self.pushing).insert(tenant.id);
+        } else {
+            lock(&self.pushing).remove(&tenant.id);
+        }
+        context?;
         let is_ungreeted = lock(&self.ungreeted).contains(tenant.id);
         if is_ungreeted {
             self.send(store.held_by(tenant, self.router.name(), Timestamp::now()).await?);

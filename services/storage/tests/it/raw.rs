@@ -124,7 +124,6 @@ async fn jobs_are_handed_to_a_router_as_a_flow() {
     push(&stage, &key(&stage, 300), &fields).await;
     // Once is enough.
     stage.ask(Cmd::new("LPUSH").arg(&stage.keys().msg_out()).arg(&key(&stage, 300))).await;
-    stage.ask(Cmd::new("PUBLISH").arg(&stage.keys().hint_channel()).arg("out")).await;
     let (message, Kind::RawJobs(jobs)) = one(&mut router).await else { panic!("jobs are expected") };
     assert_eq!((message.timeout_ack_secs, jobs.caller_id), (60, EXECUTOR));
     let submit = jobs.submit.unwrap();
@@ -179,7 +178,6 @@ async fn chat_goes_on_as_a_letter() {
     let fields =
         [("message_type", "chat"), ("to", "3"), ("message", "hello"), ("topic", "t"), ("timeout_ack", "60")];
     push(&stage, &key(&stage, 5), &fields).await;
-    stage.ask(Cmd::new("PUBLISH").arg(&stage.keys().hint_channel()).arg("out")).await;
     let (message, Kind::Letter(held)) = one(&mut router).await else { panic!("a letter is expected") };
     let letter: Letter = serde_json::from_slice(&held.letter_json).unwrap();
     assert_eq!((&*letter.from, &*letter.to), (&*format!("{EXECUTOR:064x}"), &*format!("{READER:064x}")));
@@ -202,7 +200,6 @@ async fn chat_goes_on_as_a_letter() {
     let of_reader = format!("{}message:{READER}:1", stage.keys().prefix());
     push(&stage, &of_reader, &fields).await;
     push(&stage, &key(&stage, 6), &[("message_type", "mail"), ("to", "999")]).await;
-    stage.ask(Cmd::new("PUBLISH").arg(&stage.keys().hint_channel()).arg("out")).await;
     assert!(has_status(&stage, &of_reader, "error").await["error"].starts_with("PERMISSION_DENIED"));
     assert!(has_status(&stage, &key(&stage, 6), "error").await["error"].contains("NOT_FOUND"));
 }
