@@ -125,6 +125,8 @@ actor = 1
 scheduler = "$(url 2)"
 storage = "$(url 1)"
 runner-registry = "$(url 4)"
+router = "$(url 3)"
+mycelium-gateway = "$(url 5)"
 supervisor = "$(url 6)"
 END
 }

@@ -33,8 +33,8 @@ pub enum BootstrapError {
 }
 
 /// Registers actor 1, with the Ed25519 key in a file that is made when it is not
-/// there, and makes context 1, unless they are there. The channel has to carry
-/// the bootstrap identity.
+/// there, and makes context 1, the home of messages to it, unless they are there.
+/// The channel has to carry the bootstrap identity.
 ///
 /// # Errors
 /// Says what cannot be made.
@@ -46,10 +46,38 @@ pub async fn actor_and_context(key_file: &Path, storage: Channel) -> Result<(), 
     let request = v1::CreateContextRequest {
         id: CONTEXT.0,
         admins: vec![ACTOR.0],
-        settings: Some(v1::ContextSettings { executors_may_submit: true, raw_publish: true }),
+        settings: Some(v1::ContextSettings {
+            executors_may_submit: true,
+            raw_publish: true,
+            ..Default::default()
+        }),
         ..Default::default()
     };
-    unless_there("context 1", ContextServiceClient::new(storage).create_context(request).await)
+    unless_there("context 1", ContextServiceClient::new(storage.clone()).create_context(request).await)?;
+    home_context(ActorServiceClient::new(storage)).await
+}
+
+/// Lets chat and mail to actor 1 land in context 1, unless they land somewhere else.
+async fn home_context(mut actors: ActorServiceClient<Channel>) -> Result<(), BootstrapError> {
+    let what = "the home context of actor 1";
+    let found = actors.get_actor(v1::GetActorRequest { id: ACTOR.0 }).await;
+    let actor = found.map_err(|status| refused(what, status))?.into_inner().actor.unwrap_or_default();
+    if actor.home_context != 0 {
+        return Ok(());
+    }
+    let request = v1::UpdateActorRequest {
+        id: ACTOR.0,
+        expected_revision: actor.revision,
+        address: actor.address,
+        home_context: CONTEXT.0,
+        ..Default::default()
+    };
+    match actors.update_actor(request).await {
+        Ok(_) => Ok(()),
+        // Somebody changes it at this moment, and knows better.
+        Err(status) if status.code() == Code::Aborted => Ok(()),
+        Err(status) => Err(refused(what, status)),
+    }
 }
 
 /// Registers supervisors whose runners take jobs of context 1, unless they are;

@@ -4,17 +4,21 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::command::actor::ActorCommand;
 use crate::command::bootstrap::BootstrapArgs;
 use crate::command::context::ContextCommand;
 use crate::command::demo::DemoArgs;
 use crate::command::flow::FlowCommand;
+use crate::command::gateway::GatewayCommand;
 use crate::command::job::JobCommand;
+use crate::command::message::MessageCommand;
 use crate::command::pki::PkiCommand;
 use crate::command::runner::RunnerCommand;
 use crate::command::supervisor::SupervisorCommand;
 use crate::command::up::UpArgs;
 use crate::command::{
-    Global, Session, bootstrap, context, demo, flow, job, pki, runner, supervisor, up, validate,
+    Global, Session, actor, bootstrap, context, demo, flow, gateway, job, message, pki, runner, supervisor,
+    up, validate,
 };
 use crate::failure::Failure;
 use crate::output;
@@ -31,11 +35,13 @@ Examples:
   mycora flow explain 3 merge
   mycora flow retry 3 --env YEAR=2015 --watch
   mycora job run convert.py --file in.csv=data/in.csv
+  mycora message send --to 2 'The report is ready' --wait
   mycora --output json flow get 3
 
 Configuration: flags, then MYCORA_* in the environment, then the profile: the file named by --config or \
 MYCORA_CONFIG, else client.toml in $XDG_DATA_HOME/mycora or ~/.local/share/mycora. Its keys are address, ca, \
-cert, key, server_name, context and actor, and below [addresses] scheduler, storage, runner-registry and supervisor.
+cert, key, server_name, context and actor, and below [addresses] scheduler, storage, \
+runner-registry, router, mycelium-gateway and supervisor.
 
 Exit codes: 0 done, or the flow finished; 1 the flow failed, was cancelled or did not end in time, or what was \
 asked for does not exist or was refused; 2 wrong usage or invalid input; 3 the coordinator cannot be reached or started, or this \
@@ -71,7 +77,16 @@ pub enum Command {
     /// Remove contexts
     #[command(subcommand)]
     Context(ContextCommand),
-    /// Show where jobs can run
+    /// Send, read and receive chat and mail; see what did not arrive
+    #[command(subcommand)]
+    Message(MessageCommand),
+    /// Show who somebody is, and change where messages to it arrive
+    #[command(subcommand)]
+    Actor(ActorCommand),
+    /// Show how other machines are spoken to, and ask whether one is there
+    #[command(subcommand)]
+    Gateway(GatewayCommand),
+    /// Show and register where jobs can run
     #[command(subcommand)]
     Runner(RunnerCommand),
     /// Look after a machine that runs jobs: what it does, emptying it, full logs
@@ -123,6 +138,15 @@ pub async fn run(global: Global, command: Command) -> Result<u8, Failure> {
         Command::Context(command) => {
             in_session(global, async |session| context::run(session, &command).await.map(|()| 0)).await
         }
+        Command::Message(command) => {
+            in_session(global, async |session| message::run(session, &command).await).await
+        }
+        Command::Actor(command) => {
+            in_session(global, async |session| actor::run(session, &command).await.map(|()| 0)).await
+        }
+        Command::Gateway(command) => {
+            in_session(global, async |session| gateway::run(session, &command).await.map(|()| 0)).await
+        }
         Command::Runner(command) => {
             in_session(global, async |session| runner::run(session, &command).await.map(|()| 0)).await
         }
@@ -160,6 +184,21 @@ mod tests {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             let example = command.has_subcommands() || help.contains("Example");
             assert!(example, "`{}` has no example", command.get_name());
+        }
+    }
+
+    /// A command with an argument of its own that has the name of one of everybody's would panic when it is used.
+    #[test]
+    fn no_command_takes_the_name_of_a_flag_of_all() {
+        let cli = Cli::command();
+        let of_all: Vec<_> = cli.get_arguments().map(|argument| argument.get_id().clone()).collect();
+        let mut commands: Vec<_> = cli.get_subcommands().cloned().collect();
+        while let Some(command) = commands.pop() {
+            commands.extend(command.get_subcommands().cloned());
+            for argument in command.get_arguments() {
+                let (command, argument) = (command.get_name(), argument.get_id());
+                assert!(!of_all.contains(argument), "`{command}` has a `{argument}` of its own");
+            }
         }
     }
 

@@ -4,9 +4,12 @@ use std::future::Future;
 use std::time::Duration;
 
 use proto::v1;
+use proto::v1::actor_service_client::ActorServiceClient;
 use proto::v1::context_service_client::ContextServiceClient;
 use proto::v1::flow_service_client::FlowServiceClient;
+use proto::v1::gateway_service_client::GatewayServiceClient;
 use proto::v1::job_service_client::JobServiceClient;
+use proto::v1::message_service_client::MessageServiceClient;
 use proto::v1::runner_service_client::RunnerServiceClient;
 use proto::v1::supervisor_service_client::SupervisorServiceClient;
 use rpc::{Channel, Retry};
@@ -41,8 +44,11 @@ pub struct Clients {
     flows: FlowServiceClient<Channel>,
     jobs: JobServiceClient<Channel>,
     contexts: ContextServiceClient<Channel>,
+    actors: ActorServiceClient<Channel>,
     runners: RunnerServiceClient<Channel>,
-    /// Not every profile names one.
+    /// Not every profile names one; nor the next two.
+    messages: Result<MessageServiceClient<Channel>, Failure>,
+    gateway: Result<GatewayServiceClient<Channel>, Failure>,
     supervisor: Result<SupervisorServiceClient<Channel>, Failure>,
 }
 
@@ -93,6 +99,9 @@ macro_rules! pages {
     }};
 }
 
+mod messages;
+mod places;
+
 impl Clients {
     /// Prepares to call; connects with the first call. Has to be made within a runtime.
     ///
@@ -103,8 +112,11 @@ impl Clients {
         Ok(Self {
             flows: FlowServiceClient::new(profile.channel_to(Host::Scheduler)?),
             jobs: JobServiceClient::new(storage.clone()),
-            contexts: ContextServiceClient::new(storage),
+            contexts: ContextServiceClient::new(storage.clone()),
+            actors: ActorServiceClient::new(storage),
             runners: RunnerServiceClient::new(profile.channel_to(Host::RunnerRegistry)?),
+            messages: profile.channel_to(Host::Router).map(MessageServiceClient::new),
+            gateway: profile.channel_to(Host::MyceliumGateway).map(GatewayServiceClient::new),
             supervisor: profile.channel_to(Host::Supervisor).map(SupervisorServiceClient::new),
         })
     }
@@ -291,13 +303,6 @@ impl Clients {
             bytes.extend(piece.data);
         }
         Ok(bytes)
-    }
-
-    /// Reads all runners of a context.
-    pub async fn list_runners(&self, context_id: u32) -> Result<v1::ListRunnersResponse, CallError> {
-        let request = v1::ListRunnersRequest { context_id, ..Default::default() };
-        let (runners, next_page_token) = pages!(self.runners, list_runners, request, runners, u32::MAX);
-        Ok(v1::ListRunnersResponse { runners, next_page_token })
     }
 
     /// Describes the supervisor.

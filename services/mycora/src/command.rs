@@ -1,5 +1,6 @@
 //! The commands, one file for each group.
 
+pub mod actor;
 pub mod bootstrap;
 pub mod cancel;
 pub mod context;
@@ -7,10 +8,12 @@ pub mod delete;
 pub mod demo;
 pub mod explain;
 pub mod flow;
+pub mod gateway;
 pub mod graph;
 pub mod job;
 pub mod list;
 pub mod logs;
+pub mod message;
 pub mod nodes;
 pub mod pki;
 pub mod report;

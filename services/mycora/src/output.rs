@@ -5,6 +5,8 @@
 
 pub mod json;
 pub mod live;
+pub mod message;
+pub mod places;
 pub mod progress;
 pub mod summary;
 pub mod table;
@@ -52,12 +54,20 @@ pub fn answer<D: Serialize>(
 /// # Errors
 /// As [`print()`].
 pub fn print_one_of_many(format: Format, document: &impl Serialize) -> Result<(), Failure> {
-    match format {
+    print(&one_of_many(format, document)?)
+}
+
+/// One document of many, as [`print_one_of_many`] writes it.
+///
+/// # Errors
+/// When it has no such form.
+pub fn one_of_many(format: Format, document: &impl Serialize) -> Result<String, Failure> {
+    Ok(match format {
         Format::Table | Format::Json => {
-            print(&format!("{}\n", serde_json::to_string(document).map_err(unwritable)?))
+            format!("{}\n", serde_json::to_string(document).map_err(unwritable)?)
         }
-        Format::Yaml => print(&format!("---\n{}", document_text(format, document)?)),
-    }
+        Format::Yaml => format!("---\n{}", document_text(format, document)?),
+    })
 }
 
 /// Writes one item of a document that is a list; `first` for the first of them.
@@ -65,13 +75,21 @@ pub fn print_one_of_many(format: Format, document: &impl Serialize) -> Result<()
 /// # Errors
 /// As [`print()`].
 pub fn print_item(format: Format, first: bool, item: &impl Serialize) -> Result<(), Failure> {
-    match format {
+    print(&list_item(format, first, item)?)
+}
+
+/// One item of a document that is a list, as [`print_item`] writes it.
+///
+/// # Errors
+/// When it has no such form.
+pub fn list_item(format: Format, first: bool, item: &impl Serialize) -> Result<String, Failure> {
+    Ok(match format {
         Format::Table | Format::Json => {
             let separator = if first { "[\n" } else { ",\n" };
-            print(&format!("{separator}{}", serde_json::to_string(item).map_err(unwritable)?))
+            format!("{separator}{}", serde_json::to_string(item).map_err(unwritable)?)
         }
-        Format::Yaml => print(&document_text(format, &[item])?),
-    }
+        Format::Yaml => document_text(format, &[item])?,
+    })
 }
 
 /// Ends a document that is a list; `empty` when it has no items.
@@ -107,6 +125,16 @@ fn unwritable(error: impl std::fmt::Display) -> Failure {
 /// When it cannot be written for another reason.
 pub fn print(text: &str) -> Result<(), Failure> {
     print_bytes(text.as_bytes())
+}
+
+/// Writes a text to standard output that has to be read: without a reader it fails.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn hand_over(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.map_err(|error| Failure::Failed(format!("cannot write to standard output: {error}")))
 }
 
 /// Writes bytes to standard output as they are.

@@ -20,6 +20,10 @@ pub enum Host {
     Storage,
     /// Runners.
     RunnerRegistry,
+    /// Messages.
+    Router,
+    /// The conversation with other machines.
+    MyceliumGateway,
     /// A machine that runs jobs.
     Supervisor,
 }
@@ -32,6 +36,8 @@ impl Host {
             Self::Scheduler => "scheduler",
             Self::Storage => "storage",
             Self::RunnerRegistry => "runner-registry",
+            Self::Router => "router",
+            Self::MyceliumGateway => "mycelium-gateway",
             Self::Supervisor => "supervisor",
         }
     }
@@ -80,6 +86,12 @@ pub struct Addresses {
     /// Where runners are registered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runner_registry: Option<String>,
+    /// Where messages are sent and handed out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub router: Option<String>,
+    /// Where other machines are spoken to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mycelium_gateway: Option<String>,
     /// The supervisor that `mycora supervisor` is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub supervisor: Option<String>,
@@ -212,6 +224,8 @@ impl Profile {
             Host::Scheduler => &self.addresses.scheduler,
             Host::Storage => &self.addresses.storage,
             Host::RunnerRegistry => &self.addresses.runner_registry,
+            Host::Router => &self.addresses.router,
+            Host::MyceliumGateway => &self.addresses.mycelium_gateway,
             Host::Supervisor => &self.addresses.supervisor,
         };
         own.as_deref().or(self.address.as_deref()).ok_or_else(|| {
@@ -293,10 +307,14 @@ mod tests {
 
     #[test]
     fn single_services_may_have_addresses_of_their_own() {
-        let (_dir, path) =
-            written("address = \"https://h:1\"\n[addresses]\nrunner-registry = \"https://r:2\"\n");
+        let (_dir, path) = written(
+            "address = \"https://h:1\"\n[addresses]\nrunner-registry = \"https://r:2\"\nrouter = \"https://m:3\"\n\
+             mycelium-gateway = \"https://g:5\"\n",
+        );
         let profile = Profile::load(&path).expect("loaded");
         assert_eq!(profile.address_of(Host::RunnerRegistry), Ok("https://r:2"));
+        assert_eq!(profile.address_of(Host::Router), Ok("https://m:3"));
+        assert_eq!(profile.address_of(Host::MyceliumGateway), Ok("https://g:5"));
         assert_eq!(profile.address_of(Host::Scheduler), Ok("https://h:1"));
         assert!(
             Profile::default().address_of(Host::Storage).is_err_and(|e| e.to_string().contains("storage"))

@@ -1,11 +1,15 @@
 //! `mycora runner`: where jobs can run.
 
-use clap::Subcommand;
-use model::Timestamp;
+use clap::{Args, Subcommand};
+use identity::VerifyingKey;
+use model::{Address, ScriptType, Timestamp};
+use proto::convert::enums;
+use proto::v1;
+use uuid::Uuid;
 
-use super::Session;
+use super::{Session, values};
 use crate::failure::Failure;
-use crate::output::{self, Format, json, summary};
+use crate::output::{self, Format, json, places, summary};
 
 /// The context that `mycora up` and `mycora bootstrap` make.
 const FIRST_CONTEXT: u32 = 1;
@@ -16,6 +20,60 @@ pub enum RunnerCommand {
     /// List the runners of a context, whether they are alive, and what they offer
     #[command(after_help = "Example:\n  mycora runner list --context 1")]
     List,
+    /// Show a runner: what it takes, how it is spoken to, and its instances
+    #[command(after_help = "Example:\n  mycora runner show 2 --context 1")]
+    Show(ShowArgs),
+    /// Let jobs of a context run on a supervisor
+    #[command(after_help = REGISTER_HELP)]
+    Register(Box<RegisterArgs>),
+}
+
+const REGISTER_HELP: &str = "\
+Admins of the context may. What is said to a supervisor is signed, and it signs its answers: with --signing-key only by this key, else by whichever it says first. --plain is for supervisors that know nothing of that, over a bus only; --secret names a file in the gateway's directory of secrets, whose content goes with each request.
+
+Examples:
+  mycora runner register grpc://node7:7706 --group gpu --label zone=a
+  mycora runner register mycelium:[5a1:…] --signing-key 7d4f…
+  mycora runner register mycelium:[5a1:…] --plain --secret hero --script-type osis";
+
+/// What `runner show` takes.
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    /// The runner's number
+    #[arg(value_parser = values::id)]
+    pub id: u32,
+}
+
+/// What `runner register` takes.
+#[derive(Debug, Args)]
+pub struct RegisterArgs {
+    /// Where the supervisor is: mycelium:<key>, mycelium:[<ipv6>] or grpc://host:port
+    #[arg(value_name = "ADDRESS")]
+    pub supervisor: Address,
+    /// The topic that requests travel under [default: supervisor.rpc]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub topic: String,
+    /// Send it only jobs of this type; may be repeated [default: whatever its instances offer]
+    #[arg(long = "script-type", value_name = "TYPE")]
+    pub script_types: Vec<ScriptType>,
+    /// The group that jobs without one of their own go to
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub group: String,
+    /// What jobs may ask for
+    #[arg(long = "label", value_name = "NAME=VALUE", value_parser = values::entry)]
+    pub labels: Vec<(String, String)>,
+    /// The supervisor is on the coordinator's machine
+    #[arg(long)]
+    pub local: bool,
+    /// The key that the supervisor signs with: 64 hex digits
+    #[arg(long, value_name = "KEY")]
+    pub signing_key: Option<VerifyingKey>,
+    /// Speak to it in plain JSON-RPC
+    #[arg(long, conflicts_with = "signing_key")]
+    pub plain: bool,
+    /// The secret that goes with each request, by its name at the gateway
+    #[arg(long, value_name = "NAME", requires = "plain")]
+    pub secret: Option<String>,
 }
 
 /// Runs the command.
@@ -23,7 +81,18 @@ pub enum RunnerCommand {
 /// # Errors
 /// When the coordinator cannot be reached or refuses.
 pub async fn run(session: &Session, command: &RunnerCommand) -> Result<(), Failure> {
-    let RunnerCommand::List = command;
+    match command {
+        RunnerCommand::List => list(session).await,
+        RunnerCommand::Show(ShowArgs { id }) => {
+            let answer = session.clients.get_runner(session.context()?, *id).await?;
+            let text = || places::runner(&answer.runner.clone().unwrap_or_default(), Timestamp::now());
+            output::answer(session.global.output, || json::of(&answer), text)
+        }
+        RunnerCommand::Register(args) => register(session, args).await,
+    }
+}
+
+async fn list(session: &Session) -> Result<(), Failure> {
     let context = session.context()?;
     let answer = session.clients.list_runners(context).await?;
     if session.global.output == Format::Table && answer.runners.is_empty() {
@@ -37,11 +106,43 @@ pub async fn run(session: &Session, command: &RunnerCommand) -> Result<(), Failu
     )
 }
 
+async fn register(session: &Session, args: &RegisterArgs) -> Result<(), Failure> {
+    let RegisterArgs { supervisor, topic, script_types, group, labels, local, signing_key, plain, secret } =
+        args;
+    let context_id = session.context()?;
+    let envelope = if *plain { v1::EnvelopeForm::Plain } else { v1::EnvelopeForm::Signed };
+    let request = v1::RegisterRunnerRequest {
+        request_id: Uuid::new_v4().to_string(),
+        context_id,
+        runner_id: 0,
+        address: supervisor.to_string(),
+        topic: topic.clone(),
+        script_types: script_types.iter().map(|kind| enums::script_type_to_wire(*kind).into()).collect(),
+        group: group.clone(),
+        labels: labels.iter().cloned().collect(),
+        local: *local,
+        signing_key: signing_key.as_ref().map(ToString::to_string).unwrap_or_default(),
+        envelope: envelope.into(),
+        secret_ref: secret.clone().unwrap_or_default(),
+    };
+    let answer = session.clients.register_runner(&request).await?;
+    let text = || {
+        let id = answer.runner.as_ref().map_or(0, |runner| runner.id);
+        format!(
+            "runner {id} is registered; it takes jobs as soon as its supervisor is heard, see \
+             `mycora runner show {id} --context {context_id}`\n"
+        )
+    };
+    output::answer(session.global.output, || json::of(&answer), text)
+}
+
 /// That there are none, and who makes one: only the first context gets one by itself.
 fn none(context: u32) -> String {
     let way = match context {
-        FIRST_CONTEXT => "`mycora up` registers one, `mycora bootstrap --runner ADDRESS` others",
-        _ => "an admin of the context registers one with `mycora.v1.RunnerService/RegisterRunner`",
+        FIRST_CONTEXT => "`mycora up` registers one, `mycora bootstrap --runner ADDRESS` others".to_owned(),
+        _ => format!(
+            "an admin of the context registers one with `mycora runner register ADDRESS --context {context}`"
+        ),
     };
     format!("there are no runners in context {context}; {way}")
 }

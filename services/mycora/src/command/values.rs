@@ -13,6 +13,16 @@ pub(super) fn id(text: &str) -> Result<u32, String> {
     }
 }
 
+/// Reads the key of a message: `message:<caller>:<id>`, also without its first word.
+pub(super) fn message_key(text: &str) -> Result<String, String> {
+    let pair = text.strip_prefix("message:").unwrap_or(text).split_once(':');
+    let numbers = pair.and_then(|(caller, id)| Some((caller.parse::<u32>().ok()?, id.parse::<u32>().ok()?)));
+    match numbers {
+        Some((caller, id)) if id > 0 => Ok(format!("message:{caller}:{id}")),
+        _ => Err("write it as message:1:7, the seventh of actor 1; what was received is of 0".to_owned()),
+    }
+}
+
 /// Reads `NAME=VALUE`.
 pub(super) fn entry(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
@@ -79,6 +89,15 @@ mod tests {
         assert_eq!(entry("A=b=c"), Ok(("A".to_owned(), "b=c".to_owned())));
         assert_eq!(entry("A="), Ok(("A".to_owned(), String::new())));
         assert!(entry("A").is_err() && entry("=b").is_err());
+    }
+
+    #[test]
+    fn messages_are_named_by_two_numbers() {
+        assert_eq!(message_key("message:0:7").as_deref(), Ok("message:0:7"));
+        assert_eq!(message_key("1:7").as_deref(), Ok("message:1:7"));
+        for wrong in ["", "7", "message:1", "message:1:0", "message:a:1", "job:1:1", "1:2:3"] {
+            assert!(message_key(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

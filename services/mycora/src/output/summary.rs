@@ -229,6 +229,15 @@ pub fn flows(flows: &[v1::Flow], now: Timestamp) -> String {
     table::render(&["ID", "NAME", "STATUS", "JOBS", "ACTOR", "CREATED", "CHANGED"], &rows)
 }
 
+/// Whether a runner is there to take jobs.
+pub(super) const fn live(runner: &v1::Runner) -> &'static str {
+    match (runner.live, runner.draining) {
+        (false, _) => "no",
+        (true, false) => "yes",
+        (true, true) => "drained",
+    }
+}
+
 /// A list of runners.
 #[must_use]
 pub fn runners(runners: &[v1::Runner], now: Timestamp) -> String {
@@ -252,12 +261,7 @@ pub fn runners(runners: &[v1::Runner], now: Timestamp) -> String {
             vec![
                 runner.id.to_string(),
                 runner.address.clone(),
-                match (runner.live, runner.draining) {
-                    (false, _) => "no",
-                    (true, false) => "yes",
-                    (true, true) => "drained",
-                }
-                .to_owned(),
+                live(runner).to_owned(),
                 time::ago(now, runner.last_seen_time.map(wire_time::from_wire)),
                 runner.queued.to_string(),
                 if offers.is_empty() { "-".to_owned() } else { offers.join(", ") },

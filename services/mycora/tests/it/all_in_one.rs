@@ -1,12 +1,15 @@
 //! `mycora up` when a part of it goes away.
 
 use std::fs::Permissions;
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use mycora_cli::up::{self, Banner, Options, UpError};
+
+use crate::{mycora, stderr, stdout};
 
 /// Longer than an end without Redis may take.
 const END_WITHIN: Duration = Duration::from_secs(30);
@@ -66,4 +69,73 @@ fn scripts_have_users_of_their_own_where_others_may_pass() {
             "{said}"
         );
     });
+}
+
+#[test]
+fn an_actor_may_write_to_itself_at_once() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let launcher = sandbox::Launcher::at(env!("CARGO_BIN_EXE_mycora").into());
+    let options = Options { launcher, supervisor: false, ..Options::private(dir.path()) };
+    let running = runtime.block_on(up::start(options)).expect("it starts");
+    let asked = |arguments: &[&str], code: i32| {
+        let output = mycora(dir.path())
+            .env("MYCORA_CONFIG", dir.path().join("client.toml"))
+            .args(arguments)
+            .output()
+            .expect("it starts");
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{arguments:?}: {} {}",
+            stdout(&output),
+            stderr(&output)
+        );
+        output
+    };
+    let list = |arguments: &[&str]| -> Vec<serde_json::Value> {
+        let output = asked(&[&["--output", "json", "message"], arguments].concat(), 0);
+        serde_json::from_slice(&output.stdout).expect("a list")
+    };
+    assert!(stdout(&asked(&["actor", "show"], 0)).contains("home context  1\n"));
+    let send = |more: &[&str], code: i32| -> serde_json::Value {
+        let arguments = ["--output", "json", "message", "send", "--to", "1", "--wait"];
+        let output = asked(&[&arguments, more].concat(), code);
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).expect("a document")["message"].take()
+    };
+    let first = send(&["hello"], 0);
+    send(&["--signing-key", "actor-1.ed25519", "it is me"], 0);
+
+    let waiting = list(&["receive"]);
+    let texts: Vec<_> = waiting.iter().map(|message| message["text"].clone()).collect();
+    assert_eq!(texts, ["hello", "it is me"]);
+    assert_eq!((&waiting[0]["verified"], &waiting[1]["verified"]), (&serde_json::Value::Null, &true.into()));
+    assert_eq!(list(&["receive", "--acknowledge"]), waiting, "handed out until it is acknowledged");
+    assert_eq!(stderr(&asked(&["message", "receive"], 0)), "no message waits in context 1\n");
+    let read = waiting[1]["key"].as_str().expect("a key");
+    assert!(stdout(&asked(&["message", "get", read], 0)).contains("status     processed\n"));
+
+    asked(&["actor", "update", "1", "--no-home-context"], 0);
+    let dead = send(&["where to?"], 1);
+    let key = dead["key"].as_str().expect("a key");
+    assert!(stdout(&asked(&["message", "dead-letters"], 0)).contains(&format!("{key}  chat  actor 1")));
+    asked(&["actor", "update", "1", "--home-context", "1"], 0);
+    asked(&["message", "resend", key], 0);
+    assert!(followed(dir.path()).contains("where to?"));
+    asked(&["message", "delete", first["key"].as_str().expect("a key")], 0);
+    runtime.block_on(running.stop()).expect("it ends");
+}
+
+/// The first message that one hears who follows.
+fn followed(dir: &Path) -> String {
+    let mut follows = mycora(dir)
+        .env("MYCORA_CONFIG", dir.join("client.toml"))
+        .args(["message", "receive", "--follow", "--output", "json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut line = String::new();
+    BufReader::new(follows.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
+    follows.kill().and_then(|()| follows.wait()).expect("it ends");
+    line
 }

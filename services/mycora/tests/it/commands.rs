@@ -8,30 +8,30 @@ use crate::served::run;
 use crate::{home, mycora, stderr, stdout};
 
 /// A home, and a coordinator there.
-struct Place {
-    home: tempfile::TempDir,
-    coordinator: Coordinator,
+pub(crate) struct Place {
+    pub(crate) home: tempfile::TempDir,
+    pub(crate) coordinator: Coordinator,
 }
 
 impl Place {
-    fn new(script: Script) -> Self {
+    pub(crate) fn new(script: Script) -> Self {
         let home = home();
         let coordinator = Coordinator::start(home.path(), script);
         Self { home, coordinator }
     }
 
-    fn asked(&self, arguments: &[&str], code: i32) -> Output {
+    pub(crate) fn asked(&self, arguments: &[&str], code: i32) -> Output {
         let output = run(&self.home, &self.coordinator, arguments);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", stderr(&output));
         output
     }
 
-    fn document(&self, arguments: &[&str], code: i32) -> serde_json::Value {
+    pub(crate) fn document(&self, arguments: &[&str], code: i32) -> serde_json::Value {
         let output = self.asked(&[&["--output", "json"], arguments].concat(), code);
         serde_json::from_slice(&output.stdout).expect("one document")
     }
 
-    fn calls(&self) -> Vec<String> {
+    pub(crate) fn calls(&self) -> Vec<String> {
         self.coordinator.asked(|asked| asked.calls.clone())
     }
 }
@@ -225,8 +225,8 @@ fn logs_from_a_place_on() {
     assert_eq!((pieces.len(), &pieces[1]["data"]), (2, &serde_json::json!("d28K")));
 }
 
-/// Follows a log, interrupts it when both pieces were printed.
-fn interrupted(place: &Place, arguments: &[&str], last_line: &str) -> (String, String) {
+/// Follows something, interrupts it when the last line was printed.
+pub(crate) fn interrupted(place: &Place, arguments: &[&str], last_line: &str) -> (String, String) {
     let mut child = mycora(place.home.path())
         .env("MYCORA_CONFIG", &place.coordinator.profile)
         .args(arguments)

@@ -2,6 +2,8 @@
 //! makes of lost answers, broken streams and waiting jobs.
 
 mod flows;
+mod messages;
+mod places;
 pub(crate) mod storage;
 
 use std::net::SocketAddr;
@@ -13,9 +15,13 @@ use std::time::SystemTime;
 
 use identity::{Identity, IssueOptions, Pki, ServiceName, TrustDomain};
 use mycora_cli::profile::Profile;
+use proto::v1::actor_service_server::ActorServiceServer;
 use proto::v1::context_service_server::ContextServiceServer;
 use proto::v1::flow_service_server::FlowServiceServer;
+use proto::v1::gateway_service_server::GatewayServiceServer;
 use proto::v1::job_service_server::JobServiceServer;
+use proto::v1::message_service_server::MessageServiceServer;
+use proto::v1::runner_service_server::RunnerServiceServer;
 use rpc::{Allow, MethodPolicy, Mount, Server, TlsFiles};
 use tokio_stream::Stream;
 use tonic::Status;
@@ -41,6 +47,8 @@ pub(crate) struct Asked {
     pub(crate) uploaded: Vec<Vec<u8>>,
     /// The signatures of jobs that it was given last, by the names of their nodes.
     pub(crate) signatures: std::collections::BTreeMap<String, String>,
+    /// Messages that it was asked to send.
+    pub(crate) sent: Vec<proto::v1::SendMessageRequest>,
     /// Other calls in a few words, in their order.
     pub(crate) calls: Vec<String>,
 }
@@ -71,12 +79,22 @@ impl Coordinator {
             ("/mycora.v1.FlowService/*", &[Allow::AnyActor]),
             ("/mycora.v1.JobService/*", &[Allow::AnyActor]),
             ("/mycora.v1.ContextService/*", &[Allow::AnyActor]),
+            ("/mycora.v1.ActorService/*", &[Allow::AnyActor]),
+            ("/mycora.v1.GatewayService/*", &[Allow::AnyActor]),
+            ("/mycora.v1.MessageService/*", &[Allow::AnyActor]),
+            // Listing them is what this actor may not.
+            ("/mycora.v1.RunnerService/GetRunner", &[Allow::AnyActor]),
+            ("/mycora.v1.RunnerService/RegisterRunner", &[Allow::AnyActor]),
         ]])
         .expect("a policy");
         let mount = Mount::builder(policy)
             .service(FlowServiceServer::new(scripted.clone()))
             .service(JobServiceServer::new(scripted.clone()))
-            .service(ContextServiceServer::new(scripted))
+            .service(ContextServiceServer::new(scripted.clone()))
+            .service(ActorServiceServer::new(scripted.clone()))
+            .service(GatewayServiceServer::new(scripted.clone()))
+            .service(MessageServiceServer::new(scripted.clone()))
+            .service(RunnerServiceServer::new(scripted))
             .build()
             .expect("a mount");
         let tls = TlsFiles::new(&server.ca, &server.certificate, &server.key);
@@ -108,4 +126,14 @@ impl Scripted {
             asked.calls.iter().filter(|call| *call == words).count()
         })
     }
+}
+
+fn refused(reason: rpc::Reason, message: &str) -> Status {
+    rpc::Error::new(rpc::ErrorKind::FailedPrecondition, reason, message).into()
+}
+
+fn answers<T: Send + 'static>(
+    items: impl IntoIterator<Item = Result<T, Status>, IntoIter: Send + 'static>,
+) -> Answers<T> {
+    Box::pin(tokio_stream::iter(items))
 }

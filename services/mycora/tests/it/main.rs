@@ -3,6 +3,8 @@
 mod all_in_one;
 mod commands;
 mod coordinator;
+mod messages;
+mod places;
 mod served;
 mod signing;
 

@@ -7,7 +7,7 @@ use rpc::Error;
 use tokio_stream::StreamExt;
 use tonic::{Request, Response, Status};
 
-use super::{Answers, Script, Scripted};
+use super::{Answers, Script, Scripted, answers, refused};
 
 /// Its log never ends.
 const TALKS_ON: u32 = 7;
@@ -45,16 +45,6 @@ fn change(state: v1::NodeState, reason: &str) -> Event {
         reason,
         ..Default::default()
     })
-}
-
-fn refused(reason: rpc::Reason, message: &str) -> Status {
-    Error::new(rpc::ErrorKind::FailedPrecondition, reason, message).into()
-}
-
-fn answers<T: Send + 'static>(
-    items: impl IntoIterator<Item = Result<T, Status>, IntoIter: Send + 'static>,
-) -> Answers<T> {
-    Box::pin(tokio_stream::iter(items))
 }
 
 #[tonic::async_trait]

@@ -1,0 +1,96 @@
+//! Calls about messages.
+
+use proto::v1;
+use proto::v1::message_service_client::MessageServiceClient;
+use rpc::Channel;
+
+use super::{CALL_TIMEOUT, Clients, PAGE_SIZE, Pieces, RETRY_WAITS, repeat, timed};
+use crate::failure::{CallError, Failure};
+
+impl Clients {
+    fn messages(&self) -> Result<&MessageServiceClient<Channel>, Failure> {
+        self.messages.as_ref().map_err(Clone::clone)
+    }
+
+    /// Sends chat or mail. Tried again when the answer was lost: the request has an id.
+    pub async fn send_message(
+        &self,
+        request: &v1::SendMessageRequest,
+    ) -> Result<v1::SendMessageResponse, Failure> {
+        debug_assert!(!request.request_id.is_empty());
+        let client = self.messages()?;
+        Ok(call!(client, send_message, request).await?)
+    }
+
+    /// Reads a message.
+    pub async fn get_message(&self, context_id: u32, key: &str) -> Result<v1::GetMessageResponse, Failure> {
+        let request = v1::GetMessageRequest { context_id, key: key.to_owned() };
+        let client = self.messages()?;
+        Ok(call!(client, get_message, request).await?)
+    }
+
+    /// Reads the newest messages that the request describes, at most `limit`.
+    pub async fn list_messages(
+        &self,
+        request: v1::ListMessagesRequest,
+        limit: u32,
+    ) -> Result<v1::ListMessagesResponse, Failure> {
+        let client = self.messages()?;
+        let (messages, next_page_token) = pages!(client, list_messages, request, messages, limit);
+        Ok(v1::ListMessagesResponse { messages, next_page_token })
+    }
+
+    /// Reads the newest messages that will not arrive, at most `limit`.
+    pub async fn list_dead_letters(
+        &self,
+        context_id: u32,
+        limit: u32,
+    ) -> Result<v1::ListDeadLettersResponse, Failure> {
+        let client = self.messages()?;
+        let request = v1::ListDeadLettersRequest { context_id, ..Default::default() };
+        let (messages, next_page_token) = pages!(client, list_dead_letters, request, messages, limit);
+        Ok(v1::ListDeadLettersResponse { messages, next_page_token })
+    }
+
+    /// Sends a dead letter again. Tried again when the answer was lost: the request has an id.
+    pub async fn resend_message(
+        &self,
+        request: &v1::ResendMessageRequest,
+    ) -> Result<v1::ResendMessageResponse, Failure> {
+        debug_assert!(!request.request_id.is_empty());
+        let client = self.messages()?;
+        Ok(call!(client, resend_message, request).await?)
+    }
+
+    /// Removes a message. Never tried again: the second answer would be that it is not there.
+    pub async fn delete_message(
+        &self,
+        context_id: u32,
+        key: &str,
+    ) -> Result<v1::DeleteMessageResponse, Failure> {
+        let mut client = self.messages()?.clone();
+        let request = timed(v1::DeleteMessageRequest { context_id, key: key.to_owned() }, CALL_TIMEOUT);
+        Ok(client.delete_message(request).await.map_err(CallError::from)?.into_inner())
+    }
+
+    /// Hands out what an actor received.
+    ///
+    /// The outer failure is that there is no way to ask.
+    pub async fn receive_messages(
+        &self,
+        request: v1::ReceiveMessagesRequest,
+    ) -> Result<Result<Pieces<v1::ReceiveMessagesResponse>, CallError>, Failure> {
+        let mut client = self.messages()?.clone();
+        let answer = client.receive_messages(request).await;
+        Ok(answer.map(|answer| Pieces(answer.into_inner())).map_err(CallError::from))
+    }
+
+    /// Says that messages were read. Tried again when the answer was lost: it may be repeated.
+    pub async fn acknowledge_messages(
+        &self,
+        request: &v1::AcknowledgeMessageRequest,
+    ) -> Result<Result<v1::AcknowledgeMessageResponse, CallError>, Failure> {
+        let client = self.messages()?;
+        Ok(call!(client, acknowledge_message, request).await)
+    }
+}

@@ -1,0 +1,150 @@
+//! `mycora actor`: who somebody is, and where messages to it arrive.
+
+use clap::{Args, Subcommand};
+use model::Address;
+use proto::v1;
+use uuid::Uuid;
+
+use super::{Session, values};
+use crate::failure::Failure;
+use crate::output::{self, json, places};
+
+/// Commands about actors.
+#[derive(Debug, Subcommand)]
+pub enum ActorCommand {
+    /// Show who the certificate makes us, or an actor. Actors see themselves only, the admin all
+    #[command(
+        after_help = "Examples:\n  mycora actor show\n  mycora actor show 2 --cert pki/admin.pem --key pki/admin.key"
+    )]
+    Show(ShowArgs),
+    /// Change where messages to an actor arrive. What is not named stays as it is
+    #[command(after_help = UPDATE_HELP)]
+    Update(UpdateArgs),
+}
+
+const UPDATE_HELP: &str = "\
+Actors change themselves only, the admin all. Chat and mail that name no context land in the home context; without one they are refused.
+
+Examples:
+  mycora actor update 1 --home-context 1
+  mycora actor update 1 --at grpc://site-b:7705 --at mycelium:[5a1:…]";
+
+/// What `actor show` takes.
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    /// The actor's number [default: whoever the certificate names]
+    #[arg(value_parser = values::id)]
+    pub id: Option<u32>,
+}
+
+/// What `actor update` takes.
+#[derive(Debug, Args)]
+pub struct UpdateArgs {
+    /// The actor's number
+    #[arg(value_parser = values::id)]
+    pub id: u32,
+    /// What is changed.
+    #[command(flatten)]
+    pub change: ChangeArgs,
+}
+
+/// What of an actor is changed: at least one of it.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = true)]
+pub struct ChangeArgs {
+    /// Where messages to it are delivered, instead of where they were; may be repeated, and is tried in this order
+    #[arg(long = "at", value_name = "ADDRESS")]
+    pub addresses: Vec<Address>,
+    /// Deliver them here, at this coordinator
+    #[arg(long, conflicts_with = "addresses")]
+    pub here: bool,
+    /// The context where chat and mail land that name none
+    #[arg(long, value_name = "ID", value_parser = values::id)]
+    pub home_context: Option<u32>,
+    /// Let it have no home context
+    #[arg(long, conflicts_with = "home_context")]
+    pub no_home_context: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the coordinator cannot be reached or refuses.
+pub async fn run(session: &Session, command: &ActorCommand) -> Result<(), Failure> {
+    match command {
+        ActorCommand::Show(ShowArgs { id: None }) => {
+            let answer = session.clients.who_am_i().await?;
+            output::answer(session.global.output, || json::of(&answer), || places::who_am_i(&answer))
+        }
+        ActorCommand::Show(ShowArgs { id: Some(id) }) => {
+            let answer = session.clients.get_actor(*id).await?;
+            let text = || places::actor(&answer.actor.clone().unwrap_or_default());
+            output::answer(session.global.output, || json::of(&answer), text)
+        }
+        ActorCommand::Update(args) => update(session, args).await,
+    }
+}
+
+/// Reads the actor first, since the change replaces everything; nobody else's change in between is lost.
+async fn update(session: &Session, args: &UpdateArgs) -> Result<(), Failure> {
+    let now = session.clients.get_actor(args.id).await?.actor.unwrap_or_default();
+    let answer = session.clients.update_actor(&change(args, now)).await?;
+    let text = || places::actor(&answer.actor.clone().unwrap_or_default());
+    output::answer(session.global.output, || json::of(&answer), text)
+}
+
+/// What is asked for, built on the actor as it is.
+fn change(args: &UpdateArgs, now: v1::Actor) -> v1::UpdateActorRequest {
+    let UpdateArgs { id, change: ChangeArgs { addresses, here, home_context, no_home_context } } = args;
+    v1::UpdateActorRequest {
+        request_id: Uuid::new_v4().to_string(),
+        id: *id,
+        expected_revision: now.revision,
+        address: match (here, addresses.as_slice()) {
+            (true, _) => Vec::new(),
+            (false, []) => now.address,
+            (false, new) => new.iter().map(ToString::to_string).collect(),
+        },
+        home_context: if *no_home_context { 0 } else { home_context.unwrap_or(now.home_context) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: UpdateArgs,
+    }
+
+    #[test]
+    fn what_is_not_named_stays() {
+        let changed = |flags: &[&str]| {
+            let args = Line::try_parse_from([&["update", "3"], flags].concat()).expect("good flags").args;
+            let now = v1::Actor {
+                id: 3,
+                address: vec!["grpc://a:1".into()],
+                home_context: 5,
+                revision: 9,
+                ..Default::default()
+            };
+            let v1::UpdateActorRequest { id, expected_revision, address, home_context, .. } =
+                change(&args, now);
+            assert_eq!((id, expected_revision), (3, 9));
+            (address.join(" "), home_context)
+        };
+        assert_eq!(changed(&["--home-context", "7"]), ("grpc://a:1".into(), 7));
+        assert_eq!(changed(&["--no-home-context"]), ("grpc://a:1".into(), 0));
+        assert_eq!(changed(&["--here"]), (String::new(), 5));
+        assert_eq!(
+            changed(&["--at", "grpc://b:2", "--at", "grpc://c:3"]),
+            ("grpc://b:2 grpc://c:3".into(), 5)
+        );
+        for wrong in [&["update", "3"][..], &["update", "3", "--here", "--at", "grpc://b:2"]] {
+            assert!(Line::try_parse_from(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

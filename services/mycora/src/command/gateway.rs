@@ -1,0 +1,51 @@
+//! `mycora gateway`: how other machines are spoken to.
+
+use clap::{Args, Subcommand};
+use model::Address;
+
+use super::Session;
+use crate::failure::Failure;
+use crate::output::{self, json, places};
+
+/// Commands about the gateway.
+#[derive(Debug, Subcommand)]
+pub enum GatewayCommand {
+    /// Show the coordinator's key and address, its bus, and the supervisors it speaks to
+    #[command(
+        after_help = "Needs the admin's certificate, which `mycora pki issue admin --dir DATA/pki` makes.\n\n\
+                      Example:\n  mycora gateway show --cert pki/admin.pem --key pki/admin.key"
+    )]
+    Show,
+    /// Ask whether a supervisor or a coordinator is at an address, and how long the way takes
+    #[command(
+        after_help = "The gateway asks, since it is what speaks to other machines. Needs the admin's certificate, which `mycora pki issue admin --dir DATA/pki` makes.\n\n\
+                      Example:\n  mycora gateway ping grpc://site-b:7706 --cert pki/admin.pem --key pki/admin.key"
+    )]
+    Ping(PingArgs),
+}
+
+/// What `gateway ping` takes.
+#[derive(Debug, Args)]
+pub struct PingArgs {
+    /// mycelium:<key>, mycelium:[<ipv6>] or grpc://host:port
+    #[arg(value_name = "ADDRESS")]
+    pub peer: Address,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the coordinator cannot be reached or refuses, and when nobody is at the address.
+pub async fn run(session: &Session, command: &GatewayCommand) -> Result<(), Failure> {
+    match command {
+        GatewayCommand::Show => {
+            let answer = session.clients.get_gateway().await?;
+            output::answer(session.global.output, || json::of(&answer), || places::gateway(&answer))
+        }
+        GatewayCommand::Ping(PingArgs { peer }) => {
+            let peer = peer.to_string();
+            let answer = session.clients.ping_peer(peer.clone()).await?;
+            output::answer(session.global.output, || json::of(&answer), || places::pong(&peer, &answer))
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! `mycora message list` and `mycora message dead-letters`.
+
+use clap::{Args, ValueEnum};
+use model::Timestamp;
+use proto::v1;
+
+use crate::command::{Session, values};
+use crate::failure::Failure;
+use crate::output::{self, Format, json, message};
+
+/// What `message list` takes.
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    /// Those that carried the jobs of this flow, instead of chat and mail
+    #[arg(long, value_name = "ID", value_parser = values::id)]
+    pub flow: Option<u32>,
+    /// Only messages that stand here
+    #[arg(long, value_enum)]
+    pub status: Option<StatusFilter>,
+    /// Only messages of this type
+    #[arg(long = "type", value_enum, value_name = "TYPE")]
+    pub message_type: Option<TypeFilter>,
+    /// At most this many
+    #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: u32,
+}
+
+/// What `message dead-letters` takes.
+#[derive(Debug, Args)]
+pub struct DeadLettersArgs {
+    /// At most this many
+    #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: u32,
+}
+
+/// A status as it is typed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StatusFilter {
+    /// On its way.
+    Dispatched,
+    /// The receiver has it.
+    Acknowledged,
+    /// Read, or all its jobs have ended.
+    Processed,
+    /// It will not arrive.
+    Error,
+}
+
+impl From<StatusFilter> for v1::MessageStatus {
+    fn from(filter: StatusFilter) -> Self {
+        match filter {
+            StatusFilter::Dispatched => Self::Dispatched,
+            StatusFilter::Acknowledged => Self::Acknowledged,
+            StatusFilter::Processed => Self::Processed,
+            StatusFilter::Error => Self::Error,
+        }
+    }
+}
+
+/// A type as it is typed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TypeFilter {
+    /// Jobs.
+    Job,
+    /// Lines of conversation.
+    Chat,
+    /// Letters.
+    Mail,
+}
+
+impl From<TypeFilter> for v1::MessageType {
+    fn from(filter: TypeFilter) -> Self {
+        match filter {
+            TypeFilter::Job => Self::Job,
+            TypeFilter::Chat => Self::Chat,
+            TypeFilter::Mail => Self::Mail,
+        }
+    }
+}
+
+pub(super) async fn run(session: &Session, args: &ListArgs) -> Result<(), Failure> {
+    let request = v1::ListMessagesRequest {
+        context_id: session.context()?,
+        flow_id: args.flow.unwrap_or_default(),
+        message_type: args.message_type.map_or(v1::MessageType::Unspecified, v1::MessageType::from).into(),
+        status: args.status.map_or(v1::MessageStatus::Unspecified, v1::MessageStatus::from).into(),
+        ..Default::default()
+    };
+    let answer = session.clients.list_messages(request, args.limit).await?;
+    let format = session.global.output;
+    if format == Format::Table && answer.messages.is_empty() {
+        output::note("there are no such messages");
+        return Ok(());
+    }
+    output::answer(format, || json::of(&answer), || message::list(&answer.messages, Timestamp::now()))?;
+    more(session, &answer.next_page_token, args.limit);
+    Ok(())
+}
+
+pub(super) async fn dead_letters(session: &Session, args: &DeadLettersArgs) -> Result<(), Failure> {
+    let context = session.context()?;
+    let answer = session.clients.list_dead_letters(context, args.limit).await?;
+    let format = session.global.output;
+    if format == Format::Table && answer.messages.is_empty() {
+        output::note(&format!("every message of context {context} arrived, or still may"));
+        return Ok(());
+    }
+    let text = || message::dead_letters(&answer.messages, Timestamp::now());
+    output::answer(format, || json::of(&answer), text)?;
+    more(session, &answer.next_page_token, args.limit);
+    Ok(())
+}
+
+/// Says that not everything was shown.
+fn more(session: &Session, next_page_token: &str, limit: u32) {
+    if session.global.output == Format::Table && !next_page_token.is_empty() {
+        output::note(&format!("there are more than {limit}; ask for them with --limit"));
+    }
+}

@@ -1,0 +1,288 @@
+//! `mycora message send`.
+
+use std::fmt;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::Args;
+use envelope::actor::{LetterTerms, sign_letter};
+use identity::{SigningKey, VerifyingKey};
+use model::limits::{LETTER_TIMEOUT_SECS_MAX, MESSAGE_TEXT_BYTES_MAX};
+use model::{Address, MessageFormat, MessageType, Timestamp};
+use proto::convert::enums;
+use proto::v1;
+use uuid::Uuid;
+
+use crate::command::{Session, values};
+use crate::failure::{Failure, error_chain};
+use crate::output::{self, json};
+
+/// The first wait between two looks at what became of a message; each further one is twice as long.
+const WAIT_FIRST: Duration = Duration::from_millis(100);
+/// No wait is longer.
+const WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// Shown below the options.
+pub(super) const AFTER_HELP: &str = "\
+An actor of this coordinator is named by its id, any other by its public key and an address of its coordinator. The message is kept and sent until it arrives or its time is over; with --wait the exit code is 0 when it has arrived, and 1 when it will not.
+
+A signature proves to the receiver who wrote the message; else that is the word of the sending coordinator. What is signed names the recipient's key, which an actor can learn of itself only: with --signing-key write KEY@ADDRESS, unless you send to yourself. A signature holds for 6 days, so that the message can be sent again.
+
+Examples:
+  mycora message send --to 2 'The report is ready' --wait
+  mycora message send --to 7d4f…@mycelium:[5a1:…] --mail --topic Report --format md --file report.md
+  mycora message send --to 7d4f…@grpc://site-b:7705 --signing-key actor-1.ed25519 'It is really me'";
+
+/// What `message send` takes.
+#[derive(Debug, Args)]
+pub struct SendArgs {
+    /// The text, unless a file has it
+    #[arg(required_unless_present = "file", conflicts_with = "file")]
+    pub text: Option<String>,
+    /// For whom: the id of an actor of this coordinator, or its public key and where it is
+    #[arg(long, value_name = "ACTOR|KEY@ADDRESS")]
+    pub to: Recipient,
+    /// The file with the text; `-` for standard input
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<String>,
+    /// What it is about
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub topic: String,
+    /// How the text is written: text, html or md
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub format: MessageFormat,
+    /// Send it as mail: a letter, not a line of conversation
+    #[arg(long)]
+    pub mail: bool,
+    /// The context at the recipient's coordinator [default: the recipient's home context]
+    #[arg(long, value_name = "ID", value_parser = values::id)]
+    pub target_context: Option<u32>,
+    /// Seconds until it must have arrived [default: 3600]
+    #[arg(long, value_name = "SECS",
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(LETTER_TIMEOUT_SECS_MAX)))]
+    pub timeout: Option<u32>,
+    /// Sign it with the key in this file, the one that you are registered with
+    #[arg(long, value_name = "FILE")]
+    pub signing_key: Option<PathBuf>,
+    /// Wait until it has arrived, or will not
+    #[arg(long)]
+    pub wait: bool,
+}
+
+/// For whom a message is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Recipient {
+    /// An actor of this coordinator.
+    Actor(u32),
+    /// Whoever has this key, at an address.
+    Elsewhere(Box<VerifyingKey>, Address),
+}
+
+impl FromStr for Recipient {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some((key, address)) = text.split_once('@') else {
+            return values::id(text).map(Self::Actor).map_err(|_| {
+                "write the id of an actor of this coordinator, or KEY@ADDRESS with its public key".to_owned()
+            });
+        };
+        let key: VerifyingKey = key.parse().map_err(|error: identity::BadVerifyingKey| error.to_string())?;
+        let address: Address =
+            address.parse().map_err(|error: model::address::AddressError| error.to_string())?;
+        Ok(Self::Elsewhere(Box::new(key), address))
+    }
+}
+
+impl fmt::Display for Recipient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Actor(id) => write!(f, "{id}"),
+            Self::Elsewhere(key, address) => write!(f, "{key}@{address}"),
+        }
+    }
+}
+
+impl SendArgs {
+    const fn message_type(&self) -> MessageType {
+        if self.mail { MessageType::Mail } else { MessageType::Chat }
+    }
+}
+
+pub(super) async fn run(session: &Session, args: &SendArgs) -> Result<u8, Failure> {
+    let context_id = session.context()?;
+    let text = text(args)?;
+    let signature = match &args.signing_key {
+        Some(path) => signature(session, args, &text, path).await?,
+        None => String::new(),
+    };
+    let request = v1::SendMessageRequest {
+        request_id: Uuid::new_v4().to_string(),
+        context_id,
+        // Whoever the certificate names: nobody signs, reads or acknowledges for somebody else by accident.
+        caller_id: 0,
+        to: args.to.to_string(),
+        target_context: args.target_context.unwrap_or_default(),
+        message_type: enums::message_type_to_wire(args.message_type()).into(),
+        format: enums::message_format_to_wire(args.format).into(),
+        topic: args.topic.clone(),
+        text,
+        timeout_ack_secs: args.timeout.unwrap_or_default(),
+        signature,
+    };
+    let mut answer = session.clients.send_message(&request).await?;
+    if args.wait {
+        let key = answer.message.take().unwrap_or_default().key;
+        // As in the answer to a call that did not wait.
+        let settled = v1::Message { text: String::new(), ..settled(session, context_id, &key).await? };
+        answer.message = Some(settled);
+    }
+    let message = answer.message.clone().unwrap_or_default();
+    output::answer(session.global.output, || json::of(&answer), || told(&message))?;
+    Ok(u8::from(message.status() == v1::MessageStatus::Error))
+}
+
+/// What became of it so far, and how to see more.
+fn told(message: &v1::Message) -> String {
+    let v1::Message { key, context_id, error, .. } = message;
+    match message.status() {
+        v1::MessageStatus::Error => format!(
+            "{key} will not arrive: {}\nsend it again with `mycora message resend {key} --context {context_id}`\n",
+            output::table::shown_whole(error)
+        ),
+        v1::MessageStatus::Acknowledged => format!("{key} has arrived\n"),
+        v1::MessageStatus::Processed => format!("{key} has arrived and was read\n"),
+        v1::MessageStatus::Dispatched | v1::MessageStatus::Unspecified => {
+            format!("{key} is on its way; see `mycora message get {key} --context {context_id}`\n")
+        }
+    }
+}
+
+/// Waits until a message has arrived, or will not.
+async fn settled(session: &Session, context: u32, key: &str) -> Result<v1::Message, Failure> {
+    let looking = async {
+        let mut wait = WAIT_FIRST;
+        loop {
+            let message = session.clients.get_message(context, key).await?.message.unwrap_or_default();
+            if message.status() != v1::MessageStatus::Dispatched {
+                return Ok(message);
+            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(WAIT_MAX);
+        }
+    };
+    let goes_on = || {
+        format!(
+            "{key} is on its way; see what becomes of it with `mycora message get {key} --context {context}`"
+        )
+    };
+    tokio::select! {
+        settled = looking => settled.map_err(|failure| match failure {
+            Failure::Unreachable(text) | Failure::Closed(text) => {
+                Failure::Unreachable(format!("{text}\n{}", goes_on()))
+            }
+            other => other,
+        }),
+        pressed = tokio::signal::ctrl_c() => Err(match pressed {
+            Ok(()) => Failure::Interrupted(goes_on()),
+            Err(error) => Failure::Failed(format!("cannot wait for signals: {error}")),
+        }),
+    }
+}
+
+/// The text, as it was typed or stands in a file.
+fn text(args: &SendArgs) -> Result<String, Failure> {
+    let path = match (&args.text, args.file.as_deref()) {
+        (Some(text), _) => return Ok(text.clone()),
+        (None, path) => path.unwrap_or("-"),
+    };
+    let unreadable = |error: std::io::Error| Failure::Invalid(format!("{path}: cannot be read: {error}"));
+    let mut bytes = Vec::new();
+    let limit = MESSAGE_TEXT_BYTES_MAX as u64 + 1;
+    if path == "-" {
+        std::io::stdin().lock().take(limit).read_to_end(&mut bytes).map_err(unreadable)?;
+    } else {
+        let file = std::fs::File::open(path).map_err(unreadable)?;
+        file.take(limit).read_to_end(&mut bytes).map_err(unreadable)?;
+    }
+    if bytes.len() > MESSAGE_TEXT_BYTES_MAX {
+        let text = format!("{path}: the text of a message has at most {MESSAGE_TEXT_BYTES_MAX} bytes");
+        return Err(Failure::Invalid(text));
+    }
+    String::from_utf8(bytes)
+        .map_err(|_| Failure::Invalid(format!("{path}: a message is a text in UTF-8, this is not")))
+}
+
+async fn signature(session: &Session, args: &SendArgs, text: &str, path: &Path) -> Result<String, Failure> {
+    let key = SigningKey::load(path).map_err(|error| Failure::Invalid(error_chain(&error)))?;
+    let to = match &args.to {
+        Recipient::Elsewhere(key, _) => key.to_string(),
+        Recipient::Actor(id) => own_key(session, *id).await?,
+    };
+    let terms = LetterTerms {
+        to: &to,
+        message_type: args.message_type(),
+        format: args.format,
+        topic: &args.topic,
+        text,
+    };
+    let expires = Timestamp::now() + Duration::from_secs(LETTER_TIMEOUT_SECS_MAX.into());
+    Ok(sign_letter(&terms, &key, expires))
+}
+
+/// Our key, when we are that actor: others' keys are not told.
+async fn own_key(session: &Session, id: u32) -> Result<String, Failure> {
+    match session.clients.who_am_i().await?.actor {
+        Some(actor) if actor.id == id => Ok(actor.pubkey),
+        _ => Err(Failure::Invalid(format!(
+            "what is signed names the key of its recipient, and the coordinator does not tell that of actor {id}; \
+             write --to KEY@ADDRESS with the key that it gave you (`mycora actor show` tells it), or leave \
+             --signing-key away"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recipients_are_numbers_or_keys_with_an_address() {
+        let key = SigningKey::generate().verifying_key();
+        assert_eq!("2".parse(), Ok(Recipient::Actor(2)));
+        let text = format!("{key}@grpc://site-b:7705");
+        let there: Recipient = text.parse().expect("a recipient");
+        assert_eq!(there.to_string(), text);
+        for (wrong, said) in [
+            ("0", "the id of an actor"),
+            ("anna", "KEY@ADDRESS"),
+            ("ab@grpc://h:1", "64 lower-case hex digits"),
+            (&format!("{key}@h:1"), "write mycelium:<64 hex digits>"),
+        ] {
+            let error = wrong.parse::<Recipient>().expect_err(wrong);
+            assert!(error.contains(said), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_became_of_it_is_told_with_the_way_on() {
+        let mut message = v1::Message {
+            key: "message:1:7".into(),
+            context_id: 2,
+            error: "nobody is there".into(),
+            ..Default::default()
+        };
+        message.set_status(v1::MessageStatus::Error);
+        assert_eq!(
+            told(&message),
+            "message:1:7 will not arrive: nobody is there\n\
+             send it again with `mycora message resend message:1:7 --context 2`\n"
+        );
+        message.set_status(v1::MessageStatus::Dispatched);
+        assert!(told(&message).contains("`mycora message get message:1:7 --context 2`"));
+        message.set_status(v1::MessageStatus::Processed);
+        assert_eq!(told(&message), "message:1:7 has arrived and was read\n");
+    }
+}

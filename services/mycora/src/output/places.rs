@@ -1,0 +1,170 @@
+//! Actors, the gateway and single runners, as people read them.
+
+use model::Timestamp;
+use proto::convert::time as wire_time;
+use proto::v1;
+
+use super::{summary, table, time, words};
+
+/// An actor.
+#[must_use]
+pub fn actor(actor: &v1::Actor) -> String {
+    let v1::Actor { id, pubkey, address, home_context, create_time, update_time, revision: _ } = actor;
+    let address = if address.is_empty() { "here".to_owned() } else { address.join(", ") };
+    let home = match home_context {
+        0 => "none: messages to it have to name a context".to_owned(),
+        id => id.to_string(),
+    };
+    table::pairs(&[
+        ("actor", id.to_string()),
+        ("key", pubkey.clone()),
+        ("address", address),
+        ("home context", home),
+        ("registered", time::utc(wire_time::required(*create_time))),
+        ("changed", time::utc(wire_time::required(*update_time))),
+    ])
+}
+
+/// Who a certificate makes us.
+#[must_use]
+pub fn who_am_i(answer: &v1::WhoAmIResponse) -> String {
+    let identity = table::pairs(&[("certificate", answer.spiffe_id.clone())]);
+    match &answer.actor {
+        Some(known) => format!("{identity}\n{}", actor(known)),
+        None => identity,
+    }
+}
+
+/// The gateway, and whom it speaks to.
+#[must_use]
+pub fn gateway(gateway: &v1::GetGatewayResponse) -> String {
+    let v1::GetGatewayResponse {
+        coordinator,
+        bus,
+        address,
+        peers,
+        bus_up,
+        bus_problem,
+        bus_version,
+        signing_key,
+    } = gateway;
+    let bus = match (bus.as_str(), bus_up) {
+        ("", _) => "none: `mycelium:` addresses cannot be reached".to_owned(),
+        (bus, true) => format!("{bus} {bus_version}").trim_end().to_owned(),
+        (bus, false) => format!("{bus}, down"),
+    };
+    let mut pairs = vec![("coordinator", coordinator.clone()), ("bus", bus)];
+    let given = [("address", address), ("problem", bus_problem), ("signs with", signing_key)];
+    pairs.extend(
+        given
+            .into_iter()
+            .filter(|(_, text)| !text.is_empty())
+            .map(|(name, text)| (name, table::shown_whole(text))),
+    );
+    let mut text = table::pairs(&pairs);
+    if !peers.is_empty() {
+        let rows: Vec<_> = peers
+            .iter()
+            .map(|peer| {
+                vec![
+                    peer.address.clone(),
+                    if peer.connected { "yes" } else { "no" }.to_owned(),
+                    or_dash(&peer.supervisor),
+                    or_dash(&peer.last_error),
+                ]
+            })
+            .collect();
+        text.push('\n');
+        text.push_str(&table::render_whole(&["SUPERVISOR AT", "CONNECTED", "NAME", "PROBLEM"], &rows));
+    }
+    text
+}
+
+/// That somebody is there.
+#[must_use]
+pub fn pong(address: &str, answer: &v1::PingPeerResponse) -> String {
+    let took = answer.round_trip.and_then(|length| length.try_into().ok()).unwrap_or_default();
+    let node = if answer.node.is_empty() { String::new() } else { format!(", node {}", answer.node) };
+    format!("{address} answered after {}{node}\n", time::duration(took))
+}
+
+/// A runner, and the instances behind it.
+#[must_use]
+pub fn runner(runner: &v1::Runner, now: Timestamp) -> String {
+    let list = |texts: Vec<String>, none: &str| {
+        if texts.is_empty() { none.to_owned() } else { texts.join(", ") }
+    };
+    let types = runner.script_types().map(|kind| words::script_type(kind).to_owned()).collect();
+    let labels = runner.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let envelope = match (runner.envelope(), runner.secret_ref.as_str()) {
+        (v1::EnvelopeForm::Plain, "") => "plain".to_owned(),
+        (v1::EnvelopeForm::Plain, secret) => format!("plain, with the secret `{secret}`"),
+        _ => "signed".to_owned(),
+    };
+    let group = if runner.group.is_empty() { "the types' shared queues" } else { &runner.group };
+    let mut pairs = vec![
+        ("runner", runner.id.to_string()),
+        ("address", runner.address.clone()),
+        ("topic", runner.topic.clone()),
+        ("supervisor", or_dash(&runner.supervisor)),
+        ("live", summary::live(runner).to_owned()),
+        ("heard", time::ago(now, runner.last_seen_time.map(wire_time::from_wire))),
+        ("queued", runner.queued.to_string()),
+        ("takes", list(types, "what its instances offer")),
+        ("group", group.to_owned()),
+        ("labels", list(labels, "-")),
+        ("requests", envelope),
+    ];
+    if runner.envelope() != v1::EnvelopeForm::Plain {
+        let key = Some(runner.signing_key.clone()).filter(|key| !key.is_empty());
+        pairs.push(("signs with", key.unwrap_or_else(|| "whichever key it says first".to_owned())));
+    }
+    if runner.local {
+        pairs.push(("place", "this machine".to_owned()));
+    }
+    pairs.push(("registered", time::utc(wire_time::required(runner.create_time))));
+    let mut text = table::pairs(&pairs);
+    if !runner.instances.is_empty() {
+        text.push('\n');
+        text.push_str(&summary::instances(&runner.instances));
+    }
+    text
+}
+
+fn or_dash(text: &str) -> String {
+    if text.is_empty() { "-" } else { text }.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_given_is_said_in_words() {
+        let text = actor(&v1::Actor { id: 2, pubkey: "ab".into(), ..Default::default() });
+        assert!(text.contains("address       here\n") && text.contains("home context  none: "), "{text}");
+
+        let text = gateway(&v1::GetGatewayResponse { coordinator: "cd".into(), ..Default::default() });
+        assert!(text.contains("bus          none: "), "{text}");
+
+        let text = runner(&v1::Runner { id: 3, ..Default::default() }, Timestamp::from_millis(0));
+        assert!(text.contains("takes       what its instances offer\n"), "{text}");
+        assert!(text.contains("signs with  whichever key it says first\n"), "{text}");
+    }
+
+    #[test]
+    fn a_ping_tells_how_long_it_took_and_who_is_there() {
+        let round_trip = prost_types::Duration { seconds: 0, nanos: 12_400_000 };
+        let answer = v1::PingPeerResponse { round_trip: Some(round_trip), node: "ab".into() };
+        assert_eq!(pong("grpc://h:1", &answer), "grpc://h:1 answered after 12 ms, node ab\n");
+    }
+
+    #[test]
+    fn a_plain_runner_names_its_secret() {
+        let mut plain = v1::Runner { secret_ref: "hero".into(), ..Default::default() };
+        plain.set_envelope(v1::EnvelopeForm::Plain);
+        let text = runner(&plain, Timestamp::from_millis(0));
+        assert!(text.contains("requests    plain, with the secret `hero`\n"), "{text}");
+        assert!(!text.contains("signs with"), "{text}");
+    }
+}

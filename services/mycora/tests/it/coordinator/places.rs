@@ -1,0 +1,138 @@
+//! Actor 1, which we are; a gateway that finds nobody but `grpc://there:1`; and runners.
+
+use proto::v1;
+use proto::v1::actor_service_server::ActorService;
+use proto::v1::gateway_service_server::GatewayService;
+use proto::v1::runner_service_server::RunnerService;
+use tonic::{Request, Response, Status};
+
+use super::Scripted;
+
+fn actor() -> v1::Actor {
+    v1::Actor {
+        id: 1,
+        pubkey: "cd".repeat(32),
+        address: vec!["grpc://old:1".into()],
+        home_context: 1,
+        revision: 9,
+        ..Default::default()
+    }
+}
+
+#[tonic::async_trait]
+impl ActorService for Scripted {
+    async fn register_actor(
+        &self,
+        _: Request<v1::RegisterActorRequest>,
+    ) -> Result<Response<v1::RegisterActorResponse>, Status> {
+        Err(Status::permission_denied("actor 1 may not"))
+    }
+
+    async fn get_actor(
+        &self,
+        request: Request<v1::GetActorRequest>,
+    ) -> Result<Response<v1::GetActorResponse>, Status> {
+        match request.into_inner().id {
+            1 => Ok(Response::new(v1::GetActorResponse { actor: Some(actor()) })),
+            id => Err(Status::not_found(format!("actor {id} was not found"))),
+        }
+    }
+
+    async fn update_actor(
+        &self,
+        request: Request<v1::UpdateActorRequest>,
+    ) -> Result<Response<v1::UpdateActorResponse>, Status> {
+        let v1::UpdateActorRequest { request_id: _, id, expected_revision, address, home_context } =
+            request.into_inner();
+        self.call(&format!("update {id} {expected_revision} {} {home_context}", address.join(",")));
+        let actor = Some(v1::Actor { address, home_context, ..actor() });
+        Ok(Response::new(v1::UpdateActorResponse { actor }))
+    }
+
+    async fn who_am_i(&self, _: Request<v1::WhoAmIRequest>) -> Result<Response<v1::WhoAmIResponse>, Status> {
+        let spiffe_id = "spiffe://mycora/actor/1".to_owned();
+        Ok(Response::new(v1::WhoAmIResponse { spiffe_id, actor: Some(actor()) }))
+    }
+}
+
+#[tonic::async_trait]
+impl GatewayService for Scripted {
+    async fn get_gateway(
+        &self,
+        _: Request<v1::GetGatewayRequest>,
+    ) -> Result<Response<v1::GetGatewayResponse>, Status> {
+        let peer = v1::Peer { address: "grpc://there:1".into(), connected: true, ..Default::default() };
+        Ok(Response::new(v1::GetGatewayResponse {
+            coordinator: "ef".repeat(32),
+            bus: "mycelium".into(),
+            bus_up: true,
+            bus_version: "0.7.9".into(),
+            peers: vec![peer],
+            ..Default::default()
+        }))
+    }
+
+    async fn ping_peer(
+        &self,
+        request: Request<v1::PingPeerRequest>,
+    ) -> Result<Response<v1::PingPeerResponse>, Status> {
+        let address = request.into_inner().address;
+        self.call(&format!("ping {address}"));
+        if address != "grpc://there:1" {
+            let text = format!("{address} does not answer");
+            return Err(rpc::Error::unavailable(rpc::Reason::PeerUnavailable, text).into());
+        }
+        let round_trip = Some(prost_types::Duration { seconds: 0, nanos: 7_000_000 });
+        Ok(Response::new(v1::PingPeerResponse { round_trip, node: String::new() }))
+    }
+
+    async fn deliver(&self, _: Request<v1::DeliverRequest>) -> Result<Response<v1::DeliverResponse>, Status> {
+        Err(Status::permission_denied("actor 1 may not"))
+    }
+}
+
+#[tonic::async_trait]
+impl RunnerService for Scripted {
+    async fn register_runner(
+        &self,
+        request: Request<v1::RegisterRunnerRequest>,
+    ) -> Result<Response<v1::RegisterRunnerResponse>, Status> {
+        let request = request.into_inner();
+        self.call(&format!(
+            "register {} {} {:?} {} {:?} {} {} {} {}",
+            request.address,
+            request.topic,
+            request.script_types,
+            request.group,
+            request.labels,
+            request.local,
+            request.signing_key,
+            request.envelope().as_str_name(),
+            request.secret_ref,
+        ));
+        let runner = Some(v1::Runner { id: 4, ..Default::default() });
+        Ok(Response::new(v1::RegisterRunnerResponse { runner }))
+    }
+
+    async fn get_runner(
+        &self,
+        request: Request<v1::GetRunnerRequest>,
+    ) -> Result<Response<v1::GetRunnerResponse>, Status> {
+        let v1::GetRunnerRequest { context_id, runner_id } = request.into_inner();
+        match (context_id, runner_id) {
+            (2, 4) => {
+                let address = "grpc://there:1".to_owned();
+                let runner = Some(v1::Runner { id: 4, address, live: true, ..Default::default() });
+                Ok(Response::new(v1::GetRunnerResponse { runner }))
+            }
+            _ => Err(Status::not_found(format!("runner {runner_id} was not found"))),
+        }
+    }
+
+    async fn list_runners(
+        &self,
+        _: Request<v1::ListRunnersRequest>,
+    ) -> Result<Response<v1::ListRunnersResponse>, Status> {
+        Err(Status::permission_denied("actor 1 may not"))
+    }
+}

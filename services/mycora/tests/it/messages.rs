@@ -1,0 +1,256 @@
+//! What commands about messages ask, and what they make of the answers.
+
+use std::time::Duration;
+
+use envelope::actor::check_letter;
+use identity::SigningKey;
+use model::id::Uid;
+use model::{ActorId, ContextUid, Letter, MessageFormat, MessageId, MessageType, Origin, Timestamp};
+use proto::v1;
+
+use crate::commands::{Place, interrupted};
+use crate::coordinator::Script;
+use crate::{mycora, stderr, stdout};
+
+#[test]
+fn a_message_is_sent_once_though_the_answer_was_lost() {
+    let place = Place::new(Script::Wait);
+    let said = stdout(&place.asked(&["message", "send", "--to", "2", "hello"], 0));
+    assert_eq!(said, "message:1:7 is on its way; see `mycora message get message:1:7 --context 1`\n");
+    std::fs::write(place.home.path().join("letter.md"), "# One\n").expect("written");
+    let there = format!("{}@grpc://b:1", SigningKey::generate().verifying_key());
+    let arguments = [
+        "message",
+        "send",
+        "--to",
+        &there,
+        "--mail",
+        "--format",
+        "md",
+        "--topic",
+        "T",
+        "--file",
+        "letter.md",
+        "--target-context",
+        "3",
+        "--timeout",
+        "60",
+    ];
+    let document = place.document(&arguments, 0);
+    assert_eq!(document["message"]["status"], "MESSAGE_STATUS_DISPATCHED");
+    place.coordinator.asked(|asked| {
+        let ids: Vec<_> = asked.sent.iter().map(|sent| sent.request_id.as_str()).collect();
+        assert!(ids.len() == 4 && ids[0] == ids[1] && ids[1] != ids[2] && ids[2] == ids[3], "{ids:?}");
+        let [chat, .., mail] = asked.sent.as_slice() else { panic!("four calls") };
+        let plain = v1::SendMessageRequest {
+            request_id: chat.request_id.clone(),
+            context_id: 1,
+            to: "2".into(),
+            message_type: v1::MessageType::Chat.into(),
+            format: v1::MessageFormat::Text.into(),
+            text: "hello".into(),
+            ..Default::default()
+        };
+        assert_eq!(*chat, plain);
+        let letter = v1::SendMessageRequest {
+            request_id: mail.request_id.clone(),
+            to: there.clone(),
+            target_context: 3,
+            message_type: v1::MessageType::Mail.into(),
+            format: v1::MessageFormat::Md.into(),
+            topic: "T".into(),
+            text: "# One\n".into(),
+            timeout_ack_secs: 60,
+            ..plain
+        };
+        assert_eq!(*mail, letter);
+    });
+}
+
+#[test]
+fn whoever_waits_is_told_whether_it_arrived() {
+    let place = Place::new(Script::Wait);
+    let said = stdout(&place.asked(&["message", "send", "--to", "2", "hello", "--wait"], 0));
+    assert_eq!(said, "message:1:7 has arrived\n");
+    let said = stdout(&place.asked(&["message", "send", "--to", "9", "hello", "--wait"], 1));
+    assert!(said.starts_with("message:1:8 will not arrive: the actor has no home context\n"), "{said}");
+    assert!(said.contains("`mycora message resend message:1:8 --context 1`"), "{said}");
+    let document = place.document(&["message", "send", "--to", "9", "hello", "--wait"], 1);
+    assert_eq!(document["message"]["error"], "the actor has no home context");
+    assert!(document["message"]["text"].is_null(), "{document}");
+}
+
+#[test]
+fn a_signature_fits_what_is_sent() {
+    let place = Place::new(Script::Wait);
+    let key = SigningKey::generate();
+    key.write(&place.home.path().join("me.key")).expect("written");
+    let there = SigningKey::generate().verifying_key().to_string();
+    let to = format!("{there}@grpc://b:1");
+    let send = |to: &str, code| {
+        place.asked(&["message", "send", "--to", to, "hello", "--signing-key", "me.key"], code)
+    };
+    send(&to, 0);
+    // We are actor 1, and may know our own key.
+    send("1", 0);
+    let said = stderr(&send("2", 2));
+    assert!(said.contains("does not tell that of actor 2") && said.contains("KEY@ADDRESS"), "{said}");
+    let said = stderr(&place.asked(&["message", "send", "--to", &to, "x", "--signing-key", "good.yaml"], 2));
+    assert!(said.contains("good.yaml holds no Ed25519 private key"), "{said}");
+
+    let now = Timestamp::now();
+    for (i, to) in [(1, there), (3, "cd".repeat(32))] {
+        let sent = place.coordinator.asked(|asked| asked.sent[i].clone());
+        let origin = Origin {
+            coordinator: String::new(),
+            context_uid: ContextUid(Uid::from_bits(0)),
+            caller_id: ActorId(1),
+            message_id: MessageId(7),
+        };
+        let letter = Letter {
+            origin,
+            from: key.verifying_key().to_string(),
+            to,
+            target_context: None,
+            message_type: MessageType::Chat,
+            format: MessageFormat::Text,
+            topic: String::new(),
+            text: sent.text,
+            created_at: now,
+            expires_at: now + Duration::from_secs(3600),
+            signature: Some(sent.signature),
+        };
+        let signed = check_letter(&letter, now).expect("it fits").expect("signed");
+        assert_eq!(signed.signer, key.verifying_key());
+    }
+}
+
+#[test]
+fn what_is_wrong_is_told_before_anything_is_sent() {
+    let place = Place::new(Script::Wait);
+    std::fs::write(place.home.path().join("large"), vec![b'x'; 512 * 1024 + 1]).expect("written");
+    std::fs::write(place.home.path().join("bytes"), [0xff]).expect("written");
+    let table: &[(&[&str], &str)] = &[
+        (&["send", "--to", "2"], "<TEXT>"),
+        (&["send", "--to", "2", "x", "--file", "good.yaml"], "cannot be used with"),
+        (&["send", "x"], "--to <ACTOR|KEY@ADDRESS>"),
+        (&["send", "--to", "anna", "x"], "write the id of an actor of this coordinator, or KEY@ADDRESS"),
+        (&["send", "--to", "2", "--file", "none"], "none: cannot be read"),
+        (&["send", "--to", "2", "--file", "large"], "large: the text of a message has at most 524288 bytes"),
+        (&["send", "--to", "2", "--file", "bytes"], "bytes: a message is a text in UTF-8"),
+        (&["send", "--to", "2", "x", "--timeout", "600000"], "518400"),
+        (&["send", "--to", "2", "x", "--format", "pdf"], "pdf"),
+        (&["get", "7"], "write it as message:1:7"),
+        (&["acknowledge"], "<KEY>"),
+    ];
+    for (arguments, said) in table {
+        let output = place.asked(&[&["message"], *arguments].concat(), 2);
+        assert!(stderr(&output).contains(said), "{arguments:?}: {}", stderr(&output));
+    }
+    place.coordinator.asked(|asked| assert!(asked.sent.is_empty() && asked.calls.is_empty()));
+}
+
+#[test]
+fn messages_are_listed_shown_sent_again_and_removed() {
+    let place = Place::new(Script::Wait);
+    let arguments = ["message", "list", "--status", "error", "--type", "mail", "--limit", "1"];
+    let output = place.asked(&arguments, 0);
+    let table = stdout(&output);
+    assert!(table.starts_with("KEY          TYPE  FROM     TO       TOPIC   STATUS"), "{table}");
+    assert!(table.contains("message:1:7  chat  actor 1  actor 2  Report  acknowledged"), "{table}");
+    assert_eq!(stderr(&output), "there are more than 1; ask for them with --limit\n");
+    let document = place.document(&["message", "list", "--flow", "3", "--limit", "1"], 0);
+    assert_eq!(document["messages"][0]["key"], "message:1:7");
+
+    let shown = stdout(&place.asked(&["message", "get", "1:7"], 0));
+    assert!(shown.contains("status     dispatched\n") && shown.ends_with("\none\ntwo\n"), "{shown}");
+    assert!(stderr(&place.asked(&["message", "get", "1:9"], 1)).contains("was not found"));
+
+    let dead = stdout(&place.asked(&["message", "dead-letters"], 0));
+    assert!(dead.contains("message:1:8  chat  actor 9  Report"), "{dead}");
+    assert!(dead.ends_with("  the actor has no home context\n"), "{dead}");
+    let again = stdout(&place.asked(&["message", "resend", "1:8"], 0));
+    assert!(again.starts_with("message:1:8 is on its way again; see "), "{again}");
+    assert_eq!(stderr(&place.asked(&["message", "resend", "1:7"], 1)), "it has arrived\n");
+
+    assert_eq!(stdout(&place.asked(&["message", "delete", "1:7"], 0)), "message:1:7 is deleted\n");
+    assert_eq!(stderr(&place.asked(&["message", "delete", "1:8"], 1)), "it is on its way\n");
+    assert_eq!(
+        place.calls(),
+        [
+            "list 0 3 4 1",
+            "list 3 0 0 1",
+            "get message:1:7",
+            "get message:1:9",
+            "resend message:1:8",
+            "resend message:1:7",
+            "delete message:1:7",
+            "delete message:1:8",
+        ]
+    );
+}
+
+#[test]
+fn what_was_received_is_printed_and_then_acknowledged() {
+    let place = Place::new(Script::Wait);
+    let text = stdout(&place.asked(&["message", "receive"], 0));
+    let texts: Vec<_> = text.lines().filter(|line| line.starts_with("text ")).collect();
+    assert_eq!(texts, ["text 1", "text 2", "text 3"]);
+    assert_eq!(text.matches("signed  yes, by the sender\n").count(), 1, "{text}");
+    assert_eq!(place.calls(), ["receive 1 true"], "nothing is acknowledged unasked");
+
+    let list = place.document(&["message", "receive", "--acknowledge"], 0);
+    assert_eq!((list.as_array().map(Vec::len), &list[2]["text"]), (Some(3), &"text 3".into()));
+    assert_eq!(
+        place.calls()[2..],
+        ["acknowledge message:0:1 message:0:2".to_owned(), "acknowledge message:0:3".to_owned()]
+    );
+
+    let none = place.asked(&["message", "receive", "--context", "2"], 0);
+    assert_eq!((stdout(&none), stderr(&none)), (String::new(), "no message waits in context 2\n".to_owned()));
+    assert_eq!(place.document(&["message", "receive", "--context", "2"], 0), serde_json::json!([]));
+
+    let said = stdout(&place.asked(&["message", "acknowledge", "0:1", "message:0:2"], 0));
+    assert_eq!(said, "1 message is acknowledged; 1 did not wait here any more\n");
+    assert_eq!(place.calls().last().map(String::as_str), Some("acknowledge message:0:1 message:0:2"));
+}
+
+#[test]
+fn what_nobody_could_read_is_not_acknowledged() {
+    let place = Place::new(Script::Wait);
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let output = mycora(place.home.path())
+        .env("MYCORA_CONFIG", &place.coordinator.profile)
+        .args(["message", "receive", "--acknowledge"])
+        .stdout(writer)
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .and_then(std::process::Child::wait_with_output)
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).starts_with("cannot write to standard output: "), "{}", stderr(&output));
+    assert_eq!(place.calls(), ["receive 1 true"]);
+}
+
+#[test]
+fn whoever_follows_hears_each_message_once() {
+    let place = Place::new(Script::Wait);
+    let (text, said) = interrupted(&place, &["message", "receive", "--follow"], "text 3");
+    let texts: Vec<_> = text.lines().filter(|line| line.starts_with("text ")).collect();
+    assert_eq!(texts, ["text 1", "text 2", "text 3"]);
+    assert_eq!(
+        said,
+        "what was not acknowledged is handed out again by `mycora message receive --context 1`\n"
+    );
+    assert_eq!(place.calls(), ["receive 1 false", "receive 1 false"]);
+
+    let place = Place::new(Script::Wait);
+    let arguments = ["message", "receive", "-f", "--output", "json"];
+    let (text, _) = interrupted(&place, &arguments, "text 3");
+    let keys: Vec<_> = text
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a document")["key"].clone())
+        .collect();
+    assert_eq!(keys, ["message:0:1", "message:0:2", "message:0:3"], "a line for each message");
+}
