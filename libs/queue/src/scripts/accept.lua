@@ -33,6 +33,13 @@ local first = nonce ~= '' and redis.call('GET', nonce)
 if first and first ~= owner then
   return redis.error_reply('SIGNATURE_REFUSED another job was run with this signature: it was signed for one')
 end
+if nonce ~= '' then
+  -- Fetching what it needs may have taken long, and whose a signature was is not remembered beyond its end.
+  local t = redis.call('TIME')
+  if t[1] * 1000 + math.floor(t[2] / 1000) >= tonumber(ARGV[8]) then
+    return redis.error_reply('SIGNATURE_REFUSED the signature of its actor is over')
+  end
+end
 local length = redis.call('ZCARD', UNCLAIMED .. queue)
 if length >= tonumber(ARGV[4]) then
   return redis.error_reply('QUEUE_FULL the queue holds ' .. length .. ' jobs, its limit is ' .. ARGV[4])

@@ -57,6 +57,20 @@ async fn a_signature_outlives_its_context() {
 }
 
 #[tokio::test]
+async fn a_signature_that_ends_on_the_way_is_over() {
+    let bench = Bench::new();
+    let late = |execution| {
+        let condition = Condition::Signed { nonce: nonce(), expires: Timestamp::from_millis(1_000) };
+        Offer { condition, ..offer(execution) }
+    };
+    let refusal = bench.supervisor.accept(late(attempt(1, 1))).await.expect_err("whose it was is forgotten");
+    assert_eq!((refusal.code(), refusal.lasting()), ("SIGNATURE_REFUSED", true));
+    assert_eq!(bench.supervisor.status(attempt(1, 1).job_key).await, Ok(None));
+    assert!(bench.supervisor.accept(signed(attempt(1, 1))).await.expect("in time").fresh);
+    assert!(!bench.supervisor.accept(late(attempt(1, 1))).await.expect("it is known").fresh);
+}
+
+#[tokio::test]
 async fn what_has_to_be_known_is_taken_only_then() {
     let bench = Bench::new();
     let known = || Offer { condition: Condition::Known, ..offer(execution(1)) };
