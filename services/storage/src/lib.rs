@@ -6,7 +6,7 @@
 //!   what can be asked, one module for each kind of thing;
 //! - `letters`, `letter_box`, `letter_lists`, `letter_watch`: chat and mail that leave, arrive, are looked at, are read;
 //! - `events`, `tailer`, `watches`, `runner_watch`: hints, streams, and those who watch;
-//! - `routers`, `taking`: the routers that are connected, and what they hold;
+//! - `routers`, `taking`: the routers that are connected, and what they hold; `pushed`: waits for what programs push;
 //! - `rpc`: parse, call, convert; `process`: storage as a process of its own.
 
 mod actors;
@@ -31,6 +31,7 @@ mod messages;
 mod pages;
 mod positions;
 mod process;
+mod pushed;
 mod raw;
 mod reads;
 mod record;

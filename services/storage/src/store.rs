@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use keys::{ContextKeys, GlobalKeys, Layout};
-use kv::{Arg, Call, Cmd, Connection, Kv, Pipeline, Script, Value};
+use kv::{Arg, Blocking, Call, Cmd, Connection, Kv, Pipeline, Script, Value};
 use model::{ActorId, Context, ContextId, ContextUid, FlowUid, Role, Timestamp};
 use tokio::sync::OnceCell;
 
@@ -174,6 +174,11 @@ impl Store {
     /// The connection for what belongs to no context.
     pub(crate) fn connection(&self) -> &Connection {
         &self.0.connection
+    }
+
+    /// A connection of its own, for a command that waits in a context's database.
+    pub(crate) fn blocking(&self, tenant: &Tenant) -> Blocking {
+        self.0.kv.blocking(tenant.keys.database())
     }
 
     /// 32 hex digits, made at the first start.

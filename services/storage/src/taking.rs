@@ -13,13 +13,12 @@ use crate::context_removal::{PendingDrop, Removals};
 use crate::error::{Error, Result};
 use crate::events::{Hint, Hub};
 use crate::messages::{Held, Settlement};
+use crate::pushed::Pushed;
 use crate::routers::{Router, Routers};
 use crate::store::{Tenant, lock};
 
 /// How often holds are renewed, and everything is looked at that a lost hint may have been about.
 const RENEWAL: Duration = Duration::from_secs(10);
-/// How often contexts are looked at in which programs push messages: they hint at nothing.
-const PUSHED: Duration = Duration::from_secs(1);
 /// Contexts that are looked at at once.
 const CONTEXTS_AT_ONCE: usize = 16;
 /// Messages of one answer.
@@ -35,7 +34,7 @@ pub(crate) struct Taking {
     /// Settlements that Redis could not be told yet.
     unsettled: std::sync::Mutex<Vec<(ContextId, Vec<Settlement>)>>,
     /// Where programs may push messages.
-    pushing: std::sync::Mutex<HashSet<ContextId>>,
+    pushing: std::sync::Mutex<Vec<Arc<Tenant>>>,
     /// Where it was not looked yet for what the router held before it came.
     ungreeted: std::sync::Mutex<Ungreeted>,
 }
@@ -97,20 +96,21 @@ impl Taking {
     pub(crate) async fn care(&self) {
         // Before looking around, so that nothing falls between.
         let (mut hints, mut looks) = (self.hub.hints(), self.removals.looks());
-        self.everywhere().await;
+        let (mut waiting, mut pushed) = Pushed::new();
+        self.everywhere(&mut waiting).await;
         self.send_drops().await;
         let mut clock = tokio::time::interval_at(tokio::time::Instant::now() + RENEWAL, RENEWAL);
         clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut pushed = tokio::time::interval_at(tokio::time::Instant::now() + PUSHED, PUSHED);
-        pushed.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         while self.routers.is_current(&self.router) {
             tokio::select! {
                 hint = hints.recv() => match hint {
                     Ok(Hint::Out(context)) => {
                         let place = self.hub.store().place(context);
-                        self.report(&place, self.drain(&place).await);
+                        self.report(&place, self.drain(&place).await.map(drop));
                     }
-                    Ok(Hint::Missed) | Err(broadcast::error::RecvError::Lagged(_)) => self.everywhere().await,
+                    Ok(Hint::Missed) | Err(broadcast::error::RecvError::Lagged(_)) => {
+                        self.everywhere(&mut waiting).await;
+                    }
                     Ok(Hint::Runner(_) | Hint::Removal(_) | Hint::Replicas) => {}
                     Err(broadcast::error::RecvError::Closed) => return,
                 },
@@ -118,21 +118,27 @@ impl Taking {
                     Ok(()) => self.send_drops().await,
                     Err(_) => return,
                 },
-                _ = pushed.tick() => self.take_pushed().await,
+                Some((context, all_taken)) = pushed.recv() => {
+                    let place = self.hub.store().place(context);
+                    let drained = self.drain(&place).await;
+                    // Nobody waits for it when the context was given up meanwhile.
+                    let _ = all_taken.send(matches!(drained, Ok(true)));
+                    self.report(&place, drained.map(drop));
+                }
                 _ = clock.tick() => {
                     if matches!(&*lock(&self.ungreeted), Ungreeted::Some(contexts) if contexts.is_empty()) {
                         self.router.settle_in();
                     }
                     self.settle_again().await;
                     self.renew().await;
-                    self.everywhere().await;
+                    self.everywhere(&mut waiting).await;
                     self.send_drops().await;
                 }
             }
         }
     }
 
-    async fn everywhere(&self) {
+    async fn everywhere(&self, pushed: &mut Pushed) {
         let tenants = match self.hub.store().tenants().await {
             Ok(tenants) => tenants,
             Err(error) => return tracing::warn!(%error, "looking for messages failed"),
@@ -148,28 +154,16 @@ impl Taking {
             self.report(&tenant, result);
         };
         stream::iter(tenants).map(look).buffer_unordered(CONTEXTS_AT_ONCE).collect::<()>().await;
+        let pushing = std::mem::take(&mut *lock(&self.pushing));
+        pushed.wait_for(&pushing, |tenant| self.hub.store().blocking(tenant));
     }
 
-    /// Takes what programs have pushed, where they may.
-    async fn take_pushed(&self) {
-        let contexts: Vec<ContextId> = lock(&self.pushing).iter().copied().collect();
-        let take = |context: ContextId| async move {
-            let place = self.hub.store().place(context);
-            self.report(&place, self.drain(&place).await);
-        };
-        stream::iter(contexts).map(take).buffer_unordered(CONTEXTS_AT_ONCE).collect::<()>().await;
-    }
-
-    async fn look(&self, tenant: &Tenant) -> Result<()> {
+    async fn look(&self, tenant: &Arc<Tenant>) -> Result<()> {
         let store = self.hub.store();
-        let context = store.context(tenant.id).await;
-        let may_push = context.as_ref().is_ok_and(|(_, context)| context.settings.raw_publish);
-        if may_push {
-            lock(&self.pushing).insert(tenant.id);
-        } else {
-            lock(&self.pushing).remove(&tenant.id);
+        let (_, context) = store.context(tenant.id).await?;
+        if context.settings.raw_publish {
+            lock(&self.pushing).push(Arc::clone(tenant));
         }
-        context?;
         let is_ungreeted = lock(&self.ungreeted).contains(tenant.id);
         if is_ungreeted {
             self.send(store.held_by(tenant, self.router.name(), Timestamp::now()).await?);
@@ -180,19 +174,20 @@ impl Taking {
         if self.router.has_room() {
             self.send(store.take_expired(tenant, self.router.name(), Timestamp::now()).await?);
         }
-        self.drain(tenant).await
+        self.drain(tenant).await.map(drop)
     }
 
-    async fn drain(&self, tenant: &Tenant) -> Result<()> {
+    /// Takes what is out, as far as there is room. Says whether that was all.
+    async fn drain(&self, tenant: &Tenant) -> Result<bool> {
         while self.router.has_room() {
             let now = Timestamp::now();
             let (messages, more) = self.hub.store().take_out(tenant, self.router.name(), now).await?;
             self.send(messages);
             if !more {
-                break;
+                return Ok(true);
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     fn send(&self, messages: Vec<Held>) {
