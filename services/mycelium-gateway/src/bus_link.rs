@@ -68,7 +68,7 @@ async fn introduce(
         Destination::Ip(ip) => bus.bus().key_of(ip).await.map_err(|error| error.to_string())?,
     };
     desk.peers.note_node(key, address);
-    desk.secret(address).map_err(|error| error.to_string())?;
+    desk.secret(address, None).map_err(|error| error.to_string())?;
     let form = desk.peers.form(address);
     let peer = bus.peer_in(Destination::Key(key), topic, form).await.map_err(|error| error.to_string())?;
     ask_who(desk, &peer, address).await?;

@@ -102,6 +102,8 @@ async fn try_deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> 
     let deadline = Instant::now() + timeout;
     let peer = desk.connected(&address, &topic, CONNECT_WAIT.min(timeout)).await?;
     desk.peers.check_context(&address, ContextId(context_id))?;
+    // What cannot be sent would end what others wait for.
+    desk.secret(&address, Some(ContextId(context_id))).map_err(PeerError::Secret)?;
     crash_point("gateway.delivering");
     let source = ReportSource { address, topic };
 

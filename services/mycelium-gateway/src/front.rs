@@ -193,20 +193,27 @@ impl Desk {
     /// Any [`PeerError`].
     pub async fn connected(&self, address: &str, topic: &str, wait: Duration) -> Result<Peer, PeerError> {
         // Known beforehand: what cannot be sent is not waited for.
-        self.secret(address).map_err(PeerError::Secret)?;
+        self.secret(address, None).map_err(PeerError::Secret)?;
         self.peers.connected(address, topic, wait).await
     }
 
-    /// The secret that goes with each request to a plain supervisor, when its records name one.
+    /// The secret that goes with each request of a context to a plain supervisor, when the context's records name one; with
+    /// those that are of no context, the first that any record names and that is to be had.
     ///
     /// # Errors
     /// [`SecretError`]
-    pub fn secret(&self, address: &str) -> Result<Option<Secret>, SecretError> {
+    pub fn secret(&self, address: &str, context: Option<ContextId>) -> Result<Option<Secret>, SecretError> {
         if self.peers.form(address) == Form::Framed {
             return Ok(None);
         }
-        let named = self.peers.secret(address);
-        named.map(|(context, name)| self.secrets.read(context, &name)).transpose()
+        let mut missing = None;
+        for (of, name) in self.peers.secrets(address, context) {
+            match self.secrets.read(of, &name) {
+                Ok(secret) => return Ok(Some(secret)),
+                Err(error) => missing = missing.or(Some(error)),
+            }
+        }
+        missing.map_or(Ok(None), Err)
     }
 
     /// A conversation with a supervisor that is spoken to by this key.

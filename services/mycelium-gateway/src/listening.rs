@@ -35,12 +35,8 @@ impl OnNode {
 impl Guard for OnNode {
     fn seal(&self, payload: Bytes) -> Result<Bytes, String> {
         let Some(address) = self.plain() else { return Guard::seal(&self.conversation, payload) };
-        match self.desk.secret(&address).map_err(|error| error.to_string())? {
-            None => Ok(payload),
-            Some(secret) => {
-                secrets::accompany(&payload, &secret).map_err(|error| service::error_chain(&error))
-            }
-        }
+        let secret = |context| self.desk.secret(&address, context);
+        secrets::accompany(&payload, secret).map_err(|error| service::error_chain(&error))
     }
 
     fn open(&self, payload: &Bytes) -> Result<Bytes, Refused> {

@@ -221,10 +221,10 @@ impl Peers {
         if self.lock().records.is_plain(address) { Form::Plain } else { Form::Framed }
     }
 
-    /// The name of the secret that goes with plain requests, and the context that names it.
+    /// The names of secrets that may go with plain requests, of a context or of whichever, and the contexts that name them.
     #[must_use]
-    pub fn secret(&self, address: &str) -> Option<(ContextId, String)> {
-        self.lock().records.secret(address)
+    pub fn secrets(&self, address: &str, context: Option<ContextId>) -> Vec<(ContextId, String)> {
+        self.lock().records.secrets(address, context)
     }
 
     /// Where a supervisor is reached, as the records say; what it says comes from there.

@@ -119,12 +119,15 @@ impl Records {
         self.by_address.get(address).is_some_and(|place| place.demands().all(|demands| demands.plain))
     }
 
-    /// The secret that goes with plain requests, and the context whose record names it: the first that names one.
+    /// The names of secrets that may go with plain requests, and the contexts whose records name them. With a request
+    /// of a context goes only what its own records name: nobody speaks with the secret of another tenant.
     #[must_use]
-    pub fn secret(&self, address: &str) -> Option<(ContextId, String)> {
-        let place = self.by_address.get(address)?;
-        let mut named = place.records.iter().filter(|(_, demands)| !demands.secret.is_empty());
-        named.next().map(|((context, _), demands)| (*context, demands.secret.clone()))
+    pub fn secrets(&self, address: &str, context: Option<ContextId>) -> Vec<(ContextId, String)> {
+        let Some(place) = self.by_address.get(address) else { return Vec::new() };
+        let named = place.records.iter().filter(|((of, _), demands)| {
+            !demands.secret.is_empty() && context.is_none_or(|context| context == *of)
+        });
+        named.map(|((of, _), demands)| (*of, demands.secret.clone())).collect()
     }
 
     fn of_context(&self, address: &str, context: ContextId) -> impl Iterator<Item = (RunnerId, &Demands)> {
@@ -180,13 +183,18 @@ mod tests {
         let plain = demands("", true, "s");
         let mut records = records(&[(1, plain.clone()), (2, plain.clone())]);
         assert!(records.is_plain(A) && !records.is_plain("mycelium:b"));
-        assert_eq!(records.secret(A), Some((ContextId(1), "s".to_owned())));
+        let named = |records: &Records, context: Option<u32>| {
+            let named = records.secrets(A, context.map(ContextId));
+            named.into_iter().map(|(ContextId(of), _)| of).collect::<Vec<_>>()
+        };
+        assert_eq!((named(&records, None), named(&records, Some(2))), (vec![1, 2], vec![2]));
+        assert_eq!(named(&records, Some(3)), [0; 0], "nobody has another's");
         records.put((ContextId(3), RunnerId(1)), A, demands("k", false, ""));
         assert!(!records.is_plain(A));
         records.begin_view();
         records.put((ContextId(2), RunnerId(1)), A, plain);
         records.end_snapshot();
-        assert_eq!(records.secret(A), Some((ContextId(2), "s".to_owned())));
+        assert_eq!(named(&records, None), [2]);
         records.remove((ContextId(2), RunnerId(1)));
         assert!(records.is_plain(A), "a conversation goes on as it was");
     }

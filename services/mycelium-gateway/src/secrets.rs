@@ -17,6 +17,8 @@ pub const SECRET_BYTES_MAX: usize = 4096;
 const NAME_BYTES_MAX: usize = 64;
 /// The parameter that carries it.
 const PARAMETER: &str = "secret";
+/// The parameter that names the context, in requests that are of one.
+const CONTEXT: &str = "context_id";
 
 /// A directory with a file for each secret. A context's own directory in it, named by the context's number, goes first: what is in it is
 /// for records of that context alone, and what is beside it for everybody's.
@@ -94,27 +96,37 @@ pub enum NoPlace {
     /// The payload is no message, or its parameters have no names.
     #[error("the parameters of a plain request have to be an object")]
     NotNamed(#[source] serde_json::Error),
+    /// It is not there.
+    #[error(transparent)]
+    Missing(#[from] SecretError),
 }
 
-/// Puts a secret among the parameters of each request of a payload. Answers stay as they are.
+/// Puts a secret among the parameters of each request of a payload: the one that `of` gives for the context that the request
+/// names, if it names one. Answers stay as they are.
 ///
 /// # Errors
 /// [`NoPlace`].
-pub fn accompany(payload: &[u8], secret: &Secret) -> Result<Bytes, NoPlace> {
+pub fn accompany(
+    payload: &[u8],
+    of: impl Fn(Option<ContextId>) -> Result<Option<Secret>, SecretError>,
+) -> Result<Bytes, NoPlace> {
     let batch = payload.trim_ascii_start().starts_with(b"[");
     let written = if batch {
         let mut members: Vec<Object> = serde_json::from_slice(payload).map_err(NoPlace::NotNamed)?;
-        members.iter_mut().try_for_each(|member| put(member, secret))?;
+        members.iter_mut().try_for_each(|member| put(member, &of))?;
         serde_json::to_vec(&members)
     } else {
         let mut member: Object = serde_json::from_slice(payload).map_err(NoPlace::NotNamed)?;
-        put(&mut member, secret)?;
+        put(&mut member, &of)?;
         serde_json::to_vec(&member)
     };
     written.map(Bytes::from).map_err(NoPlace::NotNamed)
 }
 
-fn put(member: &mut Object, Secret(secret): &Secret) -> Result<(), NoPlace> {
+fn put(
+    member: &mut Object,
+    of: &impl Fn(Option<ContextId>) -> Result<Option<Secret>, SecretError>,
+) -> Result<(), NoPlace> {
     if !member.contains_key("method") {
         return Ok(());
     }
@@ -122,7 +134,9 @@ fn put(member: &mut Object, Secret(secret): &Secret) -> Result<(), NoPlace> {
         Some(params) => serde_json::from_str(params.get()).map_err(NoPlace::NotNamed)?,
         None => Object::new(),
     };
-    params.insert(PARAMETER.to_owned(), to_raw_value(secret).map_err(NoPlace::NotNamed)?);
+    let context = params.get(CONTEXT).map(|context| serde_json::from_str(context.get())).transpose();
+    let Some(Secret(secret)) = of(context.map_err(NoPlace::NotNamed)?)? else { return Ok(()) };
+    params.insert(PARAMETER.to_owned(), to_raw_value(&secret).map_err(NoPlace::NotNamed)?);
     member.insert("params".to_owned(), to_raw_value(&params).map_err(NoPlace::NotNamed)?);
     Ok(())
 }
@@ -162,9 +176,14 @@ mod tests {
 
     #[test]
     fn it_goes_with_each_request_and_no_answer() {
-        let secret = Secret("q\"".into());
+        let of = |context| match context {
+            None => Ok(Some(Secret("q\"".into()))),
+            Some(ContextId(7)) => Ok(Some(Secret("of 7".into()))),
+            Some(ContextId(8)) => Secrets::default().read(ContextId(8), "a").map(Some),
+            Some(_) => Ok(None),
+        };
         let with = |json: &str| {
-            let json = accompany(json.as_bytes(), &secret).expect("there is a place");
+            let json = accompany(json.as_bytes(), of).expect("there is a place");
             serde_json::from_slice::<serde_json::Value>(&json).expect("JSON")
         };
         let single = with(r#"{"jsonrpc":"2.0","id":1,"method":"m","params":{"n":1.50,"secret":"x"}}"#);
@@ -172,6 +191,11 @@ mod tests {
         let batch = with(r#" [{"id":1,"method":"m"},{"id":2,"result":{}}]"#);
         assert_eq!(batch[0]["params"], serde_json::json!({ "secret": "q\"" }));
         assert_eq!(batch[1], serde_json::json!({ "id": 2, "result": {} }));
-        assert!(accompany(br#"{"id":1,"method":"m","params":[1]}"#, &secret).is_err());
+        assert!(accompany(br#"{"id":1,"method":"m","params":[1]}"#, of).is_err());
+        let of_context = |context| with(&format!(r#"{{"method":"m","params":{{"context_id":{context}}}}}"#));
+        assert_eq!(of_context(7)["params"]["secret"], "of 7");
+        assert_eq!(of_context(9)["params"].get("secret"), None, "its own or none");
+        let missing = accompany(br#"{"method":"m","params":{"context_id":8}}"#, of);
+        assert!(matches!(missing, Err(NoPlace::Missing(_))));
     }
 }
