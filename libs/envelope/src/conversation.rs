@@ -1,7 +1,7 @@
 //! Two sides that speak to each other, and only to each other.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,22 +22,35 @@ const ROOTS_MAX: usize = 1024;
 /// How much is remembered of what was heard, so that it is not heard again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
-    /// Things of one root at once. What one says beyond it is refused until something is over.
+    /// Things of one root at once.
     pub each: usize,
-    /// Roots at once. Others are refused until nothing that one of them said holds any more.
+    /// Roots at once.
     pub roots: usize,
+    /// What happens beyond that.
+    pub beyond: Beyond,
+}
+
+/// What happens when no more can be remembered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beyond {
+    /// What one root says is refused until something of it is over, and another root until nothing that one of those that
+    /// are remembered has said holds any more.
+    Refused,
+    /// What is over first is forgotten, of the root that was silent for longest. For where strangers speak, of whom each may
+    /// be many: nobody is in the way of others, and whatever is said knows by itself that it was heard before.
+    Forgotten,
 }
 
 impl Default for Memory {
     fn default() -> Self {
-        Self { each: REMEMBERED_MAX, roots: ROOTS_MAX }
+        Self { each: REMEMBERED_MAX, roots: ROOTS_MAX, beyond: Beyond::Refused }
     }
 }
 
 /// What one process says and hears, with whomever.
 #[derive(Debug)]
 pub struct Voice {
-    sealer: Sealer,
+    sealer: RwLock<Sealer>,
     memory: Memory,
     /// The keys by which others name it.
     names: RwLock<Vec<String>>,
@@ -56,19 +69,37 @@ impl Voice {
     #[must_use]
     pub fn remembering(sealer: Sealer, names: Vec<String>, memory: Memory) -> Arc<Self> {
         let names = RwLock::new(names);
-        Arc::new(Self { sealer, memory, names, windows: Mutex::default() })
+        Arc::new(Self { sealer: RwLock::new(sealer), memory, names, windows: Mutex::default() })
     }
 
     /// The key that it signs with.
     #[must_use]
     pub fn key(&self) -> VerifyingKey {
-        self.sealer.key()
+        self.sealer().key()
     }
 
     /// The key that stands for it: its root, or its own.
     #[must_use]
     pub fn root(&self) -> VerifyingKey {
-        self.sealer.root()
+        self.sealer().root()
+    }
+
+    /// Says what it says from now on with another key, or another certificate. When that has another root, it is named by
+    /// that and no more by the one before; conversations with those who listen to that one are for the caller to end.
+    pub fn renew(&self, sealer: Sealer) {
+        let mut current = self.sealer.write().unwrap_or_else(PoisonError::into_inner);
+        let (old, new) = (current.root(), sealer.root());
+        *current = sealer;
+        if old != new {
+            let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
+            let old = old.to_string();
+            names.retain(|name| *name != old);
+            names.push(new.to_string());
+        }
+    }
+
+    fn sealer(&self) -> RwLockReadGuard<'_, Sealer> {
+        self.sealer.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Is spoken to by this name as well.
@@ -82,19 +113,34 @@ impl Voice {
     fn admit(&self, heard: &Heard, now: Timestamp) -> Result<(), Refusal> {
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
         let root = heard.root.as_bytes();
-        let Memory { each, roots } = self.memory;
+        let Memory { each, roots, beyond } = self.memory;
         if !windows.contains_key(root) && windows.len() >= roots {
             windows.retain(|_, window| !window.is_over(now));
             if windows.len() >= roots {
-                return Err(Refusal::TooMuch);
+                if beyond == Beyond::Refused {
+                    return Err(Refusal::TooMuch);
+                }
+                let silent = windows.iter().min_by_key(|(_, window)| window.holds_until());
+                let silent = silent.map(|(root, _)| *root);
+                silent.and_then(|root| windows.remove(&root));
             }
         }
-        windows.entry(*root).or_insert_with(|| ReplayWindow::new(each)).admit(heard, now)
+        let window = windows.entry(*root).or_insert_with(|| ReplayWindow::new(each));
+        match window.admit(heard, now) {
+            Err(Refusal::TooMuch) if beyond == Beyond::Forgotten => {
+                window.forget_first();
+                window.admit(heard, now)
+            }
+            admitted => admitted,
+        }
     }
 }
 
 /// Told of everything that is refused.
 pub type OnRefusal = Arc<dyn Fn(&Refusal) + Send + Sync>;
+
+/// Whether whoever has said something comes after the root that is listened to.
+pub type Heirs = Arc<dyn Fn(&VerifyingKey, &Heard) -> bool + Send + Sync>;
 
 /// A conversation with one other side: whoever speaks first in it, or who it was begun with, is who is listened to.
 pub struct Conversation {
@@ -103,6 +149,7 @@ pub struct Conversation {
     /// The certificate that they showed last: it comes with everything that they say.
     shown: Mutex<Option<Vouched>>,
     on_refusal: OnRefusal,
+    heirs: Option<Heirs>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -121,7 +168,13 @@ impl Conversation {
     /// With whoever speaks first.
     #[must_use]
     pub fn new(voice: Arc<Voice>, on_refusal: OnRefusal) -> Self {
-        Self { voice, them: Mutex::default(), shown: Mutex::default(), on_refusal }
+        Self { voice, them: Mutex::default(), shown: Mutex::default(), on_refusal, heirs: None }
+    }
+
+    /// Ends when somebody speaks who comes after the root that is listened to: whoever says more begins a new one.
+    #[must_use]
+    pub fn with_heirs(self, heirs: Heirs) -> Self {
+        Self { heirs: Some(heirs), ..self }
     }
 
     /// Speaks to this name from the beginning: a key as hex digits.
@@ -154,7 +207,7 @@ impl Conversation {
     pub fn say(&self, body: &[u8], now: Timestamp) -> Result<Envelope, Refusal> {
         let name = self.them().name.clone();
         let name = name.ok_or_else(|| Refusal::Malformed("nobody has spoken here yet".to_owned()))?;
-        self.voice.sealer.seal(&name, body, now, LIFETIME)
+        self.voice.sealer().seal(&name, body, now, LIFETIME)
     }
 
     /// Hears something.
@@ -174,7 +227,9 @@ impl Conversation {
             return Err(Refusal::OtherSigner {
                 signer: heard.root.to_string(),
                 known: known.to_string(),
-                gone: !them.fixed && them.heard.is_some_and(|last| now.since(last) >= LIFETIME),
+                gone: !them.fixed
+                    && (them.heard.is_some_and(|last| now.since(last) >= LIFETIME)
+                        || self.heirs.as_ref().is_some_and(|heirs| heirs(&known, &heard))),
             });
         }
         self.voice.admit(&heard, now)?;
@@ -263,6 +318,76 @@ mod tests {
         let later = NOW + LIFETIME;
         let said = strange.say(b"[4]", later).expect("JSON");
         assert!(there.open(Ok(said), later).expect_err("somebody else").over, "nobody else speaks here now");
+    }
+
+    #[test]
+    fn where_strangers_speak_nobody_is_in_the_way_of_others() {
+        let memory = |beyond| Memory { each: 2, roots: 2, beyond };
+        for (beyond, expected) in [(Beyond::Refused, Err(Refusal::TooMuch)), (Beyond::Forgotten, Ok(()))] {
+            let sealer = Sealer::of_root(SigningKey::generate());
+            let own = sealer.root().to_string();
+            let here = Voice::remembering(sealer, vec![own.clone()], memory(beyond));
+            let say = |by: &Arc<Voice>, now| {
+                let said = Conversation::new(Arc::clone(by), ignored()).with_name(own.clone());
+                said.say(b"{}", now).expect("JSON")
+            };
+            let hear = |said: &Envelope| {
+                let heard = Conversation::new(Arc::clone(&here), ignored()).hear(said, NOW);
+                heard.map(drop)
+            };
+            let friend = voice();
+            let first = say(&friend, NOW);
+            assert_eq!((hear(&first), hear(&say(&friend, NOW))), (Ok(()), Ok(())));
+            assert_eq!(hear(&first), Err(Refusal::Replayed), "as long as it is remembered");
+            assert_eq!(hear(&say(&friend, NOW)), expected, "a third of the same");
+            assert_eq!(hear(&say(&voice(), NOW + Duration::from_secs(1))), Ok(()));
+            assert_eq!(hear(&say(&voice(), NOW)), expected, "a third root");
+            assert!(here.windows.lock().expect("free").len() <= 2);
+        }
+    }
+
+    #[test]
+    fn an_heir_ends_a_conversation_at_once() {
+        let (one, other, heir, stranger) = (voice(), voice(), voice(), voice());
+        let name = other.root().to_string();
+        let next = heir.root();
+        let heirs: Heirs = Arc::new(move |_, heard: &Heard| heard.root == next && *heard.body == *b"[2]");
+        let there = Conversation::new(other, ignored()).with_heirs(heirs);
+        let said = |voice: &Arc<Voice>, body: &[u8]| {
+            let here = Conversation::new(Arc::clone(voice), ignored()).with_name(name.clone());
+            Ok(here.say(body, NOW).expect("JSON"))
+        };
+        there.open(said(&one, b"[1]"), NOW).expect("the first");
+        assert!(!there.open(said(&stranger, b"[2]"), NOW).expect_err("somebody else").over);
+        assert!(!there.open(said(&heir, b"[3]"), NOW).expect_err("nothing shows it").over);
+        assert!(there.open(said(&heir, b"[2]"), NOW).expect_err("in a new one").over);
+    }
+
+    #[test]
+    fn who_has_another_key_goes_on_and_who_has_another_root_is_somebody_else() {
+        let (root, now) = (SigningKey::generate(), NOW);
+        let certified = |root: &SigningKey| {
+            let key = SigningKey::generate();
+            let certificate =
+                crate::Certificate::issue(root, key.verifying_key(), now, now + Duration::from_secs(60));
+            Sealer::certified(key, &certificate).expect("its own certificate")
+        };
+        let one = Voice::new(certified(&root), vec![root.verifying_key().to_string(), "a node".to_owned()]);
+        let other = voice();
+        let here = Conversation::new(Arc::clone(&one), ignored()).with_name(other.root().to_string());
+        let there = Conversation::new(other, ignored());
+        let say = || there.hear(&here.say(b"[1]", now).expect("JSON"), now);
+        say().expect("the first");
+        one.renew(certified(&root));
+        say().expect("with another key");
+        let answer = there.say(b"[2]", now).expect("JSON");
+        assert_eq!(here.hear(&answer, now).expect("for the root"), b"[2]"[..]);
+        let next = SigningKey::generate();
+        one.renew(certified(&next));
+        assert_eq!(one.root(), next.verifying_key());
+        assert_eq!(say().expect_err("another root").code(), "UNKNOWN_SIGNER");
+        let answer = there.say(b"[3]", now).expect("JSON");
+        assert_eq!(here.hear(&answer, now).expect_err("for the one before").code(), "WRONG_DESTINATION");
     }
 
     #[test]

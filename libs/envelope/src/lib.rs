@@ -2,6 +2,7 @@
 //!
 //! - [`actor`]: what actors sign themselves, jobs and letters;
 //! - [`dsse`]: signatures over exact bytes, with the kind of what is signed (DSSE 1.0);
+//! - [`succession`]: how a coordinator came from one root to the next ones;
 //! - [`statement`]: what is signed around a payload: for whom it is, which one it is, how long it holds;
 //! - [`certificate`]: a coordinator's root vouches for its gateways, and for the root after it;
 //! - [`replay`]: what was heard already is not heard again;
@@ -21,13 +22,15 @@ pub mod dsse;
 pub mod files;
 pub mod replay;
 pub mod statement;
+pub mod succession;
 
 pub use certificate::{Certificate, RootChange};
-pub use conversation::{Conversation, Memory, OnRefusal, Voice};
+pub use conversation::{Beyond, Conversation, Memory, OnRefusal, Voice};
 pub use dsse::Envelope;
-pub use files::{FilesError, SigningFiles};
+pub use files::{FilesError, NewRoot, SigningFiles};
 pub use replay::ReplayWindow;
 pub use statement::{Heard, Sealer, hear};
+pub use succession::Succession;
 
 /// Why something signed is not taken. The names are counted, and told to who said it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -59,7 +62,7 @@ pub enum Refusal {
         signer: String,
         /// The root that is known.
         known: String,
-        /// That root was not heard for as long as anything holds.
+        /// That root was not heard for as long as anything holds, or the other one comes after it.
         gone: bool,
     },
     /// Somebody else than the actor whose it is said to be has signed it.

@@ -31,7 +31,20 @@ impl ReplayWindow {
     /// Whether nothing that it remembers holds any more.
     #[must_use]
     pub fn is_over(&self, now: Timestamp) -> bool {
-        self.over.last().is_none_or(|(over, _)| *over <= now)
+        self.holds_until().is_none_or(|until| until <= now)
+    }
+
+    /// Until when something that it remembers holds; nothing while it remembers nothing.
+    #[must_use]
+    pub fn holds_until(&self) -> Option<Timestamp> {
+        self.over.last().map(|(over, _)| *over)
+    }
+
+    /// Forgets what is over first.
+    pub fn forget_first(&mut self) {
+        if let Some((_, said)) = self.over.pop_first() {
+            self.heard.remove(&said);
+        }
     }
 
     /// Lets something through that was not heard before.

@@ -8,7 +8,7 @@ use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use envelope::{Conversation, Envelope, Memory, OnRefusal, Refusal, Sealer, Voice};
+use envelope::{Beyond, Conversation, Envelope, Memory, OnRefusal, Refusal, Sealer, Voice};
 use futures_util::future::BoxFuture;
 use identity::VerifyingKey;
 use model::supervision::{GATEWAY_TOPIC, method};
@@ -31,8 +31,9 @@ pub const LETTERS_AT_ONCE_MAX: usize = 64;
 pub const CORRESPONDENTS_MAX: usize = 256;
 /// How long storage may take to put a letter into an inbox.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(10);
-/// What is remembered of what coordinators say: anybody can be one. Letters are known by their origin beyond it.
-const MEMORY: Memory = Memory { each: 4_000, roots: CORRESPONDENTS_MAX };
+/// What is remembered of what coordinators say: anybody can be one. Letters are known by their origin beyond it, and answers
+/// by the number of what was asked.
+const MEMORY: Memory = Memory { each: 4_000, roots: CORRESPONDENTS_MAX, beyond: Beyond::Forgotten };
 
 /// Everything about letters. Clones are the same.
 #[derive(Clone)]
