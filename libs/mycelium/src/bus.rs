@@ -164,6 +164,26 @@ impl Standing {
     }
 }
 
+/// Follows whether a bus carries anything, for as long as somebody listens. Has to be called within a Tokio runtime.
+#[must_use]
+pub fn is_up(bus: &dyn Bus) -> watch::Receiver<bool> {
+    let mut standing = bus.standing();
+    let up = watch::Sender::new(standing.borrow().up);
+    let receiver = up.subscribe();
+    tokio::spawn(async move {
+        tokio::select! {
+            () = up.closed() => {}
+            () = async {
+                while standing.changed().await.is_ok() {
+                    let now = standing.borrow_and_update().up;
+                    up.send_if_modified(|before| std::mem::replace(before, now) != now);
+                }
+            } => {}
+        }
+    });
+    receiver
+}
+
 /// A node of the bus, as it describes itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {

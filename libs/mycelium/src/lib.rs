@@ -17,7 +17,7 @@ pub mod memory;
 
 pub use bus::{
     Bus, BusError, CLOCK_SKEW, Destination, Form, Inbox, Incoming, Link, Node, Parcel, PublicKey, Receipt,
-    Standing,
+    Standing, is_up,
 };
 pub use bus_peers::{Accept, BusPeers, Side};
 pub use daemon::{DaemonBus, MyceliumFlags};

@@ -19,7 +19,11 @@ use crate::error::Error;
 pub struct Health {
     state: watch::Sender<State>,
     services: Arc<[&'static str]>,
+    parts: Arc<[Part]>,
 }
+
+/// Something that a server leans on, with a health of its own; and whether that is well.
+pub(crate) type Part = (&'static str, watch::Receiver<bool>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -30,9 +34,10 @@ enum State {
 }
 
 impl Health {
-    /// For these services and for `""`, the whole server.
-    pub(crate) fn new(services: Vec<&'static str>) -> Self {
-        Self { state: watch::Sender::new(State::NotServing), services: services.into() }
+    /// For these services and for `""`, the whole server; and for parts, each by its name.
+    pub(crate) fn new(services: Vec<&'static str>, parts: Vec<Part>) -> Self {
+        let state = watch::Sender::new(State::NotServing);
+        Self { state, services: services.into(), parts: parts.into() }
     }
 
     /// Says whether calls are welcome. Has no effect after [`Health::end`].
@@ -62,8 +67,13 @@ impl Health {
         self.state.send_replace(State::Ended);
     }
 
-    fn knows(&self, service: &str) -> bool {
-        service.is_empty() || self.services.contains(&service)
+    /// Whether what is asked for is well, as far as that is not the whole server's affair; nothing when it is not
+    /// known. What has no part of its own is as well as the server.
+    fn part(&self, service: &str) -> Option<watch::Receiver<bool>> {
+        if service.is_empty() || self.services.contains(&service) {
+            return Some(watch::Sender::new(true).subscribe());
+        }
+        self.parts.iter().find(|(name, _)| *name == service).map(|(_, well)| well.clone())
     }
 }
 
@@ -77,11 +87,11 @@ impl HealthService for HealthRpc {
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<HealthCheckResponse>, Status> {
         let service = &request.get_ref().service;
-        if !self.0.knows(service) {
+        let Some(part) = self.0.part(service) else {
             return Err(Error::not_found(format!("service `{service}`")).into());
-        }
-        let state = *self.0.state.borrow();
-        Ok(Response::new(response(true, state)))
+        };
+        let (state, well) = (*self.0.state.borrow(), *part.borrow());
+        Ok(Response::new(response(Some(well), state)))
     }
 
     type WatchStream = BoxStream<'static, Result<HealthCheckResponse, Status>>;
@@ -90,30 +100,58 @@ impl HealthService for HealthRpc {
         &self,
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let known = self.0.knows(&request.get_ref().service);
-        let mut states = self.0.state.subscribe();
-        states.mark_changed();
-        let updates = stream::unfold((states, None), move |(mut states, told)| async move {
-            loop {
-                if told == Some(State::Ended) || states.changed().await.is_err() {
-                    return None;
-                }
-                let state = *states.borrow_and_update();
-                // An unknown service is told once, and then only that the server ends.
-                if known || told.is_none() || state == State::Ended {
-                    return Some((Ok(response(known, state)), (states, Some(state))));
-                }
-            }
-        });
-        Ok(Response::new(Box::pin(updates)))
+        let watching = Watching {
+            states: self.0.state.subscribe(),
+            part: self.0.part(&request.get_ref().service),
+            told: None,
+        };
+        Ok(Response::new(Box::pin(stream::unfold(watching, Watching::next))))
     }
 }
 
-const fn response(known: bool, state: State) -> HealthCheckResponse {
-    let status = match (known, state) {
-        (false, _) => ServingStatus::ServiceUnknown,
-        (true, State::Serving) => ServingStatus::Serving,
-        (true, State::NotServing | State::Ended) => ServingStatus::NotServing,
+/// A watch, and what it was told last.
+struct Watching {
+    states: watch::Receiver<State>,
+    part: Option<watch::Receiver<bool>>,
+    told: Option<(State, HealthCheckResponse)>,
+}
+
+impl Watching {
+    async fn next(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
+        loop {
+            let state = *self.states.borrow_and_update();
+            let well = self.part.as_mut().map(|part| *part.borrow_and_update());
+            let now = response(well, state);
+            match &self.told {
+                Some((State::Ended, _)) => return None,
+                // The end is told again, also of what was not well before.
+                Some((_, told)) if *told == now && state != State::Ended => {}
+                _ => {
+                    self.told = Some((state, now));
+                    return Some((Ok(now), self));
+                }
+            }
+            let part = async {
+                // What has no part of its own, or none any more, changes with the server only.
+                let Some(part) = &mut self.part else { return std::future::pending().await };
+                if part.changed().await.is_err() {
+                    std::future::pending().await
+                }
+            };
+            tokio::select! {
+                changed = self.states.changed() => changed.ok()?,
+                () = part => {}
+            }
+        }
+    }
+}
+
+/// `well` is absent for what is not known.
+const fn response(well: Option<bool>, state: State) -> HealthCheckResponse {
+    let status = match (well, state) {
+        (None, _) => ServingStatus::ServiceUnknown,
+        (Some(true), State::Serving) => ServingStatus::Serving,
+        (Some(_), _) => ServingStatus::NotServing,
     };
     HealthCheckResponse { status: status as i32 }
 }

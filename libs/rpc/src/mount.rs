@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 
 use http::Request;
+use tokio::sync::watch;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tonic::service::Routes;
@@ -10,7 +11,7 @@ use tonic_health::pb::health_server::HealthServer;
 use tower::Service;
 
 use crate::gate::Gate;
-use crate::health::{Health, HealthRpc};
+use crate::health::{Health, HealthRpc, Part};
 use crate::policy::{Allow, MethodPolicy, PolicyError};
 
 /// Callable by anyone who can connect: probes and `grpcurl` have no identity.
@@ -31,7 +32,13 @@ impl Mount {
     /// Starts a mount with this policy.
     #[must_use]
     pub fn builder(policy: MethodPolicy) -> MountBuilder {
-        MountBuilder { policy, routes: Routes::default(), names: Vec::new(), descriptors: Vec::new() }
+        MountBuilder {
+            policy,
+            routes: Routes::default(),
+            names: Vec::new(),
+            descriptors: Vec::new(),
+            parts: Vec::new(),
+        }
     }
 
     /// The switch behind `grpc.health.v1`; off at first.
@@ -48,6 +55,7 @@ pub struct MountBuilder {
     routes: Routes,
     names: Vec<&'static str>,
     descriptors: Vec<&'static [u8]>,
+    parts: Vec<Part>,
 }
 
 impl MountBuilder {
@@ -77,6 +85,14 @@ impl MountBuilder {
         self
     }
 
+    /// Adds something that the server leans on, to be asked for by this name with `grpc.health.v1`: it is well while
+    /// the flag says so and the server serves. The server's own health does not hang on it.
+    #[must_use]
+    pub fn part(mut self, name: &'static str, well: watch::Receiver<bool>) -> Self {
+        self.parts.push((name, well));
+        self
+    }
+
     /// Adds health, and reflection when there are descriptors, and closes the mount.
     ///
     /// # Errors
@@ -88,7 +104,7 @@ impl MountBuilder {
         for service in OPEN_SERVICES {
             self.policy.add(&format!("/{service}/*"), &[Allow::Anyone]).map_err(MountError::Policy)?;
         }
-        let health = Health::new(self.names.clone());
+        let health = Health::new(self.names.clone(), std::mem::take(&mut self.parts));
         self.routes = self.routes.add_service(HealthServer::new(HealthRpc(health.clone())));
         if !self.descriptors.is_empty() {
             self.routes = self.with_reflection()?;

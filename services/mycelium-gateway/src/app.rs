@@ -118,6 +118,14 @@ impl App {
         self.rpc.mount_internal(mount)
     }
 
+    /// Whether the bus carries anything now; nothing without one. Ends with the bus. Has to be called within a Tokio
+    /// runtime.
+    #[must_use]
+    pub fn bus_up(&self) -> Option<watch::Receiver<bool>> {
+        let bus = Arc::clone(self.bus.as_ref()?.0.bus());
+        Some(mycelium::is_up(&*bus))
+    }
+
     /// True once the registry's view was complete.
     #[must_use]
     pub fn ready(&self) -> watch::Receiver<bool> {

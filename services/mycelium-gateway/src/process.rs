@@ -16,6 +16,9 @@ use crate::routers::UNACKNOWLEDGED_MAX;
 use crate::rpc::policy;
 use crate::secrets::SECRET_BYTES_MAX;
 
+/// What `grpc.health.v1` is asked for about the daemon.
+const BUS_HEALTH: &str = "mycelium";
+
 /// Where the gateway finds what it needs.
 #[derive(Debug, clap::Args)]
 pub struct Flags {
@@ -83,6 +86,11 @@ impl service::App for App {
         };
         let app = Config { secrets_dir: flags.secrets_dir }.build(deps)?;
         let mount = app.mount_internal(app.mount_public(Mount::builder(policy())));
+        // Who is reached over gRPC is reached all the same: the gateway serves without its daemon.
+        let mount = match app.bus_up() {
+            Some(up) => mount.part(BUS_HEALTH, up),
+            None => mount,
+        };
         let mount = mount.descriptors(proto::DESCRIPTORS).build()?;
         host.ready_while("view", app.ready());
         host.serve(mount, &tls)?;

@@ -1,5 +1,7 @@
 //! Health and reflection.
 
+use identity::Identity;
+use rpc::{Channel, LocalServer, MethodPolicy, Mount};
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -9,7 +11,7 @@ use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tonic_reflection::pb::{v1, v1alpha};
 
-use crate::stage::{Authority, Running};
+use crate::stage::{Authority, POLICY, Running};
 
 fn of(service: &str) -> HealthCheckRequest {
     HealthCheckRequest { service: service.to_owned() }
@@ -53,6 +55,26 @@ async fn watchers_are_told_and_let_go_at_the_end() {
     assert_eq!(unknown.message().await.unwrap().unwrap().status(), ServingStatus::ServiceUnknown);
     assert_eq!(unknown.message().await.unwrap(), None);
     assert_eq!(stopping.await.unwrap(), rpc::Drained::Completely);
+}
+
+#[tokio::test]
+async fn a_part_has_a_health_of_its_own() {
+    let (well, receiver) = tokio::sync::watch::channel(false);
+    let policy = MethodPolicy::new(&[POLICY]).unwrap();
+    let mount = Mount::builder(policy).part("bus", receiver).build().expect("nothing is uncovered");
+    let server = LocalServer::new("test");
+    server.publish(&mount);
+    let mut client = HealthClient::new(Channel::local(server.handle(), Identity::Admin));
+    let mut updates = client.watch(of("bus")).await.unwrap().into_inner();
+    mount.health().set_serving(true);
+    for (is_well, want) in [(false, ServingStatus::NotServing), (true, ServingStatus::Serving)] {
+        well.send_replace(is_well);
+        assert_eq!(updates.message().await.unwrap().unwrap().status(), want);
+        assert_eq!(client.check(of("bus")).await.unwrap().into_inner().status(), want);
+    }
+    assert_eq!(client.check(of("")).await.unwrap().into_inner().status(), ServingStatus::Serving);
+    mount.health().set_serving(false);
+    assert_eq!(updates.message().await.unwrap().unwrap().status(), ServingStatus::NotServing);
 }
 
 #[tokio::test]

@@ -26,7 +26,7 @@ pub(crate) const SCHEDULER: Identity = Identity::Service(ServiceName::Scheduler)
 pub(crate) const ROUTER: Identity = Identity::Service(ServiceName::Router);
 pub(crate) const ACTOR: Identity = Identity::Actor(ActorId(7));
 
-const POLICY: PolicyTable<'static> = &[
+pub(crate) const POLICY: PolicyTable<'static> = &[
     ("/test.Echo/*", &[Allow::Service(ServiceName::Scheduler)]),
     ("/test.Echo/WhoAmI", &[Allow::Authenticated]),
 ];
