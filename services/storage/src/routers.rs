@@ -37,7 +37,16 @@ impl Router {
         self.count.load(Ordering::Relaxed) < HELD_MAX
     }
 
-    /// Sends a message that it holds; one that it was sent already is not sent again.
+    /// Sends a message that was taken into its hold just now, perhaps not for the first time: a dead letter may be
+    /// sent again.
+    pub(crate) fn send_taken(&self, message: Held) {
+        if let Some(early) = lock(&self.early).as_mut() {
+            early.remove(&(message.context, message.key));
+        }
+        self.send(message);
+    }
+
+    /// Sends a message that it holds; one that it was sent already, or has settled, is not sent again.
     pub(crate) fn send(&self, message: Held) {
         let mut held = lock(&self.held);
         let was_settled =

@@ -166,13 +166,15 @@ impl Taking {
         }
         let is_ungreeted = lock(&self.ungreeted).contains(tenant.id);
         if is_ungreeted {
-            self.send(store.held_by(tenant, self.router.name(), Timestamp::now()).await?);
+            let held = store.held_by(tenant, self.router.name(), Timestamp::now()).await?;
+            held.into_iter().for_each(|message| self.router.send(message));
             if let Ungreeted::Some(contexts) = &mut *lock(&self.ungreeted) {
                 contexts.remove(&tenant.id);
             }
         }
         if self.router.has_room() {
-            self.send(store.take_expired(tenant, self.router.name(), Timestamp::now()).await?);
+            let expired = store.take_expired(tenant, self.router.name(), Timestamp::now()).await?;
+            expired.into_iter().for_each(|message| self.router.send_taken(message));
         }
         self.drain(tenant).await.map(drop)
     }
@@ -182,18 +184,12 @@ impl Taking {
         while self.router.has_room() {
             let now = Timestamp::now();
             let (messages, more) = self.hub.store().take_out(tenant, self.router.name(), now).await?;
-            self.send(messages);
+            messages.into_iter().for_each(|message| self.router.send_taken(message));
             if !more {
                 return Ok(true);
             }
         }
         Ok(false)
-    }
-
-    fn send(&self, messages: Vec<Held>) {
-        for message in messages {
-            self.router.send(message);
-        }
     }
 
     async fn renew(&self) {
