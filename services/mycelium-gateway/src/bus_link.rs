@@ -8,6 +8,7 @@ use model::{Presence, limits};
 use mycelium::{BusPeers, Destination, Peer};
 use tokio::time::Instant;
 
+use crate::delivery::told;
 use crate::front::Desk;
 use crate::peers::Seat;
 
@@ -78,7 +79,7 @@ async fn introduce(
 /// Asks a supervisor who it is, which introduces us: it listens to whoever has signed something for it.
 pub(crate) async fn ask_who(desk: &Desk, peer: &Peer, address: &str) -> Result<(), String> {
     let answer = peer.call(method::SUPERVISOR_INFO, &InfoRequest {}, INFO_TIMEOUT).await;
-    let answer = answer.map_err(|error| error.to_string())?;
+    let answer = answer.map_err(|error| told(&error))?;
     let presence: Presence = serde_json::from_str(answer.get()).map_err(|error| error.to_string())?;
     desk.peers.note_name(address, &presence.supervisor);
     desk.heard.presence(address, &presence);

@@ -31,7 +31,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use crate::app::Dial;
 use crate::bus_link::ask_who;
-use crate::delivery::refused_text;
+use crate::delivery::{cut, refused_text};
 use crate::front::{Desk, Who};
 use crate::peers::{Peers, Seat};
 use crate::presence::Heard;
@@ -128,7 +128,15 @@ pub(crate) async fn accept_letter(
 ) -> Result<(), RpcError> {
     let letter_json = serde_json::to_vec(letter).expect("a letter is JSON").into();
     let asked = storage.clone().accept_letter(wire::AcceptLetterRequest { letter_json, verified }).await;
-    let answer = asked.map_err(|status| refusal(&status))?.into_inner();
+    let answer = asked.map_err(|status| match status.code() {
+        Code::InvalidArgument => refusal(&status),
+        _ => {
+            // Strangers hear the answer: how things are here is nothing to them.
+            tracing::warn!(%status, "a letter could not be kept");
+            RpcError::refused("UNAVAILABLE", false, "it cannot be kept now")
+        }
+    })?;
+    let answer = answer.into_inner();
     let wire::AcceptLetterResponse { message_key: _, duplicate, refusal, reason, lasting } = answer;
     if reason.is_empty() && refusal.is_empty() {
         tracing::debug!(duplicate, "a letter was taken");
@@ -377,8 +385,8 @@ impl WayError {
 fn status_text(status: &Status) -> String {
     let view = rpc::ErrorView::from(status);
     match view.metadata.get("refusal").unwrap_or(&view.reason).as_str() {
-        "" => view.to_string(),
-        name => format!("{name}: {view}"),
+        "" => cut(&view.to_string()),
+        name => cut(&format!("{name}: {view}")),
     }
 }
 

@@ -196,19 +196,26 @@ fn refusal(error: &CallError) -> Option<ReportKind> {
 /// A failed call for people, with the name of the reason when there is one.
 pub(crate) fn told(error: &CallError) -> String {
     match error {
-        CallError::Refused(refused) if !refused.reason().is_empty() => refused_text(refused),
+        CallError::Refused(refused) => refused_text(refused),
         other => other.to_string(),
     }
 }
 
-/// A refusal for people, with the name of its reason. It is kept with the message, so that whoever refuses cannot say any amount.
+/// A refusal for people, with the name of its reason when there is one.
 pub(crate) fn refused_text(refused: &RpcError) -> String {
-    let text = format!("{}: {}", refused.reason(), refused.message);
+    match refused.reason() {
+        "" => cut(&format!("refused: {refused}")),
+        reason => cut(&format!("{reason}: {}", refused.message)),
+    }
+}
+
+/// What somebody else said. It is kept with messages and nodes, so that nobody can say any amount.
+pub(crate) fn cut(text: &str) -> String {
     text.chars().take(ERROR_CHARS_MAX).collect()
 }
 
 fn detail(refused: &RpcError) -> String {
-    refused.message.clone()
+    cut(&refused.message)
 }
 
 /// An attempt that ended on request before it began.
@@ -248,6 +255,17 @@ mod tests {
             let error = CallError::Refused(error);
             assert_eq!(refusal(&error), None, "the job was not looked at");
             assert!(told(&error).starts_with(told_of.code()), "{}", told(&error));
+        }
+    }
+
+    #[test]
+    fn nobody_refuses_with_any_amount_of_text() {
+        let long = "x".repeat(100_000);
+        for reason in ["POLICY_REFUSED", ""] {
+            let error = CallError::Refused(RpcError::refused(reason, true, long.clone()));
+            assert_eq!(told(&error).chars().count(), ERROR_CHARS_MAX);
+            let Some(ReportKind::Rejected { reason, .. }) = refusal(&error) else { panic!("a refusal") };
+            assert_eq!(reason.detail.chars().count(), ERROR_CHARS_MAX);
         }
     }
 

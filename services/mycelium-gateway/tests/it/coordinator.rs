@@ -161,6 +161,7 @@ struct Taken {
     letters: Vec<(Letter, bool)>,
     duplicates: usize,
     refusal: Option<(&'static str, bool)>,
+    failure: Option<Status>,
 }
 
 impl FakeBox {
@@ -173,6 +174,11 @@ impl FakeBox {
     /// Refuses everything from now on.
     pub(crate) fn refuse(&self, reason: &'static str, lasting: bool) {
         self.0.lock().expect("not poisoned").refusal = Some((reason, lasting));
+    }
+
+    /// Fails at everything from now on.
+    pub(crate) fn fail(&self, status: Status) {
+        self.0.lock().expect("not poisoned").failure = Some(status);
     }
 }
 
@@ -187,6 +193,9 @@ impl MessageBoxService for FakeBox {
         let wire::AcceptLetterRequest { letter_json, verified } = request.into_inner();
         let letter: Letter = serde_json::from_slice(&letter_json).expect("a letter");
         let mut taken = self.0.lock().expect("not poisoned");
+        if let Some(status) = &taken.failure {
+            return Err(status.clone());
+        }
         if let Some((reason, lasting)) = taken.refusal {
             return Ok(Response::new(wire::AcceptLetterResponse {
                 refusal: "not here ".repeat(2_000),

@@ -20,7 +20,7 @@ use proto::v1::gateway_service_client::GatewayServiceClient;
 use rpc::ErrorView;
 use stand_in::{Overlay, StandIn, Traps};
 use testkit::{PATIENCE, wait_until};
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::coordinator::{Coordinator, With};
 
@@ -250,6 +250,31 @@ async fn who_has_no_certificate_may_deliver_and_nothing_else() {
     let text = String::from_utf8_lossy(&envelope.payload).into_owned();
     assert!(text.contains("WRONG_ORIGIN"), "{text}");
     assert_eq!(there.inbox.taken().0.len(), 1);
+}
+
+#[tokio::test]
+async fn strangers_learn_nothing_of_how_it_fails_here() {
+    let there = Coordinator::start(With::default()).await;
+    let stranger = Sealer::of_root(SigningKey::generate());
+    let mut mail = letter(1, &SigningKey::generate(), true);
+    mail.origin.coordinator = stranger.root().to_string();
+    for status in
+        [Status::unavailable("10.0.0.1:7701 is away"), Status::permission_denied("10.0.0.1 says no")]
+    {
+        there.inbox.fail(status);
+        let mut anybody = GatewayServiceClient::new(there.anybody());
+        let said = say(&stranger, &there.root_text(), &mail);
+        let answer = anybody.deliver(said).await.expect("heard").into_inner();
+        let envelope = envelope_convert::from_wire(answer.envelope.expect("signed")).expect("an envelope");
+        let own = stranger.root().to_string();
+        let heard = envelope::hear(&envelope, &[own], Timestamp::now()).expect("for us");
+        let Ok(Payload::Single(Ok(Message::Response(response)))) = parse(&heard.body) else {
+            panic!("an answer")
+        };
+        let refused = response.answer.expect_err("it is not kept");
+        assert_eq!((refused.reason(), refused.is_lasting()), ("UNAVAILABLE", false));
+        assert!(!refused.message.contains("10.0.0.1"), "{refused:?}");
+    }
 }
 
 #[tokio::test]
