@@ -3,13 +3,20 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use identity::{SigningKey, SigningKeyError};
+use identity::{SigningKey, SigningKeyError, VerifyingKey};
 use model::Timestamp;
 
-use crate::{Certificate, Envelope, Refusal, Sealer};
+use crate::succession::CHANGES_MAX;
+use crate::{Certificate, Envelope, Refusal, RootChange, Sealer, Succession};
 
 /// The coordinator's root key, in the directory of its authority.
 pub const ROOT_KEY_FILE: &str = "coordinator.key";
+/// How the coordinator came to that root, in the same directory: a change on each line, oldest first.
+pub const ROOT_CHANGE_FILE: &str = "coordinator.changes";
+/// The next root key, while it is being made the root.
+const NEXT_ROOT_KEY_FILE: &str = "coordinator.next.key";
+/// Changes of root in one file, at most.
+const CHANGES_BYTES_MAX: u64 = 256 * 1024;
 
 /// What a gateway signs with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +46,20 @@ pub enum FilesError {
     RootMissing {
         /// Where it was.
         path: PathBuf,
+    },
+    /// There is no root that another could come after.
+    #[error("{} is not here: there is no root to be changed", path.display())]
+    NoRoot {
+        /// Where it would be.
+        path: PathBuf,
+    },
+    /// The changes of root are none, or do not lead to where they should.
+    #[error("{} cannot be used: {refusal}", path.display())]
+    Changes {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        refusal: Refusal,
     },
     /// The certificate is none, or is not for the key.
     #[error("{} is no certificate for this key: {refusal}", path.display())]
@@ -74,10 +95,7 @@ impl SigningFiles {
         let root = SigningKey::load_or_make(&root)?;
         let key = SigningKey::load_or_make(&files.key)?;
         let certificate = Certificate::issue(&root, key.verifying_key(), not_before, not_after);
-        let fresh = files.certificate.with_extension("new");
-        let written = std::fs::write(&fresh, certificate.to_json())
-            .and_then(|()| std::fs::rename(&fresh, &files.certificate));
-        written.map_err(|source| FilesError::File { path: files.certificate.clone(), source })?;
+        replace(&files.certificate, &certificate.to_json())?;
         Ok(files)
     }
 
@@ -97,10 +115,118 @@ impl SigningFiles {
     }
 }
 
+/// What was made for a coordinator that has another root from now on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewRoot {
+    /// The key that was the root.
+    pub old: VerifyingKey,
+    /// The file that it is kept in from now on.
+    pub old_key: PathBuf,
+    /// The key that is the root.
+    pub new: VerifyingKey,
+    /// The file with that.
+    pub new_key: PathBuf,
+    /// The changes, which the old root has signed.
+    pub changes: PathBuf,
+}
+
+impl NewRoot {
+    /// Makes another root for the coordinator whose root is in `dir`: signs that with the old one, then puts the new one into its
+    /// place. Where it breaks off, the next one goes on with the same key. Certificates have to be issued anew.
+    ///
+    /// # Errors
+    /// [`FilesError::NoRoot`], [`FilesError::Key`], [`FilesError::File`], [`FilesError::Changes`] when those that are there do not
+    /// lead to the old root.
+    pub fn make(dir: &Path) -> Result<Self, FilesError> {
+        let [new_key, next, changes] =
+            [ROOT_KEY_FILE, NEXT_ROOT_KEY_FILE, ROOT_CHANGE_FILE].map(|name| dir.join(name));
+        if !new_key.exists() {
+            return Err(FilesError::NoRoot { path: new_key });
+        }
+        let (old, new) = (SigningKey::load(&new_key)?, SigningKey::load_or_make(&next)?);
+        let old_name = old.verifying_key().to_string();
+        let old_key = dir.join(format!("coordinator.{}.key", &old_name[..8]));
+        let mut known = if changes.exists() { read_changes(&changes)?.0 } else { Vec::new() };
+        let refused = |refusal| FilesError::Changes { path: changes.clone(), refusal };
+        let leads_to = |known: &[Envelope]| match known {
+            [] => Ok(None),
+            known => Succession::read(known).map(|known| Some(known.last())).map_err(refused),
+        };
+        if leads_to(&known)? != Some(new.verifying_key()) {
+            known.push(RootChange::announce(&old, &new));
+            // The oldest go: whoever was away for that long has to be told by its operator.
+            known.drain(..known.len().saturating_sub(CHANGES_MAX));
+            leads_to(&known)?;
+            let lines = known.iter().flat_map(|change| [change.to_json(), "\n".into()]);
+            replace(&changes, &lines.collect::<Vec<_>>().concat())?;
+        }
+        let moved = std::fs::hard_link(&new_key, &old_key).or_else(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => Ok(()),
+            _ => Err(error),
+        });
+        let moved = moved.and_then(|()| std::fs::rename(&next, &new_key));
+        moved.map_err(|source| FilesError::File { path: new_key.clone(), source })?;
+        Ok(Self { old: old.verifying_key(), old_key, new: new.verifying_key(), new_key, changes })
+    }
+}
+
+/// Reads changes of root, one on each line and oldest first: themselves, and what they lead to.
+///
+/// # Errors
+/// [`FilesError::File`], [`FilesError::Changes`].
+pub fn read_changes(path: &Path) -> Result<(Vec<Envelope>, Succession), FilesError> {
+    let unreadable = |source| FilesError::File { path: path.to_owned(), source };
+    if std::fs::metadata(path).map_err(unreadable)?.len() > CHANGES_BYTES_MAX {
+        return Err(unreadable(io::Error::other(format!("it has more than {CHANGES_BYTES_MAX} bytes"))));
+    }
+    let text = std::fs::read_to_string(path).map_err(unreadable)?;
+    let lines = text.lines().filter(|line| !line.trim().is_empty());
+    let read = lines.map(|line| Envelope::from_json(line.as_bytes())).collect::<Result<Vec<_>, _>>();
+    let read = read.and_then(|changes| Ok((Succession::read(&changes)?, changes)));
+    let read = read.map_err(|refusal| FilesError::Changes { path: path.to_owned(), refusal });
+    read.map(|(succession, changes)| (changes, succession))
+}
+
+/// Puts another text into the place of a file's, in one step.
+fn replace(path: &Path, text: &[u8]) -> Result<(), FilesError> {
+    let fresh = path.with_extension("new");
+    let written = std::fs::write(&fresh, text).and_then(|()| std::fs::rename(&fresh, path));
+    written.map_err(|source| FilesError::File { path: path.to_owned(), source })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::time::Duration;
+
+    #[test]
+    fn one_root_follows_another() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path();
+        assert!(matches!(NewRoot::make(path), Err(FilesError::NoRoot { .. })));
+        let first = SigningKey::load_or_make(&path.join(ROOT_KEY_FILE)).expect("made").verifying_key();
+        let second = NewRoot::make(path).expect("made");
+        assert_eq!(second.old, first);
+        assert_eq!(SigningKey::load(&second.old_key).expect("kept").verifying_key(), first);
+        let third = NewRoot::make(path).expect("made");
+        assert_eq!(SigningKey::load(&third.new_key).expect("in place").verifying_key(), third.new);
+        let (changes, succession) = read_changes(&third.changes).expect("written");
+        assert_eq!((changes.len(), succession.before()), (2, &[first, second.new][..]));
+        assert_eq!(succession.last(), third.new);
+
+        // The change was written, and no more: the root is still the third.
+        let (old, next) = (SigningKey::load(&third.new_key).expect("there"), SigningKey::generate());
+        next.write(&path.join(NEXT_ROOT_KEY_FILE)).expect("written");
+        let begun = RootChange::announce(&old, &next);
+        let lines = changes.iter().chain([&begun]).flat_map(|change| [change.to_json(), "\n".into()]);
+        replace(&third.changes, &lines.collect::<Vec<_>>().concat()).expect("written");
+        let fourth = NewRoot::make(path).expect("gone on with");
+        assert_eq!((fourth.old, fourth.new), (third.new, next.verifying_key()));
+        assert_eq!(read_changes(&fourth.changes).expect("written").0.len(), 3);
+
+        std::fs::write(&fourth.changes, changes[0].to_json()).expect("written");
+        assert!(matches!(NewRoot::make(path), Err(FilesError::Changes { .. })), "they lead to another");
+    }
 
     #[test]
     fn a_gateway_signs_with_what_was_issued() {
