@@ -85,6 +85,7 @@ fn example(pattern: &str) -> String {
         ("<job key>", job_key.as_str()),
         ("<context uid>", uid),
         ("<sha256>", sha256.as_str()),
+        ("<root key>", sha256.as_str()),
         ("<key>:<nonce>", nonce.as_str()),
         ("<queue>", "hero:q:work:type:shell:prio:0"),
         ("<old queue>", "hero:job:actor_queue:osis"),
@@ -145,9 +146,9 @@ fn the_keys_of_a_supervisor_are_as_written() {
     variants!(
         first("redis-layout.md", "The supervisor's server", 1),
         SupervisorKey {
-            Job(_), Reply(_), StopMark(_), Nonce(_), ContextBinding(_), ContextJobs(_), Claims(_), Presence(_), Work(_),
-            Unclaimed(_), QueueStats(_), Control(_), Done, Seq, Queues, Instances, Supervisor, Old(_), OldWaiting(_),
-            OldClaims(_), OldNumbered(_), OldQueues,
+            Job(_), Reply(_), StopMark(_), Nonce(_), ContextBinding(_), ContextJobs(_), BoundContexts(_), Claims(_), Presence(_),
+            Work(_), Unclaimed(_), QueueStats(_), Control(_), Done, Seq, Queues, Instances, Supervisor, Successors, Old(_),
+            OldWaiting(_), OldClaims(_), OldNumbered(_), OldQueues,
         }
     );
 }

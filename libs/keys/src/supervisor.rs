@@ -21,6 +21,8 @@ pub const QUEUES: &str = "hero:queues";
 pub const INSTANCES: &str = "hero:instances";
 /// Hash: who this supervisor is.
 pub const SUPERVISOR: &str = "hero:supervisor";
+/// Hash: roots of coordinators that have another root now, each with that.
+pub const SUCCESSORS: &str = "hero:successors";
 /// The group of an instance that names none.
 pub const DEFAULT_GROUP: &str = "default";
 /// The priority of a job that names none: its queue has no suffix.
@@ -40,6 +42,14 @@ pub const STOP_PREFIX: &str = "hero:stop:";
 pub const REPLY_PREFIX: &str = "hero:q:reply:";
 /// Begins the name of an instance's presence: `<type>:<group>:<n>` follows.
 pub const PRESENCE_PREFIX: &str = "hero:meta:actor:inst:";
+
+/// Begins the name of a context's binding: the context uid follows.
+pub const BINDING_PREFIX: &str = "hero:uid:";
+/// Begins the name of the set of contexts that are bound to a coordinator: its root key follows.
+pub const CONTEXTS_PREFIX: &str = "hero:contexts:";
+/// Fields of [`SUPERVISOR`] that begin so tell through which node of a bus a coordinator was heard: its root key
+/// follows.
+pub const NODE_FIELD_PREFIX: &str = "node:";
 
 /// Hash: a job, everything about it.
 #[must_use]
@@ -62,7 +72,13 @@ pub fn stop_mark(key: JobKey) -> String {
 /// Hash: the coordinator that a context is bound to.
 #[must_use]
 pub fn context_binding(context: ContextUid) -> String {
-    format!("hero:uid:{context}")
+    format!("{BINDING_PREFIX}{context}")
+}
+
+/// Set: the uids of the contexts that are bound to a coordinator.
+#[must_use]
+pub fn bound_contexts(coordinator: &str) -> String {
+    format!("{CONTEXTS_PREFIX}{coordinator}")
 }
 
 /// Set: the keys of a context's jobs that are still kept.
@@ -342,6 +358,8 @@ pub enum SupervisorKey {
     ContextBinding(ContextUid),
     /// Set: a context's jobs.
     ContextJobs(ContextUid),
+    /// Set: the contexts that are bound to a coordinator, by its root key.
+    BoundContexts(String),
     /// Sorted set: an instance's claims.
     Claims(InstanceRef),
     /// String: an instance's presence.
@@ -374,6 +392,8 @@ pub enum SupervisorKey {
     Instances,
     /// [`SUPERVISOR`].
     Supervisor,
+    /// [`SUCCESSORS`].
+    Successors,
 }
 
 impl fmt::Display for SupervisorKey {
@@ -385,6 +405,7 @@ impl fmt::Display for SupervisorKey {
             Self::Nonce(of) => f.write_str(&nonce::nonce_owner(of)),
             Self::ContextBinding(context) => f.write_str(&context_binding(*context)),
             Self::ContextJobs(context) => f.write_str(&context_jobs(*context)),
+            Self::BoundContexts(coordinator) => f.write_str(&bound_contexts(coordinator)),
             Self::Claims(instance) => f.write_str(&claims(instance)),
             Self::Presence(instance) => f.write_str(&presence(instance)),
             Self::Work(queue) => queue.fmt(f),
@@ -401,6 +422,7 @@ impl fmt::Display for SupervisorKey {
             Self::Queues => f.write_str(QUEUES),
             Self::Instances => f.write_str(INSTANCES),
             Self::Supervisor => f.write_str(SUPERVISOR),
+            Self::Successors => f.write_str(SUCCESSORS),
         }
     }
 }
@@ -415,17 +437,19 @@ impl SupervisorKey {
             QUEUES => return Some(Self::Queues),
             INSTANCES => return Some(Self::Instances),
             SUPERVISOR => return Some(Self::Supervisor),
+            SUCCESSORS => return Some(Self::Successors),
             old::OLD_QUEUES => return Some(Self::OldQueues),
             _ => {}
         }
         type Parse = fn(&str) -> Option<SupervisorKey>;
-        let prefixes: [(&str, Parse); 11] = [
+        let prefixes: [(&str, Parse); 12] = [
             (old::OLD_WAITING_PREFIX, |rest| exact(rest).map(Self::OldWaiting)),
             (old::OLD_NUMBERED_PREFIX, |rest| exact(rest).map(Self::OldNumbered)),
             (REPLY_PREFIX, |rest| exact(rest).map(Self::Reply)),
             (STOP_PREFIX, |rest| exact(rest).map(Self::StopMark)),
             (NONCE_PREFIX, |rest| ActorNonce::parse(rest).map(Self::Nonce)),
-            ("hero:uid:", |rest| exact(rest).map(Self::ContextBinding)),
+            (BINDING_PREFIX, |rest| exact(rest).map(Self::ContextBinding)),
+            (CONTEXTS_PREFIX, |rest| root(rest).map(Self::BoundContexts)),
             ("hero:jobs:", |rest| exact(rest).map(Self::ContextJobs)),
             (CLAIMS_PREFIX, |rest| match rest.strip_prefix(old::OLD_WORKER_PREFIX) {
                 Some(queue) => exact(queue).map(Self::OldClaims),
@@ -447,6 +471,12 @@ impl SupervisorKey {
         let control = || ControlScope::parse(text).map(Self::Control);
         exact(text).map(Self::Work).or_else(control).or_else(|| exact(text).map(Self::Old))
     }
+}
+
+/// A root key: 64 hex digits in small letters.
+fn root(text: &str) -> Option<String> {
+    let is_key = text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    is_key.then(|| text.to_owned())
 }
 
 #[cfg(test)]

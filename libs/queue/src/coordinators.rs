@@ -1,30 +1,57 @@
-//! Where coordinators were heard from, for a supervisor that has to speak first after a restart.
+//! Coordinators: where they were heard from, for a supervisor that has to speak first after a restart; and their roots,
+//! which may be succeeded by others.
 
 use std::collections::BTreeMap;
 
 use keys::supervisor as k;
-use kv::{Cmd, Result};
+use kv::{Cmd, Error, Result};
 
+use crate::script::{BEGIN_SUCCESSION, INDEX, NOTE_NODE, SUCCEED};
 use crate::supervisor::Supervisor;
 
-/// What the fields of the supervisor's hash begin with that tell a coordinator's node.
-const NODE_PREFIX: &str = "node:";
+/// How many jobs one script passes on at most.
+const BATCH: usize = 200;
+/// How many keys one script looks at for bindings.
+const INDEX_BATCH: usize = 1000;
+
+/// Who says that a coordinator has another root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Authority {
+    /// The root before. One that was succeeded itself does not come back.
+    Root,
+    /// Whoever runs the supervisor, who may bring back any.
+    Operator,
+}
+
+/// What is known of a root that another is to come after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begun {
+    /// Nothing is bound to it: nothing has changed.
+    Unknown,
+    /// It was succeeded by that one before. Perhaps not everything was passed on.
+    Known,
+    /// From now on it is refused.
+    Noted,
+}
+
+/// What was passed on to another root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PassedOn {
+    /// Contexts that were bound to the one before.
+    pub contexts: u64,
+    /// Their jobs.
+    pub jobs: u64,
+}
 
 impl Supervisor {
-    /// Notes the node of a bus through which a coordinator was heard, and forgets whom else it led to.
+    /// Notes the node of a bus through which a coordinator was heard, and forgets whom else it led to. Gives whether it
+    /// is kept: not of one to whom no context is bound, since anybody can be one.
     ///
     /// # Errors
     /// Any [`kv::Error`].
-    pub async fn note_node(&self, coordinator: &str, node: &str) -> Result<()> {
-        let field = format!("{NODE_PREFIX}{coordinator}");
-        self.db().cmd(Cmd::new("HSET").arg(k::SUPERVISOR).arg(&field).arg(node)).await?;
-        for (other, _) in
-            self.nodes().await?.iter().filter(|(other, of)| *of == node && *other != coordinator)
-        {
-            let field = format!("{NODE_PREFIX}{other}");
-            self.db().cmd(Cmd::new("HDEL").arg(k::SUPERVISOR).arg(&field)).await?;
-        }
-        Ok(())
+    pub async fn note_node(&self, coordinator: &str, node: &str) -> Result<bool> {
+        let call = NOTE_NODE.call::<&str>(&[]).arg(coordinator).arg(node);
+        Ok(self.db().call(call).await?.int()? == 1)
     }
 
     /// The nodes through which coordinators were heard last, by coordinator.
@@ -35,7 +62,68 @@ impl Supervisor {
         let fields = self.db().cmd(Cmd::new("HGETALL").arg(k::SUPERVISOR)).await?.hash()?;
         let nodes = fields
             .into_iter()
-            .filter_map(|(field, node)| Some((field.strip_prefix(NODE_PREFIX)?.to_owned(), node)));
+            .filter_map(|(field, node)| Some((field.strip_prefix(k::NODE_FIELD_PREFIX)?.to_owned(), node)));
         Ok(nodes.collect())
+    }
+
+    /// The roots that were succeeded, each with the last one after it.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`].
+    pub async fn successors(&self) -> Result<BTreeMap<String, String>> {
+        let roots = self.db().cmd(Cmd::new("HGETALL").arg(k::SUCCESSORS)).await?.hash()?;
+        Ok(roots.into_iter().collect())
+    }
+
+    /// A coordinator has another root: from now on the old one is refused, and what is bound to it is the new one's. To
+    /// be followed by [`Supervisor::pass_on`]. May be repeated.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with `ROOT_SUCCEEDED` when another comes after the old one already, or, unless the operator
+    /// says so, the new one was succeeded itself; any [`kv::Error`].
+    pub async fn begin_succession(&self, old: &str, new: &str, by: Authority) -> Result<Begun> {
+        let by = match by {
+            Authority::Root => "",
+            Authority::Operator => "operator",
+        };
+        let call = BEGIN_SUCCESSION.call::<&str>(&[]).arg(old).arg(new).arg(by);
+        match self.db().call(call).await?.text()?.as_str() {
+            "noted" => Ok(Begun::Noted),
+            "known" => Ok(Begun::Known),
+            "unknown" => Ok(Begun::Unknown),
+            other => Err(Error::Protocol(format!("`{other}` is no beginning of a succession"))),
+        }
+    }
+
+    /// Passes everything that is bound to a root on to the one after it, as [`Supervisor::begin_succession`] has noted. Goes on
+    /// where an earlier call broke off; gives what this one has done.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with `ROOT_SUCCEEDED` when that is not what was noted; any [`kv::Error`]. May be repeated.
+    pub async fn pass_on(&self, old: &str, new: &str) -> Result<PassedOn> {
+        let mut passed = PassedOn::default();
+        let (mut context, mut place) = (String::new(), String::new());
+        loop {
+            let call = SUCCEED.call::<&str>(&[]).arg(old).arg(new).arg(&context).arg(&place).arg(BATCH);
+            let [more, next, at, contexts, jobs] = self.db().call(call).await?.tuple()?;
+            passed.contexts += contexts.uint()?;
+            passed.jobs += jobs.uint()?;
+            if more.int()? == 0 {
+                return Ok(passed);
+            }
+            (context, place) = (next.text()?, at.text()?);
+        }
+    }
+
+    /// Notes once whose contexts are, in a store of a version that did not.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`]; may be repeated.
+    pub async fn index_contexts(&self) -> Result<()> {
+        let mut from = "0".to_owned();
+        while !from.is_empty() {
+            from = self.db().call(INDEX.call::<&str>(&[]).arg(&from).arg(INDEX_BATCH)).await?.text()?;
+        }
+        Ok(())
     }
 }

@@ -31,6 +31,7 @@ mod upkeep;
 pub mod work_dir;
 
 pub use control::{Command, Control, TypeControl};
+pub use coordinators::{Authority, Begun, PassedOn};
 pub use demand::DemandWatch;
 pub use event::{Acknowledger, Event, EventKind, EventReader, LogChunk, Origin};
 pub use instance::{About, Ending, Instance, JoinError, Refreshed, Standing, join};

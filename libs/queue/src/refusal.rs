@@ -23,6 +23,9 @@ pub enum Refusal {
     /// It was known when it was looked for, and is not any more. Passing: offered again, it is a new one.
     #[error("FORGOTTEN: {0}")]
     Forgotten(String),
+    /// Its coordinator has another root now. Passing: whoever has that one may offer it.
+    #[error("ROOT_SUCCEEDED: {0}")]
+    RootSucceeded(String),
     /// There is no room. Passing.
     #[error("QUEUE_FULL: {0}")]
     QueueFull(String),
@@ -42,6 +45,7 @@ impl Refusal {
             Self::ContextDropped(_) => "CONTEXT_DROPPED",
             Self::SignatureRefused(_) => "SIGNATURE_REFUSED",
             Self::QueueFull(_) => "QUEUE_FULL",
+            Self::RootSucceeded(_) => "ROOT_SUCCEEDED",
             Self::Forgotten(_) | Self::Store(_) => "UNAVAILABLE",
         }
     }
@@ -55,7 +59,7 @@ impl Refusal {
             | Self::ContextClaimed(_)
             | Self::ContextDropped(_)
             | Self::SignatureRefused(_) => true,
-            Self::Forgotten(_) | Self::QueueFull(_) | Self::Store(_) => false,
+            Self::Forgotten(_) | Self::QueueFull(_) | Self::RootSucceeded(_) | Self::Store(_) => false,
         }
     }
 
@@ -69,6 +73,7 @@ impl Refusal {
                 "SIGNATURE_REFUSED" => Self::SignatureRefused(message),
                 "FORGOTTEN" => Self::Forgotten(message),
                 "QUEUE_FULL" => Self::QueueFull(message),
+                "ROOT_SUCCEEDED" => Self::RootSucceeded(message),
                 _ => Self::Store(Error::Refused { code, message }),
             },
             other => Self::Store(other),

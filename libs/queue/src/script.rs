@@ -59,6 +59,14 @@ scripts! {
     IMPORT = "import";
     /// Refuses what an old dispatcher wants run.
     REFUSE_OLD = "refuse_old";
+    /// Keeps where a coordinator is heard from.
+    NOTE_NODE = "note_node";
+    /// Notes that a coordinator has another root.
+    BEGIN_SUCCESSION = "begin_succession";
+    /// Passes on what is bound to a root.
+    SUCCEED = "succeed";
+    /// Notes whose contexts are.
+    INDEX = "index";
     /// Measures a queue.
     STATISTICS = "statistics";
 }
@@ -75,6 +83,11 @@ mod tests {
             ("SEQ", k::SEQ),
             ("QUEUES", k::QUEUES),
             ("INSTANCES", k::INSTANCES),
+            ("SUPERVISOR", k::SUPERVISOR),
+            ("SUCCESSORS", k::SUCCESSORS),
+            ("BINDING", k::BINDING_PREFIX),
+            ("CONTEXTS", k::CONTEXTS_PREFIX),
+            ("NODE", k::NODE_FIELD_PREFIX),
             ("JOB", k::JOB_PREFIX),
             ("UNCLAIMED", k::UNCLAIMED_PREFIX),
             ("CLAIMS", k::CLAIMS_PREFIX),

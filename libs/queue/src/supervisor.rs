@@ -105,17 +105,27 @@ impl Supervisor {
     /// # Errors
     /// A [`Refusal`].
     pub async fn accept(&self, offer: Offer) -> std::result::Result<Accepted, Refusal> {
-        let call = self.accept_call(offer).map_err(Refusal::Store)?;
+        let call = self.accept_call(offer, None).map_err(Refusal::Store)?;
         self.db.call(call).await.and_then(accepted).map_err(Refusal::of)
     }
 
     /// Takes several jobs in, in one round trip and in this order. Each has its own result.
     pub async fn accept_all(&self, offers: Vec<Offer>) -> Vec<std::result::Result<Accepted, Refusal>> {
+        self.accept_all_through(offers, None).await
+    }
+
+    /// The same of coordinators that are heard through a node of a bus, which is kept with each job that is taken: who is
+    /// promised something has to be found after a restart.
+    pub async fn accept_all_through(
+        &self,
+        offers: Vec<Offer>,
+        node: Option<&str>,
+    ) -> Vec<std::result::Result<Accepted, Refusal>> {
         let mut pipeline = Pipeline::new();
         let mut unwritable = Vec::new();
         let count = offers.len();
         for (at, offer) in offers.into_iter().enumerate() {
-            match self.accept_call(offer) {
+            match self.accept_call(offer, node) {
                 Ok(call) => {
                     pipeline.call(call);
                 }
@@ -415,7 +425,7 @@ impl Supervisor {
         &self.db
     }
 
-    fn accept_call(&self, offer: Offer) -> Result<Call> {
+    fn accept_call(&self, offer: Offer, node: Option<&str>) -> Result<Call> {
         let queue = offer.queue();
         let key = offer.execution.job_key;
         let keys = [k::context_binding(key.context), k::context_jobs(key.context), queue.to_string()];
@@ -434,6 +444,7 @@ impl Supervisor {
                 call.arg("").arg(&nonce_owner(nonce)).arg(expires.as_millis())
             }
         };
+        call = call.arg(node.unwrap_or_default());
         for (name, value) in fields(offer.execution, &offer.grants)? {
             call = call.arg(name).arg(&value);
         }

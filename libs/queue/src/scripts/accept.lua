@@ -2,15 +2,19 @@
 -- ARGV: 1 job key  2 content hash  3 coordinator  4 queue length limit  5 old queue, or nothing
 --       6 `known` when it is taken only if it is known  7 what its signature belongs to, or nothing
 --       8 until when that is remembered, in milliseconds since 1970
---       9… fields of the job's hash
-local key, hash, coordinator, queue, old = ARGV[1], ARGV[2], ARGV[3], KEYS[3], ARGV[5]
+--       9 the node of a bus through which its coordinator is heard, or nothing
+--       10… fields of the job's hash
+local key, hash, coordinator, queue, old, node = ARGV[1], ARGV[2], ARGV[3], KEYS[3], ARGV[5], ARGV[9]
 local job = JOB .. key
 local context = redis.call('HMGET', KEYS[1], 'coordinator', 'dropped_by')
 local bound = context[1]
-if bound and bound ~= coordinator then
+if redis.call('HEXISTS', SUCCESSORS, coordinator) == 1 then
+  return redis.error_reply('ROOT_SUCCEEDED this coordinator has another root now')
+end
+if is_of_another(bound, coordinator) then
   return redis.error_reply('CONTEXT_CLAIMED this context is bound to another coordinator')
 end
-if context[2] == coordinator then
+if context[2] and not is_of_another(context[2], coordinator) then
   return redis.error_reply('CONTEXT_DROPPED this context is deleted')
 end
 local known = redis.call('HMGET', job, 'hash', 'state')
@@ -18,6 +22,8 @@ if known[1] then
   if known[1] ~= hash then
     return redis.error_reply('KEY_CONFLICT this job key is known with other content')
   end
+  -- Before anything is promised: its coordinator has to be told of it.
+  if node ~= '' then note_node(coordinator, node) end
   tell_again(key)
   return {0, known[2]}
 end
@@ -49,7 +55,9 @@ if not bound then
   redis.call('HDEL', KEYS[1], 'dropped_by')
   redis.call('HSET', KEYS[1], 'coordinator', coordinator, 'since', time)
   redis.call('PERSIST', KEYS[1])
+  redis.call('SADD', CONTEXTS .. coordinator, string.sub(KEYS[1], #BINDING + 1))
 end
+if node ~= '' then note_node(coordinator, node) end
 if nonce ~= '' and not first then
   redis.call('SET', nonce, owner, 'PXAT', ARGV[8])
 end
@@ -57,7 +65,7 @@ end
 redis.call('DEL', job)
 local seq = redis.call('INCR', SEQ)
 redis.call('HSET', job, 'key', key, 'hash', hash, 'coordinator', coordinator, 'queue', queue, 'seq', seq,
-  'state', 'queued', 'status', 'queued', 'queued_at', time, 'log_offset', 0, unpack(ARGV, 9))
+  'state', 'queued', 'status', 'queued', 'queued_at', time, 'log_offset', 0, unpack(ARGV, 10))
 redis.call('ZADD', KEYS[2], '+inf', key)
 redis.call('ZADD', UNCLAIMED .. queue, seq, key)
 redis.call('SADD', QUEUES, queue)

@@ -3,7 +3,7 @@
 -- KEYS: 1 hero:uid:<uid>  2 hero:jobs:<uid>
 -- ARGV: 1 coordinator  2 how many are kept of the parts before  3 how many to look at  4 seconds to refuse late jobs
 local bound = redis.call('HGET', KEYS[1], 'coordinator')
-if bound and bound ~= ARGV[1] then
+if is_of_another(bound, ARGV[1]) then
   return redis.error_reply('CONTEXT_CLAIMED this context is bound to another coordinator')
 end
 redis.call('HSET', KEYS[1], 'dropped_by', ARGV[1])
@@ -70,6 +70,7 @@ end
 if offset + kept == 0 and looked < count then
   redis.call('DEL', KEYS[2])
   redis.call('HDEL', KEYS[1], 'coordinator', 'since')
+  if bound then unbind(bound, string.sub(KEYS[1], #BINDING + 1)) end
   redis.call('EXPIRE', KEYS[1], ARGV[4])
 end
 return {looked, kept}

@@ -5,6 +5,11 @@ local DONE = 'hero:done'
 local SEQ = 'hero:seq'
 local QUEUES = 'hero:queues'
 local INSTANCES = 'hero:instances'
+local SUPERVISOR = 'hero:supervisor'
+local SUCCESSORS = 'hero:successors'
+local BINDING = 'hero:uid:'
+local CONTEXTS = 'hero:contexts:'
+local NODE = 'node:'
 local JOB = 'hero:job:'
 local UNCLAIMED = 'hero:unclaimed:'
 local CLAIMS = 'hero:claims:'
@@ -21,6 +26,32 @@ local OLD_NUMBERED = 'job:0:'
 local function now()
   local t = redis.call('TIME')
   return string.format('%d.%03d', t[1], math.floor(t[2] / 1000))
+end
+
+-- Whether what is a root's is another coordinator's: whoever has another root now is who it was.
+local function is_of_another(root, coordinator)
+  return root and root ~= coordinator and redis.call('HGET', SUCCESSORS, root) ~= coordinator
+end
+
+-- Keeps through which node of a bus a coordinator was heard. Whoever was heard through it before is there no more.
+local function note_node(coordinator, node)
+  local field = NODE .. coordinator
+  if redis.call('HGET', SUPERVISOR, field) == node then return end
+  local known = redis.call('HGETALL', SUPERVISOR)
+  for i = 1, #known, 2 do
+    if known[i + 1] == node and string.sub(known[i], 1, #NODE) == NODE then
+      redis.call('HDEL', SUPERVISOR, known[i])
+    end
+  end
+  redis.call('HSET', SUPERVISOR, field, node)
+end
+
+-- A context is not a coordinator's any more. Of one that has none nothing is kept.
+local function unbind(coordinator, context)
+  redis.call('SREM', CONTEXTS .. coordinator, context)
+  if redis.call('EXISTS', CONTEXTS .. coordinator) == 0 then
+    redis.call('HDEL', SUPERVISOR, NODE .. coordinator)
+  end
 end
 
 -- Whether an entry may be a job of ours. Anybody can push anything.

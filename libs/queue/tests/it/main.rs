@@ -12,4 +12,5 @@ mod old_worker;
 mod pool;
 mod setup;
 mod stopping;
+mod succession;
 mod upkeep;

@@ -1,0 +1,21 @@
+-- Notes whose contexts are, for stores of versions that did not. A part at a time.
+-- ARGV: 1 where to go on  2 how many keys to look at.  Gives where to go on; nothing when this was all.
+if redis.call('HEXISTS', SUPERVISOR, 'indexed') == 1 then return '' end
+local part = redis.call('SCAN', ARGV[1], 'MATCH', BINDING .. '*', 'COUNT', ARGV[2], 'TYPE', 'hash')
+for _, binding in ipairs(part[2]) do
+  local coordinator = redis.call('HGET', binding, 'coordinator')
+  if coordinator then
+    redis.call('SADD', CONTEXTS .. coordinator, string.sub(binding, #BINDING + 1))
+  end
+end
+if part[1] ~= '0' then return part[1] end
+-- Nothing is kept any more of those who are bound to nothing.
+local known = redis.call('HGETALL', SUPERVISOR)
+for i = 1, #known, 2 do
+  if string.sub(known[i], 1, #NODE) == NODE
+    and redis.call('EXISTS', CONTEXTS .. string.sub(known[i], #NODE + 1)) == 0 then
+    redis.call('HDEL', SUPERVISOR, known[i])
+  end
+end
+redis.call('HSET', SUPERVISOR, 'indexed', 1)
+return ''

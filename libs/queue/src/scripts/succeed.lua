@@ -1,0 +1,41 @@
+-- Passes what is bound to a root on to the one after it, a part at a time. May be repeated, and begun again anywhere.
+-- ARGV: 1 old root  2 new root  3 the context in which it goes on, or nothing  4 where in its jobs
+--       5 how much to look at
+-- Gives 1 when there is more; context and place in which it goes on; how many contexts and jobs it was.
+local old, new, context, place, left = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
+if redis.call('HGET', SUCCESSORS, old) ~= new then
+  return redis.error_reply('ROOT_SUCCEEDED another root was named meanwhile')
+end
+local contexts, jobs = 0, 0
+while left > 0 do
+  if context == '' then
+    context, place = redis.call('SRANDMEMBER', CONTEXTS .. old), '0'
+    if not context then
+      local node = redis.call('HGET', SUPERVISOR, NODE .. old)
+      if node then
+        redis.call('HSETNX', SUPERVISOR, NODE .. new, node)
+        redis.call('HDEL', SUPERVISOR, NODE .. old)
+      end
+      return {0, '', '', contexts, jobs}
+    end
+  end
+  local part = redis.call('ZSCAN', 'hero:jobs:' .. context, place, 'COUNT', left)
+  place, left = part[1], left - 1 - #part[2] / 2
+  for i = 1, #part[2], 2 do
+    local job = JOB .. part[2][i]
+    if redis.call('HGET', job, 'coordinator') == old then
+      redis.call('HSET', job, 'coordinator', new)
+      jobs = jobs + 1
+    end
+  end
+  if place == '0' then
+    if redis.call('HGET', BINDING .. context, 'coordinator') == old then
+      redis.call('HSET', BINDING .. context, 'coordinator', new)
+      redis.call('SADD', CONTEXTS .. new, context)
+      contexts = contexts + 1
+    end
+    redis.call('SREM', CONTEXTS .. old, context)
+    context = ''
+  end
+end
+return {1, context, place, contexts, jobs}
