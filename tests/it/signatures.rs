@@ -41,6 +41,10 @@ fn only_what_is_signed_runs_where_signatures_are_asked_for() {
     assert_eq!((ended.status.as_str(), ended.state("makes").as_str()), ("ERROR", "FAILED POLICY_REFUSED"));
     let said = ended.nodes["makes"]["reason"]["detail"].as_str().expect("a sentence").to_owned();
     assert!(said.contains("that their actors have signed"), "{said}");
+    let carried = scene.json(&["message", "list", "--flow", &id.to_string()], 0);
+    let message = &carried["messages"][0];
+    assert_eq!(message["status"], "MESSAGE_STATUS_ERROR", "{carried}");
+    assert!(message["error"].as_str().is_some_and(|error| error.starts_with("POLICY_REFUSED")), "{carried}");
     let told = stdout(&scene.up.mycora(&["flow", "explain", &id.to_string(), "makes"]), 0);
     assert!(told.contains("policy"), "{told}");
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use testkit::{Mark, Witness, free_port, wait_until_blocking};
+use testkit::{Mark, Process, Witness, free_port, wait_until_blocking};
 
 use crate::suite::{PATIENCE, command, flow_file, place_of_scripts, program, stdout};
 
@@ -45,6 +45,29 @@ impl Sites {
 
     fn mycora(&self, site: &str, arguments: &[&str]) -> Output {
         command(&self.site(site).join("client.toml"), arguments).output().expect("it starts")
+    }
+
+    /// The answer to a command as JSON.
+    fn json(&self, site: &str, arguments: &[&str]) -> Value {
+        let answer = self.mycora(site, &[&["--output", "json"], arguments].concat());
+        serde_json::from_str(&stdout(&answer, 0)).expect("one document")
+    }
+
+    /// How actor 1 of a site is written to from elsewhere.
+    fn actor(&self, site: &str) -> String {
+        let actor = self.json(site, &["actor", "show"]);
+        let pki = self.site(site).join("pki");
+        let [cert, admin] = ["admin.pem", "admin.key"].map(|file| pki.join(file).display().to_string());
+        let gateway = self.json(site, &["gateway", "show", "--cert", &cert, "--key", &admin]);
+        let text = |value: &Value| value.as_str().expect("a text").to_owned();
+        format!("{}@{}", text(&actor["actor"]["pubkey"]), text(&gateway["address"]))
+    }
+
+    /// Answers of `redis-cli` in context 1 of a site.
+    fn redis(&self, site: &str, arguments: &[&str]) -> String {
+        let socket = self.site(site).join("redis.sock");
+        let output = Command::new("redis-cli").arg("-s").arg(socket).args(["-n", "1"]).args(arguments).output();
+        String::from_utf8(output.expect("`redis-cli` starts").stdout).expect("text")
     }
 
     /// Kills a site's daemon, which forgets all that it had, and starts it again.
@@ -106,4 +129,43 @@ fn jobs_run_at_the_other_site_while_daemons_come_and_go() {
     witness.assert_each_once(&names.iter().map(String::as_str).collect::<Vec<_>>());
     // The other site has run them and knows nothing of the flow.
     stdout(&sites.mycora("b", &["flow", "get", "1"]), 1);
+}
+
+#[test]
+fn actors_of_both_sites_write_to_each_other() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let sites = Sites::start(&dir.path().join("sites"));
+    let (a, b) = (sites.actor("a"), sites.actor("b"));
+    let key = sites.site("a").join("pki/actor-1.ed25519");
+    let key = key.to_str().expect("a plain path");
+    let arguments = ["message", "send", "--wait", "--to", &b, "--signing-key", key, "good morning"];
+    let sent = stdout(&sites.mycora("a", &arguments), 0);
+    assert!(sent.contains("has arrived"), "{sent}");
+
+    // A reader that dies before it acknowledges has read nothing.
+    let mut command = command(&sites.site("b").join("client.toml"), &["message", "receive", "--follow"]);
+    let mut reader = Process::spawn("a reader", &mut command);
+    reader.wait_for_line("good morning", PATIENCE);
+    reader.kill9();
+    let received = sites.json("b", &["message", "receive"]);
+    let message = &received[0];
+    assert_eq!((&message["text"], &message["verified"]), (&"good morning".into(), &true.into()), "{received}");
+    assert_eq!(message["origin"]["callerId"], 1);
+    let name = message["key"].as_str().expect("its key");
+    assert_eq!(sites.redis("b", &["LRANGE", "msg_in", "0", "-1"]).trim(), name);
+    stdout(&sites.mycora("b", &["message", "acknowledge", name]), 0);
+    assert_eq!(sites.json("b", &["message", "receive"]), Value::Array(Vec::new()));
+
+    let arguments = ["message", "send", "--wait", "--mail", "--topic", "Re", "--to", &a, "good night"];
+    stdout(&sites.mycora("b", &arguments), 0);
+    let received = sites.json("a", &["message", "receive"]);
+    assert_eq!(received[0]["verified"], Value::Null, "nobody has signed it: {received}");
+
+    // Nobody of that key is there: it ends at once, and says so.
+    let (_, address) = b.split_once('@').expect("a key and where");
+    let nobody = format!("{}@{address}", "0a".repeat(32));
+    let refused = sites.mycora("a", &["message", "send", "--wait", "--to", &nobody, "who are you"]);
+    assert!(stdout(&refused, 1).contains("UNKNOWN_RECIPIENT"));
+    let dead = sites.json("a", &["message", "dead-letters"]);
+    assert_eq!(dead["messages"].as_array().map(Vec::len), Some(1), "{dead}");
 }
