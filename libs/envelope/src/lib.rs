@@ -25,7 +25,7 @@ pub mod statement;
 pub mod succession;
 
 pub use certificate::{Certificate, RootChange};
-pub use conversation::{Beyond, Conversation, Memory, OnRefusal, Voice};
+pub use conversation::{Beyond, Conversation, Heirs, Memory, OnRefusal, Voice};
 pub use dsse::Envelope;
 pub use files::{FilesError, NewRoot, SigningFiles};
 pub use replay::ReplayWindow;
