@@ -304,7 +304,7 @@ impl Post<'_> {
     ) -> Result<MessageId> {
         let Self { actor, request, caller, new, addressed } = self;
         let mut letter = letter_of(new, &addressed, origin_of(context.uid, caller), now);
-        let router = routers.pick();
+        let router = routers.pick_for_letter(context.id);
         let mut touched = vec![tenant.letters.clone(), tenant.msg_out.clone(), tenant.held.clone()];
         touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
         let touched: Vec<&str> = touched.iter().map(String::as_str).collect();

@@ -13,7 +13,7 @@ use crate::app::{App, Deps, StartError};
 use crate::commits::COMMIT_NODES_MAX;
 use crate::config::Config;
 use crate::durability::Durability;
-use crate::routers::HELD_MAX;
+use crate::routers::{HELD_MAX, HELD_WHOLE_MAX};
 use crate::rpc::{COMMITS_IN_FLIGHT_MAX, INTERNAL_POLICY, PUBLIC_POLICY};
 
 /// The pause before Redis is tried again.
@@ -56,6 +56,7 @@ impl service::App for App {
             ("commit_bytes_max", limits::COMMIT_BYTES_MAX as u64),
             ("commits_in_flight_max", COMMITS_IN_FLIGHT_MAX as u64),
             ("held_messages_max", HELD_MAX as u64),
+            ("held_whole_max", HELD_WHOLE_MAX as u64),
             ("file_bytes_max", limits::FILE_BYTES_MAX as u64),
             ("blob_chunk_bytes", limits::BLOB_CHUNK_BYTES as u64),
             ("log_tail_bytes_max", limits::LOG_TAIL_BYTES_MAX as u64),

@@ -181,7 +181,7 @@ impl Taking {
 
     /// Takes what is out, as far as there is room. Says whether that was all.
     async fn drain(&self, tenant: &Tenant) -> Result<bool> {
-        while self.router.has_room() {
+        while self.router.has_room_for_all_of(tenant.id) {
             let now = Timestamp::now();
             let (messages, more) = self.hub.store().take_out(tenant, self.router.name(), now).await?;
             messages.into_iter().for_each(|message| self.router.send_taken(message));
