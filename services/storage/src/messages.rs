@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use kv::{Cmd, Pipeline, Value};
-use model::{ContextId, ContextUid, FlowId, MessageKey, Timestamp};
+use kv::{Cmd, Value};
+use model::{ContextId, ContextUid, FlowId, MessageKey, Timestamp, limits};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::raw::{self, Holder};
 use crate::record;
 use crate::record::message::{Body, Found};
@@ -16,6 +16,35 @@ use crate::store::{Store, Tenant};
 pub(crate) const HOLD: Duration = Duration::from_secs(30);
 /// Messages that are moved or settled by one script.
 pub(crate) const MESSAGES_MAX: usize = 100;
+
+/// What one script reads of messages. More than that no single one has that anybody could deliver.
+const TAKEN_BYTES_MAX: usize = 2 * limits::COMMIT_BYTES_MAX;
+/// Bytes of the text that says why a message will not arrive.
+const PROBLEM_BYTES_MAX: usize = 8 * 1024;
+
+/// What stands in a list of messages, where programs may have put anything.
+#[derive(Debug)]
+struct Entry {
+    bytes: Vec<u8>,
+    /// The message of this context that it names, and how; nothing for what names none.
+    message: Option<(MessageKey, String)>,
+}
+
+impl Entry {
+    fn list(tenant: &Tenant, answer: Value) -> Result<Vec<Self>> {
+        let mut entries = Vec::new();
+        for value in answer.array()? {
+            let bytes = value.bytes()?;
+            let message =
+                std::str::from_utf8(&bytes).ok().and_then(|text| match tenant.keys.parse(text)? {
+                    keys::ContextKey::Message(key) => Some((key, text.to_owned())),
+                    _ => None,
+                });
+            entries.push(Self { bytes, message });
+        }
+        Ok(entries)
+    }
+}
 
 /// A message that a router holds.
 #[derive(Debug, Clone)]
@@ -65,20 +94,28 @@ impl Store {
     ) -> Result<(Vec<Held>, bool)> {
         let ask =
             Cmd::new("LRANGE").arg(&tenant.msg_out).arg(-i64::try_from(MESSAGES_MAX).unwrap_or(1)).arg(-1);
-        let mut seen = tenant.connection.cmd(ask).await?.texts()?;
+        let mut seen = Entry::list(tenant, tenant.connection.cmd(ask).await?)?;
         if seen.is_empty() {
             return Ok((Vec::new(), false));
         }
         seen.reverse();
-        let mut touched = vec![tenant.msg_out.as_str(), &tenant.held];
-        touched.extend(seen.iter().map(String::as_str));
+        let mut touched = vec![tenant.msg_out.as_str(), &tenant.held, &tenant.letters, &tenant.dead_letters];
+        // What is no message of this context, but anything or of another one, is never touched.
+        touched
+            .extend(seen.iter().map(|entry| entry.message.as_ref().map_or(&*tenant.msg_out, |(_, key)| key)));
         let call = tenant
             .begin(&scripts::TAKE_OUT, &touched, None, now)
             .arg(router)
             .arg(&(now + HOLD).to_string())
+            .arg(TAKEN_BYTES_MAX)
+            .args(seen.iter().map(|entry| &entry.bytes))
             .args(record::message::READ);
         let taken = tenant.call(call).await?.array()?;
-        let more = taken.len() >= MESSAGES_MAX;
+        let more = !taken.is_empty() && (taken.len() >= MESSAGES_MAX || taken.len() < seen.len());
+        for entry in seen.iter().take(taken.len()).filter(|entry| entry.message.is_none()) {
+            let found = String::from_utf8_lossy(&entry.bytes[..entry.bytes.len().min(200)]);
+            tracing::warn!(context = %tenant.id, %found, "what was pushed is no key of a message of its context");
+        }
         Ok((self.read_taken((tenant, router), &seen, taken, now).await?, more))
     }
 
@@ -90,36 +127,43 @@ impl Store {
         now: Timestamp,
     ) -> Result<Vec<Held>> {
         let ask = Cmd::new("ZRANGEBYSCORE").arg(&tenant.held).arg("-inf").arg(&now.to_string());
-        let seen = tenant.connection.cmd(ask.arg("LIMIT").arg(0).arg(MESSAGES_MAX)).await?.texts()?;
-        if seen.is_empty() {
-            return Ok(Vec::new());
-        }
-        let mut touched = vec![tenant.held.as_str()];
-        touched.extend(seen.iter().map(String::as_str));
-        let call = tenant
-            .begin(&scripts::TAKE_EXPIRED, &touched, None, now)
-            .arg(router)
-            .arg(&(now + HOLD).to_string())
-            .arg(&now.to_string())
-            .args(record::message::READ);
-        let taken = tenant.call(call).await?.array()?;
-        self.read_taken((tenant, router), &seen, taken, now).await
+        let seen = tenant.connection.cmd(ask.arg("LIMIT").arg(0).arg(MESSAGES_MAX)).await?;
+        self.take_held((tenant, router), &Entry::list(tenant, seen)?, Some(now), now).await
     }
 
     /// Reads what `router` holds in a context and prolongs it.
     pub(crate) async fn held_by(&self, tenant: &Tenant, router: &str, now: Timestamp) -> Result<Vec<Held>> {
-        let all =
-            tenant.connection.cmd(Cmd::new("ZRANGE").arg(&tenant.held).arg(0).arg(-1)).await?.texts()?;
-        let mut held = Vec::new();
-        for seen in all.chunks(MESSAGES_MAX) {
-            let mine = self.renew_keys(tenant, router, seen, now).await?;
-            let mut pipeline = Pipeline::new();
-            for key in &mine {
-                pipeline.cmd(Cmd::new("HMGET").arg(key).args(record::message::READ));
-            }
-            let values =
-                tenant.connection.pipeline(&pipeline).await?.into_iter().collect::<kv::Result<_>>()?;
-            held.extend(self.read_taken((tenant, router), &mine, values, now).await?);
+        let all = tenant.connection.cmd(Cmd::new("ZRANGE").arg(&tenant.held).arg(0).arg(-1)).await?;
+        self.take_held((tenant, router), &Entry::list(tenant, all)?, None, now).await
+    }
+
+    /// Takes those whose hold has ended at `until`; without one those that `router` holds already.
+    async fn take_held(
+        &self,
+        (tenant, router): (&Tenant, &str),
+        seen: &[Entry],
+        until: Option<Timestamp>,
+        now: Timestamp,
+    ) -> Result<Vec<Held>> {
+        let (mut held, mut rest) = (Vec::new(), seen);
+        while !rest.is_empty() {
+            let part = &rest[..rest.len().min(MESSAGES_MAX)];
+            let mut touched = vec![tenant.held.as_str(), &tenant.letters];
+            // What names no message is a member of nothing else either.
+            touched.extend(
+                part.iter().map(|entry| entry.message.as_ref().map_or(&*tenant.held, |(_, key)| key)),
+            );
+            let call = tenant
+                .begin(&scripts::TAKE_HELD, &touched, None, now)
+                .arg(router)
+                .arg(&(now + HOLD).to_string())
+                .arg(&until.map(|until| until.to_string()).unwrap_or_default())
+                .arg(TAKEN_BYTES_MAX)
+                .args(record::message::READ);
+            let taken = tenant.call(call).await?.array()?;
+            let (done, left) = part.split_at(taken.len().clamp(1, part.len()));
+            held.extend(self.read_taken((tenant, router), done, taken, now).await?);
+            rest = &rest[rest.len().min(MESSAGES_MAX) - left.len()..];
         }
         Ok(held)
     }
@@ -187,31 +231,39 @@ impl Store {
     async fn read_taken(
         &self,
         (tenant, router): (&Tenant, &str),
-        seen: &[String],
+        seen: &[Entry],
         taken: Vec<Value>,
         now: Timestamp,
     ) -> Result<Vec<Held>> {
-        if taken.is_empty() {
+        if taken.iter().all(|value| *value == Value::Int(0)) {
             return Ok(Vec::new());
         }
         let (_, context) = self.context(tenant.id).await?;
         let holder = Holder { tenant, context: &context, router };
         let mut held = Vec::with_capacity(taken.len());
-        for (text, value) in seen.iter().zip(taken) {
-            let Some(keys::ContextKey::Message(key)) = tenant.keys.parse(text) else {
-                if value != Value::Int(0) {
-                    refuse(tenant, text, &format!("`{text}` is no key of a message"), now).await?;
-                }
-                continue;
+        for (entry, value) in seen.iter().zip(taken) {
+            let Some((key, text)) = &entry.message else { continue };
+            let body = match value {
+                Value::Int(1) => Err(too_large()),
+                value => self.body_of(holder, *key, value, now).await,
             };
-            match self.body_of(holder, key, value, now).await {
-                Ok(None) => {}
+            let error = match body {
+                Ok(None) => continue,
                 Ok(Some(body)) => {
-                    held.push(Held { context: tenant.id, context_uid: context.uid, key, body });
+                    held.push(Held { context: tenant.id, context_uid: context.uid, key: *key, body });
+                    continue;
                 }
-                Err(error) => {
-                    let problem = raw::refusal(&error).ok_or(error)?;
-                    refuse(tenant, text, &problem, now).await?;
+                Err(error) => error,
+            };
+            let settled = match raw::refusal(&error) {
+                Some(problem) => refuse(tenant, text, &problem, now).await,
+                None => Err(error),
+            };
+            // It stays held, and is looked at again when that ends. The others have nothing to do with it.
+            if let Err(error) = settled {
+                tracing::warn!(context = %tenant.id, key = text, %error, "a message cannot be read now");
+                if matches!(&error, Error::Store(cause) if cause.is_connection_trouble()) {
+                    break;
                 }
             }
         }
@@ -235,6 +287,10 @@ impl Store {
     }
 }
 
+fn too_large() -> Error {
+    Error::field("message", format!("a message that was pushed has at most {TAKEN_BYTES_MAX} bytes"))
+}
+
 /// Settles what nobody can deliver.
 async fn refuse(tenant: &Tenant, key: &String, problem: &str, now: Timestamp) -> Result<()> {
     tracing::warn!(context = %tenant.id, key, problem, "a message cannot be delivered");
@@ -251,7 +307,7 @@ async fn settle_keys(
     touched.extend(keys.iter().map(String::as_str));
     let mut call = tenant.begin(&scripts::SETTLE, &touched, None, now);
     for (error, flow) in outcomes {
-        call = call.arg(error).arg(flow.map_or(0, |flow| flow.0));
+        call = call.arg(record::cut(error, PROBLEM_BYTES_MAX)).arg(flow.map_or(0, |flow| flow.0));
     }
     tenant.call(call).await?;
     Ok(())

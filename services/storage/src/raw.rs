@@ -53,8 +53,9 @@ impl Store {
         }
         let Holder { tenant, context, router } = holder;
         let message = tenant.keys.message(key.caller, key.id);
+        let touched: [&str; 4] = [&tenant.held, &message, &tenant.letters, &tenant.dead_letters];
         let change = tenant
-            .begin(&scripts::TAKE_RAW, &[&tenant.held, &message, &tenant.letters], Some(context.uid), now)
+            .begin(&scripts::TAKE_RAW, &touched, Some(context.uid), now)
             .arg(router)
             .arg(key.caller.0)
             .arg(key.id.0)

@@ -27,6 +27,12 @@ pub(crate) struct BadRecord {
     problem: String,
 }
 
+/// As much of a text as fits into `max` bytes.
+pub(crate) fn cut(text: &str, max: usize) -> &str {
+    let end = (0..=text.len().min(max)).rev().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or_default()]
+}
+
 /// The fields of a hash that is being read.
 #[derive(Debug)]
 pub(crate) struct Fields {
@@ -49,13 +55,22 @@ impl Fields {
 
     /// From the answer to `HMGET` of `names`, whatever of them is there.
     pub(crate) fn of_any(what: impl fmt::Display, names: &[&str], value: Value) -> Result<Self> {
-        let mut fields = BTreeMap::new();
+        let mut read = Self { what: what.to_string(), fields: BTreeMap::new() };
         for (name, value) in names.iter().zip(value.array()?) {
-            if let Some(text) = value.optional_text()? {
-                fields.insert((*name).to_owned(), text);
+            if !value.is_nil() {
+                let text =
+                    String::from_utf8(value.bytes()?).map_err(|error| read.bad(name, error.utf8_error()))?;
+                read.fields.insert((*name).to_owned(), text);
             }
         }
-        Ok(Self { what: what.to_string(), fields })
+        Ok(read)
+    }
+
+    /// The same where others write as well: what is no text counts as missing.
+    pub(crate) fn of_readable(what: impl fmt::Display, names: &[&str], value: Value) -> Result<Self> {
+        let texts = names.iter().zip(value.array()?);
+        let texts = texts.filter_map(|(name, value)| Some(((*name).to_owned(), value.text().ok()?)));
+        Ok(Self { what: what.to_string(), fields: texts.collect() })
     }
 
     fn bad(&self, field: &str, problem: impl fmt::Display) -> BadRecord {
@@ -98,6 +113,11 @@ impl Fields {
             Some(text) if text.is_empty() => Ok(T::default()),
             Some(text) => serde_json::from_str(text).map_err(|error| self.bad(field, error)),
         }
+    }
+
+    /// Bytes of a value; none when it is not there.
+    pub(crate) fn len_of(&self, field: &str) -> usize {
+        self.fields.get(field).map_or(0, String::len)
     }
 
     /// Whether there is such a field, whatever it says.

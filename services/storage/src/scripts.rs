@@ -40,7 +40,7 @@ scripts! {
         SETTLE = "settle",
         RENEW_HOLDS = "renew_holds",
         TAKE_OUT = "take_out",
-        TAKE_EXPIRED = "take_expired",
+        TAKE_HELD = "take_held",
         TAKE_RAW = "take_raw",
         APPEND_LOG = "append_log",
         PUT_BLOB = "put_blob",

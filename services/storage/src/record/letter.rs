@@ -8,11 +8,13 @@ use std::str::FromStr;
 use kv::Value;
 use model::{
     ActorId, ContextId, FlowId, Letter, MessageFormat, MessageKey, MessageStatus, MessageType, Origin,
-    Revision, Timestamp, TransportStatus,
+    Revision, Timestamp, TransportStatus, limits,
 };
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::{Fields, Written};
+use crate::commits::COMMIT_NODES_MAX;
 use crate::error::Result;
 
 /// What is read of a message; the last of them only for whoever wants the text.
@@ -127,7 +129,7 @@ impl KeptMessage {
 
 /// The message in the answer to `HMGET` of [`fields`]; nothing when there is none.
 pub(crate) fn read(key: MessageKey, extent: Extent, value: Value) -> Result<Option<KeptMessage>> {
-    let mut fields = Fields::of_any(super::super::messages::message_key(key), fields(extent), value)?;
+    let mut fields = Fields::of_readable(super::super::messages::message_key(key), fields(extent), value)?;
     if fields.fields.is_empty() {
         return Ok(None);
     }
@@ -142,17 +144,17 @@ pub(crate) fn read(key: MessageKey, extent: Extent, value: Value) -> Result<Opti
         timeout_ack_secs: fields.lenient("timeout_ack").unwrap_or_default(),
         status: fields.lenient("status").unwrap_or(MessageStatus::Dispatched),
         transport_status: fields.lenient("transport_status").unwrap_or(TransportStatus::Queued),
-        origin: fields.json("origin").unwrap_or_default(),
+        origin: fields.short_json("origin").unwrap_or_default(),
         verified: fields.flag("verified"),
-        logs: fields.json("logs").unwrap_or_default(),
+        logs: fields.short_json("logs").unwrap_or_default(),
         created_at: fields.lenient("created_at").unwrap_or_default(),
         updated_at: fields.lenient("updated_at").unwrap_or_default(),
         revision: fields.lenient("revision").unwrap_or_default(),
-        from_pubkey: fields.text("from_pubkey"),
-        to: fields.text("to"),
-        topic: fields.text("topic"),
-        text: fields.text("message"),
-        error: fields.text("error"),
+        from_pubkey: fields.cut("from_pubkey", SHORT_BYTES_MAX),
+        to: fields.cut("to", SHORT_BYTES_MAX),
+        topic: fields.cut("topic", 4 * limits::MESSAGE_TOPIC_CHARS_MAX),
+        text: fields.cut("message", TEXT_BYTES_MAX),
+        error: fields.cut("error", LONG_BYTES_MAX),
     }))
 }
 
@@ -164,10 +166,32 @@ struct Carried {
 }
 
 fn job_keys(nodes: Vec<Carried>) -> Vec<String> {
-    nodes.into_iter().map(|node| node.job_key).filter(|key| !key.is_empty()).collect()
+    let keys = nodes.into_iter().map(|node| node.job_key);
+    keys.filter(|key| !key.is_empty() && key.len() <= JOB_KEY_BYTES_MAX).take(COMMIT_NODES_MAX).collect()
 }
 
+/// Bytes of a job's key.
+const JOB_KEY_BYTES_MAX: usize = 200;
+/// Bytes of an address, and of what else is short.
+const SHORT_BYTES_MAX: usize = 1024;
+/// Bytes of why a message will not arrive.
+const LONG_BYTES_MAX: usize = 16 * 1024;
+/// Bytes of a text. The outcome of jobs is longer than what is sent.
+const TEXT_BYTES_MAX: usize = 2 * limits::PAGE_BYTES_MAX;
+
 impl Fields {
+    /// A text, of which nobody else makes an answer that is too long to be given.
+    fn cut(&mut self, field: &str, max: usize) -> String {
+        let mut text = self.text(field);
+        text.truncate(super::cut(&text, max).len());
+        text
+    }
+
+    /// A list or record that is not too long; nothing in the place of any other.
+    fn short_json<T: DeserializeOwned + Default>(&self, field: &str) -> Option<T> {
+        self.json(field).ok().filter(|_| self.len_of(field) <= limits::PAGE_BYTES_MAX)
+    }
+
     /// A value that may be missing or be anything.
     fn lenient<T: FromStr<Err: std::fmt::Display>>(&self, field: &str) -> Option<T> {
         self.optional(field).ok().flatten()

@@ -5,7 +5,8 @@
 //! `open` (how many of the nodes that it carried are not ended; only such messages have it), and for chat and mail
 //! `recipient` (the key of whom it is for), `addresses` (where that is reached, as JSON) and `expires_at`.
 //!
-//! What has neither `open` nor `recipient` was pushed by a program that knows nothing of all this: see [`crate::raw`].
+//! What has neither `open` nor `recipient` was pushed by a program that knows nothing of all this: see [`crate::raw`]. The
+//! scripts give these three only where a list of ours names the message, since programs write into hashes what they like.
 
 use std::time::Duration;
 
@@ -20,7 +21,8 @@ use serde_json::value::RawValue;
 use super::{BadRecord, Fields};
 use crate::error::Result;
 
-/// What is read of a message. Scripts that take messages are given these names, and give the values in this order.
+/// What is read of a message. Scripts that take messages are given these names, and give the values in this order. They
+/// know that the first three are those that only messages of ours have.
 pub(crate) const READ: [&str; 24] = [
     "revision",
     "open",

@@ -15,7 +15,7 @@ if #there == 0 then return {0, 0} end
 
 local revision = raise()
 for _, key in ipairs(there) do
-  if redis.call('EXISTS', key) == 1 then
+  if is_hash(key) then
     redis.call('HSET', key, 'status', 'processed', 'transport_status', 'read', 'updated_at', ARGV[3], 'revision', revision)
   end
   emit_message(revision, key, 'processed')

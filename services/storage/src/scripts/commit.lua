@@ -45,12 +45,11 @@ end
 -- The message that the flow was made of has the flow's end, and its sender is told.
 local function tell(revision, message)
   local key = ARGV[26] .. message
-  local logs = redis.call('HMGET', key, 'status', 'logs')
   local ended = 'flow ' .. ARGV[5] .. ' has ended: ' .. ARGV[11]
-  if logs[1] then
+  if is_hash(key) and redis.call('HEXISTS', key, 'status') == 1 then
     local finished = ARGV[11] == 'finished'
     redis.call('HSET', key, 'status', finished and 'processed' or 'error', 'error', finished and '' or ended,
-      'flow_id', ARGV[5], 'updated_at', ARGV[3], 'revision', revision, 'logs', logged(logs[2], ended))
+      'flow_id', ARGV[5], 'updated_at', ARGV[3], 'revision', revision, 'logs', logged(redis.call('HGET', key, 'logs'), ended))
     emit_message(revision, key, finished and 'processed' or 'error')
   end
   local text, caller = outcome(message)

@@ -68,14 +68,47 @@ end
 
 -- What happened to a message so far, as JSON, and one line more; the last 100 are kept.
 local function logged(logs, text)
-  local entry = '{"time":' .. ARGV[3] .. ',"text":' .. cjson.encode(text) .. '}'
-  if not logs or logs == '' or logs == '[]' then return '[' .. entry .. ']' end
-  local is_json, lines = pcall(cjson.decode, logs)
-  -- Others may have written it.
-  if not is_json or type(lines) ~= 'table' or #lines == 0 then return '[' .. entry .. ']' end
   local kept = {}
-  for n = math.max(1, #lines - 98), #lines do kept[#kept + 1] = cjson.encode(lines[n]) end
-  return '[' .. table.concat(kept, ',') .. ',' .. entry .. ']'
+  -- Others may have written it: what is too much or no list begins anew, and no line of theirs stands in the way.
+  local is_json, lines = pcall(cjson.decode, logs and #logs <= 1048576 and logs or '[]')
+  if is_json and type(lines) == 'table' then
+    for n = math.max(1, #lines - 98), #lines do
+      local is_line, line = pcall(cjson.encode, lines[n])
+      if is_line then kept[#kept + 1] = line end
+    end
+  end
+  kept[#kept + 1] = '{"time":' .. ARGV[3] .. ',"text":' .. cjson.encode(text) .. '}'
+  return '[' .. table.concat(kept, ',') .. ']'
+end
+
+-- Programs may have left anything where a message is expected.
+local function is_hash(key)
+  return redis.call('TYPE', key).ok == 'hash'
+end
+
+-- Which of our lists names a message: `letters`, or `nodes` for one that carries those of a flow; none for what a program
+-- pushed. The hash does not tell, since programs write what they like.
+local function kept_in(key, letters)
+  local message = redis.call('HMGET', key, 'revision', 'flow_id')
+  if not message[1] then return nil end
+  if redis.call('ZSCORE', letters, key) then return 'letters' end
+  local flow = string.match(message[2] or '', '^%d+$')
+  local carriers = flow and string.match(KEYS[1], '^(.*)context:') .. 'flow:' .. flow .. ':messages'
+  if not carriers or redis.call('TYPE', carriers).ok ~= 'set' then return nil end
+  return redis.call('SISMEMBER', carriers, key) == 1 and 'nodes' or nil
+end
+
+-- The wanted fields of a message, of which the first are `revision`, `open` and `recipient`, and how many bytes that is. 1
+-- instead of them when it is more than `most`.
+local function fields_of(key, letters, most, wanted)
+  local bytes = 0
+  for _, field in ipairs(wanted) do bytes = bytes + redis.call('HSTRLEN', key, field) end
+  if bytes > most then return 1, 0 end
+  local fields, kept = redis.call('HMGET', key, unpack(wanted)), kept_in(key, letters)
+  if not kept then fields[1] = false end
+  if kept ~= 'nodes' then fields[2] = false end
+  if kept ~= 'letters' then fields[3] = false end
+  return fields, bytes
 end
 
 -- The greatest id that 32 bits hold.

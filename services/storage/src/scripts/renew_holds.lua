@@ -6,7 +6,7 @@ local no = closed()
 if no then return no end
 local lost = {}
 for k = 5, #KEYS do
-  if redis.call('ZSCORE', KEYS[4], KEYS[k]) and redis.call('HGET', KEYS[k], 'router') == ARGV[5] then
+  if redis.call('ZSCORE', KEYS[4], KEYS[k]) and is_hash(KEYS[k]) and redis.call('HGET', KEYS[k], 'router') == ARGV[5] then
     redis.call('ZADD', KEYS[4], ARGV[6], KEYS[k])
   else
     lost[#lost + 1] = k - 4

@@ -48,7 +48,7 @@ if request then
   redis.call('EXPIRE', request, ARGV[14])
 end
 -- The message that it was made of waits for its end again.
-if flow[7] and flow[7] ~= '' and redis.call('EXISTS', ARGV[15] .. flow[7]) == 1 then
+if flow[7] and flow[7] ~= '' and is_hash(ARGV[15] .. flow[7]) then
   redis.call('HSET', ARGV[15] .. flow[7], 'status', 'acknowledged', 'error', '', 'updated_at', ARGV[3], 'revision', revision)
   emit_message(revision, ARGV[15] .. flow[7], 'acknowledged')
 end

@@ -9,28 +9,32 @@ for k = 7, #KEYS do
   local key, problem, flow = KEYS[k], ARGV[2 * k - 9], ARGV[2 * k - 8]
   if redis.call('ZREM', KEYS[4], key) == 1 then
     settled = settled + 1
-    local message = redis.call('HMGET', key, 'revision', 'open', 'recipient', 'status', 'logs')
+    local is_message = is_hash(key)
+    local message = is_message and redis.call('HMGET', key, 'open', 'recipient', 'status', 'logs')
+    local kept = is_message and kept_in(key, KEYS[6])
     -- Refused before it was taken up.
-    local is_raw = not message[1] and redis.call('EXISTS', key) == 1
+    local is_raw = is_message and not kept
     -- The end of the flow that was made of it may have been faster than the answer that it was made.
-    if is_raw or message[4] == 'dispatched' then
+    if is_raw or (kept and message[3] == 'dispatched') then
       revision = revision or raise()
-      local status, transport, line = 'acknowledged', message[3] and 'delivered' or 'read', 'acknowledged'
+      local status, transport, line = 'acknowledged', message[2] and 'delivered' or 'read', 'acknowledged'
       if problem ~= '' then
         status, transport, line = 'error', 'failed', 'given up: ' .. problem
         redis.call('ZADD', KEYS[5], revision, key)
-      elseif message[2] and tonumber(message[2]) <= 0 then
+      elseif kept == 'nodes' and tonumber(message[1] or '0') <= 0 then
         status = 'processed'
       end
       redis.call('HSET', key, 'status', status, 'error', problem, 'transport_status', transport, 'updated_at', ARGV[3],
-        'revision', revision, 'logs', logged(message[5], line))
+        'revision', revision, 'logs', logged(message[4], line))
       if flow ~= '0' then redis.call('HSET', key, 'flow_id', flow) end
       if is_raw then
         redis.call('HSETNX', key, 'created_at', ARGV[3])
+        -- What only ours have.
+        redis.call('HDEL', key, 'open', 'recipient', 'addresses')
         redis.call('ZADD', KEYS[6], 'NX', revision, key)
       end
       -- What carries nodes is seen by them.
-      if not message[2] then emit_message(revision, key, status) end
+      if kept ~= 'nodes' then emit_message(revision, key, status) end
     end
   end
 end

@@ -6,6 +6,7 @@ mod blobs;
 mod context_removal;
 mod durability;
 mod flows;
+mod hostile;
 mod inbox;
 mod layout;
 mod leases;

@@ -178,7 +178,10 @@ async fn every_message_is_taken_once_by_many_routers() {
 #[tokio::test]
 async fn what_cannot_be_delivered_is_settled_with_the_reason() {
     let stage = Stage::new(Layout::Database).await;
-    stage.ask(Cmd::new("HSET").arg("message:2:9").arg("to").arg("x").arg("open").arg(1)).await;
+    // One that carried nodes of a flow, and was spoilt.
+    stage.ask(Cmd::new("SADD").arg("flow:1:messages").arg("message:2:9")).await;
+    let spoilt = ["revision", "1", "flow_id", "1", "status", "dispatched", "to", "x", "open", "1"];
+    stage.ask(Cmd::new("HSET").arg("message:2:9").args(spoilt)).await;
     stage.ask(Cmd::new("LPUSH").arg(&stage.keys().msg_out()).arg("message:2:9").arg("nonsense")).await;
     let _router = stage.router("r").await;
     let gone = || async {

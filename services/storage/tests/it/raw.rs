@@ -275,15 +275,39 @@ async fn the_end_of_the_flow_is_told_once() {
     }
 }
 
+#[tokio::test]
+async fn a_flow_ends_whatever_became_of_its_message() {
+    let stage = stage(Layout::HashTag).await;
+    let first = key(&stage, 7);
+    let becomes: [&[Cmd]; 3] = [
+        &[Cmd::new("DEL").arg(&first)],
+        &[Cmd::new("DEL").arg(&first), Cmd::new("SET").arg(&first).arg("x")],
+        &[Cmd::new("HSET").arg(&first).arg("logs").arg("[1e999, 7]")],
+    ];
+    let mut router = stage.router("r").await;
+    push(&stage, &first, &[("job", JOBS)]).await;
+    one(&mut router).await;
+    let mut flow = flow_of_message(&stage).await;
+    for (i, becomes) in (1..).zip(becomes.into_iter().rev()) {
+        for cmd in becomes {
+            stage.ask(cmd.clone()).await;
+        }
+        let end = ends(&flow, v1::FlowStatus::Finished);
+        stage.apply(&mut flow, end).await;
+        assert_eq!(sorted(&stage, &stage.keys().inbox(model::ActorId(EXECUTOR))).await.len(), i as usize);
+        flow = restarted(&stage, flow, i).await;
+    }
+}
+
 /// Runs an ended flow again under a new owner.
-async fn restarted(stage: &Stage, flow: Running) -> Running {
+async fn restarted(stage: &Stage, flow: Running, generation: u32) -> Running {
     let request = wire::RestartFlowRequest {
         context_id: CONTEXT,
         flow_id: flow.id,
         flow_uid: flow.uid.clone(),
         on_behalf_of: EXECUTOR,
         rerun_json: r#"{"scope":"all"}"#.to_owned(),
-        generation: 1,
+        generation,
         ..Default::default()
     };
     stage.flows().restart_flow(request).await.unwrap();
@@ -308,7 +332,7 @@ async fn a_flow_that_fails_and_is_run_again_says_so() {
     assert_eq!((&*failed["status"], failed["error"].contains("error")), ("error", true));
     assert!(sorted(&stage, &stage.keys().dead_letters()).await.is_empty(), "it arrived");
 
-    let mut flow = restarted(&stage, flow).await;
+    let mut flow = restarted(&stage, flow, 1).await;
     assert_eq!(stage.hash(&key(&stage, 7)).await["status"], "acknowledged");
     let end = ends(&flow, v1::FlowStatus::Finished);
     stage.apply(&mut flow, end).await;
