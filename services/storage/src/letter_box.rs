@@ -221,7 +221,7 @@ impl Store {
             let (tenant, context, message) =
                 self.visible_message(context, key, asker, Extent::WithoutText).await?;
             if let Asker::Actor(actor) = asker
-                && !message.is_of(actor)
+                && !message.is_owned_by(actor)
             {
                 context.require(actor, Role::Admin)?;
             }

@@ -121,6 +121,12 @@ impl KeptMessage {
         self.to.parse().ok().filter(|id| is_letter && *id != ActorId(0))
     }
 
+    /// Whether it is `actor`'s own: what it sent, or what it received. What others sent to it is theirs.
+    pub(crate) fn is_owned_by(&self, actor: ActorId) -> bool {
+        let owner = if self.key.caller == ActorId(0) { self.recipient() } else { Some(self.key.caller) };
+        owner == Some(actor)
+    }
+
     /// Whether `actor` sent or received it.
     pub(crate) fn is_of(&self, actor: ActorId) -> bool {
         (self.key.caller == actor && actor != ActorId(0)) || self.recipient() == Some(actor)

@@ -283,11 +283,11 @@ async fn the_table_of_roles() {
         let early = Code::FailedPrecondition;
         assert_eq!(code(again), [early, denied, denied, unseen][i], "actor {actor} sends the admin's again");
     }
-    // Who sent or received it reads it in any case; it is on its way, so that nobody removes it yet.
+    // Who sent or received it reads it in any case. Only the sender removes what it sent, once it is not on its way.
     let to_stranger = send(&stage, EXECUTOR, chat("4", "psst")).await;
     assert_eq!(find(&stage, STRANGER, &to_stranger.key).await.unwrap().text, "psst");
     for (actor, expected) in
-        [(READER, denied), (STRANGER, Code::FailedPrecondition), (ADMIN, Code::FailedPrecondition)]
+        [(READER, denied), (STRANGER, unseen), (EXECUTOR, Code::FailedPrecondition), (ADMIN, Code::FailedPrecondition)]
     {
         assert_eq!(code(remove(&stage, actor, &to_stranger.key).await), expected, "actor {actor} removes");
     }
