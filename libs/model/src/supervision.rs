@@ -26,6 +26,8 @@ pub mod method {
     pub const JOB_EVENT: &str = "job.event";
     /// To a supervisor: [`super::ContextDrop`] → nothing of interest.
     pub const CONTEXT_DROP: &str = "context.drop";
+    /// To a supervisor: [`super::CoordinatorSucceed`] → [`super::CoordinatorSucceeded`].
+    pub const COORDINATOR_SUCCEED: &str = "coordinator.succeed";
     /// To a coordinator: [`super::BlobGet`] → [`super::BlobPiece`].
     pub const BLOB_GET: &str = "blob.get";
     /// To a coordinator: [`super::BlobPut`] → nothing of interest.
@@ -215,6 +217,21 @@ impl JobEvent {
 pub struct ContextDrop {
     /// Which.
     pub context_uid: ContextUid,
+}
+
+/// A coordinator has another root: that which has signed this. What is bound to its earlier ones is its own from now on,
+/// and they are refused. Changes nothing when it is said again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CoordinatorSucceed {
+    /// The changes that lead to it, oldest first: each an envelope as JSON, signed by the root before it and the one after.
+    pub changes: Vec<String>,
+}
+
+/// What was bound to earlier roots is the last one's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CoordinatorSucceeded {
+    /// Contexts that were, and are passed on now; 0 when nothing was bound, or all was passed on before.
+    pub contexts: u64,
 }
 
 /// Asks for a piece of a blob.

@@ -30,7 +30,7 @@ use crate::policy::{self, Policy};
 use crate::presence::PresenceView;
 use crate::rpc::SupervisorRpc;
 use crate::work_dir::WorkDir;
-use crate::{outbox, presence, upkeep};
+use crate::{outbox, presence, succession, upkeep};
 
 /// The file in the work directory with the key that it signs with, unless another is named.
 const SIGNING_KEY: &str = "signing.key";
@@ -113,9 +113,10 @@ impl App {
     /// answered, stay in the store for the next start.
     pub async fn run(self, shutdown: CancellationToken) {
         let Self { supervisor, bus, legacy, instance_patience, ready, stop } = self;
-        let serving_bus = serve_bus(supervisor.clone(), bus);
+        let serving_bus = serve_bus(supervisor.clone(), bus, ready.subscribe());
         let becoming_ready = async {
             supervisor.presence.known().await;
+            succession::restore(&supervisor).await;
             ready.send_replace(true);
         };
         let work = async {
@@ -181,10 +182,16 @@ fn voice(config: &Config) -> Result<Arc<Voice>, Error> {
     Ok(Voice::new(sealer, names))
 }
 
-/// Answers whoever speaks through the bus, once the supervisor knows its name.
-async fn serve_bus(supervisor: Supervisor, bus: Option<(Arc<dyn Bus>, mycelium::Inbox)>) {
+/// Answers whoever speaks through the bus, once the supervisor knows its name and who has which root.
+async fn serve_bus(
+    supervisor: Supervisor,
+    bus: Option<(Arc<dyn Bus>, mycelium::Inbox)>,
+    mut ready: watch::Receiver<bool>,
+) {
     let Some((bus, inbox)) = bus else { return };
-    supervisor.presence.known().await;
+    if ready.wait_for(|ready| *ready).await.is_err() {
+        return;
+    }
     restore_nodes(&supervisor).await;
     let accepting = supervisor.clone();
     let accept = move |node| {

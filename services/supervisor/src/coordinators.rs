@@ -20,6 +20,8 @@ struct Shared {
     bus: Mutex<Option<BusPeers>>,
     /// The nodes through which coordinators were heard last.
     nodes: Mutex<HashMap<String, PublicKey>>,
+    /// Roots that were succeeded, each with the last one after it.
+    successors: Mutex<HashMap<String, String>>,
     /// Raised whenever a coordinator has turned up.
     arrivals: watch::Sender<u64>,
 }
@@ -30,6 +32,7 @@ impl Default for Coordinators {
             open: Mutex::default(),
             bus: Mutex::default(),
             nodes: Mutex::default(),
+            successors: Mutex::default(),
             arrivals: watch::Sender::new(0),
         }))
     }
@@ -48,20 +51,50 @@ impl Coordinators {
         bus.as_ref().map(|peers| peers.bus().standing().borrow().clone()).unwrap_or_default()
     }
 
-    /// Notes through which node a coordinator is heard. Gives whether that is new.
+    /// The root that a coordinator has now whose root was this once.
     #[must_use]
-    pub fn note_node(&self, name: &str, node: PublicKey) -> bool {
-        self.nodes().insert(name.to_owned(), node) != Some(node)
+    pub fn current(&self, name: &str) -> String {
+        self.successors().get(name).cloned().unwrap_or_else(|| name.to_owned())
+    }
+
+    /// Whether a coordinator has another root by now.
+    #[must_use]
+    pub fn is_succeeded(&self, name: &str) -> bool {
+        self.successors().contains_key(name)
+    }
+
+    /// Takes over which roots were succeeded, each with the last one after it. Who is heard through a node stays so.
+    pub fn set_successors(&self, successors: HashMap<String, String>) {
+        let mut nodes = self.nodes();
+        for (old, new) in &successors {
+            if let Some(node) = nodes.remove(old) {
+                nodes.entry(new.clone()).or_insert(node);
+            }
+        }
+        *self.successors() = successors;
+    }
+
+    /// Ends the conversations with a coordinator, and has the others looked at again.
+    pub fn end(&self, name: &str) {
+        let ended = self.open().remove(name);
+        ended.iter().flatten().for_each(Peer::close);
+        self.0.arrivals.send_modify(|count| *count += 1);
+    }
+
+    /// Notes through which node a coordinator is heard, once that is kept.
+    pub fn note_node(&self, name: &str, node: PublicKey) {
+        self.nodes().insert(name.to_owned(), node);
+    }
+
+    /// Whether that is noted.
+    #[must_use]
+    pub fn is_at(&self, name: &str, node: PublicKey) -> bool {
+        self.nodes().get(name) == Some(&node)
     }
 
     /// A coordinator was heard through a node: whoever was heard through it before is there no more.
     pub fn heard_through(&self, name: &str, node: PublicKey) {
         self.nodes().retain(|known, of| *of != node || known == name);
-    }
-
-    /// Takes back what was noted and could not be kept.
-    pub fn forget_node(&self, name: &str, node: PublicKey) {
-        self.nodes().retain(|known, of| known != name || *of != node);
     }
 
     /// Takes over what was kept, beside what was noted since.
@@ -79,19 +112,22 @@ impl Coordinators {
     }
 
     /// A coordinator has turned up; other conversations with it go on. Nothing happens when this one
-    /// is known or closed.
+    /// is known or closed, or the coordinator has another root by now.
     pub fn arrived(&self, name: &str, peer: &Peer) {
         {
             let mut open = self.open();
-            if peer.is_closed() {
+            if peer.is_closed() || self.is_succeeded(name) {
                 return;
             }
-            let peers = open.entry(name.to_owned()).or_default();
-            if peers.iter().any(|known| known.is(peer)) {
+            if open.get(name).is_some_and(|peers| peers.iter().any(|known| known.is(peer))) {
                 return;
             }
-            peers.retain(|known| !known.is_closed());
-            peers.push(peer.clone());
+            // Anybody can be a coordinator: nothing stays of those who are gone.
+            open.retain(|_, peers| {
+                peers.retain(|known| !known.is_closed());
+                !peers.is_empty()
+            });
+            open.entry(name.to_owned()).or_default().push(peer.clone());
         }
         tracing::info!(coordinator = name, "a coordinator is here");
         self.0.arrivals.send_modify(|count| *count += 1);
@@ -110,8 +146,10 @@ impl Coordinators {
         }
     }
 
-    /// The conversations with a coordinator, the newest first; empty while there is none.
+    /// The conversations with a coordinator, the newest first; empty while there is none. One that has another root by now
+    /// is spoken to under that.
     pub async fn peers(&self, name: &str) -> Vec<Peer> {
+        let name = &self.current(name);
         let mut peers: Vec<Peer> = self.open().get(name).cloned().unwrap_or_default();
         peers.retain(|peer| !peer.is_closed());
         peers.reverse();
@@ -141,6 +179,10 @@ impl Coordinators {
 
     fn nodes(&self) -> MutexGuard<'_, HashMap<String, PublicKey>> {
         self.0.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn successors(&self) -> MutexGuard<'_, HashMap<String, String>> {
+        self.0.successors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn open(&self) -> MutexGuard<'_, HashMap<String, Vec<Peer>>> {

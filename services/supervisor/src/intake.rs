@@ -23,6 +23,7 @@ use crate::metrics::Metrics;
 use crate::policy::Policy;
 use crate::presence::PresenceView;
 use crate::read_back::{self, ReadError};
+use crate::succession;
 use crate::work_dir::WorkDir;
 
 /// What the supervisor works with. Cheap to clone.
@@ -58,6 +59,7 @@ impl Supervisor {
     pub fn conversation(&self) -> Conversation {
         let metrics = self.metrics.clone();
         Conversation::new(Arc::clone(&self.voice), Arc::new(move |refusal| metrics.refused(refusal.code())))
+            .with_heirs(succession::heirs(self.coordinators.clone()))
     }
 }
 
@@ -91,16 +93,23 @@ impl Handler for Intake {
             return Box::pin(async move { requests.iter().map(|_| Err(unknown.clone())).collect() });
         };
         let (supervisor, coordinator) = (self.supervisor.clone(), root.to_string());
+        if supervisor.coordinators.is_succeeded(&coordinator) {
+            // Not for good: what it asks for may come from the root after it.
+            let succeeded =
+                RpcError::refused("ROOT_SUCCEEDED", false, "this coordinator has another root now");
+            requests.iter().for_each(|_| supervisor.metrics.refused(succeeded.reason()));
+            return Box::pin(async move { requests.iter().map(|_| Err(succeeded.clone())).collect() });
+        }
         if self.node.is_some() {
             supervisor.coordinators.arrived(&coordinator, from);
         }
-        let node = self.node.filter(|node| supervisor.coordinators.note_node(&coordinator, *node));
-        let work = Work { supervisor, coordinator, peer: from.clone() };
+        let node = self.node.filter(|node| !supervisor.coordinators.is_at(&coordinator, *node));
+        let work = Work { supervisor, coordinator, peer: from.clone(), node };
         Box::pin(async move {
-            if let Some(node) = node {
-                work.keep_node(node).await;
+            match work.keep_node().await {
+                Ok(()) => work.answer_all(requests).await,
+                Err(error) => requests.iter().map(|_| Err(error.clone())).collect(),
             }
-            work.answer_all(requests).await
         })
     }
 }
@@ -110,16 +119,23 @@ struct Work {
     supervisor: Supervisor,
     coordinator: String,
     peer: Peer,
+    /// The node of the bus that it is heard through, when that is not known to be kept.
+    node: Option<PublicKey>,
 }
 
 impl Work {
     /// Remembers where the coordinator is heard from before it is promised anything: it has to be told of what it
-    /// is promised, also after a restart.
-    async fn keep_node(&self, node: PublicKey) {
-        if let Err(error) = self.supervisor.queue.note_node(&self.coordinator, &node.to_string()).await {
-            tracing::warn!(%error, "where a coordinator is heard from cannot be kept");
-            self.supervisor.coordinators.forget_node(&self.coordinator, node);
+    /// is promised, also after a restart. Of one that was promised nothing yet nothing is kept: anybody can be one.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE` when it cannot be kept: then nothing may be promised.
+    async fn keep_node(&self) -> Result<(), RpcError> {
+        let Some(node) = self.node else { return Ok(()) };
+        let kept = self.supervisor.queue.note_node(&self.coordinator, &node.to_string()).await;
+        if kept.map_err(unavailable)? {
+            self.supervisor.coordinators.note_node(&self.coordinator, node);
         }
+        Ok(())
     }
 
     /// Jobs go into their queues together, in one round trip, are stopped in one, and are looked up together;
@@ -168,8 +184,12 @@ impl Work {
             return answers;
         }
         crash_point("supervisor.received");
-        let accepted = self.supervisor.queue.accept_all(offers).await;
+        let node = self.node.map(|node| node.to_string());
+        let accepted = self.supervisor.queue.accept_all_through(offers, node.as_deref()).await;
         crash_point("supervisor.kept");
+        if let Some(node) = self.node.filter(|_| accepted.iter().any(Result::is_ok)) {
+            self.supervisor.coordinators.note_node(&self.coordinator, node);
+        }
         answers.extend(places.into_iter().zip(accepted.into_iter().map(|result| self.accepted(result))));
         answers
     }
@@ -217,6 +237,7 @@ impl Work {
         match request.method.as_str() {
             method::SUPERVISOR_INFO => answer(&self.supervisor.presence.now()),
             method::CONTEXT_DROP => self.drop_context(&request.read()?).await,
+            method::COORDINATOR_SUCCEED => self.succeed(request).await,
             method::JOB_RESULT => self.result(&request.read()?).await,
             method::JOB_LOGS => self.logs(&request.read()?).await,
             other => {
@@ -225,6 +246,13 @@ impl Work {
                 Err(RpcError::of_protocol(METHOD_NOT_FOUND, message))
             }
         }
+    }
+
+    async fn succeed(&self, request: &Request) -> Answer {
+        let succeeded = succession::announced(&self.supervisor, &self.coordinator, request).await?;
+        // Contexts may be bound to it from now on.
+        self.keep_node().await?;
+        Ok(succeeded)
     }
 
     async fn stop(&self, requests: Vec<(usize, Request)>) -> Vec<(usize, Answer)> {
@@ -268,7 +296,7 @@ impl Work {
     /// nobody's.
     async fn check(&self, context: ContextUid) -> Result<bool, RpcError> {
         match self.supervisor.queue.coordinator_of(context).await.map_err(unavailable)? {
-            Some(bound) if bound != self.coordinator => {
+            Some(bound) if self.supervisor.coordinators.current(&bound) != self.coordinator => {
                 let message = format!("context {context} is bound to another coordinator");
                 Err(RpcError::refused("CONTEXT_CLAIMED", true, message))
             }

@@ -9,6 +9,7 @@
 //! - [`blobs`], [`logs`]: what jobs need and what they printed, on this machine.
 //! - [`policy`]: what the operator of this machine lets jobs do; [`drain`]: taking nothing new.
 //! - [`read_back`]: how a job ended and what it printed, for coordinators and operators.
+//! - `succession`: coordinators that have another root.
 //! - [`rpc`]: the gRPC front; the bus is the other.
 
 mod admission;
@@ -31,6 +32,7 @@ pub mod presence;
 mod process;
 pub mod read_back;
 pub mod rpc;
+mod succession;
 mod upkeep;
 pub mod work_dir;
 

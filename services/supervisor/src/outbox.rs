@@ -163,10 +163,12 @@ impl Outbox {
         if !self.shared.enter(&event) {
             return;
         }
-        let courier = self.couriers.entry(event.coordinator.clone()).or_insert_with(|| {
+        // What happened under a root that was succeeded is told to the one after it.
+        let coordinator = self.supervisor.coordinators.current(&event.coordinator);
+        let courier = self.couriers.entry(coordinator.clone()).or_insert_with(|| {
             let (sender, events) = mpsc::channel(WAITING_MAX);
             let courier = Courier {
-                coordinator: event.coordinator.clone(),
+                coordinator,
                 supervisor: self.supervisor.clone(),
                 acknowledger: self.acknowledger.clone(),
                 shared: Arc::clone(&self.shared),
@@ -282,8 +284,9 @@ impl Courier {
     /// Tells a batch over the conversations whose turn it is.
     async fn tell(self, peers: Vec<Peer>, retried: Vec<JobKey>, events: Vec<(usize, Event)>) -> Told {
         let mut by_turn: BTreeMap<usize, Vec<Event>> = BTreeMap::new();
+        let coordinator = self.supervisor.coordinators.current(&self.coordinator);
         for (turn, event) in events {
-            if self.supervisor.dropped.contains(&self.coordinator, event.job_key.context) {
+            if self.supervisor.dropped.contains(&coordinator, event.job_key.context) {
                 // Nobody wants to hear of it any more.
                 self.answered(&event).await;
                 continue;

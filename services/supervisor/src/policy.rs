@@ -93,6 +93,19 @@ pub enum Denial {
         /// The key that signed it.
         signer: String,
     },
+    /// Its operator has named a coordinator by a root that is to have another after it.
+    #[error(
+        "the policy of this supervisor names coordinator {old} in `{place}` and not {new}: nothing is passed on before \
+         its operator adds {new} to `coordinators` there"
+    )]
+    Succession {
+        /// The table of the policy.
+        place: String,
+        /// The root that it names.
+        old: String,
+        /// The one after it.
+        new: String,
+    },
     /// It may not use the network.
     #[error("the job asks for the network, and the policy of this supervisor gives context {0} none")]
     Network(ContextUid),
@@ -108,6 +121,7 @@ impl Denial {
             | Self::Coordinator { .. }
             | Self::Type { .. }
             | Self::Unsigned(_)
+            | Self::Succession { .. }
             | Self::Actor { .. } => "POLICY_REFUSED",
         }
     }
@@ -120,6 +134,21 @@ impl Rules {
     /// Everything that is wrong with it.
     pub fn parse(text: &str) -> Result<Self, Violations> {
         file::parse(text)
+    }
+
+    /// Whether a root may have another after it: where somebody has named it, nobody takes its place unnamed.
+    ///
+    /// # Errors
+    /// [`Denial::Succession`]
+    pub fn follows(&self, old: &str, new: &str) -> Result<(), Denial> {
+        let contexts = self.contexts.iter().map(|(context, rule)| (format!("contexts.{context}"), rule));
+        for (place, rule) in contexts.chain([("default".to_owned(), &self.default)]) {
+            let Some(named) = &rule.coordinators else { continue };
+            if named.contains(old) && !named.contains(new) {
+                return Err(Denial::Succession { place, old: old.to_owned(), new: new.to_owned() });
+            }
+        }
+        Ok(())
     }
 
     /// What a job gets that comes from this coordinator, and was signed by this actor, if by any.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ::rpc::{Allow, Error, PolicyTable, Reason};
+use ::rpc::{Allow, Error, ErrorKind, PolicyTable, Reason};
 use bytes::Bytes;
 use envelope::Conversation;
 use identity::{ServiceName, VerifyingKey};
@@ -17,16 +17,20 @@ use proto::v1::supervisor_service_server::SupervisorService;
 use proto::v1::{
     AttachRequest, AttachResponse, AttachWelcome, DrainRequest, DrainResponse, GetSupervisorRequest,
     GetSupervisorResponse, ListInstancesRequest, ListInstancesResponse, ReadJobLogRequest,
-    ReadJobLogResponse, ResumeRequest, ResumeResponse, attach_request, attach_response,
+    ReadJobLogResponse, ResumeRequest, ResumeResponse, SucceedCoordinatorRequest, SucceedCoordinatorResponse,
+    attach_request, attach_response,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
+use queue::{Authority, PassedOn};
+
 use crate::drain;
 use crate::intake::{Intake, Supervisor};
 use crate::read_back::{self, ReadError};
+use crate::succession::SuccessionError;
 
 /// Who may call what.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[
@@ -36,6 +40,7 @@ pub const PUBLIC_POLICY: PolicyTable<'static> = &[
     ("/mycora.v1.SupervisorService/Drain", &[Allow::Admin]),
     ("/mycora.v1.SupervisorService/Resume", &[Allow::Admin]),
     ("/mycora.v1.SupervisorService/ReadJobLog", &[Allow::Admin]),
+    ("/mycora.v1.SupervisorService/SucceedCoordinator", &[Allow::Admin]),
 ];
 
 /// Payloads that may wait to go out to one coordinator.
@@ -156,6 +161,24 @@ impl SupervisorService for SupervisorRpc {
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
+    async fn succeed_coordinator(
+        &self,
+        request: Request<SucceedCoordinatorRequest>,
+    ) -> Result<Response<SucceedCoordinatorResponse>, Status> {
+        let SucceedCoordinatorRequest { old_coordinator, new_coordinator } = request.into_inner();
+        let key = |field: &str, text: &str| {
+            text.parse::<VerifyingKey>().map_err(|error| refused(field, error)).map(|key| key.to_string())
+        };
+        let (old, new) =
+            (key("old_coordinator", &old_coordinator)?, key("new_coordinator", &new_coordinator)?);
+        if old == new {
+            return Err(refused("new_coordinator", "it is the old one"));
+        }
+        let passed = self.supervisor.succeed(&old, &new, Authority::Operator).await;
+        let PassedOn { contexts, jobs } = passed.map_err(not_succeeded)?;
+        Ok(Response::new(SucceedCoordinatorResponse { contexts, jobs }))
+    }
+
     async fn list_instances(
         &self,
         _: Request<ListInstancesRequest>,
@@ -187,6 +210,18 @@ async fn send_log(
                 return;
             }
         };
+    }
+}
+
+fn not_succeeded(error: SuccessionError) -> Status {
+    match error {
+        SuccessionError::Unknown(root) => {
+            Error::not_found(format!("a context that is bound to coordinator {root}")).into()
+        }
+        SuccessionError::Policy(_) | SuccessionError::Succeeded(_) => {
+            Error::new(ErrorKind::FailedPrecondition, Reason::WrongState, error.to_string()).into()
+        }
+        SuccessionError::Store(error) => store_trouble(error),
     }
 }
 

@@ -7525,6 +7525,26 @@ pub struct ReadJobLogResponse {
     #[prost(bool, tag = "4")]
     pub complete: bool,
 }
+/// A coordinator has another root key.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SucceedCoordinatorRequest {
+    /// The root key that is not to be believed any more: 64 lower-case hex digits.
+    #[prost(string, tag = "1")]
+    pub old_coordinator: ::prost::alloc::string::String,
+    /// The one from now on, the same.
+    #[prost(string, tag = "2")]
+    pub new_coordinator: ::prost::alloc::string::String,
+}
+/// What was the old root's is the new one's.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SucceedCoordinatorResponse {
+    /// Contexts that were passed on; 0 when all were before.
+    #[prost(uint64, tag = "1")]
+    pub contexts: u64,
+    /// Jobs of theirs that are kept.
+    #[prost(uint64, tag = "2")]
+    pub jobs: u64,
+}
 /// Asks for the live instances.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListInstancesRequest {}
@@ -7777,6 +7797,40 @@ pub mod supervisor_service_client {
                 .insert(GrpcMethod::new("mycora.v1.SupervisorService", "ReadJobLog"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// A coordinator has another root key, and the old one cannot sign that: it is lost, or in wrong hands. Contexts, jobs
+        /// and events of the old root are the new one's from now on, and the old one is refused. Also brings back a root that
+        /// was succeeded. May be repeated.
+        ///
+        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), INVALID_ARGUMENT (the keys), NOT_FOUND (no context is
+        /// bound to the old root), FAILED_PRECONDITION (another root comes after the old one already, or the policy names the
+        /// old one and not the new), UNAVAILABLE (its store does not answer: not everything may have been passed on, so
+        /// repeat it).
+        pub async fn succeed_coordinator(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SucceedCoordinatorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SucceedCoordinatorResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SupervisorService/SucceedCoordinator",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("mycora.v1.SupervisorService", "SucceedCoordinator"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -7857,6 +7911,21 @@ pub mod supervisor_service_server {
             &self,
             request: tonic::Request<super::ReadJobLogRequest>,
         ) -> std::result::Result<tonic::Response<Self::ReadJobLogStream>, tonic::Status>;
+        /// A coordinator has another root key, and the old one cannot sign that: it is lost, or in wrong hands. Contexts, jobs
+        /// and events of the old root are the new one's from now on, and the old one is refused. Also brings back a root that
+        /// was succeeded. May be repeated.
+        ///
+        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), INVALID_ARGUMENT (the keys), NOT_FOUND (no context is
+        /// bound to the old root), FAILED_PRECONDITION (another root comes after the old one already, or the policy names the
+        /// old one and not the new), UNAVAILABLE (its store does not answer: not everything may have been passed on, so
+        /// repeat it).
+        async fn succeed_coordinator(
+            &self,
+            request: tonic::Request<super::SucceedCoordinatorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SucceedCoordinatorResponse>,
+            tonic::Status,
+        >;
     }
     /// Accepts attempts for execution on its machine and answers for their results.
     #[derive(Debug)]
@@ -8207,6 +8276,55 @@ pub mod supervisor_service_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SupervisorService/SucceedCoordinator" => {
+                    #[allow(non_camel_case_types)]
+                    struct SucceedCoordinatorSvc<T: SupervisorService>(pub Arc<T>);
+                    impl<
+                        T: SupervisorService,
+                    > tonic::server::UnaryService<super::SucceedCoordinatorRequest>
+                    for SucceedCoordinatorSvc<T> {
+                        type Response = super::SucceedCoordinatorResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SucceedCoordinatorRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SupervisorService>::succeed_coordinator(
+                                        &inner,
+                                        request,
+                                    )
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SucceedCoordinatorSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -9,4 +9,5 @@ mod read_back;
 mod refusals;
 mod setup;
 mod signatures;
+mod succession;
 mod vanished;

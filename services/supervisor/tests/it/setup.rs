@@ -111,12 +111,20 @@ impl Machine {
 
     /// A coordinator on the bus that has introduced itself.
     pub(crate) async fn coordinator(&self) -> Coordinator {
+        let coordinator = self.coordinator_of(SigningKey::generate()).await;
+        coordinator.presence().await;
+        coordinator
+    }
+
+    /// The same with this root, of which nothing was heard yet.
+    pub(crate) async fn coordinator_of(&self, root: SigningKey) -> Coordinator {
         let key = PublicKey::random();
         let told = Told::default();
         let accepting = told.clone();
-        let sealer = Sealer::of_root(SigningKey::generate());
+        let sealer = Sealer::of_root(root.clone());
         let name = sealer.root().to_string();
         let voice = Voice::new(sealer, vec![name.clone(), key.to_string()]);
+        let speaking = Arc::clone(&voice);
         let accept: mycelium::Accept =
             Arc::new(move |node| Side { handler: Arc::new(accepting.clone()), guard: signed(&voice, node) });
         let peers = BusPeers::new(Arc::new(self.network.node(key)), accept);
@@ -124,9 +132,7 @@ impl Machine {
         let listening = peers.clone();
         tokio::spawn(async move { listening.run(inbox, SUPERVISOR_TOPIC).await });
         let peer = peers.peer(Destination::Key(self.key), SUPERVISOR_TOPIC).await.expect("known");
-        let coordinator = Coordinator { name, peer, told, _peers: peers };
-        coordinator.presence().await;
-        coordinator
+        Coordinator { name, root, voice: speaking, peer, told, _peers: peers }
     }
 
     /// An instance of this group that gives this isolation.
@@ -177,7 +183,9 @@ impl Handler for Told {
 /// Speaks to the supervisor.
 pub(crate) struct Coordinator {
     pub(crate) name: String,
-    peer: Peer,
+    pub(crate) root: SigningKey,
+    pub(crate) voice: Arc<Voice>,
+    pub(crate) peer: Peer,
     told: Told,
     _peers: BusPeers,
 }
