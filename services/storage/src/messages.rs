@@ -293,6 +293,7 @@ fn too_large() -> Error {
 
 /// Settles what nobody can deliver.
 async fn refuse(tenant: &Tenant, key: &String, problem: &str, now: Timestamp) -> Result<()> {
+    let problem = record::cut(problem, PROBLEM_BYTES_MAX);
     tracing::warn!(context = %tenant.id, key, problem, "a message cannot be delivered");
     settle_keys(tenant, std::slice::from_ref(key), [(problem, None)], now).await
 }

@@ -246,6 +246,7 @@ fn read_job(mut object: Object<'_>, place: Place) -> Job {
     let depends = object.depends();
     let prerequisites = object.prerequisites();
     let (timeout, retries) = (object.take("timeout"), object.take("retries"));
+    let is_typed = object.map.get("script_type").is_some_and(|value| !value.is_null());
     let script_type: Option<ScriptType> = object.take("script_type");
     let script = read_script(&mut object);
     let env_vars = object.take("env_vars").unwrap_or_default();
@@ -257,8 +258,8 @@ fn read_job(mut object: Object<'_>, place: Place) -> Job {
         spec.check(&object.at, object.violations);
         spec
     });
-    let known = object.violations.as_slice().iter().any(|v| v.field == format!("{}.script_type", object.at));
-    if script_type.is_none() && !known {
+    // One that is wrong is noted already.
+    if !is_typed {
         let mut types = String::new();
         for (i, known) in ScriptType::ALL.iter().enumerate() {
             let comma = if i == 0 { "" } else { ", " };
