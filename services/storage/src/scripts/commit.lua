@@ -50,6 +50,8 @@ local function tell(revision, message)
     local finished = ARGV[11] == 'finished'
     redis.call('HSET', key, 'status', finished and 'processed' or 'error', 'error', finished and '' or ended,
       'flow_id', ARGV[5], 'updated_at', ARGV[3], 'revision', revision, 'logs', logged(redis.call('HGET', key, 'logs'), ended))
+    -- Whoever waited for the flow to be made may have given it up; it has arrived all the same.
+    redis.call('ZREM', ARGV[26] .. 'dead_letters', key)
     emit_message(revision, key, finished and 'processed' or 'error')
   end
   local text, caller = outcome(message)

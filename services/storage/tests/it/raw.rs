@@ -276,6 +276,22 @@ async fn the_end_of_the_flow_is_told_once() {
 }
 
 #[tokio::test]
+async fn what_was_given_up_and_ends_all_the_same_is_no_dead_letter() {
+    let stage = stage(Layout::HashTag).await;
+    push(&stage, &key(&stage, 7), &[("job", JOBS)]).await;
+    let mut router = stage.router("r").await;
+    let (message, _) = one(&mut router).await;
+    let mut flow = flow_of_message(&stage).await;
+    router.settle(&[message], "nobody answered in time").await;
+    has_status(&stage, &key(&stage, 7), "error").await;
+    assert_eq!(sorted(&stage, &stage.keys().dead_letters()).await, [key(&stage, 7)]);
+    let end = ends(&flow, v1::FlowStatus::Finished);
+    stage.apply(&mut flow, end).await;
+    assert_eq!(stage.hash(&key(&stage, 7)).await["status"], "processed");
+    assert!(sorted(&stage, &stage.keys().dead_letters()).await.is_empty());
+}
+
+#[tokio::test]
 async fn a_flow_ends_whatever_became_of_its_message() {
     let stage = stage(Layout::HashTag).await;
     let first = key(&stage, 7);
