@@ -50,7 +50,7 @@ pub struct Letter {
     pub name: MessageName,
     way: Way<Destination>,
     content: Content,
-    deadline: Option<Instant>,
+    deadline: Instant,
     failures: u32,
     last_error: String,
     /// What is under way; nothing while it waits.
@@ -134,13 +134,13 @@ impl Letter {
         let Head { expires_at } = serde_json::from_slice(&json)?;
         let first = addresses.first().map_or_else(Arc::default, |address| Arc::from(address.as_str()));
         let way = (name.0, Destination::Address(first));
-        let deadline = Some(now + expires_at.since(wall));
+        let deadline = now + expires_at.since(wall);
         Ok(Self::new(name, way, Content::Letter { json, addresses }, deadline))
     }
 
     /// Jobs that are to become a flow.
     #[must_use]
-    pub fn of_jobs(name: MessageName, jobs: wire::RawJobs, deadline: Option<Instant>) -> Self {
+    pub fn of_jobs(name: MessageName, jobs: wire::RawJobs, deadline: Instant) -> Self {
         let wire::RawJobs { caller_id, submit } = jobs;
         let message_key = name.1.clone();
         let submit = wire::SubmitForRequest { on_behalf_of: caller_id, submit, message_key };
@@ -148,14 +148,14 @@ impl Letter {
         Self::new(name, way, Content::Jobs(Box::new(submit)), deadline)
     }
 
-    fn new(name: MessageName, way: Way<Destination>, content: Content, deadline: Option<Instant>) -> Self {
+    fn new(name: MessageName, way: Way<Destination>, content: Content, deadline: Instant) -> Self {
         Self { name, way, content, deadline, failures: 0, last_error: String::new(), delivery: None }
     }
 
     fn sending(&self, now: Instant, delivery_id: u64, timeout: Duration) -> Sending {
         match &self.content {
             Content::Letter { json, addresses } => {
-                let left = self.deadline.map_or(timeout, |deadline| deadline.saturating_duration_since(now));
+                let left = self.deadline.saturating_duration_since(now);
                 let timeout = left.min(timeout).max(Duration::from_millis(1));
                 Sending::Letter(wire::DeliverLetter {
                     delivery_id,
@@ -184,7 +184,7 @@ impl Letters {
 
     /// Takes one over under a number of its own.
     pub fn take(&mut self, number: MessageNumber, letter: Letter) {
-        self.timers.extend(letter.deadline.map(|at| (at, number, TimerKind::Deadline)));
+        self.timers.insert((letter.deadline, number, TimerKind::Deadline));
         self.lanes.push(letter.way.clone(), number, 1);
         self.letters.insert(number, letter);
     }
@@ -234,7 +234,7 @@ impl Letters {
             Outcome::Refused(error) => self.end(number, error, 0),
             Outcome::Failed(error) => {
                 letter.last_error = error;
-                if letter.deadline.is_some_and(|deadline| deadline <= now) {
+                if letter.deadline <= now {
                     return self.give_up(number);
                 }
                 let delay = BACKOFF.delay(letter.failures, jitter);
@@ -300,9 +300,7 @@ impl Letters {
 
     fn end(&mut self, number: MessageNumber, error: String, flow_id: u32) -> Option<Ended> {
         let letter = self.letters.remove(&number)?;
-        if let Some(deadline) = letter.deadline {
-            self.timers.remove(&(deadline, number, TimerKind::Deadline));
-        }
+        self.timers.remove(&(letter.deadline, number, TimerKind::Deadline));
         Some(Ended { name: letter.name, error, flow_id })
     }
 }
@@ -342,7 +340,8 @@ mod tests {
         fn take_jobs(&mut self, number: u64) {
             let name = (ContextId(1), format!("message:7:{number}"));
             let jobs = wire::RawJobs { caller_id: 7, submit: None };
-            self.letters.take(number, Letter::of_jobs(name, jobs, None));
+            let deadline = self.now + Duration::from_secs(60);
+            self.letters.take(number, Letter::of_jobs(name, jobs, deadline));
         }
 
         fn send(&mut self, up: (bool, bool)) -> Vec<u64> {

@@ -6,6 +6,7 @@ use proto::internal::v1::SubmitForRequest;
 use rpc::{ErrorView, Retry};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tonic::Code;
 
 use crate::clients::SchedulerClient;
 use crate::core::Input;
@@ -51,9 +52,11 @@ async fn submit(request: SubmitForRequest, client: Option<SchedulerClient>) -> O
                 "" => view.to_string(),
                 reason => format!("{reason}: {view}"),
             };
+            // What broke within the scheduler may have made the flow all the same: asked again, it says so.
+            let broke = matches!(status.code(), Code::Internal | Code::Unknown | Code::Cancelled);
             match Retry::of(&status) {
-                Retry::Never => Outcome::Refused(error),
-                Retry::Reread | Retry::Again { .. } => Outcome::Failed(error),
+                Retry::Never if !broke => Outcome::Refused(error),
+                Retry::Never | Retry::Reread | Retry::Again { .. } => Outcome::Failed(error),
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use model::Timestamp;
+use model::limits::LETTER_TIMEOUT_SECS_DEFAULT;
 use proto::internal::v1 as wire;
 use proto::internal::v1::held_message::Kind;
 use tokio::time::Instant;
@@ -29,8 +30,9 @@ impl Core {
                     let due = Timestamp::from_millis(created_millis) + Duration::from_secs(secs.into());
                     now + due.since(wall)
                 };
-                let deadline = (timeout_ack_secs > 0).then(|| until(timeout_ack_secs));
-                Ok(Letter::of_jobs(name.clone(), jobs, deadline))
+                // It ends some day, whatever its program says.
+                let secs = if timeout_ack_secs > 0 { timeout_ack_secs } else { LETTER_TIMEOUT_SECS_DEFAULT };
+                Ok(Letter::of_jobs(name.clone(), jobs, until(secs)))
             }
             None => return,
         };
