@@ -125,9 +125,9 @@ impl Machine {
     }
 
     fn revive(&mut self, dir: &Path) -> Result<(), Error> {
-        self.signal("-CONT").ok();
-        if self.supervisor.try_wait()?.is_some() {
-            self.supervisor = spawn(dir, "supervisor", self.number)?;
+        match self.supervisor.try_wait()? {
+            Some(_) => self.supervisor = spawn(dir, "supervisor", self.number)?,
+            None => self.signal("-CONT")?,
         }
         Ok(())
     }
