@@ -17,6 +17,7 @@ mod readiness;
 mod shutdown;
 mod tasks;
 pub mod telemetry;
+mod watched;
 
 pub use app::{App, Host, run};
 pub use crash::crash_point;
@@ -26,6 +27,7 @@ pub use ops::{Info, Limits, Ops};
 pub use readiness::{Condition, Readiness};
 pub use shutdown::{Hangup, Shutdown};
 pub use tasks::Tasks;
+pub use watched::{LOOK_INTERVAL, look_at_files};
 
 /// Any error that ends a service; its whole chain is logged once.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;

@@ -24,6 +24,7 @@ use crate::presence::Heard;
 use crate::routers::Routers;
 use crate::rpc::Rpc;
 use crate::secrets::Secrets;
+use crate::signing::{Root, Signing, SigningSource};
 
 /// Makes a way to the supervisor at `host` and `port`.
 pub type Dial = Arc<dyn Fn(&str, u16) -> Result<::rpc::Channel, ::rpc::ChannelError> + Send + Sync>;
@@ -55,22 +56,32 @@ pub struct App {
     bus: Option<(BusPeers, Inbox)>,
     letters: Letters,
     letters_inbox: Option<Inbox>,
+    signing: Option<Signing>,
     dial: Dial,
     viewed: watch::Sender<bool>,
     ready: watch::Sender<bool>,
 }
 
 impl App {
-    pub(crate) fn new(deps: Deps<'_>, secrets: Secrets) -> Result<Self, Error> {
+    pub(crate) fn new(
+        mut deps: Deps<'_>,
+        secrets: Secrets,
+        signing: Option<SigningSource>,
+    ) -> Result<Self, Error> {
+        let mut changes = Vec::new();
+        if let Some(source) = &signing {
+            (deps.sealer, changes) = source.read().map_err(Error::Signing)?;
+        }
         let metrics = Metrics::new(deps.metrics).map_err(Error::Metrics)?;
         let (peers, wanted) = Peers::new(metrics.clone());
-        let coordinator = deps.sealer.root().to_string();
+        let root = deps.sealer.root();
         let desk = Desk {
             peers,
             routers: Routers::new(metrics.clone()),
             heard: Heard::default(),
             store: clients::blob_store(deps.storage.clone()),
-            voice: Voice::new(deps.sealer.clone(), vec![coordinator]),
+            voice: Voice::new(deps.sealer.clone(), vec![root.to_string()]),
+            root: Root::new(root, changes),
             secrets,
             metrics: metrics.clone(),
         };
@@ -87,9 +98,13 @@ impl App {
         };
         let (letters, letters_inbox) = {
             let (storage, dial) = (clients::message_box(deps.storage), Arc::clone(&deps.dial_others));
-            let letters = Letters::new(deps.sealer, storage, on_bus.clone(), dial, metrics);
+            let letters = Letters::new(deps.sealer, storage, on_bus.clone(), dial, metrics.clone());
             letters.map_err(Error::Bus)?
         };
+        let signing = signing.map(|source| {
+            let voices = [Arc::clone(&desk.voice), letters.voice()];
+            Signing::new(source, voices, desk.root.clone(), metrics)
+        });
         let dials = [Arc::clone(&deps.dial), deps.dial_others];
         let rpc = Rpc::new(Pinger { desk: desk.clone(), bus: on_bus, dials }, letters.clone());
         Ok(Self {
@@ -100,6 +115,7 @@ impl App {
             bus,
             letters,
             letters_inbox,
+            signing,
             dial: deps.dial,
             viewed: watch::Sender::new(false),
             ready: watch::Sender::new(false),
@@ -134,8 +150,19 @@ impl App {
 
     /// Works until `shutdown`.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Self { desk, rpc: _, registry, mut wanted, bus, letters, letters_inbox, dial, viewed, ready } =
-            self;
+        let Self {
+            desk,
+            rpc: _,
+            registry,
+            mut wanted,
+            bus,
+            letters,
+            letters_inbox,
+            signing,
+            dial,
+            viewed,
+            ready,
+        } = self;
         // Ended with this future, also when it is dropped.
         let mut tasks = JoinSet::new();
         let mut complete = viewed.subscribe();
@@ -146,6 +173,9 @@ impl App {
             tasks.spawn(async move { listening.run(inbox, SUPERVISOR_TOPIC).await });
             peers
         });
+        if let Some(signing) = signing {
+            tasks.spawn(signing.keep());
+        }
         if let Some(inbox) = letters_inbox {
             tasks.spawn(async move { letters.listen(inbox).await });
         }

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use crate::delivery::told;
 use crate::front::Desk;
 use crate::peers::Seat;
+use crate::signing::tell_changes;
 
 /// A supervisor that was not heard for this long is asked who it is.
 const SILENCE_MAX: Duration = Duration::from_secs(limits::PRESENCE_INTERVAL_SECS as u64 * 3 / 2);
@@ -31,12 +32,14 @@ pub(crate) async fn keep(
 ) {
     let mut pause = RETRY_MIN;
     loop {
+        let root = desk.root.now().root;
         match introduce(&desk, &bus, to, &address, &topic).await {
             Ok(peer) => {
                 pause = RETRY_MIN;
                 seat.take(peer);
                 tokio::select! {
                     () = until_silent(&desk, &address) => {}
+                    () = desk.root.other_than(root) => seat.leave("the coordinator has another root"),
                     () = seat.vacant() => {}
                 }
             }
@@ -72,6 +75,8 @@ async fn introduce(
     desk.secret(address, None).map_err(|error| error.to_string())?;
     let form = desk.peers.form(address);
     let peer = bus.peer_in(Destination::Key(key), topic, form).await.map_err(|error| error.to_string())?;
+    // First: whoever listens to an earlier root listens to nothing else.
+    tell_changes(desk, &peer, address).await?;
     ask_who(desk, &peer, address).await?;
     Ok(peer)
 }

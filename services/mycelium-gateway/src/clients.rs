@@ -35,6 +35,7 @@ use crate::delivery::{cut, refused_text};
 use crate::front::{Desk, Who};
 use crate::peers::{Peers, Seat};
 use crate::presence::Heard;
+use crate::signing::tell_changes;
 
 /// Blobs, as storage keeps them.
 pub type BlobStoreClient = BlobStoreServiceClient<rpc::Channel>;
@@ -185,7 +186,8 @@ async fn attach(
     seat: &Seat,
 ) -> Result<(), Status> {
     let (outgoing, requests) = mpsc::channel(OUTBOX_LEN);
-    let hello = Frame::Hello(v1::AttachHello { coordinator: desk.voice.root().to_string() });
+    let root = desk.root.now().root;
+    let hello = Frame::Hello(v1::AttachHello { coordinator: root.to_string() });
     // The receiving end is right here, and empty.
     outgoing.send(v1::AttachRequest { frame: Some(hello) }).await.ok();
     let mut incoming = client.attach(ReceiverStream::new(requests)).await?.into_inner();
@@ -194,7 +196,6 @@ async fn attach(
     let conversation = desk.conversation(key.to_string()).with_root(key);
     let (outbox, mut payloads) = mpsc::channel::<Bytes>(OUTBOX_LEN);
     let peer = Peer::new(outbox, desk.front(Who::Address(address.to_owned())));
-    seat.take(peer.clone());
     let writing = async {
         while let Some(payload) = payloads.recv().await {
             let said = match conversation.say(&payload, Timestamp::now()) {
@@ -211,19 +212,28 @@ async fn attach(
         }
     };
     let introducing = async {
-        if let Err(error) = ask_who(desk, &peer, address).await {
-            tracing::warn!(address, error, "a supervisor does not say who it is");
+        tell_changes(desk, &peer, address).await.map_err(Status::failed_precondition)?;
+        seat.take(peer.clone());
+        let asking = async {
+            if let Err(error) = ask_who(desk, &peer, address).await {
+                tracing::warn!(address, error, "a supervisor does not say who it is");
+            }
+            std::future::pending().await
+        };
+        tokio::select! {
+            () = asking => Ok(()),
+            () = seat.vacant() => {
+                // Ended from elsewhere, because its records mean somebody else now.
+                let complaint = desk.peers.complaint(address);
+                Err(Status::permission_denied(complaint.map_or_else(String::new, |error| error.to_string())))
+            }
         }
-        std::future::pending::<()>().await;
     };
     tokio::select! {
         ended = receive(&mut incoming, &peer, &conversation, || admit(desk, address, key)) => ended,
         () = writing => Ok(()),
-        () = introducing => Ok(()),
-        () = seat.vacant() => {
-            // Ended from elsewhere, because its records mean somebody else now.
-            Err(Status::permission_denied(desk.peers.complaint(address).map_or_else(String::new, |e| e.to_string())))
-        }
+        ended = introducing => ended,
+        () = desk.root.other_than(root) => Err(Status::aborted("the coordinator has another root")),
     }
 }
 

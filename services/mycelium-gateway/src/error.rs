@@ -6,6 +6,9 @@ pub enum Error {
     /// Somebody else listens to the topic of coordinators on that node.
     #[error("the bus cannot be listened to")]
     Bus(#[source] mycelium::BusError),
+    /// What it signs with cannot be used.
+    #[error("the gateway has nothing to sign with")]
+    Signing(#[source] envelope::FilesError),
     /// A metric of the same name is there already.
     #[error("the metrics cannot be registered")]
     Metrics(#[source] prometheus::Error),

@@ -21,6 +21,7 @@ use crate::peers::Peers;
 use crate::presence::Heard;
 use crate::routers::{Handled, Routers, Said};
 use crate::secrets::{Secret, SecretError, Secrets};
+use crate::signing::Root;
 
 /// How long a router may take to acknowledge; supervisors give up at about the same time.
 const HANDLED_TIMEOUT: Duration = Duration::from_secs(30);
@@ -38,6 +39,8 @@ pub struct Desk {
     pub store: BlobStoreClient,
     /// What it says, it says signed.
     pub voice: Arc<Voice>,
+    /// Who the coordinator is.
+    pub root: Root,
     /// What plain supervisors ask for.
     pub secrets: Secrets,
     /// What is counted.

@@ -137,6 +137,11 @@ impl Letters {
         Ok((Self(this), inbox))
     }
 
+    /// What letters are signed with.
+    pub(crate) fn voice(&self) -> Arc<Voice> {
+        Arc::clone(&self.0.voice)
+    }
+
     /// Takes in what comes over the bus, until the inbox ends.
     pub async fn listen(&self, inbox: Inbox) {
         let Some(bus) = &self.0.bus else { return };

@@ -9,6 +9,7 @@
 //! - [`bus_link`]: a conversation over the bus, kept alive.
 //! - [`routers`]: who is told what supervisors say, and what is not acknowledged yet.
 //! - [`records`]: what runner records ask of a conversation; [`secrets`] what goes with plain requests.
+//! - [`signing`]: what it signs with, and who the coordinator is.
 //! - [`letters`]: chat and mail between actors, out and in.
 //! - [`ping`]: whether somebody is there.
 //! - [`inline`]: small files travel with their jobs.
@@ -35,6 +36,7 @@ pub mod records;
 pub mod routers;
 pub mod rpc;
 pub mod secrets;
+pub mod signing;
 pub mod stops;
 pub mod wishes;
 
@@ -42,3 +44,4 @@ pub use app::{App, Deps, Dial};
 pub use config::Config;
 pub use error::Error;
 pub use rpc::{INTERNAL_POLICY, PUBLIC_POLICY};
+pub use signing::SigningSource;

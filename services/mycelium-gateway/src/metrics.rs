@@ -38,6 +38,7 @@ pub struct Metrics {
     /// The same that were refused.
     pub letters_refused: IntCounter,
     envelopes_refused: IntCounterVec,
+    signing_read: IntCounterVec,
 }
 
 impl Metrics {
@@ -59,8 +60,15 @@ impl Metrics {
         let refused = Opts::new("mycora_gateway_envelopes_refused_total", "What was said and not heard.");
         let envelopes_refused = IntCounterVec::new(refused, &["reason"])?;
         registry.register(Box::new(envelopes_refused.clone()))?;
+        let read = Opts::new(
+            "mycora_gateway_signing_files_read_total",
+            "Signing keys and certificates read again, by what became of them.",
+        );
+        let signing_read = IntCounterVec::new(read, &["outcome"])?;
+        registry.register(Box::new(signing_read.clone()))?;
         Ok(Self {
             envelopes_refused,
+            signing_read,
             accepted: counter("jobs_accepted_total", "Jobs that supervisors accepted.")?,
             refused: counter("jobs_refused_total", "Jobs that supervisors refused.")?,
             failed: counter("deliveries_failed_total", "Deliveries that failed as a whole.")?,
@@ -86,5 +94,10 @@ impl Metrics {
     /// Something was said that may not be heard.
     pub fn envelope_refused(&self, reason: &str) {
         self.envelopes_refused.with_label_values(&[reason]).inc();
+    }
+
+    /// Key and certificate were read again: `taken` or `refused`.
+    pub(crate) fn signing_read(&self, outcome: &str) {
+        self.signing_read.with_label_values(&[outcome]).inc();
     }
 }

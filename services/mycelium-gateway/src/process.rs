@@ -15,6 +15,7 @@ use crate::letters::{CORRESPONDENTS_MAX, LETTERS_AT_ONCE_MAX};
 use crate::routers::UNACKNOWLEDGED_MAX;
 use crate::rpc::policy;
 use crate::secrets::SECRET_BYTES_MAX;
+use crate::signing::SigningSource;
 
 /// What `grpc.health.v1` is asked for about the daemon.
 const BUS_HEALTH: &str = "mycelium";
@@ -42,6 +43,10 @@ pub struct Flags {
     /// The certificate of the coordinator's root for that key, made together with it
     #[arg(long, env = "MYCORA_SIGNING_CERTIFICATE", value_name = "FILE")]
     signing_certificate: PathBuf,
+    /// How the coordinator came to its root, signed by the one before: `mycora pki change-root` writes it [default:
+    /// coordinator.changes beside the certificate, if it is there]. The three files are read again when they change, and on SIGHUP
+    #[arg(long, env = "MYCORA_ROOT_CHANGE", value_name = "FILE")]
+    root_change: Option<PathBuf>,
     /// Secrets of supervisors that are spoken to in plain JSON-RPC: a file for each, not readable by everybody
     #[arg(long, env = "MYCORA_SECRETS_DIR", value_name = "DIR")]
     secrets_dir: Option<PathBuf>,
@@ -73,6 +78,9 @@ impl service::App for App {
         let dialing = tls.clone();
         let others = flags.others_ca.map_or_else(|| tls.without_certificate(), TlsFiles::anonymous);
         let signing = SigningFiles { key: flags.signing_key, certificate: flags.signing_certificate };
+        let sealer = signing.sealer()?;
+        let signing = SigningSource { files: signing, root_change: flags.root_change };
+        let config = Config { secrets_dir: flags.secrets_dir, signing: Some(signing) };
         let deps = Deps {
             storage: Channel::remote(&flags.storage, &tls, Some("storage"))?,
             registry: Channel::remote(&flags.runner_registry, &tls, Some("runner-registry"))?,
@@ -81,10 +89,10 @@ impl service::App for App {
             dial_others: Arc::new(move |host, port| {
                 Channel::remote(&format!("{host}:{port}"), &others, None)
             }),
-            sealer: signing.sealer()?,
+            sealer,
             metrics: &host.metrics,
         };
-        let app = Config { secrets_dir: flags.secrets_dir }.build(deps)?;
+        let app = config.build(deps)?;
         let mount = app.mount_internal(app.mount_public(Mount::builder(policy())));
         // Who is reached over gRPC is reached all the same: the gateway serves without its daemon.
         let mount = match app.bus_up() {

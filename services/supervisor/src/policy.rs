@@ -8,16 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use identity::VerifyingKey;
 use model::{ContextUid, Execution, Grants, ScriptType, Violations};
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::metrics::Metrics;
 
-/// How often the file is looked at.
-const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 /// A policy's text, at most.
 const FILE_BYTES_MAX: usize = 1024 * 1024;
 
@@ -286,30 +282,20 @@ pub async fn keep(policy: Policy, metrics: Metrics) {
     if policy.0.path.is_none() {
         return;
     }
-    let mut hangups = signal(SignalKind::hangup()).inspect_err(|error| {
-        tracing::warn!(%error, "SIGHUP is not heard; the policy file is looked at every 2 s all the same");
-    });
-    let mut looks = tokio::time::interval(LOOK_INTERVAL);
-    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        let asked = tokio::select! {
-            _ = looks.tick() => false,
-            Some(()) = async { hangups.as_mut().ok()?.recv().await }, if hangups.is_ok() => true,
-        };
-        match policy.look_again() {
-            Ok(true) => {
-                metrics.policy_read("taken");
-                tracing::info!("the policy file was read; it holds from now on");
-            }
-            Ok(false) if asked => tracing::info!("the policy file is as it was"),
-            Ok(false) => {}
-            Err(error) => {
-                metrics.policy_read("refused");
-                let error = service::error_chain(&error);
-                tracing::error!("{error}; the policy from before still holds");
-            }
+    let look = |asked| match policy.look_again() {
+        Ok(true) => {
+            metrics.policy_read("taken");
+            tracing::info!("the policy file was read; it holds from now on");
         }
-    }
+        Ok(false) if asked => tracing::info!("the policy file is as it was"),
+        Ok(false) => {}
+        Err(error) => {
+            metrics.policy_read("refused");
+            let error = service::error_chain(&error);
+            tracing::error!("{error}; the policy from before still holds");
+        }
+    };
+    service::look_at_files("the policy file", look).await;
 }
 
 #[cfg(test)]

@@ -108,7 +108,7 @@ impl Coordinator {
             metrics: &prometheus::Registry::new(),
         };
         let shutdown = CancellationToken::new();
-        let app = Config { secrets_dir }.build(deps).expect("built");
+        let app = Config { secrets_dir, ..Config::default() }.build(deps).expect("built");
         let mount = || Mount::builder(mycelium_gateway::rpc::policy());
         let gateway = publish("mycelium-gateway", app.mount_internal(app.mount_public(mount())));
         let policy = MethodPolicy::new(&[mycelium_gateway::PUBLIC_POLICY]).expect("well-formed");

@@ -3,10 +3,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::pending;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use envelope::Sealer;
-use identity::{Identity, ServiceName, SigningKey};
+use envelope::SigningFiles;
+use identity::{Identity, ServiceName};
 use keys::InstanceRef;
 use kv::Kv;
 use model::id::Uid;
@@ -14,10 +16,10 @@ use model::job::BlobRef;
 use model::limits::BLOB_CHUNK_BYTES;
 use model::{
     ActorId, Attempt, BlobHash, ContextId, ContextUid, Execution, FlowId, FlowUid, JobId, JobKey, NodeReport,
-    Presence, ReportSource, ScriptSource, ScriptType,
+    Presence, ReportSource, ScriptSource, ScriptType, Timestamp,
 };
 use mycelium::{Bus, MemoryNetwork, PublicKey};
-use mycelium_gateway::{Config, Deps, Dial};
+use mycelium_gateway::{Config, Deps, Dial, SigningSource};
 use proto::internal::v1 as wire;
 use proto::internal::v1::blob_store_service_server::{BlobStoreService, BlobStoreServiceServer};
 use proto::internal::v1::exchange_request::Frame;
@@ -51,6 +53,10 @@ pub(crate) struct Suite {
     pub(crate) address: String,
     /// The coordinator's root key.
     pub(crate) coordinator: String,
+    /// Where the root is, and what the gateway signs with.
+    pub(crate) pki: tempfile::TempDir,
+    /// What the gateway counts.
+    pub(crate) metrics: prometheus::Registry,
     gateway: LocalServer,
     shutdown: CancellationToken,
     _servers: [LocalServer; 3],
@@ -96,8 +102,10 @@ impl Suite {
             )
         };
 
-        let root = SigningKey::generate();
-        let coordinator = root.verifying_key().to_string();
+        let pki = tempfile::tempdir().expect("a directory");
+        let source = SigningSource { files: issue(pki.path()), root_change: None };
+        let (sealer, _) = source.read().expect("issued just now");
+        let (coordinator, metrics) = (sealer.root().to_string(), prometheus::Registry::new());
         let us = Identity::Service(ServiceName::MyceliumGateway);
         let to_supervisor = supervisor.handle();
         let dial: Dial = Arc::new(move |_, _| Ok(Channel::local(to_supervisor.clone(), us)));
@@ -107,10 +115,10 @@ impl Suite {
             bus: Some(Arc::new(network.node(PublicKey::random()))),
             dial_others: Arc::clone(&dial),
             dial,
-            sealer: Sealer::of_root(root),
-            metrics: &prometheus::Registry::new(),
+            sealer,
+            metrics: &metrics,
         };
-        let app = Config::default().build(deps).expect("built");
+        let app = Config { signing: Some(source), ..Config::default() }.build(deps).expect("built");
         let mount = Mount::builder(mycelium_gateway::rpc::policy());
         let gateway = publish("mycelium-gateway", app.mount_internal(app.mount_public(mount)));
         tokio::spawn(app.run(shutdown.clone()));
@@ -123,6 +131,8 @@ impl Suite {
             registry,
             address,
             coordinator,
+            pki,
+            metrics,
             gateway,
             shutdown,
             _servers: servers,
@@ -197,6 +207,12 @@ impl Drop for Suite {
     fn drop(&mut self) {
         self.shutdown.cancel();
     }
+}
+
+/// Has the root in a directory vouch for the gateway's key.
+pub(crate) fn issue(dir: &Path) -> SigningFiles {
+    let now = Timestamp::now();
+    SigningFiles::issue(dir, "gateway", now, now + Duration::from_secs(3600)).expect("issued")
 }
 
 pub(crate) fn publish(name: &'static str, mount: rpc::MountBuilder) -> LocalServer {

@@ -25,7 +25,7 @@ use crate::coordinator::{Coordinator, With};
 use crate::suite::{Front, Router, Suite, execution, key};
 
 /// What the gateway says of the only supervisor.
-async fn peer(channel: Channel) -> v1::Peer {
+pub(crate) async fn peer(channel: Channel) -> v1::Peer {
     let gateway = GatewayServiceClient::new(channel).get_gateway(v1::GetGatewayRequest {}).await;
     gateway.expect("allowed").into_inner().peers.remove(0)
 }
