@@ -329,6 +329,15 @@ impl Clients {
         Ok(call!(client, resume, v1::ResumeRequest {}).await?)
     }
 
+    /// Has the supervisor take one root of a coordinator for another. Tried again as [`Clients::drain`].
+    pub async fn succeed_coordinator(
+        &self,
+        request: v1::SucceedCoordinatorRequest,
+    ) -> Result<v1::SucceedCoordinatorResponse, Failure> {
+        let client = self.supervisor.as_ref().map_err(Clone::clone)?;
+        Ok(call!(client, succeed_coordinator, request.clone()).await?)
+    }
+
     /// Reads all that is kept of what an attempt printed.
     pub async fn read_job_log(
         &self,

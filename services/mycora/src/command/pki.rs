@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand};
-use envelope::SigningFiles;
+use envelope::{NewRoot, SigningFiles};
 use identity::pki::CA_CERTIFICATE_FILE;
 use identity::{CertificateSummary, Identity, IssueOptions, Pki, ServiceName, TrustDomain};
 use model::Timestamp;
@@ -27,9 +27,29 @@ pub enum PkiCommand {
         after_help = "Examples:\n  mycora pki issue actor/2\n  mycora pki issue service/storage --name storage.example --days 30"
     )]
     Issue(IssueArgs),
+    /// Make another root key of the coordinator, and have the old one sign that
+    #[command(after_help = CHANGE_ROOT_HELP)]
+    ChangeRoot(ChangeRootArgs),
     /// Show what certificates say
     #[command(after_help = "Example:\n  mycora pki show pki/actor-1.pem")]
     Show(ShowArgs),
+}
+
+const CHANGE_ROOT_HELP: &str = "\
+The next root goes into coordinator.key, and the change into coordinator.changes, signed by both. The gateway's certificate is issued anew. Put key, certificate and coordinator.changes to where gateways read them: they are read while a gateway runs, and supervisors are told. A supervisor whose policy names the old root has to have the new one named first. The old key is kept beside the new one; once every supervisor has followed nobody needs it. When the old key is lost, operators say `mycora supervisor succeed`.
+
+Example:
+  mycora pki change-root --dir pki";
+
+/// What `pki change-root` takes.
+#[derive(Debug, Args)]
+pub struct ChangeRootArgs {
+    /// Where the root is.
+    #[command(flatten)]
+    pub dir: Dir,
+    /// How long the gateway's certificate lasts
+    #[arg(long, default_value_t = 90, value_name = "DAYS", value_parser = clap::value_parser!(u16).range(1..))]
+    pub days: u16,
 }
 
 /// Where the authority is.
@@ -101,6 +121,19 @@ struct IssuedDocument {
     signing_certificate: Option<PathBuf>,
 }
 
+/// What came of a change of root.
+#[derive(Serialize)]
+struct RootDocument {
+    old_root: String,
+    /// Where the old root is kept.
+    old_key: PathBuf,
+    root: String,
+    key: PathBuf,
+    changes: PathBuf,
+    signing_key: PathBuf,
+    signing_certificate: PathBuf,
+}
+
 /// A certificate as `--output json` shows it.
 #[derive(Serialize)]
 struct CertificateDocument {
@@ -125,6 +158,7 @@ pub fn run(command: &PkiCommand, format: Format) -> Result<(), Failure> {
     match command {
         PkiCommand::Init(args) => init(args, format),
         PkiCommand::Issue(args) => issue(args, format),
+        PkiCommand::ChangeRoot(args) => change_root(args, format),
         PkiCommand::Show(args) => show(args, format),
     }
 }
@@ -152,6 +186,37 @@ fn issue(args: &IssueArgs, format: Format) -> Result<(), Failure> {
         _ => None,
     };
     print_issued(args.identity, &files, signing, format)
+}
+
+fn change_root(args: &ChangeRootArgs, format: Format) -> Result<(), Failure> {
+    let dir = args.dir.path()?;
+    let changed = NewRoot::make(&dir).map_err(|e| failed(&e))?;
+    let since = Timestamp::now();
+    let name = ServiceName::MyceliumGateway.as_str();
+    let signing = SigningFiles::issue(&dir, name, since, since + DAY * u32::from(args.days));
+    let SigningFiles { key, certificate } = signing.map_err(|e| failed(&e))?;
+    let document = RootDocument {
+        old_root: changed.old.to_string(),
+        old_key: changed.old_key,
+        root: changed.new.to_string(),
+        key: changed.new_key,
+        changes: changed.changes,
+        signing_key: key,
+        signing_certificate: certificate,
+    };
+    let text = || {
+        let shown = |path: &Path| path.display().to_string();
+        table::pairs(&[
+            ("root", document.root.clone()),
+            ("key", shown(&document.key)),
+            ("comes after", document.old_root.clone()),
+            ("kept in", shown(&document.old_key)),
+            ("told by", shown(&document.changes)),
+            ("signs with", shown(&document.signing_key)),
+            ("vouched for by", shown(&document.signing_certificate)),
+        ])
+    };
+    output::answer(format, || &document, text)
 }
 
 fn print_issued(

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use identity::VerifyingKey;
 use model::JobKey;
 use proto::v1;
 
 use super::Session;
 use crate::failure::{CallError, Failure};
-use crate::output::{self, Format, json, summary, words};
+use crate::output::{self, Format, json, summary, table, words};
 
 /// Between two looks at how far a drain is.
 const WAIT: Duration = Duration::from_secs(1);
@@ -39,7 +40,17 @@ pub enum SupervisorCommand {
                       Example:\n  mycora supervisor logs 0f…-3a…-7-1 --cert pki/admin.pem --key pki/admin.key"
     )]
     Logs(LogsArgs),
+    /// Take one root key of a coordinator for another, without the signature of the old one
+    #[command(after_help = SUCCEED_HELP)]
+    Succeed(Box<SucceedArgs>),
 }
+
+const SUCCEED_HELP: &str = "\
+For a root that is lost or in wrong hands; `mycora pki change-root` makes one that announces itself. Contexts and jobs of OLD are those of NEW from now on, and OLD is refused. Where the policy names OLD among its coordinators it has to name NEW first. May be repeated. Needs the admin's certificate.
+
+Example:
+  mycora supervisor succeed 3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c \\
+    fc51cd8e6218a1a38da47ed00230f0580816ed13ba3303ac5deb911548908025 --cert pki/admin.pem --key pki/admin.key";
 
 const DRAIN_HELP: &str = "\
 The drain lasts until `mycora supervisor resume`, also over restarts. Instances that have ended are started again by whoever runs them, and then wait for the resume. May be repeated, with another deadline. Needs the admin's certificate.
@@ -68,6 +79,15 @@ pub struct LogsArgs {
     pub offset: u64,
 }
 
+/// What `supervisor succeed` takes.
+#[derive(Debug, Args)]
+pub struct SucceedArgs {
+    /// The root key that is not to be believed any more: 64 hex digits
+    pub old: VerifyingKey,
+    /// The root key from now on
+    pub new: VerifyingKey,
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -82,6 +102,7 @@ pub async fn run(session: &Session, command: &SupervisorCommand) -> Result<(), F
             show(session, &session.clients.get_supervisor().await?)
         }
         SupervisorCommand::Logs(args) => logs(session, args).await,
+        SupervisorCommand::Succeed(args) => succeed(session, args).await,
     }
 }
 
@@ -137,6 +158,19 @@ async fn drained(session: &Session) -> Result<v1::GetSupervisorResponse, Failure
         told = Some(left);
         tokio::time::sleep(WAIT).await;
     }
+}
+
+async fn succeed(session: &Session, args: &SucceedArgs) -> Result<(), Failure> {
+    let request = v1::SucceedCoordinatorRequest {
+        old_coordinator: args.old.to_string(),
+        new_coordinator: args.new.to_string(),
+    };
+    let passed = session.clients.succeed_coordinator(request).await?;
+    let text = || {
+        let counts = [("contexts", passed.contexts), ("jobs", passed.jobs)];
+        table::pairs(&counts.map(|(name, count)| (name, count.to_string())))
+    };
+    output::answer(session.global.output, || json::of(&passed), text)
 }
 
 async fn logs(session: &Session, args: &LogsArgs) -> Result<(), Failure> {

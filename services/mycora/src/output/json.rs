@@ -59,6 +59,7 @@ named! {
     SignalFlowResponse,
     StreamFlowLogsResponse,
     SubmitFlowResponse,
+    SucceedCoordinatorResponse,
     UpdateActorResponse,
     UpdateNodeStatusResponse,
     WhoAmIResponse,

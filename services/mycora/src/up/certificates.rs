@@ -7,6 +7,7 @@ use envelope::{Sealer, SigningFiles};
 use identity::pki::LEAF_VALIDITY;
 use identity::{CertificateSummary, Identity, IssueOptions, IssuedFiles, Pki, ServiceName, TrustDomain};
 use model::Timestamp;
+use mycelium_gateway::SigningSource;
 use rpc::TlsFiles;
 
 use super::UpError;
@@ -75,6 +76,12 @@ impl Certificates {
     /// When the files cannot be read.
     pub(super) fn sealer(&self) -> Result<Sealer, UpError> {
         self.signing.sealer().map_err(UpError::Signing)
+    }
+
+    /// The files with that. Its root may be changed while it runs.
+    #[must_use]
+    pub(super) fn signing(&self) -> SigningSource {
+        SigningSource { files: self.signing.clone(), root_change: None }
     }
 
     /// What supervisors elsewhere see.

@@ -314,7 +314,9 @@ impl Suite {
             sealer: parts.certificates.sealer()?,
             metrics,
         };
-        let app = mycelium_gateway::Config::default().build(deps).map_err(build_error("mycelium-gateway"))?;
+        let signing = Some(parts.certificates.signing());
+        let config = mycelium_gateway::Config { signing, ..mycelium_gateway::Config::default() };
+        let app = config.build(deps).map_err(build_error("mycelium-gateway"))?;
         let mount = app.mount_public(mount);
         let tables = [mycelium_gateway::rpc::PUBLIC_POLICY, mycelium_gateway::rpc::INTERNAL_POLICY];
         publish(&places.gateway, &tables, |all| app.mount_public(app.mount_internal(all)))?;

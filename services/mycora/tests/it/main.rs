@@ -75,6 +75,7 @@ fn exit_codes_are_as_promised() {
         (&["flow", "submit", "good.yaml"], 3, "start one with `mycora up`, or name a profile"),
         (&["--config", "none.toml", "flow", "list"], 2, "none.toml is not there"),
         (&["--address", "https://127.0.0.1:1", "flow", "list"], 2, "no certificate authority"),
+        (&["pki", "change-root"], 2, "there is no root to be changed"),
         (&["pki", "show"], 2, "`mycora pki init` makes one"),
         (&["pki", "issue", "nobody"], 2, "expected service/<name>, actor/<id> or admin"),
     ];
@@ -137,6 +138,10 @@ fn a_coordinator_that_is_not_there_is_named_with_the_way_out() {
     }
 }
 
+fn text(value: &serde_json::Value) -> String {
+    value.as_str().expect("a text").to_owned()
+}
+
 #[test]
 fn certificates_are_made_issued_and_shown() {
     let home = home();
@@ -157,6 +162,21 @@ fn certificates_are_made_issued_and_shown() {
     let document: serde_json::Value = serde_json::from_slice(&shown.stdout).expect("one document");
     assert_eq!(document[0]["identity"], "spiffe://mycora/actor/7");
 
+    let gateway = run(home.path(), &["pki", "issue", "service/mycelium-gateway"]);
+    assert!(gateway.status.success(), "{}", stderr(&gateway));
+    let changed = run(home.path(), &["pki", "change-root", "--output", "json"]);
+    let document: serde_json::Value = serde_json::from_slice(&changed.stdout).expect("one document");
+    let path = |name: &str| std::path::PathBuf::from(document[name].as_str().expect("a path"));
+    let root = |name| identity::SigningKey::load(&path(name)).expect("a key").verifying_key().to_string();
+    assert_eq!((root("old_key"), root("key")), (text(&document["old_root"]), text(&document["root"])));
+    let source = mycelium_gateway::SigningSource {
+        files: envelope::SigningFiles { key: path("signing_key"), certificate: path("signing_certificate") },
+        root_change: None,
+    };
+    let (sealer, changes) = source.read().expect("a gateway can use them");
+    assert_eq!((sealer.root().to_string(), changes.len()), (text(&document["root"]), 1));
+
+    std::fs::remove_file(home.path().join(".local/share/mycora/pki/mycelium-gateway.pem")).expect("issued");
     let all = stdout(&run(home.path(), &["pki", "show"]));
     let names: Vec<_> = all.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
     assert_eq!(names.len(), 3, "{all}");
