@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use identity::{SigningKey, VerifyingKey};
 use model::id::Uid;
-use model::{BlobHash, Letter, MessageFormat, MessageType, Timestamp, limits};
+use model::{BlobHash, ContextId, Letter, MessageFormat, MessageType, Timestamp, limits};
 use serde::{Deserialize, Serialize};
 
 use super::{check_expiry, open, same, sign};
@@ -18,6 +18,8 @@ pub const LETTER_TYPE: &str = "application/vnd.mycora.letter+json";
 pub struct LetterTerms<'a> {
     /// The recipient's key, 64 lower-case hex digits.
     pub to: &'a str,
+    /// The context at the recipient's coordinator; nothing for its home context.
+    pub target_context: Option<ContextId>,
     /// Chat or mail.
     pub message_type: MessageType,
     /// How the text is written.
@@ -35,6 +37,9 @@ struct Statement {
     /// Which one it is: 32 hex digits.
     id: String,
     to: String,
+    /// Absent for the recipient's home context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    target_context: Option<ContextId>,
     #[serde(rename = "type")]
     message_type: MessageType,
     format: MessageFormat,
@@ -61,6 +66,7 @@ pub fn sign_letter(letter: &LetterTerms<'_>, key: &SigningKey, expires: Timestam
     let statement = Statement {
         id: Uid::random().to_string(),
         to: letter.to.to_owned(),
+        target_context: letter.target_context,
         message_type: letter.message_type,
         format: letter.format,
         topic: letter.topic.to_owned(),
@@ -79,12 +85,13 @@ pub fn sign_letter(letter: &LetterTerms<'_>, key: &SigningKey, expires: Timestam
 pub fn check_letter(letter: &Letter, now: Timestamp) -> Result<Option<SignedLetter>, Refusal> {
     let Some(signature) = &letter.signature else { return Ok(None) };
     let (signer, statement): (_, Statement) = open(LETTER_TYPE, signature)?;
-    let Statement { id, to, message_type, format, topic, text_sha256, expires } = statement;
+    let Statement { id, to, target_context, message_type, format, topic, text_sha256, expires } = statement;
     if signer.to_string() != letter.from {
         let claimed = letter.from.chars().take(64).collect();
         return Err(Refusal::OtherActor { signer: signer.to_string(), claimed });
     }
     same("to", &to, &letter.to)?;
+    same("target_context", &target_context, &letter.target_context)?;
     same("type", &message_type, &letter.message_type)?;
     same("format", &format, &letter.format)?;
     same("topic", &topic, &letter.topic)?;

@@ -16,7 +16,7 @@ const CALLER: ActorId = ActorId(3);
 
 fn letter(key: &SigningKey, to: &str, topic: &str, text: &str) -> Letter {
     let (message_type, format) = (MessageType::Chat, MessageFormat::Md);
-    let terms = LetterTerms { to, message_type, format, topic, text };
+    let terms = LetterTerms { to, target_context: None, message_type, format, topic, text };
     Letter {
         origin: Origin {
             coordinator: "00".repeat(32),
@@ -102,7 +102,7 @@ fn a_letter_is_its_senders() {
     let letter = letter(&key, &to, "greeting", "hello");
     let signed = check_letter(&letter, NOW).expect("it fits").expect("it is signed");
     assert_eq!((signed.signer, signed.expires), (key.verifying_key(), NOW + HOUR));
-    let again = Letter { created_at: NOW + HOUR, target_context: Some(ContextId(2)), ..letter.clone() };
+    let again = Letter { created_at: NOW + HOUR, ..letter.clone() };
     assert_eq!(check_letter(&again, NOW).expect("it fits").expect("it is signed"), signed, "the same letter");
     assert_eq!(check_letter(&Letter { signature: None, ..letter.clone() }, NOW), Ok(None));
     let stolen = Letter { from: other.verifying_key().to_string(), ..letter.clone() };
@@ -112,6 +112,19 @@ fn a_letter_is_its_senders() {
     assert_eq!(refused(Letter { message_type: MessageType::Mail, ..letter.clone() }), "type");
     assert_eq!(refused(Letter { format: MessageFormat::Html, ..letter.clone() }), "format");
     assert_eq!(refused(Letter { topic: String::new(), ..letter.clone() }), "topic");
+    let elsewhere = Letter { target_context: Some(ContextId(2)), ..letter.clone() };
+    assert_eq!(refused(elsewhere.clone()), "target_context");
+    let terms = LetterTerms {
+        to: &letter.to,
+        target_context: Some(ContextId(2)),
+        message_type: letter.message_type,
+        format: letter.format,
+        topic: &letter.topic,
+        text: &letter.text,
+    };
+    let signature = Some(sign_letter(&terms, &key, NOW + HOUR));
+    assert!(check_letter(&Letter { signature: signature.clone(), ..elsewhere }, NOW).is_ok());
+    assert_eq!(refused(Letter { signature, ..letter.clone() }), "target_context", "not at home");
     assert_eq!(refused(Letter { text: "hullo".to_owned(), ..letter }), "text");
 }
 
@@ -178,6 +191,7 @@ fn signatures_hold_for_their_time() {
     assert_eq!(check_letter(&sent, NOW + HOUR), Err(Refusal::Expired(NOW + HOUR)));
     let long = LetterTerms {
         to: &sent.to,
+        target_context: None,
         message_type: sent.message_type,
         format: sent.format,
         topic: "",

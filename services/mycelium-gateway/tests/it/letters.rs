@@ -50,6 +50,7 @@ fn letter(number: u32, from: &SigningKey, signed: bool) -> Letter {
     if signed {
         let terms = LetterTerms {
             to: &letter.to,
+            target_context: letter.target_context,
             message_type: letter.message_type,
             format: letter.format,
             topic: &letter.topic,

@@ -286,9 +286,12 @@ async fn the_table_of_roles() {
     // Who sent or received it reads it in any case. Only the sender removes what it sent, once it is not on its way.
     let to_stranger = send(&stage, EXECUTOR, chat("4", "psst")).await;
     assert_eq!(find(&stage, STRANGER, &to_stranger.key).await.unwrap().text, "psst");
-    for (actor, expected) in
-        [(READER, denied), (STRANGER, unseen), (EXECUTOR, Code::FailedPrecondition), (ADMIN, Code::FailedPrecondition)]
-    {
+    for (actor, expected) in [
+        (READER, denied),
+        (STRANGER, unseen),
+        (EXECUTOR, Code::FailedPrecondition),
+        (ADMIN, Code::FailedPrecondition),
+    ] {
         assert_eq!(code(remove(&stage, actor, &to_stranger.key).await), expected, "actor {actor} removes");
     }
     // Others learn nothing, also not of what is not there.
@@ -330,6 +333,7 @@ async fn a_signature_is_the_senders_and_fits() {
         let to = format!("{ADMIN:064x}");
         let terms = envelope::actor::LetterTerms {
             to: &to,
+            target_context: None,
             message_type: MessageType::Chat,
             format: MessageFormat::Text,
             topic: "",

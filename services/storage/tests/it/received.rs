@@ -180,6 +180,7 @@ async fn a_letter_is_taken_once() {
 fn signed(letter: Letter, key: &SigningKey) -> Letter {
     let terms = envelope::actor::LetterTerms {
         to: &letter.to,
+        target_context: letter.target_context,
         message_type: letter.message_type,
         format: letter.format,
         topic: &letter.topic,

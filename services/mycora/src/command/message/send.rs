@@ -10,7 +10,7 @@ use clap::Args;
 use envelope::actor::{LetterTerms, sign_letter};
 use identity::{SigningKey, VerifyingKey};
 use model::limits::{LETTER_TIMEOUT_SECS_MAX, MESSAGE_TEXT_BYTES_MAX};
-use model::{Address, MessageFormat, MessageType, Timestamp};
+use model::{Address, ContextId, MessageFormat, MessageType, Timestamp};
 use proto::convert::enums;
 use proto::v1;
 use uuid::Uuid;
@@ -28,7 +28,7 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 pub(super) const AFTER_HELP: &str = "\
 An actor of this coordinator is named by its id, any other by its public key and an address of its coordinator. The message is kept and sent until it arrives or its time is over; with --wait the exit code is 0 when it has arrived, and 1 when it will not.
 
-A signature proves to the receiver who wrote the message; else that is the word of the sending coordinator. What is signed names the recipient's key, which an actor can learn of itself only: with --signing-key write KEY@ADDRESS, unless you send to yourself. A signature holds for 6 days, so that the message can be sent again.
+A signature proves to the receiver who wrote the message; else that is the word of the sending coordinator. What is signed names the context there, if one is given, and the recipient's key, which an actor can learn of itself only: with --signing-key write KEY@ADDRESS, unless you send to yourself. A signature holds for 6 days, so that the message can be sent again.
 
 Examples:
   mycora message send --to 2 'The report is ready' --wait
@@ -223,6 +223,7 @@ async fn signature(session: &Session, args: &SendArgs, text: &str, path: &Path) 
     };
     let terms = LetterTerms {
         to: &to,
+        target_context: args.target_context.map(ContextId),
         message_type: args.message_type(),
         format: args.format,
         topic: &args.topic,
