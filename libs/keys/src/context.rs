@@ -38,6 +38,8 @@ pub enum ContextKey {
     Message(MessageKey),
     /// Sorted set: keys of chat, mail and of what was pushed by others, by the revision of their making.
     Letters,
+    /// Sorted set: keys of those of them of which nothing more is expected, by the revision at which that was settled.
+    LettersDone,
     /// Sorted set: keys of messages that will not arrive, by the revision at which that was settled.
     DeadLetters,
     /// List: keys of messages that wait for a router.
@@ -48,6 +50,8 @@ pub enum ContextKey {
     MsgOutCoordinator,
     /// Sorted set: keys of messages received for an actor.
     Inbox(ActorId),
+    /// Hash: actor → how many bytes wait in its inbox.
+    InboxBytes,
     /// What was received already, by the hash of its origin.
     Seen(BlobHash),
     /// Hash: size and number of chunks of a blob.
@@ -94,11 +98,13 @@ impl fmt::Display for ContextKey {
             Self::FlowsActive => f.write_str("flows_active"),
             Self::Message(key) => write!(f, "message:{}:{}", key.caller, key.id),
             Self::Letters => f.write_str("letters"),
+            Self::LettersDone => f.write_str("letters_done"),
             Self::DeadLetters => f.write_str("dead_letters"),
             Self::MsgOut => f.write_str("msg_out"),
             Self::MsgIn => f.write_str("msg_in"),
             Self::MsgOutCoordinator => f.write_str("msg_out_coordinator"),
             Self::Inbox(actor) => write!(f, "inbox:{actor}"),
+            Self::InboxBytes => f.write_str("inbox_bytes"),
             Self::Seen(origin) => write!(f, "seen:{origin}"),
             Self::Blob(hash) => write!(f, "blob:{hash}"),
             Self::BlobChunk(hash, n) => write!(f, "blob:{hash}:{n}"),
@@ -167,6 +173,8 @@ impl ContextKey {
             "flows" => Self::Flows,
             "flows_active" => Self::FlowsActive,
             "letters" => Self::Letters,
+            "letters_done" => Self::LettersDone,
+            "inbox_bytes" => Self::InboxBytes,
             "dead_letters" => Self::DeadLetters,
             "msg_out" => Self::MsgOut,
             "msg_in" => Self::MsgIn,
@@ -278,6 +286,8 @@ impl ContextKeys {
         message(caller: ActorId, id: MessageId) = ContextKey::Message(MessageKey { caller, id });
         /// Sorted set: keys of chat, mail and of what was pushed by others.
         letters() = ContextKey::Letters;
+        /// Sorted set: keys of those of them of which nothing more is expected.
+        letters_done() = ContextKey::LettersDone;
         /// Sorted set: keys of messages that will not arrive.
         dead_letters() = ContextKey::DeadLetters;
         /// List: keys of messages that wait for a router.
@@ -288,6 +298,8 @@ impl ContextKeys {
         msg_out_coordinator() = ContextKey::MsgOutCoordinator;
         /// Sorted set: keys of messages received for an actor.
         inbox(actor: ActorId) = ContextKey::Inbox(actor);
+        /// Hash: actor → how many bytes wait in its inbox.
+        inbox_bytes() = ContextKey::InboxBytes;
         /// What was received already, by the hash of its origin.
         seen(origin: BlobHash) = ContextKey::Seen(origin);
         /// Hash: size and number of chunks of a blob.
@@ -453,7 +465,7 @@ mod tests {
     fn any_context_key() -> impl Strategy<Value = ContextKey> {
         use ContextKey as K;
         let hash = any::<[u8; 4]>().prop_map(|seed| BlobHash::of(&seed));
-        (0_u8..32, any::<[u32; 3]>(), hash, "[ -~]{0,40}").prop_map(
+        (0_u8..34, any::<[u32; 3]>(), hash, "[ -~]{0,40}").prop_map(
             |(kind, [a, b, c], hash, text)| match kind {
                 0 => K::Context(ContextId(a)),
                 1 => K::Runner(RunnerId(a)),
@@ -486,6 +498,8 @@ mod tests {
                 28 => K::Drops,
                 29 => K::Letters,
                 30 => K::DeadLetters,
+                31 => K::LettersDone,
+                32 => K::InboxBytes,
                 _ => K::Ids,
             },
         )

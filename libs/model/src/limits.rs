@@ -127,6 +127,11 @@ pub const LETTER_TIMEOUT_SECS_DEFAULT: u32 = 3600;
 pub const LETTER_SEEN_SECS: u32 = 7 * 24 * 3600;
 /// Messages that an actor received in a context and did not acknowledge.
 pub const INBOX_MAX: usize = 10_000;
+/// Bytes of their texts, topics and signatures.
+pub const INBOX_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// Messages of a context that are kept though nothing more is expected of them: received ones that were acknowledged,
+/// sent ones that arrived, jobs of programs whose flow has ended. The oldest go first.
+pub const MESSAGES_DONE_MAX: usize = 100_000;
 /// Received messages of a context that plain Redis readers find; the oldest go first.
 pub const MSG_IN_MAX: usize = 10_000;
 /// Addresses of one actor.

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use crate::error::Error;
 use crate::messages::{HOLD, Held};
-use crate::record::message::{Body, Kind, write_nodes};
+use crate::record::message::{Body, Kind, job_keys, write_nodes};
 use crate::routers::Routers;
 use crate::scripts;
 use crate::store::{Change, Store, Tenant};
@@ -308,7 +308,8 @@ fn change_of(
             .arg(message.timeout_ack_secs)
             .arg(&write_nodes(&message.nodes))
             .arg(&message.created_at.to_string())
-            .arg(message.nodes.len());
+            .arg(message.nodes.len())
+            .arg(&job_keys(&message.nodes));
     }
     let events = commit.nodes.iter().flat_map(|node| &node.events);
     change

@@ -15,7 +15,7 @@ use model::{
 use crate::error::{Error, Result};
 use crate::record::flow::StoredFlow;
 use crate::record::{self, Fields, Written};
-use crate::requests::{Request, hash_of};
+use crate::requests::{Asked, Request, hash_of};
 use crate::scripts;
 use crate::store::{Asker, Change, ID_TRIES, PERMISSION_TRIES, Store, Tenant};
 
@@ -136,9 +136,8 @@ impl Store {
                 None => FlowId(tenant.next_flow_id().await?),
             };
             let flow = fresh_flow(id, context.id, new, now);
-            match write_flow(tenant, context, flow, new, (request_key.as_deref(), hash_of(request)), now)
-                .await
-            {
+            let asked = Asked { key: request_key.as_deref(), request };
+            match write_flow(tenant, context, flow, new, asked, now).await {
                 Ok(Outcome::Made(stored)) => {
                     self.remember_caller(stored.flow.uid, stored.flow.caller_id);
                     return Ok((*stored, context.uid));
@@ -533,22 +532,25 @@ async fn write_flow(
     context: &Context,
     mut flow: Flow,
     new: &NewFlow,
-    (request_key, request_hash): (Option<&str>, &str),
+    asked: Asked<'_>,
     now: Timestamp,
 ) -> Result<Outcome> {
+    let message = new.message.map(crate::messages::message_key).unwrap_or_default();
     let key = tenant.keys.flow(flow.id);
     let mut touched = vec![key.as_str(), &tenant.flows];
-    touched.extend(request_key);
+    touched.extend(asked.key);
     let call = tenant
         .begin(&scripts::CREATE_FLOW, &touched, Some(context.uid), now)
         .arg(context.revision.0)
         .arg(flow.id.0)
         .arg(flow.caller_id.0)
         .arg(new.node_count)
-        .arg(request_hash)
+        .arg(hash_of(asked.request))
         .arg(limits::REQUEST_ID_KEEP_SECS)
         .arg(&flow.uid.to_string())
         .arg(new.id.is_none())
+        .arg(&message)
+        .arg(asked.taken_revision(&message))
         .args(record::flow::write(&flow, new).args());
     let read = |value: Value| {
         let answer = value.array()?;

@@ -194,8 +194,10 @@ impl Store {
             let mut touched = vec![tenant.keys.inbox(owner)];
             touched.extend(keys.iter().map(|key| tenant.keys.message(key.caller, key.id)));
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
-            let change =
-                tenant.begin(&scripts::ACKNOWLEDGE, &touched, Some(context.uid), now).arg(context.revision.0);
+            let change = tenant
+                .begin(&scripts::ACKNOWLEDGE, &touched, Some(context.uid), now)
+                .arg(context.revision.0)
+                .arg(owner.0);
             let read = |value: Value| {
                 let [count, revision] = value.tuple()?;
                 let revision = revision.uint()?;
@@ -226,19 +228,21 @@ impl Store {
                 context.require(actor, Role::Admin)?;
             }
             // Of one that nobody here received this is an inbox that is not there.
-            let inbox = tenant.keys.inbox(message.recipient().unwrap_or_default());
+            let owner = message.recipient().unwrap_or_default();
             let touched = [
                 tenant.keys.message(key.caller, key.id),
                 tenant.letters.clone(),
                 tenant.dead_letters.clone(),
                 tenant.keys.msg_in(),
-                inbox,
+                tenant.keys.inbox(owner),
+                tenant.keys.letters_done(),
             ];
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
             let change = tenant
                 .begin(&scripts::REMOVE_MESSAGE, &touched, Some(context.uid), now)
                 .arg(context.revision.0)
-                .arg(&message_key(key));
+                .arg(&message_key(key))
+                .arg(owner.0);
             match tenant.apply_revision(change).await {
                 Err(Error::ContextChanged(_)) => {}
                 Err(error) => return Err(error),
@@ -408,7 +412,7 @@ async fn deliver(
         .arg(recipient.0)
         .arg(refusal.as_ref().map_or("", |(reason, _)| reason.as_str()))
         .arg(keys.prefix())
-        .arg(limits::INBOX_MAX)
+        .arg(letter.text.len() + letter.topic.len() + letter.signature.as_ref().map_or(0, String::len))
         .arg(limits::MSG_IN_MAX)
         .arg(limits::LETTER_SEEN_SECS)
         .args(record::letter::write_received(letter, &posting, now).args());
@@ -425,8 +429,10 @@ async fn deliver(
         (2, _) => Acceptance::Kept { key, duplicate: true },
         (3, Some((reason, detail))) => Acceptance::refused(reason, detail),
         _ => {
-            let max = limits::INBOX_MAX;
-            Acceptance::refused(LetterReason::InboxFull, format!("{max} messages wait to be read"))
+            let (max, bytes) = (limits::INBOX_MAX, limits::INBOX_BYTES_MAX);
+            let detail =
+                format!("as many messages wait to be read as there may: {max}, or {bytes} bytes of text");
+            Acceptance::refused(LetterReason::InboxFull, detail)
         }
     })
 }

@@ -65,6 +65,8 @@ impl service::App for App {
             ("flow_inputs_max", limits::FLOW_INPUTS_MAX as u64),
             ("flow_signals_max", limits::FLOW_SIGNALS_MAX as u64),
             ("inbox_max", limits::INBOX_MAX as u64),
+            ("inbox_bytes_max", limits::INBOX_BYTES_MAX as u64),
+            ("messages_done_max", limits::MESSAGES_DONE_MAX as u64),
             ("msg_in_max", limits::MSG_IN_MAX as u64),
             ("message_text_bytes_max", limits::MESSAGE_TEXT_BYTES_MAX as u64),
             ("page_size_max", u64::from(limits::PAGE_SIZE_MAX)),

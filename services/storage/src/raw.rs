@@ -9,7 +9,10 @@ use std::fmt::Display;
 use std::str::FromStr;
 use std::time::Duration;
 
-use model::{ActorId, Context, ContextId, MessageFormat, MessageKey, MessageType, Timestamp, Violations};
+use kv::Value;
+use model::{
+    ActorId, Context, ContextId, MessageFormat, MessageKey, MessageType, Timestamp, Violations, limits,
+};
 
 use crate::error::{Error, Result};
 use crate::letters::{NewLetter, Recipient, letter_of, origin_of};
@@ -47,8 +50,9 @@ impl Store {
         }
         // It was taken up before, and comes again: after a restart, or since somebody sends it again.
         let is_known = fields.has("revision");
-        let (body, written) = self.read_raw(holder.context, key, &mut fields, now).await?;
+        let (mut body, written) = self.read_raw(holder.context, key, &mut fields, now).await?;
         if is_known {
+            body.set_taken(fields.text("taken_revision"));
             return Ok(Some(body));
         }
         let Holder { tenant, context, router } = holder;
@@ -60,8 +64,12 @@ impl Store {
             .arg(key.caller.0)
             .arg(key.id.0)
             .args(written.args());
-        let is_ours = tenant.call(change).await?.int()? == 1;
-        Ok(is_ours.then_some(body))
+        let taken = tenant.call(change).await?;
+        if taken == Value::Int(0) {
+            return Ok(None);
+        }
+        body.set_taken(taken.text()?);
+        Ok(Some(body))
     }
 
     async fn read_raw(
@@ -80,6 +88,10 @@ impl Store {
             let new = violations.into_result(new)?;
             return self.letter(context, key, &new, now).await;
         }
+        if timeout_ack_secs > limits::LETTER_TIMEOUT_SECS_MAX {
+            let max = limits::LETTER_TIMEOUT_SECS_MAX;
+            violations.add("timeout_ack", format!("at most {max}, not {timeout_ack_secs}"));
+        }
         let created_at: Option<Timestamp> = parse(fields, "created_at", &mut violations);
         let expires_at: Option<Timestamp> = parse(fields, "expires_at", &mut violations);
         let flow = jobs::read(key, context.id, fields, &mut violations);
@@ -89,7 +101,8 @@ impl Store {
             .text("context_id", context.id)
             .text("message_type", message_type)
             .text("created_at", created_at.unwrap_or(now));
-        let kind = Kind::Jobs(Box::new(RawJobs { caller: key.caller, flow, bytes }));
+        let kind =
+            Kind::Jobs(Box::new(RawJobs { caller: key.caller, flow, bytes, taken_revision: String::new() }));
         // What waited for a router has its time from when one took it, or from when it was sent again.
         let time = u64::from(timeout_ack_secs) * 1000;
         let since = match expires_at {

@@ -37,6 +37,24 @@ impl Request {
     }
 }
 
+/// The request that asks for a flow.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked<'a> {
+    /// Where it is remembered.
+    pub(crate) key: Option<&'a str>,
+    /// The request, when it may be repeated.
+    pub(crate) request: Option<&'a Request>,
+}
+
+impl<'a> Asked<'a> {
+    /// At which revision the message was taken up that asks: `<message>@<revision>` is its request id. Empty when that does
+    /// not say.
+    pub(crate) fn taken_revision(&self, message: &str) -> &'a str {
+        let id = self.request.and_then(|request| request.id.strip_prefix(message));
+        id.and_then(|rest| rest.strip_prefix('@')).unwrap_or_default()
+    }
+}
+
 /// The hash to compare, empty where there is no request id.
 pub(crate) fn hash_of(request: Option<&Request>) -> &str {
     request.map_or("", |request| &request.hash)

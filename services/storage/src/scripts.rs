@@ -59,3 +59,20 @@ scripts! {
         PUBLISH_CONTEXT = "publish_context",
         UNPUBLISH_CONTEXT = "unpublish_context";
 }
+
+#[cfg(test)]
+mod tests {
+    use model::limits;
+
+    #[test]
+    fn the_prelude_knows_our_limits() {
+        let prelude = include_str!("scripts/prelude.lua");
+        let (messages, bytes, done) = (limits::INBOX_MAX, limits::INBOX_BYTES_MAX, limits::MESSAGES_DONE_MAX);
+        for line in [
+            format!("local INBOX_MAX, INBOX_BYTES_MAX = {messages}, {bytes}\n"),
+            format!("local DONE_MAX = {done}\n"),
+        ] {
+            assert!(prelude.contains(&line), "{line}");
+        }
+    }
+}

@@ -574,11 +574,12 @@ pub struct CreateFlowRequest {
     /// created. SHA-256, hex.
     #[prost(string, repeated, tag = "10")]
     pub blobs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// The message that it is made of, `message:<caller>:<id>`: its status follows the flow's. Empty: none.
+    /// The message that it is made of, `message:<caller>:<id>`: its status follows the flow's, and one that has
+    /// a flow gets no other while that is there. Empty: none.
     #[prost(string, tag = "11")]
     pub message_key: ::prost::alloc::string::String,
 }
-/// Gives the new flow, or that of the same request id.
+/// Gives the new flow, or that of the same request id or message.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateFlowResponse {
     /// The flow. Unless it is in CREATED there is nothing more to do.
@@ -6343,7 +6344,8 @@ pub struct SubmitForRequest {
     /// The actor.
     #[prost(uint32, tag = "1")]
     pub on_behalf_of: u32,
-    /// What it asks for.
+    /// What it asks for. Its request id is `<message_key>@<…>`, by which a message is told from others that had
+    /// its key before; any other is taken for the key alone.
     #[prost(message, optional, tag = "2")]
     pub submit: ::core::option::Option<super::super::v1::SubmitFlowRequest>,
     /// The message that asks for it: its status follows the flow's.

@@ -3752,7 +3752,8 @@ pub mod message_service_client {
                 .insert(GrpcMethod::new("mycora.v1.MessageService", "ListMessages"));
             self.inner.unary(req, path, codec).await
         }
-        /// Removes a message that is not on its way any more. Who sent or received it may, and admins.
+        /// Removes a message that is not on its way any more. Who sent it may, who received it here
+        /// (`message:0:<id>`), and admins.
         ///
         /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`MESSAGE_UNDER_WAY`, or it carried nodes:
         /// it goes with its flow).
@@ -3943,7 +3944,8 @@ pub mod message_service_server {
             tonic::Response<super::ListMessagesResponse>,
             tonic::Status,
         >;
-        /// Removes a message that is not on its way any more. Who sent or received it may, and admins.
+        /// Removes a message that is not on its way any more. Who sent it may, who received it here
+        /// (`message:0:<id>`), and admins.
         ///
         /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`MESSAGE_UNDER_WAY`, or it carried nodes:
         /// it goes with its flow).

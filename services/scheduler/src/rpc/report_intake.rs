@@ -77,7 +77,8 @@ impl ReportIntakeService for ReportRpc {
     }
 }
 
-/// The actor, what it asks for, and the message that asks. A message is one request, however often it comes.
+/// The actor, what it asks for, and the message that asks. A message is one request, however often it comes: its key, and
+/// after an `@` what tells it from others that had the key before.
 fn parse_submission(request: SubmitForRequest) -> Result<(ActorId, SubmitFlowRequest, String), rpc::Error> {
     let SubmitForRequest { on_behalf_of, submit, message_key } = request;
     let mut violations = Violations::new();
@@ -89,7 +90,10 @@ fn parse_submission(request: SubmitForRequest) -> Result<(ActorId, SubmitFlowReq
         violations.add("message_key", "the key of a message of that actor, as message:<caller>:<id>");
     }
     let submit = violations.into_result(submit).map_err(rpc::Error::invalid)?;
-    let submit = SubmitFlowRequest { request_id: message_key.clone(), ..submit };
+    let is_of_message =
+        submit.request_id.strip_prefix(&message_key).is_some_and(|rest| rest.starts_with('@'));
+    let request_id = if is_of_message { submit.request_id } else { message_key.clone() };
+    let submit = SubmitFlowRequest { request_id, ..submit };
     Ok((ActorId(on_behalf_of), submit, message_key))
 }
 
@@ -152,6 +156,17 @@ mod tests {
         };
         let (actor, submit, key) = parse_submission(request.clone()).expect("well-formed");
         assert_eq!((actor, &*submit.request_id, &*key), (ActorId(12), "message:12:101", "message:12:101"));
+        for (given, taken) in [
+            ("message:12:101@7", "message:12:101@7"),
+            ("message:12:1017", "message:12:101"),
+            ("message:12:1@7", "message:12:101"),
+            ("", "message:12:101"),
+        ] {
+            let submit = SubmitFlowRequest { request_id: given.to_owned(), ..Default::default() };
+            let (_, submit, _) =
+                parse_submission(SubmitForRequest { submit: Some(submit), ..request.clone() }).expect(given);
+            assert_eq!(submit.request_id, taken);
+        }
         let of_another = SubmitForRequest { on_behalf_of: 1, ..request };
         parse_submission(of_another).expect_err("the message of somebody else");
         let error = parse_submission(SubmitForRequest::default()).expect_err("nothing is right");

@@ -13,6 +13,7 @@ use model::{
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::message::JOB_KEY_BYTES_MAX;
 use super::{Fields, Written};
 use crate::commits::COMMIT_NODES_MAX;
 use crate::error::Result;
@@ -27,7 +28,7 @@ const READ: [&str; 22] = [
     "message_type",
     "message_format_type",
     "flow_id",
-    "nodes",
+    "job_keys",
     "timeout_ack",
     "status",
     "error",
@@ -146,7 +147,7 @@ pub(crate) fn read(key: MessageKey, extent: Extent, value: Value) -> Result<Opti
         message_type: fields.lenient("message_type").unwrap_or(MessageType::Job),
         format: fields.lenient("message_format_type").unwrap_or(MessageFormat::Text),
         flow,
-        job_keys: fields.json::<Vec<Carried>>("nodes").map(job_keys).unwrap_or_default(),
+        job_keys: job_keys(&fields.text("job_keys")),
         timeout_ack_secs: fields.lenient("timeout_ack").unwrap_or_default(),
         status: fields.lenient("status").unwrap_or(MessageStatus::Dispatched),
         transport_status: fields.lenient("transport_status").unwrap_or(TransportStatus::Queued),
@@ -164,20 +165,11 @@ pub(crate) fn read(key: MessageKey, extent: Extent, value: Value) -> Result<Opti
     }))
 }
 
-/// A node that a message carries.
-#[derive(Deserialize)]
-struct Carried {
-    #[serde(default)]
-    job_key: String,
+fn job_keys(text: &str) -> Vec<String> {
+    let keys = text.split_ascii_whitespace().filter(|key| key.len() <= JOB_KEY_BYTES_MAX);
+    keys.take(COMMIT_NODES_MAX).map(str::to_owned).collect()
 }
 
-fn job_keys(nodes: Vec<Carried>) -> Vec<String> {
-    let keys = nodes.into_iter().map(|node| node.job_key);
-    keys.filter(|key| !key.is_empty() && key.len() <= JOB_KEY_BYTES_MAX).take(COMMIT_NODES_MAX).collect()
-}
-
-/// Bytes of a job's key.
-const JOB_KEY_BYTES_MAX: usize = 200;
 /// Bytes of an address, and of what else is short.
 const SHORT_BYTES_MAX: usize = 1024;
 /// Bytes of why a message will not arrive.

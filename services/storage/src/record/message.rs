@@ -8,6 +8,7 @@
 //! What has neither `open` nor `recipient` was pushed by a program that knows nothing of all this: see [`crate::raw`]. The
 //! scripts give these three only where a list of ours names the message, since programs write into hashes what they like.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,6 +17,7 @@ use model::{
     ActorId, ContextUid, FlowId, FlowSpec, Letter, MessageFormat, MessageKey, Origin, RunnerId, Timestamp,
     limits,
 };
+use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{BadRecord, Fields};
@@ -23,7 +25,7 @@ use crate::error::Result;
 
 /// What is read of a message. Scripts that take messages are given these names, and give the values in this order. They
 /// know that the first three are those that only messages of ours have.
-pub(crate) const READ: [&str; 24] = [
+pub(crate) const READ: [&str; 25] = [
     "revision",
     "open",
     "recipient",
@@ -48,7 +50,11 @@ pub(crate) const READ: [&str; 24] = [
     "timeout_result",
     "job",
     "jobs",
+    "taken_revision",
 ];
+
+/// Bytes of a job's key.
+pub(crate) const JOB_KEY_BYTES_MAX: usize = 200;
 
 /// The part of a message that a router works with.
 #[derive(Debug, Clone)]
@@ -93,6 +99,9 @@ pub(crate) struct RawJobs {
     pub(crate) flow: FlowSpec,
     /// How large they were as text.
     pub(crate) bytes: usize,
+    /// At which revision their message was taken up: what tells it from another one that its program wrote under the same
+    /// key before. Empty for one that was taken up before this was written.
+    pub(crate) taken_revision: String,
 }
 
 /// What a message's hash turned out to be.
@@ -113,6 +122,13 @@ impl Body {
             kind: Kind::Letter { letter: json.into(), addresses },
             timeout_ack_secs: u32::try_from(secs).unwrap_or(u32::MAX),
             created_at: letter.created_at,
+        }
+    }
+
+    /// Notes at which revision a message that was pushed was taken up; chat and mail have no use for it.
+    pub(crate) fn set_taken(&mut self, revision: String) {
+        if let Kind::Jobs(jobs) = &mut self.kind {
+            jobs.taken_revision = revision;
         }
     }
 
@@ -187,6 +203,38 @@ fn read_letter(
     Ok(Body::letter(&letter, addresses))
 }
 
+/// The field `job_keys`, for whoever lists messages and does not want the executions themselves: those keys, with spaces
+/// between them. What carries none has no place in it.
+pub(crate) fn job_keys(nodes: &[Bytes]) -> String {
+    let mut keys = String::with_capacity(nodes.len() * 64);
+    for key in nodes.iter().filter_map(|node| job_key(node)) {
+        if !keys.is_empty() {
+            keys.push(' ');
+        }
+        keys.push_str(&key);
+    }
+    keys
+}
+
+/// The key of one execution. It stands first in those of our own making, so that the rest is not even looked at.
+fn job_key(node: &[u8]) -> Option<Cow<'_, str>> {
+    #[derive(Deserialize)]
+    struct Carried<'a> {
+        #[serde(borrow)]
+        job_key: Cow<'a, str>,
+    }
+    let first = node.strip_prefix(br#"{"job_key":""#).and_then(|rest| {
+        let end = rest.iter().take(JOB_KEY_BYTES_MAX + 1).position(|byte| *byte == b'"')?;
+        std::str::from_utf8(&rest[..end]).ok().filter(|key| !key.contains('\\'))
+    });
+    let key = match first {
+        Some(key) => Cow::Borrowed(key),
+        None => serde_json::from_slice::<Carried<'_>>(node).ok()?.job_key,
+    };
+    let is_key = !key.is_empty() && key.len() <= JOB_KEY_BYTES_MAX && !key.contains(' ');
+    is_key.then_some(key)
+}
+
 /// The field `nodes`: the executions as one JSON array, their bytes untouched.
 pub(crate) fn write_nodes(nodes: &[Bytes]) -> Vec<u8> {
     let mut json = Vec::with_capacity(nodes.iter().map(|node| node.len() + 1).sum::<usize>() + 2);
@@ -199,4 +247,24 @@ pub(crate) fn write_nodes(nodes: &[Bytes]) -> Vec<u8> {
     }
     json.push(b']');
     json
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn job_keys_are_found_wherever_they_stand() {
+        let node = |json: &'static str| Bytes::from_static(json.as_bytes());
+        let nodes = [
+            node(r#"{"job_key":"a-1-2","script":"x \"job_key\":\"no\""}"#),
+            node(r#"{"n":1}"#),
+            node(r#"{"script":{"job_key":"no"}, "job_key": "b"}"#),
+            node(r#"{"job_key":"\u0063","n":1}"#),
+            node(r#"{"job_key":"d e"}"#),
+            node("{"),
+        ];
+        assert_eq!(job_keys(&nodes), "a-1-2 b c");
+        assert_eq!(job_keys(&[]), "");
+    }
 }

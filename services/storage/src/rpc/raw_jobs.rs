@@ -8,11 +8,16 @@ use proto::v1;
 
 use crate::record::message;
 
-/// The flow that is asked for; the message's key makes asking again the same request.
+/// The flow that is asked for. The message's key, and when it was taken up, make asking again the same request: its program
+/// may remove it, and use the key for another one.
 pub(super) fn to_wire(jobs: message::RawJobs, context: ContextId, message_key: &str) -> RawJobs {
-    let message::RawJobs { caller, flow, bytes: _ } = jobs;
+    let message::RawJobs { caller, flow, bytes: _, taken_revision } = jobs;
+    let request_id = match taken_revision.as_str() {
+        "" => message_key.to_owned(),
+        revision => format!("{message_key}@{revision}"),
+    };
     let submit = v1::SubmitFlowRequest {
-        request_id: message_key.to_owned(),
+        request_id,
         context_id: context.0,
         flow_id: 0,
         caller_id: caller.0,

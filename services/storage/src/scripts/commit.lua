@@ -7,7 +7,7 @@
 --      16 end of its hold, 17 N, 18 M, 19 E, 20 B, 21 context id,
 --      22 how many inputs it has taken up, 23 whether it rests, 24 A, 25 C, 26 what the keys of this context begin with,
 --      then N times: job id, node, job status, result ('' for unchanged);
---      then M times: caller, id, runner, timeout_ack, nodes, time of its making, how many nodes;
+--      then M times: caller, id, runner, timeout_ack, nodes, time of its making, how many nodes, their job keys;
 --      then E events; then B times the number of the job that refers to the blob; then C times how many attempts
 -- Gives the flow's new revision; that of then, negative, when the same commit was applied before.
 local no = closed()
@@ -46,13 +46,15 @@ end
 local function tell(revision, message)
   local key = ARGV[26] .. message
   local ended = 'flow ' .. ARGV[5] .. ' has ended: ' .. ARGV[11]
-  if is_hash(key) and redis.call('HEXISTS', key, 'status') == 1 then
+  -- Its program may have written another one under this key since.
+  if is_hash(key) and redis.call('HGET', key, 'flow_id') == ARGV[5] then
     local finished = ARGV[11] == 'finished'
     redis.call('HSET', key, 'status', finished and 'processed' or 'error', 'error', finished and '' or ended,
-      'flow_id', ARGV[5], 'updated_at', ARGV[3], 'revision', revision, 'logs', logged(redis.call('HGET', key, 'logs'), ended))
+      'updated_at', ARGV[3], 'revision', revision, 'logs', logged(redis.call('HGET', key, 'logs'), ended))
     -- Whoever waited for the flow to be made may have given it up; it has arrived all the same.
     redis.call('ZREM', ARGV[26] .. 'dead_letters', key)
     emit_message(revision, key, finished and 'processed' or 'error')
+    if redis.call('ZSCORE', ARGV[26] .. 'letters', key) then done(revision, key) end
   end
   local text, caller = outcome(message)
   local id, told = new_message(ARGV[26], '0')
@@ -66,9 +68,10 @@ local function tell(revision, message)
   redis.call('LPUSH', ARGV[26] .. 'msg_in', told)
   redis.call('LTRIM', ARGV[26] .. 'msg_in', 0, 9999)
   -- A full inbox takes no more; the message is kept all the same, and its key stands in `msg_in`.
-  local inbox = ARGV[26] .. 'inbox:' .. caller
-  if redis.call('ZCARD', inbox) < 10000 then redis.call('ZADD', inbox, revision, told) end
+  local has_room = has_place(caller, #text)
+  if has_room then put_in(caller, told, revision, #text) end
   emit_message(revision, told, 'acknowledged')
+  if not has_room then done(revision, told) end
   hint('inbox:' .. caller)
 end
 
@@ -97,7 +100,7 @@ for m = 1, M do
     'flow_id', ARGV[5], 'router', ARGV[15], 'target_context', '', 'topic', '', 'from_pubkey', '', 'origin', '',
     'signature', '', 'message', '', 'message_type', 'job', 'message_format_type', 'text', 'timeout', '0',
     'timeout_result', '0', 'logs', '[]', 'status', 'dispatched', 'error', '', 'transport_id', '',
-    'transport_status', 'queued', 'revision', revision, 'open', ARGV[at + 7])
+    'transport_status', 'queued', 'revision', revision, 'open', ARGV[at + 7], 'job_keys', ARGV[at + 8])
   redis.call('SADD', KEYS[6], key)
   if ARGV[15] == '' then
     redis.call('LPUSH', KEYS[9], key)
@@ -105,7 +108,7 @@ for m = 1, M do
   else
     redis.call('ZADD', KEYS[10], ARGV[16], key)
   end
-  at = at + 7
+  at = at + 8
 end
 for e = 1, E do emit(revision, ARGV[at + e]) end
 at = at + E

@@ -1,8 +1,10 @@
 -- Creates a flow, reserves its job ids, and remembers the request.
 -- KEYS 4 flow, 5 flows, 6 request (only with a request id)
 -- ARGV 5 the context's revision that permission was decided on, 6 flow id, 7 caller, 8 how many nodes,
---      9 request hash, 10 seconds to remember it, 11 flow uid, 12 whether we chose the id, 13.. fields of the flow
--- Gives 1, revision, first job id; or 0, flow id, flow uid, first job id of the flow of then.
+--      9 request hash, 10 seconds to remember it, 11 flow uid, 12 whether we chose the id, 13 the message that it is made of
+--      ('' for none), 14 the revision at which that was taken up ('' for any), 15.. fields of the flow
+-- Gives 1, revision, first job id; or 0, flow id, flow uid, first job id of the flow that the request, or the message, was
+-- given before.
 local no = closed()
 if no then return no end
 if KEYS[6] then
@@ -11,6 +13,18 @@ if KEYS[6] then
     if made[1] ~= ARGV[9] then return refuse('REQUEST_ID_REUSED', 'the request id came with another body before') end
     return {0, made[2], made[3], made[4]}
   end
+end
+local message = ARGV[13] ~= '' and own(ARGV[13])
+-- Its program may have written another one under this key since.
+if message and not (is_hash(message) and kept_in(message, own('letters'))
+  and (ARGV[14] == '' or redis.call('HGET', message, 'taken_revision') == ARGV[14])) then
+  message = false
+end
+-- One that is sent again has its flow, however long ago that was made.
+local flow = message and string.match(redis.call('HGET', message, 'flow_id') or '', '^%d+$')
+if flow then
+  local made = redis.call('HMGET', own('flow:' .. flow), 'uid', 'first_job_id', 'message', 'deleting')
+  if made[1] and made[3] == ARGV[13] and not made[4] then return {0, flow, made[1], made[2]} end
 end
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
@@ -27,7 +41,8 @@ local first = last + 1
 redis.call('HINCRBY', KEYS[2], 'job:' .. ARGV[7], ARGV[8])
 -- An id that the caller chose moves nothing: a large one would leave no others.
 if ARGV[12] == '1' and tonumber(ARGV[6]) > tonumber(counters[1] or '0') then redis.call('HSET', KEYS[2], 'flow', ARGV[6]) end
-redis.call('HSET', KEYS[4], 'revision', revision, 'first_job_id', first, unpack(ARGV, 13))
+redis.call('HSET', KEYS[4], 'revision', revision, 'first_job_id', first, unpack(ARGV, 15))
+if message then redis.call('HSET', message, 'flow_id', ARGV[6]) end
 redis.call('ZADD', KEYS[5], revision, ARGV[6])
 if KEYS[6] then
   redis.call('HSET', KEYS[6], 'hash', ARGV[9], 'flow_id', ARGV[6], 'flow_uid', ARGV[11], 'first_job_id', first)

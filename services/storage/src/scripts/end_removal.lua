@@ -3,7 +3,7 @@
 -- ARGV 5 flow id, 6 flow uid
 local no = closed()
 if no then return no end
-local flow = redis.call('HMGET', KEYS[4], 'uid', 'deleting', 'generation')
+local flow = redis.call('HMGET', KEYS[4], 'uid', 'deleting', 'generation', 'message')
 if flow[1] ~= ARGV[6] or not flow[2] then return refuse('FLOW_GONE', 'flow ' .. ARGV[5]) end
 if redis.call('EXISTS', KEYS[5], KEYS[6]) > 0 then return refuse('RECORDS_LEFT', 'flow ' .. ARGV[5]) end
 
@@ -12,6 +12,18 @@ redis.call('UNLINK', KEYS[7], KEYS[9])
 redis.call('ZREM', KEYS[8], ARGV[5])
 redis.call('DEL', KEYS[4])
 emit_flow(revision, ARGV[5], nil, flow[3])
+-- The message that it was made of, and that waits for its end, would wait for ever.
+local message = flow[4] and flow[4] ~= '' and own(flow[4])
+if message and is_hash(message) and kept_in(message, own('letters')) then
+  local waits = redis.call('HMGET', message, 'flow_id', 'status')
+  if waits[1] == ARGV[5] and waits[2] == 'acknowledged' then
+    local why = 'flow ' .. ARGV[5] .. ' was removed before it ended'
+    redis.call('HSET', message, 'status', 'error', 'error', why, 'updated_at', ARGV[3], 'revision', revision)
+    note(message, why)
+    emit_message(revision, message, 'error')
+    done(revision, message)
+  end
+end
 hint('')
 wake(KEYS[10], KEYS[11])
 return revision

@@ -86,6 +86,11 @@ local function is_hash(key)
   return redis.call('TYPE', key).ok == 'hash'
 end
 
+-- A key of this context.
+local function own(name)
+  return string.match(KEYS[1], '^(.*)context:') .. name
+end
+
 -- Which of our lists names a message: `letters`, or `nodes` for one that carries those of a flow; none for what a program
 -- pushed. The hash does not tell, since programs write what they like.
 local function kept_in(key, letters)
@@ -93,7 +98,7 @@ local function kept_in(key, letters)
   if not message[1] then return nil end
   if redis.call('ZSCORE', letters, key) then return 'letters' end
   local flow = string.match(message[2] or '', '^%d+$')
-  local carriers = flow and string.match(KEYS[1], '^(.*)context:') .. 'flow:' .. flow .. ':messages'
+  local carriers = flow and own('flow:' .. flow .. ':messages')
   if not carriers or redis.call('TYPE', carriers).ok ~= 'set' then return nil end
   return redis.call('SISMEMBER', carriers, key) == 1 and 'nodes' or nil
 end
@@ -143,4 +148,54 @@ end
 -- Adds to what is remembered of what happened to a message.
 local function note(key, text)
   redis.call('HSET', key, 'logs', logged(redis.call('HGET', key, 'logs'), text))
+end
+
+-- What one inbox holds: messages, and bytes of them.
+local INBOX_MAX, INBOX_BYTES_MAX = 10000, 67108864
+
+-- Whether there is a place in the inbox of `actor` for a message of so many bytes.
+local function has_place(actor, bytes)
+  local waiting = tonumber(redis.call('HGET', own('inbox_bytes'), actor) or '0') or 0
+  return redis.call('ZCARD', own('inbox:' .. actor)) < INBOX_MAX and waiting + bytes <= INBOX_BYTES_MAX
+end
+
+local function put_in(actor, key, revision, bytes)
+  redis.call('ZADD', own('inbox:' .. actor), revision, key)
+  redis.call('HSET', key, 'inbox_bytes', bytes)
+  redis.call('HINCRBY', own('inbox_bytes'), actor, bytes)
+end
+
+-- Takes a message out of the inbox of `actor`; says whether it was in it.
+local function take_from(actor, key)
+  local inbox, waiting = own('inbox:' .. actor), own('inbox_bytes')
+  if redis.call('ZREM', inbox, key) == 0 then return false end
+  local bytes = is_hash(key) and string.match(redis.call('HGET', key, 'inbox_bytes') or '', '^%d+$') or '0'
+  bytes = string.format('%.0f', math.min(tonumber(bytes), INBOX_BYTES_MAX))
+  -- Others may have removed what was in it: an empty one holds nothing, whatever was counted.
+  local is_empty = redis.call('EXISTS', inbox) == 0
+  if is_empty or (bytes ~= '0' and redis.call('HINCRBY', waiting, actor, '-' .. bytes) < 0) then
+    redis.call('HDEL', waiting, actor)
+  end
+  return true
+end
+
+-- Messages in `letters` that are kept though nothing more is expected of them.
+local DONE_MAX = 100000
+
+-- Nothing more is expected of a message that `letters` names. Beyond `DONE_MAX` the oldest of those go: two at most, for each
+-- that comes.
+local function done(revision, key)
+  local ended, letters = own('letters_done'), own('letters')
+  redis.call('ZADD', ended, revision, key)
+  for _ = 1, 2 do
+    if redis.call('ZCARD', ended) <= DONE_MAX then return end
+    local oldest = redis.call('ZPOPMIN', ended)[1]
+    -- Its program may have written another one under this key.
+    local status = is_hash(oldest) and kept_in(oldest, letters) and redis.call('HGET', oldest, 'status')
+    if status ~= 'dispatched' then redis.call('ZREM', letters, oldest) end
+    if status and status ~= 'dispatched' then
+      redis.call('UNLINK', oldest)
+      emit_message(revision, oldest, nil)
+    end
+  end
 end

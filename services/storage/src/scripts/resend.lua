@@ -33,6 +33,7 @@ redis.call('HSET', KEYS[4], 'status', 'dispatched', 'transport_status', 'queued'
 if ARGV[9] ~= '' then redis.call('HSET', KEYS[4], 'addresses', ARGV[9]) end
 note(KEYS[4], 'sent again')
 redis.call('ZREM', KEYS[6], KEYS[4])
+redis.call('ZREM', own('letters_done'), KEYS[4])
 redis.call('LPUSH', KEYS[7], KEYS[4])
 if KEYS[8] then
   redis.call('HSET', KEYS[8], 'hash', ARGV[10])

@@ -48,9 +48,11 @@ if request then
   redis.call('EXPIRE', request, ARGV[14])
 end
 -- The message that it was made of waits for its end again.
-if flow[7] and flow[7] ~= '' and is_hash(ARGV[15] .. flow[7]) then
-  redis.call('HSET', ARGV[15] .. flow[7], 'status', 'acknowledged', 'error', '', 'updated_at', ARGV[3], 'revision', revision)
-  emit_message(revision, ARGV[15] .. flow[7], 'acknowledged')
+local message = flow[7] and flow[7] ~= '' and ARGV[15] .. flow[7]
+if message and is_hash(message) and redis.call('HGET', message, 'flow_id') == ARGV[6] then
+  redis.call('ZREM', own('letters_done'), message)
+  redis.call('HSET', message, 'status', 'acknowledged', 'error', '', 'updated_at', ARGV[3], 'revision', revision)
+  emit_message(revision, message, 'acknowledged')
 end
 emit_flow(revision, ARGV[6], 'started', generation)
 hint('')

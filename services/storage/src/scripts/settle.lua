@@ -29,12 +29,15 @@ for k = 7, #KEYS do
       if flow ~= '0' then redis.call('HSET', key, 'flow_id', flow) end
       if is_raw then
         redis.call('HSETNX', key, 'created_at', ARGV[3])
+        redis.call('HSET', key, 'taken_revision', revision)
+        if flow == '0' then redis.call('HDEL', key, 'flow_id') end
         -- What only ours have.
-        redis.call('HDEL', key, 'open', 'recipient', 'addresses')
+        redis.call('HDEL', key, 'open', 'recipient', 'addresses', 'job_keys')
         redis.call('ZADD', KEYS[6], 'NX', revision, key)
       end
       -- What carries nodes is seen by them.
       if kept ~= 'nodes' then emit_message(revision, key, status) end
+      if kept == 'letters' and problem == '' and message[2] then done(revision, key) end
     end
   end
 end

@@ -188,3 +188,18 @@ async fn where_a_message_stands_is_told() {
         assert_eq!(failure(stage.flows().read_message(read(key, actor)).await).0, code);
     }
 }
+
+#[tokio::test]
+async fn messages_of_a_flow_name_its_attempts() {
+    let stage = Stage::new(Layout::HashTag).await;
+    let mut flow = stage.started(2).await;
+    let nodes =
+        ["a-1-1", "a-2-1"].map(|key| format!(r#"{{"job_key":"{key}","script":"{}"}}"#, "x".repeat(999)));
+    let message = wire::OutgoingMessage { nodes: nodes.map(bytes::Bytes::from).into(), ..flow.message(1) };
+    let send = wire::CommitRequest { messages: vec![message], ..flow.step() };
+    stage.apply(&mut flow, send).await;
+    let list = v1::ListMessagesRequest { context_id: CONTEXT, flow_id: flow.id, ..Default::default() };
+    let request = wire::FindMessagesRequest { list: Some(list), on_behalf_of: READER };
+    let page = stage.letters().find_messages(request).await.unwrap().into_inner().page.unwrap();
+    assert_eq!(page.messages[0].job_keys, ["a-1-1", "a-2-1"]);
+}

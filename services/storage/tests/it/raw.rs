@@ -10,7 +10,7 @@ use proto::internal::v1::held_message::Kind;
 use proto::v1;
 use testkit::{PATIENCE, wait_until};
 
-use crate::stage::{CONTEXT, EXECUTOR, READER, Router, Running, Stage, create};
+use crate::stage::{CONTEXT, EXECUTOR, READER, Router, Running, Stage, create, failure};
 
 /// A stage whose context takes such messages.
 async fn stage(layout: Layout) -> Stage {
@@ -86,6 +86,7 @@ async fn everything_that_is_wrong_is_named() {
         .await;
     push(&stage, &key(&stage, 4), &[("message_type", "job")]).await;
     push(&stage, "message:0:1", &[("job", JOBS)]).await;
+    push(&stage, &key(&stage, 5), &[("job", JOBS), ("timeout_ack", "518401")]).await;
     let _router = stage.router("r").await;
     for (key, wrong) in [
         (
@@ -107,13 +108,14 @@ async fn everything_that_is_wrong_is_named() {
         (key(&stage, 3), &["to", "target_context"]),
         (key(&stage, 4), &["job"]),
         ("message:0:1".to_owned(), &["caller_id"]),
+        (key(&stage, 5), &["timeout_ack: at most 518400, not 518401"]),
     ] {
         let refused = has_status(&stage, &key, "error").await;
         for field in wrong {
             assert!(refused["error"].contains(field), "{field}: {}", refused["error"]);
         }
     }
-    assert_eq!(sorted(&stage, &stage.keys().dead_letters()).await.len(), 5);
+    assert_eq!(sorted(&stage, &stage.keys().dead_letters()).await.len(), 6);
 }
 
 #[tokio::test]
@@ -127,9 +129,10 @@ async fn jobs_are_handed_to_a_router_as_a_flow() {
     let (message, Kind::RawJobs(jobs)) = one(&mut router).await else { panic!("jobs are expected") };
     assert_eq!((message.timeout_ack_secs, jobs.caller_id), (60, EXECUTOR));
     let submit = jobs.submit.unwrap();
+    let taken = stage.hash(&key(&stage, 300)).await["taken_revision"].clone();
     assert_eq!(
-        (&*submit.request_id, submit.context_id, submit.caller_id),
-        ("message:2:300", CONTEXT, EXECUTOR)
+        (submit.request_id.clone(), submit.context_id, submit.caller_id),
+        (format!("message:2:300@{taken}"), CONTEXT, EXECUTOR)
     );
     let flow = submit.flow.unwrap();
     assert_eq!((&*flow.name, flow.deadline_secs), ("message-2-300", 90));
@@ -195,6 +198,7 @@ async fn chat_goes_on_as_a_letter() {
     router.settle(&[message], "").await;
     let settled = has_status(&stage, &key(&stage, 5), "acknowledged").await;
     assert_eq!(settled["transport_status"], "delivered");
+    assert_eq!(sorted(&stage, &stage.keys().letters_done()).await, [key(&stage, 5)]);
 
     // The reader may not send, and nobody is sent to who is not there.
     let of_reader = format!("{}message:{READER}:1", stage.keys().prefix());
@@ -244,6 +248,7 @@ async fn the_end_of_the_flow_is_told_once() {
         stage.commit(end).await;
         let processed = stage.hash(&key(&stage, 7)).await;
         assert_eq!((&*processed["status"], &processed["flow_id"]), ("processed", &flow.id.to_string()));
+        assert_eq!(sorted(&stage, &stage.keys().letters_done()).await, [key(&stage, 7)]);
 
         // The router was slower.
         router.becomes("message:2:7", flow.id).await;
@@ -285,6 +290,7 @@ async fn what_was_given_up_and_ends_all_the_same_is_no_dead_letter() {
     router.settle(&[message], "nobody answered in time").await;
     has_status(&stage, &key(&stage, 7), "error").await;
     assert_eq!(sorted(&stage, &stage.keys().dead_letters()).await, [key(&stage, 7)]);
+    assert!(sorted(&stage, &stage.keys().letters_done()).await.is_empty());
     let end = ends(&flow, v1::FlowStatus::Finished);
     stage.apply(&mut flow, end).await;
     assert_eq!(stage.hash(&key(&stage, 7)).await["status"], "processed");
@@ -350,9 +356,109 @@ async fn a_flow_that_fails_and_is_run_again_says_so() {
 
     let mut flow = restarted(&stage, flow, 1).await;
     assert_eq!(stage.hash(&key(&stage, 7)).await["status"], "acknowledged");
+    assert!(sorted(&stage, &stage.keys().letters_done()).await.is_empty());
     let end = ends(&flow, v1::FlowStatus::Finished);
     stage.apply(&mut flow, end).await;
     let processed = stage.hash(&key(&stage, 7)).await;
     assert_eq!((&*processed["status"], &*processed["error"]), ("processed", ""));
     assert_eq!(sorted(&stage, &stage.keys().inbox(model::ActorId(EXECUTOR))).await.len(), 2);
+}
+
+/// A flow of the message that a router was given.
+async fn made_of(stage: &Stage, jobs: wire::RawJobs, message: &wire::HeldMessage) -> Running {
+    let request = wire::CreateFlowRequest {
+        message_key: message.message_key.clone(),
+        request_id: jobs.submit.unwrap().request_id,
+        request_hash: "x".to_owned(),
+        ..create(2)
+    };
+    stage.created_by(request).await
+}
+
+#[tokio::test]
+async fn a_key_that_is_used_again_is_another_request() {
+    for layout in [Layout::Database, Layout::HashTag] {
+        let stage = stage(layout).await;
+        let mut router = stage.router("r").await;
+        push(&stage, &key(&stage, 7), &[("job", JOBS)]).await;
+        let (message, Kind::RawJobs(jobs)) = one(&mut router).await else { panic!("jobs are expected") };
+        let first = made_of(&stage, jobs.clone(), &message).await;
+        assert_eq!(stage.hash(&key(&stage, 7)).await["flow_id"], first.id.to_string());
+        router.becomes("message:2:7", first.id).await;
+        has_status(&stage, &key(&stage, 7), "acknowledged").await;
+        // However long ago it was made.
+        let id = jobs.submit.as_ref().unwrap().request_id.clone();
+        let remembered = stage.keys().request(model::ActorId(EXECUTOR), &id);
+        stage.ask(Cmd::new("DEL").arg(&remembered)).await;
+        assert_eq!(made_of(&stage, jobs.clone(), &message).await.uid, first.uid);
+
+        stage.ask(Cmd::new("DEL").arg(&key(&stage, 7))).await;
+        push(&stage, &key(&stage, 7), &[("job", JOBS), ("flow_id", &first.id.to_string())]).await;
+        let (again, Kind::RawJobs(others)) = one(&mut router).await else { panic!("jobs are expected") };
+        assert_ne!(others.submit.as_ref().unwrap().request_id, id);
+        // Somebody asks late for the first one; that is not the second one's.
+        made_of(&stage, jobs.clone(), &message).await;
+        assert!(!stage.hash(&key(&stage, 7)).await.contains_key("flow_id"));
+        let second = made_of(&stage, others, &again).await;
+        assert_ne!(second.uid, first.uid);
+        let mut first = stage.start_flow(first).await;
+        let end = ends(&first, v1::FlowStatus::Finished);
+        stage.apply(&mut first, end).await;
+        let waits = stage.hash(&key(&stage, 7)).await;
+        assert_eq!((&*waits["status"], &waits["flow_id"]), ("dispatched", &second.id.to_string()));
+    }
+}
+
+async fn remove(stage: &Stage, id: u32) -> Result<(), tonic::Status> {
+    let message = v1::DeleteMessageRequest { context_id: CONTEXT, key: format!("message:{EXECUTOR}:{id}") };
+    let request = wire::RemoveMessageRequest { message: Some(message), on_behalf_of: EXECUTOR };
+    stage.letters().remove_message(request).await.map(drop)
+}
+
+#[tokio::test]
+async fn a_message_whose_flow_is_removed_is_over() {
+    let stage = stage(Layout::HashTag).await;
+    let mut router = stage.router("r").await;
+    push(&stage, &key(&stage, 7), &[("job", JOBS)]).await;
+    let (message, Kind::RawJobs(jobs)) = one(&mut router).await else { panic!("jobs are expected") };
+    let flow = made_of(&stage, jobs, &message).await;
+    router.becomes("message:2:7", flow.id).await;
+    has_status(&stage, &key(&stage, 7), "acknowledged").await;
+    assert_eq!(failure(remove(&stage, 7).await).1, "MESSAGE_UNDER_WAY");
+    let flow_key = stage.keys().flow(model::FlowId(flow.id));
+    stage.ask(Cmd::new("HSET").arg(&flow_key).arg("cancel_requested_time").arg("1.000")).await;
+    let delete = wire::RemoveFlowRequest { context_id: CONTEXT, flow_id: flow.id, on_behalf_of: EXECUTOR };
+    stage.flows().remove_flow(delete).await.unwrap();
+    let over = stage.hash(&key(&stage, 7)).await;
+    assert_eq!((&*over["status"], over["error"].contains("was removed before it ended")), ("error", true));
+    assert!(sorted(&stage, &stage.keys().dead_letters()).await.is_empty());
+    remove(&stage, 7).await.unwrap();
+
+    // Also when its flow was gone before it was known which one that is.
+    push(&stage, &key(&stage, 8), &[("job", JOBS)]).await;
+    one(&mut router).await;
+    router.becomes("message:2:8", flow.id).await;
+    has_status(&stage, &key(&stage, 8), "acknowledged").await;
+    remove(&stage, 8).await.unwrap();
+    for index in [stage.keys().letters(), stage.keys().letters_done()] {
+        assert!(sorted(&stage, &index).await.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn an_end_that_finds_the_inbox_full_is_kept_outside() {
+    let stage = stage(Layout::Database).await;
+    let counter = stage.keys().inbox_bytes();
+    let full = model::limits::INBOX_BYTES_MAX;
+    stage.ask(Cmd::new("HSET").arg(&counter).arg(EXECUTOR).arg(full)).await;
+    push(&stage, &key(&stage, 7), &[("job", JOBS)]).await;
+    let mut router = stage.router("r").await;
+    one(&mut router).await;
+    let mut flow = flow_of_message(&stage).await;
+    let end = ends(&flow, v1::FlowStatus::Finished);
+    stage.apply(&mut flow, end).await;
+    assert!(sorted(&stage, &stage.keys().inbox(model::ActorId(EXECUTOR))).await.is_empty());
+    let told = format!("{}message:0:1", stage.keys().prefix());
+    assert_eq!(stage.hash(&told).await["status"], "acknowledged");
+    assert_eq!(sorted(&stage, &stage.keys().letters_done()).await, [told, key(&stage, 7)]);
 }

@@ -278,6 +278,56 @@ async fn a_full_inbox_takes_nothing_and_the_mirror_is_bounded() {
 }
 
 #[tokio::test]
+async fn an_inbox_holds_so_many_bytes() {
+    for layout in [Layout::Database, Layout::HashTag] {
+        let stage = Stage::new(layout).await;
+        let keys = [accepted(&stage, &letter(1)).await, accepted(&stage, &letter(2)).await];
+        let counter = stage.keys().inbox_bytes();
+        let waiting = || async {
+            let count = stage.ask(Cmd::new("HGET").arg(&counter).arg(READER)).await;
+            count.optional_text().unwrap().map(|count| count.parse::<usize>().unwrap())
+        };
+        assert_eq!(waiting().await, Some(2 * "number 1".len()));
+        let nearly = limits::INBOX_BYTES_MAX - "number 3".len() + 1;
+        stage.ask(Cmd::new("HSET").arg(&counter).arg(READER).arg(nearly)).await;
+        refused(&stage, &letter(3), false, "INBOX_FULL").await;
+        acknowledge(&stage, READER, 0, &[&keys[0], &keys[0]]).await.unwrap();
+        assert_eq!(waiting().await, Some(nearly - "number 1".len()));
+        let third = accepted(&stage, &letter(3)).await;
+        let message = Some(v1::DeleteMessageRequest { context_id: CONTEXT, key: keys[1].clone() });
+        let remove = wire::RemoveMessageRequest { message, on_behalf_of: READER };
+        stage.letters().remove_message(remove).await.unwrap();
+        assert_eq!(waiting().await, Some(nearly - "number 1".len()));
+        // An empty inbox holds nothing, whatever became of what was in it.
+        acknowledge(&stage, READER, 0, &[&third]).await.unwrap();
+        assert_eq!(waiting().await, None);
+    }
+}
+
+#[tokio::test]
+async fn of_what_was_read_the_oldest_goes() {
+    let stage = Stage::new(Layout::HashTag).await;
+    let mut keys = Vec::new();
+    for n in 1..=4 {
+        keys.push(accepted(&stage, &letter(n)).await);
+    }
+    let fill = "for n = 1, ARGV[1] do redis.call('ZADD', KEYS[1], 1e9 + n, 'gone:' .. n) end";
+    let done = stage.keys().letters_done();
+    stage.ask(Cmd::new("EVAL").arg(fill).arg(1).arg(&done).arg(limits::MESSAGES_DONE_MAX - 1)).await;
+    acknowledge(&stage, READER, 0, &[&keys[1]]).await.unwrap();
+    assert!(find(&stage, READER, &keys[1]).await.is_ok());
+    acknowledge(&stage, READER, 0, &[&keys[2]]).await.unwrap();
+    assert_eq!(failure(find(&stage, READER, &keys[1]).await).0, Code::NotFound);
+    assert!(find(&stage, READER, &keys[2]).await.is_ok());
+    assert_eq!(present(&stage).await.len(), 2, "what was not read stays");
+    let left = stage.ask(Cmd::new("ZRANGE").arg(&stage.keys().letters()).arg(0).arg(-1)).await;
+    assert_eq!(left.texts().unwrap().len(), 3);
+    let count = stage.ask(Cmd::new("ZCARD").arg(&done)).await.uint().unwrap();
+    assert_eq!(count, limits::MESSAGES_DONE_MAX as u64);
+    assert!(accept(&stage, &letter(2), false).await.duplicate, "it is remembered all the same");
+}
+
+#[tokio::test]
 async fn whoever_crashes_before_it_acknowledges_gets_it_again() {
     let mut stage = Stage::new(Layout::HashTag).await;
     let mut keys = Vec::new();
