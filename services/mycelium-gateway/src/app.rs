@@ -92,7 +92,9 @@ impl App {
             Some(bus) => {
                 let inbox = bus.listen(COORDINATOR_TOPIC).map_err(Error::Bus)?;
                 let answering = desk.clone();
-                let accept: Accept = Arc::new(move |node| listening::side(&answering, node));
+                let is_one_program = bus.is_within_one_program();
+                let accept: Accept =
+                    Arc::new(move |node| listening::side(&answering, node, is_one_program));
                 Some((BusPeers::new(bus, accept), inbox))
             }
         };
@@ -199,7 +201,7 @@ impl App {
 
 /// Opens a conversation and keeps it.
 fn open(tasks: &mut JoinSet<()>, desk: &Desk, dial: &Dial, bus: Option<&BusPeers>, wanted: Wanted) {
-    let Wanted { text, address, topic, seat } = wanted;
+    let Wanted { text, address, seat } = wanted;
     let impossible = |why: &str| {
         tracing::warn!(address = text, why, "a supervisor cannot be spoken to");
         seat.leave(why);
@@ -222,7 +224,7 @@ fn open(tasks: &mut JoinSet<()>, desk: &Desk, dial: &Dial, bus: Option<&BusPeers
     };
     match bus {
         Some(bus) => {
-            tasks.spawn(bus_link::keep(desk.clone(), bus.clone(), to, (text, topic), seat));
+            tasks.spawn(bus_link::keep(desk.clone(), bus.clone(), to, text, seat));
         }
         None => impossible("this gateway has no bus"),
     }

@@ -23,17 +23,11 @@ const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// Keeps one conversation for ever.
-pub(crate) async fn keep(
-    desk: Desk,
-    bus: BusPeers,
-    to: Destination,
-    (address, topic): (String, String),
-    seat: Seat,
-) {
+pub(crate) async fn keep(desk: Desk, bus: BusPeers, to: Destination, address: String, seat: Seat) {
     let mut pause = RETRY_MIN;
     loop {
         let root = desk.root.now().root;
-        match introduce(&desk, &bus, to, &address, &topic).await {
+        match introduce(&desk, &bus, to, &address).await {
             Ok(peer) => {
                 pause = RETRY_MIN;
                 seat.take(peer);
@@ -47,8 +41,9 @@ pub(crate) async fn keep(
                 // What is known of somebody else there says more than that the conversation ended.
                 let error = desk.peers.complaint(&address).map_or(error, |known| known.to_string());
                 tracing::debug!(address, error, "a supervisor does not answer on the bus");
-                desk.heard.gone(&address);
                 seat.leave(&error);
+                desk.peers.leave(&address, &error);
+                desk.peers.spellings(&address).iter().for_each(|spelling| desk.heard.gone(spelling));
                 // Whoever is there now may sign with another key.
                 if let Some(key) = desk.peers.node_of(&address) {
                     bus.close(key);
@@ -60,21 +55,22 @@ pub(crate) async fn keep(
     }
 }
 
-async fn introduce(
-    desk: &Desk,
-    bus: &BusPeers,
-    to: Destination,
-    address: &str,
-    topic: &str,
-) -> Result<Peer, String> {
+async fn introduce(desk: &Desk, bus: &BusPeers, to: Destination, address: &str) -> Result<Peer, String> {
     let key = match to {
         Destination::Key(key) => key,
-        Destination::Ip(ip) => bus.bus().key_of(ip).await.map_err(|error| error.to_string())?,
+        Destination::Ip(ip) => match bus.bus().key_of(ip).await {
+            Ok(key) => key,
+            // A look-up that fails ends nothing for those who know the node by its key.
+            Err(error) => desk.peers.node_of(address).ok_or_else(|| error.to_string())?,
+        },
     };
     desk.peers.note_node(key, address);
     desk.secret(address, None).map_err(|error| error.to_string())?;
     let form = desk.peers.form(address);
-    let peer = bus.peer_in(Destination::Key(key), topic, form).await.map_err(|error| error.to_string())?;
+    let peer = bus
+        .peer_in(Destination::Key(key), &desk.peers.topic(address), form)
+        .await
+        .map_err(|error| error.to_string())?;
     // First: whoever listens to an earlier root listens to nothing else.
     tell_changes(desk, &peer, address).await?;
     ask_who(desk, &peer, address).await?;
@@ -86,8 +82,7 @@ pub(crate) async fn ask_who(desk: &Desk, peer: &Peer, address: &str) -> Result<(
     let answer = peer.call(method::SUPERVISOR_INFO, &InfoRequest {}, INFO_TIMEOUT).await;
     let answer = answer.map_err(|error| told(&error))?;
     let presence: Presence = serde_json::from_str(answer.get()).map_err(|error| error.to_string())?;
-    desk.peers.note_name(address, &presence.supervisor);
-    desk.heard.presence(address, &presence);
+    desk.note_presence(address, &presence);
     Ok(())
 }
 

@@ -126,7 +126,8 @@ impl Desk {
         self.metrics.events.inc();
         let said = match event.into_report() {
             Ok(report) => {
-                let report = NodeReport { source: Some(self.peers.source(address)), ..report };
+                let source = self.peers.source(&self.peers.address_for(address, origin.context_id));
+                let report = NodeReport { source: Some(source), ..report };
                 let json = serde_json::to_vec(&report)
                     .map_err(|error| RpcError::of_protocol(INTERNAL_ERROR, error.to_string()))?;
                 Said::Report(json.into())
@@ -149,9 +150,16 @@ impl Desk {
 
     fn presence(&self, address: &str, request: &Request) -> Result<Answer, RpcError> {
         let presence: Presence = request.read()?;
-        self.peers.note_name(address, &presence.supervisor);
-        self.heard.presence(address, &presence);
+        self.note_presence(address, &presence);
         Ok(answer(&Done {}))
+    }
+
+    /// A supervisor said how it is: whoever knows it by another of its addresses is told as well.
+    pub(crate) fn note_presence(&self, address: &str, presence: &Presence) {
+        self.peers.note_name(address, &presence.supervisor);
+        for spelling in self.peers.spellings(address) {
+            self.heard.presence(&spelling, presence);
+        }
     }
 
     async fn blob(&self, address: &str, request: &Request) -> Answer {

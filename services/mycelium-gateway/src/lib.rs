@@ -28,6 +28,7 @@ pub mod inline;
 pub mod letters;
 mod listening;
 pub mod metrics;
+pub mod nodes;
 pub mod peers;
 pub mod ping;
 pub mod presence;

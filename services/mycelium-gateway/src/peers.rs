@@ -1,6 +1,6 @@
 //! The supervisors that the gateway speaks to, and for which contexts each may speak.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,10 +13,14 @@ use tokio::sync::{mpsc, watch};
 
 use crate::error::PeerError;
 use crate::metrics::Metrics;
+use crate::nodes::Nodes;
 use crate::records::{Demands, Records};
 
 /// What is counted when somebody signs with another key than the runner record names.
 pub const PINNED_KEY: &str = "PINNED_KEY";
+
+/// Why a conversation ends that others begin in another form.
+const OTHER_FORM: &str = "its records ask for another form of envelopes";
 
 /// Where a conversation stands.
 #[derive(Debug, Clone, Default)]
@@ -85,8 +89,6 @@ pub struct Wanted {
     pub text: String,
     /// The same, understood.
     pub address: Address,
-    /// The topic its requests travel under.
-    pub topic: String,
     /// Where to note how it stands.
     pub seat: Seat,
 }
@@ -106,8 +108,7 @@ struct Shared {
 struct Table {
     peers: BTreeMap<String, Entry>,
     records: Records,
-    /// Addresses on the bus by the node behind them.
-    nodes: HashMap<PublicKey, String>,
+    nodes: Nodes,
 }
 
 #[derive(Debug)]
@@ -121,8 +122,18 @@ struct Entry {
 }
 
 impl Table {
-    fn key(&self, address: &str) -> Option<String> {
-        self.peers.get(address)?.key.map(|key| key.to_string())
+    /// The key that was heard of whoever is at these addresses.
+    fn key(&self, at: &[String]) -> Option<VerifyingKey> {
+        at.iter().find_map(|address| self.peers.get(address)?.key)
+    }
+
+    fn form(&self, at: &[String]) -> Form {
+        if self.records.is_plain(at) { Form::Plain } else { Form::Framed }
+    }
+
+    /// Where it is noted how it stands with whoever is at these addresses.
+    fn standings(&self, at: &[String]) -> Vec<watch::Sender<Standing>> {
+        at.iter().filter_map(|address| Some(self.peers.get(address)?.standing.clone())).collect()
     }
 }
 
@@ -149,11 +160,23 @@ impl Peers {
         for viewed in runners {
             let Some(runner) = viewed.runner else { continue };
             let key = (ContextId(viewed.context_id), RunnerId(runner.id));
+            if let Ok(Address::MyceliumKey(node)) = runner.address.parse()
+                && let Ok(node) = node.parse()
+            {
+                self.note_node(node, &runner.address);
+            }
+            let before = self.form(&runner.address);
             self.lock().records.put(key, &runner.address, demands(&runner));
             if let Err(error) = self.want(&runner.address, &runner.topic) {
                 tracing::warn!(%error, "a runner record is of no use");
             }
-            let heard = self.lock().peers.get(&runner.address).and_then(|entry| entry.key);
+            if self.form(&runner.address) != before {
+                self.leave(&runner.address, OTHER_FORM);
+            }
+            let heard = {
+                let table = self.lock();
+                table.key(&table.nodes.spellings(&runner.address))
+            };
             if let Some(key) = heard {
                 // What the record asks for now may end what stands; it has been noted where that is seen.
                 drop(self.admit(&runner.address, key));
@@ -169,7 +192,9 @@ impl Peers {
     #[must_use]
     pub fn record_of(&self, address: &str, context: ContextId) -> Option<RunnerId> {
         let table = self.lock();
-        table.records.find(address, context, table.key(address).as_deref())
+        let at = table.nodes.spellings(address);
+        let key = table.key(&at).map(|key| key.to_string());
+        table.records.find(&at, context, key.as_deref())
     }
 
     /// Whether a supervisor may be given what is a context's.
@@ -178,8 +203,9 @@ impl Peers {
     /// [`PeerError::OtherKey`] when the records of the context mean somebody who signs with another key.
     pub fn check_context(&self, address: &str, context: ContextId) -> Result<(), PeerError> {
         let table = self.lock();
-        let key = table.key(address);
-        match table.records.other_key_for(address, context, key.as_deref()) {
+        let at = table.nodes.spellings(address);
+        let key = table.key(&at).map(|key| key.to_string());
+        match table.records.other_key_for(&at, context, key.as_deref()) {
             None => Ok(()),
             Some(pinned) => Err(other_key(address, key.unwrap_or_default(), pinned)),
         }
@@ -191,22 +217,35 @@ impl Peers {
     /// [`PeerError::OtherKey`] when every record that names the address means another: it has been counted, the
     /// conversation that stood has ended, and its standing says so.
     pub fn admit(&self, address: &str, key: VerifyingKey) -> Result<(), PeerError> {
-        let (error, standing) = {
+        let admitted = {
             let mut table = self.lock();
-            let pinned = table.records.other_key(address, &key.to_string());
-            let Some(entry) = table.peers.get_mut(address) else { return Ok(()) };
-            let Some(pinned) = pinned else {
-                (entry.key, entry.complaint) = (Some(key), None);
-                return Ok(());
-            };
-            let error = other_key(address, key.to_string(), pinned);
-            (entry.key, entry.complaint) = (None, Some(error.clone()));
-            (error, entry.standing.clone())
+            let at = table.nodes.spellings(address);
+            let pinned = table.records.other_key(&at, &key.to_string());
+            let admitted = pinned.map_or(Ok(()), |pinned| Err(other_key(address, key.to_string(), pinned)));
+            for spelling in &at {
+                if let Some(entry) = table.peers.get_mut(spelling) {
+                    (entry.key, entry.complaint) = (admitted.is_ok().then_some(key), admitted.clone().err());
+                }
+            }
+            admitted
         };
-        tracing::warn!(address, %error, "somebody else speaks for a supervisor");
-        self.0.metrics.envelope_refused(PINNED_KEY);
-        Seat { standing, metrics: self.0.metrics.clone() }.leave(&error.to_string());
-        Err(error)
+        if let Err(error) = &admitted {
+            tracing::warn!(address, %error, "somebody else speaks for a supervisor");
+            self.0.metrics.envelope_refused(PINNED_KEY);
+            self.leave(address, &error.to_string());
+        }
+        admitted
+    }
+
+    /// The conversation with whoever is there does not stand any more, by whichever of its addresses.
+    pub fn leave(&self, address: &str, why: &str) {
+        let standings = {
+            let table = self.lock();
+            table.standings(&table.nodes.spellings(address))
+        };
+        for standing in standings {
+            Seat { standing, metrics: self.0.metrics.clone() }.leave(why);
+        }
     }
 
     /// Why nobody is believed at an address, when somebody with another key than its records demand spoke there last.
@@ -218,13 +257,38 @@ impl Peers {
     /// In which form a supervisor is spoken to over a bus.
     #[must_use]
     pub fn form(&self, address: &str) -> Form {
-        if self.lock().records.is_plain(address) { Form::Plain } else { Form::Framed }
+        let table = self.lock();
+        table.form(&table.nodes.spellings(address))
     }
 
     /// The names of secrets that may go with plain requests, of a context or of whichever, and the contexts that name them.
     #[must_use]
     pub fn secrets(&self, address: &str, context: Option<ContextId>) -> Vec<(ContextId, String)> {
-        self.lock().records.secrets(address, context)
+        let table = self.lock();
+        table.records.secrets(&table.nodes.spellings(address), context)
+    }
+
+    /// Every address of whoever is at this one.
+    #[must_use]
+    pub fn spellings(&self, address: &str) -> Vec<String> {
+        self.lock().nodes.spellings(address)
+    }
+
+    /// The address by which the records of a context name whoever is at this one.
+    #[must_use]
+    pub fn address_for(&self, address: &str, context: ContextId) -> String {
+        let table = self.lock();
+        let named = table.nodes.spellings(address).into_iter().find(|at| table.records.names(at, context));
+        named.unwrap_or_else(|| address.to_owned())
+    }
+
+    /// The topic under which a supervisor is spoken to: one, by whichever of its addresses.
+    #[must_use]
+    pub fn topic(&self, address: &str) -> String {
+        let table = self.lock();
+        let spellings = table.nodes.spellings(address);
+        let topic = spellings.iter().find_map(|at| table.peers.get(at).map(|entry| entry.topic.clone()));
+        topic.unwrap_or_default()
     }
 
     /// Where a supervisor is reached, as the records say; what it says comes from there.
@@ -273,26 +337,46 @@ impl Peers {
         peers.map(|(address, entry)| (address.clone(), entry.standing.borrow().clone())).collect()
     }
 
-    /// Notes which node of the bus an address leads to.
+    /// Notes which node of the bus an address leads to. Whoever is there is one, with the records of all its addresses: a
+    /// conversation that goes on in another form than all of them ask for ends.
     pub fn note_node(&self, key: PublicKey, address: &str) {
-        self.lock().nodes.insert(key, address.to_owned());
+        let changed = {
+            let mut table = self.lock();
+            let form = |table: &Table| {
+                let known = table.nodes.address_of(key)?;
+                Some(table.form(&table.nodes.spellings(known)))
+            };
+            let before = form(&table);
+            if !table.nodes.note(key, address) {
+                return;
+            }
+            if let Some(entry) = table.peers.get_mut(address) {
+                // What was heard there was said by another node.
+                (entry.key, entry.complaint) = (None, None);
+            }
+            before.is_some() && form(&table) != before
+        };
+        if changed {
+            self.leave(address, OTHER_FORM);
+        }
     }
 
     /// The address that leads to a node of the bus, when a record names it.
     #[must_use]
     pub fn address_of(&self, key: PublicKey) -> Option<String> {
-        self.lock().nodes.get(&key).cloned()
+        self.lock().nodes.address_of(key).cloned()
     }
 
     /// The node of the bus that an address leads to, once that is known.
     #[must_use]
     pub fn node_of(&self, address: &str) -> Option<PublicKey> {
-        self.lock().nodes.iter().find(|(_, known)| *known == address).map(|(key, _)| *key)
+        self.lock().nodes.key_of(address)
     }
 
     /// Notes a supervisor's own name.
     pub fn note_name(&self, address: &str, name: &str) {
-        if let Some(Entry { standing, .. }) = self.lock().peers.get(address) {
+        let table = self.lock();
+        for standing in table.standings(&table.nodes.spellings(address)) {
             standing.send_if_modified(|standing| {
                 let differs = standing.supervisor != name;
                 if differs {
@@ -314,7 +398,7 @@ impl Peers {
         table.peers.insert(address.to_owned(), entry);
         let receiver = standing.subscribe();
         let seat = Seat { standing, metrics: self.0.metrics.clone() };
-        let wanted = Wanted { text: address.to_owned(), address: parsed, topic: topic.to_owned(), seat };
+        let wanted = Wanted { text: address.to_owned(), address: parsed, seat };
         // The receiving end lives as long as the gateway runs.
         self.0.wanted.send(wanted).ok();
         Ok(receiver)
@@ -375,5 +459,67 @@ mod tests {
         assert!(works(3), "the snapshot is not complete");
         peers.update(part(&[], &[], true));
         assert!(works(1) && !works(3));
+    }
+
+    #[test]
+    fn two_spellings_of_one_node_are_one_peer() {
+        let metrics = Metrics::new(&prometheus::Registry::new()).expect("nothing registered twice");
+        let (peers, mut wanted) = Peers::new(metrics);
+        let (node, other) = (PublicKey::random(), PublicKey::random());
+        let (by_key, by_ip) = (format!("mycelium:{node}"), "mycelium:[400::1]");
+        let record = |context_id, address: &str, envelope: EnvelopeForm| {
+            let (address, topic) = (address.to_owned(), format!("t{context_id}"));
+            let envelope = envelope.into();
+            let runner = Some(Runner { id: 1, address, topic, envelope, ..Default::default() });
+            let runners = vec![ViewedRunner { context_id, runner }];
+            peers.update(WatchResponse { runners, snapshot_end: false, gone: Vec::new() });
+        };
+        record(1, &by_key, EnvelopeForm::Signed);
+        record(2, by_ip, EnvelopeForm::Plain);
+        assert_eq!((peers.form(&by_key), peers.form(by_ip)), (Form::Framed, Form::Plain), "not known yet");
+        peers.note_node(node, by_ip);
+        assert_eq!((peers.form(&by_key), peers.form(by_ip)), (Form::Framed, Form::Framed));
+        assert_eq!(
+            (peers.topic(&by_key), peers.topic(by_ip)),
+            ("t1".into(), "t1".into()),
+            "one conversation"
+        );
+        for address in [&*by_key, by_ip] {
+            assert_eq!(peers.record_of(address, ContextId(2)), Some(RunnerId(1)));
+            assert_eq!(peers.address_for(address, ContextId(2)), by_ip);
+            assert_eq!(peers.address_for(address, ContextId(1)), by_key);
+        }
+        assert_eq!(peers.address_of(node).as_ref(), Some(&by_key));
+
+        // A conversation in a form that nobody asks for any more ends, by whichever address.
+        let (seat, also) = (wanted.try_recv().expect("by key").seat, wanted.try_recv().expect("by ip").seat);
+        let conversation = || {
+            let (outbox, payloads) = mpsc::channel(1);
+            // Nobody takes what is said.
+            let peer = Peer::new(outbox, Arc::new(Nobody));
+            (peer, payloads)
+        };
+        let ((one, _one), (another, _another)) = (conversation(), conversation());
+        seat.take(one.clone());
+        also.take(another.clone());
+        record(1, &by_key, EnvelopeForm::Plain);
+        assert_eq!((peers.form(&by_key), peers.form(by_ip)), (Form::Plain, Form::Plain));
+        assert!(one.is_closed() && another.is_closed() && !seat.is_taken() && !also.is_taken());
+
+        peers.note_node(other, by_ip);
+        assert!(peers.record_of(&by_key, ContextId(2)).is_none(), "it is somebody else's");
+        assert_eq!(peers.spellings(by_ip), [by_ip]);
+    }
+
+    struct Nobody;
+
+    impl mycelium::Handler for Nobody {
+        fn handle(
+            &self,
+            _: &Peer,
+            _: Vec<mycelium::Request>,
+        ) -> futures_util::future::BoxFuture<'static, Vec<mycelium::Answer>> {
+            Box::pin(std::future::ready(Vec::new()))
+        }
     }
 }

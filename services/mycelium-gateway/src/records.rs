@@ -43,13 +43,7 @@ struct Place {
     last: Demands,
 }
 
-impl Place {
-    fn demands(&self) -> impl Iterator<Item = &Demands> {
-        let gone = self.records.is_empty().then_some(&self.last);
-        self.records.values().chain(gone)
-    }
-}
-
+/// The records, as they concern whoever is at these addresses: all spellings of one.
 impl Records {
     /// A view begins anew: whom its snapshot does not name is gone.
     pub fn begin_view(&mut self) {
@@ -85,25 +79,31 @@ impl Records {
 
     /// A record of a context that names the address, and means whoever signs with this key.
     #[must_use]
-    pub fn find(&self, address: &str, context: ContextId, key: Option<&str>) -> Option<RunnerId> {
-        self.of_context(address, context).find(|(_, demands)| demands.fit(key)).map(|(runner, _)| runner)
+    pub fn find(&self, at: &[String], context: ContextId, key: Option<&str>) -> Option<RunnerId> {
+        self.of_context(at, context).find(|(_, demands)| demands.fit(key)).map(|(runner, _)| runner)
+    }
+
+    /// Whether a record of a context names just this address.
+    #[must_use]
+    pub fn names(&self, address: &str, context: ContextId) -> bool {
+        self.of_context(&[address.to_owned()], context).next().is_some()
     }
 
     /// The key that the records demand, when none of them means whoever signs with this one.
     #[must_use]
-    pub fn other_key(&self, address: &str, key: &str) -> Option<String> {
-        let place = self.by_address.get(address)?;
-        match place.demands().any(|demands| demands.fit(Some(key))) {
+    pub fn other_key(&self, at: &[String], key: &str) -> Option<String> {
+        let demands = self.demands(at);
+        match demands.iter().any(|demands| demands.fit(Some(key))) {
             true => None,
-            false => place.demands().next().map(|demands| demands.signing_key.clone()),
+            false => demands.first().map(|demands| demands.signing_key.clone()),
         }
     }
 
     /// The same for those of one context. No record of it at all is no reason: it may have been removed.
     #[must_use]
-    pub fn other_key_for(&self, address: &str, context: ContextId, key: Option<&str>) -> Option<String> {
+    pub fn other_key_for(&self, at: &[String], context: ContextId, key: Option<&str>) -> Option<String> {
         let mut demanded = None;
-        for (_, demands) in self.of_context(address, context) {
+        for (_, demands) in self.of_context(at, context) {
             if demands.fit(key) {
                 return None;
             }
@@ -115,25 +115,39 @@ impl Records {
     /// Whether whoever is there is spoken to in plain JSON-RPC: when every record says so. One that asks for signatures is
     /// not talked out of them by another's.
     #[must_use]
-    pub fn is_plain(&self, address: &str) -> bool {
-        self.by_address.get(address).is_some_and(|place| place.demands().all(|demands| demands.plain))
+    pub fn is_plain(&self, at: &[String]) -> bool {
+        let demands = self.demands(at);
+        !demands.is_empty() && demands.iter().all(|demands| demands.plain)
     }
 
     /// The names of secrets that may go with plain requests, and the contexts whose records name them. With a request
     /// of a context goes only what its own records name: nobody speaks with the secret of another tenant.
     #[must_use]
-    pub fn secrets(&self, address: &str, context: Option<ContextId>) -> Vec<(ContextId, String)> {
-        let Some(place) = self.by_address.get(address) else { return Vec::new() };
-        let named = place.records.iter().filter(|((of, _), demands)| {
+    pub fn secrets(&self, at: &[String], context: Option<ContextId>) -> Vec<(ContextId, String)> {
+        let records = self.places(at).flat_map(|place| &place.records);
+        let named = records.filter(|((of, _), demands)| {
             !demands.secret.is_empty() && context.is_none_or(|context| context == *of)
         });
         named.map(|((of, _), demands)| (*of, demands.secret.clone())).collect()
     }
 
-    fn of_context(&self, address: &str, context: ContextId) -> impl Iterator<Item = (RunnerId, &Demands)> {
+    /// What is asked of whoever is there: by the records, or where none is left by those that went last.
+    fn demands<'a>(&'a self, at: &'a [String]) -> Vec<&'a Demands> {
+        let stand: Vec<_> = self.places(at).flat_map(|place| place.records.values()).collect();
+        if stand.is_empty() { self.places(at).map(|place| &place.last).collect() } else { stand }
+    }
+
+    fn places<'a>(&'a self, at: &'a [String]) -> impl Iterator<Item = &'a Place> {
+        at.iter().filter_map(|address| self.by_address.get(address))
+    }
+
+    fn of_context<'a>(
+        &'a self,
+        at: &'a [String],
+        context: ContextId,
+    ) -> impl Iterator<Item = (RunnerId, &'a Demands)> {
         let of_context = (context, RunnerId(0))..=(context, RunnerId(u32::MAX));
-        let place = self.by_address.get(address);
-        let records = place.into_iter().flat_map(move |place| place.records.range(of_context.clone()));
+        let records = self.places(at).flat_map(move |place| place.records.range(of_context.clone()));
         records.map(|((_, runner), demands)| (*runner, demands))
     }
 }
@@ -143,6 +157,10 @@ mod tests {
     use super::*;
 
     const A: &str = "mycelium:a";
+
+    fn at(address: &str) -> [String; 1] {
+        [address.to_owned()]
+    }
 
     fn demands(signing_key: &str, plain: bool, secret: &str) -> Demands {
         Demands { signing_key: signing_key.to_owned(), plain, secret: secret.to_owned() }
@@ -160,42 +178,62 @@ mod tests {
     fn a_pinned_key_is_the_only_one_for_its_context() {
         let mut records = records(&[(1, demands("k", false, "")), (2, demands("", false, ""))]);
         let works =
-            |records: &Records, context, key| records.find(A, ContextId(context), Some(key)).is_some();
+            |records: &Records, context, key| records.find(&at(A), ContextId(context), Some(key)).is_some();
         assert!(works(&records, 1, "k") && works(&records, 2, "k"));
         assert!(
             !works(&records, 1, "other") && works(&records, 2, "other"),
             "another tenant's pin is its own"
         );
-        assert_eq!(records.other_key(A, "other"), None, "somebody may speak with it");
-        assert_eq!(records.other_key_for(A, ContextId(1), Some("other")), Some("k".to_owned()));
-        assert_eq!(records.other_key_for(A, ContextId(1), None), Some("k".to_owned()), "not heard yet");
-        assert_eq!(records.other_key_for(A, ContextId(3), Some("other")), None, "no record");
+        assert_eq!(records.other_key(&at(A), "other"), None, "somebody may speak with it");
+        assert_eq!(records.other_key_for(&at(A), ContextId(1), Some("other")), Some("k".to_owned()));
+        assert_eq!(records.other_key_for(&at(A), ContextId(1), None), Some("k".to_owned()), "not heard yet");
+        assert_eq!(records.other_key_for(&at(A), ContextId(3), Some("other")), None, "no record");
         records.remove((ContextId(2), RunnerId(1)));
-        assert_eq!(records.other_key(A, "other"), Some("k".to_owned()), "nobody may");
+        assert_eq!(records.other_key(&at(A), "other"), Some("k".to_owned()), "nobody may");
         records.remove((ContextId(1), RunnerId(1)));
-        assert_eq!(records.other_key(A, "k"), None);
-        assert_eq!(records.other_key(A, "other"), Some("k".to_owned()), "the record that went last stands");
-        assert_eq!(records.other_key("mycelium:b", "any"), None);
+        assert_eq!(records.other_key(&at(A), "k"), None);
+        assert_eq!(
+            records.other_key(&at(A), "other"),
+            Some("k".to_owned()),
+            "the record that went last stands"
+        );
+        assert_eq!(records.other_key(&at("mycelium:b"), "any"), None);
     }
 
     #[test]
     fn a_signed_conversation_stays_signed() {
         let plain = demands("", true, "s");
         let mut records = records(&[(1, plain.clone()), (2, plain.clone())]);
-        assert!(records.is_plain(A) && !records.is_plain("mycelium:b"));
+        assert!(records.is_plain(&at(A)) && !records.is_plain(&at("mycelium:b")));
         let named = |records: &Records, context: Option<u32>| {
-            let named = records.secrets(A, context.map(ContextId));
+            let named = records.secrets(&at(A), context.map(ContextId));
             named.into_iter().map(|(ContextId(of), _)| of).collect::<Vec<_>>()
         };
         assert_eq!((named(&records, None), named(&records, Some(2))), (vec![1, 2], vec![2]));
         assert_eq!(named(&records, Some(3)), [0; 0], "nobody has another's");
         records.put((ContextId(3), RunnerId(1)), A, demands("k", false, ""));
-        assert!(!records.is_plain(A));
+        assert!(!records.is_plain(&at(A)));
         records.begin_view();
         records.put((ContextId(2), RunnerId(1)), A, plain);
         records.end_snapshot();
         assert_eq!(named(&records, None), [2]);
         records.remove((ContextId(2), RunnerId(1)));
-        assert!(records.is_plain(A), "a conversation goes on as it was");
+        assert!(records.is_plain(&at(A)), "a conversation goes on as it was");
+    }
+
+    #[test]
+    fn two_spellings_of_one_node_have_one_set_of_records() {
+        const B: &str = "mycelium:[400::1]";
+        let mut records = records(&[(1, demands("", false, ""))]);
+        records.put((ContextId(2), RunnerId(4)), B, demands("", true, "s"));
+        let both = [B.to_owned(), A.to_owned()];
+        assert!(records.is_plain(&at(B)) && !records.is_plain(&both), "nobody is talked out of signatures");
+        assert_eq!(records.find(&both, ContextId(1), Some("k")), Some(RunnerId(1)));
+        assert_eq!(records.find(&both, ContextId(2), Some("k")), Some(RunnerId(4)));
+        assert!(records.names(B, ContextId(2)) && !records.names(A, ContextId(2)));
+        records.put((ContextId(1), RunnerId(1)), A, demands("k", false, ""));
+        assert_eq!(records.other_key_for(&both, ContextId(1), Some("other")), Some("k".to_owned()));
+        records.remove((ContextId(1), RunnerId(1)));
+        assert!(records.is_plain(&both), "what is gone asks for nothing while another stands");
     }
 }

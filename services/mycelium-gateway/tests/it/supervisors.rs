@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use identity::{Identity, SigningKey};
+use identity::{Identity, ServiceName, SigningKey};
 use model::supervision::{COORDINATOR_TOPIC, JobAccepted, SUPERVISOR_TOPIC, method};
 use model::{Presence, ReportKind};
 use mycelium::json_rpc::answer;
@@ -138,7 +138,7 @@ async fn a_plain_supervisor_is_sent_its_secret_and_known_by_its_node() {
         ..With::default()
     };
     let here = Coordinator::start(with).await;
-    let channel = here.channel(Identity::Service(identity::ServiceName::Router));
+    let channel = here.channel(Identity::Service(ServiceName::Router));
     let mut router = Router::over(channel, &address).await;
     router.says(jobs(&address, 1, 1)).await;
     let error = router.outcome(1).await;
@@ -182,6 +182,39 @@ async fn a_plain_supervisor_is_sent_its_secret_and_known_by_its_node() {
         (said.err() == Some(CallError::TimedOut)).then_some(())
     };
     wait_until(unheard, PATIENCE, "it is not heard").await;
+}
+
+#[tokio::test]
+async fn a_node_is_one_supervisor_by_whichever_address() {
+    let network = MemoryNetwork::default();
+    let [ours, theirs] = [(); 2].map(|()| Arc::new(network.node(PublicKey::random())));
+    let (by_key, by_ip) = (format!("mycelium:{}", theirs.key()), format!("mycelium:[{}]", theirs.ip()));
+    let (_old, mut requests) = old_supervisor(theirs.clone());
+    let runner = v1::Runner {
+        id: 1,
+        address: by_ip.clone(),
+        topic: SUPERVISOR_TOPIC.into(),
+        envelope: v1::EnvelopeForm::Plain.into(),
+        ..Default::default()
+    };
+    let here = Coordinator::start(With { bus: Some(ours), runner, ..With::default() }).await;
+    let mut router = Router::over(here.channel(Identity::Service(ServiceName::Router)), &by_ip).await;
+    router.says(jobs(&by_ip, 1, 1)).await;
+    assert_eq!(router.outcome(1).await, "");
+    // No record names it so: it is known who that is.
+    let mut by_its_key = Router::over(here.channel(Identity::Service(ServiceName::Router)), &by_key).await;
+    by_its_key.says(jobs(&by_key, 2, 2)).await;
+    assert_eq!(by_its_key.outcome(2).await, "");
+    router.says(jobs(&by_ip, 3, 3)).await;
+    assert_eq!(router.outcome(3).await, "");
+    let mut client = GatewayServiceClient::new(here.channel(Identity::Admin));
+    let gateway = client.get_gateway(v1::GetGatewayRequest {}).await.expect("allowed").into_inner();
+    assert!(gateway.peers.len() == 2 && gateway.peers.iter().all(|peer| peer.connected), "{gateway:?}");
+    let mut asked = Vec::new();
+    while let Ok((method, _)) = requests.try_recv() {
+        asked.push(method);
+    }
+    assert_eq!(asked.iter().filter(|asked| *asked == method::JOB_RUN).count(), 3);
 }
 
 #[tokio::test]
