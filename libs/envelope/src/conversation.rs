@@ -10,6 +10,7 @@ use model::Timestamp;
 use mycelium::{Guard, Refused, RpcError};
 
 use crate::certificate::Vouched;
+use crate::statement::Proof;
 use crate::{Envelope, Heard, Refusal, ReplayWindow, Sealer, statement};
 
 /// How long anything said holds: longer than anybody waits for an answer, and than a bus takes.
@@ -150,6 +151,7 @@ pub struct Conversation {
     shown: Mutex<Option<Vouched>>,
     on_refusal: OnRefusal,
     heirs: Option<Heirs>,
+    proof: Proof,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -168,7 +170,15 @@ impl Conversation {
     /// With whoever speaks first.
     #[must_use]
     pub fn new(voice: Arc<Voice>, on_refusal: OnRefusal) -> Self {
-        Self { voice, them: Mutex::default(), shown: Mutex::default(), on_refusal, heirs: None }
+        let (them, shown) = (Mutex::default(), Mutex::default());
+        Self { voice, them, shown, on_refusal, heirs: None, proof: Proof::Signature }
+    }
+
+    /// Between two parts of one program, over a way that nobody else is on: nothing is signed, and no signature is asked
+    /// for. All else stays.
+    #[must_use]
+    pub fn within_one_program(self) -> Self {
+        Self { proof: Proof::Transport, ..self }
     }
 
     /// Ends when somebody speaks who comes after the root that is listened to: whoever says more begins a new one.
@@ -207,7 +217,7 @@ impl Conversation {
     pub fn say(&self, body: &[u8], now: Timestamp) -> Result<Envelope, Refusal> {
         let name = self.them().name.clone();
         let name = name.ok_or_else(|| Refusal::Malformed("nobody has spoken here yet".to_owned()))?;
-        self.voice.sealer().seal(&name, body, now, LIFETIME)
+        self.voice.sealer().seal_by(self.proof, &name, body, now, LIFETIME)
     }
 
     /// Hears something.
@@ -218,7 +228,7 @@ impl Conversation {
         let heard = {
             let names = self.voice.names.read().unwrap_or_else(PoisonError::into_inner);
             let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-            statement::hear_knowing(envelope, &names, now, &mut shown)?
+            statement::hear_knowing(self.proof, envelope, &names, now, &mut shown)?
         };
         let mut them = self.them();
         // Nobody is held to a guess.
@@ -318,6 +328,19 @@ mod tests {
         let later = NOW + LIFETIME;
         let said = strange.say(b"[4]", later).expect("JSON");
         assert!(there.open(Ok(said), later).expect_err("somebody else").over, "nobody else speaks here now");
+    }
+
+    #[test]
+    fn only_within_one_program_is_nothing_signed() {
+        let (one, other) = (voice(), voice());
+        let conversation = |voice: &Arc<Voice>| Conversation::new(Arc::clone(voice), ignored());
+        let here = conversation(&one).with_name(other.root().to_string()).within_one_program();
+        let said = here.say(b"[1]", NOW).expect("JSON");
+        assert!(said.signature.is_empty());
+        assert_eq!(conversation(&other).hear(&said, NOW), Err(Refusal::BadSignature));
+        let there = conversation(&other).within_one_program();
+        assert_eq!(there.hear(&said, NOW).expect("said by a part of the same program"), b"[1]"[..]);
+        assert_eq!(there.hear(&said, NOW), Err(Refusal::Replayed), "all else stays");
     }
 
     #[test]

@@ -55,15 +55,26 @@ impl Envelope {
         }
     }
 
+    /// The same without a signature, for a way that says who speaks.
+    pub(crate) fn unsigned(payload_type: &str, payload: Bytes, key: VerifyingKey) -> Self {
+        let (payload_type, key_id) = (payload_type.to_owned(), key.to_string());
+        Self { payload_type, payload, key_id, signature: Bytes::new() }
+    }
+
+    /// The key that it says has signed it, unproved.
+    pub(crate) fn claimed(&self, payload_type: &str) -> Result<VerifyingKey, Refusal> {
+        if self.payload_type != payload_type {
+            return Err(Refusal::OtherType(self.payload_type.chars().take(80).collect()));
+        }
+        self.key_id.parse().map_err(|_| Refusal::BadSignature)
+    }
+
     /// The key that has signed it, when it is of this type. Who that key belongs to is another question.
     ///
     /// # Errors
     /// [`Refusal::OtherType`], [`Refusal::BadSignature`].
     pub fn signer(&self, payload_type: &str) -> Result<VerifyingKey, Refusal> {
-        if self.payload_type != payload_type {
-            return Err(Refusal::OtherType(self.payload_type.chars().take(80).collect()));
-        }
-        let key: VerifyingKey = self.key_id.parse().map_err(|_| Refusal::BadSignature)?;
+        let key = self.claimed(payload_type)?;
         match key.verifies(&encoded(payload_type, &self.payload), &self.signature) {
             true => Ok(key),
             false => Err(Refusal::BadSignature),

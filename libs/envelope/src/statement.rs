@@ -38,6 +38,16 @@ struct Statement<'a> {
     body: &'a RawValue,
 }
 
+/// What proves who speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Proof {
+    /// A signature.
+    #[default]
+    Signature,
+    /// The way that it comes: both sides are one program.
+    Transport,
+}
+
 /// Says things with one key.
 #[derive(Debug, Clone)]
 pub struct Sealer {
@@ -91,6 +101,18 @@ impl Sealer {
         now: Timestamp,
         lifetime: Duration,
     ) -> Result<Envelope, Refusal> {
+        self.seal_by(Proof::Signature, to, body, now, lifetime)
+    }
+
+    /// The same with a proof of who says it, or without.
+    pub(crate) fn seal_by(
+        &self,
+        proof: Proof,
+        to: &str,
+        body: &[u8],
+        now: Timestamp,
+        lifetime: Duration,
+    ) -> Result<Envelope, Refusal> {
         let body = serde_json::from_slice::<&RawValue>(body)
             .map_err(|error| Refusal::Malformed(error.to_string()))?;
         let statement = Statement {
@@ -102,7 +124,10 @@ impl Sealer {
             body,
         };
         let payload = serde_json::to_vec(&statement).expect("a statement is JSON");
-        Ok(Envelope::sign(PAYLOAD_TYPE, payload.into(), &self.key))
+        Ok(match proof {
+            Proof::Signature => Envelope::sign(PAYLOAD_TYPE, payload.into(), &self.key),
+            Proof::Transport => Envelope::unsigned(PAYLOAD_TYPE, payload.into(), self.key()),
+        })
     }
 }
 
@@ -127,17 +152,21 @@ pub struct Heard {
 /// # Errors
 /// Any [`Refusal`] but [`Refusal::Replayed`] and [`Refusal::TooMuch`].
 pub fn hear(envelope: &Envelope, own: &[String], now: Timestamp) -> Result<Heard, Refusal> {
-    hear_knowing(envelope, own, now, &mut None)
+    hear_knowing(Proof::Signature, envelope, own, now, &mut None)
 }
 
 /// The same with the certificate that was shown last, which is mostly the one that is shown.
 pub(crate) fn hear_knowing(
+    proof: Proof,
     envelope: &Envelope,
     own: &[String],
     now: Timestamp,
     known: &mut Option<Vouched>,
 ) -> Result<Heard, Refusal> {
-    let signer = envelope.signer(PAYLOAD_TYPE)?;
+    let signer = match proof {
+        Proof::Signature => envelope.signer(PAYLOAD_TYPE)?,
+        Proof::Transport => envelope.claimed(PAYLOAD_TYPE)?,
+    };
     let malformed = |error: serde_json::Error| Refusal::Malformed(error.to_string());
     let statement: Statement<'_> = serde_json::from_slice(&envelope.payload).map_err(malformed)?;
     if !own.contains(&statement.to) {

@@ -270,6 +270,11 @@ pub trait Bus: Send + Sync + 'static {
     /// How the bus fares.
     fn standing(&self) -> watch::Receiver<Standing>;
 
+    /// Whether everybody on it is a part of this program, so that it says of itself who speaks.
+    fn is_within_one_program(&self) -> bool {
+        false
+    }
+
     /// Sends to one node that may be under way together.
     fn window(&self) -> usize {
         1

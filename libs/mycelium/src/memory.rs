@@ -15,11 +15,20 @@ use crate::bus::{
 
 /// Joins nodes of one process. Clones are the same network.
 #[derive(Debug, Clone, Default)]
-pub struct MemoryNetwork(Arc<Mutex<Nodes>>);
+pub struct MemoryNetwork {
+    nodes: Arc<Mutex<Nodes>>,
+    is_one_program: bool,
+}
 
 type Nodes = HashMap<PublicKey, HashMap<String, mpsc::Sender<Incoming>>>;
 
 impl MemoryNetwork {
+    /// One on which everybody is a part of this very program, and is believed to be who it says.
+    #[must_use]
+    pub fn within_one_program() -> Self {
+        Self { is_one_program: true, ..Self::default() }
+    }
+
     /// Joins, or joins again, as the node with this key. A node that joins again takes the place of
     /// the former one, whose inboxes end.
     #[must_use]
@@ -34,7 +43,7 @@ impl MemoryNetwork {
     }
 
     fn nodes(&self) -> MutexGuard<'_, Nodes> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn listener(&self, to: Destination, topic: &str) -> Option<mpsc::Sender<Incoming>> {
@@ -95,6 +104,10 @@ impl Bus for MemoryBus {
 
     fn kind(&self) -> &'static str {
         "memory"
+    }
+
+    fn is_within_one_program(&self) -> bool {
+        self.network.is_one_program
     }
 
     fn standing(&self) -> watch::Receiver<Standing> {

@@ -92,7 +92,9 @@ impl App {
             Some(bus) => {
                 let inbox = bus.listen(COORDINATOR_TOPIC).map_err(Error::Bus)?;
                 let answering = desk.clone();
-                let accept: Accept = Arc::new(move |node| listening::side(&answering, node));
+                let is_one_program = bus.is_within_one_program();
+                let accept: Accept =
+                    Arc::new(move |node| listening::side(&answering, node, is_one_program));
                 Some((BusPeers::new(bus, accept), inbox))
             }
         };

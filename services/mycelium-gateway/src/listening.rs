@@ -10,9 +10,10 @@ use crate::front::{Desk, Who};
 use crate::peers::PINNED_KEY;
 use crate::secrets;
 
-/// Our side of a conversation with a node.
-pub(crate) fn side(desk: &Desk, node: PublicKey) -> Side {
+/// Our side of a conversation with a node, which may be a part of this very program.
+pub(crate) fn side(desk: &Desk, node: PublicKey, is_one_program: bool) -> Side {
     let conversation = desk.conversation(node.to_string());
+    let conversation = if is_one_program { conversation.within_one_program() } else { conversation };
     let guard = OnNode { desk: desk.clone(), node, conversation };
     Side { handler: desk.front(Who::Node(node)), guard: Arc::new(guard) }
 }

@@ -194,8 +194,12 @@ async fn serve_bus(
     }
     restore_nodes(&supervisor).await;
     let accepting = supervisor.clone();
+    let is_one_program = bus.is_within_one_program();
     let accept = move |node| {
         let mut conversation = accepting.conversation();
+        if is_one_program {
+            conversation = conversation.within_one_program();
+        }
         if let Some(coordinator) = accepting.coordinators.behind(node) {
             conversation = conversation.with_name(coordinator);
         }
