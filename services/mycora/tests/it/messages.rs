@@ -5,7 +5,9 @@ use std::time::Duration;
 use envelope::actor::check_letter;
 use identity::SigningKey;
 use model::id::Uid;
-use model::{ActorId, ContextUid, Letter, MessageFormat, MessageId, MessageType, Origin, Timestamp};
+use model::{
+    ActorId, ContextId, ContextUid, Letter, MessageFormat, MessageId, MessageType, Origin, Timestamp,
+};
 use proto::v1;
 
 use crate::commands::{Place, interrupted};
@@ -98,9 +100,16 @@ fn a_signature_fits_what_is_sent() {
     let said = stderr(&place.asked(&["message", "send", "--to", &to, "x", "--signing-key", "good.yaml"], 2));
     assert!(said.contains("good.yaml holds no Ed25519 private key"), "{said}");
 
+    place.asked(
+        &["message", "send", "--to", &to, "hello", "--signing-key", "me.key", "--target-context", "5"],
+        0,
+    );
+
     let now = Timestamp::now();
-    for (i, to) in [(1, there), (3, "cd".repeat(32))] {
+    let (last, own) = (place.coordinator.asked(|asked| asked.sent.len() - 1), "cd".repeat(32));
+    for (i, to, target) in [(1, there.clone(), None), (3, own, None), (last, there, Some(ContextId(5)))] {
         let sent = place.coordinator.asked(|asked| asked.sent[i].clone());
+        assert_eq!(sent.target_context, target.map_or(0, |target| target.0));
         let origin = Origin {
             coordinator: String::new(),
             context_uid: ContextUid(Uid::from_bits(0)),
@@ -111,7 +120,7 @@ fn a_signature_fits_what_is_sent() {
             origin,
             from: key.verifying_key().to_string(),
             to,
-            target_context: None,
+            target_context: target,
             message_type: MessageType::Chat,
             format: MessageFormat::Text,
             topic: String::new(),
