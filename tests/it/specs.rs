@@ -127,7 +127,8 @@ fn the_keys_of_a_context_are_as_written() {
         ContextKey {
             Context(_), Runner(_), Runners, Job(..), Flow(_), FlowNodes(_), FlowSignals(_), FlowMessages(_),
             FlowInputs(_), FlowWaiters(_), Drops,
-            Flows, FlowsActive, Message(_), Letters, DeadLetters, MsgOut, MsgIn, MsgOutCoordinator, Inbox(_), Seen(_),
+            Flows, FlowsActive, Message(_), Letters, LettersDone, DeadLetters, MsgOut, MsgIn, MsgOutCoordinator, Inbox(_), InboxBytes,
+            Seen(_),
             Blob(_), BlobChunk(..), BlobPart(..), BlobRefs(_), BlobIdle, Log(..), Events, Audit, Due, Request(..), Ids,
         }
     );
