@@ -245,8 +245,8 @@ async fn send_all(
     while !(ended && sends.is_empty()) {
         tokio::select! {
             next = payloads.recv(), if !ended && sends.len() < bus.window() => match next {
-                Some(Outgoing { payload, deadline }) => {
-                    let payload = match guard.seal(payload) {
+                Some(Outgoing { payload, deadline, context }) => {
+                    let payload = match guard.seal_of(payload, context) {
                         Ok(payload) => payload,
                         Err(why) => {
                             tracing::warn!(%to, why, "a payload cannot be signed");

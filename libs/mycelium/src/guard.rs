@@ -12,6 +12,14 @@ pub trait Guard: Send + Sync + 'static {
     /// Says why it cannot leave.
     fn seal(&self, payload: Bytes) -> Result<Bytes, String>;
 
+    /// The same for calls that are of a context, for whoever does not treat all alike.
+    ///
+    /// # Errors
+    /// Says why it cannot leave.
+    fn seal_of(&self, payload: Bytes, _context: Option<u32>) -> Result<Bytes, String> {
+        self.seal(payload)
+    }
+
     /// Opens what came in.
     ///
     /// # Errors

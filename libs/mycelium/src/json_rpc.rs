@@ -129,6 +129,7 @@ impl Request {
 pub struct Call {
     method: &'static str,
     params: Box<RawValue>,
+    context: Option<u32>,
 }
 
 impl Call {
@@ -137,12 +138,18 @@ impl Call {
     /// # Errors
     /// When they cannot be written as JSON.
     pub fn new(method: &'static str, params: &impl Serialize) -> Result<Self, serde_json::Error> {
-        Ok(Self { method, params: serde_json::value::to_raw_value(params)? })
+        Ok(Self::raw(method, serde_json::value::to_raw_value(params)?))
     }
 
     /// With parameters that are JSON already.
     #[must_use]
     pub const fn raw(method: &'static str, params: Box<RawValue>) -> Self {
-        Self { method, params }
+        Self { method, params, context: None }
+    }
+
+    /// For a context: whoever seals what leaves is told, and nobody else. All calls of a batch are of one context.
+    #[must_use]
+    pub fn of_context(self, context: u32) -> Self {
+        Self { context: Some(context), ..self }
     }
 }

@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
-use model::JobKey;
 use model::supervision::{JobLogPiece, JobLogs, method};
-use mycelium::{CallError, RpcError};
+use model::{ContextId, JobKey};
+use mycelium::{Call, CallError, RpcError};
 use proto::internal::v1 as wire;
 use proto::v1::LogGapReason;
 
@@ -19,12 +19,12 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(7);
 /// Reads a piece.
 pub async fn read(desk: &Desk, ask: wire::ReadAttemptLog) -> wire::LogOutcome {
     use wire::log_reading::Result as Reading;
-    let wire::ReadAttemptLog { read_id, address, topic, job_key, offset, limit } = ask;
+    let wire::ReadAttemptLog { read_id, address, topic, job_key, offset, limit, context_id } = ask;
     let reading = match job_key.parse::<JobKey>() {
         Err(error) => Err((LogGapReason::Refused, error.to_string())),
         Ok(job_key) => {
             let ask = JobLogs { job_key, offset, limit };
-            try_read(desk, &address, &topic, &ask).await.map_err(|error| {
+            try_read(desk, (&address, &topic), ContextId(context_id), &ask).await.map_err(|error| {
                 tracing::info!(%job_key, address, %error, "a log is not told");
                 why(&error, &address)
             })
@@ -40,9 +40,16 @@ pub async fn read(desk: &Desk, ask: wire::ReadAttemptLog) -> wire::LogOutcome {
     wire::LogOutcome { read_id, reading: Some(wire::LogReading { result: Some(reading) }) }
 }
 
-async fn try_read(desk: &Desk, address: &str, topic: &str, ask: &JobLogs) -> Result<JobLogPiece, WishError> {
-    let peer = connect(desk, address, topic).await?;
-    let answer = peer.call(method::JOB_LOGS, ask, ANSWER_TIMEOUT).await.map_err(WishError::Call)?;
+async fn try_read(
+    desk: &Desk,
+    (address, topic): (&str, &str),
+    context: ContextId,
+    ask: &JobLogs,
+) -> Result<JobLogPiece, WishError> {
+    let peer = connect(desk, address, topic, Some(context)).await?;
+    let call = Call::new(method::JOB_LOGS, ask).map_err(WishError::Json)?.of_context(context.0);
+    let answer = peer.call_batch(vec![call], ANSWER_TIMEOUT).await.pop();
+    let answer = answer.unwrap_or(Err(CallError::Closed)).map_err(WishError::Call)?;
     serde_json::from_str(answer.get()).map_err(WishError::Json)
 }
 

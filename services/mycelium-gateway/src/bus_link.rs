@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use model::supervision::{InfoRequest, method};
 use model::{Presence, limits};
-use mycelium::{BusPeers, Destination, Peer};
+use mycelium::{BusPeers, CallError, Destination, Form, Peer};
 use tokio::time::Instant;
 
 use crate::delivery::told;
@@ -32,7 +32,7 @@ pub(crate) async fn keep(desk: Desk, bus: BusPeers, to: Destination, address: St
                 pause = RETRY_MIN;
                 seat.take(peer);
                 tokio::select! {
-                    () = until_silent(&desk, &address) => {}
+                    () = until_silent(&desk, &address, Instant::now()) => {}
                     () = desk.root.other_than(root) => seat.leave("the coordinator has another root"),
                     () = seat.vacant() => {}
                 }
@@ -79,16 +79,23 @@ async fn introduce(desk: &Desk, bus: &BusPeers, to: Destination, address: &str) 
 
 /// Asks a supervisor who it is, which introduces us: it listens to whoever has signed something for it.
 pub(crate) async fn ask_who(desk: &Desk, peer: &Peer, address: &str) -> Result<(), String> {
-    let answer = peer.call(method::SUPERVISOR_INFO, &InfoRequest {}, INFO_TIMEOUT).await;
-    let answer = answer.map_err(|error| told(&error))?;
+    let answer = match peer.call(method::SUPERVISOR_INFO, &InfoRequest {}, INFO_TIMEOUT).await {
+        Err(CallError::Refused(refused)) if desk.peers.form(address) == Form::Plain => {
+            // This goes with the secret of whichever context. Those of others may be taken.
+            tracing::info!(address, %refused, "a plain supervisor does not say who it is");
+            return Ok(());
+        }
+        answer => answer.map_err(|error| told(&error))?,
+    };
     let presence: Presence = serde_json::from_str(answer.get()).map_err(|error| error.to_string())?;
     desk.note_presence(address, &presence);
     Ok(())
 }
 
-async fn until_silent(desk: &Desk, address: &str) {
-    while let Some(last) = desk.heard.last(address) {
-        let deadline = last + SILENCE_MAX;
+/// Waits until nothing has come for too long since it was introduced.
+async fn until_silent(desk: &Desk, address: &str, introduced: Instant) {
+    loop {
+        let deadline = desk.heard.last(address).map_or(introduced, |last| last.max(introduced)) + SILENCE_MAX;
         if deadline <= Instant::now() {
             return;
         }

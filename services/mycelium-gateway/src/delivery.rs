@@ -100,10 +100,9 @@ async fn try_deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> 
         deliver;
     let timeout = Duration::from_millis(timeout_millis);
     let deadline = Instant::now() + timeout;
-    let peer = desk.connected(&address, &topic, CONNECT_WAIT.min(timeout)).await?;
+    let of = Some(ContextId(context_id));
+    let peer = desk.connected(&address, &topic, of, CONNECT_WAIT.min(timeout)).await?;
     desk.peers.check_context(&address, ContextId(context_id))?;
-    // What cannot be sent would end what others wait for.
-    desk.secret(&address, Some(ContextId(context_id))).map_err(PeerError::Secret)?;
     crash_point("gateway.delivering");
     let source = ReportSource { address, topic };
 
@@ -112,7 +111,7 @@ async fn try_deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> 
     for json in nodes {
         let (head, call) = call(&inliner.fill(json).await).map_err(|error| passing(error.to_string()))?;
         heads.push(head);
-        calls.push(call);
+        calls.push(call.of_context(context_id));
     }
     let sent = tokio::time::timeout_at(deadline, peer.send_batch_until(calls, Some(deadline))).await;
     let sent = sent.map_err(|_| passing(CallError::TimedOut.to_string()))?;

@@ -202,14 +202,20 @@ impl Desk {
     ///
     /// # Errors
     /// Any [`PeerError`].
-    pub async fn connected(&self, address: &str, topic: &str, wait: Duration) -> Result<Peer, PeerError> {
-        // Known beforehand: what cannot be sent is not waited for.
-        self.secret(address, None).map_err(PeerError::Secret)?;
+    pub async fn connected(
+        &self,
+        address: &str,
+        topic: &str,
+        context: Option<ContextId>,
+        wait: Duration,
+    ) -> Result<Peer, PeerError> {
+        // Known beforehand: what cannot be sent is not waited for, and would end what others wait for.
+        self.secret(address, context).map_err(PeerError::Secret)?;
         self.peers.connected(address, topic, wait).await
     }
 
     /// The secret that goes with each request of a context to a plain supervisor, when the context's records name one; with
-    /// those that are of no context, the first that any record names and that is to be had.
+    /// those that are of no context, the first that any record names and that is to be had, or none where one needs none.
     ///
     /// # Errors
     /// [`SecretError`]
@@ -217,14 +223,18 @@ impl Desk {
         if self.peers.form(address) == Form::Framed {
             return Ok(None);
         }
-        let mut missing = None;
+        let (mut missing, mut needless) = (None, false);
         for (of, name) in self.peers.secrets(address, context) {
+            if name.is_empty() {
+                needless |= context.is_none();
+                continue;
+            }
             match self.secrets.read(of, &name) {
                 Ok(secret) => return Ok(Some(secret)),
                 Err(error) => missing = missing.or(Some(error)),
             }
         }
-        missing.map_or(Ok(None), Err)
+        missing.filter(|_| !needless).map_or(Ok(None), Err)
     }
 
     /// A conversation with a supervisor that is spoken to by this key.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use envelope::Conversation;
+use model::ContextId;
 use mycelium::{Form, Guard, PublicKey, Refused, RpcError, Side};
 
 use crate::front::{Desk, Who};
@@ -35,8 +36,13 @@ impl OnNode {
 
 impl Guard for OnNode {
     fn seal(&self, payload: Bytes) -> Result<Bytes, String> {
+        self.seal_of(payload, None)
+    }
+
+    fn seal_of(&self, payload: Bytes, of: Option<u32>) -> Result<Bytes, String> {
         let Some(address) = self.plain() else { return Guard::seal(&self.conversation, payload) };
-        let secret = |context| self.desk.secret(&address, context);
+        // What a call is of is known here; what it says by itself is for those that nobody has told of.
+        let secret = |named| self.desk.secret(&address, of.map(ContextId).or(named));
         secrets::accompany(&payload, secret).map_err(|error| service::error_chain(&error))
     }
 

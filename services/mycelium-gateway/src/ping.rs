@@ -126,7 +126,7 @@ impl Pinger {
         if self.desk.peers.form(address) == Form::Plain {
             // Nobody answers for its bus.
             let wait = PATIENCE / 2;
-            let peer = self.desk.connected(address, &self.desk.peers.source(address).topic, wait).await;
+            let peer = self.desk.connected(address, &self.desk.peers.topic(address), None, wait).await;
             drop(peer.map_err(PingError::Peer)?);
             let asked = self.ask(address).await.unwrap_or(Err(PingError::TimedOut));
             return asked.map(|round_trip| Pong { round_trip, node });

@@ -120,14 +120,12 @@ impl Records {
         !demands.is_empty() && demands.iter().all(|demands| demands.plain)
     }
 
-    /// The names of secrets that may go with plain requests, and the contexts whose records name them. With a request
-    /// of a context goes only what its own records name: nobody speaks with the secret of another tenant.
+    /// The names of secrets that may go with plain requests, and the contexts whose records name them; an empty one of a record that
+    /// names none. With a request of a context goes only what its own records name: nobody speaks with the secret of another tenant.
     #[must_use]
     pub fn secrets(&self, at: &[String], context: Option<ContextId>) -> Vec<(ContextId, String)> {
         let records = self.places(at).flat_map(|place| &place.records);
-        let named = records.filter(|((of, _), demands)| {
-            !demands.secret.is_empty() && context.is_none_or(|context| context == *of)
-        });
+        let named = records.filter(|((of, _), _)| context.is_none_or(|context| context == *of));
         named.map(|((of, _), demands)| (*of, demands.secret.clone())).collect()
     }
 
@@ -209,6 +207,7 @@ mod tests {
             let named = records.secrets(&at(A), context.map(ContextId));
             named.into_iter().map(|(ContextId(of), _)| of).collect::<Vec<_>>()
         };
+        assert_eq!(records.secrets(&at(A), Some(ContextId(1))), [(ContextId(1), "s".to_owned())]);
         assert_eq!((named(&records, None), named(&records, Some(2))), (vec![1, 2], vec![2]));
         assert_eq!(named(&records, Some(3)), [0; 0], "nobody has another's");
         records.put((ContextId(3), RunnerId(1)), A, demands("k", false, ""));

@@ -17,7 +17,7 @@ pub const SECRET_BYTES_MAX: usize = 4096;
 const NAME_BYTES_MAX: usize = 64;
 /// The parameter that carries it.
 const PARAMETER: &str = "secret";
-/// The parameter that names the context, in requests that are of one.
+/// The parameter that names the context, in requests that say it themselves.
 const CONTEXT: &str = "context_id";
 
 /// A directory with a file for each secret. A context's own directory in it, named by the context's number, goes first: what is in it is

@@ -25,8 +25,8 @@ const TRIES_MAX: u32 = 12;
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// Where a supervisor is reached: address and topic.
-type Place = (String, String);
+/// Where a supervisor is reached, address and topic, and for which context.
+type Place = (String, String, ContextId);
 
 /// What one router wants stopped. Clones are the same.
 #[derive(Debug, Clone, Default)]
@@ -37,7 +37,6 @@ type Waiting = BTreeMap<JobKey, Wish>;
 
 #[derive(Debug, Clone, Copy)]
 struct Wish {
-    context: ContextId,
     flow: FlowId,
     grace_secs: u32,
     tries: u32,
@@ -54,8 +53,8 @@ impl Stops {
                 return None;
             }
         };
-        let wish = Wish { context: ContextId(context_id), flow: FlowId(flow_id), grace_secs, tries: 0 };
-        let place = (address, topic);
+        let wish = Wish { flow: FlowId(flow_id), grace_secs, tries: 0 };
+        let place = (address, topic, ContextId(context_id));
         let mut places = self.lock();
         if places.values().map(BTreeMap::len).sum::<usize>() >= WAITING_MAX {
             tracing::warn!(%job_key, address = place.0, "too many stops wait: this one is given up");
@@ -129,15 +128,16 @@ pub async fn run(desk: Desk, answers: Answers, stops: Stops, place: Place) {
 async fn try_all(
     desk: &Desk,
     answers: &Answers,
-    (address, topic): &Place,
+    (address, topic, context): &Place,
     wishes: Vec<(JobKey, Wish)>,
 ) -> Option<(Vec<(JobKey, Wish)>, WishError)> {
-    let peer = match connect(desk, address, topic).await {
+    let peer = match connect(desk, address, topic, Some(*context)).await {
         Ok(peer) => peer,
         Err(error) => return Some((wishes, error)),
     };
     let calls = wishes.iter().map(|(job_key, wish)| {
-        Call::new(method::JOB_STOP, &JobStop { job_key: *job_key, grace_secs: wish.grace_secs })
+        let call = Call::new(method::JOB_STOP, &JobStop { job_key: *job_key, grace_secs: wish.grace_secs })?;
+        Ok(call.of_context(context.0))
     });
     let calls = match calls.collect::<Result<Vec<_>, _>>() {
         Ok(calls) => calls,
@@ -149,9 +149,8 @@ async fn try_all(
         match outcome.and_then(|answer| read(answer.get())) {
             Ok(outcome) if outcome.stopped && outcome.state == STATE_UNKNOWN => {
                 let source = Some(ReportSource { address: address.clone(), topic: topic.clone() });
-                let Wish { context, flow, .. } = wish;
-                let report =
-                    NodeReport { job_key, context_id: context, flow_id: flow, source, kind: stopped() };
+                let (context_id, flow_id) = (*context, wish.flow);
+                let report = NodeReport { job_key, context_id, flow_id, source, kind: stopped() };
                 if let Err(full) = answers.report(&report) {
                     tracing::debug!(%job_key, %full, "a stop is not told of yet");
                     left.push((job_key, wish));

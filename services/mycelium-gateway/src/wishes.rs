@@ -31,7 +31,7 @@ pub async fn query(desk: &Desk, answers: &Answers, query: wire::QueryAttempts) {
     let keys: Vec<JobKey> = parsed.collect();
     let source = ReportSource { address, topic };
     for part in keys.chunks(QUERY_ATTEMPTS_MAX) {
-        match ask(desk, &source, part).await {
+        match ask(desk, &source, ContextId(context_id), part).await {
             Ok(found) => {
                 desk.metrics.queried.inc_by(found.len() as u64);
                 for (job_key, kind) in found {
@@ -52,11 +52,15 @@ pub async fn query(desk: &Desk, answers: &Answers, query: wire::QueryAttempts) {
 async fn ask(
     desk: &Desk,
     at: &ReportSource,
+    context: ContextId,
     keys: &[JobKey],
 ) -> Result<Vec<(JobKey, ReportKind)>, WishError> {
-    let peer = connect(desk, &at.address, &at.topic).await?;
-    let calls = keys.iter().map(|key| Call::new(method::JOB_STATUS, &JobQuery { job_key: *key }));
-    let calls = calls.collect::<Result<Vec<_>, _>>().map_err(WishError::Json)?;
+    let peer = connect(desk, &at.address, &at.topic, Some(context)).await?;
+    let call = |key: &JobKey| {
+        let call = Call::new(method::JOB_STATUS, &JobQuery { job_key: *key })?;
+        Ok(call.of_context(context.0))
+    };
+    let calls = keys.iter().map(call).collect::<Result<Vec<_>, _>>().map_err(WishError::Json)?;
     let mut found = Vec::with_capacity(keys.len());
     for (key, answer) in keys.iter().zip(peer.call_batch(calls, ANSWER_TIMEOUT).await) {
         match answer {
@@ -94,12 +98,13 @@ fn told(status: JobStatus, supervisor: String) -> Option<ReportKind> {
 /// Has a supervisor forget a context. One to which the context never belonged, or does not any more, has
 /// nothing to forget.
 pub async fn drop_context(desk: &Desk, wish: wire::DropContext) -> wire::DropOutcome {
-    let wire::DropContext { drop_id, address, topic, context_uid } = wish;
+    let wire::DropContext { drop_id, address, topic, context_uid, context_id } = wish;
     let dropping = async {
         let context_uid: ContextUid = context_uid.parse().map_err(WishError::Uid)?;
-        let peer = connect(desk, &address, &topic).await?;
+        let peer = connect(desk, &address, &topic, Some(ContextId(context_id))).await?;
         let ask = ContextDrop { context_uid };
-        match call::<_, serde::de::IgnoredAny>(&peer, method::CONTEXT_DROP, &ask).await {
+        match call::<_, serde::de::IgnoredAny>(&peer, ContextId(context_id), method::CONTEXT_DROP, &ask).await
+        {
             Err(WishError::Call(CallError::Refused(refused))) if refused.reason() == "CONTEXT_CLAIMED" => {
                 tracing::warn!(%context_uid, address, "a context is another coordinator's there");
                 Ok(())
@@ -130,16 +135,24 @@ pub(crate) enum WishError {
     Uid(model::id::ParseIdError),
 }
 
-pub(crate) async fn connect(desk: &Desk, address: &str, topic: &str) -> Result<Peer, WishError> {
-    desk.connected(address, topic, CONNECT_WAIT).await.map_err(WishError::Peer)
+pub(crate) async fn connect(
+    desk: &Desk,
+    address: &str,
+    topic: &str,
+    context: Option<ContextId>,
+) -> Result<Peer, WishError> {
+    desk.connected(address, topic, context, CONNECT_WAIT).await.map_err(WishError::Peer)
 }
 
 async fn call<P: Serialize, R: DeserializeOwned>(
     peer: &Peer,
+    context: ContextId,
     method: &'static str,
     params: &P,
 ) -> Result<R, WishError> {
-    let answer = peer.call(method, params, ANSWER_TIMEOUT).await.map_err(WishError::Call)?;
+    let call = Call::new(method, params).map_err(WishError::Json)?.of_context(context.0);
+    let answer = peer.call_batch(vec![call], ANSWER_TIMEOUT).await.pop();
+    let answer = answer.unwrap_or(Err(CallError::Closed)).map_err(WishError::Call)?;
     serde_json::from_str(answer.get()).map_err(WishError::Json)
 }
 

@@ -83,6 +83,7 @@ impl Drops {
                 address: wish.address.clone(),
                 topic: wish.topic.clone(),
                 context_uid: wish.context_uid.clone(),
+                context_id: wish.context_id,
             });
             self.under_way.insert(drop_id, name);
         }

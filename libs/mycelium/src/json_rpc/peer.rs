@@ -66,6 +66,8 @@ pub struct Outgoing {
     pub payload: Bytes,
     /// When whoever waits for an answer stops waiting.
     pub deadline: Option<Instant>,
+    /// The context that its calls are of, when they are of one.
+    pub context: Option<u32>,
 }
 
 /// Where payloads go out.
@@ -75,12 +77,10 @@ enum Outbox {
 }
 
 impl Outbox {
-    async fn send(&self, payload: Bytes, deadline: Option<Instant>) -> Result<(), CallError> {
+    async fn send(&self, outgoing: Outgoing) -> Result<(), CallError> {
         match self {
-            Self::Bare(outbox) => outbox.send(payload).await.map_err(|_| CallError::Closed),
-            Self::Timed(outbox) => {
-                outbox.send(Outgoing { payload, deadline }).await.map_err(|_| CallError::Closed)
-            }
+            Self::Bare(outbox) => outbox.send(outgoing.payload).await.map_err(|_| CallError::Closed),
+            Self::Timed(outbox) => outbox.send(outgoing).await.map_err(|_| CallError::Closed),
         }
     }
 
@@ -196,8 +196,9 @@ impl Peer {
             Ok(registered) => registered,
             Err(error) => return failed(error),
         };
+        let context = calls.first().and_then(|call| call.context);
         for payload in write::requests(entry.first, &calls) {
-            if let Err(error) = self.0.outbox.send(payload, deadline).await {
+            if let Err(error) = self.0.outbox.send(Outgoing { payload, deadline, context }).await {
                 return failed(error);
             }
         }
@@ -214,7 +215,7 @@ impl Peer {
         if payload.len() > PAYLOAD_BYTES_MAX {
             return Err(CallError::TooLarge(payload.len()));
         }
-        self.0.outbox.send(payload, None).await
+        self.0.outbox.send(Outgoing { payload, deadline: None, context: None }).await
     }
 
     /// Takes a payload that came in. Never waits: answers wake their callers, requests are worked on in
@@ -384,7 +385,7 @@ impl Peer {
             several => write::responses(several),
         };
         for payload in payloads {
-            if self.0.outbox.send(payload, None).await.is_err() {
+            if self.0.outbox.send(Outgoing { payload, deadline: None, context: None }).await.is_err() {
                 tracing::debug!("an answer was not sent: the connection is closed");
             }
         }

@@ -3513,6 +3513,9 @@ pub struct ReadAttemptLog {
     /// At most this many bytes.
     #[prost(uint32, tag = "6")]
     pub limit: u32,
+    /// The context of the attempt.
+    #[prost(uint32, tag = "7")]
+    pub context_id: u32,
 }
 /// Attempts of which a supervisor is to say where they stand. Its answers come as reports. When it
 /// cannot be reached there is none.
@@ -3549,6 +3552,9 @@ pub struct DropContext {
     /// The context's uid.
     #[prost(string, tag = "4")]
     pub context_uid: ::prost::alloc::string::String,
+    /// Its number.
+    #[prost(uint32, tag = "5")]
+    pub context_id: u32,
 }
 /// Executions for one supervisor.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

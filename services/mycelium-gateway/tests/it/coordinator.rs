@@ -57,6 +57,8 @@ pub(crate) struct With {
     pub(crate) others: Option<PathBuf>,
     pub(crate) secrets_dir: Option<PathBuf>,
     pub(crate) runner: v1::Runner,
+    /// Records of other contexts.
+    pub(crate) also: Vec<(u32, v1::Runner)>,
 }
 
 pub(crate) struct Coordinator {
@@ -74,7 +76,7 @@ pub(crate) struct Coordinator {
 
 impl Coordinator {
     pub(crate) async fn start(with: With) -> Self {
-        let With { bus, others, secrets_dir, runner } = with;
+        let With { bus, others, secrets_dir, runner, also } = with;
         let authority = Authority::new();
         let inbox = FakeBox::default();
         let storage = {
@@ -83,6 +85,7 @@ impl Coordinator {
             publish("storage", Mount::builder(policy).service(MessageBoxServiceServer::new(inbox.clone())))
         };
         let registry = FakeRegistry::with(runner);
+        also.into_iter().for_each(|(context, runner)| registry.add(context, runner));
         let registry_server = {
             let policy = [("/mycora.internal.v1.RegistryViewService/*", GATEWAY)];
             let policy = MethodPolicy::new(&[&policy]).expect("well-formed");

@@ -179,6 +179,7 @@ impl Suite {
             job_key: job.to_string(),
             offset,
             limit,
+            context_id: 1,
         })
     }
 
@@ -188,6 +189,7 @@ impl Suite {
             address: self.address.clone(),
             topic: "supervisor.rpc".into(),
             context_uid: key(1).context.to_string(),
+            context_id: 1,
         })
     }
 
@@ -437,11 +439,11 @@ impl BlobStoreService for FakeStorage {
     }
 }
 
-/// Knows one runner of context 1, and what it was told of it.
+/// Knows runners, the first of them of context 1, and what it was told of them.
 #[derive(Debug, Clone)]
 pub(crate) struct FakeRegistry {
-    /// Its record, as it is now.
-    runner: Arc<tokio::sync::watch::Sender<v1::Runner>>,
+    /// Their records, as they are now, with their contexts.
+    runners: Arc<tokio::sync::watch::Sender<Vec<(u32, v1::Runner)>>>,
     heard: Arc<tokio::sync::watch::Sender<Option<Presence>>>,
 }
 
@@ -459,12 +461,17 @@ impl FakeRegistry {
     /// With this record; with none when it has no address.
     pub(crate) fn with(runner: v1::Runner) -> Self {
         let heard = Arc::new(tokio::sync::watch::Sender::new(None));
-        Self { runner: Arc::new(tokio::sync::watch::Sender::new(runner)), heard }
+        Self { runners: Arc::new(tokio::sync::watch::Sender::new(vec![(1, runner)])), heard }
     }
 
-    /// The record is another now.
+    /// The first record is another now.
     pub(crate) fn change(&self, change: impl FnOnce(&mut v1::Runner)) {
-        self.runner.send_modify(change);
+        self.runners.send_modify(|runners| change(&mut runners[0].1));
+    }
+
+    /// There is a record more.
+    pub(crate) fn add(&self, context_id: u32, runner: v1::Runner) {
+        self.runners.send_modify(|runners| runners.push((context_id, runner)));
     }
 
     async fn heard_an_instance(&self) {
@@ -481,18 +488,18 @@ impl RegistryViewService for FakeRegistry {
 
     async fn watch(&self, _: Request<wire::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let (sender, stream) = mpsc::unbounded_channel();
-        let mut runner = self.runner.subscribe();
+        let mut known = self.runners.subscribe();
         tokio::spawn(async move {
             loop {
-                let now =
-                    Some(runner.borrow_and_update().clone()).filter(|runner| !runner.address.is_empty());
-                let runners =
-                    now.into_iter().map(|now| wire::ViewedRunner { context_id: 1, runner: Some(now) });
+                let now = known.borrow_and_update().clone();
+                let runners = now.into_iter().filter(|(_, runner)| !runner.address.is_empty());
+                let runners = runners
+                    .map(|(context_id, runner)| wire::ViewedRunner { context_id, runner: Some(runner) });
                 let part =
                     wire::WatchResponse { runners: runners.collect(), snapshot_end: true, gone: Vec::new() };
                 tokio::select! {
                     () = sender.closed() => return,
-                    changed = async { sender.send(Ok(part)).ok(); runner.changed().await } => {
+                    changed = async { sender.send(Ok(part)).ok(); known.changed().await } => {
                         if changed.is_err() { return }
                     }
                 }

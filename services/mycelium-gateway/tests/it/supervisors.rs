@@ -1,5 +1,6 @@
 //! Who is believed to be a supervisor: whoever its runner record means, by key, or by node where it speaks plainly.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +12,10 @@ use model::{Presence, ReportKind};
 use mycelium::json_rpc::answer;
 use mycelium::{
     Answer, Bus, BusPeers, Call, CallError, Destination, Form, Handler, MemoryNetwork, Peer, PublicKey,
-    Request, Side, Unguarded,
+    Request, RpcError, Side, Unguarded,
 };
+use proto::internal::v1 as wire;
+use proto::internal::v1::exchange_request::Frame;
 use proto::v1;
 use proto::v1::gateway_service_client::GatewayServiceClient;
 use rpc::{Channel, ErrorView};
@@ -68,14 +71,24 @@ async fn a_pinned_key_is_the_only_one_over_the_bus() {
     a_pinned_key_is_the_only_one(Front::Bus).await;
 }
 
-/// Accepts every job; tells what it was sent.
-struct OldSupervisor(mpsc::UnboundedSender<(String, serde_json::Value)>);
+/// What somebody was sent: methods and parameters.
+type Requests = mpsc::UnboundedReceiver<(String, serde_json::Value)>;
+
+/// Accepts every job that comes with its secret, if it has one; tells what it was sent.
+struct OldSupervisor {
+    sender: mpsc::UnboundedSender<(String, serde_json::Value)>,
+    secret: Option<&'static str>,
+}
 
 impl Handler for OldSupervisor {
     fn handle(&self, _: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
         let answers = requests.iter().map(|request| {
-            let params = serde_json::from_str(request.params.get()).expect("JSON");
-            self.0.send((request.method.clone(), params)).ok();
+            let params: serde_json::Value = serde_json::from_str(request.params.get()).expect("JSON");
+            let is_known = self.secret.is_none_or(|secret| params["secret"] == secret);
+            self.sender.send((request.method.clone(), params)).ok();
+            if !is_known {
+                return Err(RpcError::refused("FORBIDDEN", true, "another secret"));
+            }
             match request.method.as_str() {
                 method::SUPERVISOR_INFO => answer(&Presence {
                     supervisor: "old".into(),
@@ -93,10 +106,15 @@ impl Handler for OldSupervisor {
 }
 
 /// A node of the bus that speaks plain JSON-RPC.
-fn old_supervisor(bus: Arc<dyn Bus>) -> (BusPeers, mpsc::UnboundedReceiver<(String, serde_json::Value)>) {
+fn old_supervisor(bus: Arc<dyn Bus>) -> (BusPeers, Requests) {
+    old_supervisor_with(bus, None)
+}
+
+/// The same that listens to nobody who does not know its secret.
+fn old_supervisor_with(bus: Arc<dyn Bus>, secret: Option<&'static str>) -> (BusPeers, Requests) {
     let (sender, requests) = mpsc::unbounded_channel();
     let inbox = bus.listen(SUPERVISOR_TOPIC).expect("free");
-    let handler = Arc::new(OldSupervisor(sender));
+    let handler = Arc::new(OldSupervisor { sender, secret });
     let side = move |_| Side { handler: handler.clone(), guard: Arc::new(Unguarded) };
     let peers = BusPeers::new(bus, Arc::new(side));
     let listening = peers.clone();
@@ -104,8 +122,8 @@ fn old_supervisor(bus: Arc<dyn Bus>) -> (BusPeers, mpsc::UnboundedReceiver<(Stri
     (peers, requests)
 }
 
-fn jobs(address: &str, delivery_id: u64, job: u32) -> proto::internal::v1::exchange_request::Frame {
-    proto::internal::v1::exchange_request::Frame::Deliver(proto::internal::v1::Deliver {
+fn jobs(address: &str, delivery_id: u64, job: u32) -> Frame {
+    Frame::Deliver(wire::Deliver {
         delivery_id,
         address: address.to_owned(),
         topic: SUPERVISOR_TOPIC.into(),
@@ -182,6 +200,105 @@ async fn a_plain_supervisor_is_sent_its_secret_and_known_by_its_node() {
         (said.err() == Some(CallError::TimedOut)).then_some(())
     };
     wait_until(unheard, PATIENCE, "it is not heard").await;
+}
+
+#[tokio::test]
+async fn nobody_is_in_the_way_with_a_secret_that_is_none() {
+    let network = MemoryNetwork::default();
+    let [ours, theirs] = [(); 2].map(|()| Arc::new(network.node(PublicKey::random())));
+    let address = format!("mycelium:{}", theirs.key());
+    let (_old, mut requests) = old_supervisor_with(theirs.clone(), Some("right"));
+    let secrets = tempfile::tempdir().expect("a directory");
+    for name in ["wrong", "right"] {
+        let file = secrets.path().join(name);
+        std::fs::write(&file, name).expect("written");
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("changed");
+    }
+    let runner = |secret: &str| v1::Runner {
+        id: 1,
+        address: address.clone(),
+        topic: SUPERVISOR_TOPIC.into(),
+        envelope: v1::EnvelopeForm::Plain.into(),
+        secret_ref: secret.into(),
+        ..Default::default()
+    };
+    let with = With {
+        bus: Some(ours),
+        secrets_dir: Some(secrets.path().to_owned()),
+        runner: runner("wrong"),
+        also: vec![(2, runner("right"))],
+        ..With::default()
+    };
+    let here = Coordinator::start(with).await;
+    let channel = here.channel(Identity::Service(ServiceName::Router));
+    let mut router = Router::over(channel, &address).await;
+    let (place, job_key) = ((address.clone(), SUPERVISOR_TOPIC.to_owned()), key(1).to_string());
+    let mut job = jobs(&address, 1, 1);
+    if let Frame::Deliver(deliver) = &mut job {
+        deliver.context_id = 2;
+    }
+    router.says(job).await;
+    assert_eq!(router.outcome(1).await, "");
+    let wishes = [
+        Frame::Stop(wire::StopAttempt {
+            address: place.0.clone(),
+            topic: place.1.clone(),
+            job_key: job_key.clone(),
+            context_id: 2,
+            ..Default::default()
+        }),
+        Frame::Query(wire::QueryAttempts {
+            address: place.0.clone(),
+            topic: place.1.clone(),
+            context_id: 2,
+            flow_id: 7,
+            job_keys: vec![job_key.clone()],
+        }),
+        Frame::ReadLog(wire::ReadAttemptLog {
+            read_id: 1,
+            address: place.0.clone(),
+            topic: place.1.clone(),
+            job_key,
+            context_id: 2,
+            ..Default::default()
+        }),
+        Frame::Drop(wire::DropContext {
+            drop_id: 1,
+            address: place.0,
+            topic: place.1,
+            context_uid: key(1).context.to_string(),
+            context_id: 2,
+        }),
+    ];
+    for wish in wishes {
+        router.says(wish).await;
+    }
+    let mut missing = BTreeSet::from([
+        method::JOB_RUN,
+        method::JOB_STOP,
+        method::JOB_STATUS,
+        method::JOB_LOGS,
+        method::CONTEXT_DROP,
+    ]);
+    while !missing.is_empty() {
+        let next = tokio::time::timeout(PATIENCE, requests.recv()).await;
+        let (method, params) = next.expect("everything comes").expect("it listens");
+        let expected = if method == method::SUPERVISOR_INFO { "wrong" } else { "right" };
+        assert_eq!(params["secret"], expected, "{method}");
+        missing.remove(&*method);
+    }
+
+    // Who is of the other context says it with its own.
+    router.says(jobs(&address, 2, 2)).await;
+    let job = async {
+        loop {
+            match requests.recv().await.expect("it listens") {
+                (method, params) if method == method::JOB_RUN => return params["secret"].clone(),
+                _ => {}
+            }
+        }
+    };
+    assert_eq!(tokio::time::timeout(PATIENCE, job).await.expect("it comes"), "wrong");
 }
 
 #[tokio::test]

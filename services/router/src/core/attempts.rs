@@ -195,6 +195,7 @@ impl Core {
                     job_key,
                     offset,
                     limit,
+                    context_id,
                 };
                 if self.log_queries.ask(now, scheduler, query_id, read) {
                     return;
