@@ -66,7 +66,8 @@ impl Sites {
     /// Answers of `redis-cli` in context 1 of a site.
     fn redis(&self, site: &str, arguments: &[&str]) -> String {
         let socket = self.site(site).join("redis.sock");
-        let output = Command::new("redis-cli").arg("-s").arg(socket).args(["-n", "1"]).args(arguments).output();
+        let output =
+            Command::new("redis-cli").arg("-s").arg(socket).args(["-n", "1"]).args(arguments).output();
         String::from_utf8(output.expect("`redis-cli` starts").stdout).expect("text")
     }
 
@@ -149,7 +150,11 @@ fn actors_of_both_sites_write_to_each_other() {
     reader.kill9();
     let received = sites.json("b", &["message", "receive"]);
     let message = &received[0];
-    assert_eq!((&message["text"], &message["verified"]), (&"good morning".into(), &true.into()), "{received}");
+    assert_eq!(
+        (&message["text"], &message["verified"]),
+        (&"good morning".into(), &true.into()),
+        "{received}"
+    );
     assert_eq!(message["origin"]["callerId"], 1);
     let name = message["key"].as_str().expect("its key");
     assert_eq!(sites.redis("b", &["LRANGE", "msg_in", "0", "-1"]).trim(), name);
