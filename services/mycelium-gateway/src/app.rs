@@ -93,8 +93,7 @@ impl App {
                 let inbox = bus.listen(COORDINATOR_TOPIC).map_err(Error::Bus)?;
                 let answering = desk.clone();
                 let is_one_program = bus.is_within_one_program();
-                let accept: Accept =
-                    Arc::new(move |node| listening::side(&answering, node, is_one_program));
+                let accept: Accept = Arc::new(move |node| listening::side(&answering, node, is_one_program));
                 Some((BusPeers::new(bus, accept), inbox))
             }
         };

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Address, EnvelopeForm, InstanceInfo, Name, Presence, Revision, Runner, RunnerId, RunnerView, ScriptType, Violations,
+    Address, EnvelopeForm, InstanceInfo, Name, Presence, Revision, Runner, RunnerId, RunnerView, ScriptType,
+    Violations,
 };
 
 use crate::convert::{enums, flow::BadRecord, time};
@@ -265,7 +266,8 @@ fn check_plain(
         return;
     }
     if matches!(address, Some(Address::Grpc { .. })) {
-        violations.add("envelope", "a stream carries signed envelopes only; plain ones need a `mycelium:` address");
+        violations
+            .add("envelope", "a stream carries signed envelopes only; plain ones need a `mycelium:` address");
     }
     if !signing_key.is_empty() {
         violations.add("signing_key", "who is spoken to plainly signs nothing");
