@@ -75,3 +75,27 @@ fn jobs_that_were_pushed_run_and_tell_how_they_ended() {
     let (failed, told) = ended(up, "message:1:102");
     assert_eq!((&*failed["status"], told["status"].as_str()), ("error", Some("error")));
 }
+
+#[test]
+fn a_pushed_message_is_acknowledged_before_it_is_processed() {
+    let scene = Scene::new(&[]);
+    let up = &scene.up;
+    let gate = scene.path().join("gate");
+    let script = format!(
+        "while [ ! -e '{}' ]; do sleep 0.05; done; echo gone=on >> \"$MYCORA_RESULT\"",
+        gate.display()
+    );
+    let job = json!({"id": 1, "script_type": "shell", "script": script}).to_string();
+    up.redis(1, &["HSET", "message:1:7", "job", &job]);
+    up.redis(1, &["LPUSH", "msg_out", "message:1:7"]);
+    let acknowledged = || {
+        let message = hash(up, "message:1:7");
+        (message.get("status").map(String::as_str) == Some("acknowledged")).then_some(message)
+    };
+    let message = wait_until_blocking(acknowledged, PATIENCE, "its flow is made");
+    assert!(message["flow_id"].parse::<u32>().is_ok_and(|flow| flow > 0), "{message:?}");
+    std::fs::write(&gate, "").expect("a file");
+    let (message, told) = ended(up, "message:1:7");
+    assert_eq!(&*message["status"], "processed");
+    assert_eq!(told["jobs"]["1"]["result"], json!({"gone": "on"}));
+}
