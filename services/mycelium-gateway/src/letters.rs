@@ -6,6 +6,7 @@
 
 use std::net::Ipv6Addr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use envelope::{Beyond, Conversation, Envelope, Memory, OnRefusal, Refusal, Sealer, Voice};
@@ -31,6 +32,8 @@ pub const LETTERS_AT_ONCE_MAX: usize = 64;
 pub const CORRESPONDENTS_MAX: usize = 256;
 /// How long storage may take to put a letter into an inbox.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(10);
+/// What one address has to answer, while so much is left: a look-up on the bus and a round trip.
+const ADDRESS_TIME_MIN: Duration = Duration::from_secs(3);
 /// What is remembered of what coordinators say: anybody can be one. Letters are known by their origin beyond it, and answers
 /// by the number of what was asked.
 const MEMORY: Memory = Memory { each: 4_000, roots: CORRESPONDENTS_MAX, beyond: Beyond::Forgotten };
@@ -46,6 +49,8 @@ struct Shared {
     bus: Option<BusPeers>,
     coordinators: Coordinators,
     at_once: Semaphore,
+    /// Letters with several addresses begin with another one each time.
+    tries: AtomicUsize,
     on_refusal: OnRefusal,
     metrics: Metrics,
 }
@@ -130,6 +135,7 @@ impl Letters {
                 voice,
                 storage,
                 at_once: Semaphore::new(LETTERS_AT_ONCE_MAX),
+                tries: AtomicUsize::new(0),
                 on_refusal,
                 metrics,
             }
@@ -196,11 +202,17 @@ impl Letters {
             let taken = self.take(&letter, self.0.voice.root()).await.map_err(LetterError::from);
             return taken.err().into_iter().map(|error| (error.to_string(), error.is_lasting())).collect();
         }
+        let begin = begin(deadline.saturating_duration_since(Instant::now()), addresses.len(), || {
+            self.0.tries.fetch_add(1, Ordering::Relaxed)
+        });
+        let (before, first) = addresses.split_at(begin);
         let mut failures = Vec::new();
-        for (at, address) in addresses.iter().enumerate() {
-            // Nobody who is absent takes the time that the others have.
-            let left = u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
-            let share = deadline.saturating_duration_since(Instant::now()) / left;
+        for (at, address) in first.iter().chain(before).enumerate() {
+            let Some(share) = share(deadline.saturating_duration_since(Instant::now()), addresses.len() - at)
+            else {
+                failures.push((format!("{address}: there was no time left for it"), false));
+                continue;
+            };
             match self.send(address, &letter, Instant::now() + share).await {
                 Ok(()) => return Vec::new(),
                 Err(error) => failures.push((format!("{address}: {error}"), error.is_lasting())),
@@ -314,6 +326,19 @@ impl Letters {
     }
 }
 
+/// With which of several addresses it begins: the first while there is time for all, else each time with another.
+fn begin(left: Duration, addresses: usize, next: impl FnOnce() -> usize) -> usize {
+    let needed = ADDRESS_TIME_MIN.saturating_mul(u32::try_from(addresses).unwrap_or(u32::MAX));
+    if needed <= left { 0 } else { next() % addresses }
+}
+
+/// How long one of several addresses has, of what is left for all: nobody who is absent takes the time that the others have, but each
+/// has enough to answer. For whom nothing is left then comes first another time.
+fn share(left: Duration, addresses: usize) -> Option<Duration> {
+    let even = left / u32::try_from(addresses).unwrap_or(u32::MAX);
+    (!left.is_zero()).then(|| even.max(ADDRESS_TIME_MIN).min(left))
+}
+
 /// Whether a letter is what it says it is; true when its sender has signed it.
 fn check(letter: &Letter, root: VerifyingKey, now: Timestamp) -> Result<bool, RpcError> {
     if letter.origin.coordinator != root.to_string() {
@@ -363,6 +388,21 @@ mod tests {
     use identity::SigningKey;
     use model::id::Uid;
     use model::{ActorId, ContextUid, MessageFormat, MessageId, MessageType, Origin};
+
+    #[test]
+    fn each_address_has_enough_to_answer_while_time_is_left() {
+        let secs = Duration::from_secs;
+        assert_eq!(share(secs(10), 2), Some(secs(5)));
+        assert_eq!(share(secs(10), 8), Some(secs(3)), "no less than a look-up takes");
+        assert_eq!(share(secs(1), 5), Some(secs(1)), "what there is");
+        assert_eq!(share(Duration::ZERO, 4), None);
+        assert_eq!(begin(secs(10), 3, || 4), 0, "in their order while there is time for all");
+        assert_eq!(
+            (begin(secs(10), 4, || 5), begin(secs(10), 4, || 6)),
+            (1, 2),
+            "else each comes first once"
+        );
+    }
 
     #[test]
     fn a_letter_is_of_whom_it_says_and_not_too_late() {
