@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ::rpc::MountBuilder;
 use bytes::Bytes;
-use envelope::{Conversation, Sealer, Voice};
+use envelope::{Beyond, Conversation, Memory, Sealer, Voice};
 use identity::SigningKey;
 use kv::Kv;
 use model::supervision::COORDINATOR_TOPIC;
@@ -34,6 +34,9 @@ use crate::{outbox, presence, succession, upkeep};
 
 /// The file in the work directory with the key that it signs with, unless another is named.
 const SIGNING_KEY: &str = "signing.key";
+/// What is remembered of what coordinators say. Where anybody may speak, those that are heard most rarely are forgotten, so that strangers
+/// keep nobody out; what is said knows by itself that it was heard before.
+const MEMORY: Memory = Memory { each: 500_000, roots: 1024, beyond: Beyond::Forgotten };
 /// The pause after the store did not answer at the start.
 const STORE_RETRY: Duration = Duration::from_millis(500);
 
@@ -179,7 +182,7 @@ fn voice(config: &Config) -> Result<Arc<Voice>, Error> {
     let path = config.signing_key.clone().unwrap_or_else(|| dir.join(SIGNING_KEY));
     let sealer = Sealer::of_root(SigningKey::load_or_make(&path).map_err(Error::SigningKey)?);
     let names = vec![sealer.root().to_string()];
-    Ok(Voice::new(sealer, names))
+    Ok(Voice::remembering(sealer, names, MEMORY))
 }
 
 /// Answers whoever speaks through the bus, once the supervisor knows its name and who has which root.
@@ -240,5 +243,25 @@ impl Guard for OnNode {
             self.coordinators.heard_through(&root.to_string(), self.node);
         }
         Ok(opened)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::Timestamp;
+
+    #[test]
+    fn strangers_keep_no_coordinator_out() {
+        let now = Timestamp::from_millis(1_800_000_000_000);
+        let sealer = Sealer::of_root(SigningKey::generate());
+        let own = sealer.root().to_string();
+        let here = Voice::remembering(sealer, vec![own.clone()], MEMORY);
+        for n in 0..=MEMORY.roots {
+            let stranger = Sealer::of_root(SigningKey::generate());
+            let said = stranger.seal(&own, b"{}", now, Duration::from_secs(60)).expect("JSON");
+            let heard = Conversation::new(Arc::clone(&here), Arc::new(|_| {})).hear(&said, now);
+            assert!(heard.is_ok(), "the {n}th root: {heard:?}");
+        }
     }
 }
