@@ -6,7 +6,7 @@ use std::time::Duration;
 use ::rpc::{Allow, Error, ErrorKind, MethodPolicy, MountBuilder, PolicyTable, Reason};
 use envelope::Refusal;
 use identity::ServiceName;
-use model::limits::GRPC_MESSAGE_BYTES_MAX;
+use model::limits::{GRPC_MESSAGE_BYTES_MAX, MESSAGE_TEXT_BYTES_MAX};
 use model::{Address, Violations};
 use mycelium::Bus;
 use proto::convert::{envelope as envelope_convert, time};
@@ -41,6 +41,9 @@ pub const INTERNAL_POLICY: PolicyTable<'static> = &[(
     &[Allow::Service(ServiceName::Router), Allow::Service(ServiceName::Mycora)],
 )];
 
+/// What anybody may say at once: the longest letter, of whose characters each may be written as two, and what is around it. What says in its
+/// head that it is longer is not read.
+pub const LETTER_MESSAGE_BYTES_MAX: usize = 2 * MESSAGE_TEXT_BYTES_MAX + 64 * 1024;
 /// Messages that may wait for a router that does not read.
 const STREAM_BUFFER: usize = 16;
 /// When whoever finds too much to do here asks again.
@@ -73,7 +76,7 @@ impl Rpc {
 
     pub(crate) fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
         let server =
-            GatewayServiceServer::new(self.clone()).max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX);
+            GatewayServiceServer::new(self.clone()).max_decoding_message_size(LETTER_MESSAGE_BYTES_MAX);
         mount.service(server)
     }
 

@@ -335,6 +335,21 @@ async fn a_node_is_one_supervisor_by_whichever_address() {
 }
 
 #[tokio::test]
+async fn what_is_longer_than_any_letter_is_not_read() {
+    let here = Coordinator::start(With::default()).await;
+    let mut client = GatewayServiceClient::new(here.channel(Identity::Service(ServiceName::Mycora)));
+    let mut says = async |length: usize| {
+        let payload = vec![b'x'; length].into();
+        let envelope = Some(v1::Envelope { payload, ..Default::default() });
+        let said = client.deliver(v1::DeliverRequest { envelope }).await;
+        said.expect_err("no envelope").code()
+    };
+    let most = mycelium_gateway::rpc::LETTER_MESSAGE_BYTES_MAX;
+    assert_eq!(says(most - 64).await, Code::PermissionDenied, "it is read, and signed by nobody");
+    assert_eq!(says(most + 1).await, Code::OutOfRange);
+}
+
+#[tokio::test]
 async fn whoever_is_there_answers_a_ping() {
     let network = MemoryNetwork::default();
     let [ours, node, other] = [(); 3].map(|()| Arc::new(network.node(PublicKey::random())));
