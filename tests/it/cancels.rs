@@ -160,7 +160,8 @@ fn a_context_is_deleted_under_a_running_flow() {
     ));
     scene.wait_for(id, "slow", "RUNNING");
     let work = scene.path().join("data/work");
-    assert!(!processes_in(&work).is_empty(), "the script runs");
+    // That a job runs is told when it is taken; its process comes a moment later.
+    wait_until_blocking(|| (!processes_in(&work).is_empty()).then_some(()), PATIENCE, "the script runs");
     stdout(&scene.up.mycora(&["context", "delete", "1", "--yes"]), 0);
     stderr(&scene.up.mycora(&["flow", "get", &id.to_string()]), 1);
     assert_eq!(scene.up.redis(1, &["DBSIZE"]).trim(), "0", "{}", scene.up.redis(1, &["KEYS", "*"]));
