@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use model::actor::is_key;
 use model::id::Uid;
 
 /// Begins the name of what a signature of an actor belongs to: `<key>:<nonce>` follows.
@@ -21,9 +22,7 @@ impl ActorNonce {
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (signer, nonce) = text.split_once(':')?;
-        let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        let is_key = signer.len() == 64 && signer.bytes().all(is_hex);
-        is_key.then_some(Self { signer: signer.to_owned(), nonce: nonce.parse().ok()? })
+        is_key(signer).then_some(Self { signer: signer.to_owned(), nonce: nonce.parse().ok()? })
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use model::actor::is_key;
 use model::{ContextUid, Isolation, JobKey, Name, ScriptType};
 
 use crate::nonce::{self, ActorNonce, NONCE_PREFIX};
@@ -475,8 +476,7 @@ impl SupervisorKey {
 
 /// A root key: 64 hex digits in small letters.
 fn root(text: &str) -> Option<String> {
-    let is_key = text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-    is_key.then(|| text.to_owned())
+    is_key(text).then(|| text.to_owned())
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::str::FromStr;
 
+use crate::actor::is_key;
 use serde::{Deserialize, Serialize};
 
 /// `mycelium:<64 hex>`, `mycelium:[<ipv6>]` or `grpc://host:port`.
@@ -46,9 +47,7 @@ impl FromStr for Address {
         if let Some(ip) = rest.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
             return ip.parse().map(Self::MyceliumIp).map_err(|_| error());
         }
-        let is_key =
-            rest.len() == 64 && rest.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-        if is_key { Ok(Self::MyceliumKey(rest.to_owned())) } else { Err(error()) }
+        if is_key(rest) { Ok(Self::MyceliumKey(rest.to_owned())) } else { Err(error()) }
     }
 }
 

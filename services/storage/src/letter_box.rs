@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use kv::{Cmd, Value};
+use model::actor::is_key;
 use model::{
     Actor, ActorId, BlobHash, Context, ContextId, ContextState, Letter, MessageKey, MessageType, Origin,
     Role, Timestamp, limits,
 };
 
 use crate::error::{Error, Result};
-use crate::letters::{Recipient, is_key};
+use crate::letters::Recipient;
 use crate::messages::message_key;
 use crate::record;
 use crate::record::letter::{Extent, KeptMessage, Posting};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kv::{Cmd, Value};
+use model::actor::is_key;
 use model::address::AddressError;
 use model::id::Uid;
 use model::{
@@ -62,11 +63,6 @@ impl FromStr for Recipient {
             "write the id of an actor of this coordinator, or <public key>@<address>".to_owned()
         })
     }
-}
-
-/// Whether this is how a public key is written.
-pub(crate) fn is_key(text: &str) -> bool {
-    text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// A letter to be sent.

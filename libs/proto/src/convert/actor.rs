@@ -1,5 +1,6 @@
 //! Actors.
 
+use model::actor::is_key;
 use model::{ActorId, Address, ContextId, Revision, Violations, limits};
 
 use crate::{convert::time, v1};
@@ -37,9 +38,7 @@ pub struct NewActor {
 pub fn from_register(request: v1::RegisterActorRequest) -> Result<NewActor, Violations> {
     let v1::RegisterActorRequest { request_id: _, id, pubkey, address } = request;
     let mut violations = Violations::new();
-    let is_key =
-        pubkey.len() == 64 && pubkey.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-    if !is_key {
+    if !is_key(&pubkey) {
         violations.add("pubkey", "an Ed25519 public key is written as 64 lower-case hex digits");
     }
     let address = addresses(&address, &mut violations);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use model::actor::is_key;
 use model::{
     Address, EnvelopeForm, InstanceInfo, Name, Presence, Revision, Runner, RunnerId, RunnerView, ScriptType,
     Violations,
@@ -245,8 +246,7 @@ pub fn from_register(request: v1::RegisterRunnerRequest) -> Result<NewRunner, Vi
 }
 
 fn check_key(violations: &mut Violations, key: &str) {
-    let is_key = key.len() == 64 && key.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-    if !key.is_empty() && !is_key {
+    if !key.is_empty() && !is_key(key) {
         violations.add("signing_key", "a key has 64 lower-case hex digits");
     }
 }
