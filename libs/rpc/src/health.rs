@@ -67,13 +67,43 @@ impl Health {
         self.state.send_replace(State::Ended);
     }
 
-    /// Whether what is asked for is well, as far as that is not the whole server's affair; nothing when it is not
-    /// known. What has no part of its own is as well as the server.
-    fn part(&self, service: &str) -> Option<watch::Receiver<bool>> {
+    fn find(&self, service: &str) -> Asked {
         if service.is_empty() || self.services.contains(&service) {
-            return Some(watch::Sender::new(true).subscribe());
+            return Asked::Server;
         }
-        self.parts.iter().find(|(name, _)| *name == service).map(|(_, well)| well.clone())
+        let part = self.parts.iter().find(|(name, _)| *name == service);
+        part.map_or(Asked::Unknown, |(_, well)| Asked::Part(well.clone()))
+    }
+}
+
+/// What somebody asks about.
+enum Asked {
+    /// The server, or one of its services: they are well together.
+    Server,
+    /// A part.
+    Part(watch::Receiver<bool>),
+    /// Nothing that is here.
+    Unknown,
+}
+
+impl Asked {
+    /// Whether it is well, as far as that is not the whole server's affair; nothing for what is not known.
+    fn well(&mut self) -> Option<bool> {
+        match self {
+            Self::Server => Some(true),
+            Self::Part(well) => Some(*well.borrow_and_update()),
+            Self::Unknown => None,
+        }
+    }
+
+    /// Returns when that may be otherwise. What is no part, or is followed no more, changes with the server only.
+    async fn changed(&mut self) {
+        if let Self::Part(well) = self
+            && well.changed().await.is_ok()
+        {
+            return;
+        }
+        std::future::pending().await
     }
 }
 
@@ -87,11 +117,11 @@ impl HealthService for HealthRpc {
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<HealthCheckResponse>, Status> {
         let service = &request.get_ref().service;
-        let Some(part) = self.0.part(service) else {
+        let well = self.0.find(service).well();
+        if well.is_none() {
             return Err(Error::not_found(format!("service `{service}`")).into());
-        };
-        let (state, well) = (*self.0.state.borrow(), *part.borrow());
-        Ok(Response::new(response(Some(well), state)))
+        }
+        Ok(Response::new(response(well, *self.0.state.borrow())))
     }
 
     type WatchStream = BoxStream<'static, Result<HealthCheckResponse, Status>>;
@@ -102,7 +132,7 @@ impl HealthService for HealthRpc {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let watching = Watching {
             states: self.0.state.subscribe(),
-            part: self.0.part(&request.get_ref().service),
+            asked: self.0.find(&request.get_ref().service),
             told: None,
         };
         Ok(Response::new(Box::pin(stream::unfold(watching, Watching::next))))
@@ -112,7 +142,7 @@ impl HealthService for HealthRpc {
 /// A watch, and what it was told last.
 struct Watching {
     states: watch::Receiver<State>,
-    part: Option<watch::Receiver<bool>>,
+    asked: Asked,
     told: Option<(State, HealthCheckResponse)>,
 }
 
@@ -120,7 +150,7 @@ impl Watching {
     async fn next(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
         loop {
             let state = *self.states.borrow_and_update();
-            let well = self.part.as_mut().map(|part| *part.borrow_and_update());
+            let well = self.asked.well();
             let now = response(well, state);
             match &self.told {
                 Some((State::Ended, _)) => return None,
@@ -131,16 +161,9 @@ impl Watching {
                     return Some((Ok(now), self));
                 }
             }
-            let part = async {
-                // What has no part of its own, or none any more, changes with the server only.
-                let Some(part) = &mut self.part else { return std::future::pending().await };
-                if part.changed().await.is_err() {
-                    std::future::pending().await
-                }
-            };
             tokio::select! {
                 changed = self.states.changed() => changed.ok()?,
-                () = part => {}
+                () = self.asked.changed() => {}
             }
         }
     }
