@@ -33,8 +33,6 @@ pub(crate) struct Taking {
     drops: mpsc::Sender<Vec<PendingDrop>>,
     /// Settlements that Redis could not be told yet.
     unsettled: std::sync::Mutex<Vec<(ContextId, Vec<Settlement>)>>,
-    /// Where programs may push messages.
-    pushing: std::sync::Mutex<Vec<Arc<Tenant>>>,
     /// Where it was not looked yet for what the router held before it came.
     ungreeted: std::sync::Mutex<Ungreeted>,
 }
@@ -85,7 +83,6 @@ impl Taking {
             removals,
             drops: sender,
             unsettled: std::sync::Mutex::default(),
-            pushing: std::sync::Mutex::default(),
             ungreeted: std::sync::Mutex::default(),
         };
         (taking, Queues { messages, drops })
@@ -150,20 +147,20 @@ impl Taking {
             }
         }
         let look = |tenant: Arc<Tenant>| async move {
-            let result = self.look(&tenant).await;
+            let (may_push, result) = match self.hub.store().context(tenant.id).await {
+                Ok((_, context)) => (context.settings.raw_publish, self.look(&tenant).await),
+                Err(error) => (false, Err(error)),
+            };
             self.report(&tenant, result);
+            may_push.then_some(tenant)
         };
-        stream::iter(tenants).map(look).buffer_unordered(CONTEXTS_AT_ONCE).collect::<()>().await;
-        let pushing = std::mem::take(&mut *lock(&self.pushing));
+        let looks = stream::iter(tenants).map(look).buffer_unordered(CONTEXTS_AT_ONCE);
+        let pushing: Vec<_> = looks.filter_map(std::future::ready).collect().await;
         pushed.wait_for(&pushing, |tenant| self.hub.store().blocking(tenant));
     }
 
-    async fn look(&self, tenant: &Arc<Tenant>) -> Result<()> {
+    async fn look(&self, tenant: &Tenant) -> Result<()> {
         let store = self.hub.store();
-        let (_, context) = store.context(tenant.id).await?;
-        if context.settings.raw_publish {
-            lock(&self.pushing).push(Arc::clone(tenant));
-        }
         let is_ungreeted = lock(&self.ungreeted).contains(tenant.id);
         if is_ungreeted {
             let held = store.held_by(tenant, self.router.name(), Timestamp::now()).await?;
