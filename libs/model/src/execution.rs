@@ -226,6 +226,23 @@ pub struct AttemptEnd {
 }
 
 impl AttemptEnd {
+    /// How an attempt ends that no instance had.
+    #[must_use]
+    pub const fn unstarted(outcome: Outcome, reason: Option<Reason>, end_time: Timestamp) -> Self {
+        Self {
+            outcome,
+            exit_code: None,
+            reason,
+            result: BTreeMap::new(),
+            outputs: BTreeMap::new(),
+            output_bytes: 0,
+            ended: Vec::new(),
+            instance: None,
+            start_time: None,
+            end_time,
+        }
+    }
+
     /// What had to be killed beside the script's own process, in words; nothing when there was nothing.
     #[must_use]
     pub fn killed(&self) -> Option<String> {

@@ -289,7 +289,11 @@ impl Supervisor {
         );
         let reason = Reason::new(ReasonCode::IsolationUnavailable, detail);
         let text = reason.to_string();
-        let event = encode(&EventKind::Ended(Box::new(unstarted(Outcome::Failed, Some(reason)))))?;
+        let event = encode(&EventKind::Ended(Box::new(AttemptEnd::unstarted(
+            Outcome::Failed,
+            Some(reason),
+            Timestamp::now(),
+        ))))?;
         let mut count = 0;
         loop {
             let call = REFUSE_WAITING.call(&[queue.to_string()]).arg(BATCH).arg(&event).arg(&text);
@@ -476,7 +480,7 @@ impl Supervisor {
 }
 
 fn stop_call(key: JobKey, grace_secs: u32) -> Result<Call> {
-    let end = unstarted(Outcome::Stopped, None);
+    let end = AttemptEnd::unstarted(Outcome::Stopped, None, Timestamp::now());
     Ok(STOP
         .call::<&str>(&[])
         .arg(&key.to_string())
@@ -487,22 +491,6 @@ fn stop_call(key: JobKey, grace_secs: u32) -> Result<Call> {
             ReasonCode::Stopped,
             "its old worker cannot be told; what it still does is ignored",
         ))?))
-}
-
-/// How a job ends, now, that no instance had.
-fn unstarted(outcome: Outcome, reason: Option<Reason>) -> AttemptEnd {
-    AttemptEnd {
-        outcome,
-        exit_code: None,
-        reason,
-        result: model::flow::ResultMap::new(),
-        outputs: std::collections::BTreeMap::new(),
-        output_bytes: 0,
-        ended: Vec::new(),
-        instance: None,
-        start_time: None,
-        end_time: Timestamp::now(),
-    }
 }
 
 fn json(reason: &Reason) -> Result<String> {

@@ -219,18 +219,7 @@ fn detail(refused: &RpcError) -> String {
 
 /// An attempt that ended on request before it began.
 pub(crate) fn stopped() -> ReportKind {
-    ReportKind::Ended(Box::new(AttemptEnd {
-        outcome: Outcome::Stopped,
-        exit_code: None,
-        reason: None,
-        result: std::collections::BTreeMap::new(),
-        outputs: std::collections::BTreeMap::new(),
-        output_bytes: 0,
-        ended: Vec::new(),
-        instance: None,
-        start_time: None,
-        end_time: Timestamp::now(),
-    }))
+    ReportKind::Ended(Box::new(AttemptEnd::unstarted(Outcome::Stopped, None, Timestamp::now())))
 }
 
 #[cfg(test)]

@@ -241,18 +241,8 @@ mod tests {
 
         let ends = |engine: &Engine, outcome| {
             let node = flow::graph::NodeIndex::new(0);
-            let end = AttemptEnd {
-                outcome,
-                exit_code: Some(1),
-                reason: None,
-                result: BTreeMap::new(),
-                outputs: BTreeMap::new(),
-                output_bytes: 0,
-                ended: Vec::new(),
-                instance: None,
-                start_time: None,
-                end_time: Timestamp::default(),
-            };
+            let end = AttemptEnd::unstarted(outcome, None, Timestamp::default());
+            let end = AttemptEnd { exit_code: Some(1), ..end };
             Input::Report(NodeReport {
                 job_key: engine.job_key(node),
                 context_id: ContextId(1),

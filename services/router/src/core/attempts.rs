@@ -1,7 +1,5 @@
 //! What is said of single attempts: reports, stops, questions.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 use model::execution::Outcome;
 use model::{AttemptEnd, JobKey, NodeReport, ReportKind, Timestamp};
@@ -231,16 +229,5 @@ const fn shows_arrival(kind: &ReportKind) -> bool {
 }
 
 fn stopped(wall: Timestamp) -> ReportKind {
-    ReportKind::Ended(Box::new(AttemptEnd {
-        outcome: Outcome::Stopped,
-        exit_code: None,
-        reason: None,
-        result: BTreeMap::new(),
-        outputs: BTreeMap::new(),
-        output_bytes: 0,
-        ended: Vec::new(),
-        instance: None,
-        start_time: None,
-        end_time: wall,
-    }))
+    ReportKind::Ended(Box::new(AttemptEnd::unstarted(Outcome::Stopped, None, wall)))
 }
