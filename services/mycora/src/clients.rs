@@ -265,7 +265,8 @@ impl Clients {
 
     /// Removes a context. One try: what a further one says depends on what became of this.
     pub async fn delete_context(&self, context_id: u32) -> Result<v1::DeleteContextResponse, CallError> {
-        let request = timed(v1::DeleteContextRequest { context_id }, DELETE_CONTEXT_TIMEOUT);
+        let request =
+            timed(v1::DeleteContextRequest { context_id, ..Default::default() }, DELETE_CONTEXT_TIMEOUT);
         Ok(self.contexts.clone().delete_context(request).await?.into_inner())
     }
 

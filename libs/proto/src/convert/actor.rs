@@ -8,7 +8,7 @@ use crate::{convert::time, v1};
 /// To the wire.
 #[must_use]
 pub fn to_wire(actor: &model::Actor) -> v1::Actor {
-    let model::Actor { id, pubkey, address, keys: _, home_context, created_at, updated_at, revision } = actor;
+    let model::Actor { id, pubkey, address, keys, home_context, created_at, updated_at, revision } = actor;
     v1::Actor {
         id: id.0,
         pubkey: pubkey.clone(),
@@ -17,6 +17,17 @@ pub fn to_wire(actor: &model::Actor) -> v1::Actor {
         create_time: Some(time::to_wire(*created_at)),
         update_time: Some(time::to_wire(*updated_at)),
         revision: revision.0,
+        keys: keys.iter().map(key_to_wire).collect(),
+        certificates_not_before_time: None,
+    }
+}
+
+fn key_to_wire(key: &model::actor::ActorKey) -> v1::ActorKey {
+    let model::actor::ActorKey { key, not_before, revoked_at } = key;
+    v1::ActorKey {
+        key: key.clone(),
+        not_before_time: Some(time::to_wire(*not_before)),
+        revoke_time: revoked_at.map(time::to_wire),
     }
 }
 

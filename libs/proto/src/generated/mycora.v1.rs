@@ -5172,7 +5172,7 @@ pub mod runner_service_server {
     }
 }
 /// A principal with a public key.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Actor {
     /// Its number at this coordinator, from 1 on.
     #[prost(uint32, tag = "1")]
@@ -5195,6 +5195,25 @@ pub struct Actor {
     /// The change counter at its last change.
     #[prost(uint64, tag = "7")]
     pub revision: u64,
+    /// Every key it has or had, oldest first. At most 8 that are in force or will be.
+    #[prost(message, repeated, tag = "8")]
+    pub keys: ::prost::alloc::vec::Vec<ActorKey>,
+    /// Client certificates that were issued before this moment do not count. Absent: all do.
+    #[prost(message, optional, tag = "9")]
+    pub certificates_not_before_time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// A public key of an actor, and when it counts: for tokens, and for signatures over jobs and messages.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ActorKey {
+    /// Ed25519 public key, 64 lower-case hex digits.
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    /// What was signed before this moment is refused.
+    #[prost(message, optional, tag = "2")]
+    pub not_before_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// What is shown from this moment on is refused. Absent while no end is set.
+    #[prost(message, optional, tag = "3")]
+    pub revoke_time: ::core::option::Option<::prost_types::Timestamp>,
 }
 /// Asks to register an actor.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -5214,7 +5233,7 @@ pub struct RegisterActorRequest {
     pub address: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Answers a registration.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RegisterActorResponse {
     /// The actor as it is kept.
     #[prost(message, optional, tag = "1")]
@@ -5228,7 +5247,7 @@ pub struct GetActorRequest {
     pub id: u32,
 }
 /// Gives an actor.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GetActorResponse {
     /// The actor.
     #[prost(message, optional, tag = "1")]
@@ -5254,17 +5273,86 @@ pub struct UpdateActorRequest {
     pub home_context: u32,
 }
 /// Gives the actor.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct UpdateActorResponse {
     /// As it is kept.
     #[prost(message, optional, tag = "1")]
     pub actor: ::core::option::Option<Actor>,
 }
+/// Asks for a page of actors.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListActorsRequest {
+    /// Entries of a page: 0 is 50, at most 1000.
+    #[prost(uint32, tag = "1")]
+    pub page_size: u32,
+    /// Where to go on: `next_page_token` of the page before. Empty for the first.
+    #[prost(string, tag = "2")]
+    pub page_token: ::prost::alloc::string::String,
+    /// Only members of this context, which its members may list. 0: all that the caller may read.
+    #[prost(uint32, tag = "3")]
+    pub context_id: u32,
+}
+/// Gives a page of actors, by their numbers.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListActorsResponse {
+    /// The actors.
+    #[prost(message, repeated, tag = "1")]
+    pub actors: ::prost::alloc::vec::Vec<Actor>,
+    /// Where to go on; empty at the end.
+    #[prost(string, tag = "2")]
+    pub next_page_token: ::prost::alloc::string::String,
+}
+/// Asks to give an actor another key.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RotateActorKeyRequest {
+    /// A UUID that makes the call repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Its number.
+    #[prost(uint32, tag = "2")]
+    pub id: u32,
+    /// The revision that the change builds on; 0: any.
+    #[prost(uint64, tag = "3")]
+    pub expected_revision: u64,
+    /// The new Ed25519 public key, 64 lower-case hex digits.
+    #[prost(string, tag = "4")]
+    pub pubkey: ::prost::alloc::string::String,
+    /// How many seconds the former keys count beside the new one, so that programs can change over. 0: they end at once.
+    /// At most 30 days.
+    #[prost(uint32, tag = "5")]
+    pub overlap_secs: u32,
+    /// Client certificates that were issued until now do not count any more.
+    #[prost(bool, tag = "6")]
+    pub revoke_certificates: bool,
+}
+/// Gives the actor.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RotateActorKeyResponse {
+    /// As it is kept.
+    #[prost(message, optional, tag = "1")]
+    pub actor: ::core::option::Option<Actor>,
+}
+/// Asks to remove an actor.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteActorRequest {
+    /// A UUID that makes the call repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Its number.
+    #[prost(uint32, tag = "2")]
+    pub id: u32,
+    /// The revision that the change builds on; 0: any.
+    #[prost(uint64, tag = "3")]
+    pub expected_revision: u64,
+}
+/// Says that the actor is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteActorResponse {}
 /// Asks who the caller is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WhoAmIRequest {}
 /// Says who the caller is.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WhoAmIResponse {
     /// The SPIFFE id of the certificate the call came with.
     #[prost(string, tag = "1")]
@@ -5272,6 +5360,25 @@ pub struct WhoAmIResponse {
     /// The actor behind it; absent for services and the bootstrap identity.
     #[prost(message, optional, tag = "2")]
     pub actor: ::core::option::Option<Actor>,
+    /// Contexts in which the actor has a role, by their numbers; at most 1000.
+    #[prost(message, repeated, tag = "3")]
+    pub roles: ::prost::alloc::vec::Vec<ContextRole>,
+    /// What a token for this coordinator names as its audience.
+    #[prost(string, tag = "4")]
+    pub token_audience: ::prost::alloc::string::String,
+    /// When what the call was authenticated with ends: the certificate, or the token.
+    #[prost(message, optional, tag = "5")]
+    pub expire_time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// What an actor may do in a context.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContextRole {
+    /// The context.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// `admin`, `executor` or `reader`: each includes the next.
+    #[prost(string, tag = "2")]
+    pub role: ::prost::alloc::string::String,
 }
 /// Generated client implementations.
 pub mod actor_service_client {
@@ -5901,12 +6008,128 @@ pub struct GetContextResponse {
     #[prost(message, optional, tag = "1")]
     pub context: ::core::option::Option<Context>,
 }
+/// Asks to change a context. What is absent stays as it is; a list replaces the one before.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UpdateContextRequest {
+    /// A UUID that makes the call repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Its number.
+    #[prost(uint32, tag = "2")]
+    pub context_id: u32,
+    /// The revision that the change builds on; 0: any.
+    #[prost(uint64, tag = "3")]
+    pub expected_revision: u64,
+    /// Actors that may do everything.
+    #[prost(message, optional, tag = "4")]
+    pub admins: ::core::option::Option<ActorList>,
+    /// Actors that may look.
+    #[prost(message, optional, tag = "5")]
+    pub readers: ::core::option::Option<ActorList>,
+    /// Actors that may run flows of their own.
+    #[prost(message, optional, tag = "6")]
+    pub executors: ::core::option::Option<ActorList>,
+    /// Its switches, all of them.
+    #[prost(message, optional, tag = "7")]
+    pub settings: ::core::option::Option<ContextSettings>,
+}
+/// Some actors.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ActorList {
+    /// Their numbers. At most 10,000.
+    #[prost(uint32, repeated, tag = "1")]
+    pub ids: ::prost::alloc::vec::Vec<u32>,
+}
+/// Gives the context.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UpdateContextResponse {
+    /// As it is kept.
+    #[prost(message, optional, tag = "1")]
+    pub context: ::core::option::Option<Context>,
+}
+/// Asks for a page of contexts.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListContextsRequest {
+    /// Entries of a page: 0 is 50, at most 1000.
+    #[prost(uint32, tag = "1")]
+    pub page_size: u32,
+    /// Where to go on: `next_page_token` of the page before. Empty for the first.
+    #[prost(string, tag = "2")]
+    pub page_token: ::prost::alloc::string::String,
+}
+/// Gives a page of the contexts in which the caller has a role, by their numbers.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListContextsResponse {
+    /// The contexts.
+    #[prost(message, repeated, tag = "1")]
+    pub contexts: ::prost::alloc::vec::Vec<Context>,
+    /// Where to go on; empty at the end.
+    #[prost(string, tag = "2")]
+    pub next_page_token: ::prost::alloc::string::String,
+}
+/// Asks who did what.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListAuditEntriesRequest {
+    /// The context; 0: what was done to actors and contexts themselves, which is for the bootstrap identity.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// Entries of a page: 0 is 50, at most 1000.
+    #[prost(uint32, tag = "2")]
+    pub page_size: u32,
+    /// Where to go on: `next_page_token` of the page before. Empty for the newest.
+    #[prost(string, tag = "3")]
+    pub page_token: ::prost::alloc::string::String,
+    /// Only what this actor did. 0: all.
+    #[prost(uint32, tag = "4")]
+    pub actor_id: u32,
+    /// Only actions that begin so, as in `flow.`. Empty: all.
+    #[prost(string, tag = "5")]
+    pub action_prefix: ::prost::alloc::string::String,
+    /// Only what was done from this moment on.
+    #[prost(message, optional, tag = "6")]
+    pub since_time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// Gives a page of entries, the newest first.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListAuditEntriesResponse {
+    /// The entries.
+    #[prost(message, repeated, tag = "1")]
+    pub entries: ::prost::alloc::vec::Vec<AuditEntry>,
+    /// Where to go on; empty at the end.
+    #[prost(string, tag = "2")]
+    pub next_page_token: ::prost::alloc::string::String,
+}
+/// Something that somebody did.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AuditEntry {
+    /// When.
+    #[prost(message, optional, tag = "1")]
+    pub time: ::core::option::Option<::prost_types::Timestamp>,
+    /// Who: `actor/7`, `admin`, or `service/…`.
+    #[prost(string, tag = "2")]
+    pub identity: ::prost::alloc::string::String,
+    /// What, as in `flow.create`, `context.update`.
+    #[prost(string, tag = "3")]
+    pub action: ::prost::alloc::string::String,
+    /// To what, as in `flow 7`.
+    #[prost(string, tag = "4")]
+    pub object: ::prost::alloc::string::String,
+    /// The change counter at that change. 0: the change has none.
+    #[prost(uint64, tag = "5")]
+    pub revision: u64,
+    /// The request id of the call; empty without one.
+    #[prost(string, tag = "6")]
+    pub request_id: ::prost::alloc::string::String,
+}
 /// Asks to remove a context.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeleteContextRequest {
     /// Which.
     #[prost(uint32, tag = "1")]
     pub context_id: u32,
+    /// A UUID that makes the call repeatable, also after the context is gone.
+    #[prost(string, tag = "2")]
+    pub request_id: ::prost::alloc::string::String,
 }
 /// Says that the context is gone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -6957,6 +7180,130 @@ pub mod gateway_service_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+/// A job as it is kept: what to execute, and where it stands.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Job {
+    /// Its number among those of its caller.
+    #[prost(uint32, tag = "1")]
+    pub id: u32,
+    /// Whose it is.
+    #[prost(uint32, tag = "2")]
+    pub caller_id: u32,
+    /// Where it is.
+    #[prost(uint32, tag = "3")]
+    pub context_id: u32,
+    /// The flow that it is a node of; 0: none.
+    #[prost(uint32, tag = "4")]
+    pub flow_id: u32,
+    /// What to execute.
+    #[prost(message, optional, tag = "5")]
+    pub spec: ::core::option::Option<JobSpec>,
+    /// Where its node stands, as old readers see it: `waiting_for_prerequisites`, `dispatched`, `started`, `finished` or `error`;
+    /// `created` without a flow.
+    #[prost(string, tag = "6")]
+    pub status: ::prost::alloc::string::String,
+    /// What it gave, as JSON; empty before its end.
+    #[prost(string, tag = "7")]
+    pub result_json: ::prost::alloc::string::String,
+    /// When it was made.
+    #[prost(message, optional, tag = "8")]
+    pub create_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// When it last changed.
+    #[prost(message, optional, tag = "9")]
+    pub update_time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// Asks to keep a job that belongs to no flow. Flows take it up by its number (`NodeSpec.created_job_id`): what it says is copied
+/// then, and the job itself stays as it is.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CreateJobRequest {
+    /// A UUID that makes the call repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Where it is kept.
+    #[prost(uint32, tag = "2")]
+    pub context_id: u32,
+    /// Whose it is; 0: the caller's own. Another actor than oneself is for admins.
+    #[prost(uint32, tag = "3")]
+    pub caller_id: u32,
+    /// What to execute.
+    #[prost(message, optional, tag = "4")]
+    pub spec: ::core::option::Option<JobSpec>,
+}
+/// Gives the job.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CreateJobResponse {
+    /// As it is kept.
+    #[prost(message, optional, tag = "1")]
+    pub job: ::core::option::Option<Job>,
+}
+/// Asks for a job.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetJobRequest {
+    /// Where it is.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// Whose it is; 0: the caller's own.
+    #[prost(uint32, tag = "2")]
+    pub caller_id: u32,
+    /// Its number.
+    #[prost(uint32, tag = "3")]
+    pub job_id: u32,
+}
+/// Gives a job.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetJobResponse {
+    /// The job.
+    #[prost(message, optional, tag = "1")]
+    pub job: ::core::option::Option<Job>,
+}
+/// Asks for a page of jobs.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListJobsRequest {
+    /// Where they are.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// Entries of a page: 0 is 50, at most 1000.
+    #[prost(uint32, tag = "2")]
+    pub page_size: u32,
+    /// Where to go on: `next_page_token` of the page before. Empty for the first.
+    #[prost(string, tag = "3")]
+    pub page_token: ::prost::alloc::string::String,
+    /// Jobs of this flow; 0: those that belong to none.
+    #[prost(uint32, tag = "4")]
+    pub flow_id: u32,
+    /// Only those of this caller. 0: all. Those of a flow have its caller.
+    #[prost(uint32, tag = "5")]
+    pub caller_id: u32,
+}
+/// Gives a page of jobs: those of a flow by their numbers, others the newest first.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListJobsResponse {
+    /// The jobs; scripts as hashes, not as texts, where they are longer than 4 KiB.
+    #[prost(message, repeated, tag = "1")]
+    pub jobs: ::prost::alloc::vec::Vec<Job>,
+    /// Where to go on; empty at the end.
+    #[prost(string, tag = "2")]
+    pub next_page_token: ::prost::alloc::string::String,
+}
+/// Asks to remove a job that belongs to no flow.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteJobRequest {
+    /// A UUID that makes the call repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Where it is.
+    #[prost(uint32, tag = "2")]
+    pub context_id: u32,
+    /// Whose it is; 0: the caller's own.
+    #[prost(uint32, tag = "3")]
+    pub caller_id: u32,
+    /// Its number.
+    #[prost(uint32, tag = "4")]
+    pub job_id: u32,
+}
+/// Says that the job is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteJobResponse {}
 /// One piece of an upload.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PutBlobRequest {

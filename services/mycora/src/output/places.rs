@@ -9,7 +9,7 @@ use super::{summary, table, time, words};
 /// An actor.
 #[must_use]
 pub fn actor(actor: &v1::Actor) -> String {
-    let v1::Actor { id, pubkey, address, home_context, create_time, update_time, revision: _ } = actor;
+    let v1::Actor { id, pubkey, address, home_context, create_time, update_time, .. } = actor;
     let address = if address.is_empty() { "here".to_owned() } else { address.join(", ") };
     let home = match home_context {
         0 => "none: messages to it have to name a context".to_owned(),

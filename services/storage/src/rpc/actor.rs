@@ -81,6 +81,6 @@ impl ActorService for Rpc {
             },
         };
         let spiffe_id = SpiffeId::new((*self.trust_domain).clone(), caller.identity()).to_string();
-        Ok(Response::new(v1::WhoAmIResponse { spiffe_id, actor }))
+        Ok(Response::new(v1::WhoAmIResponse { spiffe_id, actor, ..Default::default() }))
     }
 }

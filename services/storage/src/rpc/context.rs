@@ -50,7 +50,7 @@ impl ContextService for Rpc {
         request: Request<v1::DeleteContextRequest>,
     ) -> Result<Response<v1::DeleteContextResponse>, Status> {
         let caller = Caller::of(&request)?;
-        let v1::DeleteContextRequest { context_id } = request.into_inner();
+        let v1::DeleteContextRequest { context_id, .. } = request.into_inner();
         let id = ContextId(context_id);
         let actor = match caller.identity() {
             Identity::Admin => None,

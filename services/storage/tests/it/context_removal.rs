@@ -15,13 +15,13 @@ use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, Router, STRANGER, Stage, cr
 const LAYOUTS: [Layout; 2] = [Layout::Database, Layout::HashTag];
 
 async fn delete(stage: &Stage, identity: Identity) -> Result<(), Status> {
-    let request = v1::DeleteContextRequest { context_id: CONTEXT };
+    let request = v1::DeleteContextRequest { context_id: CONTEXT, ..Default::default() };
     stage.contexts(identity).delete_context(request).await.map(drop)
 }
 
 fn deleting(stage: &Stage) -> JoinHandle<Result<(), Status>> {
     let mut contexts = stage.contexts(Identity::Admin);
-    let request = v1::DeleteContextRequest { context_id: CONTEXT };
+    let request = v1::DeleteContextRequest { context_id: CONTEXT, ..Default::default() };
     tokio::spawn(async move { contexts.delete_context(request).await.map(drop) })
 }
 

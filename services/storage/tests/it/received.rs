@@ -489,7 +489,7 @@ async fn a_context_goes_with_its_inboxes() {
         accepted(&stage, &letter(1)).await;
         let mut inbox = watch(&stage, READER, receive(0, false)).await.unwrap();
         next(&mut inbox, 1).await;
-        let delete = v1::DeleteContextRequest { context_id: CONTEXT };
+        let delete = v1::DeleteContextRequest { context_id: CONTEXT, ..Default::default() };
         stage.contexts(Identity::Admin).delete_context(delete).await.unwrap();
         assert!(matches!(failure(inbox.message().await).0, Code::FailedPrecondition | Code::NotFound));
         let left = stage.ask(Cmd::new("KEYS").arg("*")).await.texts().unwrap();

@@ -33,7 +33,7 @@ impl ActorService for Scripted {
         request: Request<v1::GetActorRequest>,
     ) -> Result<Response<v1::GetActorResponse>, Status> {
         match request.into_inner().id {
-            1 => Ok(Response::new(v1::GetActorResponse { actor: Some(actor()) })),
+            1 => Ok(Response::new(v1::GetActorResponse { actor: Some(actor()), ..Default::default() })),
             id => Err(Status::not_found(format!("actor {id} was not found"))),
         }
     }
@@ -51,7 +51,7 @@ impl ActorService for Scripted {
 
     async fn who_am_i(&self, _: Request<v1::WhoAmIRequest>) -> Result<Response<v1::WhoAmIResponse>, Status> {
         let spiffe_id = "spiffe://mycora/actor/1".to_owned();
-        Ok(Response::new(v1::WhoAmIResponse { spiffe_id, actor: Some(actor()) }))
+        Ok(Response::new(v1::WhoAmIResponse { spiffe_id, actor: Some(actor()), ..Default::default() }))
     }
 }
 
