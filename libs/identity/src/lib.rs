@@ -1,5 +1,5 @@
-//! Who somebody is: SPIFFE ids, what a certificate says, keys to sign with, and the
-//! development PKI behind `mycora pki`.
+//! Who somebody is: SPIFFE ids, what a certificate says, keys to sign with, tokens of
+//! actors, and the development PKI behind `mycora pki`.
 //!
 //! Nothing here opens a connection. `rpc` verifies chains and asks this crate
 //! what the verified leaf means.
@@ -9,8 +9,10 @@ mod file;
 pub mod pki;
 pub mod signing_key;
 pub mod spiffe;
+pub mod token;
 
 pub use certificate::{CertificateError, CertificateSummary, LeafIdentity};
 pub use pki::{IssueOptions, IssuedCertificate, IssuedFiles, Pki, PkiError};
 pub use signing_key::{BadVerifyingKey, SIGNATURE_BYTES, SigningKey, SigningKeyError, VerifyingKey};
 pub use spiffe::{Identity, ServiceName, SpiffeError, SpiffeId, TrustDomain};
+pub use token::{ActorKey, Token, TokenError};

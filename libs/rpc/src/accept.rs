@@ -79,7 +79,8 @@ async fn greet(
     let stream = TlsAcceptor::from(config.clone()).accept(socket).await?;
     let leaf = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let identity = PeerIdentity::from_leaf(leaf.map(AsRef::as_ref), trust_domain);
-    Ok(Connection { stream, peer: Peer { address, identity }, severed: Box::pin(sever.cancelled_owned()) })
+    let peer = Peer { address, identity, trust_domain: trust_domain.clone() };
+    Ok(Connection { stream, peer, severed: Box::pin(sever.cancelled_owned()) })
 }
 
 /// A connection after its handshake. It breaks when the server severs it.

@@ -15,13 +15,14 @@ use crate::reason::Reason;
 pub struct Caller {
     identity: Identity,
     issued_at: Option<Timestamp>,
+    expires_at: Option<Timestamp>,
 }
 
 impl Caller {
     /// A service of this process.
     #[must_use]
     pub const fn local(identity: Identity) -> Self {
-        Self { identity, issued_at: None }
+        Self { identity, issued_at: None, expires_at: None }
     }
 
     /// Who made this request.
@@ -57,11 +58,21 @@ impl Caller {
         actor.ok_or_else(|| Status::permission_denied("only actors have roles in a context"))
     }
 
-    /// When its certificate was issued; nothing for a service of this process.
-    /// A certificate from before the actor was revoked does not count.
+    /// An actor that showed a token.
+    pub(crate) const fn by_token(identity: Identity, issued_at: Timestamp, expires_at: Timestamp) -> Self {
+        Self { identity, issued_at: Some(issued_at), expires_at: Some(expires_at) }
+    }
+
+    /// When its certificate or its token was issued; nothing for a caller of this process.
     #[must_use]
     pub const fn issued_at(&self) -> Option<Timestamp> {
         self.issued_at
+    }
+
+    /// When its certificate or its token ends; nothing for a caller of this process.
+    #[must_use]
+    pub const fn expires_at(&self) -> Option<Timestamp> {
+        self.expires_at
     }
 }
 
@@ -70,6 +81,8 @@ impl Caller {
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
     pub(crate) identity: PeerIdentity,
+    /// For which tokens have to be made.
+    pub(crate) trust_domain: TrustDomain,
 }
 
 /// What a peer's certificate says.
@@ -89,7 +102,8 @@ impl PeerIdentity {
         let Some(der) = der else { return Self::Anonymous };
         match LeafIdentity::from_der(der) {
             Ok(leaf) if leaf.id.trust_domain == *ours => {
-                Self::Known(Caller { identity: leaf.id.identity, issued_at: Some(leaf.not_before) })
+                let (issued_at, expires_at) = (Some(leaf.not_before), Some(leaf.not_after));
+                Self::Known(Caller { identity: leaf.id.identity, issued_at, expires_at })
             }
             Ok(leaf) => Self::Unusable(
                 format!("it is of trust domain {}, this server of {ours}", leaf.id.trust_domain).into(),
@@ -106,6 +120,7 @@ pub(crate) fn identity_required() -> Error {
     Error::new(
         ErrorKind::Unauthenticated,
         Reason::IdentityRequired,
-        "this method needs a client certificate (`mycora pki issue` makes one) and the call came without",
+        "this method needs a client certificate (`mycora pki issue` makes one) or an actor's token (`mycora token`), and \
+         the call came without",
     )
 }

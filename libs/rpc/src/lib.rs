@@ -7,27 +7,33 @@
 //! out who calls with [`Caller::of`].
 
 mod accept;
+mod authenticate;
 mod caller;
 mod channel;
 mod deadline;
+mod directory;
 mod error;
 mod error_view;
 mod gate;
 mod health;
 mod local;
+mod member;
 mod mount;
 mod policy;
 mod reason;
+mod revocable;
 mod server;
 mod tls;
 
 pub use caller::Caller;
 pub use channel::{Channel, ChannelError};
 pub use deadline::Deadline;
+pub use directory::{Directory, KnownActor, Membership};
 pub use error::{ERROR_DOMAIN, Error, ErrorKind, passed_on};
 pub use error_view::{ErrorView, Retry, code_name};
 pub use health::Health;
 pub use local::{LocalHandle, LocalServer};
+pub use member::while_member;
 pub use mount::{Mount, MountBuilder, MountError};
 pub use policy::{Allow, MethodPolicy, PolicyError, PolicyTable};
 pub use reason::Reason;

@@ -1,6 +1,7 @@
 //! What a server offers: its services, its policy, health and reflection.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use http::Request;
 use tokio::sync::watch;
@@ -10,6 +11,7 @@ use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
 use tower::Service;
 
+use crate::directory::Directory;
 use crate::gate::Gate;
 use crate::health::{Health, HealthRpc, Part};
 use crate::policy::{Allow, MethodPolicy, PolicyError};
@@ -34,6 +36,7 @@ impl Mount {
     pub fn builder(policy: MethodPolicy) -> MountBuilder {
         MountBuilder {
             policy,
+            directory: None,
             routes: Routes::default(),
             names: Vec::new(),
             descriptors: Vec::new(),
@@ -52,6 +55,7 @@ impl Mount {
 #[derive(Debug)]
 pub struct MountBuilder {
     policy: MethodPolicy,
+    directory: Option<Arc<dyn Directory>>,
     routes: Routes,
     names: Vec<&'static str>,
     descriptors: Vec<&'static [u8]>,
@@ -75,6 +79,13 @@ impl MountBuilder {
     {
         self.names.push(S::NAME);
         self.routes = self.routes.add_service(service);
+        self
+    }
+
+    /// Who knows the actors that call. Without one no actor is believed that comes over a connection.
+    #[must_use]
+    pub fn directory(mut self, directory: Arc<dyn Directory>) -> Self {
+        self.directory = Some(directory);
         self
     }
 
@@ -109,7 +120,7 @@ impl MountBuilder {
         if !self.descriptors.is_empty() {
             self.routes = self.with_reflection()?;
         }
-        Ok(Mount { gate: Gate::new(self.routes, self.policy), health })
+        Ok(Mount { gate: Gate::new(self.routes, self.policy, self.directory), health })
     }
 
     fn with_reflection(&self) -> Result<Routes, MountError> {

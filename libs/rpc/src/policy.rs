@@ -1,6 +1,6 @@
 //! Which identity may call which method. What is not allowed is denied.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use identity::{Identity, ServiceName};
 
@@ -13,6 +13,8 @@ pub type PolicyTable<'a> = &'a [(&'a str, &'a [Allow])];
 pub enum Allow {
     /// This service.
     Service(ServiceName),
+    /// Every service.
+    AnyService,
     /// Every actor; what it may do there is decided by its role.
     AnyActor,
     /// The bootstrap identity.
@@ -30,8 +32,10 @@ impl Allow {
             (_, None) => false,
             (Self::Authenticated, Some(_)) => true,
             (Self::Service(allowed), Some(Identity::Service(name))) => allowed == name,
-            (Self::AnyActor, Some(Identity::Actor(_))) | (Self::Admin, Some(Identity::Admin)) => true,
-            (Self::Service(_) | Self::AnyActor | Self::Admin, Some(_)) => false,
+            (Self::AnyService, Some(Identity::Service(_)))
+            | (Self::AnyActor, Some(Identity::Actor(_)))
+            | (Self::Admin, Some(Identity::Admin)) => true,
+            (Self::Service(_) | Self::AnyService | Self::AnyActor | Self::Admin, Some(_)) => false,
         }
     }
 }
@@ -54,6 +58,8 @@ pub struct MethodPolicy {
     methods: HashMap<String, Vec<Allow>>,
     /// `package.Service` → whom its other methods admit.
     services: BTreeMap<String, Vec<Allow>>,
+    /// `/package.Service/Method` of those that take a token only once.
+    administrative: HashSet<String>,
 }
 
 impl MethodPolicy {
@@ -63,7 +69,8 @@ impl MethodPolicy {
     /// # Errors
     /// When there is no row, a row admits nobody, a pattern is of another form or occurs twice.
     pub fn new(tables: &[PolicyTable<'_>]) -> Result<Self, PolicyError> {
-        let mut policy = Self { methods: HashMap::new(), services: BTreeMap::new() };
+        let mut policy =
+            Self { methods: HashMap::new(), services: BTreeMap::new(), administrative: HashSet::new() };
         for (pattern, allowed) in tables.iter().copied().flatten() {
             policy.add(pattern, allowed)?;
         }
@@ -71,6 +78,32 @@ impl MethodPolicy {
             return Err(PolicyError::Empty);
         }
         Ok(policy)
+    }
+
+    /// Names methods, each `/package.Service/Method`, that take an actor's token only once: those that change who may do
+    /// what.
+    ///
+    /// # Errors
+    /// When a name is of another form, or no row speaks of its service.
+    pub fn with_administrative(mut self, methods: &[&str]) -> Result<Self, PolicyError> {
+        for method in methods {
+            let known = split(method).is_some_and(|(service, name)| name != "*" && self.covers(service));
+            if !known {
+                return Err(PolicyError::Pattern { pattern: (*method).to_owned() });
+            }
+            self.administrative.insert((*method).to_owned());
+        }
+        Ok(self)
+    }
+
+    /// Whether a token counts only once for this method.
+    pub(crate) fn is_administrative(&self, path: &str) -> bool {
+        self.administrative.contains(path)
+    }
+
+    /// Whether anyone may call it.
+    pub(crate) fn is_open(&self, path: &str) -> bool {
+        self.decide(path, None) == Verdict::Allowed
     }
 
     pub(crate) fn add(&mut self, pattern: &str, allowed: &[Allow]) -> Result<(), PolicyError> {

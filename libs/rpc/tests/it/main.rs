@@ -1,8 +1,10 @@
 //! Serving and calling, over real sockets with a real PKI and within the process.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
+mod actors;
 mod calls;
 mod health;
+mod known;
 mod lifecycle;
 mod stage;
 mod streams;

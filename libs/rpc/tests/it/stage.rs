@@ -3,13 +3,17 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::SystemTime;
 
 use futures_util::future::BoxFuture;
-use identity::{Identity, IssueOptions, Pki, ServiceName, TrustDomain};
+use identity::{Identity, IssueOptions, Pki, ServiceName, SigningKey, TrustDomain};
 use model::ActorId;
-use rpc::{Allow, Caller, Channel, Drained, LocalServer, MethodPolicy, Mount, PolicyTable, Server, TlsFiles};
+use rpc::{
+    Allow, Caller, Channel, Directory, Drained, LocalServer, MethodPolicy, Mount, PolicyTable, Server,
+    TlsFiles,
+};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -22,13 +26,18 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_prost::ProstCodec;
 use tower::{Service, service_fn};
 
+use crate::known::Known;
+
 pub(crate) const SCHEDULER: Identity = Identity::Service(ServiceName::Scheduler);
 pub(crate) const ROUTER: Identity = Identity::Service(ServiceName::Router);
-pub(crate) const ACTOR: Identity = Identity::Actor(ActorId(7));
+pub(crate) const ACTOR_ID: ActorId = ActorId(7);
+pub(crate) const ACTOR: Identity = Identity::Actor(ACTOR_ID);
 
 pub(crate) const POLICY: PolicyTable<'static> = &[
     ("/test.Echo/*", &[Allow::Service(ServiceName::Scheduler)]),
     ("/test.Echo/WhoAmI", &[Allow::Authenticated]),
+    ("/test.Echo/Administer", &[Allow::AnyActor]),
+    ("/test.Echo/Stream", &[Allow::Service(ServiceName::Scheduler), Allow::AnyActor]),
 ];
 
 /// The message of every method here; its `service` field carries the text.
@@ -38,7 +47,7 @@ pub(crate) fn text(text: impl Into<String>) -> Text {
     Text { service: text.into() }
 }
 
-/// `Stream` sends back what it gets, `WhoAmI` says who calls, `Never` never answers.
+/// `Stream` sends back what it gets, `WhoAmI` and `Administer` say who calls, `Never` never answers.
 #[derive(Clone)]
 pub(crate) struct Echo {
     /// How many streams its tasks are serving.
@@ -96,7 +105,7 @@ impl Service<http::Request<Body>> for Echo {
                     let handler = service_fn(|request| std::future::ready(Ok(echo.stream(request))));
                     grpc.streaming(handler, request).await
                 }
-                "WhoAmI" => {
+                "WhoAmI" | "Administer" => {
                     let handler = service_fn(|request: Request<Text>| async move {
                         Caller::of(&request).map(|caller| Response::new(text(caller.identity().to_string())))
                     });
@@ -112,12 +121,18 @@ impl Service<http::Request<Body>> for Echo {
 }
 
 pub(crate) fn mount(echo: &Echo) -> Mount {
+    mount_knowing(echo, None)
+}
+
+fn mount_knowing(echo: &Echo, directory: Option<Arc<dyn Directory>>) -> Mount {
     let policy = MethodPolicy::new(&[POLICY]).unwrap();
-    Mount::builder(policy)
-        .service(echo.clone())
-        .descriptors(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build()
-        .unwrap()
+    let policy = policy.with_administrative(&["/test.Echo/Administer"]).unwrap();
+    let builder = Mount::builder(policy);
+    let builder = match directory {
+        Some(directory) => builder.directory(directory),
+        None => builder,
+    };
+    builder.service(echo.clone()).descriptors(tonic_health::pb::FILE_DESCRIPTOR_SET).build().unwrap()
 }
 
 /// An authority in a directory of its own.
@@ -154,13 +169,21 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) async fn start(authority: &Authority) -> Self {
-        let files = authority.issue(Identity::Service(ServiceName::Storage));
-        Self::start_on("127.0.0.1:0".parse().unwrap(), &files).await
+        Self::start_knowing(authority, Some(Known::with(ACTOR_ID, &SigningKey::generate()))).await
     }
 
     pub(crate) async fn start_on(address: SocketAddr, files: &TlsFiles) -> Self {
+        Self::serve(address, files, None).await
+    }
+
+    pub(crate) async fn start_knowing(authority: &Authority, known: Option<Arc<Known>>) -> Self {
+        let files = authority.issue(Identity::Service(ServiceName::Storage));
+        Self::serve("127.0.0.1:0".parse().unwrap(), &files, known).await
+    }
+
+    async fn serve(address: SocketAddr, files: &TlsFiles, known: Option<Arc<Known>>) -> Self {
         let echo = Echo::new();
-        let mount = mount(&echo);
+        let mount = mount_knowing(&echo, known.map(|known| known as _));
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let server =
@@ -204,10 +227,19 @@ pub(crate) async fn who_am_i(channel: &Channel) -> Result<String, Status> {
 
 /// Opens the stream: what to send into it, and what comes out.
 pub(crate) async fn open_stream(channel: &Channel) -> Result<(mpsc::Sender<Text>, Streaming<Text>), Status> {
+    open_stream_with(channel, |_| ()).await
+}
+
+/// The same with something more in the request.
+pub(crate) async fn open_stream_with(
+    channel: &Channel,
+    prepare: impl FnOnce(&mut Request<ReceiverStream<Text>>),
+) -> Result<(mpsc::Sender<Text>, Streaming<Text>), Status> {
     let mut grpc = tonic::client::Grpc::new(channel.clone());
     grpc.ready().await.map_err(|e| Status::from_error(e.into()))?;
     let (sender, receiver) = mpsc::channel(1);
-    let request = Request::new(ReceiverStream::new(receiver));
+    let mut request = Request::new(ReceiverStream::new(receiver));
+    prepare(&mut request);
     let path = "/test.Echo/Stream".parse().unwrap();
     let answers = grpc.streaming(request, path, ProstCodec::<Text, Text>::default()).await?;
     Ok((sender, answers.into_inner()))

@@ -1,0 +1,272 @@
+//! Tokens with which actors show who they are: small texts that an actor's key signs, for a few minutes.
+//!
+//! A token is a compact JWS (RFC 7515) whose only algorithm is Ed25519, and whose claims are exactly `sub`, `aud`,
+//! `iat`, `exp` and `jti`. Everything else is refused: a token has one meaning to every reader, or none.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use model::{ActorId, Timestamp};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::signing_key::{BadVerifyingKey, SigningKey, VerifyingKey};
+use crate::spiffe::{Identity, SpiffeId, TrustDomain};
+
+/// A token is at most this long.
+pub const TOKEN_BYTES_MAX: usize = 2048;
+/// From `iat` to `exp`, at the longest.
+pub const TOKEN_LIFETIME_MAX: Duration = Duration::from_secs(300);
+/// How far the clocks of the two sides may be apart.
+pub const TOKEN_SKEW: Duration = Duration::from_secs(30);
+/// Characters of `jti`.
+const TOKEN_ID_CHARS_MAX: usize = 64;
+
+/// A public key of an actor and when it counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ActorKey {
+    /// The key.
+    pub key: VerifyingKey,
+    /// What was signed before is refused.
+    pub not_before: Timestamp,
+    /// What is shown from then on is refused; absent while no end is set.
+    pub revoked_at: Option<Timestamp>,
+}
+
+impl ActorKey {
+    /// Whether something that was signed at `signed_at` counts at `now`. The signer's clock may be behind.
+    #[must_use]
+    pub fn counts(&self, signed_at: Timestamp, now: Timestamp) -> bool {
+        signed_at + TOKEN_SKEW >= self.not_before && self.revoked_at.is_none_or(|end| now < end)
+    }
+}
+
+impl TryFrom<&model::actor::ActorKey> for ActorKey {
+    type Error = BadVerifyingKey;
+
+    fn try_from(kept: &model::actor::ActorKey) -> Result<Self, BadVerifyingKey> {
+        let model::actor::ActorKey { key, not_before, revoked_at } = kept;
+        Ok(Self { key: key.parse()?, not_before: *not_before, revoked_at: *revoked_at })
+    }
+}
+
+/// A token that was read and not yet believed: [`Token::verify`] says whether to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Token {
+    actor: ActorId,
+    id: String,
+    issued_at: Timestamp,
+    expires_at: Timestamp,
+    /// What is signed: the first two parts and the dot between them.
+    signed: String,
+    signature: Vec<u8>,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    alg: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    typ: Option<String>,
+    /// Says nothing that we would believe.
+    #[serde(default, skip_serializing)]
+    #[expect(dead_code, reason = "allowed, and never looked at")]
+    kid: Option<String>,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct Claims {
+    sub: String,
+    aud: String,
+    iat: u64,
+    exp: u64,
+    jti: String,
+}
+
+impl Token {
+    /// Makes a token with which `actor` shows itself to the servers of `trust_domain`, from `now` on for `lifetime`, which
+    /// is cut to whole seconds and to [`TOKEN_LIFETIME_MAX`].
+    #[must_use]
+    pub fn sign(
+        key: &SigningKey,
+        trust_domain: &TrustDomain,
+        actor: ActorId,
+        now: Timestamp,
+        lifetime: Duration,
+    ) -> String {
+        let header = Header { alg: "Ed25519".to_owned(), typ: Some("JWT".to_owned()), kid: None };
+        let claims = Claims {
+            sub: SpiffeId::new(trust_domain.clone(), Identity::Actor(actor)).to_string(),
+            aud: audience(trust_domain),
+            iat: now.as_secs(),
+            exp: now.as_secs() + lifetime.min(TOKEN_LIFETIME_MAX).as_secs(),
+            jti: hex::encode(rand::random::<[u8; 16]>()),
+        };
+        let part = |json: serde_json::Result<Vec<u8>>| {
+            URL_SAFE_NO_PAD.encode(json.expect("texts and numbers are JSON"))
+        };
+        let signed = format!("{}.{}", part(serde_json::to_vec(&header)), part(serde_json::to_vec(&claims)));
+        let signature = URL_SAFE_NO_PAD.encode(key.sign(signed.as_bytes()));
+        format!("{signed}.{signature}")
+    }
+
+    /// Reads a token that was shown to a server of `ours`, and judges everything but the signature.
+    ///
+    /// # Errors
+    /// When it has another form, is for somebody else, or is not in force at `now`.
+    pub fn read(text: &str, ours: &TrustDomain, now: Timestamp) -> Result<Self, TokenError> {
+        if text.len() > TOKEN_BYTES_MAX {
+            return Err(TokenError::TooLong(text.len()));
+        }
+        let (signed, signature) = text.rsplit_once('.').ok_or(TokenError::Form)?;
+        let (header, claims) = signed.split_once('.').ok_or(TokenError::Form)?;
+        let header: Header = part(header, "header")?;
+        if !matches!(header.alg.as_str(), "Ed25519" | "EdDSA") {
+            return Err(TokenError::Algorithm);
+        }
+        if header.typ.is_some_and(|typ| typ != "JWT") {
+            return Err(TokenError::Type);
+        }
+        let claims: Claims = part(claims, "claims")?;
+        let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| TokenError::Form)?;
+        let (issued_at, expires_at) = times(&claims, now)?;
+        if claims.aud != audience(ours) {
+            return Err(TokenError::Audience { ours: audience(ours) });
+        }
+        let subject: SpiffeId = claims.sub.parse().map_err(|_| TokenError::Subject)?;
+        let Identity::Actor(actor) = subject.identity else { return Err(TokenError::Subject) };
+        if subject.trust_domain != *ours {
+            return Err(TokenError::Subject);
+        }
+        let has_id = (1..=TOKEN_ID_CHARS_MAX).contains(&claims.jti.len())
+            && claims.jti.bytes().all(|byte| byte.is_ascii_graphic());
+        if !has_id {
+            return Err(TokenError::Id);
+        }
+        let (id, signed) = (claims.jti, signed.to_owned());
+        Ok(Self { actor, id, issued_at, expires_at, signed, signature })
+    }
+
+    /// Whether one of the actor's keys has signed it, and which: the one that counts where there are several.
+    #[must_use]
+    pub fn verify<'k>(&self, keys: &'k [ActorKey], now: Timestamp) -> Verdict<'k> {
+        let mut verdict = Verdict::Refused;
+        for key in keys.iter().filter(|key| key.key.verifies(self.signed.as_bytes(), &self.signature)) {
+            if key.counts(self.issued_at, now) {
+                return Verdict::Good(key);
+            }
+            verdict = Verdict::Revoked;
+        }
+        verdict
+    }
+
+    /// The actor that it speaks for.
+    #[must_use]
+    pub const fn actor(&self) -> ActorId {
+        self.actor
+    }
+
+    /// What tells it from every other token of this actor.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// When it was made, by the clock of its maker.
+    #[must_use]
+    pub const fn issued_at(&self) -> Timestamp {
+        self.issued_at
+    }
+
+    /// When it ends.
+    #[must_use]
+    pub const fn expires_at(&self) -> Timestamp {
+        self.expires_at
+    }
+}
+
+/// What an actor's keys say to a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict<'k> {
+    /// This one has signed it, and counts.
+    Good(&'k ActorKey),
+    /// One has signed it that does not count, or did not yet.
+    Revoked,
+    /// None has signed it.
+    Refused,
+}
+
+/// What a token for the servers of this trust domain has as `aud`.
+#[must_use]
+pub fn audience(trust_domain: &TrustDomain) -> String {
+    format!("spiffe://{trust_domain}")
+}
+
+fn part<T: DeserializeOwned>(text: &str, name: &'static str) -> Result<T, TokenError> {
+    let json = URL_SAFE_NO_PAD.decode(text).map_err(|_| TokenError::Form)?;
+    serde_json::from_slice(&json).map_err(|error| TokenError::Part { name, message: error.to_string() })
+}
+
+fn times(claims: &Claims, now: Timestamp) -> Result<(Timestamp, Timestamp), TokenError> {
+    // Beyond this a number of seconds is no moment that milliseconds could count.
+    let moment = |secs: u64| secs.checked_mul(1000).map(Timestamp::from_millis).ok_or(TokenError::Lifetime);
+    let (issued_at, expires_at) = (moment(claims.iat)?, moment(claims.exp)?);
+    if claims.exp <= claims.iat || claims.exp - claims.iat > TOKEN_LIFETIME_MAX.as_secs() {
+        return Err(TokenError::Lifetime);
+    }
+    if issued_at > now + TOKEN_SKEW {
+        return Err(TokenError::NotYet);
+    }
+    if now >= expires_at + TOKEN_SKEW {
+        return Err(TokenError::Expired);
+    }
+    Ok((issued_at, expires_at))
+}
+
+/// Why a token is refused, whoever signed it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TokenError {
+    /// Longer than any that is made properly.
+    #[error("it has {0} bytes, at most {TOKEN_BYTES_MAX} are read")]
+    TooLong(usize),
+    /// No three parts in base64url.
+    #[error("it is no compact JWS: three parts in base64url without padding, with dots between them")]
+    Form,
+    /// A part is other JSON than expected.
+    #[error("its {name} cannot be used: {message}")]
+    Part {
+        /// `header` or `claims`.
+        name: &'static str,
+        /// What the reader said.
+        message: String,
+    },
+    /// Not Ed25519.
+    #[error("its `alg` has to be Ed25519 (or EdDSA, its older name)")]
+    Algorithm,
+    /// Not a JWT.
+    #[error("its `typ` has to be JWT, or absent")]
+    Type,
+    /// It was made for others.
+    #[error("its `aud` has to be {ours}")]
+    Audience {
+        /// What it would have to be.
+        ours: String,
+    },
+    /// It speaks for nobody who may have a token.
+    #[error("its `sub` has to be spiffe://<trust domain of this server>/actor/<id>")]
+    Subject,
+    /// No span of time, or a longer one than allowed.
+    #[error("its `exp` has to be after `iat`, by at most {} s", TOKEN_LIFETIME_MAX.as_secs())]
+    Lifetime,
+    /// It begins later.
+    #[error("its `iat` is in the future: is the clock right?")]
+    NotYet,
+    /// It is over.
+    #[error("it has expired: make a new one (`mycora token`)")]
+    Expired,
+    /// Nothing to tell it from others.
+    #[error("its `jti` has to be 1 to {TOKEN_ID_CHARS_MAX} visible ASCII characters")]
+    Id,
+}

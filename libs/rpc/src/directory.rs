@@ -1,0 +1,57 @@
+//! What a server asks about actors while it serves them.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use identity::ActorKey;
+use model::{ActorId, ContextId, Role, Timestamp};
+use tokio::sync::watch;
+use tonic::Status;
+
+/// An actor as far as it matters for believing it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownActor {
+    /// Its keys and when they count, oldest first.
+    pub keys: Vec<ActorKey>,
+    /// Certificates that were issued before this moment do not count; absent: all do.
+    pub certificates_not_before: Option<Timestamp>,
+}
+
+/// What an actor is in a context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Membership {
+    /// Its role; absent when it has none, and when there is no such context.
+    pub role: Option<Role>,
+    /// The context is on its way out.
+    pub is_deleting: bool,
+}
+
+/// Knows the actors and what they are in contexts. What it says may be kept from before only while it would hear of a change.
+pub trait Directory: Debug + Send + Sync + 'static {
+    /// An actor; nothing when there is none by this number, or no more.
+    ///
+    /// # Errors
+    /// When it cannot be told now.
+    fn actor(&self, id: ActorId) -> BoxFuture<'_, Result<Option<Arc<KnownActor>>, Status>>;
+
+    /// What an actor is in a context.
+    ///
+    /// # Errors
+    /// When it cannot be told now.
+    fn membership(&self, context: ContextId, actor: ActorId) -> BoxFuture<'_, Result<Membership, Status>>;
+
+    /// Uses up the id of a token, which is remembered until then. Gives `false` when it was used up before.
+    ///
+    /// # Errors
+    /// When it cannot be told now; the id may be used up all the same.
+    fn spend(
+        &self,
+        actor: ActorId,
+        token_id: String,
+        until: Timestamp,
+    ) -> BoxFuture<'_, Result<bool, Status>>;
+
+    /// Changes whenever something that was said before may not hold any more.
+    fn changed(&self) -> watch::Receiver<u64>;
+}

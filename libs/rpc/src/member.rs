@@ -1,0 +1,152 @@
+//! Streams that end when what allowed them is taken away.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::Stream;
+use futures_util::future::BoxFuture;
+use model::{ActorId, ContextId, Role, Timestamp};
+use tokio::time::Instant;
+use tonic::Status;
+
+use crate::directory::{Directory, Membership};
+use crate::error::{Error, ErrorKind};
+use crate::reason::Reason;
+
+/// How long a stream goes on while it cannot be told whether it may.
+const DOUBT_MAX: Duration = Duration::from_secs(30);
+/// The pause before it is asked again.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// The stream as long as `actor` has at least this role in `context`. It ends with `PERMISSION_DENIED`
+/// (`ROLE_INSUFFICIENT`) when the role has become too small, with `NOT_FOUND` when none is left, with
+/// `FAILED_PRECONDITION` (`CONTEXT_DELETING`) when the context goes, and with `UNAVAILABLE` when that could not be told
+/// for 30 s.
+///
+/// Whether the actor may begin is not asked here: whoever opens the stream has decided it.
+pub fn while_member<S, T>(
+    stream: S,
+    directory: Arc<dyn Directory>,
+    context: ContextId,
+    actor: ActorId,
+    role: Role,
+) -> impl Stream<Item = Result<T, Status>> + Send + 'static
+where
+    S: Stream<Item = Result<T, Status>> + Send + 'static,
+    T: 'static,
+{
+    let lost = async move {
+        until_lost(&*directory, || async {
+            let membership = directory.membership(context, actor).await?;
+            Ok(judged(membership, context, actor, role))
+        })
+        .await
+    };
+    Until { stream: Some(Box::pin(stream)), lost: Some(Box::pin(lost)) }
+}
+
+fn judged(membership: Membership, context: ContextId, actor: ActorId, needed: Role) -> Standing {
+    let Some(role) = membership.role else {
+        return Standing::Lost(Error::not_found(format!("context {context}")).into());
+    };
+    if role < needed {
+        let message = format!("actor {actor} needs the role {needed} in context {context}");
+        let error = Error::new(ErrorKind::PermissionDenied, Reason::RoleInsufficient, message);
+        return Standing::Lost(error.into());
+    }
+    if membership.is_deleting {
+        let message = format!("context {context} is being deleted");
+        let error = Error::new(ErrorKind::FailedPrecondition, Reason::ContextDeleting, message);
+        return Standing::Lost(error.into());
+    }
+    Standing::Holds { until: None }
+}
+
+/// Whether what allows something holds.
+#[derive(Debug)]
+pub(crate) enum Standing {
+    /// Yes; `until` then at the longest, when an end is set.
+    Holds { until: Option<Timestamp> },
+    /// No, and that is what the caller is told.
+    Lost(Status),
+}
+
+/// Waits until it is lost, and gives what the caller is told. Asks at once, whenever the directory says that something
+/// changed, and at the end that is set.
+pub(crate) async fn until_lost<A, F>(directory: &dyn Directory, ask: A) -> Status
+where
+    A: Fn() -> F,
+    F: Future<Output = Result<Standing, Status>>,
+{
+    let mut changed = directory.changed();
+    let mut in_doubt_since = None;
+    loop {
+        // Marked as seen before asking: what changes while it is asked is asked again.
+        changed.borrow_and_update();
+        let pause = match ask().await {
+            Ok(Standing::Lost(status)) => return status,
+            Ok(Standing::Holds { until }) => {
+                in_doubt_since = None;
+                until.map(|until| until.since(Timestamp::now()))
+            }
+            Err(status) => {
+                let since: Instant = *in_doubt_since.get_or_insert_with(Instant::now);
+                if since.elapsed() >= DOUBT_MAX {
+                    return doubtful(&status);
+                }
+                Some(ASK_AGAIN)
+            }
+        };
+        let pause = async {
+            match pause {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            heard = changed.changed() => if heard.is_err() {
+                return doubtful(&Status::unavailable("the directory has ended"));
+            },
+            () = pause => {}
+        }
+    }
+}
+
+fn doubtful(why: &Status) -> Status {
+    let message = format!("whether the caller may still do this cannot be told: {}", why.message());
+    Error::unavailable(Reason::PeerUnavailable, message).into()
+}
+
+/// A stream until something happens, which it ends with.
+struct Until<S> {
+    /// Dropped when it is over, so that whoever feeds it notices.
+    stream: Option<Pin<Box<S>>>,
+    lost: Option<BoxFuture<'static, Status>>,
+}
+
+impl<S, T> Stream for Until<S>
+where
+    S: Stream<Item = Result<T, Status>>,
+{
+    type Item = Result<T, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(lost) = &mut self.lost
+            && let Poll::Ready(status) = lost.as_mut().poll(cx)
+        {
+            self.lost = None;
+            self.stream = None;
+            return Poll::Ready(Some(Err(status)));
+        }
+        let Some(stream) = &mut self.stream else { return Poll::Ready(None) };
+        let next = stream.as_mut().poll_next(cx);
+        if matches!(next, Poll::Ready(None)) {
+            self.stream = None;
+            self.lost = None;
+        }
+        next
+    }
+}

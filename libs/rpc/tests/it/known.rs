@@ -1,0 +1,105 @@
+//! A directory in memory, which tests change.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use futures_util::future::{BoxFuture, ready};
+use identity::{ActorKey, SigningKey};
+use model::{ActorId, ContextId, Timestamp};
+use rpc::{Directory, KnownActor, Membership};
+use tokio::sync::watch;
+use tonic::Status;
+
+/// Knows what it was told.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    said: Mutex<Said>,
+    changed: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Said {
+    actors: BTreeMap<ActorId, Arc<KnownActor>>,
+    members: BTreeMap<(ContextId, ActorId), Membership>,
+    spent: BTreeSet<(ActorId, String)>,
+    /// How often an actor was asked for.
+    asked: u64,
+    is_away: bool,
+}
+
+impl Known {
+    /// Knows this actor, with this key, which counts from the beginning of time.
+    pub(crate) fn with(actor: ActorId, key: &SigningKey) -> Arc<Self> {
+        let known = Self::default();
+        let key = ActorKey { key: key.verifying_key(), not_before: Timestamp::default(), revoked_at: None };
+        known.put(actor, KnownActor { keys: vec![key], certificates_not_before: None });
+        Arc::new(known)
+    }
+
+    pub(crate) fn put(&self, actor: ActorId, known: KnownActor) {
+        self.change(|said| drop(said.actors.insert(actor, Arc::new(known))));
+    }
+
+    pub(crate) fn edit(&self, actor: ActorId, edit: impl FnOnce(&mut KnownActor)) {
+        self.change(|said| edit(Arc::make_mut(said.actors.get_mut(&actor).unwrap())));
+    }
+
+    pub(crate) fn forget(&self, actor: ActorId) {
+        self.change(|said| drop(said.actors.remove(&actor)));
+    }
+
+    pub(crate) fn set_member(&self, context: ContextId, actor: ActorId, membership: Membership) {
+        self.change(|said| {
+            said.members.insert((context, actor), membership);
+        });
+    }
+
+    /// From now on it answers nothing, or again.
+    pub(crate) fn set_away(&self, is_away: bool) {
+        self.change(|said| said.is_away = is_away);
+    }
+
+    /// Another actor changed.
+    pub(crate) fn touch(&self) {
+        self.change(|_| ());
+    }
+
+    pub(crate) fn asked(&self) -> u64 {
+        self.said.lock().unwrap().asked
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Said)) {
+        change(&mut self.said.lock().unwrap());
+        self.changed.send_modify(|n| *n += 1);
+    }
+
+    fn answer<T: Send + 'static>(
+        &self,
+        answer: impl FnOnce(&mut Said) -> T,
+    ) -> BoxFuture<'_, Result<T, Status>> {
+        let mut said = self.said.lock().unwrap();
+        let answer = if said.is_away { Err(Status::unavailable("away")) } else { Ok(answer(&mut said)) };
+        Box::pin(ready(answer))
+    }
+}
+
+impl Directory for Known {
+    fn actor(&self, id: ActorId) -> BoxFuture<'_, Result<Option<Arc<KnownActor>>, Status>> {
+        self.answer(|said| {
+            said.asked += 1;
+            said.actors.get(&id).cloned()
+        })
+    }
+
+    fn membership(&self, context: ContextId, actor: ActorId) -> BoxFuture<'_, Result<Membership, Status>> {
+        self.answer(|said| said.members.get(&(context, actor)).copied().unwrap_or_default())
+    }
+
+    fn spend(&self, actor: ActorId, token_id: String, _: Timestamp) -> BoxFuture<'_, Result<bool, Status>> {
+        self.answer(|said| said.spent.insert((actor, token_id)))
+    }
+
+    fn changed(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+}
