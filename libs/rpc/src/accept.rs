@@ -1,4 +1,4 @@
-//! Accepting connections: TCP, handshake, and who is there.
+//! Accepting connections: TCP, what is spoken, handshake, and who is there.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,40 +9,99 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
 use crate::caller::{Peer, PeerIdentity};
+use crate::mesh::MeshTrust;
+use crate::metrics::Metrics;
 use crate::tls::ServerTls;
 
 /// A handshake that takes longer is given up.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Handshakes under way at once; the others wait in the kernel's backlog.
-const HANDSHAKES_MAX: usize = 256;
+pub(crate) const HANDSHAKES_MAX: usize = 256;
+/// Connections at once of peers that showed a certificate of ours, or stand behind the sidecar.
+pub(crate) const CONNECTIONS_MAX: usize = 4096;
+/// Connections at once of peers without a certificate; they cannot take the others' places.
+pub(crate) const CONNECTIONS_ANONYMOUS_MAX: usize = 1024;
 /// Pause after an error of `accept`, as when the process has no descriptors left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// How every TLS connection begins: a record with a handshake in it.
+const TLS_FIRST_BYTE: u8 = 0x16;
 
-/// Accepts until `stop`, and hands connections with a finished handshake to `ready`.
+/// What a port demands of those who come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TlsMode {
+    /// TLS, and nothing else.
+    #[default]
+    Strict,
+    /// Plaintext as well, for the time of a migration. Who comes that way has no identity.
+    Permissive,
+}
+
+/// A port, and what happens at it.
+pub(crate) struct Door {
+    pub(crate) listener: TcpListener,
+    pub(crate) entrance: Entrance,
+}
+
+/// How connections of a port begin.
+#[derive(Clone)]
+pub(crate) enum Entrance {
+    /// With a handshake.
+    Tls(Arc<ServerTls>, TlsMode),
+    /// Straight with HTTP/2: it is our own sidecar, and says of each call who makes it.
+    Mesh(Arc<MeshTrust>),
+}
+
+/// What every door of a server shares.
+#[derive(Clone)]
+pub(crate) struct Hall {
+    pub(crate) ready: mpsc::Sender<io::Result<Connection>>,
+    pub(crate) stop: CancellationToken,
+    pub(crate) sever: CancellationToken,
+    pub(crate) seats: Seats,
+    pub(crate) metrics: Metrics,
+}
+
+/// Places for connections.
+#[derive(Clone)]
+pub(crate) struct Seats {
+    known: Arc<Semaphore>,
+    anonymous: Arc<Semaphore>,
+}
+
+impl Seats {
+    pub(crate) fn new() -> Self {
+        Self {
+            known: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+            anonymous: Arc::new(Semaphore::new(CONNECTIONS_ANONYMOUS_MAX)),
+        }
+    }
+
+    fn take(&self, peer: &Peer) -> io::Result<OwnedSemaphorePermit> {
+        let stranger = peer.mesh.is_none() && !matches!(peer.identity, PeerIdentity::Known(_));
+        let seats = if stranger { &self.anonymous } else { &self.known };
+        seats.clone().try_acquire_owned().map_err(|_| io::Error::other("there are too many connections"))
+    }
+}
+
+/// Accepts until the server stops, and hands on connections that are ready for HTTP/2.
 ///
 /// Each handshake is a task of its own: a slow peer holds up nobody else.
-pub(crate) async fn accept(
-    listener: TcpListener,
-    tls: Arc<ServerTls>,
-    ready: mpsc::Sender<io::Result<Connection>>,
-    stop: CancellationToken,
-    sever: CancellationToken,
-) {
+pub(crate) async fn accept(door: Door, hall: Hall) {
     let permits = Arc::new(Semaphore::new(HANDSHAKES_MAX));
     loop {
         let next = async {
             let permit = permits.clone().acquire_owned().await;
-            (listener.accept().await, permit)
+            (door.listener.accept().await, permit)
         };
         let (accepted, permit) = tokio::select! {
-            () = stop.cancelled() => return,
+            () = hall.stop.cancelled() => return,
             next = next => next,
         };
         let (socket, address) = match accepted {
@@ -53,14 +112,18 @@ pub(crate) async fn accept(
                 continue;
             }
         };
-        let (tls, ready, sever) = (tls.clone(), ready.clone(), sever.clone());
+        let (entrance, hall) = (door.entrance.clone(), hall.clone());
         tokio::spawn(async move {
-            let greeted = tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(socket, address, &tls, sever)).await;
+            let greeted =
+                tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(socket, address, entrance, &hall)).await;
             drop(permit);
             match greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
                 // Nobody receives any more when the server has stopped meanwhile.
-                Ok(connection) => drop(ready.send(Ok(connection)).await),
-                Err(error) => tracing::info!(peer = %address, %error, "TLS handshake failed"),
+                Ok(connection) => drop(hall.ready.send(Ok(connection)).await),
+                Err(error) => {
+                    hall.metrics.connections_refused.inc();
+                    tracing::info!(peer = %address, %error, "a connection did not come about");
+                }
             }
         });
     }
@@ -69,25 +132,81 @@ pub(crate) async fn accept(
 async fn greet(
     socket: TcpStream,
     address: SocketAddr,
-    tls: &ServerTls,
-    sever: CancellationToken,
+    entrance: Entrance,
+    hall: &Hall,
 ) -> io::Result<Connection> {
     // Without it every small answer waits some 40 ms for an acknowledgement.
     socket.set_nodelay(true)?;
+    let (wire, peer, kind) = match entrance {
+        Entrance::Mesh(trust) => (Wire::Plain(socket), Peer::behind_sidecar(address, trust), "mesh"),
+        Entrance::Tls(tls, mode) if !begins_with_tls(&socket).await? => {
+            if mode == TlsMode::Strict {
+                return Err(io::Error::other("it speaks no TLS, and this port speaks nothing else"));
+            }
+            tracing::info!(peer = %address, "a connection in plaintext; `--tls-mode strict` will refuse it");
+            let peer = Peer::new(address, PeerIdentity::Anonymous, tls.current().1.clone());
+            (Wire::Plain(socket), peer, "plaintext")
+        }
+        Entrance::Tls(tls, _) => {
+            let (stream, peer) = handshake(socket, address, &tls).await?;
+            (Wire::Tls(Box::new(stream)), peer, "tls")
+        }
+    };
+    let seat = hall.seats.take(&peer)?;
+    hall.metrics.connections.with_label_values(&[kind]).inc();
+    let severed = Box::pin(hall.sever.clone().cancelled_owned());
+    Ok(Connection { wire, peer, severed, _seat: seat })
+}
+
+/// Looks at the first byte and leaves it where it is.
+async fn begins_with_tls(socket: &TcpStream) -> io::Result<bool> {
+    let mut first = [0];
+    match socket.peek(&mut first).await? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Ok(first[0] == TLS_FIRST_BYTE),
+    }
+}
+
+async fn handshake(
+    socket: TcpStream,
+    address: SocketAddr,
+    tls: &ServerTls,
+) -> io::Result<(TlsStream<TcpStream>, Peer)> {
     let current = tls.current();
     let (config, trust_domain) = &*current;
     let stream = TlsAcceptor::from(config.clone()).accept(socket).await?;
     let leaf = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let identity = PeerIdentity::from_leaf(leaf.map(AsRef::as_ref), trust_domain);
-    let peer = Peer { address, identity, trust_domain: trust_domain.clone() };
-    Ok(Connection { stream, peer, severed: Box::pin(sever.cancelled_owned()) })
+    Ok((stream, Peer::new(address, identity, trust_domain.clone())))
 }
 
-/// A connection after its handshake. It breaks when the server severs it.
+/// A connection that is ready for HTTP/2. It breaks when the server severs it.
 pub(crate) struct Connection {
-    stream: TlsStream<TcpStream>,
+    wire: Wire,
     peer: Peer,
     severed: Pin<Box<WaitForCancellationFutureOwned>>,
+    _seat: OwnedSemaphorePermit,
+}
+
+enum Wire {
+    Tls(Box<TlsStream<TcpStream>>),
+    Plain(TcpStream),
+}
+
+/// The same call, whatever the wire is.
+macro_rules! on_wire {
+    ($connection:expr, $wire:ident => $call:expr) => {
+        match &mut $connection.wire {
+            Wire::Tls(stream) => {
+                let $wire = Pin::new(stream.as_mut());
+                $call
+            }
+            Wire::Plain(socket) => {
+                let $wire = Pin::new(socket);
+                $call
+            }
+        }
+    };
 }
 
 impl Connection {
@@ -113,13 +232,13 @@ impl AsyncRead for Connection {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.poll_severed(cx)?;
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
+        on_wire!(self, wire => wire.poll_read(cx, buffer))
     }
 }
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        on_wire!(self, wire => wire.poll_write(cx, bytes))
     }
 
     fn poll_write_vectored(
@@ -127,18 +246,21 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+        on_wire!(self, wire => wire.poll_write_vectored(cx, slices))
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        match &self.wire {
+            Wire::Tls(stream) => stream.is_write_vectored(),
+            Wire::Plain(socket) => socket.is_write_vectored(),
+        }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        on_wire!(self, wire => wire.poll_flush(cx))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        on_wire!(self, wire => wire.poll_shutdown(cx))
     }
 }

@@ -8,6 +8,7 @@ use model::{ActorId, Timestamp};
 use tonic::Status;
 
 use crate::error::{Error, ErrorKind};
+use crate::mesh::MeshTrust;
 use crate::reason::Reason;
 
 /// The verified identity behind a call.
@@ -83,6 +84,20 @@ pub(crate) struct Peer {
     pub(crate) identity: PeerIdentity,
     /// For which tokens have to be made.
     pub(crate) trust_domain: TrustDomain,
+    /// A sidecar, which says of each call who makes it.
+    pub(crate) mesh: Option<Arc<MeshTrust>>,
+}
+
+impl Peer {
+    pub(crate) const fn new(address: SocketAddr, identity: PeerIdentity, trust_domain: TrustDomain) -> Self {
+        Self { address, identity, trust_domain, mesh: None }
+    }
+
+    /// Our own sidecar, which speaks for many.
+    pub(crate) fn behind_sidecar(address: SocketAddr, trust: Arc<MeshTrust>) -> Self {
+        let trust_domain = trust.ours().clone();
+        Self { address, identity: PeerIdentity::Anonymous, trust_domain, mesh: Some(trust) }
+    }
 }
 
 /// What a peer's certificate says.

@@ -19,9 +19,10 @@ use tonic::{Code, Status, TimeoutExpired};
 use tower::{Service, service_fn};
 
 use crate::caller::Caller;
+use crate::deadline::{deadline_exceeded, pass_on};
 use crate::error::{Error, ErrorKind};
 use crate::error_view::connection_broke;
-use crate::gate::{Gate, deadline_exceeded};
+use crate::gate::Gate;
 use crate::local::LocalHandle;
 use crate::reason::Reason;
 use crate::tls::{ALPN_H2, ClientTls, TlsError, TlsFiles};
@@ -53,9 +54,18 @@ enum Way {
     Local { handle: LocalHandle, caller: Caller },
 }
 
+impl Way {
+    fn target(&self) -> &str {
+        match self {
+            Self::Remote { target, .. } => target,
+            Self::Local { handle, .. } => handle.name(),
+        }
+    }
+}
+
 impl Channel {
-    /// A way to `https://host:port`. Connects when first used, and again whenever the connection was lost.
-    /// Has to be made within a runtime.
+    /// A way to `https://host:port`, or in a mesh ([`TlsFiles::in_mesh`]) to `http://host:port`, which a sidecar takes
+    /// up. Connects when first used, and again whenever the connection was lost. Has to be made within a runtime.
     ///
     /// The server's certificate has to carry `server_name`, or the host of the address when there is none.
     /// Which service answers is not part of that check: whoever holds a certificate with that name is believed.
@@ -63,25 +73,34 @@ impl Channel {
     /// # Errors
     /// When the address or a certificate file cannot be used.
     pub fn remote(address: &str, tls: &TlsFiles, server_name: Option<&str>) -> Result<Self, ChannelError> {
+        if let Some(authority) = plaintext_address(address) {
+            return if tls.allows_plaintext() {
+                Ok(Self::to_sidecar(&authority))
+            } else {
+                Err(ChannelError::Plaintext { address: address.to_owned() })
+            };
+        }
         let authority = parse_address(address)?;
-        let name = server_name.unwrap_or_else(|| authority.host().trim_matches(['[', ']']));
-        let name = ServerName::try_from(name.to_owned())
-            .map_err(|_| ChannelError::ServerName { name: name.to_owned() })?;
+        let name = name_of(&authority, server_name)?;
         let tls = Arc::new(ClientTls::load(tls).map_err(ChannelError::Tls)?);
 
         // The connector does TLS itself, which tonic accepts for `http` only; requests still say `https`.
-        let endpoint = Endpoint::from(uri(Scheme::HTTP, &authority))
-            .origin(uri(Scheme::HTTPS, &authority))
-            .connect_timeout(CONNECT_TIMEOUT)
-            .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
-            .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-            .keep_alive_while_idle(true);
+        let endpoint = endpoint(&authority).origin(uri(Scheme::HTTPS, &authority));
         let target = authority.clone();
         let channel = endpoint.connect_with_connector_lazy(service_fn(move |_: Uri| {
             let (authority, name, tls) = (authority.clone(), name.clone(), tls.clone());
             async move { connect(&authority, name, &tls).await.map(TokioIo::new) }
         }));
         Ok(Self(Way::Remote { channel, target: target.as_str().into() }))
+    }
+
+    fn to_sidecar(authority: &Authority) -> Self {
+        let (endpoint, target) = (endpoint(authority), authority.clone());
+        let channel = endpoint.connect_with_connector_lazy(service_fn(move |_: Uri| {
+            let authority = target.clone();
+            async move { open(&authority).await.map(TokioIo::new) }
+        }));
+        Self(Way::Remote { channel, target: authority.as_str().into() })
     }
 
     /// A way to a service of the same process, which will see this identity.
@@ -106,6 +125,9 @@ impl Service<Request<Body>> for Channel {
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        if let Err(error) = pass_on(request.headers_mut(), self.0.target()) {
+            return Box::pin(std::future::ready(Err(error.into())));
+        }
         match &mut self.0 {
             Way::Remote { channel, target } => {
                 let (answer, target) = (channel.call(request), target.clone());
@@ -130,20 +152,33 @@ async fn call_gate(mut gate: Gate, request: Request<Body>) -> Result<Response<Bo
     answer.map_err(|never| match never {})
 }
 
-async fn connect(
+pub(crate) async fn connect(
     authority: &Authority,
     name: ServerName<'static>,
     tls: &ClientTls,
 ) -> Result<TlsStream<TcpStream>, BoxError> {
-    let port = authority.port_u16().unwrap_or(443);
-    let socket = TcpStream::connect((authority.host().trim_matches(['[', ']']), port)).await?;
-    socket.set_nodelay(true)?;
+    let socket = open(authority).await?;
     let config = Arc::clone(&*tls.current());
     let stream = TlsConnector::from(config).connect(name, socket).await?;
     if stream.get_ref().1.alpn_protocol() != Some(ALPN_H2) {
         return Err("the server does not speak gRPC (no h2 in the TLS handshake)".into());
     }
     Ok(stream)
+}
+
+async fn open(authority: &Authority) -> Result<TcpStream, BoxError> {
+    let port = authority.port_u16().unwrap_or(443);
+    let socket = TcpStream::connect((authority.host().trim_matches(['[', ']']), port)).await?;
+    socket.set_nodelay(true)?;
+    Ok(socket)
+}
+
+fn endpoint(authority: &Authority) -> Endpoint {
+    Endpoint::from(uri(Scheme::HTTP, authority))
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+        .keep_alive_while_idle(true)
 }
 
 /// What broke before there was an answer. Tonic calls some of it UNKNOWN or CANCELLED; every other
@@ -156,7 +191,7 @@ fn unreachable_status(target: &str, error: BoxError) -> Status {
         timed_out |= cause.is::<TimeoutExpired>();
     }
     if timed_out {
-        return deadline_exceeded(target);
+        return deadline_exceeded(target).into();
     }
     let message = format!("cannot reach {target}: {cause}");
     let status = Status::from_error(error);
@@ -166,7 +201,7 @@ fn unreachable_status(target: &str, error: BoxError) -> Status {
     status
 }
 
-fn parse_address(address: &str) -> Result<Authority, ChannelError> {
+pub(crate) fn parse_address(address: &str) -> Result<Authority, ChannelError> {
     let refused = || ChannelError::Address { address: address.to_owned() };
     let rest = match address.split_once("://") {
         Some(("https", rest)) => rest.strip_suffix('/').unwrap_or(rest),
@@ -176,6 +211,20 @@ fn parse_address(address: &str) -> Result<Authority, ChannelError> {
     let authority: Authority = rest.parse().map_err(|_| refused())?;
     let good = authority.port_u16().is_some() && !authority.host().is_empty() && !rest.contains('@');
     if good { Ok(authority) } else { Err(refused()) }
+}
+
+/// The host and the port behind `http://`.
+fn plaintext_address(address: &str) -> Option<Authority> {
+    address.strip_prefix("http://").and_then(|rest| parse_address(rest).ok())
+}
+
+/// What the server's certificate has to carry.
+pub(crate) fn name_of(
+    authority: &Authority,
+    server_name: Option<&str>,
+) -> Result<ServerName<'static>, ChannelError> {
+    let name = server_name.unwrap_or_else(|| authority.host().trim_matches(['[', ']']));
+    ServerName::try_from(name.to_owned()).map_err(|_| ChannelError::ServerName { name: name.to_owned() })
 }
 
 fn uri(scheme: Scheme, authority: &Authority) -> Uri {
@@ -192,6 +241,14 @@ pub enum ChannelError {
     /// The address is of another form.
     #[error("`{address}` is no address of a service: write https://host:port")]
     Address {
+        /// The address.
+        address: String,
+    },
+    /// Plaintext is for meshes.
+    #[error(
+        "`{address}` would be called in plaintext, which is for processes behind a sidecar (`--mesh`): write https://"
+    )]
+    Plaintext {
         /// The address.
         address: String,
     },

@@ -3,24 +3,106 @@
 //! Tonic's own timeout answers `CANCELLED` where every other stack answers
 //! `DEADLINE_EXCEEDED`, and never tells the handler. So the gate reads
 //! `grpc-timeout` itself, ends the call a moment before tonic would, and hands
-//! the deadline on.
+//! the deadline on: to the handler, and to what the handler calls.
+//!
+//! What a handler calls is held to the deadline as long as the handler itself, or the stream that it
+//! answered with, is what is polled. A task that it spawns is on its own: work that has to go on when
+//! the caller is gone belongs into one, and [`Deadline::of`] tells it the deadline if it wants to know.
 
 use std::time::Duration;
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::time::Instant;
 
-/// When the caller stops waiting. In the extensions of every request that has one.
+use crate::arrival::RequestId;
+use crate::error::{Error, ErrorKind};
+use crate::reason::Reason;
+
+const TIMEOUT_HEADER: HeaderName = HeaderName::from_static("grpc-timeout");
+/// What an answer needs on its way back: a call that is made on behalf of another has to end that much earlier.
+const MARGIN: Duration = Duration::from_millis(50);
+/// The protocol has room for eight digits.
+const TIMEOUT_VALUE_MAX: u128 = 99_999_999;
+
+tokio::task_local! {
+    /// The call that is being answered.
+    static ANSWERING: Ambient;
+}
+
+/// What calls inherit that are made while another is answered.
+#[derive(Debug, Clone)]
+pub(crate) struct Ambient {
+    pub(crate) deadline: Option<Deadline>,
+    pub(crate) request_id: RequestId,
+}
+
+impl Ambient {
+    /// Answers within it.
+    pub(crate) fn scope<F: Future>(&self, answering: F) -> impl Future<Output = F::Output> + use<F> {
+        ANSWERING.scope(self.clone(), answering)
+    }
+
+    /// Polls within it.
+    pub(crate) fn sync_scope<T>(&self, polling: impl FnOnce() -> T) -> T {
+        ANSWERING.sync_scope(self.clone(), polling)
+    }
+}
+
+/// Until when the caller waits, or may wait. In the extensions of every request that has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline(pub Instant);
 
 impl Deadline {
-    /// What the caller asked for, counted from now.
-    pub(crate) fn from_headers(headers: &HeaderMap) -> Option<Self> {
-        let text = headers.get("grpc-timeout")?.to_str().ok()?;
-        // A deadline that far away that the clock cannot express it is none.
-        Instant::now().checked_add(parse(text)?).map(Self)
+    /// The deadline of this request; none for a stream whose caller set none.
+    #[must_use]
+    pub fn of<T>(request: &tonic::Request<T>) -> Option<Self> {
+        request.extensions().get::<Self>().copied()
     }
+
+    /// The deadline of the call that is being answered where this is asked; none in a task that was spawned.
+    #[must_use]
+    pub fn current() -> Option<Self> {
+        ANSWERING.try_with(|ambient| ambient.deadline).ok().flatten()
+    }
+
+    /// What the caller asked for, at most so long.
+    pub(crate) fn from_headers(headers: &HeaderMap, patience: Option<Duration>) -> Option<Self> {
+        let asked = headers.get(TIMEOUT_HEADER).and_then(|value| parse(value.to_str().ok()?));
+        let timeout = match (asked, patience) {
+            (Some(asked), Some(patience)) => asked.min(patience),
+            (asked, patience) => asked.or(patience)?,
+        };
+        // A deadline that far away that the clock cannot express it is none.
+        Instant::now().checked_add(timeout).map(Self)
+    }
+}
+
+/// Hands the deadline and the id of the call that is being answered on to one that is made meanwhile.
+///
+/// # Errors
+/// DEADLINE_EXCEEDED when there is no time left: then there is nothing to call for.
+pub(crate) fn pass_on(headers: &mut HeaderMap, target: &str) -> Result<(), Error> {
+    let Ok(ambient) = ANSWERING.try_with(Clone::clone) else { return Ok(()) };
+    headers.entry(crate::arrival::REQUEST_ID_HEADER).or_insert_with(|| ambient.request_id.header());
+    let Some(Deadline(deadline)) = ambient.deadline else { return Ok(()) };
+    let left = deadline.saturating_duration_since(Instant::now()).saturating_sub(MARGIN);
+    if left.is_zero() {
+        let message = format!("{target} was not called: the deadline of the call that needs it has passed");
+        return Err(Error::new(ErrorKind::DeadlineExceeded, Reason::DeadlineExceeded, message));
+    }
+    let own = headers.get(TIMEOUT_HEADER).and_then(|value| parse(value.to_str().ok()?));
+    if own.is_none_or(|own| own > left) {
+        headers.insert(TIMEOUT_HEADER, written(left));
+    }
+    Ok(())
+}
+
+/// `who` is the method or the server that did not answer.
+pub(crate) fn deadline_exceeded(who: &str) -> Error {
+    let message = format!(
+        "{who} did not answer within the deadline of the call; whether it had an effect is not known"
+    );
+    Error::new(ErrorKind::DeadlineExceeded, Reason::DeadlineExceeded, message)
 }
 
 /// `TimeoutValue TimeoutUnit` of the gRPC protocol: up to eight digits and a unit.
@@ -41,6 +123,19 @@ fn parse(text: &str) -> Option<Duration> {
     })
 }
 
+/// The same, in the finest unit that has room; what is cut off makes it shorter, never longer.
+fn written(timeout: Duration) -> HeaderValue {
+    let units = [
+        (timeout.as_micros(), 'u'),
+        (timeout.as_millis(), 'm'),
+        (timeout.as_secs().into(), 'S'),
+        ((timeout.as_secs() / 3600).into(), 'H'),
+    ];
+    let fits = units.into_iter().find(|(value, _)| *value <= TIMEOUT_VALUE_MAX);
+    let (value, unit) = fits.unwrap_or((TIMEOUT_VALUE_MAX, 'H'));
+    HeaderValue::from_str(&format!("{value}{unit}")).expect("digits and a letter make a header")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -53,5 +148,66 @@ mod tests {
         for text in ["", "S", "3", "3s", "+3S", "-3S", "123456789S", "3 S", "3é"] {
             assert_eq!(parse(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn what_is_written_can_be_read() {
+        for (timeout, want) in [
+            (Duration::from_millis(1500), "1500000u"),
+            (Duration::from_secs(100), "100000m"),
+            (Duration::from_secs(200_000), "200000S"),
+            (Duration::from_secs(1_000_000_000), "277777H"),
+            (Duration::MAX, "99999999H"),
+        ] {
+            let text = written(timeout);
+            assert_eq!(text, want);
+            assert!(parse(want).is_some_and(|read| read <= timeout));
+        }
+    }
+
+    fn ambient(left: Option<Duration>) -> Ambient {
+        let deadline = left.map(|left| Deadline(Instant::now() + left));
+        Ambient { deadline, request_id: RequestId::of(&HeaderMap::new()) }
+    }
+
+    fn passed_on(left: Option<Duration>, own: Option<&'static str>) -> Result<Option<Duration>, Error> {
+        let mut headers = HeaderMap::new();
+        if let Some(own) = own {
+            headers.insert(TIMEOUT_HEADER, HeaderValue::from_static(own));
+        }
+        ambient(left).sync_scope(|| pass_on(&mut headers, "storage"))?;
+        assert!(headers.contains_key(crate::arrival::REQUEST_ID_HEADER));
+        Ok(headers.get(TIMEOUT_HEADER).and_then(|value| parse(value.to_str().ok()?)))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_left_is_passed_on() {
+        let second = Some(Duration::from_secs(1));
+        let left = Some(Duration::from_millis(950));
+        assert_eq!(passed_on(second, None).expect("time"), left);
+        assert_eq!(passed_on(second, Some("5S")).expect("time"), left);
+        assert_eq!(passed_on(second, Some("3m")).expect("time"), Some(Duration::from_millis(3)));
+        assert_eq!(passed_on(None, None).expect("time"), None);
+        assert_eq!(passed_on(None, Some("5S")).expect("time"), Some(Duration::from_secs(5)));
+        let refused = passed_on(Some(Duration::from_millis(50)), None).expect_err("no time");
+        assert_eq!(refused.reason(), Reason::DeadlineExceeded);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn patience_bounds_what_is_asked() {
+        let mut headers = HeaderMap::new();
+        let minute = Some(Duration::from_secs(60));
+        let after = |headers: &HeaderMap, patience| {
+            Deadline::from_headers(headers, patience).map(|deadline| deadline.0 - Instant::now())
+        };
+        assert_eq!(after(&headers, None), None);
+        assert_eq!(after(&headers, minute), minute);
+        headers.insert(TIMEOUT_HEADER, HeaderValue::from_static("2M"));
+        assert_eq!(after(&headers, minute), minute);
+        assert_eq!(after(&headers, None), Some(Duration::from_secs(120)));
+        headers.insert(TIMEOUT_HEADER, HeaderValue::from_static("5S"));
+        assert_eq!(after(&headers, minute), Some(Duration::from_secs(5)));
+        headers.insert(TIMEOUT_HEADER, HeaderValue::from_static("soon"));
+        assert_eq!(after(&headers, minute), minute);
     }
 }

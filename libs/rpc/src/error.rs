@@ -63,6 +63,8 @@ pub enum ErrorKind {
     DeadlineExceeded,
     /// There is no such method here.
     Unimplemented,
+    /// The caller gave it up.
+    Cancelled,
     /// A defect. Its cause goes to the log and never to the caller.
     Internal,
 }
@@ -82,6 +84,7 @@ impl ErrorKind {
             Self::OutOfRange => Code::OutOfRange,
             Self::DeadlineExceeded => Code::DeadlineExceeded,
             Self::Unimplemented => Code::Unimplemented,
+            Self::Cancelled => Code::Cancelled,
             Self::Internal => Code::Internal,
         }
     }

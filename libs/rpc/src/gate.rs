@@ -1,4 +1,6 @@
-//! What every call passes before its handler: who is it, may it, how long.
+//! What every call passes on its way to a handler and back, in this order: what a mesh says of it; its id and its
+//! headers; whether there is such a method; room; its deadline; who it is and whether it may; the handler; and on
+//! the way back the form of the answer.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -7,84 +9,62 @@ use std::task::{Context, Poll};
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
 use identity::Identity;
-use tonic::Status;
 use tonic::body::Body;
 use tonic::service::Routes;
 use tower::Service;
+use tracing::Instrument as _;
 
-use crate::authenticate::{Believed, Claim, Shown, cannot_look_up, shown};
-use crate::caller::{Caller, Peer, identity_required};
-use crate::deadline::Deadline;
-use crate::directory::Directory;
-use crate::error::{Error, ErrorKind};
-use crate::policy::{MethodPolicy, Verdict};
-use crate::reason::Reason;
+use crate::admission::Admission;
+use crate::answer::{Answering, unknown_method};
+use crate::arrival::{RequestId, bound_headers};
+use crate::caller::{Caller, Peer, PeerIdentity};
+use crate::deadline::{Ambient, Deadline};
+use crate::error::Error;
+use crate::mesh;
+use crate::methods::{Found, Methods, Shape};
+use crate::metrics::Metrics;
 use crate::revocable::while_believed;
+use crate::shed::{Place, Shed};
 
-/// The routes of a service behind its policy. Cheap to clone.
+/// Health and reflection: they are asked when nothing else answers any more.
+const ALWAYS_ANSWERED: &str = "/grpc.";
+
+/// The routes of a service behind all that. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Gate {
     routes: Routes,
-    policy: Arc<MethodPolicy>,
-    directory: Option<Arc<dyn Directory>>,
+    rooms: Arc<Rooms>,
+}
+
+/// What calls pass.
+#[derive(Debug)]
+pub(crate) struct Rooms {
+    pub(crate) admission: Admission,
+    pub(crate) methods: Methods,
+    pub(crate) shed: Shed,
+    pub(crate) metrics: Metrics,
 }
 
 impl Gate {
-    pub(crate) fn new(routes: Routes, policy: MethodPolicy, directory: Option<Arc<dyn Directory>>) -> Self {
-        Self { routes: routes.prepare(), policy: Arc::new(policy), directory }
+    pub(crate) fn new(routes: Routes, rooms: Rooms) -> Self {
+        Self { routes: routes.prepare(), rooms: Arc::new(rooms) }
     }
 
-    /// Whether who calls may; leaves the caller in the extensions.
-    fn admit(&self, request: &mut Request<Body>, caller: Result<Option<Caller>, Error>) -> Result<(), Error> {
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.rooms.metrics
+    }
+}
+
+impl Rooms {
+    /// What can be said before anybody is asked.
+    fn receive(&self, request: &Request<Body>, shape: Option<Shape>) -> Result<Option<Place>, Error> {
+        bound_headers(request)?;
         let path = request.uri().path();
-        let identity = caller.as_ref().ok().copied().flatten().map(|caller| caller.identity());
-        match (self.policy.decide(path, identity), caller) {
-            (Verdict::Allowed, Ok(Some(caller))) => {
-                request.extensions_mut().insert(caller);
-                Ok(())
-            }
-            // A certificate that says nothing is no hindrance where none is needed.
-            (Verdict::Allowed, _) => Ok(()),
-            (_, Err(unusable)) => Err(unusable),
-            (_, Ok(Some(caller))) => Err(denied(request, caller.identity())),
-            (_, Ok(None)) => Err(identity_required().with("method", path)),
+        let shape = shape.ok_or_else(|| unknown_method(path))?;
+        if path.starts_with(ALWAYS_ANSWERED) {
+            return Ok(None);
         }
-    }
-
-    /// Looks an actor up, and whether it may.
-    async fn admit_actor(&self, request: &mut Request<Body>, claim: &Claim) -> Result<Believed, Error> {
-        let verdict = self.policy.decide(request.uri().path(), Some(claim.identity()));
-        let Some(directory) = &self.directory else {
-            return Err(match verdict {
-                Verdict::Allowed => cannot_look_up(),
-                Verdict::Denied | Verdict::IdentityRequired => denied(request, claim.identity()),
-            });
-        };
-        let believed = claim.verify(directory).await?;
-        self.admit(request, Ok(Some(believed.caller)))?;
-        if self.policy.is_administrative(request.uri().path()) {
-            claim.spend(directory).await?;
-        }
-        Ok(believed)
-    }
-
-    /// What follows for a call that was let in.
-    fn answer(
-        &mut self,
-        mut request: Request<Body>,
-    ) -> BoxFuture<'static, Result<Response<Body>, Infallible>> {
-        let Some(deadline) = Deadline::from_headers(request.headers()) else {
-            return Box::pin(self.routes.call(request));
-        };
-        request.extensions_mut().insert(deadline);
-        let path = request.uri().path().to_owned();
-        let answer = self.routes.call(request);
-        Box::pin(async move {
-            match tokio::time::timeout_at(deadline.0, answer).await {
-                Ok(answer) => answer,
-                Err(_) => Ok(deadline_exceeded(&path).into_http()),
-            }
-        })
+        self.shed.take(shape, is_service(request)).map(Some)
     }
 }
 
@@ -98,49 +78,64 @@ impl Service<Request<Body>> for Gate {
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let is_open = self.policy.is_open(request.uri().path());
-        match shown(&request, is_open) {
-            Shown::Settled(caller) => match self.admit(&mut request, caller) {
-                Ok(()) => self.answer(request),
-                Err(error) => Box::pin(std::future::ready(Ok(Status::from(error).into_http()))),
-            },
-            Shown::Actor(claim) => {
-                // The routes are always ready, the copy's as well.
-                let mut gate = self.clone();
-                Box::pin(async move {
-                    match gate.admit_actor(&mut request, &claim).await {
-                        Ok(believed) => {
-                            gate.answer(request).await.map(|answer| while_believed(answer, believed))
-                        }
-                        Err(error) => Ok(Status::from(error).into_http()),
-                    }
-                })
-            }
+        mesh::settle(&mut request);
+        let path = request.uri().path().to_owned();
+        let shape = match self.rooms.methods.find(&path) {
+            Found::Method(shape) => Some(shape),
+            Found::Undescribed => Some(Shape::Stream),
+            Found::Nothing => None,
+        };
+        let deadline = Deadline::from_headers(request.headers(), shape.and_then(Shape::patience));
+        let ambient = Ambient { deadline, request_id: RequestId::of(request.headers()) };
+        let span = tracing::info_span!("call", method = path, request_id = ambient.request_id.as_str());
+        let received = self.rooms.receive(&request, shape);
+        let metrics = self.rooms.metrics.clone();
+        let mut answering = Answering { path, ambient, span, metrics, place: None };
+        match received {
+            Ok(place) => answering.place = place,
+            Err(error) => return Box::pin(std::future::ready(Ok(answering.refuse(error)))),
         }
+        if let Some(deadline) = deadline {
+            request.extensions_mut().insert(deadline);
+        }
+        let handling = handle(self.rooms.clone(), self.routes.clone(), request);
+        let handling = answering.ambient.scope(handling).instrument(answering.span.clone());
+        Box::pin(async move {
+            let handled = match deadline {
+                Some(deadline) => match tokio::time::timeout_at(deadline.0, handling).await {
+                    Ok(handled) => handled,
+                    Err(_) => return Ok(answering.too_late()),
+                },
+                None => handling.await,
+            };
+            Ok(match handled {
+                Ok(answer) => answering.wrap(answer, shape == Some(Shape::Stream)),
+                Err(error) => answering.refuse(error),
+            })
+        })
     }
 }
 
-fn denied(request: &Request<Body>, identity: Identity) -> Error {
-    let path = request.uri().path();
-    let peer = request.extensions().get::<Peer>().map(|peer| peer.address.to_string());
-    tracing::info!(%identity, method = path, peer, "call denied by the method policy");
-    Error::new(
-        ErrorKind::PermissionDenied,
-        Reason::MethodNotAllowed,
-        format!("`{identity}` may not call {path}"),
-    )
-    .with("identity", identity)
-    .with("method", path)
+/// From who it is to the handler's answer.
+async fn handle(
+    rooms: Arc<Rooms>,
+    mut routes: Routes,
+    mut request: Request<Body>,
+) -> Result<Response<Body>, Error> {
+    let believed = rooms.admission.admit(&mut request).await?;
+    let Ok(answer) = routes.call(request).await;
+    Ok(match believed {
+        Some(believed) => while_believed(answer, believed),
+        None => answer,
+    })
 }
 
-/// `who` is the method or the server that did not answer.
-pub(crate) fn deadline_exceeded(who: &str) -> Status {
-    Error::new(
-        ErrorKind::DeadlineExceeded,
-        Reason::DeadlineExceeded,
-        format!(
-            "{who} did not answer within the deadline of the call; whether it had an effect is not known"
-        ),
-    )
-    .into_status()
+/// Whether a service calls, as far as its certificate says, or the process itself.
+fn is_service(request: &Request<Body>) -> bool {
+    let local = request.extensions().get::<Caller>();
+    let caller = local.or_else(|| match &request.extensions().get::<Peer>()?.identity {
+        PeerIdentity::Known(caller) => Some(caller),
+        PeerIdentity::Anonymous | PeerIdentity::Unusable(_) => None,
+    });
+    caller.is_some_and(|caller| matches!(caller.identity(), Identity::Service(_)))
 }

@@ -52,6 +52,11 @@ pub struct LocalHandle {
 }
 
 impl LocalHandle {
+    /// Its name.
+    pub(crate) const fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// The service when it is there already.
     pub(crate) fn now(&self) -> Option<Gate> {
         self.gate.borrow().clone()

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::Request;
 use tokio::sync::watch;
@@ -11,10 +12,14 @@ use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
 use tower::Service;
 
+use crate::admission::Admission;
 use crate::directory::Directory;
-use crate::gate::Gate;
+use crate::gate::{Gate, Rooms};
 use crate::health::{Health, HealthRpc, Part};
+use crate::methods::{Methods, PatienceTable};
+use crate::metrics::Metrics;
 use crate::policy::{Allow, MethodPolicy, PolicyError};
+use crate::shed::{CallsMax, Shed};
 
 /// Callable by anyone who can connect: probes and `grpcurl` have no identity.
 const OPEN_SERVICES: [&str; 3] = [
@@ -41,6 +46,8 @@ impl Mount {
             names: Vec::new(),
             descriptors: Vec::new(),
             parts: Vec::new(),
+            patience: Vec::new(),
+            calls_max: CallsMax::default(),
         }
     }
 
@@ -48,6 +55,12 @@ impl Mount {
     #[must_use]
     pub const fn health(&self) -> &Health {
         &self.health
+    }
+
+    /// What is counted of its calls and connections.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        self.gate.metrics()
     }
 }
 
@@ -60,6 +73,8 @@ pub struct MountBuilder {
     names: Vec<&'static str>,
     descriptors: Vec<&'static [u8]>,
     parts: Vec<Part>,
+    patience: Vec<(String, Duration)>,
+    calls_max: CallsMax,
 }
 
 impl MountBuilder {
@@ -89,6 +104,21 @@ impl MountBuilder {
         self
     }
 
+    /// Says of methods with one answer how long a call may take, where that is more than a minute: those that wait
+    /// for something, or have much to do. Streams last as long as their callers like.
+    #[must_use]
+    pub fn patience(mut self, table: PatienceTable<'_>) -> Self {
+        self.patience.extend(table.iter().map(|(path, patience)| ((*path).to_owned(), *patience)));
+        self
+    }
+
+    /// How many calls are answered at once; what is more is refused.
+    #[must_use]
+    pub const fn calls_max(mut self, max: CallsMax) -> Self {
+        self.calls_max = max;
+        self
+    }
+
     /// Adds an encoded `FileDescriptorSet` for reflection. Only mounted services are listed.
     #[must_use]
     pub fn descriptors(mut self, encoded: &'static [u8]) -> Self {
@@ -107,7 +137,8 @@ impl MountBuilder {
     /// Adds health, and reflection when there are descriptors, and closes the mount.
     ///
     /// # Errors
-    /// When the policy says nothing about a service, or a descriptor set cannot be read.
+    /// When the policy says nothing about a service, a descriptor set cannot be read, or patience is asked for a
+    /// method that is not here or a stream.
     pub fn build(mut self) -> Result<Mount, MountError> {
         if let Some(service) = self.names.iter().find(|name| !self.policy.covers(name)) {
             return Err(MountError::Uncovered { service });
@@ -120,7 +151,24 @@ impl MountBuilder {
         if !self.descriptors.is_empty() {
             self.routes = self.with_reflection()?;
         }
-        Ok(Mount { gate: Gate::new(self.routes, self.policy, self.directory), health })
+        let (methods, metrics) = (self.methods()?, Metrics::new());
+        let shed = Shed::new(self.calls_max, metrics.clone());
+        let admission = Admission::new(self.policy, self.directory);
+        Ok(Mount { gate: Gate::new(self.routes, Rooms { admission, methods, shed, metrics }), health })
+    }
+
+    fn methods(&self) -> Result<Methods, MountError> {
+        let own = [tonic_health::pb::FILE_DESCRIPTOR_SET];
+        let sets: Vec<_> = self.descriptors.iter().copied().chain(own).collect();
+        let names = self.names.iter().copied().chain(OPEN_SERVICES);
+        let mut methods =
+            Methods::read(names, &sets).map_err(|error| MountError::Descriptors(error.to_string()))?;
+        for (path, patience) in &self.patience {
+            if !methods.set_patience(path, *patience) {
+                return Err(MountError::Patience { path: path.clone() });
+            }
+        }
+        Ok(methods)
     }
 
     fn with_reflection(&self) -> Result<Routes, MountError> {
@@ -152,6 +200,12 @@ pub enum MountError {
     /// The policy speaks of health or reflection, which are always open.
     #[error("health and reflection are open to anyone and have no row in a policy")]
     Policy(#[source] PolicyError),
+    /// There is nothing to wait for.
+    #[error("`{path}` has no patience to be set: it is not mounted, or is a stream")]
+    Patience {
+        /// The row.
+        path: String,
+    },
     /// The descriptor sets cannot be read.
     #[error("a descriptor set cannot be read: {0}")]
     Descriptors(String),

@@ -124,6 +124,8 @@ reasons! {
     NoBus = "NO_BUS",
     /// The method is not part of this server.
     Unimplemented = "UNIMPLEMENTED",
+    /// The call was given up before there was an answer.
+    Cancelled = "CANCELLED",
     /// A defect; the server's log has it under the id in the message.
     Internal = "INTERNAL",
 }

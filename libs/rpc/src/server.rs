@@ -1,16 +1,19 @@
-//! Serving a mount over mTLS.
+//! Serving a mount: over mTLS, and to the sidecar of a mesh.
 
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::accept::accept;
+use crate::accept::{Door, Entrance, Hall, Seats, TlsMode, accept};
+use crate::arrival::HEADER_LIST_BYTES_MAX;
+use crate::mesh::MeshTrust;
 use crate::mount::Mount;
 use crate::tls::{ServerTls, TlsError, TlsFiles};
 
@@ -18,9 +21,12 @@ use crate::tls::{ServerTls, TlsError, TlsFiles};
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Streams of one connection at once.
-const STREAMS_MAX: u32 = 1024;
-/// Metadata of one request.
-const HEADER_LIST_BYTES_MAX: u32 = 16 * 1024;
+pub(crate) const CONNECTION_STREAMS_MAX: u32 = 1024;
+/// Headers up to this are read, so that the gate can say what is wrong with those that are too large; beyond it
+/// HTTP/2 itself answers, with status 431.
+const HEADERS_READ_BYTES_MAX: u32 = 4 * HEADER_LIST_BYTES_MAX as u32;
+/// What a connection may send of bodies before anybody is admitted and reads it.
+pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
 /// After about this long a client is asked to connect anew, so that load spreads over new replicas and
 /// new certificates take effect. Streams that are open stay.
 const CONNECTION_AGE_SECS: u64 = 15 * 60;
@@ -40,10 +46,12 @@ pub enum Drained {
     Cut,
 }
 
-/// Serves one [`Mount`] on one listener.
+/// Serves one [`Mount`] on one listener or several.
 pub struct Server {
     mount: Mount,
-    tls: Arc<ServerTls>,
+    tls: Option<Arc<ServerTls>>,
+    mode: TlsMode,
+    doors: Vec<Door>,
     drain_deadline: Duration,
 }
 
@@ -54,7 +62,28 @@ impl Server {
     /// When a file cannot be used; the error names it.
     pub fn new(mount: Mount, tls: &TlsFiles) -> Result<Self, TlsError> {
         let tls = Arc::new(ServerTls::load(tls)?);
-        Ok(Self { mount, tls, drain_deadline: DRAIN_DEADLINE })
+        Ok(Self { tls: Some(tls), ..Self::without_tls(mount) })
+    }
+
+    /// Prepares to serve without certificates, to nobody but a sidecar ([`Server::mesh`]).
+    #[must_use]
+    pub fn without_tls(mount: Mount) -> Self {
+        let (tls, mode, doors) = (None, TlsMode::Strict, Vec::new());
+        Self { mount, tls, mode, doors, drain_deadline: DRAIN_DEADLINE }
+    }
+
+    /// What ports with TLS demand; [`TlsMode::Strict`] when not set.
+    #[must_use]
+    pub const fn tls_mode(mut self, mode: TlsMode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Serves on this port as well, in plaintext: it is for the sidecar, which says who calls, and is believed.
+    #[must_use]
+    pub fn mesh(mut self, listener: TcpListener, trust: MeshTrust) -> Self {
+        self.doors.push(Door { listener, entrance: Entrance::Mesh(Arc::new(trust)) });
+        self
     }
 
     /// How long calls and streams may go on after the shutdown began; 10 s when not set.
@@ -64,22 +93,36 @@ impl Server {
         self
     }
 
-    /// Serves until `shutdown`. Then health says NOT_SERVING, the port is closed, and calls and streams
-    /// may end by themselves until the deadline; handlers of endless streams have to watch for the
-    /// shutdown themselves.
+    /// Serves on this port, with TLS, until `shutdown`; see [`Server::run`].
     ///
     /// # Errors
-    /// When serving itself fails; what goes wrong with one connection is not an error.
+    /// As [`Server::run`]; and when there are no certificates.
     pub async fn serve(
-        self,
+        mut self,
         listener: TcpListener,
         shutdown: impl Future<Output = ()>,
     ) -> io::Result<Drained> {
+        let tls = self.tls.clone().ok_or_else(|| io::Error::other(TlsError::ServerNeedsCertificate))?;
+        self.doors.push(Door { listener, entrance: Entrance::Tls(tls, self.mode) });
+        self.run(shutdown).await
+    }
+
+    /// Serves on the ports that were given until `shutdown`. Then health says NOT_SERVING, the ports are closed,
+    /// and calls and streams may end by themselves until the deadline; handlers of endless streams have to watch
+    /// for the shutdown themselves.
+    ///
+    /// # Errors
+    /// When serving itself fails; what goes wrong with one connection is not an error.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> io::Result<Drained> {
         let (stop, sever) = (CancellationToken::new(), CancellationToken::new());
         // Connections never outlive this future, also when it is dropped.
         let _severing = sever.clone().drop_guard();
-        let (sender, connections) = mpsc::channel(READY_QUEUE);
-        let accepting = accept(listener, self.tls, sender, stop.clone(), sever.clone());
+        let (ready, connections) = mpsc::channel(READY_QUEUE);
+        let (seats, metrics) = (Seats::new(), self.mount.metrics().clone());
+        let hall = Hall { ready, stop: stop.clone(), sever: sever.clone(), seats, metrics };
+        let accepting = join_all(self.doors.into_iter().map(|door| accept(door, hall.clone())));
+        // The channel ends with the last door.
+        drop(hall);
 
         let health = self.mount.health().clone();
         let jitter = rand::random_range(0..=2 * CONNECTION_AGE_JITTER_SECS);
@@ -89,8 +132,10 @@ impl Server {
         let serving = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-            .max_concurrent_streams(STREAMS_MAX)
-            .http2_max_header_list_size(HEADER_LIST_BYTES_MAX)
+            .max_concurrent_streams(CONNECTION_STREAMS_MAX)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .initial_stream_window_size(CONNECTION_WINDOW_BYTES)
+            .http2_max_header_list_size(HEADERS_READ_BYTES_MAX)
             .max_connection_age(age)
             .serve_with_incoming_shutdown(
                 self.mount.gate,

@@ -7,24 +7,29 @@
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use identity::{CertificateError, LeafIdentity, TrustDomain};
+use identity::{CertificateError, CertificateSummary, LeafIdentity, TrustDomain};
+use model::Timestamp;
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 
 /// The only protocol that is spoken.
 pub(crate) const ALPN_H2: &[u8] = b"h2";
 
-/// The PEM files behind a connection: whom to trust, and who we are.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The PEM files behind a connection: whom to trust, and who we are. Clones count their failures together.
+#[derive(Debug, Clone)]
 pub struct TlsFiles {
-    ca: PathBuf,
+    /// None in a mesh that has all the certificates itself.
+    ca: Option<PathBuf>,
     own: Option<OwnFiles>,
+    plaintext: Plaintext,
+    reload_failures: Arc<AtomicU64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,45 +38,123 @@ struct OwnFiles {
     key: PathBuf,
 }
 
+/// Whether `http://` may be called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Plaintext {
+    Refused,
+    /// A sidecar takes such calls up, and makes mTLS of them.
+    ToSidecar,
+}
+
+/// When what stands in a file ends.
+#[derive(Debug)]
+pub struct CertificateEnd {
+    /// The file.
+    pub file: PathBuf,
+    /// The earliest end of the certificates in it, or why that cannot be said.
+    pub not_after: Result<Timestamp, TlsError>,
+}
+
 impl TlsFiles {
+    const fn with(ca: Option<PathBuf>, own: Option<OwnFiles>, failures: Arc<AtomicU64>) -> Self {
+        Self { ca, own, plaintext: Plaintext::Refused, reload_failures: failures }
+    }
+
     /// The authorities to trust, our certificate chain and its key.
     pub fn new(ca: impl Into<PathBuf>, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
-        Self { ca: ca.into(), own: Some(OwnFiles { certificate: certificate.into(), key: key.into() }) }
+        let own = OwnFiles { certificate: certificate.into(), key: key.into() };
+        Self::with(Some(ca.into()), Some(own), Arc::default())
     }
 
     /// For a client that shows no certificate.
     pub fn anonymous(ca: impl Into<PathBuf>) -> Self {
-        Self { ca: ca.into(), own: None }
+        Self::with(Some(ca.into()), None, Arc::default())
+    }
+
+    /// For a process in a mesh that needs no certificates of its own: it can call `http://` only.
+    #[must_use]
+    pub fn none() -> Self {
+        Self::with(None, None, Arc::default()).in_mesh()
     }
 
     /// The same authorities, for a client that shows no certificate.
     #[must_use]
     pub fn without_certificate(&self) -> Self {
-        Self::anonymous(&self.ca)
+        let anonymous = Self::with(self.ca.clone(), None, self.reload_failures.clone());
+        Self { plaintext: self.plaintext, ..anonymous }
+    }
+
+    /// The same files for a process behind a sidecar: `http://` may be called as well, which the sidecar
+    /// takes up and makes mTLS of. Who answers is then the mesh's to check.
+    #[must_use]
+    pub fn in_mesh(self) -> Self {
+        Self { plaintext: Plaintext::ToSidecar, ..self }
+    }
+
+    pub(crate) const fn allows_plaintext(&self) -> bool {
+        matches!(self.plaintext, Plaintext::ToSidecar)
+    }
+
+    /// How often changed files could not be used, by those who serve and call with these files and clones of them.
+    #[must_use]
+    pub fn reload_failures(&self) -> u64 {
+        self.reload_failures.load(Ordering::Relaxed)
+    }
+
+    /// When the certificates end, as the files say now. Of a bundle the one that ends first counts: authorities
+    /// that are over do not belong into it.
+    #[must_use]
+    pub fn ends(&self) -> Vec<CertificateEnd> {
+        let files = self.ca.iter().chain(self.own.iter().map(|own| &own.certificate));
+        files.map(|file| CertificateEnd { file: file.clone(), not_after: earliest_end(file) }).collect()
+    }
+
+    /// Whether the authorities that are trusted here vouch for our own certificate now, as they would at a server
+    /// that trusts the same ones.
+    ///
+    /// # Errors
+    /// When a file cannot be used, key and certificate are no pair, or they do not.
+    pub fn check_own(&self) -> Result<(), TlsError> {
+        let own = self.own.as_ref().ok_or(TlsError::ServerNeedsCertificate)?;
+        self.client_config()?;
+        let chain = certificates(&own.certificate)?;
+        let (leaf, between) = chain
+            .split_first()
+            .ok_or_else(|| TlsError::unusable(&own.certificate, "there is no certificate in it"))?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(self.roots()?, provider());
+        let verifier = verifier.build().map_err(|e| TlsError::unusable(&own.certificate, e))?;
+        let verified = verifier.verify_client_cert(leaf, between, UnixTime::now());
+        verified.map(drop).map_err(|e| TlsError::unusable(&own.certificate, e))
     }
 
     /// Changes when any of the files does, also when a link to it is swapped.
     fn stamp(&self) -> Vec<Option<Stamp>> {
         let own = self.own.iter().flat_map(|own| [&own.certificate, &own.key]);
-        std::iter::once(&self.ca).chain(own).map(|path| Stamp::of(path)).collect()
+        self.ca.iter().chain(own).map(|path| Stamp::of(path)).collect()
+    }
+
+    fn ca(&self) -> Result<&Path, TlsError> {
+        self.ca.as_deref().ok_or(TlsError::NoAuthorities)
     }
 
     fn roots(&self) -> Result<Arc<RootCertStore>, TlsError> {
+        let ca = self.ca()?;
         let mut roots = RootCertStore::empty();
-        for certificate in certificates(&self.ca)? {
-            roots.add(certificate).map_err(|e| TlsError::unusable(&self.ca, e))?;
+        for certificate in certificates(ca)? {
+            roots.add(certificate).map_err(|e| TlsError::unusable(ca, e))?;
         }
         Ok(Arc::new(roots))
     }
 
     fn server_config(&self) -> Result<(ServerConfig, TrustDomain), TlsError> {
         let own = self.own.as_ref().ok_or(TlsError::ServerNeedsCertificate)?;
+        let ca = self.ca()?;
         let chain = certificates(&own.certificate)?;
         let trust_domain = trust_domain_of(&own.certificate, &chain)?;
         let verifier = WebPkiClientVerifier::builder_with_provider(self.roots()?, provider())
             .allow_unauthenticated()
             .build()
-            .map_err(|e| TlsError::unusable(&self.ca, e))?;
+            .map_err(|e| TlsError::unusable(ca, e))?;
         let mut config = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(|e| TlsError::unusable(&own.certificate, e))?
@@ -86,9 +169,10 @@ impl TlsFiles {
     }
 
     fn client_config(&self) -> Result<ClientConfig, TlsError> {
+        let ca = self.ca()?;
         let builder = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
-            .map_err(|e| TlsError::unusable(&self.ca, e))?
+            .map_err(|e| TlsError::unusable(ca, e))?
             .with_root_certificates(self.roots()?);
         let mut config = match &self.own {
             None => builder.with_no_client_auth(),
@@ -99,6 +183,14 @@ impl TlsFiles {
         config.alpn_protocols = vec![ALPN_H2.to_vec()];
         config.resumption = Resumption::disabled();
         Ok(config)
+    }
+}
+
+impl std::fmt::Display for TlsFiles {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let files = self.ca.iter().chain(self.own.iter().map(|own| &own.certificate));
+        let names: Vec<_> = files.map(|file| file.display().to_string()).collect();
+        f.write_str(&names.join(", "))
     }
 }
 
@@ -156,9 +248,10 @@ impl<T> Reloading<T> {
             match (self.make)(&self.files) {
                 Ok(value) => {
                     loaded.value = Arc::new(value);
-                    tracing::info!(ca = %self.files.ca.display(), "certificates read again");
+                    tracing::info!(files = %self.files, "certificates read again");
                 }
                 Err(error) => {
+                    self.files.reload_failures.fetch_add(1, Ordering::Relaxed);
                     tracing::warn!(%error, "changed certificates cannot be used; the former ones stay in force");
                 }
             }
@@ -212,6 +305,17 @@ pub enum TlsError {
     /// Only a client may go without.
     #[error("a server needs a certificate and its key")]
     ServerNeedsCertificate,
+    /// TLS needs somebody to trust.
+    #[error("no authorities were named, and without them nobody can be believed")]
+    NoAuthorities,
+    /// A certificate cannot be understood.
+    #[error("{} cannot be understood", path.display())]
+    Certificate {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: CertificateError,
+    },
 }
 
 impl TlsError {
@@ -252,4 +356,15 @@ fn trust_domain_of(path: &Path, chain: &[CertificateDer<'_>]) -> Result<TrustDom
     LeafIdentity::from_der(leaf)
         .map(|leaf| leaf.id.trust_domain)
         .map_err(|source| TlsError::Identity { path: path.to_owned(), source })
+}
+
+fn earliest_end(path: &Path) -> Result<Timestamp, TlsError> {
+    let understood = |der: &CertificateDer<'_>| {
+        let summary = CertificateSummary::from_der(der);
+        summary
+            .map(|summary| summary.not_after)
+            .map_err(|source| TlsError::Certificate { path: path.to_owned(), source })
+    };
+    let ends: Vec<Timestamp> = certificates(path)?.iter().map(understood).collect::<Result<_, _>>()?;
+    ends.into_iter().min().ok_or_else(|| TlsError::unusable(path, "there is no certificate in it"))
 }

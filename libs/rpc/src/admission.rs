@@ -1,0 +1,83 @@
+//! Who is let in.
+
+use std::sync::Arc;
+
+use http::Request;
+use identity::Identity;
+use tonic::body::Body;
+
+use crate::authenticate::{Believed, Claim, Shown, cannot_look_up, shown};
+use crate::caller::{Caller, Peer, identity_required};
+use crate::directory::Directory;
+use crate::error::{Error, ErrorKind};
+use crate::policy::{MethodPolicy, Verdict};
+use crate::reason::Reason;
+
+/// The policy of a mount, and who knows its actors.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    policy: MethodPolicy,
+    directory: Option<Arc<dyn Directory>>,
+}
+
+impl Admission {
+    pub(crate) const fn new(policy: MethodPolicy, directory: Option<Arc<dyn Directory>>) -> Self {
+        Self { policy, directory }
+    }
+
+    /// Finds out who calls and whether it may; leaves the caller in the extensions. Gives what an actor was believed
+    /// for.
+    pub(crate) async fn admit(&self, request: &mut Request<Body>) -> Result<Option<Believed>, Error> {
+        let is_open = self.policy.is_open(request.uri().path());
+        match shown(request, is_open) {
+            Shown::Settled(caller) => self.judge(request, caller).map(|()| None),
+            Shown::Actor(claim) => self.admit_actor(request, &claim).await.map(Some),
+        }
+    }
+
+    fn judge(&self, request: &mut Request<Body>, caller: Result<Option<Caller>, Error>) -> Result<(), Error> {
+        let path = request.uri().path();
+        let identity = caller.as_ref().ok().copied().flatten().map(|caller| caller.identity());
+        match (self.policy.decide(path, identity), caller) {
+            (Verdict::Allowed, Ok(Some(caller))) => {
+                request.extensions_mut().insert(caller);
+                Ok(())
+            }
+            // A certificate that says nothing is no hindrance where none is needed.
+            (Verdict::Allowed, _) => Ok(()),
+            (_, Err(unusable)) => Err(unusable),
+            (_, Ok(Some(caller))) => Err(denied(request, caller.identity())),
+            (_, Ok(None)) => Err(identity_required().with("method", path)),
+        }
+    }
+
+    /// Looks an actor up, and whether it may.
+    async fn admit_actor(&self, request: &mut Request<Body>, claim: &Claim) -> Result<Believed, Error> {
+        let verdict = self.policy.decide(request.uri().path(), Some(claim.identity()));
+        let Some(directory) = &self.directory else {
+            return Err(match verdict {
+                Verdict::Allowed => cannot_look_up(),
+                Verdict::Denied | Verdict::IdentityRequired => denied(request, claim.identity()),
+            });
+        };
+        let believed = claim.verify(directory).await?;
+        self.judge(request, Ok(Some(believed.caller)))?;
+        if self.policy.is_administrative(request.uri().path()) {
+            claim.spend(directory).await?;
+        }
+        Ok(believed)
+    }
+}
+
+fn denied(request: &Request<Body>, identity: Identity) -> Error {
+    let path = request.uri().path();
+    let peer = request.extensions().get::<Peer>().map(|peer| peer.address.to_string());
+    tracing::info!(%identity, method = path, peer, "call denied by the method policy");
+    Error::new(
+        ErrorKind::PermissionDenied,
+        Reason::MethodNotAllowed,
+        format!("`{identity}` may not call {path}"),
+    )
+    .with("identity", identity)
+    .with("method", path)
+}

@@ -1,0 +1,147 @@
+//! What methods a mount has, and how long each may take.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use prost::Message as _;
+use prost_types::FileDescriptorSet;
+
+/// How long a call with one answer may take, in seconds, where nothing else is said.
+pub(crate) const CALL_SECS_MAX: u64 = 60;
+const CALL_MAX: Duration = Duration::from_secs(CALL_SECS_MAX);
+
+/// Rows of methods, each `/package.Service/Method`, and how long their calls may take: those that wait for
+/// something, or have much to do.
+pub type PatienceTable<'a> = &'a [(&'a str, Duration)];
+
+/// How a method is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// One answer, and soon.
+    Quick,
+    /// One answer, for which a caller may have to wait.
+    Waiting(Duration),
+    /// Messages in either direction, for as long as the caller likes.
+    Stream,
+}
+
+impl Shape {
+    /// How long a call may take, whatever its caller asks for.
+    pub(crate) const fn patience(self) -> Option<Duration> {
+        match self {
+            Self::Quick => Some(CALL_MAX),
+            Self::Waiting(patience) => Some(patience),
+            Self::Stream => None,
+        }
+    }
+}
+
+/// What a path leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    Method(Shape),
+    /// A mounted service that no descriptor speaks of: any method may be there, and is served as a stream, which
+    /// assumes nothing.
+    Undescribed,
+    Nothing,
+}
+
+/// The methods of a mount.
+#[derive(Debug, Default)]
+pub(crate) struct Methods {
+    shapes: HashMap<String, Shape>,
+    /// Services, and whether a descriptor speaks of them.
+    services: HashMap<&'static str, bool>,
+}
+
+impl Methods {
+    /// The methods of these services, as descriptor sets say.
+    pub(crate) fn read(
+        services: impl Iterator<Item = &'static str>,
+        sets: &[&[u8]],
+    ) -> Result<Self, prost::DecodeError> {
+        let mut methods =
+            Self { shapes: HashMap::new(), services: services.map(|name| (name, false)).collect() };
+        for set in sets {
+            methods.add(&FileDescriptorSet::decode(*set)?);
+        }
+        Ok(methods)
+    }
+
+    fn add(&mut self, set: &FileDescriptorSet) {
+        for file in &set.file {
+            for service in &file.service {
+                let name = format!("{}.{}", file.package(), service.name());
+                let Some(described) = self.services.get_mut(name.as_str()) else { continue };
+                *described = true;
+                for method in &service.method {
+                    let stream = method.client_streaming() || method.server_streaming();
+                    let shape = if stream { Shape::Stream } else { Shape::Quick };
+                    self.shapes.insert(format!("/{name}/{}", method.name()), shape);
+                }
+            }
+        }
+    }
+
+    /// Says how long calls of a method may take. Gives whether it is one with a single answer that is mounted, or
+    /// may be.
+    pub(crate) fn set_patience(&mut self, path: &str, patience: Duration) -> bool {
+        match self.find(path) {
+            Found::Nothing | Found::Method(Shape::Stream) => false,
+            Found::Undescribed | Found::Method(_) => {
+                self.shapes.insert(path.to_owned(), Shape::Waiting(patience));
+                true
+            }
+        }
+    }
+
+    pub(crate) fn find(&self, path: &str) -> Found {
+        if let Some(shape) = self.shapes.get(path) {
+            return Found::Method(*shape);
+        }
+        let service =
+            path.strip_prefix('/').and_then(|path| path.split_once('/')).map(|(service, _)| service);
+        match service.and_then(|service| self.services.get(service)) {
+            Some(false) => Found::Undescribed,
+            Some(true) | None => Found::Nothing,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn health() -> Methods {
+        let services = ["grpc.health.v1.Health", "test.Echo"];
+        Methods::read(services.into_iter(), &[tonic_health::pb::FILE_DESCRIPTOR_SET]).expect("a good set")
+    }
+
+    #[test]
+    fn descriptors_say_how_methods_are_served() {
+        let methods = health();
+        for (path, want) in [
+            ("/grpc.health.v1.Health/Check", Found::Method(Shape::Quick)),
+            ("/grpc.health.v1.Health/Watch", Found::Method(Shape::Stream)),
+            ("/grpc.health.v1.Health/Other", Found::Nothing),
+            ("/grpc.health.v1.Health", Found::Nothing),
+            ("/test.Echo/Anything", Found::Undescribed),
+            ("/test.Other/Anything", Found::Nothing),
+            ("", Found::Nothing),
+        ] {
+            assert_eq!(methods.find(path), want, "{path}");
+        }
+    }
+
+    #[test]
+    fn patience_is_for_methods_with_one_answer() {
+        let mut methods = health();
+        let hour = Duration::from_secs(3600);
+        assert!(methods.set_patience("/grpc.health.v1.Health/Check", hour));
+        assert_eq!(methods.find("/grpc.health.v1.Health/Check"), Found::Method(Shape::Waiting(hour)));
+        assert!(methods.set_patience("/test.Echo/Wait", hour));
+        assert!(!methods.set_patience("/grpc.health.v1.Health/Watch", hour));
+        assert!(!methods.set_patience("/grpc.health.v1.Health/Other", hour));
+        assert!(!methods.set_patience("/test.Other/Wait", hour));
+    }
+}

@@ -1,0 +1,66 @@
+//! What serving counts.
+
+use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
+
+/// Counters of one mount, over every way to it. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    pub(crate) connections: IntCounterVec,
+    pub(crate) connections_refused: IntCounter,
+    pub(crate) in_flight: IntGaugeVec,
+    pub(crate) shed: IntCounterVec,
+    pub(crate) deadlines_passed: IntCounter,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        Self {
+            connections: counters(
+                "mycora_connections_total",
+                "Connections that came about, by how: tls, plaintext or mesh",
+                "entrance",
+            ),
+            connections_refused: counter(
+                "mycora_connections_refused_total",
+                "Connections that did not come about: no handshake, or too many",
+            ),
+            in_flight: IntGaugeVec::new(
+                Opts::new(
+                    "mycora_calls_in_flight",
+                    "Calls being answered, by kind: quick, waiting or stream",
+                ),
+                &["kind"],
+            )
+            .expect("the name and the label are well formed"),
+            shed: counters(
+                "mycora_calls_shed_total",
+                "Calls refused because too many were being answered, by kind",
+                "kind",
+            ),
+            deadlines_passed: counter(
+                "mycora_deadlines_passed_total",
+                "Calls that were ended at their deadline",
+            ),
+        }
+    }
+
+    /// Shows them in this registry.
+    ///
+    /// # Errors
+    /// When it has metrics of such names already.
+    pub fn register(&self, registry: &Registry) -> Result<(), prometheus::Error> {
+        registry.register(Box::new(self.connections.clone()))?;
+        registry.register(Box::new(self.connections_refused.clone()))?;
+        registry.register(Box::new(self.in_flight.clone()))?;
+        registry.register(Box::new(self.shed.clone()))?;
+        registry.register(Box::new(self.deadlines_passed.clone()))
+    }
+}
+
+fn counter(name: &str, help: &str) -> IntCounter {
+    IntCounter::new(name, help).expect("the name is well formed")
+}
+
+fn counters(name: &str, help: &str, label: &str) -> IntCounterVec {
+    IntCounterVec::new(Opts::new(name, help), &[label]).expect("the name and the label are well formed")
+}
