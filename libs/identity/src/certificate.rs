@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::spiffe::{SpiffeError, SpiffeId};
+use crate::spiffe::{SpiffeError, SpiffeId, TrustDomain};
 
 /// Whom a leaf certificate speaks for, and since when.
 ///
@@ -97,6 +97,15 @@ impl CertificateSummary {
         })
     }
 
+    /// The trust domain that an authority of ours speaks for; nothing for leaves, and for authorities of others.
+    #[must_use]
+    pub fn authority_of(&self) -> Option<TrustDomain> {
+        match self.uris.as_slice() {
+            [uri] if self.is_ca => uri.strip_prefix("spiffe://")?.parse().ok(),
+            _ => None,
+        }
+    }
+
     /// Reads the first certificate of a PEM file.
     ///
     /// # Errors
@@ -107,6 +116,24 @@ impl CertificateSummary {
             message: source.to_string(),
         })?;
         Self::from_der(&der)
+    }
+
+    /// Reads every certificate of a PEM file.
+    ///
+    /// # Errors
+    /// When the file cannot be read, has none in it, or one of them cannot be understood.
+    pub fn all_from_pem_file(path: &Path) -> Result<Vec<Self>, CertificateError> {
+        let refused =
+            |message: String| CertificateError::PemFile { path: path.display().to_string(), message };
+        let certificates = CertificateDer::pem_file_iter(path).map_err(|error| refused(error.to_string()))?;
+        let mut summaries = Vec::new();
+        for der in certificates {
+            summaries.push(Self::from_der(&der.map_err(|error| refused(error.to_string()))?)?);
+        }
+        if summaries.is_empty() {
+            return Err(refused("there is no certificate in it".to_owned()));
+        }
+        Ok(summaries)
     }
 }
 

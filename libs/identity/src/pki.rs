@@ -108,7 +108,8 @@ impl Pki {
         let key_path = dir.join(CA_KEY_FILE);
         let key_pem = read(&key_path)?;
         let summary = CertificateSummary::from_pem_file(&dir.join(CA_CERTIFICATE_FILE))?;
-        let trust_domain = ca_trust_domain(&summary)
+        let trust_domain = summary
+            .authority_of()
             .ok_or_else(|| PkiError::NoAuthority { path: dir.join(CA_CERTIFICATE_FILE) })?;
         let key = KeyPair::from_pem(&key_pem)
             .map_err(|e| PkiError::Key { path: key_path, message: e.to_string() })?;
@@ -313,13 +314,6 @@ fn ca_params(trust_domain: &TrustDomain, now: SystemTime) -> CertificateParams {
     params
 }
 
-fn ca_trust_domain(summary: &CertificateSummary) -> Option<TrustDomain> {
-    match summary.uris.as_slice() {
-        [uri] if summary.is_ca => uri.strip_prefix("spiffe://")?.parse().ok(),
-        _ => None,
-    }
-}
-
 fn distinguished_name(common_name: &str) -> DistinguishedName {
     let mut name = DistinguishedName::new();
     name.push(DnType::OrganizationName, "Mycora");
@@ -445,6 +439,21 @@ mod tests {
             assert_eq!(LeafIdentity::from_der(certificate.der()).is_ok(), good, "{uris:?}");
         }
         assert!(LeafIdentity::from_der(b"nonsense").is_err());
+    }
+
+    #[test]
+    fn a_bundle_is_read_as_a_whole() {
+        let ((one, first), (_two, second)) = (new_pki(), new_pki());
+        let bundle = one.path().join("bundle.pem");
+        std::fs::write(&bundle, format!("{}{}", first.ca_pem(), second.ca_pem())).expect("written");
+        let read = CertificateSummary::all_from_pem_file(&bundle).expect("two authorities");
+        assert_eq!(
+            read.iter().map(CertificateSummary::authority_of).collect::<Vec<_>>(),
+            [Some(first.trust_domain().clone()), Some(second.trust_domain().clone())]
+        );
+        std::fs::write(&bundle, "nothing").expect("written");
+        let refused = CertificateSummary::all_from_pem_file(&bundle).expect_err("none in it").to_string();
+        assert!(refused.contains("there is no certificate in it"), "{refused}");
     }
 
     #[test]

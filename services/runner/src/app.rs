@@ -172,7 +172,11 @@ pub async fn start(
 }
 
 /// Tries what executes each language, which takes some processes and some time.
-async fn find_runtimes(settings: &Settings, work_dir: &WorkDir, isolator: &Arc<Isolator>) -> Found {
+pub(crate) async fn find_runtimes(
+    settings: &Settings,
+    work_dir: &WorkDir,
+    isolator: &Arc<Isolator>,
+) -> Found {
     let (root, running) = (work_dir.root.clone(), work_dir.running.clone());
     let (isolator, types, warm) = (Arc::clone(isolator), settings.types.clone(), settings.scripts.warm);
     let finding = tokio::task::spawn_blocking(move || {
@@ -183,7 +187,7 @@ async fn find_runtimes(settings: &Settings, work_dir: &WorkDir, isolator: &Arc<I
 }
 
 /// Opens the work directory, and ends what earlier runners left in it, before anybody is told that they are gone.
-async fn open(settings: &Settings) -> Result<WorkDir, StartError> {
+pub(crate) async fn open(settings: &Settings) -> Result<WorkDir, StartError> {
     let Settings { work_dir: path, group, instance, .. } = settings.clone();
     let opening = tokio::task::spawn_blocking(move || {
         let work_dir = WorkDir::open(&path, &group, instance)?;

@@ -21,6 +21,7 @@ mod process;
 mod results;
 mod runtime;
 mod runtimes;
+mod survey;
 mod work_dir;
 mod worker;
 mod workspace;
@@ -28,6 +29,7 @@ mod workspace;
 pub use app::{RunnerApp, Running, StartError, start};
 pub use config::{Config, ScriptFlags, Settings};
 pub use runtime::available;
+pub use survey::{Survey, survey};
 pub use work_dir::sweep;
 
 use std::time::Duration;

@@ -12,5 +12,6 @@ mod rust;
 mod sal;
 mod setup;
 mod shell;
+mod survey;
 mod v;
 mod workspace;
