@@ -42,6 +42,7 @@ pub use directory::{Directory, KnownActor, Membership};
 pub use error::{ERROR_DOMAIN, Error, ErrorKind, passed_on};
 pub use error_view::{ErrorView, Retry, code_name};
 pub use health::Health;
+pub use identity::TrustDomain;
 pub use introduction::{IntroductionError, server_certificate};
 pub use limits::LIMITS;
 pub use local::{LocalHandle, LocalServer};

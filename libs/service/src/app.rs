@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use clap::{Args, Command, FromArgMatches as _};
 use prometheus::Registry;
+use rpc::{MeshTrust, TlsMode};
 use tokio::net::TcpListener;
 
-use crate::flags::{CommonFlags, TlsFlags};
+use crate::flags::{CommonFlags, ServingFlags, TlsFlags};
 use crate::ops::{Info, Limits, Ops};
 use crate::readiness::Readiness;
 use crate::shutdown::{Hangup, Shutdown};
@@ -50,8 +51,12 @@ pub trait App {
 /// What a process gives to its service.
 #[derive(Debug)]
 pub struct Host {
-    /// Bound, not yet accepting; present exactly when the service has a gRPC port.
+    /// Bound, not yet accepting; present when the service has a gRPC port, and not only one for the sidecar of a mesh.
     pub listener: Option<TcpListener>,
+    /// What its gRPC port takes.
+    pub tls_mode: TlsMode,
+    /// The port for the sidecar, bound, and what is believed there; only in a mesh.
+    pub mesh: Option<(TcpListener, MeshTrust)>,
     /// The files to serve and to call with.
     pub tls: TlsFlags,
     /// When to end.
@@ -115,7 +120,10 @@ fn command<A: App>() -> Command {
         .mut_arg("ops_listen", |arg| arg.default_value(local(A::OPS_PORT)));
     match A::GRPC_PORT {
         Some(port) => command.mut_arg("listen", |arg| arg.default_value(local(port))),
-        None => command.mut_arg("listen", |arg| arg.hide(true)),
+        None => {
+            let hidden = ServingFlags::IDS.into_iter().chain(["listen"]);
+            hidden.fold(command, |command, id| command.mut_arg(id, |arg| arg.hide(true)))
+        }
     }
 }
 
@@ -131,13 +139,13 @@ async fn live<A: App>(
         Some(address) => Some(bind(address, "--ops-listen").await?),
         None => None,
     };
-    let listener = match (A::GRPC_PORT, common.listen) {
-        (Some(_), Some(address)) => Some(bind(address, "--listen").await?),
-        _ => None,
+    let (listener, mesh) = match A::GRPC_PORT {
+        Some(_) => grpc_ports(&common).await?,
+        None => (None, None),
     };
     let (readiness, metrics) = (Readiness::new(), Registry::new());
     let started = readiness.condition("start");
-    let info = Info { name: A::NAME, version: env!("CARGO_PKG_VERSION"), limits: A::limits(&config) };
+    let info = Info { name: A::NAME, version: env!("CARGO_PKG_VERSION"), limits: limits::<A>(&config) };
     let ops = Ops::new(info, readiness.clone(), metrics.clone());
     // Probes are answered until the very end of the drain.
     let serving_ops = ops_listener.map(|l| tokio::spawn(ops.serve(l, std::future::pending())));
@@ -145,6 +153,8 @@ async fn live<A: App>(
     let tasks = Tasks::new(shutdown.clone());
     let host = Host {
         listener,
+        tls_mode: common.serving.tls_mode.into(),
+        mesh,
         tls: common.tls,
         shutdown: shutdown.clone(),
         drain_deadline,
@@ -172,6 +182,28 @@ async fn live<A: App>(
     }
     tracing::info!("{} ended", A::NAME);
     Ok(if tasks.have_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The limits of the service, and those of serving gRPC when it does.
+fn limits<A: App>(config: &A::Config) -> Limits {
+    let serving = rpc::LIMITS.into_iter().filter(|_| A::GRPC_PORT.is_some());
+    A::limits(config).into_iter().chain(serving).collect()
+}
+
+/// The port for everybody, and the one for the sidecar. In a mesh that has all the certificates there is nobody
+/// that the first one could serve.
+async fn grpc_ports(
+    common: &CommonFlags,
+) -> Result<(Option<TcpListener>, Option<(TcpListener, MeshTrust)>), BindError> {
+    let mesh = match common.serving.mesh() {
+        Some((address, trust)) => Some((bind(address, "--mesh-listen").await?, trust)),
+        None => None,
+    };
+    let listener = match common.listen {
+        Some(address) if mesh.is_none() || !common.tls.is_empty() => Some(bind(address, "--listen").await?),
+        _ => None,
+    };
+    Ok((listener, mesh))
 }
 
 async fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpListener, BindError> {

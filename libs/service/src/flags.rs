@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use rpc::{MeshKind, MeshTrust, TlsMode, TrustDomain};
 
 /// What every service is told.
 #[derive(Debug, Clone, Args)]
@@ -21,6 +22,9 @@ pub struct CommonFlags {
     /// Certificates of this process.
     #[command(flatten)]
     pub tls: TlsFlags,
+    /// What the gRPC port demands, and a mesh.
+    #[command(flatten)]
+    pub serving: ServingFlags,
     /// Logs and traces.
     #[command(flatten)]
     pub telemetry: TelemetryFlags,
@@ -48,6 +52,74 @@ pub struct TlsFlags {
     pub key: Option<PathBuf>,
 }
 
+/// How a process serves beside plain mTLS. All of these are hidden where no gRPC is served.
+#[derive(Debug, Clone, Args)]
+pub struct ServingFlags {
+    /// Whether the gRPC port takes plaintext as well, while callers move to TLS: those that come that way have no identity
+    #[arg(long, env = "MYCORA_TLS_MODE", value_enum, default_value_t = TlsModeFlag::Strict)]
+    pub tls_mode: TlsModeFlag,
+    /// Behind the sidecar of this mesh, which does mTLS and says who calls; `http://` addresses are called as well
+    #[arg(long, env = "MYCORA_MESH", value_enum, requires_all = ["mesh_listen", "mesh_namespace"])]
+    pub mesh: Option<MeshFlag>,
+    /// Where to serve gRPC in plaintext to the sidecar. Whoever reaches it is believed: nobody else may
+    #[arg(long, env = "MYCORA_MESH_LISTEN", value_name = "ADDRESS:PORT", requires = "mesh")]
+    pub mesh_listen: Option<SocketAddr>,
+    /// Kubernetes namespace whose service accounts `scheduler` or `mycora-scheduler` and so on are our services
+    #[arg(long, env = "MYCORA_MESH_NAMESPACE", value_name = "NAMESPACE", requires = "mesh")]
+    pub mesh_namespace: Option<String>,
+    /// The mesh's own trust domain
+    #[arg(long, env = "MYCORA_MESH_DOMAIN", value_name = "DOMAIN", default_value = "cluster.local")]
+    pub mesh_domain: String,
+    /// Our trust domain, for which the tokens of actors that come through the mesh are made
+    #[arg(long, env = "MYCORA_MESH_TRUST_DOMAIN", value_name = "DOMAIN", default_value = "mycora")]
+    pub mesh_trust_domain: TrustDomain,
+}
+
+impl ServingFlags {
+    /// Names of the flags, as clap knows them.
+    pub(crate) const IDS: [&'static str; 6] =
+        ["tls_mode", "mesh", "mesh_listen", "mesh_namespace", "mesh_domain", "mesh_trust_domain"];
+
+    /// Where the sidecar comes in, and what it is believed; none outside of a mesh.
+    #[must_use]
+    pub fn mesh(&self) -> Option<(SocketAddr, MeshTrust)> {
+        let kind = match self.mesh? {
+            MeshFlag::Linkerd => MeshKind::Linkerd,
+            MeshFlag::Istio => MeshKind::Istio,
+        };
+        let (address, namespace) = (self.mesh_listen?, self.mesh_namespace.as_ref()?);
+        let ours = self.mesh_trust_domain.clone();
+        Some((address, MeshTrust::new(kind, self.mesh_domain.as_str(), namespace, ours)))
+    }
+}
+
+/// What a port demands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TlsModeFlag {
+    /// TLS and nothing else
+    Strict,
+    /// Plaintext as well
+    Permissive,
+}
+
+impl From<TlsModeFlag> for TlsMode {
+    fn from(flag: TlsModeFlag) -> Self {
+        match flag {
+            TlsModeFlag::Strict => Self::Strict,
+            TlsModeFlag::Permissive => Self::Permissive,
+        }
+    }
+}
+
+/// Which mesh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MeshFlag {
+    /// Believes `l5d-client-id`
+    Linkerd,
+    /// Believes the last element of `x-forwarded-client-cert`, as Envoy writes it
+    Istio,
+}
+
 /// The three files of a process that has all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsPaths {
@@ -60,6 +132,12 @@ pub struct TlsPaths {
 }
 
 impl TlsFlags {
+    /// Whether none was named.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.ca.is_none() && self.cert.is_none() && self.key.is_none()
+    }
+
     /// All three files.
     ///
     /// # Errors

@@ -1,34 +1,58 @@
 //! The gRPC side of a process: its port, and what it waits for.
 
-use rpc::{Mount, Server, TlsFiles};
+use rpc::{Mount, Server, TlsFiles, TlsMode};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::app::Host;
+use crate::certificates::CertificateMetrics;
 use crate::flags::MissingTls;
 use crate::{Failure, error_chain};
 
 impl Host {
-    /// The certificates of this process, to serve and to call with.
+    /// The certificates of this process, to serve and to call with. In a mesh there may be none.
     ///
     /// # Errors
     /// Names every flag that is missing.
     pub fn tls_files(&self) -> Result<TlsFiles, MissingTls> {
+        if self.mesh.is_some() && self.tls.is_empty() {
+            return Ok(TlsFiles::none());
+        }
         let paths = self.tls.required()?;
-        Ok(TlsFiles::new(paths.ca, paths.cert, paths.key))
+        let files = TlsFiles::new(paths.ca, paths.cert, paths.key);
+        Ok(if self.mesh.is_some() { files.in_mesh() } else { files })
     }
 
-    /// Serves on the port of this process until the shutdown; health says SERVING while the process is ready.
+    /// Serves on the ports of this process until the shutdown; health says SERVING while the process is ready.
     ///
     /// # Errors
     /// When a certificate file cannot be used, or the process was given no port.
     pub fn serve(&mut self, mount: Mount, tls: &TlsFiles) -> Result<(), Failure> {
-        let listener = self.listener.take().ok_or("a service with gRPC methods was given no port")?;
+        mount.metrics().register(&self.metrics)?;
+        self.metrics.register(Box::new(CertificateMetrics::of(tls)))?;
         let health = mount.health().clone();
-        let server = Server::new(mount, tls)?.drain_deadline(self.drain_deadline);
+        let (listener, mesh) = (self.listener.take(), self.mesh.take());
+        if listener.is_none() && mesh.is_none() {
+            return Err("a service with gRPC methods was given no port".into());
+        }
+        let server = match listener {
+            Some(_) => Server::new(mount, tls)?.tls_mode(self.tls_mode),
+            None => Server::without_tls(mount),
+        };
+        if self.tls_mode == TlsMode::Permissive {
+            tracing::warn!("plaintext is taken as well; who comes that way has no identity");
+        }
+        let server = match mesh {
+            Some((listener, trust)) => server.mesh(listener, trust),
+            None => server,
+        };
+        let server = server.drain_deadline(self.drain_deadline);
         let shutdown = self.shutdown.clone();
         self.tasks.spawn("grpc", async move {
-            server.serve(listener, shutdown.begun_owned()).await?;
+            match listener {
+                Some(listener) => server.serve(listener, shutdown.begun_owned()).await?,
+                None => server.run(shutdown.begun_owned()).await?,
+            };
             Ok(())
         });
         // Not one of the tasks that a drain waits for: it has nothing to finish.

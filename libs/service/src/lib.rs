@@ -8,6 +8,7 @@
 //! [`Shutdown`], [`Tasks`], [`Readiness`], [`Ops`] and [`telemetry::init`].
 
 mod app;
+mod certificates;
 mod crash;
 pub mod flags;
 mod grpc;
@@ -20,8 +21,9 @@ pub mod telemetry;
 mod watched;
 
 pub use app::{App, Host, run};
+pub use certificates::CertificateMetrics;
 pub use crash::crash_point;
-pub use flags::{CommonFlags, TelemetryFlags, TlsFlags};
+pub use flags::{CommonFlags, ServingFlags, TelemetryFlags, TlsFlags};
 pub use lock::Lock;
 pub use ops::{Info, Limits, Ops};
 pub use readiness::{Condition, Readiness};

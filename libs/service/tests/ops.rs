@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
 use prometheus::{IntCounter, Registry};
-use service::{Info, Limits, Ops, Readiness, Shutdown, Tasks};
+use service::{CertificateMetrics, Info, Limits, Ops, Readiness, Shutdown, Tasks};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -66,6 +66,28 @@ async fn metrics_and_info() {
     let info: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(info, serde_json::json!({"name": "small", "version": "1.2.3", "limits": {"slots_max": 3}}));
     assert_eq!(port.get("/other").await.0, 404);
+}
+
+#[tokio::test]
+async fn the_ends_of_certificates_are_metrics() {
+    let port = Port::open().await;
+    let dir = tempfile::tempdir().unwrap();
+    let now = std::time::SystemTime::now();
+    let pki = identity::Pki::init(dir.path(), &identity::TrustDomain::default(), now).unwrap();
+    let issued = pki.issue(identity::Identity::Admin, &identity::IssueOptions::from(now)).unwrap();
+    let files = rpc::TlsFiles::new(&issued.ca, &issued.certificate, &issued.key);
+    port.metrics.register(Box::new(CertificateMetrics::of(&files))).unwrap();
+    let (_, text) = port.get("/metrics").await;
+    for file in [&issued.ca, &issued.certificate] {
+        let end = identity::CertificateSummary::from_pem_file(file).unwrap().not_after.as_secs();
+        let line = format!("mycora_tls_certificate_expiry_seconds{{file=\"{}\"}} {end}\n", file.display());
+        assert!(text.contains(&line), "{text}");
+    }
+    assert!(text.contains("mycora_tls_reload_failures_total 0"), "{text}");
+    // What cannot be read has no end, and hides nothing else.
+    std::fs::remove_file(&issued.certificate).unwrap();
+    let (status, text) = port.get("/metrics").await;
+    assert_eq!((status, text.matches("certificate_expiry_seconds{").count()), (200, 1), "{text}");
 }
 
 #[tokio::test]

@@ -2,10 +2,14 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
 mod actors;
+mod answers;
 mod calls;
+mod deadlines;
 mod health;
 mod known;
 mod lifecycle;
+mod rotation;
+mod sidecar;
 mod stage;
 mod streams;
 mod tls;

@@ -5,14 +5,16 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use futures_util::future::BoxFuture;
 use identity::{Identity, IssueOptions, Pki, ServiceName, SigningKey, TrustDomain};
 use model::ActorId;
+use prost::Message as _;
+use prost_types::{FileDescriptorProto, FileDescriptorSet, MethodDescriptorProto, ServiceDescriptorProto};
 use rpc::{
-    Allow, Caller, Channel, Directory, Drained, LocalServer, MethodPolicy, Mount, PolicyTable, Server,
-    TlsFiles,
+    Allow, Caller, CallsMax, Channel, Deadline, Directory, Drained, LocalServer, MethodPolicy, Mount,
+    PolicyTable, Server, TlsFiles, passed_on,
 };
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -21,7 +23,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
 use tonic::codegen::http;
 use tonic::server::NamedService;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_prost::ProstCodec;
 use tower::{Service, service_fn};
@@ -38,6 +40,7 @@ pub(crate) const POLICY: PolicyTable<'static> = &[
     ("/test.Echo/WhoAmI", &[Allow::Authenticated]),
     ("/test.Echo/Administer", &[Allow::AnyActor]),
     ("/test.Echo/Stream", &[Allow::Service(ServiceName::Scheduler), Allow::AnyActor]),
+    ("/test.Echo/Header", &[Allow::Anyone]),
 ];
 
 /// The message of every method here; its `service` field carries the text.
@@ -47,16 +50,23 @@ pub(crate) fn text(text: impl Into<String>) -> Text {
     Text { service: text.into() }
 }
 
-/// `Stream` sends back what it gets, `WhoAmI` and `Administer` say who calls, `Never` never answers.
+/// Long enough to tell apart from what is not set.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
+
+/// `Stream` sends back what it gets, `WhoAmI` and `Administer` say who calls, `Never` and `Wait` never answer. `Header`
+/// gives a header of the request, `Left` the milliseconds until the deadline, `Relay` what the next service answers to
+/// that method, `Bare` fails with that code and nothing else.
 #[derive(Clone)]
 pub(crate) struct Echo {
     /// How many streams its tasks are serving.
     pub(crate) open: watch::Sender<usize>,
+    /// Where `Relay` asks.
+    pub(crate) next: Option<Channel>,
 }
 
 impl Echo {
     pub(crate) fn new() -> Self {
-        Self { open: watch::Sender::new(0) }
+        Self { open: watch::Sender::new(0), next: None }
     }
 
     fn stream(&self, request: Request<Streaming<Text>>) -> Response<ReceiverStream<Result<Text, Status>>> {
@@ -82,6 +92,61 @@ impl Echo {
     }
 }
 
+impl Echo {
+    async fn answer(self, method: String, request: Request<Text>) -> Result<Response<Text>, Status> {
+        let asked = request.get_ref().service.clone();
+        let answer = match method.as_str() {
+            "WhoAmI" | "Administer" => Caller::of(&request)?.identity().to_string(),
+            "Header" => {
+                let value = request.metadata().get(&asked);
+                value.map_or("none", |value| value.to_str().unwrap()).to_owned()
+            }
+            "Left" => {
+                assert_eq!(Deadline::of(&request), Deadline::current());
+                let spawned = tokio::spawn(async { Deadline::current() }).await.unwrap();
+                assert_eq!(spawned, None, "a task is on its own");
+                let left = |Deadline(at)| at.saturating_duration_since(tokio::time::Instant::now());
+                Deadline::current().map(left).map_or("none".to_owned(), |left| left.as_millis().to_string())
+            }
+            "Relay" => {
+                let (method, argument) = asked.split_once(' ').unwrap_or((&asked, ""));
+                call(self.next.as_ref().unwrap(), method, Request::new(text(argument)))
+                    .await
+                    .map_err(passed_on)?
+            }
+            "Bare" => return Err(Status::new(Code::from_i32(asked.parse().unwrap()), "bare")),
+            _ => std::future::pending().await,
+        };
+        Ok(Response::new(text(answer)))
+    }
+}
+
+/// What reflection would say of it.
+fn descriptors() -> &'static [u8] {
+    let method = |name: &str| MethodDescriptorProto {
+        name: Some(name.to_owned()),
+        input_type: Some(".grpc.health.v1.HealthCheckRequest".to_owned()),
+        output_type: Some(".grpc.health.v1.HealthCheckRequest".to_owned()),
+        client_streaming: Some(name == "Stream"),
+        server_streaming: Some(name == "Stream"),
+        options: None,
+    };
+    let methods =
+        ["Stream", "WhoAmI", "Administer", "Never", "Wait", "Header", "Left", "Relay", "Bare"].map(method);
+    let service =
+        ServiceDescriptorProto { name: Some("Echo".to_owned()), method: methods.into(), options: None };
+    let mut file =
+        FileDescriptorProto { name: Some("test.proto".to_owned()), ..FileDescriptorProto::default() };
+    file.package = Some("test".to_owned());
+    file.dependency = vec!["health.proto".to_owned()];
+    file.service = vec![service];
+    file.syntax = Some("proto3".to_owned());
+    let mut set = FileDescriptorSet::decode(tonic_health::pb::FILE_DESCRIPTOR_SET).unwrap();
+    file.dependency = vec![set.file[0].name().to_owned()];
+    set.file.push(file);
+    set.encode_to_vec().leak()
+}
+
 impl NamedService for Echo {
     const NAME: &'static str = "test.Echo";
 }
@@ -105,14 +170,8 @@ impl Service<http::Request<Body>> for Echo {
                     let handler = service_fn(|request| std::future::ready(Ok(echo.stream(request))));
                     grpc.streaming(handler, request).await
                 }
-                "WhoAmI" | "Administer" => {
-                    let handler = service_fn(|request: Request<Text>| async move {
-                        Caller::of(&request).map(|caller| Response::new(text(caller.identity().to_string())))
-                    });
-                    grpc.unary(handler, request).await
-                }
                 _ => {
-                    let handler = service_fn(|_: Request<Text>| std::future::pending());
+                    let handler = service_fn(|request| echo.clone().answer(method.clone(), request));
                     grpc.unary(handler, request).await
                 }
             })
@@ -121,10 +180,10 @@ impl Service<http::Request<Body>> for Echo {
 }
 
 pub(crate) fn mount(echo: &Echo) -> Mount {
-    mount_knowing(echo, None)
+    mount_knowing(echo, None, CallsMax::default())
 }
 
-fn mount_knowing(echo: &Echo, directory: Option<Arc<dyn Directory>>) -> Mount {
+fn mount_knowing(echo: &Echo, directory: Option<Arc<dyn Directory>>, calls_max: CallsMax) -> Mount {
     let policy = MethodPolicy::new(&[POLICY]).unwrap();
     let policy = policy.with_administrative(&["/test.Echo/Administer"]).unwrap();
     let builder = Mount::builder(policy);
@@ -132,7 +191,13 @@ fn mount_knowing(echo: &Echo, directory: Option<Arc<dyn Directory>>) -> Mount {
         Some(directory) => builder.directory(directory),
         None => builder,
     };
-    builder.service(echo.clone()).descriptors(tonic_health::pb::FILE_DESCRIPTOR_SET).build().unwrap()
+    builder
+        .service(echo.clone())
+        .descriptors(descriptors())
+        .patience(&[("/test.Echo/Wait", PATIENCE), ("/test.Echo/Relay", PATIENCE)])
+        .calls_max(calls_max)
+        .build()
+        .unwrap()
 }
 
 /// An authority in a directory of its own.
@@ -182,12 +247,40 @@ impl Running {
     }
 
     async fn serve(address: SocketAddr, files: &TlsFiles, known: Option<Arc<Known>>) -> Self {
-        let echo = Echo::new();
-        let mount = mount_knowing(&echo, known.map(|known| known as _));
+        let mount = |echo: &Echo| mount_knowing(echo, known.map(|known| known as _), CallsMax::default());
+        Self::serve_mount(Echo::new(), mount, address, |mount| Server::new(mount, files).unwrap()).await
+    }
+
+    /// A server that is not like the others.
+    pub(crate) async fn start_with(
+        authority: &Authority,
+        calls_max: CallsMax,
+        prepare: impl FnOnce(Server) -> Server,
+    ) -> Self {
+        let files = authority.issue(Identity::Service(ServiceName::Storage));
+        let mount = |echo: &Echo| mount_knowing(echo, None, calls_max);
+        let server = |mount| prepare(Server::new(mount, &files).unwrap());
+        Self::serve_mount(Echo::new(), mount, "127.0.0.1:0".parse().unwrap(), server).await
+    }
+
+    /// A server whose `Relay` asks another one.
+    pub(crate) async fn start_before(authority: &Authority, next: Channel) -> Self {
+        let files = authority.issue(Identity::Service(ServiceName::Storage));
+        let echo = Echo { next: Some(next), ..Echo::new() };
+        let server = |mount| Server::new(mount, &files).unwrap();
+        Self::serve_mount(echo, mount, "127.0.0.1:0".parse().unwrap(), server).await
+    }
+
+    async fn serve_mount(
+        echo: Echo,
+        mount: impl FnOnce(&Echo) -> Mount,
+        address: SocketAddr,
+        server: impl FnOnce(Mount) -> Server,
+    ) -> Self {
+        let mount = mount(&echo);
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let server =
-            Server::new(mount.clone(), files).unwrap().drain_deadline(std::time::Duration::from_millis(200));
+        let server = server(mount.clone()).drain_deadline(Duration::from_millis(200));
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(server.serve(listener, async { drop(stopped.await) }));
         Self { address, echo, mount, stop, task }

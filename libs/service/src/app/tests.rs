@@ -96,6 +96,35 @@ fn flags_have_the_defaults_of_the_service() {
     assert!(missing.contains("--tls-ca, --tls-cert, --tls-key"), "{missing}");
 }
 
+#[test]
+fn the_limits_of_serving_are_shown_with_those_of_the_service() {
+    let (_, config) = flags();
+    let limits = limits::<Small>(&config);
+    assert_eq!(limits.get("slots_max"), Some(&3));
+    assert_eq!(limits.get("rpc_message_bytes_max"), Some(&(4 * 1024 * 1024)));
+    assert_eq!(limits.len(), 1 + rpc::LIMITS.len());
+}
+
+#[tokio::test]
+async fn a_mesh_has_a_port_of_its_own_and_is_named_completely() {
+    let mesh = ["small", "--listen", "127.0.0.1:0", "--mesh", "istio", "--mesh-listen", "127.0.0.1:0"];
+    assert!(command::<Small>().try_get_matches_from(mesh).is_err(), "whose accounts are ours?");
+    let parse = |more: &[&str]| {
+        let args = mesh.iter().copied().chain(["--mesh-namespace", "mycora"]).chain(more.iter().copied());
+        let matches = command::<Small>().get_matches_from(args);
+        CommonFlags::from_arg_matches(&matches).expect("good flags")
+    };
+    // Without certificates nobody could come in at the other port.
+    let (listener, mesh) = grpc_ports(&parse(&[])).await.expect("free ports");
+    assert!(listener.is_none() && mesh.is_some());
+    let files = ["--tls-ca", "a", "--tls-cert", "b", "--tls-key", "c"];
+    let (listener, mesh) = grpc_ports(&parse(&files)).await.expect("free ports");
+    assert!(listener.is_some() && mesh.is_some());
+    let (common, _) = flags();
+    let (listener, mesh) = grpc_ports(&common).await.expect("free ports");
+    assert!(listener.is_some() && mesh.is_none());
+}
+
 #[tokio::test]
 async fn ready_after_its_conditions_and_ended_after_its_tasks() {
     let (common, mut config) = flags();
