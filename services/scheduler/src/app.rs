@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::driver::{self, Handle};
 use crate::error::Error;
 use crate::metrics::Metrics;
-use crate::rpc::{FlowRpc, ReportRpc};
+use crate::rpc::{FlowRpc, INTERNAL_PATIENCE, PUBLIC_PATIENCE, ReportRpc};
 use crate::runners;
 use crate::views::explain::Explainer;
 
@@ -80,7 +80,7 @@ impl App {
             Arc::clone(&self.metrics),
             self.stop.clone(),
         );
-        mount.service(FlowServiceServer::new(rpc))
+        mount.service(FlowServiceServer::new(rpc)).patience(PUBLIC_PATIENCE)
     }
 
     /// Adds what only services may call.
@@ -92,7 +92,7 @@ impl App {
             Arc::clone(&self.metrics),
             self.stop.clone(),
         );
-        mount.service(ReportIntakeServiceServer::new(rpc))
+        mount.service(ReportIntakeServiceServer::new(rpc)).patience(INTERNAL_PATIENCE)
     }
 
     /// True once the lease is held and the flows that have something to do were found.

@@ -91,7 +91,8 @@ impl service::App for App {
 
 /// Where this process is reached on its host.
 fn own_address(host: &Host) -> Result<String, Failure> {
-    let listener = host.listener.as_ref().ok_or("a scheduler needs a gRPC port")?;
+    let listener = host.listener.as_ref();
+    let listener = listener.ok_or("behind a sidecar: say with --advertise where routers reach this one")?;
     let address = listener.local_addr()?;
     if address.ip().is_unspecified() {
         return Err("listening on every address: say with --advertise where routers reach this one".into());
