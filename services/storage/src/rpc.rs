@@ -15,8 +15,9 @@ mod status;
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
-use ::rpc::{Allow, MethodPolicy, MountBuilder, PolicyTable};
+use ::rpc::{Allow, MethodPolicy, MountBuilder, PatienceTable, PolicyTable};
 use futures_util::{Stream, StreamExt as _};
 use identity::{ServiceName, TrustDomain};
 use model::{Violations, limits};
@@ -52,6 +53,19 @@ pub const PUBLIC_POLICY: PolicyTable<'static> = &[
     ("/mycora.v1.ActorService/WhoAmI", &[Allow::Authenticated]),
     ("/mycora.v1.ContextService/*", &[Allow::AnyActor, Allow::Admin]),
     ("/mycora.v1.JobService/*", &[Allow::AnyActor]),
+];
+
+/// Calls with more to do than others: a flow has up to 100,000 nodes, a context any number of records.
+const PUBLIC_PATIENCE: PatienceTable<'static> =
+    &[("/mycora.v1.ContextService/DeleteContext", Duration::from_secs(120))];
+
+/// The same among services.
+const INTERNAL_PATIENCE: PatienceTable<'static> = &[
+    ("/mycora.internal.v1.FlowStoreService/CreateFlow", Duration::from_secs(120)),
+    ("/mycora.internal.v1.FlowStoreService/AddNodes", Duration::from_secs(120)),
+    ("/mycora.internal.v1.FlowStoreService/StartFlow", Duration::from_secs(120)),
+    ("/mycora.internal.v1.FlowStoreService/RestartFlow", Duration::from_secs(120)),
+    ("/mycora.internal.v1.FlowStoreService/RemoveFlow", Duration::from_secs(120)),
 ];
 
 /// What only services may call.
@@ -116,6 +130,7 @@ impl Rpc {
             .service(ActorServiceServer::new(self.clone()))
             .service(ContextServiceServer::new(self.clone()))
             .service(JobServiceServer::new(self.clone()))
+            .patience(PUBLIC_PATIENCE)
     }
 
     pub(crate) fn mount_internal(&self, mount: MountBuilder) -> MountBuilder {
@@ -125,6 +140,7 @@ impl Rpc {
             .service(MessageBoxServiceServer::new(self.clone()))
             .service(RunnerStoreServiceServer::new(self.clone()))
             .service(BlobStoreServiceServer::new(self.clone()))
+            .patience(INTERNAL_PATIENCE)
     }
 
     /// Ends a stream when the service ends, so that a drain need not wait for it.
