@@ -11,7 +11,7 @@ use mycelium::{Bus, MemoryNetwork, PublicKey};
 use prometheus::Registry;
 use rpc::{Channel, LocalServer, MethodPolicy, Mount, MountBuilder, Server, TlsFiles};
 use sandbox::Standing;
-use service::{Info, Limits, Ops, Readiness, Shutdown};
+use service::{CertificateMetrics, Info, Limits, Ops, Readiness, Shutdown};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -97,8 +97,10 @@ impl Suite {
         let started = suite.readiness.condition("start");
         suite.serve_ops(ops_listener, metrics.clone());
         let mount = suite.build(&parts, &metrics).await?;
-        let server =
-            Server::new(mount.clone(), &parts.certificates.server()).map_err(build_error("the port"))?;
+        let tls = parts.certificates.server();
+        let server = Server::new(mount.clone(), &tls).map_err(build_error("the port"))?;
+        mount.metrics().register(&metrics).map_err(build_error("the metrics"))?;
+        metrics.register(Box::new(CertificateMetrics::of(&tls))).map_err(build_error("the metrics"))?;
         let serving = suite.serving.clone();
         suite.tasks.spawn(async move {
             let served =
@@ -485,7 +487,7 @@ where
 /// The limits that `/info` shows.
 fn limits() -> Limits {
     use model::limits;
-    Limits::from([
+    let ours = [
         ("script_bytes_max", limits::SCRIPT_BYTES_MAX as u64),
         ("file_bytes_max", limits::FILE_BYTES_MAX as u64),
         ("job_files_bytes_max", limits::JOB_FILES_BYTES_MAX as u64),
@@ -498,5 +500,6 @@ fn limits() -> Limits {
         ("watch_buffer", limits::WATCH_BUFFER as u64),
         ("page_size_max", u64::from(limits::PAGE_SIZE_MAX)),
         ("grpc_message_bytes_max", limits::GRPC_MESSAGE_BYTES_MAX as u64),
-    ])
+    ];
+    ours.into_iter().chain(rpc::LIMITS).collect()
 }
