@@ -1,15 +1,21 @@
 //! Commands that wait on the server: `BLMPOP`, `XREADGROUP … BLOCK`.
 
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::{FusedFuture as _, FutureExt as _};
 use redis::aio::MultiplexedConnection;
+use tokio::sync::watch;
 
+use crate::cluster::Cluster;
 use crate::command::Cmd;
-use crate::connection::{Connection, Server};
+use crate::connection::Connection;
+use crate::endpoint::Address;
 use crate::error::{Error, Result};
+use crate::link::Link;
+use crate::route::{Attempts, Route};
 use crate::value::Value;
 
 /// A connection of its own for commands that wait on the server, one at a time.
@@ -17,27 +23,34 @@ use crate::value::Value;
 /// What a pop took from the server is lost when its answer is: whoever pops has to be able to find such
 /// work again.
 pub struct Blocking {
-    server: Arc<Server>,
-    database: u32,
-    control: Connection,
+    route: Route,
     open: Option<Open>,
 }
 
 struct Open {
-    link: MultiplexedConnection,
+    connection: MultiplexedConnection,
     client_id: i64,
+    /// To the same server, for waking.
+    link: Arc<Link>,
+    leaving: Leaving,
+}
+
+/// What tells that the server is not the one to wait on any more.
+enum Leaving {
+    Server(watch::Receiver<Option<Address>>),
+    Slot(Arc<Cluster>, u16, watch::Receiver<u64>),
 }
 
 impl std::fmt::Debug for Blocking {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let id = self.open.as_ref().map(|open| open.client_id);
-        write!(f, "Blocking({}, database {}, client {id:?})", self.server.shown, self.database)
+        write!(f, "Blocking({:?}, client {id:?})", self.route)
     }
 }
 
 impl Blocking {
-    pub(crate) fn new(server: Arc<Server>, database: u32, control: Connection) -> Self {
-        Self { server, database, control, open: None }
+    pub(crate) const fn new(route: Route) -> Self {
+        Self { route, open: None }
     }
 
     /// The server's number for this connection, for `CLIENT UNBLOCK`; connects if need be.
@@ -45,7 +58,10 @@ impl Blocking {
     /// # Errors
     /// [`Error::Unreachable`] when there is no connection to be had.
     pub async fn client_id(&mut self) -> Result<i64> {
-        let open = self.connect().await?;
+        let open = match self.open.take() {
+            Some(open) => open,
+            None => Open::new(&self.route, self.link().await?).await?,
+        };
         let id = open.client_id;
         self.open = Some(open);
         Ok(id)
@@ -67,67 +83,142 @@ impl Blocking {
     ) -> Result<Value> {
         // Out of its place while in use, so that a call that was dropped leaves nothing behind whose
         // answer could be taken for that of the next.
-        let mut open = self.connect().await?;
-        open.link.set_response_timeout(block + self.server.options.response_timeout);
-        let client_id = open.client_id;
+        let mut open = self.open.take();
+        let route = self.route.clone();
+        let mut attempts = Attempts::new(&route);
+        let mut cancel = pin!(cancel.fuse());
+        loop {
+            let connected = match open.take() {
+                Some(open) => Ok(open),
+                None => Open::new(&route, attempts.link().await?).await,
+            };
+            let answer = match connected {
+                Ok(open) => {
+                    let (answer, kept) = open.wait(cmd, block, cancel.as_mut()).await;
+                    self.open =
+                        kept.filter(|_| !answer.as_ref().is_err_and(|error| route.leads_elsewhere(error)));
+                    answer
+                }
+                Err(error) => Err(error),
+            };
+            match answer {
+                // It was woken after all.
+                Err(error) if route.leads_elsewhere(&error) && cancel.is_terminated() => {
+                    return Ok(Value::Nil);
+                }
+                Err(error) if attempts.again(&error).await => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    async fn link(&self) -> Result<Arc<Link>> {
+        Attempts::new(&self.route).link().await
+    }
+}
+
+impl Open {
+    async fn new(route: &Route, link: Arc<Link>) -> Result<Self> {
+        let leaving = match route {
+            Route::Link(link) => Leaving::Server(link.server.moves()),
+            Route::Slot(cluster, slot) => Leaving::Slot(Arc::clone(cluster), *slot, cluster.changes()),
+        };
+        let server = &link.server;
+        let mut connection = server.connect(link.database, &server.config()).await?;
+        let mut ask = redis::cmd("CLIENT");
+        ask.arg("ID");
+        let id = connection.send_packed_command(&ask).await;
+        let id = id.map_err(|error| Error::of_connecting(&server.shown, &error))?;
+        let client_id = Value::from_redis(&server.shown, id)?.int()?;
+        Ok(Self { connection, client_id, link, leaving: leaving.begun() })
+    }
+
+    /// The answer, and the connection if it can be used again.
+    async fn wait(
+        mut self,
+        cmd: &Cmd,
+        block: Duration,
+        cancel: impl Future<Output = ()>,
+    ) -> (Result<Value>, Option<Self>) {
+        let server = Arc::clone(&self.link.server);
+        self.connection.set_response_timeout(block + server.options.response_timeout);
+        let (client_id, control) = (self.client_id, Connection(Route::Link(Arc::clone(&self.link))));
         let answer = {
-            let mut answer = pin!(open.link.send_packed_command(&cmd.0));
+            let mut answer = pin!(self.connection.send_packed_command(&cmd.0));
             tokio::select! {
                 biased;
                 answer = &mut answer => answer,
-                () = cancel => {
-                    let mut wake = pin!(self.wake(client_id));
-                    tokio::select! {
-                        biased;
-                        answer = &mut answer => answer,
-                        () = &mut wake => answer.await,
-                    }
+                () = self.leaving.wait(&self.link) => {
+                    let reason = "another server took its place while it waited".to_owned();
+                    return (Err(Error::UnknownOutcome { endpoint: server.shown.clone(), reason }), None);
                 }
+                () = cancel => woken(answer.as_mut(), &control, client_id).await,
             }
         };
         match answer {
-            Ok(value) => {
-                self.open = Some(open);
-                Value::from_redis(&self.server.shown, value)
-            }
+            Ok(value) => (Value::from_redis(&server.shown, value), Some(self)),
             Err(error) => {
-                if !error.is_io_error() && !error.is_unrecoverable_error() {
-                    self.open = Some(open);
-                }
-                Err(Error::of_command(&self.server.shown, &error))
+                let is_usable = !error.is_io_error() && !error.is_unrecoverable_error();
+                (Err(Error::of_command(&server.shown, &error)), is_usable.then_some(self))
             }
         }
     }
+}
 
-    /// Wakes the connection until it was found waiting. The command may still be on its way to the
-    /// server while the wake-up, on another connection, has arrived already; hence again and again,
-    /// a round trip each, until one meets it (or its answer ends the attempts).
-    async fn wake(&self, client_id: i64) {
-        loop {
-            let unblock = Cmd::new("CLIENT").arg("UNBLOCK").arg(client_id);
-            match self.control.cmd(unblock).await.and_then(|answer| answer.int()) {
-                Ok(0) => tokio::task::yield_now().await,
-                Ok(_) => return,
-                Err(error) => {
-                    tracing::debug!(error = %error, "a waiting connection could not be woken");
+impl Leaving {
+    /// What has changed up to now is known.
+    fn begun(mut self) -> Self {
+        match &mut self {
+            Self::Server(moves) => moves.mark_unchanged(),
+            // A change while it was being connected to is looked at.
+            Self::Slot(..) => {}
+        }
+        self
+    }
+
+    /// Until another server than that of `link` is the one to wait on. May be dropped and called again.
+    async fn wait(&mut self, link: &Arc<Link>) {
+        match self {
+            Self::Server(moves) => {
+                if moves.changed().await.is_ok() {
                     return;
                 }
             }
+            Self::Slot(cluster, slot, changes) => {
+                while changes.changed().await.is_ok() {
+                    if cluster.known().owner(*slot).is_none_or(|(_, owner)| !Arc::ptr_eq(owner, link)) {
+                        return;
+                    }
+                }
+            }
         }
+        // The other end lives as long as the route.
+        std::future::pending().await
     }
+}
 
-    async fn connect(&mut self) -> Result<Open> {
-        if let Some(open) = self.open.take() {
-            return Ok(open);
+/// The answer of a connection that is woken. The command may still be on its way to the server while the wake-up, on
+/// another connection, has arrived already; hence again and again, a round trip each, until one meets it or the answer
+/// is here. Nothing is left on its way then that could meet the next command.
+async fn woken<T>(mut answer: Pin<&mut impl Future<Output = T>>, control: &Connection, client_id: i64) -> T {
+    loop {
+        let mut wake = pin!(control.cmd(Cmd::new("CLIENT").arg("UNBLOCK").arg(client_id)));
+        let woken = tokio::select! {
+            biased;
+            answer = &mut answer => {
+                // Whatever it met, it is over.
+                let _ = wake.await;
+                return answer;
+            }
+            woken = &mut wake => woken,
+        };
+        match woken.and_then(|woken| woken.int()) {
+            Ok(0) => tokio::task::yield_now().await,
+            Ok(_) => return answer.await,
+            Err(error) => {
+                tracing::debug!(%error, "a waiting connection could not be woken");
+                return answer.await;
+            }
         }
-        let mut link = self.server.connect(self.database, &self.server.config()).await?;
-        let mut ask = redis::cmd("CLIENT");
-        ask.arg("ID");
-        let id = link
-            .send_packed_command(&ask)
-            .await
-            .map_err(|error| Error::of_connecting(&self.server.shown, &error))?;
-        let client_id = Value::from_redis(&self.server.shown, id)?.int()?;
-        Ok(Open { link, client_id })
     }
 }

@@ -1,56 +1,39 @@
-//! One connection per database, replaced when it breaks.
+//! A handle to Redis, and the connections that it gives.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
-
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, PushInfo, PushKind};
+use std::sync::{Arc, Mutex};
 
 use crate::blocking::Blocking;
+use crate::cluster::Cluster;
 use crate::command::{Cmd, Pipeline, Step};
-use crate::endpoint::Endpoint;
-use crate::error::{Error, Result};
+use crate::endpoint::{Endpoint, Place};
+use crate::error::Result;
+use crate::link::{Link, lock};
+use crate::route::{Attempts, Route};
 use crate::script::Call;
+use crate::server::{Options, Server};
+use crate::slot;
 use crate::subscription::{Subscription, Topic};
 use crate::value::Value;
 
-/// How patient connections are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
-    /// How long making a connection may take.
-    pub connect_timeout: Duration,
-    /// How long an answer may take before the outcome counts as unknown.
-    pub response_timeout: Duration,
-    /// How many commands may wait to be written before callers are held back.
-    pub queue_len: usize,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            connect_timeout: Duration::from_secs(2),
-            response_timeout: Duration::from_secs(10),
-            queue_len: 1024,
-        }
-    }
-}
-
-/// A Redis server. Cheap to clone; all clones share their connections.
+/// A Redis: one server, the master that Sentinels name, or a cluster. Cheap to clone; all clones share their connections.
 #[derive(Clone)]
-pub struct Kv(Arc<Server>);
+pub struct Kv(Arc<Inner>);
 
-pub(crate) struct Server {
+struct Inner {
     endpoint: Endpoint,
-    pub(crate) shown: String,
-    pub(crate) options: Options,
-    connections: Mutex<HashMap<u32, Connection>>,
+    servers: Servers,
+}
+
+enum Servers {
+    One { server: Arc<Server>, links: Mutex<HashMap<u32, Arc<Link>>> },
+    Cluster(Arc<Cluster>),
 }
 
 impl fmt::Debug for Kv {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Kv({})", self.0.shown)
+        write!(f, "Kv({})", self.0.endpoint)
     }
 }
 
@@ -64,8 +47,13 @@ impl Kv {
     /// The same with another patience.
     #[must_use]
     pub fn with_options(endpoint: Endpoint, options: Options) -> Self {
-        let shown = endpoint.to_string();
-        Self(Arc::new(Server { endpoint, shown, options, connections: Mutex::default() }))
+        let servers = match endpoint.place() {
+            Place::Cluster(seeds) => Servers::Cluster(Cluster::new(endpoint.clone(), seeds.clone(), options)),
+            Place::Tcp(_) | Place::Unix(_) | Place::Sentinel { .. } => {
+                Servers::One { server: Server::new(endpoint.clone(), options), links: Mutex::default() }
+            }
+        };
+        Self(Arc::new(Inner { endpoint, servers }))
     }
 
     /// Where the server is.
@@ -74,13 +62,18 @@ impl Kv {
         &self.0.endpoint
     }
 
-    /// The shared connection to a database. Nothing on it may ever `SELECT` or block.
+    /// The shared connection to what is kept in `database` under `tag`, as in `{tag}:name`: in a cluster to whoever
+    /// serves the tag's slot, else to the server, whatever the tag. A cluster has no other database than 0. Nothing on
+    /// the connection may ever `SELECT` or block.
+    #[must_use]
+    pub fn at(&self, database: u32, tag: &str) -> Connection {
+        Connection(self.route(database, tag))
+    }
+
+    /// The shared connection to a database of a server that is no cluster.
     #[must_use]
     pub fn database(&self, database: u32) -> Connection {
-        lock(&self.0.connections)
-            .entry(database)
-            .or_insert_with(|| Connection::new(Arc::clone(&self.0), database))
-            .clone()
+        self.at(database, "")
     }
 
     /// The shared connection to the database that the URL names.
@@ -92,89 +85,81 @@ impl Kv {
     /// A connection of its own for commands that wait on the server.
     #[must_use]
     pub fn blocking(&self, database: u32) -> Blocking {
-        Blocking::new(Arc::clone(&self.0), database, self.database(database))
+        self.blocking_at(database, "")
     }
 
-    /// A subscription with a connection of its own. It begins, and goes on after every loss, with
+    /// The same for keys under `tag`, as in [`Kv::at`].
+    #[must_use]
+    pub fn blocking_at(&self, database: u32, tag: &str) -> Blocking {
+        Blocking::new(self.route(database, tag))
+    }
+
+    /// A subscription with a connection of its own, or several. It begins, and goes on after every loss, with
     /// [`crate::Notice::Subscribed`].
     #[must_use]
     pub fn subscribe(&self, topics: Vec<Topic>) -> Subscription {
-        Subscription::new(Arc::clone(&self.0), topics)
+        match &self.0.servers {
+            Servers::One { server, .. } => Subscription::to_one(Arc::clone(server), topics),
+            Servers::Cluster(cluster) => Subscription::to_cluster(Arc::clone(cluster), topics),
+        }
+    }
+
+    /// A connection to each server that takes writes, for asking what it is set up for.
+    ///
+    /// # Errors
+    /// When it cannot be found out which these are.
+    pub async fn primaries(&self) -> Result<Vec<Connection>> {
+        match &self.0.servers {
+            Servers::One { .. } => Ok(vec![self.at(0, "")]),
+            Servers::Cluster(cluster) => {
+                let map = cluster.map().await?;
+                let links = map.primaries().iter().map(|(_, link)| Arc::clone(link));
+                Ok(links.map(|link| Connection(Route::Link(link))).collect())
+            }
+        }
+    }
+
+    fn route(&self, database: u32, tag: &str) -> Route {
+        match &self.0.servers {
+            Servers::One { server, links } => {
+                let mut links = lock(links);
+                let link = links.entry(database).or_insert_with(|| Link::new(Arc::clone(server), database));
+                Route::Link(Arc::clone(link))
+            }
+            Servers::Cluster(cluster) => Route::Slot(Arc::clone(cluster), slot::of_tag(tag)),
+        }
     }
 }
 
-impl Server {
-    pub(crate) fn client(&self, database: u32) -> Result<Client> {
-        self.endpoint
-            .connection_info(database)
-            .and_then(Client::open)
-            .map_err(|error| Error::of_connecting(&self.shown, &error))
-    }
-
-    pub(crate) fn config(&self) -> AsyncConnectionConfig {
-        AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.options.connect_timeout))
-            .set_response_timeout(Some(self.options.response_timeout))
-            .set_pipeline_buffer_size(self.options.queue_len)
-    }
-
-    pub(crate) async fn connect(
-        &self,
-        database: u32,
-        config: &AsyncConnectionConfig,
-    ) -> Result<MultiplexedConnection> {
-        self.client(database)?
-            .get_multiplexed_async_connection_with_config(config)
-            .await
-            .map_err(|error| Error::of_connecting(&self.shown, &error))
-    }
-}
-
-/// The shared connection to one database: cheap to clone, any number of commands in flight.
+/// A shared connection: cheap to clone, any number of commands in flight.
+///
+/// What a server certainly did not execute, since it has to be asked for elsewhere, is asked for there. Nothing else
+/// is repeated.
 ///
 /// Every method may be dropped at any time; what was sent may still happen.
 #[derive(Clone)]
-pub struct Connection(Arc<Shared>);
-
-struct Shared {
-    server: Arc<Server>,
-    database: u32,
-    link: Mutex<Link>,
-    /// Held while connecting, so that many callers make one connection.
-    connecting: tokio::sync::Mutex<()>,
-}
-
-#[derive(Default)]
-struct Link {
-    /// Counts attempts to connect, so that a stale loss cannot drop a newer connection and callers that
-    /// queued behind a failed attempt share its failure.
-    attempt: u64,
-    open: Option<MultiplexedConnection>,
-    failure: Option<Error>,
-}
+pub struct Connection(pub(crate) Route);
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Connection({}, database {})", self.0.server.shown, self.0.database)
+        write!(f, "Connection({:?})", self.0)
     }
 }
 
 impl Connection {
-    fn new(server: Arc<Server>, database: u32) -> Self {
-        let link = Mutex::new(Link::default());
-        Self(Arc::new(Shared { server, database, link, connecting: tokio::sync::Mutex::new(()) }))
-    }
-
     /// The database this connection is to.
     #[must_use]
     pub fn database(&self) -> u32 {
-        self.0.database
+        match &self.0 {
+            Route::Link(link) => link.database,
+            Route::Slot(..) => 0,
+        }
     }
 
     /// Sends a command.
     ///
     /// # Errors
-    /// Any [`Error`].
+    /// Any [`crate::Error`].
     pub async fn cmd(&self, cmd: Cmd) -> Result<Value> {
         self.send(&cmd.0).await
     }
@@ -182,7 +167,7 @@ impl Connection {
     /// Calls a script, by hash if the server has it, else in full.
     ///
     /// # Errors
-    /// Any [`Error`]; what the script refuses is [`Error::Refused`] with its code.
+    /// Any [`crate::Error`]; what the script refuses is [`crate::Error::Refused`] with its code.
     pub async fn call(&self, call: Call) -> Result<Value> {
         match self.send(&call.by_hash).await {
             Err(error) if error.code() == Some("NOSCRIPT") => self.send(&call.in_full()).await,
@@ -194,36 +179,32 @@ impl Connection {
     /// about what this connection wrote, such as `WAIT`. Gives the script's answer and the command's.
     ///
     /// # Errors
-    /// [`Error::Unreachable`] or [`Error::UnknownOutcome`] of both.
+    /// [`crate::Error::Unreachable`] or [`crate::Error::UnknownOutcome`] of both.
     pub async fn call_then(&self, call: Call, then: Cmd) -> Result<(Result<Value>, Result<Value>)> {
+        let mut attempts = Attempts::new(&self.0);
         let mut full = None;
         loop {
-            let mut packed = redis::Pipeline::with_capacity(2);
-            packed.ignore_errors();
-            packed.add_command(full.clone().unwrap_or_else(|| call.by_hash.clone()));
-            packed.add_command(then.0.clone());
-            let (attempt, mut open) = self.open().await?;
-            let answers = match open.send_packed_commands(&packed, 0, 2).await {
-                Ok(answers) => answers,
-                Err(error) => return Err(self.failed(attempt, &error)),
+            let hop = attempts.hop().await?;
+            let script = full.as_ref().unwrap_or(&call.by_hash);
+            let answers = match hop.send_both(script, &then.0).await {
+                Err(error) if attempts.again(&error).await => continue,
+                answers => answers?,
             };
-            let read = |answer| Value::from_redis(&self.0.server.shown, answer);
-            let mut answers = answers.into_iter().map(read);
-            let (Some(called), Some(then)) = (answers.next(), answers.next()) else {
-                return Err(Error::Protocol("fewer answers than commands".to_owned()));
-            };
-            let is_unknown = called.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT"));
-            if !is_unknown || full.is_some() {
-                return Ok((called, then));
+            match &answers.0 {
+                Err(error) if error.code() == Some("NOSCRIPT") && full.is_none() => {
+                    full = Some(call.in_full());
+                    attempts.stay(hop);
+                }
+                Err(error) if attempts.again(error).await => {}
+                _ => return Ok(answers),
             }
-            full = Some(call.in_full());
         }
     }
 
     /// Sends several commands and calls at once. Each has its own result.
     ///
     /// # Errors
-    /// [`Error::Unreachable`] or [`Error::UnknownOutcome`] of all of them.
+    /// [`crate::Error::Unreachable`] or [`crate::Error::UnknownOutcome`] of all of them.
     pub async fn pipeline(&self, pipeline: &Pipeline) -> Result<Vec<Result<Value>>> {
         if pipeline.is_empty() {
             return Ok(Vec::new());
@@ -236,113 +217,59 @@ impl Connection {
                 Step::Call(call) => call.by_hash.clone(),
             });
         }
-        let (attempt, mut open) = self.open().await?;
-        let answers = match open.send_packed_commands(&packed, 0, pipeline.len()).await {
-            Ok(answers) => answers,
-            Err(error) => return Err(self.failed(attempt, &error)),
-        };
-        if answers.len() != pipeline.len() {
-            let got = answers.len();
-            return Err(Error::Protocol(format!("{got} answers to {} commands", pipeline.len())));
-        }
-        let mut results = Vec::with_capacity(answers.len());
-        for (step, answer) in pipeline.steps.iter().zip(answers) {
-            let result = Value::from_redis(&self.0.server.shown, answer);
-            results.push(match (step, result) {
-                (Step::Call(call), Err(error)) if error.code() == Some("NOSCRIPT") => {
-                    self.send(&call.in_full()).await
+        let mut attempts = Attempts::new(&self.0);
+        let mut results = loop {
+            let link = attempts.link().await?;
+            let answers = match link.send_all(&packed, 0, pipeline.len()).await {
+                Err(error) if attempts.again(&error).await => continue,
+                answers => answers?,
+            };
+            let read = |answer| Value::from_redis(&link.server.shown, answer);
+            let results: Vec<Result<Value>> = answers.into_iter().map(read).collect();
+            match &results[0] {
+                // All of them together, so that what was one round trip stays one.
+                Err(first) if results.iter().all(|result| self.leads_elsewhere(result)) => {
+                    if !attempts.again(first).await {
+                        return Ok(results);
+                    }
                 }
-                (_, result) => result,
-            });
+                _ => break results,
+            }
+        };
+        for (step, result) in pipeline.steps.iter().zip(&mut results) {
+            match (step, &*result) {
+                (Step::Call(call), Err(error)) if error.code() == Some("NOSCRIPT") => {
+                    *result = self.send(&call.in_full()).await;
+                }
+                (Step::Call(call), moved) if self.leads_elsewhere(moved) => {
+                    *result = self.call(call.clone()).await;
+                }
+                (Step::Cmd(cmd), moved) if self.leads_elsewhere(moved) => *result = self.send(&cmd.0).await,
+                _ => {}
+            }
         }
         Ok(results)
+    }
+
+    fn leads_elsewhere(&self, result: &Result<Value>) -> bool {
+        result.as_ref().is_err_and(|error| self.0.leads_elsewhere(error))
     }
 
     /// Asks whether the server answers.
     ///
     /// # Errors
-    /// Any [`Error`].
+    /// Any [`crate::Error`].
     pub async fn ping(&self) -> Result<()> {
         self.cmd(Cmd::new("PING")).await.map(|_| ())
     }
 
     async fn send(&self, cmd: &redis::Cmd) -> Result<Value> {
-        let (attempt, mut open) = self.open().await?;
-        match open.send_packed_command(cmd).await {
-            Ok(value) => Value::from_redis(&self.0.server.shown, value),
-            Err(error) => Err(self.failed(attempt, &error)),
-        }
-    }
-
-    /// Classifies, and gives the connection up when it cannot be trusted any more. A timed-out one
-    /// cannot: it may be a line that swallows everything.
-    fn failed(&self, attempt: u64, error: &redis::RedisError) -> Error {
-        if error.is_io_error() || error.is_unrecoverable_error() {
-            self.0.drop_link(attempt);
-        }
-        Error::of_command(&self.0.server.shown, error)
-    }
-
-    async fn open(&self) -> Result<(u64, MultiplexedConnection)> {
-        let seen = {
-            let link = lock(&self.0.link);
-            if let Some(open) = &link.open {
-                return Ok((link.attempt, open.clone()));
-            }
-            link.attempt
-        };
-        let _alone = self.0.connecting.lock().await;
-        let attempt = {
-            let mut link = lock(&self.0.link);
-            if let Some(open) = &link.open {
-                return Ok((link.attempt, open.clone()));
-            }
-            if let (true, Some(failure)) = (link.attempt > seen, &link.failure) {
-                return Err(failure.clone());
-            }
-            link.attempt += 1;
-            link.failure = None;
-            link.attempt
-        };
-        let watcher = Arc::downgrade(&self.0);
-        let config = self.0.server.config().set_push_sender(move |push: PushInfo| {
-            notice_loss(&watcher, attempt, &push);
-            Ok::<(), redis::aio::SendError>(())
-        });
-        let outcome = self.0.server.connect(self.0.database, &config).await;
-        let mut link = lock(&self.0.link);
-        match outcome {
-            Ok(open) => {
-                link.open = Some(open.clone());
-                Ok((attempt, open))
-            }
-            Err(error) => {
-                link.failure = Some(error.clone());
-                Err(error)
+        let mut attempts = Attempts::new(&self.0);
+        loop {
+            match attempts.hop().await?.send(cmd).await {
+                Err(error) if attempts.again(&error).await => {}
+                result => return result,
             }
         }
     }
-}
-
-impl Shared {
-    fn drop_link(&self, attempt: u64) {
-        let mut link = lock(&self.link);
-        if link.attempt == attempt {
-            link.open = None;
-        }
-    }
-}
-
-fn notice_loss(shared: &Weak<Shared>, attempt: u64, push: &PushInfo) {
-    if push.kind == PushKind::Disconnection
-        && let Some(shared) = shared.upgrade()
-    {
-        tracing::debug!(endpoint = %shared.server.shown, database = shared.database, "connection lost");
-        shared.drop_link(attempt);
-    }
-}
-
-/// Nothing here can panic while a lock is held, so a poisoned one is as good as any.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

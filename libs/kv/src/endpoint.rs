@@ -1,4 +1,4 @@
-//! Where a Redis server is, and who we are there.
+//! Where a Redis server is, or several that belong together, and who we are there.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,29 +6,50 @@ use std::str::FromStr;
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo};
 
-/// `redis://[user[:password]@]host[:port][/database]` or
-/// `unix:///path/to/socket[?db=<database>&user=<user>&pass=<password>]`.
+mod parse;
+
+/// Where Redis is. One of
+/// - `redis://[user[:password]@]host[:port][/database]`: one server;
+/// - `unix:///path/to/socket[?db=<database>&user=<user>&pass=<password>]`: one on this machine;
+/// - `redis+cluster://[user[:password]@]host[:port],host[:port],…`: nodes of a cluster, by any of which the others are
+///   found;
+/// - `redis+sentinel://[user[:password]@]host[:port],…/<master name>[/database][?sentinel_user=<user>&sentinel_pass=<password>]`:
+///   the server that Sentinels say is the master. The credentials in front are those of the server.
 ///
-/// The password is never shown, neither by `Display` nor by `Debug`.
+/// Passwords are never shown, neither by `Display` nor by `Debug`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Endpoint {
     place: Place,
     database: u32,
-    user: Option<String>,
-    password: Option<String>,
+    credentials: Credentials,
 }
 
 #[derive(Clone, PartialEq, Eq)]
-enum Place {
-    Tcp { host: String, port: u16 },
+pub(crate) enum Place {
+    Tcp(Address),
     Unix(PathBuf),
+    Cluster(Vec<Address>),
+    Sentinel { sentinels: Vec<Address>, master: String, credentials: Credentials },
+}
+
+/// Host and port.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Address {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+#[derive(Clone, PartialEq, Eq, Default)]
+pub(crate) struct Credentials {
+    user: Option<String>,
+    password: Option<String>,
 }
 
 /// Why a text is no [`Endpoint`]. The text itself is not repeated, since it may hold a password.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
     /// It begins with something else.
-    #[error("a Redis URL begins with redis:// or unix://")]
+    #[error("a Redis URL begins with redis://, unix://, redis+cluster:// or redis+sentinel://")]
     Scheme,
     /// TLS towards Redis is not offered.
     #[error("rediss:// is not supported; use a unix socket, or a tunnel or sidecar for TLS")]
@@ -42,6 +63,12 @@ pub enum EndpointError {
     /// The database is no number.
     #[error("the database of a Redis URL is a number, as in redis://127.0.0.1:6379/2")]
     Database,
+    /// A database of a cluster.
+    #[error("a cluster has no databases to choose from: nothing follows the nodes of redis+cluster://")]
+    ClusterDatabase,
+    /// Sentinels, but not whom to ask them for.
+    #[error("a redis+sentinel:// URL names the master, as in redis+sentinel://host:26379/mymaster")]
+    Master,
     /// A `%` is not followed by two hex digits, or the result is not UTF-8.
     #[error("a % in a Redis URL is followed by two hex digits")]
     Escape,
@@ -49,7 +76,10 @@ pub enum EndpointError {
     #[error("a unix:// URL names the socket's absolute path, as in unix:///run/redis.sock")]
     Path,
     /// A parameter is not known.
-    #[error("unknown parameter `{0}` in a unix:// URL; there are db, user and pass")]
+    #[error(
+        "unknown parameter `{0}` in a Redis URL; a unix:// URL has db, user and pass, a redis+sentinel:// URL \
+         sentinel_user and sentinel_pass"
+    )]
     Parameter(String),
 }
 
@@ -57,14 +87,13 @@ impl Endpoint {
     /// A server on a socket of this machine.
     #[must_use]
     pub fn unix(path: impl Into<PathBuf>) -> Self {
-        Self { place: Place::Unix(path.into()), database: 0, user: None, password: None }
+        Self { place: Place::Unix(path.into()), database: 0, credentials: Credentials::default() }
     }
 
     /// The same server with these credentials, for passwords that must not stand in a URL.
     #[must_use]
     pub fn with_credentials(mut self, user: Option<String>, password: impl Into<String>) -> Self {
-        self.user = user;
-        self.password = Some(password.into());
+        self.credentials = Credentials { user, password: Some(password.into()) };
         self
     }
 
@@ -81,6 +110,27 @@ impl Endpoint {
         self.database
     }
 
+    /// Whether it names a cluster, which has one database and keeps keys apart by their tags.
+    #[must_use]
+    pub const fn is_cluster(&self) -> bool {
+        matches!(self.place, Place::Cluster(_))
+    }
+
+    pub(crate) const fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// One server at this address, with our credentials.
+    pub(crate) fn at(&self, address: Address) -> Self {
+        Self { place: Place::Tcp(address), database: self.database, credentials: self.credentials.clone() }
+    }
+
+    /// A Sentinel, with the credentials that are for Sentinels.
+    pub(crate) fn sentinel(address: Address, credentials: Credentials) -> Self {
+        Self { place: Place::Tcp(address), database: 0, credentials }
+    }
+
+    /// How one server is connected to. For several it has to be known which of them.
     pub(crate) fn connection_info(
         &self,
         database: u32,
@@ -90,15 +140,20 @@ impl Endpoint {
             // Under RESP3 a broken connection is noticed while idle.
             .set_protocol(ProtocolVersion::RESP3)
             .set_skip_set_lib_name();
-        if let Some(user) = &self.user {
+        if let Some(user) = &self.credentials.user {
             settings = settings.set_username(user);
         }
-        if let Some(password) = &self.password {
+        if let Some(password) = &self.credentials.password {
             settings = settings.set_password(password);
         }
         let addr = match &self.place {
-            Place::Tcp { host, port } => ConnectionAddr::Tcp(host.clone(), *port),
+            Place::Tcp(Address { host, port }) => ConnectionAddr::Tcp(host.clone(), *port),
             Place::Unix(path) => ConnectionAddr::Unix(path.clone()),
+            Place::Cluster(_) | Place::Sentinel { .. } => {
+                return Err(
+                    (redis::ErrorKind::InvalidClientConfig, "which of several servers is meant").into()
+                );
+            }
         };
         // Without this every answer waits for the delayed acknowledgement of the one before.
         let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
@@ -106,15 +161,34 @@ impl Endpoint {
     }
 }
 
+impl Address {
+    /// As servers write it: `host:port`, also for IPv6, of which the last colon is meant. Nothing without a host.
+    pub(crate) fn of_server(text: &str) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        let port = port.parse().ok().filter(|port| *port != 0)?;
+        let host = host.trim_matches(['[', ']']);
+        (!host.is_empty()).then(|| Self { host: host.to_owned(), port })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let user = self.user.as_deref();
+        let list =
+            |addresses: &[Address]| addresses.iter().map(Address::to_string).collect::<Vec<_>>().join(",");
+        let user = self.credentials.user.as_ref().map(|user| format!("{user}@")).unwrap_or_default();
         match &self.place {
-            Place::Tcp { host, port } => {
-                let user = user.map(|user| format!("{user}@")).unwrap_or_default();
-                write!(f, "redis://{user}{host}:{port}/{}", self.database)
-            }
+            Place::Tcp(address) => write!(f, "redis://{user}{address}/{}", self.database),
             Place::Unix(path) => write!(f, "unix://{}?db={}", path.display(), self.database),
+            Place::Cluster(nodes) => write!(f, "redis+cluster://{user}{}", list(nodes)),
+            Place::Sentinel { sentinels, master, .. } => {
+                write!(f, "redis+sentinel://{user}{}/{master}/{}", list(sentinels), self.database)
+            }
         }
     }
 }
@@ -128,92 +202,8 @@ impl fmt::Debug for Endpoint {
 impl FromStr for Endpoint {
     type Err = EndpointError;
     fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
-        if let Some(rest) = text.strip_prefix("redis://") {
-            parse_tcp(rest)
-        } else if let Some(rest) = text.strip_prefix("unix://").or_else(|| text.strip_prefix("redis+unix://"))
-        {
-            parse_unix(rest)
-        } else if text.starts_with("rediss://") {
-            Err(EndpointError::Tls)
-        } else {
-            Err(EndpointError::Scheme)
-        }
+        parse::endpoint(text)
     }
-}
-
-fn parse_tcp(rest: &str) -> std::result::Result<Endpoint, EndpointError> {
-    let (credentials, rest) = match rest.rsplit_once('@') {
-        Some((credentials, rest)) => (credentials, rest),
-        None => ("", rest),
-    };
-    let (place, database) = rest.split_once('/').unwrap_or((rest, ""));
-    let (host, port) = match place.strip_prefix('[') {
-        Some(v6) => {
-            let (host, port) = v6.split_once(']').ok_or(EndpointError::Host)?;
-            let port =
-                if port.is_empty() { None } else { Some(port.strip_prefix(':').ok_or(EndpointError::Port)?) };
-            host.parse::<std::net::Ipv6Addr>().map_err(|_| EndpointError::Host)?;
-            (host, port)
-        }
-        None => match place.split_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (place, None),
-        },
-    };
-    if host.is_empty() || host.contains(['/', '?', '#', ' ']) {
-        return Err(EndpointError::Host);
-    }
-    let port = match port {
-        None => 6379,
-        Some(text) => text.parse().ok().filter(|port| *port != 0).ok_or(EndpointError::Port)?,
-    };
-    let (user, password) = match credentials.split_once(':') {
-        Some((user, password)) => (unescape(user)?, Some(unescape(password)?)),
-        None => (unescape(credentials)?, None),
-    };
-    Ok(Endpoint {
-        place: Place::Tcp { host: host.to_owned(), port },
-        database: parse_database(database)?,
-        user: Some(user).filter(|user| !user.is_empty()),
-        password,
-    })
-}
-
-fn parse_unix(rest: &str) -> std::result::Result<Endpoint, EndpointError> {
-    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-    if !path.starts_with('/') || path.len() < 2 {
-        return Err(EndpointError::Path);
-    }
-    let mut endpoint = Endpoint::unix(unescape(path)?);
-    for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
-        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-        match name {
-            "db" => endpoint.database = parse_database(value)?,
-            "user" => endpoint.user = Some(unescape(value)?),
-            "pass" => endpoint.password = Some(unescape(value)?),
-            other => return Err(EndpointError::Parameter(other.chars().take(40).collect())),
-        }
-    }
-    Ok(endpoint)
-}
-
-fn parse_database(text: &str) -> std::result::Result<u32, EndpointError> {
-    if text.is_empty() { Ok(0) } else { text.parse().map_err(|_| EndpointError::Database) }
-}
-
-fn unescape(text: &str) -> std::result::Result<String, EndpointError> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let mut digit = || rest.next().and_then(|b| char::from(b).to_digit(16)).ok_or(EndpointError::Escape);
-        let value = digit()? * 16 + digit()?;
-        bytes.push(u8::try_from(value).map_err(|_| EndpointError::Escape)?);
-    }
-    String::from_utf8(bytes).map_err(|_| EndpointError::Escape)
 }
 
 #[cfg(test)]
@@ -231,13 +221,20 @@ mod tests {
             ("redis://me:secret@host", "redis://me@host:6379/0"),
             ("unix:///run/redis.sock", "unix:///run/redis.sock?db=0"),
             ("unix:///run/redis.sock?db=15&user=me&pass=secret", "unix:///run/redis.sock?db=15"),
+            ("redis+cluster://a", "redis+cluster://a:6379"),
+            ("redis+cluster://me:secret@a:1,[::1]:2,c/", "redis+cluster://me@a:1,::1:2,c:6379"),
+            ("redis+sentinel://a,b:1/main", "redis+sentinel://a:26379,b:1/main/0"),
+            (
+                "redis+sentinel://me:secret@a/main/3?sentinel_user=s&sentinel_pass=secret",
+                "redis+sentinel://me@a:26379/main/3",
+            ),
         ] {
             let endpoint: Endpoint = text.parse().expect(text);
             assert_eq!(endpoint.to_string(), shown);
         }
         let endpoint: Endpoint = "redis://:pa%40ss@host/1".parse().expect("an endpoint");
-        assert_eq!(endpoint.password.as_deref(), Some("pa@ss"));
-        assert_eq!(endpoint.user, None);
+        assert_eq!(endpoint.credentials.password.as_deref(), Some("pa@ss"));
+        assert_eq!(endpoint.credentials.user, None);
     }
 
     #[test]
@@ -252,22 +249,43 @@ mod tests {
             ("redis://%zz@x", EndpointError::Escape),
             ("unix://relative", EndpointError::Path),
             ("unix:///x?database=1", EndpointError::Parameter("database".into())),
+            ("redis+cluster://", EndpointError::Host),
+            ("redis+cluster://a,,b", EndpointError::Host),
+            ("redis+cluster://a,b/1", EndpointError::ClusterDatabase),
+            ("redis+sentinel://a,b", EndpointError::Master),
+            ("redis+sentinel://a,b/", EndpointError::Master),
+            ("redis+sentinel://a/main/x", EndpointError::Database),
+            ("redis+sentinel://a/main?pass=x", EndpointError::Parameter("pass".into())),
         ] {
             assert_eq!(text.parse::<Endpoint>(), Err(error), "{text}");
         }
     }
 
+    #[test]
+    fn addresses_are_read_as_servers_write_them() {
+        let address = |host: &str, port| Some(Address { host: host.to_owned(), port });
+        assert_eq!(Address::of_server("127.0.0.1:7000"), address("127.0.0.1", 7000));
+        assert_eq!(Address::of_server("::1:7000"), address("::1", 7000));
+        assert_eq!(Address::of_server(":7000"), None);
+        assert_eq!(Address::of_server("host"), None);
+    }
+
     proptest! {
         #[test]
         fn a_password_is_never_shown(password in "[a-z]{12}") {
-            let url = format!("redis://me:{password}@host:1/2");
-            let endpoint: Endpoint = url.parse().expect("an endpoint");
-            let shown = format!("{endpoint} {endpoint:?}");
-            prop_assert!(!shown.contains(&password));
+            for url in [
+                format!("redis://me:{password}@host:1/2"),
+                format!("redis+cluster://me:{password}@host:1,other"),
+                format!("redis+sentinel://me:{password}@host:1/main/2?sentinel_pass={password}"),
+            ] {
+                let endpoint: Endpoint = url.parse().expect("an endpoint");
+                let shown = format!("{endpoint} {endpoint:?}");
+                prop_assert!(!shown.contains(&password));
+            }
         }
 
         #[test]
-        fn any_text_is_parsed_or_refused(text in "(redis://|unix:///)?[ -~]{0,40}") {
+        fn any_text_is_parsed_or_refused(text in "(redis://|unix:///|redis\\+(cluster|sentinel)://)?[ -~]{0,40}") {
             let _ = text.parse::<Endpoint>();
         }
     }

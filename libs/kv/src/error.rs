@@ -98,8 +98,11 @@ impl Error {
             }
             _ => match error.code() {
                 Some("OOM") => Self::Oom(detail()),
-                // A script of somebody else runs for too long; ours was not begun.
-                Some("BUSY") => Self::Unreachable { endpoint: endpoint.to_owned(), reason: detail() },
+                // A script of somebody else runs for too long; ours was not begun. Or too few replicas are there for a
+                // write, or a command that waited does so no longer, since the server is a replica now.
+                Some("BUSY" | "NOREPLICAS" | "UNBLOCKED") => {
+                    Self::Unreachable { endpoint: endpoint.to_owned(), reason: detail() }
+                }
                 Some(code) => Self::Refused { code: code.to_owned(), message: detail() },
                 None => Self::Protocol(error.to_string()),
             },

@@ -4,26 +4,34 @@
 //! [`Connection`], [`Cmd`], [`Script`] and [`Value`].
 //!
 //! What it promises:
-//! - one multiplexed connection per database, made when first used, replaced when it breaks, noticed
-//!   as broken even while idle. A failed command is *not* repeated: only its caller knows whether it may be;
+//! - one multiplexed connection per database, or per node of a cluster, made when first used, replaced when it
+//!   breaks, noticed as broken even while idle. A failed command is *not* repeated: only its caller knows whether it
+//!   may be. But what a node of a cluster did not execute since another one serves the keys, or a former master since
+//!   it is a replica now, is asked of those;
 //! - an error says whether the command cannot have happened ([`Error::Unreachable`]), was refused, or
 //!   may have happened ([`Error::UnknownOutcome`]);
 //! - commands that block the server's answer have a connection of their own ([`Blocking`]).
 
 mod blocking;
+mod cluster;
 mod command;
 mod connection;
 mod endpoint;
 mod error;
+mod link;
+mod route;
 mod script;
+mod server;
+mod slot;
 mod subscription;
 mod value;
 
 pub use blocking::Blocking;
 pub use command::{Arg, Cmd, Pipeline};
-pub use connection::{Connection, Kv, Options};
+pub use connection::{Connection, Kv};
 pub use endpoint::{Endpoint, EndpointError};
 pub use error::{Error, Result};
 pub use script::{Call, Script};
+pub use server::Options;
 pub use subscription::{Notice, Subscription, Topic};
 pub use value::{StreamEntry, Value};

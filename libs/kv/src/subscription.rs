@@ -5,9 +5,15 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use redis::aio::{PubSubSink, PubSubStream};
+use tokio::sync::watch;
 
-use crate::connection::Server;
+use crate::cluster::Cluster;
+use crate::endpoint::Address;
 use crate::error::{Error, Result};
+use crate::server::Server;
+use crate::subscription::everywhere::Everywhere;
+
+mod everywhere;
 
 /// How often a silent subscription is checked, since a line that swallows everything looks just so.
 const CHECK_INTERVAL: Duration = Duration::from_secs(15);
@@ -31,7 +37,9 @@ pub enum Notice {
     /// Listening, for the first time or again. What was published before may have been missed: read
     /// what the hints are about once.
     Subscribed,
-    /// The connection was lost; hints are missed until the next [`Notice::Subscribed`].
+    /// The connection was lost; hints are missed until the next [`Notice::Subscribed`]. Of a cluster: to all of it.
+    /// While only some nodes are away, the others are heard, and each that comes back, or whoever took its place, is
+    /// a [`Notice::Subscribed`].
     Lost(Error),
     /// Something was published.
     Message {
@@ -43,28 +51,22 @@ pub enum Notice {
 }
 
 /// A subscription that renews itself for ever.
-pub struct Subscription {
-    server: Arc<Server>,
-    topics: Vec<Topic>,
-    open: Option<Open>,
-    pause: Duration,
-    retrying: bool,
-}
+#[derive(Debug)]
+pub struct Subscription(Kind);
 
-struct Open {
-    sink: PubSubSink,
-    stream: PubSubStream,
-}
-
-impl std::fmt::Debug for Subscription {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Subscription({}, {:?})", self.server.shown, self.topics)
-    }
+#[derive(Debug)]
+enum Kind {
+    One(Listener),
+    Everywhere(Everywhere),
 }
 
 impl Subscription {
-    pub(crate) fn new(server: Arc<Server>, topics: Vec<Topic>) -> Self {
-        Self { server, topics, open: None, pause: RETRY_MIN, retrying: false }
+    pub(crate) fn to_one(server: Arc<Server>, topics: Vec<Topic>) -> Self {
+        Self(Kind::One(Listener::new(server, topics)))
+    }
+
+    pub(crate) fn to_cluster(cluster: Arc<Cluster>, topics: Vec<Topic>) -> Self {
+        Self(Kind::Everywhere(Everywhere::new(cluster, topics)))
     }
 
     /// Waits for the next notice. Never ends; goes on after every loss.
@@ -72,6 +74,42 @@ impl Subscription {
     /// May be dropped and called again: no notice is lost by that, except that an attempt to connect
     /// begins anew.
     pub async fn next(&mut self) -> Notice {
+        match &mut self.0 {
+            Kind::One(listener) => listener.next().await,
+            Kind::Everywhere(everywhere) => everywhere.next().await,
+        }
+    }
+}
+
+/// Listens to one server.
+struct Listener {
+    server: Arc<Server>,
+    topics: Vec<Topic>,
+    open: Option<Open>,
+    pause: Duration,
+    retrying: bool,
+    moves: watch::Receiver<Option<Address>>,
+}
+
+struct Open {
+    sink: PubSubSink,
+    stream: PubSubStream,
+}
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Listener({}, {:?})", self.server.shown, self.topics)
+    }
+}
+
+impl Listener {
+    fn new(server: Arc<Server>, topics: Vec<Topic>) -> Self {
+        let moves = server.moves();
+        Self { server, topics, open: None, pause: RETRY_MIN, retrying: false, moves }
+    }
+
+    /// As [`Subscription::next`].
+    async fn next(&mut self) -> Notice {
         loop {
             let Some(open) = &mut self.open else {
                 if self.retrying {
@@ -89,7 +127,12 @@ impl Subscription {
                     }
                 }
             };
-            match tokio::time::timeout(CHECK_INTERVAL, open.stream.next()).await {
+            let message = tokio::select! {
+                biased;
+                message = tokio::time::timeout(CHECK_INTERVAL, open.stream.next()) => message,
+                Ok(()) = self.moves.changed() => return self.lost("another server took its place".to_owned()),
+            };
+            match message {
                 Ok(Some(message)) => {
                     return Notice::Message {
                         channel: message.get_channel_name().to_owned(),
@@ -115,9 +158,10 @@ impl Subscription {
         Notice::Lost(Error::Unreachable { endpoint: self.server.shown.clone(), reason })
     }
 
-    async fn connect(&self) -> Result<Open> {
+    async fn connect(&mut self) -> Result<Open> {
         let failed = |error: &redis::RedisError| Error::of_connecting(&self.server.shown, error);
-        let client = self.server.client(0)?;
+        let client = self.server.client(0).await?;
+        self.moves.mark_unchanged();
         let patience = self.server.options.connect_timeout;
         let work = async {
             let (mut sink, stream) = client.get_async_pubsub().await.map_err(|error| failed(&error))?.split();

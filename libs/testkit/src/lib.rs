@@ -1,7 +1,8 @@
 //! What tests share. Never part of a shipped program, except for crash points in builds made to be broken.
 //!
 //! - [`crash_point!`]: named places where a process can be made to die;
-//! - `RedisServer`: a private `redis-server`;
+//! - `RedisServer`: a private `redis-server`, or what `MYCORA_REDIS_SERVER` names; `RedisCluster` and `RedisSentinels`:
+//!   several;
 //! - `FaultProxy`: a connection that can be cut, swallowed or delayed;
 //! - `Witness`: a file to which scripts append, and what it proves;
 //! - `wait_until`: waiting for a condition, never for a time;
@@ -27,7 +28,7 @@ pub use self::{
     port::free_port,
     process::Process,
     proxy::{Fault, FaultProxy, Target},
-    redis::{RedisBuilder, RedisServer},
+    redis::{RedisBuilder, RedisServer, cluster::RedisCluster, sentinel::RedisSentinels},
     wait::{PATIENCE, wait_until, wait_until_blocking},
     witness::{Mark, Span, Witness},
 };

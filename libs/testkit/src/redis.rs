@@ -1,5 +1,6 @@
-//! A private Redis for one test.
+//! A private Redis for one test; several for one in `cluster` and `sentinel`.
 
+use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -10,6 +11,12 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::port::free_port;
+
+pub(crate) mod cluster;
+pub(crate) mod sentinel;
+
+/// Names another program than `redis-server`, by its path.
+const PROGRAM: &str = "MYCORA_REDIS_SERVER";
 
 /// How long a server may take to answer its first `PING`.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -219,19 +226,7 @@ impl RedisServer {
         // A socket that a killed server left behind would refuse connections.
         let _ = std::fs::remove_file(self.socket());
         let log = self.dir.path().join("redis.log");
-        let child = Command::new("redis-server")
-            .arg("-")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        let mut child = match child {
-            Ok(child) => child,
-            Err(error) => panic!(
-                "redis-server cannot be started ({error}); install it, on Debian and Ubuntu with \
-                 `apt-get install redis-server`"
-            ),
-        };
+        let mut child = spawn(Command::new(program()).arg("-"));
         let mut stdin = child.stdin.take().expect("standard input is a pipe");
         stdin.write_all(self.config(&log).as_bytes()).expect("redis-server reads its configuration");
         drop(stdin);
@@ -274,6 +269,22 @@ impl RedisServer {
             config.push('\n');
         }
         config
+    }
+}
+
+/// The program that is the server, and a Sentinel.
+fn program() -> OsString {
+    std::env::var_os(PROGRAM).unwrap_or_else(|| "redis-server".into())
+}
+
+fn spawn(command: &mut Command) -> Child {
+    match command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
+        Ok(child) => child,
+        Err(error) => panic!(
+            "{} cannot be started ({error}); install it, on Debian and Ubuntu with `apt-get install redis-server`, or \
+             name another one with {PROGRAM}",
+            program().display()
+        ),
     }
 }
 

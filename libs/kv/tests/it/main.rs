@@ -1,4 +1,7 @@
-//! Connections, scripts, errors and subscriptions on a real server.
+//! Connections, scripts, errors and subscriptions on a real server, a cluster, and under Sentinels.
+
+mod cluster;
+mod sentinel;
 
 use std::future::pending;
 use std::time::Duration;

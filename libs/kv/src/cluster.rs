@@ -1,0 +1,284 @@
+//! A cluster: which node serves which slot.
+//!
+//! The map is read from any node that answers, again whenever a node says that it is wrong or cannot be worked with.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::watch;
+
+use crate::endpoint::{Address, Endpoint};
+use crate::error::{Error, Result};
+use crate::link::{Link, lock};
+use crate::server::{Options, Server};
+use crate::slot::SLOTS;
+use crate::value::Value;
+
+/// The place of nobody in [`Map::owners`].
+const NOBODY: u16 = u16::MAX;
+
+pub(crate) struct Cluster {
+    endpoint: Endpoint,
+    seeds: Vec<Address>,
+    pub(crate) options: Options,
+    pub(crate) shown: String,
+    map: RwLock<Arc<Map>>,
+    links: Mutex<HashMap<Address, Arc<Link>>>,
+    /// Held while the map is read, so that many callers read it once.
+    reading: tokio::sync::Mutex<()>,
+    /// Somebody waited in vain for a node: the map is read before it is used again.
+    is_doubted: AtomicBool,
+    changes: watch::Sender<u64>,
+}
+
+/// Who serves what.
+#[derive(Default)]
+pub(crate) struct Map {
+    /// How often it was read. Not at all at first.
+    reads: u64,
+    primaries: Vec<(Address, Arc<Link>)>,
+    /// By slot, places in `primaries`.
+    owners: Vec<u16>,
+    /// All nodes, also those that serve nothing.
+    nodes: Vec<Address>,
+}
+
+/// What one node says.
+struct View {
+    /// Whether it finds that the cluster works.
+    is_ok: bool,
+    /// First and last slot, and who serves them.
+    ranges: Vec<(u16, u16, Address)>,
+    nodes: Vec<Address>,
+}
+
+impl Map {
+    /// Who serves a slot.
+    pub(crate) fn owner(&self, slot: u16) -> Option<&(Address, Arc<Link>)> {
+        self.primaries.get(usize::from(*self.owners.get(usize::from(slot))?))
+    }
+
+    /// Everybody who serves something.
+    pub(crate) fn primaries(&self) -> &[(Address, Arc<Link>)] {
+        &self.primaries
+    }
+
+    fn is_as(&self, other: &Self) -> bool {
+        let addresses =
+            |map: &Self| map.primaries.iter().map(|(address, _)| address.clone()).collect::<Vec<_>>();
+        self.owners == other.owners && addresses(self) == addresses(other)
+    }
+}
+
+impl Cluster {
+    pub(crate) fn new(endpoint: Endpoint, seeds: Vec<Address>, options: Options) -> Arc<Self> {
+        let shown = endpoint.to_string();
+        Arc::new(Self {
+            endpoint,
+            seeds,
+            options,
+            shown,
+            map: RwLock::default(),
+            links: Mutex::default(),
+            reading: tokio::sync::Mutex::new(()),
+            is_doubted: AtomicBool::new(false),
+            changes: watch::Sender::new(0),
+        })
+    }
+
+    /// Changes whenever slots were found to be served by others than before.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// The map as it was read last.
+    pub(crate) fn known(&self) -> Arc<Map> {
+        Arc::clone(&self.map.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The map, read if it was not yet, or is doubted.
+    pub(crate) async fn map(&self) -> Result<Arc<Map>> {
+        let map = self.known();
+        if map.reads > 0 && !self.is_doubted.load(Ordering::Relaxed) {
+            return Ok(map);
+        }
+        match self.read_after(&map).await {
+            Err(_) if map.reads > 0 => Ok(map),
+            read => read,
+        }
+    }
+
+    /// Who serves a slot.
+    pub(crate) async fn link(&self, slot: u16) -> Result<Arc<Link>> {
+        let map = self.map().await?;
+        let owner = map.owner(slot).map(|(_, link)| Arc::clone(link));
+        owner.ok_or_else(|| self.unreachable(format!("nobody serves slot {slot}")))
+    }
+
+    /// The connection to a node.
+    pub(crate) fn link_to(&self, address: &Address) -> Arc<Link> {
+        let mut links = lock(&self.links);
+        let link = links
+            .entry(address.clone())
+            .or_insert_with(|| Link::new(Server::new(self.endpoint.at(address.clone()), self.options), 0));
+        Arc::clone(link)
+    }
+
+    /// The next to use the map reads it before.
+    pub(crate) fn doubt(&self) {
+        self.is_doubted.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn unreachable(&self, reason: String) -> Error {
+        Error::Unreachable { endpoint: self.shown.clone(), reason }
+    }
+
+    /// Reads the map, unless somebody has since `seen` was looked at.
+    pub(crate) async fn read_after(&self, seen: &Map) -> Result<Arc<Map>> {
+        let _alone = self.reading.lock().await;
+        let known = self.known();
+        if known.reads > seen.reads {
+            return Ok(known);
+        }
+        let view = self.ask_all(&known).await?;
+        self.is_doubted.store(false, Ordering::Relaxed);
+        let map = Arc::new(self.drawn(view, known.reads + 1));
+        lock(&self.links).retain(|address, _| map.nodes.contains(address) || self.seeds.contains(address));
+        *self.map.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&map);
+        if !map.is_as(&known) {
+            let primaries: Vec<_> = map.primaries.iter().map(|(address, _)| address.to_string()).collect();
+            tracing::info!(endpoint = %self.shown, ?primaries, "who serves the cluster");
+            self.changes.send_modify(|times| *times += 1);
+        }
+        Ok(map)
+    }
+
+    /// What the first node says that finds that the cluster works; else what any says.
+    async fn ask_all(&self, known: &Map) -> Result<View> {
+        let mut all: Vec<&Address> = known.nodes.iter().collect();
+        all.extend(self.seeds.iter().filter(|seed| !known.nodes.contains(seed)));
+        let mut asked: FuturesUnordered<_> = all.into_iter().map(|address| self.ask(address)).collect();
+        let (mut fallback, mut failure) = (None, None);
+        while let Some(answer) = asked.next().await {
+            match answer {
+                Ok(view) if view.is_ok => return Ok(view),
+                Ok(view) => fallback = Some(view),
+                // That a server is none of a cluster says more than that another one is away.
+                Err(error) if failure.is_none() || !error.is_connection_trouble() => failure = Some(error),
+                Err(_) => {}
+            }
+        }
+        fallback.ok_or_else(|| failure.unwrap_or_else(|| self.unreachable("it has no nodes".to_owned())))
+    }
+
+    async fn ask(&self, address: &Address) -> Result<View> {
+        let link = self.link_to(address);
+        let mut both = redis::Pipeline::with_capacity(2);
+        both.ignore_errors().cmd("CLUSTER").arg("SLOTS").cmd("CLUSTER").arg("INFO");
+        let patience = self.options.connect_timeout;
+        let answers = tokio::time::timeout(patience, link.send_all(&both, 0, 2)).await;
+        let answers = answers.map_err(|_| self.unreachable(format!("{address} does not answer")))??;
+        let answers = answers.into_iter().map(|answer| Value::from_redis(&link.server.shown, answer));
+        let [slots, info] = Value::Array(answers.collect::<Result<_>>()?).tuple()?;
+        let is_ok = info.text()?.contains("cluster_state:ok");
+        let mut view = View { is_ok, ranges: Vec::new(), nodes: Vec::new() };
+        for range in slots.array()? {
+            view.read(address, range)?;
+        }
+        Ok(view)
+    }
+
+    fn drawn(&self, view: View, reads: u64) -> Map {
+        let mut places: Vec<&Address> = view.ranges.iter().map(|(_, _, address)| address).collect();
+        places.sort_unstable_by_key(|address| (&address.host, address.port));
+        places.dedup();
+        let mut owners = vec![NOBODY; usize::from(SLOTS)];
+        for (first, last, address) in &view.ranges {
+            let place = places.iter().position(|known| known == &address);
+            let place = place.and_then(|place| u16::try_from(place).ok()).unwrap_or(NOBODY);
+            if let Some(owned) = owners.get_mut(usize::from(*first)..=usize::from(*last)) {
+                owned.fill(place);
+            }
+        }
+        let primaries = places.into_iter().map(|address| (address.clone(), self.link_to(address))).collect();
+        Map { reads, primaries, owners, nodes: view.nodes }
+    }
+}
+
+impl View {
+    /// Takes up one entry of the answer to `CLUSTER SLOTS` of the node at `asked`.
+    fn read(&mut self, asked: &Address, range: Value) -> Result<()> {
+        let mut parts = range.array()?.into_iter();
+        let mut number = || -> Result<u16> {
+            let number = parts.next().unwrap_or(Value::Nil).uint()?;
+            u16::try_from(number).map_err(|_| Error::Protocol(format!("a slot {number}")))
+        };
+        let (first, last) = (number()?, number()?);
+        for (n, node) in parts.enumerate() {
+            let Some(address) = node_address(asked, node)? else { continue };
+            if !self.nodes.contains(&address) {
+                self.nodes.push(address.clone());
+            }
+            if n == 0 {
+                self.ranges.push((first, last, address));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where a node is; nothing when the one that was asked does not know. Without a host it is where that one is.
+fn node_address(asked: &Address, node: Value) -> Result<Option<Address>> {
+    let mut parts = node.array()?.into_iter();
+    let host = parts.next().unwrap_or(Value::Nil).optional_text()?.unwrap_or_default();
+    let port = parts.next().unwrap_or(Value::Nil).uint()?;
+    let Some(port) = u16::try_from(port).ok().filter(|port| *port != 0) else { return Ok(None) };
+    Ok(match host.as_str() {
+        "?" => None,
+        "" => Some(Address { host: asked.host.clone(), port }),
+        _ => Some(Address { host, port }),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Value {
+        Value::Bytes(text.as_bytes().to_vec())
+    }
+
+    fn node(host: Value, port: i64) -> Value {
+        Value::Array(vec![host, Value::Int(port), text("id"), Value::Array(Vec::new())])
+    }
+
+    fn address(host: &str, port: u16) -> Address {
+        Address { host: host.to_owned(), port }
+    }
+
+    #[test]
+    fn who_serves_what_is_drawn_from_what_a_node_says() {
+        let asked = address("seed", 1);
+        let mut view = View { is_ok: true, ranges: Vec::new(), nodes: Vec::new() };
+        let range = |first, last, nodes: Vec<Value>| {
+            Value::Array([vec![Value::Int(first), Value::Int(last)], nodes].concat())
+        };
+        view.read(&asked, range(0, 99, vec![node(text("b"), 7), node(text("c"), 8)])).expect("a range");
+        view.read(&asked, range(200, 16_383, vec![node(Value::Nil, 7), node(text("?"), 9)]))
+            .expect("a range");
+        view.read(&asked, range(100, 100, vec![node(text(""), 6)])).expect("a range");
+        assert!(view.read(&asked, range(0, 70_000, Vec::new())).is_err());
+        let cluster =
+            Cluster::new("redis+cluster://seed:1".parse().expect("a url"), vec![asked], Options::default());
+        let map = cluster.drawn(view, 1);
+        let owner = |slot| map.owner(slot).map(|(address, _)| address.clone());
+        assert_eq!(owner(0), Some(address("b", 7)));
+        assert_eq!(owner(100), Some(address("seed", 6)));
+        assert_eq!(owner(101), None);
+        assert_eq!(owner(16_383), Some(address("seed", 7)));
+        assert_eq!(map.nodes, [address("b", 7), address("c", 8), address("seed", 7), address("seed", 6)]);
+    }
+}
