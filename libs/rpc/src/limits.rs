@@ -24,3 +24,18 @@ pub const LIMITS: [(&str, u64); 12] = [
     ("rpc_connection_window_bytes", CONNECTION_WINDOW_BYTES as u64),
     ("rpc_handshakes_max", HANDSHAKES_MAX as u64),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limits_are_as_written() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../specs/serving.md");
+        let page = std::fs::read_to_string(page).expect("the page");
+        for (name, value) in LIMITS {
+            assert!(page.contains(&format!("`{name}`")), "{name} = {value} is not in specs/serving.md");
+        }
+        assert_eq!(page.matches("`rpc_").count(), LIMITS.len());
+    }
+}

@@ -1,5 +1,7 @@
 //! Health and reflection.
 
+use std::collections::BTreeSet;
+
 use identity::Identity;
 use rpc::{Channel, LocalServer, MethodPolicy, Mount};
 use tonic::Code;
@@ -12,6 +14,14 @@ use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tonic_reflection::pb::{v1, v1alpha};
 
 use crate::stage::{Authority, POLICY, Running};
+
+/// What reflection lists: what is mounted, whatever else the descriptors speak of.
+const MOUNTED: [&str; 4] = [
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1.ServerReflection",
+    "grpc.reflection.v1alpha.ServerReflection",
+    "test.Echo",
+];
 
 fn of(service: &str) -> HealthCheckRequest {
     HealthCheckRequest { service: service.to_owned() }
@@ -108,8 +118,25 @@ async fn reflection_lists_what_is_mounted_in_both_versions() {
     let Some(MessageResponse::ListServicesResponse(list)) = answer.message_response else {
         panic!("another answer: {answer:?}")
     };
-    let names: Vec<_> = list.service.iter().map(|service| service.name.as_str()).collect();
-    assert!(names.contains(&"test.Echo") && names.contains(&"grpc.health.v1.Health"), "{names:?}");
+    let names: BTreeSet<_> = list.service.iter().map(|service| service.name.as_str()).collect();
+    assert_eq!(names, MOUNTED.into());
+
+    let request = v1alpha::ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(
+            v1alpha::server_reflection_request::MessageRequest::ListServices(String::new()),
+        ),
+    };
+    let mut client = v1alpha::server_reflection_client::ServerReflectionClient::new(channel.clone());
+    let answers = client.server_reflection_info(tokio_stream::iter([request])).await.unwrap();
+    let answer = answers.into_inner().message().await.unwrap().unwrap();
+    let Some(v1alpha::server_reflection_response::MessageResponse::ListServicesResponse(list)) =
+        answer.message_response
+    else {
+        panic!("another answer")
+    };
+    let names: BTreeSet<_> = list.service.iter().map(|service| service.name.as_str()).collect();
+    assert_eq!(names, MOUNTED.into());
 
     let request = v1alpha::ServerReflectionRequest {
         host: String::new(),
