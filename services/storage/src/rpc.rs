@@ -55,9 +55,9 @@ pub const PUBLIC_POLICY: PolicyTable<'static> = &[
     ("/mycora.v1.JobService/*", &[Allow::AnyActor]),
 ];
 
-/// Calls with more to do than others: a flow has up to 100,000 nodes, a context any number of records.
+/// Calls with more to do than others: a context has any number of records, and supervisors that have to forget it.
 const PUBLIC_PATIENCE: PatienceTable<'static> =
-    &[("/mycora.v1.ContextService/DeleteContext", Duration::from_secs(120))];
+    &[("/mycora.v1.ContextService/DeleteContext", Duration::from_secs(600))];
 
 /// The same among services.
 const INTERNAL_PATIENCE: PatienceTable<'static> = &[
