@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::watch;
 
 use crate::endpoint::{Address, Endpoint};
@@ -105,7 +105,7 @@ impl Cluster {
         if map.reads > 0 && !self.is_doubted.load(Ordering::Relaxed) {
             return Ok(map);
         }
-        match self.read_after(&map).await {
+        match self.read_after(&map).boxed().await {
             Err(_) if map.reads > 0 => Ok(map),
             read => read,
         }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use futures_util::FutureExt as _;
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind};
 
@@ -81,6 +82,12 @@ impl Link {
             }
             state.attempt
         };
+        // Boxed, like all that is rare here: every future that awaits a command would hold it otherwise.
+        self.connect(seen).boxed().await
+    }
+
+    /// Connects, unless somebody has since attempt `seen`.
+    async fn connect(self: &Arc<Self>, seen: u64) -> Result<(u64, MultiplexedConnection)> {
         let _alone = self.connecting.lock().await;
         let attempt = {
             let mut state = lock(&self.state);

@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+
 use crate::cluster::Cluster;
 use crate::endpoint::Address;
 use crate::error::{Error, Result};
@@ -120,9 +122,14 @@ impl<'a> Attempts<'a> {
 
     /// Whether there is to be another attempt after this error; if so, after a pause when one is due.
     pub(crate) async fn again(&mut self, error: &Error) -> bool {
-        let direction = self.route.direction(error);
+        match self.route.direction(error) {
+            Direction::Stay => false,
+            direction => self.turn(direction).boxed().await,
+        }
+    }
+
+    async fn turn(&mut self, direction: Direction) -> bool {
         match (self.route, &direction) {
-            (_, Direction::Stay) => return false,
             (Route::Slot(cluster, _), Direction::Doubt) => {
                 cluster.doubt();
                 return false;
