@@ -125,7 +125,7 @@ fn the_keys_of_a_context_are_as_written() {
     variants!(
         first("redis-layout.md", "Keys of a context", 1),
         ContextKey {
-            Context(_), Runner(_), Runners, Job(..), Flow(_), FlowNodes(_), FlowSignals(_), FlowMessages(_),
+            Context(_), Runner(_), Runners, RunnersDeleted, Job(..), Flow(_), FlowNodes(_), FlowSignals(_), FlowMessages(_),
             FlowInputs(_), FlowWaiters(_), Drops,
             Flows, FlowsActive, Message(_), Letters, LettersDone, DeadLetters, MsgOut, MsgIn, MsgOutCoordinator, Inbox(_), InboxBytes,
             Seen(_),

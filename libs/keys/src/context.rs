@@ -16,6 +16,8 @@ pub enum ContextKey {
     Runner(RunnerId),
     /// Set: ids of all runners.
     Runners,
+    /// Sorted set: ids of runners that were deleted, by when.
+    RunnersDeleted,
     /// Hash: a job, by caller.
     Job(ActorId, JobId),
     /// Hash: a flow.
@@ -87,6 +89,7 @@ impl fmt::Display for ContextKey {
             Self::Context(id) => write!(f, "context:{id}"),
             Self::Runner(id) => write!(f, "runner:{id}"),
             Self::Runners => f.write_str("runners"),
+            Self::RunnersDeleted => f.write_str("runners_deleted"),
             Self::Job(caller, id) => write!(f, "job:{caller}:{id}"),
             Self::Flow(id) => write!(f, "flow:{id}"),
             Self::FlowNodes(id) => write!(f, "flow:{id}:nodes"),
@@ -170,6 +173,7 @@ impl ContextKey {
     fn parse_plain(text: &str) -> Option<Self> {
         Some(match text {
             "runners" => Self::Runners,
+            "runners_deleted" => Self::RunnersDeleted,
             "flows" => Self::Flows,
             "flows_active" => Self::FlowsActive,
             "letters" => Self::Letters,
@@ -264,6 +268,8 @@ impl ContextKeys {
         runner(id: RunnerId) = ContextKey::Runner(id);
         /// Set: ids of all runners.
         runners() = ContextKey::Runners;
+        /// Sorted set: ids of runners that were deleted, by when.
+        runners_deleted() = ContextKey::RunnersDeleted;
         /// Hash: a job.
         job(caller: ActorId, id: JobId) = ContextKey::Job(caller, id);
         /// Hash: a flow.
@@ -465,7 +471,7 @@ mod tests {
     fn any_context_key() -> impl Strategy<Value = ContextKey> {
         use ContextKey as K;
         let hash = any::<[u8; 4]>().prop_map(|seed| BlobHash::of(&seed));
-        (0_u8..34, any::<[u32; 3]>(), hash, "[ -~]{0,40}").prop_map(
+        (0_u8..35, any::<[u32; 3]>(), hash, "[ -~]{0,40}").prop_map(
             |(kind, [a, b, c], hash, text)| match kind {
                 0 => K::Context(ContextId(a)),
                 1 => K::Runner(RunnerId(a)),
@@ -500,6 +506,7 @@ mod tests {
                 30 => K::DeadLetters,
                 31 => K::LettersDone,
                 32 => K::InboxBytes,
+                33 => K::RunnersDeleted,
                 _ => K::Ids,
             },
         )

@@ -134,6 +134,8 @@ pub const INBOX_BYTES_MAX: usize = 64 * 1024 * 1024;
 pub const MESSAGES_DONE_MAX: usize = 100_000;
 /// Received messages of a context that plain Redis readers find; the oldest go first.
 pub const MSG_IN_MAX: usize = 10_000;
+/// How long the record of a runner that was deleted is kept, for those who listen until what runs there has ended.
+pub const DELETED_RUNNER_KEEP_SECS: u32 = 7 * 24 * 3600;
 /// Addresses of one actor.
 pub const ACTOR_ADDRESSES_MAX: usize = 8;
 /// Jobs of one message that a program pushed to Redis.

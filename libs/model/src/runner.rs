@@ -40,8 +40,20 @@ pub struct Runner {
     pub created_at: Timestamp,
     /// When it last changed.
     pub updated_at: Timestamp,
+    /// Since when it is sent no new jobs.
+    pub drained_at: Option<Timestamp>,
+    /// Since when it is listened to only until what runs there has ended.
+    pub deleted_at: Option<Timestamp>,
     /// The change counter at its last change.
     pub revision: Revision,
+}
+
+impl Runner {
+    /// Whether it may be sent new jobs.
+    #[must_use]
+    pub const fn takes_jobs(&self) -> bool {
+        self.drained_at.is_none() && self.deleted_at.is_none()
+    }
 }
 
 /// What requests to a supervisor travel in.

@@ -292,6 +292,7 @@ impl Core {
         self.attempts.extend(message.nodes.iter().map(|node| (node.key, number)));
         self.wait_for_turn(now, number, &mut message);
         self.messages.insert(number, message);
+        self.hand_back_if_closed(now, number);
         self.settle_if_through(number);
     }
 
@@ -311,6 +312,11 @@ impl Core {
             let unknown = self.messages.iter().filter(|(_, message)| runners.get(message.lane).is_none());
             let at = now + UNKNOWN_RUNNER_PATIENCE;
             self.timers.extend(unknown.map(|(number, _)| (at, *number, TimerKind::Unknown)));
+        }
+        let closed = self.messages.iter().filter(|(_, message)| self.runners.is_closed(message.lane));
+        let closed: Vec<MessageNumber> = closed.map(|(number, _)| *number).collect();
+        for number in closed {
+            self.hand_back_if_closed(now, number);
         }
     }
 
@@ -409,6 +415,7 @@ impl Core {
                     if let Some(mut message) = self.messages.remove(&number) {
                         self.wait_for_turn(now, number, &mut message);
                         self.messages.insert(number, message);
+                        self.hand_back_if_closed(now, number);
                     }
                 }
                 TimerKind::Deadline | TimerKind::Unknown | TimerKind::Retry => {}

@@ -22,6 +22,8 @@ pub struct Place {
 #[derive(Debug, Default)]
 pub struct Runners {
     places: HashMap<LaneKey, Place>,
+    /// Those that are sent no new jobs: drained, or deleted and listened to until what runs there has ended.
+    closed: HashSet<LaneKey>,
     /// What the snapshot of the present view names, until it is complete.
     named: Option<HashSet<LaneKey>>,
     complete: bool,
@@ -38,10 +40,16 @@ impl Runners {
         let WatchResponse { runners, snapshot_end, gone } = part;
         for GoneRunner { context_id, runner_id } in gone {
             self.places.remove(&(ContextId(context_id), RunnerId(runner_id)));
+            self.closed.remove(&(ContextId(context_id), RunnerId(runner_id)));
         }
         for ViewedRunner { context_id, runner } in runners {
             let Some(runner) = runner else { continue };
             let key = (ContextId(context_id), RunnerId(runner.id));
+            if runner.drain_time.is_some() || runner.delete_time.is_some() {
+                self.closed.insert(key);
+            } else {
+                self.closed.remove(&key);
+            }
             let place = Place { address: runner.address, topic: runner.topic, live: runner.live };
             self.places.insert(key, place);
             if let Some(named) = &mut self.named {
@@ -52,6 +60,7 @@ impl Runners {
             self.complete = true;
             if let Some(named) = self.named.take() {
                 self.places.retain(|key, _| named.contains(key));
+                self.closed.retain(|key| named.contains(key));
             }
         }
     }
@@ -66,6 +75,12 @@ impl Runners {
     #[must_use]
     pub fn get(&self, key: LaneKey) -> Option<&Place> {
         self.places.get(&key)
+    }
+
+    /// Whether it is sent no new jobs.
+    #[must_use]
+    pub fn is_closed(&self, key: LaneKey) -> bool {
+        self.closed.contains(&key)
     }
 
     /// Whether something sent there may arrive.

@@ -34,15 +34,18 @@ pub struct App {
     hub: Hub,
     store: RunnerStoreClient,
     rpc: Rpc,
+    /// Ends what actors watch.
+    stop: CancellationToken,
 }
 
 impl App {
     pub(crate) fn new(config: &Config, deps: Deps<'_>) -> Result<Self, Error> {
         let metrics = Metrics::new(deps.metrics).map_err(Error::Metrics)?;
-        let hub = Hub::new(View::new(config.dead_after), metrics);
+        let hub = Hub::new(View::new(config.dead_after, config.linger), metrics);
         let store = clients::runner_store(deps.storage);
-        let rpc = Rpc::new(hub.clone(), store.clone(), deps.clock);
-        Ok(Self { hub, store, rpc })
+        let stop = CancellationToken::new();
+        let rpc = Rpc::new(hub.clone(), store.clone(), deps.clock, stop.clone());
+        Ok(Self { hub, store, rpc, stop })
     }
 
     /// Adds what actors may call.
@@ -70,5 +73,6 @@ impl App {
             () = self.hub.keep_time() => {}
             () = clients::follow_records(self.store.clone(), self.hub.clone()) => {}
         }
+        self.stop.cancel();
     }
 }

@@ -39,8 +39,18 @@ struct State {
 /// of each runner.
 #[derive(Debug, Default)]
 struct Watcher {
+    /// Only runners of this context.
+    context: Option<ContextId>,
     dirty: Mutex<Changed>,
     wake: Notify,
+}
+
+impl Watcher {
+    fn note(&self, changed: &Changed) {
+        let wanted = changed.iter().filter(|key| self.context.is_none_or(|context| key.0 == context));
+        lock(&self.dirty).extend(wanted);
+        self.wake.notify_one();
+    }
 }
 
 impl Hub {
@@ -58,9 +68,11 @@ impl Hub {
 
     /// Takes over records.
     pub fn put_records(&self, records: Vec<(ContextId, Runner)>) {
+        let now = Instant::now();
         self.change_records(|view| {
-            records.into_iter().flat_map(|(context, runner)| view.put_record(context, runner)).collect()
+            records.into_iter().flat_map(|(context, runner)| view.put_record(now, context, runner)).collect()
         });
+        self.0.rescheduled.notify_one();
     }
 
     /// Records were removed.
@@ -117,7 +129,7 @@ impl Hub {
                 }
             };
             tokio::select! {
-                () = expired => self.change(|view| view.expire(Instant::now())),
+                () = expired => self.change_records(|view| view.expire(Instant::now())),
                 () = self.0.rescheduled.notified() => {}
             }
         }
@@ -135,11 +147,12 @@ impl Hub {
         self.0.peers.subscribe()
     }
 
-    /// Begins to watch. The first parts are the snapshot.
+    /// Begins to watch all runners, or those of one context. The first parts are the snapshot.
     #[must_use]
-    pub fn watch(&self) -> Changes {
+    pub fn watch(&self, context: Option<ContextId>) -> Changes {
         let mut state = lock(&self.0.state);
-        let watcher = Arc::new(Watcher { dirty: Mutex::new(state.view.keys()), wake: Notify::new() });
+        let watcher = Arc::new(Watcher { context, dirty: Mutex::default(), wake: Notify::new() });
+        watcher.note(&state.view.keys());
         state.watchers.push(Arc::downgrade(&watcher));
         self.0.metrics.watchers.inc();
         Changes { hub: self.clone(), watcher }
@@ -156,8 +169,7 @@ impl Hub {
         }
         state.watchers.retain(|watcher| {
             let Some(watcher) = watcher.upgrade() else { return false };
-            lock(&watcher.dirty).extend(&changed);
-            watcher.wake.notify_one();
+            watcher.note(&changed);
             true
         });
     }

@@ -6,6 +6,7 @@ use identity::ServiceName;
 use model::{ActorId, ContextId, Presence, RunnerView, Violations, limits};
 use proto::convert;
 use proto::internal::v1 as internal;
+use proto::internal::v1::change_runner_request::Change;
 use proto::internal::v1::registry_view_service_server::{RegistryViewService, RegistryViewServiceServer};
 use proto::v1;
 use proto::v1::runner_service_server::{RunnerService, RunnerServiceServer};
@@ -13,12 +14,14 @@ use rpc::{Allow, Caller, Error, MethodPolicy, MountBuilder, PolicyTable, passed_
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::app::Clock;
 use crate::clients::RunnerStoreClient;
 use crate::hub::{Hub, Part};
 use crate::view::Peer;
+use crate::watching::{self, Watched};
 
 /// What actors may call.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[("/mycora.v1.RunnerService/*", &[Allow::AnyActor])];
@@ -58,11 +61,18 @@ pub(crate) struct Rpc {
     hub: Hub,
     store: RunnerStoreClient,
     clock: Clock,
+    /// Ends what actors watch.
+    stop: CancellationToken,
 }
 
 impl Rpc {
-    pub(crate) const fn new(hub: Hub, store: RunnerStoreClient, clock: Clock) -> Self {
-        Self { hub, store, clock }
+    pub(crate) const fn new(
+        hub: Hub,
+        store: RunnerStoreClient,
+        clock: Clock,
+        stop: CancellationToken,
+    ) -> Self {
+        Self { hub, store, clock, stop }
     }
 
     pub(crate) fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
@@ -72,6 +82,22 @@ impl Rpc {
     pub(crate) fn mount_internal(&self, mount: MountBuilder) -> MountBuilder {
         let server = RegistryViewServiceServer::new(self.clone());
         mount.service(server.max_encoding_message_size(limits::GRPC_MESSAGE_BYTES_MAX))
+    }
+
+    /// Has storage change a record, and gives it with what is known.
+    async fn change(&self, context: ContextId, change: Change, actor: ActorId) -> Result<v1::Runner, Status> {
+        let request = internal::ChangeRunnerRequest { change: Some(change), on_behalf_of: actor.0 };
+        let answer = self.store.clone().change_runner(request).await.map_err(passed_on)?.into_inner();
+        self.kept(context, answer.runner)
+    }
+
+    /// Takes over a record that storage has just kept: the watch of storage will say so as well, but whoever asked must not
+    /// have to wait for that.
+    fn kept(&self, context: ContextId, record: Option<v1::Runner>) -> Result<v1::Runner, Status> {
+        let record = record.ok_or_else(|| Error::internal("storage answered without the runner"))?;
+        let runner = convert::runner::from_wire(record).map_err(Error::internal)?.runner;
+        self.hub.put_records(vec![(context, runner.clone())]);
+        Ok(convert::runner::to_wire(&self.hub.describe(runner)))
     }
 
     /// The runners of a context, by id, as far as the actor may know of them.
@@ -101,12 +127,53 @@ impl RunnerService for Rpc {
         let context = ContextId(request.context_id);
         let put = internal::PutRunnerRequest { runner: Some(request), on_behalf_of: actor.0 };
         let answer = self.store.clone().put_runner(put).await.map_err(passed_on)?.into_inner();
-        let record = answer.runner.ok_or_else(|| Error::internal("storage answered without the runner"))?;
-        let runner = convert::runner::from_wire(record).map_err(Error::internal)?.runner;
-        // The watch of storage will say so as well; whoever registered must not have to wait for that.
-        self.hub.put_records(vec![(context, runner.clone())]);
-        let runner = Some(convert::runner::to_wire(&self.hub.describe(runner)));
-        Ok(Response::new(v1::RegisterRunnerResponse { runner }))
+        let runner = self.kept(context, answer.runner)?;
+        Ok(Response::new(v1::RegisterRunnerResponse { runner: Some(runner) }))
+    }
+
+    async fn update_runner(
+        &self,
+        request: Request<v1::UpdateRunnerRequest>,
+    ) -> Result<Response<v1::UpdateRunnerResponse>, Status> {
+        let actor = Caller::actor_of(&request)?;
+        let request = request.into_inner();
+        convert::runner::from_update(request.clone()).map_err(Error::from)?;
+        let runner = self.change(ContextId(request.context_id), Change::Update(request), actor).await?;
+        Ok(Response::new(v1::UpdateRunnerResponse { runner: Some(runner) }))
+    }
+
+    async fn drain_runner(
+        &self,
+        request: Request<v1::DrainRunnerRequest>,
+    ) -> Result<Response<v1::DrainRunnerResponse>, Status> {
+        let actor = Caller::actor_of(&request)?;
+        let request = request.into_inner();
+        let runner = self.change(ContextId(request.context_id), Change::Drain(request), actor).await?;
+        Ok(Response::new(v1::DrainRunnerResponse { runner: Some(runner) }))
+    }
+
+    async fn delete_runner(
+        &self,
+        request: Request<v1::DeleteRunnerRequest>,
+    ) -> Result<Response<v1::DeleteRunnerResponse>, Status> {
+        let actor = Caller::actor_of(&request)?;
+        let request = request.into_inner();
+        let runner = self.change(ContextId(request.context_id), Change::Delete(request), actor).await?;
+        Ok(Response::new(v1::DeleteRunnerResponse { runner: Some(runner) }))
+    }
+
+    type WatchRunnersStream = ReceiverStream<Result<v1::WatchRunnersResponse, Status>>;
+
+    async fn watch_runners(
+        &self,
+        request: Request<v1::WatchRunnersRequest>,
+    ) -> Result<Response<Self::WatchRunnersStream>, Status> {
+        let actor = Caller::actor_of(&request)?;
+        let v1::WatchRunnersRequest { context_id, resume_position } = request.into_inner();
+        let watched = Watched { context: ContextId(context_id), actor };
+        let (hub, store, stop) = (self.hub.clone(), self.store.clone(), self.stop.clone());
+        let answers = watching::begin(hub, store, watched, resume_position, stop).await?;
+        Ok(Response::new(ReceiverStream::new(answers)))
     }
 
     async fn get_runner(
@@ -215,7 +282,7 @@ async fn send_changes(hub: &Hub, sender: &mpsc::Sender<Result<internal::WatchRes
     if hub.loaded().wait_for(|loaded| *loaded).await.is_err() {
         return;
     }
-    let changes = hub.watch();
+    let changes = hub.watch(None);
     while let Some(part) = changes.now() {
         if sender.send(Ok(part_to_wire(&part, false))).await.is_err() {
             return;

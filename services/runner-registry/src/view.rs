@@ -26,6 +26,10 @@ pub struct Peer {
 #[derive(Debug)]
 pub struct View {
     dead_after: Duration,
+    /// How long a runner that was deleted is kept after its supervisor was heard to have something to do.
+    linger: Duration,
+    /// Until when runners are kept that were deleted.
+    leaving: BTreeMap<Key, Instant>,
     records: BTreeMap<Key, Runner>,
     by_address: HashMap<String, BTreeSet<Key>>,
     heard: HashMap<String, Heard>,
@@ -42,14 +46,24 @@ struct Heard {
 impl View {
     /// Knows nothing yet.
     #[must_use]
-    pub fn new(dead_after: Duration) -> Self {
-        Self { dead_after, records: BTreeMap::new(), by_address: HashMap::new(), heard: HashMap::new() }
+    pub fn new(dead_after: Duration, linger: Duration) -> Self {
+        Self {
+            dead_after,
+            linger,
+            leaving: BTreeMap::new(),
+            records: BTreeMap::new(),
+            by_address: HashMap::new(),
+            heard: HashMap::new(),
+        }
     }
 
-    /// Takes over a record that is new or has changed.
-    pub fn put_record(&mut self, context: ContextId, runner: Runner) -> Changed {
+    /// Takes over a record that is new or has changed. One that was deleted is kept until what runs there has ended.
+    pub fn put_record(&mut self, now: Instant, context: ContextId, runner: Runner) -> Changed {
         let key = (context, runner.id);
         let address = runner.address.to_string();
+        if runner.deleted_at.is_some() {
+            self.leaving.entry(key).or_insert(now + self.linger);
+        }
         match self.records.insert(key, runner) {
             Some(before) if self.records.get(&key) == Some(&before) => return Changed::new(),
             Some(before) => self.leave_address(&before, key),
@@ -61,6 +75,7 @@ impl View {
 
     /// A record was removed.
     pub fn remove_record(&mut self, key: Key) -> Changed {
+        self.leaving.remove(&key);
         let Some(before) = self.records.remove(&key) else { return Changed::new() };
         self.leave_address(&before, key);
         Changed::from([key])
@@ -91,6 +106,11 @@ impl View {
         presence: Presence,
     ) -> Changed {
         let alive_until = Some(now + self.dead_after);
+        if is_busy(&presence) {
+            for key in self.at(address) {
+                self.leaving.entry(key).and_modify(|until| *until = now + self.linger);
+            }
+        }
         let before = self.heard.get(address);
         let same = before.is_some_and(|heard| heard.alive_until.is_some() && heard.presence == presence);
         self.heard.insert(address.to_owned(), Heard { presence, seen, alive_until });
@@ -103,9 +123,12 @@ impl View {
         if was_alive { self.at(address) } else { Changed::new() }
     }
 
-    /// Takes those for dead that were not heard for too long.
+    /// Takes those for dead that were not heard for too long, and lets go of those that were deleted and have nothing to
+    /// do.
     pub fn expire(&mut self, now: Instant) -> Changed {
-        let mut changed = Changed::new();
+        let left: Vec<Key> =
+            self.leaving.iter().filter(|(_, until)| **until <= now).map(|(key, _)| *key).collect();
+        let mut changed: Changed = left.into_iter().flat_map(|key| self.remove_record(key)).collect();
         for (address, heard) in &mut self.heard {
             if heard.alive_until.is_some_and(|until| until <= now) {
                 heard.alive_until = None;
@@ -121,7 +144,8 @@ impl View {
     /// When [`View::expire`] may have something to do next.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.heard.values().filter_map(|heard| heard.alive_until).min()
+        let alive = self.heard.values().filter_map(|heard| heard.alive_until);
+        alive.chain(self.leaving.values().copied()).min()
     }
 
     /// A record with what is known.
@@ -171,12 +195,19 @@ impl View {
     }
 }
 
+/// Whether a supervisor has something to do, for whomever.
+fn is_busy(presence: &Presence) -> bool {
+    presence.queued > 0 || presence.instances.iter().any(|instance| instance.busy > 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use model::Revision;
 
     const A: &str = "grpc://a:1";
+    const DEAD_AFTER: Duration = Duration::from_secs(30);
+    const LINGER: Duration = Duration::from_secs(60);
 
     fn runner(id: u32, address: &str) -> Runner {
         Runner {
@@ -193,6 +224,8 @@ mod tests {
             secret_ref: String::new(),
             created_at: Timestamp::default(),
             updated_at: Timestamp::default(),
+            drained_at: None,
+            deleted_at: None,
             revision: Revision(1),
         }
     }
@@ -215,13 +248,13 @@ mod tests {
     fn a_supervisor_counts_for_all_its_records_until_it_is_silent() {
         let start = Instant::now();
         let secs = |secs| start + Duration::from_secs(secs);
-        let mut view = View::new(Duration::from_secs(30));
+        let mut view = View::new(DEAD_AFTER, LINGER);
         let seen = Timestamp::from_millis(5);
         assert_eq!(view.put_presence(secs(0), seen, A, presence(0)), keys(&[]), "no record names it yet");
-        assert_eq!(view.put_record(ContextId(1), runner(1, A)), keys(&[(1, 1)]));
-        assert_eq!(view.put_record(ContextId(1), runner(1, A)), keys(&[]), "nothing new");
-        assert_eq!(view.put_record(ContextId(2), runner(7, A)), keys(&[(2, 7)]));
-        view.put_record(ContextId(2), runner(8, "grpc://b:1"));
+        assert_eq!(view.put_record(Instant::now(), ContextId(1), runner(1, A)), keys(&[(1, 1)]));
+        assert_eq!(view.put_record(Instant::now(), ContextId(1), runner(1, A)), keys(&[]), "nothing new");
+        assert_eq!(view.put_record(Instant::now(), ContextId(2), runner(7, A)), keys(&[(2, 7)]));
+        view.put_record(Instant::now(), ContextId(2), runner(8, "grpc://b:1"));
         assert_eq!(view.counts(), (3, 2));
         let known = view.get((ContextId(2), RunnerId(7))).expect("put before");
         assert!(known.live && known.last_seen == Some(seen));
@@ -240,10 +273,30 @@ mod tests {
     }
 
     #[test]
+    fn who_is_deleted_stays_until_its_work_is_done() {
+        let start = Instant::now();
+        let secs = |secs| start + Duration::from_secs(secs);
+        let mut view = View::new(DEAD_AFTER, LINGER);
+        let key = (ContextId(1), RunnerId(1));
+        view.put_record(secs(0), ContextId(1), runner(1, A));
+        let deleted = Runner { deleted_at: Some(Timestamp::from_millis(1)), ..runner(1, A) };
+        assert_eq!(view.put_record(secs(10), ContextId(1), deleted.clone()), keys(&[(1, 1)]));
+        assert_eq!((view.next_deadline(), view.peers().len()), (Some(secs(70)), 1), "it is listened to");
+        view.put_presence(secs(60), Timestamp::default(), A, presence(1));
+        view.put_presence(secs(80), Timestamp::default(), A, presence(0));
+        assert_eq!(view.put_record(secs(81), ContextId(1), deleted), keys(&[]), "told again");
+        view.put_presence(secs(100), Timestamp::default(), A, presence(0));
+        assert_eq!(view.expire(secs(119)), keys(&[]));
+        assert!(view.get(key).is_some_and(|view| view.live && !view.runner.takes_jobs()));
+        assert_eq!(view.expire(secs(120)), keys(&[(1, 1)]), "nothing was to do there for long");
+        assert!(view.get(key).is_none() && view.peers().is_empty());
+    }
+
+    #[test]
     fn a_record_may_move() {
-        let mut view = View::new(Duration::from_secs(30));
-        view.put_record(ContextId(1), runner(1, A));
-        view.put_record(ContextId(1), runner(1, "grpc://b:1"));
+        let mut view = View::new(DEAD_AFTER, LINGER);
+        view.put_record(Instant::now(), ContextId(1), runner(1, A));
+        view.put_record(Instant::now(), ContextId(1), runner(1, "grpc://b:1"));
         let peers: Vec<_> = view.peers().into_iter().map(|peer| peer.address).collect();
         assert_eq!(peers, ["grpc://b:1"]);
         view.put_presence(Instant::now(), Timestamp::default(), A, presence(0));
@@ -252,9 +305,9 @@ mod tests {
 
     #[test]
     fn a_record_may_be_removed() {
-        let mut view = View::new(Duration::from_secs(30));
+        let mut view = View::new(DEAD_AFTER, LINGER);
         for id in 1..=3 {
-            view.put_record(ContextId(1), runner(id, A));
+            view.put_record(Instant::now(), ContextId(1), runner(id, A));
         }
         let (first, second) = ((ContextId(1), RunnerId(1)), (ContextId(1), RunnerId(2)));
         assert_eq!(view.remove_record(first), keys(&[(1, 1)]));

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use model::{ContextId, Isolation, Name, RunnerId, RunnerView, ScriptType, Target};
+use model::{ContextId, Isolation, Name, RunnerId, RunnerView, ScriptType, Target, Timestamp};
 
 /// What the registry last said of all runners of all contexts.
 #[derive(Debug, Default)]
@@ -16,6 +16,7 @@ impl RunnerTable {
     pub fn update(&mut self, context: ContextId, view: RunnerView) -> bool {
         let runners = self.contexts.entry(context).or_default();
         let opens = view.live
+            && view.runner.takes_jobs()
             && runners.get(&view.runner.id).is_none_or(|before| {
                 !before.live || offered(before) != offered(&view) || before.runner != view.runner
             });
@@ -77,6 +78,16 @@ impl Load {
     }
 }
 
+/// What there was among the runners that a target names.
+#[derive(Debug, Default)]
+struct Seen {
+    any_named: bool,
+    /// One that is sent no new jobs, and since when.
+    drained: Option<(RunnerId, Timestamp)>,
+    any_open: bool,
+    any_live: bool,
+}
+
 /// The runners of one context, and how busy they are.
 #[derive(Debug)]
 pub struct ContextRunners<'a> {
@@ -103,12 +114,19 @@ impl ContextRunners<'_> {
             target.runner.is_none_or(|id| id == view.runner.id)
                 && target.labels.iter().all(|label| view.runner.labels.get(label.0) == Some(label.1))
         });
-        let mut any_named = false;
-        let mut any_live = false;
+        let mut seen = Seen::default();
         let mut best: Option<(bool, u64, RunnerId)> = None;
         for view in named {
-            any_named = true;
-            any_live |= view.live;
+            if view.runner.deleted_at.is_some() {
+                continue;
+            }
+            seen.any_named = true;
+            if let Some(since) = view.runner.drained_at {
+                seen.drained = Some((view.runner.id, since));
+                continue;
+            }
+            seen.any_open = true;
+            seen.any_live |= view.live;
             let allowed =
                 view.runner.script_types.is_empty() || view.runner.script_types.contains(&script_type);
             let group = group.or(view.runner.group.as_ref().map(Name::as_str));
@@ -125,7 +143,7 @@ impl ContextRunners<'_> {
             }
         }
         let Some((_, _, chosen)) = best else {
-            return Err(self.why(script_type, target, any_named, any_live));
+            return Err(self.why(script_type, target, &seen));
         };
         self.load.add(self.context, chosen);
         Ok(chosen)
@@ -135,21 +153,33 @@ impl ContextRunners<'_> {
     #[must_use]
     pub fn at(&self, address: &str, topic: &str) -> Option<RunnerId> {
         let mut views = self.runners?.values();
-        let at =
-            |view: &&RunnerView| view.runner.topic == topic && view.runner.address.to_string() == address;
+        let at = |view: &&RunnerView| {
+            view.runner.deleted_at.is_none()
+                && view.runner.topic == topic
+                && view.runner.address.to_string() == address
+        };
         views.find(at).map(|view| view.runner.id)
     }
 
-    fn why(&self, script_type: ScriptType, target: &Target, any_named: bool, any_live: bool) -> String {
+    fn why(&self, script_type: ScriptType, target: &Target, seen: &Seen) -> String {
         let context = self.context;
-        if !any_named {
+        if !seen.any_named {
             return match target.runner {
                 Some(id) => format!("context {context} has no runner {id}"),
                 None if target.labels.is_empty() => format!("context {context} has no runner"),
                 None => format!("no runner of context {context} carries the labels asked for"),
             };
         }
-        if !any_live {
+        if let Some((runner, since)) = seen.drained.filter(|_| !seen.any_open) {
+            let since = since.rfc3339();
+            return match target.runner {
+                Some(_) => format!("runner {runner} of context {context} is drained since {since}"),
+                None => format!(
+                    "runners of context {context} that may be meant are drained, runner {runner} since {since}"
+                ),
+            };
+        }
+        if !seen.any_live {
             return format!("no runner of context {context} is alive");
         }
         let place = match (&target.group, target.instance) {
@@ -164,7 +194,7 @@ impl ContextRunners<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::{EnvelopeForm, InstanceInfo, Presence, Revision, Runner, Timestamp};
+    use model::{EnvelopeForm, InstanceInfo, Presence, Revision, Runner};
 
     fn view(id: u32, live: bool, types: &[ScriptType]) -> RunnerView {
         let group: Name = "default".parse().expect("a name");
@@ -183,6 +213,8 @@ mod tests {
                 secret_ref: String::new(),
                 created_at: Timestamp::default(),
                 updated_at: Timestamp::default(),
+                drained_at: None,
+                deleted_at: None,
                 revision: Revision(1),
             },
             presence: Some(Presence {
@@ -232,6 +264,31 @@ mod tests {
         );
         let why = table.of(ContextId(2), &mut load).place(ScriptType::Shell, &target, Isolation::Basic);
         assert_eq!(why, Err("context 2 has no runner".into()));
+    }
+
+    #[test]
+    fn a_runner_that_is_drained_or_deleted_is_sent_nothing_new() {
+        let mut table = RunnerTable::default();
+        let at = |drained_at, deleted_at| {
+            let mut view = view(1, true, &[ScriptType::Shell]);
+            (view.runner.drained_at, view.runner.deleted_at) = (drained_at, deleted_at);
+            view
+        };
+        let place = |table: &RunnerTable, runner| {
+            let target = Target { runner, ..Target::default() };
+            table.of(ContextId(1), &mut Load::default()).place(ScriptType::Shell, &target, Isolation::Basic)
+        };
+        let (one, then) = (Some(RunnerId(1)), Some(Timestamp::from_millis(0)));
+        assert!(!table.update(ContextId(1), at(then, None)));
+        let why = "runner 1 of context 1 is drained since 1970-01-01T00:00:00Z";
+        assert_eq!(place(&table, one), Err(why.into()));
+        assert!(place(&table, None).expect_err("it is the only one").contains("runner 1 since 1970"));
+        table.update(ContextId(1), view(2, true, &[ScriptType::Shell]));
+        assert_eq!((place(&table, None), place(&table, one)), (Ok(RunnerId(2)), Err(why.into())));
+        assert!(table.update(ContextId(1), at(None, None)), "those that wait are looked at again");
+        assert_eq!(place(&table, one), Ok(RunnerId(1)));
+        table.update(ContextId(1), at(None, then));
+        assert_eq!(place(&table, one), Err("context 1 has no runner 1".into()));
     }
 
     #[test]

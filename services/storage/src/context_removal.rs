@@ -88,7 +88,7 @@ impl Removals {
             if pending.is_empty() {
                 continue;
             }
-            for runner in store.runners_of(&tenant).await? {
+            for runner in store.runners_of(&tenant, false).await? {
                 if pending.contains(&runner.id.to_string()) {
                     let address = runner.address.to_string();
                     drops.push(PendingDrop { context, uid, runner: runner.id, address, topic: runner.topic });

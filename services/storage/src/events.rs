@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use keys::FlowRef;
 use kv::{Cmd, Connection, Notice, StreamEntry, Topic};
-use model::{ContextId, FlowId};
+use model::{ContextId, FlowId, RunnerId};
 use serde::Deserialize;
 use tokio::sync::{Notify, broadcast, watch};
 use tokio_util::sync::CancellationToken;
@@ -98,6 +98,15 @@ impl FromStr for Position {
     }
 }
 
+/// What a watch can be about, rather than everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Subject {
+    /// One flow.
+    Flow(FlowId),
+    /// Every runner record.
+    Runners,
+}
+
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
@@ -105,8 +114,8 @@ pub(crate) struct Entry {
     pub(crate) position: Position,
     /// The event as JSON.
     pub(crate) event: Bytes,
-    /// The flow it is about.
-    pub(crate) flow: Option<FlowId>,
+    /// The flow or record it is about, of those that can be watched each for itself.
+    pub(crate) subject: Option<Subject>,
     /// The context itself changed: who may watch has to be looked at again.
     pub(crate) is_context: bool,
 }
@@ -119,6 +128,8 @@ impl Entry {
             kind: Cow<'a, str>,
             #[serde(default)]
             flow_id: Option<FlowId>,
+            #[serde(default)]
+            runner_id: Option<RunnerId>,
         }
         let broken =
             |problem: &dyn fmt::Display| kv::Error::Protocol(format!("an entry of `events`: {problem}"));
@@ -132,8 +143,10 @@ impl Entry {
         let event = entry.fields.iter_mut().find(|(name, _)| name == "e");
         let event = Bytes::from(event.map(|(_, value)| std::mem::take(value)).unwrap_or_default());
         let about: About<'_> = serde_json::from_slice(&event).map_err(|error| broken(&error))?;
-        let (flow, is_context) = (about.flow_id, about.kind == "context");
-        Ok(Self { position, event, flow, is_context })
+        let is_context = about.kind == "context";
+        let of_runner = about.runner_id.filter(|_| about.kind == "runner").map(|_| Subject::Runners);
+        let subject = about.flow_id.map(Subject::Flow).or(of_runner);
+        Ok(Self { position, event, subject, is_context })
     }
 }
 

@@ -95,7 +95,7 @@ impl Task {
     }
 
     async fn look(&mut self, tenant: &Arc<Tenant>) -> Result<()> {
-        let runners = self.hub.store().runners_of(tenant).await?;
+        let runners = self.hub.store().runners_of(tenant, true).await?;
         let there: BTreeSet<RunnerId> = runners.iter().map(|runner| runner.id).collect();
         let is_gone =
             |(context, runner): &&(ContextId, RunnerId)| *context == tenant.id && !there.contains(runner);

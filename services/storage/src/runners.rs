@@ -5,7 +5,7 @@ use model::{Address, ContextId, Revision, Role, Runner, RunnerId, Timestamp, lim
 use proto::convert::runner::NewRunner;
 
 use crate::error::{Error, Result};
-use crate::record::{self, Fields};
+use crate::record::{self, Fields, Written};
 use crate::requests::{Request, hash_of};
 use crate::scripts;
 use crate::store::{Asker, ID_TRIES, PERMISSION_TRIES, Store, Tenant};
@@ -64,7 +64,45 @@ impl Store {
         Err(Error::Exhausted("no free runner id was found; name one".to_owned()))
     }
 
-    async fn runner(&self, tenant: &Tenant, id: RunnerId) -> Result<Runner> {
+    /// Changes a record. What the same request did before is not done again.
+    pub(crate) async fn change_runner(
+        &self,
+        (context, id): (ContextId, RunnerId),
+        expected: Option<Revision>,
+        change: &RunnerChange,
+        asker: Asker,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<Runner> {
+        let actor = asker.actor()?;
+        let mut changes = 0;
+        loop {
+            let (tenant, context) = self.context(context).await?;
+            context.require(actor, Role::Admin)?;
+            let mut touched =
+                vec![tenant.keys.runner(id), tenant.keys.runners(), tenant.keys.runners_deleted()];
+            touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
+            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let values = change.values(id, now);
+            let call = tenant
+                .begin(&scripts::CHANGE_RUNNER, &touched, Some(context.uid), now)
+                .arg(context.revision.0)
+                .arg(id.0)
+                .arg(&expected.map(|revision| revision.to_string()).unwrap_or_default())
+                .arg(hash_of(request))
+                .arg(limits::REQUEST_ID_KEEP_SECS)
+                .arg(change.name())
+                .arg(limits::DELETED_RUNNER_KEEP_SECS)
+                .args(values.args());
+            match tenant.apply_revision(call).await {
+                Ok(_) => return self.runner(&tenant, id).await,
+                Err(Error::ContextChanged(_)) if changes < PERMISSION_TRIES => changes += 1,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub(crate) async fn runner(&self, tenant: &Tenant, id: RunnerId) -> Result<Runner> {
         let key = tenant.keys.runner(id);
         let value = tenant.connection.cmd(Cmd::new("HGETALL").arg(&key)).await?;
         let fields = Fields::of_hash(&key, value)?.ok_or_else(|| Error::not_found("runner", id))?;
@@ -74,14 +112,22 @@ impl Store {
     /// All records of a context that `asker` may read, by id.
     pub(crate) async fn read_runners(&self, context: ContextId, asker: Asker) -> Result<Vec<Runner>> {
         let (tenant, _, _) = self.read(context, asker, |_, _| {}).await?;
-        self.runners_of(&tenant).await
+        self.runners_of(&tenant, false).await
     }
 
-    /// All records of a context, by id.
-    pub(crate) async fn runners_of(&self, tenant: &Tenant) -> Result<Vec<Runner>> {
-        let ids = tenant.connection.cmd(Cmd::new("SMEMBERS").arg(&tenant.keys.runners())).await?.texts()?;
-        let mut ids: Vec<RunnerId> = ids.iter().filter_map(|id| id.parse().ok()).collect();
+    /// All records of a context, by id; with those that were deleted and are still kept, or without.
+    pub(crate) async fn runners_of(&self, tenant: &Tenant, with_deleted: bool) -> Result<Vec<Runner>> {
+        let mut asked = Pipeline::new();
+        asked.cmd(Cmd::new("SMEMBERS").arg(&tenant.keys.runners()));
+        if with_deleted {
+            asked.cmd(Cmd::new("ZRANGE").arg(&tenant.keys.runners_deleted()).arg(0).arg(-1));
+        }
+        let mut ids: Vec<RunnerId> = Vec::new();
+        for answer in tenant.connection.pipeline(&asked).await? {
+            ids.extend(answer?.texts()?.iter().filter_map(|id| id.parse::<RunnerId>().ok()));
+        }
         ids.sort_unstable();
+        ids.dedup();
         let mut pipeline = Pipeline::new();
         for id in &ids {
             pipeline.cmd(Cmd::new("HGETALL").arg(&tenant.keys.runner(*id)));
@@ -93,6 +139,38 @@ impl Store {
             }
         }
         Ok(runners)
+    }
+}
+
+/// What may become of a runner record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum RunnerChange {
+    /// Something else is said of it.
+    Update(Box<NewRunner>),
+    /// It is sent no new jobs.
+    Drain,
+    /// It is sent jobs again.
+    Resume,
+    /// It is not there any more.
+    Delete,
+}
+
+impl RunnerChange {
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Update(_) => "update",
+            Self::Drain => "drain",
+            Self::Resume => "resume",
+            Self::Delete => "delete",
+        }
+    }
+
+    /// The fields that are written beside those that the change itself is about.
+    fn values(&self, id: RunnerId, now: Timestamp) -> Written {
+        match self {
+            Self::Update(values) => record::runner::write_values(&fresh_runner(id, values, now)),
+            Self::Drain | Self::Resume | Self::Delete => Written::default(),
+        }
     }
 }
 
@@ -127,6 +205,8 @@ fn fresh_runner(id: RunnerId, new: &NewRunner, now: Timestamp) -> Runner {
         secret_ref,
         created_at: now,
         updated_at: now,
+        drained_at: None,
+        deleted_at: None,
         revision: Revision(0),
     }
 }

@@ -45,6 +45,7 @@ scripts! {
         APPEND_LOG = "append_log",
         PUT_BLOB = "put_blob",
         PUT_RUNNER = "put_runner",
+        CHANGE_RUNNER = "change_runner",
         CREATE_CONTEXT = "create_context",
         BEGIN_CONTEXT_REMOVAL = "begin_context_removal",
         CONTEXT_DROPPED = "context_dropped",

@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use model::{FlowId, limits};
+use model::limits;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::{Error, Result};
-use crate::events::{Entry, Hub, Position, READ_MAX, Wake};
+use crate::events::{Entry, Hub, Position, READ_MAX, Subject, Wake};
 use crate::store::{Tenant, lock};
 
 /// The pause after a failed read.
@@ -45,7 +45,7 @@ enum Command {
 
 /// Somebody who is sent events.
 struct Watcher {
-    flow: Option<FlowId>,
+    subject: Option<Subject>,
     batches: mpsc::Sender<Batch>,
     /// Bytes of the batches that it has not taken.
     backlog: Arc<AtomicUsize>,
@@ -111,13 +111,14 @@ impl Hub {
     pub(crate) async fn join(
         &self,
         tenant: &Arc<Tenant>,
-        flow: Option<FlowId>,
+        subject: Option<Subject>,
     ) -> Result<(Position, Membership)> {
         let (sender, batches) = mpsc::channel(limits::WATCH_BUFFER);
         let backlog = Arc::new(AtomicUsize::new(0));
         let end = Arc::new(OnceLock::new());
         let (reply, answer) = oneshot::channel();
-        let watcher = Watcher { flow, batches: sender, backlog: Arc::clone(&backlog), end: Arc::clone(&end) };
+        let watcher =
+            Watcher { subject, batches: sender, backlog: Arc::clone(&backlog), end: Arc::clone(&end) };
         let (commands, reached) = {
             let mut tailers = lock(self.tailers());
             let tailer = tailers.entry(tenant.id).or_insert_with(|| self.start(tenant));
@@ -225,10 +226,10 @@ impl Task {
     /// when that is more than its buffer.
     fn send(&mut self, batch: &Batch) {
         self.watchers.retain(|watcher| {
-            let batch = match watcher.flow {
+            let batch = match watcher.subject {
                 None => Arc::clone(batch),
-                Some(flow) => {
-                    let is_for = |entry: &&Entry| entry.is_context || entry.flow == Some(flow);
+                wanted => {
+                    let is_for = |entry: &&Entry| entry.is_context || entry.subject == wanted;
                     batch.iter().filter(is_for).cloned().collect()
                 }
             };

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use model::{ContextId, ContextState, FlowId, Role};
+use model::{ContextId, ContextState, Role};
 use tokio::sync::mpsc;
 
 use crate::error::{Error, Result};
-use crate::events::{Entry, Hub, Position, READ_MAX};
+use crate::events::{Entry, Hub, Position, READ_MAX, Subject};
 use crate::store::{Asker, Tenant};
 use crate::tailer::Membership;
 
@@ -22,8 +22,8 @@ const OUT_BUFFER: usize = 64;
 pub(crate) struct Watch {
     /// Where.
     pub(crate) context: ContextId,
-    /// Only this flow.
-    pub(crate) flow: Option<FlowId>,
+    /// Only this.
+    pub(crate) subject: Option<Subject>,
     /// By whom.
     pub(crate) asker: Asker,
     /// From where on; nothing: from now on.
@@ -82,7 +82,7 @@ impl Task {
             self.catch_up(&mut position, None).await?;
             at = Some(position);
         }
-        let (joined, mut membership) = self.hub.join(&self.tenant, self.watch.flow).await?;
+        let (joined, mut membership) = self.hub.join(&self.tenant, self.watch.subject).await?;
         // What changed before that would not be heard of.
         self.check_context().await?;
         let mut position = match at {
@@ -136,7 +136,7 @@ impl Task {
             if !matches!(checked, Ok(()) | Err(Error::ContextDeleting)) {
                 return checked;
             }
-            if self.watch.flow.is_none() || entry.flow == self.watch.flow {
+            if self.watch.subject.is_none() || entry.subject == self.watch.subject {
                 let watched = Watched { event: entry.event.clone(), position: *position };
                 // A watcher that left is noticed by whoever called.
                 let _ = self.out.send(Ok(watched)).await;

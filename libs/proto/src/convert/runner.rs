@@ -29,6 +29,8 @@ pub fn to_wire(view: &RunnerView) -> v1::Runner {
         secret_ref,
         created_at,
         updated_at,
+        drained_at,
+        deleted_at,
         revision,
     } = runner;
     v1::Runner {
@@ -52,6 +54,8 @@ pub fn to_wire(view: &RunnerView) -> v1::Runner {
         signing_key: signing_key.clone(),
         envelope: envelope_to_wire(*envelope).into(),
         secret_ref: secret_ref.clone(),
+        drain_time: drained_at.map(time::to_wire),
+        delete_time: deleted_at.map(time::to_wire),
     }
 }
 
@@ -112,6 +116,8 @@ pub fn from_wire(runner: v1::Runner) -> Result<RunnerView, BadRecord> {
         signing_key,
         envelope,
         secret_ref,
+        drain_time,
+        delete_time,
     } = runner;
     let instances = instances.into_iter().map(instance_from_wire).collect::<Result<Vec<_>, _>>()?;
     let presence = (!supervisor.is_empty()).then(|| Presence {
@@ -138,6 +144,8 @@ pub fn from_wire(runner: v1::Runner) -> Result<RunnerView, BadRecord> {
         secret_ref,
         created_at: time::required(create_time),
         updated_at: time::required(update_time),
+        drained_at: drain_time.map(time::from_wire),
+        deleted_at: delete_time.map(time::from_wire),
         revision: Revision(revision),
     };
     Ok(RunnerView { runner, presence, last_seen: last_seen_time.map(time::from_wire), live })
@@ -186,6 +194,60 @@ pub struct NewRunner {
 
 /// The topic under which supervisors take requests unless their record says otherwise.
 pub const TOPIC_DEFAULT: &str = "supervisor.rpc";
+
+/// What a change of a runner asks for: the same as a registration, of a runner that is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunnerUpdate {
+    /// Which one.
+    pub id: RunnerId,
+    /// The revision that the change builds on; nothing for any.
+    pub expected_revision: Option<Revision>,
+    /// What is said of it from now on; its id is that of the runner.
+    pub values: NewRunner,
+}
+
+/// Parses a change.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn from_update(request: v1::UpdateRunnerRequest) -> Result<RunnerUpdate, Violations> {
+    let v1::UpdateRunnerRequest {
+        request_id,
+        context_id,
+        runner_id,
+        expected_revision,
+        address,
+        topic,
+        script_types,
+        group,
+        labels,
+        local,
+        signing_key,
+        envelope,
+        secret_ref,
+    } = request;
+    let values = from_register(v1::RegisterRunnerRequest {
+        request_id,
+        context_id,
+        runner_id,
+        address,
+        topic,
+        script_types,
+        group,
+        labels,
+        local,
+        signing_key,
+        envelope,
+        secret_ref,
+    })?;
+    Ok(RunnerUpdate { id: RunnerId(runner_id), expected_revision: expected(expected_revision), values })
+}
+
+/// The revision that a change builds on; nothing for any.
+#[must_use]
+pub fn expected(revision: u64) -> Option<Revision> {
+    (revision != 0).then_some(Revision(revision))
+}
 
 /// Parses a registration.
 ///

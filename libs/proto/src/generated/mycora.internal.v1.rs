@@ -6881,6 +6881,62 @@ pub struct PutRunnerResponse {
     #[prost(message, optional, tag = "1")]
     pub runner: ::core::option::Option<super::super::v1::Runner>,
 }
+/// Asks to change a record.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ChangeRunnerRequest {
+    /// The actor that asks.
+    #[prost(uint32, tag = "4")]
+    pub on_behalf_of: u32,
+    /// What was asked of the registry.
+    #[prost(oneof = "change_runner_request::Change", tags = "1, 2, 3")]
+    pub change: ::core::option::Option<change_runner_request::Change>,
+}
+/// Nested message and enum types in `ChangeRunnerRequest`.
+pub mod change_runner_request {
+    /// What was asked of the registry.
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Change {
+        /// Other values.
+        #[prost(message, tag = "1")]
+        Update(super::super::super::v1::UpdateRunnerRequest),
+        /// No new jobs, or some again.
+        #[prost(message, tag = "2")]
+        Drain(super::super::super::v1::DrainRunnerRequest),
+        /// Nothing any more.
+        #[prost(message, tag = "3")]
+        Delete(super::super::super::v1::DeleteRunnerRequest),
+    }
+}
+/// Gives the record.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ChangeRunnerResponse {
+    /// As it is kept; what is known of the supervisor is empty.
+    #[prost(message, optional, tag = "1")]
+    pub runner: ::core::option::Option<super::super::v1::Runner>,
+}
+/// Asks to be told of the records of a context.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FollowRunnersRequest {
+    /// Where their jobs come from.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// The actor that asks.
+    #[prost(uint32, tag = "2")]
+    pub on_behalf_of: u32,
+    /// From where on; empty: from now on.
+    #[prost(string, tag = "3")]
+    pub position: ::prost::alloc::string::String,
+}
+/// A record that has changed; without one, a sign of life.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FollowRunnersResponse {
+    /// As it is now, with a `delete_time` or without an address when it is gone.
+    #[prost(message, optional, tag = "1")]
+    pub runner: ::core::option::Option<super::super::v1::Runner>,
+    /// Where to go on after this.
+    #[prost(string, tag = "2")]
+    pub position: ::prost::alloc::string::String,
+}
 /// Asks for the records of a context.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadRunnersRequest {
@@ -7032,6 +7088,38 @@ pub mod runner_store_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
+        /// Changes a record.
+        ///
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, ABORTED, ALREADY_EXISTS, FAILED_PRECONDITION.
+        pub async fn change_runner(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ChangeRunnerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ChangeRunnerResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.RunnerStoreService/ChangeRunner",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "mycora.internal.v1.RunnerStoreService",
+                        "ChangeRunner",
+                    ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
         /// Reads all records of a context.
         ///
         /// Errors: NOT_FOUND.
@@ -7064,7 +7152,8 @@ pub mod runner_store_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Reads all records of all contexts: once at the start, in parts, and then each change.
+        /// Reads all records of all contexts: once at the start, in parts, and then each change. Those that were deleted
+        /// less than 7 days ago are among them, with their `delete_time`.
         pub async fn watch_runners(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchRunnersRequest>,
@@ -7094,6 +7183,39 @@ pub mod runner_store_service_client {
                 );
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Tells of each record of a context that changes, from a position or from now on. The first answer says where
+        /// that is.
+        ///
+        /// Errors: NOT_FOUND, OUT_OF_RANGE, RESOURCE_EXHAUSTED, FAILED_PRECONDITION.
+        pub async fn follow_runners(
+            &mut self,
+            request: impl tonic::IntoRequest<super::FollowRunnersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::FollowRunnersResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.RunnerStoreService/FollowRunners",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "mycora.internal.v1.RunnerStoreService",
+                        "FollowRunners",
+                    ),
+                );
+            self.inner.server_streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -7119,6 +7241,16 @@ pub mod runner_store_service_server {
             tonic::Response<super::PutRunnerResponse>,
             tonic::Status,
         >;
+        /// Changes a record.
+        ///
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, ABORTED, ALREADY_EXISTS, FAILED_PRECONDITION.
+        async fn change_runner(
+            &self,
+            request: tonic::Request<super::ChangeRunnerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ChangeRunnerResponse>,
+            tonic::Status,
+        >;
         /// Reads all records of a context.
         ///
         /// Errors: NOT_FOUND.
@@ -7135,12 +7267,30 @@ pub mod runner_store_service_server {
             >
             + std::marker::Send
             + 'static;
-        /// Reads all records of all contexts: once at the start, in parts, and then each change.
+        /// Reads all records of all contexts: once at the start, in parts, and then each change. Those that were deleted
+        /// less than 7 days ago are among them, with their `delete_time`.
         async fn watch_runners(
             &self,
             request: tonic::Request<super::WatchRunnersRequest>,
         ) -> std::result::Result<
             tonic::Response<Self::WatchRunnersStream>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the FollowRunners method.
+        type FollowRunnersStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::FollowRunnersResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Tells of each record of a context that changes, from a position or from now on. The first answer says where
+        /// that is.
+        ///
+        /// Errors: NOT_FOUND, OUT_OF_RANGE, RESOURCE_EXHAUSTED, FAILED_PRECONDITION.
+        async fn follow_runners(
+            &self,
+            request: tonic::Request<super::FollowRunnersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::FollowRunnersStream>,
             tonic::Status,
         >;
     }
@@ -7266,6 +7416,52 @@ pub mod runner_store_service_server {
                     };
                     Box::pin(fut)
                 }
+                "/mycora.internal.v1.RunnerStoreService/ChangeRunner" => {
+                    #[allow(non_camel_case_types)]
+                    struct ChangeRunnerSvc<T: RunnerStoreService>(pub Arc<T>);
+                    impl<
+                        T: RunnerStoreService,
+                    > tonic::server::UnaryService<super::ChangeRunnerRequest>
+                    for ChangeRunnerSvc<T> {
+                        type Response = super::ChangeRunnerResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ChangeRunnerRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as RunnerStoreService>::change_runner(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ChangeRunnerSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/mycora.internal.v1.RunnerStoreService/ReadRunners" => {
                     #[allow(non_camel_case_types)]
                     struct ReadRunnersSvc<T: RunnerStoreService>(pub Arc<T>);
@@ -7344,6 +7540,53 @@ pub mod runner_store_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = WatchRunnersSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.RunnerStoreService/FollowRunners" => {
+                    #[allow(non_camel_case_types)]
+                    struct FollowRunnersSvc<T: RunnerStoreService>(pub Arc<T>);
+                    impl<
+                        T: RunnerStoreService,
+                    > tonic::server::ServerStreamingService<super::FollowRunnersRequest>
+                    for FollowRunnersSvc<T> {
+                        type Response = super::FollowRunnersResponse;
+                        type ResponseStream = T::FollowRunnersStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::FollowRunnersRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as RunnerStoreService>::follow_runners(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = FollowRunnersSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -43,6 +43,12 @@ pub struct Envelope {
     #[prost(message, repeated, tag = "3")]
     pub signatures: ::prost::alloc::vec::Vec<Signature>,
 }
+/// Closes a snapshot.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SnapshotEnd {}
+/// A sign of life on an idle stream, every 15 seconds.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Heartbeat {}
 /// What executes a script. Which of them a runner offers depends on its machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -625,12 +631,6 @@ pub mod watch_flow_response {
         Heartbeat(super::Heartbeat),
     }
 }
-/// Closes a snapshot.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct SnapshotEnd {}
-/// A sign of life on an idle stream, every 15 seconds.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Heartbeat {}
 /// Asks to cancel a flow.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CancelFlowRequest {
@@ -4583,6 +4583,12 @@ pub struct Runner {
     /// With ENVELOPE_FORM_PLAIN: the name of the secret that goes with each request, resolved by the gateway.
     #[prost(string, tag = "20")]
     pub secret_ref: ::prost::alloc::string::String,
+    /// Since when it is sent no new jobs, by DrainRunner; absent: it is sent some.
+    #[prost(message, optional, tag = "21")]
+    pub drain_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// When it was deleted; only in answers to changes of a runner that is deleted by now.
+    #[prost(message, optional, tag = "22")]
+    pub delete_time: ::core::option::Option<::prost_types::Timestamp>,
 }
 /// Asks to register a runner.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -4674,6 +4680,154 @@ pub struct ListRunnersResponse {
     /// For the next page; empty: there is none.
     #[prost(string, tag = "2")]
     pub next_page_token: ::prost::alloc::string::String,
+}
+/// Asks to change a runner. Everything that is not given is as if it were registered without it.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct UpdateRunnerRequest {
+    /// A UUID that makes the call repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Where its jobs come from.
+    #[prost(uint32, tag = "2")]
+    pub context_id: u32,
+    /// Its number.
+    #[prost(uint32, tag = "3")]
+    pub runner_id: u32,
+    /// The revision that the change builds on; 0: any.
+    #[prost(uint64, tag = "4")]
+    pub expected_revision: u64,
+    /// Where the supervisor is reached: `mycelium:…` or `grpc://host:port`.
+    #[prost(string, tag = "5")]
+    pub address: ::prost::alloc::string::String,
+    /// The topic its requests travel under; empty: `supervisor.rpc`.
+    #[prost(string, tag = "6")]
+    pub topic: ::prost::alloc::string::String,
+    /// What may be sent there; empty: whatever its instances offer.
+    #[prost(enumeration = "ScriptType", repeated, tag = "7")]
+    pub script_types: ::prost::alloc::vec::Vec<i32>,
+    /// The group that jobs without one of their own go to.
+    #[prost(string, tag = "8")]
+    pub group: ::prost::alloc::string::String,
+    /// What selectors may ask for. At most 64.
+    #[prost(btree_map = "string, string", tag = "9")]
+    pub labels: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    /// The supervisor is on this machine.
+    #[prost(bool, tag = "10")]
+    pub local: bool,
+    /// The key that the supervisor signs with: 64 hex digits. Empty: whichever it says first is believed.
+    #[prost(string, tag = "11")]
+    pub signing_key: ::prost::alloc::string::String,
+    /// What its requests travel in.
+    #[prost(enumeration = "EnvelopeForm", tag = "12")]
+    pub envelope: i32,
+    /// With ENVELOPE_FORM_PLAIN: the name of the secret that goes with each request.
+    #[prost(string, tag = "13")]
+    pub secret_ref: ::prost::alloc::string::String,
+}
+/// Gives the runner.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct UpdateRunnerResponse {
+    /// As it is kept.
+    #[prost(message, optional, tag = "1")]
+    pub runner: ::core::option::Option<Runner>,
+}
+/// Asks to drain a runner.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrainRunnerRequest {
+    /// A UUID that makes the call repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Where its jobs come from.
+    #[prost(uint32, tag = "2")]
+    pub context_id: u32,
+    /// Its number.
+    #[prost(uint32, tag = "3")]
+    pub runner_id: u32,
+    /// The revision that the change builds on; 0: any.
+    #[prost(uint64, tag = "4")]
+    pub expected_revision: u64,
+    /// Ends the drain instead: it is sent jobs again.
+    #[prost(bool, tag = "5")]
+    pub resume: bool,
+}
+/// Gives the runner.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DrainRunnerResponse {
+    /// As it is kept.
+    #[prost(message, optional, tag = "1")]
+    pub runner: ::core::option::Option<Runner>,
+}
+/// Asks to delete a runner.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteRunnerRequest {
+    /// A UUID that makes the call repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Where its jobs come from.
+    #[prost(uint32, tag = "2")]
+    pub context_id: u32,
+    /// Its number.
+    #[prost(uint32, tag = "3")]
+    pub runner_id: u32,
+    /// The revision that the change builds on; 0: any.
+    #[prost(uint64, tag = "4")]
+    pub expected_revision: u64,
+}
+/// Gives what was deleted.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DeleteRunnerResponse {
+    /// As it was kept last.
+    #[prost(message, optional, tag = "1")]
+    pub runner: ::core::option::Option<Runner>,
+}
+/// Asks to watch runners.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchRunnersRequest {
+    /// Where their jobs come from.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// The `resume_position` of the last answer that was handled; empty: begin with a snapshot.
+    #[prost(string, tag = "2")]
+    pub resume_position: ::prost::alloc::string::String,
+}
+/// A part of the snapshot, a change, or a sign of life.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WatchRunnersResponse {
+    /// Where to resume after this answer; empty within a snapshot.
+    #[prost(string, tag = "5")]
+    pub resume_position: ::prost::alloc::string::String,
+    /// What this answer is.
+    #[prost(oneof = "watch_runners_response::Event", tags = "1, 2, 3, 4")]
+    pub event: ::core::option::Option<watch_runners_response::Event>,
+}
+/// Nested message and enum types in `WatchRunnersResponse`.
+pub mod watch_runners_response {
+    /// What this answer is.
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Event {
+        /// Snapshot, or change: a runner as it is now.
+        #[prost(message, tag = "1")]
+        Runner(super::Runner),
+        /// A runner was deleted.
+        #[prost(message, tag = "2")]
+        Removed(super::RemovedRunner),
+        /// The snapshot is complete.
+        #[prost(message, tag = "3")]
+        SnapshotEnd(super::SnapshotEnd),
+        /// Nothing happened for a while.
+        #[prost(message, tag = "4")]
+        Heartbeat(super::Heartbeat),
+    }
+}
+/// A runner that was deleted.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RemovedRunner {
+    /// Its number.
+    #[prost(uint32, tag = "1")]
+    pub runner_id: u32,
 }
 /// What requests to a supervisor travel in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
@@ -4872,6 +5026,127 @@ pub mod runner_service_client {
                 .insert(GrpcMethod::new("mycora.v1.RunnerService", "ListRunners"));
             self.inner.unary(req, path, codec).await
         }
+        /// Changes a runner: what is said of it takes the place of what was said before. Admins may. What runs there
+        /// goes on; under another address it is heard of only when the same supervisor answers there.
+        ///
+        /// Errors: INVALID_ARGUMENT (all violations at once), NOT_FOUND, ABORTED (another revision than the expected
+        /// one), ALREADY_EXISTS (the request id came with another body), PERMISSION_DENIED, FAILED_PRECONDITION (the
+        /// context is being deleted).
+        pub async fn update_runner(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UpdateRunnerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UpdateRunnerResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.RunnerService/UpdateRunner",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.RunnerService", "UpdateRunner"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Drains a runner: it is sent no new jobs from this context until that is ended with `resume`. What its
+        /// supervisor has accepted ends there; what was not sent yet goes elsewhere where it may, and waits where it may
+        /// not. Admins may. May be repeated. SupervisorService.Drain empties a machine, for all who send jobs there.
+        ///
+        /// Errors: NOT_FOUND, ABORTED (another revision than the expected one), ALREADY_EXISTS (the request id came with
+        /// another body), PERMISSION_DENIED, FAILED_PRECONDITION (the context is being deleted).
+        pub async fn drain_runner(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DrainRunnerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DrainRunnerResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.RunnerService/DrainRunner",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.RunnerService", "DrainRunner"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Deletes a runner: it is sent no new jobs and is not found any more. What its supervisor has accepted ends
+        /// there: it is listened to for as long as it lives and has something to do. Nodes that ask for a runner of this
+        /// id wait for one. The id is free again after 7 days. Admins may.
+        ///
+        /// Errors: NOT_FOUND, ABORTED (another revision than the expected one), ALREADY_EXISTS (the request id came with
+        /// another body), PERMISSION_DENIED, FAILED_PRECONDITION (the context is being deleted).
+        pub async fn delete_runner(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DeleteRunnerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteRunnerResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.RunnerService/DeleteRunner",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.RunnerService", "DeleteRunner"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Watches the runners of a context: a snapshot, closed by `snapshot_end`, then each runner that changes, lives
+        /// or dies, as it is then. Whoever resumes is first told each runner as it is now, since liveness is not kept,
+        /// then what was removed since. Readers may.
+        ///
+        /// Errors: NOT_FOUND (the context, also when the role is taken away), INVALID_ARGUMENT (the position),
+        /// OUT_OF_RANGE (the position is gone: begin with a snapshot), RESOURCE_EXHAUSTED (too slow; `resume_position`
+        /// tells where to go on), FAILED_PRECONDITION (the context is being deleted), UNAVAILABLE.
+        pub async fn watch_runners(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WatchRunnersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::WatchRunnersResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.RunnerService/WatchRunners",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.RunnerService", "WatchRunners"));
+            self.inner.server_streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -4916,6 +5191,65 @@ pub mod runner_service_server {
             request: tonic::Request<super::ListRunnersRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ListRunnersResponse>,
+            tonic::Status,
+        >;
+        /// Changes a runner: what is said of it takes the place of what was said before. Admins may. What runs there
+        /// goes on; under another address it is heard of only when the same supervisor answers there.
+        ///
+        /// Errors: INVALID_ARGUMENT (all violations at once), NOT_FOUND, ABORTED (another revision than the expected
+        /// one), ALREADY_EXISTS (the request id came with another body), PERMISSION_DENIED, FAILED_PRECONDITION (the
+        /// context is being deleted).
+        async fn update_runner(
+            &self,
+            request: tonic::Request<super::UpdateRunnerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UpdateRunnerResponse>,
+            tonic::Status,
+        >;
+        /// Drains a runner: it is sent no new jobs from this context until that is ended with `resume`. What its
+        /// supervisor has accepted ends there; what was not sent yet goes elsewhere where it may, and waits where it may
+        /// not. Admins may. May be repeated. SupervisorService.Drain empties a machine, for all who send jobs there.
+        ///
+        /// Errors: NOT_FOUND, ABORTED (another revision than the expected one), ALREADY_EXISTS (the request id came with
+        /// another body), PERMISSION_DENIED, FAILED_PRECONDITION (the context is being deleted).
+        async fn drain_runner(
+            &self,
+            request: tonic::Request<super::DrainRunnerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DrainRunnerResponse>,
+            tonic::Status,
+        >;
+        /// Deletes a runner: it is sent no new jobs and is not found any more. What its supervisor has accepted ends
+        /// there: it is listened to for as long as it lives and has something to do. Nodes that ask for a runner of this
+        /// id wait for one. The id is free again after 7 days. Admins may.
+        ///
+        /// Errors: NOT_FOUND, ABORTED (another revision than the expected one), ALREADY_EXISTS (the request id came with
+        /// another body), PERMISSION_DENIED, FAILED_PRECONDITION (the context is being deleted).
+        async fn delete_runner(
+            &self,
+            request: tonic::Request<super::DeleteRunnerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteRunnerResponse>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the WatchRunners method.
+        type WatchRunnersStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::WatchRunnersResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Watches the runners of a context: a snapshot, closed by `snapshot_end`, then each runner that changes, lives
+        /// or dies, as it is then. Whoever resumes is first told each runner as it is now, since liveness is not kept,
+        /// then what was removed since. Readers may.
+        ///
+        /// Errors: NOT_FOUND (the context, also when the role is taken away), INVALID_ARGUMENT (the position),
+        /// OUT_OF_RANGE (the position is gone: begin with a snapshot), RESOURCE_EXHAUSTED (too slow; `resume_position`
+        /// tells where to go on), FAILED_PRECONDITION (the context is being deleted), UNAVAILABLE.
+        async fn watch_runners(
+            &self,
+            request: tonic::Request<super::WatchRunnersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::WatchRunnersStream>,
             tonic::Status,
         >;
     }
@@ -5127,6 +5461,187 @@ pub mod runner_service_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.RunnerService/UpdateRunner" => {
+                    #[allow(non_camel_case_types)]
+                    struct UpdateRunnerSvc<T: RunnerService>(pub Arc<T>);
+                    impl<
+                        T: RunnerService,
+                    > tonic::server::UnaryService<super::UpdateRunnerRequest>
+                    for UpdateRunnerSvc<T> {
+                        type Response = super::UpdateRunnerResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UpdateRunnerRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as RunnerService>::update_runner(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UpdateRunnerSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.RunnerService/DrainRunner" => {
+                    #[allow(non_camel_case_types)]
+                    struct DrainRunnerSvc<T: RunnerService>(pub Arc<T>);
+                    impl<
+                        T: RunnerService,
+                    > tonic::server::UnaryService<super::DrainRunnerRequest>
+                    for DrainRunnerSvc<T> {
+                        type Response = super::DrainRunnerResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DrainRunnerRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as RunnerService>::drain_runner(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DrainRunnerSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.RunnerService/DeleteRunner" => {
+                    #[allow(non_camel_case_types)]
+                    struct DeleteRunnerSvc<T: RunnerService>(pub Arc<T>);
+                    impl<
+                        T: RunnerService,
+                    > tonic::server::UnaryService<super::DeleteRunnerRequest>
+                    for DeleteRunnerSvc<T> {
+                        type Response = super::DeleteRunnerResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DeleteRunnerRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as RunnerService>::delete_runner(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DeleteRunnerSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.RunnerService/WatchRunners" => {
+                    #[allow(non_camel_case_types)]
+                    struct WatchRunnersSvc<T: RunnerService>(pub Arc<T>);
+                    impl<
+                        T: RunnerService,
+                    > tonic::server::ServerStreamingService<super::WatchRunnersRequest>
+                    for WatchRunnersSvc<T> {
+                        type Response = super::WatchRunnersResponse;
+                        type ResponseStream = T::WatchRunnersStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WatchRunnersRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as RunnerService>::watch_runners(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WatchRunnersSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -18,7 +18,7 @@ impl Core {
     /// Reports every node that is left as undelivered, as soon as it is known not to run; the message is
     /// settled once the reports are known.
     pub(super) fn give_up(&mut self, now: Instant, number: MessageNumber, code: ReasonCode) {
-        let Some(message) = self.messages.get_mut(&number) else { return };
+        let Some(message) = self.messages.get(&number) else { return };
         let (context, runner) = message.lane;
         let detail = match (&*message.last_error, self.runners.get(message.lane)) {
             ("", None) => format!("context {context} has no runner {runner}"),
@@ -26,6 +26,25 @@ impl Core {
             ("", Some(_)) => "it had to wait for its turn too long".to_owned(),
             (error, _) => error.to_owned(),
         };
+        tracing::info!(message = message.name.1, %context, %runner, detail, "a message is given up");
+        let reason = Reason::new(code, detail);
+        self.let_go(now, number, &ReportKind::Rejected { reason, lasting: false, counts: true });
+    }
+
+    /// Hands back every node that is left of a message, when its runner is sent no new jobs and nothing of it is under way:
+    /// they may go elsewhere at once.
+    pub(super) fn hand_back_if_closed(&mut self, now: Instant, number: MessageNumber) {
+        let Some(message) = self.messages.get(&number) else { return };
+        let is_idle = message.parts.is_empty() && !message.nodes.is_empty();
+        if is_idle && self.runners.is_closed(message.lane) {
+            let (context, runner) = message.lane;
+            tracing::info!(message = message.name.1, %context, %runner, "a message is handed back: no new jobs go there");
+            self.let_go(now, number, &ReportKind::Returned);
+        }
+    }
+
+    fn let_go(&mut self, now: Instant, number: MessageNumber, kind: &ReportKind) {
+        let Some(message) = self.messages.get_mut(&number) else { return };
         self.lanes.remove(&message.lane, number);
         // What was heard of has arrived.
         let (arrived, nodes): (Vec<_>, Vec<_>) =
@@ -33,13 +52,9 @@ impl Core {
         for node in arrived {
             self.attempts.remove(&node.key);
         }
-        if !nodes.is_empty() {
-            tracing::info!(message = message.name.1, %context, %runner, detail, "a message is given up");
-        }
         let place = message.sent_to.clone().or_else(|| self.runners.get(message.lane).cloned());
         let place = place.filter(|_| message.may_have_been_sent());
         let (lane, flow) = (message.lane, message.flow);
-        let kind = ReportKind::Rejected { reason: Reason::new(code, detail), lasting: false, counts: true };
         for node in nodes {
             let Some(place) = place.clone() else {
                 self.report_given_up(number, node.key, kind.clone());
@@ -108,10 +123,11 @@ impl Core {
     }
 
     fn report_given_up(&mut self, number: MessageNumber, key: JobKey, kind: ReportKind) {
-        if let Some(message) = self.messages.get_mut(&number)
-            && let ReportKind::Rejected { reason, .. } = &kind
-        {
-            message.error = Some(reason.to_string());
+        if let Some(message) = self.messages.get_mut(&number) {
+            message.error = Some(match &kind {
+                ReportKind::Rejected { reason, .. } => reason.to_string(),
+                _ => format!("runner {} is sent no new jobs", message.lane.1),
+            });
         }
         self.report_own(number, key, kind);
     }

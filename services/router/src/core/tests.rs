@@ -105,7 +105,10 @@ impl Bench {
     }
 
     fn runner(&mut self, id: u32, live: bool) -> Effects {
-        let runner = v1::Runner { id, live, address: ADDRESS.into(), ..Default::default() };
+        self.view(v1::Runner { id, live, address: ADDRESS.into(), ..Default::default() })
+    }
+
+    fn view(&mut self, runner: v1::Runner) -> Effects {
         let viewed = wire::ViewedRunner { context_id: 1, runner: Some(runner) };
         self.put(Input::Runners(wire::WatchResponse {
             runners: vec![viewed],

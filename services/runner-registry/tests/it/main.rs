@@ -18,6 +18,8 @@ use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status, Streaming};
 
+mod watching;
+
 const ADDRESS: &str = "grpc://host-a:7706";
 
 /// Keeps records in memory; actor 1 is admin of every context, nobody else may do anything.
@@ -28,6 +30,26 @@ struct FakeStorage(Arc<Mutex<Kept>>);
 struct Kept {
     records: BTreeMap<(u32, u32), v1::Runner>,
     watchers: Vec<mpsc::UnboundedSender<Result<internal::WatchRunnersResponse, Status>>>,
+    /// Positions are counted.
+    changes: u32,
+    followers: Vec<Follower>,
+}
+
+type Follower = (u32, mpsc::UnboundedSender<Result<internal::FollowRunnersResponse, Status>>);
+
+impl Kept {
+    /// Tells of a change.
+    fn tell(&mut self, context_id: u32, runner: &v1::Runner) {
+        let record = internal::RunnerRecord { context_id, runner: Some(runner.clone()) };
+        let change = internal::WatchRunnersResponse { runners: vec![record], snapshot_end: false };
+        self.watchers.retain(|watcher| watcher.send(Ok(change.clone())).is_ok());
+        self.changes += 1;
+        let position = self.changes.to_string();
+        let change = internal::FollowRunnersResponse { runner: Some(runner.clone()), position };
+        self.followers.retain(|(context, follower)| {
+            *context != context_id || follower.send(Ok(change.clone())).is_ok()
+        });
+    }
 }
 
 #[tonic::async_trait]
@@ -51,10 +73,60 @@ impl RunnerStoreService for FakeStorage {
         };
         let mut kept = self.0.lock().expect("not poisoned");
         kept.records.insert((asked.context_id, runner.id), runner.clone());
-        let record = internal::RunnerRecord { context_id: asked.context_id, runner: Some(runner.clone()) };
-        let change = internal::WatchRunnersResponse { runners: vec![record], snapshot_end: false };
-        kept.watchers.retain(|watcher| watcher.send(Ok(change.clone())).is_ok());
+        kept.tell(asked.context_id, &runner);
         Ok(Response::new(internal::PutRunnerResponse { runner: Some(runner) }))
+    }
+
+    async fn change_runner(
+        &self,
+        request: Request<internal::ChangeRunnerRequest>,
+    ) -> Result<Response<internal::ChangeRunnerResponse>, Status> {
+        use internal::change_runner_request::Change;
+        let time = Some(proto::convert::time::to_wire(Timestamp::from_millis(1_000)));
+        let mut kept = self.0.lock().expect("not poisoned");
+        let mut change = |key: (u32, u32), change: &dyn Fn(&mut v1::Runner)| {
+            let runner = kept.records.get_mut(&key).ok_or_else(|| Error::not_found("it"))?;
+            change(runner);
+            Ok::<_, Status>((key, runner.clone()))
+        };
+        let ((context, id), runner) = match request.into_inner().change.expect("always sent") {
+            Change::Update(update) => change((update.context_id, update.runner_id), &|runner| {
+                runner.labels.clone_from(&update.labels);
+            })?,
+            Change::Drain(drain) => change((drain.context_id, drain.runner_id), &|runner| {
+                runner.drain_time = time.filter(|_| !drain.resume);
+            })?,
+            Change::Delete(delete) => {
+                change((delete.context_id, delete.runner_id), &|runner| runner.delete_time = time)?
+            }
+        };
+        if runner.delete_time.is_some() {
+            kept.records.remove(&(context, id));
+        }
+        kept.tell(context, &runner);
+        Ok(Response::new(internal::ChangeRunnerResponse { runner: Some(runner) }))
+    }
+
+    type FollowRunnersStream = UnboundedReceiverStream<Result<internal::FollowRunnersResponse, Status>>;
+
+    async fn follow_runners(
+        &self,
+        request: Request<internal::FollowRunnersRequest>,
+    ) -> Result<Response<Self::FollowRunnersStream>, Status> {
+        let internal::FollowRunnersRequest { context_id, on_behalf_of, position } = request.into_inner();
+        if on_behalf_of != 1 {
+            return Err(Error::not_found(format!("context {context_id}")).into());
+        }
+        if position == "gone" {
+            return Err(Error::new(rpc::ErrorKind::OutOfRange, rpc::Reason::PositionGone, "gone").into());
+        }
+        let (sender, stream) = mpsc::unbounded_channel();
+        let mut kept = self.0.lock().expect("not poisoned");
+        let position = if position.is_empty() { kept.changes.to_string() } else { position };
+        let first = internal::FollowRunnersResponse { runner: None, position };
+        sender.send(Ok(first)).expect("held below");
+        kept.followers.push((context_id, sender));
+        Ok(Response::new(UnboundedReceiverStream::new(stream)))
     }
 
     async fn read_runners(

@@ -221,7 +221,19 @@ impl Facts {
                 Some(finding(FindingKind::Routing, true, reason.detail.clone()))
             }
             (_, _, Some(runner)) => {
-                Some(finding(FindingKind::Routing, false, format!("sent to runner {runner}")))
+                let record = self.runner.as_ref().map(|view| &view.runner).filter(|_| self.is_under_way());
+                let closed = record.and_then(|record| match (record.deleted_at, record.drained_at) {
+                    (Some(time), _) => Some(format!("was deleted at {}", time.rfc3339())),
+                    (None, Some(time)) => Some(format!("is drained since {}", time.rfc3339())),
+                    (None, None) => None,
+                });
+                let detail = match closed {
+                    Some(closed) => format!(
+                        "sent to runner {runner}, which {closed}: what its supervisor has accepted ends there"
+                    ),
+                    None => format!("sent to runner {runner}"),
+                };
+                Some(finding(FindingKind::Routing, false, detail))
             }
             _ => None,
         }

@@ -6,8 +6,21 @@ use super::{BadRecord, Fields, Written};
 
 /// What is written, but for the revision.
 pub(crate) fn write(runner: &Runner) -> Written {
+    let Runner { id, created_at, updated_at, drained_at, deleted_at, .. } = runner;
+    let mut written = write_values(runner);
+    written
+        .text("id", id)
+        .text("created_at", created_at)
+        .text("updated_at", updated_at)
+        .optional("drained_at", drained_at.as_ref())
+        .optional("deleted_at", deleted_at.as_ref());
+    written
+}
+
+/// What is said of a runner, and may be changed.
+pub(crate) fn write_values(runner: &Runner) -> Written {
     let Runner {
-        id,
+        id: _,
         pubkey,
         address,
         topic,
@@ -18,13 +31,14 @@ pub(crate) fn write(runner: &Runner) -> Written {
         local,
         envelope,
         secret_ref,
-        created_at,
-        updated_at,
+        created_at: _,
+        updated_at: _,
+        drained_at: _,
+        deleted_at: _,
         revision: _,
     } = runner;
     let mut written = Written::default();
     written
-        .text("id", id)
         .text("pubkey", pubkey)
         .text("address", address)
         .text("topic", topic)
@@ -34,9 +48,7 @@ pub(crate) fn write(runner: &Runner) -> Written {
         .json("labels", labels)
         .text("local", local)
         .text("envelope", envelope.as_str())
-        .text("secret_ref", secret_ref)
-        .text("created_at", created_at)
-        .text("updated_at", updated_at);
+        .text("secret_ref", secret_ref);
     written
 }
 
@@ -51,6 +63,8 @@ pub(crate) fn read(mut fields: Fields) -> Result<Runner, BadRecord> {
         local: fields.flag("local"),
         created_at: fields.parse("created_at")?,
         updated_at: fields.parse("updated_at")?,
+        drained_at: fields.optional("drained_at")?,
+        deleted_at: fields.optional("deleted_at")?,
         revision: fields.parse("revision")?,
         pubkey: fields.text("pubkey"),
         topic: fields.text("topic"),

@@ -14,6 +14,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::status::field;
 use super::{Answers, Rpc, flow_parse, flow_streams};
 use crate::error::Error;
+use crate::events::Subject;
 use crate::flows::FlowInContext;
 use crate::messages::parse_message_key;
 use crate::reads::{LogTail, MessageState, NodePage};
@@ -306,7 +307,7 @@ impl FlowStoreService for Rpc {
         let wire::WatchEventsRequest { context_id, flow_id, on_behalf_of, position } = request.into_inner();
         let watch = Watch {
             context: ContextId(context_id),
-            flow: (flow_id != 0).then_some(FlowId(flow_id)),
+            subject: (flow_id != 0).then_some(Subject::Flow(FlowId(flow_id))),
             asker: Asker::from_wire(on_behalf_of),
             position: if position.is_empty() { None } else { Some(position.parse()?) },
         };

@@ -1,22 +1,30 @@
 //! RunnerStoreService.
 
-use model::{ContextId, Runner, RunnerId, RunnerView, Timestamp, Violations, limits};
+use std::sync::Arc;
+
+use model::{ContextId, Event, Revision, Runner, RunnerId, RunnerView, Timestamp, Violations, limits};
 use proto::convert;
+use proto::convert::runner::RunnerUpdate;
+use proto::internal::v1::change_runner_request::Change;
 use proto::internal::v1::runner_store_service_server::RunnerStoreService;
 use proto::internal::v1::{
-    PutRunnerRequest, PutRunnerResponse, ReadRunnersRequest, ReadRunnersResponse, RunnerRecord,
-    WatchRunnersRequest, WatchRunnersResponse,
+    ChangeRunnerRequest, ChangeRunnerResponse, FollowRunnersRequest, FollowRunnersResponse, PutRunnerRequest,
+    PutRunnerResponse, ReadRunnersRequest, ReadRunnersResponse, RunnerRecord, WatchRunnersRequest,
+    WatchRunnersResponse,
 };
-use proto::v1;
+use proto::v1::{self, DeleteRunnerRequest, DrainRunnerRequest};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::status::checked;
 use super::{Answers, Rpc, request_of};
-use crate::error::Error;
+use crate::error::{self, Error};
+use crate::events::Subject;
 use crate::runner_watch::RunnerPart;
-use crate::store::Asker;
+use crate::runners::RunnerChange;
+use crate::store::{Asker, Store, Tenant};
+use crate::watches::{Watch, Watched};
 
 /// The record to the wire; what is known of the supervisor is not our business.
 fn to_wire(runner: Runner) -> v1::Runner {
@@ -42,6 +50,31 @@ impl RunnerStoreService for Rpc {
         Ok(Response::new(PutRunnerResponse { runner: Some(to_wire(put.await?)) }))
     }
 
+    async fn change_runner(
+        &self,
+        request: Request<ChangeRunnerRequest>,
+    ) -> Result<Response<ChangeRunnerResponse>, Status> {
+        let ChangeRunnerRequest { mut change, on_behalf_of } = request.into_inner();
+        let request_id = match &mut change {
+            Some(Change::Update(update)) => std::mem::take(&mut update.request_id),
+            Some(Change::Drain(drain)) => std::mem::take(&mut drain.request_id),
+            Some(Change::Delete(delete)) => std::mem::take(&mut delete.request_id),
+            None => String::new(),
+        };
+        // Not of what was asked alone: a drain and a deletion have the same fields.
+        let body = ChangeRunnerRequest { change, on_behalf_of: 0 };
+        let mut violations = Violations::new();
+        let repeatable = request_of(&request_id, &body, &mut violations);
+        let parsed = body.change.ok_or_else(|| Error::field("change", "missing"))?;
+        let repeatable = checked(violations, repeatable)?;
+        let Parsed { place, expected, change } = parse(parsed).map_err(Error::from)?;
+        let asker = Asker::from_wire(on_behalf_of);
+        let store = self.hub.store();
+        let changed =
+            store.change_runner(place, expected, &change, asker, repeatable.as_ref(), Timestamp::now());
+        Ok(Response::new(ChangeRunnerResponse { runner: Some(to_wire(changed.await?)) }))
+    }
+
     async fn read_runners(
         &self,
         request: Request<ReadRunnersRequest>,
@@ -50,6 +83,29 @@ impl RunnerStoreService for Rpc {
         let read = self.hub.store().read_runners(ContextId(context_id), Asker::from_wire(on_behalf_of));
         let runners = read.await?.into_iter().map(to_wire).collect();
         Ok(Response::new(ReadRunnersResponse { runners }))
+    }
+
+    type FollowRunnersStream = Answers<FollowRunnersResponse>;
+
+    async fn follow_runners(
+        &self,
+        request: Request<FollowRunnersRequest>,
+    ) -> Result<Response<Self::FollowRunnersStream>, Status> {
+        let FollowRunnersRequest { context_id, on_behalf_of, position } = request.into_inner();
+        let context = ContextId(context_id);
+        let watch = Watch {
+            context,
+            subject: Some(Subject::Runners),
+            asker: Asker::from_wire(on_behalf_of),
+            position: if position.is_empty() { None } else { Some(position.parse()?) },
+        };
+        let watched = ReceiverStream::new(self.hub.watch(watch).await?);
+        let store = self.hub.store().clone();
+        let tenant = store.place(context);
+        let answers = futures_util::StreamExt::then(watched, move |watched| {
+            followed(store.clone(), Arc::clone(&tenant), watched)
+        });
+        Ok(Response::new(self.until_stop(answers)))
     }
 
     type WatchRunnersStream = Answers<WatchRunnersResponse>;
@@ -62,6 +118,61 @@ impl RunnerStoreService for Rpc {
         let answers = parts.map(|part| futures_util::stream::iter(answers_of(part).into_iter().map(Ok)));
         Ok(Response::new(self.until_stop(futures_util::StreamExt::flatten(answers))))
     }
+}
+
+/// A change that was asked for.
+struct Parsed {
+    place: (ContextId, RunnerId),
+    expected: Option<Revision>,
+    change: RunnerChange,
+}
+
+fn parse(change: Change) -> Result<Parsed, Violations> {
+    let simple = |context_id, runner_id, expected_revision, change| Parsed {
+        place: (ContextId(context_id), RunnerId(runner_id)),
+        expected: convert::runner::expected(expected_revision),
+        change,
+    };
+    Ok(match change {
+        Change::Update(update) => {
+            let context = ContextId(update.context_id);
+            let RunnerUpdate { id, expected_revision: expected, values } =
+                convert::runner::from_update(update)?;
+            Parsed { place: (context, id), expected, change: RunnerChange::Update(Box::new(values)) }
+        }
+        Change::Drain(DrainRunnerRequest {
+            request_id: _,
+            context_id,
+            runner_id,
+            expected_revision,
+            resume,
+        }) => {
+            let change = if resume { RunnerChange::Resume } else { RunnerChange::Drain };
+            simple(context_id, runner_id, expected_revision, change)
+        }
+        Change::Delete(DeleteRunnerRequest { request_id: _, context_id, runner_id, expected_revision }) => {
+            simple(context_id, runner_id, expected_revision, RunnerChange::Delete)
+        }
+    })
+}
+
+/// What a watched event says of a record, as it is by now.
+async fn followed(
+    store: Store,
+    tenant: Arc<Tenant>,
+    watched: error::Result<Watched>,
+) -> Result<FollowRunnersResponse, Status> {
+    let Watched { event, position } = watched?;
+    let runner = match serde_json::from_slice(&event) {
+        Ok(Event::Runner { runner_id }) => match store.runner(&tenant, runner_id).await {
+            Ok(runner) => Some(to_wire(runner)),
+            Err(Error::NotFound(_)) => Some(v1::Runner { id: runner_id.0, ..Default::default() }),
+            Err(error) => return Err(error.into()),
+        },
+        // A sign of life.
+        _ => None,
+    };
+    Ok(FollowRunnersResponse { runner, position: position.to_string() })
 }
 
 /// Records go in answers of a page each.

@@ -45,7 +45,7 @@ async fn check(layout: Layout) {
     assert_fields(
         &runner,
         "id pubkey address topic signing_key script_types group labels local envelope secret_ref created_at \
-         updated_at revision",
+         updated_at drained_at deleted_at revision",
     );
     assert_eq!(runner["script_types"], r#"["shell"]"#);
 

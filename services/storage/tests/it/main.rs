@@ -20,6 +20,7 @@ mod raw;
 mod received;
 mod reference;
 mod restarts;
+mod runners;
 mod signers;
 mod stage;
 mod watches;

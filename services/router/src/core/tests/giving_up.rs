@@ -123,3 +123,37 @@ fn a_message_past_its_time_is_not_sent() {
     assert_eq!(bench.handled(&late.reports()).settle.len(), 1);
     assert!(bench.is_empty());
 }
+
+#[test]
+fn what_was_not_sent_to_a_runner_that_is_closed_is_handed_back() {
+    let mut bench = Bench::new();
+    bench.runner(1, false);
+    assert!(bench.held(vec![held(1, &[1, 2])]).deliver.is_empty(), "nobody is there");
+    let drain_time = Some(proto::convert::time::to_wire(Timestamp::from_millis(7)));
+    let closed = |live, drain_time| v1::Runner {
+        id: 1,
+        live,
+        address: ADDRESS.into(),
+        drain_time,
+        ..Default::default()
+    };
+    let back = bench.view(closed(true, drain_time)).reports();
+    assert!(back.len() == 2 && back.iter().all(|back| report(back).kind == ReportKind::Returned), "{back:?}");
+    assert!(bench.handled(&back).settle[0].error.contains("no new jobs"));
+    assert!(bench.is_empty());
+
+    // What comes then is handed back as well; what is under way is not, unless its delivery fails.
+    let back = bench.held(vec![held(2, &[3])]).reports();
+    bench.handled(&back);
+    bench.view(closed(true, None));
+    let sent = bench.held(vec![held(3, &[4])]).deliver;
+    assert!(bench.view(closed(true, drain_time)).report.is_empty());
+    bench.outcome(sent[0].delivery_id, "no answer");
+    let asked = bench.pass(Duration::from_secs(10));
+    assert_eq!((asked.deliver.len(), asked.query.len()), (0, 1), "it may have arrived");
+    assert_eq!(bench.said(4, ReportKind::Unknown).stop.len(), 1);
+    let back = bench.said(4, ended(Outcome::Stopped)).reports();
+    assert_eq!(report(&back[0]).kind, ReportKind::Returned);
+    bench.handled(&back);
+    assert!(bench.is_empty());
+}

@@ -1,0 +1,206 @@
+//! Watching the runners of a context: a snapshot, then each change.
+//!
+//! Storage tells which records change, and where to resume; the view tells who lives. The records are followed first
+//! and read after that, so nothing falls between. What a watcher was told already is not told again.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use model::limits::WATCH_BUFFER;
+use model::{ActorId, ContextId, Runner, RunnerId, RunnerView};
+use proto::convert;
+use proto::internal::v1::{FollowRunnersRequest, FollowRunnersResponse, ReadRunnersRequest};
+use proto::v1;
+use proto::v1::watch_runners_response::Event;
+use proto::v1::{Heartbeat, RemovedRunner, SnapshotEnd, WatchRunnersResponse};
+use rpc::{Error, ErrorKind, Reason, passed_on};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tonic::{Status, Streaming};
+
+use crate::clients::RunnerStoreClient;
+use crate::hub::{Changes, Hub, Part};
+
+/// How long a watcher may leave [`WATCH_BUFFER`] answers unread before its stream is ended.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// What may wait for a watcher: its answers, and the news that there are no more.
+const CHANNEL: usize = WATCH_BUFFER + 1;
+
+/// The answers of a watch.
+pub(crate) type Answers = mpsc::Receiver<Result<WatchRunnersResponse, Status>>;
+
+/// What is watched, and by whom.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Watched {
+    pub(crate) context: ContextId,
+    pub(crate) actor: ActorId,
+}
+
+/// Begins a watch, with a snapshot or at a position, and keeps it until nobody listens or `stop`.
+///
+/// # Errors
+/// As storage's when the actor may not read, or the position is gone.
+pub(crate) async fn begin(
+    hub: Hub,
+    mut store: RunnerStoreClient,
+    watched: Watched,
+    resume_position: String,
+    stop: CancellationToken,
+) -> Result<Answers, Status> {
+    let Watched { context, actor } = watched;
+    let ask = FollowRunnersRequest {
+        context_id: context.0,
+        on_behalf_of: actor.0,
+        position: resume_position.clone(),
+    };
+    let mut followed = store.follow_runners(ask).await.map_err(passed_on)?.into_inner();
+    let first = followed.message().await.map_err(passed_on)?.ok_or_else(broken_off)?;
+    let changes = hub.watch(Some(context));
+    let ask = ReadRunnersRequest { context_id: context.0, on_behalf_of: actor.0 };
+    let read = store.read_runners(ask).await.map_err(passed_on)?.into_inner().runners;
+    let (out, answers) = mpsc::channel(CHANNEL);
+    let position = first.position;
+    let watch = Watch { hub, context, changes, out, records: HashMap::new(), told: HashMap::new(), position };
+    tokio::spawn(watch.run(read, followed, !resume_position.is_empty(), stop));
+    Ok(answers)
+}
+
+/// One watcher.
+struct Watch {
+    hub: Hub,
+    context: ContextId,
+    changes: Changes,
+    out: mpsc::Sender<Result<WatchRunnersResponse, Status>>,
+    /// The records, as storage told them last.
+    records: HashMap<RunnerId, Runner>,
+    /// What the watcher was told last.
+    told: HashMap<RunnerId, RunnerView>,
+    /// Where the watcher can go on after what it was sent.
+    position: String,
+}
+
+/// Why a watch ends.
+enum Ended {
+    /// The watcher went away.
+    Gone,
+    /// It is told this.
+    Failed(Box<Status>),
+}
+
+impl From<Status> for Ended {
+    fn from(status: Status) -> Self {
+        Self::Failed(Box::new(status))
+    }
+}
+
+impl Watch {
+    async fn run(
+        mut self,
+        read: Vec<v1::Runner>,
+        followed: Streaming<FollowRunnersResponse>,
+        resumed: bool,
+        stop: CancellationToken,
+    ) {
+        let ended = tokio::select! {
+            ended = self.watch(read, followed, resumed) => ended,
+            () = stop.cancelled() => {
+                let message = "the registry is ending; resume elsewhere";
+                Err(Status::from(Error::unavailable(Reason::Draining, message)).into())
+            }
+        };
+        if let Err(Ended::Failed(status)) = ended {
+            // There is room: no answer takes the last place. A watcher that has gone does not need the reason.
+            let _ = self.out.try_send(Err(*status));
+        }
+    }
+
+    async fn watch(
+        &mut self,
+        read: Vec<v1::Runner>,
+        mut followed: Streaming<FollowRunnersResponse>,
+        resumed: bool,
+    ) -> Result<(), Ended> {
+        let position = self.position.clone();
+        for runner in read {
+            self.record(runner, if resumed { position.clone() } else { String::new() }).await?;
+        }
+        if !resumed {
+            self.send(Event::SnapshotEnd(SnapshotEnd {}), position).await?;
+        }
+        loop {
+            tokio::select! {
+                answer = followed.message() => {
+                    let FollowRunnersResponse { runner, position } =
+                        answer.map_err(passed_on)?.ok_or_else(broken_off)?;
+                    self.position.clone_from(&position);
+                    match runner {
+                        Some(runner) => self.record(runner, position).await?,
+                        None => self.send(Event::Heartbeat(Heartbeat {}), position).await?,
+                    }
+                }
+                part = self.changes.next() => self.liveness(part).await?,
+                () = self.out.closed() => return Err(Ended::Gone),
+            }
+        }
+    }
+
+    /// Takes up what storage tells of a record.
+    async fn record(&mut self, record: v1::Runner, position: String) -> Result<(), Ended> {
+        let id = RunnerId(record.id);
+        if record.address.is_empty() || record.delete_time.is_some() {
+            self.records.remove(&id);
+            self.told.remove(&id);
+            return self.send(Event::Removed(RemovedRunner { runner_id: id.0 }), position).await;
+        }
+        let record =
+            convert::runner::from_wire(record).map_err(|error| Status::from(Error::internal(error)))?;
+        self.records.insert(id, record.runner);
+        self.tell(id, position).await
+    }
+
+    /// Takes up who lives and who does not. Which records there are, storage says.
+    async fn liveness(&mut self, part: Part) -> Result<(), Ended> {
+        for (_, view) in part.runners {
+            self.tell(view.runner.id, self.position.clone()).await?;
+        }
+        Ok(())
+    }
+
+    /// Tells a runner as it is now, unless that was told. That it was heard again is nothing to tell.
+    async fn tell(&mut self, id: RunnerId, position: String) -> Result<(), Ended> {
+        let Some(record) = self.records.get(&id) else { return Ok(()) };
+        let view = self.hub.describe(record.clone());
+        let seen = RunnerView { last_seen: None, ..view.clone() };
+        if self.told.get(&id) == Some(&seen) {
+            return Ok(());
+        }
+        self.told.insert(id, seen);
+        self.send(Event::Runner(convert::runner::to_wire(&view)), position).await
+    }
+
+    async fn send(&self, event: Event, resume_position: String) -> Result<(), Ended> {
+        // One place stays free, for the reason of an end.
+        let Ok(places) = tokio::time::timeout(PATIENCE, self.out.reserve_many(2)).await else {
+            return Err(too_slow(self.context, &self.position).into());
+        };
+        let place = places.map_err(|_| Ended::Gone)?.next().ok_or(Ended::Gone)?;
+        place.send(Ok(WatchRunnersResponse { event: Some(event), resume_position }));
+        Ok(())
+    }
+}
+
+fn broken_off() -> Status {
+    Error::unavailable(Reason::PeerUnavailable, "storage ended the stream of records; resume").into()
+}
+
+/// RESOURCE_EXHAUSTED, with where to go on.
+fn too_slow(context: ContextId, resume_position: &str) -> Status {
+    tracing::info!(%context, "a watcher of runners does not read");
+    let message = format!(
+        "{WATCH_BUFFER} answers were not read for {} s; resume from the last one that was",
+        PATIENCE.as_secs()
+    );
+    Error::new(ErrorKind::ResourceExhausted, Reason::SlowConsumer, message)
+        .with("resume_position", resume_position)
+        .into()
+}
