@@ -2,7 +2,7 @@
 
 use proto::v1;
 
-use super::{CALL_TIMEOUT, Clients, PAGE_SIZE, RETRY_WAITS, repeat, timed};
+use super::{CALL_TIMEOUT, Clients, PAGE_SIZE, Pieces, RETRY_WAITS, repeat, timed};
 use crate::failure::{CallError, Failure};
 
 impl Clients {
@@ -32,6 +32,41 @@ impl Clients {
     ) -> Result<v1::RegisterRunnerResponse, CallError> {
         debug_assert!(!request.request_id.is_empty());
         call!(self.runners, register_runner, request).await
+    }
+
+    /// Changes a runner. Tried again when the answer was lost: the request has an id.
+    pub async fn update_runner(
+        &self,
+        request: &v1::UpdateRunnerRequest,
+    ) -> Result<v1::UpdateRunnerResponse, CallError> {
+        debug_assert!(!request.request_id.is_empty());
+        call!(self.runners, update_runner, request).await
+    }
+
+    /// Drains a runner, or ends that. Tried again when the answer was lost: the request has an id.
+    pub async fn drain_runner(
+        &self,
+        request: &v1::DrainRunnerRequest,
+    ) -> Result<v1::DrainRunnerResponse, CallError> {
+        debug_assert!(!request.request_id.is_empty());
+        call!(self.runners, drain_runner, request).await
+    }
+
+    /// Deletes a runner. Tried again when the answer was lost: the request has an id.
+    pub async fn delete_runner(
+        &self,
+        request: &v1::DeleteRunnerRequest,
+    ) -> Result<v1::DeleteRunnerResponse, CallError> {
+        debug_assert!(!request.request_id.is_empty());
+        call!(self.runners, delete_runner, request).await
+    }
+
+    /// Watches the runners of a context.
+    pub async fn watch_runners(
+        &self,
+        request: v1::WatchRunnersRequest,
+    ) -> Result<Pieces<v1::WatchRunnersResponse>, CallError> {
+        Ok(Pieces(self.runners.clone().watch_runners(request).await?.into_inner()))
     }
 
     /// Reads a runner.

@@ -1,5 +1,8 @@
 //! `mycora runner`: where jobs can run.
 
+mod changing;
+mod watching;
+
 use clap::{Args, Subcommand};
 use identity::VerifyingKey;
 use model::{Address, ScriptType, Timestamp};
@@ -7,6 +10,9 @@ use proto::convert::enums;
 use proto::v1;
 use uuid::Uuid;
 
+use self::changing::{DELETE_HELP, DRAIN_HELP, UPDATE_HELP};
+pub use self::changing::{DeleteArgs, DrainArgs, UpdateArgs};
+pub use self::watching::WatchArgs;
 use super::{Session, values};
 use crate::failure::Failure;
 use crate::output::{self, Format, json, places, summary};
@@ -26,6 +32,18 @@ pub enum RunnerCommand {
     /// Let jobs of a context run on a supervisor
     #[command(after_help = REGISTER_HELP)]
     Register(Box<RegisterArgs>),
+    /// Change what is said of a runner
+    #[command(after_help = UPDATE_HELP)]
+    Update(Box<UpdateArgs>),
+    /// Send a runner no new jobs of this context, or some again
+    #[command(after_help = DRAIN_HELP)]
+    Drain(DrainArgs),
+    /// Take a runner out of the context
+    #[command(after_help = DELETE_HELP)]
+    Delete(DeleteArgs),
+    /// Follow the runners of a context
+    #[command(after_help = watching::HELP)]
+    Watch(WatchArgs),
 }
 
 const REGISTER_HELP: &str = "\
@@ -89,6 +107,10 @@ pub async fn run(session: &Session, command: &RunnerCommand) -> Result<(), Failu
             output::answer(session.global.output, || json::of(&answer), text)
         }
         RunnerCommand::Register(args) => register(session, args).await,
+        RunnerCommand::Update(args) => changing::update(session, args).await,
+        RunnerCommand::Drain(args) => changing::drain(session, args).await,
+        RunnerCommand::Delete(args) => changing::delete(session, args).await,
+        RunnerCommand::Watch(args) => watching::run(session, args).await,
     }
 }
 

@@ -33,6 +33,8 @@ named! {
     CancelNodeResponse,
     DeleteContextResponse,
     DeleteMessageResponse,
+    DeleteRunnerResponse,
+    DrainRunnerResponse,
     ExplainNodeResponse,
     Flow,
     FlowNode,
@@ -62,6 +64,8 @@ named! {
     SucceedCoordinatorResponse,
     UpdateActorResponse,
     UpdateNodeStatusResponse,
+    UpdateRunnerResponse,
+    WatchRunnersResponse,
     WhoAmIResponse,
 }
 

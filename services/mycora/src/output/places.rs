@@ -122,6 +122,9 @@ pub fn runner(runner: &v1::Runner, now: Timestamp) -> String {
     if runner.local {
         pairs.push(("place", "this machine".to_owned()));
     }
+    if let Some(time) = runner.drain_time {
+        pairs.push(("drained", format!("since {}", time::utc(wire_time::from_wire(time)))));
+    }
     pairs.push(("registered", time::utc(wire_time::required(runner.create_time))));
     let mut text = table::pairs(&pairs);
     if !runner.instances.is_empty() {
@@ -129,6 +132,24 @@ pub fn runner(runner: &v1::Runner, now: Timestamp) -> String {
         text.push_str(&summary::instances(&runner.instances));
     }
     text
+}
+
+/// A runner in one line, as it is when it changes.
+#[must_use]
+pub fn runner_line(runner: &v1::Runner, now: Timestamp) -> String {
+    let v1::Runner { id, address, queued, instances, drain_time, draining, .. } = runner;
+    let state = match (runner.live, runner.last_seen_time.map(wire_time::from_wire)) {
+        (true, _) => "lives".to_owned(),
+        (false, None) => "was never heard".to_owned(),
+        (false, seen) => format!("is dead, heard {}", time::ago(now, seen)),
+    };
+    let count = words::count(instances.len(), "instance", "instances");
+    let drained = match (drain_time.is_some(), draining) {
+        (true, _) => ", is sent no new jobs",
+        (false, true) => ", its machine is drained",
+        (false, false) => "",
+    };
+    format!("runner {id} at {address} {state}{drained}: {count}, {queued} queued\n")
 }
 
 fn or_dash(text: &str) -> String {

@@ -231,7 +231,7 @@ pub fn flows(flows: &[v1::Flow], now: Timestamp) -> String {
 
 /// Whether a runner is there to take jobs.
 pub(super) const fn live(runner: &v1::Runner) -> &'static str {
-    match (runner.live, runner.draining) {
+    match (runner.live, runner.draining || runner.drain_time.is_some()) {
         (false, _) => "no",
         (true, false) => "yes",
         (true, true) => "drained",

@@ -85,6 +85,10 @@ impl Coordinator {
             // Listing them is what this actor may not.
             ("/mycora.v1.RunnerService/GetRunner", &[Allow::AnyActor]),
             ("/mycora.v1.RunnerService/RegisterRunner", &[Allow::AnyActor]),
+            ("/mycora.v1.RunnerService/UpdateRunner", &[Allow::AnyActor]),
+            ("/mycora.v1.RunnerService/DrainRunner", &[Allow::AnyActor]),
+            ("/mycora.v1.RunnerService/DeleteRunner", &[Allow::AnyActor]),
+            ("/mycora.v1.RunnerService/WatchRunners", &[Allow::AnyActor]),
         ]])
         .expect("a policy");
         let mount = Mount::builder(policy)

@@ -93,3 +93,42 @@ fn a_runner_is_registered_as_it_is_described() {
     assert!(shown.contains("address     grpc://there:1\n") && shown.contains("live        yes\n"), "{shown}");
     assert!(stderr(&place.asked(&["runner", "show", "5"], 1)).contains("runner 5 was not found"));
 }
+
+#[test]
+fn a_runner_is_changed_in_part_drained_and_deleted() {
+    let place = Place::new(Script::Wait);
+    let update = |rest: &[&str], code| {
+        place.asked(&[&["runner", "update", "4", "--context", "2"], rest].concat(), code)
+    };
+    let shown = stdout(&update(&["--label", "gpu=1", "--no-label", "zone"], 0));
+    assert!(shown.starts_with("runner      4\n"), "{shown}");
+    update(&["--at", "mycelium:[400::1]", "--plain", "--secret", "hero"], 0);
+    let said = stdout(&place.asked(&["runner", "drain", "4"], 0));
+    assert_eq!(said, "runner 4 is sent no new jobs; what it has accepted ends there\n");
+    place.asked(&["runner", "drain", "4", "--resume"], 0);
+    assert_eq!(place.document(&["runner", "delete", "4"], 0)["runner"]["id"], 4);
+    assert_eq!(
+        place.calls(),
+        [
+            "update 4 9 grpc://there:1 {\"gpu\": \"1\"} ENVELOPE_FORM_UNSPECIFIED ",
+            "update 4 9 mycelium:[400::1] {\"zone\": \"a\"} ENVELOPE_FORM_PLAIN hero",
+            "drain 1 4 false",
+            "drain 1 4 true",
+            "delete 1 4",
+        ]
+    );
+    update(&[], 2);
+    update(&["--signed", "--secret", "x"], 2);
+}
+
+#[test]
+fn runners_are_watched_over_a_break() {
+    let place = Place::new(Script::Wait);
+    let said = stdout(&place.asked(&["runner", "watch"], 0));
+    assert_eq!(said, "runner 4 at grpc://there:1 lives: 0 instances, 0 queued\nrunner 4 was deleted\n");
+    assert_eq!(place.calls(), ["watch 1 ", "watch 1 7.1-00"]);
+    let said = stdout(&place.asked(&["runner", "watch", "--from", "7.1-00", "--output", "json"], 0));
+    assert_eq!(said, "{\"removed\":{\"runnerId\":4},\"resumePosition\":\"8.1-00\"}\n");
+    let once = stdout(&place.asked(&["runner", "watch", "--once"], 0));
+    assert_eq!(once.lines().count(), 1);
+}
