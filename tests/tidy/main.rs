@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its files has failed")]
 
 mod arrows;
+mod examples;
 mod exceptions;
 mod lock;
 mod names;
