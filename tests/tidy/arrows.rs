@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{Finding, check, root};
 
 /// Which of our libraries a library may use. `testkit` may use anything, but needs nothing of ours.
-const LIBS: [(&str, &[&str]); 13] = [
+const LIBS: [(&str, &[&str]); 14] = [
     ("model", &[]),
     ("flow", &["model"]),
     ("keys", &["model"]),
@@ -19,6 +19,7 @@ const LIBS: [(&str, &[&str]); 13] = [
     ("rpc", &["model", "identity"]),
     ("mycelium", &[]),
     ("sandbox", &["model"]),
+    ("directory", &["model", "identity", "proto", "rpc"]),
     ("service", &["rpc"]),
     ("testkit", &[]),
 ];

@@ -352,6 +352,8 @@ pub enum GlobalKey {
     Replicas,
     /// The answer to a request that was made, by caller and request id.
     Request(ActorId, String),
+    /// Text: a token of an actor that was used up, by its id.
+    Token(ActorId, String),
     /// Stream: changes of actors and contexts.
     Events,
     /// Stream: who did what to actors and contexts.
@@ -370,6 +372,7 @@ impl fmt::Display for GlobalKey {
             Self::Coordinator => f.write_str("coordinator"),
             Self::Replicas => f.write_str("replicas"),
             Self::Request(caller, id) => write!(f, "requests:{caller}:{id}"),
+            Self::Token(actor, id) => write!(f, "tokens:{actor}:{id}"),
             Self::Events => f.write_str("events"),
             Self::Audit => f.write_str("audit"),
             Self::Ids => f.write_str("ids"),
@@ -395,6 +398,10 @@ impl GlobalKey {
                 ("requests", rest) => {
                     let (caller, id) = rest.split_once(':')?;
                     Self::Request(exact(caller)?, id.to_owned())
+                }
+                ("tokens", rest) => {
+                    let (actor, id) = rest.split_once(':')?;
+                    Self::Token(exact(actor)?, id.to_owned())
                 }
                 _ => return None,
             },
@@ -454,6 +461,8 @@ impl GlobalKeys {
         replicas() = GlobalKey::Replicas;
         /// The answer to a request that was made.
         request(caller: ActorId, request_id: &str) = GlobalKey::Request(caller, request_id.to_owned());
+        /// Text: a token of an actor that was used up.
+        token(actor: ActorId, token_id: &str) = GlobalKey::Token(actor, token_id.to_owned());
         /// Stream: changes of actors and contexts.
         events() = GlobalKey::Events;
         /// Stream: who did what to actors and contexts.
@@ -556,7 +565,7 @@ mod tests {
             let keys = GlobalKeys::new(layout);
             for key in [
                 GlobalKey::Actor(ActorId(id)), GlobalKey::Actors, GlobalKey::ActorKeys, GlobalKey::Contexts,
-                GlobalKey::Coordinator, GlobalKey::Replicas, GlobalKey::Request(ActorId(id), text), GlobalKey::Events, GlobalKey::Audit,
+                GlobalKey::Coordinator, GlobalKey::Replicas, GlobalKey::Request(ActorId(id), text.clone()), GlobalKey::Token(ActorId(id), text), GlobalKey::Events, GlobalKey::Audit,
                 GlobalKey::Ids,
             ] {
                 prop_assert_eq!(keys.parse(&keys.key(&key)), Some(key));

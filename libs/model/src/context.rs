@@ -95,6 +95,15 @@ pub enum Role {
     Admin,
 }
 
+impl FromStr for Role {
+    type Err = ParseIdError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let all = [Self::Reader, Self::Executor, Self::Admin];
+        let found = all.into_iter().find(|role| role.to_string() == text);
+        found.ok_or_else(|| ParseIdError { kind: "role", text: text.chars().take(80).collect() })
+    }
+}
+
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

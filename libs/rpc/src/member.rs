@@ -11,6 +11,7 @@ use futures_util::future::BoxFuture;
 use model::{ActorId, ContextId, Role, Timestamp};
 use tokio::time::Instant;
 use tonic::Status;
+use tonic::codegen::BoxStream;
 
 use crate::directory::{Directory, Membership};
 use crate::error::{Error, ErrorKind};
@@ -33,7 +34,7 @@ pub fn while_member<S, T>(
     context: ContextId,
     actor: ActorId,
     role: Role,
-) -> impl Stream<Item = Result<T, Status>> + Send + 'static
+) -> BoxStream<T>
 where
     S: Stream<Item = Result<T, Status>> + Send + 'static,
     T: 'static,
@@ -45,7 +46,7 @@ where
         })
         .await
     };
-    Until { stream: Some(Box::pin(stream)), lost: Some(Box::pin(lost)) }
+    Box::pin(Until { stream: Some(Box::pin(stream)), lost: Some(Box::pin(lost)) })
 }
 
 fn judged(membership: Membership, context: ContextId, actor: ActorId, needed: Role) -> Standing {

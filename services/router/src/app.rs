@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use ::rpc::MountBuilder;
+use ::rpc::{Directory, MountBuilder};
+use directory::Remote;
 use model::Timestamp;
 use proto::internal::v1::{SchedulerReplica, TakeHello, TakeRequest, take_request};
 use tokio::sync::{mpsc, watch};
@@ -51,6 +52,7 @@ pub struct App {
     name_conflicts: prometheus::IntCounter,
     registry: RegistryClient,
     rpc: Rpc,
+    directory: Remote,
     driver: Driver,
     events: mpsc::Sender<Event>,
     logs: mpsc::UnboundedReceiver<(u64, proto::internal::v1::NumberedLog)>,
@@ -73,9 +75,11 @@ impl App {
             ready: watch::Sender::new(false),
             links: Links::default(),
         };
+        let directory = Remote::new(deps.storage.clone());
         Ok(Self {
             name: config.name,
-            rpc: Rpc::new(deps.storage.clone()),
+            rpc: Rpc::new(deps.storage.clone(), directory.directory()),
+            directory,
             storage: clients::message_store(deps.storage),
             gateway: clients::gateway(deps.gateway),
             schedulers: Schedulers::new(deps.schedulers, events.clone()),
@@ -94,6 +98,12 @@ impl App {
         self.rpc.mount_public(mount)
     }
 
+    /// Who knows the actors and their roles, for the gate in front of this service.
+    #[must_use]
+    pub fn directory(&self) -> Arc<dyn Directory> {
+        self.directory.directory()
+    }
+
     /// True while its streams to storage, gateway and registry stand, and one to a scheduler.
     #[must_use]
     pub fn ready(&self) -> watch::Receiver<bool> {
@@ -102,7 +112,19 @@ impl App {
 
     /// Works until `shutdown`. What is under way then is given to a router again by storage.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Self { name, storage, gateway, schedulers, registry, driver, events, logs, submits, .. } = self;
+        let Self {
+            name,
+            storage,
+            gateway,
+            schedulers,
+            registry,
+            driver,
+            events,
+            logs,
+            submits,
+            directory,
+            ..
+        } = self;
         let conflicts = self.name_conflicts;
         let hello = take_request::Frame::Hello(TakeHello { router: name.clone() });
         let take = {
@@ -136,6 +158,7 @@ impl App {
         // Ended with this future, also when it is dropped.
         let mut tasks = JoinSet::new();
         tasks.spawn(driver.run());
+        tasks.spawn(directory.follow(shutdown.clone()));
         tasks.spawn(take);
         tasks.spawn(exchange);
         tasks.spawn(schedulers.follow(storage.clone()));

@@ -86,7 +86,7 @@ impl service::App for App {
         };
         let app = Config { name: flags.name, lost_after: Duration::from_secs(flags.lost_after.into()) }
             .build(deps)?;
-        let builder = Mount::builder(MethodPolicy::new(&[PUBLIC_POLICY])?);
+        let builder = Mount::builder(MethodPolicy::new(&[PUBLIC_POLICY])?).directory(app.directory());
         let mount = app.mount_public(builder).descriptors(proto::DESCRIPTORS).build()?;
         host.ready_while("streams", app.ready());
         host.serve(mount, &tls)?;

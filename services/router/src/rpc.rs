@@ -1,15 +1,17 @@
 //! The gRPC side: what actors may call. Storage decides about permission and keeps everything; the router passes on
 //! who asks.
 
-use ::rpc::{Allow, Caller, MountBuilder, PolicyTable, passed_on};
+use std::sync::Arc;
+
+use ::rpc::{Allow, Caller, Directory, MountBuilder, PolicyTable, passed_on, while_member};
 use futures_util::StreamExt as _;
-use futures_util::stream::BoxStream;
-use model::ActorId;
 use model::limits::GRPC_MESSAGE_BYTES_MAX;
+use model::{ActorId, ContextId, Role};
 use proto::internal::v1 as wire;
 use proto::internal::v1::message_box_service_client::MessageBoxServiceClient;
 use proto::v1;
 use proto::v1::message_service_server::{MessageService, MessageServiceServer};
+use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
 /// What actors may call.
@@ -19,14 +21,15 @@ pub const PUBLIC_POLICY: PolicyTable<'static> = &[("/mycora.v1.MessageService/*"
 #[derive(Clone)]
 pub(crate) struct Rpc {
     store: MessageBoxServiceClient<::rpc::Channel>,
+    directory: Arc<dyn Directory>,
 }
 
 impl Rpc {
-    pub(crate) fn new(storage: ::rpc::Channel) -> Self {
+    pub(crate) fn new(storage: ::rpc::Channel, directory: Arc<dyn Directory>) -> Self {
         let store = MessageBoxServiceClient::new(storage)
             .max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
             .max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX);
-        Self { store }
+        Self { store, directory }
     }
 
     pub(crate) fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
@@ -85,18 +88,22 @@ impl MessageService for Rpc {
         Ok(Response::new(v1::DeleteMessageResponse {}))
     }
 
-    type ReceiveMessagesStream = BoxStream<'static, Result<v1::ReceiveMessagesResponse, Status>>;
+    type ReceiveMessagesStream = BoxStream<v1::ReceiveMessagesResponse>;
 
     async fn receive_messages(
         &self,
         request: Request<v1::ReceiveMessagesRequest>,
     ) -> Result<Response<Self::ReceiveMessagesStream>, Status> {
         let (receive, on_behalf_of) = asked(request)?;
+        let (context, owner) = (ContextId(receive.context_id), receive.actor_id);
+        // The inboxes of others are for admins.
+        let role = if [0, on_behalf_of].contains(&owner) { Role::Reader } else { Role::Admin };
         let watch = wire::WatchInboxRequest { receive: Some(receive), on_behalf_of };
         let answers = self.store.clone().watch_inbox(watch).await.map_err(passed_on)?.into_inner();
         let answers =
             answers.map(|answer| answer.map(|some| some.received.unwrap_or_default()).map_err(passed_on));
-        Ok(Response::new(answers.boxed()))
+        let (directory, actor) = (Arc::clone(&self.directory), ActorId(on_behalf_of));
+        Ok(Response::new(while_member(answers, directory, context, actor, role)))
     }
 
     async fn acknowledge_message(

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use directory::Remote;
 use model::Timestamp;
-use rpc::MountBuilder;
+use rpc::{Directory, MountBuilder};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -36,16 +37,18 @@ pub struct App {
     rpc: Rpc,
     /// Ends what actors watch.
     stop: CancellationToken,
+    directory: Remote,
 }
 
 impl App {
     pub(crate) fn new(config: &Config, deps: Deps<'_>) -> Result<Self, Error> {
         let metrics = Metrics::new(deps.metrics).map_err(Error::Metrics)?;
         let hub = Hub::new(View::new(config.dead_after, config.linger), metrics);
+        let directory = Remote::new(deps.storage.clone());
         let store = clients::runner_store(deps.storage);
         let stop = CancellationToken::new();
-        let rpc = Rpc::new(hub.clone(), store.clone(), deps.clock, stop.clone());
-        Ok(Self { hub, store, rpc, stop })
+        let rpc = Rpc::new(hub.clone(), store.clone(), deps.clock, directory.directory(), stop.clone());
+        Ok(Self { hub, store, rpc, directory, stop })
     }
 
     /// Adds what actors may call.
@@ -60,6 +63,12 @@ impl App {
         self.rpc.mount_internal(mount)
     }
 
+    /// Who knows the actors and their roles, for the gate in front of this service.
+    #[must_use]
+    pub fn directory(&self) -> Arc<dyn Directory> {
+        self.directory.directory()
+    }
+
     /// True once the records were read for the first time.
     #[must_use]
     pub fn ready(&self) -> watch::Receiver<bool> {
@@ -71,6 +80,7 @@ impl App {
         tokio::select! {
             () = shutdown.cancelled() => {}
             () = self.hub.keep_time() => {}
+            () = self.directory.follow(shutdown.clone()) => {}
             () = clients::follow_records(self.store.clone(), self.hub.clone()) => {}
         }
         self.stop.cancel();

@@ -42,7 +42,8 @@ impl service::App for App {
             metrics: &host.metrics,
         };
         let app = Config::default().build(deps)?;
-        let mount = app.mount_internal(app.mount_public(Mount::builder(policy())));
+        let builder = Mount::builder(policy()).directory(app.directory());
+        let mount = app.mount_internal(app.mount_public(builder));
         let mount = mount.descriptors(proto::DESCRIPTORS).build()?;
         host.ready_while("records", app.ready());
         host.serve(mount, &tls)?;

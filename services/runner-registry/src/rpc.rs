@@ -3,18 +3,21 @@
 use std::sync::Arc;
 
 use identity::ServiceName;
-use model::{ActorId, ContextId, Presence, RunnerView, Violations, limits};
+use model::{ActorId, ContextId, Presence, Role, RunnerView, Violations, limits};
 use proto::convert;
 use proto::internal::v1 as internal;
 use proto::internal::v1::change_runner_request::Change;
 use proto::internal::v1::registry_view_service_server::{RegistryViewService, RegistryViewServiceServer};
 use proto::v1;
 use proto::v1::runner_service_server::{RunnerService, RunnerServiceServer};
-use rpc::{Allow, Caller, Error, MethodPolicy, MountBuilder, PolicyTable, passed_on};
+use rpc::{
+    Allow, Caller, Directory, Error, MethodPolicy, MountBuilder, PolicyTable, passed_on, while_member,
+};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
+use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::app::Clock;
@@ -25,6 +28,14 @@ use crate::watching::{self, Watched};
 
 /// What actors may call.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[("/mycora.v1.RunnerService/*", &[Allow::AnyActor])];
+
+/// What changes where jobs run: a token is taken once only.
+pub const ADMINISTRATIVE: &[&str] = &[
+    "/mycora.v1.RunnerService/RegisterRunner",
+    "/mycora.v1.RunnerService/UpdateRunner",
+    "/mycora.v1.RunnerService/DrainRunner",
+    "/mycora.v1.RunnerService/DeleteRunner",
+];
 
 /// What only services may call.
 pub const INTERNAL_POLICY: PolicyTable<'static> = &[
@@ -52,7 +63,8 @@ const STREAM_BUFFER: usize = 4;
 /// Never: the tables are well-formed, which a test checks.
 #[must_use]
 pub fn policy() -> MethodPolicy {
-    MethodPolicy::new(&[PUBLIC_POLICY, INTERNAL_POLICY]).expect("the tables are well-formed")
+    let policy = MethodPolicy::new(&[PUBLIC_POLICY, INTERNAL_POLICY]);
+    policy.and_then(|policy| policy.with_administrative(ADMINISTRATIVE)).expect("the tables are well-formed")
 }
 
 /// Answers both services.
@@ -61,6 +73,7 @@ pub(crate) struct Rpc {
     hub: Hub,
     store: RunnerStoreClient,
     clock: Clock,
+    directory: Arc<dyn Directory>,
     /// Ends what actors watch.
     stop: CancellationToken,
 }
@@ -70,9 +83,10 @@ impl Rpc {
         hub: Hub,
         store: RunnerStoreClient,
         clock: Clock,
+        directory: Arc<dyn Directory>,
         stop: CancellationToken,
     ) -> Self {
-        Self { hub, store, clock, stop }
+        Self { hub, store, clock, directory, stop }
     }
 
     pub(crate) fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
@@ -162,7 +176,7 @@ impl RunnerService for Rpc {
         Ok(Response::new(v1::DeleteRunnerResponse { runner: Some(runner) }))
     }
 
-    type WatchRunnersStream = ReceiverStream<Result<v1::WatchRunnersResponse, Status>>;
+    type WatchRunnersStream = BoxStream<v1::WatchRunnersResponse>;
 
     async fn watch_runners(
         &self,
@@ -173,7 +187,8 @@ impl RunnerService for Rpc {
         let watched = Watched { context: ContextId(context_id), actor };
         let (hub, store, stop) = (self.hub.clone(), self.store.clone(), self.stop.clone());
         let answers = watching::begin(hub, store, watched, resume_position, stop).await?;
-        Ok(Response::new(ReceiverStream::new(answers)))
+        let (answers, directory) = (ReceiverStream::new(answers), Arc::clone(&self.directory));
+        Ok(Response::new(while_member(answers, directory, watched.context, actor, Role::Reader)))
     }
 
     async fn get_runner(

@@ -4,7 +4,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::rpc::MountBuilder;
+use ::rpc::{Directory, MountBuilder};
+use directory::Remote;
 use proto::internal::v1::report_intake_service_server::ReportIntakeServiceServer;
 use proto::v1::flow_service_server::FlowServiceServer;
 use tokio::sync::watch;
@@ -37,6 +38,7 @@ pub struct Deps<'a> {
 pub struct App {
     store: FlowStoreClient,
     registry: clients::RegistryClient,
+    directory: Remote,
     driver: Handle,
     driving: Pin<Box<dyn Future<Output = ()> + Send>>,
     submitter: Submitter,
@@ -50,6 +52,7 @@ pub struct App {
 impl App {
     pub(crate) fn new(config: &Config, deps: Deps<'_>) -> Result<Self, Error> {
         let metrics = Arc::new(Metrics::new(deps.metrics).map_err(Error::Metrics)?);
+        let directory = Remote::new(deps.storage.clone());
         let store = clients::flow_store(deps.storage);
         let stop = CancellationToken::new();
         let (sender, ready) = watch::channel(false);
@@ -60,6 +63,7 @@ impl App {
             explainer: Explainer::new(store.clone()),
             store,
             registry: clients::registry(deps.registry),
+            directory,
             driver,
             driving: Box::pin(driving),
             submitter,
@@ -78,6 +82,7 @@ impl App {
             self.explainer.clone(),
             self.driver.log_asks().clone(),
             Arc::clone(&self.metrics),
+            self.directory(),
             self.stop.clone(),
         );
         mount.service(FlowServiceServer::new(rpc)).patience(PUBLIC_PATIENCE)
@@ -95,6 +100,12 @@ impl App {
         mount.service(ReportIntakeServiceServer::new(rpc)).patience(INTERNAL_PATIENCE)
     }
 
+    /// Who knows the actors and their roles, for the gate in front of this service.
+    #[must_use]
+    pub fn directory(&self) -> Arc<dyn Directory> {
+        self.directory.directory()
+    }
+
     /// True once the lease is held and the flows that have something to do were found.
     #[must_use]
     pub fn ready(&self) -> watch::Receiver<bool> {
@@ -104,10 +115,11 @@ impl App {
     /// Works until `shutdown`. What is under way then is taken up again by others, or by the
     /// next start, from what is stored.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Self { registry, driver, mut driving, explainer, stop, .. } = self;
+        let Self { registry, driver, mut driving, explainer, directory, stop, .. } = self;
         tokio::select! {
             () = shutdown.cancelled() => {}
             () = &mut driving => {}
+            () = directory.follow(shutdown.clone()) => {}
             // The view is followed for ever.
             () = runners::follow(registry, driver, explainer.runners()) => {}
         }

@@ -80,7 +80,8 @@ impl service::App for App {
         let mut config = Config::new(address.clone(), address);
         config.lost_after = Duration::from_secs(flags.lost_after.into());
         let app = config.build(deps)?;
-        let builder = Mount::builder(MethodPolicy::new(&[PUBLIC_POLICY, INTERNAL_POLICY])?);
+        let policy = MethodPolicy::new(&[PUBLIC_POLICY, INTERNAL_POLICY])?;
+        let builder = Mount::builder(policy).directory(app.directory());
         let mount = app.mount_public(app.mount_internal(builder)).descriptors(proto::DESCRIPTORS).build()?;
         host.ready_while("flows", app.ready());
         host.serve(mount, &tls)?;

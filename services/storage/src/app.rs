@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use identity::TrustDomain;
 use kv::Kv;
-use rpc::MountBuilder;
+use rpc::{Directory, MountBuilder};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::events::Hub;
 use crate::replicas::Replicas;
 use crate::routers::Routers;
-use crate::rpc::Rpc;
+use crate::rpc::{Identities, Rpc, keep_true};
 use crate::store::Store;
 
 /// What storage needs of others.
@@ -48,6 +48,7 @@ impl App {
             error => StartError::Unusable(Box::new(error)),
         })?;
         let replicas = Replicas::new(store.clone(), lease);
+        let identities = Identities::new(store.clone());
         let hub = Hub::new(store);
         let stop = CancellationToken::new();
         let rpc = Rpc {
@@ -55,6 +56,7 @@ impl App {
             routers: Routers::default(),
             replicas,
             removals: Removals::new(hub.clone()),
+            identities,
             trust_domain: Arc::new(deps.trust_domain),
             stop: stop.clone(),
         };
@@ -79,6 +81,12 @@ impl App {
         self.hub.store().coordinator()
     }
 
+    /// Who knows the actors and their roles, for the gate in front of this service.
+    #[must_use]
+    pub fn directory(&self) -> Arc<dyn Directory> {
+        self.rpc.identities.directory()
+    }
+
     /// Whether Redis is there, as far as is known.
     #[must_use]
     pub fn connected(&self) -> watch::Receiver<bool> {
@@ -90,7 +98,9 @@ impl App {
         let replicas = self.rpc.replicas.clone().run(self.hub.clone(), shutdown.clone());
         let removals = self.rpc.removals.clone().run(shutdown.clone());
         let reconnects = self.hub.clone().check_reconnects(shutdown.clone());
-        tokio::join!(self.hub.clone().run(shutdown), replicas, removals, reconnects);
+        // Subscribed before the first hint is heard.
+        let identities = keep_true(self.rpc.identities.clone(), self.hub.news(), shutdown.clone());
+        tokio::join!(self.hub.clone().run(shutdown), replicas, removals, reconnects, identities);
         self.stop.cancel();
     }
 }

@@ -11,6 +11,7 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use directory::News;
 use keys::FlowRef;
 use kv::{Cmd, Connection, Notice, StreamEntry, Topic};
 use model::{ContextId, FlowId, RunnerId};
@@ -19,6 +20,7 @@ use tokio::sync::{Notify, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
+use crate::identities::{NewsFeed, news_of};
 use crate::store::{Store, Tenant, lock};
 use crate::tailer::Tailer;
 
@@ -28,6 +30,8 @@ pub(crate) const READ_MAX: usize = 256;
 const KINDS_BUFFER: usize = 1024;
 /// Hints of inboxes that a reader may fall behind before it looks anyway.
 const INBOXES_BUFFER: usize = 1024;
+/// Changes of identities that a directory may fall behind before it forgets everything.
+const NEWS_BUFFER: usize = 1024;
 /// Touched flows that a scheduler may fall behind before it is told to list them.
 const TOUCHES_BUFFER: usize = 16_384;
 
@@ -232,6 +236,7 @@ struct Inner {
     kinds: broadcast::Sender<Hint>,
     touches: broadcast::Sender<Touch>,
     inboxes: broadcast::Sender<InboxHint>,
+    news: broadcast::Sender<News>,
     /// Whether hints are heard: Redis is there.
     connected: watch::Sender<bool>,
     /// How often the store was found to have lost changes.
@@ -246,6 +251,7 @@ impl Hub {
             kinds: broadcast::Sender::new(KINDS_BUFFER),
             touches: broadcast::Sender::new(TOUCHES_BUFFER),
             inboxes: broadcast::Sender::new(INBOXES_BUFFER),
+            news: broadcast::Sender::new(NEWS_BUFFER),
             connected: watch::Sender::new(false),
             went_back: watch::Sender::new(0),
             tailers: Mutex::default(),
@@ -273,6 +279,11 @@ impl Hub {
     /// Inboxes into which something came, from now on.
     pub(crate) fn inboxes(&self) -> broadcast::Receiver<InboxHint> {
         self.0.inboxes.subscribe()
+    }
+
+    /// What happens to actors and to who is what in contexts, from now on.
+    pub(crate) fn news(&self) -> NewsFeed {
+        NewsFeed::new(self.0.news.subscribe())
     }
 
     /// Whether hints are heard.
@@ -305,9 +316,11 @@ impl Hub {
                     self.tell(Hint::Missed);
                     self.touch(Touch::Any);
                     self.tell_inboxes(InboxHint::Any);
+                    self.tell_news(News::Everything);
                 }
                 Notice::Lost(error) => {
                     self.0.connected.send_replace(false);
+                    self.tell_news(News::Silence);
                     tracing::warn!(%error, "hints are missed until Redis is back");
                 }
                 Notice::Message { channel, payload } => {
@@ -329,12 +342,17 @@ impl Hub {
             b"removal" => self.tell(Hint::Removal(context)),
             b"replicas" => self.tell(Hint::Replicas),
             b"active" => self.touch(Touch::Any),
-            b"context" => self.tell_inboxes(InboxHint::In(context)),
+            b"context" => {
+                self.tell_inboxes(InboxHint::In(context));
+                self.tell_news(News::Context(context));
+            }
             inbox if inbox.starts_with(b"inbox:") => self.tell_inboxes(InboxHint::In(context)),
             other => {
                 let flow = std::str::from_utf8(other).ok().and_then(|text| text.strip_prefix("flow:"));
                 if let Some(flow) = flow.and_then(|flow| flow.parse().ok()) {
                     self.touch(Touch::Flow(context, flow));
+                } else if let Some(news) = news_of(other) {
+                    self.tell_news(news);
                 }
             }
         }
@@ -348,6 +366,11 @@ impl Hub {
     fn tell_inboxes(&self, hint: InboxHint) {
         // As below.
         let _ = self.0.inboxes.send(hint);
+    }
+
+    fn tell_news(&self, news: News) {
+        // As below.
+        let _ = self.0.news.send(news);
     }
 
     fn tell(&self, hint: Hint) {

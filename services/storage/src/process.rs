@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ::rpc::{MethodPolicy, Mount};
+use ::rpc::Mount;
 use identity::TrustDomain;
 use keys::Layout;
 use kv::{Endpoint, Kv};
@@ -14,7 +14,7 @@ use crate::commits::COMMIT_NODES_MAX;
 use crate::config::Config;
 use crate::durability::Durability;
 use crate::routers::{HELD_MAX, HELD_WHOLE_MAX};
-use crate::rpc::{COMMITS_IN_FLIGHT_MAX, INTERNAL_POLICY, PUBLIC_POLICY};
+use crate::rpc::{COMMITS_IN_FLIGHT_MAX, policy};
 
 /// The pause before Redis is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -93,7 +93,7 @@ impl service::App for App {
         };
         // Unmet again whenever Redis goes away.
         host.ready_while("redis", app.connected());
-        let builder = Mount::builder(MethodPolicy::new(&[PUBLIC_POLICY, INTERNAL_POLICY])?);
+        let builder = Mount::builder(policy()).directory(app.directory());
         let mount = app.mount_public(app.mount_internal(builder)).descriptors(proto::DESCRIPTORS).build()?;
         host.serve(mount, &tls)?;
         host.run("hints", |stop| app.run(stop));

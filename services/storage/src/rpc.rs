@@ -6,6 +6,7 @@ mod context;
 mod flow_parse;
 mod flow_store;
 mod flow_streams;
+mod identity_store;
 mod job;
 mod message_box;
 mod message_store;
@@ -24,6 +25,7 @@ use model::{Violations, limits};
 use prost::Message;
 use proto::internal::v1::blob_store_service_server::BlobStoreServiceServer;
 use proto::internal::v1::flow_store_service_server::FlowStoreServiceServer;
+use proto::internal::v1::identity_store_service_server::IdentityStoreServiceServer;
 use proto::internal::v1::message_box_service_server::MessageBoxServiceServer;
 use proto::internal::v1::message_store_service_server::MessageStoreServiceServer;
 use proto::internal::v1::runner_store_service_server::RunnerStoreServiceServer;
@@ -41,6 +43,7 @@ use crate::requests::Request;
 use crate::routers::Routers;
 
 pub(crate) use flow_streams::COMMITS_IN_FLIGHT_MAX;
+pub(crate) use identity_store::{Identities, keep_true};
 
 /// The name of a router or a scheduler replica, in bytes.
 const NAME_BYTES_MAX: usize = 128;
@@ -66,6 +69,17 @@ const INTERNAL_PATIENCE: PatienceTable<'static> = &[
     ("/mycora.internal.v1.FlowStoreService/StartFlow", Duration::from_secs(120)),
     ("/mycora.internal.v1.FlowStoreService/RestartFlow", Duration::from_secs(120)),
     ("/mycora.internal.v1.FlowStoreService/RemoveFlow", Duration::from_secs(120)),
+];
+
+/// What changes who may do what: a token is taken once only.
+pub const ADMINISTRATIVE: &[&str] = &[
+    "/mycora.v1.ActorService/RegisterActor",
+    "/mycora.v1.ActorService/UpdateActor",
+    "/mycora.v1.ActorService/RotateActorKey",
+    "/mycora.v1.ActorService/DeleteActor",
+    "/mycora.v1.ContextService/CreateContext",
+    "/mycora.v1.ContextService/UpdateContext",
+    "/mycora.v1.ContextService/DeleteContext",
 ];
 
 /// What only services may call.
@@ -98,6 +112,16 @@ pub const INTERNAL_POLICY: PolicyTable<'static> = &[
         "/mycora.internal.v1.BlobStoreService/*",
         &[Allow::Service(ServiceName::MyceliumGateway), Allow::Service(ServiceName::Mycora)],
     ),
+    (
+        "/mycora.internal.v1.IdentityStoreService/*",
+        &[
+            Allow::Service(ServiceName::Scheduler),
+            Allow::Service(ServiceName::Router),
+            Allow::Service(ServiceName::RunnerRegistry),
+            Allow::Service(ServiceName::MyceliumGateway),
+            Allow::Service(ServiceName::Mycora),
+        ],
+    ),
 ];
 
 /// Everything that this service may be called for.
@@ -106,7 +130,8 @@ pub const INTERNAL_POLICY: PolicyTable<'static> = &[
 /// Never: the tables are well-formed, which a test checks.
 #[must_use]
 pub fn policy() -> MethodPolicy {
-    MethodPolicy::new(&[PUBLIC_POLICY, INTERNAL_POLICY]).expect("the tables are well-formed")
+    let policy = MethodPolicy::new(&[PUBLIC_POLICY, INTERNAL_POLICY]);
+    policy.and_then(|policy| policy.with_administrative(ADMINISTRATIVE)).expect("the tables are well-formed")
 }
 
 /// The answers of a stream.
@@ -119,6 +144,7 @@ pub(crate) struct Rpc {
     pub(crate) routers: Routers,
     pub(crate) replicas: Replicas,
     pub(crate) removals: Removals,
+    pub(crate) identities: Identities,
     pub(crate) trust_domain: Arc<TrustDomain>,
     /// Ends every stream.
     pub(crate) stop: CancellationToken,
@@ -140,6 +166,7 @@ impl Rpc {
             .service(MessageBoxServiceServer::new(self.clone()))
             .service(RunnerStoreServiceServer::new(self.clone()))
             .service(BlobStoreServiceServer::new(self.clone()))
+            .service(IdentityStoreServiceServer::new(self.clone()))
             .patience(INTERNAL_PATIENCE)
     }
 

@@ -35,8 +35,8 @@ use crate::succession::SuccessionError;
 /// Who may call what.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[
     ("/mycora.v1.SupervisorService/Attach", &[Allow::Service(ServiceName::MyceliumGateway)]),
-    ("/mycora.v1.SupervisorService/GetSupervisor", &[Allow::Authenticated]),
-    ("/mycora.v1.SupervisorService/ListInstances", &[Allow::Authenticated]),
+    ("/mycora.v1.SupervisorService/GetSupervisor", &[Allow::AnyService, Allow::Admin]),
+    ("/mycora.v1.SupervisorService/ListInstances", &[Allow::AnyService, Allow::Admin]),
     ("/mycora.v1.SupervisorService/Drain", &[Allow::Admin]),
     ("/mycora.v1.SupervisorService/Resume", &[Allow::Admin]),
     ("/mycora.v1.SupervisorService/ReadJobLog", &[Allow::Admin]),

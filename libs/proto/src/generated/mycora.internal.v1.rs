@@ -4046,6 +4046,669 @@ pub mod gateway_link_service_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+/// Asks for an actor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadActorRequest {
+    /// Its number.
+    #[prost(uint32, tag = "1")]
+    pub actor_id: u32,
+}
+/// Gives what makes an actor believable.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReadActorResponse {
+    /// Every key it has or had, oldest first.
+    #[prost(message, repeated, tag = "1")]
+    pub keys: ::prost::alloc::vec::Vec<super::super::v1::ActorKey>,
+    /// Client certificates that were issued before this moment do not count. Absent: all do.
+    #[prost(message, optional, tag = "2")]
+    pub certificates_not_before_time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// Asks for a role.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadRoleRequest {
+    /// The context.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// The actor.
+    #[prost(uint32, tag = "2")]
+    pub actor_id: u32,
+}
+/// Gives a role.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadRoleResponse {
+    /// `admin`, `executor` or `reader`: each includes the next. Empty: none.
+    #[prost(string, tag = "1")]
+    pub role: ::prost::alloc::string::String,
+    /// The context is being deleted.
+    #[prost(bool, tag = "2")]
+    pub deleting: bool,
+}
+/// Asks to use up a token.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SpendTokenRequest {
+    /// The actor that signed it.
+    #[prost(uint32, tag = "1")]
+    pub actor_id: u32,
+    /// Its id, 1 to 64 visible ASCII characters.
+    #[prost(string, tag = "2")]
+    pub token_id: ::prost::alloc::string::String,
+    /// From when on nobody would take it any more. At most 10 minutes from now.
+    #[prost(message, optional, tag = "3")]
+    pub expire_time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// Says whether it was there to be used up.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SpendTokenResponse {
+    /// It was not used before.
+    #[prost(bool, tag = "1")]
+    pub fresh: bool,
+}
+/// Asks to be told of changes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchIdentitiesRequest {}
+/// One change, or a sign of life when none is set.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchIdentitiesResponse {
+    /// What changed.
+    #[prost(oneof = "watch_identities_response::Changed", tags = "1, 2, 3")]
+    pub changed: ::core::option::Option<watch_identities_response::Changed>,
+}
+/// Nested message and enum types in `WatchIdentitiesResponse`.
+pub mod watch_identities_response {
+    /// What changed.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Changed {
+        /// Anything may have.
+        #[prost(bool, tag = "1")]
+        Everything(bool),
+        /// This actor.
+        #[prost(uint32, tag = "2")]
+        ActorId(u32),
+        /// This context: its members, its state, or that it exists.
+        #[prost(uint32, tag = "3")]
+        ContextId(u32),
+    }
+}
+/// Generated client implementations.
+pub mod identity_store_service_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// Tells what is known of actors and of their roles, and when that changes.
+    #[derive(Debug, Clone)]
+    pub struct IdentityStoreServiceClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl<T> IdentityStoreServiceClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> IdentityStoreServiceClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            IdentityStoreServiceClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Reads the keys of an actor, and since when its certificates count.
+        ///
+        /// Errors: NOT_FOUND (also for one that was removed), UNAVAILABLE.
+        pub async fn read_actor(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReadActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadActorResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.IdentityStoreService/ReadActor",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "mycora.internal.v1.IdentityStoreService",
+                        "ReadActor",
+                    ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads what an actor is in a context. That there is no such context is an answer: it has no role there.
+        ///
+        /// Errors: UNAVAILABLE.
+        pub async fn read_role(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReadRoleRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadRoleResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.IdentityStoreService/ReadRole",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "mycora.internal.v1.IdentityStoreService",
+                        "ReadRole",
+                    ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Uses up the id of a token. Whoever gets no answer does not know whether it was used up, and lets nobody in with it.
+        ///
+        /// Errors: INVALID_ARGUMENT, UNAVAILABLE.
+        pub async fn spend_token(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SpendTokenRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SpendTokenResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.IdentityStoreService/SpendToken",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "mycora.internal.v1.IdentityStoreService",
+                        "SpendToken",
+                    ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Tells which actors and contexts change. Begins with `everything`: what was read after it and was not named since still
+        /// holds. A sign of life comes every 5 s.
+        ///
+        /// Errors: UNAVAILABLE (changes may be missed; also when the service is ending).
+        pub async fn watch_identities(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WatchIdentitiesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::WatchIdentitiesResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.IdentityStoreService/WatchIdentities",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "mycora.internal.v1.IdentityStoreService",
+                        "WatchIdentities",
+                    ),
+                );
+            self.inner.server_streaming(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod identity_store_service_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with IdentityStoreServiceServer.
+    #[async_trait]
+    pub trait IdentityStoreService: std::marker::Send + std::marker::Sync + 'static {
+        /// Reads the keys of an actor, and since when its certificates count.
+        ///
+        /// Errors: NOT_FOUND (also for one that was removed), UNAVAILABLE.
+        async fn read_actor(
+            &self,
+            request: tonic::Request<super::ReadActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadActorResponse>,
+            tonic::Status,
+        >;
+        /// Reads what an actor is in a context. That there is no such context is an answer: it has no role there.
+        ///
+        /// Errors: UNAVAILABLE.
+        async fn read_role(
+            &self,
+            request: tonic::Request<super::ReadRoleRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadRoleResponse>,
+            tonic::Status,
+        >;
+        /// Uses up the id of a token. Whoever gets no answer does not know whether it was used up, and lets nobody in with it.
+        ///
+        /// Errors: INVALID_ARGUMENT, UNAVAILABLE.
+        async fn spend_token(
+            &self,
+            request: tonic::Request<super::SpendTokenRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SpendTokenResponse>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the WatchIdentities method.
+        type WatchIdentitiesStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::WatchIdentitiesResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Tells which actors and contexts change. Begins with `everything`: what was read after it and was not named since still
+        /// holds. A sign of life comes every 5 s.
+        ///
+        /// Errors: UNAVAILABLE (changes may be missed; also when the service is ending).
+        async fn watch_identities(
+            &self,
+            request: tonic::Request<super::WatchIdentitiesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::WatchIdentitiesStream>,
+            tonic::Status,
+        >;
+    }
+    /// Tells what is known of actors and of their roles, and when that changes.
+    #[derive(Debug)]
+    pub struct IdentityStoreServiceServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> IdentityStoreServiceServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>>
+    for IdentityStoreServiceServer<T>
+    where
+        T: IdentityStoreService,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/mycora.internal.v1.IdentityStoreService/ReadActor" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReadActorSvc<T: IdentityStoreService>(pub Arc<T>);
+                    impl<
+                        T: IdentityStoreService,
+                    > tonic::server::UnaryService<super::ReadActorRequest>
+                    for ReadActorSvc<T> {
+                        type Response = super::ReadActorResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReadActorRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as IdentityStoreService>::read_actor(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReadActorSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.IdentityStoreService/ReadRole" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReadRoleSvc<T: IdentityStoreService>(pub Arc<T>);
+                    impl<
+                        T: IdentityStoreService,
+                    > tonic::server::UnaryService<super::ReadRoleRequest>
+                    for ReadRoleSvc<T> {
+                        type Response = super::ReadRoleResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReadRoleRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as IdentityStoreService>::read_role(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReadRoleSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.IdentityStoreService/SpendToken" => {
+                    #[allow(non_camel_case_types)]
+                    struct SpendTokenSvc<T: IdentityStoreService>(pub Arc<T>);
+                    impl<
+                        T: IdentityStoreService,
+                    > tonic::server::UnaryService<super::SpendTokenRequest>
+                    for SpendTokenSvc<T> {
+                        type Response = super::SpendTokenResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SpendTokenRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as IdentityStoreService>::spend_token(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SpendTokenSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.IdentityStoreService/WatchIdentities" => {
+                    #[allow(non_camel_case_types)]
+                    struct WatchIdentitiesSvc<T: IdentityStoreService>(pub Arc<T>);
+                    impl<
+                        T: IdentityStoreService,
+                    > tonic::server::ServerStreamingService<
+                        super::WatchIdentitiesRequest,
+                    > for WatchIdentitiesSvc<T> {
+                        type Response = super::WatchIdentitiesResponse;
+                        type ResponseStream = T::WatchIdentitiesStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WatchIdentitiesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as IdentityStoreService>::watch_identities(
+                                        &inner,
+                                        request,
+                                    )
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WatchIdentitiesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for IdentityStoreServiceServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "mycora.internal.v1.IdentityStoreService";
+    impl<T> tonic::server::NamedService for IdentityStoreServiceServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
 /// Asks to keep a message.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PublishRequest {

@@ -3136,6 +3136,753 @@ pub mod flow_service_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+/// A principal with a public key.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Actor {
+    /// Its number at this coordinator, from 1 on.
+    #[prost(uint32, tag = "1")]
+    pub id: u32,
+    /// The Ed25519 public key in force, 64 lower-case hex digits.
+    #[prost(string, tag = "2")]
+    pub pubkey: ::prost::alloc::string::String,
+    /// Where messages to it can be delivered, as `mycelium:…` or `grpc://host:port`.
+    #[prost(string, repeated, tag = "3")]
+    pub address: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The context where chat and mail to it land unless they name one. 0: none.
+    #[prost(uint32, tag = "4")]
+    pub home_context: u32,
+    /// When it was registered.
+    #[prost(message, optional, tag = "5")]
+    pub create_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// When it last changed.
+    #[prost(message, optional, tag = "6")]
+    pub update_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// The change counter at its last change.
+    #[prost(uint64, tag = "7")]
+    pub revision: u64,
+    /// Every key it has or had, oldest first. At most 8 that are in force or will be.
+    #[prost(message, repeated, tag = "8")]
+    pub keys: ::prost::alloc::vec::Vec<ActorKey>,
+    /// Client certificates that were issued before this moment do not count. Absent: all do.
+    #[prost(message, optional, tag = "9")]
+    pub certificates_not_before_time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// A public key of an actor, and when it counts: for tokens, and for signatures over jobs and messages.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ActorKey {
+    /// Ed25519 public key, 64 lower-case hex digits.
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    /// What was signed before this moment is refused.
+    #[prost(message, optional, tag = "2")]
+    pub not_before_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// What is shown from this moment on is refused. Absent while no end is set.
+    #[prost(message, optional, tag = "3")]
+    pub revoke_time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// Asks to register an actor.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RegisterActorRequest {
+    /// A UUID that makes the call repeatable: the same id with the same body gives the first
+    /// answer again, for 24 hours. Empty: not repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// The wished id; 0 lets the server choose.
+    #[prost(uint32, tag = "2")]
+    pub id: u32,
+    /// Ed25519 public key, 64 lower-case hex digits.
+    #[prost(string, tag = "3")]
+    pub pubkey: ::prost::alloc::string::String,
+    /// Where messages to it can be delivered.
+    #[prost(string, repeated, tag = "4")]
+    pub address: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// Answers a registration.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RegisterActorResponse {
+    /// The actor as it is kept.
+    #[prost(message, optional, tag = "1")]
+    pub actor: ::core::option::Option<Actor>,
+}
+/// Asks for an actor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetActorRequest {
+    /// Its number.
+    #[prost(uint32, tag = "1")]
+    pub id: u32,
+}
+/// Gives an actor.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetActorResponse {
+    /// The actor.
+    #[prost(message, optional, tag = "1")]
+    pub actor: ::core::option::Option<Actor>,
+}
+/// Asks to change an actor.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UpdateActorRequest {
+    /// A UUID that makes the call repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Its number.
+    #[prost(uint32, tag = "2")]
+    pub id: u32,
+    /// The revision that the change builds on; 0: any.
+    #[prost(uint64, tag = "3")]
+    pub expected_revision: u64,
+    /// Where messages to it can be delivered instead of where they were. Empty: here. At most 8.
+    #[prost(string, repeated, tag = "4")]
+    pub address: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The context where chat and mail to it land unless they name one. 0: none.
+    #[prost(uint32, tag = "5")]
+    pub home_context: u32,
+}
+/// Gives the actor.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct UpdateActorResponse {
+    /// As it is kept.
+    #[prost(message, optional, tag = "1")]
+    pub actor: ::core::option::Option<Actor>,
+}
+/// Asks for a page of actors.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListActorsRequest {
+    /// Entries of a page: 0 is 50, at most 1000.
+    #[prost(uint32, tag = "1")]
+    pub page_size: u32,
+    /// Where to go on: `next_page_token` of the page before. Empty for the first.
+    #[prost(string, tag = "2")]
+    pub page_token: ::prost::alloc::string::String,
+    /// Only members of this context, which its members may list. 0: all that the caller may read.
+    #[prost(uint32, tag = "3")]
+    pub context_id: u32,
+}
+/// Gives a page of actors, by their numbers.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListActorsResponse {
+    /// The actors.
+    #[prost(message, repeated, tag = "1")]
+    pub actors: ::prost::alloc::vec::Vec<Actor>,
+    /// Where to go on; empty at the end.
+    #[prost(string, tag = "2")]
+    pub next_page_token: ::prost::alloc::string::String,
+}
+/// Asks to give an actor another key.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RotateActorKeyRequest {
+    /// A UUID that makes the call repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Its number.
+    #[prost(uint32, tag = "2")]
+    pub id: u32,
+    /// The revision that the change builds on; 0: any.
+    #[prost(uint64, tag = "3")]
+    pub expected_revision: u64,
+    /// The new Ed25519 public key, 64 lower-case hex digits.
+    #[prost(string, tag = "4")]
+    pub pubkey: ::prost::alloc::string::String,
+    /// How many seconds the former keys count beside the new one, so that programs can change over. 0: they end at once.
+    /// At most 30 days.
+    #[prost(uint32, tag = "5")]
+    pub overlap_secs: u32,
+    /// Client certificates that were issued until now do not count any more.
+    #[prost(bool, tag = "6")]
+    pub revoke_certificates: bool,
+}
+/// Gives the actor.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RotateActorKeyResponse {
+    /// As it is kept.
+    #[prost(message, optional, tag = "1")]
+    pub actor: ::core::option::Option<Actor>,
+}
+/// Asks to remove an actor.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteActorRequest {
+    /// A UUID that makes the call repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Its number.
+    #[prost(uint32, tag = "2")]
+    pub id: u32,
+    /// The revision that the change builds on; 0: any.
+    #[prost(uint64, tag = "3")]
+    pub expected_revision: u64,
+}
+/// Says that the actor is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteActorResponse {}
+/// Asks who the caller is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WhoAmIRequest {}
+/// Says who the caller is.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WhoAmIResponse {
+    /// The SPIFFE id of the certificate the call came with.
+    #[prost(string, tag = "1")]
+    pub spiffe_id: ::prost::alloc::string::String,
+    /// The actor behind it; absent for services and the bootstrap identity.
+    #[prost(message, optional, tag = "2")]
+    pub actor: ::core::option::Option<Actor>,
+    /// Contexts in which the actor has a role, by their numbers; at most 1000.
+    #[prost(message, repeated, tag = "3")]
+    pub roles: ::prost::alloc::vec::Vec<ContextRole>,
+    /// What a token for this coordinator names as its audience.
+    #[prost(string, tag = "4")]
+    pub token_audience: ::prost::alloc::string::String,
+    /// When what the call was authenticated with ends: the certificate, or the token.
+    #[prost(message, optional, tag = "5")]
+    pub expire_time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// What an actor may do in a context.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContextRole {
+    /// The context.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// `admin`, `executor` or `reader`: each includes the next.
+    #[prost(string, tag = "2")]
+    pub role: ::prost::alloc::string::String,
+}
+/// Generated client implementations.
+pub mod actor_service_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// Keeps the actors of a coordinator. Actors are global: they are not in a context.
+    #[derive(Debug, Clone)]
+    pub struct ActorServiceClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl<T> ActorServiceClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> ActorServiceClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            ActorServiceClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Registers an actor. Only the bootstrap identity may.
+        ///
+        /// Errors: INVALID_ARGUMENT (all violations at once), ALREADY_EXISTS (the id is taken, or the
+        /// request id was used with another body), PERMISSION_DENIED.
+        pub async fn register_actor(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RegisterActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RegisterActorResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.ActorService/RegisterActor",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.ActorService", "RegisterActor"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads an actor. An actor may read itself; the bootstrap identity may read all.
+        ///
+        /// Errors: NOT_FOUND (also for an actor that the caller may not see).
+        pub async fn get_actor(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetActorResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.ActorService/GetActor",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.ActorService", "GetActor"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Changes where messages to an actor are delivered. The actor itself and the bootstrap identity may.
+        ///
+        /// Errors: INVALID_ARGUMENT (all violations at once; also a home context in which the actor has no role),
+        /// NOT_FOUND (also for another actor), ABORTED (another revision than the expected one), ALREADY_EXISTS
+        /// (`REQUEST_ID_REUSED`).
+        pub async fn update_actor(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UpdateActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UpdateActorResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.ActorService/UpdateActor",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.ActorService", "UpdateActor"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Tells the caller who it is taken for.
+        pub async fn who_am_i(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WhoAmIRequest>,
+        ) -> std::result::Result<tonic::Response<super::WhoAmIResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.ActorService/WhoAmI",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.ActorService", "WhoAmI"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod actor_service_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with ActorServiceServer.
+    #[async_trait]
+    pub trait ActorService: std::marker::Send + std::marker::Sync + 'static {
+        /// Registers an actor. Only the bootstrap identity may.
+        ///
+        /// Errors: INVALID_ARGUMENT (all violations at once), ALREADY_EXISTS (the id is taken, or the
+        /// request id was used with another body), PERMISSION_DENIED.
+        async fn register_actor(
+            &self,
+            request: tonic::Request<super::RegisterActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RegisterActorResponse>,
+            tonic::Status,
+        >;
+        /// Reads an actor. An actor may read itself; the bootstrap identity may read all.
+        ///
+        /// Errors: NOT_FOUND (also for an actor that the caller may not see).
+        async fn get_actor(
+            &self,
+            request: tonic::Request<super::GetActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetActorResponse>,
+            tonic::Status,
+        >;
+        /// Changes where messages to an actor are delivered. The actor itself and the bootstrap identity may.
+        ///
+        /// Errors: INVALID_ARGUMENT (all violations at once; also a home context in which the actor has no role),
+        /// NOT_FOUND (also for another actor), ABORTED (another revision than the expected one), ALREADY_EXISTS
+        /// (`REQUEST_ID_REUSED`).
+        async fn update_actor(
+            &self,
+            request: tonic::Request<super::UpdateActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UpdateActorResponse>,
+            tonic::Status,
+        >;
+        /// Tells the caller who it is taken for.
+        async fn who_am_i(
+            &self,
+            request: tonic::Request<super::WhoAmIRequest>,
+        ) -> std::result::Result<tonic::Response<super::WhoAmIResponse>, tonic::Status>;
+    }
+    /// Keeps the actors of a coordinator. Actors are global: they are not in a context.
+    #[derive(Debug)]
+    pub struct ActorServiceServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> ActorServiceServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for ActorServiceServer<T>
+    where
+        T: ActorService,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/mycora.v1.ActorService/RegisterActor" => {
+                    #[allow(non_camel_case_types)]
+                    struct RegisterActorSvc<T: ActorService>(pub Arc<T>);
+                    impl<
+                        T: ActorService,
+                    > tonic::server::UnaryService<super::RegisterActorRequest>
+                    for RegisterActorSvc<T> {
+                        type Response = super::RegisterActorResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RegisterActorRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ActorService>::register_actor(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RegisterActorSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.ActorService/GetActor" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetActorSvc<T: ActorService>(pub Arc<T>);
+                    impl<
+                        T: ActorService,
+                    > tonic::server::UnaryService<super::GetActorRequest>
+                    for GetActorSvc<T> {
+                        type Response = super::GetActorResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetActorRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ActorService>::get_actor(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetActorSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.ActorService/UpdateActor" => {
+                    #[allow(non_camel_case_types)]
+                    struct UpdateActorSvc<T: ActorService>(pub Arc<T>);
+                    impl<
+                        T: ActorService,
+                    > tonic::server::UnaryService<super::UpdateActorRequest>
+                    for UpdateActorSvc<T> {
+                        type Response = super::UpdateActorResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UpdateActorRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ActorService>::update_actor(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UpdateActorSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.ActorService/WhoAmI" => {
+                    #[allow(non_camel_case_types)]
+                    struct WhoAmISvc<T: ActorService>(pub Arc<T>);
+                    impl<
+                        T: ActorService,
+                    > tonic::server::UnaryService<super::WhoAmIRequest>
+                    for WhoAmISvc<T> {
+                        type Response = super::WhoAmIResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WhoAmIRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ActorService>::who_am_i(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WhoAmISvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for ActorServiceServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "mycora.v1.ActorService";
+    impl<T> tonic::server::NamedService for ActorServiceServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
 /// Where a received message was sent.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MessageOrigin {
@@ -5683,753 +6430,6 @@ pub mod runner_service_server {
     /// Generated gRPC service name
     pub const SERVICE_NAME: &str = "mycora.v1.RunnerService";
     impl<T> tonic::server::NamedService for RunnerServiceServer<T> {
-        const NAME: &'static str = SERVICE_NAME;
-    }
-}
-/// A principal with a public key.
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Actor {
-    /// Its number at this coordinator, from 1 on.
-    #[prost(uint32, tag = "1")]
-    pub id: u32,
-    /// The Ed25519 public key in force, 64 lower-case hex digits.
-    #[prost(string, tag = "2")]
-    pub pubkey: ::prost::alloc::string::String,
-    /// Where messages to it can be delivered, as `mycelium:…` or `grpc://host:port`.
-    #[prost(string, repeated, tag = "3")]
-    pub address: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// The context where chat and mail to it land unless they name one. 0: none.
-    #[prost(uint32, tag = "4")]
-    pub home_context: u32,
-    /// When it was registered.
-    #[prost(message, optional, tag = "5")]
-    pub create_time: ::core::option::Option<::prost_types::Timestamp>,
-    /// When it last changed.
-    #[prost(message, optional, tag = "6")]
-    pub update_time: ::core::option::Option<::prost_types::Timestamp>,
-    /// The change counter at its last change.
-    #[prost(uint64, tag = "7")]
-    pub revision: u64,
-    /// Every key it has or had, oldest first. At most 8 that are in force or will be.
-    #[prost(message, repeated, tag = "8")]
-    pub keys: ::prost::alloc::vec::Vec<ActorKey>,
-    /// Client certificates that were issued before this moment do not count. Absent: all do.
-    #[prost(message, optional, tag = "9")]
-    pub certificates_not_before_time: ::core::option::Option<::prost_types::Timestamp>,
-}
-/// A public key of an actor, and when it counts: for tokens, and for signatures over jobs and messages.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ActorKey {
-    /// Ed25519 public key, 64 lower-case hex digits.
-    #[prost(string, tag = "1")]
-    pub key: ::prost::alloc::string::String,
-    /// What was signed before this moment is refused.
-    #[prost(message, optional, tag = "2")]
-    pub not_before_time: ::core::option::Option<::prost_types::Timestamp>,
-    /// What is shown from this moment on is refused. Absent while no end is set.
-    #[prost(message, optional, tag = "3")]
-    pub revoke_time: ::core::option::Option<::prost_types::Timestamp>,
-}
-/// Asks to register an actor.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct RegisterActorRequest {
-    /// A UUID that makes the call repeatable: the same id with the same body gives the first
-    /// answer again, for 24 hours. Empty: not repeatable.
-    #[prost(string, tag = "1")]
-    pub request_id: ::prost::alloc::string::String,
-    /// The wished id; 0 lets the server choose.
-    #[prost(uint32, tag = "2")]
-    pub id: u32,
-    /// Ed25519 public key, 64 lower-case hex digits.
-    #[prost(string, tag = "3")]
-    pub pubkey: ::prost::alloc::string::String,
-    /// Where messages to it can be delivered.
-    #[prost(string, repeated, tag = "4")]
-    pub address: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-}
-/// Answers a registration.
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct RegisterActorResponse {
-    /// The actor as it is kept.
-    #[prost(message, optional, tag = "1")]
-    pub actor: ::core::option::Option<Actor>,
-}
-/// Asks for an actor.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct GetActorRequest {
-    /// Its number.
-    #[prost(uint32, tag = "1")]
-    pub id: u32,
-}
-/// Gives an actor.
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct GetActorResponse {
-    /// The actor.
-    #[prost(message, optional, tag = "1")]
-    pub actor: ::core::option::Option<Actor>,
-}
-/// Asks to change an actor.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct UpdateActorRequest {
-    /// A UUID that makes the call repeatable.
-    #[prost(string, tag = "1")]
-    pub request_id: ::prost::alloc::string::String,
-    /// Its number.
-    #[prost(uint32, tag = "2")]
-    pub id: u32,
-    /// The revision that the change builds on; 0: any.
-    #[prost(uint64, tag = "3")]
-    pub expected_revision: u64,
-    /// Where messages to it can be delivered instead of where they were. Empty: here. At most 8.
-    #[prost(string, repeated, tag = "4")]
-    pub address: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// The context where chat and mail to it land unless they name one. 0: none.
-    #[prost(uint32, tag = "5")]
-    pub home_context: u32,
-}
-/// Gives the actor.
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct UpdateActorResponse {
-    /// As it is kept.
-    #[prost(message, optional, tag = "1")]
-    pub actor: ::core::option::Option<Actor>,
-}
-/// Asks for a page of actors.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ListActorsRequest {
-    /// Entries of a page: 0 is 50, at most 1000.
-    #[prost(uint32, tag = "1")]
-    pub page_size: u32,
-    /// Where to go on: `next_page_token` of the page before. Empty for the first.
-    #[prost(string, tag = "2")]
-    pub page_token: ::prost::alloc::string::String,
-    /// Only members of this context, which its members may list. 0: all that the caller may read.
-    #[prost(uint32, tag = "3")]
-    pub context_id: u32,
-}
-/// Gives a page of actors, by their numbers.
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ListActorsResponse {
-    /// The actors.
-    #[prost(message, repeated, tag = "1")]
-    pub actors: ::prost::alloc::vec::Vec<Actor>,
-    /// Where to go on; empty at the end.
-    #[prost(string, tag = "2")]
-    pub next_page_token: ::prost::alloc::string::String,
-}
-/// Asks to give an actor another key.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct RotateActorKeyRequest {
-    /// A UUID that makes the call repeatable.
-    #[prost(string, tag = "1")]
-    pub request_id: ::prost::alloc::string::String,
-    /// Its number.
-    #[prost(uint32, tag = "2")]
-    pub id: u32,
-    /// The revision that the change builds on; 0: any.
-    #[prost(uint64, tag = "3")]
-    pub expected_revision: u64,
-    /// The new Ed25519 public key, 64 lower-case hex digits.
-    #[prost(string, tag = "4")]
-    pub pubkey: ::prost::alloc::string::String,
-    /// How many seconds the former keys count beside the new one, so that programs can change over. 0: they end at once.
-    /// At most 30 days.
-    #[prost(uint32, tag = "5")]
-    pub overlap_secs: u32,
-    /// Client certificates that were issued until now do not count any more.
-    #[prost(bool, tag = "6")]
-    pub revoke_certificates: bool,
-}
-/// Gives the actor.
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct RotateActorKeyResponse {
-    /// As it is kept.
-    #[prost(message, optional, tag = "1")]
-    pub actor: ::core::option::Option<Actor>,
-}
-/// Asks to remove an actor.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct DeleteActorRequest {
-    /// A UUID that makes the call repeatable.
-    #[prost(string, tag = "1")]
-    pub request_id: ::prost::alloc::string::String,
-    /// Its number.
-    #[prost(uint32, tag = "2")]
-    pub id: u32,
-    /// The revision that the change builds on; 0: any.
-    #[prost(uint64, tag = "3")]
-    pub expected_revision: u64,
-}
-/// Says that the actor is gone.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct DeleteActorResponse {}
-/// Asks who the caller is.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct WhoAmIRequest {}
-/// Says who the caller is.
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct WhoAmIResponse {
-    /// The SPIFFE id of the certificate the call came with.
-    #[prost(string, tag = "1")]
-    pub spiffe_id: ::prost::alloc::string::String,
-    /// The actor behind it; absent for services and the bootstrap identity.
-    #[prost(message, optional, tag = "2")]
-    pub actor: ::core::option::Option<Actor>,
-    /// Contexts in which the actor has a role, by their numbers; at most 1000.
-    #[prost(message, repeated, tag = "3")]
-    pub roles: ::prost::alloc::vec::Vec<ContextRole>,
-    /// What a token for this coordinator names as its audience.
-    #[prost(string, tag = "4")]
-    pub token_audience: ::prost::alloc::string::String,
-    /// When what the call was authenticated with ends: the certificate, or the token.
-    #[prost(message, optional, tag = "5")]
-    pub expire_time: ::core::option::Option<::prost_types::Timestamp>,
-}
-/// What an actor may do in a context.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ContextRole {
-    /// The context.
-    #[prost(uint32, tag = "1")]
-    pub context_id: u32,
-    /// `admin`, `executor` or `reader`: each includes the next.
-    #[prost(string, tag = "2")]
-    pub role: ::prost::alloc::string::String,
-}
-/// Generated client implementations.
-pub mod actor_service_client {
-    #![allow(
-        unused_variables,
-        dead_code,
-        missing_docs,
-        clippy::wildcard_imports,
-        clippy::let_unit_value,
-    )]
-    use tonic::codegen::*;
-    use tonic::codegen::http::Uri;
-    /// Keeps the actors of a coordinator. Actors are global: they are not in a context.
-    #[derive(Debug, Clone)]
-    pub struct ActorServiceClient<T> {
-        inner: tonic::client::Grpc<T>,
-    }
-    impl<T> ActorServiceClient<T>
-    where
-        T: tonic::client::GrpcService<tonic::body::Body>,
-        T::Error: Into<StdError>,
-        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
-        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
-    {
-        pub fn new(inner: T) -> Self {
-            let inner = tonic::client::Grpc::new(inner);
-            Self { inner }
-        }
-        pub fn with_origin(inner: T, origin: Uri) -> Self {
-            let inner = tonic::client::Grpc::with_origin(inner, origin);
-            Self { inner }
-        }
-        pub fn with_interceptor<F>(
-            inner: T,
-            interceptor: F,
-        ) -> ActorServiceClient<InterceptedService<T, F>>
-        where
-            F: tonic::service::Interceptor,
-            T::ResponseBody: Default,
-            T: tonic::codegen::Service<
-                http::Request<tonic::body::Body>,
-                Response = http::Response<
-                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
-                >,
-            >,
-            <T as tonic::codegen::Service<
-                http::Request<tonic::body::Body>,
-            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
-        {
-            ActorServiceClient::new(InterceptedService::new(inner, interceptor))
-        }
-        /// Compress requests with the given encoding.
-        ///
-        /// This requires the server to support it otherwise it might respond with an
-        /// error.
-        #[must_use]
-        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
-            self.inner = self.inner.send_compressed(encoding);
-            self
-        }
-        /// Enable decompressing responses.
-        #[must_use]
-        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
-            self.inner = self.inner.accept_compressed(encoding);
-            self
-        }
-        /// Limits the maximum size of a decoded message.
-        ///
-        /// Default: `4MB`
-        #[must_use]
-        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
-            self.inner = self.inner.max_decoding_message_size(limit);
-            self
-        }
-        /// Limits the maximum size of an encoded message.
-        ///
-        /// Default: `usize::MAX`
-        #[must_use]
-        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
-            self.inner = self.inner.max_encoding_message_size(limit);
-            self
-        }
-        /// Registers an actor. Only the bootstrap identity may.
-        ///
-        /// Errors: INVALID_ARGUMENT (all violations at once), ALREADY_EXISTS (the id is taken, or the
-        /// request id was used with another body), PERMISSION_DENIED.
-        pub async fn register_actor(
-            &mut self,
-            request: impl tonic::IntoRequest<super::RegisterActorRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::RegisterActorResponse>,
-            tonic::Status,
-        > {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static(
-                "/mycora.v1.ActorService/RegisterActor",
-            );
-            let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(GrpcMethod::new("mycora.v1.ActorService", "RegisterActor"));
-            self.inner.unary(req, path, codec).await
-        }
-        /// Reads an actor. An actor may read itself; the bootstrap identity may read all.
-        ///
-        /// Errors: NOT_FOUND (also for an actor that the caller may not see).
-        pub async fn get_actor(
-            &mut self,
-            request: impl tonic::IntoRequest<super::GetActorRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::GetActorResponse>,
-            tonic::Status,
-        > {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static(
-                "/mycora.v1.ActorService/GetActor",
-            );
-            let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(GrpcMethod::new("mycora.v1.ActorService", "GetActor"));
-            self.inner.unary(req, path, codec).await
-        }
-        /// Changes where messages to an actor are delivered. The actor itself and the bootstrap identity may.
-        ///
-        /// Errors: INVALID_ARGUMENT (all violations at once; also a home context in which the actor has no role),
-        /// NOT_FOUND (also for another actor), ABORTED (another revision than the expected one), ALREADY_EXISTS
-        /// (`REQUEST_ID_REUSED`).
-        pub async fn update_actor(
-            &mut self,
-            request: impl tonic::IntoRequest<super::UpdateActorRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::UpdateActorResponse>,
-            tonic::Status,
-        > {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static(
-                "/mycora.v1.ActorService/UpdateActor",
-            );
-            let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(GrpcMethod::new("mycora.v1.ActorService", "UpdateActor"));
-            self.inner.unary(req, path, codec).await
-        }
-        /// Tells the caller who it is taken for.
-        pub async fn who_am_i(
-            &mut self,
-            request: impl tonic::IntoRequest<super::WhoAmIRequest>,
-        ) -> std::result::Result<tonic::Response<super::WhoAmIResponse>, tonic::Status> {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static(
-                "/mycora.v1.ActorService/WhoAmI",
-            );
-            let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(GrpcMethod::new("mycora.v1.ActorService", "WhoAmI"));
-            self.inner.unary(req, path, codec).await
-        }
-    }
-}
-/// Generated server implementations.
-pub mod actor_service_server {
-    #![allow(
-        unused_variables,
-        dead_code,
-        missing_docs,
-        clippy::wildcard_imports,
-        clippy::let_unit_value,
-    )]
-    use tonic::codegen::*;
-    /// Generated trait containing gRPC methods that should be implemented for use with ActorServiceServer.
-    #[async_trait]
-    pub trait ActorService: std::marker::Send + std::marker::Sync + 'static {
-        /// Registers an actor. Only the bootstrap identity may.
-        ///
-        /// Errors: INVALID_ARGUMENT (all violations at once), ALREADY_EXISTS (the id is taken, or the
-        /// request id was used with another body), PERMISSION_DENIED.
-        async fn register_actor(
-            &self,
-            request: tonic::Request<super::RegisterActorRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::RegisterActorResponse>,
-            tonic::Status,
-        >;
-        /// Reads an actor. An actor may read itself; the bootstrap identity may read all.
-        ///
-        /// Errors: NOT_FOUND (also for an actor that the caller may not see).
-        async fn get_actor(
-            &self,
-            request: tonic::Request<super::GetActorRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::GetActorResponse>,
-            tonic::Status,
-        >;
-        /// Changes where messages to an actor are delivered. The actor itself and the bootstrap identity may.
-        ///
-        /// Errors: INVALID_ARGUMENT (all violations at once; also a home context in which the actor has no role),
-        /// NOT_FOUND (also for another actor), ABORTED (another revision than the expected one), ALREADY_EXISTS
-        /// (`REQUEST_ID_REUSED`).
-        async fn update_actor(
-            &self,
-            request: tonic::Request<super::UpdateActorRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::UpdateActorResponse>,
-            tonic::Status,
-        >;
-        /// Tells the caller who it is taken for.
-        async fn who_am_i(
-            &self,
-            request: tonic::Request<super::WhoAmIRequest>,
-        ) -> std::result::Result<tonic::Response<super::WhoAmIResponse>, tonic::Status>;
-    }
-    /// Keeps the actors of a coordinator. Actors are global: they are not in a context.
-    #[derive(Debug)]
-    pub struct ActorServiceServer<T> {
-        inner: Arc<T>,
-        accept_compression_encodings: EnabledCompressionEncodings,
-        send_compression_encodings: EnabledCompressionEncodings,
-        max_decoding_message_size: Option<usize>,
-        max_encoding_message_size: Option<usize>,
-    }
-    impl<T> ActorServiceServer<T> {
-        pub fn new(inner: T) -> Self {
-            Self::from_arc(Arc::new(inner))
-        }
-        pub fn from_arc(inner: Arc<T>) -> Self {
-            Self {
-                inner,
-                accept_compression_encodings: Default::default(),
-                send_compression_encodings: Default::default(),
-                max_decoding_message_size: None,
-                max_encoding_message_size: None,
-            }
-        }
-        pub fn with_interceptor<F>(
-            inner: T,
-            interceptor: F,
-        ) -> InterceptedService<Self, F>
-        where
-            F: tonic::service::Interceptor,
-        {
-            InterceptedService::new(Self::new(inner), interceptor)
-        }
-        /// Enable decompressing requests with the given encoding.
-        #[must_use]
-        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
-            self.accept_compression_encodings.enable(encoding);
-            self
-        }
-        /// Compress responses with the given encoding, if the client supports it.
-        #[must_use]
-        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
-            self.send_compression_encodings.enable(encoding);
-            self
-        }
-        /// Limits the maximum size of a decoded message.
-        ///
-        /// Default: `4MB`
-        #[must_use]
-        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
-            self.max_decoding_message_size = Some(limit);
-            self
-        }
-        /// Limits the maximum size of an encoded message.
-        ///
-        /// Default: `usize::MAX`
-        #[must_use]
-        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
-            self.max_encoding_message_size = Some(limit);
-            self
-        }
-    }
-    impl<T, B> tonic::codegen::Service<http::Request<B>> for ActorServiceServer<T>
-    where
-        T: ActorService,
-        B: Body + std::marker::Send + 'static,
-        B::Error: Into<StdError> + std::marker::Send + 'static,
-    {
-        type Response = http::Response<tonic::body::Body>;
-        type Error = std::convert::Infallible;
-        type Future = BoxFuture<Self::Response, Self::Error>;
-        fn poll_ready(
-            &mut self,
-            _cx: &mut Context<'_>,
-        ) -> Poll<std::result::Result<(), Self::Error>> {
-            Poll::Ready(Ok(()))
-        }
-        fn call(&mut self, req: http::Request<B>) -> Self::Future {
-            match req.uri().path() {
-                "/mycora.v1.ActorService/RegisterActor" => {
-                    #[allow(non_camel_case_types)]
-                    struct RegisterActorSvc<T: ActorService>(pub Arc<T>);
-                    impl<
-                        T: ActorService,
-                    > tonic::server::UnaryService<super::RegisterActorRequest>
-                    for RegisterActorSvc<T> {
-                        type Response = super::RegisterActorResponse;
-                        type Future = BoxFuture<
-                            tonic::Response<Self::Response>,
-                            tonic::Status,
-                        >;
-                        fn call(
-                            &mut self,
-                            request: tonic::Request<super::RegisterActorRequest>,
-                        ) -> Self::Future {
-                            let inner = Arc::clone(&self.0);
-                            let fut = async move {
-                                <T as ActorService>::register_actor(&inner, request).await
-                            };
-                            Box::pin(fut)
-                        }
-                    }
-                    let accept_compression_encodings = self.accept_compression_encodings;
-                    let send_compression_encodings = self.send_compression_encodings;
-                    let max_decoding_message_size = self.max_decoding_message_size;
-                    let max_encoding_message_size = self.max_encoding_message_size;
-                    let inner = self.inner.clone();
-                    let fut = async move {
-                        let method = RegisterActorSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
-                            .apply_compression_config(
-                                accept_compression_encodings,
-                                send_compression_encodings,
-                            )
-                            .apply_max_message_size_config(
-                                max_decoding_message_size,
-                                max_encoding_message_size,
-                            );
-                        let res = grpc.unary(method, req).await;
-                        Ok(res)
-                    };
-                    Box::pin(fut)
-                }
-                "/mycora.v1.ActorService/GetActor" => {
-                    #[allow(non_camel_case_types)]
-                    struct GetActorSvc<T: ActorService>(pub Arc<T>);
-                    impl<
-                        T: ActorService,
-                    > tonic::server::UnaryService<super::GetActorRequest>
-                    for GetActorSvc<T> {
-                        type Response = super::GetActorResponse;
-                        type Future = BoxFuture<
-                            tonic::Response<Self::Response>,
-                            tonic::Status,
-                        >;
-                        fn call(
-                            &mut self,
-                            request: tonic::Request<super::GetActorRequest>,
-                        ) -> Self::Future {
-                            let inner = Arc::clone(&self.0);
-                            let fut = async move {
-                                <T as ActorService>::get_actor(&inner, request).await
-                            };
-                            Box::pin(fut)
-                        }
-                    }
-                    let accept_compression_encodings = self.accept_compression_encodings;
-                    let send_compression_encodings = self.send_compression_encodings;
-                    let max_decoding_message_size = self.max_decoding_message_size;
-                    let max_encoding_message_size = self.max_encoding_message_size;
-                    let inner = self.inner.clone();
-                    let fut = async move {
-                        let method = GetActorSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
-                            .apply_compression_config(
-                                accept_compression_encodings,
-                                send_compression_encodings,
-                            )
-                            .apply_max_message_size_config(
-                                max_decoding_message_size,
-                                max_encoding_message_size,
-                            );
-                        let res = grpc.unary(method, req).await;
-                        Ok(res)
-                    };
-                    Box::pin(fut)
-                }
-                "/mycora.v1.ActorService/UpdateActor" => {
-                    #[allow(non_camel_case_types)]
-                    struct UpdateActorSvc<T: ActorService>(pub Arc<T>);
-                    impl<
-                        T: ActorService,
-                    > tonic::server::UnaryService<super::UpdateActorRequest>
-                    for UpdateActorSvc<T> {
-                        type Response = super::UpdateActorResponse;
-                        type Future = BoxFuture<
-                            tonic::Response<Self::Response>,
-                            tonic::Status,
-                        >;
-                        fn call(
-                            &mut self,
-                            request: tonic::Request<super::UpdateActorRequest>,
-                        ) -> Self::Future {
-                            let inner = Arc::clone(&self.0);
-                            let fut = async move {
-                                <T as ActorService>::update_actor(&inner, request).await
-                            };
-                            Box::pin(fut)
-                        }
-                    }
-                    let accept_compression_encodings = self.accept_compression_encodings;
-                    let send_compression_encodings = self.send_compression_encodings;
-                    let max_decoding_message_size = self.max_decoding_message_size;
-                    let max_encoding_message_size = self.max_encoding_message_size;
-                    let inner = self.inner.clone();
-                    let fut = async move {
-                        let method = UpdateActorSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
-                            .apply_compression_config(
-                                accept_compression_encodings,
-                                send_compression_encodings,
-                            )
-                            .apply_max_message_size_config(
-                                max_decoding_message_size,
-                                max_encoding_message_size,
-                            );
-                        let res = grpc.unary(method, req).await;
-                        Ok(res)
-                    };
-                    Box::pin(fut)
-                }
-                "/mycora.v1.ActorService/WhoAmI" => {
-                    #[allow(non_camel_case_types)]
-                    struct WhoAmISvc<T: ActorService>(pub Arc<T>);
-                    impl<
-                        T: ActorService,
-                    > tonic::server::UnaryService<super::WhoAmIRequest>
-                    for WhoAmISvc<T> {
-                        type Response = super::WhoAmIResponse;
-                        type Future = BoxFuture<
-                            tonic::Response<Self::Response>,
-                            tonic::Status,
-                        >;
-                        fn call(
-                            &mut self,
-                            request: tonic::Request<super::WhoAmIRequest>,
-                        ) -> Self::Future {
-                            let inner = Arc::clone(&self.0);
-                            let fut = async move {
-                                <T as ActorService>::who_am_i(&inner, request).await
-                            };
-                            Box::pin(fut)
-                        }
-                    }
-                    let accept_compression_encodings = self.accept_compression_encodings;
-                    let send_compression_encodings = self.send_compression_encodings;
-                    let max_decoding_message_size = self.max_decoding_message_size;
-                    let max_encoding_message_size = self.max_encoding_message_size;
-                    let inner = self.inner.clone();
-                    let fut = async move {
-                        let method = WhoAmISvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
-                            .apply_compression_config(
-                                accept_compression_encodings,
-                                send_compression_encodings,
-                            )
-                            .apply_max_message_size_config(
-                                max_decoding_message_size,
-                                max_encoding_message_size,
-                            );
-                        let res = grpc.unary(method, req).await;
-                        Ok(res)
-                    };
-                    Box::pin(fut)
-                }
-                _ => {
-                    Box::pin(async move {
-                        let mut response = http::Response::new(
-                            tonic::body::Body::default(),
-                        );
-                        let headers = response.headers_mut();
-                        headers
-                            .insert(
-                                tonic::Status::GRPC_STATUS,
-                                (tonic::Code::Unimplemented as i32).into(),
-                            );
-                        headers
-                            .insert(
-                                http::header::CONTENT_TYPE,
-                                tonic::metadata::GRPC_CONTENT_TYPE,
-                            );
-                        Ok(response)
-                    })
-                }
-            }
-        }
-    }
-    impl<T> Clone for ActorServiceServer<T> {
-        fn clone(&self) -> Self {
-            let inner = self.inner.clone();
-            Self {
-                inner,
-                accept_compression_encodings: self.accept_compression_encodings,
-                send_compression_encodings: self.send_compression_encodings,
-                max_decoding_message_size: self.max_decoding_message_size,
-                max_encoding_message_size: self.max_encoding_message_size,
-            }
-        }
-    }
-    /// Generated gRPC service name
-    pub const SERVICE_NAME: &str = "mycora.v1.ActorService";
-    impl<T> tonic::server::NamedService for ActorServiceServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }

@@ -271,7 +271,7 @@ async fn ended_for_member(change: Membership) -> (Code, String) {
     known.set_member(CONTEXT, ACTOR_ID, member(Some(Role::Executor), false));
     let endless = stream::iter([Ok(1), Ok(2)]).chain(stream::pending());
     let directory: Arc<dyn Directory> = known.clone();
-    let mut watched = Box::pin(while_member(endless, directory, CONTEXT, ACTOR_ID, Role::Executor));
+    let mut watched = while_member(endless, directory, CONTEXT, ACTOR_ID, Role::Executor);
     assert_eq!(watched.next().await.unwrap().unwrap(), 1);
     known.touch();
     assert_eq!(watched.next().await.unwrap().unwrap(), 2);
@@ -302,7 +302,7 @@ async fn a_stream_goes_on_in_doubt_but_not_for_long() {
     known.set_member(CONTEXT, ACTOR_ID, member(Some(Role::Reader), false));
     let directory: Arc<dyn Directory> = known.clone();
     let endless = stream::pending::<Result<(), Status>>();
-    let mut watched = Box::pin(while_member(endless, directory, CONTEXT, ACTOR_ID, Role::Reader));
+    let mut watched = while_member(endless, directory, CONTEXT, ACTOR_ID, Role::Reader);
     known.set_away(true);
     let began = tokio::time::Instant::now();
     assert!(tokio::time::timeout(Duration::from_secs(20), watched.next()).await.is_err());

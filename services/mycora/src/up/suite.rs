@@ -246,6 +246,9 @@ impl Suite {
             supervisor::rpc::PUBLIC_POLICY,
             router::rpc::PUBLIC_POLICY,
         ]);
+        let policy = policy
+            .and_then(|policy| policy.with_administrative(storage::ADMINISTRATIVE))
+            .and_then(|policy| policy.with_administrative(runner_registry::rpc::ADMINISTRATIVE));
         let mount = Mount::builder(policy.map_err(build_error("the method policy"))?);
         let mount = self.storage(&places, parts, mount).await?;
         let admin = Channel::local(places.storage.handle(), Identity::Admin);
@@ -270,7 +273,7 @@ impl Suite {
             storage::Deps { kv: Kv::new(parts.redis.endpoint()), trust_domain: TrustDomain::default() };
         let config = storage::Config { durability: parts.options.durability, ..storage::Config::default() };
         let app = config.build(deps).await.map_err(build_error("storage"))?;
-        let mount = app.mount_public(mount);
+        let mount = app.mount_public(mount).directory(app.directory());
         publish(&places.storage, &[storage::PUBLIC_POLICY, storage::INTERNAL_POLICY], |all| {
             app.mount_public(app.mount_internal(all))
         })?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::{ActorId, Attempt, FlowNode, Timestamp, Violations, limits};
+use model::{ActorId, Attempt, ContextId, FlowNode, Role, Timestamp, Violations, limits};
 use proto::convert;
 use proto::internal::v1 as internal;
 use proto::v1::flow_service_server::FlowService;
@@ -17,10 +17,11 @@ use proto::v1::{
     SubmitFlowRequest, SubmitFlowResponse, UpdateNodeStatusRequest, UpdateNodeStatusResponse,
     WatchFlowRequest, WatchFlowResponse,
 };
-use rpc::Caller;
+use rpc::{Caller, Directory, while_member};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
+use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
 use crate::changes::submit::Submitter;
@@ -42,6 +43,7 @@ pub struct FlowRpc {
     explainer: Explainer,
     log_asks: LogAsks,
     metrics: Arc<Metrics>,
+    directory: Arc<dyn Directory>,
     stop: CancellationToken,
 }
 
@@ -54,9 +56,10 @@ impl FlowRpc {
         explainer: Explainer,
         log_asks: LogAsks,
         metrics: Arc<Metrics>,
+        directory: Arc<dyn Directory>,
         stop: CancellationToken,
     ) -> Self {
-        Self { store, submitter, explainer, log_asks, metrics, stop }
+        Self { store, submitter, explainer, log_asks, metrics, directory, stop }
     }
 
     fn store(&self) -> FlowStoreClient {
@@ -65,6 +68,17 @@ impl FlowRpc {
 
     fn reader(&self, actor: ActorId, context_id: u32, flow_id: u32) -> FlowReader {
         FlowReader::new(self.store(), actor, context_id, flow_id)
+    }
+
+    /// A stream that ends with the role of whom it is for.
+    fn for_reader<T: Send + 'static>(
+        &self,
+        stream: mpsc::Receiver<Result<T, Status>>,
+        context_id: u32,
+        actor: ActorId,
+    ) -> Response<BoxStream<T>> {
+        let (stream, directory) = (ReceiverStream::new(stream), Arc::clone(&self.directory));
+        Response::new(while_member(stream, directory, ContextId(context_id), actor, Role::Reader))
     }
 
     /// Runs a stream's task until it or the service ends.
@@ -115,8 +129,8 @@ fn page_size(asked: u32) -> Result<u32, Status> {
 
 #[tonic::async_trait]
 impl FlowService for FlowRpc {
-    type WatchFlowStream = ReceiverStream<Result<WatchFlowResponse, Status>>;
-    type StreamFlowLogsStream = ReceiverStream<Result<StreamFlowLogsResponse, Status>>;
+    type WatchFlowStream = BoxStream<WatchFlowResponse>;
+    type StreamFlowLogsStream = BoxStream<StreamFlowLogsResponse>;
 
     async fn submit_flow(
         &self,
@@ -244,7 +258,7 @@ impl FlowService for FlowRpc {
         let slow = self.metrics.slow_watchers.clone();
         let watch = Watch::new(self.reader(actor, context_id, flow_id), answers.clone(), slow);
         self.spawn(answers, watch.run(resume_position));
-        Ok(Response::new(ReceiverStream::new(stream)))
+        Ok(self.for_reader(stream, context_id, actor))
     }
 
     async fn signal_flow(
@@ -356,6 +370,6 @@ impl FlowService for FlowRpc {
         let asks = self.log_asks.clone();
         let logs = LogStream::new(self.reader(actor, context_id, flow_id), asks, answers.clone());
         self.spawn(answers, logs.run(wanted));
-        Ok(Response::new(ReceiverStream::new(stream)))
+        Ok(self.for_reader(stream, context_id, actor))
     }
 }

@@ -1,6 +1,7 @@
 //! ActorService.
 
 use ::rpc::Caller;
+use identity::token::audience;
 use identity::{Identity, SpiffeId};
 use model::{ActorId, Timestamp, Violations};
 use proto::convert;
@@ -81,6 +82,12 @@ impl ActorService for Rpc {
             },
         };
         let spiffe_id = SpiffeId::new((*self.trust_domain).clone(), caller.identity()).to_string();
-        Ok(Response::new(v1::WhoAmIResponse { spiffe_id, actor, ..Default::default() }))
+        Ok(Response::new(v1::WhoAmIResponse {
+            spiffe_id,
+            actor,
+            token_audience: audience(&self.trust_domain),
+            expire_time: caller.expires_at().map(convert::time::to_wire),
+            ..Default::default()
+        }))
     }
 }

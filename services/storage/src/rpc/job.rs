@@ -1,6 +1,6 @@
 //! JobService: blobs, for actors.
 
-use ::rpc::Caller;
+use ::rpc::{Caller, while_member};
 use model::limits::{BLOB_CHUNK_BYTES, FILE_BYTES_MAX};
 use model::{ActorId, BlobHash, ContextId, Role, Timestamp};
 use proto::convert::node::blob_to_wire;
@@ -93,6 +93,8 @@ impl JobService for Rpc {
                 }
             }
         });
-        Ok(Response::new(self.until_stop(ReceiverStream::new(pieces))))
+        let pieces = ReceiverStream::new(pieces);
+        let directory = self.identities.directory();
+        Ok(Response::new(self.until_stop(while_member(pieces, directory, context, actor, Role::Reader))))
     }
 }

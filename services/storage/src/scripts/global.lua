@@ -9,6 +9,7 @@ end
 local function change(event)
   local revision = redis.call('HINCRBY', KEYS[1], 'revision', 1)
   redis.call('XADD', KEYS[2], 'MAXLEN', '~', 1000000, revision .. '-1', 'e', event, 'b', ARGV[3])
-  redis.call('PUBLISH', ARGV[1], '')
+  -- Who keeps what it was told of actors and contexts hears which of them changed.
+  redis.call('PUBLISH', ARGV[1], event)
   return revision
 end

@@ -7,6 +7,7 @@ mod context_removal;
 mod durability;
 mod flows;
 mod hostile;
+mod identities;
 mod inbox;
 mod layout;
 mod leases;

@@ -1,6 +1,7 @@
 //! A storage service over a private Redis, and what tests say to it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use identity::{Identity, ServiceName, TrustDomain};
@@ -14,6 +15,7 @@ use model::{
 use proto::internal::v1 as wire;
 use proto::internal::v1::blob_store_service_client::BlobStoreServiceClient;
 use proto::internal::v1::flow_store_service_client::FlowStoreServiceClient;
+use proto::internal::v1::identity_store_service_client::IdentityStoreServiceClient;
 use proto::internal::v1::message_box_service_client::MessageBoxServiceClient;
 use proto::internal::v1::message_store_service_client::MessageStoreServiceClient;
 use proto::internal::v1::runner_store_service_client::RunnerStoreServiceClient;
@@ -21,7 +23,7 @@ use proto::v1;
 use proto::v1::actor_service_client::ActorServiceClient;
 use proto::v1::context_service_client::ContextServiceClient;
 use proto::v1::job_service_client::JobServiceClient;
-use rpc::{Channel, ErrorView, LocalServer, Mount};
+use rpc::{Channel, Directory, ErrorView, LocalServer, Mount};
 use storage::{App, Config, Deps};
 use testkit::RedisServer;
 use tokio::sync::{mpsc, watch};
@@ -47,6 +49,7 @@ pub(crate) struct Stage {
     pub(crate) config: Config,
     pub(crate) context_uid: String,
     pub(crate) connected: watch::Receiver<bool>,
+    directory: Option<Arc<dyn Directory>>,
     local: LocalServer,
     stop: CancellationToken,
 }
@@ -79,6 +82,7 @@ impl Stage {
             config,
             context_uid: String::new(),
             connected: watch::channel(false).1,
+            directory: None,
             local: LocalServer::new("storage"),
             stop: CancellationToken::new(),
         };
@@ -108,6 +112,7 @@ impl Stage {
         let config = Config { layout: self.layout, ..self.config.clone() };
         let app: App = config.build(deps).await.unwrap();
         self.connected = app.connected();
+        self.directory = Some(app.directory());
         let builder = Mount::builder(storage::policy());
         let mount =
             app.mount_public(app.mount_internal(builder)).descriptors(proto::DESCRIPTORS).build().unwrap();
@@ -150,6 +155,15 @@ impl Stage {
 
     pub(crate) fn blobs(&self) -> BlobStoreServiceClient<Channel> {
         BlobStoreServiceClient::new(self.channel(Identity::Service(ServiceName::MyceliumGateway)))
+    }
+
+    pub(crate) fn identities(&self) -> IdentityStoreServiceClient<Channel> {
+        IdentityStoreServiceClient::new(self.channel(Identity::Service(ServiceName::Scheduler)))
+    }
+
+    /// What the gate in front of the service asks.
+    pub(crate) fn directory(&self) -> Arc<dyn Directory> {
+        self.directory.clone().unwrap()
     }
 
     pub(crate) fn keys(&self) -> ContextKeys {

@@ -1,0 +1,150 @@
+//! IdentityStoreService, and the directory that this service itself asks.
+
+use std::time::Duration;
+
+use ::rpc::{KnownActor, Membership, Reason};
+use directory::{News, Source, Views};
+use futures_util::stream;
+use identity::ActorKey;
+use model::{ActorId, ContextId, Timestamp};
+use proto::convert;
+use proto::internal::v1::identity_store_service_server::IdentityStoreService;
+use proto::internal::v1::watch_identities_response::Changed;
+use proto::internal::v1::{
+    ReadActorRequest, ReadActorResponse, ReadRoleRequest, ReadRoleResponse, SpendTokenRequest,
+    SpendTokenResponse, WatchIdentitiesRequest, WatchIdentitiesResponse,
+};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+use super::{Answers, Rpc};
+use crate::error::Error;
+use crate::identities::NewsFeed;
+use crate::store::Store;
+
+/// How often an idle watch gives a sign of life.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// A token that lasts longer is none of ours.
+const SPENT_SECS_MAX: u64 = 600;
+/// Characters of a token's id.
+const TOKEN_ID_CHARS_MAX: usize = 64;
+
+/// What is known of actors and roles, kept true by the hints of Redis.
+pub(crate) type Identities = Views<Store>;
+
+impl Source for Store {
+    async fn read_actor(&self, id: ActorId) -> Result<Option<KnownActor>, Status> {
+        Ok(self.known_actor(id).await?)
+    }
+
+    async fn read_membership(&self, context: ContextId, actor: ActorId) -> Result<Membership, Status> {
+        Ok(self.membership(context, actor).await?)
+    }
+
+    async fn spend(&self, actor: ActorId, token_id: String, until: Timestamp) -> Result<bool, Status> {
+        let left = until.since(Timestamp::now()).as_secs() + 1;
+        Ok(self.spend_token(actor, &token_id, left).await?)
+    }
+}
+
+#[tonic::async_trait]
+impl IdentityStoreService for Rpc {
+    async fn read_actor(
+        &self,
+        request: Request<ReadActorRequest>,
+    ) -> Result<Response<ReadActorResponse>, Status> {
+        let id = ActorId(request.into_inner().actor_id);
+        let known = self.hub.store().known_actor(id).await?;
+        let KnownActor { keys, certificates_not_before } =
+            known.ok_or_else(|| Error::not_found("actor", id))?;
+        Ok(Response::new(ReadActorResponse {
+            keys: keys.iter().map(key_to_wire).collect(),
+            certificates_not_before_time: certificates_not_before.map(convert::time::to_wire),
+        }))
+    }
+
+    async fn read_role(
+        &self,
+        request: Request<ReadRoleRequest>,
+    ) -> Result<Response<ReadRoleResponse>, Status> {
+        let ReadRoleRequest { context_id, actor_id } = request.into_inner();
+        let membership = self.hub.store().membership(ContextId(context_id), ActorId(actor_id)).await?;
+        let Membership { role, is_deleting } = membership;
+        let role = role.map(|role| role.to_string()).unwrap_or_default();
+        Ok(Response::new(ReadRoleResponse { role, deleting: is_deleting }))
+    }
+
+    async fn spend_token(
+        &self,
+        request: Request<SpendTokenRequest>,
+    ) -> Result<Response<SpendTokenResponse>, Status> {
+        let SpendTokenRequest { actor_id, token_id, expire_time } = request.into_inner();
+        let is_id = (1..=TOKEN_ID_CHARS_MAX).contains(&token_id.len())
+            && token_id.bytes().all(|byte| byte.is_ascii_graphic());
+        if !is_id {
+            return Err(Error::field("token_id", "1 to 64 visible ASCII characters").into());
+        }
+        let until = expire_time.map(convert::time::from_wire).unwrap_or_default();
+        let left = until.since(Timestamp::now()).as_secs();
+        if left > SPENT_SECS_MAX {
+            return Err(Error::field("expire_time", "at most 10 minutes from now").into());
+        }
+        let fresh = self.hub.store().spend(ActorId(actor_id), token_id, until).await?;
+        Ok(Response::new(SpendTokenResponse { fresh }))
+    }
+
+    type WatchIdentitiesStream = Answers<WatchIdentitiesResponse>;
+
+    async fn watch_identities(
+        &self,
+        _: Request<WatchIdentitiesRequest>,
+    ) -> Result<Response<Self::WatchIdentitiesStream>, Status> {
+        let news = self.hub.news();
+        if !*self.hub.connected().borrow() {
+            return Err(missed());
+        }
+        Ok(Response::new(self.until_stop(watch(news))))
+    }
+}
+
+/// Begins with everything, and ends when something may be missed.
+fn watch(
+    news: NewsFeed,
+) -> impl futures_util::Stream<Item = Result<WatchIdentitiesResponse, Status>> + Send + 'static {
+    let first = Some(Changed::Everything(true));
+    stream::unfold(Some((news, first)), |watch| async move {
+        let (mut news, first) = watch?;
+        if first.is_some() {
+            return Some((Ok(WatchIdentitiesResponse { changed: first }), Some((news, None))));
+        }
+        let changed = match tokio::time::timeout(HEARTBEAT, news.next()).await {
+            Err(_) => None,
+            Ok(Some(News::Everything)) => Some(Changed::Everything(true)),
+            Ok(Some(News::Actor(id))) => Some(Changed::ActorId(id.0)),
+            Ok(Some(News::Context(id))) => Some(Changed::ContextId(id.0)),
+            Ok(Some(News::Silence) | None) => return Some((Err(missed()), None)),
+        };
+        Some((Ok(WatchIdentitiesResponse { changed }), Some((news, None))))
+    })
+}
+
+fn missed() -> Status {
+    ::rpc::Error::unavailable(Reason::StoreUnavailable, "changes of actors and contexts may be missed").into()
+}
+
+fn key_to_wire(key: &ActorKey) -> proto::v1::ActorKey {
+    let ActorKey { key, not_before, revoked_at } = key;
+    proto::v1::ActorKey {
+        key: key.to_string(),
+        not_before_time: Some(convert::time::to_wire(*not_before)),
+        revoke_time: revoked_at.map(convert::time::to_wire),
+    }
+}
+
+/// Forgets what changed, until `stop`.
+pub(crate) async fn keep_true(identities: Identities, mut news: NewsFeed, stop: CancellationToken) {
+    while let Some(Some(changed)) = stop.run_until_cancelled(news.next()).await {
+        identities.hear(changed);
+    }
+    identities.hear(News::Silence);
+}
