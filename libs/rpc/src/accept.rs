@@ -76,11 +76,8 @@ pub(crate) struct Seats {
 }
 
 impl Seats {
-    pub(crate) fn new() -> Self {
-        Self {
-            known: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
-            anonymous: Arc::new(Semaphore::new(CONNECTIONS_ANONYMOUS_MAX)),
-        }
+    pub(crate) fn new(known: usize, anonymous: usize) -> Self {
+        Self { known: Arc::new(Semaphore::new(known)), anonymous: Arc::new(Semaphore::new(anonymous)) }
     }
 
     fn take(&self, peer: &Peer) -> io::Result<OwnedSemaphorePermit> {
@@ -262,5 +259,28 @@ impl AsyncWrite for Connection {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         on_wire!(self, wire => wire.poll_shutdown(cx))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::caller::Caller;
+    use identity::{Identity, TrustDomain};
+
+    #[test]
+    fn strangers_do_not_take_the_places_of_others() {
+        let peer = |identity| Peer::new(([127, 0, 0, 1], 1).into(), identity, TrustDomain::default());
+        let (stranger, unusable) =
+            (peer(PeerIdentity::Anonymous), peer(PeerIdentity::Unusable("why".into())));
+        let known = peer(PeerIdentity::Known(Caller::local(Identity::Admin)));
+        let seats = Seats::new(1, 2);
+        let taken = [seats.take(&stranger), seats.take(&unusable)];
+        assert!(taken.iter().all(Result::is_ok));
+        assert!(seats.take(&stranger).is_err());
+        let seat = seats.take(&known).expect("a place of its own");
+        assert!(seats.take(&known).is_err());
+        drop((taken, seat));
+        assert!(seats.take(&known).is_ok() && seats.take(&stranger).is_ok());
     }
 }

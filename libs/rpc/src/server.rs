@@ -11,7 +11,9 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::accept::{Door, Entrance, Hall, Seats, TlsMode, accept};
+use crate::accept::{
+    CONNECTIONS_ANONYMOUS_MAX, CONNECTIONS_MAX, Door, Entrance, Hall, Seats, TlsMode, accept,
+};
 use crate::arrival::HEADER_LIST_BYTES_MAX;
 use crate::mesh::MeshTrust;
 use crate::mount::Mount;
@@ -118,7 +120,8 @@ impl Server {
         // Connections never outlive this future, also when it is dropped.
         let _severing = sever.clone().drop_guard();
         let (ready, connections) = mpsc::channel(READY_QUEUE);
-        let (seats, metrics) = (Seats::new(), self.mount.metrics().clone());
+        let (seats, metrics) =
+            (Seats::new(CONNECTIONS_MAX, CONNECTIONS_ANONYMOUS_MAX), self.mount.metrics().clone());
         let hall = Hall { ready, stop: stop.clone(), sever: sever.clone(), seats, metrics };
         let accepting = join_all(self.doors.into_iter().map(|door| accept(door, hall.clone())));
         // The channel ends with the last door.
