@@ -46,6 +46,8 @@ pub const PRESENCE_PREFIX: &str = "hero:meta:actor:inst:";
 
 /// Begins the name of a context's binding: the context uid follows.
 pub const BINDING_PREFIX: &str = "hero:uid:";
+/// Begins the name of what an operator asked for: the request id follows.
+pub const REQUEST_PREFIX: &str = "hero:request:";
 /// Begins the name of the set of contexts that are bound to a coordinator: its root key follows.
 pub const CONTEXTS_PREFIX: &str = "hero:contexts:";
 /// Fields of [`SUPERVISOR`] that begin so tell through which node of a bus a coordinator was heard: its root key
@@ -68,6 +70,12 @@ pub fn reply(key: JobKey) -> String {
 #[must_use]
 pub fn stop_mark(key: JobKey) -> String {
     format!("{STOP_PREFIX}{key}")
+}
+
+/// String: what an operator asked for under this request id.
+#[must_use]
+pub fn request(id: &str) -> String {
+    format!("{REQUEST_PREFIX}{id}")
 }
 
 /// Hash: the coordinator that a context is bound to.
@@ -355,6 +363,8 @@ pub enum SupervisorKey {
     StopMark(JobKey),
     /// String: the job that a signature belongs to.
     Nonce(ActorNonce),
+    /// String: the hash of what an operator asked for, by its request id.
+    Request(String),
     /// Hash: a context's coordinator.
     ContextBinding(ContextUid),
     /// Set: a context's jobs.
@@ -404,6 +414,7 @@ impl fmt::Display for SupervisorKey {
             Self::Reply(key) => f.write_str(&reply(*key)),
             Self::StopMark(key) => f.write_str(&stop_mark(*key)),
             Self::Nonce(of) => f.write_str(&nonce::nonce_owner(of)),
+            Self::Request(id) => f.write_str(&request(id)),
             Self::ContextBinding(context) => f.write_str(&context_binding(*context)),
             Self::ContextJobs(context) => f.write_str(&context_jobs(*context)),
             Self::BoundContexts(coordinator) => f.write_str(&bound_contexts(coordinator)),
@@ -443,12 +454,13 @@ impl SupervisorKey {
             _ => {}
         }
         type Parse = fn(&str) -> Option<SupervisorKey>;
-        let prefixes: [(&str, Parse); 12] = [
+        let prefixes: [(&str, Parse); 13] = [
             (old::OLD_WAITING_PREFIX, |rest| exact(rest).map(Self::OldWaiting)),
             (old::OLD_NUMBERED_PREFIX, |rest| exact(rest).map(Self::OldNumbered)),
             (REPLY_PREFIX, |rest| exact(rest).map(Self::Reply)),
             (STOP_PREFIX, |rest| exact(rest).map(Self::StopMark)),
             (NONCE_PREFIX, |rest| ActorNonce::parse(rest).map(Self::Nonce)),
+            (REQUEST_PREFIX, |rest| Some(Self::Request(rest.to_owned()))),
             (BINDING_PREFIX, |rest| exact(rest).map(Self::ContextBinding)),
             (CONTEXTS_PREFIX, |rest| root(rest).map(Self::BoundContexts)),
             ("hero:jobs:", |rest| exact(rest).map(Self::ContextJobs)),

@@ -321,13 +321,15 @@ impl Clients {
     /// Has the supervisor's machine drained. Tried again when the answer was lost: it may be repeated.
     pub async fn drain(&self, deadline_secs: Option<u32>) -> Result<v1::DrainResponse, Failure> {
         let client = self.supervisor.as_ref().map_err(Clone::clone)?;
-        Ok(call!(client, drain, v1::DrainRequest { deadline_secs }).await?)
+        let request = v1::DrainRequest { request_id: uuid::Uuid::new_v4().to_string(), deadline_secs };
+        Ok(call!(client, drain, request.clone()).await?)
     }
 
     /// Has the supervisor take jobs again. Tried again as [`Clients::drain`].
     pub async fn resume(&self) -> Result<v1::ResumeResponse, Failure> {
         let client = self.supervisor.as_ref().map_err(Clone::clone)?;
-        Ok(call!(client, resume, v1::ResumeRequest {}).await?)
+        let request = v1::ResumeRequest { request_id: uuid::Uuid::new_v4().to_string() };
+        Ok(call!(client, resume, request.clone()).await?)
     }
 
     /// Has the supervisor take one root of a coordinator for another. Tried again as [`Clients::drain`].
@@ -340,12 +342,12 @@ impl Clients {
     }
 
     /// Reads all that is kept of what an attempt printed.
-    pub async fn read_job_log(
+    pub async fn stream_attempt_logs(
         &self,
-        request: v1::ReadJobLogRequest,
-    ) -> Result<Pieces<v1::ReadJobLogResponse>, Failure> {
+        request: v1::StreamAttemptLogsRequest,
+    ) -> Result<Pieces<v1::StreamAttemptLogsResponse>, Failure> {
         let mut client = self.supervisor.clone()?;
-        Ok(Pieces(client.read_job_log(request).await.map_err(CallError::from)?.into_inner()))
+        Ok(Pieces(client.stream_attempt_logs(request).await.map_err(CallError::from)?.into_inner()))
     }
 }
 

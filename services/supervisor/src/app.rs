@@ -16,6 +16,7 @@ use queue::{DemandWatch, LossWatch};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::attempts::Requests;
 use crate::blobs::Blobs;
 use crate::config::Config;
 use crate::coordinators::Coordinators;
@@ -29,6 +30,7 @@ use crate::metrics::Metrics;
 use crate::policy::{self, Policy};
 use crate::presence::PresenceView;
 use crate::rpc::SupervisorRpc;
+use crate::word::Word;
 use crate::work_dir::WorkDir;
 use crate::{outbox, presence, succession, upkeep};
 
@@ -77,6 +79,8 @@ impl App {
             coordinators: Coordinators::default(),
             presence: PresenceView::default(),
             dropped: Dropped::default(),
+            word: Word::default(),
+            requests: Requests::default(),
             metrics: Metrics::new(deps.metrics).map_err(Error::Metrics)?,
         };
         let bus = match deps.bus {

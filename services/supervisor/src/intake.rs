@@ -14,6 +14,7 @@ use queue::{Offer, Refusal, StopOutcome, Supervisor as Queue};
 use service::crash_point;
 
 use crate::admission::admit;
+use crate::attempts::Requests;
 use crate::blobs::{Blobs, InUse, Purpose};
 use crate::coordinators::Coordinators;
 use crate::drain::Draining;
@@ -24,6 +25,7 @@ use crate::policy::Policy;
 use crate::presence::PresenceView;
 use crate::read_back::{self, ReadError};
 use crate::succession;
+use crate::word::Word;
 use crate::work_dir::WorkDir;
 
 /// What the supervisor works with. Cheap to clone.
@@ -49,6 +51,10 @@ pub struct Supervisor {
     pub dropped: Dropped,
     /// What it says, it says signed.
     pub voice: Arc<Voice>,
+    /// Who waits for word of an attempt.
+    pub word: Word,
+    /// What operators ask for, each once.
+    pub requests: Requests,
     /// What is counted.
     pub metrics: Metrics,
 }

@@ -9,11 +9,13 @@
 //! - [`blobs`], [`logs`]: what jobs need and what they printed, on this machine.
 //! - [`policy`]: what the operator of this machine lets jobs do; [`drain`]: taking nothing new.
 //! - [`read_back`]: how a job ended and what it printed, for coordinators and operators.
+//! - [`attempts`]: what operators ask of attempts; [`word`]: who waits for one.
 //! - `succession`: coordinators that have another root.
 //! - [`rpc`]: the gRPC front; the bus is the other.
 
 mod admission;
 mod app;
+pub mod attempts;
 pub mod blobs;
 mod config;
 pub mod coordinators;
@@ -34,6 +36,7 @@ pub mod read_back;
 pub mod rpc;
 mod succession;
 mod upkeep;
+pub mod word;
 pub mod work_dir;
 
 pub use app::{App, Deps};

@@ -16,7 +16,7 @@ use model::node::{Reason, ReasonCode};
 use model::supervision::{JobEvent, JobEventKind, Origin, method};
 use model::{ContextId, JobKey};
 use mycelium::json_rpc::{Call, CallError, Peer};
-use queue::{Acknowledger, Event, EventKind, EventReader};
+use queue::{Acknowledger, Event, EventKind, EventReader, OPERATOR};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -154,9 +154,21 @@ impl Outbox {
             *reader = self.supervisor.queue.events();
         }
         for event in events {
-            self.hand_over(event);
+            // Those who wait look at what is kept, which was written with the event.
+            self.supervisor.word.heard(event.job_key);
+            if event.coordinator == OPERATOR {
+                self.keep_to_ourselves(&event).await?;
+            } else {
+                self.hand_over(event);
+            }
         }
         Ok(())
+    }
+
+    /// Nobody has to be told of what an operator ran.
+    async fn keep_to_ourselves(&self, event: &Event) -> kv::Result<()> {
+        let over = matches!(event.kind, EventKind::Ended(_) | EventKind::Returned).then_some(event.job_key);
+        self.acknowledger.acknowledge(&event.id, over).await
     }
 
     fn hand_over(&mut self, event: Event) {

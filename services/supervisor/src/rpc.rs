@@ -1,13 +1,15 @@
 //! The gRPC front: envelopes in and out, and what people ask.
 
+mod attempts;
+
 use std::sync::Arc;
+use std::time::Duration;
 
 use ::rpc::{Allow, Error, ErrorKind, PolicyTable, Reason};
 use bytes::Bytes;
 use envelope::Conversation;
 use identity::{ServiceName, VerifyingKey};
 use model::limits::TIMEOUT_SECS_MAX;
-use model::supervision::JobLogPiece;
 use model::{JobKey, Timestamp};
 use mycelium::{Peer, Receipt};
 use proto::convert::envelope as envelope_convert;
@@ -15,18 +17,22 @@ use proto::convert::runner::instance_to_wire;
 use proto::convert::time::to_wire as time_to_wire;
 use proto::v1::supervisor_service_server::SupervisorService;
 use proto::v1::{
-    AttachRequest, AttachResponse, AttachWelcome, DrainRequest, DrainResponse, GetSupervisorRequest,
-    GetSupervisorResponse, ListInstancesRequest, ListInstancesResponse, ReadJobLogRequest,
-    ReadJobLogResponse, ResumeRequest, ResumeResponse, SucceedCoordinatorRequest, SucceedCoordinatorResponse,
+    AttachRequest, AttachResponse, AttachWelcome, DrainRequest, DrainResponse, GetAttemptRequest,
+    GetAttemptResponse, GetSupervisorRequest, GetSupervisorResponse, ListInstancesRequest,
+    ListInstancesResponse, ResumeRequest, ResumeResponse, RunAttemptRequest, RunAttemptResponse,
+    StopAttemptRequest, StopAttemptResponse, StreamAttemptLogsRequest, StreamAttemptLogsResponse,
+    SucceedCoordinatorRequest, SucceedCoordinatorResponse, WaitAttemptRequest, WaitAttemptResponse,
     attach_request, attach_response,
 };
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use queue::{Authority, PassedOn};
 
+use crate::attempts::{Before, Turn};
 use crate::drain;
 use crate::intake::{Intake, Supervisor};
 use crate::read_back::{self, ReadError};
@@ -39,10 +45,22 @@ pub const PUBLIC_POLICY: PolicyTable<'static> = &[
     ("/mycora.v1.SupervisorService/ListInstances", &[Allow::AnyService, Allow::Admin]),
     ("/mycora.v1.SupervisorService/Drain", &[Allow::Admin]),
     ("/mycora.v1.SupervisorService/Resume", &[Allow::Admin]),
-    ("/mycora.v1.SupervisorService/ReadJobLog", &[Allow::Admin]),
+    ("/mycora.v1.SupervisorService/RunAttempt", &[Allow::Admin]),
+    ("/mycora.v1.SupervisorService/GetAttempt", &[Allow::Admin]),
+    ("/mycora.v1.SupervisorService/WaitAttempt", &[Allow::Admin]),
+    ("/mycora.v1.SupervisorService/StopAttempt", &[Allow::Admin]),
+    ("/mycora.v1.SupervisorService/StreamAttemptLogs", &[Allow::Admin]),
     ("/mycora.v1.SupervisorService/SucceedCoordinator", &[Allow::Admin]),
 ];
 
+/// How long WaitAttempt waits when it is not said.
+const WAIT_SECS_DEFAULT: u32 = 30;
+/// How long it waits at most: less than a call may take.
+const WAIT_SECS_MAX: u32 = 50;
+/// What a script that is stopped gets to end by itself, when it is not said.
+const STOP_GRACE_SECS_DEFAULT: u32 = 5;
+/// What it gets at most.
+const STOP_GRACE_SECS_MAX: u32 = 3600;
 /// Payloads that may wait to go out to one coordinator.
 const OUTBOX_LEN: usize = 64;
 
@@ -58,12 +76,24 @@ impl SupervisorRpc {
     pub const fn new(supervisor: Supervisor, stop: CancellationToken) -> Self {
         Self { supervisor, stop }
     }
+
+    /// The turn of a request; nothing when it was done before.
+    async fn turn<'a>(&'a self, request_id: &'a str, what: &str) -> Result<Option<Turn<'a>>, Status> {
+        match self.supervisor.asked_before(request_id, what).await.map_err(store_trouble)? {
+            Before::Nothing(turn) => Ok(Some(turn)),
+            Before::Same => Ok(None),
+            Before::Other => {
+                let message = "the request id was used with another body before";
+                Err(Error::new(ErrorKind::AlreadyExists, Reason::RequestIdReused, message).into())
+            }
+        }
+    }
 }
 
 #[tonic::async_trait]
 impl SupervisorService for SupervisorRpc {
     type AttachStream = ReceiverStream<Result<AttachResponse, Status>>;
-    type ReadJobLogStream = ReceiverStream<Result<ReadJobLogResponse, Status>>;
+    type StreamAttemptLogsStream = ReceiverStream<Result<StreamAttemptLogsResponse, Status>>;
 
     async fn attach(
         &self,
@@ -124,12 +154,22 @@ impl SupervisorService for SupervisorRpc {
     }
 
     async fn drain(&self, request: Request<DrainRequest>) -> Result<Response<DrainResponse>, Status> {
-        let DrainRequest { deadline_secs } = request.into_inner();
+        let DrainRequest { request_id, deadline_secs } = request.into_inner();
+        let mut violations = model::Violations::new();
+        attempts::check_request_id(&request_id, &mut violations);
         if deadline_secs.is_some_and(|secs| secs > TIMEOUT_SECS_MAX) {
-            return Err(refused("deadline_secs", format!("at most {TIMEOUT_SECS_MAX} are allowed")));
+            violations.add("deadline_secs", format!("at most {TIMEOUT_SECS_MAX} are allowed"));
         }
+        violations.into_result(Some(())).map_err(Error::from)?;
         self.supervisor.presence.known().await;
-        let progress = drain::begin(&self.supervisor, deadline_secs).await.map_err(store_trouble)?;
+        let progress = match self.turn(&request_id, &format!("drain {deadline_secs:?}")).await? {
+            Some(turn) => {
+                let progress = drain::begin(&self.supervisor, deadline_secs).await.map_err(store_trouble)?;
+                turn.done().await.map_err(store_trouble)?;
+                progress
+            }
+            None => drain::progress(&self.supervisor).await.map_err(store_trouble)?,
+        };
         Ok(Response::new(DrainResponse {
             queued: progress.queued,
             running: progress.running,
@@ -137,25 +177,105 @@ impl SupervisorService for SupervisorRpc {
         }))
     }
 
-    async fn resume(&self, _: Request<ResumeRequest>) -> Result<Response<ResumeResponse>, Status> {
+    async fn resume(&self, request: Request<ResumeRequest>) -> Result<Response<ResumeResponse>, Status> {
+        let ResumeRequest { request_id } = request.into_inner();
+        let mut violations = model::Violations::new();
+        attempts::check_request_id(&request_id, &mut violations);
+        violations.into_result(Some(())).map_err(Error::from)?;
         self.supervisor.presence.known().await;
-        drain::end(&self.supervisor).await.map_err(store_trouble)?;
+        if let Some(turn) = self.turn(&request_id, "resume").await? {
+            drain::end(&self.supervisor).await.map_err(store_trouble)?;
+            turn.done().await.map_err(store_trouble)?;
+        }
         Ok(Response::new(ResumeResponse {}))
     }
 
-    async fn read_job_log(
+    async fn run_attempt(
         &self,
-        request: Request<ReadJobLogRequest>,
-    ) -> Result<Response<Self::ReadJobLogStream>, Status> {
-        let ReadJobLogRequest { job_key, offset } = request.into_inner();
-        let key: JobKey = job_key.parse().map_err(|error| refused("job_key", error))?;
+        request: Request<RunAttemptRequest>,
+    ) -> Result<Response<RunAttemptResponse>, Status> {
+        let (request_id, wanted) = attempts::wanted(request.into_inner()).map_err(Error::from)?;
+        self.supervisor.presence.known().await;
+        let key = self.supervisor.run_attempt(&request_id, wanted).await.map_err(attempts::not_run)?;
+        let attempt = attempts::found(key, self.supervisor.attempt(key).await)?;
+        Ok(Response::new(RunAttemptResponse { attempt }))
+    }
+
+    async fn get_attempt(
+        &self,
+        request: Request<GetAttemptRequest>,
+    ) -> Result<Response<GetAttemptResponse>, Status> {
+        let key = attempts::parse_key(&request.into_inner().job_key)?;
+        let attempt = attempts::found(key, self.supervisor.attempt(key).await)?;
+        Ok(Response::new(GetAttemptResponse { attempt }))
+    }
+
+    async fn wait_attempt(
+        &self,
+        request: Request<WaitAttemptRequest>,
+    ) -> Result<Response<WaitAttemptResponse>, Status> {
+        let WaitAttemptRequest { job_key, timeout_secs } = request.into_inner();
+        let mut violations = model::Violations::new();
+        let key: Option<JobKey> = violations.take("job_key", job_key.parse());
+        if timeout_secs > WAIT_SECS_MAX {
+            violations.add("timeout_secs", format!("at most {WAIT_SECS_MAX} are allowed"));
+        }
+        let key = violations.into_result(key).map_err(Error::from)?;
+        let secs = if timeout_secs == 0 { WAIT_SECS_DEFAULT } else { timeout_secs };
+        let deadline = Instant::now() + Duration::from_secs(secs.into());
+        let ended = tokio::select! {
+            ended = self.supervisor.ended_attempt(key, deadline) => ended,
+            () = self.stop.cancelled() => {
+                return Err(Error::unavailable(Reason::Draining, "the supervisor is ending").into());
+            }
+        };
+        Ok(Response::new(WaitAttemptResponse { attempt: attempts::found(key, ended)? }))
+    }
+
+    async fn stop_attempt(
+        &self,
+        request: Request<StopAttemptRequest>,
+    ) -> Result<Response<StopAttemptResponse>, Status> {
+        let StopAttemptRequest { request_id, job_key, grace_secs } = request.into_inner();
+        let mut violations = model::Violations::new();
+        attempts::check_request_id(&request_id, &mut violations);
+        let key: Option<JobKey> = violations.take("job_key", job_key.parse());
+        let grace_secs = grace_secs.unwrap_or(STOP_GRACE_SECS_DEFAULT);
+        if grace_secs > STOP_GRACE_SECS_MAX {
+            violations.add("grace_secs", format!("at most {STOP_GRACE_SECS_MAX} are allowed"));
+        }
+        let key = violations.into_result(key).map_err(Error::from)?;
+        // Stopping what is not known would refuse it for a day.
+        attempts::found(key, self.supervisor.attempt(key).await)?;
+        if let Some(turn) = self.turn(&request_id, &format!("stop {key} {grace_secs}")).await? {
+            let stopped = self.supervisor.queue.stop_all(&[(key, grace_secs)]).await;
+            for outcome in stopped {
+                outcome.map_err(store_trouble)?;
+            }
+            turn.done().await.map_err(store_trouble)?;
+        }
+        let attempt = attempts::found(key, self.supervisor.attempt(key).await)?;
+        Ok(Response::new(StopAttemptResponse { attempt }))
+    }
+
+    async fn stream_attempt_logs(
+        &self,
+        request: Request<StreamAttemptLogsRequest>,
+    ) -> Result<Response<Self::StreamAttemptLogsStream>, Status> {
+        let StreamAttemptLogsRequest { job_key, offset, follow } = request.into_inner();
+        let key = attempts::parse_key(&job_key)?;
+        let listener = self.supervisor.word.listen(key);
         let first = read_back::log(&self.supervisor, key, offset, 0).await.map_err(not_read)?;
         let (pieces, stream) = mpsc::channel(1);
         let (supervisor, stop) = (self.supervisor.clone(), self.stop.clone());
         tokio::spawn(async move {
             tokio::select! {
-                () = send_log(&supervisor, key, first, &pieces) => {}
-                () = stop.cancelled() => {}
+                () = attempts::send_log(&supervisor, key, first, (follow, listener), &pieces) => {}
+                () = stop.cancelled() => {
+                    let ending = Error::unavailable(Reason::Draining, "the supervisor is ending; go on from the last piece");
+                    // Whoever does not read does not need the reason.
+                    let _ = pieces.try_send(Err(ending.into()));
+                }
             }
         });
         Ok(Response::new(ReceiverStream::new(stream)))
@@ -185,31 +305,6 @@ impl SupervisorService for SupervisorRpc {
     ) -> Result<Response<ListInstancesResponse>, Status> {
         let instances = self.supervisor.presence.now().instances.iter().map(instance_to_wire).collect();
         Ok(Response::new(ListInstancesResponse { instances }))
-    }
-}
-
-/// Sends a log until its end as it is then, or until nobody reads it any more.
-async fn send_log(
-    supervisor: &Supervisor,
-    key: JobKey,
-    first: JobLogPiece,
-    pieces: &mpsc::Sender<Result<ReadJobLogResponse, Status>>,
-) {
-    let mut piece = first;
-    loop {
-        let JobLogPiece { offset, text, next_offset, size, complete } = piece;
-        let at_end = complete || next_offset >= size;
-        if pieces.send(Ok(ReadJobLogResponse { offset, text, size, complete })).await.is_err() || at_end {
-            return;
-        }
-        piece = match read_back::log(supervisor, key, next_offset, 0).await {
-            Ok(piece) => piece,
-            Err(error) => {
-                // Whoever has gone away needs no answer.
-                let _ = pieces.send(Err(not_read(error))).await;
-                return;
-            }
-        };
     }
 }
 

@@ -39,7 +39,7 @@ fn any_old() -> impl Strategy<Value = OldQueue> {
 fn any_key() -> impl Strategy<Value = SupervisorKey> {
     use SupervisorKey as K;
     let uids = (0_u128..3, 0_u128..3, 0_u32..3, 0_u32..3);
-    (0_u8..25, uids, any_queue(), any_instance(), any_old()).prop_map(
+    (0_u8..26, uids, any_queue(), any_instance(), any_old()).prop_map(
         |(kind, (a, b, job, attempt), queue, at, old)| {
             let key = JobKey {
                 context: ContextUid(Uid::from_bits(a)),
@@ -72,6 +72,7 @@ fn any_key() -> impl Strategy<Value = SupervisorKey> {
                 21 => K::Nonce(ActorNonce { signer: format!("{a:064x}"), nonce: Uid::from_bits(b) }),
                 22 => K::BoundContexts(format!("{a:064x}")),
                 23 => K::Successors,
+                24 => K::Request(format!("{a}-{b}")),
                 _ => K::Supervisor,
             }
         },

@@ -8337,8 +8337,11 @@ pub struct GetSupervisorResponse {
     pub mycelium_problem: ::prost::alloc::string::String,
 }
 /// Asks to drain the machine.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DrainRequest {
+    /// A UUID that makes the call repeatable: with the same one nothing is drained again, nor another deadline set.
+    #[prost(string, tag = "2")]
+    pub request_id: ::prost::alloc::string::String,
     /// Seconds that scripts which run may still take, up to 2592000 (30 days). Absent: as long as each
     /// instance was set up for. What runs longer is ended and told as lost.
     #[prost(uint32, optional, tag = "1")]
@@ -8358,28 +8361,170 @@ pub struct DrainResponse {
     pub drain_deadline_time: ::core::option::Option<::prost_types::Timestamp>,
 }
 /// Asks to take jobs again.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ResumeRequest {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResumeRequest {
+    /// A UUID that makes the call repeatable: with the same one no later drain is ended.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+}
 /// The supervisor takes jobs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ResumeResponse {}
+/// Asks to run an attempt.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RunAttemptRequest {
+    /// A UUID that makes the call repeatable, for as long as the attempt is known.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Who executes it.
+    #[prost(enumeration = "ScriptType", tag = "2")]
+    pub script_type: i32,
+    /// What it says: at most 1 MiB.
+    #[prost(string, tag = "3")]
+    pub script: ::prost::alloc::string::String,
+    /// Its variables: at most 256, 64 KiB together.
+    #[prost(btree_map = "string, string", tag = "4")]
+    pub env_vars: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    /// Its run time. 0: 3600 s. At most 2592000 (30 days).
+    #[prost(uint32, tag = "5")]
+    pub timeout_secs: u32,
+    /// The group it must run in; empty: any.
+    #[prost(string, tag = "6")]
+    pub group: ::prost::alloc::string::String,
+    /// The instance it must run on; absent: any.
+    #[prost(uint32, optional, tag = "7")]
+    pub instance: ::core::option::Option<u32>,
+    /// The isolation that it needs at least.
+    #[prost(enumeration = "Isolation", tag = "8")]
+    pub isolation: i32,
+    /// It may use the network.
+    #[prost(bool, tag = "9")]
+    pub network: bool,
+}
+/// Gives the attempt.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RunAttemptResponse {
+    /// As it stands.
+    #[prost(message, optional, tag = "1")]
+    pub attempt: ::core::option::Option<Attempt>,
+}
+/// Asks for an attempt.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetAttemptRequest {
+    /// `<context uid>-<flow uid>-<job>-<attempt>`.
+    #[prost(string, tag = "1")]
+    pub job_key: ::prost::alloc::string::String,
+}
+/// Gives an attempt.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetAttemptResponse {
+    /// As it stands.
+    #[prost(message, optional, tag = "1")]
+    pub attempt: ::core::option::Option<Attempt>,
+}
+/// Asks to wait for an attempt.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WaitAttemptRequest {
+    /// `<context uid>-<flow uid>-<job>-<attempt>`.
+    #[prost(string, tag = "1")]
+    pub job_key: ::prost::alloc::string::String,
+    /// For how long, at most. 0: 30 s. At most 50, so that the answer comes before calls are given up.
+    #[prost(uint32, tag = "2")]
+    pub timeout_secs: u32,
+}
+/// Gives the attempt.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaitAttemptResponse {
+    /// As it stands: with an end, unless it took longer.
+    #[prost(message, optional, tag = "1")]
+    pub attempt: ::core::option::Option<Attempt>,
+}
+/// Asks to stop an attempt.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StopAttemptRequest {
+    /// A UUID that makes the call repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// `<context uid>-<flow uid>-<job>-<attempt>`.
+    #[prost(string, tag = "2")]
+    pub job_key: ::prost::alloc::string::String,
+    /// Seconds between asking a script to end and ending it, up to 3600. 0: end it at once. Absent: 5.
+    #[prost(uint32, optional, tag = "3")]
+    pub grace_secs: ::core::option::Option<u32>,
+}
+/// Gives the attempt.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StopAttemptResponse {
+    /// As it stood then.
+    #[prost(message, optional, tag = "1")]
+    pub attempt: ::core::option::Option<Attempt>,
+}
+/// An attempt, as its machine knows it.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Attempt {
+    /// `<context uid>-<flow uid>-<job>-<attempt>`.
+    #[prost(string, tag = "1")]
+    pub job_key: ::prost::alloc::string::String,
+    /// Where it stands.
+    #[prost(enumeration = "AttemptState", tag = "2")]
+    pub state: i32,
+    /// The root key of the coordinator that sent it: 64 hex digits. Empty: it came with RunAttempt.
+    #[prost(string, tag = "3")]
+    pub coordinator: ::prost::alloc::string::String,
+    /// The instance that runs or ran it, `<type>:<group>:<n>`; empty: none did.
+    #[prost(string, tag = "4")]
+    pub instance: ::prost::alloc::string::String,
+    /// When it began; absent: it did not.
+    #[prost(message, optional, tag = "5")]
+    pub start_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// When it ended; absent: it did not.
+    #[prost(message, optional, tag = "6")]
+    pub end_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// The script's exit code, when it ended with one.
+    #[prost(int32, optional, tag = "7")]
+    pub exit_code: ::core::option::Option<i32>,
+    /// Why, when it did not succeed.
+    #[prost(message, optional, tag = "8")]
+    pub reason: ::core::option::Option<Reason>,
+    /// What it gave; only of a success.
+    #[prost(btree_map = "string, string", tag = "9")]
+    pub result: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    /// The files it made that are kept, by name; only of a success.
+    #[prost(btree_map = "string, message", tag = "10")]
+    pub outputs: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        BlobRef,
+    >,
+    /// How many bytes it printed that are kept.
+    #[prost(uint64, tag = "11")]
+    pub output_bytes: u64,
+}
 /// Asks for what an attempt printed.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ReadJobLogRequest {
+pub struct StreamAttemptLogsRequest {
     /// `<context uid>-<flow uid>-<job>-<attempt>`.
     #[prost(string, tag = "1")]
     pub job_key: ::prost::alloc::string::String,
     /// From this byte on. Behind the end: nothing is given but where the end is.
     #[prost(uint64, tag = "2")]
     pub offset: u64,
+    /// Go on until the attempt has ended.
+    #[prost(bool, tag = "3")]
+    pub follow: bool,
 }
 /// A piece of what an attempt printed.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ReadJobLogResponse {
+pub struct StreamAttemptLogsResponse {
     /// How many bytes were printed before it.
     #[prost(uint64, tag = "1")]
     pub offset: u64,
-    /// What was printed, whole characters; empty when there is nothing from there on.
+    /// What was printed, whole characters; empty when there is nothing from there on, or nothing new for a while.
     #[prost(string, tag = "2")]
     pub text: ::prost::alloc::string::String,
     /// How many bytes were printed so far.
@@ -8418,6 +8563,63 @@ pub struct ListInstancesResponse {
     /// One entry for each kind of script that a worker process takes.
     #[prost(message, repeated, tag = "1")]
     pub instances: ::prost::alloc::vec::Vec<Instance>,
+}
+/// Where an attempt stands on its machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum AttemptState {
+    /// Never given.
+    Unspecified = 0,
+    /// It waits in a queue.
+    Queued = 1,
+    /// An instance runs it.
+    Started = 2,
+    /// It succeeded.
+    Finished = 3,
+    /// It failed.
+    Error = 4,
+    /// It ran for too long.
+    Timeout = 5,
+    /// It was stopped.
+    Stopped = 6,
+    /// Its instance vanished.
+    Lost = 7,
+    /// It was handed back unstarted, when the machine was drained.
+    Returned = 8,
+}
+impl AttemptState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "ATTEMPT_STATE_UNSPECIFIED",
+            Self::Queued => "ATTEMPT_STATE_QUEUED",
+            Self::Started => "ATTEMPT_STATE_STARTED",
+            Self::Finished => "ATTEMPT_STATE_FINISHED",
+            Self::Error => "ATTEMPT_STATE_ERROR",
+            Self::Timeout => "ATTEMPT_STATE_TIMEOUT",
+            Self::Stopped => "ATTEMPT_STATE_STOPPED",
+            Self::Lost => "ATTEMPT_STATE_LOST",
+            Self::Returned => "ATTEMPT_STATE_RETURNED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "ATTEMPT_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "ATTEMPT_STATE_QUEUED" => Some(Self::Queued),
+            "ATTEMPT_STATE_STARTED" => Some(Self::Started),
+            "ATTEMPT_STATE_FINISHED" => Some(Self::Finished),
+            "ATTEMPT_STATE_ERROR" => Some(Self::Error),
+            "ATTEMPT_STATE_TIMEOUT" => Some(Self::Timeout),
+            "ATTEMPT_STATE_STOPPED" => Some(Self::Stopped),
+            "ATTEMPT_STATE_LOST" => Some(Self::Lost),
+            "ATTEMPT_STATE_RETURNED" => Some(Self::Returned),
+            _ => None,
+        }
+    }
 }
 /// Generated client implementations.
 pub mod supervisor_service_client {
@@ -8584,8 +8786,8 @@ pub mod supervisor_service_client {
         /// those that wait; its instances finish what they run and end. May be repeated, with another deadline.
         /// How far it is tells GetSupervisor.
         ///
-        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), INVALID_ARGUMENT (the deadline),
-        /// UNAVAILABLE (its store does not answer: not every instance may have been told, so repeat it).
+        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), INVALID_ARGUMENT (the deadline), ALREADY_EXISTS (the
+        /// request id came with another body), UNAVAILABLE (its store does not answer: not every instance may have been told, so repeat it).
         pub async fn drain(
             &mut self,
             request: impl tonic::IntoRequest<super::DrainRequest>,
@@ -8610,7 +8812,8 @@ pub mod supervisor_service_client {
         /// Ends a drain: the supervisor takes jobs again. Instances that ended have to be started by whoever
         /// runs them. Changes nothing when it does not drain.
         ///
-        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), UNAVAILABLE.
+        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), ALREADY_EXISTS (the request id came with another
+        /// body), UNAVAILABLE.
         pub async fn resume(
             &mut self,
             request: impl tonic::IntoRequest<super::ResumeRequest>,
@@ -8632,16 +8835,19 @@ pub mod supervisor_service_client {
                 .insert(GrpcMethod::new("mycora.v1.SupervisorService", "Resume"));
             self.inner.unary(req, path, codec).await
         }
-        /// Reads what an attempt printed, all that is kept on this machine, in pieces. Ends with what was printed
-        /// by now; more is asked for from the next offset.
+        /// Runs an attempt straight on this machine, without a coordinator: for those who try a machine out. It waits in
+        /// the machine's queues as any other, and the machine's policy holds for it; nobody is told of its end but who
+        /// asks. Its record is kept for 7 days after it. Answers when it is kept, and does not wait for its end.
         ///
-        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), INVALID_ARGUMENT (the job key), NOT_FOUND
-        /// (the attempt is not known here, or its log is not kept any more), UNAVAILABLE.
-        pub async fn read_job_log(
+        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin; the policy or the signatures that it demands),
+        /// INVALID_ARGUMENT (all violations at once), ALREADY_EXISTS (the request id came with another body),
+        /// FAILED_PRECONDITION (no instance gives the isolation), RESOURCE_EXHAUSTED (the queue is full), UNAVAILABLE (the
+        /// machine is drained, or its store does not answer).
+        pub async fn run_attempt(
             &mut self,
-            request: impl tonic::IntoRequest<super::ReadJobLogRequest>,
+            request: impl tonic::IntoRequest<super::RunAttemptRequest>,
         ) -> std::result::Result<
-            tonic::Response<tonic::codec::Streaming<super::ReadJobLogResponse>>,
+            tonic::Response<super::RunAttemptResponse>,
             tonic::Status,
         > {
             self.inner
@@ -8654,11 +8860,128 @@ pub mod supervisor_service_client {
                 })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static(
-                "/mycora.v1.SupervisorService/ReadJobLog",
+                "/mycora.v1.SupervisorService/RunAttempt",
             );
             let mut req = request.into_request();
             req.extensions_mut()
-                .insert(GrpcMethod::new("mycora.v1.SupervisorService", "ReadJobLog"));
+                .insert(GrpcMethod::new("mycora.v1.SupervisorService", "RunAttempt"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads where an attempt stands, whoever sent it.
+        ///
+        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), INVALID_ARGUMENT (the job key), NOT_FOUND (it is not
+        /// known here, or not any more), UNAVAILABLE.
+        pub async fn get_attempt(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetAttemptRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetAttemptResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SupervisorService/GetAttempt",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SupervisorService", "GetAttempt"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Waits until an attempt has ended, or for as long as is asked, and reads it.
+        ///
+        /// Errors: as GetAttempt, and INVALID_ARGUMENT (the time).
+        pub async fn wait_attempt(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WaitAttemptRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::WaitAttemptResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SupervisorService/WaitAttempt",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SupervisorService", "WaitAttempt"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Stops an attempt, whoever sent it: one that waits does not begin, one that runs is asked to end and is ended
+        /// after the grace. Its coordinator is told that it was stopped. May be repeated; of one that has ended nothing
+        /// changes. Does not wait for the end.
+        ///
+        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), INVALID_ARGUMENT (the job key, the grace), NOT_FOUND
+        /// (it is not known here, or not any more), ALREADY_EXISTS (the request id came with another body), UNAVAILABLE.
+        pub async fn stop_attempt(
+            &mut self,
+            request: impl tonic::IntoRequest<super::StopAttemptRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::StopAttemptResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SupervisorService/StopAttempt",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SupervisorService", "StopAttempt"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads what an attempt printed, all that is kept on this machine, in pieces. Ends with what was printed by now,
+        /// or, with `follow`, when the attempt has ended; more is asked for from the next offset. While nothing is printed
+        /// an empty piece comes every 15 seconds.
+        ///
+        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), INVALID_ARGUMENT (the job key), NOT_FOUND
+        /// (the attempt is not known here, or its log is not kept any more), UNAVAILABLE.
+        pub async fn stream_attempt_logs(
+            &mut self,
+            request: impl tonic::IntoRequest<super::StreamAttemptLogsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::StreamAttemptLogsResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SupervisorService/StreamAttemptLogs",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("mycora.v1.SupervisorService", "StreamAttemptLogs"),
+                );
             self.inner.server_streaming(req, path, codec).await
         }
         /// A coordinator has another root key, and the old one cannot sign that: it is lost, or in wrong hands. Contexts, jobs
@@ -8746,8 +9069,8 @@ pub mod supervisor_service_server {
         /// those that wait; its instances finish what they run and end. May be repeated, with another deadline.
         /// How far it is tells GetSupervisor.
         ///
-        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), INVALID_ARGUMENT (the deadline),
-        /// UNAVAILABLE (its store does not answer: not every instance may have been told, so repeat it).
+        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), INVALID_ARGUMENT (the deadline), ALREADY_EXISTS (the
+        /// request id came with another body), UNAVAILABLE (its store does not answer: not every instance may have been told, so repeat it).
         async fn drain(
             &self,
             request: tonic::Request<super::DrainRequest>,
@@ -8755,26 +9078,83 @@ pub mod supervisor_service_server {
         /// Ends a drain: the supervisor takes jobs again. Instances that ended have to be started by whoever
         /// runs them. Changes nothing when it does not drain.
         ///
-        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), UNAVAILABLE.
+        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), ALREADY_EXISTS (the request id came with another
+        /// body), UNAVAILABLE.
         async fn resume(
             &self,
             request: tonic::Request<super::ResumeRequest>,
         ) -> std::result::Result<tonic::Response<super::ResumeResponse>, tonic::Status>;
-        /// Server streaming response type for the ReadJobLog method.
-        type ReadJobLogStream: tonic::codegen::tokio_stream::Stream<
-                Item = std::result::Result<super::ReadJobLogResponse, tonic::Status>,
+        /// Runs an attempt straight on this machine, without a coordinator: for those who try a machine out. It waits in
+        /// the machine's queues as any other, and the machine's policy holds for it; nobody is told of its end but who
+        /// asks. Its record is kept for 7 days after it. Answers when it is kept, and does not wait for its end.
+        ///
+        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin; the policy or the signatures that it demands),
+        /// INVALID_ARGUMENT (all violations at once), ALREADY_EXISTS (the request id came with another body),
+        /// FAILED_PRECONDITION (no instance gives the isolation), RESOURCE_EXHAUSTED (the queue is full), UNAVAILABLE (the
+        /// machine is drained, or its store does not answer).
+        async fn run_attempt(
+            &self,
+            request: tonic::Request<super::RunAttemptRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RunAttemptResponse>,
+            tonic::Status,
+        >;
+        /// Reads where an attempt stands, whoever sent it.
+        ///
+        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), INVALID_ARGUMENT (the job key), NOT_FOUND (it is not
+        /// known here, or not any more), UNAVAILABLE.
+        async fn get_attempt(
+            &self,
+            request: tonic::Request<super::GetAttemptRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetAttemptResponse>,
+            tonic::Status,
+        >;
+        /// Waits until an attempt has ended, or for as long as is asked, and reads it.
+        ///
+        /// Errors: as GetAttempt, and INVALID_ARGUMENT (the time).
+        async fn wait_attempt(
+            &self,
+            request: tonic::Request<super::WaitAttemptRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::WaitAttemptResponse>,
+            tonic::Status,
+        >;
+        /// Stops an attempt, whoever sent it: one that waits does not begin, one that runs is asked to end and is ended
+        /// after the grace. Its coordinator is told that it was stopped. May be repeated; of one that has ended nothing
+        /// changes. Does not wait for the end.
+        ///
+        /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), INVALID_ARGUMENT (the job key, the grace), NOT_FOUND
+        /// (it is not known here, or not any more), ALREADY_EXISTS (the request id came with another body), UNAVAILABLE.
+        async fn stop_attempt(
+            &self,
+            request: tonic::Request<super::StopAttemptRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::StopAttemptResponse>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the StreamAttemptLogs method.
+        type StreamAttemptLogsStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<
+                    super::StreamAttemptLogsResponse,
+                    tonic::Status,
+                >,
             >
             + std::marker::Send
             + 'static;
-        /// Reads what an attempt printed, all that is kept on this machine, in pieces. Ends with what was printed
-        /// by now; more is asked for from the next offset.
+        /// Reads what an attempt printed, all that is kept on this machine, in pieces. Ends with what was printed by now,
+        /// or, with `follow`, when the attempt has ended; more is asked for from the next offset. While nothing is printed
+        /// an empty piece comes every 15 seconds.
         ///
         /// Errors: UNAUTHENTICATED, PERMISSION_DENIED (not the admin), INVALID_ARGUMENT (the job key), NOT_FOUND
         /// (the attempt is not known here, or its log is not kept any more), UNAVAILABLE.
-        async fn read_job_log(
+        async fn stream_attempt_logs(
             &self,
-            request: tonic::Request<super::ReadJobLogRequest>,
-        ) -> std::result::Result<tonic::Response<Self::ReadJobLogStream>, tonic::Status>;
+            request: tonic::Request<super::StreamAttemptLogsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::StreamAttemptLogsStream>,
+            tonic::Status,
+        >;
         /// A coordinator has another root key, and the old one cannot sign that: it is lost, or in wrong hands. Contexts, jobs
         /// and events of the old root are the new one's from now on, and the old one is refused. Also brings back a root that
         /// was succeeded. May be repeated.
@@ -9097,26 +9477,115 @@ pub mod supervisor_service_server {
                     };
                     Box::pin(fut)
                 }
-                "/mycora.v1.SupervisorService/ReadJobLog" => {
+                "/mycora.v1.SupervisorService/RunAttempt" => {
                     #[allow(non_camel_case_types)]
-                    struct ReadJobLogSvc<T: SupervisorService>(pub Arc<T>);
+                    struct RunAttemptSvc<T: SupervisorService>(pub Arc<T>);
                     impl<
                         T: SupervisorService,
-                    > tonic::server::ServerStreamingService<super::ReadJobLogRequest>
-                    for ReadJobLogSvc<T> {
-                        type Response = super::ReadJobLogResponse;
-                        type ResponseStream = T::ReadJobLogStream;
+                    > tonic::server::UnaryService<super::RunAttemptRequest>
+                    for RunAttemptSvc<T> {
+                        type Response = super::RunAttemptResponse;
                         type Future = BoxFuture<
-                            tonic::Response<Self::ResponseStream>,
+                            tonic::Response<Self::Response>,
                             tonic::Status,
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::ReadJobLogRequest>,
+                            request: tonic::Request<super::RunAttemptRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as SupervisorService>::read_job_log(&inner, request)
+                                <T as SupervisorService>::run_attempt(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RunAttemptSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SupervisorService/GetAttempt" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetAttemptSvc<T: SupervisorService>(pub Arc<T>);
+                    impl<
+                        T: SupervisorService,
+                    > tonic::server::UnaryService<super::GetAttemptRequest>
+                    for GetAttemptSvc<T> {
+                        type Response = super::GetAttemptResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetAttemptRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SupervisorService>::get_attempt(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetAttemptSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SupervisorService/WaitAttempt" => {
+                    #[allow(non_camel_case_types)]
+                    struct WaitAttemptSvc<T: SupervisorService>(pub Arc<T>);
+                    impl<
+                        T: SupervisorService,
+                    > tonic::server::UnaryService<super::WaitAttemptRequest>
+                    for WaitAttemptSvc<T> {
+                        type Response = super::WaitAttemptResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WaitAttemptRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SupervisorService>::wait_attempt(&inner, request)
                                     .await
                             };
                             Box::pin(fut)
@@ -9128,7 +9597,104 @@ pub mod supervisor_service_server {
                     let max_encoding_message_size = self.max_encoding_message_size;
                     let inner = self.inner.clone();
                     let fut = async move {
-                        let method = ReadJobLogSvc(inner);
+                        let method = WaitAttemptSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SupervisorService/StopAttempt" => {
+                    #[allow(non_camel_case_types)]
+                    struct StopAttemptSvc<T: SupervisorService>(pub Arc<T>);
+                    impl<
+                        T: SupervisorService,
+                    > tonic::server::UnaryService<super::StopAttemptRequest>
+                    for StopAttemptSvc<T> {
+                        type Response = super::StopAttemptResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::StopAttemptRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SupervisorService>::stop_attempt(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = StopAttemptSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SupervisorService/StreamAttemptLogs" => {
+                    #[allow(non_camel_case_types)]
+                    struct StreamAttemptLogsSvc<T: SupervisorService>(pub Arc<T>);
+                    impl<
+                        T: SupervisorService,
+                    > tonic::server::ServerStreamingService<
+                        super::StreamAttemptLogsRequest,
+                    > for StreamAttemptLogsSvc<T> {
+                        type Response = super::StreamAttemptLogsResponse;
+                        type ResponseStream = T::StreamAttemptLogsStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::StreamAttemptLogsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SupervisorService>::stream_attempt_logs(
+                                        &inner,
+                                        request,
+                                    )
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = StreamAttemptLogsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -77,6 +77,9 @@ pub struct LogsArgs {
     /// From this byte on
     #[arg(long, value_name = "BYTE", default_value_t = 0)]
     pub offset: u64,
+    /// Go on until the attempt has ended
+    #[arg(long, short)]
+    pub follow: bool,
 }
 
 /// What `supervisor succeed` takes.
@@ -174,20 +177,26 @@ async fn succeed(session: &Session, args: &SucceedArgs) -> Result<(), Failure> {
 }
 
 async fn logs(session: &Session, args: &LogsArgs) -> Result<(), Failure> {
-    let request = v1::ReadJobLogRequest { job_key: args.job_key.to_string(), offset: args.offset };
-    let mut pieces = session.clients.read_job_log(request).await?;
+    let request = v1::StreamAttemptLogsRequest {
+        job_key: args.job_key.to_string(),
+        offset: args.offset,
+        follow: args.follow,
+    };
+    let mut pieces = session.clients.stream_attempt_logs(request).await?;
     let format = session.global.output;
     let mut first = true;
     let read = loop {
         match pieces.next().await {
             Ok(Some(piece)) if format == Format::Table => output::print_bytes(piece.text.as_bytes())?,
+            // Whoever follows need not wait for the last.
+            Ok(Some(piece)) if args.follow => output::print_one_of_many(format, &json::of(&piece))?,
             Ok(Some(piece)) => output::print_item(format, first, &json::of(&piece))?,
             Ok(None) => break Ok(()),
             Err(error) => break Err(error),
         }
         first = false;
     };
-    if format != Format::Table {
+    if format != Format::Table && !args.follow {
         // Also what was begun is ended, so that a program can read it.
         output::end_items(format, first)?;
     }

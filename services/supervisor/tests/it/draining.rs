@@ -31,15 +31,18 @@ async fn a_drain_gives_back_what_waits_and_outlives_a_restart() {
     let before = describe(&machine).await;
     assert_eq!((before.draining, before.queued, before.running), (false, 1, 1));
 
-    let ask = || DrainRequest { deadline_secs: Some(30) };
+    let ask = || DrainRequest { deadline_secs: Some(30), ..Default::default() };
     for who in [Identity::Actor(ActorId(1)), Identity::Service(identity::ServiceName::MyceliumGateway)] {
         let denied = machine.client(who).drain(ask()).await.expect_err("not the admin");
         assert_eq!(denied.code(), Code::PermissionDenied);
-        let denied = machine.client(who).resume(ResumeRequest {}).await.expect_err("not the admin");
+        let denied = machine.client(who).resume(ResumeRequest::default()).await.expect_err("not the admin");
         assert_eq!(denied.code(), Code::PermissionDenied);
     }
     let mut admin = machine.client(Identity::Admin);
-    let too_long = admin.drain(DrainRequest { deadline_secs: Some(u32::MAX) }).await.expect_err("too long");
+    let too_long = admin
+        .drain(DrainRequest { deadline_secs: Some(u32::MAX), ..Default::default() })
+        .await
+        .expect_err("too long");
     assert_eq!(too_long.code(), Code::InvalidArgument);
     let drained = admin.drain(ask()).await.expect("drained").into_inner();
     assert_eq!((drained.queued, drained.running), (0, 1));
@@ -73,7 +76,7 @@ async fn a_drain_gives_back_what_waits_and_outlives_a_restart() {
     machine.queue.accept(offer).await.expect("accepted");
     coordinator.hears(late.job_key, |kind| matches!(kind, JobEventKind::Returned).then_some(())).await;
 
-    machine.client(Identity::Admin).resume(ResumeRequest {}).await.expect("resumed");
+    machine.client(Identity::Admin).resume(ResumeRequest::default()).await.expect("resumed");
     assert_eq!(coordinator.run(&execution(2, 1)).await, Ok(()));
     machine.stop_supervisor().await;
     machine.start_supervisor().await;

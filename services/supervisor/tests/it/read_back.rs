@@ -8,7 +8,7 @@ use model::supervision::{
     ContextDrop, Done, JobLogPiece, JobLogs, JobQuery, JobResult, JobStop, JobStopped, method,
 };
 use model::{ActorId, Isolation, JobKey};
-use proto::v1::{ReadJobLogRequest, ReadJobLogResponse};
+use proto::v1::{StreamAttemptLogsRequest, StreamAttemptLogsResponse};
 use tonic::Code;
 
 use crate::backlog::execution;
@@ -30,9 +30,10 @@ async fn logs(
     coordinator.call(method::JOB_LOGS, &ask).await.map_err(|(reason, _)| reason)
 }
 
-async fn whole(machine: &Machine, key: JobKey, offset: u64) -> Vec<ReadJobLogResponse> {
-    let ask = ReadJobLogRequest { job_key: key.to_string(), offset };
-    let mut stream = machine.client(Identity::Admin).read_job_log(ask).await.expect("allowed").into_inner();
+async fn whole(machine: &Machine, key: JobKey, offset: u64) -> Vec<StreamAttemptLogsResponse> {
+    let ask = StreamAttemptLogsRequest { job_key: key.to_string(), offset, follow: false };
+    let mut stream =
+        machine.client(Identity::Admin).stream_attempt_logs(ask).await.expect("allowed").into_inner();
     let mut pieces = Vec::new();
     while let Some(piece) = stream.message().await.expect("a piece") {
         pieces.push(piece);
@@ -95,13 +96,16 @@ async fn logs_are_read_in_pieces_by_their_coordinator_and_the_admin() {
     for (key, code) in
         [("../../etc/passwd", Code::InvalidArgument), (&execution(9, 9).job_key.to_string(), Code::NotFound)]
     {
-        let ask = ReadJobLogRequest { job_key: key.to_owned(), offset: 0 };
-        let refused = machine.client(Identity::Admin).read_job_log(ask).await.expect_err("refused");
+        let ask = StreamAttemptLogsRequest { job_key: key.to_owned(), offset: 0, follow: false };
+        let refused = machine.client(Identity::Admin).stream_attempt_logs(ask).await.expect_err("refused");
         assert_eq!(refused.code(), code);
     }
-    let ask = ReadJobLogRequest { job_key: key.to_string(), offset: 0 };
-    let denied =
-        machine.client(Identity::Actor(ActorId(1))).read_job_log(ask).await.expect_err("not the admin");
+    let ask = StreamAttemptLogsRequest { job_key: key.to_string(), offset: 0, follow: false };
+    let denied = machine
+        .client(Identity::Actor(ActorId(1)))
+        .stream_attempt_logs(ask)
+        .await
+        .expect_err("not the admin");
     assert_eq!(denied.code(), Code::PermissionDenied);
 
     std::fs::remove_file(log_file(&machine, key)).expect("removed");

@@ -1,0 +1,46 @@
+//! What those who run the machine ask for, without a coordinator.
+
+use keys::supervisor as k;
+use kv::{Cmd, Result};
+use model::ContextUid;
+use model::id::Uid;
+
+use crate::Supervisor;
+
+/// Whose the jobs of operators are: written as the root keys of coordinators are, and no key that anybody could sign with.
+pub const OPERATOR: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+/// How long request ids of operators are remembered.
+const REQUEST_KEEP_SECS: u32 = 24 * 3600;
+
+impl Supervisor {
+    /// The context of jobs that operators run here: random, made with the first of them, so that no coordinator could have
+    /// had it bound to itself before.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`].
+    pub async fn operator_context(&self) -> Result<ContextUid> {
+        let fresh = Uid::random().to_string();
+        let field = "operator_context";
+        self.db().cmd(Cmd::new("HSETNX").arg(k::SUPERVISOR).arg(field).arg(&fresh)).await?;
+        let kept = self.db().cmd(Cmd::new("HGET").arg(k::SUPERVISOR).arg(field)).await?.text()?;
+        let uid = kept.parse().map_err(|_| kv::Error::Protocol(format!("`{field}` is no uid: {kept}")))?;
+        Ok(ContextUid(uid))
+    }
+
+    /// The hash of what was asked for under this request id and was done; nothing when nothing was.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`].
+    pub async fn asked(&self, request_id: &str) -> Result<Option<String>> {
+        self.db().cmd(Cmd::new("GET").arg(&k::request(request_id))).await?.optional_text()
+    }
+
+    /// Remembers that something was asked for and was done.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`].
+    pub async fn note_asked(&self, request_id: &str, hash: &str) -> Result<()> {
+        let set = Cmd::new("SET").arg(&k::request(request_id)).arg(hash).arg("EX").arg(REQUEST_KEEP_SECS);
+        self.db().cmd(set).await.map(drop)
+    }
+}

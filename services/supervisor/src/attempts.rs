@@ -1,0 +1,203 @@
+//! What operators ask of attempts: to run one here without a coordinator, to wait for one, to stop one. And requests that
+//! they repeat.
+
+use std::sync::Arc;
+
+use model::flow::EnvVars;
+use model::id::Uid;
+use model::{
+    ActorId, Attempt, BlobHash, ContextId, Execution, FlowId, FlowUid, Isolation, JobId, JobKey, Name,
+    ScriptSource, ScriptType,
+};
+use mycelium::RpcError;
+use queue::{JobState, JobStatus, OPERATOR, Offer, Refusal};
+use tokio::sync::{Mutex, MutexGuard};
+use tokio::time::Instant;
+
+use crate::admission::admit;
+use crate::intake::Supervisor;
+
+/// What an operator wants run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Wanted {
+    /// Who executes it.
+    pub script_type: ScriptType,
+    /// What it says.
+    pub script: String,
+    /// Its variables.
+    pub env_vars: EnvVars,
+    /// Run time in seconds.
+    pub timeout_secs: u32,
+    /// The group it must run in.
+    pub group: Option<Name>,
+    /// The instance it must run on.
+    pub instance: Option<u32>,
+    /// The isolation that it needs at least.
+    pub isolation: Isolation,
+    /// It may use the network.
+    pub network: bool,
+}
+
+/// Why it is not run.
+#[derive(Debug, thiserror::Error)]
+pub enum NotRun {
+    /// As a coordinator would be told.
+    #[error("{0}")]
+    Refused(RpcError),
+    /// The queue does not take it.
+    #[error("the queue does not take it")]
+    Queue(#[source] Refusal),
+    /// Redis gives trouble.
+    #[error("the supervisor's store does not answer")]
+    Store(#[source] kv::Error),
+}
+
+/// An attempt as it stands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Known {
+    /// Which.
+    pub key: JobKey,
+    /// The root of the coordinator that sent it; empty when an operator did.
+    pub coordinator: String,
+    /// Where it stands.
+    pub state: JobState,
+}
+
+impl Known {
+    /// Whether it may still run.
+    const fn is_open(&self) -> bool {
+        matches!(self.state.status, JobStatus::Queued | JobStatus::Started)
+    }
+}
+
+impl Supervisor {
+    /// Takes an attempt in as those of coordinators are. The same request id means the same attempt.
+    ///
+    /// # Errors
+    /// A [`NotRun`]; with `KEY_CONFLICT` when the request id came with something else before.
+    pub(crate) async fn run_attempt(&self, request_id: &str, wanted: Wanted) -> Result<JobKey, NotRun> {
+        let context = self.queue.operator_context().await.map_err(NotRun::Store)?;
+        let flow = match request_id {
+            "" => Uid::random(),
+            id => uid_of(id),
+        };
+        let job_key = JobKey { context, flow: FlowUid(flow), job: JobId(1), attempt: Attempt(1) };
+        let execution = execution(job_key, wanted);
+        let (grants, condition) = admit(self, &execution, OPERATOR).await.map_err(NotRun::Refused)?;
+        let hash = execution.content_hash();
+        let offer = Offer { execution, hash, coordinator: OPERATOR.to_owned(), grants, condition };
+        self.queue.accept(offer).await.map_err(NotRun::Queue)?;
+        self.metrics.accepted.inc();
+        Ok(job_key)
+    }
+
+    /// An attempt as it stands; nothing when it is not known here.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`].
+    pub(crate) async fn attempt(&self, key: JobKey) -> kv::Result<Option<Known>> {
+        let Some(state) = self.queue.status(key).await? else { return Ok(None) };
+        let origin = self.queue.origin(key).await?.map(|(coordinator, _)| coordinator);
+        let coordinator = origin.filter(|name| name != OPERATOR).unwrap_or_default();
+        Ok(Some(Known { key, coordinator, state }))
+    }
+
+    /// An attempt as it stands when it has ended, or at the deadline.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`].
+    pub(crate) async fn ended_attempt(&self, key: JobKey, deadline: Instant) -> kv::Result<Option<Known>> {
+        let mut listener = self.word.listen(key);
+        loop {
+            let known = self.attempt(key).await?;
+            let is_open = known.as_ref().is_some_and(Known::is_open);
+            if !is_open || tokio::time::timeout_at(deadline, listener.next()).await.is_err() {
+                return Ok(known);
+            }
+        }
+    }
+}
+
+/// Always the same of the same text.
+fn uid_of(text: &str) -> Uid {
+    let hash = BlobHash::of(text.as_bytes()).to_string();
+    hash[..32].parse().expect("a hash has more than 32 hex digits")
+}
+
+fn execution(job_key: JobKey, wanted: Wanted) -> Execution {
+    let Wanted { script_type, script, env_vars, timeout_secs, group, instance, isolation, network } = wanted;
+    let name = |text: &str| text.parse::<Name>().expect("it is a name");
+    Execution {
+        job_key,
+        context_id: ContextId(0),
+        flow_id: FlowId(0),
+        caller_id: ActorId(0),
+        flow_name: name("operator"),
+        node: name("attempt"),
+        script_type,
+        script: ScriptSource::Inline(script),
+        env_vars,
+        files: Default::default(),
+        outputs: Vec::new(),
+        inputs: Default::default(),
+        timeout_secs,
+        priority: 1,
+        group,
+        instance,
+        isolation,
+        network,
+        signature: None,
+        traceparent: None,
+    }
+}
+
+/// Requests that operators repeat, one at a time: what is done under an id is done once. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub struct Requests(Arc<Mutex<()>>);
+
+/// A request whose turn it is.
+pub(crate) struct Turn<'a> {
+    _held: MutexGuard<'a, ()>,
+    supervisor: &'a Supervisor,
+    id: &'a str,
+    hash: String,
+}
+
+/// What became of a request under the same id.
+pub(crate) enum Before<'a> {
+    /// Nothing: it is to be done, and noted then.
+    Nothing(Turn<'a>),
+    /// It was done.
+    Same,
+    /// Something else was done.
+    Other,
+}
+
+impl Supervisor {
+    /// Waits for the turn of a request that says `what`. Without an id it is always new.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`].
+    pub(crate) async fn asked_before<'a>(&'a self, id: &'a str, what: &str) -> kv::Result<Before<'a>> {
+        let held = self.requests.0.lock().await;
+        let hash = BlobHash::of(what.as_bytes()).to_string();
+        if !id.is_empty() {
+            match self.queue.asked(id).await? {
+                Some(known) if known == hash => return Ok(Before::Same),
+                Some(_) => return Ok(Before::Other),
+                None => {}
+            }
+        }
+        Ok(Before::Nothing(Turn { _held: held, supervisor: self, id, hash }))
+    }
+}
+
+impl Turn<'_> {
+    /// It was done. A repetition after a crash before this does it again, which all that is asked for here allows.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`].
+    pub(crate) async fn done(self) -> kv::Result<()> {
+        if self.id.is_empty() { Ok(()) } else { self.supervisor.queue.note_asked(self.id, &self.hash).await }
+    }
+}
