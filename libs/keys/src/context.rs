@@ -20,6 +20,8 @@ pub enum ContextKey {
     RunnersDeleted,
     /// Hash: a job, by caller.
     Job(ActorId, JobId),
+    /// Sorted set: jobs that belong to no flow, each `<caller>:<job>`, by the revision of their making.
+    Jobs,
     /// Hash: a flow.
     Flow(FlowId),
     /// Hash: job id → node as JSON.
@@ -70,6 +72,8 @@ pub enum ContextKey {
     Log(FlowId, JobId, Attempt),
     /// Stream: every change of state.
     Events,
+    /// Sorted set: how far the events had come, by when.
+    EventMarks,
     /// Stream: who did what.
     Audit,
     /// Sorted set: flows to look at, each a [`crate::FlowRef`], by when.
@@ -91,6 +95,7 @@ impl fmt::Display for ContextKey {
             Self::Runners => f.write_str("runners"),
             Self::RunnersDeleted => f.write_str("runners_deleted"),
             Self::Job(caller, id) => write!(f, "job:{caller}:{id}"),
+            Self::Jobs => f.write_str("jobs"),
             Self::Flow(id) => write!(f, "flow:{id}"),
             Self::FlowNodes(id) => write!(f, "flow:{id}:nodes"),
             Self::FlowSignals(id) => write!(f, "flow:{id}:signals"),
@@ -116,6 +121,7 @@ impl fmt::Display for ContextKey {
             Self::BlobIdle => f.write_str("blob_idle"),
             Self::Log(flow, job, attempt) => write!(f, "log:{flow}:{job}:{attempt}"),
             Self::Events => f.write_str("events"),
+            Self::EventMarks => f.write_str("event_marks"),
             Self::Audit => f.write_str("audit"),
             Self::Due => f.write_str("due"),
             Self::Drops => f.write_str("drops"),
@@ -174,6 +180,7 @@ impl ContextKey {
         Some(match text {
             "runners" => Self::Runners,
             "runners_deleted" => Self::RunnersDeleted,
+            "jobs" => Self::Jobs,
             "flows" => Self::Flows,
             "flows_active" => Self::FlowsActive,
             "letters" => Self::Letters,
@@ -185,6 +192,7 @@ impl ContextKey {
             "msg_out_coordinator" => Self::MsgOutCoordinator,
             "blob_idle" => Self::BlobIdle,
             "events" => Self::Events,
+            "event_marks" => Self::EventMarks,
             "audit" => Self::Audit,
             "due" => Self::Due,
             "drops" => Self::Drops,
@@ -272,6 +280,8 @@ impl ContextKeys {
         runners_deleted() = ContextKey::RunnersDeleted;
         /// Hash: a job.
         job(caller: ActorId, id: JobId) = ContextKey::Job(caller, id);
+        /// Sorted set: jobs that belong to no flow.
+        jobs() = ContextKey::Jobs;
         /// Hash: a flow.
         flow(id: FlowId) = ContextKey::Flow(id);
         /// Hash: job id → node as JSON.
@@ -322,6 +332,8 @@ impl ContextKeys {
         log(flow: FlowId, job: JobId, attempt: Attempt) = ContextKey::Log(flow, job, attempt);
         /// Stream: every change of state.
         events() = ContextKey::Events;
+        /// Sorted set: how far the events had come, by when.
+        event_marks() = ContextKey::EventMarks;
         /// Stream: who did what.
         audit() = ContextKey::Audit;
         /// Sorted set: flows to look at, by when.
@@ -356,6 +368,8 @@ pub enum GlobalKey {
     Token(ActorId, String),
     /// Stream: changes of actors and contexts.
     Events,
+    /// Sorted set: how far the events had come, by when.
+    EventMarks,
     /// Stream: who did what to actors and contexts.
     Audit,
     /// Hash: id counters and the change counter.
@@ -374,6 +388,7 @@ impl fmt::Display for GlobalKey {
             Self::Request(caller, id) => write!(f, "requests:{caller}:{id}"),
             Self::Token(actor, id) => write!(f, "tokens:{actor}:{id}"),
             Self::Events => f.write_str("events"),
+            Self::EventMarks => f.write_str("event_marks"),
             Self::Audit => f.write_str("audit"),
             Self::Ids => f.write_str("ids"),
         }
@@ -391,6 +406,7 @@ impl GlobalKey {
             "coordinator" => Self::Coordinator,
             "replicas" => Self::Replicas,
             "events" => Self::Events,
+            "event_marks" => Self::EventMarks,
             "audit" => Self::Audit,
             "ids" => Self::Ids,
             other => match other.split_once(':')? {
@@ -465,6 +481,8 @@ impl GlobalKeys {
         token(actor: ActorId, token_id: &str) = GlobalKey::Token(actor, token_id.to_owned());
         /// Stream: changes of actors and contexts.
         events() = GlobalKey::Events;
+        /// Sorted set: how far the events had come, by when.
+        event_marks() = GlobalKey::EventMarks;
         /// Stream: who did what to actors and contexts.
         audit() = GlobalKey::Audit;
         /// Hash: id counters and the change counter.
@@ -480,7 +498,7 @@ mod tests {
     fn any_context_key() -> impl Strategy<Value = ContextKey> {
         use ContextKey as K;
         let hash = any::<[u8; 4]>().prop_map(|seed| BlobHash::of(&seed));
-        (0_u8..35, any::<[u32; 3]>(), hash, "[ -~]{0,40}").prop_map(
+        (0_u8..37, any::<[u32; 3]>(), hash, "[ -~]{0,40}").prop_map(
             |(kind, [a, b, c], hash, text)| match kind {
                 0 => K::Context(ContextId(a)),
                 1 => K::Runner(RunnerId(a)),
@@ -516,6 +534,8 @@ mod tests {
                 31 => K::LettersDone,
                 32 => K::InboxBytes,
                 33 => K::RunnersDeleted,
+                34 => K::Jobs,
+                35 => K::EventMarks,
                 _ => K::Ids,
             },
         )

@@ -23,8 +23,40 @@ pub struct Actor {
     pub created_at: Timestamp,
     /// When it last changed.
     pub updated_at: Timestamp,
+    /// Client certificates that were issued before this moment do not count; absent: all do.
+    pub certificates_not_before: Option<Timestamp>,
+    /// When it was removed. Its number is never given again, so what is left says nothing but that.
+    pub deleted_at: Option<Timestamp>,
     /// The change counter at its last change.
     pub revision: Revision,
+}
+
+impl Actor {
+    /// Puts another key in force, from now on. The one before counts beside it until `former_until`; all but those whose end
+    /// comes sooner.
+    pub fn rotate(&mut self, key: String, now: Timestamp, former_until: Timestamp) {
+        for former in &mut self.keys {
+            if former.revoked_at.is_none_or(|end| end > former_until) {
+                former.revoked_at = Some(former_until);
+            }
+        }
+        self.keys.push(ActorKey { key: key.clone(), not_before: now, revoked_at: None });
+        self.pubkey = key;
+    }
+}
+
+impl ActorKey {
+    /// Whether it counts at this moment.
+    #[must_use]
+    pub fn is_in_force(&self, at: Timestamp) -> bool {
+        self.not_before <= at && self.revoked_at.is_none_or(|end| at < end)
+    }
+
+    /// Whether its end has come.
+    #[must_use]
+    pub fn is_over(&self, at: Timestamp) -> bool {
+        self.revoked_at.is_some_and(|end| end <= at)
+    }
 }
 
 /// Whether this is how a public key is written, an actor's as well as a coordinator's, a supervisor's and a node's: 64
@@ -47,7 +79,45 @@ pub struct ActorKey {
 
 #[cfg(test)]
 mod tests {
-    use super::is_key;
+    use super::{Actor, ActorKey, is_key};
+    use crate::id::{ActorId, Revision};
+    use crate::time::Timestamp;
+
+    fn secs(secs: u64) -> Timestamp {
+        Timestamp::from_millis(secs * 1000)
+    }
+
+    #[test]
+    fn a_key_counts_from_its_beginning_to_its_end() {
+        let key = ActorKey { key: String::new(), not_before: secs(10), revoked_at: Some(secs(20)) };
+        let counts: Vec<bool> = [9, 10, 19, 20].map(|at| key.is_in_force(secs(at))).into();
+        assert_eq!(counts, [false, true, true, false]);
+        assert!(!key.is_over(secs(19)) && key.is_over(secs(20)));
+    }
+
+    #[test]
+    fn former_keys_end_and_never_later_than_they_would() {
+        let mut actor = Actor {
+            id: ActorId(1),
+            pubkey: "a".to_owned(),
+            address: Vec::new(),
+            keys: vec![ActorKey { key: "a".to_owned(), not_before: secs(1), revoked_at: None }],
+            home_context: None,
+            created_at: secs(1),
+            updated_at: secs(1),
+            certificates_not_before: None,
+            deleted_at: None,
+            revision: Revision(1),
+        };
+        actor.rotate("b".to_owned(), secs(10), secs(100));
+        actor.rotate("c".to_owned(), secs(20), secs(200));
+        let ends: Vec<_> = actor.keys.iter().map(|key| key.revoked_at).collect();
+        assert_eq!(ends, [Some(secs(100)), Some(secs(200)), None]);
+        actor.rotate("d".to_owned(), secs(30), secs(30));
+        let in_force: Vec<&str> =
+            actor.keys.iter().filter(|key| key.is_in_force(secs(30))).map(|key| key.key.as_str()).collect();
+        assert_eq!((in_force, actor.pubkey.as_str()), (vec!["d"], "d"), "at once");
+    }
 
     #[test]
     fn keys_have_one_spelling() {

@@ -138,6 +138,20 @@ pub const MSG_IN_MAX: usize = 10_000;
 pub const DELETED_RUNNER_KEEP_SECS: u32 = 7 * 24 * 3600;
 /// Addresses of one actor.
 pub const ACTOR_ADDRESSES_MAX: usize = 8;
+/// Keys of one actor that are in force, or will be.
+pub const ACTOR_KEYS_MAX: usize = 8;
+/// Keys of one actor that are remembered, those that are over with them.
+pub const ACTOR_KEYS_KEPT_MAX: usize = 64;
+/// How long an actor's former keys count beside its new one, at most.
+pub const ACTOR_KEY_OVERLAP_SECS_MAX: u32 = 30 * 24 * 3600;
+/// Actors in one list of a context: its admins, its executors, its readers.
+pub const CONTEXT_MEMBERS_MAX: usize = 10_000;
+/// How long a blob is kept that nobody refers to.
+pub const BLOB_IDLE_SECS: u32 = 24 * 3600;
+/// How long events are kept.
+pub const EVENTS_KEEP_SECS: u32 = 7 * 24 * 3600;
+/// How long it is remembered who did what.
+pub const AUDIT_KEEP_SECS: u32 = 90 * 24 * 3600;
 /// Jobs of one message that a program pushed to Redis.
 pub const RAW_JOBS_MAX: usize = 1000;
 /// What is remembered of what happened to a message.

@@ -32,6 +32,11 @@ impl Violations {
         result.map_err(|error| self.add(field, error)).ok()
     }
 
+    /// The value, or nothing and all that was found to be wrong with it.
+    pub fn absorb<T>(&mut self, result: Result<T, Self>) -> Option<T> {
+        result.map_err(|found| self.0.extend(found.0)).ok()
+    }
+
     /// Those found so far.
     #[must_use]
     pub fn as_slice(&self) -> &[Violation] {

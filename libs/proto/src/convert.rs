@@ -9,6 +9,7 @@ pub mod enums;
 pub mod envelope;
 pub mod flow;
 pub mod flow_spec;
+pub mod job;
 pub mod node;
 pub mod runner;
 pub mod time;

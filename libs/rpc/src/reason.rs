@@ -62,6 +62,8 @@ reasons! {
     MessageTooOld = "MESSAGE_TOO_OLD",
     /// The message carries nodes of a flow: it goes by the flow's policy, and with the flow.
     CarriesNodes = "CARRIES_NODES",
+    /// The job is a node of a flow, and goes with it.
+    JobInFlow = "JOB_IN_FLOW",
     /// The server's configuration does not allow it.
     NotConfigured = "NOT_CONFIGURED",
     /// The record changed since the caller read it.

@@ -254,7 +254,7 @@ impl Clients {
         context_id: u32,
         flow_id: u32,
     ) -> Result<v1::DeleteFlowResponse, CallError> {
-        let request = timed(v1::DeleteFlowRequest { context_id, flow_id }, CALL_TIMEOUT);
+        let request = timed(v1::DeleteFlowRequest { context_id, flow_id, ..Default::default() }, CALL_TIMEOUT);
         Ok(self.flows.clone().delete_flow(request).await?.into_inner())
     }
 

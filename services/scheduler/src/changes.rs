@@ -2,9 +2,10 @@
 //!
 //! - [`submit`]: from a submission to a flow that runs; [`filling`]: flows that come in pieces;
 //! - [`job`]: one job as a flow, and waiting for it; [`retry`]: running an ended flow again;
-//! - `signatures`: what actors have signed of it;
+//! - `created`: nodes whose jobs were created before; `signatures`: what actors have signed of it;
 //! - [`wishes`]: signals, cancels and reports, kept for the flow's owner.
 
+pub(crate) mod created;
 pub mod filling;
 pub mod job;
 pub mod repeat;

@@ -1,15 +1,19 @@
 //! Actors.
 
-use kv::Cmd;
+use std::time::Duration;
+
+use kv::{Cmd, Value};
 use model::actor::ActorKey;
 use model::{Actor, ActorId, Address, ContextId, Revision, Timestamp, limits};
-use proto::convert::actor::ActorChange;
+use proto::convert::actor::{ActorChange, KeyRotation};
 
+use crate::audit::Deed;
 use crate::error::{Error, Result};
-use crate::record::{self, Fields};
-use crate::requests::{Request, hash_of};
+use crate::permission::Action;
+use crate::record::{self, Fields, Written};
+use crate::requests::{Request, hash_of, was_asked};
 use crate::scripts;
-use crate::store::{ID_TRIES, Store};
+use crate::store::{ID_TRIES, PERMISSION_TRIES, Store};
 
 /// An actor to be registered.
 #[derive(Debug, Clone)]
@@ -23,7 +27,20 @@ pub(crate) struct NewActor {
 }
 
 /// Actors are registered by the bootstrap identity, which has no id of its own.
-const BOOTSTRAP: ActorId = ActorId(0);
+pub(crate) const BOOTSTRAP: ActorId = ActorId(0);
+
+/// A change of an actor that is about to be made.
+struct Change<'a> {
+    deed: Deed,
+    asker: Option<ActorId>,
+    request: Option<&'a Request>,
+    id: ActorId,
+    /// The key in force from now on.
+    pubkey: &'a str,
+    /// The revision that it builds on; nothing for any.
+    expected: Option<Revision>,
+    fields: Written,
+}
 
 impl Store {
     /// Keeps a new actor, or gives the one that the same request made before.
@@ -44,6 +61,8 @@ impl Store {
                 address: new.address.clone(),
                 keys: vec![ActorKey { key: new.pubkey.clone(), not_before: now, revoked_at: None }],
                 home_context: None,
+                certificates_not_before: None,
+                deleted_at: None,
                 created_at: now,
                 updated_at: now,
                 revision: Revision(0),
@@ -54,7 +73,7 @@ impl Store {
                     return Ok(actor);
                 }
                 Ok((false, then)) => {
-                    return self.actor(ActorId(u32::try_from(then).unwrap_or_default())).await;
+                    return self.actor_ever(ActorId(u32::try_from(then).unwrap_or_default())).await;
                 }
                 Err(Error::Store(kv::Error::Refused { code, message })) if code == "ACTOR_EXISTS" => {
                     if new.id.is_some() {
@@ -79,8 +98,9 @@ impl Store {
         let mut touched = vec![keys.actor(actor.id), keys.actors(), keys.actor_keys()];
         touched.extend(request.map(|request| keys.request(BOOTSTRAP, &request.id)));
         let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let deed = Deed::of(None, Action::RegisterActor, format_args!("actor {}", actor.id)).asked(request);
         let call = self
-            .begin_global(&scripts::REGISTER_ACTOR, &touched, now)
+            .begin_global_by(Some(&deed), &scripts::REGISTER_ACTOR, &touched, now)
             .arg(actor.id.0)
             .arg(hash_of(request))
             .arg(limits::REQUEST_ID_KEEP_SECS)
@@ -104,29 +124,139 @@ impl Store {
         now: Timestamp,
     ) -> Result<Actor> {
         let ActorChange { id, expected_revision, address, home_context } = change;
+        if self.was_asked(asker, request).await? {
+            return self.actor_ever(*id).await;
+        }
         if let Some(home) = home_context {
             self.check_home(*id, *home).await?;
         }
+        let mut fields = Written::default();
+        fields.json("address", address).optional("home_context", *home_context);
+        let deed = Deed::of(asker, Action::UpdateActor, format_args!("actor {id}")).asked(request);
+        let pubkey = self.actor(*id).await?.pubkey;
+        let change =
+            Change { deed, asker, request, id: *id, pubkey: &pubkey, expected: *expected_revision, fields };
+        self.change_actor(change, now).await?;
+        self.actor_ever(*id).await
+    }
+
+    /// Puts another key of an actor in force. `asker` is nobody for the bootstrap identity, else the actor itself.
+    pub(crate) async fn rotate_actor_key(
+        &self,
+        rotation: &KeyRotation,
+        asker: Option<ActorId>,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<Actor> {
+        let KeyRotation { id, expected_revision, pubkey, overlap_secs, revoke_certificates } = rotation;
+        for _ in 0..PERMISSION_TRIES {
+            if self.was_asked(asker, request).await? {
+                return self.actor_ever(*id).await;
+            }
+            let mut actor = self.actor(*id).await?;
+            check_revision("actor", *id, actor.revision, *expected_revision)?;
+            rotate(&mut actor, pubkey, now, Duration::from_secs((*overlap_secs).into()))?;
+            if *revoke_certificates {
+                actor.certificates_not_before = Some(now);
+            }
+            let mut fields = Written::default();
+            fields
+                .text("pubkey", pubkey)
+                .json("keys", &actor.keys)
+                .optional("certificates_not_before", actor.certificates_not_before);
+            let deed = Deed::of(asker, Action::RotateActorKey, format_args!("actor {id}")).asked(request);
+            let expected = Some(actor.revision);
+            let change = Change { deed, asker, request, id: *id, pubkey, expected, fields };
+            match self.change_actor(change, now).await {
+                // Somebody else changed it since it was read.
+                Err(Error::Changed(_)) => {}
+                Err(error) => return Err(error),
+                Ok(()) => return self.actor_ever(*id).await,
+            }
+        }
+        Err(Error::Changed(format!("actor {id} changes again and again")))
+    }
+
+    /// Removes an actor, and then its roles. `asker` is nobody for the bootstrap identity, else the actor itself.
+    ///
+    /// # Errors
+    /// [`Error::LastAdmin`] where it is the only admin of a context.
+    pub(crate) async fn delete_actor(
+        &self,
+        id: ActorId,
+        expected_revision: Option<Revision>,
+        asker: Option<ActorId>,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<()> {
+        for _ in 0..PERMISSION_TRIES {
+            let found = self.actor(id).await;
+            // After the actor: whoever removes it remembers the request with that.
+            if self.was_asked(asker, request).await? {
+                // Whoever was asked first may have died before it came to the roles.
+                return self.remove_roles(id, now).await;
+            }
+            let actor = found?;
+            check_revision("actor", id, actor.revision, expected_revision)?;
+            let administered = self.only_administered_by(id).await?;
+            if !administered.is_empty() {
+                return Err(Error::LastAdmin { actor: id, contexts: administered });
+            }
+            let deed = Deed::of(asker, Action::DeleteActor, format_args!("actor {id}")).asked(request);
+            match self.bury(&actor, deed, asker, request, now).await {
+                Err(Error::Changed(_) | Error::NotFound(_)) => {}
+                Err(error) => return Err(error),
+                Ok(()) => return self.remove_roles(id, now).await,
+            }
+        }
+        Err(Error::Changed(format!("actor {id} changes again and again")))
+    }
+
+    async fn bury(
+        &self,
+        actor: &Actor,
+        deed: Deed,
+        asker: Option<ActorId>,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<()> {
         let keys = self.keys();
-        let mut touched = vec![keys.actor(*id), keys.actor_keys()];
+        let mut touched = vec![keys.actor(actor.id), keys.actors(), keys.actor_keys()];
         touched.extend(request.map(|request| keys.request(asker.unwrap_or(BOOTSTRAP), &request.id)));
         let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
-        let change = self
-            .begin_global(&scripts::UPDATE_ACTOR, &touched, now)
-            .arg(id.0)
-            .arg(&expected_revision.map(|revision| revision.to_string()).unwrap_or_default())
-            .arg(&serde_json::to_string(address).expect("a list of texts is JSON"))
-            .arg(&home_context.map(|home| home.to_string()).unwrap_or_default())
+        let call = self
+            .begin_global_by(Some(&deed), &scripts::DELETE_ACTOR, &touched, now)
+            .arg(actor.id.0)
+            .arg(actor.revision.0)
             .arg(hash_of(request))
-            .arg(limits::REQUEST_ID_KEEP_SECS);
-        let applied = self.apply_global(change).await;
-        applied.map_err(|error| match (error.code(), &error) {
-            (Some("REQUEST_ID_REUSED"), _) => Error::RequestIdReused,
-            (Some("ACTOR_GONE"), _) => Error::not_found("actor", id),
-            (Some("ACTOR_CHANGED"), kv::Error::Refused { message, .. }) => Error::Changed(message.clone()),
-            _ => Error::Store(error),
-        })?;
-        self.actor(*id).await
+            .arg(limits::REQUEST_ID_KEEP_SECS)
+            .args(actor.keys.iter().map(|key| key.key.as_str()));
+        self.apply_global(call).await.map_err(|error| of_actor(error, actor.id))?;
+        Ok(())
+    }
+
+    async fn change_actor(&self, change: Change<'_>, now: Timestamp) -> Result<()> {
+        let Change { deed, asker, request, id, pubkey, expected, fields } = change;
+        let keys = self.keys();
+        let mut touched = vec![keys.actor(id), keys.actor_keys()];
+        touched.extend(request.map(|request| keys.request(asker.unwrap_or(BOOTSTRAP), &request.id)));
+        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let call = self
+            .begin_global_by(Some(&deed), &scripts::CHANGE_ACTOR, &touched, now)
+            .arg(id.0)
+            .arg(&expected.map(|revision| revision.to_string()).unwrap_or_default())
+            .arg(hash_of(request))
+            .arg(limits::REQUEST_ID_KEEP_SECS)
+            .arg(pubkey)
+            .args(fields.args());
+        self.apply_global(call).await.map_err(|error| of_actor(error, id))?;
+        Ok(())
+    }
+
+    /// Whether a request that concerns no context was carried out before. Fails when it had another body then.
+    pub(crate) async fn was_asked(&self, asker: Option<ActorId>, request: Option<&Request>) -> Result<bool> {
+        let key = request.map(|request| self.keys().request(asker.unwrap_or(BOOTSTRAP), &request.id));
+        was_asked(self.connection(), key.as_deref(), request).await
     }
 
     /// Letters land only where their recipient may read them.
@@ -140,11 +270,67 @@ impl Store {
         role.map(drop).ok_or_else(no_role)
     }
 
-    /// Reads an actor.
+    /// Reads an actor that was not removed.
     pub(crate) async fn actor(&self, id: ActorId) -> Result<Actor> {
-        let key = self.keys().actor(id);
-        let value = self.connection().cmd(Cmd::new("HGETALL").arg(&key)).await?;
-        let fields = Fields::of_hash(&key, value)?.ok_or_else(|| Error::not_found("actor", id))?;
-        Ok(record::actor::read(fields)?)
+        let actor = self.actor_ever(id).await?;
+        if actor.deleted_at.is_some() { Err(Error::not_found("actor", id)) } else { Ok(actor) }
     }
+
+    /// Reads an actor, or what is left of one that was removed.
+    pub(crate) async fn actor_ever(&self, id: ActorId) -> Result<Actor> {
+        let value = self.connection().cmd(Cmd::new("HGETALL").arg(&self.keys().actor(id))).await?;
+        self.actor_of(id, value)?.ok_or_else(|| Error::not_found("actor", id))
+    }
+
+    /// The actor in the answer to `HGETALL`.
+    pub(crate) fn actor_of(&self, id: ActorId, value: Value) -> Result<Option<Actor>> {
+        let fields = Fields::of_hash(self.keys().actor(id), value)?;
+        Ok(fields.map(record::actor::read).transpose()?)
+    }
+}
+
+fn of_actor(error: kv::Error, id: ActorId) -> Error {
+    match (error.code(), &error) {
+        (Some("REQUEST_ID_REUSED"), _) => Error::RequestIdReused,
+        (Some("ACTOR_GONE"), _) => Error::not_found("actor", id),
+        (Some("ACTOR_CHANGED"), kv::Error::Refused { message, .. }) => Error::Changed(message.clone()),
+        _ => Error::Store(error),
+    }
+}
+
+/// Fails when a record is not as whoever changes it has read it.
+pub(crate) fn check_revision(
+    kind: &str,
+    id: impl std::fmt::Display,
+    revision: Revision,
+    expected: Option<Revision>,
+) -> Result<()> {
+    match expected {
+        Some(expected) if expected != revision => {
+            Err(Error::Changed(format!("{kind} {id} is at revision {revision}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Puts another key in force, unless the actor ever had it: one that was revoked never counts again.
+fn rotate(actor: &mut Actor, key: &str, now: Timestamp, overlap: Duration) -> Result<()> {
+    if actor.keys.iter().any(|known| known.key == key) {
+        return Err(Error::field(
+            "pubkey",
+            format!("actor {} has, or had, this key: make a new one", actor.id),
+        ));
+    }
+    actor.rotate(key.to_owned(), now, now + overlap);
+    let living = actor.keys.iter().filter(|key| !key.is_over(now)).count();
+    if living > limits::ACTOR_KEYS_MAX {
+        let (max, asked) = (limits::ACTOR_KEYS_MAX as u64, living as u64);
+        return Err(Error::Limit { limit: "keys of an actor that are in force", max, asked });
+    }
+    // Those that are over for longest are forgotten first.
+    while actor.keys.len() > limits::ACTOR_KEYS_KEPT_MAX {
+        let Some(oldest) = actor.keys.iter().position(|key| key.is_over(now)) else { break };
+        actor.keys.remove(oldest);
+    }
+    Ok(())
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use identity::TrustDomain;
 use kv::Kv;
+use model::Timestamp;
 use rpc::{Directory, MountBuilder};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -17,6 +18,7 @@ use crate::replicas::Replicas;
 use crate::routers::Routers;
 use crate::rpc::{Identities, Rpc, keep_true};
 use crate::store::Store;
+use crate::sweeps::Swept;
 
 /// What storage needs of others.
 #[derive(Debug, Clone)]
@@ -93,14 +95,27 @@ impl App {
         self.hub.connected()
     }
 
+    /// Removes what is too old at this moment, in all contexts: blobs that nobody refers to, events, entries of the audit. A
+    /// running service does so by itself, at least every hour.
+    ///
+    /// # Errors
+    /// When Redis does not answer.
+    pub async fn sweep(&self, now: Timestamp) -> Result<Swept, StartError> {
+        self.hub.store().sweep(now).await.map_err(|error| match error {
+            Error::Store(error) if error.is_connection_trouble() => StartError::Unreachable(error),
+            error => StartError::Unusable(Box::new(error)),
+        })
+    }
+
     /// Listens to the hints of Redis until `shutdown`; then ends every stream.
     pub async fn run(self, shutdown: CancellationToken) {
         let replicas = self.rpc.replicas.clone().run(self.hub.clone(), shutdown.clone());
         let removals = self.rpc.removals.clone().run(shutdown.clone());
         let reconnects = self.hub.clone().check_reconnects(shutdown.clone());
+        let sweeps = self.hub.store().clone().sweep_always(shutdown.clone());
         // Subscribed before the first hint is heard.
         let identities = keep_true(self.rpc.identities.clone(), self.hub.news(), shutdown.clone());
-        tokio::join!(self.hub.clone().run(shutdown), replicas, removals, reconnects, identities);
+        tokio::join!(self.hub.clone().run(shutdown), replicas, removals, reconnects, sweeps, identities);
         self.stop.cancel();
     }
 }

@@ -12,6 +12,7 @@ use model::job::BlobRef;
 use model::limits::{BLOB_CHUNK_BYTES, FILE_BYTES_MAX};
 use model::{BlobHash, ContextId, ContextUid, Timestamp};
 
+use crate::audit::Deed;
 use crate::error::{Error, Result};
 use crate::scripts;
 use crate::store::{Asker, Store, Tenant};
@@ -19,6 +20,8 @@ use crate::store::{Asker, Store, Tenant};
 /// How long chunks are kept that belong to no visible blob.
 const UNFINISHED: Duration = Duration::from_secs(3600);
 
+/// How often a blob is written that is swept at the same moment.
+const PUT_TRIES: u32 = 3;
 /// Blobs that are looked for in one round trip.
 const BLOBS_LOOKED_FOR: usize = 1000;
 
@@ -56,9 +59,15 @@ fn check_size(size: u64) -> Result<()> {
 
 impl Store {
     /// Keeps bytes. Keeping them again changes nothing but the time until they may be removed unreferenced.
-    pub(crate) async fn put_blob(&self, context: ContextId, bytes: &[u8], now: Timestamp) -> Result<BlobRef> {
+    pub(crate) async fn put_blob(
+        &self,
+        context: ContextId,
+        bytes: &[u8],
+        deed: &Deed,
+        now: Timestamp,
+    ) -> Result<BlobRef> {
         let tenant = self.tenant(context).await?;
-        put(&tenant, None, BlobHash::of(bytes), bytes, now).await
+        put(&tenant, None, BlobHash::of(bytes), bytes, Some(deed), now).await
     }
 
     /// Keeps one piece; the last one has the whole checked and made visible.
@@ -98,7 +107,7 @@ impl Store {
         }
         whole.extend_from_slice(&data);
         let result = if BlobHash::of(&whole) == hash {
-            put(&tenant, Some(uid), hash, &whole, now).await.map(|_| ())
+            put(&tenant, Some(uid), hash, &whole, None, now).await.map(|_| ())
         } else {
             Err(Error::field("sha256", "the bytes have another hash: begin again"))
         };
@@ -182,9 +191,28 @@ async fn put(
     uid: Option<ContextUid>,
     hash: BlobHash,
     bytes: &[u8],
+    deed: Option<&Deed>,
     now: Timestamp,
 ) -> Result<BlobRef> {
     check_size(bytes.len() as u64)?;
+    for _ in 1..PUT_TRIES {
+        match put_once(tenant, uid, hash, bytes, deed, now).await {
+            // It was there, and was swept just now.
+            Err(error) if error.code() == Some("CHUNK_MISSING") => {}
+            result => return result,
+        }
+    }
+    put_once(tenant, uid, hash, bytes, deed, now).await
+}
+
+async fn put_once(
+    tenant: &Tenant,
+    uid: Option<ContextUid>,
+    hash: BlobHash,
+    bytes: &[u8],
+    deed: Option<&Deed>,
+    now: Timestamp,
+) -> Result<BlobRef> {
     let key = tenant.keys.blob(hash);
     let chunks =
         bytes.chunks(BLOB_CHUNK_BYTES).zip(0..).map(|(chunk, n)| (tenant.keys.blob_chunk(hash, n), chunk));
@@ -199,7 +227,8 @@ async fn put(
     let refs = tenant.keys.blob_refs(hash);
     let mut touched = vec![key.as_str(), &refs, &tenant.blob_idle];
     touched.extend(chunks.iter().map(|(key, _)| key.as_str()));
-    let call = tenant.begin(&scripts::PUT_BLOB, &touched, uid, now).arg(&hash.to_string()).arg(bytes.len());
+    let call =
+        tenant.begin_by(deed, &scripts::PUT_BLOB, &touched, uid, now).arg(&hash.to_string()).arg(bytes.len());
     tenant.call(call).await?;
     Ok(BlobRef { sha256: hash, size: bytes.len() as u64 })
 }

@@ -11,12 +11,16 @@ use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
 use kv::Cmd;
-use model::{ActorId, ContextId, ContextState, ContextUid, Role, RunnerId, Timestamp};
+use model::{ActorId, Context, ContextId, ContextState, ContextUid, RunnerId, Timestamp, limits};
 use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::actors::BOOTSTRAP;
+use crate::audit::Deed;
 use crate::error::{Error, Result};
 use crate::events::{Hint, Hub};
+use crate::permission::{self, Action};
+use crate::requests::Request;
 use crate::scripts;
 use crate::store::{PERMISSION_TRIES, Store, Tenant, lock};
 
@@ -66,9 +70,17 @@ impl Removals {
 
     /// Removes a context, for one of its admins or for the bootstrap identity. Returns when nothing is left;
     /// the removal goes on when this is dropped.
-    pub(crate) async fn remove(&self, id: ContextId, actor: Option<ActorId>, now: Timestamp) -> Result<()> {
+    pub(crate) async fn remove(
+        &self,
+        id: ContextId,
+        actor: Option<ActorId>,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<()> {
         let mut looks = self.looks();
-        let (tenant, uid) = self.0.hub.store().begin_context_removal(id, actor, now).await?;
+        let begun = self.0.hub.store().begin_context_removal(id, actor, request, now).await?;
+        // The same request has removed it before.
+        let Some((tenant, uid)) = begun else { return Ok(()) };
         while record_of(&tenant).await?.is_some_and(|(known, _)| known == uid) {
             // The sender lives as long as this.
             let _ = looks.changed().await;
@@ -201,30 +213,85 @@ async fn record_of(tenant: &Tenant) -> Result<Option<(ContextUid, ContextState)>
 }
 
 impl Store {
-    /// Marks a context as going, and gives its uid.
+    /// Marks a context as going, and gives its uid; nothing when the same request had it removed before.
     async fn begin_context_removal(
         &self,
         id: ContextId,
         actor: Option<ActorId>,
+        request: Option<&Request>,
         now: Timestamp,
-    ) -> Result<(Arc<Tenant>, ContextUid)> {
+    ) -> Result<Option<(Arc<Tenant>, ContextUid)>> {
+        let then = self.removal_asked_before(actor, request).await?;
         for _ in 0..PERMISSION_TRIES {
-            let (tenant, context) = self.context(id).await?;
-            if let Some(actor) = actor {
-                context.require(actor, Role::Admin)?;
+            let (tenant, context) = match self.context(id).await {
+                // Perhaps the same request has removed it meanwhile.
+                Err(Error::NotFound(_)) if self.removal_asked_before(actor, request).await?.is_some() => {
+                    return Ok(None);
+                }
+                found => found?,
+            };
+            // Another one has the number by now.
+            if then.is_some_and(|then| then != context.uid) {
+                return Ok(None);
+            }
+            permission::allow_administrator(&context, actor, Action::DeleteContext)?;
+            if then.is_none() {
+                self.remember_removal(&context, actor, request, now).await?;
             }
             let touched = [tenant.keys.runners(), tenant.keys.drops()];
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let deed = Deed::of(actor, Action::DeleteContext, format_args!("context {id}")).asked(request);
             let change = tenant
-                .begin(&scripts::BEGIN_CONTEXT_REMOVAL, &touched, Some(context.uid), now)
+                .begin_by(Some(&deed), &scripts::BEGIN_CONTEXT_REMOVAL, &touched, Some(context.uid), now)
                 .arg(context.revision.0);
             match tenant.apply_revision(change).await {
-                Err(Error::ContextChanged(_)) => {}
+                Err(Error::ContextChanged(_) | Error::NotFound(_)) => {}
                 Err(error) => return Err(error),
-                Ok(_) => return Ok((tenant, context.uid)),
+                Ok(_) => return Ok(Some((tenant, context.uid))),
             }
         }
         Err(Error::ContextChanged(id))
+    }
+
+    /// Which context the same request was for.
+    async fn removal_asked_before(
+        &self,
+        actor: Option<ActorId>,
+        request: Option<&Request>,
+    ) -> Result<Option<ContextUid>> {
+        let Some(request) = request else { return Ok(None) };
+        let key = self.keys().request(actor.unwrap_or(BOOTSTRAP), &request.id);
+        let ask = Cmd::new("HMGET").arg(&key).arg("hash").arg("uid");
+        let [hash, uid] = self.connection().cmd(ask).await?.tuple()?;
+        let Some(hash) = hash.optional_text()? else { return Ok(None) };
+        if hash != request.hash {
+            return Err(Error::RequestIdReused);
+        }
+        let bad = |error| kv::Error::Protocol(format!("the context of a request: {error}"));
+        Ok(Some(uid.text()?.parse().map_err(bad)?))
+    }
+
+    /// Keeps which context is meant where nothing of it is left in the end, before anything is done.
+    async fn remember_removal(
+        &self,
+        context: &Context,
+        actor: Option<ActorId>,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<()> {
+        let Some(request) = request else { return Ok(()) };
+        let key = self.keys().request(actor.unwrap_or(BOOTSTRAP), &request.id);
+        let call = self
+            .begin_global(&scripts::ASK_CONTEXT_REMOVAL, &[&key], now)
+            .arg(&request.hash)
+            .arg(limits::REQUEST_ID_KEEP_SECS)
+            .arg(context.id.0)
+            .arg(&context.uid.to_string());
+        let asked = self.call_global(call).await.map_err(|error| match error.code() {
+            Some("REQUEST_ID_REUSED") => Error::RequestIdReused,
+            _ => Error::Store(error),
+        });
+        asked.map(drop)
     }
 
     /// Removes what there is of a context that every supervisor has forgotten, its record last.
@@ -239,8 +306,11 @@ impl Store {
         let now = Timestamp::now();
         tenant.call(tenant.begin(&scripts::EMPTY_CONTEXT, &[], Some(uid), now)).await?;
         let contexts = self.keys().contexts();
+        let removed_by = Cmd::new("HGET").arg(&tenant.context).arg("removed_by");
+        let removed_by = tenant.connection.cmd(removed_by).await?.optional_text()?;
+        let deed = removed_by.as_deref().and_then(Deed::from_json);
         let change = self
-            .begin_global(&scripts::UNPUBLISH_CONTEXT, &[&contexts], now)
+            .begin_global_by(deed.as_ref(), &scripts::UNPUBLISH_CONTEXT, &[&contexts], now)
             .arg(tenant.id.0)
             .arg(&uid.to_string());
         self.apply_global(change).await?;

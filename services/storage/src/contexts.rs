@@ -3,19 +3,47 @@
 //! First the id is reserved, together with the request id, then the context is written where it is kept,
 //! then its id enters the set by which everybody finds it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use model::{ActorId, Context, ContextId, ContextState, ContextUid, Revision, Timestamp, limits};
-use proto::convert::context::NewContext;
+use model::{ActorId, Context, ContextId, ContextState, ContextUid, Revision, Timestamp, Violations, limits};
+use proto::convert::context::{ContextChange, NewContext};
 
+use crate::actors::{BOOTSTRAP, check_revision};
+use crate::audit::Deed;
 use crate::error::{Error, Result};
-use crate::record;
-use crate::requests::{Request, hash_of};
+use crate::permission::{self, Action};
+use crate::record::{self, Written};
+use crate::requests::{Request, hash_of, was_asked};
 use crate::scripts;
-use crate::store::{ID_TRIES, Store};
+use crate::store::{ID_TRIES, PERMISSION_TRIES, Store};
 
+/// Members that are looked for in one round trip.
+const MEMBERS_CHECKED: usize = 256;
 /// A reservation whose maker did not write the context within this time lapses.
 const RESERVATION: Duration = Duration::from_secs(60);
+
+/// Who has which role in a context.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Members {
+    admins: BTreeSet<ActorId>,
+    executors: BTreeSet<ActorId>,
+    readers: BTreeSet<ActorId>,
+}
+
+impl Members {
+    pub(crate) fn of(context: &Context) -> Self {
+        let Context { admins, executors, readers, .. } = context;
+        Self { admins: admins.clone(), executors: executors.clone(), readers: readers.clone() }
+    }
+
+    /// Takes all its roles from an actor.
+    pub(crate) fn remove(&mut self, actor: ActorId) {
+        for list in [&mut self.admins, &mut self.executors, &mut self.readers] {
+            list.remove(&actor);
+        }
+    }
+}
 
 impl Store {
     /// Creates a context, or gives the one that the same request made before. `creator` is nobody for the
@@ -34,8 +62,8 @@ impl Store {
             })?;
             new.admins.insert(creator);
         }
-        if new.admins.is_empty() {
-            return Err(Error::field("admins", "a context needs at least one admin"));
+        if !self.was_asked(creator, request).await? {
+            self.check_members(&new).await?;
         }
         for _ in 0..ID_TRIES {
             let id = match new.id {
@@ -84,14 +112,19 @@ impl Store {
             revision: Revision(0),
         };
         let tenant = self.place(id);
+        let deed = Deed::of(creator, Action::CreateContext, format_args!("context {id}")).asked(request);
         let call = tenant
-            .begin(&scripts::CREATE_CONTEXT, &[], Some(uid), now)
+            .begin_by(Some(&deed), &scripts::CREATE_CONTEXT, &[], Some(uid), now)
             .arg(id.0)
             .args(record::context::write(&context).args());
         let written = tenant.apply_revision(call).await;
         // One that its maker wrote and did not come to publish is complete: it is published for him.
-        if written.is_ok() || written.as_ref().is_err_and(|error| error.code() == Some("CONTEXT_EXISTS")) {
-            self.publish_context(id, now).await?;
+        match &written {
+            Ok(_) => self.publish_context(id, Some(&deed), now).await?,
+            Err(error) if error.code() == Some("CONTEXT_EXISTS") => {
+                self.publish_context(id, None, now).await?
+            }
+            Err(_) => {}
         }
         written?;
         Ok(self.context(id).await?.1)
@@ -106,7 +139,7 @@ impl Store {
     ) -> Result<(ContextId, ContextUid)> {
         let keys = self.keys();
         let mut touched = vec![keys.contexts()];
-        let creator = creator.unwrap_or(ActorId(0));
+        let creator = creator.unwrap_or(BOOTSTRAP);
         touched.extend(request.map(|request| keys.request(creator, &request.id)));
         let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
         let lapsed =
@@ -130,10 +163,131 @@ impl Store {
         Ok((id, uid))
     }
 
-    async fn publish_context(&self, id: ContextId, now: Timestamp) -> Result<()> {
+    async fn publish_context(&self, id: ContextId, deed: Option<&Deed>, now: Timestamp) -> Result<()> {
         let contexts = self.keys().contexts();
-        let call = self.begin_global(&scripts::PUBLISH_CONTEXT, &[&contexts], now).arg(id.0);
+        let call = self.begin_global_by(deed, &scripts::PUBLISH_CONTEXT, &[&contexts], now).arg(id.0);
         self.apply_global(call).await?;
         Ok(())
     }
+
+    /// Changes members and settings, for one of its admins or for the bootstrap identity, which is nobody here.
+    pub(crate) async fn update_context(
+        &self,
+        change: &ContextChange,
+        actor: Option<ActorId>,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<Context> {
+        for _ in 0..PERMISSION_TRIES {
+            let (tenant, context) = self.context(change.id).await?;
+            permission::allow_administrator(&context, actor, Action::UpdateContext)?;
+            let key = request.map(|request| tenant.keys.request(actor.unwrap_or(BOOTSTRAP), &request.id));
+            if was_asked(&tenant.connection, key.as_deref(), request).await? {
+                return Ok(context);
+            }
+            check_revision("context", context.id, context.revision, change.expected_revision)?;
+            self.check_new_members(change).await?;
+            let deed =
+                Deed::of(actor, Action::UpdateContext, format_args!("context {}", context.id)).asked(request);
+            let call = tenant
+                .begin_by(
+                    Some(&deed),
+                    &scripts::UPDATE_CONTEXT,
+                    key.as_deref().as_slice(),
+                    Some(context.uid),
+                    now,
+                )
+                .arg(context.revision.0)
+                .arg(hash_of(request))
+                .arg(limits::REQUEST_ID_KEEP_SECS)
+                .args(changed_fields(change, &context).args());
+            match tenant.apply_revision(call).await {
+                Err(Error::ContextChanged(_)) => {}
+                Err(error) => return Err(error),
+                Ok(_) => return Ok(self.context(change.id).await?.1),
+            }
+        }
+        Err(Error::ContextChanged(change.id))
+    }
+
+    /// Writes who has which role, if the context is still as it was read.
+    pub(crate) async fn write_members(
+        &self,
+        context: &Context,
+        members: &Members,
+        now: Timestamp,
+    ) -> Result<()> {
+        if members.admins.is_empty() {
+            return Err(Error::NoAdmin);
+        }
+        let mut fields = Written::default();
+        let Members { admins, executors, readers } = members;
+        fields.json("admins", admins).json("executors", executors).json("readers", readers);
+        let tenant = self.place(context.id);
+        let call = tenant
+            .begin(&scripts::UPDATE_CONTEXT, &[], Some(context.uid), now)
+            .arg(context.revision.0)
+            .arg("")
+            .arg(0)
+            .args(fields.args());
+        tenant.apply_revision(call).await.map(drop)
+    }
+
+    /// Whoever is to have a role has to be registered.
+    async fn check_members(&self, new: &NewContext) -> Result<()> {
+        let mut violations = Violations::new();
+        if new.admins.is_empty() {
+            violations.add("admins", "a context needs at least one admin");
+        }
+        for (field, list) in
+            [("admins", &new.admins), ("executors", &new.executors), ("readers", &new.readers)]
+        {
+            self.check_registered(field, list, &mut violations).await?;
+        }
+        Ok(violations.into_result(Some(()))?)
+    }
+
+    async fn check_new_members(&self, change: &ContextChange) -> Result<()> {
+        let mut violations = Violations::new();
+        for (field, list) in
+            [("admins", &change.admins), ("executors", &change.executors), ("readers", &change.readers)]
+        {
+            if let Some(list) = list {
+                self.check_registered(field, list, &mut violations).await?;
+            }
+        }
+        violations.into_result(Some(()))?;
+        if change.admins.as_ref().is_some_and(BTreeSet::is_empty) {
+            return Err(Error::NoAdmin);
+        }
+        Ok(())
+    }
+
+    async fn check_registered(
+        &self,
+        field: &str,
+        list: &BTreeSet<ActorId>,
+        violations: &mut Violations,
+    ) -> Result<()> {
+        let ids: Vec<ActorId> = list.iter().copied().collect();
+        for ids in ids.chunks(MEMBERS_CHECKED) {
+            for (id, actor) in ids.iter().zip(self.read_actors(ids).await?) {
+                if actor.is_none_or(|actor| actor.deleted_at.is_some()) {
+                    violations.add(field, format!("actor {id} is not registered"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn changed_fields(change: &ContextChange, context: &Context) -> Written {
+    let ContextChange { id: _, expected_revision: _, admins, executors, readers, settings } = change;
+    let mut fields = Written::default();
+    fields
+        .json("admins", admins.as_ref().unwrap_or(&context.admins))
+        .json("executors", executors.as_ref().unwrap_or(&context.executors))
+        .json("readers", readers.as_ref().unwrap_or(&context.readers))
+        .json("settings", settings.as_ref().unwrap_or(&context.settings));
+    fields
 }

@@ -1,7 +1,7 @@
 //! What can go wrong here, by what the caller can do about it.
 
 use model::context::Denied;
-use model::{ContextId, Violations, limits};
+use model::{ActorId, ContextId, Violations, limits};
 
 use crate::events::Position;
 use crate::record::BadRecord;
@@ -38,6 +38,17 @@ pub(crate) enum Error {
         /// For people.
         message: String,
     },
+    /// A context would be left without an admin.
+    #[error("actor {actor} is the only admin of {}: name another one first", named(contexts))]
+    LastAdmin {
+        /// Who would cease to be admin.
+        actor: ActorId,
+        /// Where.
+        contexts: Vec<ContextId>,
+    },
+    /// A context would be left without an admin.
+    #[error("a context needs at least one admin")]
+    NoAdmin,
     /// A blob that is referred to is not there.
     #[error("blob {0} is missing: put it first")]
     BlobMissing(String),
@@ -107,6 +118,8 @@ pub(crate) enum WrongState {
     MessageTooOld,
     /// The message belongs to a flow.
     CarriesNodes,
+    /// The job belongs to a flow.
+    JobInFlow,
 }
 
 impl Error {
@@ -148,6 +161,8 @@ impl Error {
             "NOT_A_DEAD_LETTER" => state(WrongState::NotADeadLetter),
             "MESSAGE_TOO_OLD" => state(WrongState::MessageTooOld),
             "CARRIES_NODES" => state(WrongState::CarriesNodes),
+            "JOB_GONE" => Self::NotFound(message.clone()),
+            "JOB_IN_FLOW" => state(WrongState::JobInFlow),
             "BLOB_MISSING" => Self::BlobMissing(message.rsplit(':').next().unwrap_or_default().to_owned()),
             "JOB_NOT_RESERVED" => Self::field("nodes", message),
             "IDS_EXHAUSTED" => Self::Exhausted(message.clone()),
@@ -157,6 +172,17 @@ impl Error {
             "TOO_MANY_SIGNALS" => limit("signals of a flow", limits::FLOW_SIGNALS_MAX, message),
             _ => Self::Store(error),
         }
+    }
+}
+
+/// Contexts of which a message tells; the first ones.
+const CONTEXTS_NAMED_MAX: usize = 20;
+
+fn named(contexts: &[ContextId]) -> String {
+    let first: Vec<String> = contexts.iter().take(CONTEXTS_NAMED_MAX).map(ToString::to_string).collect();
+    match contexts.len().saturating_sub(CONTEXTS_NAMED_MAX) {
+        0 => format!("context {}", first.join(", ")),
+        more => format!("context {} and {more} more", first.join(", ")),
     }
 }
 

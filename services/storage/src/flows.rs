@@ -12,7 +12,9 @@ use model::{
     Timestamp, limits,
 };
 
+use crate::audit::Deed;
 use crate::error::{Error, Result};
+use crate::permission::{self, Action};
 use crate::record::flow::StoredFlow;
 use crate::record::{self, Fields, Written};
 use crate::requests::{Asked, Request, hash_of};
@@ -110,7 +112,7 @@ impl Store {
         let actor = asker.actor()?;
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context) = self.context(context).await?;
-            context.require_create(actor, new.caller)?;
+            permission::allow_for(&context, actor, Action::CreateFlow, new.caller)?;
             tenant.check_blobs(&new.blobs).await?;
             match self.create_flow_in(&tenant, &context, actor, new, request, now).await {
                 Err(Error::ContextChanged(_)) => {}
@@ -136,7 +138,8 @@ impl Store {
                 None => FlowId(tenant.next_flow_id().await?),
             };
             let flow = fresh_flow(id, context.id, new, now);
-            let asked = Asked { key: request_key.as_deref(), request };
+            let deed = Deed::of(Some(actor), Action::CreateFlow, format_args!("flow {id}")).asked(request);
+            let asked = Asked { deed: &deed, key: request_key.as_deref(), request };
             match write_flow(tenant, context, flow, new, asked, now).await {
                 Ok(Outcome::Made(stored)) => {
                     self.remember_caller(stored.flow.uid, stored.flow.caller_id);
@@ -219,14 +222,19 @@ impl Store {
         if asker == Asker::Service {
             let tenant = self.tenant(context).await?;
             let caller = self.caller(&tenant, flow, uid).await?;
-            let place = record::job::Place { caller, context, flow };
-            tenant.apply_revision(add_nodes_change(&tenant, (place, uid), nodes, None, now)).await?;
+            let place = record::job::Place { caller, context, flow: Some(flow) };
+            let change = add_nodes_change(&tenant, (place, flow, uid), nodes, None, now);
+            tenant.apply_revision(change).await?;
             return Ok(());
         }
         for _ in 0..PERMISSION_TRIES {
-            let (tenant, stored, context) = self.changeable_flow(context, flow, asker).await?;
-            let place = record::job::Place { caller: stored.flow.caller_id, context: context.id, flow };
-            let change = add_nodes_change(&tenant, (place, uid), nodes, Some(&context), now);
+            let (tenant, stored, context) =
+                self.changeable_flow(context, flow, asker, Action::AddFlowNodes).await?;
+            let caller = stored.flow.caller_id;
+            let place = record::job::Place { caller, context: context.id, flow: Some(flow) };
+            let deed = Deed::by(asker, Action::AddFlowNodes, format_args!("flow {flow}"));
+            let decided_on = deed.as_ref().map(|deed| (&context, deed));
+            let change = add_nodes_change(&tenant, (place, flow, uid), nodes, decided_on, now);
             match tenant.apply_revision(change).await {
                 Err(Error::ContextChanged(_)) => {}
                 result => return result.map(drop),
@@ -244,7 +252,8 @@ impl Store {
         now: Timestamp,
     ) -> Result<(FlowInContext, Vec<String>)> {
         for _ in 0..PERMISSION_TRIES {
-            let (tenant, _, context) = self.changeable_flow(context, flow, asker).await?;
+            let (tenant, _, context) = self.changeable_flow(context, flow, asker, Action::StartFlow).await?;
+            let deed = Deed::by(asker, Action::StartFlow, format_args!("flow {flow}"));
             let decided_on = match asker {
                 Asker::Service => String::new(),
                 Asker::Actor(_) => context.revision.to_string(),
@@ -258,7 +267,7 @@ impl Store {
             ];
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
             let change = tenant
-                .begin(&scripts::START_FLOW, &touched, Some(context.uid), now)
+                .begin_by(deed.as_ref(), &scripts::START_FLOW, &touched, Some(context.uid), now)
                 .arg(&decided_on)
                 .arg(flow.0)
                 .arg(&uid.to_string())
@@ -336,14 +345,16 @@ impl Store {
     ) -> Result<(FlowInContext, bool)> {
         let actor = asker.actor()?;
         for _ in 0..PERMISSION_TRIES {
-            let (tenant, stored, context) = self.changeable_flow(context, flow, asker).await?;
+            let (tenant, stored, context) =
+                self.changeable_flow(context, flow, asker, Action::RetryFlow).await?;
+            let deed = Deed::of(Some(actor), Action::RetryFlow, format_args!("flow {flow}")).asked(request);
             let mut touched = vec![tenant.keys.flow(flow), tenant.flows_active.clone()];
             touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
             let caller = stored.flow.caller_id;
             touched.extend(restart.signatures.iter().map(|(job, _)| tenant.keys.job(caller, *job)));
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
             let change = tenant
-                .begin(&scripts::RESTART_FLOW, &touched, Some(context.uid), now)
+                .begin_by(Some(&deed), &scripts::RESTART_FLOW, &touched, Some(context.uid), now)
                 .arg(context.revision.0)
                 .arg(flow.0)
                 .arg(&uid.to_string())
@@ -374,6 +385,7 @@ impl Store {
         context: ContextId,
         flow: FlowId,
         asker: Asker,
+        action: Action,
     ) -> Result<(Arc<Tenant>, StoredFlow, Context)> {
         let (tenant, context, mut answers) = self
             .read(context, asker, |tenant, pipeline| {
@@ -381,9 +393,7 @@ impl Store {
             })
             .await?;
         let stored = self.flow_of(flow, answers.pop().unwrap_or(Value::Nil))?;
-        if let Asker::Actor(actor) = asker {
-            context.require_change(actor, stored.flow.caller_id)?;
-        }
+        permission::allow_asker(&context, asker, action, stored.flow.caller_id)?;
         Ok((tenant, stored, context))
     }
 
@@ -460,12 +470,12 @@ fn parts_of(mut nodes: &[NewNode]) -> Vec<&[NewNode]> {
 
 fn add_nodes_change(
     tenant: &Tenant,
-    (place, uid): (record::job::Place, FlowUid),
+    (place, flow, uid): (record::job::Place, FlowId, FlowUid),
     nodes: &[NewNode],
-    decided_on: Option<&Context>,
+    decided_on: Option<(&Context, &Deed)>,
     now: Timestamp,
 ) -> Change {
-    let record::job::Place { caller, context: _, flow } = place;
+    let caller = place.caller;
     let blobs = BlobTable::of(nodes);
     let mut touched = vec![tenant.keys.flow(flow), tenant.keys.flow_nodes(flow), tenant.blob_idle.clone()];
     for hash in &blobs.hashes {
@@ -474,13 +484,19 @@ fn add_nodes_change(
     touched.extend(nodes.iter().map(|node| tenant.keys.job(caller, node.node.job_id)));
     let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
     let mut change = tenant
-        .begin(&scripts::ADD_NODES, &touched, decided_on.map(|context| context.uid), now)
+        .begin_by(
+            decided_on.map(|(_, deed)| deed),
+            &scripts::ADD_NODES,
+            &touched,
+            decided_on.map(|(context, _)| context.uid),
+            now,
+        )
         .arg(flow.0)
         .arg(&uid.to_string())
         .arg(blobs.hashes.len())
         .arg(nodes.len())
         .arg(blobs.references.len())
-        .arg(&decided_on.map(|context| context.revision.to_string()).unwrap_or_default())
+        .arg(&decided_on.map(|(context, _)| context.revision.to_string()).unwrap_or_default())
         .arg(tenant.keys.prefix());
     for (blob, job) in &blobs.references {
         change = change.arg(*blob).arg(*job);
@@ -540,7 +556,7 @@ async fn write_flow(
     let mut touched = vec![key.as_str(), &tenant.flows];
     touched.extend(asked.key);
     let call = tenant
-        .begin(&scripts::CREATE_FLOW, &touched, Some(context.uid), now)
+        .begin_by(Some(asked.deed), &scripts::CREATE_FLOW, &touched, Some(context.uid), now)
         .arg(context.revision.0)
         .arg(flow.id.0)
         .arg(flow.caller_id.0)

@@ -6,8 +6,10 @@ use kv::{Cmd, Value};
 use model::{ContextId, Event, FlowId, FlowInput, FlowStatus, Timestamp, limits};
 use serde::Serialize;
 
+use crate::audit::Deed;
 use crate::error::{Error, Result};
 use crate::flows::FlowInContext;
+use crate::permission::Action;
 use crate::requests::{Request, hash_of};
 use crate::scripts;
 use crate::store::{Asker, Change, PERMISSION_TRIES, Store, Tenant};
@@ -39,7 +41,9 @@ impl Store {
     ) -> Result<(FlowInContext, bool)> {
         let actor = asker.actor()?;
         for _ in 0..PERMISSION_TRIES {
-            let (tenant, stored, context) = self.changeable_flow(context, flow, asker).await?;
+            let action = action_of(&pushed.input);
+            let (tenant, stored, context) = self.changeable_flow(context, flow, asker, action).await?;
+            let deed = Deed::of(Some(actor), action, format_args!("flow {flow}")).asked(request);
             let keys = &tenant.keys;
             let mut touched = vec![
                 keys.flow(flow),
@@ -50,7 +54,7 @@ impl Store {
             touched.extend(request.map(|request| keys.request(actor, &request.id)));
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
             let change = tenant
-                .begin(&scripts::PUSH_INPUT, &touched, Some(context.uid), now)
+                .begin_by(Some(&deed), &scripts::PUSH_INPUT, &touched, Some(context.uid), now)
                 .arg(context.revision.0)
                 .arg(flow.0)
                 .arg(&stored.flow.uid.to_string())
@@ -146,6 +150,15 @@ pub(crate) async fn inputs_from(tenant: &Tenant, flow: FlowId, from: usize) -> R
     let ask = Cmd::new("LRANGE").arg(&tenant.keys.flow_inputs(flow)).arg(from).arg(from + INPUTS_READ - 1);
     let values = tenant.connection.cmd(ask).await?.array()?;
     Ok(values.into_iter().map(|value| value.bytes().map(Bytes::from)).collect::<kv::Result<_>>()?)
+}
+
+const fn action_of(input: &FlowInput) -> Action {
+    match input {
+        FlowInput::Signal { .. } => Action::SignalFlow,
+        FlowInput::Cancel { .. } => Action::CancelFlow,
+        FlowInput::CancelNode { .. } => Action::CancelNode,
+        FlowInput::Report(_) => Action::ReportNode,
+    }
 }
 
 /// Adds what the script does differently for each kind.

@@ -6,12 +6,15 @@ use kv::{Cmd, Value};
 use model::actor::is_key;
 use model::{
     Actor, ActorId, BlobHash, Context, ContextId, ContextState, Letter, MessageKey, MessageType, Origin,
-    Role, Timestamp, limits,
+    Timestamp, limits,
 };
 
+use crate::actors::BOOTSTRAP;
+use crate::audit::Deed;
 use crate::error::{Error, Result};
 use crate::letters::Recipient;
 use crate::messages::message_key;
+use crate::permission::{self, Action};
 use crate::record;
 use crate::record::letter::{Extent, KeptMessage, Posting};
 use crate::requests::{Request, hash_of};
@@ -172,11 +175,12 @@ impl Store {
         asker: Asker,
         actor: Option<ActorId>,
         keys: &[MessageKey],
+        request: Option<&Request>,
         now: Timestamp,
     ) -> Result<u32> {
         let mut count = 0;
-        for keys in keys.chunks(ACKNOWLEDGED_MAX) {
-            count += self.acknowledge_some(context, asker, actor, keys, now).await?;
+        for (part, keys) in keys.chunks(ACKNOWLEDGED_MAX).enumerate() {
+            count += self.acknowledge_some(context, (asker, actor), (part, keys), request, now).await?;
         }
         Ok(count)
     }
@@ -184,21 +188,28 @@ impl Store {
     async fn acknowledge_some(
         &self,
         context: ContextId,
-        asker: Asker,
-        actor: Option<ActorId>,
-        keys: &[MessageKey],
+        (asker, actor): (Asker, Option<ActorId>),
+        (part, keys): (usize, &[MessageKey]),
+        request: Option<&Request>,
         now: Timestamp,
     ) -> Result<u32> {
+        let asking = asker.actor()?;
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context, _) = self.read(context, asker, |_, _| {}).await?;
-            let owner = inbox_owner(&context, asker, actor)?;
+            let owner = inbox_owner(&context, asker, actor, Action::AcknowledgeMessages)?;
             let mut touched = vec![tenant.keys.inbox(owner)];
+            touched.extend(request.map(|request| tenant.keys.request(asking, &request.id)));
             touched.extend(keys.iter().map(|key| tenant.keys.message(key.caller, key.id)));
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let object = format!("inbox of actor {owner}");
+            let deed = Deed::of(Some(asking), Action::AcknowledgeMessages, object).asked(request);
             let change = tenant
-                .begin(&scripts::ACKNOWLEDGE, &touched, Some(context.uid), now)
+                .begin_by(Some(&deed), &scripts::ACKNOWLEDGE, &touched, Some(context.uid), now)
                 .arg(context.revision.0)
-                .arg(owner.0);
+                .arg(owner.0)
+                .arg(hash_of(request))
+                .arg(limits::REQUEST_ID_KEEP_SECS)
+                .arg(part);
             let read = |value: Value| {
                 let [count, revision] = value.tuple()?;
                 let revision = revision.uint()?;
@@ -218,19 +229,37 @@ impl Store {
         context: ContextId,
         key: MessageKey,
         asker: Asker,
+        request: Option<&Request>,
         now: Timestamp,
     ) -> Result<()> {
+        match self.remove_message_once(context, key, asker, request, now).await {
+            // The same request may have removed it before.
+            Err(Error::NotFound(what)) => match request {
+                Some(request) if self.has_request(context, asker, request).await? => Ok(()),
+                _ => Err(Error::NotFound(what)),
+            },
+            result => result,
+        }
+    }
+
+    async fn remove_message_once(
+        &self,
+        context: ContextId,
+        key: MessageKey,
+        asker: Asker,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<()> {
+        let actor = asker.actor()?;
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context, message) =
                 self.visible_message(context, key, asker, Extent::WithoutText).await?;
-            if let Asker::Actor(actor) = asker
-                && !message.is_owned_by(actor)
-            {
-                context.require(actor, Role::Admin)?;
-            }
+            // Its sender's and its recipient's alike.
+            let owner = if message.is_owned_by(actor) { actor } else { BOOTSTRAP };
+            permission::allow_for(&context, actor, Action::DeleteMessage, owner)?;
             // Of one that nobody here received this is an inbox that is not there.
             let owner = message.recipient().unwrap_or_default();
-            let touched = [
+            let mut touched = vec![
                 tenant.keys.message(key.caller, key.id),
                 tenant.letters.clone(),
                 tenant.dead_letters.clone(),
@@ -238,12 +267,16 @@ impl Store {
                 tenant.keys.inbox(owner),
                 tenant.keys.letters_done(),
             ];
+            touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let deed = Deed::of(Some(actor), Action::DeleteMessage, message_key(key)).asked(request);
             let change = tenant
-                .begin(&scripts::REMOVE_MESSAGE, &touched, Some(context.uid), now)
+                .begin_by(Some(&deed), &scripts::REMOVE_MESSAGE, &touched, Some(context.uid), now)
                 .arg(context.revision.0)
                 .arg(&message_key(key))
-                .arg(owner.0);
+                .arg(owner.0)
+                .arg(hash_of(request))
+                .arg(limits::REQUEST_ID_KEEP_SECS);
             match tenant.apply_revision(change).await {
                 Err(Error::ContextChanged(_)) => {}
                 Err(error) => return Err(error),
@@ -266,7 +299,7 @@ impl Store {
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context, message) =
                 self.visible_message(context, key, asker, Extent::WithoutText).await?;
-            context.require_change(actor, key.caller)?;
+            permission::allow_for(&context, actor, Action::ResendMessage, key.caller)?;
             let addresses = self.addresses_now(&message).await?;
             let mut touched = vec![
                 tenant.keys.message(key.caller, key.id),
@@ -276,8 +309,9 @@ impl Store {
             ];
             touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let deed = Deed::of(Some(actor), Action::ResendMessage, message_key(key)).asked(request);
             let change = tenant
-                .begin(&scripts::RESEND, &touched, Some(context.uid), now)
+                .begin_by(Some(&deed), &scripts::RESEND, &touched, Some(context.uid), now)
                 .arg(context.revision.0)
                 .arg(&message_key(key))
                 .arg(&before(now, LONGEST).to_string())
@@ -327,15 +361,15 @@ fn expiry_again(message: &KeptMessage, now: Timestamp) -> Timestamp {
 }
 
 /// Whose inbox is meant: that of whoever asks, or for admins that of anybody.
-pub(crate) fn inbox_owner(context: &Context, asker: Asker, actor: Option<ActorId>) -> Result<ActorId> {
+pub(crate) fn inbox_owner(
+    context: &Context,
+    asker: Asker,
+    actor: Option<ActorId>,
+    action: Action,
+) -> Result<ActorId> {
     let asking = asker.actor()?;
-    let role = context.require(asking, Role::Reader)?;
     let owner = actor.unwrap_or(asking);
-    if owner != asking && role < Role::Admin {
-        return Err(
-            model::context::Denied::NotItself { actor: asking, caller: owner, context: context.id }.into()
-        );
-    }
+    permission::allow_for(context, asking, action, owner)?;
     Ok(owner)
 }
 

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use kv::{Cmd, Pipeline, Value};
-use model::{Context, ContextId, FlowId, MessageKey, MessageStatus, MessageType, Role, limits};
+use model::{Context, ContextId, FlowId, MessageKey, MessageStatus, MessageType, limits};
 
 use crate::error::{Error, Result};
 use crate::messages::{message_key, parse_message_key};
 use crate::pages::{Page, PageOf};
+use crate::permission::{self, Action};
 use crate::record;
 use crate::record::letter::{Extent, KeptMessage};
 use crate::store::{Asker, Store, Tenant};
@@ -81,7 +82,7 @@ impl Store {
         if let Asker::Actor(actor) = asker
             && !message.as_ref().is_some_and(|message| message.is_of(actor))
         {
-            context.require(actor, Role::Reader)?;
+            permission::allow(&context, actor, Action::Read)?;
         }
         let message = message.ok_or_else(|| Error::NotFound(message_key(key)))?;
         Ok((tenant, context, message))

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::events::{Hub, InboxHint};
 use crate::letter_box::inbox_owner;
 use crate::letter_lists::{bytes_of, read_messages, scored_texts};
+use crate::permission::Action;
 use crate::record::letter::{Extent, KeptMessage};
 use crate::store::{Asker, Tenant};
 
@@ -87,7 +88,7 @@ impl Task {
     /// Whose inbox it is, as long as whoever watches may see it.
     async fn owner(&self) -> Result<ActorId> {
         let (_, context) = self.hub.store().context(self.watch.context).await?;
-        let owner = inbox_owner(&context, self.watch.asker, self.watch.actor)?;
+        let owner = inbox_owner(&context, self.watch.asker, self.watch.actor, Action::ReadInbox)?;
         match context.state {
             ContextState::Active => Ok(owner),
             ContextState::Deleting => Err(Error::ContextDeleting),

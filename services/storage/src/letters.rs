@@ -14,8 +14,10 @@ use model::{
     MessageType, Origin, Timestamp, Violations, limits,
 };
 
+use crate::audit::Deed;
 use crate::error::{Error, Result};
 use crate::messages::{HOLD, Held, message_key};
+use crate::permission::{self, Action};
 use crate::record;
 use crate::record::letter::{Extent, KeptMessage, Posting};
 use crate::record::message::Body;
@@ -205,7 +207,7 @@ impl Store {
         let caller = caller.unwrap_or(actor);
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context, then) = self.sent_before(context, actor, request).await?;
-            context.require_change(actor, caller)?;
+            permission::allow_for(&context, actor, Action::SendMessage, caller)?;
             if let Some(then) = then {
                 return self.kept(&tenant, then, Extent::WithoutText).await;
             }
@@ -311,8 +313,10 @@ impl Post<'_> {
             timeout_ack_secs: new.timeout_secs(),
             verified: addressed.verified,
         };
+        let deed = Deed::of(Some(actor), Action::SendMessage, format_args!("message of actor {caller}"));
+        let deed = deed.asked(request);
         let change = tenant
-            .begin(&scripts::PUBLISH_LETTER, &touched, Some(context.uid), now)
+            .begin_by(Some(&deed), &scripts::PUBLISH_LETTER, &touched, Some(context.uid), now)
             .arg(context.revision.0)
             .arg(caller.0)
             .arg(router.as_ref().map(|router| router.name()).unwrap_or_default())

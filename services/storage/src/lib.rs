@@ -1,9 +1,10 @@
 //! Storage: the only service that touches the coordinator's Redis.
 //!
-//! - `store`: connections and keys of what is global and of each context; permission is decided here;
+//! - `store`: connections and keys of what is global and of each context;
 //! - `scripts`: the Lua scripts, each one change of state; `record`: hashes as objects and back;
-//! - `actors`, `contexts`, `flows`, `commits`, `reads`, `removal`, `messages`, `blobs`, `logs`, `runners`:
-//!   what can be asked, one module for each kind of thing;
+//! - `permission`: who may do what; `audit`: who did what; `roles`: who has which role where, and whom one may know of;
+//! - `actors`, `contexts`, `jobs`, `flows`, `commits`, `reads`, `removal`, `messages`, `blobs`, `logs`, `runners`:
+//!   what can be asked, one module for each kind of thing; `sweeps`: what nobody needs any more goes;
 //! - `letters`, `letter_box`, `letter_lists`, `letter_watch`: chat and mail that leave, arrive, are looked at, are read;
 //! - `events`, `tailer`, `watches`, `runner_watch`: hints, streams, and those who watch;
 //! - `routers`, `taking`: the routers that are connected, and what they hold; `pushed`: waits for what programs push;
@@ -11,6 +12,7 @@
 
 mod actors;
 mod app;
+mod audit;
 mod blobs;
 mod commits;
 mod config;
@@ -22,6 +24,7 @@ mod events;
 mod flows;
 mod identities;
 mod inbox;
+mod jobs;
 mod joining;
 mod letter_box;
 mod letter_lists;
@@ -30,6 +33,7 @@ mod letters;
 mod logs;
 mod messages;
 mod pages;
+mod permission;
 mod positions;
 mod process;
 mod pushed;
@@ -39,6 +43,7 @@ mod record;
 mod removal;
 mod replicas;
 mod requests;
+mod roles;
 mod routers;
 mod rpc;
 mod runner_watch;
@@ -46,6 +51,7 @@ mod runners;
 mod scripts;
 mod signers;
 mod store;
+mod sweeps;
 mod tailer;
 mod taking;
 mod watches;
@@ -55,3 +61,4 @@ pub use config::Config;
 pub use durability::{Durability, UnknownDurability};
 pub use process::Flags;
 pub use rpc::{ADMINISTRATIVE, INTERNAL_POLICY, PUBLIC_POLICY, policy};
+pub use sweeps::Swept;

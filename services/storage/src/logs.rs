@@ -77,7 +77,6 @@ impl Store {
         }
         match tenant.call(call).await {
             Ok(_) | Err(Error::NotFound(_) | Error::ContextDeleting) => Ok(()),
-            Err(error) if error.code() == Some("JOB_GONE") => Ok(()),
             Err(error) => Err(error),
         }
     }

@@ -23,6 +23,14 @@ pub(crate) enum PageOf {
     Messages,
     /// Messages that will not arrive.
     DeadLetters,
+    /// Actors.
+    Actors,
+    /// Contexts.
+    Contexts,
+    /// Who did what.
+    Audit,
+    /// Jobs of a context or a flow.
+    Jobs,
 }
 
 /// What a caller asked for.

@@ -16,6 +16,7 @@ use model::{
 
 use crate::error::{Error, Result};
 use crate::letters::{NewLetter, Recipient, letter_of, origin_of};
+use crate::permission::{self, Action};
 use crate::record::letter::{Posting, write_sent};
 use crate::record::message::{Body, Kind, RawJobs};
 use crate::record::{Fields, Written};
@@ -120,7 +121,7 @@ impl Store {
         new: &NewLetter,
         now: Timestamp,
     ) -> Result<(Body, Written)> {
-        context.require_change(key.caller, key.caller)?;
+        permission::allow(context, key.caller, Action::SendMessage)?;
         let addressed = self.address(key.caller, new, now).await?;
         let mut origin = origin_of(context.uid, key.caller);
         origin.message_id = key.id;

@@ -6,12 +6,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kv::{Cmd, Value};
-use model::{ActorId, Attempt, BlobHash, ContextId, FlowId, FlowNode, JobId, Timestamp};
+use model::{ActorId, Attempt, BlobHash, ContextId, FlowId, FlowNode, JobId, Timestamp, limits};
 
+use crate::audit::Deed;
 use crate::error::{Error, Result};
+use crate::permission::{self, Action};
 use crate::reads::nodes_of;
 use crate::record::flow::StoredFlow;
 use crate::record::{self, Fields};
+use crate::requests::{Request, hash_of};
 use crate::scripts;
 use crate::store::{Asker, PERMISSION_TRIES, Store, Tenant};
 
@@ -45,10 +48,14 @@ impl Store {
         context: ContextId,
         flow: FlowId,
         asker: Asker,
+        request: Option<&Request>,
         now: Timestamp,
     ) -> Result<()> {
         let actor = asker.actor()?;
-        let (tenant, stored) = self.begin_removal(context, flow, actor, now).await?;
+        // The same request has had it removed before.
+        let Some((tenant, stored)) = self.begin_removal(context, flow, actor, request, now).await? else {
+            return Ok(());
+        };
         self.remove_messages(&tenant, &stored, now).await?;
         self.remove_nodes(&tenant, &stored, now).await?;
         let keys = &tenant.keys;
@@ -79,30 +86,51 @@ impl Store {
         context: ContextId,
         flow: FlowId,
         actor: ActorId,
+        request: Option<&Request>,
         now: Timestamp,
-    ) -> Result<(Arc<Tenant>, StoredFlow)> {
+    ) -> Result<Option<(Arc<Tenant>, StoredFlow)>> {
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context, mut answers) = self
                 .read(context, Asker::Actor(actor), |tenant, pipeline| {
                     pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
+                    // After the flow: whoever removes it remembers the request first.
+                    if let Some(request) = request {
+                        let key = tenant.keys.request(actor, &request.id);
+                        pipeline.cmd(Cmd::new("HMGET").arg(&key).arg("hash").arg("flow_uid"));
+                    }
                 })
                 .await?;
+            let asked = request.and_then(|_| answers.pop());
+            let then = asked.map(|asked| removed_then(asked, request)).transpose()?.flatten();
             let value = answers.pop().unwrap_or(Value::Nil);
             let fields = Fields::of_some(format_args!("flow {flow}"), &record::flow::READ, value)?;
+            if fields.is_none() && then.is_some() {
+                return Ok(None);
+            }
             let mut fields = fields.ok_or_else(|| Error::not_found("flow", flow))?;
             let stored = record::flow::read_any(&mut fields)?;
-            context.require_change(actor, stored.flow.caller_id)?;
-            let touched = [tenant.keys.flow(flow), tenant.flows_active.clone(), tenant.due.clone()];
+            // Another one has the number by now.
+            if then.is_some_and(|then| then != stored.flow.uid.to_string()) {
+                return Ok(None);
+            }
+            permission::allow_for(&context, actor, Action::DeleteFlow, stored.flow.caller_id)?;
+            let mut touched = vec![tenant.keys.flow(flow), tenant.flows_active.clone(), tenant.due.clone()];
+            touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let deed = Deed::of(Some(actor), Action::DeleteFlow, format_args!("flow {flow}")).asked(request);
             let call = tenant
-                .begin(&scripts::BEGIN_REMOVAL, &touched, Some(context.uid), now)
+                .begin_by(Some(&deed), &scripts::BEGIN_REMOVAL, &touched, Some(context.uid), now)
                 .arg(context.revision.0)
                 .arg(flow.0)
-                .arg(&stored.flow.uid.to_string());
+                .arg(&stored.flow.uid.to_string())
+                .arg(hash_of(request))
+                .arg(limits::REQUEST_ID_KEEP_SECS);
             match tenant.call(call).await {
                 Err(Error::ContextChanged(_)) => {}
+                // Somebody else who removes it was faster, perhaps for the same request.
+                Err(Error::NotFound(_)) if request.is_some() => {}
                 Err(error) => return Err(error),
-                Ok(_) => return Ok((tenant, stored)),
+                Ok(_) => return Ok(Some((tenant, stored))),
             }
         }
         Err(Error::ContextChanged(context))
@@ -165,6 +193,16 @@ impl Store {
             }
         }
         remove(tenant, stored, batch, now).await
+    }
+}
+
+/// The uid of the flow that the same request had removed before.
+fn removed_then(asked: Value, request: Option<&Request>) -> Result<Option<String>> {
+    let [hash, uid] = asked.tuple()?;
+    match hash.optional_text()? {
+        None => Ok(None),
+        Some(hash) if hash != hash_of(request) => Err(Error::RequestIdReused),
+        Some(_) => Ok(Some(uid.optional_text()?.unwrap_or_default())),
     }
 }
 

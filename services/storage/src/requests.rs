@@ -1,8 +1,9 @@
 //! Request ids: the same one with the same body has one effect.
 
-use kv::{Cmd, Value};
+use kv::{Cmd, Connection, Value};
 use model::{ContextId, Violations};
 
+use crate::audit::Deed;
 use crate::error::{Error, Result};
 use crate::store::{Asker, Store};
 
@@ -40,6 +41,8 @@ impl Request {
 /// The request that asks for a flow.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asked<'a> {
+    /// Who asks.
+    pub(crate) deed: &'a Deed,
     /// Where it is remembered.
     pub(crate) key: Option<&'a str>,
     /// The request, when it may be repeated.
@@ -58,6 +61,23 @@ impl<'a> Asked<'a> {
 /// The hash to compare, empty where there is no request id.
 pub(crate) fn hash_of(request: Option<&Request>) -> &str {
     request.map_or("", |request| &request.hash)
+}
+
+/// Whether the request that is remembered under this key was carried out before.
+///
+/// # Errors
+/// When it had another body then.
+pub(crate) async fn was_asked(
+    connection: &Connection,
+    key: Option<&str>,
+    request: Option<&Request>,
+) -> Result<bool> {
+    let (Some(key), Some(request)) = (key, request) else { return Ok(false) };
+    let hash = connection.cmd(Cmd::new("HGET").arg(key).arg("hash")).await?.optional_text()?;
+    match hash {
+        Some(hash) if hash != request.hash => Err(Error::RequestIdReused),
+        hash => Ok(hash.is_some()),
+    }
 }
 
 impl Store {

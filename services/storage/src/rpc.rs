@@ -18,10 +18,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::rpc::{Allow, MethodPolicy, MountBuilder, PatienceTable, PolicyTable};
+use ::rpc::{Allow, Caller, MethodPolicy, MountBuilder, PatienceTable, PolicyTable};
 use futures_util::{Stream, StreamExt as _};
-use identity::{ServiceName, TrustDomain};
-use model::{Violations, limits};
+use identity::{Identity, ServiceName, TrustDomain};
+use model::{ActorId, Violations, limits};
 use prost::Message;
 use proto::internal::v1::blob_store_service_server::BlobStoreServiceServer;
 use proto::internal::v1::flow_store_service_server::FlowStoreServiceServer;
@@ -37,6 +37,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::context_removal::Removals;
+use crate::error::Error;
 use crate::events::Hub;
 use crate::replicas::Replicas;
 use crate::requests::Request;
@@ -52,7 +53,10 @@ const NAME_BYTES_MAX: usize = 128;
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[
     ("/mycora.v1.ActorService/RegisterActor", &[Allow::Admin]),
     ("/mycora.v1.ActorService/GetActor", &[Allow::AnyActor, Allow::Admin]),
+    ("/mycora.v1.ActorService/ListActors", &[Allow::AnyActor, Allow::Admin]),
     ("/mycora.v1.ActorService/UpdateActor", &[Allow::AnyActor, Allow::Admin]),
+    ("/mycora.v1.ActorService/RotateActorKey", &[Allow::AnyActor, Allow::Admin]),
+    ("/mycora.v1.ActorService/DeleteActor", &[Allow::AnyActor, Allow::Admin]),
     ("/mycora.v1.ActorService/WhoAmI", &[Allow::Authenticated]),
     ("/mycora.v1.ContextService/*", &[Allow::AnyActor, Allow::Admin]),
     ("/mycora.v1.JobService/*", &[Allow::AnyActor]),
@@ -187,6 +191,15 @@ impl Rpc {
 
 /// A commit has a limit of its own, which must be reached before that of the message that carries it.
 const MESSAGE_BYTES_MAX: usize = limits::GRPC_MESSAGE_BYTES_MAX + 1024 * 1024;
+
+/// Who calls: an actor, or the bootstrap identity, which is nobody.
+fn who(caller: Caller) -> Result<Option<ActorId>, Error> {
+    match caller.identity() {
+        Identity::Admin => Ok(None),
+        Identity::Actor(id) => Ok(Some(id)),
+        Identity::Service(_) => Err(Error::NotAllowed("services have no roles in a context".to_owned())),
+    }
+}
 
 /// The request id of a message of which it is the rest that counts.
 fn request_of<M: Message>(id: &str, body: &M, violations: &mut Violations) -> Option<Request> {

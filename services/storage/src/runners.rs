@@ -1,10 +1,12 @@
 //! Runner records.
 
 use kv::{Cmd, Pipeline};
-use model::{Address, ContextId, Revision, Role, Runner, RunnerId, Timestamp, limits};
+use model::{Address, ContextId, Revision, Runner, RunnerId, Timestamp, limits};
 use proto::convert::runner::NewRunner;
 
+use crate::audit::Deed;
 use crate::error::{Error, Result};
+use crate::permission::{self, Action};
 use crate::record::{self, Fields, Written};
 use crate::requests::{Request, hash_of};
 use crate::scripts;
@@ -24,7 +26,7 @@ impl Store {
         let mut changes = 0;
         for _ in 0..ID_TRIES {
             let (tenant, context) = self.context(context).await?;
-            context.require(actor, Role::Admin)?;
+            permission::allow(&context, actor, Action::RegisterRunner)?;
             let id = match new.id {
                 Some(id) => id,
                 None => RunnerId(tenant.next_runner_id().await?),
@@ -33,8 +35,10 @@ impl Store {
             let mut touched = vec![tenant.keys.runner(id), tenant.keys.runners()];
             touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let deed =
+                Deed::of(Some(actor), Action::RegisterRunner, format_args!("runner {id}")).asked(request);
             let call = tenant
-                .begin(&scripts::PUT_RUNNER, &touched, Some(context.uid), now)
+                .begin_by(Some(&deed), &scripts::PUT_RUNNER, &touched, Some(context.uid), now)
                 .arg(context.revision.0)
                 .arg(id.0)
                 .arg(hash_of(request))
@@ -78,14 +82,15 @@ impl Store {
         let mut changes = 0;
         loop {
             let (tenant, context) = self.context(context).await?;
-            context.require(actor, Role::Admin)?;
+            permission::allow(&context, actor, change.action())?;
             let mut touched =
                 vec![tenant.keys.runner(id), tenant.keys.runners(), tenant.keys.runners_deleted()];
             touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
             let values = change.values(id, now);
+            let deed = Deed::of(Some(actor), change.action(), format_args!("runner {id}")).asked(request);
             let call = tenant
-                .begin(&scripts::CHANGE_RUNNER, &touched, Some(context.uid), now)
+                .begin_by(Some(&deed), &scripts::CHANGE_RUNNER, &touched, Some(context.uid), now)
                 .arg(context.revision.0)
                 .arg(id.0)
                 .arg(&expected.map(|revision| revision.to_string()).unwrap_or_default())
@@ -162,6 +167,15 @@ impl RunnerChange {
             Self::Drain => "drain",
             Self::Resume => "resume",
             Self::Delete => "delete",
+        }
+    }
+
+    const fn action(&self) -> Action {
+        match self {
+            Self::Update(_) => Action::UpdateRunner,
+            Self::Drain => Action::DrainRunner,
+            Self::Resume => Action::ResumeRunner,
+            Self::Delete => Action::DeleteRunner,
         }
     }
 

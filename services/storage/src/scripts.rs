@@ -43,10 +43,15 @@ scripts! {
         TAKE_HELD = "take_held",
         TAKE_RAW = "take_raw",
         APPEND_LOG = "append_log",
+        CREATE_JOB = "create_job",
+        DELETE_JOB = "delete_job",
         PUT_BLOB = "put_blob",
+        COLLECT_BLOBS = "collect_blobs",
+        TRIM = "trim",
         PUT_RUNNER = "put_runner",
         CHANGE_RUNNER = "change_runner",
         CREATE_CONTEXT = "create_context",
+        UPDATE_CONTEXT = "update_context",
         BEGIN_CONTEXT_REMOVAL = "begin_context_removal",
         CONTEXT_DROPPED = "context_dropped",
         REMOVE_KEYS = "remove_keys",
@@ -55,8 +60,11 @@ scripts! {
     "global":
         LEASE = "lease",
         REGISTER_ACTOR = "register_actor",
-        UPDATE_ACTOR = "update_actor",
+        CHANGE_ACTOR = "change_actor",
+        DELETE_ACTOR = "delete_actor",
         RESERVE_CONTEXT = "reserve_context",
+        TRIM_GLOBAL = "trim_global",
+        ASK_CONTEXT_REMOVAL = "ask_context_removal",
         PUBLISH_CONTEXT = "publish_context",
         UNPUBLISH_CONTEXT = "unpublish_context";
 }

@@ -3,6 +3,7 @@
 use model::{ActorId, ContextId, ContextUid};
 
 use crate::error::{Error, Result};
+use crate::permission::{self, Action};
 use crate::store::{Asker, Store};
 
 impl Store {
@@ -14,9 +15,7 @@ impl Store {
         asker: Asker,
     ) -> Result<(ContextUid, String)> {
         let (_, context) = self.context(context).await?;
-        if let Asker::Actor(actor) = asker {
-            context.require_change(actor, caller)?;
-        }
+        permission::allow_asker(&context, asker, Action::ReadSigner, caller)?;
         let actor = self.actor(caller).await.map_err(|error| match error {
             Error::NotFound(_) => Error::field("caller_id", format!("actor {caller} is not registered")),
             error => error,

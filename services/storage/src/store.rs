@@ -7,12 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use keys::{ContextKeys, GlobalKeys, Layout};
 use kv::{Arg, Blocking, Call, Cmd, Connection, Kv, Pipeline, Script, Value};
-use model::{ActorId, Context, ContextId, ContextUid, FlowUid, Role, Timestamp};
+use model::{ActorId, Context, ContextId, ContextUid, FlowUid, Timestamp};
 use tokio::sync::OnceCell;
 
+use crate::audit::Deed;
 use crate::durability::Confirmation;
 use crate::error::{Error, Result};
 use crate::events::Position;
+use crate::permission::{self, Action};
 use crate::positions::Seen;
 use crate::record::{self, Fields};
 
@@ -119,9 +121,9 @@ impl Change {
         self
     }
 
-    /// The random bits, as scripts write them.
-    fn with_bits(self) -> Self {
-        let bits = format!("{:016x}", self.bits);
+    /// The random bits, as scripts write them, and behind them who does what, for the scripts that are called for somebody.
+    fn with_bits(self, deed: Option<&Deed>) -> Self {
+        let bits = format!("{:016x}{}", self.bits, deed.map(Deed::json).unwrap_or_default());
         self.arg(&bits)
     }
 
@@ -206,15 +208,26 @@ impl Store {
         skip_ids(&self.0.actor_ids, last);
     }
 
-    /// Begins a change of what belongs to no context.
+    /// Begins a change of what belongs to no context, for nobody.
     pub(crate) fn begin_global(&self, script: &'static Script, keys: &[&str], now: Timestamp) -> Change {
+        self.begin_global_by(None, script, keys, now)
+    }
+
+    /// The same for somebody, which is written down with it.
+    pub(crate) fn begin_global_by(
+        &self,
+        deed: Option<&Deed>,
+        script: &'static Script,
+        keys: &[&str],
+        now: Timestamp,
+    ) -> Change {
         let (ids, events) = (self.0.keys.ids(), self.0.keys.events());
         let mut all: Vec<&str> = vec![&ids, &events];
         all.extend(keys);
         Change::new(script.call(&all), None)
             .arg(&self.0.layout.hint_channel(ContextId(0)))
             .arg(&now.to_string())
-            .with_bits()
+            .with_bits(deed)
     }
 
     /// Makes a change of what belongs to no context.
@@ -317,7 +330,7 @@ impl Store {
         let context = answers.next().unwrap_or(Ok(Value::Nil))?;
         let context = tenant.read_context(context)?;
         if let Asker::Actor(actor) = asker {
-            context.require(actor, Role::Reader)?;
+            permission::allow(&context, actor, Action::Read)?;
         }
         let answers = answers.collect::<kv::Result<Vec<_>>>()?;
         Ok((tenant, context, answers))
@@ -364,9 +377,21 @@ impl Tenant {
         }
     }
 
-    /// Begins a change: the keys and arguments that every script has.
+    /// Begins a change that nobody has asked for: the keys and arguments that every script has.
     pub(crate) fn begin(
         &self,
+        script: &'static Script,
+        keys: &[&str],
+        uid: Option<ContextUid>,
+        now: Timestamp,
+    ) -> Change {
+        self.begin_by(None, script, keys, uid, now)
+    }
+
+    /// The same for somebody, which is written down with it.
+    pub(crate) fn begin_by(
+        &self,
+        deed: Option<&Deed>,
         script: &'static Script,
         keys: &[&str],
         uid: Option<ContextUid>,
@@ -379,7 +404,7 @@ impl Tenant {
             .arg(&self.hint)
             .arg(&uid.map(|uid| uid.to_string()).unwrap_or_default())
             .arg(&now.to_string())
-            .with_bits()
+            .with_bits(deed)
     }
 
     /// Makes a change and gives its script's refusals a meaning.

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use model::{ContextId, ContextState, Role};
+use model::{ContextId, ContextState};
 use tokio::sync::mpsc;
 
 use crate::error::{Error, Result};
 use crate::events::{Entry, Hub, Position, READ_MAX, Subject};
+use crate::permission::{self, Action};
 use crate::store::{Asker, Tenant};
 use crate::tailer::Membership;
 
@@ -150,7 +151,7 @@ impl Task {
     async fn check_context(&self) -> Result<()> {
         let (_, context) = self.hub.store().context(self.watch.context).await?;
         if let Asker::Actor(actor) = self.watch.asker {
-            context.require(actor, Role::Reader)?;
+            permission::allow(&context, actor, Action::Read)?;
         }
         match context.state {
             ContextState::Active => Ok(()),

@@ -8,7 +8,18 @@ use crate::{convert::time, v1};
 /// To the wire.
 #[must_use]
 pub fn to_wire(actor: &model::Actor) -> v1::Actor {
-    let model::Actor { id, pubkey, address, keys, home_context, created_at, updated_at, revision } = actor;
+    let model::Actor {
+        id,
+        pubkey,
+        address,
+        keys,
+        home_context,
+        created_at,
+        updated_at,
+        certificates_not_before,
+        deleted_at: _,
+        revision,
+    } = actor;
     v1::Actor {
         id: id.0,
         pubkey: pubkey.clone(),
@@ -18,7 +29,7 @@ pub fn to_wire(actor: &model::Actor) -> v1::Actor {
         update_time: Some(time::to_wire(*updated_at)),
         revision: revision.0,
         keys: keys.iter().map(key_to_wire).collect(),
-        certificates_not_before_time: None,
+        certificates_not_before_time: certificates_not_before.map(time::to_wire),
     }
 }
 
@@ -82,6 +93,51 @@ pub fn from_update(request: v1::UpdateActorRequest) -> Result<ActorChange, Viola
         expected_revision: (expected_revision != 0).then_some(Revision(expected_revision)),
         address,
         home_context: (home_context != 0).then_some(ContextId(home_context)),
+    }))
+}
+
+/// What a rotation asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyRotation {
+    /// Of which actor.
+    pub id: ActorId,
+    /// The revision that the change builds on; nothing for any.
+    pub expected_revision: Option<Revision>,
+    /// The new Ed25519 public key, 64 lower-case hex digits.
+    pub pubkey: String,
+    /// How many seconds the former keys count beside it.
+    pub overlap_secs: u32,
+    /// Whether client certificates that were issued until now cease to count.
+    pub revoke_certificates: bool,
+}
+
+/// Parses a rotation.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn from_rotate(request: v1::RotateActorKeyRequest) -> Result<KeyRotation, Violations> {
+    let v1::RotateActorKeyRequest {
+        request_id: _,
+        id,
+        expected_revision,
+        pubkey,
+        overlap_secs,
+        revoke_certificates,
+    } = request;
+    let mut violations = Violations::new();
+    if !is_key(&pubkey) {
+        violations.add("pubkey", "an Ed25519 public key is written as 64 lower-case hex digits");
+    }
+    let max = limits::ACTOR_KEY_OVERLAP_SECS_MAX;
+    if overlap_secs > max {
+        violations.add("overlap_secs", format!("at most {max}, not {overlap_secs}"));
+    }
+    violations.into_result(Some(KeyRotation {
+        id: ActorId(id),
+        expected_revision: (expected_revision != 0).then_some(Revision(expected_revision)),
+        pubkey,
+        overlap_secs,
+        revoke_certificates,
     }))
 }
 

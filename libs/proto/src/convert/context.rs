@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use model::context::ContextSettings;
-use model::{ActorId, ContextId, Violations};
+use model::{ActorId, ContextId, Revision, Violations, limits};
 
 use crate::convert::{enums, time};
 use crate::v1;
@@ -57,6 +57,70 @@ pub struct NewContext {
     pub settings: ContextSettings,
 }
 
+/// What a change asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContextChange {
+    /// Which one.
+    pub id: ContextId,
+    /// The revision that the change builds on; nothing for any.
+    pub expected_revision: Option<Revision>,
+    /// May do everything from now on; nothing: as before.
+    pub admins: Option<BTreeSet<ActorId>>,
+    /// May look.
+    pub readers: Option<BTreeSet<ActorId>>,
+    /// May run.
+    pub executors: Option<BTreeSet<ActorId>>,
+    /// Its switches.
+    pub settings: Option<ContextSettings>,
+}
+
+/// Parses a change.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn from_update(request: v1::UpdateContextRequest) -> Result<ContextChange, Violations> {
+    let v1::UpdateContextRequest {
+        request_id: _,
+        context_id,
+        expected_revision,
+        admins,
+        readers,
+        executors,
+        settings,
+    } = request;
+    let mut violations = Violations::new();
+    let mut list = |field: &str, list: Option<v1::ActorList>| {
+        list.map(|v1::ActorList { ids }| members(&format!("{field}.ids"), ids, &mut violations))
+    };
+    let admins = list("admins", admins);
+    let readers = list("readers", readers);
+    let executors = list("executors", executors);
+    violations.into_result(Some(ContextChange {
+        id: ContextId(context_id),
+        expected_revision: (expected_revision != 0).then_some(Revision(expected_revision)),
+        admins,
+        readers,
+        executors,
+        settings: settings.map(settings_of),
+    }))
+}
+
+fn members(field: &str, numbers: Vec<u32>, violations: &mut Violations) -> BTreeSet<ActorId> {
+    if numbers.contains(&0) {
+        violations.add(field, "actor ids begin with 1");
+    }
+    let (max, count) = (limits::CONTEXT_MEMBERS_MAX, numbers.len());
+    if count > max {
+        violations.add(field, format!("at most {max} actors, not {count}"));
+    }
+    numbers.into_iter().map(ActorId).collect()
+}
+
+fn settings_of(settings: v1::ContextSettings) -> ContextSettings {
+    let v1::ContextSettings { executors_may_submit, raw_publish, require_signed_messages } = settings;
+    ContextSettings { executors_may_submit, raw_publish, require_signed_messages }
+}
+
 /// Parses a creation.
 ///
 /// # Errors
@@ -64,20 +128,10 @@ pub struct NewContext {
 pub fn from_create(request: v1::CreateContextRequest) -> Result<NewContext, Violations> {
     let v1::CreateContextRequest { request_id: _, id, admins, readers, executors, settings } = request;
     let mut violations = Violations::new();
-    let mut members = |field: &str, numbers: Vec<u32>| {
-        if numbers.contains(&0) {
-            violations.add(field, "actor ids begin with 1");
-        }
-        numbers.into_iter().map(ActorId).collect()
-    };
-    let admins = members("admins", admins);
-    let readers = members("readers", readers);
-    let executors = members("executors", executors);
-    let settings = settings.map_or_else(ContextSettings::default, |settings| ContextSettings {
-        executors_may_submit: settings.executors_may_submit,
-        raw_publish: settings.raw_publish,
-        require_signed_messages: settings.require_signed_messages,
-    });
+    let admins = members("admins", admins, &mut violations);
+    let readers = members("readers", readers, &mut violations);
+    let executors = members("executors", executors, &mut violations);
+    let settings = settings.map_or_else(ContextSettings::default, settings_of);
     let id = (id != 0).then_some(ContextId(id));
     violations.into_result(Some(NewContext { id, admins, readers, executors, settings }))
 }

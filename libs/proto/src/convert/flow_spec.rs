@@ -61,8 +61,22 @@ pub fn header_from_wire(flow: v1::FlowSpec, at: &str, violations: &mut Violation
 
 /// Parses one node of a submission; notes what is wrong with it. `at` is its path in the request.
 pub fn node_from_wire(node: v1::NodeSpec, at: &str, violations: &mut Violations) -> Option<NodeSpec> {
-    let v1::NodeSpec { name, depends, run_if, allow_failure, target, policy, job, prerequisites, when } =
-        node;
+    let v1::NodeSpec {
+        name,
+        depends,
+        run_if,
+        allow_failure,
+        target,
+        policy,
+        job,
+        prerequisites,
+        when,
+        created_job_id,
+    } = node;
+    // Whoever can read jobs has put the job itself in its place by now.
+    if created_job_id != 0 {
+        violations.add(format!("{at}.created_job_id"), "a job that was created before cannot be named here");
+    }
     let name = violations.take(&format!("{at}.name"), name.parse::<Name>());
     let depends = depends
         .iter()
@@ -84,6 +98,7 @@ pub fn node_from_wire(node: v1::NodeSpec, at: &str, violations: &mut Violations)
     let policy = policy_from_wire(policy.unwrap_or_default(), &format!("{at}.policy"), violations);
     let job = match job {
         Some(job) => job_from_wire(job, &format!("{at}.job"), violations),
+        None if created_job_id != 0 => None,
         None => {
             violations.add(format!("{at}.job"), "a node needs a job");
             None
@@ -222,7 +237,8 @@ fn check_secs(violations: &mut Violations, field: &str, secs: u32) {
     }
 }
 
-fn job_from_wire(job: v1::JobSpec, at: &str, violations: &mut Violations) -> Option<JobSpec> {
+/// Parses what a node executes; notes what is wrong with it. `at` is its path in the request.
+pub fn job_from_wire(job: v1::JobSpec, at: &str, violations: &mut Violations) -> Option<JobSpec> {
     let v1::JobSpec { script_type, script, env_vars, files, outputs, signature } = job;
     let script_type = violations.take(
         &format!("{at}.script_type"),

@@ -476,6 +476,29 @@ pub mod blob_store_service_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+/// Asks for jobs.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadJobsRequest {
+    /// Where they are.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// Whose they are.
+    #[prost(uint32, tag = "2")]
+    pub caller_id: u32,
+    /// Their numbers, at least one.
+    #[prost(uint32, repeated, tag = "3")]
+    pub job_ids: ::prost::alloc::vec::Vec<u32>,
+    /// The actor that asks.
+    #[prost(uint32, tag = "4")]
+    pub on_behalf_of: u32,
+}
+/// Gives the first of them.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReadJobsResponse {
+    /// What each is to execute.
+    #[prost(message, repeated, tag = "1")]
+    pub specs: ::prost::alloc::vec::Vec<super::super::v1::JobSpec>,
+}
 /// Asks by which key an actor signs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadSignerRequest {
@@ -1217,7 +1240,7 @@ pub struct ReadNodesResponse {
     pub flow_uid: ::prost::alloc::string::String,
 }
 /// Asks to remove a flow.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RemoveFlowRequest {
     /// Where it ran.
     #[prost(uint32, tag = "1")]
@@ -1228,6 +1251,12 @@ pub struct RemoveFlowRequest {
     /// The actor that asks.
     #[prost(uint32, tag = "3")]
     pub on_behalf_of: u32,
+    /// What makes the call repeatable; empty: nothing.
+    #[prost(string, tag = "4")]
+    pub request_id: ::prost::alloc::string::String,
+    /// What the same request hashes to, in hex.
+    #[prost(string, tag = "5")]
+    pub request_hash: ::prost::alloc::string::String,
 }
 /// Says that the flow is gone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1447,6 +1476,36 @@ pub mod flow_store_service_client {
             req.extensions_mut()
                 .insert(
                     GrpcMethod::new("mycora.internal.v1.FlowStoreService", "ReadSigner"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads jobs that were created before, for a flow that takes them up. As many as fit into one answer, in the order in which they
+        /// were asked for, but at least one: ask again for the rest.
+        ///
+        /// Errors: NOT_FOUND (the context, or one of the jobs).
+        pub async fn read_jobs(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReadJobsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadJobsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.FlowStoreService/ReadJobs",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("mycora.internal.v1.FlowStoreService", "ReadJobs"),
                 );
             self.inner.unary(req, path, codec).await
         }
@@ -2097,6 +2156,17 @@ pub mod flow_store_service_server {
             tonic::Response<super::ReadSignerResponse>,
             tonic::Status,
         >;
+        /// Reads jobs that were created before, for a flow that takes them up. As many as fit into one answer, in the order in which they
+        /// were asked for, but at least one: ask again for the rest.
+        ///
+        /// Errors: NOT_FOUND (the context, or one of the jobs).
+        async fn read_jobs(
+            &self,
+            request: tonic::Request<super::ReadJobsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadJobsResponse>,
+            tonic::Status,
+        >;
         /// Creates a flow in CREATED with its first nodes and reserves its ids. With a request id that
         /// was used before for the same body it answers with the flow of then.
         ///
@@ -2443,6 +2513,51 @@ pub mod flow_store_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ReadSignerSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.FlowStoreService/ReadJobs" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReadJobsSvc<T: FlowStoreService>(pub Arc<T>);
+                    impl<
+                        T: FlowStoreService,
+                    > tonic::server::UnaryService<super::ReadJobsRequest>
+                    for ReadJobsSvc<T> {
+                        type Response = super::ReadJobsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReadJobsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowStoreService>::read_jobs(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReadJobsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -252,6 +252,9 @@ pub struct NodeSpec {
     /// node is SKIPPED. At most 1024 bytes. Empty: none.
     #[prost(string, tag = "9")]
     pub when: ::prost::alloc::string::String,
+    /// A job of the flow's caller that was created before (`CreateJob`), instead of `job`: what it says is copied. 0: none.
+    #[prost(uint32, tag = "10")]
+    pub created_job_id: u32,
 }
 /// A flow as it is asked for.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -655,7 +658,7 @@ pub struct CancelFlowResponse {
     pub flow: ::core::option::Option<Flow>,
 }
 /// Asks to remove an ended flow.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeleteFlowRequest {
     /// Where it ran.
     #[prost(uint32, tag = "1")]
@@ -663,6 +666,9 @@ pub struct DeleteFlowRequest {
     /// The flow.
     #[prost(uint32, tag = "2")]
     pub flow_id: u32,
+    /// A UUID that makes the call repeatable, also after the flow is gone.
+    #[prost(string, tag = "3")]
+    pub request_id: ::prost::alloc::string::String,
 }
 /// Says that the flow is gone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -3454,7 +3460,8 @@ pub mod actor_service_client {
                 .insert(GrpcMethod::new("mycora.v1.ActorService", "RegisterActor"));
             self.inner.unary(req, path, codec).await
         }
-        /// Reads an actor. An actor may read itself; the bootstrap identity may read all.
+        /// Reads an actor. An actor may read itself and whoever has a role in a context in which it has one; the bootstrap identity may
+        /// read all.
         ///
         /// Errors: NOT_FOUND (also for an actor that the caller may not see).
         pub async fn get_actor(
@@ -3479,6 +3486,33 @@ pub mod actor_service_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("mycora.v1.ActorService", "GetActor"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lists the actors that the caller may read, or the members of a context in which it has a role.
+        ///
+        /// Errors: INVALID_ARGUMENT (the page), NOT_FOUND (the context, also where the caller has no role).
+        pub async fn list_actors(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListActorsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListActorsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.ActorService/ListActors",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.ActorService", "ListActors"));
             self.inner.unary(req, path, codec).await
         }
         /// Changes where messages to an actor are delivered. The actor itself and the bootstrap identity may.
@@ -3508,6 +3542,64 @@ pub mod actor_service_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("mycora.v1.ActorService", "UpdateActor"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Gives an actor another key. What was signed with a former one counts as long as the request says, and never again after that.
+        /// The actor itself and the bootstrap identity may.
+        ///
+        /// Errors: INVALID_ARGUMENT (all violations at once; also a key that the actor has or had, and one that anybody can sign for),
+        /// NOT_FOUND (also for another actor), ABORTED (another revision than the expected one), ALREADY_EXISTS (`REQUEST_ID_REUSED`),
+        /// RESOURCE_EXHAUSTED (too many keys that are still in force).
+        pub async fn rotate_actor_key(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RotateActorKeyRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RotateActorKeyResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.ActorService/RotateActorKey",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.ActorService", "RotateActorKey"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Removes an actor, with its roles. Its number is never given again. The actor itself and the bootstrap identity may.
+        ///
+        /// Errors: NOT_FOUND (also for another actor), FAILED_PRECONDITION (`LAST_ADMIN`: it is the only admin of the contexts that the
+        /// metadata names), ABORTED (another revision than the expected one), ALREADY_EXISTS (`REQUEST_ID_REUSED`).
+        pub async fn delete_actor(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DeleteActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteActorResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.ActorService/DeleteActor",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.ActorService", "DeleteActor"));
             self.inner.unary(req, path, codec).await
         }
         /// Tells the caller who it is taken for.
@@ -3558,7 +3650,8 @@ pub mod actor_service_server {
             tonic::Response<super::RegisterActorResponse>,
             tonic::Status,
         >;
-        /// Reads an actor. An actor may read itself; the bootstrap identity may read all.
+        /// Reads an actor. An actor may read itself and whoever has a role in a context in which it has one; the bootstrap identity may
+        /// read all.
         ///
         /// Errors: NOT_FOUND (also for an actor that the caller may not see).
         async fn get_actor(
@@ -3566,6 +3659,16 @@ pub mod actor_service_server {
             request: tonic::Request<super::GetActorRequest>,
         ) -> std::result::Result<
             tonic::Response<super::GetActorResponse>,
+            tonic::Status,
+        >;
+        /// Lists the actors that the caller may read, or the members of a context in which it has a role.
+        ///
+        /// Errors: INVALID_ARGUMENT (the page), NOT_FOUND (the context, also where the caller has no role).
+        async fn list_actors(
+            &self,
+            request: tonic::Request<super::ListActorsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListActorsResponse>,
             tonic::Status,
         >;
         /// Changes where messages to an actor are delivered. The actor itself and the bootstrap identity may.
@@ -3578,6 +3681,30 @@ pub mod actor_service_server {
             request: tonic::Request<super::UpdateActorRequest>,
         ) -> std::result::Result<
             tonic::Response<super::UpdateActorResponse>,
+            tonic::Status,
+        >;
+        /// Gives an actor another key. What was signed with a former one counts as long as the request says, and never again after that.
+        /// The actor itself and the bootstrap identity may.
+        ///
+        /// Errors: INVALID_ARGUMENT (all violations at once; also a key that the actor has or had, and one that anybody can sign for),
+        /// NOT_FOUND (also for another actor), ABORTED (another revision than the expected one), ALREADY_EXISTS (`REQUEST_ID_REUSED`),
+        /// RESOURCE_EXHAUSTED (too many keys that are still in force).
+        async fn rotate_actor_key(
+            &self,
+            request: tonic::Request<super::RotateActorKeyRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RotateActorKeyResponse>,
+            tonic::Status,
+        >;
+        /// Removes an actor, with its roles. Its number is never given again. The actor itself and the bootstrap identity may.
+        ///
+        /// Errors: NOT_FOUND (also for another actor), FAILED_PRECONDITION (`LAST_ADMIN`: it is the only admin of the contexts that the
+        /// metadata names), ABORTED (another revision than the expected one), ALREADY_EXISTS (`REQUEST_ID_REUSED`).
+        async fn delete_actor(
+            &self,
+            request: tonic::Request<super::DeleteActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteActorResponse>,
             tonic::Status,
         >;
         /// Tells the caller who it is taken for.
@@ -3753,6 +3880,51 @@ pub mod actor_service_server {
                     };
                     Box::pin(fut)
                 }
+                "/mycora.v1.ActorService/ListActors" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListActorsSvc<T: ActorService>(pub Arc<T>);
+                    impl<
+                        T: ActorService,
+                    > tonic::server::UnaryService<super::ListActorsRequest>
+                    for ListActorsSvc<T> {
+                        type Response = super::ListActorsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListActorsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ActorService>::list_actors(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListActorsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/mycora.v1.ActorService/UpdateActor" => {
                     #[allow(non_camel_case_types)]
                     struct UpdateActorSvc<T: ActorService>(pub Arc<T>);
@@ -3783,6 +3955,96 @@ pub mod actor_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = UpdateActorSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.ActorService/RotateActorKey" => {
+                    #[allow(non_camel_case_types)]
+                    struct RotateActorKeySvc<T: ActorService>(pub Arc<T>);
+                    impl<
+                        T: ActorService,
+                    > tonic::server::UnaryService<super::RotateActorKeyRequest>
+                    for RotateActorKeySvc<T> {
+                        type Response = super::RotateActorKeyResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RotateActorKeyRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ActorService>::rotate_actor_key(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RotateActorKeySvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.ActorService/DeleteActor" => {
+                    #[allow(non_camel_case_types)]
+                    struct DeleteActorSvc<T: ActorService>(pub Arc<T>);
+                    impl<
+                        T: ActorService,
+                    > tonic::server::UnaryService<super::DeleteActorRequest>
+                    for DeleteActorSvc<T> {
+                        type Response = super::DeleteActorResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DeleteActorRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ActorService>::delete_actor(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DeleteActorSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -4086,6 +4348,9 @@ pub struct DeleteMessageRequest {
     /// `message:<caller>:<id>`.
     #[prost(string, tag = "2")]
     pub key: ::prost::alloc::string::String,
+    /// A UUID that makes the call repeatable, also after the message is gone.
+    #[prost(string, tag = "3")]
+    pub request_id: ::prost::alloc::string::String,
 }
 /// It is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -4122,6 +4387,9 @@ pub struct AcknowledgeMessageRequest {
     /// Which, as `message:0:<id>`; at most 1000.
     #[prost(string, repeated, tag = "3")]
     pub keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// A UUID that makes the call repeatable: the count is that of the first time.
+    #[prost(string, tag = "4")]
+    pub request_id: ::prost::alloc::string::String,
 }
 /// They are not handed out again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -6818,11 +7086,95 @@ pub mod context_service_client {
                 .insert(GrpcMethod::new("mycora.v1.ContextService", "GetContext"));
             self.inner.unary(req, path, codec).await
         }
+        /// Changes members and settings of a context. Admins of the context may, and the bootstrap identity.
+        ///
+        /// Errors: INVALID_ARGUMENT (all violations at once; also actors that are not registered), NOT_FOUND (also where the caller has no
+        /// role), PERMISSION_DENIED, FAILED_PRECONDITION (`LAST_ADMIN`, `CONTEXT_DELETING`), ABORTED (another revision than the expected
+        /// one), ALREADY_EXISTS (`REQUEST_ID_REUSED`).
+        pub async fn update_context(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UpdateContextRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UpdateContextResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.ContextService/UpdateContext",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.ContextService", "UpdateContext"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lists the contexts in which the caller has a role; all of them for the bootstrap identity.
+        ///
+        /// Errors: INVALID_ARGUMENT (the page).
+        pub async fn list_contexts(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListContextsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListContextsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.ContextService/ListContexts",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.ContextService", "ListContexts"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lists who did what in a context, for 90 days. Admins of the context may, and the bootstrap identity, which may also ask for what
+        /// was done to actors and contexts themselves.
+        ///
+        /// Errors: INVALID_ARGUMENT (the page), NOT_FOUND (also where the caller has no role), PERMISSION_DENIED.
+        pub async fn list_audit_entries(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListAuditEntriesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListAuditEntriesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.ContextService/ListAuditEntries",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.ContextService", "ListAuditEntries"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Removes a context with everything in it, here and at its supervisors. From the first moment on
         /// it takes no changes; its flows end with it. The answer comes when nothing is left: a call that
         /// broke off is made again. Admins of the context may, and the bootstrap identity.
         ///
-        /// Errors: NOT_FOUND, PERMISSION_DENIED, UNAVAILABLE (it goes on; ask again).
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, ALREADY_EXISTS (`REQUEST_ID_REUSED`), UNAVAILABLE (it goes on; ask again).
         pub async fn delete_context(
             &mut self,
             request: impl tonic::IntoRequest<super::DeleteContextRequest>,
@@ -6883,11 +7235,44 @@ pub mod context_service_server {
             tonic::Response<super::GetContextResponse>,
             tonic::Status,
         >;
+        /// Changes members and settings of a context. Admins of the context may, and the bootstrap identity.
+        ///
+        /// Errors: INVALID_ARGUMENT (all violations at once; also actors that are not registered), NOT_FOUND (also where the caller has no
+        /// role), PERMISSION_DENIED, FAILED_PRECONDITION (`LAST_ADMIN`, `CONTEXT_DELETING`), ABORTED (another revision than the expected
+        /// one), ALREADY_EXISTS (`REQUEST_ID_REUSED`).
+        async fn update_context(
+            &self,
+            request: tonic::Request<super::UpdateContextRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UpdateContextResponse>,
+            tonic::Status,
+        >;
+        /// Lists the contexts in which the caller has a role; all of them for the bootstrap identity.
+        ///
+        /// Errors: INVALID_ARGUMENT (the page).
+        async fn list_contexts(
+            &self,
+            request: tonic::Request<super::ListContextsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListContextsResponse>,
+            tonic::Status,
+        >;
+        /// Lists who did what in a context, for 90 days. Admins of the context may, and the bootstrap identity, which may also ask for what
+        /// was done to actors and contexts themselves.
+        ///
+        /// Errors: INVALID_ARGUMENT (the page), NOT_FOUND (also where the caller has no role), PERMISSION_DENIED.
+        async fn list_audit_entries(
+            &self,
+            request: tonic::Request<super::ListAuditEntriesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListAuditEntriesResponse>,
+            tonic::Status,
+        >;
         /// Removes a context with everything in it, here and at its supervisors. From the first moment on
         /// it takes no changes; its flows end with it. The answer comes when nothing is left: a call that
         /// broke off is made again. Admins of the context may, and the bootstrap identity.
         ///
-        /// Errors: NOT_FOUND, PERMISSION_DENIED, UNAVAILABLE (it goes on; ask again).
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, ALREADY_EXISTS (`REQUEST_ID_REUSED`), UNAVAILABLE (it goes on; ask again).
         async fn delete_context(
             &self,
             request: tonic::Request<super::DeleteContextRequest>,
@@ -7048,6 +7433,142 @@ pub mod context_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetContextSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.ContextService/UpdateContext" => {
+                    #[allow(non_camel_case_types)]
+                    struct UpdateContextSvc<T: ContextService>(pub Arc<T>);
+                    impl<
+                        T: ContextService,
+                    > tonic::server::UnaryService<super::UpdateContextRequest>
+                    for UpdateContextSvc<T> {
+                        type Response = super::UpdateContextResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UpdateContextRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ContextService>::update_context(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UpdateContextSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.ContextService/ListContexts" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListContextsSvc<T: ContextService>(pub Arc<T>);
+                    impl<
+                        T: ContextService,
+                    > tonic::server::UnaryService<super::ListContextsRequest>
+                    for ListContextsSvc<T> {
+                        type Response = super::ListContextsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListContextsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ContextService>::list_contexts(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListContextsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.ContextService/ListAuditEntries" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListAuditEntriesSvc<T: ContextService>(pub Arc<T>);
+                    impl<
+                        T: ContextService,
+                    > tonic::server::UnaryService<super::ListAuditEntriesRequest>
+                    for ListAuditEntriesSvc<T> {
+                        type Response = super::ListAuditEntriesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListAuditEntriesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ContextService>::list_audit_entries(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListAuditEntriesSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -7867,7 +8388,7 @@ pub mod job_service_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// Keeps blobs: scripts, files and outputs, once per context under their hash.
+    /// Keeps jobs, and their blobs: scripts, files and outputs, once per context under their hash.
     #[derive(Debug, Clone)]
     pub struct JobServiceClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -7936,6 +8457,113 @@ pub mod job_service_client {
         pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
+        }
+        /// Keeps a job that belongs to no flow. Executors may, for themselves, unless the context lets only admins submit.
+        ///
+        /// Errors: INVALID_ARGUMENT (all violations at once), NOT_FOUND (the context), PERMISSION_DENIED, FAILED_PRECONDITION
+        /// (`BLOB_MISSING`, `CONTEXT_DELETING`), ALREADY_EXISTS (`REQUEST_ID_REUSED`).
+        pub async fn create_job(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CreateJobRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CreateJobResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.JobService/CreateJob",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.JobService", "CreateJob"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads a job, also one that is a node of a flow. Readers may.
+        ///
+        /// Errors: NOT_FOUND (the context or the job).
+        pub async fn get_job(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetJobRequest>,
+        ) -> std::result::Result<tonic::Response<super::GetJobResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.JobService/GetJob",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.JobService", "GetJob"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lists jobs. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the page), NOT_FOUND (the context or the flow).
+        pub async fn list_jobs(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListJobsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListJobsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.JobService/ListJobs",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.JobService", "ListJobs"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Removes a job that belongs to no flow. Executors may remove their own, admins all.
+        ///
+        /// Errors: NOT_FOUND (the context or the job), PERMISSION_DENIED, FAILED_PRECONDITION (`JOB_IN_FLOW`, `CONTEXT_DELETING`),
+        /// ALREADY_EXISTS (`REQUEST_ID_REUSED`).
+        pub async fn delete_job(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DeleteJobRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteJobResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.JobService/DeleteJob",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.JobService", "DeleteJob"));
+            self.inner.unary(req, path, codec).await
         }
         /// Uploads a blob in pieces of at most 512 KiB, the first of which names the context. A blob
         /// that nothing refers to is removed after 24 hours.
@@ -8008,6 +8636,45 @@ pub mod job_service_server {
     /// Generated trait containing gRPC methods that should be implemented for use with JobServiceServer.
     #[async_trait]
     pub trait JobService: std::marker::Send + std::marker::Sync + 'static {
+        /// Keeps a job that belongs to no flow. Executors may, for themselves, unless the context lets only admins submit.
+        ///
+        /// Errors: INVALID_ARGUMENT (all violations at once), NOT_FOUND (the context), PERMISSION_DENIED, FAILED_PRECONDITION
+        /// (`BLOB_MISSING`, `CONTEXT_DELETING`), ALREADY_EXISTS (`REQUEST_ID_REUSED`).
+        async fn create_job(
+            &self,
+            request: tonic::Request<super::CreateJobRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CreateJobResponse>,
+            tonic::Status,
+        >;
+        /// Reads a job, also one that is a node of a flow. Readers may.
+        ///
+        /// Errors: NOT_FOUND (the context or the job).
+        async fn get_job(
+            &self,
+            request: tonic::Request<super::GetJobRequest>,
+        ) -> std::result::Result<tonic::Response<super::GetJobResponse>, tonic::Status>;
+        /// Lists jobs. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the page), NOT_FOUND (the context or the flow).
+        async fn list_jobs(
+            &self,
+            request: tonic::Request<super::ListJobsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListJobsResponse>,
+            tonic::Status,
+        >;
+        /// Removes a job that belongs to no flow. Executors may remove their own, admins all.
+        ///
+        /// Errors: NOT_FOUND (the context or the job), PERMISSION_DENIED, FAILED_PRECONDITION (`JOB_IN_FLOW`, `CONTEXT_DELETING`),
+        /// ALREADY_EXISTS (`REQUEST_ID_REUSED`).
+        async fn delete_job(
+            &self,
+            request: tonic::Request<super::DeleteJobRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteJobResponse>,
+            tonic::Status,
+        >;
         /// Uploads a blob in pieces of at most 512 KiB, the first of which names the context. A blob
         /// that nothing refers to is removed after 24 hours.
         ///
@@ -8031,7 +8698,7 @@ pub mod job_service_server {
             request: tonic::Request<super::GetBlobRequest>,
         ) -> std::result::Result<tonic::Response<Self::GetBlobStream>, tonic::Status>;
     }
-    /// Keeps blobs: scripts, files and outputs, once per context under their hash.
+    /// Keeps jobs, and their blobs: scripts, files and outputs, once per context under their hash.
     #[derive(Debug)]
     pub struct JobServiceServer<T> {
         inner: Arc<T>,
@@ -8108,6 +8775,184 @@ pub mod job_service_server {
         }
         fn call(&mut self, req: http::Request<B>) -> Self::Future {
             match req.uri().path() {
+                "/mycora.v1.JobService/CreateJob" => {
+                    #[allow(non_camel_case_types)]
+                    struct CreateJobSvc<T: JobService>(pub Arc<T>);
+                    impl<
+                        T: JobService,
+                    > tonic::server::UnaryService<super::CreateJobRequest>
+                    for CreateJobSvc<T> {
+                        type Response = super::CreateJobResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CreateJobRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as JobService>::create_job(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CreateJobSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.JobService/GetJob" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetJobSvc<T: JobService>(pub Arc<T>);
+                    impl<T: JobService> tonic::server::UnaryService<super::GetJobRequest>
+                    for GetJobSvc<T> {
+                        type Response = super::GetJobResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetJobRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as JobService>::get_job(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetJobSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.JobService/ListJobs" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListJobsSvc<T: JobService>(pub Arc<T>);
+                    impl<
+                        T: JobService,
+                    > tonic::server::UnaryService<super::ListJobsRequest>
+                    for ListJobsSvc<T> {
+                        type Response = super::ListJobsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListJobsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as JobService>::list_jobs(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListJobsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.JobService/DeleteJob" => {
+                    #[allow(non_camel_case_types)]
+                    struct DeleteJobSvc<T: JobService>(pub Arc<T>);
+                    impl<
+                        T: JobService,
+                    > tonic::server::UnaryService<super::DeleteJobRequest>
+                    for DeleteJobSvc<T> {
+                        type Response = super::DeleteJobResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DeleteJobRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as JobService>::delete_job(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DeleteJobSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/mycora.v1.JobService/PutBlob" => {
                     #[allow(non_camel_case_types)]
                     struct PutBlobSvc<T: JobService>(pub Arc<T>);

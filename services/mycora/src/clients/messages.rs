@@ -69,7 +69,7 @@ impl Clients {
         key: &str,
     ) -> Result<v1::DeleteMessageResponse, Failure> {
         let mut client = self.messages()?.clone();
-        let request = timed(v1::DeleteMessageRequest { context_id, key: key.to_owned() }, CALL_TIMEOUT);
+        let request = timed(v1::DeleteMessageRequest { context_id, key: key.to_owned(), ..Default::default() }, CALL_TIMEOUT);
         Ok(client.delete_message(request).await.map_err(CallError::from)?.into_inner())
     }
 

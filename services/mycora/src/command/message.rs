@@ -91,7 +91,7 @@ async fn acknowledge(session: &Session, keys: &[String]) -> Result<(), Failure> 
     let context_id = session.context()?;
     let mut answer = v1::AcknowledgeMessageResponse::default();
     for keys in keys.chunks(KEYS_MAX) {
-        let request = v1::AcknowledgeMessageRequest { context_id, actor_id: 0, keys: keys.to_vec() };
+        let request = v1::AcknowledgeMessageRequest { context_id, keys: keys.to_vec(), ..Default::default() };
         answer.acknowledged_count +=
             session.clients.acknowledge_messages(&request).await??.acknowledged_count;
     }

@@ -11,6 +11,7 @@ use proto::internal::v1 as internal;
 use proto::v1::{AddFlowNodesRequest, CreateFlowRequest, Flow, FlowStatus, StartFlowRequest};
 use tonic::Status;
 
+use crate::changes::created;
 use crate::changes::signatures::{self, Place};
 use crate::changes::submit::{Submitter, hash_of};
 use crate::error::{bad_store, wrong_state};
@@ -63,11 +64,12 @@ impl Submitter {
     /// # Errors
     /// INVALID_ARGUMENT with everything that is wrong, else what storage answers.
     pub async fn fill(mut self, actor: ActorId, request: AddFlowNodesRequest) -> Result<JobId, Status> {
-        let AddFlowNodesRequest { context_id, flow_id, first_index, nodes } = request;
+        let AddFlowNodesRequest { context_id, flow_id, first_index, mut nodes } = request;
         let (flow, first_job) = self.read(actor, context_id, flow_id).await?;
+        let caller = ActorId(flow.caller_id);
+        created::take_up(&mut self.store, (actor, context_id, caller), &mut nodes, "nodes").await?;
         let specs = parse_nodes(nodes, first_index, flow.node_count)?;
         if signatures::any(&specs) {
-            let caller = ActorId(flow.caller_id);
             let (context_uid, key) = signatures::signer(&mut self.store, actor, context_id, caller).await?;
             let place = Place { context_uid, caller, key: Some(&key), env_vars: &flow.env_vars };
             let violations = signatures::check_specs(&specs, place, false, "", Timestamp::now());

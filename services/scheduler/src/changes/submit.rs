@@ -14,6 +14,7 @@ use proto::internal::v1 as internal;
 use proto::v1::{Flow, SubmitFlowRequest};
 use tonic::Status;
 
+use crate::changes::created;
 use crate::changes::signatures::{self, Place};
 use crate::clients::FlowStoreClient;
 use crate::driver::{Event, Handle};
@@ -68,10 +69,12 @@ impl Submitter {
         let request_hash =
             hash_of(&unsigned(SubmitFlowRequest { request_id: String::new(), ..request.clone() }));
         let SubmitFlowRequest { request_id, context_id, flow_id, caller_id, flow } = request;
-        let wire = flow.unwrap_or_default();
+        let mut wire = flow.unwrap_or_default();
         let header = proto::v1::FlowSpec { nodes: Vec::new(), ..wire.clone() };
-        let spec = check(wire)?;
         let caller = if caller_id == 0 { actor } else { ActorId(caller_id) };
+        let place = (actor, context_id, caller);
+        created::take_up(&mut self.store, place, &mut wire.nodes, "flow.nodes").await?;
+        let spec = check(wire)?;
         self.check_signatures(&spec, actor, context_id, caller).await?;
         let create = internal::CreateFlowRequest {
             request_id,

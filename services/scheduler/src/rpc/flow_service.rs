@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
-use crate::changes::submit::Submitter;
+use crate::changes::submit::{Submitter, hash_of};
 use crate::changes::{job, retry, wishes};
 use crate::clients::FlowStoreClient;
 use crate::error::bad_store;
@@ -341,8 +341,12 @@ impl FlowService for FlowRpc {
         request: Request<DeleteFlowRequest>,
     ) -> Result<Response<DeleteFlowResponse>, Status> {
         let on_behalf_of = actor_of(&request)?.0;
-        let DeleteFlowRequest { context_id, flow_id } = request.into_inner();
-        let remove = internal::RemoveFlowRequest { context_id, flow_id, on_behalf_of };
+        let mut body = request.into_inner();
+        let request_id = std::mem::take(&mut body.request_id);
+        let request_hash = hash_of(&body);
+        let DeleteFlowRequest { context_id, flow_id, request_id: _ } = body;
+        let remove =
+            internal::RemoveFlowRequest { context_id, flow_id, on_behalf_of, request_id, request_hash };
         self.store().remove_flow(remove).await?;
         Ok(Response::new(DeleteFlowResponse {}))
     }

@@ -4,7 +4,7 @@
 //! is a field `script_size`.
 
 use model::job::BlobRef;
-use model::{ActorId, ContextId, FlowId, FlowNode, JobSpec, ScriptSource, Timestamp};
+use model::{ActorId, ContextId, FlowId, FlowNode, JobId, JobSpec, NodePolicy, ScriptSource, Timestamp};
 
 use super::{BadRecord, Fields, Written};
 
@@ -20,18 +20,87 @@ pub(crate) struct Place {
     /// Where it runs.
     pub(crate) context: ContextId,
     /// The flow it belongs to.
-    pub(crate) flow: FlowId,
+    pub(crate) flow: Option<FlowId>,
+}
+
+/// The status of a job that belongs to no flow.
+const CREATED: &str = "created";
+
+/// A job as it is kept.
+#[derive(Debug, Clone)]
+pub(crate) struct KeptJob {
+    /// Its number among those of its caller.
+    pub(crate) id: JobId,
+    /// Where it belongs.
+    pub(crate) place: Place,
+    /// What to execute.
+    pub(crate) spec: JobSpec,
+    /// Where it stands, as old readers see it.
+    pub(crate) status: String,
+    /// What it gave, as JSON; empty before its end.
+    pub(crate) result: String,
+    /// When it was made.
+    pub(crate) created_at: Timestamp,
+    /// When it last changed.
+    pub(crate) updated_at: Timestamp,
+}
+
+impl KeptJob {
+    /// About how large it is on the wire.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes_besides_script()
+            + match &self.spec.script {
+                ScriptSource::Inline(text) => text.len(),
+                ScriptSource::Blob(_) => 0,
+            }
+    }
+
+    /// The same in a listing, where long scripts are named by their hashes.
+    pub(crate) fn listed_bytes(&self) -> usize {
+        self.bytes_besides_script() + proto::convert::job::LISTED_SCRIPT_BYTES_MAX
+    }
+
+    fn bytes_besides_script(&self) -> usize {
+        let JobSpec { env_vars, files, outputs, signature, .. } = &self.spec;
+        let env: usize = env_vars.iter().map(|(name, value)| name.len() + value.len() + 8).sum();
+        let files: usize = files.keys().map(|name| name.len() + 96).sum();
+        let outputs: usize = outputs.iter().map(|name| name.len() + 4).sum();
+        256 + env + files + outputs + signature.as_ref().map_or(0, String::len) + self.result.len()
+    }
 }
 
 /// What is written for a node that was just made.
 pub(crate) fn write(place: Place, node: &FlowNode, spec: &JobSpec, now: Timestamp) -> Written {
-    let JobSpec { script_type, script, env_vars, files, outputs, signature } = spec;
     let mut written = Written::default();
+    written.text("id", node.job_id);
+    write_spec(&mut written, place, spec, now);
     written
-        .text("id", node.job_id)
-        .text("caller_id", place.caller)
-        .text("context_id", place.context)
-        .text("flow_id", place.flow);
+        .text("timeout", node.policy.timeout)
+        .text("retries", node.policy.retries)
+        .json("prerequisites", &node.prerequisites)
+        .json("depends", &node.depends)
+        .text("status", node.state.job_status());
+    written
+}
+
+/// What is written for a job that belongs to no flow, but for its number.
+pub(crate) fn write_alone(place: Place, spec: &JobSpec, now: Timestamp) -> Written {
+    let defaults = NodePolicy::default();
+    let mut written = Written::default();
+    write_spec(&mut written, place, spec, now);
+    written
+        .text("timeout", defaults.timeout)
+        .text("retries", defaults.retries)
+        .text("prerequisites", "[]")
+        .text("depends", "[]")
+        .text("status", CREATED);
+    written
+}
+
+fn write_spec(written: &mut Written, place: Place, spec: &JobSpec, now: Timestamp) {
+    let Place { caller, context, flow } = place;
+    let JobSpec { script_type, script, env_vars, files, outputs, signature } = spec;
+    written.text("caller_id", caller).text("context_id", context).optional("flow_id", flow);
     match script {
         ScriptSource::Inline(text) => written.text("script", text),
         ScriptSource::Blob(blob) => {
@@ -40,19 +109,28 @@ pub(crate) fn write(place: Place, node: &FlowNode, spec: &JobSpec, now: Timestam
     };
     written
         .text("script_type", script_type)
-        .text("timeout", node.policy.timeout)
-        .text("retries", node.policy.retries)
         .json("env_vars", env_vars)
         .json("files", files)
         .json("outputs", outputs)
         .text("result", "{}")
-        .json("prerequisites", &node.prerequisites)
-        .json("depends", &node.depends)
         .text("signature", signature.as_deref().unwrap_or_default())
         .text("created_at", now)
-        .text("updated_at", now)
-        .text("status", node.state.job_status());
-    written
+        .text("updated_at", now);
+}
+
+/// The whole job in these fields.
+pub(crate) fn read_kept(mut fields: Fields) -> Result<KeptJob, BadRecord> {
+    let place = Place {
+        caller: fields.parse("caller_id")?,
+        context: fields.parse("context_id")?,
+        flow: fields.optional("flow_id")?,
+    };
+    let (id, created_at, updated_at) =
+        (fields.parse("id")?, fields.parse("created_at")?, fields.parse("updated_at")?);
+    let (status, result) = (fields.text("status"), fields.text("result"));
+    let has_ended = status == "finished" || status == "error";
+    let result = if has_ended { result } else { String::new() };
+    Ok(KeptJob { id, place, spec: read(fields)?, status, result, created_at, updated_at })
 }
 
 /// The specification in these fields.

@@ -2,17 +2,36 @@
 
 use ::rpc::Caller;
 use identity::token::audience;
-use identity::{Identity, SpiffeId};
-use model::{ActorId, Timestamp, Violations};
+use identity::{SpiffeId, VerifyingKey};
+use model::actor::is_key;
+use model::{ActorId, ContextId, Revision, Timestamp, Violations};
 use proto::convert;
 use proto::v1;
 use proto::v1::actor_service_server::ActorService;
 use tonic::{Request, Response, Status};
 
-use super::status::checked;
-use super::{Rpc, request_of};
+use super::{Rpc, request_of, who};
 use crate::actors::NewActor;
 use crate::error::Error;
+use crate::pages::Page;
+use crate::permission;
+
+/// A key whose form is right has to be one that not everybody can sign for.
+fn check_key(key: &str, violations: &mut Violations) {
+    if is_key(key) {
+        violations.take("pubkey", key.parse::<VerifyingKey>());
+    }
+}
+
+/// Who asks to change an actor; nobody for the bootstrap identity. Others learn not even that it exists.
+fn changer(caller: Caller, id: u32) -> Result<Option<ActorId>, Error> {
+    let asker = who(caller).map_err(|_| Error::not_found("actor", id))?;
+    if permission::may_change_actor(asker, ActorId(id)) {
+        Ok(asker)
+    } else {
+        Err(Error::not_found("actor", id))
+    }
+}
 
 #[tonic::async_trait]
 impl ActorService for Rpc {
@@ -24,9 +43,10 @@ impl ActorService for Rpc {
         let request_id = std::mem::take(&mut body.request_id);
         let mut violations = Violations::new();
         let repeatable = request_of(&request_id, &body, &mut violations);
+        check_key(&body.pubkey, &mut violations);
+        let new = violations.absorb(convert::actor::from_register(body));
         let convert::actor::NewActor { id, pubkey, address } =
-            convert::actor::from_register(body).map_err(Error::from)?;
-        let repeatable = checked(violations, repeatable)?;
+            violations.into_result(new).map_err(Error::from)?;
         let new = NewActor { id, pubkey, address };
         let actor = self.hub.store().register_actor(new, repeatable.as_ref(), Timestamp::now()).await?;
         Ok(Response::new(v1::RegisterActorResponse { actor: Some(convert::actor::to_wire(&actor)) }))
@@ -38,11 +58,16 @@ impl ActorService for Rpc {
     ) -> Result<Response<v1::GetActorResponse>, Status> {
         let caller = Caller::of(&request)?;
         let id = ActorId(request.into_inner().id);
-        // Others may not even learn that it exists.
-        if caller.identity() != Identity::Admin && caller.actor() != Some(id) {
+        let store = self.hub.store();
+        // Who shares no context with it may not even learn that it exists.
+        let is_known = match who(caller)? {
+            Some(asker) if asker != id => store.knows(asker, id).await?,
+            _ => true,
+        };
+        if !is_known {
             return Err(Error::not_found("actor", id).into());
         }
-        let actor = self.hub.store().actor(id).await?;
+        let actor = store.actor(id).await?;
         Ok(Response::new(v1::GetActorResponse { actor: Some(convert::actor::to_wire(&actor)) }))
     }
 
@@ -55,16 +80,61 @@ impl ActorService for Rpc {
         let request_id = std::mem::take(&mut body.request_id);
         let mut violations = Violations::new();
         let repeatable = request_of(&request_id, &body, &mut violations);
-        // Others may not even learn that it exists.
-        if caller.identity() != Identity::Admin && caller.actor() != Some(ActorId(body.id)) {
-            return Err(Error::not_found("actor", body.id).into());
-        }
-        let change = convert::actor::from_update(body).map_err(Error::from)?;
-        let repeatable = checked(violations, repeatable)?;
+        let asker = changer(caller, body.id)?;
+        let change = violations.absorb(convert::actor::from_update(body));
+        let change = violations.into_result(change).map_err(Error::from)?;
         let store = self.hub.store();
-        let actor =
-            store.update_actor(&change, caller.actor(), repeatable.as_ref(), Timestamp::now()).await?;
+        let actor = store.update_actor(&change, asker, repeatable.as_ref(), Timestamp::now()).await?;
         Ok(Response::new(v1::UpdateActorResponse { actor: Some(convert::actor::to_wire(&actor)) }))
+    }
+
+    async fn rotate_actor_key(
+        &self,
+        request: Request<v1::RotateActorKeyRequest>,
+    ) -> Result<Response<v1::RotateActorKeyResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let mut body = request.into_inner();
+        let request_id = std::mem::take(&mut body.request_id);
+        let mut violations = Violations::new();
+        let repeatable = request_of(&request_id, &body, &mut violations);
+        let asker = changer(caller, body.id)?;
+        check_key(&body.pubkey, &mut violations);
+        let rotation = violations.absorb(convert::actor::from_rotate(body));
+        let rotation = violations.into_result(rotation).map_err(Error::from)?;
+        let store = self.hub.store();
+        let actor = store.rotate_actor_key(&rotation, asker, repeatable.as_ref(), Timestamp::now()).await?;
+        Ok(Response::new(v1::RotateActorKeyResponse { actor: Some(convert::actor::to_wire(&actor)) }))
+    }
+
+    async fn delete_actor(
+        &self,
+        request: Request<v1::DeleteActorRequest>,
+    ) -> Result<Response<v1::DeleteActorResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let mut body = request.into_inner();
+        let request_id = std::mem::take(&mut body.request_id);
+        let mut violations = Violations::new();
+        let repeatable = request_of(&request_id, &body, &mut violations);
+        let v1::DeleteActorRequest { request_id: _, id, expected_revision } = body;
+        let asker = changer(caller, id)?;
+        violations.into_result(Some(())).map_err(Error::from)?;
+        let expected = (expected_revision != 0).then_some(Revision(expected_revision));
+        let store = self.hub.store();
+        store.delete_actor(ActorId(id), expected, asker, repeatable.as_ref(), Timestamp::now()).await?;
+        Ok(Response::new(v1::DeleteActorResponse {}))
+    }
+
+    async fn list_actors(
+        &self,
+        request: Request<v1::ListActorsRequest>,
+    ) -> Result<Response<v1::ListActorsResponse>, Status> {
+        let asker = who(Caller::of(&request)?)?;
+        let v1::ListActorsRequest { page_size, page_token, context_id } = request.into_inner();
+        let page = Page::parse(page_size, page_token)?;
+        let context = (context_id != 0).then_some(ContextId(context_id));
+        let (actors, next_page_token) = self.hub.store().list_actors(asker, context, &page).await?;
+        let actors = actors.iter().map(convert::actor::to_wire).collect();
+        Ok(Response::new(v1::ListActorsResponse { actors, next_page_token }))
     }
 
     async fn who_am_i(
@@ -81,13 +151,20 @@ impl ActorService for Rpc {
                 Err(error) => return Err(error.into()),
             },
         };
+        let roles = match caller.actor() {
+            Some(id) => self.hub.store().roles_of(id).await?,
+            None => Vec::new(),
+        };
+        let roles = roles
+            .into_iter()
+            .map(|(context, role)| v1::ContextRole { context_id: context.0, role: role.to_string() });
         let spiffe_id = SpiffeId::new((*self.trust_domain).clone(), caller.identity()).to_string();
         Ok(Response::new(v1::WhoAmIResponse {
             spiffe_id,
             actor,
+            roles: roles.collect(),
             token_audience: audience(&self.trust_domain),
             expire_time: caller.expires_at().map(convert::time::to_wire),
-            ..Default::default()
         }))
     }
 }

@@ -1,16 +1,17 @@
 //! ContextService.
 
 use ::rpc::Caller;
-use identity::Identity;
-use model::{ContextId, Role, Timestamp, Violations};
+use model::{ActorId, ContextId, Timestamp, Violations};
 use proto::convert;
 use proto::v1;
 use proto::v1::context_service_server::ContextService;
 use tonic::{Request, Response, Status};
 
-use super::status::checked;
-use super::{Rpc, request_of};
+use super::{Rpc, request_of, who};
+use crate::audit;
 use crate::error::Error;
+use crate::pages::Page;
+use crate::permission::{self, Action};
 
 #[tonic::async_trait]
 impl ContextService for Rpc {
@@ -23,8 +24,8 @@ impl ContextService for Rpc {
         let request_id = std::mem::take(&mut body.request_id);
         let mut violations = Violations::new();
         let repeatable = request_of(&request_id, &body, &mut violations);
-        let new = convert::context::from_create(body).map_err(Error::from)?;
-        let repeatable = checked(violations, repeatable)?;
+        let new = violations.absorb(convert::context::from_create(body));
+        let new = violations.into_result(new).map_err(Error::from)?;
         let store = self.hub.store();
         let context =
             store.create_context(new, caller.actor(), repeatable.as_ref(), Timestamp::now()).await?;
@@ -38,11 +39,66 @@ impl ContextService for Rpc {
         let caller = Caller::of(&request)?;
         let id = ContextId(request.into_inner().id);
         let (_, context) = self.hub.store().context(id).await?;
-        if caller.identity() != Identity::Admin {
-            let actor = caller.actor().ok_or_else(|| Error::not_found("context", id))?;
-            context.require(actor, Role::Reader).map_err(Error::from)?;
-        }
+        permission::allow_administrator(&context, who(caller)?, Action::Read)?;
         Ok(Response::new(v1::GetContextResponse { context: Some(convert::context::to_wire(&context)) }))
+    }
+
+    async fn update_context(
+        &self,
+        request: Request<v1::UpdateContextRequest>,
+    ) -> Result<Response<v1::UpdateContextResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let mut body = request.into_inner();
+        let request_id = std::mem::take(&mut body.request_id);
+        let mut violations = Violations::new();
+        let repeatable = request_of(&request_id, &body, &mut violations);
+        let change = violations.absorb(convert::context::from_update(body));
+        let change = violations.into_result(change).map_err(Error::from)?;
+        let store = self.hub.store();
+        let context =
+            store.update_context(&change, who(caller)?, repeatable.as_ref(), Timestamp::now()).await?;
+        Ok(Response::new(v1::UpdateContextResponse { context: Some(convert::context::to_wire(&context)) }))
+    }
+
+    async fn list_contexts(
+        &self,
+        request: Request<v1::ListContextsRequest>,
+    ) -> Result<Response<v1::ListContextsResponse>, Status> {
+        let actor = who(Caller::of(&request)?)?;
+        let v1::ListContextsRequest { page_size, page_token } = request.into_inner();
+        let page = Page::parse(page_size, page_token)?;
+        let (contexts, next_page_token) = self.hub.store().list_contexts(actor, &page).await?;
+        let contexts = contexts.iter().map(convert::context::to_wire).collect();
+        Ok(Response::new(v1::ListContextsResponse { contexts, next_page_token }))
+    }
+
+    async fn list_audit_entries(
+        &self,
+        request: Request<v1::ListAuditEntriesRequest>,
+    ) -> Result<Response<v1::ListAuditEntriesResponse>, Status> {
+        let asker = who(Caller::of(&request)?)?;
+        let v1::ListAuditEntriesRequest {
+            context_id,
+            page_size,
+            page_token,
+            actor_id,
+            action_prefix,
+            since_time,
+        } = request.into_inner();
+        let context = (context_id != 0).then_some(ContextId(context_id));
+        if context.is_none() && asker.is_some() {
+            // What is done to others is none of an actor's business, nor whether there is anything.
+            return Err(Error::not_found("context", context_id).into());
+        }
+        let page = Page::parse(page_size, page_token)?;
+        let filter = audit::Filter {
+            actor: (actor_id != 0).then_some(ActorId(actor_id)),
+            action_prefix,
+            since: since_time.map(convert::time::from_wire),
+        };
+        let (entries, next_page_token) = self.hub.store().list_audit(context, asker, &filter, &page).await?;
+        let entries = entries.into_iter().map(entry_to_wire).collect();
+        Ok(Response::new(v1::ListAuditEntriesResponse { entries, next_page_token }))
     }
 
     async fn delete_context(
@@ -50,21 +106,28 @@ impl ContextService for Rpc {
         request: Request<v1::DeleteContextRequest>,
     ) -> Result<Response<v1::DeleteContextResponse>, Status> {
         let caller = Caller::of(&request)?;
-        let v1::DeleteContextRequest { context_id, .. } = request.into_inner();
-        let id = ContextId(context_id);
-        let actor = match caller.identity() {
-            Identity::Admin => None,
-            _ => Some(caller.actor().ok_or_else(|| Error::not_found("context", id))?),
-        };
+        let mut body = request.into_inner();
+        let request_id = std::mem::take(&mut body.request_id);
+        let mut violations = Violations::new();
+        let repeatable = request_of(&request_id, &body, &mut violations);
+        violations.into_result(Some(())).map_err(Error::from)?;
+        let v1::DeleteContextRequest { request_id: _, context_id } = body;
+        let (id, actor) = (ContextId(context_id), who(caller)?);
         tokio::select! {
             () = self.stop.cancelled() => {
                 let message = "storage is ending; the removal goes on: ask again";
                 Err(::rpc::Error::unavailable(::rpc::Reason::Draining, message).into())
             }
-            removed = self.removals.remove(id, actor, Timestamp::now()) => {
+            removed = self.removals.remove(id, actor, repeatable.as_ref(), Timestamp::now()) => {
                 removed?;
                 Ok(Response::new(v1::DeleteContextResponse {}))
             }
         }
     }
+}
+
+fn entry_to_wire(entry: audit::Entry) -> v1::AuditEntry {
+    let audit::Entry { time, identity, action, object, revision, request_id } = entry;
+    let time = Some(convert::time::to_wire(time));
+    v1::AuditEntry { time, identity, action, object, revision, request_id }
 }

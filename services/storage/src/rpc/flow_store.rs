@@ -1,7 +1,7 @@
 //! FlowStoreService.
 
 use futures_util::StreamExt as _;
-use model::{ActorId, Attempt, ContextId, FlowId, JobId, OwnerId, Timestamp};
+use model::{ActorId, Attempt, ContextId, FlowId, JobId, OwnerId, Timestamp, Violations};
 use proto::convert::flow::Record;
 use proto::convert::{self, enums};
 use proto::internal::v1 as wire;
@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::status::field;
+use super::status::{checked, field};
 use super::{Answers, Rpc, flow_parse, flow_streams};
 use crate::error::Error;
 use crate::events::Subject;
@@ -19,6 +19,7 @@ use crate::flows::FlowInContext;
 use crate::messages::parse_message_key;
 use crate::reads::{LogTail, MessageState, NodePage};
 use crate::record::flow::StoredFlow;
+use crate::requests::Request as Repeatable;
 use crate::store::Asker;
 use crate::watches::{Watch, Watched};
 
@@ -44,6 +45,18 @@ impl FlowStoreService for Rpc {
         let found = self.hub.store().signer(ContextId(context_id), ActorId(caller_id), asker).await?;
         let (context_uid, key) = (found.0.to_string(), found.1);
         Ok(Response::new(wire::ReadSignerResponse { context_uid, key }))
+    }
+
+    async fn read_jobs(
+        &self,
+        request: Request<wire::ReadJobsRequest>,
+    ) -> Result<Response<wire::ReadJobsResponse>, Status> {
+        let wire::ReadJobsRequest { context_id, caller_id, job_ids, on_behalf_of } = request.into_inner();
+        let jobs: Vec<JobId> = job_ids.into_iter().map(JobId).collect();
+        let (context, asker) = (ContextId(context_id), Asker::from_wire(on_behalf_of));
+        let kept = self.hub.store().read_jobs(context, asker, ActorId(caller_id), &jobs).await?;
+        let specs = kept.iter().map(|kept| convert::job::spec_to_wire(&kept.spec)).collect();
+        Ok(Response::new(wire::ReadJobsResponse { specs }))
     }
 
     async fn create_flow(
@@ -292,9 +305,13 @@ impl FlowStoreService for Rpc {
         &self,
         request: Request<wire::RemoveFlowRequest>,
     ) -> Result<Response<wire::RemoveFlowResponse>, Status> {
-        let wire::RemoveFlowRequest { context_id, flow_id, on_behalf_of } = request.into_inner();
+        let wire::RemoveFlowRequest { context_id, flow_id, on_behalf_of, request_id, request_hash } =
+            request.into_inner();
+        let mut violations = Violations::new();
+        let repeatable = Repeatable::parse(&request_id, || request_hash, &mut violations);
+        let repeatable = checked(violations, repeatable)?;
         let (context, flow, asker) = (ContextId(context_id), FlowId(flow_id), Asker::from_wire(on_behalf_of));
-        self.hub.store().remove_flow(context, flow, asker, Timestamp::now()).await?;
+        self.hub.store().remove_flow(context, flow, asker, repeatable.as_ref(), Timestamp::now()).await?;
         Ok(Response::new(wire::RemoveFlowResponse {}))
     }
 

@@ -1,8 +1,9 @@
-//! JobService: blobs, for actors.
+//! JobService: jobs and blobs, for actors.
 
 use ::rpc::{Caller, while_member};
 use model::limits::{BLOB_CHUNK_BYTES, FILE_BYTES_MAX};
-use model::{ActorId, BlobHash, ContextId, Role, Timestamp};
+use model::{ActorId, BlobHash, ContextId, FlowId, JobId, Role, Timestamp, Violations};
+use proto::convert;
 use proto::convert::node::blob_to_wire;
 use proto::v1;
 use proto::v1::job_service_server::JobService;
@@ -11,8 +12,13 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::status::field;
-use super::{Answers, Rpc};
+use super::{Answers, Rpc, request_of};
+use crate::audit::Deed;
 use crate::error::Error;
+use crate::jobs::JobFilter;
+use crate::pages::Page;
+use crate::permission::{self, Action};
+use crate::record::job::KeptJob;
 use crate::store::{Asker, Store};
 
 /// Uploads that are held in memory at once.
@@ -24,11 +30,101 @@ static UPLOADS: Semaphore = Semaphore::const_new(UPLOADS_MAX);
 
 fn actor_of<T>(request: &Request<T>) -> Result<ActorId, Status> {
     let actor = Caller::of(request)?.actor();
-    actor.ok_or_else(|| Error::NotAllowed("only actors may put and get blobs".to_owned()).into())
+    actor.ok_or_else(|| Error::NotAllowed("only actors have jobs and blobs".to_owned()).into())
+}
+
+/// Whose something is: the calling actor's own where nobody is named.
+fn owner(caller_id: u32, actor: ActorId) -> ActorId {
+    if caller_id == 0 { actor } else { ActorId(caller_id) }
+}
+
+fn job_to_wire(kept: &KeptJob, spec: v1::JobSpec) -> v1::Job {
+    let KeptJob { id, place, spec: _, status, result, created_at, updated_at } = kept;
+    v1::Job {
+        id: id.0,
+        caller_id: place.caller.0,
+        context_id: place.context.0,
+        flow_id: place.flow.map_or(0, |flow| flow.0),
+        spec: Some(spec),
+        status: status.clone(),
+        result_json: result.clone(),
+        create_time: Some(convert::time::to_wire(*created_at)),
+        update_time: Some(convert::time::to_wire(*updated_at)),
+    }
+}
+
+fn whole(kept: &KeptJob) -> v1::Job {
+    job_to_wire(kept, convert::job::spec_to_wire(&kept.spec))
 }
 
 #[tonic::async_trait]
 impl JobService for Rpc {
+    async fn create_job(
+        &self,
+        request: Request<v1::CreateJobRequest>,
+    ) -> Result<Response<v1::CreateJobResponse>, Status> {
+        let actor = actor_of(&request)?;
+        let mut body = request.into_inner();
+        let request_id = std::mem::take(&mut body.request_id);
+        let mut violations = Violations::new();
+        let repeatable = request_of(&request_id, &body, &mut violations);
+        let v1::CreateJobRequest { request_id: _, context_id, caller_id, spec } = body;
+        let spec = spec.unwrap_or_default();
+        let spec = convert::flow_spec::job_from_wire(spec, "spec", &mut violations);
+        let spec = violations.into_result(spec).map_err(Error::from)?;
+        let (context, who) = (ContextId(context_id), (actor, owner(caller_id, actor)));
+        let store = self.hub.store();
+        let kept = store.create_job(context, who, &spec, repeatable.as_ref(), Timestamp::now()).await?;
+        Ok(Response::new(v1::CreateJobResponse { job: Some(whole(&kept)) }))
+    }
+
+    async fn get_job(
+        &self,
+        request: Request<v1::GetJobRequest>,
+    ) -> Result<Response<v1::GetJobResponse>, Status> {
+        let actor = actor_of(&request)?;
+        let v1::GetJobRequest { context_id, caller_id, job_id } = request.into_inner();
+        let (context, caller) = (ContextId(context_id), owner(caller_id, actor));
+        let store = self.hub.store();
+        let kept = store.read_job(context, Asker::Actor(actor), caller, JobId(job_id)).await?;
+        Ok(Response::new(v1::GetJobResponse { job: Some(whole(&kept)) }))
+    }
+
+    async fn list_jobs(
+        &self,
+        request: Request<v1::ListJobsRequest>,
+    ) -> Result<Response<v1::ListJobsResponse>, Status> {
+        let actor = actor_of(&request)?;
+        let v1::ListJobsRequest { context_id, page_size, page_token, flow_id, caller_id } =
+            request.into_inner();
+        let page = Page::parse(page_size, page_token)?;
+        let filter = JobFilter {
+            flow: (flow_id != 0).then_some(FlowId(flow_id)),
+            caller: (caller_id != 0).then_some(ActorId(caller_id)),
+        };
+        let listed = self.hub.store().list_jobs(ContextId(context_id), Asker::Actor(actor), filter, &page);
+        let (jobs, next_page_token) = listed.await?;
+        let jobs = jobs.iter().map(|kept| job_to_wire(kept, convert::job::listed_spec_to_wire(&kept.spec)));
+        Ok(Response::new(v1::ListJobsResponse { jobs: jobs.collect(), next_page_token }))
+    }
+
+    async fn delete_job(
+        &self,
+        request: Request<v1::DeleteJobRequest>,
+    ) -> Result<Response<v1::DeleteJobResponse>, Status> {
+        let actor = actor_of(&request)?;
+        let mut body = request.into_inner();
+        let request_id = std::mem::take(&mut body.request_id);
+        let mut violations = Violations::new();
+        let repeatable = request_of(&request_id, &body, &mut violations);
+        violations.into_result(Some(())).map_err(Error::from)?;
+        let v1::DeleteJobRequest { request_id: _, context_id, caller_id, job_id } = body;
+        let (context, who) = (ContextId(context_id), (actor, owner(caller_id, actor)));
+        let store = self.hub.store();
+        store.delete_job(context, who, JobId(job_id), repeatable.as_ref(), Timestamp::now()).await?;
+        Ok(Response::new(v1::DeleteJobResponse {}))
+    }
+
     async fn put_blob(
         &self,
         request: Request<Streaming<v1::PutBlobRequest>>,
@@ -43,7 +139,7 @@ impl JobService for Rpc {
             text => Some(field("sha256", text.parse::<BlobHash>())?),
         };
         let store = self.hub.store();
-        store.context(context).await?.1.require(actor, Role::Executor).map_err(Error::from)?;
+        permission::allow(&store.context(context).await?.1, actor, Action::PutBlob)?;
         let _permit = UPLOADS.acquire().await.map_err(::rpc::Error::internal)?;
         let mut bytes = Vec::new();
         let mut next = Some(first);
@@ -64,7 +160,9 @@ impl JobService for Rpc {
         if expected.is_some_and(|expected| expected != BlobHash::of(&bytes)) {
             return Err(Error::field("sha256", "the bytes have another hash").into());
         }
-        let blob = store.put_blob(context, &bytes, Timestamp::now()).await?;
+        let object = format!("blob {}", BlobHash::of(&bytes));
+        let deed = Deed::of(Some(actor), Action::PutBlob, object);
+        let blob = store.put_blob(context, &bytes, &deed, Timestamp::now()).await?;
         Ok(Response::new(v1::PutBlobResponse { blob: Some(blob_to_wire(&blob)) }))
     }
 

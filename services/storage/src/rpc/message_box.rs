@@ -104,9 +104,15 @@ impl MessageBoxService for Rpc {
         request: Request<wire::RemoveMessageRequest>,
     ) -> Result<Response<wire::RemoveMessageResponse>, Status> {
         let wire::RemoveMessageRequest { message, on_behalf_of } = request.into_inner();
-        let v1::DeleteMessageRequest { context_id, key } = required("message", message)?;
+        let mut body = required("message", message)?;
+        let request_id = std::mem::take(&mut body.request_id);
+        let mut violations = Violations::new();
+        let repeatable = request_of(&request_id, &body, &mut violations);
+        let repeatable = checked(violations, repeatable)?;
+        let v1::DeleteMessageRequest { context_id, key, request_id: _ } = body;
         let (context, key, asker) = (ContextId(context_id), named(&key)?, Asker::from_wire(on_behalf_of));
-        self.hub.store().remove_message(context, key, asker, Timestamp::now()).await?;
+        let store = self.hub.store();
+        store.remove_message(context, key, asker, repeatable.as_ref(), Timestamp::now()).await?;
         Ok(Response::new(wire::RemoveMessageResponse {}))
     }
 
@@ -137,9 +143,11 @@ impl MessageBoxService for Rpc {
         request: Request<wire::AcknowledgeRequest>,
     ) -> Result<Response<wire::AcknowledgeResponse>, Status> {
         let wire::AcknowledgeRequest { acknowledge, on_behalf_of } = request.into_inner();
-        let v1::AcknowledgeMessageRequest { context_id, actor_id, keys } =
-            required("acknowledge", acknowledge)?;
+        let mut body = required("acknowledge", acknowledge)?;
+        let request_id = std::mem::take(&mut body.request_id);
         let mut violations = Violations::new();
+        let repeatable = request_of(&request_id, &body, &mut violations);
+        let v1::AcknowledgeMessageRequest { context_id, actor_id, keys, request_id: _ } = body;
         if keys.len() > ACKNOWLEDGED_MAX {
             violations.add("keys", format!("at most {ACKNOWLEDGED_MAX}, not {}", keys.len()));
         }
@@ -152,8 +160,9 @@ impl MessageBoxService for Rpc {
         let keys = checked(violations, keys)?;
         let (context, asker) = (ContextId(context_id), Asker::from_wire(on_behalf_of));
         let actor = (actor_id != 0).then_some(ActorId(actor_id));
+        let store = self.hub.store();
         let acknowledged_count =
-            self.hub.store().acknowledge(context, asker, actor, &keys, Timestamp::now()).await?;
+            store.acknowledge(context, asker, actor, &keys, repeatable.as_ref(), Timestamp::now()).await?;
         Ok(Response::new(wire::AcknowledgeResponse { acknowledged_count }))
     }
 

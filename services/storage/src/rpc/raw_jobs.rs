@@ -50,6 +50,7 @@ fn node_to_wire(node: NodeSpec) -> v1::NodeSpec {
         job: Some(job_to_wire(job)),
         prerequisites: prerequisites.iter().map(ToString::to_string).collect(),
         when: when.unwrap_or_default(),
+        created_job_id: 0,
     }
 }
 

@@ -19,6 +19,11 @@ impl From<Error> for ::rpc::Error {
             Error::Exists(_) => new(ErrorKind::AlreadyExists, Reason::AlreadyExists),
             Error::RequestIdReused => new(ErrorKind::AlreadyExists, Reason::RequestIdReused),
             Error::WrongState { state, .. } => new(ErrorKind::FailedPrecondition, reason_of(state)),
+            Error::LastAdmin { ref contexts, .. } => {
+                let contexts: Vec<String> = contexts.iter().take(100).map(ToString::to_string).collect();
+                new(ErrorKind::FailedPrecondition, Reason::LastAdmin).with("contexts", contexts.join(","))
+            }
+            Error::NoAdmin => new(ErrorKind::FailedPrecondition, Reason::LastAdmin),
             Error::BlobMissing(ref hash) => {
                 new(ErrorKind::FailedPrecondition, Reason::BlobMissing).with("sha256", hash)
             }
@@ -75,6 +80,7 @@ const fn reason_of(state: WrongState) -> Reason {
         WrongState::NotADeadLetter => Reason::NotADeadLetter,
         WrongState::MessageTooOld => Reason::MessageTooOld,
         WrongState::CarriesNodes => Reason::CarriesNodes,
+        WrongState::JobInFlow => Reason::JobInFlow,
     }
 }
 

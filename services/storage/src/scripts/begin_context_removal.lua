@@ -13,6 +13,8 @@ if context[2] ~= ARGV[5] then return refuse('CONTEXT_CHANGED', 'the context chan
 
 local revision = raise()
 redis.call('HSET', KEYS[1], 'state', 'deleting', 'updated_at', ARGV[3], 'revision', revision)
+-- Who asked for it is written down where it is left, when nothing else is.
+if #ARGV[4] > 16 then redis.call('HSET', KEYS[1], 'removed_by', string.sub(ARGV[4], 17)) end
 redis.call('SUNIONSTORE', KEYS[5], KEYS[4])
 emit(revision, '{"kind":"context"}')
 hint('context')

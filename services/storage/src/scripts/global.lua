@@ -1,14 +1,41 @@
 -- What every script that changes what belongs to no context begins with.
 -- KEYS 1 ids, 2 events
--- ARGV 1 hint channel, 2 now in Unix seconds, 3 random bits of this change
+-- ARGV 1 hint channel, 2 now in Unix seconds, 3 random bits of this change, as 16 digits, and behind them, when somebody has asked
+--      for it, who does what, as JSON
 
 local function refuse(code, message)
   return redis.error_reply(code .. ' ' .. message)
 end
 
+-- Writes down who does what, where somebody has asked for this change.
+local function audit(revision)
+  if #ARGV[3] == 16 then return end
+  local deed, keep = cjson.decode(string.sub(ARGV[3], 17)), 90 * 24 * 3600
+  local key = string.match(KEYS[1], '^(.*)ids$') .. 'audit'
+  redis.call('XADD', key, 'MINID', '~', string.format('%.0f', math.max(0, tonumber(ARGV[2]) - keep) * 1000), '*',
+    'identity', deed.identity, 'action', deed.action, 'object', deed.object, 'revision', revision, 'request_id', deed.request_id)
+end
+
+-- Whether the request that `key` is for was carried out before; a refusal when it had another body then. Without a request id
+-- there is no key.
+local function asked_before(key, hash)
+  local known = key and redis.call('HGET', key, 'hash')
+  if not known then return false end
+  if known ~= hash then return true, refuse('REQUEST_ID_REUSED', 'the request id came with another body before') end
+  return true
+end
+
+-- Remembers a request with what it was answered.
+local function remember(key, hash, secs, ...)
+  if not key then return end
+  redis.call('HSET', key, 'hash', hash, ...)
+  redis.call('EXPIRE', key, secs)
+end
+
 local function change(event)
   local revision = redis.call('HINCRBY', KEYS[1], 'revision', 1)
-  redis.call('XADD', KEYS[2], 'MAXLEN', '~', 1000000, revision .. '-1', 'e', event, 'b', ARGV[3])
+  audit(revision)
+  redis.call('XADD', KEYS[2], 'MAXLEN', '~', 1000000, revision .. '-1', 'e', event, 'b', string.sub(ARGV[3], 1, 16))
   -- Who keeps what it was told of actors and contexts hears which of them changed.
   redis.call('PUBLISH', ARGV[1], event)
   return revision

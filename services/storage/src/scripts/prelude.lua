@@ -1,6 +1,9 @@
 -- What every script that changes a context begins with.
 -- KEYS 1 context, 2 ids, 3 events
--- ARGV 1 hint channel, 2 the context's uid ('' for any), 3 now in Unix seconds, 4 random bits of this change
+-- ARGV 1 hint channel, 2 the context's uid ('' for any), 3 now in Unix seconds, 4 random bits of this change, as 16 digits, and
+--      behind them, when somebody has asked for it, who does what, as JSON
+
+local BITS = string.sub(ARGV[4], 1, 16)
 
 local function refuse(code, message)
   return redis.error_reply(code .. ' ' .. message)
@@ -16,15 +19,46 @@ local function closed(removing)
   if context[2] ~= 'active' and not removing then return refuse('CONTEXT_DELETING', 'the context is being deleted') end
 end
 
+-- A key of this context.
+local function own(name)
+  return string.match(KEYS[1], '^(.*)context:') .. name
+end
+
+-- Writes down who does what, where somebody has asked for this change. `revision` is 0 for one that has none.
+local function audit(revision)
+  if #ARGV[4] == 16 then return end
+  local deed, keep = cjson.decode(string.sub(ARGV[4], 17)), 90 * 24 * 3600
+  redis.call('XADD', own('audit'), 'MINID', '~', string.format('%.0f', math.max(0, tonumber(ARGV[3]) - keep) * 1000), '*',
+    'identity', deed.identity, 'action', deed.action, 'object', deed.object, 'revision', revision, 'request_id', deed.request_id)
+end
+
 -- The number of this change. Called once, after every check.
 local function raise()
-  return redis.call('HINCRBY', KEYS[2], 'revision', 1)
+  local revision = redis.call('HINCRBY', KEYS[2], 'revision', 1)
+  audit(revision)
+  return revision
+end
+
+-- Whether the request that `key` is for was carried out before; a refusal when it had another body then. Without a request id
+-- there is no key.
+local function asked_before(key, hash)
+  local known = key and redis.call('HGET', key, 'hash')
+  if not known then return false end
+  if known ~= hash then return true, refuse('REQUEST_ID_REUSED', 'the request id came with another body before') end
+  return true
+end
+
+-- Remembers a request with what it was answered.
+local function remember(key, hash, secs, ...)
+  if not key then return end
+  redis.call('HSET', key, 'hash', hash, ...)
+  redis.call('EXPIRE', key, secs)
 end
 
 local emitted = 0
 local function emit(revision, event)
   emitted = emitted + 1
-  redis.call('XADD', KEYS[3], 'MAXLEN', '~', 1000000, revision .. '-' .. emitted, 'e', event, 'b', ARGV[4])
+  redis.call('XADD', KEYS[3], 'MAXLEN', '~', 1000000, revision .. '-' .. emitted, 'e', event, 'b', BITS)
 end
 
 -- `status` is nil for a flow that is gone.
@@ -84,11 +118,6 @@ end
 -- Programs may have left anything where a message is expected.
 local function is_hash(key)
   return redis.call('TYPE', key).ok == 'hash'
-end
-
--- A key of this context.
-local function own(name)
-  return string.match(KEYS[1], '^(.*)context:') .. name
 end
 
 -- Which of our lists names a message: `letters`, or `nodes` for one that carries those of a flow; none for what a program

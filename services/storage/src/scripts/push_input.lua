@@ -38,6 +38,7 @@ end
 
 local revision = 0
 if news then
+  if kind ~= 'cancel' then audit(0) end
   if kind == 'signal' then
     redis.call('HSET', KEYS[6], ARGV[13], ARGV[14])
   elseif kind == 'cancel' then

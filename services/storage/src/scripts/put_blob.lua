@@ -9,6 +9,7 @@ if redis.call('EXISTS', KEYS[4]) == 0 then
   end
   for k = 7, #KEYS do redis.call('PERSIST', KEYS[k]) end
   redis.call('HSET', KEYS[4], 'size', ARGV[6], 'chunks', #KEYS - 6, 'created_at', ARGV[3])
+  audit(0)
 end
 -- Somebody means to refer to it: the time until it may be removed begins anew.
 if redis.call('EXISTS', KEYS[5]) == 0 then redis.call('ZADD', KEYS[6], ARGV[3], ARGV[5]) end

@@ -1,8 +1,14 @@
 -- Removes a message that is not on its way any more.
--- KEYS 4 message, 5 letters, 6 dead_letters, 7 msg_in, 8 the inbox that it may be in, 9 letters_done
--- ARGV 5 the context's revision that permission was decided on, 6 the message, 7 whose inbox that is
+-- KEYS 4 message, 5 letters, 6 dead_letters, 7 msg_in, 8 the inbox that it may be in, 9 letters_done,
+--      10 request (only with a request id)
+-- ARGV 5 the context's revision that permission was decided on, 6 the message, 7 whose inbox that is, 8 request hash,
+--      9 seconds to remember it
+-- Gives the revision of the change; 0 when the same request had made it before.
 local no = closed()
 if no then return no end
+local before, other = asked_before(KEYS[10], ARGV[8])
+if other then return other end
+if before then return 0 end
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
@@ -26,6 +32,7 @@ redis.call('ZREM', KEYS[5], KEYS[4])
 redis.call('ZREM', KEYS[6], KEYS[4])
 redis.call('ZREM', KEYS[9], KEYS[4])
 redis.call('LREM', KEYS[7], 0, KEYS[4])
+remember(KEYS[10], ARGV[8], ARGV[9])
 emit_message(revision, KEYS[4], nil)
 hint('')
 return revision

@@ -1,13 +1,13 @@
 //! Actors say where messages to them are delivered.
 
-use identity::Identity;
+use identity::{Identity, SigningKey};
 use keys::{GlobalKeys, Layout};
 use kv::Cmd;
 use model::ActorId;
 use proto::v1;
 use tonic::Code;
 
-use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, failure};
+use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, failure, key_of};
 
 fn update(id: u32) -> v1::UpdateActorRequest {
     let address = vec!["grpc://home.example:7703".to_owned()];
@@ -95,13 +95,166 @@ async fn an_actor_is_found_by_its_key() {
         let (zero, keys) = (stage.kv.database(0), GlobalKeys::new(layout));
         let find = |key: String| Cmd::new("HGET").arg(&keys.actor_keys()).arg(&key);
         for id in [ADMIN, EXECUTOR, READER, STRANGER] {
-            let found = zero.cmd(find(format!("{id:064x}"))).await.unwrap().uint().unwrap();
+            let found = zero.cmd(find(key_of(id))).await.unwrap().uint().unwrap();
             assert_eq!(found, u64::from(id));
         }
         // Of two with one key the first is found.
-        let second = v1::RegisterActorRequest { pubkey: format!("{ADMIN:064x}"), ..Default::default() };
+        let second = v1::RegisterActorRequest { pubkey: key_of(ADMIN), ..Default::default() };
         stage.actors(Identity::Admin).register_actor(second).await.unwrap();
-        let found = zero.cmd(find(format!("{ADMIN:064x}"))).await.unwrap().uint().unwrap();
+        let found = zero.cmd(find(key_of(ADMIN))).await.unwrap().uint().unwrap();
         assert_eq!(found, u64::from(ADMIN));
     }
+}
+
+fn actor_of(response: v1::RotateActorKeyResponse) -> v1::Actor {
+    response.actor.unwrap()
+}
+
+fn rotate(id: u32, key: &SigningKey, overlap_secs: u32) -> v1::RotateActorKeyRequest {
+    let pubkey = key.verifying_key().to_string();
+    v1::RotateActorKeyRequest { id, pubkey, overlap_secs, ..Default::default() }
+}
+
+#[tokio::test]
+async fn keys_change_with_an_overlap_or_at_once() {
+    for layout in [Layout::Database, Layout::HashTag] {
+        let stage = Stage::new(layout).await;
+        let mut own = stage.actors(Identity::Actor(ActorId(EXECUTOR)));
+        let (second, third) = (SigningKey::generate(), SigningKey::generate());
+        let once =
+            v1::RotateActorKeyRequest { request_id: "r".to_owned(), ..rotate(EXECUTOR, &second, 3600) };
+        let first = actor_of(own.rotate_actor_key(once.clone()).await.unwrap().into_inner());
+        assert_eq!(first.pubkey, second.verifying_key().to_string());
+        assert_eq!(first.keys.len(), 2);
+        let end = first.keys[0].revoke_time.unwrap();
+        let begin = first.keys[1].not_before_time.unwrap();
+        assert_eq!((end.seconds - begin.seconds, first.keys[1].revoke_time), (3600, None));
+        assert_eq!(first.certificates_not_before_time, None);
+        let again = actor_of(own.rotate_actor_key(once).await.unwrap().into_inner());
+        assert_eq!(again, first, "the same request has one effect");
+
+        // One that was lost ends at once, with the certificates.
+        let lost = v1::RotateActorKeyRequest { revoke_certificates: true, ..rotate(EXECUTOR, &third, 0) };
+        let last = actor_of(own.rotate_actor_key(lost).await.unwrap().into_inner());
+        let ends: Vec<_> = last.keys.iter().map(|key| key.revoke_time.map(|end| end.seconds)).collect();
+        let now = last.keys[2].not_before_time.unwrap();
+        assert_eq!(ends, [Some(now.seconds), Some(now.seconds), None]);
+        assert_eq!(last.certificates_not_before_time, Some(now));
+        // What stands in Redis is what others read.
+        let kept = Cmd::new("HGETALL").arg(&GlobalKeys::new(layout).actor(ActorId(EXECUTOR)));
+        let kept = stage.kv.database(0).cmd(kept).await.unwrap().hash().unwrap();
+        assert_eq!(kept["pubkey"], last.pubkey);
+        assert!(kept["keys"].starts_with(r#"[{"key":""#) && !kept["certificates_not_before"].is_empty());
+        // Letters find it by any key that it ever had.
+        for key in last.keys {
+            let find = Cmd::new("HGET").arg(&GlobalKeys::new(layout).actor_keys()).arg(&key.key);
+            let found = stage.kv.database(0).cmd(find).await.unwrap().uint().unwrap();
+            assert_eq!(found, u64::from(EXECUTOR));
+        }
+    }
+}
+
+#[tokio::test]
+async fn keys_that_anybody_can_sign_for_are_refused_and_so_are_former_ones() {
+    let stage = Stage::new(Layout::Database).await;
+    let (mut own, mut admin) =
+        (stage.actors(Identity::Actor(ActorId(READER))), stage.actors(Identity::Admin));
+    // The neutral element, a point of order 8, and what is no point at all.
+    let weak = [
+        format!("01{}", "0".repeat(62)),
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a".to_owned(),
+        "0".repeat(64),
+        "4".repeat(64),
+    ];
+    for pubkey in weak {
+        let register = v1::RegisterActorRequest { pubkey: pubkey.clone(), ..Default::default() };
+        assert_eq!(failure(admin.register_actor(register).await).0, Code::InvalidArgument, "{pubkey}");
+        let rotate = v1::RotateActorKeyRequest { id: READER, pubkey: pubkey.clone(), ..Default::default() };
+        assert_eq!(failure(own.rotate_actor_key(rotate).await).0, Code::InvalidArgument, "{pubkey}");
+    }
+    let all = v1::RotateActorKeyRequest {
+        request_id: "a b".to_owned(),
+        id: READER,
+        pubkey: "x".to_owned(),
+        overlap_secs: 30 * 24 * 3600 + 1,
+        ..Default::default()
+    };
+    let status = own.rotate_actor_key(all).await.unwrap_err();
+    for field in ["request_id", "pubkey", "overlap_secs"] {
+        assert!(status.message().contains(field), "{field}: {}", status.message());
+    }
+    let next = SigningKey::generate();
+    own.rotate_actor_key(rotate(READER, &next, 0)).await.unwrap();
+    let back = v1::RotateActorKeyRequest { pubkey: key_of(READER), ..rotate(READER, &next, 0) };
+    assert_eq!(failure(own.rotate_actor_key(back).await).0, Code::InvalidArgument, "it was revoked");
+    // Eight may count at a time.
+    for _ in 0..7 {
+        own.rotate_actor_key(rotate(READER, &SigningKey::generate(), 60)).await.unwrap();
+    }
+    let ninth = failure(own.rotate_actor_key(rotate(READER, &SigningKey::generate(), 60)).await);
+    assert_eq!(ninth, (Code::ResourceExhausted, "LIMIT_EXCEEDED".to_owned()));
+    own.rotate_actor_key(rotate(READER, &SigningKey::generate(), 0)).await.unwrap();
+    // Others learn nothing, also where they share a context.
+    let other = rotate(EXECUTOR, &SigningKey::generate(), 0);
+    assert_eq!(failure(own.rotate_actor_key(other).await).0, Code::NotFound);
+}
+
+#[tokio::test]
+async fn an_actor_that_is_removed_never_comes_back() {
+    for layout in [Layout::Database, Layout::HashTag] {
+        let stage = Stage::new(layout).await;
+        let mut admin = stage.actors(Identity::Admin);
+        let last =
+            failure(admin.delete_actor(v1::DeleteActorRequest { id: ADMIN, ..Default::default() }).await);
+        assert_eq!(last, (Code::FailedPrecondition, "LAST_ADMIN".to_owned()));
+        let mut own = stage.actors(Identity::Actor(ActorId(EXECUTOR)));
+        let delete = |id| v1::DeleteActorRequest { request_id: "d".to_owned(), id, ..Default::default() };
+        assert_eq!(failure(own.delete_actor(delete(READER)).await).0, Code::NotFound);
+        let late = v1::DeleteActorRequest { expected_revision: 99, ..delete(EXECUTOR) };
+        assert_eq!(failure(own.delete_actor(late).await).0, Code::Aborted);
+        for _ in 0..2 {
+            own.delete_actor(delete(EXECUTOR)).await.unwrap();
+        }
+        assert_eq!(failure(admin.get_actor(v1::GetActorRequest { id: EXECUTOR }).await).0, Code::NotFound);
+        let register =
+            v1::RegisterActorRequest { id: EXECUTOR, pubkey: key_of(EXECUTOR), ..Default::default() };
+        assert_eq!(failure(admin.register_actor(register).await).0, Code::AlreadyExists);
+        let all = admin.list_actors(v1::ListActorsRequest::default()).await.unwrap().into_inner();
+        let ids: Vec<u32> = all.actors.iter().map(|actor| actor.id).collect();
+        assert_eq!(ids, [ADMIN, READER, STRANGER]);
+        let context =
+            stage.contexts(Identity::Admin).get_context(v1::GetContextRequest { id: CONTEXT }).await;
+        assert_eq!(context.unwrap().into_inner().context.unwrap().executors, [0; 0], "its role is gone");
+        let keys = GlobalKeys::new(layout);
+        let find = Cmd::new("HEXISTS").arg(&keys.actor_keys()).arg(&key_of(EXECUTOR));
+        assert_eq!(stage.kv.database(0).cmd(find).await.unwrap().int(), Ok(0));
+        let tombstone = Cmd::new("HGET").arg(&keys.actor(ActorId(EXECUTOR))).arg("deleted_at");
+        assert!(!stage.kv.database(0).cmd(tombstone).await.unwrap().text().unwrap().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn actors_are_listed_by_who_may_read_them() {
+    let stage = Stage::new(Layout::HashTag).await;
+    let page = async |identity, request: v1::ListActorsRequest| {
+        let listed = stage.actors(identity).list_actors(request).await.unwrap().into_inner();
+        (listed.actors.iter().map(|actor| actor.id).collect::<Vec<_>>(), listed.next_page_token)
+    };
+    let actor = |id| Identity::Actor(ActorId(id));
+    let members = v1::ListActorsRequest { context_id: CONTEXT, ..Default::default() };
+    for who in [actor(READER), Identity::Admin] {
+        assert_eq!(page(who, members.clone()).await.0, [ADMIN, EXECUTOR, READER]);
+    }
+    assert_eq!(page(actor(STRANGER), v1::ListActorsRequest::default()).await.0, [STRANGER]);
+    assert_eq!(failure(stage.actors(actor(STRANGER)).list_actors(members).await).0, Code::NotFound);
+    let first = v1::ListActorsRequest { page_size: 2, ..Default::default() };
+    let (ids, page_token) = page(Identity::Admin, first.clone()).await;
+    assert_eq!(ids, [ADMIN, EXECUTOR]);
+    let next = v1::ListActorsRequest { page_token, ..first };
+    assert_eq!(page(Identity::Admin, next.clone()).await, (vec![READER, STRANGER], String::new()));
+    let other = failure(stage.actors(actor(ADMIN)).list_actors(next).await);
+    assert_eq!(other.0, Code::InvalidArgument, "a token is for whom it was given");
+    let who = stage.actors(actor(EXECUTOR)).who_am_i(v1::WhoAmIRequest {}).await.unwrap().into_inner();
+    let role = v1::ContextRole { context_id: CONTEXT, role: "executor".to_owned() };
+    assert_eq!(who.roles, [role]);
 }

@@ -1,10 +1,12 @@
 //! Blobs.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use keys::Layout;
 use kv::Cmd;
-use model::BlobHash;
 use model::limits::{BLOB_CHUNK_BYTES, FILE_BYTES_MAX};
+use model::{BlobHash, Timestamp};
 use proto::internal::v1 as wire;
 use proto::v1;
 use tonic::Code;
@@ -129,4 +131,94 @@ async fn the_coordinator_keeps_its_name() {
     assert!(first.starts_with("$32\r\n"), "{first}");
     stage.start().await;
     assert_eq!(ask(&stage), first);
+}
+
+/// Puts a blob and gives its hash.
+async fn put(stage: &Stage, whole: &Bytes) -> BlobHash {
+    let put = stage.jobs(EXECUTOR).put_blob(tokio_stream::iter(pieces(whole, ""))).await.unwrap();
+    put.into_inner().blob.unwrap().sha256.parse().unwrap()
+}
+
+#[tokio::test]
+async fn what_nobody_refers_to_goes_after_a_day() {
+    for layout in [Layout::Database, Layout::HashTag] {
+        let stage = Stage::new(layout).await;
+        let (used, idle) = (put(&stage, &bytes(7)).await, put(&stage, &bytes(BLOB_CHUNK_BYTES + 1)).await);
+        let spec = v1::JobSpec {
+            script_type: v1::ScriptType::Shell.into(),
+            script: Some(v1::Script {
+                source: Some(v1::script::Source::Blob(v1::BlobRef { sha256: used.to_string(), size: 7 })),
+            }),
+            ..Default::default()
+        };
+        let job = v1::CreateJobRequest { context_id: CONTEXT, spec: Some(spec), ..Default::default() };
+        let job = stage.jobs(EXECUTOR).create_job(job).await.unwrap().into_inner().job.unwrap();
+        let hours = |hours: u64| Timestamp::now() + Duration::from_secs(hours * 3600);
+        let early = stage.sweep(hours(23)).await;
+        assert_eq!(early.blobs, 0);
+        assert!(early.next.is_some_and(|next| next > hours(23) && next < hours(25)), "{early:?}");
+        assert_eq!(stage.sweep(hours(25)).await.blobs, 1);
+        assert_eq!(stage.ask(Cmd::new("EXISTS").arg(&stage.keys().blob(idle))).await.int(), Ok(0));
+        for n in 0..2 {
+            let chunk = Cmd::new("EXISTS").arg(&stage.keys().blob_chunk(idle, n));
+            assert_eq!(stage.ask(chunk).await.int(), Ok(0));
+        }
+        assert_eq!(get(&stage, used).await, bytes(7));
+        // With the job its blob is idle, from then on.
+        let delete = v1::DeleteJobRequest { context_id: CONTEXT, job_id: job.id, ..Default::default() };
+        stage.jobs(EXECUTOR).delete_job(delete).await.unwrap();
+        let swept = stage.sweep(hours(25)).await;
+        assert_eq!((swept.blobs, swept.next), (1, None));
+        assert_eq!(stage.ask(Cmd::new("EXISTS").arg(&stage.keys().blob(used))).await.int(), Ok(0));
+    }
+}
+
+#[tokio::test]
+async fn a_sweep_looks_again() {
+    let stage = Stage::new(Layout::HashTag).await;
+    let hash = put(&stage, &bytes(9)).await;
+    // As if it had been entered before somebody came to refer to it.
+    stage.ask(Cmd::new("SADD").arg(&stage.keys().blob_refs(hash)).arg("job:2:1")).await;
+    let later = Timestamp::now() + Duration::from_secs(48 * 3600);
+    let swept = stage.sweep(later).await;
+    assert_eq!((swept.blobs, swept.next), (0, None));
+    assert_eq!(get(&stage, hash).await, bytes(9));
+    // What was put again since is kept.
+    stage.ask(Cmd::new("DEL").arg(&stage.keys().blob_refs(hash))).await;
+    put(&stage, &bytes(9)).await;
+    assert_eq!(stage.sweep(Timestamp::now() + Duration::from_secs(3600)).await.blobs, 0);
+    assert_eq!(stage.sweep(later).await.blobs, 1);
+}
+
+#[tokio::test]
+async fn many_idle_blobs_go_in_parts() {
+    let stage = Stage::new(Layout::Database).await;
+    for len in 1..=60 {
+        put(&stage, &bytes(len)).await;
+    }
+    assert_eq!(stage.sweep(Timestamp::now() + Duration::from_secs(48 * 3600)).await.blobs, 60);
+    assert_eq!(stage.ask(Cmd::new("EXISTS").arg(&stage.keys().blob_idle())).await.int(), Ok(0));
+}
+
+#[tokio::test]
+async fn old_events_go_but_for_the_last() {
+    for layout in [Layout::Database, Layout::HashTag] {
+        let stage = Stage::new(layout).await;
+        let days = |days: u64| Timestamp::now() + Duration::from_secs(days * 24 * 3600);
+        for _ in 0..300 {
+            stage.created(1).await;
+        }
+        let before = stage.ask(Cmd::new("XLEN").arg(&stage.keys().events())).await.int().unwrap();
+        assert!(before > 500);
+        // How far they had come is marked; a week later it is known what is old.
+        assert_eq!(stage.sweep(days(0)).await.events, 0);
+        stage.created(1).await;
+        assert_eq!(stage.sweep(days(6)).await.events, 0);
+        let swept = stage.sweep(days(8)).await.events;
+        let left = stage.ask(Cmd::new("XLEN").arg(&stage.keys().events())).await.int().unwrap();
+        assert!(swept > 300 && left >= 1, "{swept} went, {left} are left");
+        let last = stage
+            .ask(Cmd::new("XREVRANGE").arg(&stage.keys().events()).arg("+").arg("-").arg("COUNT").arg(1));
+        assert!(!last.await.array().unwrap().is_empty());
+    }
 }

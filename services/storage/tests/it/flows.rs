@@ -150,7 +150,12 @@ async fn a_removed_flow_leaves_nothing() {
     (flow.owner, flow.epoch, flow.last_commit) = (owner, started.epoch, started.last_commit);
     let step = wire::CommitRequest { messages: vec![flow.message(1), flow.message(2)], ..flow.step() };
     stage.apply(&mut flow, step).await;
-    let remove = |id| wire::RemoveFlowRequest { context_id: CONTEXT, flow_id: id, on_behalf_of: EXECUTOR };
+    let remove = |id| wire::RemoveFlowRequest {
+        context_id: CONTEXT,
+        flow_id: id,
+        on_behalf_of: EXECUTOR,
+        ..Default::default()
+    };
     let refused = failure(stage.flows().remove_flow(remove(flow.id)).await);
     assert_eq!(refused, (Code::FailedPrecondition, "FLOW_NOT_ENDED".to_owned()));
     assert_eq!(stage.commit(flow.end()).await.refusal(), wire::CommitRefusal::Unspecified);
@@ -197,7 +202,12 @@ async fn nodes_with_many_files_are_added_and_removed_in_parts() {
     let idle = Cmd::new("ZCARD").arg(&stage.keys().blob_idle());
     assert_eq!(stage.ask(idle.clone()).await.int(), Ok(0));
     stage.push(&flow, &model::FlowInput::Cancel { grace_secs: 0 }).await;
-    let remove = wire::RemoveFlowRequest { context_id: CONTEXT, flow_id: flow.id, on_behalf_of: EXECUTOR };
+    let remove = wire::RemoveFlowRequest {
+        context_id: CONTEXT,
+        flow_id: flow.id,
+        on_behalf_of: EXECUTOR,
+        ..Default::default()
+    };
     stage.flows().remove_flow(remove).await.unwrap();
     assert_eq!(stage.ask(idle).await.int(), Ok(1600));
 }

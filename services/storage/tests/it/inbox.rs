@@ -214,8 +214,12 @@ async fn who_waits_for_a_flow_is_touched_when_it_ends_or_goes() {
         let rest = wire::CommitRequest { rests: true, ..waiting.step() };
         stage.apply(&mut waiting, rest).await;
         stage.push(&given_up, &FlowInput::Cancel { grace_secs: 0 }).await;
-        let remove =
-            |id| wire::RemoveFlowRequest { context_id: CONTEXT, flow_id: id, on_behalf_of: EXECUTOR };
+        let remove = |id| wire::RemoveFlowRequest {
+            context_id: CONTEXT,
+            flow_id: id,
+            on_behalf_of: EXECUTOR,
+            ..Default::default()
+        };
         stage.flows().remove_flow(remove(given_up.id)).await.unwrap();
         assert_eq!(active(&stage).await.0, BTreeSet::from([second.id, waiting.id]));
         assert_eq!(wait_for(&stage, &waiting, given_up.id).await, v1::FlowStatus::Unspecified);

@@ -11,7 +11,7 @@ use proto::v1;
 use testkit::{PATIENCE, wait_until};
 use tonic::Code;
 
-use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, Router, STRANGER, Stage, failure};
+use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, Router, STRANGER, Stage, failure, key_of};
 
 /// The number of an actor's first message: the ones below are for programs that choose theirs.
 const FIRST: u32 = (1 << 30) + 1;
@@ -35,13 +35,15 @@ async fn send(stage: &Stage, actor: u32, message: v1::SendMessageRequest) -> v1:
 }
 
 async fn find(stage: &Stage, actor: u32, key: &str) -> Result<v1::Message, tonic::Status> {
-    let message = Some(v1::GetMessageRequest { context_id: CONTEXT, key: key.to_owned() });
+    let message =
+        Some(v1::GetMessageRequest { context_id: CONTEXT, key: key.to_owned(), ..Default::default() });
     let found = stage.letters().find_message(wire::FindMessageRequest { message, on_behalf_of: actor }).await;
     found.map(|found| found.into_inner().message.unwrap())
 }
 
 async fn remove(stage: &Stage, actor: u32, key: &str) -> Result<(), tonic::Status> {
-    let message = Some(v1::DeleteMessageRequest { context_id: CONTEXT, key: key.to_owned() });
+    let message =
+        Some(v1::DeleteMessageRequest { context_id: CONTEXT, key: key.to_owned(), ..Default::default() });
     let request = wire::RemoveMessageRequest { message, on_behalf_of: actor };
     stage.letters().remove_message(request).await.map(drop)
 }
@@ -146,7 +148,7 @@ async fn a_letter_is_kept_held_and_settled() {
         let taken = router.take(1).await;
         assert_eq!((out(&stage).await.len(), held(&stage).await), (0, vec![key]));
         let (letter, addresses) = letter_in(&taken[0]);
-        assert_eq!((letter.from, letter.to), (format!("{EXECUTOR:064x}"), format!("{ADMIN:064x}")));
+        assert_eq!((letter.from, letter.to), (key_of(EXECUTOR), key_of(ADMIN)));
         assert_eq!((letter.message_type, letter.format), (MessageType::Mail, MessageFormat::Md));
         assert_eq!((letter.topic.as_str(), letter.text.as_str()), ("greetings", "# hello"));
         assert_eq!(letter.target_context.map(|id| id.0), Some(7));
@@ -330,7 +332,7 @@ async fn a_signature_is_the_senders_and_fits() {
     stage.ask(Cmd::new("HSET").arg(&stage.keys().context()).arg("executors").arg("[2,5]")).await;
     let expires = Timestamp::now() + std::time::Duration::from_secs(600);
     let sign = |text: &str, key: &SigningKey| {
-        let to = format!("{ADMIN:064x}");
+        let to = key_of(ADMIN);
         let terms = envelope::actor::LetterTerms {
             to: &to,
             target_context: None,
@@ -553,7 +555,12 @@ async fn a_dead_letter_of_a_flow_goes_with_the_flow() {
     assert_eq!(refused, (Code::FailedPrecondition, "CARRIES_NODES".to_owned()));
     let end = flow.end();
     stage.apply(&mut flow, end).await;
-    let delete = wire::RemoveFlowRequest { context_id: CONTEXT, flow_id: flow.id, on_behalf_of: EXECUTOR };
+    let delete = wire::RemoveFlowRequest {
+        context_id: CONTEXT,
+        flow_id: flow.id,
+        on_behalf_of: EXECUTOR,
+        ..Default::default()
+    };
     stage.flows().remove_flow(delete).await.unwrap();
     assert!(dead_letters(&stage, 0, "").await.messages.is_empty());
     assert_eq!(failure(find(&stage, ADMIN, "message:2:11").await).0, Code::NotFound);

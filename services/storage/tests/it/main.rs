@@ -2,13 +2,16 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
 mod actors;
+mod audit;
 mod blobs;
 mod context_removal;
+mod contexts;
 mod durability;
 mod flows;
 mod hostile;
 mod identities;
 mod inbox;
+mod jobs;
 mod layout;
 mod leases;
 mod letters;
@@ -20,6 +23,7 @@ mod processed;
 mod raw;
 mod received;
 mod reference;
+mod requests;
 mod restarts;
 mod runners;
 mod signers;

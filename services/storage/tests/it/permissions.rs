@@ -122,9 +122,11 @@ async fn methods_are_for_those_who_need_them() {
     let register = v1::RegisterActorRequest { pubkey: "0".repeat(64), ..Default::default() };
     assert_eq!(failure(stage.actors(actor).register_actor(register).await).0, Code::PermissionDenied);
     let get = |id| v1::GetActorRequest { id };
-    stage.actors(actor).get_actor(get(ADMIN)).await.unwrap();
-    assert_eq!(failure(stage.actors(actor).get_actor(get(EXECUTOR)).await).0, Code::NotFound);
-    stage.actors(Identity::Admin).get_actor(get(EXECUTOR)).await.unwrap();
+    for visible in [ADMIN, EXECUTOR, READER] {
+        stage.actors(actor).get_actor(get(visible)).await.unwrap();
+    }
+    assert_eq!(failure(stage.actors(actor).get_actor(get(STRANGER)).await).0, Code::NotFound);
+    stage.actors(Identity::Admin).get_actor(get(STRANGER)).await.unwrap();
     let router = stage.channel(Identity::Service(ServiceName::Router));
     let mut flows = wire::flow_store_service_client::FlowStoreServiceClient::new(router);
     assert_eq!(failure(flows.create_flow(create(1)).await).0, Code::PermissionDenied);
@@ -141,7 +143,7 @@ async fn contexts_are_made_once_and_only_where_redis_has_room() {
     let again = contexts.create_context(new.clone()).await.unwrap().into_inner().context.unwrap();
     assert_eq!(first, again);
     assert_eq!((first.id, first.admins.as_slice()), (2, [EXECUTOR].as_slice()), "its creator is its admin");
-    let reused = v1::CreateContextRequest { readers: vec![7], ..new };
+    let reused = v1::CreateContextRequest { readers: vec![READER], ..new };
     assert_eq!(failure(contexts.create_context(reused).await).1, "REQUEST_ID_REUSED");
     let taken = v1::CreateContextRequest { id: CONTEXT, ..Default::default() };
     assert_eq!(failure(contexts.create_context(taken).await).0, Code::AlreadyExists);

@@ -10,7 +10,7 @@ use proto::internal::v1::held_message::Kind;
 use proto::v1;
 use testkit::{PATIENCE, wait_until};
 
-use crate::stage::{CONTEXT, EXECUTOR, READER, Router, Running, Stage, create, failure};
+use crate::stage::{CONTEXT, EXECUTOR, READER, Router, Running, Stage, create, failure, key_of};
 
 /// A stage whose context takes such messages.
 async fn stage(layout: Layout) -> Stage {
@@ -183,7 +183,7 @@ async fn chat_goes_on_as_a_letter() {
     push(&stage, &key(&stage, 5), &fields).await;
     let (message, Kind::Letter(held)) = one(&mut router).await else { panic!("a letter is expected") };
     let letter: Letter = serde_json::from_slice(&held.letter_json).unwrap();
-    assert_eq!((&*letter.from, &*letter.to), (&*format!("{EXECUTOR:064x}"), &*format!("{READER:064x}")));
+    assert_eq!((&*letter.from, &*letter.to), (&*key_of(EXECUTOR), &*key_of(READER)));
     assert_eq!((&*letter.text, &*letter.topic, letter.message_type), ("hello", "t", MessageType::Chat));
     assert_eq!((letter.origin.caller_id.0, letter.origin.message_id.0), (EXECUTOR, 5));
     assert_eq!(letter.origin.context_uid.to_string(), stage.context_uid);
@@ -410,7 +410,11 @@ async fn a_key_that_is_used_again_is_another_request() {
 }
 
 async fn remove(stage: &Stage, id: u32) -> Result<(), tonic::Status> {
-    let message = v1::DeleteMessageRequest { context_id: CONTEXT, key: format!("message:{EXECUTOR}:{id}") };
+    let message = v1::DeleteMessageRequest {
+        context_id: CONTEXT,
+        key: format!("message:{EXECUTOR}:{id}"),
+        ..Default::default()
+    };
     let request = wire::RemoveMessageRequest { message: Some(message), on_behalf_of: EXECUTOR };
     stage.letters().remove_message(request).await.map(drop)
 }
@@ -427,7 +431,12 @@ async fn a_message_whose_flow_is_removed_is_over() {
     assert_eq!(failure(remove(&stage, 7).await).1, "MESSAGE_UNDER_WAY");
     let flow_key = stage.keys().flow(model::FlowId(flow.id));
     stage.ask(Cmd::new("HSET").arg(&flow_key).arg("cancel_requested_time").arg("1.000")).await;
-    let delete = wire::RemoveFlowRequest { context_id: CONTEXT, flow_id: flow.id, on_behalf_of: EXECUTOR };
+    let delete = wire::RemoveFlowRequest {
+        context_id: CONTEXT,
+        flow_id: flow.id,
+        on_behalf_of: EXECUTOR,
+        ..Default::default()
+    };
     stage.flows().remove_flow(delete).await.unwrap();
     let over = stage.hash(&key(&stage, 7)).await;
     assert_eq!((&*over["status"], over["error"].contains("was removed before it ended")), ("error", true));

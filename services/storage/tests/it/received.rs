@@ -13,7 +13,7 @@ use proto::internal::v1 as wire;
 use proto::v1;
 use tonic::{Code, Status, Streaming};
 
-use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, failure, json};
+use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, failure, json, key_of};
 
 /// A letter from elsewhere to the reader, in the context that it names.
 fn letter(number: u32) -> Letter {
@@ -26,7 +26,7 @@ fn letter(number: u32) -> Letter {
             message_id: MessageId(number),
         },
         from: "cd".repeat(32),
-        to: format!("{READER:064x}"),
+        to: key_of(READER),
         target_context: Some(ContextId(CONTEXT)),
         message_type: MessageType::Chat,
         format: MessageFormat::Text,
@@ -94,7 +94,8 @@ fn texts(messages: &[v1::Message]) -> Vec<&str> {
 
 async fn acknowledge(stage: &Stage, actor: u32, actor_id: u32, keys: &[&str]) -> Result<u32, Status> {
     let keys = keys.iter().map(|key| (*key).to_owned()).collect();
-    let acknowledge = Some(v1::AcknowledgeMessageRequest { context_id: CONTEXT, actor_id, keys });
+    let acknowledge =
+        Some(v1::AcknowledgeMessageRequest { context_id: CONTEXT, actor_id, keys, ..Default::default() });
     let request = wire::AcknowledgeRequest { acknowledge, on_behalf_of: actor };
     stage.letters().acknowledge(request).await.map(|answer| answer.into_inner().acknowledged_count)
 }
@@ -220,7 +221,7 @@ async fn what_cannot_be_taken_is_refused_with_the_reason() {
     let unknown = "UNKNOWN_RECIPIENT";
     refused(&stage, &Letter { to: "ee".repeat(32), ..letter(1) }, false, unknown).await;
     // Whether there is no such actor, no such context, no role, or a context that goes: it looks the same.
-    refused(&stage, &Letter { to: format!("{STRANGER:064x}"), ..letter(1) }, false, unknown).await;
+    refused(&stage, &Letter { to: key_of(STRANGER), ..letter(1) }, false, unknown).await;
     refused(&stage, &Letter { target_context: Some(ContextId(9)), ..letter(1) }, false, unknown).await;
     refused(&stage, &Letter { target_context: None, ..letter(1) }, false, "NO_HOME_CONTEXT").await;
     refused(&stage, &Letter { expires_at: Timestamp::from_millis(1), ..letter(1) }, false, "EXPIRED").await;
@@ -294,7 +295,11 @@ async fn an_inbox_holds_so_many_bytes() {
         acknowledge(&stage, READER, 0, &[&keys[0], &keys[0]]).await.unwrap();
         assert_eq!(waiting().await, Some(nearly - "number 1".len()));
         let third = accepted(&stage, &letter(3)).await;
-        let message = Some(v1::DeleteMessageRequest { context_id: CONTEXT, key: keys[1].clone() });
+        let message = Some(v1::DeleteMessageRequest {
+            context_id: CONTEXT,
+            key: keys[1].clone(),
+            ..Default::default()
+        });
         let remove = wire::RemoveMessageRequest { message, on_behalf_of: READER };
         stage.letters().remove_message(remove).await.unwrap();
         assert_eq!(waiting().await, Some(nearly - "number 1".len()));
@@ -454,7 +459,8 @@ async fn what_was_received_is_listed_and_removed() {
     let page = stage.letters().find_messages(request).await.unwrap().into_inner().page.unwrap();
     assert_eq!((page.messages.len(), page.messages[0].key.as_str()), (1, key.as_str()));
     let remove = |actor: u32| {
-        let message = Some(v1::DeleteMessageRequest { context_id: CONTEXT, key: key.clone() });
+        let message =
+            Some(v1::DeleteMessageRequest { context_id: CONTEXT, key: key.clone(), ..Default::default() });
         let (request, mut client) =
             (wire::RemoveMessageRequest { message, on_behalf_of: actor }, stage.letters());
         async move { client.remove_message(request).await.map(drop) }

@@ -338,7 +338,12 @@ impl Reference {
     async fn remove(&mut self, flow: usize) -> bool {
         let expected = &mut self.flows[flow];
         let flow_id = expected.running.id;
-        let request = wire::RemoveFlowRequest { context_id: CONTEXT, flow_id, on_behalf_of: EXECUTOR };
+        let request = wire::RemoveFlowRequest {
+            context_id: CONTEXT,
+            flow_id,
+            on_behalf_of: EXECUTOR,
+            ..Default::default()
+        };
         let result = self.stage.flows().remove_flow(request).await;
         let given_up = expected.status == Status::Created && expected.cancel_wished.is_some();
         let goes = expected.status == Status::Finished || given_up;

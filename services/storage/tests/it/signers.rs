@@ -7,12 +7,12 @@ use model::{ActorId, JobId};
 use proto::internal::v1 as wire;
 use tonic::Code;
 
-use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, failure};
+use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, failure, key_of};
 
 #[tokio::test]
 async fn an_actors_key_is_told_to_those_who_run_something_for_it() {
     let stage = Stage::new(Layout::Database).await;
-    let key = format!("{EXECUTOR:064x}");
+    let key = key_of(EXECUTOR);
     let ask = async |caller_id, on_behalf_of| {
         let request = wire::ReadSignerRequest { context_id: CONTEXT, caller_id, on_behalf_of };
         stage.flows().read_signer(request).await.map(tonic::Response::into_inner)

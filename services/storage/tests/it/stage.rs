@@ -1,16 +1,16 @@
 //! A storage service over a private Redis, and what tests say to it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
-use identity::{Identity, ServiceName, TrustDomain};
+use identity::{Identity, ServiceName, SigningKey, TrustDomain};
 use keys::{ContextKeys, Layout};
 use kv::{Cmd, Connection, Kv, Value};
 use model::id::Uid;
 use model::{
     ActorId, ContextId, FlowInput, FlowNode, JobId, JobSpec, NodePolicy, NodeSpec, OwnerId, RunIf,
-    ScriptSource, ScriptType, Target,
+    ScriptSource, ScriptType, Target, Timestamp,
 };
 use proto::internal::v1 as wire;
 use proto::internal::v1::blob_store_service_client::BlobStoreServiceClient;
@@ -24,7 +24,7 @@ use proto::v1::actor_service_client::ActorServiceClient;
 use proto::v1::context_service_client::ContextServiceClient;
 use proto::v1::job_service_client::JobServiceClient;
 use rpc::{Channel, Directory, ErrorView, LocalServer, Mount};
-use storage::{App, Config, Deps};
+use storage::{App, Config, Deps, Swept};
 use testkit::RedisServer;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -42,6 +42,12 @@ pub(crate) const STRANGER: u32 = 4;
 /// The context of a stage.
 pub(crate) const CONTEXT: u32 = 1;
 
+/// The public key of an actor of a stage.
+pub(crate) fn key_of(id: u32) -> String {
+    static KEYS: [LazyLock<SigningKey>; 4] = [const { LazyLock::new(SigningKey::generate) }; 4];
+    KEYS[usize::try_from(id - 1).unwrap()].verifying_key().to_string()
+}
+
 pub(crate) struct Stage {
     pub(crate) redis: RedisServer,
     pub(crate) kv: Kv,
@@ -49,7 +55,7 @@ pub(crate) struct Stage {
     pub(crate) config: Config,
     pub(crate) context_uid: String,
     pub(crate) connected: watch::Receiver<bool>,
-    directory: Option<Arc<dyn Directory>>,
+    app: Option<App>,
     local: LocalServer,
     stop: CancellationToken,
 }
@@ -82,13 +88,13 @@ impl Stage {
             config,
             context_uid: String::new(),
             connected: watch::channel(false).1,
-            directory: None,
+            app: None,
             local: LocalServer::new("storage"),
             stop: CancellationToken::new(),
         };
         stage.start().await;
         for id in [ADMIN, EXECUTOR, READER, STRANGER] {
-            let request = v1::RegisterActorRequest { id, pubkey: format!("{id:064x}"), ..Default::default() };
+            let request = v1::RegisterActorRequest { id, pubkey: key_of(id), ..Default::default() };
             stage.actors(Identity::Admin).register_actor(request).await.unwrap();
         }
         let request = v1::CreateContextRequest {
@@ -112,12 +118,17 @@ impl Stage {
         let config = Config { layout: self.layout, ..self.config.clone() };
         let app: App = config.build(deps).await.unwrap();
         self.connected = app.connected();
-        self.directory = Some(app.directory());
         let builder = Mount::builder(storage::policy());
         let mount =
             app.mount_public(app.mount_internal(builder)).descriptors(proto::DESCRIPTORS).build().unwrap();
         self.local.publish(&mount);
+        self.app = Some(app.clone());
         tokio::spawn(app.run(self.stop.clone()));
+    }
+
+    /// Removes what is too old at this moment.
+    pub(crate) async fn sweep(&self, now: Timestamp) -> Swept {
+        self.app.as_ref().unwrap().sweep(now).await.unwrap()
     }
 
     pub(crate) fn channel(&self, identity: Identity) -> Channel {
@@ -163,7 +174,7 @@ impl Stage {
 
     /// What the gate in front of the service asks.
     pub(crate) fn directory(&self) -> Arc<dyn Directory> {
-        self.directory.clone().unwrap()
+        self.app.as_ref().unwrap().directory()
     }
 
     pub(crate) fn keys(&self) -> ContextKeys {

@@ -23,6 +23,27 @@ fn actor() -> v1::Actor {
 
 #[tonic::async_trait]
 impl ActorService for Scripted {
+    async fn list_actors(
+        &self,
+        _: Request<v1::ListActorsRequest>,
+    ) -> Result<Response<v1::ListActorsResponse>, Status> {
+        Err(Status::permission_denied("actor 1 may not"))
+    }
+
+    async fn rotate_actor_key(
+        &self,
+        _: Request<v1::RotateActorKeyRequest>,
+    ) -> Result<Response<v1::RotateActorKeyResponse>, Status> {
+        Err(Status::permission_denied("actor 1 may not"))
+    }
+
+    async fn delete_actor(
+        &self,
+        _: Request<v1::DeleteActorRequest>,
+    ) -> Result<Response<v1::DeleteActorResponse>, Status> {
+        Err(Status::permission_denied("actor 1 may not"))
+    }
+
     async fn register_actor(
         &self,
         _: Request<v1::RegisterActorRequest>,

@@ -12,6 +12,34 @@ pub(crate) const CONTEXT_UID: &str = "0123456789abcdef0123456789abcdef";
 
 #[tonic::async_trait]
 impl JobService for Scripted {
+    async fn create_job(
+        &self,
+        _: Request<v1::CreateJobRequest>,
+    ) -> Result<Response<v1::CreateJobResponse>, Status> {
+        Err(Status::permission_denied("actor 1 may not"))
+    }
+
+    async fn get_job(
+        &self,
+        _: Request<v1::GetJobRequest>,
+    ) -> Result<Response<v1::GetJobResponse>, Status> {
+        Err(Status::permission_denied("actor 1 may not"))
+    }
+
+    async fn list_jobs(
+        &self,
+        _: Request<v1::ListJobsRequest>,
+    ) -> Result<Response<v1::ListJobsResponse>, Status> {
+        Err(Status::permission_denied("actor 1 may not"))
+    }
+
+    async fn delete_job(
+        &self,
+        _: Request<v1::DeleteJobRequest>,
+    ) -> Result<Response<v1::DeleteJobResponse>, Status> {
+        Err(Status::permission_denied("actor 1 may not"))
+    }
+
     async fn put_blob(
         &self,
         request: Request<Streaming<v1::PutBlobRequest>>,
@@ -40,6 +68,27 @@ impl JobService for Scripted {
 
 #[tonic::async_trait]
 impl ContextService for Scripted {
+    async fn update_context(
+        &self,
+        _: Request<v1::UpdateContextRequest>,
+    ) -> Result<Response<v1::UpdateContextResponse>, Status> {
+        Err(Status::permission_denied("actor 1 may not"))
+    }
+
+    async fn list_contexts(
+        &self,
+        _: Request<v1::ListContextsRequest>,
+    ) -> Result<Response<v1::ListContextsResponse>, Status> {
+        Err(Status::permission_denied("actor 1 may not"))
+    }
+
+    async fn list_audit_entries(
+        &self,
+        _: Request<v1::ListAuditEntriesRequest>,
+    ) -> Result<Response<v1::ListAuditEntriesResponse>, Status> {
+        Err(Status::permission_denied("actor 1 may not"))
+    }
+
     async fn create_context(
         &self,
         _: Request<v1::CreateContextRequest>,
