@@ -76,6 +76,8 @@ func checkIdentity(ctx context.Context, checks *Checks, profile *Profile, identi
 		return err
 	}
 	checks.That("the server knows who calls", me.Actor.GetId() == profile.Actor, me)
+	audience := "spiffe://" + profile.TrustDomain
+	checks.That("and says for whom tokens are", me.TokenAudience == audience, me)
 	return nil
 }
 

@@ -187,6 +187,7 @@ async function checkIdentity(checks, profile, credentials) {
   const stub = profile.client(ActorService, 'storage', credentials);
   const me = await ask(stub, 'whoAmI', {});
   checks.that('the server knows who calls', me.actor?.id === profile.actor, me);
+  checks.that('and says for whom tokens are', me.tokenAudience === `spiffe://${profile.trust_domain}`, me);
   stub.close();
 }
 

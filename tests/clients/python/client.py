@@ -184,6 +184,8 @@ def check_identity(checks, profile, credentials):
         stub = actors_grpc.ActorServiceStub(channel)
         me = stub.WhoAmI(actors.WhoAmIRequest(), timeout=DEADLINE_SECS)
     checks.that("the server knows who calls", me.actor.id == profile.actor, me)
+    audience = f"spiffe://{profile.trust_domain}"
+    checks.that("and says for whom tokens are", me.token_audience == audience, me)
 
 
 def check_all(checks, profile, credentials):
