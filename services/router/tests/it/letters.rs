@@ -1,6 +1,7 @@
 //! Messages that are delivered whole.
 
 use proto::internal::v1::held_message::Kind;
+use rpc::{ErrorKind, Reason};
 use tonic::Status;
 
 use super::*;
@@ -93,6 +94,7 @@ async fn jobs_that_were_pushed_become_a_flow() {
 
     storage.says(whole(2, &jobs())).await;
     let (_, answer) = suite.submits.recv().await.expect("asked");
-    answer.send(Err(Status::permission_denied("actor 7 may not"))).expect("it waits");
-    assert_eq!(storage.hears().await, settled(2, "actor 7 may not"));
+    let denied = rpc::Error::new(ErrorKind::PermissionDenied, Reason::RoleInsufficient, "actor 7 may not");
+    answer.send(Err(denied.into())).expect("it waits");
+    assert_eq!(storage.hears().await, settled(2, "ROLE_INSUFFICIENT: actor 7 may not"));
 }
