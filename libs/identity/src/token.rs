@@ -270,3 +270,191 @@ pub enum TokenError {
     #[error("its `jti` has to be 1 to {TOKEN_ID_CHARS_MAX} visible ASCII characters")]
     Id,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const NOW: Timestamp = Timestamp::from_millis(1_763_690_000_000);
+    const SECS: u64 = 1_763_690_000;
+    const ALICE: ActorId = ActorId(7);
+
+    fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    fn ours() -> TrustDomain {
+        TrustDomain::default()
+    }
+
+    fn read(text: &str) -> Result<Token, TokenError> {
+        Token::read(text, &ours(), NOW)
+    }
+
+    /// A token of these parts, with a good signature.
+    fn made(key: &SigningKey, header: &str, claims: &str) -> String {
+        let signed = format!("{}.{}", URL_SAFE_NO_PAD.encode(header), URL_SAFE_NO_PAD.encode(claims));
+        let signature = URL_SAFE_NO_PAD.encode(key.sign(signed.as_bytes()));
+        format!("{signed}.{signature}")
+    }
+
+    fn claims(iat: u64, exp: u64) -> String {
+        format!(
+            r#"{{"sub":"spiffe://mycora/actor/7","aud":"spiffe://mycora","iat":{iat},"exp":{exp},"jti":"x"}}"#
+        )
+    }
+
+    const HEADER: &str = r#"{"alg":"EdDSA"}"#;
+
+    #[test]
+    fn what_was_signed_is_read_and_believed() {
+        let key = SigningKey::generate();
+        let text = Token::sign(&key, &ours(), ALICE, NOW, secs(60));
+        let token = read(&text).expect("its own");
+        assert_eq!((token.actor(), token.issued_at(), token.expires_at()), (ALICE, NOW, NOW + secs(60)));
+        assert_eq!(token.id().len(), 32);
+        assert_ne!(
+            token.id(),
+            read(&Token::sign(&key, &ours(), ALICE, NOW, secs(60))).expect("another").id()
+        );
+        let kept = ActorKey { key: key.verifying_key(), not_before: NOW, revoked_at: None };
+        assert_eq!(token.verify(&[kept], NOW), Verdict::Good(&kept));
+        assert_eq!(token.verify(&[], NOW), Verdict::Refused);
+        let long = read(&Token::sign(&key, &ours(), ALICE, NOW, secs(3600))).expect("cut");
+        assert_eq!(long.expires_at(), NOW + TOKEN_LIFETIME_MAX);
+    }
+
+    #[test]
+    fn keys_count_within_their_time() {
+        let key = SigningKey::generate();
+        let token = read(&Token::sign(&key, &ours(), ALICE, NOW, secs(60))).expect("its own");
+        let at = |not_before, revoked_at| ActorKey { key: key.verifying_key(), not_before, revoked_at };
+        // The signer's clock may be behind.
+        let (soon, late) = (at(NOW + secs(30), None), at(NOW + secs(31), None));
+        assert_eq!(token.verify(&[soon], NOW), Verdict::Good(&soon));
+        assert_eq!(token.verify(&[late], NOW), Verdict::Revoked);
+        let ends = at(NOW, Some(NOW + secs(1)));
+        assert_eq!(token.verify(&[ends], NOW), Verdict::Good(&ends));
+        assert_eq!(token.verify(&[ends], NOW + secs(1)), Verdict::Revoked);
+        // One that was given up and taken again.
+        assert_eq!(token.verify(&[at(NOW, Some(NOW)), soon], NOW), Verdict::Good(&soon));
+        let other = ActorKey { key: SigningKey::generate().verifying_key(), ..soon };
+        assert_eq!(token.verify(&[other], NOW), Verdict::Refused);
+    }
+
+    #[test]
+    fn times_have_bounds() {
+        let key = SigningKey::generate();
+        let at = |iat, exp| read(&made(&key, HEADER, &claims(iat, exp))).map(drop);
+        assert_eq!(at(SECS + 30, SECS + 60), Ok(()));
+        assert_eq!(at(SECS + 31, SECS + 60), Err(TokenError::NotYet));
+        assert_eq!(at(SECS - 100, SECS - 29), Ok(()));
+        assert_eq!(at(SECS - 100, SECS - 30), Err(TokenError::Expired));
+        assert_eq!(at(SECS, SECS + 300), Ok(()));
+        for (iat, exp) in
+            [(SECS, SECS), (SECS, SECS + 301), (SECS, SECS - 1), (SECS, u64::MAX), (u64::MAX, 1)]
+        {
+            assert_eq!(at(iat, exp), Err(TokenError::Lifetime), "{iat} {exp}");
+        }
+    }
+
+    #[test]
+    fn headers_say_nothing_else() {
+        let key = SigningKey::generate();
+        let with = |header: &str| read(&made(&key, header, &claims(SECS, SECS + 60))).map(drop);
+        for good in [
+            HEADER,
+            r#"{"alg":"Ed25519"}"#,
+            r#"{"typ":"JWT","alg":"Ed25519"}"#,
+            r#"{"alg":"EdDSA","kid":"whatever"}"#,
+        ] {
+            assert_eq!(with(good), Ok(()), "{good}");
+        }
+        for bad in [
+            r#"{"alg":"none"}"#,
+            r#"{"alg":"HS256"}"#,
+            r#"{"alg":"eddsa"}"#,
+            r#"{"alg":"EdDSA","typ":"at+jwt"}"#,
+            r#"{"alg":"EdDSA","crit":["exp"],"exp":1}"#,
+            r#"{"alg":"EdDSA","jwk":{}}"#,
+            r#"{"alg":"EdDSA","alg":"EdDSA"}"#,
+            r#"{"alg":["EdDSA"]}"#,
+            r#"{"alg":"EdDSA"} x"#,
+            "{}",
+            "[]",
+            "",
+        ] {
+            assert!(with(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn claims_have_one_meaning() {
+        let key = SigningKey::generate();
+        let whole = claims(SECS, SECS + 60);
+        let with = |claims: &str| read(&made(&key, HEADER, claims)).map(drop);
+        assert_eq!(with(&whole), Ok(()));
+        for (from, to) in [
+            ("actor/7", "actor/07"),
+            ("actor/7", "actor/0"),
+            ("actor/7", "admin"),
+            ("actor/7", "service/storage"),
+            ("//mycora/actor", "//other/actor"),
+            (r#""aud":"spiffe://mycora""#, r#""aud":"spiffe://other""#),
+            (r#""aud":"spiffe://mycora""#, r#""aud":["spiffe://mycora"]"#),
+            (r#""jti":"x""#, r#""jti":"""#),
+            (r#""jti":"x""#, r#""jti":"x y""#),
+            (r#""jti":"x""#, r#""jti":"x","jti":"x""#),
+            (r#""jti":"x""#, r#""jti":"x","nbf":0"#),
+            (r#","jti":"x""#, ""),
+            ("1763690060", "1763690060.0"),
+            ("1763690060", "-1"),
+            ("1763690060", "\"1763690060\""),
+        ] {
+            let changed = whole.replacen(from, to, 1);
+            assert_ne!(changed, whole, "{from}");
+            assert!(with(&changed).is_err(), "{changed}");
+        }
+        assert!(with(&whole.replace("\"x\"", &format!("\"{}\"", "x".repeat(65)))).is_err());
+    }
+
+    #[test]
+    fn a_token_has_one_spelling() {
+        let key = SigningKey::generate();
+        let kept = ActorKey { key: key.verifying_key(), not_before: NOW, revoked_at: None };
+        let text = Token::sign(&key, &ours(), ALICE, NOW, secs(60));
+        for other in [
+            format!("{text}="),
+            format!("{text}."),
+            format!(".{text}"),
+            text.replace('.', ".."),
+            text.replace('.', ""),
+        ] {
+            assert!(read(&other).is_err(), "{other}");
+        }
+        assert!(matches!(read(&"a".repeat(TOKEN_BYTES_MAX + 1)), Err(TokenError::TooLong(_))));
+        // Every single letter counts.
+        for at in 0..text.len() {
+            let mut changed = text.clone().into_bytes();
+            changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };
+            let changed = String::from_utf8(changed).expect("ASCII");
+            let believed = read(&changed).is_ok_and(|token| token.verify(&[kept], NOW) != Verdict::Refused);
+            assert!(!believed, "{at}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn reading_never_panics(text in "\\PC{0,200}|[A-Za-z0-9_-]{0,80}\\.[A-Za-z0-9_-]{0,80}\\.[A-Za-z0-9_-]{0,90}") {
+            let _ = read(&text);
+        }
+
+        #[test]
+        fn parts_never_panic(header in "\\PC{0,60}", claims in "\\PC{0,120}", iat: u64, exp: u64) {
+            let key = SigningKey::generate();
+            let _ = read(&made(&key, &header, &claims));
+            let _ = read(&made(&key, HEADER, &self::claims(iat, exp)));
+        }
+    }
+}
