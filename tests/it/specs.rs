@@ -125,11 +125,11 @@ fn the_keys_of_a_context_are_as_written() {
     variants!(
         first("redis-layout.md", "Keys of a context", 1),
         ContextKey {
-            Context(_), Runner(_), Runners, RunnersDeleted, Job(..), Flow(_), FlowNodes(_), FlowSignals(_), FlowMessages(_),
+            Context(_), Runner(_), Runners, RunnersDeleted, Job(..), Jobs, Flow(_), FlowNodes(_), FlowSignals(_), FlowMessages(_),
             FlowInputs(_), FlowWaiters(_), Drops,
             Flows, FlowsActive, Message(_), Letters, LettersDone, DeadLetters, MsgOut, MsgIn, MsgOutCoordinator, Inbox(_), InboxBytes,
             Seen(_),
-            Blob(_), BlobChunk(..), BlobPart(..), BlobRefs(_), BlobIdle, Log(..), Events, Audit, Due, Request(..), Ids,
+            Blob(_), BlobChunk(..), BlobPart(..), BlobRefs(_), BlobIdle, Log(..), Events, EventMarks, Audit, Due, Request(..), Ids,
         }
     );
 }
@@ -138,7 +138,7 @@ fn the_keys_of_a_context_are_as_written() {
 fn the_global_keys_are_as_written() {
     variants!(
         first("redis-layout.md", "Global keys", 1),
-        GlobalKey { Actor(_), Actors, ActorKeys, Contexts, Coordinator, Replicas, Request(..), Events, Audit, Ids }
+        GlobalKey { Actor(_), Actors, ActorKeys, Contexts, Coordinator, Replicas, Request(..), Token(..), Events, EventMarks, Audit, Ids }
     );
 }
 

@@ -20,6 +20,8 @@ use crate::store::{Asker, PERMISSION_TRIES, Store, Tenant};
 
 /// Keys that one script removes, about: the last job may add as many as it has files.
 const KEYS_MAX: usize = 700;
+/// Entries that one step of a scan looks at.
+const SCAN_COUNT: usize = 1000;
 /// Nodes that are looked at together.
 const NODES_READ: u32 = 200;
 
@@ -193,6 +195,45 @@ impl Store {
             }
         }
         remove(tenant, stored, batch, now).await
+    }
+
+    /// Removes entries of a flow that is gone from the sets of those that have something to do: one that it
+    /// waited for may have put it there.
+    pub(crate) async fn forget_flow(&self, tenant: &Tenant, flow: FlowId, now: Timestamp) -> Result<()> {
+        let pattern = format!("{flow}-*");
+        let mut entries = Vec::new();
+        for (scan, key, width) in [("SSCAN", &tenant.flows_active, 1), ("ZSCAN", &tenant.due, 2)] {
+            let found = scan_all(&tenant.connection, scan, key, Some(&pattern)).await?;
+            entries.extend(found.into_iter().step_by(width));
+        }
+        if entries.is_empty() {
+            return Ok(());
+        }
+        let touched = [tenant.keys.flow(flow), tenant.flows_active.clone(), tenant.due.clone()];
+        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let change = tenant.begin(&scripts::FORGET_FLOW, &touched, None, now).args(&entries);
+        tenant.call(change).await?;
+        Ok(())
+    }
+}
+
+/// Everything that a scan of one key gives.
+async fn scan_all(
+    connection: &kv::Connection,
+    scan: &str,
+    key: &str,
+    pattern: Option<&str>,
+) -> Result<Vec<String>> {
+    let (mut found, mut cursor) = (Vec::new(), "0".to_owned());
+    loop {
+        let ask = Cmd::new(scan).arg(key).arg(&cursor).arg("COUNT").arg(SCAN_COUNT);
+        let ask = pattern.into_iter().fold(ask, |ask, pattern| ask.arg("MATCH").arg(pattern));
+        let [next, page] = connection.cmd(ask).await?.tuple()?;
+        found.extend(page.texts()?);
+        cursor = next.text()?;
+        if cursor == "0" {
+            return Ok(found);
+        }
     }
 }
 

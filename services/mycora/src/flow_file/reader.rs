@@ -157,6 +157,8 @@ impl Reader<'_> {
             prerequisites: self.prerequisites(&fields, at),
             when: fields.get("when").and_then(|entry| self.text(entry, at, "when")).unwrap_or_default(),
             job: Some(self.job_spec(entry, &fields, at)),
+            // A flow file says itself what is executed.
+            created_job_id: 0,
         }
     }
 

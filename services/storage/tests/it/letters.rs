@@ -35,8 +35,7 @@ async fn send(stage: &Stage, actor: u32, message: v1::SendMessageRequest) -> v1:
 }
 
 async fn find(stage: &Stage, actor: u32, key: &str) -> Result<v1::Message, tonic::Status> {
-    let message =
-        Some(v1::GetMessageRequest { context_id: CONTEXT, key: key.to_owned(), ..Default::default() });
+    let message = Some(v1::GetMessageRequest { context_id: CONTEXT, key: key.to_owned() });
     let found = stage.letters().find_message(wire::FindMessageRequest { message, on_behalf_of: actor }).await;
     found.map(|found| found.into_inner().message.unwrap())
 }
