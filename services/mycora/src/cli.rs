@@ -6,8 +6,10 @@ use clap::{Parser, Subcommand};
 
 use crate::command::actor::ActorCommand;
 use crate::command::bootstrap::BootstrapArgs;
+use crate::command::completions::CompletionsArgs;
 use crate::command::context::ContextCommand;
 use crate::command::demo::DemoArgs;
+use crate::command::doctor::DoctorArgs;
 use crate::command::flow::FlowCommand;
 use crate::command::gateway::GatewayCommand;
 use crate::command::job::JobCommand;
@@ -15,10 +17,11 @@ use crate::command::message::MessageCommand;
 use crate::command::pki::PkiCommand;
 use crate::command::runner::RunnerCommand;
 use crate::command::supervisor::SupervisorCommand;
+use crate::command::token::TokenArgs;
 use crate::command::up::UpArgs;
 use crate::command::{
-    Global, Session, actor, bootstrap, context, demo, flow, gateway, job, message, pki, runner, supervisor,
-    up, validate,
+    Global, Session, actor, bootstrap, completions, context, demo, doctor, flow, gateway, job, message, pki,
+    runner, supervisor, token, up, validate,
 };
 use crate::failure::Failure;
 use crate::output;
@@ -40,7 +43,7 @@ Examples:
 
 Configuration: flags, then MYCORA_* in the environment, then the profile: the file named by --config or \
 MYCORA_CONFIG, else client.toml in $XDG_DATA_HOME/mycora or ~/.local/share/mycora. Its keys are address, ca, \
-cert, key, server_name, context and actor, and below [addresses] scheduler, storage, \
+cert, key, signing_key, trust_domain, server_name, context and actor, and below [addresses] scheduler, storage, \
 runner-registry, router, mycelium-gateway and supervisor.
 
 Exit codes: 0 done, or the flow finished; 1 the flow failed, was cancelled or did not end in time, or what was \
@@ -71,16 +74,16 @@ pub enum Command {
     /// Check, submit, watch, cancel and repeat flows, and look into them
     #[command(subcommand)]
     Flow(FlowCommand),
-    /// Run one job, without a flow file
+    /// Run one job without a flow file; keep jobs for flows
     #[command(subcommand)]
     Job(JobCommand),
-    /// Remove contexts
+    /// Make and change contexts; see who may do what in them, and who did
     #[command(subcommand)]
     Context(ContextCommand),
     /// Send, read and receive chat and mail; see what did not arrive
     #[command(subcommand)]
     Message(MessageCommand),
-    /// Show who somebody is, and change where messages to it arrive
+    /// Register actors and their keys; show who somebody is, and where messages to it arrive
     #[command(subcommand)]
     Actor(ActorCommand),
     /// Show how other machines are spoken to, and ask whether one is there
@@ -100,6 +103,15 @@ pub enum Command {
     /// Make certificates for development
     #[command(subcommand)]
     Pki(PkiCommand),
+    /// Find out what is wrong here, and what to do about it
+    #[command(after_help = doctor::AFTER_HELP)]
+    Doctor(DoctorArgs),
+    /// Make a bearer token, for grpcurl and other programs
+    #[command(after_help = token::AFTER_HELP)]
+    Token(TokenArgs),
+    /// Write what a shell needs to complete commands and flags
+    #[command(after_help = completions::AFTER_HELP)]
+    Completions(CompletionsArgs),
 }
 
 /// Reads the arguments of the process, does what they say, and gives the exit code.
@@ -129,6 +141,9 @@ pub async fn run(global: Global, command: Command) -> Result<u8, Failure> {
         Command::Up(args) => up::run(args, &global).await,
         Command::Demo(args) => demo::run(&args, global).await,
         Command::Pki(command) => pki::run(&command, global.output).map(|()| 0),
+        Command::Doctor(args) => doctor::run(&args, &global).await,
+        Command::Token(args) => token::run(&args, &global).map(|()| 0),
+        Command::Completions(args) => completions::run(&args).map(|()| 0),
         Command::Flow(FlowCommand::Validate(args)) => validate::run(&args, global.output).map(|()| 0),
         Command::Bootstrap(args) => {
             in_session(global, async |session| bootstrap::run(&args, session).await).await

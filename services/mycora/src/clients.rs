@@ -13,7 +13,11 @@ use proto::v1::message_service_client::MessageServiceClient;
 use proto::v1::runner_service_client::RunnerServiceClient;
 use proto::v1::supervisor_service_client::SupervisorServiceClient;
 use rpc::{Channel, Retry};
+use tonic::service::interceptor::InterceptedService;
 use tonic::{Response, Status, Streaming};
+use uuid::Uuid;
+
+use self::bearer::Bearer;
 
 use crate::failure::{CallError, Failure};
 use crate::profile::{Host, Profile};
@@ -38,18 +42,21 @@ const WAIT_MAX: Duration = Duration::from_secs(5);
 /// Entries of one page where all pages are wanted.
 const PAGE_SIZE: u32 = 1000;
 
+/// A way to a service, on which calls show who we are.
+type Way = InterceptedService<Channel, Bearer>;
+
 /// Ways to the services that the command line needs.
 #[derive(Debug, Clone)]
 pub struct Clients {
-    flows: FlowServiceClient<Channel>,
-    jobs: JobServiceClient<Channel>,
-    contexts: ContextServiceClient<Channel>,
-    actors: ActorServiceClient<Channel>,
-    runners: RunnerServiceClient<Channel>,
+    flows: FlowServiceClient<Way>,
+    jobs: JobServiceClient<Way>,
+    contexts: ContextServiceClient<Way>,
+    actors: ActorServiceClient<Way>,
+    runners: RunnerServiceClient<Way>,
     /// Not every profile names one; nor the next two.
-    messages: Result<MessageServiceClient<Channel>, Failure>,
-    gateway: Result<GatewayServiceClient<Channel>, Failure>,
-    supervisor: Result<SupervisorServiceClient<Channel>, Failure>,
+    messages: Result<MessageServiceClient<Way>, Failure>,
+    gateway: Result<GatewayServiceClient<Way>, Failure>,
+    supervisor: Result<SupervisorServiceClient<Way>, Failure>,
 }
 
 /// An answer that comes in pieces.
@@ -99,7 +106,10 @@ macro_rules! pages {
     }};
 }
 
+mod bearer;
+pub mod health;
 mod messages;
+mod objects;
 mod places;
 
 impl Clients {
@@ -108,16 +118,18 @@ impl Clients {
     /// # Errors
     /// When an address or a certificate file cannot be used.
     pub fn new(profile: &Profile) -> Result<Self, Failure> {
-        let storage = profile.channel_to(Host::Storage)?;
+        let bearer = Bearer::of(profile)?;
+        let way = |host| Ok(InterceptedService::new(profile.channel_to(host)?, bearer.clone()));
+        let storage = way(Host::Storage)?;
         Ok(Self {
-            flows: FlowServiceClient::new(profile.channel_to(Host::Scheduler)?),
+            flows: FlowServiceClient::new(way(Host::Scheduler)?),
             jobs: JobServiceClient::new(storage.clone()),
             contexts: ContextServiceClient::new(storage.clone()),
             actors: ActorServiceClient::new(storage),
-            runners: RunnerServiceClient::new(profile.channel_to(Host::RunnerRegistry)?),
-            messages: profile.channel_to(Host::Router).map(MessageServiceClient::new),
-            gateway: profile.channel_to(Host::MyceliumGateway).map(GatewayServiceClient::new),
-            supervisor: profile.channel_to(Host::Supervisor).map(SupervisorServiceClient::new),
+            runners: RunnerServiceClient::new(way(Host::RunnerRegistry)?),
+            messages: way(Host::Router).map(MessageServiceClient::new),
+            gateway: way(Host::MyceliumGateway).map(GatewayServiceClient::new),
+            supervisor: way(Host::Supervisor).map(SupervisorServiceClient::new),
         })
     }
 
@@ -248,14 +260,15 @@ impl Clients {
         call!(self.flows, update_node_status, request).await
     }
 
-    /// Removes an ended flow. Never tried again: the second answer would be that it is not there.
+    /// Removes an ended flow. Tried again when the answer was lost: the request has an id.
     pub async fn delete_flow(
         &self,
         context_id: u32,
         flow_id: u32,
     ) -> Result<v1::DeleteFlowResponse, CallError> {
-        let request = timed(v1::DeleteFlowRequest { context_id, flow_id, ..Default::default() }, CALL_TIMEOUT);
-        Ok(self.flows.clone().delete_flow(request).await?.into_inner())
+        let request_id = Uuid::new_v4().to_string();
+        let request = v1::DeleteFlowRequest { context_id, flow_id, request_id };
+        call!(self.flows, delete_flow, request).await
     }
 
     /// Reads a context.
@@ -264,9 +277,11 @@ impl Clients {
     }
 
     /// Removes a context. One try: what a further one says depends on what became of this.
-    pub async fn delete_context(&self, context_id: u32) -> Result<v1::DeleteContextResponse, CallError> {
-        let request =
-            timed(v1::DeleteContextRequest { context_id, ..Default::default() }, DELETE_CONTEXT_TIMEOUT);
+    pub async fn delete_context(
+        &self,
+        request: &v1::DeleteContextRequest,
+    ) -> Result<v1::DeleteContextResponse, CallError> {
+        let request = timed(request.clone(), DELETE_CONTEXT_TIMEOUT);
         Ok(self.contexts.clone().delete_context(request).await?.into_inner())
     }
 

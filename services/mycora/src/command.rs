@@ -3,9 +3,11 @@
 pub mod actor;
 pub mod bootstrap;
 pub mod cancel;
+pub mod completions;
 pub mod context;
 pub mod delete;
 pub mod demo;
+pub mod doctor;
 pub mod explain;
 pub mod flow;
 pub mod gateway;
@@ -23,6 +25,7 @@ pub mod signal;
 pub mod signing;
 pub mod submit;
 pub mod supervisor;
+pub mod token;
 pub mod up;
 pub mod validate;
 pub mod values;
@@ -64,6 +67,19 @@ pub struct Global {
     /// The private key of the client certificate, in PEM
     #[arg(long, global = true, value_name = "FILE", env = "MYCORA_KEY", help_heading = "Connection")]
     pub key: Option<PathBuf>,
+    /// Show tokens signed with this Ed25519 key instead of a certificate, as `signing_key` in the profile does
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "MYCORA_TOKEN_KEY",
+        conflicts_with = "cert",
+        help_heading = "Connection"
+    )]
+    pub token_key: Option<PathBuf>,
+    /// Whose that key is [default: the profile's actor]
+    #[arg(long, global = true, value_name = "ID", env = "MYCORA_TOKEN_ACTOR", value_parser = values::id, help_heading = "Connection")]
+    pub token_actor: Option<u32>,
     /// The name in the server's certificate, when it is not the host of the address
     #[arg(long, global = true, value_name = "NAME", env = "MYCORA_SERVER_NAME", help_heading = "Connection")]
     pub server_name: Option<String>,
@@ -131,18 +147,25 @@ impl Session {
     }
 }
 
+/// Where the profile is, or would be.
+fn profile_path(global: &Global) -> Result<PathBuf, Failure> {
+    match &global.config {
+        Some(path) => Ok(path.clone()),
+        None => Ok(default_data_dir()?.join(PROFILE_FILE)),
+    }
+}
+
 fn find_profile(global: &Global) -> Result<Profile, Failure> {
-    let named = global.config.clone();
-    let path = match &named {
-        Some(path) => path.clone(),
-        None => default_data_dir()?.join(PROFILE_FILE),
-    };
-    let mut profile = match Profile::load(&path) {
+    find_profile_unless(global, global.address.is_some())
+}
+
+/// The profile with what the flags say; where they are `enough`, none is needed.
+fn find_profile_unless(global: &Global, enough: bool) -> Result<Profile, Failure> {
+    let is_named = global.config.is_some();
+    let mut profile = match Profile::load(&profile_path(global)?) {
         Ok(profile) => profile,
-        Err(ProfileError::Missing { .. }) if named.is_none() && global.address.is_some() => {
-            Profile::default()
-        }
-        Err(error @ ProfileError::Missing { .. }) if named.is_none() => {
+        Err(ProfileError::Missing { .. }) if !is_named && enough => Profile::default(),
+        Err(error @ ProfileError::Missing { .. }) if !is_named => {
             return Err(Failure::Unreachable(format!(
                 "no coordinator is known: {error}\nstart one with `mycora up`, or name a profile with --config \
                  or MYCORA_CONFIG"
@@ -155,7 +178,8 @@ fn find_profile(global: &Global) -> Result<Profile, Failure> {
 }
 
 fn override_with(profile: &mut Profile, global: &Global) {
-    let Global { output: _, quiet: _, context: _, config: _, address, ca, cert, key, server_name } = global;
+    let Global { output: _, quiet: _, context: _, config: _, address, ca, cert, key, .. } = global;
+    let Global { token_key, token_actor, server_name, .. } = global;
     if let Some(address) = address {
         profile.address = Some(address.clone());
         // One address on the command line means all services.
@@ -165,6 +189,13 @@ fn override_with(profile: &mut Profile, global: &Global) {
         if flag.is_some() {
             field.clone_from(flag);
         }
+    }
+    if token_key.is_some() {
+        profile.signing_key.clone_from(token_key);
+        (profile.cert, profile.key) = (None, None);
+    }
+    if let Some(actor) = token_actor {
+        profile.actor = *actor;
     }
     if server_name.is_some() {
         profile.server_name.clone_from(server_name);
@@ -195,6 +226,23 @@ mod tests {
         assert_eq!(profile.addresses, Default::default());
         assert_eq!(profile.ca, Some(dir.path().join("ca.pem")));
         assert_eq!(profile.server_name.as_deref(), Some("n"));
+    }
+
+    #[test]
+    fn a_key_for_tokens_goes_before_the_profiles_certificate() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(PROFILE_FILE);
+        std::fs::write(&path, "cert = \"a.pem\"\nkey = \"a.key\"\nsigning_key = \"a.ed25519\"\nactor = 1\n")
+            .expect("written");
+        let mut global = Global { config: Some(path), ..Global::default() };
+        let profile = find_profile(&global).expect("found");
+        assert!(!profile.shows_tokens(), "there is a certificate");
+        assert_eq!(profile.signing_key, Some(dir.path().join("a.ed25519")));
+        global.token_key = Some("b.ed25519".into());
+        global.token_actor = Some(2);
+        let profile = find_profile(&global).expect("found");
+        assert!(profile.shows_tokens());
+        assert_eq!((profile.signing_key, profile.actor), (Some("b.ed25519".into()), 2));
     }
 
     #[test]

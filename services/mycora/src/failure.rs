@@ -96,7 +96,8 @@ impl From<CallError> for Failure {
                 Self::Unreachable(format!("{text}\n{hint}"))
             }
             Code::Unauthenticated => Self::Unreachable(format!(
-                "{text}\nthe profile needs `cert` and `key`; `mycora pki issue actor/1` makes them"
+                "{text}\nthe profile needs `cert` and `key`, which `mycora pki issue actor/1` makes, or `actor` and \
+                 its `signing_key`; `mycora doctor` looks at what it has"
             )),
             Code::PermissionDenied => Self::Unreachable(format!(
                 "{text}\nuse the certificate of an identity that may; `mycora pki show FILE` tells whose one is"

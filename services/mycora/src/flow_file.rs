@@ -163,17 +163,17 @@ impl FlowFile {
         Ok(Self { spec, context, uploads: uploads.into_list(), files, name, origin })
     }
 
-    /// A flow of one job that the command line describes; `labels` are its fields and what people
-    /// call them.
+    /// A flow of one job that the command line describes, as messages call it; `labels` are its fields and what
+    /// people call them.
     ///
     /// # Errors
     /// Everything that is wrong with it.
     pub fn of_job(
+        name: &str,
         node: v1::NodeSpec,
         uploads: Uploads,
         labels: &[(String, String)],
     ) -> Result<Self, Problems> {
-        let name = "mycora job run".to_owned();
         let mut places = Places::remembered();
         for (field, label) in labels {
             places.add_outside(field, label);
@@ -181,10 +181,10 @@ impl FlowFile {
         let spec = v1::FlowSpec { name: node.name.clone(), nodes: vec![node], ..Default::default() };
         let problems: Vec<_> = check(&spec).as_slice().iter().map(|found| places.locate(found)).collect();
         if !problems.is_empty() {
-            return Err(Problems::new(&name, problems));
+            return Err(Problems::new(name, problems));
         }
         let files = Files::Directory("".into());
-        let origin = Origin::Flags(places);
+        let (name, origin) = (name.to_owned(), Origin::Flags(places));
         Ok(Self { spec, context: None, uploads: uploads.into_list(), files, name, origin })
     }
 

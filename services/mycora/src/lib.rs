@@ -8,6 +8,7 @@
 //! - [`profile`]: where the coordinator is and who we are.
 //! - [`clients`]: calls to the services.
 //! - [`demo`]: the demonstration flow, compiled in.
+//! - [`token`]: how an actor shows who it is without a certificate.
 //! - [`up`]: the all-in-one.
 //! - [`failure`]: why a command failed, and with which exit code.
 
@@ -20,4 +21,5 @@ pub mod failure;
 pub mod flow_file;
 pub mod output;
 pub mod profile;
+pub mod token;
 pub mod up;

@@ -6,6 +6,7 @@
 pub mod json;
 pub mod live;
 pub mod message;
+pub mod objects;
 pub mod places;
 pub mod progress;
 pub mod summary;

@@ -3,10 +3,13 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use identity::{CertificateSummary, SigningKey, TrustDomain};
+use model::ActorId;
 use rpc::{Channel, TlsFiles};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, error_chain};
+use crate::token::TokenSigner;
 
 /// The profile's name within a data directory.
 pub const PROFILE_FILE: &str = "client.toml";
@@ -29,6 +32,22 @@ pub enum Host {
 }
 
 impl Host {
+    /// Every one.
+    pub const ALL: [Self; 6] = [
+        Self::Scheduler,
+        Self::Storage,
+        Self::RunnerRegistry,
+        Self::Router,
+        Self::MyceliumGateway,
+        Self::Supervisor,
+    ];
+
+    /// Whether a profile need not know where it is: not every suite has one, and only some commands need it.
+    #[must_use]
+    pub const fn is_optional(self) -> bool {
+        matches!(self, Self::Router | Self::MyceliumGateway | Self::Supervisor)
+    }
+
     /// As it stands below `[addresses]`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -62,10 +81,16 @@ pub struct Profile {
     /// The name that the servers' certificates carry, when it is not the host of the address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server_name: Option<String>,
+    /// The actor's Ed25519 key, in PEM. `mycora token` signs with it; where there is no certificate, every call does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signing_key: Option<PathBuf>,
+    /// For whom tokens are, when the certificate authority's certificate does not say it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trust_domain: Option<String>,
     /// The context of commands and flow files that name none; 0: there is none.
     #[serde(skip_serializing_if = "is_zero")]
     pub context: u32,
-    /// In whose name flows are submitted; 0: the certificate's actor.
+    /// In whose name flows are submitted, and whose the signing key is; 0: the certificate's actor.
     #[serde(skip_serializing_if = "is_zero")]
     pub actor: u32,
     /// Addresses of single services, where they are separate processes.
@@ -164,7 +189,8 @@ impl Profile {
             message: what_is_wrong(&text, &error),
         })?;
         let dir = path.parent().unwrap_or(Path::new(""));
-        for file in [&mut profile.ca, &mut profile.cert, &mut profile.key].into_iter().flatten() {
+        let files = [&mut profile.ca, &mut profile.cert, &mut profile.key, &mut profile.signing_key];
+        for file in files.into_iter().flatten() {
             *file = dir.join(&*file);
         }
         Ok(profile)
@@ -203,6 +229,50 @@ impl Profile {
         self.channel_at(self.address_of(host)?)
     }
 
+    /// Whether calls show tokens: there is a key that signs them, and no certificate.
+    #[must_use]
+    pub const fn shows_tokens(&self) -> bool {
+        self.signing_key.is_some() && self.cert.is_none() && self.key.is_none()
+    }
+
+    /// What signs tokens.
+    ///
+    /// # Errors
+    /// When it names no key or no actor, a file cannot be used, or nothing says for whom tokens are.
+    pub fn token_signer(&self) -> Result<TokenSigner, Failure> {
+        let path = self.signing_key.as_deref().ok_or_else(|| {
+            Failure::Invalid(
+                "no key is named that signs tokens; give --token-key FILE, or write `signing_key = \"FILE\"` into the \
+                 profile"
+                    .to_owned(),
+            )
+        })?;
+        if self.actor == 0 {
+            return Err(Failure::Invalid(format!(
+                "nothing says whose key {} is; give --token-actor ID, or write `actor = ID` into the profile",
+                path.display()
+            )));
+        }
+        let key = SigningKey::load(path).map_err(|error| Failure::Invalid(error_chain(&error)))?;
+        Ok(TokenSigner::new(key, ActorId(self.actor), self.trust_domain()?))
+    }
+
+    /// The trust domain of the coordinator: as it stands here, else as the authority's certificate says.
+    fn trust_domain(&self) -> Result<TrustDomain, Failure> {
+        if let Some(text) = &self.trust_domain {
+            return text.parse().map_err(|error| Failure::Invalid(format!("`trust_domain`: {error}")));
+        }
+        let Some(ca) = &self.ca else { return Ok(TrustDomain::default()) };
+        let summary =
+            CertificateSummary::from_pem_file(ca).map_err(|error| Failure::Invalid(error_chain(&error)))?;
+        summary.authority_of().ok_or_else(|| {
+            Failure::Invalid(format!(
+                "{} does not say for which trust domain it speaks; write `trust_domain = \"NAME\"` into the profile",
+                ca.display()
+            ))
+        })
+    }
+
     fn channel_at(&self, address: &str) -> Result<Channel, Failure> {
         let refused = |text: &str| Err(Failure::Invalid(text.to_owned()));
         let tls = match (&self.ca, &self.cert, &self.key) {
@@ -219,7 +289,11 @@ impl Profile {
             .map_err(|error| Failure::Invalid(error_chain(&error)))
     }
 
-    fn address_of(&self, host: Host) -> Result<&str, Failure> {
+    /// Where a service is.
+    ///
+    /// # Errors
+    /// When neither it nor the coordinator as a whole has an address.
+    pub fn address_of(&self, host: Host) -> Result<&str, Failure> {
         let own = match host {
             Host::Scheduler => &self.addresses.scheduler,
             Host::Storage => &self.addresses.storage,

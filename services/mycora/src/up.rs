@@ -178,7 +178,8 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
             return Err(error);
         }
     };
-    let profile = certificates.profile(port);
+    let signing_key = Some(dir.join(suite::ACTOR_KEY));
+    let profile = Profile { signing_key, ..certificates.profile(port) };
     profile.save(&dir.join("client.toml")).map_err(UpError::Profile)?;
     let banner = Banner::new(&dir, &redis, &profile, port, suite.standing());
     let task = tokio::spawn(supervise(dir, redis, suite, stop.clone(), notice));

@@ -2,13 +2,13 @@
 
 use proto::v1;
 use proto::v1::message_service_client::MessageServiceClient;
-use rpc::Channel;
+use uuid::Uuid;
 
-use super::{CALL_TIMEOUT, Clients, PAGE_SIZE, Pieces, RETRY_WAITS, repeat, timed};
+use super::{CALL_TIMEOUT, Clients, PAGE_SIZE, Pieces, RETRY_WAITS, Way, repeat, timed};
 use crate::failure::{CallError, Failure};
 
 impl Clients {
-    fn messages(&self) -> Result<&MessageServiceClient<Channel>, Failure> {
+    fn messages(&self) -> Result<&MessageServiceClient<Way>, Failure> {
         self.messages.as_ref().map_err(Clone::clone)
     }
 
@@ -62,15 +62,16 @@ impl Clients {
         Ok(call!(client, resend_message, request).await?)
     }
 
-    /// Removes a message. Never tried again: the second answer would be that it is not there.
+    /// Removes a message. Tried again when the answer was lost: the request has an id.
     pub async fn delete_message(
         &self,
         context_id: u32,
         key: &str,
     ) -> Result<v1::DeleteMessageResponse, Failure> {
-        let mut client = self.messages()?.clone();
-        let request = timed(v1::DeleteMessageRequest { context_id, key: key.to_owned(), ..Default::default() }, CALL_TIMEOUT);
-        Ok(client.delete_message(request).await.map_err(CallError::from)?.into_inner())
+        let request_id = Uuid::new_v4().to_string();
+        let request = v1::DeleteMessageRequest { context_id, key: key.to_owned(), request_id };
+        let client = self.messages()?;
+        Ok(call!(client, delete_message, request).await?)
     }
 
     /// Hands out what an actor received.

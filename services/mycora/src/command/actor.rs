@@ -1,18 +1,27 @@
-//! `mycora actor`: who somebody is, and where messages to it arrive.
+//! `mycora actor`: who somebody is, with which keys, and where messages to it arrive.
+
+mod key;
 
 use clap::{Args, Subcommand};
 use model::Address;
 use proto::v1;
 use uuid::Uuid;
 
+pub use self::key::{KeyArgs, RegisterArgs, RotateArgs};
 use super::{Session, values};
 use crate::failure::Failure;
-use crate::output::{self, json, places};
+use crate::output::{self, Format, json, objects};
 
 /// Commands about actors.
 #[derive(Debug, Subcommand)]
 pub enum ActorCommand {
-    /// Show who the certificate makes us, or an actor. Actors see themselves only, the admin all
+    /// Register an actor with its Ed25519 key
+    #[command(after_help = key::REGISTER_HELP)]
+    Register(RegisterArgs),
+    /// List the actors that one may see: oneself and members of shared contexts; the admin sees all
+    #[command(after_help = "Examples:\n  mycora actor list\n  mycora actor list --members --context 3")]
+    List(ListArgs),
+    /// Show who we are taken for, with our roles, or an actor with its keys
     #[command(
         after_help = "Examples:\n  mycora actor show\n  mycora actor show 2 --cert pki/admin.pem --key pki/admin.key"
     )]
@@ -20,6 +29,14 @@ pub enum ActorCommand {
     /// Change where messages to an actor arrive. What is not named stays as it is
     #[command(after_help = UPDATE_HELP)]
     Update(UpdateArgs),
+    /// Give an actor another key
+    #[command(after_help = key::ROTATE_HELP)]
+    RotateKey(RotateArgs),
+    /// Remove an actor for good. Not while it is the only admin of a context
+    #[command(
+        after_help = "Example:\n  mycora actor delete 5 --yes --cert pki/admin.pem --key pki/admin.key"
+    )]
+    Delete(DeleteArgs),
 }
 
 const UPDATE_HELP: &str = "\
@@ -29,10 +46,29 @@ Examples:
   mycora actor update 1 --home-context 1
   mycora actor update 1 --at grpc://site-b:7705 --at mycelium:[5a1:…]";
 
+/// What `actor list` takes.
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    /// Only members of the context
+    #[arg(long)]
+    pub members: bool,
+}
+
+/// What `actor delete` takes.
+#[derive(Debug, Args)]
+pub struct DeleteArgs {
+    /// The actor's number, which nobody gets again
+    #[arg(value_parser = values::id)]
+    pub id: u32,
+    /// Really remove it: its keys and certificates count no more
+    #[arg(long)]
+    pub yes: bool,
+}
+
 /// What `actor show` takes.
 #[derive(Debug, Args)]
 pub struct ShowArgs {
-    /// The actor's number [default: whoever the certificate names]
+    /// The actor's number [default: whoever the certificate or token names]
     #[arg(value_parser = values::id)]
     pub id: Option<u32>,
 }
@@ -72,24 +108,52 @@ pub struct ChangeArgs {
 /// When the coordinator cannot be reached or refuses.
 pub async fn run(session: &Session, command: &ActorCommand) -> Result<(), Failure> {
     match command {
+        ActorCommand::Register(args) => key::register(session, args).await,
+        ActorCommand::RotateKey(args) => key::rotate(session, args).await,
+        ActorCommand::List(args) => list(session, args).await,
+        ActorCommand::Delete(args) => delete(session, args).await,
         ActorCommand::Show(ShowArgs { id: None }) => {
             let answer = session.clients.who_am_i().await?;
-            output::answer(session.global.output, || json::of(&answer), || places::who_am_i(&answer))
+            output::answer(session.global.output, || json::of(&answer), || objects::who_am_i(&answer))
         }
         ActorCommand::Show(ShowArgs { id: Some(id) }) => {
             let answer = session.clients.get_actor(*id).await?;
-            let text = || places::actor(&answer.actor.clone().unwrap_or_default());
+            let text = || objects::actor(&answer.actor.clone().unwrap_or_default());
             output::answer(session.global.output, || json::of(&answer), text)
         }
         ActorCommand::Update(args) => update(session, args).await,
     }
 }
 
+async fn list(session: &Session, args: &ListArgs) -> Result<(), Failure> {
+    let context = if args.members { session.context()? } else { 0 };
+    let answer = session.clients.list_actors(context).await?;
+    if session.global.output == Format::Table && answer.actors.is_empty() {
+        output::note(
+            "there are no actors that you may see; the admin registers some with `mycora actor register`",
+        );
+        return Ok(());
+    }
+    output::answer(session.global.output, || json::of(&answer), || objects::actors(&answer.actors))
+}
+
+async fn delete(session: &Session, DeleteArgs { id, yes }: &DeleteArgs) -> Result<(), Failure> {
+    if !yes {
+        return Err(Failure::Invalid(format!(
+            "actor {id} would be removed for good, and its keys and certificates count no more; say so with --yes"
+        )));
+    }
+    let request =
+        v1::DeleteActorRequest { request_id: Uuid::new_v4().to_string(), id: *id, ..Default::default() };
+    let answer = session.clients.delete_actor(&request).await?;
+    output::answer(session.global.output, || json::of(&answer), || format!("actor {id} is deleted\n"))
+}
+
 /// Reads the actor first, since the change replaces everything; nobody else's change in between is lost.
 async fn update(session: &Session, args: &UpdateArgs) -> Result<(), Failure> {
     let now = session.clients.get_actor(args.id).await?.actor.unwrap_or_default();
     let answer = session.clients.update_actor(&change(args, now)).await?;
-    let text = || places::actor(&answer.actor.clone().unwrap_or_default());
+    let text = || objects::actor(&answer.actor.clone().unwrap_or_default());
     output::answer(session.global.output, || json::of(&answer), text)
 }
 

@@ -1,37 +1,47 @@
-//! `mycora context`: tenants.
+//! `mycora context`: tenants, who may do what in them, and who did.
 
-use std::time::{Duration, Instant};
+mod audit;
+mod change;
+mod delete;
 
 use clap::{Args, Subcommand};
-use rpc::Retry;
-use tonic::Code;
 
+pub use self::audit::AuditArgs;
+pub use self::change::{CreateArgs, Setting, UpdateArgs};
+pub use self::delete::DeleteArgs;
 use super::{Session, values};
-use crate::failure::{CallError, Failure};
-use crate::output::{self, json};
-
-/// Waits between calls that broke off.
-const WAIT: Duration = Duration::from_secs(1);
-/// Supervisors that do not answer are given up by the coordinator after 300 s; it is not waited for longer.
-const PATIENCE: Duration = Duration::from_secs(600);
+use crate::failure::Failure;
+use crate::output::{self, Format, json, objects};
 
 /// Commands about contexts.
 #[derive(Debug, Subcommand)]
 pub enum ContextCommand {
+    /// Make a context; whoever makes it is its first admin
+    #[command(after_help = change::CREATE_HELP)]
+    Create(CreateArgs),
+    /// List the contexts in which we have a role; the admin sees all
+    #[command(after_help = "Example:\n  mycora context list")]
+    List,
+    /// Show a context: its members and its switches
+    #[command(after_help = "Example:\n  mycora context show 3")]
+    Show(ShowArgs),
+    /// Change who may do what, and switches. What is not named stays as it is
+    #[command(after_help = change::UPDATE_HELP)]
+    Update(UpdateArgs),
+    /// Show who did what, the newest first. Admins of the context may
+    #[command(after_help = audit::AFTER_HELP)]
+    Audit(AuditArgs),
     /// Remove a context with everything in it, here and at its supervisors
     #[command(after_help = "Example:\n  mycora context delete 3 --yes")]
     Delete(DeleteArgs),
 }
 
-/// What `context delete` takes.
+/// What `context show` takes.
 #[derive(Debug, Args)]
-pub struct DeleteArgs {
+pub struct ShowArgs {
     /// The context's number
     #[arg(value_parser = values::id)]
     pub id: u32,
-    /// Really remove it: its flows, results, logs, files and runners are gone then
-    #[arg(long)]
-    pub yes: bool,
 }
 
 /// Runs the command.
@@ -39,45 +49,25 @@ pub struct DeleteArgs {
 /// # Errors
 /// When the coordinator cannot be reached or refuses.
 pub async fn run(session: &Session, command: &ContextCommand) -> Result<(), Failure> {
-    let ContextCommand::Delete(DeleteArgs { id, yes }) = command;
-    if !yes {
-        return Err(Failure::Invalid(format!(
-            "context {id} would be removed with all its flows, results, logs, files and runners; say so with --yes"
-        )));
+    match command {
+        ContextCommand::Create(args) => change::create(session, args).await,
+        ContextCommand::List => list(session).await,
+        ContextCommand::Show(ShowArgs { id }) => {
+            let answer = session.clients.get_context(*id).await?;
+            let text = || objects::context(&answer.context.clone().unwrap_or_default());
+            output::answer(session.global.output, || json::of(&answer), text)
+        }
+        ContextCommand::Update(args) => change::update(session, args).await,
+        ContextCommand::Audit(args) => audit::run(session, args).await,
+        ContextCommand::Delete(args) => delete::run(session, args).await,
     }
-    let answer = delete(session, *id).await?;
-    output::answer(session.global.output, || json::of(&answer), || format!("context {id} is deleted\n"))
 }
 
-async fn delete(session: &Session, id: u32) -> Result<proto::v1::DeleteContextResponse, Failure> {
-    let began = Instant::now();
-    let mut broke_off = false;
-    loop {
-        let error = match session.clients.delete_context(id).await {
-            Ok(answer) => return Ok(answer),
-            // The try before went through, and only its answer was lost.
-            Err(CallError { view, .. }) if broke_off && view.code == Code::NotFound => {
-                return Ok(proto::v1::DeleteContextResponse::default());
-            }
-            Err(error) => error,
-        };
-        let goes_on = matches!(error.retry, Retry::Again { .. });
-        // A coordinator that was never there is not waited for.
-        let refused = !broke_off && error.view.reason.is_empty() && error.view.code == Code::Unavailable;
-        if !goes_on || refused || began.elapsed() >= PATIENCE {
-            return Err(match Failure::from(error) {
-                Failure::Unreachable(text) | Failure::Closed(text) if broke_off => {
-                    Failure::Unreachable(format!(
-                        "{text}\nthe removal of context {id} goes on; see its end with `mycora context delete {id} --yes`"
-                    ))
-                }
-                other => other,
-            });
-        }
-        if !broke_off && !session.global.quiet {
-            output::note(&format!("context {id} is being deleted; its supervisors are told"));
-        }
-        broke_off = true;
-        tokio::time::sleep(WAIT).await;
+async fn list(session: &Session) -> Result<(), Failure> {
+    let answer = session.clients.list_contexts().await?;
+    if session.global.output == Format::Table && answer.contexts.is_empty() {
+        output::note("you have no role in any context; `mycora context create` makes one");
+        return Ok(());
     }
+    output::answer(session.global.output, || json::of(&answer), || objects::contexts(&answer.contexts))
 }

@@ -1,39 +1,10 @@
-//! Actors, the gateway and single runners, as people read them.
+//! The gateway and single runners, as people read them.
 
 use model::Timestamp;
 use proto::convert::time as wire_time;
 use proto::v1;
 
 use super::{summary, table, time, words};
-
-/// An actor.
-#[must_use]
-pub fn actor(actor: &v1::Actor) -> String {
-    let v1::Actor { id, pubkey, address, home_context, create_time, update_time, .. } = actor;
-    let address = if address.is_empty() { "here".to_owned() } else { address.join(", ") };
-    let home = match home_context {
-        0 => "none: messages to it have to name a context".to_owned(),
-        id => id.to_string(),
-    };
-    table::pairs(&[
-        ("actor", id.to_string()),
-        ("key", pubkey.clone()),
-        ("address", address),
-        ("home context", home),
-        ("registered", time::utc(wire_time::required(*create_time))),
-        ("changed", time::utc(wire_time::required(*update_time))),
-    ])
-}
-
-/// Who a certificate makes us.
-#[must_use]
-pub fn who_am_i(answer: &v1::WhoAmIResponse) -> String {
-    let identity = table::pairs(&[("certificate", answer.spiffe_id.clone())]);
-    match &answer.actor {
-        Some(known) => format!("{identity}\n{}", actor(known)),
-        None => identity,
-    }
-}
 
 /// The gateway, and whom it speaks to.
 #[must_use]
@@ -162,9 +133,6 @@ mod tests {
 
     #[test]
     fn what_is_not_given_is_said_in_words() {
-        let text = actor(&v1::Actor { id: 2, pubkey: "ab".into(), ..Default::default() });
-        assert!(text.contains("address       here\n") && text.contains("home context  none: "), "{text}");
-
         let text = gateway(&v1::GetGatewayResponse { coordinator: "cd".into(), ..Default::default() });
         assert!(text.contains("bus          none: "), "{text}");
 

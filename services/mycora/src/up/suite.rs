@@ -36,7 +36,7 @@ const SCHEDULER_NAME: &str = "local";
 /// The name of the one router: what it held is given back to it after a restart.
 const ROUTER_NAME: &str = "local";
 /// The Ed25519 key of actor 1.
-const ACTOR_KEY: &str = "actor-1.ed25519";
+pub(super) const ACTOR_KEY: &str = "actor-1.ed25519";
 /// The group of the runners that are started here.
 const GROUP: &str = "default";
 /// Files that hold the keys of the two nodes on the in-memory bus.

@@ -1,6 +1,7 @@
 //! A coordinator that follows a script, over real mTLS: what the command line
 //! makes of lost answers, broken streams and waiting jobs.
 
+mod actors;
 mod flows;
 mod messages;
 mod places;
@@ -13,7 +14,7 @@ use std::sync::Mutex;
 use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
-use identity::{Identity, IssueOptions, Pki, ServiceName, TrustDomain};
+use identity::{Identity, IssueOptions, Pki, ServiceName, SigningKey, TrustDomain};
 use mycora_cli::profile::Profile;
 use proto::v1::actor_service_server::ActorServiceServer;
 use proto::v1::context_service_server::ContextServiceServer;
@@ -25,6 +26,9 @@ use proto::v1::runner_service_server::RunnerServiceServer;
 use rpc::{Allow, MethodPolicy, Mount, Server, TlsFiles};
 use tokio_stream::Stream;
 use tonic::Status;
+
+/// The key of actor 1, beside the profile.
+pub(crate) const ACTOR_KEY: &str = "actor-1.ed25519";
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
@@ -91,7 +95,10 @@ impl Coordinator {
             ("/mycora.v1.RunnerService/WatchRunners", &[Allow::AnyActor]),
         ]])
         .expect("a policy");
+        let policy = policy.with_administrative(&["/mycora.v1.ActorService/UpdateActor"]).expect("methods");
+        let key = SigningKey::load_or_make(&dir.join(ACTOR_KEY)).expect("a key").verifying_key();
         let mount = Mount::builder(policy)
+            .directory(Arc::new(actors::KnownActors::new(key)))
             .service(FlowServiceServer::new(scripted.clone()))
             .service(JobServiceServer::new(scripted.clone()))
             .service(ContextServiceServer::new(scripted.clone()))
@@ -101,6 +108,7 @@ impl Coordinator {
             .service(RunnerServiceServer::new(scripted))
             .build()
             .expect("a mount");
+        let mount_health = mount.health().clone();
         let tls = TlsFiles::new(&server.ca, &server.certificate, &server.key);
         let server = Server::new(mount, &tls).expect("a server");
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -110,6 +118,7 @@ impl Coordinator {
         runtime.spawn(server.serve(listener, std::future::pending()));
         let profile = dir.join("client.toml");
         Profile::local(port, &actor.ca, &actor.certificate, &actor.key, 1, 1).save(&profile).expect("saved");
+        mount_health.set_serving(true);
         Self { profile, asked, _runtime: runtime }
     }
 

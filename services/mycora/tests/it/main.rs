@@ -3,10 +3,13 @@
 mod all_in_one;
 mod commands;
 mod coordinator;
+mod doctor;
 mod messages;
+mod objects;
 mod places;
 mod served;
 mod signing;
+mod token;
 
 use std::io::Write;
 use std::path::Path;

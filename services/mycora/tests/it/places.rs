@@ -8,7 +8,8 @@ use crate::{stderr, stdout};
 fn an_actor_is_shown_and_changed_in_part() {
     let place = Place::new(Script::Wait);
     let shown = stdout(&place.asked(&["actor", "show"], 0));
-    assert!(shown.starts_with("certificate  spiffe://mycora/actor/1\n\nactor         1\n"), "{shown}");
+    assert!(shown.starts_with("identity  spiffe://mycora/actor/1\n\nactor         1\n"), "{shown}");
+    assert!(shown.ends_with("\nCONTEXT  ROLE\n1        admin\n"), "{shown}");
     assert_eq!(place.document(&["actor", "show"], 0)["actor"]["homeContext"], 1);
     assert_eq!(place.document(&["actor", "show", "1"], 0)["actor"]["id"], 1);
     assert!(stderr(&place.asked(&["actor", "show", "2"], 1)).contains("actor 2 was not found"));

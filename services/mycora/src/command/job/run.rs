@@ -1,21 +1,18 @@
 //! `mycora job run`: as a script is run here, but there.
 
-use std::io::Read;
-use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
-use model::ScriptType;
-use model::limits::{SCRIPT_BYTES_MAX, SCRIPT_INLINE_BYTES_MAX};
-use proto::convert::enums;
 use proto::v1;
 use uuid::Uuid;
+
+use super::script::ScriptArgs;
 
 use crate::command::logs::{LogReader, Printer};
 use crate::command::signing::{self, SigningArgs};
 use crate::command::{Session, submit, values, watch};
 use crate::failure::Failure;
-use crate::flow_file::{Files, FlowFile, Uploads};
+use crate::flow_file::{FlowFile, Uploads};
 use crate::output::live::Progress;
 use crate::output::{self, Format, json, summary};
 
@@ -29,39 +26,18 @@ Examples:
 
 Exit codes: 0 the job completed, or was started with --detach; 1 it did not, or not within --wait.";
 
-/// The endings of script files, and what they tell.
-const ENDINGS: [(&str, ScriptType); 6] = [
-    ("py", ScriptType::Python),
-    ("sh", ScriptType::Shell),
-    ("v", ScriptType::V),
-    ("vsh", ScriptType::V),
-    ("rs", ScriptType::Rust),
-    ("rhai", ScriptType::Rhai),
-];
 /// The job's name when nobody gives one.
 const NAME_DEFAULT: &str = "job";
 
 /// What `job run` takes.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// The script's file; `-` for standard input
-    #[arg(required_unless_present = "script", conflicts_with = "script")]
-    pub script_file: Option<String>,
-    /// The script itself
-    #[arg(long, value_name = "TEXT")]
-    pub script: Option<String>,
-    /// Who executes it: python, shell, v, rust, rhai, osis or sal [default: told by the file's ending]
-    #[arg(long = "type", value_name = "TYPE")]
-    pub script_type: Option<ScriptType>,
+    /// What is run.
+    #[command(flatten)]
+    pub script: ScriptArgs,
     /// The name of the job and of its flow
     #[arg(long, default_value = NAME_DEFAULT)]
     pub name: String,
-    /// Set a variable
-    #[arg(long, value_name = "NAME=VALUE", value_parser = values::entry)]
-    pub env: Vec<(String, String)>,
-    /// Lay a file into its directory under this name
-    #[arg(long = "file", value_name = "NAME=PATH", value_parser = values::entry)]
-    pub files: Vec<(String, String)>,
     /// Run time in seconds; 0 for no limit [default: 3600]
     #[arg(long, value_name = "SECS")]
     pub timeout: Option<u32>,
@@ -178,24 +154,8 @@ async fn ended(session: &Session, context: u32, flow: v1::Flow) -> Result<u8, Fa
 
 /// The job as a flow of its own, checked.
 fn described(args: &RunArgs) -> Result<FlowFile, Failure> {
-    let (script, ending) = script(args)?;
-    let known = || ScriptType::ALL.map(ScriptType::as_str).join(", ");
-    let script_type = args.script_type.or(ending).ok_or_else(|| {
-        Failure::Invalid(format!("who executes the script? Give --type, one of {}", known()))
-    })?;
     let mut uploads = Uploads::default();
-    let source = if script.len() > SCRIPT_INLINE_BYTES_MAX {
-        v1::script::Source::Blob(wire(uploads.text("the script", script)))
-    } else {
-        v1::script::Source::Text(script)
-    };
-    let mut files = std::collections::BTreeMap::new();
-    for (name, path) in &args.files {
-        let blob = uploads
-            .file(&Files::WorkingDirectory, path)
-            .map_err(|error| Failure::Invalid(format!("--file {name}: {error}")))?;
-        files.insert(name.clone(), wire(blob));
-    }
+    let job = args.script.job(&mut uploads)?;
     let node = v1::NodeSpec {
         name: args.name.clone(),
         target: Some(v1::Target {
@@ -209,46 +169,12 @@ fn described(args: &RunArgs) -> Result<FlowFile, Failure> {
             timeout_secs: args.timeout,
             ..Default::default()
         }),
-        job: Some(v1::JobSpec {
-            script_type: enums::script_type_to_wire(script_type).into(),
-            script: Some(v1::Script { source: Some(source) }),
-            env_vars: args.env.iter().cloned().collect(),
-            files,
-            outputs: Vec::new(),
-            signature: String::new(),
-        }),
+        job: Some(job),
         ..Default::default()
     };
-    FlowFile::of_job(node, uploads, &labels(args)).map_err(|problems| Failure::Invalid(problems.to_string()))
-}
-
-/// The script, and what its file's name tells.
-fn script(args: &RunArgs) -> Result<(String, Option<ScriptType>), Failure> {
-    let path = match (&args.script, args.script_file.as_deref()) {
-        (Some(text), _) => return Ok((text.clone(), None)),
-        (None, path) => path.unwrap_or("-"),
-    };
-    let unreadable = |error: std::io::Error| Failure::Invalid(format!("{path}: cannot be read: {error}"));
-    let mut bytes = Vec::new();
-    let limit = SCRIPT_BYTES_MAX as u64 + 1;
-    if path == "-" {
-        std::io::stdin().lock().take(limit).read_to_end(&mut bytes).map_err(unreadable)?;
-    } else {
-        let file = std::fs::File::open(path).map_err(unreadable)?;
-        file.take(limit).read_to_end(&mut bytes).map_err(unreadable)?;
-    }
-    if bytes.len() > SCRIPT_BYTES_MAX {
-        return Err(Failure::Invalid(format!("{path}: a script has at most {SCRIPT_BYTES_MAX} bytes")));
-    }
-    let text = String::from_utf8(bytes)
-        .map_err(|_| Failure::Invalid(format!("{path}: a script is a text in UTF-8, this is not")))?;
-    let ending = Path::new(path).extension().and_then(|ending| ending.to_str());
-    let told = ENDINGS.iter().find(|(known, _)| Some(*known) == ending).map(|(_, script_type)| *script_type);
-    Ok((text, told))
-}
-
-fn wire(blob: model::job::BlobRef) -> v1::BlobRef {
-    v1::BlobRef { sha256: blob.sha256.to_string(), size: blob.size }
+    let labels = labels(args);
+    FlowFile::of_job("mycora job run", node, uploads, &labels)
+        .map_err(|problems| Failure::Invalid(problems.to_string()))
 }
 
 /// Fields of the request, and the flags that they come from.
@@ -262,20 +188,10 @@ fn labels(args: &RunArgs) -> Vec<(String, String)> {
         ("flow.nodes[0].target.labels", "--label"),
         ("flow.nodes[0].policy.retries", "--retries"),
         ("flow.nodes[0].policy.timeout_secs", "--timeout"),
-        ("flow.nodes[0].job.script_type", "--type"),
-        ("flow.nodes[0].job.script", "the script"),
-        ("flow.nodes[0].job.env_vars", "--env"),
-        ("flow.nodes[0].job.files", "--file"),
     ]
     .map(|(field, flag)| (field.to_owned(), flag.to_owned()))
     .into();
-    let env = args.env.iter().map(|(name, _)| ("env_vars", "--env", name));
-    let files = args.files.iter().map(|(name, _)| ("files", "--file", name));
-    labels.extend(
-        env.chain(files).map(|(field, flag, name)| {
-            (format!("flow.nodes[0].job.{field}[{name}]"), format!("{flag} {name}"))
-        }),
-    );
+    labels.extend(args.script.labels());
     labels
 }
 

@@ -147,7 +147,12 @@ impl Receiver<'_> {
         let keys: Vec<String> = messages.into_iter().map(|message| message.key).collect();
         let v1::ReceiveMessagesRequest { context_id, actor_id, .. } = self.request;
         for keys in keys.chunks(KEYS_MAX) {
-            let request = v1::AcknowledgeMessageRequest { context_id, actor_id, keys: keys.to_vec(), ..Default::default() };
+            let request = v1::AcknowledgeMessageRequest {
+                context_id,
+                actor_id,
+                keys: keys.to_vec(),
+                ..Default::default()
+            };
             if let Err(error) = self.clients.acknowledge_messages(&request).await? {
                 return Ok(Err(error));
             }

@@ -47,7 +47,7 @@ pub struct UpdateArgs {
 #[group(required = true, multiple = true)]
 pub struct ChangeArgs {
     /// Where the supervisor is: mycelium:<key>, mycelium:[<ipv6>] or grpc://host:port
-    #[arg(long = "at", value_name = "ADDRESS")]
+    #[arg(id = "at", long = "at", value_name = "ADDRESS")]
     pub address: Option<Address>,
     /// The topic that requests travel under
     #[arg(long)]

@@ -1,7 +1,6 @@
-//! Actor 1, which we are; a gateway that finds nobody but `grpc://there:1`; and runners.
+//! A gateway that finds nobody but `grpc://there:1`, and runners.
 
 use proto::v1;
-use proto::v1::actor_service_server::ActorService;
 use proto::v1::gateway_service_server::GatewayService;
 use proto::v1::runner_service_server::RunnerService;
 use proto::v1::watch_runners_response::Event;
@@ -9,74 +8,6 @@ use tokio_stream::Iter;
 use tonic::{Request, Response, Status};
 
 use super::Scripted;
-
-fn actor() -> v1::Actor {
-    v1::Actor {
-        id: 1,
-        pubkey: "cd".repeat(32),
-        address: vec!["grpc://old:1".into()],
-        home_context: 1,
-        revision: 9,
-        ..Default::default()
-    }
-}
-
-#[tonic::async_trait]
-impl ActorService for Scripted {
-    async fn list_actors(
-        &self,
-        _: Request<v1::ListActorsRequest>,
-    ) -> Result<Response<v1::ListActorsResponse>, Status> {
-        Err(Status::permission_denied("actor 1 may not"))
-    }
-
-    async fn rotate_actor_key(
-        &self,
-        _: Request<v1::RotateActorKeyRequest>,
-    ) -> Result<Response<v1::RotateActorKeyResponse>, Status> {
-        Err(Status::permission_denied("actor 1 may not"))
-    }
-
-    async fn delete_actor(
-        &self,
-        _: Request<v1::DeleteActorRequest>,
-    ) -> Result<Response<v1::DeleteActorResponse>, Status> {
-        Err(Status::permission_denied("actor 1 may not"))
-    }
-
-    async fn register_actor(
-        &self,
-        _: Request<v1::RegisterActorRequest>,
-    ) -> Result<Response<v1::RegisterActorResponse>, Status> {
-        Err(Status::permission_denied("actor 1 may not"))
-    }
-
-    async fn get_actor(
-        &self,
-        request: Request<v1::GetActorRequest>,
-    ) -> Result<Response<v1::GetActorResponse>, Status> {
-        match request.into_inner().id {
-            1 => Ok(Response::new(v1::GetActorResponse { actor: Some(actor()), ..Default::default() })),
-            id => Err(Status::not_found(format!("actor {id} was not found"))),
-        }
-    }
-
-    async fn update_actor(
-        &self,
-        request: Request<v1::UpdateActorRequest>,
-    ) -> Result<Response<v1::UpdateActorResponse>, Status> {
-        let v1::UpdateActorRequest { request_id: _, id, expected_revision, address, home_context } =
-            request.into_inner();
-        self.call(&format!("update {id} {expected_revision} {} {home_context}", address.join(",")));
-        let actor = Some(v1::Actor { address, home_context, ..actor() });
-        Ok(Response::new(v1::UpdateActorResponse { actor }))
-    }
-
-    async fn who_am_i(&self, _: Request<v1::WhoAmIRequest>) -> Result<Response<v1::WhoAmIResponse>, Status> {
-        let spiffe_id = "spiffe://mycora/actor/1".to_owned();
-        Ok(Response::new(v1::WhoAmIResponse { spiffe_id, actor: Some(actor()), ..Default::default() }))
-    }
-}
 
 #[tonic::async_trait]
 impl GatewayService for Scripted {

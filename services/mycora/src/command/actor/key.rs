@@ -1,0 +1,189 @@
+//! The keys of actors: registering one, giving another, making new ones.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use identity::{SigningKey, VerifyingKey};
+use model::Address;
+use proto::v1;
+use rpc::Retry;
+use uuid::Uuid;
+
+use crate::command::{Session, values};
+use crate::failure::{CallError, Failure, error_chain};
+use crate::output::{self, json, objects};
+
+/// The longest time that old keys count beside a new one.
+const OVERLAP_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
+
+pub(super) const REGISTER_HELP: &str = "\
+Only the bootstrap identity may.
+
+Examples:
+  mycora actor register --new-key actor-2.ed25519 --cert pki/admin.pem --key pki/admin.key
+  mycora actor register --pubkey 7d4f… --id 5 --at grpc://site-b:7705 --cert pki/admin.pem --key pki/admin.key";
+
+pub(super) const ROTATE_HELP: &str = "\
+The actor itself and the bootstrap identity may. Without --overlap the former keys end at once: tokens that they signed are refused, and so are jobs and messages.
+
+Examples:
+  mycora actor rotate-key 2 --new-key actor-2.next.ed25519 --overlap 1h
+  mycora actor rotate-key 2 --pubkey 7d4f… --revoke-certificates";
+
+/// Which key.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct KeyArgs {
+    /// The public key: 64 hex digits
+    #[arg(long, value_name = "HEX")]
+    pub pubkey: Option<VerifyingKey>,
+    /// Make a key, and write it into this file, which must not be there yet
+    #[arg(long, value_name = "FILE")]
+    pub new_key: Option<PathBuf>,
+}
+
+/// What `actor register` takes.
+#[derive(Debug, Args)]
+pub struct RegisterArgs {
+    /// Which key it has.
+    #[command(flatten)]
+    pub key: KeyArgs,
+    /// The wished number [default: the coordinator chooses]
+    #[arg(long, value_name = "ID", value_parser = values::id)]
+    pub id: Option<u32>,
+    /// Where messages to it are delivered; may be repeated, and is tried in this order [default: here]
+    #[arg(long = "at", value_name = "ADDRESS")]
+    pub addresses: Vec<Address>,
+}
+
+/// What `actor rotate-key` takes.
+#[derive(Debug, Args)]
+pub struct RotateArgs {
+    /// The actor's number
+    #[arg(value_parser = values::id)]
+    pub id: u32,
+    /// The next key.
+    #[command(flatten)]
+    pub key: KeyArgs,
+    /// How long the former keys count beside the new one, such as 1h; at most 30d
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = overlap)]
+    pub overlap: Duration,
+    /// Client certificates that were issued until now do not count any more
+    #[arg(long)]
+    pub revoke_certificates: bool,
+}
+
+fn overlap(text: &str) -> Result<Duration, String> {
+    match values::length(text) {
+        Some(length) if length <= OVERLAP_MAX => Ok(length),
+        Some(_) => Err("keys count beside each other for 30 days at most".to_owned()),
+        None => Err("write it as 90s, 15m, 2h or 7d".to_owned()),
+    }
+}
+
+/// A key that is told to the coordinator, and the file that was made for it.
+struct Told {
+    pubkey: String,
+    made: Option<PathBuf>,
+}
+
+impl Told {
+    /// Makes the key first: one that is registered and nowhere kept would lock its actor out.
+    fn of(args: &KeyArgs) -> Result<Self, Failure> {
+        match (&args.pubkey, &args.new_key) {
+            (Some(key), _) => Ok(Self { pubkey: key.to_string(), made: None }),
+            (None, Some(path)) => {
+                let key = SigningKey::generate();
+                key.write(path).map_err(|error| Failure::Invalid(error_chain(&error)))?;
+                Ok(Self { pubkey: key.verifying_key().to_string(), made: Some(path.clone()) })
+            }
+            (None, None) => Err(Failure::Invalid("give --pubkey or --new-key".to_owned())),
+        }
+    }
+
+    /// What is left of a key that was refused: nothing, unless the coordinator may have it all the same.
+    fn refused(self, error: CallError) -> Failure {
+        let unknown = matches!(error.retry, Retry::Again { .. });
+        let failure = Failure::from(error);
+        let Some(path) = self.made else { return failure };
+        if !unknown {
+            // Never used; the first failure is the one worth telling.
+            let _ = std::fs::remove_file(path);
+            return failure;
+        }
+        output::note(&format!(
+            "whether the coordinator has taken the key in {} is not known; try it again with --pubkey {}",
+            path.display(),
+            self.pubkey
+        ));
+        failure
+    }
+}
+
+pub(super) async fn register(session: &Session, args: &RegisterArgs) -> Result<(), Failure> {
+    let key = Told::of(&args.key)?;
+    let request = v1::RegisterActorRequest {
+        request_id: Uuid::new_v4().to_string(),
+        id: args.id.unwrap_or_default(),
+        pubkey: key.pubkey.clone(),
+        address: args.addresses.iter().map(ToString::to_string).collect(),
+    };
+    let answer = match session.clients.register_actor(&request).await {
+        Ok(answer) => answer,
+        Err(error) => return Err(key.refused(error)),
+    };
+    let text = || objects::actor(&answer.actor.clone().unwrap_or_default());
+    output::answer(session.global.output, || json::of(&answer), text)
+}
+
+/// Reads the actor first, so that nobody else's change in between is lost.
+pub(super) async fn rotate(session: &Session, args: &RotateArgs) -> Result<(), Failure> {
+    let now = session.clients.get_actor(args.id).await?.actor.unwrap_or_default();
+    let key = Told::of(&args.key)?;
+    let request = v1::RotateActorKeyRequest {
+        request_id: Uuid::new_v4().to_string(),
+        id: args.id,
+        expected_revision: now.revision,
+        pubkey: key.pubkey.clone(),
+        overlap_secs: u32::try_from(args.overlap.as_secs()).unwrap_or(u32::MAX),
+        revoke_certificates: args.revoke_certificates,
+    };
+    let answer = match session.clients.rotate_actor_key(&request).await {
+        Ok(answer) => answer,
+        Err(error) => return Err(key.refused(error)),
+    };
+    let text = || objects::actor(&answer.actor.clone().unwrap_or_default());
+    output::answer(session.global.output, || json::of(&answer), text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_overlap_for_a_month_at_most() {
+        assert_eq!(overlap("0s"), Ok(Duration::ZERO));
+        assert_eq!(overlap("30d"), Ok(OVERLAP_MAX));
+        for wrong in ["", "31d", "1w", "60"] {
+            assert!(overlap(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_was_refused_leaves_no_file() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("a.ed25519");
+        let args = KeyArgs { pubkey: None, new_key: Some(path.clone()) };
+        let key = Told::of(&args).expect("made");
+        assert_eq!(SigningKey::load(&path).expect("a key").verifying_key().to_string(), key.pubkey);
+        assert!(Told::of(&args).is_err(), "no key is overwritten");
+        drop(key.refused(CallError::from(tonic::Status::unavailable("nobody answers"))));
+        assert!(path.exists(), "it may be registered");
+
+        std::fs::remove_file(&path).expect("removed");
+        let key = Told::of(&args).expect("made");
+        drop(key.refused(CallError::from(tonic::Status::permission_denied("actor 1 may not"))));
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,59 @@
+//! `mycora context audit`.
+
+use clap::Args;
+use model::Timestamp;
+use proto::convert::time as wire_time;
+use proto::v1;
+
+use crate::command::values::Moment;
+use crate::command::{Session, values};
+use crate::failure::Failure;
+use crate::output::{self, Format, json, objects};
+
+pub(super) const AFTER_HELP: &str = "\
+What was done is kept for 90 days; who looked is not.
+
+Examples:
+  mycora context audit 3 --action flow. --since 7d
+  mycora context audit 0 --cert pki/admin.pem --key pki/admin.key";
+
+/// What `context audit` takes.
+#[derive(Debug, Args)]
+pub struct AuditArgs {
+    /// The context's number; 0 for what was done to actors and contexts themselves, which only the admin may see
+    pub id: u32,
+    /// Only what this actor did
+    #[arg(long, value_name = "ID", value_parser = values::id)]
+    pub actor: Option<u32>,
+    /// Only actions that begin so, as in `flow.`
+    #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
+    pub action: String,
+    /// Only what was done then or later: a time, a day (UTC), or how long ago, such as 90s, 15m, 2h or 7d
+    #[arg(long, value_name = "TIME", value_parser = values::moment)]
+    pub since: Option<Moment>,
+    /// At most this many
+    #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: u32,
+}
+
+pub(super) async fn run(session: &Session, args: &AuditArgs) -> Result<(), Failure> {
+    let now = Timestamp::now();
+    let request = v1::ListAuditEntriesRequest {
+        context_id: args.id,
+        actor_id: args.actor.unwrap_or_default(),
+        action_prefix: args.action.clone(),
+        since_time: args.since.map(|moment| wire_time::to_wire(moment.from(now))),
+        ..Default::default()
+    };
+    let answer = session.clients.list_audit_entries(request, args.limit).await?;
+    let format = session.global.output;
+    if format == Format::Table && answer.entries.is_empty() {
+        output::note("nothing of that kind was done");
+        return Ok(());
+    }
+    output::answer(format, || json::of(&answer), || objects::audit(&answer.entries))?;
+    if format == Format::Table && !answer.next_page_token.is_empty() {
+        output::note(&format!("there are more than {}; ask for them with --limit", args.limit));
+    }
+    Ok(())
+}

@@ -1,0 +1,242 @@
+//! `mycora context create` and `update`: members and switches.
+
+use clap::{Args, ValueEnum};
+use proto::v1;
+use uuid::Uuid;
+
+use crate::command::{Session, values};
+use crate::failure::Failure;
+use crate::output::{self, json, objects};
+
+pub(super) const CREATE_HELP: &str = "\
+Each role includes the next: admins do everything, executors run flows of their own, readers look. The admin identity is nobody's actor and has to name one with --admin.
+
+Examples:
+  mycora context create --executor 2 --reader 3 --reader 4
+  mycora context create --id 7 --admin 1 --cert pki/admin.pem --key pki/admin.key";
+
+pub(super) const UPDATE_HELP: &str = "\
+Admins of the context may; its last admin cannot be removed.
+
+Examples:
+  mycora context update 3 --add-executor 5 --remove-reader 5
+  mycora context update 3 --set executors-may-submit=false --set require-signed-messages=true";
+
+/// What `context create` takes.
+#[derive(Debug, Args)]
+pub struct CreateArgs {
+    /// The wished number [default: the coordinator chooses]
+    #[arg(long, value_name = "ID", value_parser = values::id)]
+    pub id: Option<u32>,
+    /// An actor that may do everything, beside us; may be repeated, as may the next two
+    #[arg(long = "admin", value_name = "ACTOR", value_parser = values::id)]
+    pub admins: Vec<u32>,
+    /// An actor that may run flows of its own
+    #[arg(long = "executor", value_name = "ACTOR", value_parser = values::id)]
+    pub executors: Vec<u32>,
+    /// An actor that may look
+    #[arg(long = "reader", value_name = "ACTOR", value_parser = values::id)]
+    pub readers: Vec<u32>,
+    /// Only admins make flows
+    #[arg(long)]
+    pub no_executors_submit: bool,
+    /// Take messages from programs that push them to Redis
+    #[arg(long)]
+    pub raw_publish: bool,
+    /// Refuse chat and mail that its sender has not signed
+    #[arg(long)]
+    pub require_signed: bool,
+}
+
+/// What `context update` takes.
+#[derive(Debug, Args)]
+pub struct UpdateArgs {
+    /// The context's number
+    #[arg(value_parser = values::id)]
+    pub id: u32,
+    /// What is changed.
+    #[command(flatten)]
+    pub change: ChangeArgs,
+}
+
+/// What of a context is changed: at least one of it.
+#[derive(Debug, Clone, Default, Args)]
+#[group(required = true, multiple = true)]
+pub struct ChangeArgs {
+    /// Let an actor do everything; may be repeated, as may the others
+    #[arg(long, value_name = "ACTOR", value_parser = values::id)]
+    pub add_admin: Vec<u32>,
+    /// Take that from an actor
+    #[arg(long, value_name = "ACTOR", value_parser = values::id)]
+    pub remove_admin: Vec<u32>,
+    /// Let an actor run flows of its own
+    #[arg(long, value_name = "ACTOR", value_parser = values::id)]
+    pub add_executor: Vec<u32>,
+    /// Take that from an actor
+    #[arg(long, value_name = "ACTOR", value_parser = values::id)]
+    pub remove_executor: Vec<u32>,
+    /// Let an actor look
+    #[arg(long, value_name = "ACTOR", value_parser = values::id)]
+    pub add_reader: Vec<u32>,
+    /// Take that from an actor
+    #[arg(long, value_name = "ACTOR", value_parser = values::id)]
+    pub remove_reader: Vec<u32>,
+    /// Turn a switch: executors-may-submit, raw-publish or require-signed-messages, to true or false
+    #[arg(long = "set", value_name = "NAME=BOOL", value_parser = setting)]
+    pub settings: Vec<(Setting, bool)>,
+}
+
+/// A switch of a context, as it is typed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Setting {
+    /// Executors may make flows.
+    ExecutorsMaySubmit,
+    /// Programs may push messages to Redis.
+    RawPublish,
+    /// Chat and mail have to be signed.
+    RequireSignedMessages,
+}
+
+fn setting(text: &str) -> Result<(Setting, bool), String> {
+    let (name, value) = values::entry(text)?;
+    let setting = Setting::from_str(&name.replace('_', "-"), false)
+        .map_err(|_| "there are executors-may-submit, raw-publish and require-signed-messages".to_owned())?;
+    let value = value.parse().map_err(|_| "it is true or false".to_owned())?;
+    Ok((setting, value))
+}
+
+pub(super) async fn create(session: &Session, args: &CreateArgs) -> Result<(), Failure> {
+    let answer = session.clients.create_context(&wanted(args)).await?;
+    let text = || objects::context(&answer.context.clone().unwrap_or_default());
+    output::answer(session.global.output, || json::of(&answer), text)
+}
+
+fn wanted(args: &CreateArgs) -> v1::CreateContextRequest {
+    let CreateArgs { id, admins, executors, readers, no_executors_submit, raw_publish, require_signed } =
+        args;
+    // What is not asked for is left to the coordinator's defaults.
+    let asked = *no_executors_submit || *raw_publish || *require_signed;
+    v1::CreateContextRequest {
+        request_id: Uuid::new_v4().to_string(),
+        id: id.unwrap_or_default(),
+        admins: admins.clone(),
+        readers: readers.clone(),
+        executors: executors.clone(),
+        settings: asked.then_some(v1::ContextSettings {
+            executors_may_submit: !no_executors_submit,
+            raw_publish: *raw_publish,
+            require_signed_messages: *require_signed,
+        }),
+    }
+}
+
+/// Reads the context first, since lists are replaced as a whole; nobody else's change in between is lost.
+pub(super) async fn update(session: &Session, args: &UpdateArgs) -> Result<(), Failure> {
+    let now = session.clients.get_context(args.id).await?.context.unwrap_or_default();
+    let answer = session.clients.update_context(&changed(args, now)?).await?;
+    let text = || objects::context(&answer.context.clone().unwrap_or_default());
+    output::answer(session.global.output, || json::of(&answer), text)
+}
+
+/// What is asked for, built on the context as it is.
+fn changed(args: &UpdateArgs, now: v1::Context) -> Result<v1::UpdateContextRequest, Failure> {
+    let UpdateArgs { id, change } = args;
+    let mut settings = now.settings.unwrap_or_default();
+    for (setting, value) in &change.settings {
+        *match setting {
+            Setting::ExecutorsMaySubmit => &mut settings.executors_may_submit,
+            Setting::RawPublish => &mut settings.raw_publish,
+            Setting::RequireSignedMessages => &mut settings.require_signed_messages,
+        } = *value;
+    }
+    Ok(v1::UpdateContextRequest {
+        request_id: Uuid::new_v4().to_string(),
+        context_id: *id,
+        expected_revision: now.revision,
+        admins: members("admin", now.admins, &change.add_admin, &change.remove_admin)?,
+        readers: members("reader", now.readers, &change.add_reader, &change.remove_reader)?,
+        executors: members("executor", now.executors, &change.add_executor, &change.remove_executor)?,
+        settings: (!change.settings.is_empty()).then_some(settings),
+    })
+}
+
+/// The list as it is to be; nothing when it stays.
+fn members(
+    role: &str,
+    mut now: Vec<u32>,
+    add: &[u32],
+    remove: &[u32],
+) -> Result<Option<v1::ActorList>, Failure> {
+    if add.is_empty() && remove.is_empty() {
+        return Ok(None);
+    }
+    if let Some(both) = add.iter().find(|id| remove.contains(id)) {
+        return Err(Failure::Invalid(format!(
+            "--add-{role} {both} and --remove-{role} {both}: which of them?"
+        )));
+    }
+    // A number that was mistyped must not pass for a removal.
+    if let Some(stranger) = remove.iter().find(|id| !now.contains(id)) {
+        return Err(Failure::Failed(format!("actor {stranger} is no {role} of the context")));
+    }
+    now.retain(|id| !remove.contains(id));
+    for id in add {
+        if !now.contains(id) {
+            now.push(*id);
+        }
+    }
+    Ok(Some(v1::ActorList { ids: now }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: UpdateArgs,
+    }
+
+    fn context() -> v1::Context {
+        let settings = v1::ContextSettings { executors_may_submit: true, ..Default::default() };
+        v1::Context {
+            id: 3,
+            admins: vec![1],
+            readers: vec![4, 5],
+            settings: Some(settings),
+            revision: 9,
+            ..Default::default()
+        }
+    }
+
+    fn asked(flags: &[&str]) -> Result<v1::UpdateContextRequest, Failure> {
+        let args = Line::try_parse_from([&["update", "3"], flags].concat()).expect("good flags").args;
+        changed(&args, context())
+    }
+
+    #[test]
+    fn what_is_not_named_stays() {
+        let request =
+            asked(&["--add-reader", "6", "--add-reader", "4", "--remove-reader", "5"]).expect("good");
+        assert_eq!(request.readers, Some(v1::ActorList { ids: vec![4, 6] }));
+        assert_eq!((request.context_id, request.expected_revision), (3, 9));
+        assert_eq!((request.admins, request.executors, request.settings), (None, None, None));
+
+        let request = asked(&["--set", "raw_publish=true"]).expect("good");
+        let settings = request.settings.expect("switches");
+        assert!(settings.executors_may_submit && settings.raw_publish && !settings.require_signed_messages);
+        assert_eq!(request.readers, None);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let refused = |flags: &[&str]| asked(flags).expect_err("refused").to_string();
+        assert!(refused(&["--remove-admin", "7"]).contains("actor 7 is no admin"));
+        assert!(refused(&["--add-executor", "7", "--remove-executor", "7"]).contains("which of them"));
+        for wrong in [&["--set", "x=true"][..], &["--set", "raw-publish=1"], &["--set", "raw-publish"], &[]] {
+            assert!(Line::try_parse_from([&["update", "3"], wrong].concat()).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! `mycora context delete`.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use proto::v1;
+use rpc::Retry;
+use tonic::Code;
+use uuid::Uuid;
+
+use crate::command::{Session, values};
+use crate::failure::{CallError, Failure};
+use crate::output::{self, json};
+
+/// Waits between calls that broke off.
+const WAIT: Duration = Duration::from_secs(1);
+/// Supervisors that do not answer are given up by the coordinator after 300 s; it is not waited for longer.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// What `context delete` takes.
+#[derive(Debug, Args)]
+pub struct DeleteArgs {
+    /// The context's number
+    #[arg(value_parser = values::id)]
+    pub id: u32,
+    /// Really remove it: its flows, results, logs, files and runners are gone then
+    #[arg(long)]
+    pub yes: bool,
+}
+
+pub(super) async fn run(session: &Session, DeleteArgs { id, yes }: &DeleteArgs) -> Result<(), Failure> {
+    if !yes {
+        return Err(Failure::Invalid(format!(
+            "context {id} would be removed with all its flows, results, logs, files and runners; say so with --yes"
+        )));
+    }
+    let answer = delete(session, *id).await?;
+    output::answer(session.global.output, || json::of(&answer), || format!("context {id} is deleted\n"))
+}
+
+/// Asks until it is gone. The request has an id, under which the first answer is given again.
+async fn delete(session: &Session, id: u32) -> Result<v1::DeleteContextResponse, Failure> {
+    let request = v1::DeleteContextRequest { context_id: id, request_id: Uuid::new_v4().to_string() };
+    let began = Instant::now();
+    let mut broke_off = false;
+    loop {
+        let error = match session.clients.delete_context(&request).await {
+            Ok(answer) => return Ok(answer),
+            // The try before went through, and only its answer was lost.
+            Err(CallError { view, .. }) if broke_off && view.code == Code::NotFound => {
+                return Ok(v1::DeleteContextResponse::default());
+            }
+            Err(error) => error,
+        };
+        let goes_on = matches!(error.retry, Retry::Again { .. });
+        // A coordinator that was never there is not waited for.
+        let refused = !broke_off && error.view.reason.is_empty() && error.view.code == Code::Unavailable;
+        if !goes_on || refused || began.elapsed() >= PATIENCE {
+            return Err(match Failure::from(error) {
+                Failure::Unreachable(text) | Failure::Closed(text) if broke_off => {
+                    Failure::Unreachable(format!(
+                        "{text}\nthe removal of context {id} goes on; see its end with `mycora context delete {id} --yes`"
+                    ))
+                }
+                other => other,
+            });
+        }
+        if !broke_off && !session.global.quiet {
+            output::note(&format!("context {id} is being deleted; its supervisors are told"));
+        }
+        broke_off = true;
+        tokio::time::sleep(WAIT).await;
+    }
+}

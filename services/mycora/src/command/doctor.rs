@@ -1,0 +1,85 @@
+//! `mycora doctor`: what is wrong here, and what to do about it.
+
+mod certificates;
+mod coordinator;
+mod finding;
+mod machine;
+mod stores;
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use clap::Args;
+use kv::Endpoint;
+use model::Timestamp;
+
+pub use self::finding::{Finding, Level, Report};
+use super::{Global, find_profile, profile_path};
+use crate::failure::Failure;
+use crate::output;
+use crate::profile::Profile;
+
+/// Shown below the options.
+pub const AFTER_HELP: &str = "\
+Looks at the profile and its certificates, at the coordinator and its services, at the clock, and at what can run on this machine. Changes nothing.
+
+Examples:
+  mycora doctor
+  mycora doctor --redis-url redis://127.0.0.1:6379 --mycelium-ip 127.0.0.1 --output json
+
+Exit codes: 0 nothing fails; 1 something does. What could be better, `warn`, does not count.";
+
+/// What `doctor` takes.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Look at this Redis as well: redis://[user[:password]@]host[:port] or unix:///path
+    #[arg(long, value_name = "URL", env = "MYCORA_REDIS_URL", hide_env_values = true)]
+    pub redis_url: Option<Endpoint>,
+    /// Look at the Mycelium daemon whose JSON-RPC port has this address [default: 127.0.0.1, where a port is given]
+    #[arg(long, value_name = "IP", env = "MYCORA_MYCELIUM_IP")]
+    pub mycelium_ip: Option<IpAddr>,
+    /// That port [default: 8990, where an address is given]
+    #[arg(long, value_name = "PORT", env = "MYCORA_MYCELIUM_PORT")]
+    pub mycelium_port: Option<u16>,
+}
+
+/// Looks at everything; gives the exit code.
+///
+/// # Errors
+/// When the report cannot be written.
+pub async fn run(args: &DoctorArgs, global: &Global) -> Result<u8, Failure> {
+    let (profile, mut findings) = profile(global);
+    if let Some(profile) = &profile {
+        findings.extend(certificates::look(profile, Timestamp::now()));
+        findings.extend(coordinator::look(profile).await);
+    }
+    if let Some(endpoint) = &args.redis_url {
+        findings.extend(stores::redis(endpoint.clone()).await);
+    }
+    if args.mycelium_ip.is_some() || args.mycelium_port.is_some() {
+        let ip = args.mycelium_ip.unwrap_or(Ipv4Addr::LOCALHOST.into());
+        findings
+            .push(stores::mycelium(ip, args.mycelium_port.unwrap_or(mycelium::daemon::PORT_DEFAULT)).await);
+    }
+    findings.extend(machine::look().await);
+    let report = Report::new(findings);
+    output::answer(global.output, || &report, || report.text())?;
+    Ok(u8::from(!report.well))
+}
+
+fn profile(global: &Global) -> (Option<Profile>, Vec<Finding>) {
+    const CHECK: &str = "profile";
+    let path = match profile_path(global) {
+        Ok(path) => path,
+        Err(failure) => return (None, vec![Finding::of_failure(CHECK, &failure.to_string())]),
+    };
+    match find_profile(global) {
+        Ok(profile) => {
+            let found = match path.exists() {
+                true => path.display().to_string(),
+                false => "none, and none is needed: flags say where the coordinator is".to_owned(),
+            };
+            (Some(profile), vec![Finding::ok(CHECK, found)])
+        }
+        Err(failure) => (None, vec![Finding::of_failure(CHECK, &failure.to_string())]),
+    }
+}

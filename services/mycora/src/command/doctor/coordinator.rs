@@ -1,0 +1,170 @@
+//! The coordinator: whether it is there, whose certificate it shows, how it is, and what it takes us for.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use model::Timestamp;
+use rpc::{TlsFiles, server_certificate};
+
+use super::certificates::lasting;
+use super::finding::Finding;
+use crate::clients::Clients;
+use crate::clients::health::{self, Condition, Health};
+use crate::failure::{Failure, error_chain};
+use crate::profile::{Host, Profile};
+
+/// Dates tell whole seconds, and answers take their time.
+const CLOCK_SLACK: Duration = Duration::from_secs(2);
+/// Beyond this tokens are refused.
+const CLOCK_SKEW_MAX: Duration = identity::token::TOKEN_SKEW;
+/// When a clock is off, and when certificates and tokens are.
+const SET_CLOCK: &str = "set the clocks of both machines, best by NTP";
+
+/// Everything about it.
+pub(super) async fn look(profile: &Profile) -> Vec<Finding> {
+    let mut findings = servers(profile).await;
+    let mut dates = Vec::new();
+    for host in Host::ALL {
+        let Ok(channel) = profile.channel_to(host) else { continue };
+        let asked = Timestamp::now();
+        let health = health::ask(channel, host).await;
+        if let Ok(Health { date: Some(date), .. }) = &health {
+            dates.push(Clocks { asked, answered: Timestamp::now(), date: *date });
+        }
+        findings.push(service(host, health.map_err(Failure::from)));
+    }
+    findings.push(clock(&dates));
+    findings.push(identity_there(profile).await);
+    findings
+}
+
+/// Each address once, with whose certificate it shows.
+async fn servers(profile: &Profile) -> Vec<Finding> {
+    const CHECK: &str = "coordinator";
+    let mut addresses = BTreeMap::<&str, Vec<&str>>::new();
+    for host in Host::ALL {
+        match profile.address_of(host) {
+            Ok(address) => addresses.entry(address).or_default().push(host.as_str()),
+            Err(_) if host.is_optional() => {}
+            Err(failure) => return vec![Finding::of_failure(CHECK, &failure.to_string())],
+        }
+    }
+    let Some(ca) = &profile.ca else { return Vec::new() };
+    let mut findings = Vec::new();
+    for (address, hosts) in addresses {
+        // Without our own certificate: whether that is accepted is another question.
+        let shown =
+            server_certificate(address, &TlsFiles::anonymous(ca), profile.server_name.as_deref()).await;
+        findings.push(match shown {
+            Err(error) => {
+                let found = error_chain(&error);
+                let advice = if found.contains("certificate") {
+                    "it was not made by the authority that the profile names, is out of date, or carries another name: \
+                     look at it there with `mycora pki show`"
+                } else {
+                    "is it running? Start one with `mycora up`, or name another profile with --config"
+                };
+                Finding::fail(CHECK, format!("{found} ({})", hosts.join(", ")), advice)
+            }
+            Ok(certificate) => {
+                let who = certificate.identity.as_ref();
+                let who = who.map_or_else(|| certificate.subject.clone(), ToString::to_string);
+                let again = "issue it anew there with `mycora pki issue`, or start `mycora up` again";
+                lasting(CHECK, &format!("{address}: {who}"), &certificate, Timestamp::now(), again)
+            }
+        });
+    }
+    findings
+}
+
+fn service(host: Host, health: Result<Health, Failure>) -> Finding {
+    let check = format!("service {}", host.as_str());
+    match health {
+        Err(failure) => Finding::of_failure(check, &failure.to_string()),
+        Ok(Health { condition: Condition::Serving, .. }) => Finding::ok(check, "serves"),
+        Ok(Health { condition: Condition::NotServing, .. }) => Finding::fail(
+            check,
+            "is there, and does not serve",
+            "it starts, ends, or lacks something: /readyz on its ops port says what",
+        ),
+        Ok(Health { condition: Condition::Absent, .. }) => Finding::warn(
+            check,
+            "is not offered at its address",
+            format!(
+                "name its own below [addresses] in the profile, as `{} = \"https://host:port\"`",
+                host.as_str()
+            ),
+        ),
+    }
+}
+
+/// A server's clock, read between two readings of ours.
+struct Clocks {
+    asked: Timestamp,
+    answered: Timestamp,
+    date: Timestamp,
+}
+
+impl Clocks {
+    /// How far they are certainly apart.
+    fn apart(&self) -> Duration {
+        // The date was cut to whole seconds.
+        let (earliest, latest) = (self.date, self.date + Duration::from_secs(1));
+        if earliest > self.answered { earliest.since(self.answered) } else { self.asked.since(latest) }
+    }
+}
+
+fn clock(dates: &[Clocks]) -> Finding {
+    const CHECK: &str = "clock";
+    let Some(apart) = dates.iter().map(Clocks::apart).max() else {
+        let advice = "compare the clocks of both machines in another way";
+        return Finding::warn(CHECK, "no server told the time, so it was not compared", advice);
+    };
+    let found = format!("{} s from the coordinator's", apart.as_secs());
+    if apart <= CLOCK_SLACK {
+        Finding::ok(CHECK, "agrees with the coordinator's, as far as whole seconds tell")
+    } else if apart <= CLOCK_SKEW_MAX {
+        Finding::warn(CHECK, found, SET_CLOCK)
+    } else {
+        Finding::fail(CHECK, format!("{found}: tokens and signatures are refused"), SET_CLOCK)
+    }
+}
+
+/// What the coordinator takes us for.
+async fn identity_there(profile: &Profile) -> Finding {
+    const CHECK: &str = "identity";
+    let asked = async { Ok::<_, Failure>(Clients::new(profile)?.who_am_i().await?) };
+    match asked.await.map_err(|failure| failure.with_certificate(profile.cert.as_deref())) {
+        Err(failure) => Finding::of_failure(CHECK, &failure.to_string()),
+        Ok(answer) => {
+            let roles = match answer.roles.len() {
+                0 => String::new(),
+                1 => ", with a role in 1 context".to_owned(),
+                many => format!(", with roles in {many} contexts"),
+            };
+            Finding::ok(CHECK, format!("{}{roles}", answer.spiffe_id))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Level;
+    use super::*;
+
+    #[test]
+    fn clocks_are_apart_only_as_far_as_is_certain() {
+        let at = |secs: u64| Timestamp::from_millis(secs * 1000 + 500);
+        let level = |asked, answered, date: u64| {
+            let date = Timestamp::from_millis(date * 1000);
+            clock(&[Clocks { asked: at(asked), answered: at(answered), date }]).level
+        };
+        assert_eq!(level(100, 100, 100), Level::Ok);
+        assert_eq!(level(100, 104, 102), Level::Ok, "somewhere in between");
+        assert_eq!(level(100, 100, 98), Level::Ok);
+        assert_eq!(level(100, 100, 110), Level::Warn);
+        assert_eq!(level(100, 100, 60), Level::Fail);
+        assert_eq!(level(100, 100, 140), Level::Fail);
+        assert!(clock(&[]).found.contains("no server told the time"));
+    }
+}

@@ -1,0 +1,150 @@
+//! What lies below a coordinator: Redis, and the Mycelium daemon.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use kv::{Cmd, Connection, Endpoint, Kv};
+use mycelium::Bus as _;
+use mycelium::daemon::{Config, DaemonBus, Metrics};
+
+use super::finding::Finding;
+use crate::failure::error_chain;
+use crate::output::words;
+
+/// Redis before this lacks commands that scripts use.
+const REDIS_MIN: (u32, u32) = (7, 0);
+/// Fewer are soon used up: each context has one.
+const DATABASES_MIN: u64 = 64;
+/// A daemon that is there answers at once.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The Redis of a coordinator or of a supervisor.
+pub(super) async fn redis(endpoint: Endpoint) -> Vec<Finding> {
+    let connection = Kv::new(endpoint).default_database();
+    let version = match version(&connection).await {
+        Ok(version) => version,
+        Err(error) => {
+            let advice = "is it running, and is --redis-url right?";
+            return vec![Finding::fail("redis", error_chain(&error), advice)];
+        }
+    };
+    let mut findings = vec![judge_version(&version)];
+    for (name, judge) in SETTINGS {
+        let check = format!("redis {name}");
+        findings.push(match setting(&connection, name).await {
+            Ok(Some(value)) => judge(check, &value),
+            Ok(None) => Finding::warn(check, "this Redis does not tell it", "look into its configuration"),
+            Err(error) => Finding::warn(check, error_chain(&error), "allow CONFIG GET, or look there"),
+        });
+    }
+    findings
+}
+
+fn judge_version(version: &str) -> Finding {
+    let mut parts = version.split('.').map_while(|part| part.parse().ok());
+    let number = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+    if number >= REDIS_MIN {
+        return Finding::ok("redis", format!("version {version}"));
+    }
+    Finding::fail("redis", format!("version {version} is too old"), "install Redis 7.0 or later, or Valkey")
+}
+
+/// Judges the value of a setting.
+type Judge = fn(String, &str) -> Finding;
+
+/// What matters.
+const SETTINGS: [(&str, Judge); 3] =
+    [("appendonly", append_only), ("maxmemory-policy", memory_policy), ("databases", databases)];
+
+fn append_only(check: String, value: &str) -> Finding {
+    if value == "yes" {
+        return Finding::ok(check, "yes");
+    }
+    let advice = "set `appendonly yes`: without, its end may cost all since the last snapshot";
+    Finding::warn(check, value, advice)
+}
+
+fn memory_policy(check: String, value: &str) -> Finding {
+    if value == "noeviction" {
+        return Finding::ok(check, value);
+    }
+    let advice = "set `maxmemory-policy noeviction`: with another, records vanish when memory is short";
+    Finding::fail(check, value, advice)
+}
+
+fn databases(check: String, value: &str) -> Finding {
+    let count: u64 = value.parse().unwrap_or(0);
+    // The first and the last are no contexts.
+    let found = format!("{value}: contexts 1 to {}, in the layout `database`", count.saturating_sub(2));
+    if count >= DATABASES_MIN {
+        return Finding::ok(check, found);
+    }
+    Finding::warn(check, found, "set `databases 4096`, or start storage with --layout hash-tag")
+}
+
+async fn version(connection: &Connection) -> kv::Result<String> {
+    let text = connection.cmd(Cmd::new("INFO").arg("server")).await?.text()?;
+    let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
+    let version = pairs.find(|(name, _)| *name == "redis_version").map(|(_, value)| value.trim().to_owned());
+    Ok(version.unwrap_or_default())
+}
+
+async fn setting(connection: &Connection, name: &str) -> kv::Result<Option<String>> {
+    let pairs = connection.cmd(Cmd::new("CONFIG").arg("GET").arg(name)).await?.pairs()?;
+    pairs.into_iter().next().map(|(_, value)| value.text()).transpose()
+}
+
+/// The daemon that carries `mycelium:` addresses. Nothing is sent, and no message taken.
+pub(super) async fn mycelium(ip: IpAddr, port: u16) -> Finding {
+    const CHECK: &str = "mycelium";
+    let advice =
+        "is the daemon running, and are --mycelium-ip and --mycelium-port those of its JSON-RPC port?";
+    let config = Config::at(ip, port);
+    let started = Metrics::new(&prometheus::Registry::new())
+        .map_err(|error| error_chain(&error))
+        .and_then(|metrics| DaemonBus::start(&config, metrics).map_err(|error| error_chain(&error)));
+    let bus = match started {
+        Ok(bus) => bus,
+        Err(why) => return Finding::fail(CHECK, why, advice),
+    };
+    let mut standing = bus.standing();
+    // What it says before it was spoken to is no problem yet.
+    let before = standing.borrow().problem.clone();
+    let told = standing.wait_for(|standing| standing.up || standing.problem != before);
+    // Where it says nothing new in time, what it said before is told.
+    let _ = tokio::time::timeout(PATIENCE, told).await;
+    let standing = bus.standing().borrow().clone();
+    match standing.node.filter(|_| standing.up) {
+        Some(node) => {
+            let version =
+                if node.version.is_empty() { "of an untold version".to_owned() } else { node.version };
+            let links = words::count(node.links.iter().filter(|link| link.alive).count(), "link", "links");
+            Finding::ok(CHECK, format!("{}: {version}, key {}, {links}", config.url, node.key))
+        }
+        None => Finding::fail(CHECK, format!("{}: {}", config.url, standing.problem), advice),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Level;
+    use super::*;
+
+    #[test]
+    fn what_a_redis_says_is_judged() {
+        let judged = |name: &str, value: &str| {
+            let (_, judge) = SETTINGS.iter().find(|(known, _)| *known == name).expect("a setting");
+            judge(name.to_owned(), value).level
+        };
+        assert_eq!(judged("appendonly", "yes"), Level::Ok);
+        assert_eq!(judged("appendonly", "no"), Level::Warn);
+        assert_eq!(judged("maxmemory-policy", "allkeys-lru"), Level::Fail);
+        assert_eq!(judged("databases", "16"), Level::Warn);
+        assert_eq!(judged("databases", "4096"), Level::Ok);
+        for (version, level) in
+            [("7.0.15", Level::Ok), ("8.0", Level::Ok), ("6.2.9", Level::Fail), ("", Level::Fail)]
+        {
+            assert_eq!(judge_version(version).level, level, "{version}");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! A script as the command line describes it.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::Path;
+
+use clap::Args;
+use model::ScriptType;
+use model::limits::{SCRIPT_BYTES_MAX, SCRIPT_INLINE_BYTES_MAX};
+use proto::convert::enums;
+use proto::v1;
+
+use crate::command::values;
+use crate::failure::Failure;
+use crate::flow_file::{Files, Uploads};
+
+/// The endings of script files, and what they tell.
+const ENDINGS: [(&str, ScriptType); 6] = [
+    ("py", ScriptType::Python),
+    ("sh", ScriptType::Shell),
+    ("v", ScriptType::V),
+    ("vsh", ScriptType::V),
+    ("rs", ScriptType::Rust),
+    ("rhai", ScriptType::Rhai),
+];
+
+/// A script, what it is given, and who executes it.
+#[derive(Debug, Args)]
+pub struct ScriptArgs {
+    /// The script's file; `-` for standard input
+    #[arg(required_unless_present = "script", conflicts_with = "script")]
+    pub script_file: Option<String>,
+    /// The script itself
+    #[arg(long, value_name = "TEXT")]
+    pub script: Option<String>,
+    /// Who executes it: python, shell, v, rust, rhai, osis or sal [default: told by the file's ending]
+    #[arg(long = "type", value_name = "TYPE")]
+    pub script_type: Option<ScriptType>,
+    /// Set a variable
+    #[arg(long, value_name = "NAME=VALUE", value_parser = values::entry)]
+    pub env: Vec<(String, String)>,
+    /// Lay a file into its directory under this name
+    #[arg(long = "file", value_name = "NAME=PATH", value_parser = values::entry)]
+    pub files: Vec<(String, String)>,
+}
+
+impl ScriptArgs {
+    /// What is to be executed; what has to be at the coordinator before is added to `uploads`.
+    pub(super) fn job(&self, uploads: &mut Uploads) -> Result<v1::JobSpec, Failure> {
+        let (script, ending) = self.text()?;
+        let known = || ScriptType::ALL.map(ScriptType::as_str).join(", ");
+        let script_type = self.script_type.or(ending).ok_or_else(|| {
+            Failure::Invalid(format!("who executes the script? Give --type, one of {}", known()))
+        })?;
+        let source = if script.len() > SCRIPT_INLINE_BYTES_MAX {
+            v1::script::Source::Blob(wire(uploads.text("the script", script)))
+        } else {
+            v1::script::Source::Text(script)
+        };
+        let mut files = BTreeMap::new();
+        for (name, path) in &self.files {
+            let blob = uploads
+                .file(&Files::WorkingDirectory, path)
+                .map_err(|error| Failure::Invalid(format!("--file {name}: {error}")))?;
+            files.insert(name.clone(), wire(blob));
+        }
+        Ok(v1::JobSpec {
+            script_type: enums::script_type_to_wire(script_type).into(),
+            script: Some(v1::Script { source: Some(source) }),
+            env_vars: self.env.iter().cloned().collect(),
+            files,
+            outputs: Vec::new(),
+            signature: String::new(),
+        })
+    }
+
+    /// The script, and what its file's name tells.
+    fn text(&self) -> Result<(String, Option<ScriptType>), Failure> {
+        let path = match (&self.script, self.script_file.as_deref()) {
+            (Some(text), _) => return Ok((text.clone(), None)),
+            (None, path) => path.unwrap_or("-"),
+        };
+        let unreadable = |error: std::io::Error| Failure::Invalid(format!("{path}: cannot be read: {error}"));
+        let mut bytes = Vec::new();
+        let limit = SCRIPT_BYTES_MAX as u64 + 1;
+        if path == "-" {
+            std::io::stdin().lock().take(limit).read_to_end(&mut bytes).map_err(unreadable)?;
+        } else {
+            let file = std::fs::File::open(path).map_err(unreadable)?;
+            file.take(limit).read_to_end(&mut bytes).map_err(unreadable)?;
+        }
+        if bytes.len() > SCRIPT_BYTES_MAX {
+            return Err(Failure::Invalid(format!("{path}: a script has at most {SCRIPT_BYTES_MAX} bytes")));
+        }
+        let text = String::from_utf8(bytes)
+            .map_err(|_| Failure::Invalid(format!("{path}: a script is a text in UTF-8, this is not")))?;
+        let ending = Path::new(path).extension().and_then(|ending| ending.to_str());
+        let told =
+            ENDINGS.iter().find(|(known, _)| Some(*known) == ending).map(|(_, script_type)| *script_type);
+        Ok((text, told))
+    }
+
+    /// Fields of the request, and the flags that they come from.
+    pub(super) fn labels(&self) -> Vec<(String, String)> {
+        let mut labels: Vec<(String, String)> = [
+            ("flow.nodes[0].job.script_type", "--type"),
+            ("flow.nodes[0].job.script", "the script"),
+            ("flow.nodes[0].job.env_vars", "--env"),
+            ("flow.nodes[0].job.files", "--file"),
+        ]
+        .map(|(field, flag)| (field.to_owned(), flag.to_owned()))
+        .into();
+        let env = self.env.iter().map(|(name, _)| ("env_vars", "--env", name));
+        let files = self.files.iter().map(|(name, _)| ("files", "--file", name));
+        labels.extend(env.chain(files).map(|(field, flag, name)| {
+            (format!("flow.nodes[0].job.{field}[{name}]"), format!("{flag} {name}"))
+        }));
+        labels
+    }
+}
+
+fn wire(blob: model::job::BlobRef) -> v1::BlobRef {
+    v1::BlobRef { sha256: blob.sha256.to_string(), size: blob.size }
+}

@@ -1,0 +1,118 @@
+//! What `doctor` finds.
+
+use std::time::{Duration, SystemTime};
+
+use identity::{Identity, IssueOptions, Pki};
+use serde_json::Value;
+use stand_in::{Overlay, StandIn, Traps};
+use testkit::RedisServer;
+
+use crate::commands::Place;
+use crate::coordinator::{ACTOR_KEY, Script};
+use crate::{home, mycora, stderr, stdout};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// How a check went, and what was found.
+fn found(document: &Value, check: &str) -> (String, String) {
+    let findings = document["findings"].as_array().expect("findings");
+    let finding = findings.iter().find(|finding| finding["check"] == check);
+    let finding = finding.unwrap_or_else(|| panic!("no `{check}` in {document:#}"));
+    let text = |name: &str| finding[name].as_str().unwrap_or_default().to_owned();
+    (text("level"), text("found"))
+}
+
+fn level(document: &Value, check: &str) -> String {
+    found(document, check).0
+}
+
+#[test]
+fn a_coordinator_that_is_well_is_found_well() {
+    let place = Place::new(Script::Wait);
+    let document = place.document(&["doctor"], 0);
+    assert_eq!(document["well"], true);
+    for check in ["profile", "authority", "certificate", "service scheduler", "service router", "clock"] {
+        assert_eq!(level(&document, check), "ok", "{check}: {document:#}");
+    }
+    assert_eq!(level(&document, "service supervisor"), "warn", "there is none");
+    let (level_of, coordinator) = found(&document, "coordinator");
+    assert_eq!(level_of, "ok");
+    assert!(coordinator.contains("spiffe://mycora/service/mycora, until "), "{coordinator}");
+    let (_, identity) = found(&document, "identity");
+    assert_eq!(identity, "spiffe://mycora/actor/1, with a role in 1 context");
+    let (_, scripts) = found(&document, "scripts");
+    assert!(scripts.contains("shell") && scripts.contains("rhai"), "{scripts}");
+    assert!(["ok", "warn"].contains(&level(&document, "isolation").as_str()));
+
+    let document = place.document(&["doctor", "--token-key", ACTOR_KEY], 0);
+    let (_, key) = found(&document, "signing key");
+    assert!(key.ends_with("every call shows tokens of actor 1 for spiffe://mycora"), "{key}");
+    let text = stdout(&place.asked(&["doctor"], 0));
+    assert!(
+        text.starts_with("ok    profile") && text.contains("\n                                → "),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_is_wrong_is_said_with_what_to_do() {
+    let place = Place::new(Script::Wait);
+    let pki = Pki::open(&place.home.path().join("pki")).expect("an authority");
+    let past = IssueOptions { validity: DAY, ..IssueOptions::from(SystemTime::now() - 3 * DAY) };
+    pki.issue(Identity::Actor(model::ActorId(1)), &past).expect("issued");
+    let document = place.document(&["doctor"], 1);
+    assert_eq!(document["well"], false);
+    let (level_of, certificate) = found(&document, "certificate");
+    assert_eq!(level_of, "fail");
+    assert!(certificate.contains("actor/1 ended at "), "{certificate}");
+    assert_eq!(level(&document, "identity"), "fail", "the coordinator does not believe it either");
+    assert_eq!(level(&document, "coordinator"), "ok");
+
+    assert!(place.asked(&["pki", "init", "--dir", "stranger"], 0).status.success());
+    let document = place.document(&["doctor", "--ca", "stranger/ca.pem"], 1);
+    let (level_of, coordinator) = found(&document, "coordinator");
+    assert_eq!(level_of, "fail");
+    assert!(coordinator.contains("invalid peer certificate"), "{coordinator}");
+}
+
+#[test]
+fn without_a_profile_the_machine_is_looked_at() {
+    let home = home();
+    let output = mycora(home.path()).args(["--output", "json", "doctor"]).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let document: Value = serde_json::from_slice(&output.stdout).expect("one document");
+    assert_eq!(level(&document, "profile"), "fail");
+    assert_eq!(level(&document, "scripts"), "ok");
+    assert!(document["findings"].as_array().is_some_and(|all| all.iter().all(|one| one["check"] != "clock")));
+}
+
+#[test]
+fn redis_is_asked_for_what_matters() {
+    let place = Place::new(Script::Wait);
+    let redis = RedisServer::builder().config("maxmemory-policy allkeys-lru").config("databases 16").start();
+    let document = place.document(&["doctor", "--redis-url", &redis.url()], 1);
+    assert_eq!(level(&document, "redis"), "ok");
+    assert_eq!(level(&document, "redis appendonly"), "warn");
+    assert_eq!(level(&document, "redis maxmemory-policy"), "fail");
+    let (level_of, databases) = found(&document, "redis databases");
+    assert_eq!(
+        (level_of.as_str(), databases.as_str()),
+        ("warn", "16: contexts 1 to 14, in the layout `database`")
+    );
+    let nowhere = format!("unix://{}", place.home.path().join("none.sock").display());
+    assert_eq!(level(&place.document(&["doctor", "--redis-url", &nowhere], 1), "redis"), "fail");
+}
+
+#[test]
+fn a_daemon_is_asked_who_it_is() {
+    let place = Place::new(Script::Wait);
+    let daemon = StandIn::start(&Overlay::default(), Traps::default());
+    let url = daemon.url("ws");
+    let (_, port) = url.rsplit_once(':').expect("a port");
+    let (level_of, mycelium) = found(&place.document(&["doctor", "--mycelium-port", port], 0), "mycelium");
+    assert_eq!(level_of, "ok");
+    assert!(mycelium.contains(&daemon.identity().key_text()), "{mycelium}");
+    drop(daemon);
+    let document = place.document(&["doctor", "--mycelium-ip", "127.0.0.1", "--mycelium-port", port], 1);
+    assert_eq!(level(&document, "mycelium"), "fail");
+}

@@ -1,0 +1,80 @@
+//! Tokens: made for others, and shown instead of a certificate.
+
+use identity::token::Verdict;
+use identity::{ActorKey, SigningKey, Token, TrustDomain};
+use model::{ActorId, Timestamp};
+
+use crate::commands::Place;
+use crate::coordinator::{ACTOR_KEY, Script};
+use crate::{home, mycora, stderr, stdout};
+
+/// The token, and whether this key makes it count.
+fn judged(text: &str, key: &SigningKey) -> (Token, bool) {
+    let now = Timestamp::now();
+    let token = Token::read(text, &TrustDomain::default(), now).expect("a token");
+    let key = ActorKey { key: key.verifying_key(), not_before: Timestamp::default(), revoked_at: None };
+    let counts = matches!(token.verify(&[key], now), Verdict::Good(_));
+    (token, counts)
+}
+
+#[test]
+fn a_token_stands_alone_and_counts() {
+    let place = Place::new(Script::Wait);
+    let key = SigningKey::load(&place.home.path().join(ACTOR_KEY)).expect("a key");
+    let said = stdout(&place.asked(&["token", "--signing-key", ACTOR_KEY], 0));
+    let (token, counts) = judged(said.trim_end(), &key);
+    assert!(said.ends_with('\n') && said.lines().count() == 1, "{said}");
+    assert_eq!(token.actor(), ActorId(1), "as the profile says");
+    assert!(counts);
+
+    let flags = ["--signing-key", ACTOR_KEY, "--actor", "7", "--holds", "60s", "--header"];
+    let said = stdout(&place.asked(&[&["token"], &flags[..]].concat(), 0));
+    let text = said.strip_prefix("authorization: Bearer ").expect("a header").trim_end();
+    let (token, _) = judged(text, &key);
+    let holds = token.expires_at().since(token.issued_at());
+    assert_eq!((token.actor(), holds.as_secs()), (ActorId(7), 60));
+
+    let document = place.document(&["token", "--token-key", ACTOR_KEY], 0);
+    assert_eq!((&document["actor"], &document["audience"]), (&1.into(), &"spiffe://mycora".into()));
+    for wrong in [&["--holds", "301s"][..], &["--actor", "0"], &["--signing-key", "none"], &[]] {
+        place.asked(&[&["token"], wrong].concat(), 2);
+    }
+    assert_eq!(place.calls().len(), 0, "nobody is asked");
+}
+
+#[test]
+fn a_token_needs_no_profile() {
+    let home = home();
+    SigningKey::generate().write(&home.path().join("a.ed25519")).expect("written");
+    let run = |arguments: &[&str]| mycora(home.path()).args(arguments).output().expect("it starts");
+    let output = run(&["token", "--signing-key", "a.ed25519", "--actor", "2"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let output = run(&["token", "--signing-key", "a.ed25519"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("whose key a.ed25519 is"), "{}", stderr(&output));
+}
+
+#[test]
+fn calls_show_tokens_where_there_is_a_key_and_no_certificate() {
+    let place = Place::new(Script::Wait);
+    let shown = stdout(&place.asked(&["actor", "show", "--token-key", ACTOR_KEY], 0));
+    assert!(shown.starts_with("identity  spiffe://mycora/actor/1\n"), "{shown}");
+    // The coordinator takes a token once only for this.
+    for _ in 0..2 {
+        place.asked(&["actor", "update", "1", "--here", "--token-key", ACTOR_KEY], 0);
+    }
+    let said = stderr(&place.asked(&["actor", "show", "--token-key", ACTOR_KEY, "--token-actor", "3"], 3));
+    assert!(said.contains("mycora doctor"), "{said}");
+    SigningKey::generate().write(&place.home.path().join("other.ed25519")).expect("written");
+    place.asked(&["actor", "show", "--token-key", "other.ed25519"], 3);
+    let both = ["actor", "show", "--token-key", ACTOR_KEY, "--cert", "a.pem"];
+    assert!(stderr(&place.asked(&both, 2)).contains("cannot be used with"));
+
+    let text = std::fs::read_to_string(&place.coordinator.profile).expect("a profile");
+    let lines = text.lines().filter(|line| !line.starts_with("cert") && !line.starts_with("key"));
+    let text: String = lines.map(|line| format!("{line}\n")).collect();
+    std::fs::write(&place.coordinator.profile, format!("signing_key = \"{ACTOR_KEY}\"\n{text}"))
+        .expect("written");
+    let listed = stdout(&place.asked(&["actor", "list"], 0));
+    assert!(listed.starts_with("ID  KEY"), "{listed}");
+}
