@@ -11,6 +11,7 @@ mod limits;
 mod local;
 mod logs;
 mod operators;
+mod places;
 mod processes;
 mod pushed;
 mod random;
