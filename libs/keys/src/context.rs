@@ -241,6 +241,12 @@ impl ContextKeys {
         self.layout.database(self.context)
     }
 
+    /// The tag of all of them, as in [`Layout::tag`].
+    #[must_use]
+    pub fn tag(&self) -> String {
+        self.layout.tag(self.context)
+    }
+
     /// What every one of them begins with: the tag, or nothing. For scripts that derive keys.
     #[must_use]
     pub fn prefix(&self) -> &str {
@@ -428,6 +434,7 @@ impl GlobalKey {
 /// Builds and parses the keys that belong to no context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GlobalKeys {
+    layout: Layout,
     prefix: String,
 }
 
@@ -435,13 +442,19 @@ impl GlobalKeys {
     /// The keys in `layout`.
     #[must_use]
     pub fn new(layout: Layout) -> Self {
-        Self { prefix: layout.prefix(ContextId(0)) }
+        Self { layout, prefix: layout.prefix(ContextId(0)) }
     }
 
     /// The database they are in.
     #[must_use]
     pub const fn database(&self) -> u32 {
         0
+    }
+
+    /// The tag of all of them, as in [`Layout::tag`].
+    #[must_use]
+    pub fn tag(&self) -> String {
+        self.layout.tag(ContextId(0))
     }
 
     /// What every one of them begins with: the tag, or nothing. For scripts that derive keys.

@@ -51,6 +51,16 @@ impl Layout {
         }
     }
 
+    /// What a context's keys have in common that keeps them on one node of a cluster: what stands between the braces.
+    /// Empty in a layout without tags.
+    #[must_use]
+    pub fn tag(self, context: ContextId) -> String {
+        match self {
+            Self::Database => String::new(),
+            Self::HashTag => context.to_string(),
+        }
+    }
+
     /// The channel on which a context's changes are hinted at. A hint may be lost;
     /// the context's `events` stream is the truth.
     ///
@@ -156,6 +166,8 @@ mod tests {
     fn databases_and_hints() {
         assert_eq!(Layout::Database.database(ContextId(7)), 7);
         assert_eq!(Layout::HashTag.database(ContextId(7)), 0);
+        assert_eq!(Layout::Database.tag(ContextId(7)), "");
+        assert_eq!(Layout::HashTag.tag(ContextId(7)), "7");
         for layout in [Layout::Database, Layout::HashTag] {
             let channel = layout.hint_channel(ContextId(7));
             assert_eq!(channel, "{7}:hint");

@@ -107,7 +107,7 @@ impl Blocking {
                     return Ok(Value::Nil);
                 }
                 Err(error) if attempts.again(&error).await => {}
-                answer => return answer,
+                answer => return answer.map_err(|error| route.given_up(error)),
             }
         }
     }

@@ -50,6 +50,8 @@ pub(crate) struct Map {
 struct View {
     /// Whether it finds that the cluster works.
     is_ok: bool,
+    /// The greatest it knows: it is raised by each change of who serves what after a death.
+    epoch: u64,
     /// First and last slot, and who serves them.
     ranges: Vec<(u16, u16, Address)>,
     nodes: Vec<Address>,
@@ -156,22 +158,33 @@ impl Cluster {
         Ok(map)
     }
 
-    /// What the first node says that finds that the cluster works; else what any says.
+    /// What is known latest among what most nodes say, or all who answer: one that was away may not have heard of a
+    /// successor yet.
     async fn ask_all(&self, known: &Map) -> Result<View> {
         let mut all: Vec<&Address> = known.nodes.iter().collect();
         all.extend(self.seeds.iter().filter(|seed| !known.nodes.contains(seed)));
+        let mut missing = all.len() / 2 + 1;
         let mut asked: FuturesUnordered<_> = all.into_iter().map(|address| self.ask(address)).collect();
-        let (mut fallback, mut failure) = (None, None);
-        while let Some(answer) = asked.next().await {
+        let (mut latest, mut failure): (Option<View>, _) = (None, None);
+        while missing > 0
+            && let Some(answer) = asked.next().await
+        {
             match answer {
-                Ok(view) if view.is_ok => return Ok(view),
-                Ok(view) => fallback = Some(view),
+                Ok(view) => {
+                    missing -= 1;
+                    if latest
+                        .as_ref()
+                        .is_none_or(|latest| (latest.is_ok, latest.epoch) < (view.is_ok, view.epoch))
+                    {
+                        latest = Some(view);
+                    }
+                }
                 // That a server is none of a cluster says more than that another one is away.
                 Err(error) if failure.is_none() || !error.is_connection_trouble() => failure = Some(error),
                 Err(_) => {}
             }
         }
-        fallback.ok_or_else(|| failure.unwrap_or_else(|| self.unreachable("it has no nodes".to_owned())))
+        latest.ok_or_else(|| failure.unwrap_or_else(|| self.unreachable("it has no nodes".to_owned())))
     }
 
     async fn ask(&self, address: &Address) -> Result<View> {
@@ -183,8 +196,11 @@ impl Cluster {
         let answers = answers.map_err(|_| self.unreachable(format!("{address} does not answer")))??;
         let answers = answers.into_iter().map(|answer| Value::from_redis(&link.server.shown, answer));
         let [slots, info] = Value::Array(answers.collect::<Result<_>>()?).tuple()?;
-        let is_ok = info.text()?.contains("cluster_state:ok");
-        let mut view = View { is_ok, ranges: Vec::new(), nodes: Vec::new() };
+        let info = info.text()?;
+        let epoch =
+            info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:")?.trim().parse().ok());
+        let is_ok = info.contains("cluster_state:ok");
+        let mut view = View { is_ok, epoch: epoch.unwrap_or(0), ranges: Vec::new(), nodes: Vec::new() };
         for range in slots.array()? {
             view.read(address, range)?;
         }
@@ -262,7 +278,7 @@ mod tests {
     #[test]
     fn who_serves_what_is_drawn_from_what_a_node_says() {
         let asked = address("seed", 1);
-        let mut view = View { is_ok: true, ranges: Vec::new(), nodes: Vec::new() };
+        let mut view = View { is_ok: true, epoch: 1, ranges: Vec::new(), nodes: Vec::new() };
         let range = |first, last, nodes: Vec<Value>| {
             Value::Array([vec![Value::Int(first), Value::Int(last)], nodes].concat())
         };

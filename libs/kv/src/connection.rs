@@ -156,6 +156,15 @@ impl Connection {
         }
     }
 
+    /// Which server, or which cluster, this is to; without credentials.
+    #[must_use]
+    pub fn endpoint(&self) -> &str {
+        match &self.0 {
+            Route::Link(link) => &link.server.shown,
+            Route::Slot(cluster, _) => &cluster.shown,
+        }
+    }
+
     /// Sends a command.
     ///
     /// # Errors
@@ -196,7 +205,7 @@ impl Connection {
                     attempts.stay(hop);
                 }
                 Err(error) if attempts.again(error).await => {}
-                _ => return Ok(answers),
+                _ => return Ok((answers.0.map_err(|error| self.0.given_up(error)), answers.1)),
             }
         }
     }
@@ -230,7 +239,8 @@ impl Connection {
                 // All of them together, so that what was one round trip stays one.
                 Err(first) if results.iter().all(|result| self.leads_elsewhere(result)) => {
                     if !attempts.again(first).await {
-                        return Ok(results);
+                        let given_up = |result: Result<Value>| result.map_err(|error| self.0.given_up(error));
+                        return Ok(results.into_iter().map(given_up).collect());
                     }
                 }
                 _ => break results,
@@ -268,7 +278,7 @@ impl Connection {
         loop {
             match attempts.hop().await?.send(cmd).await {
                 Err(error) if attempts.again(&error).await => {}
-                result => return result,
+                result => return result.map_err(|error| self.0.given_up(error)),
             }
         }
     }

@@ -55,6 +55,17 @@ impl Route {
         matches!(self.direction(error), Direction::Moved(_) | Direction::Ask(_) | Direction::Elsewhere)
     }
 
+    /// The error for who sent it, when nobody else is left to send to: that a node sends elsewhere says no more than that
+    /// nothing was executed.
+    pub(crate) fn given_up(&self, error: Error) -> Error {
+        match (self, self.direction(&error)) {
+            (Self::Slot(cluster, _), Direction::Moved(_) | Direction::Ask(_)) => {
+                cluster.unreachable(format!("its nodes do not agree on who serves the keys: {error}"))
+            }
+            _ => error,
+        }
+    }
+
     fn direction(&self, error: &Error) -> Direction {
         match self {
             Self::Link(link) if link.server.is_of_sentinels() => match error {

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::context_removal::Removals;
-use crate::durability::{Confirmation, Refusal};
+use crate::durability::{self, Confirmation, Refusal};
 use crate::error::Error;
 use crate::events::Hub;
 use crate::replicas::Replicas;
@@ -39,12 +39,9 @@ pub struct App {
 
 impl App {
     pub(crate) async fn new(config: Config, deps: Deps) -> Result<Self, StartError> {
-        let Config { layout, durability, lease } = config;
-        let asked = Confirmation::of(durability, &deps.kv.database(0)).await;
-        let confirmation = asked.map_err(|refusal| match refusal {
-            Refusal::Unknown(error) if error.is_connection_trouble() => StartError::Unreachable(error),
-            refusal => StartError::Unusable(Box::new(refusal)),
-        })?;
+        let Config { layout, durability: asked, lease } = config;
+        durability::check_layout(layout, &deps.kv).await?;
+        let confirmation = Confirmation::of(asked, &deps.kv).await?;
         let store = Store::open(deps.kv, layout, confirmation).await.map_err(|error| match error {
             Error::Store(error) if error.is_connection_trouble() => StartError::Unreachable(error),
             error => StartError::Unusable(Box::new(error)),
@@ -129,4 +126,13 @@ pub enum StartError {
     /// What Redis answers cannot be worked with.
     #[error("Redis cannot be used")]
     Unusable(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl From<Refusal> for StartError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Unknown(error) if error.is_connection_trouble() => Self::Unreachable(error),
+            refusal => Self::Unusable(Box::new(refusal)),
+        }
+    }
 }

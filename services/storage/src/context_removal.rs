@@ -321,21 +321,24 @@ impl Store {
     }
 
     /// Goes once through all keys of a context and removes them, but for its record. Says how many there were.
-    async fn remove_keys(&self, tenant: &Tenant, uid: ContextUid) -> Result<usize> {
+    ///
+    /// A cursor counts at the server process that gave it. When another one answers, which is by now in the place of the
+    /// former, it begins at the beginning, and this pass has not seen everything.
+    async fn remove_keys(&self, tenant: &Tenant, uid: ContextUid) -> Result<u64> {
         let pattern = format!("{}*", tenant.keys.prefix());
-        let (mut removed, mut cursor) = (0, "0".to_owned());
+        let (mut removed, mut server, mut cursor) = (0, String::new(), "0".to_owned());
         loop {
-            let ask = Cmd::new("SCAN").arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(KEYS_MAX);
-            let [next, page] = tenant.connection.cmd(ask).await?.tuple()?;
-            let mut page = page.texts()?;
-            page.retain(|key| *key != tenant.context);
-            for keys in page.chunks(KEYS_MAX) {
-                let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-                let change = tenant.begin(&scripts::REMOVE_KEYS, &keys, Some(uid), Timestamp::now());
-                tenant.call(change).await?;
-                removed += keys.len();
+            let change = tenant
+                .begin(&scripts::REMOVE_KEYS, &[], Some(uid), Timestamp::now())
+                .args([&server, &cursor, &pattern])
+                .arg(KEYS_MAX);
+            let [now, next, count] = tenant.call(change).await?.tuple()?;
+            let now = now.text()?;
+            if !server.is_empty() && server != now {
+                removed += 1;
             }
-            cursor = next.text()?;
+            removed += count.uint()?;
+            (server, cursor) = (now, next.text()?);
             if cursor == "0" {
                 return Ok(removed);
             }

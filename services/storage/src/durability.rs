@@ -4,10 +4,13 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use kv::{Call, Cmd, Connection, Value};
+use keys::Layout;
+use kv::{Call, Cmd, Connection, Kv, Value};
 
 /// How long a replica, or the disk, may take before the outcome counts as unknown.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// The same for the disk of a replica, which tells what it has on disk once a second.
+const REPLICA_DISK_PATIENCE: Duration = Duration::from_secs(5);
 /// The first version that knows `WAITAOF`.
 const WAITAOF_SINCE: (u32, u32) = (7, 2);
 
@@ -68,7 +71,7 @@ pub(crate) enum Confirmation {
     WaitAof(u32),
 }
 
-/// Why a durability cannot be had from the Redis at hand, and what helps.
+/// Why the Redis at hand cannot be used as it was asked, and what helps.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     /// Redis is not set up for it.
@@ -86,11 +89,44 @@ impl From<kv::Error> for Refusal {
 }
 
 impl Confirmation {
-    /// What `asked` comes to with this Redis.
+    /// What `asked` comes to with this Redis: with every server of it that takes writes.
     ///
     /// # Errors
     /// Names what it cannot give.
-    pub(crate) async fn of(asked: Durability, connection: &Connection) -> Result<Self, Refusal> {
+    pub(crate) async fn of(asked: Durability, kv: &Kv) -> Result<Self, Refusal> {
+        let mut common = None;
+        for primary in kv.primaries().await? {
+            let here = match Self::on(asked, &primary).await {
+                Err(Refusal::NotGiven(why)) if kv.endpoint().is_cluster() => {
+                    return Err(Refusal::NotGiven(format!("{}: {why}", primary.endpoint())));
+                }
+                here => here?,
+            };
+            common = Some(match common {
+                None => here,
+                Some(before) => Self::common(before, here).ok_or_else(|| {
+                    Refusal::NotGiven(format!(
+                        "durability `{asked}` needs nodes with the same settings: {} differs",
+                        primary.endpoint()
+                    ))
+                })?,
+            });
+        }
+        Ok(common.unwrap_or(Self::Answer))
+    }
+
+    /// What can be asked of both, and says enough of both.
+    fn common(one: Self, other: Self) -> Option<Self> {
+        match (one, other) {
+            _ if one == other => Some(one),
+            // While the nodes are brought to a newer version.
+            (Self::Wait, Self::WaitAof(1)) | (Self::WaitAof(1), Self::Wait) => Some(Self::Wait),
+            _ => None,
+        }
+    }
+
+    /// What `asked` comes to with one server.
+    async fn on(asked: Durability, connection: &Connection) -> Result<Self, Refusal> {
         match asked {
             Durability::Fast => Ok(Self::Answer),
             Durability::Synced => {
@@ -138,12 +174,16 @@ impl Confirmation {
 
     /// Calls a script and waits for what makes its answer count.
     pub(crate) async fn call(self, connection: &Connection, call: Call) -> kv::Result<Value> {
-        let patience = u64::try_from(PATIENCE.as_millis()).unwrap_or(u64::MAX);
-        let wait = match self {
+        let patience = match self {
             Self::Answer => return connection.call(call).await,
-            Self::Wait => Cmd::new("WAIT").arg(1).arg(patience),
-            Self::WaitAof(replicas) => Cmd::new("WAITAOF").arg(1).arg(replicas).arg(patience),
+            Self::Wait | Self::WaitAof(0) => PATIENCE,
+            Self::WaitAof(_) => REPLICA_DISK_PATIENCE,
         };
+        let wait = match self {
+            Self::WaitAof(replicas) => Cmd::new("WAITAOF").arg(1).arg(replicas),
+            Self::Answer | Self::Wait => Cmd::new("WAIT").arg(1),
+        };
+        let wait = wait.arg(u64::try_from(patience.as_millis()).unwrap_or(u64::MAX));
         let (answer, confirmed) = connection.call_then(call, wait).await?;
         let answer = answer?;
         let is_confirmed = match self {
@@ -159,8 +199,40 @@ impl Confirmation {
         }
         Err(kv::Error::UnknownOutcome {
             endpoint: "the store".to_owned(),
-            reason: format!("it was not confirmed within {PATIENCE:?} that the change is kept"),
+            reason: format!("it was not confirmed within {patience:?} that the change is kept"),
         })
+    }
+}
+
+/// Whether contexts can be kept apart so in the Redis at hand.
+///
+/// # Errors
+/// Names what else it would take.
+pub(crate) async fn check_layout(layout: Layout, kv: &Kv) -> Result<(), Refusal> {
+    if !kv.endpoint().is_cluster() {
+        let enabled = info(&kv.at(0, ""), "cluster", "cluster_enabled").await;
+        return match enabled {
+            Ok(Some(enabled)) if enabled == "1" => Err(Refusal::NotGiven(
+                "this Redis is a node of a cluster: name it as redis+cluster://host:port, with the layout `hash-tag`"
+                    .to_owned(),
+            )),
+            // Who may not ask will be told by every other answer.
+            Ok(_) | Err(Refusal::Unknown(kv::Error::Refused { .. })) => Ok(()),
+            Err(error) => Err(error),
+        };
+    }
+    if layout == Layout::Database {
+        return Err(Refusal::NotGiven(
+            "a cluster has one database, so it cannot keep contexts apart by the layout `database`: choose `hash-tag`"
+                .to_owned(),
+        ));
+    }
+    match kv.primaries().await {
+        Err(kv::Error::Refused { code, message }) => Err(Refusal::NotGiven(format!(
+            "{} is no cluster that can be used: {code} {message}",
+            kv.endpoint()
+        ))),
+        other => Ok(other.map(drop)?),
     }
 }
 

@@ -22,7 +22,9 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Where storage finds what it needs.
 #[derive(Debug, clap::Args)]
 pub struct Flags {
-    /// The coordinator's Redis: redis://[user[:password]@]host[:port] or unix:///path
+    /// The coordinator's Redis: redis://[user[:password]@]host[:port], unix:///path, a cluster
+    /// redis+cluster://[user[:password]@]host[:port],… or what Sentinels name
+    /// redis+sentinel://[user[:password]@]host[:port],…/<master>
     #[arg(
         long,
         env = "MYCORA_REDIS_URL",
@@ -31,7 +33,7 @@ pub struct Flags {
         default_value = "redis://127.0.0.1:6379"
     )]
     redis_url: Endpoint,
-    /// How contexts are kept apart: `database` or `hash-tag`
+    /// How contexts are kept apart: `database` or `hash-tag`; in a cluster `hash-tag` only
     #[arg(long, env = "MYCORA_LAYOUT", value_name = "LAYOUT", default_value_t = Layout::Database)]
     layout: Layout,
     /// What an answered change survives: `fast`, `synced` or `replicated`

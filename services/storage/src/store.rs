@@ -137,8 +137,8 @@ impl Store {
     /// Asks Redis how many databases it has and who this coordinator is.
     pub(crate) async fn open(kv: Kv, layout: Layout, confirmation: Confirmation) -> Result<Self> {
         let keys = GlobalKeys::new(layout);
-        let connection = kv.database(keys.database());
-        let databases = databases_of(&connection).await?;
+        let connection = kv.at(keys.database(), &keys.tag());
+        let databases = databases_of(&connection, layout).await?;
         let coordinator = coordinator_of(&connection, &keys).await?;
         let seen = Seen::default();
         if let Some(last) = Position::last(&connection, &keys.events()).await? {
@@ -180,7 +180,7 @@ impl Store {
 
     /// A connection of its own, for a command that waits in a context's database.
     pub(crate) fn blocking(&self, tenant: &Tenant) -> Blocking {
-        self.0.kv.blocking(tenant.keys.database())
+        self.0.kv.blocking_at(tenant.keys.database(), &tenant.keys.tag())
     }
 
     /// 32 hex digits, made at the first start.
@@ -356,7 +356,7 @@ impl Tenant {
         let keys = ContextKeys::new(store.0.layout, id);
         Self {
             id,
-            connection: store.0.kv.database(keys.database()),
+            connection: store.0.kv.at(keys.database(), &keys.tag()),
             context: keys.context(),
             ids: keys.ids(),
             events: keys.events(),
@@ -481,7 +481,10 @@ fn skip_ids(cell: &OnceCell<AtomicU32>, last: u32) {
     }
 }
 
-async fn databases_of(connection: &Connection) -> Result<u32> {
+async fn databases_of(connection: &Connection, layout: Layout) -> Result<u32> {
+    if layout == Layout::HashTag {
+        return Ok(1);
+    }
     let answer = connection.cmd(Cmd::new("CONFIG").arg("GET").arg("databases")).await;
     match answer {
         Ok(value) => {

@@ -138,6 +138,8 @@ impl RedisCluster {
         };
         for (place, node) in self.nodes.iter().enumerate() {
             say(node, &["CLUSTER", "SET-CONFIG-EPOCH", &(place + 1).to_string()]);
+        }
+        for (place, node) in self.nodes.iter().enumerate() {
             for (other, bus) in self.nodes.iter().zip(buses).skip(place + 1) {
                 say(node, &["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string(), &bus.to_string()]);
             }

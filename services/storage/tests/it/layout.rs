@@ -7,8 +7,10 @@ use kv::Cmd;
 use model::{ActorId, FlowId, JobId, MessageId, RunnerId, Timestamp};
 use proto::internal::v1 as wire;
 use proto::v1;
+use storage::Config;
+use testkit::RedisCluster;
 
-use crate::stage::{ADMIN, CONTEXT, EXECUTOR, Stage, json};
+use crate::stage::{ADMIN, CONTEXT, EXECUTOR, Redis, Stage, json};
 
 fn assert_fields(hash: &BTreeMap<String, String>, fields: &str) {
     for field in fields.split_whitespace() {
@@ -20,10 +22,9 @@ fn assert_fields(hash: &BTreeMap<String, String>, fields: &str) {
     }
 }
 
-async fn check(layout: Layout) {
-    let stage = Stage::new(layout).await;
-    let global = GlobalKeys::new(layout);
-    let (zero, keys) = (stage.kv.database(0), stage.keys());
+async fn check<R: Redis>(stage: Stage<R>) {
+    let global = GlobalKeys::new(stage.layout);
+    let (zero, keys) = (stage.kv.at(global.database(), &global.tag()), stage.keys());
     let contexts = zero.cmd(Cmd::new("SMEMBERS").arg(&global.contexts())).await.unwrap().texts().unwrap();
     assert_eq!(contexts, ["1"]);
     let actor =
@@ -105,18 +106,26 @@ async fn check(layout: Layout) {
     }
     revisions.dedup();
     assert_eq!(revisions, (1..=stage.revision().await).collect::<Vec<_>>());
-    for text in stage.ask(Cmd::new("KEYS").arg("*")).await.texts().unwrap() {
-        let known = keys.parse(&text).is_some() || global.parse(&text).is_some();
-        assert!(known, "{text} is no key of ours");
+    for server in stage.kv.primaries().await.unwrap() {
+        for text in server.cmd(Cmd::new("KEYS").arg("*")).await.unwrap().texts().unwrap() {
+            let known = keys.parse(&text).is_some() || global.parse(&text).is_some();
+            assert!(known, "{text} is no key of ours");
+        }
     }
 }
 
 #[tokio::test]
 async fn the_database_layout_is_as_specified() {
-    check(Layout::Database).await;
+    check(Stage::new(Layout::Database).await).await;
 }
 
 #[tokio::test]
 async fn the_hash_tag_layout_is_as_specified() {
-    check(Layout::HashTag).await;
+    check(Stage::new(Layout::HashTag).await).await;
+}
+
+#[tokio::test]
+async fn a_cluster_is_as_specified() {
+    let config = Config { layout: Layout::HashTag, ..Config::default() };
+    check(Stage::with(RedisCluster::start(), config).await).await;
 }

@@ -4,6 +4,7 @@
 mod actors;
 mod audit;
 mod blobs;
+mod cluster;
 mod context_removal;
 mod contexts;
 mod durability;
@@ -26,6 +27,7 @@ mod reference;
 mod requests;
 mod restarts;
 mod runners;
+mod sentinel;
 mod signers;
 mod stage;
 mod watches;

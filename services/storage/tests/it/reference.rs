@@ -10,8 +10,10 @@ use proptest::prelude::*;
 use proto::internal::v1 as wire;
 use proto::internal::v1::CommitRefusal;
 use proto::v1;
+use storage::Config;
+use testkit::{RedisCluster, RedisServer};
 
-use crate::stage::{CONTEXT, EXECUTOR, Running, Stage, create, script};
+use crate::stage::{CONTEXT, EXECUTOR, Redis, Running, Stage, create, script};
 
 #[derive(Debug, Clone)]
 enum Op {
@@ -96,16 +98,16 @@ impl Expected {
     }
 }
 
-struct Reference {
-    stage: Stage,
+struct Reference<R> {
+    stage: Stage<R>,
     flows: Vec<Expected>,
     owners: [String; 2],
     revision: u64,
 }
 
-impl Reference {
-    async fn new(layout: Layout) -> Self {
-        let stage = Stage::new(layout).await;
+impl<R: Redis> Reference<R> {
+    async fn new(redis: R, layout: Layout) -> Self {
+        let stage = Stage::with(redis, Config { layout, ..Config::default() }).await;
         let revision = stage.revision().await;
         let owners = [OwnerId::random().to_string(), OwnerId::random().to_string()];
         Self { stage, flows: Vec::new(), owners, revision }
@@ -396,10 +398,10 @@ impl Reference {
     }
 }
 
-fn run(layout: Layout) {
+fn run(redis: impl Redis, layout: Layout) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     // One service for all cases: each adds flows of its own.
-    let mut reference = runtime.block_on(Reference::new(layout));
+    let mut reference = runtime.block_on(Reference::new(redis, layout));
     let config = ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() };
     let mut runner = proptest::test_runner::TestRunner::new(config);
     let reference = std::cell::RefCell::new(&mut reference);
@@ -420,10 +422,15 @@ fn run(layout: Layout) {
 
 #[test]
 fn flows_are_as_the_reference_says() {
-    run(Layout::Database);
+    run(RedisServer::start(), Layout::Database);
 }
 
 #[test]
 fn flows_are_as_the_reference_says_with_hash_tags() {
-    run(Layout::HashTag);
+    run(RedisServer::start(), Layout::HashTag);
+}
+
+#[test]
+fn flows_are_as_the_reference_says_in_a_cluster() {
+    run(RedisCluster::start(), Layout::HashTag);
 }

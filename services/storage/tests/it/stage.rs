@@ -25,7 +25,7 @@ use proto::v1::context_service_client::ContextServiceClient;
 use proto::v1::job_service_client::JobServiceClient;
 use rpc::{Channel, Directory, ErrorView, LocalServer, Mount};
 use storage::{App, Config, Deps, Swept};
-use testkit::RedisServer;
+use testkit::{RedisCluster, RedisSentinels, RedisServer};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -48,8 +48,31 @@ pub(crate) fn key_of(id: u32) -> String {
     KEYS[usize::try_from(id - 1).unwrap()].verifying_key().to_string()
 }
 
-pub(crate) struct Stage {
-    pub(crate) redis: RedisServer,
+/// Something that storage can be over.
+pub(crate) trait Redis {
+    fn url(&self) -> String;
+}
+
+impl Redis for RedisServer {
+    fn url(&self) -> String {
+        self.url()
+    }
+}
+
+impl Redis for RedisCluster {
+    fn url(&self) -> String {
+        self.url()
+    }
+}
+
+impl Redis for RedisSentinels {
+    fn url(&self) -> String {
+        self.url()
+    }
+}
+
+pub(crate) struct Stage<R = RedisServer> {
+    pub(crate) redis: R,
     pub(crate) kv: Kv,
     pub(crate) layout: Layout,
     pub(crate) config: Config,
@@ -60,7 +83,7 @@ pub(crate) struct Stage {
     stop: CancellationToken,
 }
 
-impl Drop for Stage {
+impl<R> Drop for Stage<R> {
     fn drop(&mut self) {
         self.stop.cancel();
     }
@@ -76,9 +99,11 @@ impl Stage {
     pub(crate) async fn over(redis: RedisServer, layout: Layout) -> Self {
         Self::with(redis, Config { layout, ..Config::default() }).await
     }
+}
 
+impl<R: Redis> Stage<R> {
     /// The same with these settings.
-    pub(crate) async fn with(redis: RedisServer, config: Config) -> Self {
+    pub(crate) async fn with(redis: R, config: Config) -> Self {
         let layout = config.layout;
         let kv = Kv::new(redis.url().parse().unwrap());
         let mut stage = Self {
@@ -182,7 +207,7 @@ impl Stage {
     }
 
     pub(crate) fn connection(&self) -> Connection {
-        self.kv.database(self.keys().database())
+        self.kv.at(self.keys().database(), &self.keys().tag())
     }
 
     pub(crate) async fn ask(&self, cmd: Cmd) -> Value {
