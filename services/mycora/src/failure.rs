@@ -3,7 +3,7 @@
 pub use service::error_chain;
 use std::path::Path;
 
-use rpc::{ErrorView, Retry};
+use rpc::{ErrorView, Reason, Retry};
 use tonic::{Code, Status};
 
 /// How errors of the way to a server begin.
@@ -15,6 +15,9 @@ const CLOSED: [&str; 5] =
 /// What that may mean.
 const REFUSED: &str = "the coordinator closed the connection: it may not accept the client's certificate, which is of \
                        another authority or out of date, or it is ending";
+
+/// Why somebody is not let in who showed nothing.
+const IDENTITY_REQUIRED: &str = Reason::IdentityRequired.as_str();
 
 /// Why a command failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -95,9 +98,15 @@ impl From<CallError> for Failure {
                 };
                 Self::Unreachable(format!("{text}\n{hint}"))
             }
+            // Something was shown, and not believed.
+            Code::Unauthenticated if !view.reason.is_empty() && view.reason != IDENTITY_REQUIRED => {
+                Self::Unreachable(format!(
+                    "{text}\n`mycora doctor` looks at the profile's certificate and key, and at what they are taken for"
+                ))
+            }
             Code::Unauthenticated => Self::Unreachable(format!(
                 "{text}\nthe profile needs `cert` and `key`, which `mycora pki issue actor/1` makes, or `actor` and \
-                 its `signing_key`; `mycora doctor` looks at what it has"
+                 its `signing_key`"
             )),
             Code::PermissionDenied => Self::Unreachable(format!(
                 "{text}\nuse the certificate of an identity that may; `mycora pki show FILE` tells whose one is"

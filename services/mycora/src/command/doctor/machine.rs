@@ -14,8 +14,14 @@ use crate::failure::error_chain;
 const NEEDS: [(ScriptType, &str); 4] = [
     (ScriptType::Shell, "install /bin/sh"),
     (ScriptType::Python, "install CPython 3.8 or later, on Debian or Ubuntu with `apt-get install python3`"),
-    (ScriptType::V, "install the V compiler (vlang.io) where scripts find it, such as /usr/local/bin/v"),
-    (ScriptType::Rust, "install `rustc` and `cc`, on Debian or Ubuntu with `apt-get install rustc gcc`"),
+    (
+        ScriptType::V,
+        "install the V compiler (vlang.io) where every user may execute it, such as /usr/local/bin/v",
+    ),
+    (
+        ScriptType::Rust,
+        "install `rustc` and `cc` where every user may execute them, on Debian or Ubuntu with `apt-get install rustc gcc`",
+    ),
 ];
 
 /// Tools, languages and isolation.

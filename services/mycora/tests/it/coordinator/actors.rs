@@ -124,7 +124,7 @@ impl ActorService for Scripted {
         request: Request<v1::GetActorRequest>,
     ) -> Result<Response<v1::GetActorResponse>, Status> {
         match request.into_inner().id {
-            1 => Ok(Response::new(v1::GetActorResponse { actor: Some(actor()), ..Default::default() })),
+            1 => Ok(Response::new(v1::GetActorResponse { actor: Some(actor()) })),
             id => Err(Status::not_found(format!("actor {id} was not found"))),
         }
     }
