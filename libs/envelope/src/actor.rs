@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::statement::SKEW;
-use crate::{Envelope, Refusal};
+use crate::{Envelope, Refusal, cut, object};
 
 pub use job::{JOB_TYPE, JobTerms, SignedJob, check_job, check_terms, sign_job};
 pub use letter::{LETTER_TYPE, LetterTerms, SignedLetter, check_letter, sign_letter};
@@ -33,8 +33,7 @@ fn open<T: DeserializeOwned>(payload_type: &str, signature: &str) -> Result<(Ver
     }
     let envelope = Envelope::from_json(signature.as_bytes())?;
     let signer = envelope.signer(payload_type)?;
-    let what = serde_json::from_slice(&envelope.payload);
-    Ok((signer, what.map_err(|error| Refusal::Malformed(error.to_string()))?))
+    Ok((signer, object(&envelope.payload)?))
 }
 
 /// Refuses what is over, and what is to hold for longer than such a thing may.
@@ -50,7 +49,7 @@ fn check_expiry(expires: Timestamp, longest: Duration, now: Timestamp) -> Result
 
 /// Refuses it when what was signed is something else than what is here.
 fn same<T: PartialEq>(field: &str, signed: &T, here: &T) -> Result<(), Refusal> {
-    if signed == here { Ok(()) } else { Err(Refusal::OtherContent(field.to_owned())) }
+    if signed == here { Ok(()) } else { Err(Refusal::OtherContent(cut(field))) }
 }
 
 #[cfg(test)]

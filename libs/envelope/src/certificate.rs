@@ -4,7 +4,7 @@ use identity::{SigningKey, VerifyingKey};
 use model::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{Envelope, Refusal};
+use crate::{Envelope, Refusal, object};
 
 /// What an envelope with a certificate holds.
 const CERTIFICATE_TYPE: &str = "application/vnd.mycora.gateway-key+json";
@@ -74,8 +74,7 @@ impl Certificate {
     /// What [`Envelope::signer`] says; [`Refusal::Malformed`].
     pub fn read(envelope: &Envelope) -> Result<Self, Refusal> {
         let root = envelope.signer(CERTIFICATE_TYPE)?;
-        let text: CertificateText = serde_json::from_slice(&envelope.payload)
-            .map_err(|error| Refusal::Malformed(format!("certificate: {error}")))?;
+        let text: CertificateText = object(&envelope.payload)?;
         let key = text.key.parse().map_err(|error| Refusal::Malformed(format!("certificate: {error}")))?;
         Ok(Self {
             root,
@@ -147,10 +146,7 @@ impl RootChange {
     /// signed.
     pub fn read(envelope: &Envelope) -> Result<Self, Refusal> {
         let old = envelope.signer(ROOT_CHANGE_TYPE)?;
-        let parse = |bytes: &[u8]| {
-            serde_json::from_slice::<RootChangeText>(bytes)
-                .map_err(|error| Refusal::Malformed(format!("change of root: {error}")))
-        };
+        let parse = |bytes| object::<RootChangeText>(bytes);
         let text = parse(&envelope.payload)?;
         let proof = text.proof.as_ref().ok_or(Refusal::BadSignature)?;
         let proof = Envelope::from_json(proof.get().as_bytes())?;

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use identity::{SigningKey, VerifyingKey};
 use serde::{Deserialize, Serialize};
 
-use crate::Refusal;
+use crate::{Refusal, object};
 
 /// Bytes, what they are, and who has signed them.
 ///
@@ -116,9 +116,8 @@ impl Envelope {
     /// # Errors
     /// [`Refusal::Malformed`], also when it has no signature, or several: one is what is asked for.
     pub fn from_json(json: &[u8]) -> Result<Self, Refusal> {
-        let malformed = |why: &dyn std::fmt::Display| Refusal::Malformed(why.to_string());
-        let text: Text = serde_json::from_slice(json).map_err(|error| malformed(&error))?;
-        let decode = |text: &str| STANDARD.decode(text).map(Bytes::from).map_err(|error| malformed(&error));
+        let text: Text = object(json)?;
+        let decode = |text: &str| STANDARD.decode(text).map(Bytes::from).map_err(Refusal::malformed);
         let signatures = text.signatures.iter().map(|one| Ok((one.keyid.clone(), decode(&one.sig)?)));
         let signatures = signatures.collect::<Result<_, Refusal>>()?;
         Self::from_parts(text.payload_type, decode(&text.payload)?, signatures)
@@ -171,6 +170,19 @@ mod tests {
             let json = format!(r#"{{"payloadType":"t","payload":"","signatures":{signatures}}}"#);
             assert!(matches!(Envelope::from_json(json.as_bytes()), Err(Refusal::Malformed(_))));
         }
+    }
+
+    #[test]
+    fn a_refusal_is_short_whatever_was_said() {
+        let json = format!(r#"{{"payloadType":"t","payload":"","signatures":"{}"}}"#, "x".repeat(100_000));
+        let refusal = Envelope::from_json(json.as_bytes()).expect_err("no list").to_string();
+        assert!(refusal.len() < 400, "{} bytes", refusal.len());
+    }
+
+    #[test]
+    fn a_list_is_no_envelope() {
+        let json = format!(r#"["{TYPE}","e30=",[{{"keyid":"a","sig":""}}]]"#);
+        assert!(matches!(Envelope::from_json(json.as_bytes()), Err(Refusal::Malformed(_))));
     }
 
     proptest! {

@@ -90,7 +90,15 @@ pub enum Refusal {
     TooMuch,
 }
 
+/// Characters of what is told of something that cannot be read: readers repeat what stands there, however long it is.
+const WHY_CHARS_MAX: usize = 300;
+
 impl Refusal {
+    /// Says why something cannot be read.
+    pub(crate) fn malformed(why: impl std::fmt::Display) -> Self {
+        Self::Malformed(cut(&why.to_string()))
+    }
+
     /// Its name, for counters and answers.
     #[must_use]
     pub const fn code(&self) -> &'static str {
@@ -121,4 +129,17 @@ impl Refusal {
                 | Self::TooMuch
         )
     }
+}
+
+/// As much of a text as is told.
+fn cut(text: &str) -> String {
+    text.chars().take(WHY_CHARS_MAX).collect()
+}
+
+/// Reads an object. A list, which would be taken for an object without names, is none: nobody else reads it so.
+fn object<'a, T: serde::Deserialize<'a>>(json: &'a [u8]) -> Result<T, Refusal> {
+    if !json.trim_ascii_start().starts_with(b"{") {
+        return Err(Refusal::malformed("an object is expected"));
+    }
+    serde_json::from_slice(json).map_err(Refusal::malformed)
 }

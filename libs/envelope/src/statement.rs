@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::certificate::Vouched;
-use crate::{Certificate, Envelope, Refusal};
+use crate::{Certificate, Envelope, Refusal, object};
 
 /// What an envelope with a statement holds.
 pub const PAYLOAD_TYPE: &str = "application/vnd.mycora.rpc+json";
@@ -113,8 +113,7 @@ impl Sealer {
         now: Timestamp,
         lifetime: Duration,
     ) -> Result<Envelope, Refusal> {
-        let body = serde_json::from_slice::<&RawValue>(body)
-            .map_err(|error| Refusal::Malformed(error.to_string()))?;
+        let body = serde_json::from_slice::<&RawValue>(body).map_err(Refusal::malformed)?;
         let statement = Statement {
             to: to.to_owned(),
             id: Uid::random().to_string(),
@@ -167,8 +166,7 @@ pub(crate) fn hear_knowing(
         Proof::Signature => envelope.signer(PAYLOAD_TYPE)?,
         Proof::Transport => envelope.claimed(PAYLOAD_TYPE)?,
     };
-    let malformed = |error: serde_json::Error| Refusal::Malformed(error.to_string());
-    let statement: Statement<'_> = serde_json::from_slice(&envelope.payload).map_err(malformed)?;
+    let statement: Statement<'_> = object(&envelope.payload)?;
     if !own.contains(&statement.to) {
         let to = statement.to.chars().take(64).collect();
         return Err(Refusal::WrongDestination { to, own: own.join(" or ") });
@@ -196,7 +194,7 @@ pub(crate) fn hear_knowing(
 
 /// What is in an envelope, whether or not it may be heard.
 pub(crate) fn body(envelope: &Envelope) -> Option<Bytes> {
-    let statement: Statement<'_> = serde_json::from_slice(&envelope.payload).ok()?;
+    let statement: Statement<'_> = object(&envelope.payload).ok()?;
     Some(Bytes::copy_from_slice(statement.body.get().as_bytes()))
 }
 

@@ -206,6 +206,10 @@ pub fn audience(trust_domain: &TrustDomain) -> String {
 
 fn part<T: DeserializeOwned>(text: &str, name: &'static str) -> Result<T, TokenError> {
     let json = URL_SAFE_NO_PAD.decode(text).map_err(|_| TokenError::Form)?;
+    // A list would be taken for an object without names; nobody else reads it so.
+    if !json.trim_ascii_start().starts_with(b"{") {
+        return Err(TokenError::Part { name, message: "it is no object".to_owned() });
+    }
     serde_json::from_slice(&json).map_err(|error| TokenError::Part { name, message: error.to_string() })
 }
 

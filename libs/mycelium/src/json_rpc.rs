@@ -92,6 +92,15 @@ impl RpcError {
     }
 }
 
+/// Characters of what is told of something that cannot be read: readers repeat what stands there, however long it is, and an
+/// answer of that length could not even be sent.
+const WHY_CHARS_MAX: usize = 300;
+
+/// Why something cannot be read.
+fn told(error: &serde_json::Error) -> String {
+    error.to_string().chars().take(WHY_CHARS_MAX).collect()
+}
+
 /// What a handler gives for one request.
 pub type Answer = Result<Box<RawValue>, RpcError>;
 
@@ -119,8 +128,9 @@ impl Request {
     /// # Errors
     /// An answer that says what is wrong with them.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, RpcError> {
-        serde_json::from_str(self.params.get())
-            .map_err(|error| RpcError::of_protocol(INVALID_PARAMS, format!("{}: {error}", self.method)))
+        serde_json::from_str(self.params.get()).map_err(|error| {
+            RpcError::of_protocol(INVALID_PARAMS, format!("{}: {}", self.method, told(&error)))
+        })
     }
 }
 

@@ -13,7 +13,7 @@ use model::{
 use serde::{Deserialize, Serialize};
 
 use super::{check_expiry, open, same, sign};
-use crate::Refusal;
+use crate::{Refusal, cut};
 
 /// What an envelope with a job's terms holds.
 pub const JOB_TYPE: &str = "application/vnd.mycora.job+json";
@@ -122,7 +122,7 @@ impl JobTerms {
         }
         let unknown = |path: &&String| !files.contains_key(*path) && !received.contains(*path);
         match here.files.keys().chain(&here.received).find(unknown) {
-            Some(path) => Err(Refusal::OtherContent(format!("files[{path}]"))),
+            Some(path) => Err(Refusal::OtherContent(cut(&format!("files[{path}]")))),
             None => Ok(()),
         }
     }

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 
 use super::{
     Answer, BATCH_LEN_MAX, ErrorData, INVALID_REQUEST, METHOD_BYTES_MAX, PARSE_ERROR, PAYLOAD_BYTES_MAX,
-    Request, RpcError,
+    Request, RpcError, told,
 };
 
 /// Text ids are shorter than this.
@@ -92,7 +92,7 @@ pub fn parse(payload: &[u8]) -> Result<Payload, ParseError> {
     if payload.len() > PAYLOAD_BYTES_MAX {
         return Err(ParseError::TooLarge(payload.len()));
     }
-    let not_json = |error: serde_json::Error| ParseError::NotJson(error.to_string());
+    let not_json = |error: serde_json::Error| ParseError::NotJson(told(&error));
     let first = payload.iter().find(|byte| !byte.is_ascii_whitespace());
     if first == Some(&b'[') {
         let Members(members) = serde_json::from_slice(payload).map_err(not_json)?;
@@ -165,9 +165,13 @@ struct RawError {
 
 fn member(raw: &RawValue) -> Result<Message, Invalid> {
     let text = raw.get();
+    // A list would be taken for an object without names.
+    if !text.starts_with('{') {
+        return Err(Invalid { id: None, problem: "a message is an object".to_owned() });
+    }
     let parsed: Raw<'_> = match serde_json::from_str(text) {
         Ok(parsed) => parsed,
-        Err(error) => return Err(Invalid { id: None, problem: error.to_string() }),
+        Err(error) => return Err(Invalid { id: None, problem: told(&error) }),
     };
     let Raw { jsonrpc, id, method, params, result, error } = parsed;
     let id = id.map(read_id).transpose().map_err(|problem| Invalid { id: None, problem })?;
@@ -281,10 +285,11 @@ mod tests {
         ] {
             assert!(single(text).is_err(), "{text}");
         }
-        let Ok(Payload::Batch(members)) = parse(br#"[1, {"jsonrpc":"2.0","method":"a"}]"#) else {
+        let Ok(Payload::Batch(members)) = parse(br#"[1, {"jsonrpc":"2.0","method":"a"}, ["2.0", 1, "a"]]"#)
+        else {
             panic!("a batch")
         };
-        assert!(members[0].is_err() && members[1].is_ok());
+        assert!(members[0].is_err() && members[1].is_ok() && members[2].is_err());
         assert_eq!(parse(b" []").map(|_| ()), Err(ParseError::EmptyBatch));
         assert!(matches!(parse(b"[1"), Err(ParseError::NotJson(_))));
         let many = format!("[{}0]", "0,".repeat(BATCH_LEN_MAX));
@@ -293,6 +298,18 @@ mod tests {
             parse(&vec![b' '; PAYLOAD_BYTES_MAX + 1]).map(|_| ()),
             Err(ParseError::TooLarge(PAYLOAD_BYTES_MAX + 1))
         );
+    }
+
+    #[test]
+    fn a_refusal_is_short_whatever_was_said() {
+        let long = "\u{202e}".repeat(100_000);
+        let text = format!(r#"{{"jsonrpc":"2.0","error":"{long}"}}"#);
+        let problem = single(&text).expect_err("no error").problem;
+        assert!(problem.len() < 2000, "{} bytes", problem.len());
+        let text = format!(r#"{{"jsonrpc":"2.0","method":"a","params":["{long}"]}}"#);
+        let Ok(Message::Request(request)) = single(&text) else { panic!("a request") };
+        let message = request.read::<Vec<u32>>().expect_err("texts").message;
+        assert!(message.len() < 2000, "{} bytes", message.len());
     }
 
     proptest! {
