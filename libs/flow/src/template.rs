@@ -59,11 +59,22 @@ pub enum Reference {
     Flow(FlowField),
 }
 
+/// Characters of a key that are shown: what a reference that cannot be filled in leaves behind is kept with its node.
+const KEY_SHOWN_CHARS_MAX: usize = 128;
+
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Result { node, key } if key.chars().all(is_word) => write!(f, "results.{node}.{key}"),
-            Self::Result { node, key } => write!(f, "results.{node}[{key:?}]"),
+            Self::Result { node, key } => {
+                let shown =
+                    key.char_indices().nth(KEY_SHOWN_CHARS_MAX).map_or(key.as_str(), |(at, _)| &key[..at]);
+                let rest = if shown.len() < key.len() { "…" } else { "" };
+                if key.chars().all(is_word) {
+                    write!(f, "results.{node}.{shown}{rest}")
+                } else {
+                    write!(f, "results.{node}[{shown:?}{rest}]")
+                }
+            }
             Self::Flow(field) => write!(f, "flow.{}", field.as_str()),
         }
     }
@@ -384,6 +395,8 @@ mod tests {
         let missing = reason(&[("X", "${{ results.count-a.other }}")]);
         assert_eq!(missing.code, ReasonCode::MissingResult);
         assert!(missing.detail.contains("results.count-a.other"), "{missing}");
+        let long = format!("${{{{ results.count-a.{} }}}}", "k".repeat(60_000));
+        assert!(reason(&[("X", &long)]).detail.len() < 300, "a long key is not repeated");
         let total = "${{ results.count-a.total }}";
         assert_eq!(reason(&[("X", &total.repeat(2))]).code, ReasonCode::EnvTooLarge);
         let many: Vec<String> = (0..7).map(|i| format!("V{i}")).collect();
