@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::flows::FlowInContext;
 use crate::messages::message_key;
 use crate::pages::{Page, PageOf};
+use crate::permission::{Action, allow_asker};
 use crate::record::flow::StoredFlow;
 use crate::record::{self, Fields};
 use crate::store::{Asker, Store, Tenant};
@@ -153,13 +154,16 @@ impl Store {
         context: ContextId,
         flow: FlowId,
         asker: Asker,
+        action: Action,
     ) -> Result<FlowInContext> {
         let (_, context, mut answers) = self
             .read(context, asker, |tenant, pipeline| {
                 pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
             })
             .await?;
-        Ok((self.flow_of(flow, answers.pop().unwrap_or(Value::Nil))?, context.uid))
+        let stored = self.flow_of(flow, answers.pop().unwrap_or(Value::Nil))?;
+        allow_asker(&context, asker, action, stored.flow.caller_id)?;
+        Ok((stored, context.uid))
     }
 
     /// A page of flows, newest first, with the uid of their context.

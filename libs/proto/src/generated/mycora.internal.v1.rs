@@ -1146,6 +1146,9 @@ pub struct ReadFlowRequest {
     /// The actor that asks.
     #[prost(uint32, tag = "3")]
     pub on_behalf_of: u32,
+    /// It asks in order to report on a node of the flow, and has to be allowed to.
+    #[prost(bool, tag = "4")]
+    pub to_report: bool,
 }
 /// Gives a flow.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -127,7 +127,8 @@ impl Submitter {
     }
 
     async fn read(&mut self, actor: ActorId, context_id: u32, flow_id: u32) -> Result<(Flow, JobId), Status> {
-        let request = internal::ReadFlowRequest { context_id, flow_id, on_behalf_of: actor.0 };
+        let request =
+            internal::ReadFlowRequest { context_id, flow_id, on_behalf_of: actor.0, to_report: false };
         let record = self.store.read_flow(request).await?.into_inner().flow;
         let record = record.ok_or_else(|| bad_store("a flow without its record"))?;
         let first_job = JobId(record.first_job_id);

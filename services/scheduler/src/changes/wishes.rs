@@ -99,7 +99,7 @@ pub async fn update_node(
     if was_done(&mut reader.store, actor, context_id, (&request_id, request_hash.clone())).await? {
         return Ok(());
     }
-    let record = reader.record().await?;
+    let record = reader.record_to_report().await?;
     let node = reader.node(&request.node).await?;
     check_under_way(&node, request.attempt)?;
     let convert::flow::Record { flow, context_uid, .. } =

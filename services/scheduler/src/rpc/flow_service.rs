@@ -183,7 +183,7 @@ impl FlowService for FlowRpc {
     async fn get_flow(&self, request: Request<GetFlowRequest>) -> Result<Response<GetFlowResponse>, Status> {
         let on_behalf_of = actor_of(&request)?.0;
         let GetFlowRequest { context_id, flow_id } = request.into_inner();
-        let read = internal::ReadFlowRequest { context_id, flow_id, on_behalf_of };
+        let read = internal::ReadFlowRequest { context_id, flow_id, on_behalf_of, to_report: false };
         let record = self.store().read_flow(read).await?.into_inner().flow;
         Ok(Response::new(GetFlowResponse { flow: record.and_then(|record| record.flow) }))
     }

@@ -61,7 +61,21 @@ impl FlowReader {
     /// As storage's.
     pub async fn record(&mut self) -> Result<FlowRecord, Status> {
         let (context_id, flow_id) = (self.context.0, self.flow.0);
-        let request = ReadFlowRequest { context_id, flow_id, on_behalf_of: self.actor.0 };
+        let request = ReadFlowRequest { context_id, flow_id, on_behalf_of: self.actor.0, to_report: false };
+        self.read(request).await
+    }
+
+    /// The same for an actor that will report on a node of the flow.
+    ///
+    /// # Errors
+    /// As storage's: PERMISSION_DENIED when it may not.
+    pub async fn record_to_report(&mut self) -> Result<FlowRecord, Status> {
+        let (context_id, flow_id) = (self.context.0, self.flow.0);
+        let request = ReadFlowRequest { context_id, flow_id, on_behalf_of: self.actor.0, to_report: true };
+        self.read(request).await
+    }
+
+    async fn read(&mut self, request: ReadFlowRequest) -> Result<FlowRecord, Status> {
         let record = self.store.read_flow(request).await?.into_inner().flow;
         record.ok_or_else(|| bad_store("a flow without its record"))
     }

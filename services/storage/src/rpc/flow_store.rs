@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::events::Subject;
 use crate::flows::FlowInContext;
 use crate::messages::parse_message_key;
+use crate::permission::Action;
 use crate::reads::{LogTail, MessageState, NodePage};
 use crate::record::flow::StoredFlow;
 use crate::requests::Request as Repeatable;
@@ -264,9 +265,10 @@ impl FlowStoreService for Rpc {
         &self,
         request: Request<wire::ReadFlowRequest>,
     ) -> Result<Response<wire::ReadFlowResponse>, Status> {
-        let wire::ReadFlowRequest { context_id, flow_id, on_behalf_of } = request.into_inner();
+        let wire::ReadFlowRequest { context_id, flow_id, on_behalf_of, to_report } = request.into_inner();
         let asker = Asker::from_wire(on_behalf_of);
-        let flow = self.hub.store().read_flow(ContextId(context_id), FlowId(flow_id), asker).await?;
+        let action = if to_report { Action::ReportNode } else { Action::Read };
+        let flow = self.hub.store().read_flow(ContextId(context_id), FlowId(flow_id), asker, action).await?;
         Ok(Response::new(wire::ReadFlowResponse { flow: Some(record(flow)) }))
     }
 

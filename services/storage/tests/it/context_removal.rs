@@ -141,7 +141,12 @@ async fn supervisors_forget_it_first() {
         let signal = running.push(&FlowInput::Signal { name: "go".parse().unwrap() });
         assert_eq!(failure(stage.flows().push_input(signal).await), gone);
         assert_eq!(stage.commit(running.end()).await.refusal(), wire::CommitRefusal::ContextDeleting);
-        let read = wire::ReadFlowRequest { context_id: CONTEXT, flow_id: running.id, on_behalf_of: READER };
+        let read = wire::ReadFlowRequest {
+            context_id: CONTEXT,
+            flow_id: running.id,
+            on_behalf_of: READER,
+            to_report: false,
+        };
         stage.flows().read_flow(read).await.unwrap();
         running.epoch += 1;
 

@@ -20,7 +20,12 @@ async fn the_table_of_roles() {
     let code = |result: Result<(), tonic::Status>| result.err().map_or(Code::Ok, |status| status.code());
     let (denied, unseen) = (Code::PermissionDenied, Code::NotFound);
     for (i, actor) in ALL.into_iter().enumerate() {
-        let read = wire::ReadFlowRequest { context_id: CONTEXT, flow_id: flow.id, on_behalf_of: actor };
+        let read = wire::ReadFlowRequest {
+            context_id: CONTEXT,
+            flow_id: flow.id,
+            on_behalf_of: actor,
+            to_report: false,
+        };
         let read = code(stage.flows().read_flow(read).await.map(drop));
         assert_eq!(read, [ok, ok, ok, unseen][i], "actor {actor} reads");
 
@@ -111,7 +116,12 @@ async fn a_context_that_is_going_takes_no_changes() {
     let refused = failure(stage.flows().create_flow(create(1)).await);
     assert_eq!(refused, (Code::FailedPrecondition, "CONTEXT_DELETING".to_owned()));
     assert_eq!(stage.commit(flow.step()).await.refusal(), wire::CommitRefusal::ContextDeleting);
-    let read = wire::ReadFlowRequest { context_id: CONTEXT, flow_id: flow.id, on_behalf_of: READER };
+    let read = wire::ReadFlowRequest {
+        context_id: CONTEXT,
+        flow_id: flow.id,
+        on_behalf_of: READER,
+        to_report: false,
+    };
     stage.flows().read_flow(read).await.unwrap();
 }
 

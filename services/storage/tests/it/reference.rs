@@ -362,7 +362,8 @@ impl<R: Redis> Reference<R> {
     async fn check(&self) {
         for expected in &self.flows {
             let flow_id = expected.running.id;
-            let request = wire::ReadFlowRequest { context_id: CONTEXT, flow_id, on_behalf_of: 0 };
+            let request =
+                wire::ReadFlowRequest { context_id: CONTEXT, flow_id, on_behalf_of: 0, to_report: false };
             let status = match self.stage.flows().read_flow(request).await {
                 Err(_) => Status::Gone,
                 Ok(answer) => match answer.into_inner().flow.unwrap().flow.unwrap().status() {

@@ -132,7 +132,12 @@ async fn what_is_removed_is_removed_once_and_stays_answered() {
         let again = wire::CreateFlowRequest { flow_id: flow.id, ..create(1) };
         stage.flows().create_flow(again).await.unwrap();
         stage.flows().remove_flow(remove.clone()).await.unwrap();
-        let read = wire::ReadFlowRequest { context_id: CONTEXT, flow_id: flow.id, on_behalf_of: READER };
+        let read = wire::ReadFlowRequest {
+            context_id: CONTEXT,
+            flow_id: flow.id,
+            on_behalf_of: READER,
+            to_report: false,
+        };
         stage.flows().read_flow(read).await.unwrap();
         let other = wire::RemoveFlowRequest { request_hash: "dd".into(), ..remove };
         assert_eq!(failure(stage.flows().remove_flow(other).await).1, "REQUEST_ID_REUSED");
