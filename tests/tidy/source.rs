@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 /// Folders that are not ours: built, fetched, or written at run time.
-const NOT_OURS: [&str; 6] = [".git", "target", "node_modules", ".mycora", ".venv", "__pycache__"];
+const NOT_OURS: [&str; 7] = [".git", "target", "node_modules", ".mycora", ".venv", "__pycache__", "corpus"];
 
 /// A file of the repository.
 pub(crate) struct Source {

@@ -3,7 +3,7 @@
 //! - [`view`]: what is known, and how it changes; pure.
 //! - [`hub`]: the view shared by streams and calls, and who waits for its changes.
 //! - [`app`]: puts it together; reads the records from storage, and keeps the time.
-//! - `watching`: tells actors of the runners of their contexts.
+//! - `rpc::watching`: tells actors of the runners of their contexts.
 //! - [`rpc`]: the gRPC side.
 
 pub mod app;
@@ -15,7 +15,6 @@ pub mod metrics;
 pub mod process;
 pub mod rpc;
 pub mod view;
-mod watching;
 
 pub use app::{App, Clock, Deps};
 pub use config::Config;

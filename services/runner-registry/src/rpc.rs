@@ -1,5 +1,7 @@
 //! The gRPC side: parses, asks, converts.
 
+mod watching;
+
 use std::sync::Arc;
 
 use identity::ServiceName;
@@ -24,7 +26,7 @@ use crate::app::Clock;
 use crate::clients::RunnerStoreClient;
 use crate::hub::{Hub, Part};
 use crate::view::Peer;
-use crate::watching::{self, Watched};
+use watching::Watched;
 
 /// What actors may call.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[("/mycora.v1.RunnerService/*", &[Allow::AnyActor])];
