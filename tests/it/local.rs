@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use identity::ServiceName;
 use testkit::free_port;
 
 use crate::suite::{metric, place_of_scripts, program, stdout};
@@ -84,6 +85,19 @@ impl Processes {
         let path = self.dir.join(format!("client-{replica}.toml"));
         std::fs::write(&path, text.replace(&first, &other)).expect("a profile");
         path
+    }
+
+    /// Where a service listens: the first one, where it has replicas.
+    pub(crate) fn port_of(&self, service: ServiceName) -> u16 {
+        let number = match service {
+            ServiceName::Scheduler => 2,
+            ServiceName::Router => 3,
+            ServiceName::RunnerRegistry => 4,
+            ServiceName::MyceliumGateway => 5,
+            ServiceName::Supervisor => 6,
+            _ => 1,
+        };
+        self.port_base + number
     }
 
     /// Where storage listens.

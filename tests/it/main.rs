@@ -10,6 +10,7 @@ mod kills;
 mod limits;
 mod local;
 mod logs;
+mod matrix;
 mod operators;
 mod places;
 mod processes;

@@ -17,7 +17,7 @@ fn read(path: &str) -> String {
 }
 
 /// The rows of the table under a heading of a page, cell by cell, code marks taken off.
-fn rows(page: &str, heading: &str) -> Vec<Vec<String>> {
+pub(crate) fn rows(page: &str, heading: &str) -> Vec<Vec<String>> {
     let text = read(&format!("specs/{page}"));
     let lines = text.lines().skip_while(|line| line.trim_start_matches('#').trim() != heading).skip(1);
     let body = lines.take_while(|line| !line.starts_with('#')).skip_while(|line| !line.starts_with("|--"));

@@ -1,0 +1,162 @@
+//! A suite of separate processes, the actors in it, and what they call about.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use identity::{Identity, IssueOptions, Pki, ServiceName, SigningKey, TrustDomain};
+use model::ActorId;
+use rpc::{Channel, TlsFiles};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tonic::Status;
+
+use super::wire::{self, Methods};
+use crate::local::Processes;
+
+/// The context that everything is about.
+pub(crate) const CONTEXT: u32 = 1;
+/// Its admin, whom `up.sh` makes.
+pub(crate) const ADMIN: u32 = 1;
+pub(crate) const EXECUTOR: u32 = 2;
+pub(crate) const READER: u32 = 3;
+pub(crate) const STRANGER: u32 = 4;
+/// Admin of another context.
+pub(crate) const ADMIN_ELSEWHERE: u32 = 5;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+pub(crate) struct Stage {
+    processes: Processes,
+    pub(crate) methods: Methods,
+    pki: Pki,
+    /// Trusted by nobody.
+    other_pki: Pki,
+    /// Where certificates are put.
+    certificates: PathBuf,
+    pub(crate) keys: BTreeMap<u32, SigningKey>,
+    made: std::sync::Mutex<u32>,
+    // Goes last: the processes run in it.
+    _dir: TempDir,
+}
+
+impl Stage {
+    /// Two contexts and an actor for each role in the first.
+    pub(crate) async fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let suite = dir.path().join("suite");
+        let processes = Processes::start(&suite, &[]);
+        let pki = Pki::open(&suite.join("pki")).expect("up.sh makes one");
+        let other = Pki::init(&dir.path().join("other"), &TrustDomain::default(), SystemTime::now());
+        let certificates = dir.path().join("certificates");
+        std::fs::create_dir(&certificates).expect("a directory");
+        let mut stage = Self {
+            processes,
+            methods: Methods::new(),
+            pki,
+            other_pki: other.expect("another authority"),
+            certificates,
+            keys: BTreeMap::new(),
+            made: std::sync::Mutex::new(0),
+            _dir: dir,
+        };
+        for id in [EXECUTOR, READER, STRANGER, ADMIN_ELSEWHERE] {
+            let key = SigningKey::generate();
+            let body = json!({"id": id, "pubkey": key.verifying_key().to_string()});
+            stage.ask("ActorService/RegisterActor", body).await;
+            stage.keys.insert(id, key);
+        }
+        let elsewhere = json!({"id": 2, "admins": [ADMIN_ELSEWHERE]});
+        stage.ask("ContextService/CreateContext", elsewhere).await;
+        let members =
+            json!({"contextId": CONTEXT, "executors": {"ids": [EXECUTOR]}, "readers": {"ids": [READER]}});
+        stage.ask("ContextService/UpdateContext", members).await;
+        stage
+    }
+
+    /// Where the machine is that runs the jobs.
+    pub(crate) fn supervisor_address(&self) -> String {
+        format!("grpc://127.0.0.1:{}", self.processes.port_of(ServiceName::Supervisor))
+    }
+
+    /// Files of a certificate that was made for this test.
+    fn issue(&self, pki: &Pki, identity: Identity, options: &IssueOptions) -> TlsFiles {
+        let number = {
+            let mut made = self.made.lock().expect("nobody panicked");
+            *made += 1;
+            *made
+        };
+        let issued = pki.sign(identity, options).expect("signed");
+        let path = |kind: &str| self.certificates.join(format!("{number}.{kind}"));
+        std::fs::write(path("pem"), issued.certificate_pem).expect("written");
+        std::fs::write(path("key"), issued.key_pem).expect("written");
+        // Whoever signed it, our own servers are to be trusted.
+        TlsFiles::new(self.pki.ca_file(), path("pem"), path("key"))
+    }
+
+    /// A certificate that is in force.
+    pub(crate) fn certificate(&self, identity: Identity) -> TlsFiles {
+        self.issue(&self.pki, identity, &IssueOptions::from(SystemTime::now()))
+    }
+
+    pub(crate) fn actor(&self, id: u32) -> TlsFiles {
+        self.certificate(Identity::Actor(ActorId(id)))
+    }
+
+    /// A certificate that ended an hour ago.
+    pub(crate) fn expired(&self, identity: Identity) -> TlsFiles {
+        let options = IssueOptions { validity: HOUR, ..IssueOptions::from(SystemTime::now() - 2 * HOUR) };
+        self.issue(&self.pki, identity, &options)
+    }
+
+    /// A certificate of an authority that is not ours.
+    pub(crate) fn foreign(&self, identity: Identity) -> TlsFiles {
+        self.issue(&self.other_pki, identity, &IssueOptions::from(SystemTime::now()))
+    }
+
+    /// None at all.
+    pub(crate) fn anonymous(&self) -> TlsFiles {
+        TlsFiles::anonymous(self.pki.ca_file())
+    }
+
+    /// A way to whoever hosts a service of the API.
+    pub(crate) fn channel(&self, service: &str, tls: &TlsFiles) -> Channel {
+        let address = format!("https://127.0.0.1:{}", self.processes.port_of(host_of(service)));
+        Channel::remote(&address, tls, None).expect("a way")
+    }
+
+    /// Calls as the bootstrap identity, which must succeed.
+    pub(crate) async fn ask(&self, method: &str, body: Value) -> Value {
+        self.ask_as(Identity::Admin, method, body).await
+    }
+
+    /// Calls as somebody for whom it must succeed.
+    pub(crate) async fn ask_as(&self, identity: Identity, method: &str, body: Value) -> Value {
+        let answer = self.try_as(identity, method, &body).await;
+        answer.unwrap_or_else(|status| panic!("{method} as {identity}: {status:?}\n{body}"))
+    }
+
+    pub(crate) async fn try_as(
+        &self,
+        identity: Identity,
+        method: &str,
+        body: &Value,
+    ) -> Result<Value, Status> {
+        let method = self.methods.get(method);
+        let channel = self.channel(method.parent_service().name(), &self.certificate(identity));
+        wire::call(channel, None, &method, body).await
+    }
+}
+
+/// Who hosts a service of the API.
+pub(crate) fn host_of(service: &str) -> ServiceName {
+    match service {
+        "FlowService" | "ReportIntakeService" => ServiceName::Scheduler,
+        "MessageService" => ServiceName::Router,
+        "RunnerService" | "RegistryViewService" => ServiceName::RunnerRegistry,
+        "GatewayService" | "GatewayLinkService" => ServiceName::MyceliumGateway,
+        "SupervisorService" => ServiceName::Supervisor,
+        // All others are about what is kept.
+        _ => ServiceName::Storage,
+    }
+}

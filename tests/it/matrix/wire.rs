@@ -1,0 +1,109 @@
+//! Any method called by its name, with requests and answers as JSON.
+
+use bytes::{Buf as _, BufMut as _, Bytes};
+use prost::Message as _;
+use prost_reflect::{DescriptorPool, DynamicMessage, MethodDescriptor};
+use rpc::Channel;
+use serde_json::Value;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::{Request, Status};
+
+/// A method that does not answer within this time hangs.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
+
+/// Every method that the descriptors know.
+pub(crate) struct Methods(DescriptorPool);
+
+impl Methods {
+    pub(crate) fn new() -> Self {
+        Self(DescriptorPool::decode(proto::DESCRIPTORS).expect("the build checks the descriptor set"))
+    }
+
+    /// Those of one package, as in `mycora.v1`.
+    pub(crate) fn of(&self, package: &str) -> Vec<MethodDescriptor> {
+        let services = self.0.services().filter(|service| service.parent_file().package_name() == package);
+        services.flat_map(|service| service.methods().collect::<Vec<_>>()).collect()
+    }
+
+    /// One, as in `FlowService/GetFlow`.
+    pub(crate) fn get(&self, name: &str) -> MethodDescriptor {
+        let found = self.of("mycora.v1").into_iter().chain(self.of("mycora.internal.v1"));
+        found
+            .into_iter()
+            .find(|method| short(method) == name)
+            .unwrap_or_else(|| panic!("there is no method {name}"))
+    }
+}
+
+/// As in `FlowService/GetFlow`.
+pub(crate) fn short(method: &MethodDescriptor) -> String {
+    format!("{}/{}", method.parent_service().name(), method.name())
+}
+
+/// Calls a method; the first message of an answer that is a stream. A stream that ended without one is `null`.
+pub(crate) async fn call(
+    channel: Channel,
+    token: Option<&str>,
+    method: &MethodDescriptor,
+    body: &Value,
+) -> Result<Value, Status> {
+    let message = DynamicMessage::deserialize(method.input(), body.clone())
+        .unwrap_or_else(|error| panic!("{}: {error}: {body}", short(method)));
+    let mut request = Request::new(tokio_stream::iter([Bytes::from(message.encode_to_vec())]));
+    request.set_timeout(PATIENCE);
+    if let Some(token) = token {
+        let value = format!("Bearer {token}").parse().expect("a token is ASCII");
+        request.metadata_mut().insert("authorization", value);
+    }
+    let path = format!("/{}/{}", method.parent_service().full_name(), method.name());
+    let path: PathAndQuery = path.parse().expect("names make a path");
+    let mut client = tonic::client::Grpc::new(channel);
+    client.ready().await?;
+    let mut answers = client.streaming(request, path, Plain).await?.into_inner();
+    match answers.message().await? {
+        None => Ok(Value::Null),
+        Some(bytes) => {
+            let answer = DynamicMessage::decode(method.output(), bytes).expect("what the method gives");
+            Ok(serde_json::to_value(&answer).expect("a message is JSON"))
+        }
+    }
+}
+
+/// Messages as they are on the wire.
+struct Plain;
+
+impl Codec for Plain {
+    type Encode = Bytes;
+    type Decode = Bytes;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for Plain {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, item: Bytes, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        to.put(item);
+        Ok(())
+    }
+}
+
+impl Decoder for Plain {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        let bytes = from.remaining();
+        Ok(Some(from.copy_to_bytes(bytes)))
+    }
+}
