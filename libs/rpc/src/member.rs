@@ -87,17 +87,20 @@ where
     loop {
         // Marked as seen before asking: what changes while it is asked is asked again.
         changed.borrow_and_update();
-        let pause = match ask().await {
+        // Whoever is asked and does not answer leaves as much in doubt as whoever fails.
+        let since: Instant = in_doubt_since.unwrap_or_else(Instant::now);
+        let answer = tokio::time::timeout_at(since + DOUBT_MAX, ask()).await;
+        let pause = match answer.unwrap_or_else(|_| Err(Status::unavailable("no answer"))) {
             Ok(Standing::Lost(status)) => return status,
             Ok(Standing::Holds { until }) => {
                 in_doubt_since = None;
                 until.map(|until| until.since(Timestamp::now()))
             }
             Err(status) => {
-                let since: Instant = *in_doubt_since.get_or_insert_with(Instant::now);
                 if since.elapsed() >= DOUBT_MAX {
                     return doubtful(&status);
                 }
+                in_doubt_since = Some(since);
                 Some(ASK_AGAIN)
             }
         };

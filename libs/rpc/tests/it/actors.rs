@@ -314,6 +314,19 @@ async fn a_stream_goes_on_in_doubt_but_not_for_long() {
     assert!(began.elapsed() >= Duration::from_secs(150), "{:?}", began.elapsed());
 }
 
+#[tokio::test(start_paused = true)]
+async fn who_gives_no_answer_leaves_a_stream_in_doubt_as_well() {
+    let known = Arc::new(Known::default());
+    known.set_member(CONTEXT, ACTOR_ID, member(Some(Role::Reader), false));
+    let directory: Arc<dyn Directory> = known.clone();
+    let endless = stream::pending::<Result<(), Status>>();
+    let mut watched = while_member(endless, directory, CONTEXT, ACTOR_ID, Role::Reader);
+    known.fall_silent();
+    let ended = tokio::time::timeout(Duration::from_secs(40), watched.next()).await;
+    let status = ended.expect("it goes on").unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+}
+
 #[tokio::test]
 async fn a_stream_that_ends_by_itself_ends() {
     let known = Arc::new(Known::default());

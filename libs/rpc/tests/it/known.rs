@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use futures_util::future::{BoxFuture, ready};
+use futures_util::future::{BoxFuture, pending, ready};
 use identity::{ActorKey, SigningKey};
 use model::{ActorId, ContextId, Timestamp};
 use rpc::{Directory, KnownActor, Membership};
@@ -25,6 +25,7 @@ struct Said {
     /// How often an actor was asked for.
     asked: u64,
     is_away: bool,
+    is_silent: bool,
 }
 
 impl Known {
@@ -59,6 +60,11 @@ impl Known {
         self.change(|said| said.is_away = is_away);
     }
 
+    /// From now on it takes questions and does not answer them.
+    pub(crate) fn fall_silent(&self) {
+        self.change(|said| said.is_silent = true);
+    }
+
     /// Another actor changed.
     pub(crate) fn touch(&self) {
         self.change(|_| ());
@@ -78,6 +84,9 @@ impl Known {
         answer: impl FnOnce(&mut Said) -> T,
     ) -> BoxFuture<'_, Result<T, Status>> {
         let mut said = self.said.lock().unwrap();
+        if said.is_silent {
+            return Box::pin(pending());
+        }
         let answer = if said.is_away { Err(Status::unavailable("away")) } else { Ok(answer(&mut said)) };
         Box::pin(ready(answer))
     }
