@@ -25,10 +25,15 @@ impl Admission {
         Self { policy, directory }
     }
 
+    /// Whether anyone may call it.
+    pub(crate) fn is_open(&self, path: &str) -> bool {
+        self.policy.is_open(path)
+    }
+
     /// Finds out who calls and whether it may; leaves the caller in the extensions. Gives what an actor was believed
     /// for.
     pub(crate) async fn admit(&self, request: &mut Request<Body>) -> Result<Option<Believed>, Error> {
-        let is_open = self.policy.is_open(request.uri().path());
+        let is_open = self.is_open(request.uri().path());
         match shown(request, is_open) {
             Shown::Settled(caller) => self.judge(request, caller).map(|()| None),
             Shown::Actor(claim) => self.admit_actor(request, &claim).await.map(Some),

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use identity::{Identity, LeafIdentity, TrustDomain};
 use model::{ActorId, Timestamp};
@@ -86,17 +87,19 @@ pub(crate) struct Peer {
     pub(crate) trust_domain: TrustDomain,
     /// A sidecar, which says of each call who makes it.
     pub(crate) mesh: Option<Arc<MeshTrust>>,
+    /// How many calls of this connection ask for health and reflection.
+    pub(crate) probes: Arc<AtomicUsize>,
 }
 
 impl Peer {
-    pub(crate) const fn new(address: SocketAddr, identity: PeerIdentity, trust_domain: TrustDomain) -> Self {
-        Self { address, identity, trust_domain, mesh: None }
+    pub(crate) fn new(address: SocketAddr, identity: PeerIdentity, trust_domain: TrustDomain) -> Self {
+        Self { address, identity, trust_domain, mesh: None, probes: Arc::default() }
     }
 
     /// Our own sidecar, which speaks for many.
     pub(crate) fn behind_sidecar(address: SocketAddr, trust: Arc<MeshTrust>) -> Self {
         let trust_domain = trust.ours().clone();
-        Self { address, identity: PeerIdentity::Anonymous, trust_domain, mesh: Some(trust) }
+        Self { mesh: Some(trust), ..Self::new(address, PeerIdentity::Anonymous, trust_domain) }
     }
 }
 

@@ -24,7 +24,7 @@ use crate::mesh;
 use crate::methods::{Found, Methods, Shape};
 use crate::metrics::Metrics;
 use crate::revocable::while_believed;
-use crate::shed::{Place, Shed};
+use crate::shed::{Guest, Place, Shed};
 
 /// Health and reflection: they are asked when nothing else answers any more.
 const ALWAYS_ANSWERED: &str = "/grpc.";
@@ -62,9 +62,25 @@ impl Rooms {
         let path = request.uri().path();
         let shape = shape.ok_or_else(|| unknown_method(path))?;
         if path.starts_with(ALWAYS_ANSWERED) {
-            return Ok(None);
+            // A sidecar speaks for many, and callers of this process for themselves.
+            let of_one = request.extensions().get::<Peer>().filter(|peer| peer.mesh.is_none());
+            return of_one.map(|peer| self.shed.take_probe(&peer.probes)).transpose();
         }
-        self.shed.take(shape, is_service(request)).map(Some)
+        self.shed.take(shape, self.guest(request)).map(Some)
+    }
+
+    /// Who calls, as far as a certificate says, or the process itself.
+    fn guest(&self, request: &Request<Body>) -> Guest {
+        let local = request.extensions().get::<Caller>();
+        let caller = local.or_else(|| match &request.extensions().get::<Peer>()?.identity {
+            PeerIdentity::Known(caller) => Some(caller),
+            PeerIdentity::Anonymous | PeerIdentity::Unusable(_) => None,
+        });
+        match caller.map(Caller::identity) {
+            Some(Identity::Service(_)) => Guest::Service,
+            None if self.admission.is_open(request.uri().path()) => Guest::Stranger,
+            Some(Identity::Actor(_) | Identity::Admin) | None => Guest::Other,
+        }
     }
 }
 
@@ -128,14 +144,4 @@ async fn handle(
         Some(believed) => while_believed(answer, believed),
         None => answer,
     })
-}
-
-/// Whether a service calls, as far as its certificate says, or the process itself.
-fn is_service(request: &Request<Body>) -> bool {
-    let local = request.extensions().get::<Caller>();
-    let caller = local.or_else(|| match &request.extensions().get::<Peer>()?.identity {
-        PeerIdentity::Known(caller) => Some(caller),
-        PeerIdentity::Anonymous | PeerIdentity::Unusable(_) => None,
-    });
-    caller.is_some_and(|caller| matches!(caller.identity(), Identity::Service(_)))
 }

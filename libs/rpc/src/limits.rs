@@ -4,13 +4,13 @@ use crate::accept::{CONNECTIONS_ANONYMOUS_MAX, CONNECTIONS_MAX, HANDSHAKES_MAX};
 use crate::arrival::{HEADER_LIST_BYTES_MAX, REQUEST_ID_BYTES_MAX};
 use crate::methods::CALL_SECS_MAX;
 use crate::server::{CONNECTION_STREAMS_MAX, CONNECTION_WINDOW_BYTES};
-use crate::shed::{QUICK_MAX, STREAMS_MAX, WAITING_MAX};
+use crate::shed::{CONNECTION_PROBES_MAX, QUICK_MAX, STRANGERS_MAX, STREAMS_MAX, WAITING_MAX};
 
 /// What tonic decodes of one message, unless a service says otherwise.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// The named limits of every server, the unit in the name.
-pub const LIMITS: [(&str, u64); 12] = [
+pub const LIMITS: [(&str, u64); 14] = [
     ("rpc_message_bytes_max", MESSAGE_BYTES_MAX as u64),
     ("rpc_header_list_bytes_max", HEADER_LIST_BYTES_MAX as u64),
     ("rpc_request_id_bytes_max", REQUEST_ID_BYTES_MAX as u64),
@@ -18,6 +18,8 @@ pub const LIMITS: [(&str, u64); 12] = [
     ("rpc_calls_in_flight_max", QUICK_MAX as u64),
     ("rpc_waiting_calls_in_flight_max", WAITING_MAX as u64),
     ("rpc_streams_in_flight_max", STREAMS_MAX as u64),
+    ("rpc_strangers_calls_in_flight_max", STRANGERS_MAX as u64),
+    ("rpc_connection_probes_max", CONNECTION_PROBES_MAX as u64),
     ("rpc_connections_max", CONNECTIONS_MAX as u64),
     ("rpc_connections_anonymous_max", CONNECTIONS_ANONYMOUS_MAX as u64),
     ("rpc_connection_streams_max", CONNECTION_STREAMS_MAX as u64),

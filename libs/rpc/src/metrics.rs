@@ -27,7 +27,7 @@ impl Metrics {
             in_flight: IntGaugeVec::new(
                 Opts::new(
                     "mycora_calls_in_flight",
-                    "Calls being answered, by kind: quick, waiting or stream",
+                    "Calls being answered, by kind: quick, waiting, stream, stranger or probe",
                 ),
                 &["kind"],
             )

@@ -18,6 +18,10 @@ pub(crate) const QUICK_MAX: usize = 2048;
 pub(crate) const WAITING_MAX: usize = 8192;
 /// Streams at once.
 pub(crate) const STREAMS_MAX: usize = 16384;
+/// Calls at once of strangers, who may call what is open to anyone: their messages may take as long as a call.
+pub(crate) const STRANGERS_MAX: usize = QUICK_MAX / 4;
+/// Calls at once that one connection may make to health and reflection, which are answered when nothing else is.
+pub(crate) const CONNECTION_PROBES_MAX: usize = 32;
 /// When to try again.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
@@ -38,12 +42,24 @@ impl Default for CallsMax {
     }
 }
 
+/// Who wants a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Guest {
+    /// One of ours.
+    Service,
+    /// Somebody else.
+    Other,
+    /// Nobody that is known, and the method is open to anyone.
+    Stranger,
+}
+
 /// Counts what is being answered.
 #[derive(Debug)]
 pub(crate) struct Shed {
     quick: Places,
     waiting: Places,
     streams: Places,
+    strangers: Places,
     metrics: Metrics,
 }
 
@@ -64,35 +80,48 @@ pub(crate) struct Place {
 
 impl Shed {
     pub(crate) fn new(max: CallsMax, metrics: Metrics) -> Self {
-        let places = |kind, max| {
-            let gauge = metrics.in_flight.with_label_values(&[kind]);
-            Places { kind, max, taken: Arc::default(), gauge }
-        };
+        let places = |kind, max| Places::new(kind, max, Arc::default(), &metrics);
         let (quick, waiting) = (places("quick", max.quick), places("waiting", max.waiting));
-        Self { quick, waiting, streams: places("stream", max.streams), metrics }
+        let (streams, strangers) = (places("stream", max.streams), places("stranger", max.quick / 4));
+        Self { quick, waiting, streams, strangers, metrics }
     }
 
-    /// A place for one more call; services have some that nobody else gets.
-    pub(crate) fn take(&self, shape: Shape, by_service: bool) -> Result<Place, Error> {
-        let places = match shape {
-            Shape::Quick => &self.quick,
-            Shape::Waiting(_) => &self.waiting,
-            Shape::Stream => &self.streams,
+    /// A place for one more call; services have some that nobody else gets, and strangers some of their own.
+    pub(crate) fn take(&self, shape: Shape, guest: Guest) -> Result<Place, Error> {
+        let places = match (guest, shape) {
+            (Guest::Stranger, _) => &self.strangers,
+            (_, Shape::Quick) => &self.quick,
+            (_, Shape::Waiting(_)) => &self.waiting,
+            (_, Shape::Stream) => &self.streams,
         };
-        places.take(by_service).ok_or_else(|| {
-            self.metrics.shed.with_label_values(&[places.kind]).inc();
-            let message = format!("this server is answering as many calls as it can ({})", places.max);
-            Error::new(ErrorKind::ResourceExhausted, Reason::Overloaded, message)
-                .with("kind", places.kind)
-                .with("max", places.max)
-                .retry_after(RETRY_AFTER)
-        })
+        let max = if guest == Guest::Other { places.max - places.max / 4 } else { places.max };
+        places.take(max).ok_or_else(|| self.refuse(places.kind, places.max, "calls"))
+    }
+
+    /// A place among the calls that a connection makes to health and reflection.
+    pub(crate) fn take_probe(&self, of_connection: &Arc<AtomicUsize>) -> Result<Place, Error> {
+        let places = Places::new("probe", CONNECTION_PROBES_MAX, Arc::clone(of_connection), &self.metrics);
+        places
+            .take(places.max)
+            .ok_or_else(|| self.refuse(places.kind, places.max, "such calls of one connection"))
+    }
+
+    fn refuse(&self, kind: &'static str, max: usize, what: &str) -> Error {
+        self.metrics.shed.with_label_values(&[kind]).inc();
+        let message = format!("this server is answering as many {what} as it can ({max})");
+        Error::new(ErrorKind::ResourceExhausted, Reason::Overloaded, message)
+            .with("kind", kind)
+            .with("max", max)
+            .retry_after(RETRY_AFTER)
     }
 }
 
 impl Places {
-    fn take(&self, by_service: bool) -> Option<Place> {
-        let max = if by_service { self.max } else { self.max - self.max / 4 };
+    fn new(kind: &'static str, max: usize, taken: Arc<AtomicUsize>, metrics: &Metrics) -> Self {
+        Self { kind, max, taken, gauge: metrics.in_flight.with_label_values(&[kind]) }
+    }
+
+    fn take(&self, max: usize) -> Option<Place> {
         let more = |taken: usize| (taken < max).then_some(taken + 1);
         self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
         self.gauge.inc();
@@ -114,15 +143,17 @@ mod tests {
     #[test]
     fn services_have_places_of_their_own() {
         let shed = Shed::new(CallsMax { quick: 4, waiting: 1, streams: 0 }, Metrics::new());
-        let taken: Vec<_> = (0..3).map(|_| shed.take(Shape::Quick, false).expect("room")).collect();
-        let refused = shed.take(Shape::Quick, false).expect_err("full for others");
+        let taken: Vec<_> = (0..3).map(|_| shed.take(Shape::Quick, Guest::Other).expect("room")).collect();
+        let refused = shed.take(Shape::Quick, Guest::Other).expect_err("full for others");
         assert_eq!(refused.reason(), Reason::Overloaded);
-        let last = shed.take(Shape::Quick, true).expect("room for a service");
-        assert!(shed.take(Shape::Quick, true).is_err());
-        drop((taken, last));
+        let last = shed.take(Shape::Quick, Guest::Service).expect("room for a service");
+        assert!(shed.take(Shape::Quick, Guest::Service).is_err());
+        let stranger = shed.take(Shape::Quick, Guest::Stranger).expect("room of its own");
+        assert!(shed.take(Shape::Stream, Guest::Stranger).is_err());
+        drop((taken, last, stranger));
         assert_eq!(shed.metrics.in_flight.with_label_values(&["quick"]).get(), 0);
         assert_eq!(shed.metrics.shed.with_label_values(&["quick"]).get(), 2);
-        assert!(shed.take(Shape::Quick, false).is_ok());
-        assert!(shed.take(Shape::Stream, true).is_err());
+        assert!(shed.take(Shape::Quick, Guest::Other).is_ok());
+        assert!(shed.take(Shape::Stream, Guest::Service).is_err());
     }
 }

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use identity::Identity;
 use rpc::{CallsMax, Channel, ErrorView};
 use tokio::task::JoinSet;
 use tonic::body::Body;
 use tonic::codegen::{Bytes, http};
 use tonic::{Code, Request, Status};
+use tonic_prost::ProstCodec;
 use tonic_types::StatusExt as _;
 use tower::Service as _;
 
@@ -222,4 +224,51 @@ async fn health_answers_when_nothing_else_does() {
     is(&refused, Code::ResourceExhausted, "OVERLOADED");
     let mut health = tonic_health::pb::health_client::HealthClient::new(none.channel(&authority.anonymous()));
     health.check(text("")).await.unwrap();
+}
+
+/// A call of a method that is open to anyone, whose message never comes.
+async fn stall(channel: Channel) -> Status {
+    let mut grpc = tonic::client::Grpc::new(channel);
+    grpc.ready().await.unwrap();
+    let path = "/test.Echo/Header".parse().unwrap();
+    let nothing = Request::new(futures_util::stream::pending::<Text>());
+    let answer = grpc.client_streaming(nothing, path, ProstCodec::<Text, Text>::default()).await;
+    answer.expect_err("it has no message")
+}
+
+#[tokio::test]
+async fn strangers_that_stall_take_the_places_of_strangers_alone() {
+    let authority = Authority::new();
+    let max = CallsMax { quick: 8, waiting: 1, streams: 8 };
+    let server = Running::start_with(&authority, max, |server| server).await;
+    let stranger = server.channel(&authority.anonymous());
+    let mut stalling = JoinSet::new();
+    for _ in 0..16 {
+        stalling.spawn(stall(stranger.clone()));
+    }
+    let refused = stalling.join_next().await.unwrap().unwrap();
+    is(&refused, Code::ResourceExhausted, "OVERLOADED");
+    who_am_i(&server.channel(&authority.issue(Identity::Admin))).await.expect("there is room for others");
+}
+
+#[tokio::test]
+async fn a_connection_watches_the_health_of_a_server_so_often_and_no_more() {
+    let authority = Authority::new();
+    let server = Running::start(&authority).await;
+    let channel = server.channel(&authority.anonymous());
+    let mut watches = Vec::new();
+    let refused = loop {
+        let mut health = tonic_health::pb::health_client::HealthClient::new(channel.clone());
+        match health.watch(text("")).await {
+            Ok(watch) => watches.push(watch),
+            Err(status) => break status,
+        }
+        assert!(watches.len() <= 32, "any number");
+    };
+    is(&refused, Code::ResourceExhausted, "OVERLOADED");
+    let other = server.channel(&authority.anonymous());
+    tonic_health::pb::health_client::HealthClient::new(other).check(text("")).await.unwrap();
+    drop(watches);
+    let mut health = tonic_health::pb::health_client::HealthClient::new(channel);
+    while health.check(text("")).await.is_err() {}
 }
