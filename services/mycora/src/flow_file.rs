@@ -13,7 +13,7 @@ mod reader;
 mod tree;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -141,10 +141,12 @@ impl FlowFile {
         let violations = check(&spec);
         if !violations.is_empty() {
             let places = origin.places(&files);
+            // There may be as many of both as the file has lines.
+            let mut known: HashSet<_> = problems.iter().map(|problem| problem.place).collect();
             for violation in violations.as_slice() {
                 let found = places.locate(violation);
                 // What was read wrongly is often missed later as well; the first message is the better one.
-                if found.place.is_none() || problems.iter().all(|problem| problem.place != found.place) {
+                if found.place.is_none() || known.insert(found.place) {
                     problems.push(found);
                 }
             }

@@ -6,6 +6,10 @@ use model::Violation;
 
 use super::problem::{Place, Problem};
 
+/// How often a field is cut to find what it is part of. Names with more brackets than that in them are not looked for: each
+/// cut reads all that is left.
+const CUTS_MAX: usize = 64;
+
 /// Where a field stands and what the file calls it.
 #[derive(Debug, Clone)]
 struct Spot {
@@ -50,7 +54,7 @@ impl Places {
     /// Says it at the place of the field, or of what the field is part of.
     pub(super) fn locate(&self, violation: &Violation) -> Problem {
         let mut field = violation.field.as_str();
-        loop {
+        for _ in 0..CUTS_MAX {
             if let Some(Spot { place, label }) = self.0.as_ref().and_then(|spots| spots.get(field)) {
                 let message = match label.as_str() {
                     "" => violation.description.clone(),
