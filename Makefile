@@ -4,7 +4,7 @@
 # Named one by one: what is built together with the tests can be made to die by them.
 programs = -p mycora $(addprefix -p mycora-,bench storage scheduler router runner-registry mycelium-gateway supervisor runner)
 
-.PHONY: help demo test lint bench bench-dead bench-size
+.PHONY: help demo test lint fuzz bench bench-dead bench-size
 
 help: ## says what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,10 @@ lint: ## formatting, clippy with warnings denied, buf where it is installed
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	@if command -v buf >/dev/null; then set -x; buf lint; else echo "buf is not installed: the protos were not linted"; fi
+
+fuzz: ## looks for inputs that break a reader; needs a C++ compiler; a million of each, or MYCORA_FUZZ_RUNS
+	@deploy/local/need.sh cargo cc c++ python3
+	@tests/fuzz/run
 
 bench: ## measures chains, fan-outs, jobs per second and latency; release build
 	@deploy/local/need.sh cargo cc redis-server

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes sure that the programs named on the command line are there:
-#   need.sh cargo cc redis-server python3 venv npm
+#   need.sh cargo cc c++ redis-server python3 venv npm
 # What is missing is installed with apt where that can be done without asking, after saying so; otherwise it says exactly
 # what to install, and fails.
 set -euo pipefail
@@ -9,6 +9,7 @@ set -euo pipefail
 package() {
   case "$1" in
     cc) echo gcc libc6-dev ;;
+    c++) echo g++ ;;
     redis-server) echo redis-server ;;
     python3) echo python3 ;;
     venv) echo python3-venv ;;
@@ -21,6 +22,7 @@ advice() {
   case "$1" in
     cargo) echo "Rust: see https://rustup.rs, or: curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh" ;;
     cc) echo "a C compiler: apt-get install gcc libc6-dev | dnf install gcc | xcode-select --install" ;;
+    c++) echo "a C++ compiler: apt-get install g++ | dnf install gcc-c++ | xcode-select --install" ;;
     redis-server) echo "Redis 6.2 or newer: apt-get install redis-server | dnf install redis | brew install redis" ;;
     python3) echo "Python 3: apt-get install python3 | dnf install python3 | brew install python" ;;
     venv) echo "Python's venv: apt-get install python3-venv" ;;

@@ -24,6 +24,8 @@
 mod api;
 mod flags;
 mod frame;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod incoming;
 mod joiner;
 mod lane;

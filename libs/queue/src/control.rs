@@ -94,7 +94,7 @@ impl TypeControl {
     }
 }
 
-fn understand(command: Value) -> Option<Command> {
+pub(crate) fn understand(command: Value) -> Option<Command> {
     let command = String::from_utf8_lossy(&command.bytes().ok()?).into_owned();
     match serde_json::from_str(&command) {
         Ok(command) => Some(command),

@@ -217,7 +217,7 @@ async fn acknowledge(db: &Connection, pairs: impl Iterator<Item = (&str, Option<
     db.call(call).await.map(|_: Value| ())
 }
 
-fn parse(entry: &StreamEntry) -> Result<Event> {
+pub(crate) fn parse(entry: &StreamEntry) -> Result<Event> {
     let wrong = |what: &str| Error::Protocol(format!("event {} has no usable `{what}`", entry.id));
     let number = |what: &'static str| entry.text(what)?.parse::<u32>().map_err(|_| wrong(what));
     Ok(Event {

@@ -160,7 +160,11 @@ impl Intake {
 }
 
 /// What is to run, and what it is given; what a job without grants gets is the default.
-fn read(job: &str, script: String, grants: Option<&str>) -> serde_json::Result<(Execution, Grants)> {
+pub(crate) fn read(
+    job: &str,
+    script: String,
+    grants: Option<&str>,
+) -> serde_json::Result<(Execution, Grants)> {
     let grants = grants.map_or_else(|| Ok(Grants::default()), serde_json::from_str)?;
     Ok((execution(job, script)?, grants))
 }

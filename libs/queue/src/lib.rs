@@ -17,6 +17,8 @@ mod control;
 mod coordinators;
 mod demand;
 mod event;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod instance;
 mod intake;
 mod job;

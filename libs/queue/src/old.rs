@@ -4,8 +4,8 @@
 //! takes it has the job. Ours take it in the script that claims the job; an old worker pops it with a plain
 //! command, and a sweep notices, and reads what it writes into the job's hash.
 
-mod end;
-mod import;
+pub(crate) mod end;
+pub(crate) mod import;
 
 pub use import::{Imported, PopBinding};
 

@@ -138,7 +138,7 @@ fn job_keys(texts: &[String]) -> Vec<JobKey> {
 }
 
 /// The blobs that one job's record names. One that cannot be read would lose some of them, so that it is an error.
-fn needed(job: Option<String>, end: Option<String>) -> Result<Vec<BlobHash>> {
+pub(crate) fn needed(job: Option<String>, end: Option<String>) -> Result<Vec<BlobHash>> {
     let unreadable = |error| Error::Protocol(format!("a job's record cannot be read: {error}"));
     let mut blobs = Vec::new();
     if let Some(job) = job {

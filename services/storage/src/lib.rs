@@ -22,6 +22,8 @@ mod durability;
 mod error;
 mod events;
 mod flows;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod identities;
 mod inbox;
 mod jobs;

@@ -3,7 +3,7 @@
 //! Such a message is as trustworthy as access to this Redis, so that a context has to allow it. Chat and mail go on as
 //! letters, checked as if their caller had asked for them; jobs become a flow, of which a router asks a scheduler.
 
-mod jobs;
+pub(crate) mod jobs;
 
 use std::fmt::Display;
 use std::str::FromStr;

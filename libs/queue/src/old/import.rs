@@ -45,12 +45,12 @@ pub struct Imported {
 }
 
 /// What was found at the head of an old queue.
-struct Found {
+pub(crate) struct Found {
     /// As it stands there, whatever it is.
     entry: Vec<u8>,
     job: Option<OldJob>,
     /// What is to run, or why it cannot.
-    work: std::result::Result<(Execution, Grants), String>,
+    pub(crate) work: std::result::Result<(Execution, Grants), String>,
 }
 
 impl Supervisor {
@@ -107,7 +107,7 @@ impl Supervisor {
 }
 
 impl Found {
-    fn from_value(
+    pub(crate) fn from_value(
         from: &PopBinding,
         value: Value,
         grant: impl Fn(&Execution) -> std::result::Result<Grants, String>,

@@ -53,7 +53,7 @@ struct Place {
 
 /// The flow that a message's jobs become, and how many bytes they had. What is wrong is noted; whether they make a graph
 /// is for whoever makes the flow to say.
-pub(super) fn read(
+pub(crate) fn read(
     key: MessageKey,
     context: ContextId,
     fields: &mut Fields,

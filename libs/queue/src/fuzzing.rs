@@ -1,0 +1,81 @@
+//! What the fuzzer reads with: records as they come from Redis, where anybody may have written them.
+
+use kv::{Result, StreamEntry, Value};
+use model::{BlobHash, Execution, Grants};
+
+use crate::old::PopBinding;
+use crate::old::end::OldEnd;
+use crate::old::import::Found;
+use crate::script::FINISH;
+use crate::{Command, Event, EventKind, JobState};
+
+/// An event of the stream.
+///
+/// # Errors
+/// It cannot be understood.
+pub fn event(entry: &StreamEntry) -> Result<Event> {
+    crate::event::parse(entry)
+}
+
+/// The field `data` of an event, as it is written.
+///
+/// # Errors
+/// It cannot be written.
+pub fn event_data(kind: &EventKind) -> Result<String> {
+    crate::event::encode(kind)
+}
+
+/// `HMGET` of a job's state.
+///
+/// # Errors
+/// It cannot be understood.
+pub fn job_state(value: Value) -> Result<Option<JobState>> {
+    JobState::from_value(value)
+}
+
+/// What an instance is given of a job.
+///
+/// # Errors
+/// It cannot be understood.
+pub fn job(job: &str, script: String, grants: Option<&str>) -> serde_json::Result<(Execution, Grants)> {
+    crate::intake::read(job, script, grants)
+}
+
+/// The fields that a job is written with.
+///
+/// # Errors
+/// It cannot be written.
+pub fn job_fields(execution: Execution, grants: &Grants) -> Result<Vec<(&'static str, String)>> {
+    crate::job::fields(execution, grants)
+}
+
+/// A command to an instance; nothing for one that cannot be understood.
+#[must_use]
+pub fn command(value: Value) -> Option<Command> {
+    crate::control::understand(value)
+}
+
+/// The blobs that a job's record names.
+///
+/// # Errors
+/// It cannot be understood.
+pub fn needed_blobs(job: Option<String>, end: Option<String>) -> Result<Vec<BlobHash>> {
+    crate::upkeep::needed(job, end)
+}
+
+/// What an old worker wrote: read, and made the call that ends its job.
+///
+/// # Errors
+/// It cannot be understood.
+pub fn old_end(value: Value) -> Result<()> {
+    OldEnd::from_value(value)?.finish_call(&FINISH, "legacy:queue:x").map(drop)
+}
+
+/// What an old dispatcher wrote, as the job that it becomes, or why it becomes none.
+///
+/// # Errors
+/// It cannot be understood.
+pub fn old_job(from: &PopBinding, value: Value) -> Result<std::result::Result<Execution, String>> {
+    let found = Found::from_value(from, value, |_| Ok(Grants::default()))?;
+    Ok(found.work.map(|(execution, _)| execution))
+}

@@ -1,0 +1,4 @@
+//! libFuzzer over `fuzz::targets::envelope`.
+#![no_main]
+
+fuzz::libfuzzer!(envelope);

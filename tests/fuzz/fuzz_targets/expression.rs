@@ -1,0 +1,4 @@
+//! libFuzzer over `fuzz::targets::expression`.
+#![no_main]
+
+fuzz::libfuzzer!(expression);

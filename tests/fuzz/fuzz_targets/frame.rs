@@ -1,0 +1,4 @@
+//! libFuzzer over `fuzz::targets::frame`.
+#![no_main]
+
+fuzz::libfuzzer!(frame);

@@ -1,0 +1,4 @@
+//! libFuzzer over `fuzz::targets::job_signature`.
+#![no_main]
+
+fuzz::libfuzzer!(job_signature);

@@ -1,0 +1,4 @@
+//! libFuzzer over `fuzz::targets::json_rpc`.
+#![no_main]
+
+fuzz::libfuzzer!(json_rpc);

@@ -1,0 +1,4 @@
+//! libFuzzer over `fuzz::targets::raw_jobs`.
+#![no_main]
+
+fuzz::libfuzzer!(raw_jobs);

@@ -1,0 +1,4 @@
+//! libFuzzer over `fuzz::targets::said`.
+#![no_main]
+
+fuzz::libfuzzer!(said);

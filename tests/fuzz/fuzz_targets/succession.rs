@@ -1,0 +1,4 @@
+//! libFuzzer over `fuzz::targets::succession`.
+#![no_main]
+
+fuzz::libfuzzer!(succession);

@@ -1,0 +1,4 @@
+//! libFuzzer over `fuzz::targets::template`.
+#![no_main]
+
+fuzz::libfuzzer!(template);

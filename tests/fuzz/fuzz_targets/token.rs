@@ -1,0 +1,4 @@
+//! libFuzzer over `fuzz::targets::token`.
+#![no_main]
+
+fuzz::libfuzzer!(token);

@@ -1,0 +1,105 @@
+//! A sender's signature over chat and mail.
+
+use ::envelope::actor::{LETTER_TYPE, check_letter};
+use ::envelope::{Envelope, Refusal};
+use bytes::Bytes;
+use model::{BlobHash, Letter};
+
+use super::NOW;
+use crate::input::{Input, join};
+use crate::keys::key;
+use crate::{Target, Verdict, check_refusal};
+
+/// The reader of signatures over letters.
+pub const TARGET: Target = Target { name: "letter_signature", run, seeds, words: WORDS };
+
+const WORDS: &[&str] = &[
+    "\"id\":\"",
+    "\"to\":\"",
+    "\"target_context\":",
+    "\"type\":\"",
+    "\"format\":\"",
+    "\"topic\":\"",
+    "\"text\":\"",
+    "\"text_sha256\":\"",
+    "\"expires\":",
+    "\"origin\":",
+    "\"from\":\"",
+    "\"created_at\":",
+    "\"expires_at\":",
+    "\"signature\":",
+    "chat",
+    "mail",
+    "html",
+    "text",
+    "md",
+    "1800000000.5",
+    "null",
+    "{}",
+    ",",
+];
+/// What the letter says, and no refusal does.
+const SECRET: &str = "what-is-between-the-two";
+
+fn run(data: &[u8]) -> Verdict {
+    let mut input = Input::new(data);
+    let way = input.choice(4);
+    let (statement, letter) = (input.part(), input.part());
+    let Ok(mut letter) = serde_json::from_slice::<Letter>(letter) else { return Verdict::Refused };
+    if way > 0 {
+        let envelope = Envelope::sign(LETTER_TYPE, Bytes::copy_from_slice(statement), key(0)).to_json();
+        letter.signature = Some(String::from_utf8_lossy(&envelope).into_owned());
+    }
+    if way > 1 {
+        letter.from = key(0).verifying_key().to_string();
+    }
+    let json = serde_json::to_string(&letter).expect("a letter is JSON");
+    let again: Letter = serde_json::from_str(&json).expect("as it was written");
+    assert_eq!(again, letter, "a letter changes on its way");
+    let checked = match check_letter(&letter, NOW) {
+        Err(refusal) => {
+            let secrets: &[&str] = if matches!(refusal, Refusal::OtherContent(_)) { &[SECRET] } else { &[] };
+            check_refusal(&refusal.to_string(), 512, secrets);
+            return Verdict::Refused;
+        }
+        // Without a signature there is nothing to be sure of.
+        Ok(None) => return Verdict::Refused,
+        Ok(Some(checked)) => checked,
+    };
+    assert_eq!(checked.signer.to_string(), letter.from);
+    assert!(checked.expires > NOW, "it was over");
+    for other in [
+        Letter { text: format!("{} ", letter.text), ..letter.clone() },
+        Letter { topic: format!("{} ", letter.topic), ..letter.clone() },
+        Letter { to: format!("{} ", letter.to), ..letter.clone() },
+        Letter { from: key(1).verifying_key().to_string(), ..letter },
+    ] {
+        assert!(check_letter(&other, NOW).is_err(), "{other:?} was not signed");
+    }
+    Verdict::Accepted
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    let (from, to) = (key(0).verifying_key(), key(1).verifying_key());
+    let hash = BlobHash::of(SECRET.as_bytes());
+    let statement = format!(
+        r#"{{"id":"00000000000000000000000000000009","to":"{to}","type":"chat","format":"md","topic":"t","text_sha256":"{hash}","expires":1800003600000}}"#
+    );
+    let origin = format!(
+        r#"{{"coordinator":"{to}","context_uid":"00000000000000000000000000000007","caller_id":3,"message_id":1}}"#
+    );
+    let letter = format!(
+        r#"{{"origin":{origin},"from":"{from}","to":"{to}","type":"chat","format":"md","topic":"t","text":"{SECRET}","created_at":1800000000.5,"expires_at":1800003600}}"#
+    );
+    let (statement_2, letter_2) = (
+        statement.replace("\"type\"", "\"target_context\":4,\"type\""),
+        letter.replace("\"type\"", "\"target_context\":4,\"type\""),
+    );
+    vec![
+        join(&[1], &[statement.clone(), letter.clone()]),
+        join(&[2], &[statement_2, letter_2]),
+        join(&[2], &[statement.clone(), letter.replace("chat", "mail")]),
+        join(&[0], &[String::new(), letter.clone()]),
+        join(&[3], &[statement.replace("1800003600000", "1700000000000"), letter]),
+    ]
+}

@@ -1,0 +1,111 @@
+//! What one side of a conversation hears: a statement in an envelope, by a root or by a gateway that a root vouches for.
+//!
+//! The statement stands in the input and is signed here. In it `@` is the certificate of the gateway, whose text stands in
+//! the input as well and is signed by the root, or by somebody else.
+
+use std::sync::Arc;
+
+use ::envelope::statement::{LIFETIME_MAX, PAYLOAD_TYPE};
+use ::envelope::{Conversation, Envelope, Refusal, Sealer, Voice, hear};
+use bytes::Bytes;
+
+use super::NOW;
+use crate::input::{Input, join};
+use crate::keys::key;
+use crate::{Target, Verdict, check_refusal};
+
+/// The reader of what is said.
+pub const TARGET: Target = Target { name: "said", run, seeds, words: WORDS };
+
+/// What an envelope with a gateway's certificate holds.
+const CERTIFICATE_TYPE: &str = "application/vnd.mycora.gateway-key+json";
+const WORDS: &[&str] = &[
+    "\"to\":\"",
+    "\"id\":\"",
+    "\"issued\":",
+    "\"expires\":",
+    "\"certificate\":@",
+    "\"body\":",
+    "\"key\":\"",
+    "\"not_before\":",
+    "\"not_after\":",
+    "1800000000000",
+    "1800000060000",
+    "00000000000000000000000000000007",
+    "0000000000000000000000000000000A",
+    "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"supervisor.info\"}",
+    "null",
+    "[]",
+    "{}",
+    "@",
+    ",",
+];
+
+fn run(data: &[u8]) -> Verdict {
+    let mut input = Input::new(data);
+    let way = input.byte();
+    let (statement, certificate) = (input.part(), input.part());
+    // Bit by bit: by a gateway or a root, whose certificate somebody else has signed, of another type.
+    let signer = if way & 1 == 0 { key(0) } else { key(1) };
+    let voucher = if way & 2 == 0 { key(0) } else { key(3) };
+    let payload_type = if way & 4 == 0 { PAYLOAD_TYPE } else { CERTIFICATE_TYPE };
+    let certificate = Envelope::sign(CERTIFICATE_TYPE, Bytes::copy_from_slice(certificate), voucher);
+    let mut payload = Vec::with_capacity(statement.len());
+    for byte in statement {
+        match byte {
+            b'@' => payload.extend_from_slice(&certificate.to_json()),
+            other => payload.push(*other),
+        }
+    }
+    let envelope = Envelope::sign(payload_type, payload.clone().into(), signer);
+    let own = key(2).verifying_key().to_string();
+    let heard = match hear(&envelope, std::slice::from_ref(&own), NOW) {
+        Ok(heard) => heard,
+        Err(refusal) => {
+            check_refusal(&refusal.to_string(), 512, &[&key(2).to_pem()]);
+            assert!(!in_conversation(&own).is_ok_and(|here| here.hear(&envelope, NOW).is_ok()), "{refusal}");
+            return Verdict::Refused;
+        }
+    };
+    assert_eq!(payload_type, PAYLOAD_TYPE, "something else was signed");
+    assert_eq!(heard.signer, signer.verifying_key());
+    assert!([signer, voucher].iter().any(|root| root.verifying_key() == heard.root), "nobody vouches for it");
+    assert!(heard.expires > NOW && heard.expires.since(NOW) <= LIFETIME_MAX + ::envelope::statement::SKEW);
+    assert!(payload.windows(heard.body.len().max(1)).any(|part| part == heard.body), "the body is another");
+    let here = in_conversation(&own).expect("a name");
+    assert_eq!(here.hear(&envelope, NOW).as_ref(), Ok(&heard.body), "the first time");
+    assert_eq!(here.hear(&envelope, NOW), Err(Refusal::Replayed), "the second time");
+    let silent = Envelope { signature: Bytes::new(), ..envelope };
+    assert_eq!(hear(&silent, &[own], NOW), Err(Refusal::BadSignature));
+    Verdict::Accepted
+}
+
+/// A conversation with whoever speaks first, in which nobody has spoken yet.
+fn in_conversation(own: &str) -> Result<Conversation, Refusal> {
+    let voice = Voice::new(Sealer::of_root(key(2).clone()), vec![own.to_owned()]);
+    Ok(Conversation::new(voice, Arc::new(|_| {})))
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    let own = key(2).verifying_key();
+    let times = r#""issued":1800000000000,"expires":1800000060000"#;
+    let body = r#""body":{"jsonrpc":"2.0","id":1,"method":"supervisor.info"}"#;
+    let id = r#""id":"00000000000000000000000000000007""#;
+    let certificate = |not_after: u64| {
+        let key = key(1).verifying_key();
+        format!(r#"{{"key":"{key}","not_before":1700000000000,"not_after":{not_after}}}"#)
+    };
+    let root = format!(r#"{{"to":"{own}",{id},{times},{body}}}"#);
+    let gateway = format!(r#"{{"to":"{own}",{id},{times},"certificate":@,{body}}}"#);
+    let mut seeds = vec![
+        join(&[0], &[root.clone(), String::new()]),
+        join(&[1], &[root.clone(), String::new()]),
+        join(&[4], &[root.replace("18000000", "17000000"), String::new()]),
+        join(&[0], &[root.replace("1800000060000", "1900000000000"), String::new()]),
+    ];
+    for way in [1, 0, 3, 5] {
+        seeds.push(join(&[way], &[gateway.clone(), certificate(1_900_000_000_000)]));
+    }
+    seeds.push(join(&[1], &[gateway, certificate(1_750_000_000_000)]));
+    seeds
+}
