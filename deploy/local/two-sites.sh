@@ -60,8 +60,9 @@ start_daemon a b
 start_daemon b a
 start_site a
 start_site b
-# Where site b's supervisor is: its node's key.
-address=$(mycora b --output json supervisor show | sed -n 's/.*"myceliumAddress": *"\([^"]*\)".*/\1/p')
+# Where site b's supervisor is: its node's key, which it tells whoever looks after the machine.
+admin=$sites/b/pki/admin
+address=$(mycora b --output json --cert "$admin.pem" --key "$admin.key" supervisor show | sed -n 's/.*"myceliumAddress": *"\([^"]*\)".*/\1/p')
 mycora a bootstrap --admin "$sites/a/pki/admin.pem" --runner "grpc://127.0.0.1:$(port a 6)" --runner "$address"
 echo "site b's runners take jobs of site a as $address"
 echo "  MYCORA_CONFIG=$sites/a/client.toml $MYCORA_BIN/mycora flow list"

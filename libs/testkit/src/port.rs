@@ -1,6 +1,13 @@
 //! Free ports.
 
 use std::net::{Ipv4Addr, TcpListener};
+use std::ops::Range;
+
+/// Below those that Linux gives to whoever connects somewhere: none of them is taken by a connection that happens to begin
+/// before the port is used.
+const PORTS: Range<u16> = 12_000..32_000;
+/// How many are tried.
+const TRIES: usize = 1000;
 
 /// A TCP port of the loopback interface that nobody listened on a moment ago.
 ///
@@ -10,7 +17,9 @@ use std::net::{Ipv4Addr, TcpListener};
 /// When the machine has no port left.
 #[must_use]
 pub fn free_port() -> u16 {
-    let listener =
-        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port on the loopback interface");
-    listener.local_addr().expect("the address just bound").port()
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    (0..TRIES)
+        .map(|_| rand::random_range(PORTS))
+        .find(is_free)
+        .expect("a free port on the loopback interface")
 }

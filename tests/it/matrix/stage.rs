@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
 use identity::{Identity, IssueOptions, Pki, ServiceName, SigningKey, TrustDomain};
@@ -35,7 +36,10 @@ pub(crate) struct Stage {
     /// Where certificates are put.
     certificates: PathBuf,
     pub(crate) keys: BTreeMap<u32, SigningKey>,
-    made: std::sync::Mutex<u32>,
+    made: Mutex<u32>,
+    /// By who is called, and the files.
+    channels: Mutex<BTreeMap<(ServiceName, String), Channel>>,
+    issued: Mutex<Vec<(Identity, TlsFiles)>>,
     // Goes last: the processes run in it.
     _dir: TempDir,
 }
@@ -57,7 +61,9 @@ impl Stage {
             other_pki: other.expect("another authority"),
             certificates,
             keys: BTreeMap::new(),
-            made: std::sync::Mutex::new(0),
+            made: Mutex::new(0),
+            channels: Mutex::default(),
+            issued: Mutex::default(),
             _dir: dir,
         };
         for id in [EXECUTOR, READER, STRANGER, ADMIN_ELSEWHERE] {
@@ -96,7 +102,13 @@ impl Stage {
 
     /// A certificate that is in force.
     pub(crate) fn certificate(&self, identity: Identity) -> TlsFiles {
-        self.issue(&self.pki, identity, &IssueOptions::from(SystemTime::now()))
+        let mut issued = self.issued.lock().expect("nobody panicked");
+        if let Some((_, known)) = issued.iter().find(|(of, _)| *of == identity) {
+            return known.clone();
+        }
+        let files = self.issue(&self.pki, identity, &IssueOptions::from(SystemTime::now()));
+        issued.push((identity, files.clone()));
+        files
     }
 
     pub(crate) fn actor(&self, id: u32) -> TlsFiles {
@@ -119,10 +131,13 @@ impl Stage {
         TlsFiles::anonymous(self.pki.ca_file())
     }
 
-    /// A way to whoever hosts a service of the API.
+    /// A way to whoever hosts a service of the API, one for each certificate.
     pub(crate) fn channel(&self, service: &str, tls: &TlsFiles) -> Channel {
-        let address = format!("https://127.0.0.1:{}", self.processes.port_of(host_of(service)));
-        Channel::remote(&address, tls, None).expect("a way")
+        let host = host_of(service);
+        let address = format!("https://127.0.0.1:{}", self.processes.port_of(host));
+        let mut channels = self.channels.lock().expect("nobody panicked");
+        let way = channels.entry((host, format!("{tls:?}")));
+        way.or_insert_with(|| Channel::remote(&address, tls, None).expect("a way")).clone()
     }
 
     /// Calls as the bootstrap identity, which must succeed.

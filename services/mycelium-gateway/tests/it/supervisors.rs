@@ -346,7 +346,7 @@ async fn what_is_longer_than_any_letter_is_not_read() {
     };
     let most = mycelium_gateway::rpc::LETTER_MESSAGE_BYTES_MAX;
     assert_eq!(says(most - 64).await, Code::PermissionDenied, "it is read, and signed by nobody");
-    assert_eq!(says(most + 1).await, Code::OutOfRange);
+    assert_eq!(says(most + 1).await, Code::ResourceExhausted);
 }
 
 #[tokio::test]

@@ -44,6 +44,8 @@ pub(super) fn prepare(dir: &DataDir, pki_dir: Option<&Path>) -> Result<Certifica
     let since = Timestamp::from(now);
     // Always its own: several coordinators may have certificates of one authority.
     let own = dir.private("pki")?;
+    // For who looks after the suite: actors may not drain machines, nor register actors.
+    issue(Identity::Admin)?;
     let signing = SigningFiles::issue(&own, SIGNING_NAME, since, since + LEAF_VALIDITY);
     Ok(Certificates {
         signing: signing.map_err(UpError::Signing)?,

@@ -10,7 +10,8 @@ use crate::stage::Stage;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_replicated_is_there_after_a_failover() {
     let config = Config { layout: Layout::Database, durability: Durability::Replicated, ..Config::default() };
-    let mut stage = Stage::with(RedisSentinels::of(&testkit::RedisServer::builder().persistent()), config).await;
+    let mut stage =
+        Stage::with(RedisSentinels::of(&testkit::RedisServer::builder().persistent()), config).await;
     let mut flow = stage.started(1).await;
     let step = flow.step();
     stage.apply(&mut flow, step.clone()).await;

@@ -14,7 +14,7 @@ use crate::backlog::execution;
 use crate::setup::Machine;
 
 async fn describe(machine: &Machine) -> GetSupervisorResponse {
-    let mut client = machine.client(Identity::Actor(ActorId(1)));
+    let mut client = machine.client(Identity::Admin);
     client.get_supervisor(GetSupervisorRequest {}).await.expect("told").into_inner()
 }
 
