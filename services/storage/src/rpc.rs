@@ -201,9 +201,17 @@ fn who(caller: Caller) -> Result<Option<ActorId>, Error> {
     }
 }
 
-/// The request id of a message of which it is the rest that counts.
+/// The request id of a message of which it is the rest that counts, and what it asks for: many say the same in their fields, as
+/// a removal and a change that names nothing but the object.
 fn request_of<M: Message>(id: &str, body: &M, violations: &mut Violations) -> Option<Request> {
-    Request::parse(id, || hex::encode(Sha256::digest(body.encode_to_vec())), violations)
+    let hash = || Sha256::new().chain_update(kind_of(body)).chain_update(body.encode_to_vec()).finalize();
+    Request::parse(id, || hex::encode(hash()), violations)
+}
+
+/// What a message is called.
+fn kind_of<M>(_: &M) -> &'static str {
+    let path = std::any::type_name::<M>();
+    path.rsplit_once("::").map_or(path, |(_, name)| name)
 }
 
 #[cfg(test)]
@@ -213,5 +221,15 @@ mod tests {
     #[test]
     fn the_policy_is_well_formed() {
         drop(policy());
+    }
+
+    #[test]
+    fn requests_of_two_kinds_are_two() {
+        assert_eq!(kind_of(&proto::v1::DeleteActorRequest::default()), "DeleteActorRequest");
+        let mut violations = Violations::new();
+        let removal = proto::v1::DeleteActorRequest { id: 5, ..Default::default() };
+        let change = proto::v1::UpdateActorRequest { id: 5, ..Default::default() };
+        assert_eq!(removal.encode_to_vec(), change.encode_to_vec());
+        assert_ne!(request_of("x", &removal, &mut violations), request_of("x", &change, &mut violations));
     }
 }
