@@ -23,6 +23,14 @@ const MEMBERS_CHECKED: usize = 256;
 /// A reservation whose maker did not write the context within this time lapses.
 const RESERVATION: Duration = Duration::from_secs(60);
 
+/// The number that a context is to have.
+struct Reserved {
+    id: ContextId,
+    uid: ContextUid,
+    /// The same request did not reserve it before.
+    is_new: bool,
+}
+
 /// Who has which role in a context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Members {
@@ -97,7 +105,7 @@ impl Store {
         request: Option<&Request>,
         now: Timestamp,
     ) -> Result<Context> {
-        let (id, uid) = self.reserve_context(id, creator, request, now).await?;
+        let Reserved { id, uid, is_new } = self.reserve_context(id, creator, request, now).await?;
         let NewContext { id: _, admins, readers, executors, settings } = new.clone();
         let context = Context {
             id,
@@ -118,15 +126,20 @@ impl Store {
             .arg(id.0)
             .args(record::context::write(&context).args());
         let written = tenant.apply_revision(call).await;
-        // One that its maker wrote and did not come to publish is complete: it is published for him.
-        match &written {
-            Ok(_) => self.publish_context(id, Some(&deed), now).await?,
+        match written {
+            Ok(_) => self.publish_context(id, Some(uid), Some(&deed), now).await?,
             Err(error) if error.code() == Some("CONTEXT_EXISTS") => {
-                self.publish_context(id, None, now).await?
+                // One that its maker wrote and did not come to publish is complete: it is published for him.
+                self.publish_context(id, None, None, now).await?;
+                // The one that this request made is gone, and another one has its number by now.
+                return Err(if is_new {
+                    error
+                } else {
+                    Error::not_found("the context that this request made, context", id)
+                });
             }
-            Err(_) => {}
+            Err(error) => return Err(error),
         }
-        written?;
         Ok(self.context(id).await?.1)
     }
 
@@ -136,7 +149,7 @@ impl Store {
         creator: Option<ActorId>,
         request: Option<&Request>,
         now: Timestamp,
-    ) -> Result<(ContextId, ContextUid)> {
+    ) -> Result<Reserved> {
         let keys = self.keys();
         let mut touched = vec![keys.contexts()];
         let creator = creator.unwrap_or(BOOTSTRAP);
@@ -156,16 +169,26 @@ impl Store {
             Some("CONTEXT_GONE") => Error::not_found("the context that this request made, context", id),
             _ => Error::Store(error),
         })?;
-        let [id, uid] = answer.tuple()?;
+        let [id, uid, is_new] = answer.tuple()?;
         let bad = |error: &dyn std::fmt::Display| kv::Error::Protocol(format!("a reservation: {error}"));
         let id = id.text()?.parse().map_err(|error| bad(&error))?;
         let uid = uid.text()?.parse().map_err(|error| bad(&error))?;
-        Ok((id, uid))
+        Ok(Reserved { id, uid, is_new: is_new.int()? == 1 })
     }
 
-    async fn publish_context(&self, id: ContextId, deed: Option<&Deed>, now: Timestamp) -> Result<()> {
+    /// `uid` is that of the context, for whoever has written it.
+    async fn publish_context(
+        &self,
+        id: ContextId,
+        uid: Option<ContextUid>,
+        deed: Option<&Deed>,
+        now: Timestamp,
+    ) -> Result<()> {
         let contexts = self.keys().contexts();
-        let call = self.begin_global_by(deed, &scripts::PUBLISH_CONTEXT, &[&contexts], now).arg(id.0);
+        let call = self
+            .begin_global_by(deed, &scripts::PUBLISH_CONTEXT, &[&contexts], now)
+            .arg(id.0)
+            .arg(&uid.map(|uid| uid.to_string()).unwrap_or_default());
         self.apply_global(call).await?;
         Ok(())
     }

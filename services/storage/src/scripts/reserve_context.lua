@@ -1,7 +1,7 @@
 -- Reserves a context's id, so that nobody else writes that context.
 -- KEYS 3 contexts, 4 request (only with a request id)
 -- ARGV 4 context id, 5 its uid, 6 request hash, 7 seconds to remember it, 8 a reservation from before this moment lapsed
--- Gives id and uid: its own, or those of the same request before.
+-- Gives id and uid: its own and 1, or those of the same request before and 0.
 if KEYS[4] then
   local made = redis.call('HMGET', KEYS[4], 'hash', 'context_id', 'uid')
   if made[1] then
@@ -11,7 +11,7 @@ if KEYS[4] then
     if not is_reserved and redis.call('SISMEMBER', KEYS[3], made[2]) == 0 then
       return refuse('CONTEXT_GONE', 'the context that this request made was removed')
     end
-    return {made[2], made[3]}
+    return {made[2], made[3], 0}
   end
 end
 local counters = redis.call('HMGET', KEYS[1], 'context', 'context:' .. ARGV[4])
@@ -27,4 +27,4 @@ if KEYS[4] then
   redis.call('HSET', KEYS[4], 'hash', ARGV[6], 'context_id', ARGV[4], 'uid', ARGV[5])
   redis.call('EXPIRE', KEYS[4], ARGV[7])
 end
-return {ARGV[4], ARGV[5]}
+return {ARGV[4], ARGV[5], 1}
