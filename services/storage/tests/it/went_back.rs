@@ -6,12 +6,13 @@ use keys::{GlobalKeys, Layout};
 use model::OwnerId;
 use proto::internal::v1 as wire;
 use proto::internal::v1::join_response::News;
+use proto::v1;
 use testkit::{PATIENCE, RedisServer, wait_until};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Streaming};
 
-use crate::stage::{CONTEXT, READER, Stage, failure};
+use crate::stage::{CONTEXT, EXECUTOR, READER, Stage, failure};
 
 const LAYOUTS: [Layout; 2] = [Layout::Database, Layout::HashTag];
 
@@ -107,6 +108,31 @@ async fn lost_changes_end_everything_that_was_built_on_them() {
             (answer.refusal() == wire::CommitRefusal::Unspecified).then_some(())
         };
         wait_until(again, PATIENCE, "commits go on").await;
+    }
+}
+
+#[tokio::test]
+async fn a_change_that_no_event_tells_of_is_not_missed() {
+    for layout in LAYOUTS {
+        let mut stage = stage(layout).await;
+        let (_beats, mut news) = join(&stage).await;
+        let spec = v1::JobSpec {
+            script_type: v1::ScriptType::Shell.into(),
+            script: Some(v1::Script { source: Some(v1::script::Source::Text("true".to_owned())) }),
+            ..Default::default()
+        };
+        let kept = v1::CreateJobRequest { context_id: CONTEXT, spec: Some(spec), ..Default::default() };
+        let job = stage.jobs(EXECUTOR).create_job(kept.clone()).await.unwrap().into_inner().job.unwrap();
+        stage.jobs(EXECUTOR).create_job(kept).await.unwrap();
+        let delete = v1::DeleteJobRequest { context_id: CONTEXT, job_id: job.id, ..Default::default() };
+        stage.jobs(EXECUTOR).delete_job(delete).await.unwrap();
+        stage.redis.restart();
+        loop {
+            match news.message().await.unwrap().unwrap().news.unwrap() {
+                News::Resync(_) => break,
+                News::Replicas(_) | News::Touched(_) => {}
+            }
+        }
     }
 }
 
