@@ -1,0 +1,283 @@
+//! What the references of all families have in common: random operations, and a look at everything that is kept.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use keys::{ContextKey, ContextKeys, GlobalKey, GlobalKeys, Layout};
+use kv::{Cmd, Connection, Pipeline};
+use model::{ActorId, ContextId};
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use storage::Config;
+use testkit::{RedisCluster, RedisServer};
+use tonic::{Code, Status};
+
+use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, Redis, STRANGER, Stage, failure};
+
+/// What there should be of one family of objects, and what may be done to them.
+pub(crate) trait Family: Sized {
+    type Op: fmt::Debug + Clone;
+
+    fn any_op() -> impl Strategy<Value = Self::Op>;
+
+    /// On a stage that is as new.
+    async fn new(stage: &Stage<impl Redis>) -> Self;
+
+    /// Does it, and checks that it came to what it should.
+    async fn apply(&mut self, stage: &Stage<impl Redis>, op: Self::Op);
+
+    /// Checks what the API says of everything.
+    async fn check(&mut self, stage: &Stage<impl Redis>);
+
+    /// What is kept, and how many changes each stream of events tells of.
+    fn kept(&self) -> Kept;
+}
+
+/// Everything that is kept: where, what, and whether it goes by itself.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Kept {
+    keys: BTreeMap<String, bool>,
+    /// Of each context, and of what belongs to none: the last change.
+    revisions: BTreeMap<u32, u64>,
+}
+
+impl Kept {
+    /// With what there is of every coordinator, after so many changes.
+    pub(crate) fn globally(revision: u64) -> Self {
+        let mut kept = Self::default();
+        for key in [GlobalKey::Coordinator, GlobalKey::Events, GlobalKey::Audit, GlobalKey::Ids] {
+            kept.global(key);
+        }
+        kept.revisions.insert(0, revision);
+        kept
+    }
+
+    /// With what there is of every context, after so many changes.
+    pub(crate) fn context(&mut self, context: u32, revision: u64) {
+        let own = ContextKey::Context(ContextId(context));
+        for key in [own, ContextKey::Events, ContextKey::Audit, ContextKey::Ids] {
+            self.key(context, key);
+        }
+        self.revisions.insert(context, revision);
+    }
+
+    /// With what there is of a stage whose actors and context stay as they are, after so many changes in the context.
+    pub(crate) fn on_stage(revision: u64) -> Self {
+        // Four registrations, and a context.
+        let mut kept = Self::globally(5);
+        for key in [GlobalKey::Actors, GlobalKey::ActorKeys, GlobalKey::Contexts] {
+            kept.global(key);
+        }
+        for id in [ADMIN, EXECUTOR, READER, STRANGER] {
+            kept.global(GlobalKey::Actor(ActorId(id)));
+        }
+        kept.context(CONTEXT, revision);
+        kept
+    }
+
+    pub(crate) fn global(&mut self, key: GlobalKey) {
+        let expires = matches!(key, GlobalKey::Request(..) | GlobalKey::Token(..));
+        self.keys.insert(format!("0 {key}"), expires);
+    }
+
+    pub(crate) fn key(&mut self, context: u32, key: ContextKey) {
+        let expires = matches!(key, ContextKey::Request(..) | ContextKey::Seen(_) | ContextKey::BlobPart(..));
+        self.keys.insert(format!("{context} {key}"), expires);
+    }
+
+    /// One that goes by itself by now.
+    pub(crate) fn fading(&mut self, context: u32, key: &ContextKey) {
+        self.keys.insert(format!("{context} {key}"), true);
+    }
+
+    /// What there is; how far the events had come is noted whenever somebody sweeps.
+    async fn read(stage: &Stage<impl Redis>) -> Self {
+        let mut kept = Self::default();
+        for (context, connection) in places(stage).await {
+            let names = connection.cmd(Cmd::new("KEYS").arg("*")).await.unwrap().texts().unwrap();
+            let mut ask = Pipeline::new();
+            for name in &names {
+                ask.cmd(Cmd::new("TTL").arg(name));
+            }
+            for (name, left) in names.iter().zip(connection.pipeline(&ask).await.unwrap()) {
+                let name = name_of(stage.layout, context, name);
+                if !name.ends_with(" event_marks") {
+                    kept.keys.insert(name, left.unwrap().int().unwrap() >= 0);
+                }
+            }
+        }
+        kept
+    }
+
+    async fn check(self, stage: &Stage<impl Redis>) {
+        let there = Self::read(stage).await.keys;
+        let keys = |all: &BTreeMap<String, bool>, others: &BTreeMap<String, bool>| {
+            let differing = all.iter().filter(|(key, expires)| others.get(*key) != Some(*expires));
+            differing.map(|(key, expires)| format!("{key} expires={expires}")).collect::<Vec<_>>()
+        };
+        let (lost, left) = (keys(&self.keys, &there), keys(&there, &self.keys));
+        assert!(lost.is_empty() && left.is_empty(), "missing: {lost:?}; nobody owns: {left:?}");
+        for (context, revision) in self.revisions {
+            let told = told(stage, ContextId(context)).await;
+            assert_eq!(told, (1..=revision).collect::<Vec<_>>(), "the changes of context {context}");
+        }
+    }
+}
+
+/// Everywhere where keys are, with the context where the place itself names one.
+async fn places(stage: &Stage<impl Redis>) -> Vec<(Option<u32>, Connection)> {
+    if stage.layout == Layout::HashTag {
+        return stage.kv.primaries().await.unwrap().into_iter().map(|node| (None, node)).collect();
+    }
+    let info = stage.kv.database(0).cmd(Cmd::new("INFO").arg("keyspace")).await.unwrap().text().unwrap();
+    let databases = info.lines().filter_map(|line| line.strip_prefix("db")?.split_once(':'));
+    databases.map(|(n, _)| n.parse().unwrap()).map(|n| (Some(n), stage.kv.database(n))).collect()
+}
+
+/// `<context> <key>`, as builders of keys write it; all else as it is.
+fn name_of(layout: Layout, context: Option<u32>, key: &str) -> String {
+    let tagged = || key.strip_prefix('{')?.split_once('}')?.0.parse().ok();
+    let Some(context) = context.or_else(tagged) else { return key.to_owned() };
+    let parsed = if context == 0 {
+        GlobalKeys::new(layout).parse(key).map(|key| key.to_string())
+    } else {
+        ContextKeys::new(layout, ContextId(context)).parse(key).map(|key| key.to_string())
+    };
+    parsed.map_or_else(|| format!("{context} ?{key}"), |key| format!("{context} {key}"))
+}
+
+/// The changes that the events of a context tell of, each of whose events are counted from 1.
+async fn told(stage: &Stage<impl Redis>, context: ContextId) -> Vec<u64> {
+    let (layout, global) = (stage.layout, GlobalKeys::new(stage.layout));
+    let keys = ContextKeys::new(layout, context);
+    let events = if context.0 == 0 { global.events() } else { keys.events() };
+    let connection = stage.kv.at(layout.database(context), &layout.tag(context));
+    let events = connection.cmd(Cmd::new("XRANGE").arg(&events).arg("-").arg("+")).await.unwrap();
+    let (mut told, mut last) = (Vec::new(), 0);
+    for event in events.entries().unwrap() {
+        let (revision, n) = event.id.split_once('-').unwrap();
+        let n: u64 = n.parse().unwrap();
+        assert_eq!(n, if n == 1 { 1 } else { last + 1 }, "event {} of context {context}", event.id);
+        if n == 1 {
+            told.push(revision.parse().unwrap());
+        }
+        assert_eq!(told.last().map(ToString::to_string).as_deref(), Some(revision));
+        last = n;
+    }
+    told
+}
+
+/// So many sequences of operations, all on one stage.
+fn run<F: Family>(redis: impl Redis, layout: Layout, cases: u32) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let config = Config { layout, ..Config::default() };
+    let stage = runtime.block_on(Stage::with(redis, config));
+    let family = RefCell::new(runtime.block_on(F::new(&stage)));
+    // What has failed left its traces: to try less of it would be something else.
+    let config =
+        ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 0, ..ProptestConfig::default() };
+    let sequences = prop::collection::vec(F::any_op(), 1..40);
+    let result = TestRunner::new(config).run(&sequences, |ops| {
+        let mut family = family.borrow_mut();
+        runtime.block_on(async {
+            for op in ops {
+                family.apply(&stage, op).await;
+            }
+            family.check(&stage).await;
+            family.kept().check(&stage).await;
+        });
+        Ok(())
+    });
+    result.unwrap();
+    let _guard = runtime.enter();
+    drop(stage);
+}
+
+pub(crate) fn with_databases<F: Family>(cases: u32) {
+    run::<F>(RedisServer::start(), Layout::Database, cases);
+}
+
+pub(crate) fn with_hash_tags<F: Family>(cases: u32) {
+    run::<F>(RedisServer::start(), Layout::HashTag, cases);
+}
+
+pub(crate) fn in_a_cluster<F: Family>(cases: u32) {
+    run::<F>(RedisCluster::start(), Layout::HashTag, cases);
+}
+
+/// What a call comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// It is carried out.
+    Made,
+    /// The same request was before.
+    MadeBefore,
+    /// The code, and the reason where it says more.
+    Refused(Code, &'static str),
+}
+
+impl End {
+    pub(crate) const REUSED: Self = Self::Refused(Code::AlreadyExists, "REQUEST_ID_REUSED");
+    pub(crate) const UNSEEN: Self = Self::refused(Code::NotFound);
+    pub(crate) const DENIED: Self = Self::refused(Code::PermissionDenied);
+
+    pub(crate) const fn refused(code: Code) -> Self {
+        Self::Refused(code, "")
+    }
+
+    /// The answer of a call that is not refused; else that it is refused for this.
+    pub(crate) fn meets<T: fmt::Debug>(self, answer: Result<T, Status>, what: &str) -> Option<T> {
+        match (answer, self) {
+            (Ok(answer), Self::Made | Self::MadeBefore) => Some(answer),
+            (Err(status), Self::Refused(code, reason)) => {
+                let detail = status.message().to_owned();
+                let got = failure::<()>(Err(status));
+                assert_eq!(got.0, code, "{what}: {detail}");
+                assert!(reason.is_empty() || got.1 == reason, "{what}: {} instead of {reason}", got.1);
+                None
+            }
+            (answer, expected) => panic!("{what}: {answer:?} instead of {expected:?}"),
+        }
+    }
+}
+
+/// The requests that were carried out, by who asked and their ids.
+#[derive(Debug)]
+pub(crate) struct Asked<C>(BTreeMap<(u32, String), C>);
+
+impl<C> Default for Asked<C> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<C: PartialEq + Clone> Asked<C> {
+    /// What comes of a call whose request id was used before.
+    pub(crate) fn before(&self, who: u32, request_id: &str, call: &C) -> Option<End> {
+        let known = self.0.get(&(who, request_id.to_owned()))?;
+        Some(if known == call { End::MadeBefore } else { End::REUSED })
+    }
+
+    pub(crate) fn remember(&mut self, who: u32, request_id: &str, call: &C) {
+        if !request_id.is_empty() {
+            self.0.insert((who, request_id.to_owned()), call.clone());
+        }
+    }
+
+    /// One of them.
+    pub(crate) fn some(&self, chance: usize) -> Option<(u32, C)> {
+        let ((who, _), call) = self.0.iter().nth(chance % self.0.len().max(1))?;
+        Some((*who, call.clone()))
+    }
+
+    pub(crate) fn keys(&self) -> impl Iterator<Item = (ActorId, String)> {
+        self.0.keys().map(|(who, request_id)| (ActorId(*who), request_id.clone()))
+    }
+
+    pub(crate) fn keep(&self, context: u32, kept: &mut Kept) {
+        for (who, request_id) in self.keys() {
+            kept.key(context, ContextKey::Request(who, request_id));
+        }
+    }
+}

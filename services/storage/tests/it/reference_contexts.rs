@@ -1,0 +1,555 @@
+//! Random operations on actors and contexts against a short reference of what they are.
+
+mod expected;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use identity::{Identity, SigningKey};
+use keys::{GlobalKey, GlobalKeys};
+use kv::Cmd;
+use model::{ActorId, Role};
+use proptest::prelude::*;
+use proto::v1;
+use tonic::{Code, Status};
+
+use crate::conformance::{self, Asked, End, Family, Kept};
+use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, Redis, STRANGER, Stage, key_of};
+
+/// Nobody was ever registered under this number.
+const NOBODY: u32 = 999;
+/// The bootstrap identity, where somebody asks.
+const BOOTSTRAP: u32 = 0;
+const ACTORS_MAX: usize = 7;
+const CONTEXTS_MAX: u32 = 4;
+
+#[derive(Debug, Clone, Copy)]
+enum What {
+    Register,
+    UpdateActor,
+    Rotate,
+    DeleteActor,
+    Create,
+    Update,
+    Delete,
+    /// What was asked before, with the same body or with another one.
+    Again,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Builds {
+    OnAny,
+    OnTheLast,
+    OnAnother,
+}
+
+/// Chances, of which each operation takes those that it needs.
+#[derive(Debug, Clone)]
+pub(crate) struct Op {
+    what: What,
+    who: usize,
+    object: usize,
+    number: usize,
+    lists: [Option<u8>; 3],
+    builds: Builds,
+    request: Option<u8>,
+    other: bool,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Call {
+    Register(v1::RegisterActorRequest),
+    UpdateActor(v1::UpdateActorRequest),
+    Rotate(v1::RotateActorKeyRequest),
+    DeleteActor(v1::DeleteActorRequest),
+    Create(v1::CreateContextRequest),
+    Update(v1::UpdateContextRequest),
+    Delete(v1::DeleteContextRequest),
+}
+
+/// What a call gives.
+#[derive(Debug, PartialEq)]
+enum Answer {
+    Actor(v1::Actor),
+    Context(v1::Context),
+    Nothing,
+}
+
+#[derive(Debug)]
+struct Actor {
+    keys: Vec<String>,
+    /// How many of them count.
+    living: usize,
+    address: Vec<String>,
+    home: u32,
+    revision: u64,
+    is_gone: bool,
+}
+
+#[derive(Debug)]
+struct Context {
+    uid: String,
+    /// Admins, executors, readers.
+    lists: [BTreeSet<u32>; 3],
+    revision: u64,
+    asked: Asked<Call>,
+}
+
+impl Context {
+    fn role(&self, actor: u32) -> Option<Role> {
+        let roles = [Role::Admin, Role::Executor, Role::Reader];
+        self.lists.iter().zip(roles).find(|(list, _)| list.contains(&actor)).map(|(_, role)| role)
+    }
+}
+
+pub(crate) struct Contexts {
+    actors: BTreeMap<u32, Actor>,
+    contexts: BTreeMap<u32, Context>,
+    /// Who is found by a key.
+    keys: BTreeMap<String, u32>,
+    revision: u64,
+    asked: Asked<Call>,
+    /// The contexts that requests made.
+    made: BTreeMap<(u32, String), String>,
+    said: Vec<(u32, Call)>,
+}
+
+fn identity(who: u32) -> Identity {
+    if who == BOOTSTRAP { Identity::Admin } else { Identity::Actor(ActorId(who)) }
+}
+
+fn fresh_key() -> String {
+    SigningKey::generate().verifying_key().to_string()
+}
+
+fn list_of(ids: &BTreeSet<u32>) -> Vec<u32> {
+    ids.iter().copied().collect()
+}
+
+impl Contexts {
+    fn actor(&self, id: u32) -> Option<&Actor> {
+        self.actors.get(&id).filter(|actor| !actor.is_gone)
+    }
+
+    /// Those that are there, and some that are not.
+    fn some_actors(&self) -> Vec<u32> {
+        let gone = self.actors.iter().rev().filter(|(_, actor)| actor.is_gone).take(2);
+        let there = self.actors.iter().filter(|(_, actor)| !actor.is_gone);
+        there.chain(gone).map(|(id, _)| *id).chain([NOBODY]).collect()
+    }
+
+    fn builds_on(builds: Builds, revision: Option<u64>) -> u64 {
+        match (builds, revision) {
+            (Builds::OnAny, _) => 0,
+            (Builds::OnTheLast, last) => last.unwrap_or(1),
+            (Builds::OnAnother, last) => last.filter(|last| *last > 1).map_or(77, |last| last - 1),
+        }
+    }
+
+    /// Members that a mask picks.
+    fn members(&self, mask: u8) -> Vec<u32> {
+        let actors = self.some_actors();
+        // Who is not there is rarely named.
+        let there = actors.iter().enumerate().filter(|(_, id)| mask > 240 || self.actor(**id).is_some());
+        there.filter(|(place, _)| mask >> (place % 8) & 1 == 1).map(|(_, id)| *id).collect()
+    }
+
+    fn call(&self, op: &Op) -> Option<(u32, Call)> {
+        let actors = self.some_actors();
+        let who = [BOOTSTRAP].iter().chain(&actors).copied().cycle().nth(op.who % (actors.len() + 1))?;
+        let id = actors[op.object % actors.len()];
+        // Mostly one does for itself what nobody else may.
+        let own = if op.number % 4 == 0 { who } else { [BOOTSTRAP, id][op.number % 2] };
+        let context_id = u32::try_from(op.object).ok()? % (CONTEXTS_MAX + 1) + 1;
+        let request_id = op.request.map(|n| format!("r{n}")).unwrap_or_default();
+        let expected_revision = Self::builds_on(op.builds, self.actor(id).map(|actor| actor.revision));
+        let list = |n: usize| op.lists[n].map(|mask| self.members(mask));
+        Some(match op.what {
+            What::Register => {
+                let is_full = self.actors.values().filter(|actor| !actor.is_gone).count() >= ACTORS_MAX;
+                let id = if op.number % 3 == 0 { id.min(NOBODY - 1) } else { 0 };
+                if is_full && self.actor(id).is_none() {
+                    return None;
+                }
+                let known = self.actor(id).filter(|_| op.other).map(|actor| actor.keys[0].clone());
+                let pubkey = known.unwrap_or_else(fresh_key);
+                let address = vec![format!("grpc://h:{}", 1 + op.number)];
+                (BOOTSTRAP, Call::Register(v1::RegisterActorRequest { request_id, id, pubkey, address }))
+            }
+            What::UpdateActor => {
+                let address = (0..op.number % 3).map(|n| format!("grpc://h{n}:{}", 1 + op.number)).collect();
+                let home_context = if op.other { context_id } else { 0 };
+                let request =
+                    v1::UpdateActorRequest { request_id, id, expected_revision, address, home_context };
+                (own, Call::UpdateActor(request))
+            }
+            What::Rotate => {
+                // One that it had is refused.
+                let known = self.actor(id).filter(|_| op.number % 5 == 0).map(|actor| actor.keys[0].clone());
+                let request = v1::RotateActorKeyRequest {
+                    request_id,
+                    id,
+                    expected_revision,
+                    pubkey: known.unwrap_or_else(fresh_key),
+                    overlap_secs: if op.number % 3 == 0 { 0 } else { 3600 },
+                    revoke_certificates: op.other,
+                };
+                (own, Call::Rotate(request))
+            }
+            What::DeleteActor => {
+                (own, Call::DeleteActor(v1::DeleteActorRequest { request_id, id, expected_revision }))
+            }
+            What::Create => {
+                let is_full = self.contexts.len() >= CONTEXTS_MAX as usize;
+                let id = if is_full || op.other { context_id } else { 0 };
+                let [admins, executors, readers] = [0, 1, 2].map(|n| list(n).unwrap_or_default());
+                let request =
+                    v1::CreateContextRequest { request_id, id, admins, readers, executors, settings: None };
+                (who, Call::Create(request))
+            }
+            What::Update => {
+                let revision = self.contexts.get(&context_id).map(|context| context.revision);
+                let [admins, executors, readers] =
+                    [0, 1, 2].map(|n| list(n).map(|ids| v1::ActorList { ids }));
+                let request = v1::UpdateContextRequest {
+                    request_id,
+                    context_id,
+                    expected_revision: Self::builds_on(op.builds, revision),
+                    admins,
+                    readers,
+                    executors,
+                    settings: None,
+                };
+                (who, Call::Update(request))
+            }
+            What::Delete => (who, Call::Delete(v1::DeleteContextRequest { context_id, request_id })),
+            What::Again => {
+                let (who, call) = self.said.iter().rev().nth(op.object % 12)?.clone();
+                (who, if op.other { changed(call) } else { call })
+            }
+        })
+    }
+
+    /// What a call that is carried out changes.
+    fn take(&mut self, who: u32, call: &Call, answer: &Answer) {
+        let mut request_id = String::new();
+        match call {
+            Call::Register(request) => {
+                let Answer::Actor(actor) = answer else { panic!("{answer:?} is no actor") };
+                assert!(request.id == 0 || request.id == actor.id);
+                self.revision += 1;
+                let new = Actor {
+                    keys: vec![request.pubkey.clone()],
+                    living: 1,
+                    address: request.address.clone(),
+                    home: 0,
+                    revision: self.revision,
+                    is_gone: false,
+                };
+                assert!(self.actors.insert(actor.id, new).is_none(), "no number is given twice");
+                self.keys.entry(request.pubkey.clone()).or_insert(actor.id);
+                request_id.clone_from(&request.request_id);
+            }
+            Call::UpdateActor(request) => {
+                let actor = self.changed(request.id);
+                (actor.address, actor.home) = (request.address.clone(), request.home_context);
+                request_id.clone_from(&request.request_id);
+            }
+            Call::Rotate(request) => {
+                let actor = self.actors.get_mut(&request.id).unwrap();
+                actor.living = 1 + if request.overlap_secs > 0 { actor.living } else { 0 };
+                actor.keys.push(request.pubkey.clone());
+                self.changed(request.id);
+                request_id.clone_from(&request.request_id);
+            }
+            Call::DeleteActor(request) => {
+                self.revision += 1;
+                let actor = self.actors.get_mut(&request.id).unwrap();
+                actor.is_gone = true;
+                self.keys.retain(|key, id| *id != request.id || !actor.keys.contains(key));
+                for context in self.contexts.values_mut().filter(|context| context.role(request.id).is_some())
+                {
+                    context.revision += 1;
+                    for list in &mut context.lists {
+                        list.remove(&request.id);
+                    }
+                }
+                request_id.clone_from(&request.request_id);
+            }
+            Call::Create(request) => {
+                let Answer::Context(context) = answer else { panic!("{answer:?} is no context") };
+                self.revision += 1;
+                let mut lists = [&request.admins, &request.executors, &request.readers]
+                    .map(|ids| ids.iter().copied().collect::<BTreeSet<u32>>());
+                lists[0].extend(Some(who).filter(|who| *who != BOOTSTRAP));
+                let new = Context { uid: context.uid.clone(), lists, revision: 1, asked: Asked::default() };
+                assert!(self.contexts.insert(context.id, new).is_none(), "no number is given twice");
+                self.made.insert((who, request.request_id.clone()), context.uid.clone());
+                request_id.clone_from(&request.request_id);
+            }
+            Call::Update(request) => {
+                let context = self.contexts.get_mut(&request.context_id).unwrap();
+                context.revision += 1;
+                let lists = [&request.admins, &request.executors, &request.readers];
+                for (list, new) in context.lists.iter_mut().zip(lists) {
+                    if let Some(new) = new {
+                        *list = new.ids.iter().copied().collect();
+                    }
+                }
+                if !request.request_id.is_empty() {
+                    context.asked.remember(who, &request.request_id, call);
+                    self.said.push((who, call.clone()));
+                }
+            }
+            Call::Delete(request) => {
+                self.revision += 1;
+                self.contexts.remove(&request.context_id).unwrap();
+                request_id.clone_from(&request.request_id);
+            }
+        }
+        if !request_id.is_empty() {
+            self.said.push((who, call.clone()));
+            self.asked.remember(who, &request_id, call);
+        }
+    }
+
+    /// One that has changed just now. Its key in force leads to it, unless it leads to another.
+    fn changed(&mut self, id: u32) -> &mut Actor {
+        self.revision += 1;
+        let actor = self.actors.get_mut(&id).unwrap();
+        self.keys.entry(actor.keys.last().unwrap().clone()).or_insert(id);
+        actor.revision = self.revision;
+        actor
+    }
+
+    fn is_as_kept(&self, said: &v1::Actor) -> bool {
+        let actor = &self.actors[&said.id];
+        said.keys.iter().map(|key| &key.key).eq(&actor.keys)
+            && Some(&said.pubkey) == actor.keys.last()
+            && (actor.is_gone || (said.home_context, &said.address) == (actor.home, &actor.address))
+            && (actor.is_gone || said.revision == actor.revision)
+    }
+
+    fn is_as_made(&self, said: &v1::Context) -> bool {
+        let context = &self.contexts[&said.id];
+        let lists = context.lists.each_ref().map(list_of);
+        [&said.admins, &said.executors, &said.readers] == lists.each_ref()
+            && (said.uid.as_str(), said.revision) == (context.uid.as_str(), context.revision)
+            && said.state() == v1::ContextState::Active
+    }
+
+    async fn check_actors(&self, stage: &Stage<impl Redis>) {
+        let mut admin = stage.actors(Identity::Admin);
+        for (id, actor) in &self.actors {
+            let got = admin.get_actor(v1::GetActorRequest { id: *id }).await;
+            assert_eq!(got.is_err(), actor.is_gone);
+            assert!(got.is_err() || self.is_as_kept(&got.unwrap().into_inner().actor.unwrap()), "actor {id}");
+        }
+        let all = admin.list_actors(v1::ListActorsRequest::default()).await.unwrap().into_inner().actors;
+        let there = self.actors.iter().filter(|(_, actor)| !actor.is_gone).map(|(id, _)| *id);
+        assert!(all.iter().map(|actor| actor.id).eq(there));
+        for who in self.some_actors() {
+            let said = stage.actors(identity(who)).who_am_i(v1::WhoAmIRequest {}).await.unwrap().into_inner();
+            assert_eq!(said.actor.is_some(), self.actor(who).is_some());
+            let roles = said.roles.into_iter().map(|role| (role.context_id, role.role)).collect::<Vec<_>>();
+            let known = self.contexts.iter();
+            let known = known.filter_map(|(id, context)| Some((*id, context.role(who)?.to_string())));
+            assert_eq!(roles, known.collect::<Vec<_>>(), "actor {who}");
+            for other in self.some_actors() {
+                let shares = |context: &Context| context.role(who).is_some() && context.role(other).is_some();
+                let knows = who == other || self.contexts.values().any(shares);
+                let got = stage.actors(identity(who)).get_actor(v1::GetActorRequest { id: other }).await;
+                assert_eq!(got.is_ok(), knows && self.actor(other).is_some(), "{who} reads {other}");
+            }
+        }
+    }
+
+    async fn check_contexts(&self, stage: &Stage<impl Redis>) {
+        for who in self.some_actors().into_iter().chain([BOOTSTRAP]) {
+            let mut contexts = stage.contexts(identity(who));
+            let may_see = |context: &Context| who == BOOTSTRAP || context.role(who).is_some();
+            for id in self.contexts.keys().copied().chain(1..=CONTEXTS_MAX + 1) {
+                match contexts.get_context(v1::GetContextRequest { id }).await {
+                    Ok(got) => assert!(self.is_as_made(&got.into_inner().context.unwrap())),
+                    Err(status) => assert_eq!(status.code(), Code::NotFound),
+                }
+                let got = contexts.get_context(v1::GetContextRequest { id }).await;
+                assert_eq!(got.is_ok(), self.contexts.get(&id).is_some_and(may_see), "{who} reads {id}");
+            }
+            let listed = contexts.list_contexts(v1::ListContextsRequest::default()).await.unwrap();
+            let known = self.contexts.iter().filter(|(_, context)| may_see(context)).map(|(id, _)| *id);
+            assert!(listed.into_inner().contexts.iter().map(|context| context.id).eq(known), "{who} lists");
+        }
+    }
+
+    async fn check_indexes(&self, stage: &Stage<impl Redis>) {
+        let (keys, zero) =
+            (GlobalKeys::new(stage.layout), stage.kv.at(0, &stage.layout.tag(model::ContextId(0))));
+        let found = zero.cmd(Cmd::new("HGETALL").arg(&keys.actor_keys())).await.unwrap().hash().unwrap();
+        let known: BTreeMap<_, _> = self.keys.iter().map(|(key, id)| (key.clone(), id.to_string())).collect();
+        assert_eq!(found, known, "who is found by a key");
+        let marks = zero.cmd(Cmd::new("HKEYS").arg(&keys.ids())).await.unwrap().texts().unwrap();
+        let marks: BTreeSet<&str> = marks.iter().map(String::as_str).collect();
+        assert_eq!(marks, BTreeSet::from(["actor", "context", "revision"]), "nothing is under way");
+    }
+}
+
+/// Another body under the same request id.
+fn changed(mut call: Call) -> Call {
+    match &mut call {
+        Call::Register(request) => request.pubkey = fresh_key(),
+        Call::UpdateActor(request) => request.expected_revision += 1000,
+        Call::Rotate(request) => request.expected_revision += 1000,
+        Call::DeleteActor(request) => {
+            // The same fields, but it means something else.
+            let v1::DeleteActorRequest { request_id, id, expected_revision } = request.clone();
+            let request = v1::UpdateActorRequest { request_id, id, expected_revision, ..Default::default() };
+            call = Call::UpdateActor(request);
+        }
+        Call::Create(request) => request.readers.push(ADMIN),
+        Call::Update(request) => request.expected_revision += 1000,
+        Call::Delete(request) => request.context_id += 1,
+    }
+    call
+}
+
+async fn perform(stage: &Stage<impl Redis>, who: u32, call: Call) -> Result<Answer, Status> {
+    let (mut actors, mut contexts) = (stage.actors(identity(who)), stage.contexts(identity(who)));
+    Ok(match call {
+        Call::Register(request) => {
+            Answer::Actor(actors.register_actor(request).await?.into_inner().actor.unwrap())
+        }
+        Call::UpdateActor(request) => {
+            Answer::Actor(actors.update_actor(request).await?.into_inner().actor.unwrap())
+        }
+        Call::Rotate(request) => {
+            Answer::Actor(actors.rotate_actor_key(request).await?.into_inner().actor.unwrap())
+        }
+        Call::DeleteActor(request) => {
+            actors.delete_actor(request).await?;
+            Answer::Nothing
+        }
+        Call::Create(request) => {
+            Answer::Context(contexts.create_context(request).await?.into_inner().context.unwrap())
+        }
+        Call::Update(request) => {
+            Answer::Context(contexts.update_context(request).await?.into_inner().context.unwrap())
+        }
+        Call::Delete(request) => {
+            contexts.delete_context(request).await?;
+            Answer::Nothing
+        }
+    })
+}
+
+impl Family for Contexts {
+    type Op = Op;
+
+    fn any_op() -> impl Strategy<Value = Op> {
+        let what = prop_oneof![
+            2 => Just(What::Register),
+            3 => Just(What::UpdateActor),
+            3 => Just(What::Rotate),
+            1 => Just(What::DeleteActor),
+            3 => Just(What::Create),
+            4 => Just(What::Update),
+            2 => Just(What::Delete),
+            4 => Just(What::Again),
+        ];
+        let builds =
+            prop_oneof![2 => Just(Builds::OnAny), 2 => Just(Builds::OnTheLast), 1 => Just(Builds::OnAnother)];
+        let lists = prop::array::uniform3(prop::option::of(any::<u8>()));
+        let request = prop::option::of(any::<u8>());
+        let chances =
+            (what, 0_usize..1000, 0_usize..1000, 0_usize..1000, lists, builds, request, any::<bool>());
+        chances.prop_map(|(what, who, object, number, lists, builds, request, other)| Op {
+            what,
+            who,
+            object,
+            number,
+            lists,
+            builds,
+            request,
+            other,
+        })
+    }
+
+    async fn new(stage: &Stage<impl Redis>) -> Self {
+        let mut known = Self {
+            actors: BTreeMap::new(),
+            contexts: BTreeMap::new(),
+            keys: BTreeMap::new(),
+            revision: 5,
+            asked: Asked::default(),
+            made: BTreeMap::new(),
+            said: Vec::new(),
+        };
+        for (id, revision) in [ADMIN, EXECUTOR, READER, STRANGER].into_iter().zip(1..) {
+            let keys = vec![key_of(id)];
+            known.keys.insert(key_of(id), id);
+            let actor = Actor { keys, living: 1, address: Vec::new(), home: 0, revision, is_gone: false };
+            known.actors.insert(id, actor);
+        }
+        let lists = [ADMIN, EXECUTOR, READER].map(|id| BTreeSet::from([id]));
+        let context = Context { uid: stage.context_uid.clone(), lists, revision: 1, asked: Asked::default() };
+        known.contexts.insert(CONTEXT, context);
+        known
+    }
+
+    async fn apply(&mut self, stage: &Stage<impl Redis>, op: Op) {
+        let Some((who, call)) = self.call(&op) else { return };
+        let expected = self.expect(who, &call);
+        let what = format!("{who} asks {call:?}");
+        let answer = perform(stage, who, call.clone()).await;
+        let Some(answer) = expected.meets(answer, &what) else { return };
+        if expected == End::Made {
+            self.take(who, &call, &answer);
+        }
+        let is_right = match &answer {
+            Answer::Actor(actor) => self.is_as_kept(actor),
+            Answer::Context(context) => self.is_as_made(context),
+            Answer::Nothing => true,
+        };
+        assert!(is_right, "{what}: {answer:?}");
+    }
+
+    async fn check(&mut self, stage: &Stage<impl Redis>) {
+        self.check_actors(stage).await;
+        self.check_contexts(stage).await;
+        self.check_indexes(stage).await;
+    }
+
+    fn kept(&self) -> Kept {
+        let mut kept = Kept::globally(self.revision);
+        kept.global(GlobalKey::Actors);
+        kept.global(GlobalKey::ActorKeys);
+        for id in self.actors.keys() {
+            kept.global(GlobalKey::Actor(ActorId(*id)));
+        }
+        for (who, request_id) in self.asked.keys() {
+            kept.global(GlobalKey::Request(who, request_id));
+        }
+        if !self.contexts.is_empty() {
+            kept.global(GlobalKey::Contexts);
+        }
+        for (id, context) in &self.contexts {
+            kept.context(*id, context.revision);
+            context.asked.keep(*id, &mut kept);
+        }
+        kept
+    }
+}
+
+#[test]
+fn actors_and_contexts_are_as_the_reference_says() {
+    conformance::with_databases::<Contexts>(20);
+}
+
+#[test]
+fn actors_and_contexts_are_as_the_reference_says_with_hash_tags() {
+    conformance::with_hash_tags::<Contexts>(20);
+}
+
+#[test]
+fn actors_and_contexts_are_as_the_reference_says_in_a_cluster() {
+    conformance::in_a_cluster::<Contexts>(20);
+}
