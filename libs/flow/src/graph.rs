@@ -56,7 +56,8 @@ impl Graph {
     /// `nodes[3].depends[0]`.
     pub fn build(nodes: &[GraphNode<'_>]) -> Result<Self, Violations> {
         let mut violations = Violations::new();
-        let graph = Self::from_names(nodes, &mut violations);
+        let named = nodes.iter().map(|node| (Some(node.name), node.depends.iter().map(Some)));
+        let graph = Self::from_names(named.collect(), &mut violations);
         violations.into_result(graph)
     }
 
@@ -70,16 +71,23 @@ impl Graph {
         violations.into_result(graph)
     }
 
-    /// As [`Graph::build`], noting what is wrong among other things. `None`
-    /// when the graph cannot be used, though it may also be there with violations.
-    pub(crate) fn from_names(nodes: &[GraphNode<'_>], violations: &mut Violations) -> Option<Self> {
-        let names: Vec<&Name> = nodes.iter().map(|node| node.name).collect();
-        let mut builder =
-            Builder::new(&names, nodes.iter().map(|node| node.depends.len()).sum(), violations)?;
+    /// As [`Graph::build`], noting what is wrong among other things: nodes are pairs of a name and names of others, each absent
+    /// where it could not be read. `None` when the graph cannot be used, though it may also be there with violations.
+    pub(crate) fn from_names<'a, D>(
+        nodes: Vec<(Option<&'a Name>, D)>,
+        violations: &mut Violations,
+    ) -> Option<Self>
+    where
+        D: ExactSizeIterator<Item = Option<&'a Name>>,
+    {
+        let names: Vec<Option<&Name>> = nodes.iter().map(|(name, _)| *name).collect();
+        let edge_count = nodes.iter().map(|(_, depends)| depends.len()).sum();
+        let mut builder = Builder::new(&names, edge_count, violations)?;
         let index = name_index(&names, violations);
         let mut hints = 0;
-        for (i, node) in nodes.iter().enumerate() {
-            for (j, wanted) in node.depends.iter().enumerate() {
+        for (i, (name, depends)) in nodes.into_iter().enumerate() {
+            for (j, wanted) in depends.enumerate() {
+                let Some(wanted) = wanted else { continue };
                 match index.get(wanted.as_str()) {
                     Some(&found) => builder.edge(i, j, found, violations),
                     None => {
@@ -88,8 +96,8 @@ impl Graph {
                             violations,
                             format!("nodes[{i}].depends[{j}]"),
                             format_args!(
-                                "`{}` depends on `{wanted}`, which is not in the flow{hint}",
-                                node.name
+                                "{} depends on `{wanted}`, which is not in the flow{hint}",
+                                Called(name)
                             ),
                         );
                     }
@@ -101,7 +109,7 @@ impl Graph {
 
     /// As [`Graph::from_stored`], noting what is wrong among other things.
     pub(crate) fn from_ids(nodes: &[&FlowNode], violations: &mut Violations) -> Option<Self> {
-        let names: Vec<&Name> = nodes.iter().map(|node| &node.name).collect();
+        let names: Vec<Option<&Name>> = nodes.iter().map(|node| Some(&node.name)).collect();
         let mut builder =
             Builder::new(&names, nodes.iter().map(|node| node.depends.len()).sum(), violations)?;
         name_index(&names, violations);
@@ -177,10 +185,26 @@ impl Graph {
     }
 }
 
+/// A node in a sentence: by its name, when that could be read.
+pub(crate) struct Called<'a>(pub(crate) Option<&'a Name>);
+
+impl std::fmt::Display for Called<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(name) => write!(f, "`{name}`"),
+            None => f.write_str("this node"),
+        }
+    }
+}
+
 /// Where each name stands; of a duplicate, the first.
-pub(crate) fn name_index<'a>(names: &[&'a Name], violations: &mut Violations) -> HashMap<&'a str, usize> {
+pub(crate) fn name_index<'a>(
+    names: &[Option<&'a Name>],
+    violations: &mut Violations,
+) -> HashMap<&'a str, usize> {
     let mut index = HashMap::with_capacity(names.len());
     for (i, name) in names.iter().enumerate() {
+        let Some(name) = name else { continue };
         let first = *index.entry(name.as_str()).or_insert(i);
         if first != i {
             note(
@@ -195,14 +219,14 @@ pub(crate) fn name_index<'a>(names: &[&'a Name], violations: &mut Violations) ->
 
 /// Collects edges, then orders them or finds the cycles.
 struct Builder<'a> {
-    names: &'a [&'a Name],
+    names: &'a [Option<&'a Name>],
     edges: DiGraph<(), ()>,
     /// For each node, 1 + the last node that named it as a dependency.
     named_by: Vec<usize>,
 }
 
 impl<'a> Builder<'a> {
-    fn new(names: &'a [&'a Name], edge_count: usize, violations: &mut Violations) -> Option<Self> {
+    fn new(names: &'a [Option<&'a Name>], edge_count: usize, violations: &mut Violations) -> Option<Self> {
         let mut within = true;
         for (what, count, limit) in
             [("nodes", names.len(), FLOW_NODES_MAX), ("dependencies", edge_count, FLOW_EDGES_MAX)]
@@ -230,15 +254,15 @@ impl<'a> Builder<'a> {
 
     /// Notes that node `from`'s dependency number `at` is node `on`.
     fn edge(&mut self, from: usize, at: usize, on: usize, violations: &mut Violations) {
-        let name = self.names[on];
+        let name = Called(self.names[on]);
         if from == on {
             note(
                 violations,
                 format!("nodes[{from}].depends[{at}]"),
-                format_args!("`{name}` depends on itself"),
+                format_args!("{name} depends on itself"),
             );
         } else if self.named_by[on] == from + 1 {
-            note(violations, format!("nodes[{from}].depends[{at}]"), format_args!("`{name}` is named twice"));
+            note(violations, format!("nodes[{from}].depends[{at}]"), format_args!("{name} is named twice"));
         } else {
             self.named_by[on] = from + 1;
             self.edges.add_edge(NodeIndex::new(on), NodeIndex::new(from), ());
@@ -314,12 +338,13 @@ impl<'a> Builder<'a> {
     }
 
     fn note_cycle(&self, cycle: &[NodeIndex], violations: &mut Violations) {
-        let mut names: Vec<&str> =
-            cycle.iter().take(CYCLE_NAMES_MAX).map(|member| self.names[member.index()].as_str()).collect();
+        // Each is depended on by another, so it has a name.
+        let name = |member: &NodeIndex| self.names[member.index()].map_or("", Name::as_str);
+        let mut names: Vec<&str> = cycle.iter().take(CYCLE_NAMES_MAX).map(name).collect();
         if cycle.len() > CYCLE_NAMES_MAX {
             names.push("…");
         }
-        names.push(self.names[cycle[0].index()].as_str());
+        names.push(name(&cycle[0]));
         note(
             violations,
             format!("nodes[{}].depends", cycle[0].index()),
@@ -329,13 +354,14 @@ impl<'a> Builder<'a> {
 }
 
 /// `; did you mean …?` when one of `names` is near, else nothing.
-pub(crate) fn did_you_mean(wanted: &str, names: &[&Name], hints: &mut usize) -> String {
+pub(crate) fn did_you_mean(wanted: &str, names: &[Option<&Name>], hints: &mut usize) -> String {
     if *hints == HINTS_MAX {
         return String::new();
     }
     *hints += 1;
     let near = names
         .iter()
+        .flatten()
         .filter_map(|name| distance(wanted, name.as_str()).map(|far| (far, *name)))
         .min_by_key(|(far, _)| *far);
     match near {

@@ -28,6 +28,6 @@ pub use engine::{
     Stale, Step, Stop, StoredNode, Transition,
 };
 pub use graph::{Graph, NodeIndex};
-pub use plan::{Plan, ResultRef, When};
+pub use plan::{Plan, ResultRef, When, check_request};
 pub use template::{Reference, RenderError, Template, TemplateError};
 pub use transition::{FlowEvent, IllegalTransition, NodeEvent};

@@ -2,14 +2,15 @@
 //! whole before it starts: the graph, what its values and conditions refer
 //! to, and which files meet in one directory.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use model::flow::EnvVars;
-use model::{FlowNode, JobSpec, Name, NodeSpec, RunIf, Violations};
+use model::job::BlobRef;
+use model::{FlowDraft, FlowNode, FlowSpec, JobSpec, Name, NodeDraft, NodeSpec, RunIf, Violations};
 
 use crate::condition::Condition;
-use crate::graph::{Graph, GraphNode, NodeIndex, did_you_mean, note};
+use crate::graph::{Called, Graph, NodeIndex, did_you_mean, note};
 use crate::reach::{self, Query};
 use crate::template::{Reference, Template};
 
@@ -40,14 +41,90 @@ pub struct Plan {
     conditions: HashMap<NodeIndex, Arc<When>>,
 }
 
-/// What the checks look at, whichever form the node comes in.
+/// What the checks look at, whichever form the node comes in. Name and condition are absent where they could not be read.
 #[derive(Clone, Copy)]
 struct Item<'a> {
-    name: &'a Name,
-    run_if: RunIf,
+    name: Option<&'a Name>,
+    run_if: Option<RunIf>,
     depends: usize,
     when: Option<&'a str>,
-    job: &'a JobSpec,
+    env_vars: &'a EnvVars,
+    files: &'a BTreeMap<String, BlobRef>,
+    outputs: &'a [String],
+}
+
+impl<'a> Item<'a> {
+    const fn of_spec(node: &'a NodeSpec) -> Self {
+        let NodeSpec { name, depends, run_if, when, job, .. } = node;
+        Self::new(name, *run_if, depends.len(), when.as_ref(), job)
+    }
+
+    const fn of_stored(node: &'a FlowNode, job: &'a JobSpec) -> Self {
+        let FlowNode { name, depends, run_if, when, .. } = node;
+        Self::new(name, *run_if, depends.len(), when.as_ref(), job)
+    }
+
+    const fn new(
+        name: &'a Name,
+        run_if: RunIf,
+        depends: usize,
+        when: Option<&'a String>,
+        job: &'a JobSpec,
+    ) -> Self {
+        let when = match when {
+            Some(text) => Some(text.as_str()),
+            None => None,
+        };
+        let JobSpec { env_vars, files, outputs, .. } = job;
+        Self {
+            name: Some(name),
+            run_if: Some(run_if),
+            depends,
+            when,
+            env_vars,
+            files,
+            outputs: outputs.as_slice(),
+        }
+    }
+
+    fn of_draft(node: &'a NodeDraft) -> Self {
+        let NodeDraft { name, depends, run_if, when, env_vars, files, outputs } = node;
+        let (name, when, depends) = (name.as_ref(), when.as_deref(), depends.len());
+        Self { name, run_if: *run_if, depends, when, env_vars, files, outputs }
+    }
+}
+
+/// A flow that came as a request, when nothing is wrong with it.
+///
+/// # Errors
+/// Everything that is wrong: with its fields, and with the graph as far as those could be read. `at` is the path of the flow
+/// in the request.
+pub fn check_request(parsed: Result<FlowSpec, FlowDraft>, at: &str) -> Result<FlowSpec, Violations> {
+    let (parsed, mut all, of_graph) = match parsed {
+        Ok(flow) => {
+            let judged = Plan::of_specs(&flow.env_vars, &flow.nodes);
+            (Some(flow), Violations::new(), judged.err())
+        }
+        // A flow without nodes, or with too many, was refused for that.
+        Err(FlowDraft { violations, nodes, .. }) if nodes.is_empty() => (None, violations, None),
+        Err(draft) => {
+            let judged = judge(&draft.env_vars, &draft.nodes);
+            (None, draft.violations, Some(judged))
+        }
+    };
+    for violation in of_graph.iter().flat_map(Violations::as_slice) {
+        all.add(format!("{at}.{}", violation.field), &violation.description);
+    }
+    all.into_result(parsed)
+}
+
+/// What is wrong with the graph of nodes of which not everything could be read.
+fn judge(env: &EnvVars, nodes: &[NodeDraft]) -> Violations {
+    let mut violations = Violations::new();
+    let named = nodes.iter().map(|node| (node.name.as_ref(), node.depends.iter().map(Option::as_ref)));
+    let graph = Graph::from_names(named.collect(), &mut violations);
+    let items: Vec<Item<'_>> = nodes.iter().map(Item::of_draft).collect();
+    Plan::check(env, &items, graph, violations).err().unwrap_or_default()
 }
 
 impl Plan {
@@ -57,19 +134,9 @@ impl Plan {
     /// Everything that is wrong with it, with fields such as `nodes[3].depends[0]`.
     pub fn of_specs(env: &EnvVars, nodes: &[NodeSpec]) -> Result<Self, Violations> {
         let mut violations = Violations::new();
-        let named: Vec<GraphNode<'_>> =
-            nodes.iter().map(|node| GraphNode { name: &node.name, depends: &node.depends }).collect();
-        let graph = Graph::from_names(&named, &mut violations);
-        let items: Vec<Item<'_>> = nodes
-            .iter()
-            .map(|node| Item {
-                name: &node.name,
-                run_if: node.run_if,
-                depends: node.depends.len(),
-                when: node.when.as_deref(),
-                job: &node.job,
-            })
-            .collect();
+        let named = nodes.iter().map(|node| (Some(&node.name), node.depends.iter().map(Some)));
+        let graph = Graph::from_names(named.collect(), &mut violations);
+        let items: Vec<Item<'_>> = nodes.iter().map(Item::of_spec).collect();
         Self::check(env, &items, graph, violations)
     }
 
@@ -84,17 +151,8 @@ impl Plan {
         let (nodes, jobs): (Vec<&FlowNode>, Vec<&JobSpec>) = nodes.into_iter().unzip();
         let mut violations = Violations::new();
         let graph = Graph::from_ids(&nodes, &mut violations);
-        let items: Vec<Item<'_>> = nodes
-            .iter()
-            .zip(jobs)
-            .map(|(node, job)| Item {
-                name: &node.name,
-                run_if: node.run_if,
-                depends: node.depends.len(),
-                when: node.when.as_deref(),
-                job,
-            })
-            .collect();
+        let items: Vec<Item<'_>> =
+            nodes.iter().zip(jobs).map(|(node, job)| Item::of_stored(node, job)).collect();
         Self::check(env, &items, graph, violations)
     }
 
@@ -123,14 +181,16 @@ impl Plan {
         mut violations: Violations,
     ) -> Result<Self, Violations> {
         for (i, item) in items.iter().enumerate() {
-            if item.depends == 0 && matches!(item.run_if, RunIf::AnyFailed | RunIf::NoneFailed) {
+            if item.depends == 0
+                && let Some(run_if @ (RunIf::AnyFailed | RunIf::NoneFailed)) = item.run_if
+            {
                 note(
                     &mut violations,
                     format!("nodes[{i}].run_if"),
                     format_args!(
-                        "`{}` depends on nothing, so {} never lets it run; use ALL_SUCCEEDED or ALL_DONE",
-                        item.name,
-                        item.run_if.as_str()
+                        "{} depends on nothing, so {} never lets it run; use ALL_SUCCEEDED or ALL_DONE",
+                        Called(item.name),
+                        run_if.as_str()
                     ),
                 );
             }
@@ -174,7 +234,7 @@ fn check_flow_env(env: &EnvVars, violations: &mut Violations) {
 
 /// Finds nodes by name.
 struct Names<'a> {
-    names: Vec<&'a Name>,
+    names: Vec<Option<&'a Name>>,
     /// Made for the first reference: most flows have few.
     index: Option<HashMap<&'a str, NodeIndex>>,
     hints: usize,
@@ -186,7 +246,10 @@ impl<'a> Names<'a> {
     }
 
     fn find(&mut self, name: &Name) -> Option<NodeIndex> {
-        let indexed = || self.names.iter().enumerate().map(|(i, name)| (name.as_str(), NodeIndex::new(i)));
+        let indexed = || {
+            let named = self.names.iter().enumerate();
+            named.filter_map(|(i, name)| Some((name.as_ref()?.as_str(), NodeIndex::new(i))))
+        };
         self.index.get_or_insert_with(|| indexed().collect()).get(name.as_str()).copied()
     }
 
@@ -227,7 +290,7 @@ fn collect_references<'a>(
     for (i, item) in items.iter().enumerate() {
         let mut own = Vec::new();
         let mut seen = HashSet::new();
-        for (variable, value) in item.job.env_vars.iter().filter(|(_, value)| value.contains("${{")) {
+        for (variable, value) in item.env_vars.iter().filter(|(_, value)| value.contains("${{")) {
             let place = Place::Variable(variable);
             let template = match Template::parse(value) {
                 Ok(template) => template,
@@ -318,13 +381,11 @@ fn check_ancestors(graph: &Graph, items: &[Item<'_>], named: &[Named<'_>], viola
     let queries: Vec<Query> = named.iter().map(|named| named.query).collect();
     for position in reach::unreachable(graph, &queries) {
         let Named { query, place } = &named[position];
-        let (node, ancestor) = (items[query.node.index()].name, items[query.ancestor.index()].name);
+        let [node, ancestor] = [query.node, query.ancestor].map(|node| Called(items[node.index()].name));
         note(
             violations,
             place.field(query.node.index()),
-            format_args!(
-                "it refers to `{ancestor}`, which does not come before `{node}`; add it to `depends`"
-            ),
+            format_args!("it refers to {ancestor}, which does not come before {node}; add it to `depends`"),
         );
     }
 }
@@ -335,25 +396,25 @@ fn check_files(graph: &Graph, items: &[Item<'_>], violations: &mut Violations) {
     let mut from: HashMap<&str, Option<NodeIndex>> = HashMap::new();
     for (i, item) in items.iter().enumerate() {
         from.clear();
-        from.extend(item.job.files.keys().map(|path| (path.as_str(), None)));
+        from.extend(item.files.keys().map(|path| (path.as_str(), None)));
         let mut dependencies: Vec<NodeIndex> = graph
             .dependencies(NodeIndex::new(i))
-            .filter(|dependency| !items[dependency.index()].job.outputs.is_empty())
+            .filter(|dependency| !items[dependency.index()].outputs.is_empty())
             .collect();
         dependencies.sort_unstable();
         let source = |place: Option<NodeIndex>| {
-            place.map_or("its own `files`".to_owned(), |node| format!("`{}`", items[node.index()].name))
+            place.map_or("its own `files`".to_owned(), |node| Called(items[node.index()].name).to_string())
         };
         for dependency in dependencies {
-            for path in &items[dependency.index()].job.outputs {
+            for path in items[dependency.index()].outputs {
                 match from.insert(path, Some(dependency)) {
                     // A path that one node names twice is that node's violation.
                     Some(other) if other != Some(dependency) => note(
                         violations,
                         format!("nodes[{i}].depends"),
                         format_args!(
-                            "`{}` gets the file `{path}` from both {} and {}",
-                            item.name,
+                            "{} gets the file `{path}` from both {} and {}",
+                            Called(item.name),
                             source(other),
                             source(Some(dependency))
                         ),
@@ -373,8 +434,8 @@ fn check_files(graph: &Graph, items: &[Item<'_>], violations: &mut Violations) {
                 violations,
                 format!("nodes[{i}].depends"),
                 format_args!(
-                    "`{}` gets the file `{folder}` from {} and the file `{path}` from {}",
-                    item.name,
+                    "{} gets the file `{folder}` from {} and the file `{path}` from {}",
+                    Called(item.name),
                     source(from[folder]),
                     source(from[path])
                 ),
@@ -528,5 +589,57 @@ mod tests {
             .collect();
         let plan = Plan::of_specs(&EnvVars::new(), &nodes).expect("all are ancestors");
         assert_eq!(plan.references(NodeIndex::new(count - 1)).len(), 1);
+    }
+
+    #[test]
+    fn what_could_be_read_is_judged() {
+        let name = |text: &str| text.parse::<Name>().ok();
+        let draft = |text: &str, depends: &[&str]| NodeDraft {
+            name: name(text),
+            depends: depends.iter().map(|depend| name(depend)).collect(),
+            ..NodeDraft::default()
+        };
+        let mut violations = Violations::new();
+        violations.add("flow.nodes[0].name", "a bad name");
+        let mut nodes = vec![
+            draft("a b", &["c"]),
+            draft("b", &["c d", "e", "unknown"]),
+            draft("c", &["a b"]),
+            NodeDraft::from(spec("d", &["e"], &[("X", "${{ results.b.k }}")], &[])),
+            draft("e", &["d"]),
+        ];
+        nodes[0].env_vars = [("X".to_owned(), "${{ results.nobody.k }}".to_owned())].into();
+        nodes[2].run_if = Some(RunIf::AnyFailed);
+        let bad = FlowDraft { violations, env_vars: EnvVars::new(), nodes };
+        let found = check_request(Err(bad), "flow").expect_err("something is wrong");
+        let found: Vec<_> =
+            found.as_slice().iter().map(|v| format!("{}: {}", v.field, v.description)).collect();
+        assert_eq!(
+            found,
+            [
+                "flow.nodes[0].name: a bad name",
+                "flow.nodes[1].depends[2]: `b` depends on `unknown`, which is not in the flow",
+                "flow.nodes[3].depends: the dependencies form a cycle, each waits for the next: d -> e -> d",
+                "flow.nodes[0].job.env_vars[X]: `results.nobody.k` refers to `nobody`, which is not in the flow",
+            ]
+        );
+        let empty = FlowDraft { violations: Violations::new(), ..FlowDraft::default() };
+        assert!(check_request(Err(empty), "flow").expect_err("there is none").is_empty());
+        let good = FlowSpec { nodes: vec![spec("a", &["a"], &[], &[])], ..plain_flow() };
+        let found = check_request(Ok(good), "flow").expect_err("it depends on itself");
+        assert_eq!(found.as_slice()[0].field, "flow.nodes[0].depends[0]");
+        let good = FlowSpec { nodes: vec![spec("a", &[], &[], &[])], ..plain_flow() };
+        assert_eq!(check_request(Ok(good.clone()), "flow"), Ok(good));
+    }
+
+    fn plain_flow() -> FlowSpec {
+        FlowSpec {
+            name: "f".parse().expect("a name"),
+            env_vars: EnvVars::new(),
+            fail_fast: false,
+            deadline_secs: None,
+            cancel_timeout_secs: 30,
+            nodes: Vec::new(),
+        }
     }
 }

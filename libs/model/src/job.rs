@@ -1,6 +1,6 @@
 //! Jobs: what to execute. Pure data without a state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -64,66 +64,76 @@ impl JobSpec {
     /// Notes everything about this job that is beyond a limit or malformed;
     /// `at` is the path of the job in the request.
     pub fn check(&self, at: &str, violations: &mut Violations) {
-        match &self.script {
-            ScriptSource::Inline(text) if text.is_empty() => {
-                violations.add(format!("{at}.script"), "a job needs a script");
-            }
-            ScriptSource::Inline(text) => check_script_size(text.len() as u64, at, violations),
-            ScriptSource::Blob(blob) => check_script_size(blob.size, at, violations),
-        }
+        check_script(&self.script, at, violations);
         check_env(&self.env_vars, &format!("{at}.env_vars"), violations);
-        let mut total = 0;
-        for (name, blob) in &self.files {
-            let field = format!("{at}.files[{name}]");
-            if let Err(error) = check_relative_path(name) {
-                violations.add(&field, error);
-            }
-            if blob.size > limits::FILE_BYTES_MAX as u64 {
-                violations.add(
-                    field,
-                    format!(
-                        "a file has at most {} bytes, this one has {}",
-                        limits::FILE_BYTES_MAX,
-                        blob.size
-                    ),
-                );
-            }
-            total += blob.size;
+        check_files(&self.files, at, violations);
+        check_outputs(&self.outputs, at, violations);
+        check_signature(self.signature.as_deref(), at, violations);
+    }
+}
+
+/// Notes what is wrong with a job's script; `at` is the path of the job, here and below.
+pub fn check_script(script: &ScriptSource, at: &str, violations: &mut Violations) {
+    match script {
+        ScriptSource::Inline(text) if text.is_empty() => {
+            violations.add(format!("{at}.script"), "a job needs a script");
         }
-        if total > limits::JOB_FILES_BYTES_MAX as u64 {
-            violations.add(
-                format!("{at}.files"),
-                format!(
-                    "a job's files have at most {} bytes together, these have {total}",
-                    limits::JOB_FILES_BYTES_MAX
-                ),
-            );
+        ScriptSource::Inline(text) => check_script_size(text.len() as u64, at, violations),
+        ScriptSource::Blob(blob) => check_script_size(blob.size, at, violations),
+    }
+}
+
+/// Notes what is wrong with a job's files.
+pub fn check_files(files: &BTreeMap<String, BlobRef>, at: &str, violations: &mut Violations) {
+    let mut total: u64 = 0;
+    for (name, blob) in files {
+        let field = format!("{at}.files[{name}]");
+        if let Err(error) = check_relative_path(name) {
+            violations.add(&field, error);
         }
-        for (field, count) in [("files", self.files.len()), ("outputs", self.outputs.len())] {
-            if count > limits::JOB_FILES_MAX {
-                violations.add(
-                    format!("{at}.{field}"),
-                    format!("at most {} are allowed, these are {count}", limits::JOB_FILES_MAX),
-                );
-            }
+        if blob.size > limits::FILE_BYTES_MAX as u64 {
+            let (max, size) = (limits::FILE_BYTES_MAX, blob.size);
+            violations.add(field, format!("a file has at most {max} bytes, this one has {size}"));
         }
-        if let Some(signature) =
-            self.signature.as_ref().filter(|text| text.len() > limits::SIGNATURE_BYTES_MAX)
-        {
-            let (max, len) = (limits::SIGNATURE_BYTES_MAX, signature.len());
-            violations.add(
-                format!("{at}.signature"),
-                format!("a signature has at most {max} bytes, this one has {len}"),
-            );
+        total = total.saturating_add(blob.size);
+    }
+    if total > limits::JOB_FILES_BYTES_MAX as u64 {
+        let max = limits::JOB_FILES_BYTES_MAX;
+        violations.add(
+            format!("{at}.files"),
+            format!("a job's files have at most {max} bytes together, these have {total}"),
+        );
+    }
+    check_count(files.len(), &format!("{at}.files"), violations);
+}
+
+/// Notes what is wrong with the names of what a job makes.
+pub fn check_outputs(outputs: &[String], at: &str, violations: &mut Violations) {
+    check_count(outputs.len(), &format!("{at}.outputs"), violations);
+    let mut known = HashSet::new();
+    for (i, name) in outputs.iter().enumerate() {
+        if let Err(error) = check_relative_path(name) {
+            violations.add(format!("{at}.outputs[{i}]"), error);
         }
-        for (i, name) in self.outputs.iter().enumerate() {
-            if let Err(error) = check_relative_path(name) {
-                violations.add(format!("{at}.outputs[{i}]"), error);
-            }
-            if self.outputs[..i].contains(name) {
-                violations.add(format!("{at}.outputs[{i}]"), format!("`{name}` is named twice"));
-            }
+        if !known.insert(name) {
+            violations.add(format!("{at}.outputs[{i}]"), format!("`{name}` is named twice"));
         }
+    }
+}
+
+/// Notes a signature that is too long to look at.
+pub fn check_signature(signature: Option<&str>, at: &str, violations: &mut Violations) {
+    let (max, len) = (limits::SIGNATURE_BYTES_MAX, signature.map_or(0, str::len));
+    if len > max {
+        let text = format!("a signature has at most {max} bytes, this one has {len}");
+        violations.add(format!("{at}.signature"), text);
+    }
+}
+
+fn check_count(count: usize, field: &str, violations: &mut Violations) {
+    let max = limits::JOB_FILES_MAX;
+    if count > max {
+        violations.add(field, format!("at most {max} are allowed, these are {count}"));
     }
 }
 
@@ -247,8 +257,8 @@ mod tests {
                 "nodes[0].job.env_vars[MYCORA_X]",
                 "nodes[0].job.files[../x]",
                 "nodes[0].job.files[../x]",
-                "nodes[0].job.signature",
                 "nodes[0].job.outputs[1]",
+                "nodes[0].job.signature",
             ]
         );
     }

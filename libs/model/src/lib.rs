@@ -8,6 +8,7 @@
 pub mod actor;
 pub mod address;
 pub mod context;
+pub mod draft;
 pub mod event;
 pub mod execution;
 pub mod flow;
@@ -32,6 +33,7 @@ pub mod violation;
 pub use actor::Actor;
 pub use address::Address;
 pub use context::{Context, ContextState, Role};
+pub use draft::{FlowDraft, NodeDraft};
 pub use event::{Event, FlowEvent, NodeEvent};
 pub use execution::{
     AttemptEnd, EndedProcess, Execution, FileSource, Grants, NodeReport, ReportKind, ReportSource,

@@ -207,17 +207,7 @@ impl FlowFile {
 
 /// What the server will check, checked here.
 fn check(spec: &v1::FlowSpec) -> Violations {
-    let parsed = match flow_spec::from_wire(spec.clone(), "flow") {
-        Ok(parsed) => parsed,
-        Err(violations) => return violations,
-    };
-    let mut located = Violations::new();
-    if let Err(violations) = flow::Plan::of_specs(&parsed.env_vars, &parsed.nodes) {
-        for Violation { field, description } in violations.as_slice() {
-            located.add(format!("flow.{field}"), description);
-        }
-    }
-    located
+    flow::check_request(flow_spec::from_wire(spec.clone(), "flow"), "flow").err().unwrap_or_default()
 }
 
 /// Makes blobs of scripts that several jobs share.

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use model::job::{BlobRef, check_env};
+use model::flow::EnvVars;
+use model::job::{BlobRef, check_env, check_files, check_outputs, check_script, check_signature};
 use model::{
-    Backoff, FlowSpec, JobSpec, Name, NodePolicy, NodeSpec, Prerequisite, RunIf, RunnerId, ScriptSource,
-    Target, Violations, limits,
+    Backoff, FlowDraft, FlowSpec, JobSpec, Name, NodeDraft, NodePolicy, NodeSpec, Prerequisite, RunIf,
+    RunnerId, ScriptSource, ScriptType, Target, Violations, limits,
 };
 
 use crate::convert::enums;
@@ -14,10 +15,11 @@ use crate::v1;
 /// Parses a submission's flow. What needs the graph as a whole is checked by `flow::Plan`.
 ///
 /// # Errors
-/// Everything that is wrong with it; `at` is the path of the flow in the request.
-pub fn from_wire(mut flow: v1::FlowSpec, at: &str) -> Result<FlowSpec, Violations> {
+/// Everything that is wrong with its fields, and what could be read all the same; `at` is the path of the flow in the request.
+pub fn from_wire(mut flow: v1::FlowSpec, at: &str) -> Result<FlowSpec, FlowDraft> {
     let mut violations = Violations::new();
     let nodes = std::mem::take(&mut flow.nodes);
+    let env_vars = flow.env_vars.clone();
     let header = header_from_wire(flow, at, &mut violations);
     if nodes.is_empty() {
         violations.add(format!("{at}.nodes"), "a flow needs at least one node");
@@ -28,14 +30,22 @@ pub fn from_wire(mut flow: v1::FlowSpec, at: &str) -> Result<FlowSpec, Violation
             format!("{at}.nodes"),
             format!("a flow has at most {} nodes, this one has {found}", limits::FLOW_NODES_MAX),
         );
-        return Err(violations);
+        return Err(FlowDraft { violations, ..FlowDraft::default() });
     }
     let nodes: Vec<_> = nodes
         .into_iter()
         .enumerate()
-        .filter_map(|(i, node)| node_from_wire(node, &format!("{at}.nodes[{i}]"), &mut violations))
+        .map(|(i, node)| parse_node(node, &format!("{at}.nodes[{i}]"), &mut violations))
         .collect();
-    violations.into_result(header.map(|header| FlowSpec { nodes, ..header }))
+    match header {
+        Some(header) if violations.is_empty() => {
+            Ok(FlowSpec { nodes: nodes.into_iter().filter_map(Result::ok).collect(), ..header })
+        }
+        _ => {
+            let nodes = nodes.into_iter().map(|node| node.map_or_else(|draft| *draft, NodeDraft::from));
+            Err(FlowDraft { violations, env_vars, nodes: nodes.collect() })
+        }
+    }
 }
 
 /// Parses everything of a flow but its nodes, and notes what is wrong with it.
@@ -61,6 +71,11 @@ pub fn header_from_wire(flow: v1::FlowSpec, at: &str, violations: &mut Violation
 
 /// Parses one node of a submission; notes what is wrong with it. `at` is its path in the request.
 pub fn node_from_wire(node: v1::NodeSpec, at: &str, violations: &mut Violations) -> Option<NodeSpec> {
+    parse_node(node, at, violations).ok()
+}
+
+/// The node, or what could be read of it.
+fn parse_node(node: v1::NodeSpec, at: &str, violations: &mut Violations) -> Result<NodeSpec, Box<NodeDraft>> {
     let v1::NodeSpec {
         name,
         depends,
@@ -75,13 +90,17 @@ pub fn node_from_wire(node: v1::NodeSpec, at: &str, violations: &mut Violations)
     } = node;
     // Whoever can read jobs has put the job itself in its place by now.
     if created_job_id != 0 {
-        violations.add(format!("{at}.created_job_id"), "a job that was created before cannot be named here");
+        let wrong = match job {
+            Some(_) => "a node has one job: give it here, or name one",
+            None => "a job that was created before cannot be named here",
+        };
+        violations.add(format!("{at}.created_job_id"), wrong);
     }
     let name = violations.take(&format!("{at}.name"), name.parse::<Name>());
-    let depends = depends
+    let depends: Vec<Option<Name>> = depends
         .iter()
         .enumerate()
-        .filter_map(|(i, name)| violations.take(&format!("{at}.depends[{i}]"), name.parse()))
+        .map(|(i, name)| violations.take(&format!("{at}.depends[{i}]"), name.parse()))
         .collect();
     let run_if = match run_if {
         0 => Some(RunIf::default()),
@@ -90,31 +109,42 @@ pub fn node_from_wire(node: v1::NodeSpec, at: &str, violations: &mut Violations)
         }
     };
     let prerequisites = prerequisites_from_wire(&prerequisites, &format!("{at}.prerequisites"), violations);
-    if when.len() > limits::WHEN_BYTES_MAX {
-        let (max, found) = (limits::WHEN_BYTES_MAX, when.len());
-        violations.add(format!("{at}.when"), format!("an expression has at most {max} bytes, not {found}"));
-    }
+    let when = when_from_wire(when, &format!("{at}.when"), violations);
     let target = target_from_wire(target.unwrap_or_default(), &format!("{at}.target"), violations);
     let policy = policy_from_wire(policy.unwrap_or_default(), &format!("{at}.policy"), violations);
-    let job = match job {
-        Some(job) => job_from_wire(job, &format!("{at}.job"), violations),
-        None if created_job_id != 0 => None,
-        None => {
-            violations.add(format!("{at}.job"), "a node needs a job");
-            None
-        }
-    };
-    Some(NodeSpec {
-        name: name?,
-        depends,
-        run_if: run_if?,
-        allow_failure,
-        target: target?,
-        policy,
-        prerequisites,
-        when: (!when.is_empty()).then_some(when),
-        job: job?,
-    })
+    if job.is_none() && created_job_id == 0 {
+        violations.add(format!("{at}.job"), "a node needs a job");
+    }
+    let job = job.map(|job| parts_from_wire(job, &format!("{at}.job"), violations)).unwrap_or_default();
+    let JobParts { what, env_vars, files, outputs, signature } = job;
+    match (NodeDraft { name, depends, run_if, when, env_vars, files, outputs }, what, target) {
+        (
+            NodeDraft { name: Some(name), depends, run_if: Some(run_if), when, env_vars, files, outputs },
+            Some((script_type, script)),
+            Some(target),
+        ) if depends.iter().all(Option::is_some) => Ok(NodeSpec {
+            name,
+            depends: depends.into_iter().flatten().collect(),
+            run_if,
+            allow_failure,
+            target,
+            policy,
+            prerequisites,
+            when,
+            job: JobSpec { script_type, script, env_vars, files, outputs, signature },
+        }),
+        (draft, ..) => Err(Box::new(draft)),
+    }
+}
+
+/// A condition; absent when there is none, or one that is too long to look at.
+fn when_from_wire(when: String, at: &str, violations: &mut Violations) -> Option<String> {
+    if when.len() > limits::WHEN_BYTES_MAX {
+        let (max, found) = (limits::WHEN_BYTES_MAX, when.len());
+        violations.add(at, format!("an expression has at most {max} bytes, not {found}"));
+        return None;
+    }
+    (!when.is_empty()).then_some(when)
 }
 
 fn prerequisites_from_wire(texts: &[String], at: &str, violations: &mut Violations) -> Vec<Prerequisite> {
@@ -239,6 +269,22 @@ fn check_secs(violations: &mut Violations, field: &str, secs: u32) {
 
 /// Parses what a node executes; notes what is wrong with it. `at` is its path in the request.
 pub fn job_from_wire(job: v1::JobSpec, at: &str, violations: &mut Violations) -> Option<JobSpec> {
+    let JobParts { what, env_vars, files, outputs, signature } = parts_from_wire(job, at, violations);
+    let (script_type, script) = what?;
+    Some(JobSpec { script_type, script, env_vars, files, outputs, signature })
+}
+
+/// What could be read of a job.
+#[derive(Default)]
+struct JobParts {
+    what: Option<(ScriptType, ScriptSource)>,
+    env_vars: EnvVars,
+    files: BTreeMap<String, BlobRef>,
+    outputs: Vec<String>,
+    signature: Option<String>,
+}
+
+fn parts_from_wire(job: v1::JobSpec, at: &str, violations: &mut Violations) -> JobParts {
     let v1::JobSpec { script_type, script, env_vars, files, outputs, signature } = job;
     let script_type = violations.take(
         &format!("{at}.script_type"),
@@ -263,9 +309,14 @@ pub fn job_from_wire(job: v1::JobSpec, at: &str, violations: &mut Violations) ->
         })
         .collect();
     let signature = (!signature.is_empty()).then_some(signature);
-    let spec = JobSpec { script_type: script_type?, script: script?, env_vars, files, outputs, signature };
-    spec.check(at, violations);
-    Some(spec)
+    if let Some(script) = &script {
+        check_script(script, at, violations);
+    }
+    check_env(&env_vars, &format!("{at}.env_vars"), violations);
+    check_files(&files, at, violations);
+    check_outputs(&outputs, at, violations);
+    check_signature(signature.as_deref(), at, violations);
+    JobParts { what: script_type.zip(script), env_vars, files, outputs, signature }
 }
 
 fn blob_from_wire(blob: &v1::BlobRef, at: &str, violations: &mut Violations) -> Option<BlobRef> {
@@ -305,8 +356,8 @@ mod tests {
         bad.job.get_or_insert_default().script_type = 99;
         bad.target = Some(v1::Target { instance: Some(1), ..Default::default() });
         let flow = v1::FlowSpec { name: String::new(), nodes: vec![bad], ..Default::default() };
-        let violations = from_wire(flow, "flow").expect_err("nothing is right");
-        let fields: Vec<_> = violations.as_slice().iter().map(|v| v.field.as_str()).collect();
+        let draft = from_wire(flow, "flow").expect_err("nothing is right");
+        let fields: Vec<_> = draft.violations.as_slice().iter().map(|v| v.field.as_str()).collect();
         assert_eq!(
             fields,
             [
@@ -318,5 +369,28 @@ mod tests {
                 "flow.nodes[0].job.script_type",
             ]
         );
+    }
+
+    #[test]
+    fn what_can_be_read_of_a_bad_flow_is_kept() {
+        let mut bad = node("b");
+        bad.depends = vec!["a b".into(), "a".into()];
+        bad.when = "results.a.k > 0".into();
+        bad.run_if = 99;
+        let job = bad.job.get_or_insert_default();
+        (job.script_type, job.outputs) = (99, vec!["x".into(), "x".into()]);
+        let flow = v1::FlowSpec { name: "f".into(), nodes: vec![node("a"), bad], ..Default::default() };
+        let draft = from_wire(flow, "flow").expect_err("some of it is wrong");
+        let fields: Vec<_> = draft.violations.as_slice().iter().map(|v| v.field.as_str()).collect();
+        let expected = ["depends[0]", "run_if", "job.script_type", "job.outputs[1]"];
+        assert_eq!(fields, expected.map(|field| format!("flow.nodes[1].{field}")));
+        let name = |text: &str| text.parse::<Name>().ok();
+        let [good, bad] = &draft.nodes[..] else { panic!("{draft:?}") };
+        assert_eq!(
+            *good,
+            NodeDraft { name: name("a"), run_if: Some(RunIf::default()), ..NodeDraft::default() }
+        );
+        assert_eq!((&bad.name, &bad.depends[..], bad.run_if), (&name("b"), &[None, name("a")][..], None));
+        assert_eq!((bad.when.as_deref(), bad.outputs.len()), (Some("results.a.k > 0"), 2));
     }
 }

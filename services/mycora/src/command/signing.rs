@@ -123,7 +123,7 @@ pub(super) async fn for_rerun(
 /// The flow as the coordinator will understand it.
 fn understood(file: &FlowFile) -> Result<FlowSpec, Failure> {
     flow_spec::from_wire(file.spec.clone(), "flow")
-        .map_err(|violations| Failure::Invalid(file.locate(violations.as_slice()).to_string()))
+        .map_err(|draft| Failure::Invalid(file.locate(draft.violations.as_slice()).to_string()))
 }
 
 fn by_name(flow: &FlowSpec) -> HashMap<&str, &NodeSpec> {

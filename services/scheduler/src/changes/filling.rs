@@ -67,7 +67,7 @@ impl Submitter {
         let AddFlowNodesRequest { context_id, flow_id, first_index, mut nodes } = request;
         let (flow, first_job) = self.read(actor, context_id, flow_id).await?;
         let caller = ActorId(flow.caller_id);
-        created::take_up(&mut self.store, (actor, context_id, caller), &mut nodes, "nodes").await?;
+        created::take_up(&mut self.store, (actor, context_id, caller), &mut nodes).await?;
         let specs = parse_nodes(nodes, first_index, flow.node_count)?;
         if signatures::any(&specs) {
             let (context_uid, key) = signatures::signer(&mut self.store, actor, context_id, caller).await?;
@@ -106,12 +106,9 @@ impl Submitter {
         let parts = self.store.load_flow(request).await?.into_inner();
         let StartedFlow { context_uid, mut nodes, .. } = loader::collect(parts).await?;
         check_complete(&flow, first_job, &nodes)?;
-        let named = resolve(&flow, &mut nodes)?;
-        // Only now it is known what they receive.
         let caller = ActorId(flow.caller_id);
         let place = Place { context_uid, caller, key: None, env_vars: &flow.env_vars };
-        let violations = signatures::check_stored(&nodes, place, Timestamp::now());
-        violations.into_result(Some(())).map_err(rpc::Error::invalid)?;
+        let named = resolve(place, &mut nodes, Timestamp::now())?;
         let starting = async {
             self.add_nodes(&flow, &named, Some(actor)).await?;
             self.start(&flow, nodes, Some(actor)).await
@@ -182,12 +179,20 @@ fn check_complete(flow: &Flow, first_job: JobId, nodes: &[StoredNode]) -> Result
     Err(wrong_state(rpc::Reason::NodesMissing, message))
 }
 
-/// Gives every node the jobs of those it depends on by name. Returns those that changed.
-fn resolve(flow: &Flow, nodes: &mut [StoredNode]) -> Result<Vec<StoredNode>, Status> {
+/// Checks all nodes together, and gives every one the jobs of those it depends on by name. Returns those that changed.
+fn resolve(
+    place: Place<'_>,
+    nodes: &mut [StoredNode],
+    now: Timestamp,
+) -> Result<Vec<StoredNode>, rpc::Error> {
     let names: HashMap<JobId, Name> =
         nodes.iter().map(|stored| (stored.node.job_id, stored.node.name.clone())).collect();
     let specs: Vec<NodeSpec> = nodes.iter().map(|stored| spec_of(stored, &names)).collect();
-    Plan::of_specs(&flow.env_vars, &specs).map_err(rpc::Error::invalid)?;
+    let mut violations = Violations::new();
+    violations.absorb(Plan::of_specs(place.env_vars, &specs));
+    // Only now it is known what they receive.
+    violations.absorb::<()>(Err(signatures::check_specs(&specs, place, true, "", now)));
+    violations.into_result(Some(()))?;
     let ids: HashMap<&Name, JobId> =
         specs.iter().map(|spec| &spec.name).zip(nodes.iter().map(|stored| stored.node.job_id)).collect();
     let mut changed = Vec::new();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use model::{Event, FlowEvent, FlowStatus, Violations, limits};
+use model::{Event, FlowEvent, FlowStatus, Violation, Violations, limits};
 use proto::convert;
 use proto::v1::{FlowSpec, RunJobRequest, RunJobResponse, SubmitFlowRequest};
 use tonic::Status;
@@ -12,11 +12,8 @@ use crate::views::reader::{FlowReader, Page, is_end};
 /// The name of a job that has none.
 const NAME_DEFAULT: &str = "job";
 
-/// The submission that a job stands for.
-///
-/// # Errors
-/// INVALID_ARGUMENT with everything about the call that is wrong; the job itself is checked as a flow.
-pub fn submission(request: RunJobRequest) -> Result<SubmitFlowRequest, rpc::Error> {
+/// The submission that a job stands for, and everything about the call that is wrong; the job itself is checked as a flow.
+pub(crate) fn submission(request: RunJobRequest) -> (SubmitFlowRequest, Violations) {
     let RunJobRequest { request_id, context_id, caller_id, node, wait_secs } = request;
     let mut violations = Violations::new();
     let mut node = node.unwrap_or_default();
@@ -27,14 +24,27 @@ pub fn submission(request: RunJobRequest) -> Result<SubmitFlowRequest, rpc::Erro
         let max = limits::RUN_JOB_WAIT_SECS_MAX;
         violations.add("wait_secs", format!("at most {max} seconds are waited, not {wait_secs}"));
     }
-    if !violations.is_empty() {
-        return Err(rpc::Error::invalid(violations));
-    }
+    // It is said of the call already, and would be said of each.
+    node.depends.clear();
     if node.name.is_empty() {
         NAME_DEFAULT.clone_into(&mut node.name);
     }
     let flow = Some(FlowSpec { name: node.name.clone(), nodes: vec![node], ..FlowSpec::default() });
-    Ok(SubmitFlowRequest { request_id, context_id, flow_id: 0, caller_id, flow })
+    (SubmitFlowRequest { request_id, context_id, flow_id: 0, caller_id, flow }, violations)
+}
+
+/// What is wrong with such a submission, by the fields of the call that was made.
+pub(crate) fn as_of_job(violations: &Violations) -> Violations {
+    let mut of_job = Violations::new();
+    for Violation { field, description } in violations.as_slice() {
+        match field.strip_prefix("flow.nodes[0]") {
+            Some(rest) => of_job.add(format!("node{rest}"), description),
+            // The flow's name is the node's.
+            None if field == "flow.name" => {}
+            None => of_job.add(field, description),
+        }
+    }
+    of_job
 }
 
 /// Waits for the end of a job that was submitted as a flow, at most so long, and tells where it stands then.
@@ -79,11 +89,17 @@ mod tests {
     #[test]
     fn a_job_is_a_flow_of_one_node() {
         let request = RunJobRequest { context_id: 3, node: Some(NodeSpec::default()), ..Default::default() };
-        let flow = submission(request).expect("well-formed").flow.expect("there is one");
+        let (request, violations) = submission(request);
+        let flow = request.flow.expect("there is one");
+        assert!(violations.is_empty(), "{violations}");
         assert_eq!((flow.name.as_str(), flow.nodes[0].name.as_str()), ("job", "job"));
         let node = NodeSpec { depends: vec!["a".into()], ..Default::default() };
         let bad = RunJobRequest { node: Some(node), wait_secs: 3601, ..Default::default() };
-        let error = submission(bad).expect_err("two things are wrong");
-        assert!(matches!(error.kind(), rpc::ErrorKind::InvalidArgument(v) if v.as_slice().len() == 2));
+        let (_, mut violations) = submission(bad);
+        violations.add("flow.name", "the node's");
+        violations.add("flow.nodes[0].job.script", "a job needs a script");
+        let violations = as_of_job(&violations);
+        let fields: Vec<_> = violations.as_slice().iter().map(|v| v.field.as_str()).collect();
+        assert_eq!(fields, ["node.depends", "wait_secs", "node.job.script"]);
     }
 }

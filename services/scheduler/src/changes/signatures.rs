@@ -68,19 +68,6 @@ pub(crate) fn check_specs(
     violations
 }
 
-/// The same for all nodes of a flow that came in pieces.
-pub(crate) fn check_stored(nodes: &[StoredNode], place: Place<'_>, now: Timestamp) -> Violations {
-    let mut violations = Violations::new();
-    let jobs = jobs_of(nodes);
-    for (i, stored) in nodes.iter().enumerate() {
-        let Some(signature) = &stored.job.signature else { continue };
-        if let Err(why) = check_node(signature, stored, &jobs, place, now) {
-            violations.add(format!("nodes[{i}].job.signature"), why);
-        }
-    }
-    violations
-}
-
 /// The signatures that jobs have from now on when a flow is run again: those of `new`, by the names of nodes that are run
 /// `again`. One that has none there keeps what it has, which has to fit.
 ///

@@ -4,18 +4,17 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use flow::engine::StoredNode;
-use flow::plan::Plan;
 use model::{
     ActorId, BlobHash, ContextId, FlowId, FlowNode, FlowSpec, FlowUid, JobId, Name, Timestamp, Violations,
 };
 use prost::Message;
 use proto::convert;
 use proto::internal::v1 as internal;
-use proto::v1::{Flow, SubmitFlowRequest};
+use proto::v1::{Flow, RunJobRequest, SubmitFlowRequest};
 use tonic::Status;
 
-use crate::changes::created;
 use crate::changes::signatures::{self, Place};
+use crate::changes::{created, job};
 use crate::clients::FlowStoreClient;
 use crate::driver::{Event, Handle};
 use crate::error::bad_store;
@@ -55,16 +54,36 @@ impl Submitter {
         self.submit_for(actor, request, String::new()).await
     }
 
+    /// The same for one job.
+    ///
+    /// # Errors
+    /// As [`Submitter::submit`], with fields as they are called there.
+    pub async fn submit_job(self, actor: ActorId, request: RunJobRequest) -> Result<Flow, Status> {
+        let (request, noted) = job::submission(request);
+        self.submit_all(actor, request, String::new(), Some(noted)).await
+    }
+
     /// The same for what came as a message, whose status follows the flow's from then on. `message_key` is
     /// empty when none asks for it.
     ///
     /// # Errors
     /// As [`Submitter::submit`].
     pub async fn submit_for(
+        self,
+        actor: ActorId,
+        request: SubmitFlowRequest,
+        message_key: String,
+    ) -> Result<Flow, Status> {
+        self.submit_all(actor, request, message_key, None).await
+    }
+
+    /// `of_job` is what was wrong with the call that runs one job, when that is what is submitted.
+    async fn submit_all(
         mut self,
         actor: ActorId,
         request: SubmitFlowRequest,
         message_key: String,
+        of_job: Option<Violations>,
     ) -> Result<Flow, Status> {
         let request_hash =
             hash_of(&unsigned(SubmitFlowRequest { request_id: String::new(), ..request.clone() }));
@@ -73,9 +92,8 @@ impl Submitter {
         let header = proto::v1::FlowSpec { nodes: Vec::new(), ..wire.clone() };
         let caller = if caller_id == 0 { actor } else { ActorId(caller_id) };
         let place = (actor, context_id, caller);
-        created::take_up(&mut self.store, place, &mut wire.nodes, "flow.nodes").await?;
-        let spec = check(wire)?;
-        self.check_signatures(&spec, actor, context_id, caller).await?;
+        created::take_up(&mut self.store, place, &mut wire.nodes).await?;
+        let spec = self.check(wire, place, of_job).await?;
         let create = internal::CreateFlowRequest {
             request_id,
             request_hash,
@@ -102,21 +120,39 @@ impl Submitter {
         self.start(&flow, nodes, None).await
     }
 
-    /// Refuses a flow with signatures that do not fit, or are not its caller's.
+    /// Refuses a flow with everything that is wrong: its fields, its graph, and signatures that do not fit or are not its
+    /// caller's. What was signed over fields that have to change is not looked at: it has to be signed anew.
+    async fn check(
+        &mut self,
+        wire: proto::v1::FlowSpec,
+        place: (ActorId, u32, ActorId),
+        of_job: Option<Violations>,
+    ) -> Result<FlowSpec, Status> {
+        let is_job = of_job.is_some();
+        let mut violations = of_job.unwrap_or_default();
+        let parsed = convert::flow_spec::from_wire(wire, "flow");
+        let of_signatures = match &parsed {
+            Ok(spec) => self.check_signatures(spec, place).await?,
+            Err(_) => Violations::new(),
+        };
+        let spec = violations.absorb(flow::check_request(parsed, "flow"));
+        violations.absorb::<()>(Err(of_signatures));
+        let checked = violations.into_result(spec);
+        Ok(checked
+            .map_err(|found| rpc::Error::invalid(if is_job { job::as_of_job(&found) } else { found }))?)
+    }
+
     async fn check_signatures(
         &mut self,
         spec: &FlowSpec,
-        actor: ActorId,
-        context_id: u32,
-        caller: ActorId,
-    ) -> Result<(), Status> {
+        (actor, context_id, caller): (ActorId, u32, ActorId),
+    ) -> Result<Violations, Status> {
         if !signatures::any(&spec.nodes) {
-            return Ok(());
+            return Ok(Violations::new());
         }
         let (context_uid, key) = signatures::signer(&mut self.store, actor, context_id, caller).await?;
         let place = Place { context_uid, caller, key: Some(&key), env_vars: &spec.env_vars };
-        let violations = signatures::check_specs(&spec.nodes, place, true, "flow.", Timestamp::now());
-        Ok(violations.into_result(Some(())).map_err(rpc::Error::invalid)?)
+        Ok(signatures::check_specs(&spec.nodes, place, true, "flow.", Timestamp::now()))
     }
 
     /// A uid that makes a flow our own: whoever makes a flow has it in memory already.
@@ -235,22 +271,6 @@ fn unsigned(mut request: SubmitFlowRequest) -> SubmitFlowRequest {
         }
     }
     request
-}
-
-/// Violations of a flow, as the request that carries it under `at` calls its fields.
-pub(crate) fn violations_at(at: &str, violations: &Violations) -> Violations {
-    let mut in_request = Violations::new();
-    for violation in violations.as_slice() {
-        in_request.add(format!("{at}{}", violation.field), &violation.description);
-    }
-    in_request
-}
-
-fn check(flow: proto::v1::FlowSpec) -> Result<FlowSpec, Status> {
-    let spec = convert::flow_spec::from_wire(flow, "flow").map_err(rpc::Error::invalid)?;
-    Plan::of_specs(&spec.env_vars, &spec.nodes)
-        .map_err(|violations| rpc::Error::invalid(violations_at("flow.", &violations)))?;
-    Ok(spec)
 }
 
 /// Every blob that the jobs refer to, once.

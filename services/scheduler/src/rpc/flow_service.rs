@@ -173,8 +173,7 @@ impl FlowService for FlowRpc {
     async fn run_job(&self, request: Request<RunJobRequest>) -> Result<Response<RunJobResponse>, Status> {
         let actor = actor_of(&request)?;
         let wait = Duration::from_secs(request.get_ref().wait_secs.into());
-        let submission = job::submission(request.into_inner())?;
-        let flow = unbroken(self.submitter.clone().submit(actor, submission)).await?;
+        let flow = unbroken(self.submitter.clone().submit_job(actor, request.into_inner())).await?;
         self.metrics.flows_submitted.inc();
         let reader = self.reader(actor, flow.context_id, flow.id);
         Ok(Response::new(job::outcome(reader, wait).await?))

@@ -91,12 +91,12 @@ fn what_is_submitted_is_what_its_caller_has_signed() {
     let forgetful = signed(&[], &key);
     assert_eq!(check(&forgetful, &name, &env("C"), true), both[1..], "what it receives");
     assert_eq!(check(&forgetful, &name, &env("C"), false), [""; 0], "which is not known yet");
-    let found = check_stored(&stored(&forgetful), place(&env("C"), None), NOW);
+    let found = check_specs(&forgetful, place(&env("C"), None), true, "", NOW);
     assert_eq!(fields(&found), ["nodes[1].job.signature"], "and then is");
     let mut late = signed(&["part.txt"], &key);
     late[0].job.signature = late[1].job.signature.clone();
     assert_eq!(check(&late, &name, &env("C"), true), both[..1], "of another job");
-    let found = check_stored(&stored(&signed(&["part.txt"], &key)), place(&env("C"), None), NOW + HOUR);
+    let found = check_specs(&signed(&["part.txt"], &key), place(&env("C"), None), true, "", NOW + HOUR);
     assert_eq!(fields(&found).len(), 2, "both are over");
 }
 
