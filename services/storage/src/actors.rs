@@ -294,6 +294,7 @@ fn of_actor(error: kv::Error, id: ActorId) -> Error {
         (Some("REQUEST_ID_REUSED"), _) => Error::RequestIdReused,
         (Some("ACTOR_GONE"), _) => Error::not_found("actor", id),
         (Some("ACTOR_CHANGED"), kv::Error::Refused { message, .. }) => Error::Changed(message.clone()),
+        (Some("KEY_TAKEN"), kv::Error::Refused { message, .. }) => Error::field("pubkey", message),
         _ => Error::Store(error),
     }
 }

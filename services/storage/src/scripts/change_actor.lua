@@ -6,11 +6,14 @@
 local before, no = asked_before(KEYS[5], ARGV[6])
 if no then return no end
 if before then return 0 end
-local actor = redis.call('HMGET', KEYS[3], 'revision', 'deleted_at')
+local actor = redis.call('HMGET', KEYS[3], 'revision', 'deleted_at', 'pubkey')
 if not actor[1] or (actor[2] or '') ~= '' then return refuse('ACTOR_GONE', 'actor ' .. ARGV[4]) end
 if ARGV[5] ~= '' and actor[1] ~= ARGV[5] then
   return refuse('ACTOR_CHANGED', 'actor ' .. ARGV[4] .. ' is at revision ' .. actor[1])
 end
+-- What an actor says is from its key: nobody may put that of another in its place, which takes no more than to know it.
+local owner = actor[3] ~= ARGV[8] and redis.call('HGET', KEYS[4], ARGV[8])
+if owner and owner ~= ARGV[4] then return refuse('KEY_TAKEN', 'another actor has, or had, this key: make a new one') end
 
 local revision = change('{"kind":"actor","actor_id":' .. ARGV[4] .. '}')
 redis.call('HSET', KEYS[3], 'updated_at', ARGV[2], 'revision', revision, unpack(ARGV, 9))

@@ -199,6 +199,31 @@ async fn keys_that_anybody_can_sign_for_are_refused_and_so_are_former_ones() {
     assert_eq!(failure(own.rotate_actor_key(other).await).0, Code::NotFound);
 }
 
+/// What an actor sends says that it is from its key, which others know it by.
+#[tokio::test]
+async fn nobody_takes_the_key_of_another() {
+    for layout in [Layout::Database, Layout::HashTag] {
+        let stage = Stage::new(layout).await;
+        let (mut own, mut other) = (
+            stage.actors(Identity::Actor(ActorId(READER))),
+            stage.actors(Identity::Actor(ActorId(EXECUTOR))),
+        );
+        let taken = v1::RotateActorKeyRequest { id: READER, pubkey: key_of(EXECUTOR), ..Default::default() };
+        assert_eq!(failure(own.rotate_actor_key(taken.clone()).await).0, Code::InvalidArgument);
+        // Letters to a former key arrive as well.
+        other.rotate_actor_key(rotate(EXECUTOR, &SigningKey::generate(), 0)).await.unwrap();
+        assert_eq!(failure(own.rotate_actor_key(taken).await).0, Code::InvalidArgument);
+        let kept = own.get_actor(v1::GetActorRequest { id: READER }).await.unwrap().into_inner().actor;
+        assert_eq!(kept.unwrap().pubkey, key_of(READER));
+        // Whom the bootstrap identity gave a key that another has may keep it, and change.
+        let second = v1::RegisterActorRequest { id: 9, pubkey: key_of(ADMIN), ..Default::default() };
+        stage.actors(Identity::Admin).register_actor(second).await.unwrap();
+        let mut second = stage.actors(Identity::Actor(ActorId(9)));
+        second.update_actor(v1::UpdateActorRequest { id: 9, ..Default::default() }).await.unwrap();
+        second.rotate_actor_key(rotate(9, &SigningKey::generate(), 0)).await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn an_actor_that_is_removed_never_comes_back() {
     for layout in [Layout::Database, Layout::HashTag] {
