@@ -41,6 +41,9 @@ pub enum Notice {
     /// While only some nodes are away, the others are heard, and each that comes back, or whoever took its place, is
     /// a [`Notice::Subscribed`].
     Lost(Error),
+    /// Some nodes of a cluster are not heard, or not yet, and others are. Comes again with each attempt that fails, and
+    /// behind each [`Notice::Subscribed`] that leaves some of them out: after one without it, all are heard.
+    Partial,
     /// Something was published.
     Message {
         /// Where.

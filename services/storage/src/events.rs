@@ -239,6 +239,8 @@ struct Inner {
     news: broadcast::Sender<News>,
     /// Whether hints are heard: Redis is there.
     connected: watch::Sender<bool>,
+    /// Whether they are heard from all of it.
+    hears_all: watch::Sender<bool>,
     /// How often the store was found to have lost changes.
     went_back: watch::Sender<u64>,
     pub(crate) tailers: Mutex<HashMap<ContextId, Tailer>>,
@@ -253,6 +255,7 @@ impl Hub {
             inboxes: broadcast::Sender::new(INBOXES_BUFFER),
             news: broadcast::Sender::new(NEWS_BUFFER),
             connected: watch::Sender::new(false),
+            hears_all: watch::Sender::new(false),
             went_back: watch::Sender::new(0),
             tailers: Mutex::default(),
         }))
@@ -291,6 +294,11 @@ impl Hub {
         self.0.connected.subscribe()
     }
 
+    /// Whether every change of actors and contexts is heard now.
+    pub(crate) fn hears_all(&self) -> bool {
+        *self.0.hears_all.borrow()
+    }
+
     /// Changes whenever the store was found to have lost changes.
     pub(crate) fn went_back(&self) -> &watch::Sender<u64> {
         &self.0.went_back
@@ -313,13 +321,20 @@ impl Hub {
                         tailer.wake.notify.notify_one();
                     }
                     self.0.connected.send_replace(true);
+                    self.0.hears_all.send_replace(true);
                     self.tell(Hint::Missed);
                     self.touch(Touch::Any);
                     self.tell_inboxes(InboxHint::Any);
                     self.tell_news(News::Everything);
                 }
+                // Whoever has lost a role, or a key, may have done so where nobody hears of it.
+                Notice::Partial => {
+                    self.0.hears_all.send_replace(false);
+                    self.tell_news(News::Silence);
+                }
                 Notice::Lost(error) => {
                     self.0.connected.send_replace(false);
+                    self.0.hears_all.send_replace(false);
                     self.tell_news(News::Silence);
                     tracing::warn!(%error, "hints are missed until Redis is back");
                 }

@@ -111,7 +111,7 @@ impl Task {
                 _ = changes.changed() => {
                     self.follow();
                     if self.hears_anybody() {
-                        self.tell(Notice::Subscribed).await;
+                        self.subscribed().await;
                     }
                 }
                 heard = self.heard.recv() => match heard {
@@ -150,18 +150,28 @@ impl Task {
             }
             Notice::Subscribed => {
                 *is_subscribed = true;
-                self.tell(Notice::Subscribed).await;
+                self.subscribed().await;
             }
             Notice::Lost(error) => {
                 *is_subscribed = false;
                 self.lost(error).await;
             }
+            // Never said of one node.
+            Notice::Partial => {}
+        }
+    }
+
+    async fn subscribed(&self) {
+        self.tell(Notice::Subscribed).await;
+        if !self.listening.values().all(|listening| listening.is_subscribed) {
+            self.tell(Notice::Partial).await;
         }
     }
 
     async fn lost(&mut self, error: Error) {
         if self.hears_anybody() {
             tracing::warn!(%error, "a node of the cluster is not heard until it is back, or another one in its place");
+            self.tell(Notice::Partial).await;
         } else {
             self.tell(Notice::Lost(error)).await;
         }

@@ -6,6 +6,7 @@ use ::rpc::{KnownActor, Membership, Reason};
 use directory::{News, Source, Views};
 use futures_util::stream;
 use identity::ActorKey;
+use identity::token::TOKEN_SKEW;
 use model::{ActorId, ContextId, Timestamp};
 use proto::convert;
 use proto::internal::v1::identity_store_service_server::IdentityStoreService;
@@ -42,9 +43,14 @@ impl Source for Store {
     }
 
     async fn spend(&self, actor: ActorId, token_id: String, until: Timestamp) -> Result<bool, Status> {
-        let left = until.since(Timestamp::now()).as_secs() + 1;
-        Ok(self.spend_token(actor, &token_id, left).await?)
+        Ok(self.spend_token(actor, &token_id, kept_secs(until, Timestamp::now())).await?)
     }
+}
+
+/// How long the id of a token is remembered that is taken until then. Whoever takes it has a clock of its own, which may be
+/// behind this one.
+fn kept_secs(until: Timestamp, now: Timestamp) -> u64 {
+    (until + TOKEN_SKEW).since(now).as_secs() + 1
 }
 
 #[tonic::async_trait]
@@ -100,7 +106,7 @@ impl IdentityStoreService for Rpc {
         _: Request<WatchIdentitiesRequest>,
     ) -> Result<Response<Self::WatchIdentitiesStream>, Status> {
         let news = self.hub.news();
-        if !*self.hub.connected().borrow() {
+        if !self.hub.hears_all() {
             return Err(missed());
         }
         Ok(Response::new(self.until_stop(watch(news))))
@@ -147,4 +153,18 @@ pub(crate) async fn keep_true(identities: Identities, mut news: NewsFeed, stop: 
         identities.hear(changed);
     }
     identities.hear(News::Silence);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_remembered_for_longer_than_any_of_our_clocks_takes_it() {
+        let now = Timestamp::from_millis(1_763_690_000_500);
+        let secs = |secs| Duration::from_secs(secs);
+        assert_eq!(kept_secs(now + secs(90), now), 121);
+        // The gate that takes it until now is 29 seconds behind.
+        assert!(secs(kept_secs(now, now + secs(29))) > secs(1));
+    }
 }

@@ -288,6 +288,21 @@ async fn dead_primaries_cost_nothing_that_was_replicated() {
     }
 }
 
+/// A change that is made at that node meanwhile would be missed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_leans_on_what_was_read_while_a_node_is_not_heard() {
+    let config = Config { layout: Layout::HashTag, ..Config::default() };
+    let stage = Stage::with(RedisCluster::start(), config).await;
+    let begun = || async { stage.identities().watch_identities(wire::WatchIdentitiesRequest {}).await.ok() };
+    let mut changes = wait_until(begun, PATIENCE, "every node is heard").await.into_inner();
+    let node = &stage.redis.nodes()[stage.redis.primary_of("{1}:x")];
+    let cut = node.raw(0, &["CLIENT", "KILL", "TYPE", "pubsub"]);
+    assert!(cut.starts_with(':') && !cut.starts_with(":0"), "{cut}");
+    let ended = async { while changes.message().await.is_ok_and(|told| told.is_some()) {} };
+    tokio::time::timeout(PATIENCE, ended).await.expect("the watch goes on as if nothing was missed");
+    wait_until(begun, PATIENCE, "every node is heard again").await;
+}
+
 #[tokio::test]
 async fn what_a_cluster_takes_is_said_by_name() {
     let bus = format!("cluster-port {}", testkit::free_port());

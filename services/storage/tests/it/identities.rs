@@ -119,7 +119,8 @@ async fn a_token_is_used_up_once() {
     let keys = GlobalKeys::new(Layout::HashTag);
     let left =
         stage.kv.database(0).cmd(Cmd::new("TTL").arg(&keys.token(ActorId(READER), "one"))).await.unwrap();
-    assert!((50..=61).contains(&left.int().unwrap()));
+    // And for as long as the clocks of two services may be apart.
+    assert!((80..=91).contains(&left.int().unwrap()));
     for bad in ["", "a b", "\u{e4}", &"x".repeat(65)] {
         assert_eq!(
             failure(stage.identities().spend_token(spend(READER, bad)).await).0,
