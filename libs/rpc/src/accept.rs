@@ -68,22 +68,31 @@ pub(crate) struct Hall {
     pub(crate) metrics: Metrics,
 }
 
-/// Places for connections.
+/// Places for connections. Of those for peers that are known a quarter is for others than actors.
 #[derive(Clone)]
 pub(crate) struct Seats {
     known: Arc<Semaphore>,
+    kept_from_actors: usize,
     anonymous: Arc<Semaphore>,
 }
 
 impl Seats {
     pub(crate) fn new(known: usize, anonymous: usize) -> Self {
-        Self { known: Arc::new(Semaphore::new(known)), anonymous: Arc::new(Semaphore::new(anonymous)) }
+        let (kept_from_actors, anonymous) = (known / 4, Arc::new(Semaphore::new(anonymous)));
+        Self { known: Arc::new(Semaphore::new(known)), kept_from_actors, anonymous }
     }
 
     fn take(&self, peer: &Peer) -> io::Result<OwnedSemaphorePermit> {
-        let stranger = peer.mesh.is_none() && !matches!(peer.identity, PeerIdentity::Known(_));
-        let seats = if stranger { &self.anonymous } else { &self.known };
-        seats.clone().try_acquire_owned().map_err(|_| io::Error::other("there are too many connections"))
+        let (seats, kept) = match &peer.identity {
+            PeerIdentity::Known(caller) if caller.actor().is_some() => (&self.known, self.kept_from_actors),
+            PeerIdentity::Anonymous | PeerIdentity::Unusable(_) if peer.mesh.is_none() => {
+                (&self.anonymous, 0)
+            }
+            _ => (&self.known, 0),
+        };
+        // Nothing is looked up here: a certificate that was revoked takes a place as well.
+        let seat = seats.clone().try_acquire_owned().ok().filter(|_| seats.available_permits() >= kept);
+        seat.ok_or_else(|| io::Error::other("there are too many connections"))
     }
 }
 
@@ -266,7 +275,8 @@ impl AsyncWrite for Connection {
 mod tests {
     use super::*;
     use crate::caller::Caller;
-    use identity::{Identity, TrustDomain};
+    use identity::{Identity, ServiceName, TrustDomain};
+    use model::ActorId;
 
     #[test]
     fn strangers_do_not_take_the_places_of_others() {
@@ -282,5 +292,22 @@ mod tests {
         assert!(seats.take(&known).is_err());
         drop((taken, seat));
         assert!(seats.take(&known).is_ok() && seats.take(&stranger).is_ok());
+    }
+
+    #[test]
+    fn actors_leave_some_places_to_services() {
+        let peer = |identity| {
+            let identity = PeerIdentity::Known(Caller::local(identity));
+            Peer::new(([127, 0, 0, 1], 1).into(), identity, TrustDomain::default())
+        };
+        let (actor, service) =
+            (peer(Identity::Actor(ActorId(7))), peer(Identity::Service(ServiceName::Router)));
+        let seats = Seats::new(4, 0);
+        let taken: Vec<_> = (0..3).map(|_| seats.take(&actor).expect("room")).collect();
+        assert!(seats.take(&actor).is_err());
+        let seat = seats.take(&service).expect("a place of its own");
+        assert!(seats.take(&service).is_err());
+        drop((taken, seat));
+        assert!(seats.take(&actor).is_ok());
     }
 }
