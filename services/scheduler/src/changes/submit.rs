@@ -258,9 +258,12 @@ impl Submitter {
     }
 }
 
-/// What makes two requests the same; the caller leaves out the request id.
-pub(crate) fn hash_of(body: &impl Message) -> String {
-    BlobHash::of(&body.encode_to_vec()).to_string()
+/// What makes two requests the same, and what they ask for: a wish to cancel a flow and one to run it again may say the same
+/// in their fields. The caller leaves out the request id.
+pub(crate) fn hash_of<M: Message>(body: &M) -> String {
+    let path = std::any::type_name::<M>();
+    let kind = path.rsplit_once("::").map_or(path, |(_, name)| name);
+    BlobHash::of(&[kind.as_bytes(), &body.encode_to_vec()].concat()).to_string()
 }
 
 /// A submission without its signatures: signed anew it is the same.
@@ -293,4 +296,19 @@ fn stored_nodes(spec: &FlowSpec, first_job_id: u32) -> Vec<StoredNode> {
             }
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::v1::{CancelFlowRequest, RetryFlowRequest};
+
+    use super::*;
+
+    #[test]
+    fn requests_of_two_kinds_are_two() {
+        let cancel = CancelFlowRequest { context_id: 1, flow_id: 2, ..Default::default() };
+        let retry = RetryFlowRequest { context_id: 1, flow_id: 2, ..Default::default() };
+        assert_eq!(cancel.encode_to_vec(), retry.encode_to_vec());
+        assert_ne!(hash_of(&cancel), hash_of(&retry));
+    }
 }
