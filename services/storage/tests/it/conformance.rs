@@ -47,7 +47,7 @@ impl Kept {
     pub(crate) fn globally(revision: u64) -> Self {
         let mut kept = Self::default();
         for key in [GlobalKey::Coordinator, GlobalKey::Events, GlobalKey::Audit, GlobalKey::Ids] {
-            kept.global(key);
+            kept.global(&key);
         }
         kept.revisions.insert(0, revision);
         kept
@@ -57,7 +57,7 @@ impl Kept {
     pub(crate) fn context(&mut self, context: u32, revision: u64) {
         let own = ContextKey::Context(ContextId(context));
         for key in [own, ContextKey::Events, ContextKey::Audit, ContextKey::Ids] {
-            self.key(context, key);
+            self.key(context, &key);
         }
         self.revisions.insert(context, revision);
     }
@@ -67,21 +67,21 @@ impl Kept {
         // Four registrations, and a context.
         let mut kept = Self::globally(5);
         for key in [GlobalKey::Actors, GlobalKey::ActorKeys, GlobalKey::Contexts] {
-            kept.global(key);
+            kept.global(&key);
         }
         for id in [ADMIN, EXECUTOR, READER, STRANGER] {
-            kept.global(GlobalKey::Actor(ActorId(id)));
+            kept.global(&GlobalKey::Actor(ActorId(id)));
         }
         kept.context(CONTEXT, revision);
         kept
     }
 
-    pub(crate) fn global(&mut self, key: GlobalKey) {
+    pub(crate) fn global(&mut self, key: &GlobalKey) {
         let expires = matches!(key, GlobalKey::Request(..) | GlobalKey::Token(..));
         self.keys.insert(format!("0 {key}"), expires);
     }
 
-    pub(crate) fn key(&mut self, context: u32, key: ContextKey) {
+    pub(crate) fn key(&mut self, context: u32, key: &ContextKey) {
         let expires = matches!(key, ContextKey::Request(..) | ContextKey::Seen(_) | ContextKey::BlobPart(..));
         self.keys.insert(format!("{context} {key}"), expires);
     }
@@ -277,7 +277,7 @@ impl<C: PartialEq + Clone> Asked<C> {
 
     pub(crate) fn keep(&self, context: u32, kept: &mut Kept) {
         for (who, request_id) in self.keys() {
-            kept.key(context, ContextKey::Request(who, request_id));
+            kept.key(context, &ContextKey::Request(who, request_id));
         }
     }
 }

@@ -37,9 +37,9 @@ enum What {
 
 #[derive(Debug, Clone, Copy)]
 enum Builds {
-    OnAny,
-    OnTheLast,
-    OnAnother,
+    Any,
+    TheLast,
+    Another,
 }
 
 /// Chances, of which each operation takes those that it needs.
@@ -139,9 +139,9 @@ impl Contexts {
 
     fn builds_on(builds: Builds, revision: Option<u64>) -> u64 {
         match (builds, revision) {
-            (Builds::OnAny, _) => 0,
-            (Builds::OnTheLast, last) => last.unwrap_or(1),
-            (Builds::OnAnother, last) => last.filter(|last| *last > 1).map_or(77, |last| last - 1),
+            (Builds::Any, _) => 0,
+            (Builds::TheLast, last) => last.unwrap_or(1),
+            (Builds::Another, last) => last.filter(|last| *last > 1).map_or(77, |last| last - 1),
         }
     }
 
@@ -158,7 +158,7 @@ impl Contexts {
         let who = [BOOTSTRAP].iter().chain(&actors).copied().cycle().nth(op.who % (actors.len() + 1))?;
         let id = actors[op.object % actors.len()];
         // Mostly one does for itself what nobody else may.
-        let own = if op.number % 4 == 0 { who } else { [BOOTSTRAP, id][op.number % 2] };
+        let own = if op.number.is_multiple_of(4) { who } else { [BOOTSTRAP, id][op.number % 2] };
         let context_id = u32::try_from(op.object).ok()? % (CONTEXTS_MAX + 1) + 1;
         let request_id = op.request.map(|n| format!("r{n}")).unwrap_or_default();
         let expected_revision = Self::builds_on(op.builds, self.actor(id).map(|actor| actor.revision));
@@ -166,7 +166,7 @@ impl Contexts {
         Some(match op.what {
             What::Register => {
                 let is_full = self.actors.values().filter(|actor| !actor.is_gone).count() >= ACTORS_MAX;
-                let id = if op.number % 3 == 0 { id.min(NOBODY - 1) } else { 0 };
+                let id = if op.number.is_multiple_of(3) { id.min(NOBODY - 1) } else { 0 };
                 if is_full && self.actor(id).is_none() {
                     return None;
                 }
@@ -184,13 +184,14 @@ impl Contexts {
             }
             What::Rotate => {
                 // One that it had is refused.
-                let known = self.actor(id).filter(|_| op.number % 5 == 0).map(|actor| actor.keys[0].clone());
+                let known =
+                    self.actor(id).filter(|_| op.number.is_multiple_of(5)).map(|actor| actor.keys[0].clone());
                 let request = v1::RotateActorKeyRequest {
                     request_id,
                     id,
                     expected_revision,
                     pubkey: known.unwrap_or_else(fresh_key),
-                    overlap_secs: if op.number % 3 == 0 { 0 } else { 3600 },
+                    overlap_secs: if op.number.is_multiple_of(3) { 0 } else { 3600 },
                     revoke_certificates: op.other,
                 };
                 (own, Call::Rotate(request))
@@ -456,7 +457,7 @@ impl Family for Contexts {
             4 => Just(What::Again),
         ];
         let builds =
-            prop_oneof![2 => Just(Builds::OnAny), 2 => Just(Builds::OnTheLast), 1 => Just(Builds::OnAnother)];
+            prop_oneof![2 => Just(Builds::Any), 2 => Just(Builds::TheLast), 1 => Just(Builds::Another)];
         let lists = prop::array::uniform3(prop::option::of(any::<u8>()));
         let request = prop::option::of(any::<u8>());
         let chances =
@@ -520,16 +521,16 @@ impl Family for Contexts {
 
     fn kept(&self) -> Kept {
         let mut kept = Kept::globally(self.revision);
-        kept.global(GlobalKey::Actors);
-        kept.global(GlobalKey::ActorKeys);
+        kept.global(&GlobalKey::Actors);
+        kept.global(&GlobalKey::ActorKeys);
         for id in self.actors.keys() {
-            kept.global(GlobalKey::Actor(ActorId(*id)));
+            kept.global(&GlobalKey::Actor(ActorId(*id)));
         }
         for (who, request_id) in self.asked.keys() {
-            kept.global(GlobalKey::Request(who, request_id));
+            kept.global(&GlobalKey::Request(who, request_id));
         }
         if !self.contexts.is_empty() {
-            kept.global(GlobalKey::Contexts);
+            kept.global(&GlobalKey::Contexts);
         }
         for (id, context) in &self.contexts {
             kept.context(*id, context.revision);

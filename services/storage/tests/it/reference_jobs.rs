@@ -369,17 +369,17 @@ impl Family for Jobs {
         let mut kept = Kept::on_stage(1);
         self.asked.keep(CONTEXT, &mut kept);
         for (caller, id) in self.jobs.keys() {
-            kept.key(CONTEXT, ContextKey::Jobs);
-            kept.key(CONTEXT, ContextKey::Job(ActorId(*caller), JobId(*id)));
+            kept.key(CONTEXT, &ContextKey::Jobs);
+            kept.key(CONTEXT, &ContextKey::Job(ActorId(*caller), JobId(*id)));
         }
         for blob in &self.put {
             let hash = self.hash(*blob);
-            kept.key(CONTEXT, ContextKey::Blob(hash));
+            kept.key(CONTEXT, &ContextKey::Blob(hash));
             for n in 0..self.bytes[*blob].len().div_ceil(BLOB_CHUNK_BYTES) {
-                kept.key(CONTEXT, ContextKey::BlobChunk(hash, u32::try_from(n).unwrap()));
+                kept.key(CONTEXT, &ContextKey::BlobChunk(hash, u32::try_from(n).unwrap()));
             }
             let is_used = self.users(*blob) > 0;
-            kept.key(CONTEXT, if is_used { ContextKey::BlobRefs(hash) } else { ContextKey::BlobIdle });
+            kept.key(CONTEXT, &if is_used { ContextKey::BlobRefs(hash) } else { ContextKey::BlobIdle });
         }
         kept
     }

@@ -54,7 +54,7 @@ enum Call {
 
 #[derive(Debug)]
 enum Answer {
-    Message(v1::Message),
+    Message(Box<v1::Message>),
     Count(u32),
     Nothing,
 }
@@ -447,7 +447,7 @@ async fn perform(stage: &Stage<impl Redis>, on_behalf_of: u32, call: Call) -> Re
     Ok(match call {
         Call::Publish(message) => {
             let request = wire::PublishRequest { message: Some(message), on_behalf_of };
-            Answer::Message(letters.publish(request).await?.into_inner().message.unwrap())
+            Answer::Message(Box::new(letters.publish(request).await?.into_inner().message.unwrap()))
         }
         Call::Acknowledge(acknowledge) => {
             let request = wire::AcknowledgeRequest { acknowledge: Some(acknowledge), on_behalf_of };
@@ -460,7 +460,7 @@ async fn perform(stage: &Stage<impl Redis>, on_behalf_of: u32, call: Call) -> Re
         }
         Call::Resend(resend) => {
             let request = wire::ResendRequest { resend: Some(resend), on_behalf_of };
-            Answer::Message(letters.resend(request).await?.into_inner().message.unwrap())
+            Answer::Message(Box::new(letters.resend(request).await?.into_inner().message.unwrap()))
         }
     })
 }
@@ -528,25 +528,25 @@ impl Family for Letters {
         self.asked.keep(CONTEXT, &mut kept);
         let ways = [(self.is_out, ContextKey::MsgOut), (self.is_held, ContextKey::MsgOutCoordinator)];
         for (_, key) in ways.into_iter().filter(|(is_there, _)| *is_there) {
-            kept.key(CONTEXT, key);
+            kept.key(CONTEXT, &key);
         }
         for number in self.seen.keys() {
-            kept.key(CONTEXT, ContextKey::Seen(mark(*number)));
+            kept.key(CONTEXT, &ContextKey::Seen(mark(*number)));
         }
         for (key, letter) in &self.letters {
             let mut parts = key.rsplit(':').map(|part| part.parse().unwrap_or(0));
             let id = MessageId(parts.next().unwrap());
-            kept.key(CONTEXT, ContextKey::Message(MessageKey { caller: ActorId(letter.caller), id }));
-            kept.key(CONTEXT, ContextKey::Letters);
+            kept.key(CONTEXT, &ContextKey::Message(MessageKey { caller: ActorId(letter.caller), id }));
+            kept.key(CONTEXT, &ContextKey::Letters);
             if letter.caller == 0 {
-                kept.key(CONTEXT, ContextKey::MsgIn);
+                kept.key(CONTEXT, &ContextKey::MsgIn);
             }
             match (letter.state, letter.to) {
-                (State::Arrived | State::Read, _) => kept.key(CONTEXT, ContextKey::LettersDone),
-                (State::Dead, _) => kept.key(CONTEXT, ContextKey::DeadLetters),
+                (State::Arrived | State::Read, _) => kept.key(CONTEXT, &ContextKey::LettersDone),
+                (State::Dead, _) => kept.key(CONTEXT, &ContextKey::DeadLetters),
                 (State::Waits, Some(owner)) => {
-                    kept.key(CONTEXT, ContextKey::Inbox(ActorId(owner)));
-                    kept.key(CONTEXT, ContextKey::InboxBytes);
+                    kept.key(CONTEXT, &ContextKey::Inbox(ActorId(owner)));
+                    kept.key(CONTEXT, &ContextKey::InboxBytes);
                 }
                 _ => {}
             }

@@ -285,10 +285,10 @@ impl Family for Runners {
             let key = ContextKey::Runner(RunnerId(*id));
             if record.is_gone {
                 kept.fading(CONTEXT, &key);
-                kept.key(CONTEXT, ContextKey::RunnersDeleted);
+                kept.key(CONTEXT, &ContextKey::RunnersDeleted);
             } else {
-                kept.key(CONTEXT, key);
-                kept.key(CONTEXT, ContextKey::Runners);
+                kept.key(CONTEXT, &key);
+                kept.key(CONTEXT, &ContextKey::Runners);
             }
         }
         kept
