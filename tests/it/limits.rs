@@ -8,7 +8,7 @@ use proto::v1::flow_service_client::FlowServiceClient;
 use proto::v1::{
     AddFlowNodesRequest, BlobRef, CancelFlowRequest, CreateFlowRequest, FlowSpec, FlowStatus, JobSpec,
     ListFlowsRequest, NodePolicy, NodeSpec, RunJobRequest, Script, ScriptType, SignalFlowRequest,
-    StartFlowRequest, SubmitFlowRequest, script,
+    StartFlowRequest, SubmitFlowRequest, Target, script,
 };
 use tonic::{Code, Status};
 
@@ -45,7 +45,38 @@ fn env(entries: usize, bytes: usize) -> BTreeMap<String, String> {
     (0..entries).map(|i| (format!("V{i:05}"), "x".repeat(bytes))).collect()
 }
 
-/// What is refused, with what the error has to name.
+/// What is refused of where a node may run, and how often.
+fn refused_of_runs() -> Vec<(&'static str, FlowSpec, String)> {
+    let max = |limit: usize| limit.to_string();
+    vec![
+        (
+            "exit codes",
+            with(|n| {
+                let no_retry_exit_codes = vec![1; limits::NO_RETRY_EXIT_CODES_MAX + 1];
+                n.policy = Some(NodePolicy { no_retry_exit_codes, ..NodePolicy::default() });
+            }),
+            max(limits::NO_RETRY_EXIT_CODES_MAX),
+        ),
+        (
+            "labels",
+            with(|n| {
+                let labels = (0..=limits::LABELS_MAX).map(|i| (format!("l{i}"), String::new())).collect();
+                n.target = Some(Target { labels, ..Target::default() });
+            }),
+            max(limits::LABELS_MAX),
+        ),
+        (
+            "a label",
+            with(|n| {
+                let labels = [("l".to_owned(), "x".repeat(limits::LABEL_VALUE_BYTES_MAX + 1))].into();
+                n.target = Some(Target { labels, ..Target::default() });
+            }),
+            max(limits::LABEL_VALUE_BYTES_MAX),
+        ),
+    ]
+}
+
+/// What else is refused, with what the error has to name.
 fn refused() -> Vec<(&'static str, FlowSpec, String)> {
     let max = |limit: usize| limit.to_string();
     let secs = limits::TIMEOUT_SECS_MAX;
@@ -163,7 +194,7 @@ fn every_limit_of_a_submission() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let mut client = FlowServiceClient::new(profile.channel().expect("a channel"));
-        for (what, spec, named) in refused() {
+        for (what, spec, named) in refused().into_iter().chain(refused_of_runs()) {
             let status = submit(&mut client, spec).await.expect_err(what);
             let text = all_of(&status);
             assert_eq!(status.code(), Code::InvalidArgument, "{what}: {text}");
@@ -207,6 +238,7 @@ async fn in_pieces(client: &mut Client) {
         flow_id: flow.id,
         first_index,
         nodes,
+        request_id: String::new(),
     };
     let nodes = |count: usize| (0..count).map(|i| node(&format!("n{i}"), "true")).collect::<Vec<_>>();
     let status =
@@ -215,22 +247,23 @@ async fn in_pieces(client: &mut Client) {
     let status = client.add_flow_nodes(add(1000, nodes(2))).await.expect_err("beyond what was announced");
     assert!(all_of(&status).contains("1001 nodes were announced"), "{}", all_of(&status));
     client.add_flow_nodes(add(0, nodes(1000))).await.expect("they fit");
-    let start = StartFlowRequest { context_id: 1, flow_id: flow.id };
-    let status = client.start_flow(start).await.expect_err("one is missing");
+    let start = StartFlowRequest { context_id: 1, flow_id: flow.id, ..StartFlowRequest::default() };
+    let status = client.start_flow(start.clone()).await.expect_err("one is missing");
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert!(status.message().contains("1000 of its 1001 nodes"), "{status}");
     // The last closes a circle with one that came before, which only the whole shows.
     let mut last = node("last", "true");
     last.depends = vec!["last-but-one".into()];
     client.add_flow_nodes(add(1000, vec![last])).await.expect("it is kept");
-    let status = client.start_flow(start).await.expect_err("an unknown name");
+    let status = client.start_flow(start.clone()).await.expect_err("an unknown name");
     assert_eq!(status.code(), Code::InvalidArgument);
     assert!(all_of(&status).contains("last-but-one"), "{}", all_of(&status));
     // Nothing of it was started, and it can be put right.
     let mut last = node("last", "true");
     last.depends = (0..10).map(|i| format!("n{i}")).collect();
     client.add_flow_nodes(add(1000, vec![last])).await.expect("it takes the place of the other");
-    let started = client.start_flow(start).await.expect("all is there").into_inner().flow.expect("a flow");
+    let started =
+        client.start_flow(start.clone()).await.expect("all is there").into_inner().flow.expect("a flow");
     assert_eq!((started.status(), started.node_count), (FlowStatus::Started, 1001));
     let again = client.start_flow(start).await.expect("nothing changes").into_inner().flow.expect("a flow");
     assert_eq!(again.uid, started.uid);

@@ -72,6 +72,11 @@ impl Processes {
             .expect("the script starts")
     }
 
+    /// Where all of it lies.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// The profile that its clients use.
     pub(crate) fn profile(&self) -> PathBuf {
         self.dir.join("client.toml")

@@ -2,141 +2,84 @@
 
 use std::collections::BTreeMap;
 
-use identity::{Identity, ServiceName};
-use model::ActorId;
+use identity::{Pki, ServiceName};
 use prost_reflect::MethodDescriptor;
-use rpc::{ErrorView, TlsFiles, code_name};
 use serde_json::{Value, json};
-use tonic::Code;
 
 use crate::specs::rows;
+use crate::suite::Up;
 
-mod objects;
-mod stage;
-mod tokens;
-mod wire;
+mod callers;
+mod handshake;
+pub(crate) mod objects;
+pub(crate) mod stage;
+mod states;
+pub(crate) mod tokens;
+pub(crate) mod wire;
 
-use stage::{ADMIN, ADMIN_ELSEWHERE, EXECUTOR, READER, STRANGER, Stage};
-use wire::short;
+use callers::{Caller, NOT_ALLOWED, OK, by_role, differs, is_open, told, unknown};
+use stage::{EXECUTOR, Stage};
+use wire::{Methods, short};
 
-/// One who calls: with a certificate, a token, both or neither.
-struct Caller {
-    name: &'static str,
-    tls: TlsFiles,
-    token: Option<String>,
-}
-
-impl Caller {
-    fn new(name: &'static str, tls: TlsFiles) -> Self {
-        Self { name, tls, token: None }
-    }
-}
-
-/// What was answered, as the page writes it.
-async fn answer(stage: &Stage, caller: &Caller, method: &MethodDescriptor, body: &Value) -> (String, String) {
-    let channel = stage.channel(method.parent_service().name(), &caller.tls);
-    match wire::call(channel, caller.token.as_deref(), method, body).await {
-        Ok(_) => ("OK".to_owned(), String::new()),
-        Err(status) => {
-            let view = ErrorView::from(&status);
-            (code_name(view.code).to_owned(), view.reason)
-        }
-    }
-}
-
-/// Methods that need nobody, or anybody.
-fn is_open(method: &str) -> bool {
-    ["GatewayService/Deliver"].contains(&method)
-}
-
-/// The first cells of the table under a heading, by the method in the first one.
+/// The other cells of the table under a heading, by the method in the first one.
 fn table(heading: &str) -> BTreeMap<String, Vec<String>> {
     let rows = rows("permissions.md", heading).into_iter();
     rows.map(|row| (row[0].clone(), row[1..].to_vec())).collect()
 }
 
-/// Callers whose answer depends on the method, by the column that they have.
-fn by_role(stage: &Stage) -> [(usize, Caller); 6] {
-    let actor = |name, id| Caller::new(name, stage.actor(id));
-    [
-        (0, actor("without a role", STRANGER)),
-        (0, actor("admin of another context", ADMIN_ELSEWHERE)),
-        (1, actor("reader", READER)),
-        (2, actor("executor", EXECUTOR)),
-        (3, actor("admin", ADMIN)),
-        (4, Caller::new("bootstrap", stage.certificate(Identity::Admin))),
-    ]
-}
-
-/// Callers whom no method knows, with what they are told.
-async fn unknown(stage: &Stage) -> Vec<(Caller, Code, &'static str)> {
-    let executor = Identity::Actor(ActorId(EXECUTOR));
-    let mut all = vec![
-        (Caller::new("without a certificate", stage.anonymous()), Code::Unauthenticated, "IDENTITY_REQUIRED"),
-        (Caller::new("wrong authority", stage.foreign(executor)), Code::Unavailable, "PEER_UNAVAILABLE"),
-        (Caller::new("expired certificate", stage.expired(executor)), Code::Unavailable, "PEER_UNAVAILABLE"),
-    ];
-    for (name, token, reason) in tokens::refused(stage).await {
-        let caller = Caller { name, tls: stage.anonymous(), token: Some(token) };
-        all.push((caller, Code::Unauthenticated, reason));
-    }
-    let revoked = Caller::new("revoked certificate", tokens::revoked_certificate(stage).await);
-    all.push((revoked, Code::Unauthenticated, "IDENTITY_REVOKED"));
-    all
+/// The public methods, those last that others cannot be called after.
+fn public(stage: &Stage) -> Vec<MethodDescriptor> {
+    let mut methods = stage.methods.of("mycora.v1");
+    // Contexts are passed on to a coordinator that is not there; the runners of a machine that is drained end.
+    let last = ["SupervisorService/SucceedCoordinator", "SupervisorService/Drain"];
+    methods.sort_by_key(|method| last.iter().position(|name| *name == short(method)).map_or(0, |at| at + 1));
+    methods
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_method_answers_everybody_as_written() {
     let stage = Stage::new().await;
-    let written = table("Public methods");
+    let (written, for_services) = (table("Public methods"), table("Services and public methods"));
     let (known, unknown) = (by_role(&stage), unknown(&stage).await);
     let mut wrong = Vec::new();
-    let mut methods = stage.methods.of("mycora.v1");
-    // The runners of a machine that is drained end.
-    methods.sort_by_key(|method| short(method) == "SupervisorService/Drain");
+    let methods = public(&stage);
     for method in &methods {
         let name = short(method);
         let Some(row) = written.get(&name) else {
             wrong.push(format!("{name} has no row in specs/permissions.md"));
             continue;
         };
+        // What the next caller is refused stays for the one after it.
+        let mut object = None;
         for (column, caller) in &known {
-            let body = objects::filled(&stage, objects::request(&name)).await;
-            let (code, reason) = answer(&stage, caller, method, &body).await;
-            if code != row[*column] {
-                wrong.push(format!("{name}, {}: {code} {reason}, not {}", caller.name, row[*column]));
-            }
+            let body = match object.take() {
+                Some(body) => body,
+                None => objects::filled(&stage, objects::request(&name)).await,
+            };
+            wrong.extend(differs(&stage, caller, method, &body, &row[*column]).await);
+            object = Some(body).filter(|_| row[*column] != OK);
         }
         let body = plain(objects::request(&name));
-        for (caller, code, reason) in &unknown {
-            // Whoever cannot even connect is told so by every method.
-            if is_open(&name) && *code != Code::Unavailable {
-                continue;
-            }
-            let expected = expected_of_unknown(&name, caller, (*code, reason));
-            let got = answer(&stage, caller, method, &body).await;
-            if got != expected {
-                wrong.push(format!("{name}, {}: {got:?}, not {expected:?}", caller.name));
-            }
+        for (caller, reason) in &unknown {
+            wrong.extend(differs(&stage, caller, method, &body, told(&name, caller, reason)).await);
         }
-        wrong.extend(of_services(&stage, method, &body).await);
+        wrong.extend(of_services(&stage, method, for_services.get(&name)).await);
+        if is_open(&name) {
+            let everybody = known.iter().map(|(_, caller)| (caller, OK));
+            let everybody =
+                everybody.chain(unknown.iter().map(|(caller, reason)| (caller, told(&name, caller, reason))));
+            wrong.extend(of_envelopes(&stage, method, everybody).await);
+        }
     }
-    let methods: Vec<_> = methods.iter().map(short).collect();
-    wrong.extend(
-        written.keys().filter(|name| !methods.contains(name)).map(|name| format!("there is no {name}")),
-    );
+    wrong.extend(surplus(written.keys(), &methods));
+    wrong.extend(surplus(for_services.keys(), &methods));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Gateways and supervisors have no methods for actors, and ask nobody who one is: an actor is refused whatever it shows.
-fn expected_of_unknown(method: &str, caller: &Caller, (code, reason): (Code, &str)) -> (String, String) {
-    let of_operators = ["GatewayService/", "SupervisorService/"].iter().any(|name| method.starts_with(name));
-    let is_actor = ["revoked key", "token of another key", "revoked certificate"].contains(&caller.name);
-    let (code, reason) = match of_operators && is_actor {
-        true => (Code::PermissionDenied, "METHOD_NOT_ALLOWED"),
-        false => (code, reason),
-    };
-    (code_name(code).to_owned(), reason.to_owned())
+/// Rows of the page that are about nothing.
+fn surplus<'a>(written: impl Iterator<Item = &'a String>, methods: &[MethodDescriptor]) -> Vec<String> {
+    let methods: Vec<_> = methods.iter().map(short).collect();
+    written.filter(|name| !methods.contains(name)).map(|name| format!("there is no {name}")).collect()
 }
 
 /// A request whose places are not filled: it is refused before anybody looks for them.
@@ -149,30 +92,45 @@ fn plain(value: Value) -> Value {
     }
 }
 
-/// No public method is for a service that has nothing to do with it.
-async fn of_services(stage: &Stage, method: &MethodDescriptor, body: &Value) -> Option<String> {
-    let caller = Caller::new("saga", stage.certificate(Identity::Service(ServiceName::Saga)));
-    let name = short(method);
-    let open = ["ActorService/WhoAmI", "SupervisorService/GetSupervisor", "SupervisorService/ListInstances"];
-    let expected = if open.contains(&name.as_str()) { "OK" } else { "PERMISSION_DENIED" };
-    let (code, reason) = answer(stage, &caller, method, body).await;
-    (code != expected).then(|| format!("{name}, the service saga: {code} {reason}, not {expected}"))
+/// A public method is for the services that the page names, and no other.
+async fn of_services(stage: &Stage, method: &MethodDescriptor, row: Option<&Vec<String>>) -> Vec<String> {
+    let admitted: Vec<&str> = row.map(|row| row[0].split(", ").collect()).unwrap_or_default();
+    let mut wrong = Vec::new();
+    for service in ServiceName::ALL {
+        let caller = Caller::service(stage, *service);
+        let request = objects::request(&short(method));
+        wrong.extend(if admitted.contains(&"all") || admitted.contains(&service.as_str()) {
+            differs(stage, &caller, method, &objects::filled(stage, request).await, OK).await
+        } else {
+            differs(stage, &caller, method, &plain(request), NOT_ALLOWED).await
+        });
+    }
+    wrong
+}
+
+/// Where nobody is looked at, the envelope has to say who speaks: one that says nothing is refused, whoever brings it.
+async fn of_envelopes(
+    stage: &Stage,
+    method: &MethodDescriptor,
+    callers: impl Iterator<Item = (&Caller, &str)>,
+) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (caller, told) in callers {
+        let told = if told == OK { "ENVELOPE_REFUSED" } else { told };
+        wrong.extend(differs(stage, caller, method, &json!({"envelope": {}}), told).await);
+    }
+    wrong
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn internal_methods_are_for_the_services_written() {
     let stage = Stage::new().await;
     let written = table("Internal methods");
-    let services: Vec<(ServiceName, Caller)> = ServiceName::ALL
-        .iter()
-        .map(|name| (*name, Caller::new(name.as_str(), stage.certificate(Identity::Service(*name)))))
-        .collect();
-    let others = [
-        (Caller::new("an admin", stage.actor(ADMIN)), "PERMISSION_DENIED"),
-        (Caller::new("bootstrap", stage.certificate(Identity::Admin)), "PERMISSION_DENIED"),
-        (Caller::new("nobody", stage.anonymous()), "UNAUTHENTICATED"),
-    ];
+    let services: Vec<_> =
+        ServiceName::ALL.iter().map(|name| (*name, Caller::service(&stage, *name))).collect();
+    let (known, unknown) = (by_role(&stage), unknown(&stage).await);
     let mut wrong = Vec::new();
+    let empty = json!({});
     for method in stage.methods.of("mycora.internal.v1") {
         let name = short(&method);
         let of_service = format!("{}/*", method.parent_service().name());
@@ -182,18 +140,63 @@ async fn internal_methods_are_for_the_services_written() {
         };
         let admitted: Vec<&str> = row[0].split(", ").collect();
         for (service, caller) in &services {
-            let (code, reason) = answer(&stage, caller, &method, &json!({})).await;
-            let is_denied = reason == "METHOD_NOT_ALLOWED";
+            let got = callers::answer(&stage, caller, &method, &empty).await;
+            // Whoever is admitted is told what is wrong with the request, and nothing else.
+            let is_denied = got.contains(NOT_ALLOWED) || got.contains("IDENTITY");
             if is_denied == admitted.contains(&service.as_str()) {
-                wrong.push(format!("{name}, {service}: {code} {reason}"));
+                wrong.push(format!("{name}, {service}: {got}"));
             }
         }
-        for (caller, expected) in &others {
-            let (code, reason) = answer(&stage, caller, &method, &json!({})).await;
-            if code != *expected {
-                wrong.push(format!("{name}, {}: {code} {reason}, not {expected}", caller.name));
+        for (_, caller) in &known {
+            wrong.extend(differs(&stage, caller, &method, &empty, NOT_ALLOWED).await);
+        }
+        for (caller, reason) in &unknown {
+            wrong.extend(differs(&stage, caller, &method, &empty, told(&name, caller, reason)).await);
+        }
+    }
+    wrong.extend(of_tokens_used_twice(&stage).await);
+    handshake::ends_with_the_alert_that_says_why(&stage).await;
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Each public method called twice with one token: those of the page refuse the second time, and only those.
+async fn of_tokens_used_twice(stage: &Stage) -> Vec<String> {
+    let once = table("Methods that take a token once");
+    let methods = public(stage);
+    let mut wrong = surplus(once.keys(), &methods);
+    for method in &methods {
+        let name = short(method);
+        let token = tokens::of(&stage.keys[&EXECUTOR], EXECUTOR);
+        let caller = Caller::with_token("a token", stage, token);
+        let body = plain(objects::request(&name));
+        let first = callers::answer(stage, &caller, method, &body).await;
+        let second = callers::answer(stage, &caller, method, &body).await;
+        // What is not for actors takes no token at all.
+        let is_spent = once.contains_key(&name) && first != NOT_ALLOWED;
+        if first == "IDENTITY_UNUSABLE" || (second == "IDENTITY_UNUSABLE") != is_spent {
+            wrong.push(format!("{name}, a token used twice: {first}, then {second}"));
+        }
+    }
+    wrong
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_port_of_up_has_no_internal_methods() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let up = Up::start(&dir.path().join("data"), &[]);
+    let pki = Pki::open(&dir.path().join("data/pki")).expect("`up` makes one");
+    let mut wrong = Vec::new();
+    for (name, tls) in stage::everybody(&pki, dir.path()) {
+        let channel = rpc::Channel::remote(&format!("https://127.0.0.1:{}", up.port()), &tls, None);
+        let channel = channel.expect("a way");
+        for method in Methods::new().of("mycora.internal.v1") {
+            let refused =
+                wire::call(channel.clone(), None, &method, &json!({})).await.map_err(|status| status.code());
+            if refused != Err(tonic::Code::Unimplemented) {
+                wrong.push(format!("{}, {name}: {refused:?}", short(&method)));
             }
         }
     }
+    up.stop();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -1,6 +1,6 @@
 //! The pages in `specs/` say what the code says.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -39,6 +39,16 @@ fn first(page: &str, heading: &str, cells: usize) -> BTreeSet<Vec<String>> {
     set
 }
 
+/// The status codes that each reason of a failed call comes with, as the page says; none for those that never fail a call.
+pub(crate) fn codes_of_reasons() -> BTreeMap<String, BTreeSet<String>> {
+    let names: Vec<_> = (1..=16).map(|code| rpc::code_name(code.into())).collect();
+    let codes = |cell: &str| {
+        let words = cell.split(|letter: char| !letter.is_ascii_uppercase() && letter != '_');
+        words.filter(|word| names.contains(word)).map(str::to_owned).collect()
+    };
+    rows("errors.md", "Why a call failed").into_iter().map(|row| (row[0].clone(), codes(&row[2]))).collect()
+}
+
 fn texts<'a>(code: impl IntoIterator<Item = &'a str>) -> BTreeSet<Vec<String>> {
     code.into_iter().map(|text| vec![text.to_owned()]).collect()
 }
@@ -67,6 +77,42 @@ fn the_states_of_a_flow_are_as_written() {
 fn the_reasons_of_failed_calls_are_as_written() {
     let code = rpc::Reason::ALL.iter().map(|reason| reason.as_str());
     assert_eq!(first("errors.md", "Why a call failed", 1), texts(code));
+    let codes = rpc::Reason::ALL.iter().map(|reason| {
+        let codes = reason.codes().iter().map(|code| rpc::code_name(*code).to_owned());
+        (reason.as_str().to_owned(), codes.collect())
+    });
+    assert_eq!(codes_of_reasons(), codes.collect());
+}
+
+/// The source files below a directory.
+fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display())) {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn every_reason_is_given_by_something() {
+    let mut files = Vec::new();
+    let root = root().canonicalize().expect("it is there");
+    sources(&root.join("services"), &mut files);
+    sources(&root.join("libs"), &mut files);
+    files.retain(|path| {
+        let own = path.strip_prefix(&root).expect("it is below");
+        !own.ends_with("error/reason.rs") && !own.components().any(|part| part.as_os_str() == "tests")
+    });
+    let code: String = files.iter().map(|path| fs::read_to_string(path).expect("it can be read")).collect();
+    for reason in rpc::Reason::ALL {
+        let named = format!("Reason::{reason:?}");
+        // Those that supervisors give stand in a list of their own, by their texts.
+        let given = code.contains(&named) || code.contains(&format!("\"{}\"", reason.as_str()));
+        assert!(given, "nothing is answered with {}", reason.as_str());
+    }
 }
 
 #[test]

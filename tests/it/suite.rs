@@ -83,8 +83,13 @@ impl Up {
     pub(crate) fn redis(&self, database: u32, arguments: &[&str]) -> String {
         let password =
             std::fs::read_to_string(self.dir.join("redis.password")).expect("`up` keeps the password");
+        self.redis_with(password.trim(), database, arguments)
+    }
+
+    /// The same with another password.
+    pub(crate) fn redis_with(&self, password: &str, database: u32, arguments: &[&str]) -> String {
         let output = Command::new("redis-cli")
-            .env("REDISCLI_AUTH", password.trim())
+            .env("REDISCLI_AUTH", password)
             .arg("-s")
             .arg(self.dir.join("redis.sock"))
             .args(["-n", &database.to_string()])
@@ -165,14 +170,19 @@ pub(crate) fn processes_in(dir: &Path) -> Vec<String> {
     found
 }
 
+/// What an operators' port answers now, as it comes.
+pub(crate) fn get(port: u16, path: &str) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("the operators' port");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).expect("it reads");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("text");
+    text
+}
+
 /// A metric as an operators' port tells it now.
 pub(crate) fn metric(port: u16, name: &str) -> f64 {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("the operators' port");
-    stream
-        .write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        .expect("it reads");
-    let mut text = String::new();
-    stream.read_to_string(&mut text).expect("metrics");
+    let text = get(port, "/metrics");
     let line = text.lines().find(|line| line.starts_with(&format!("{name} ")));
     let line = line.unwrap_or_else(|| panic!("no metric {name} in:\n{text}"));
     line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")

@@ -20,7 +20,7 @@ const LIBS: [(&str, &[&str]); 14] = [
     ("mycelium", &[]),
     ("sandbox", &["model"]),
     ("directory", &["model", "identity", "proto", "rpc"]),
-    ("service", &["rpc"]),
+    ("service", &["model", "rpc"]),
     ("testkit", &[]),
 ];
 /// Crates from outside that only these of ours may name.

@@ -4,6 +4,7 @@
 //! caches (decision 12). Storage feeds its own from the hints of Redis, the other services theirs from storage's watch
 //! ([`Remote`]).
 
+mod listeners;
 mod remote;
 mod view;
 mod views;

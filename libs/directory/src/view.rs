@@ -4,12 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use model::{ActorId, ContextId};
-use rpc::{KnownActor, Membership};
+use rpc::{KnownActor, Membership, Subject};
 
 /// Actors that are remembered.
 const ACTORS_MAX: usize = 65_536;
 /// Roles that are remembered.
 const ROLES_MAX: usize = 262_144;
+/// Subjects of which it is remembered when they changed last.
+const CHANGED_MAX: usize = 4096;
 
 /// What may not hold any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,26 +36,53 @@ pub(crate) struct View {
     /// Whether changes are heard.
     stands: bool,
     heard: u64,
+    /// What was asked before so much was heard is not kept, whatever it is about.
+    floor: u64,
+    /// What was heard last of each subject since then.
+    changed: HashMap<Subject, u64>,
     actors: HashMap<ActorId, Arc<KnownActor>>,
     roles: HashMap<ContextId, HashMap<ActorId, Membership>>,
     roles_count: usize,
 }
 
 impl View {
-    /// Takes note of a change.
-    pub(crate) fn hear(&mut self, news: News) {
+    /// Takes note of a change. Gives whether anything that was said may not hold any more because of it: nothing was kept
+    /// while nothing was heard, so that it means nothing to hear nothing once more.
+    pub(crate) fn hear(&mut self, news: News) -> bool {
+        if news == News::Silence && !self.stands {
+            return false;
+        }
         self.heard += 1;
         match news {
             News::Everything | News::Silence => {
                 self.stands = news == News::Everything;
+                self.forget_when();
                 self.actors.clear();
                 self.forget_roles();
             }
-            News::Actor(id) => drop(self.actors.remove(&id)),
+            News::Actor(id) => {
+                self.actors.remove(&id);
+                self.note(Subject::Actor(id));
+            }
             News::Context(id) => {
                 self.roles_count -= self.roles.remove(&id).map_or(0, |roles| roles.len());
+                self.note(Subject::Context(id));
             }
         }
+        true
+    }
+
+    /// Remembers when it was heard of something.
+    fn note(&mut self, subject: Subject) {
+        if self.changed.len() >= CHANGED_MAX {
+            self.forget_when();
+        }
+        self.changed.insert(subject, self.heard);
+    }
+
+    fn forget_when(&mut self) {
+        self.changed.clear();
+        self.floor = self.heard;
     }
 
     /// Before something is read elsewhere.
@@ -71,10 +100,10 @@ impl View {
         self.roles.get(&context)?.get(&actor).copied()
     }
 
-    /// Remembers an actor, unless something was heard meanwhile: that may have been about it. That there is none is not
+    /// Remembers an actor, unless it was heard of meanwhile: that may have been about what was read. That there is none is not
     /// remembered: whoever was just registered is let in at once.
     pub(crate) fn keep_actor(&mut self, asked: Asked, id: ActorId, actor: &Arc<KnownActor>) {
-        if !self.may_keep(asked) {
+        if !self.may_keep(asked, Subject::Actor(id)) {
             return;
         }
         if self.actors.len() >= ACTORS_MAX {
@@ -85,7 +114,7 @@ impl View {
 
     /// The same for a role.
     pub(crate) fn keep_role(&mut self, asked: Asked, context: ContextId, actor: ActorId, role: Membership) {
-        if !self.may_keep(asked) || role.role.is_none() {
+        if !self.may_keep(asked, Subject::Context(context)) || role.role.is_none() {
             return;
         }
         if self.roles_count >= ROLES_MAX {
@@ -95,8 +124,8 @@ impl View {
         self.roles_count += usize::from(before.is_none());
     }
 
-    fn may_keep(&self, asked: Asked) -> bool {
-        self.stands && asked == self.ask()
+    fn may_keep(&self, Asked(asked): Asked, subject: Subject) -> bool {
+        self.stands && asked >= self.floor && self.changed.get(&subject).is_none_or(|heard| *heard <= asked)
     }
 
     fn forget_roles(&mut self) {
@@ -153,7 +182,7 @@ mod tests {
         for (news, left) in cases {
             let mut view = full();
             assert_eq!(known(&view), (2, 4));
-            view.hear(news);
+            assert!(view.hear(news));
             assert_eq!(known(&view), left, "{news:?}");
         }
     }
@@ -164,9 +193,45 @@ mod tests {
         view.hear(News::Everything);
         let asked = view.ask();
         view.hear(News::Actor(BOB));
+        view.hear(News::Context(HERE));
+        for id in [ALICE, BOB] {
+            view.keep_actor(asked, id, &actor());
+            view.keep_role(asked, HERE, id, reader());
+            view.keep_role(asked, THERE, id, reader());
+        }
+        assert_eq!(known(&view), (1, 2), "changes of others do not matter");
+        assert!(view.actor(ALICE).is_some() && view.role(THERE, BOB).is_some());
+        // Since then it was asked anew.
+        view.keep_actor(view.ask(), BOB, &actor());
+        assert_eq!(known(&view), (2, 2));
+        let asked = view.ask();
+        view.hear(News::Everything);
         view.keep_actor(asked, ALICE, &actor());
-        view.keep_role(asked, HERE, ALICE, reader());
         assert_eq!(known(&view), (0, 0));
+    }
+
+    #[test]
+    fn what_is_forgotten_of_changes_is_taken_for_one() {
+        let mut view = View::default();
+        view.hear(News::Everything);
+        let asked = view.ask();
+        for id in 10..=10 + u32::try_from(CHANGED_MAX).expect("small") {
+            view.hear(News::Actor(ActorId(id)));
+        }
+        assert!(view.changed.len() <= CHANGED_MAX);
+        view.keep_actor(asked, ActorId(10), &actor());
+        view.keep_actor(asked, ALICE, &actor());
+        assert_eq!((known(&view), view.actors.len()), ((0, 0), 0));
+        view.keep_actor(view.ask(), ALICE, &actor());
+        assert_eq!(known(&view), (1, 0));
+    }
+
+    #[test]
+    fn silence_is_heard_once() {
+        let mut view = full();
+        assert!(view.hear(News::Silence));
+        assert!(!view.hear(News::Silence), "there is nothing that it could end");
+        assert!(view.hear(News::Everything) && view.hear(News::Everything));
     }
 
     #[test]

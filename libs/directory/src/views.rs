@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::{BoxFuture, ready};
 use model::{ActorId, ContextId, Timestamp};
-use rpc::{Directory, Error, KnownActor, Membership, Reason};
+use rpc::{Directory, Error, Hearing, KnownActor, Membership, Reason, Subject};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tonic::Status;
 
+use crate::listeners::Listeners;
 use crate::view::{News, View};
 
 /// Questions that are asked of the source at once. Anybody can make up tokens of actors, and each is a question.
@@ -52,7 +53,7 @@ pub struct Views<S>(Arc<Inner<S>>);
 struct Inner<S> {
     source: S,
     view: Mutex<View>,
-    changed: watch::Sender<u64>,
+    listeners: Mutex<Listeners>,
     questions: Semaphore,
 }
 
@@ -68,7 +69,7 @@ impl<S: Source> Views<S> {
         Self(Arc::new(Inner {
             source,
             view: Mutex::default(),
-            changed: watch::Sender::new(0),
+            listeners: Mutex::default(),
             questions: Semaphore::new(QUESTIONS_MAX),
         }))
     }
@@ -79,10 +80,14 @@ impl<S: Source> Views<S> {
         &self.0.source
     }
 
-    /// Forgets what may not hold any more, and wakes whoever leans on it.
+    /// Forgets what may not hold any more, and wakes whoever leans on it: nobody else, and nobody at all when nothing is
+    /// heard once more.
     pub fn hear(&self, news: News) {
-        self.view().hear(news);
-        self.0.changed.send_modify(|n| *n = n.wrapping_add(1));
+        // Held until all are told: what is heard next is told next.
+        let mut view = self.view();
+        if view.hear(news) {
+            self.listeners().tell(news);
+        }
     }
 
     /// For gates and streams.
@@ -94,6 +99,10 @@ impl<S: Source> Views<S> {
     fn view(&self) -> MutexGuard<'_, View> {
         // Nothing panics while it holds the lock, so a poisoned one is as good as any.
         self.0.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, Listeners> {
+        self.0.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn question(&self) -> Result<SemaphorePermit<'_>, Status> {
@@ -139,7 +148,141 @@ impl<S: Source> Directory for Views<S> {
         Box::pin(self.0.source.spend(actor, token_id, until))
     }
 
-    fn changed(&self) -> watch::Receiver<u64> {
-        self.0.changed.subscribe()
+    fn changes(&self, of: Subject) -> watch::Receiver<Hearing> {
+        self.listeners().listen(of)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Poll, Wake, Waker};
+    use std::time::Duration;
+
+    use futures_util::{Stream, StreamExt as _, stream};
+    use model::Role;
+    use rpc::while_member;
+
+    use super::*;
+
+    const ALICE: ActorId = ActorId(1);
+    const BOB: ActorId = ActorId(2);
+    const HERE: ContextId = ContextId(1);
+    const THERE: ContextId = ContextId(2);
+
+    /// Everybody is a reader, and it counts how often it was asked.
+    #[derive(Debug, Default)]
+    struct Readers(AtomicUsize);
+
+    impl Source for Readers {
+        async fn read_actor(&self, _: ActorId) -> Result<Option<KnownActor>, Status> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok(Some(KnownActor { keys: Vec::new(), certificates_not_before: None }))
+        }
+
+        async fn read_membership(&self, _: ContextId, _: ActorId) -> Result<Membership, Status> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok(Membership { role: Some(Role::Reader), is_deleting: false })
+        }
+
+        async fn spend(&self, _: ActorId, _: String, _: Timestamp) -> Result<bool, Status> {
+            Ok(true)
+        }
+    }
+
+    /// Counts how often a task is woken.
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A stream of a member, and the task that waits for it.
+    struct Watched<S> {
+        stream: S,
+        woken: Arc<Woken>,
+    }
+
+    impl<S: Stream + Unpin> Watched<S> {
+        /// Goes on as far as it can. Gives how often its task was woken for it.
+        fn go_on(&mut self) -> usize {
+            let waker = Waker::from(Arc::clone(&self.woken));
+            let next = self.stream.poll_next_unpin(&mut Context::from_waker(&waker));
+            assert!(matches!(next, Poll::Pending), "it ended");
+            self.woken.0.swap(0, Ordering::Relaxed)
+        }
+    }
+
+    fn watched(views: &Views<Readers>) -> Watched<impl Stream + Unpin + use<>> {
+        let silent = stream::pending::<Result<(), Status>>();
+        let stream = while_member(silent, views.directory(), HERE, ALICE, Role::Reader);
+        Watched { stream, woken: Arc::default() }
+    }
+
+    fn asked(views: &Views<Readers>) -> usize {
+        views.source().0.swap(0, Ordering::Relaxed)
+    }
+
+    #[tokio::test]
+    async fn changes_of_others_wake_nobody() {
+        let views = Views::new(Readers::default());
+        views.hear(News::Everything);
+        let mut stream = watched(&views);
+        stream.go_on();
+        assert_eq!(asked(&views), 1);
+        for _ in 0..1000 {
+            for news in [News::Actor(BOB), News::Actor(ALICE), News::Context(THERE)] {
+                views.hear(news);
+            }
+        }
+        assert_eq!((stream.go_on(), asked(&views)), (0, 0), "its role is what it leans on");
+        views.hear(News::Context(HERE));
+        assert_eq!((stream.go_on(), asked(&views)), (1, 1));
+        assert_eq!((stream.go_on(), asked(&views)), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn an_actor_that_changes_all_the_time_does_not_keep_others_from_being_remembered() {
+        let views = Views::new(Readers::default());
+        views.hear(News::Everything);
+        let ask = async || views.directory().actor(ALICE).await;
+        let asked_now = views.view().ask();
+        views.hear(News::Actor(BOB));
+        let alice = KnownActor { keys: Vec::new(), certificates_not_before: None };
+        views.view().keep_actor(asked_now, ALICE, &Arc::new(alice));
+        assert!(ask().await.is_ok_and(|alice| alice.is_some()));
+        assert_eq!(asked(&views), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_wakes_once_and_then_it_is_asked_every_now_and_then() {
+        let views = Views::new(Readers::default());
+        views.hear(News::Everything);
+        let mut stream = watched(&views);
+        stream.go_on();
+        assert_eq!(asked(&views), 1);
+        // The watch is begun anew five times a second, and fails.
+        views.hear(News::Silence);
+        assert_eq!((stream.go_on(), asked(&views)), (1, 1));
+        for _ in 0..100 {
+            views.hear(News::Silence);
+        }
+        assert_eq!((stream.go_on(), asked(&views)), (0, 0));
+        // What is taken away now would not be heard of.
+        let seconds = 20;
+        for _ in 0..seconds {
+            tokio::time::advance(Duration::from_secs(1)).await;
+            stream.go_on();
+        }
+        let asked_in_silence = asked(&views);
+        assert!((seconds / 4..=seconds).contains(&asked_in_silence), "{asked_in_silence}");
+        views.hear(News::Everything);
+        stream.go_on();
+        assert_eq!(asked(&views), 1);
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        assert_eq!((stream.go_on(), asked(&views)), (0, 0));
     }
 }

@@ -6,12 +6,14 @@
 
 pub mod certificate;
 mod file;
+pub mod key_proof;
 pub mod pki;
 pub mod signing_key;
 pub mod spiffe;
 pub mod token;
 
 pub use certificate::{CertificateError, CertificateSummary, LeafIdentity};
+pub use key_proof::KeyProofError;
 pub use pki::{IssueOptions, IssuedCertificate, IssuedFiles, Pki, PkiError};
 pub use signing_key::{BadVerifyingKey, SIGNATURE_BYTES, SigningKey, SigningKeyError, VerifyingKey};
 pub use spiffe::{Identity, ServiceName, SpiffeError, SpiffeId, TrustDomain};

@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use ed25519_dalek::pkcs8::DecodePrivateKey as _;
 use ed25519_dalek::{Signature, Signer as _};
 use rustls_pki_types::PrivatePkcs8KeyDer;
 use rustls_pki_types::pem::PemObject;
+use sha2::{Digest as _, Sha256};
 
 use crate::file;
 
@@ -114,6 +115,14 @@ impl VerifyingKey {
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; 32] {
         self.0.as_bytes()
+    }
+
+    /// What names it in the `kid` of a token: the thumbprint of RFC 7638, as RFC 8037 writes such keys.
+    #[must_use]
+    pub fn thumbprint(&self) -> String {
+        let x = URL_SAFE_NO_PAD.encode(self.as_bytes());
+        let jwk = format!(r#"{{"crv":"Ed25519","kty":"OKP","x":"{x}"}}"#);
+        URL_SAFE_NO_PAD.encode(Sha256::digest(jwk))
     }
 }
 
@@ -228,6 +237,14 @@ mod tests {
         assert!(public.verifies(&[0x72], &signature));
         assert!(!public.verifies(&[0x73], &signature));
         assert!(!public.verifies(&[0x72], &signature[..63]));
+    }
+
+    /// RFC 8037, appendix A.3.
+    #[test]
+    fn thumbprints_are_those_of_the_standard() {
+        let key = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a";
+        let key: VerifyingKey = key.parse().expect("a key");
+        assert_eq!(key.thumbprint(), "kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k");
     }
 
     #[test]

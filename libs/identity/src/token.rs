@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use model::limits::ACTOR_KEYS_MAX;
 use model::{ActorId, Timestamp};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,8 @@ pub const TOKEN_LIFETIME_MAX: Duration = Duration::from_secs(300);
 pub const TOKEN_SKEW: Duration = Duration::from_secs(30);
 /// Characters of `jti`.
 const TOKEN_ID_CHARS_MAX: usize = 64;
+/// How long a thumbprint is that was hashed with SHA-256.
+const THUMBPRINT_BYTES: usize = 32;
 
 /// A public key of an actor and when it counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,11 +59,31 @@ impl TryFrom<&model::actor::ActorKey> for ActorKey {
 pub struct Token {
     actor: ActorId,
     id: String,
+    /// The thumbprint of the key that is said to have signed it.
+    key_id: Option<String>,
     issued_at: Timestamp,
     expires_at: Timestamp,
     /// What is signed: the first two parts and the dot between them.
     signed: String,
     signature: Vec<u8>,
+}
+
+/// What a token is for. One that is for something else is refused: nothing that was signed has two meanings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// To show who calls.
+    Call,
+    /// To show that somebody has a key ([`crate::key_proof`]).
+    KeyProof,
+}
+
+impl Purpose {
+    const fn typ(self) -> &'static str {
+        match self {
+            Self::Call => "JWT",
+            Self::KeyProof => "key-proof+jwt",
+        }
+    }
 }
 
 #[derive(Deserialize, Serialize)]
@@ -69,9 +92,8 @@ struct Header {
     alg: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     typ: Option<String>,
-    /// Says nothing that we would believe.
-    #[serde(default, skip_serializing)]
-    #[expect(dead_code, reason = "allowed, and never looked at")]
+    /// Says nothing that we would believe: only which key has to have signed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     kid: Option<String>,
 }
 
@@ -96,7 +118,19 @@ impl Token {
         now: Timestamp,
         lifetime: Duration,
     ) -> String {
-        let header = Header { alg: "Ed25519".to_owned(), typ: Some("JWT".to_owned()), kid: None };
+        Self::sign_for(Purpose::Call, key, trust_domain, actor, now, lifetime)
+    }
+
+    pub(crate) fn sign_for(
+        purpose: Purpose,
+        key: &SigningKey,
+        trust_domain: &TrustDomain,
+        actor: ActorId,
+        now: Timestamp,
+        lifetime: Duration,
+    ) -> String {
+        let kid = Some(key.verifying_key().thumbprint());
+        let header = Header { alg: "Ed25519".to_owned(), typ: Some(purpose.typ().to_owned()), kid };
         let claims = Claims {
             sub: SpiffeId::new(trust_domain.clone(), Identity::Actor(actor)).to_string(),
             aud: audience(trust_domain),
@@ -117,6 +151,15 @@ impl Token {
     /// # Errors
     /// When it has another form, is for somebody else, or is not in force at `now`.
     pub fn read(text: &str, ours: &TrustDomain, now: Timestamp) -> Result<Self, TokenError> {
+        Self::read_for(Purpose::Call, text, ours, now)
+    }
+
+    pub(crate) fn read_for(
+        purpose: Purpose,
+        text: &str,
+        ours: &TrustDomain,
+        now: Timestamp,
+    ) -> Result<Self, TokenError> {
         if text.len() > TOKEN_BYTES_MAX {
             return Err(TokenError::TooLong(text.len()));
         }
@@ -126,8 +169,9 @@ impl Token {
         if !matches!(header.alg.as_str(), "Ed25519" | "EdDSA") {
             return Err(TokenError::Algorithm);
         }
-        if header.typ.is_some_and(|typ| typ != "JWT") {
-            return Err(TokenError::Type);
+        // Those that show who calls need not say so.
+        if header.typ.map_or(purpose != Purpose::Call, |typ| typ != purpose.typ()) {
+            return Err(TokenError::Type { ours: purpose.typ() });
         }
         let claims: Claims = part(claims, "claims")?;
         let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| TokenError::Form)?;
@@ -146,20 +190,38 @@ impl Token {
             return Err(TokenError::Id);
         }
         let (id, signed) = (claims.jti, signed.to_owned());
-        Ok(Self { actor, id, issued_at, expires_at, signed, signature })
+        // One of another form is somebody's own, and names no key here.
+        let key_id = header.kid.filter(|kid| is_thumbprint(kid));
+        Ok(Self { actor, id, key_id, issued_at, expires_at, signed, signature })
     }
 
-    /// Whether one of the actor's keys has signed it, and which: the one that counts where there are several.
+    /// Whether one of the actor's keys has signed it, and which.
+    ///
+    /// Anybody can make up a token, and each signature that is tried costs: the key that the token names is tried and no
+    /// other, or else those that count now, the newest first, of which there are [`ACTOR_KEYS_MAX`] at most.
     #[must_use]
     pub fn verify<'k>(&self, keys: &'k [ActorKey], now: Timestamp) -> Verdict<'k> {
-        let mut verdict = Verdict::Refused;
-        for key in keys.iter().filter(|key| key.key.verifies(self.signed.as_bytes(), &self.signature)) {
-            if key.counts(self.issued_at, now) {
-                return Verdict::Good(key);
-            }
-            verdict = Verdict::Revoked;
+        self.verify_by(keys, now, |key| key.verifies(self.signed.as_bytes(), &self.signature))
+    }
+
+    fn verify_by<'k>(
+        &self,
+        keys: &'k [ActorKey],
+        now: Timestamp,
+        has_signed: impl Fn(&VerifyingKey) -> bool,
+    ) -> Verdict<'k> {
+        let counts = |key: &&ActorKey| key.counts(self.issued_at, now);
+        let Some(named) = &self.key_id else {
+            let tried = keys.iter().rev().filter(counts).take(ACTOR_KEYS_MAX);
+            let signer = tried.into_iter().find(|key| has_signed(&key.key));
+            return signer.map_or(Verdict::Refused, Verdict::Good);
+        };
+        // One that was given up and taken again stands there twice.
+        let mut named = keys.iter().filter(|key| key.key.thumbprint() == *named).peekable();
+        if !named.peek().is_some_and(|key| has_signed(&key.key)) {
+            return Verdict::Refused;
         }
-        verdict
+        named.find(counts).map_or(Verdict::Revoked, Verdict::Good)
     }
 
     /// The actor that it speaks for.
@@ -187,14 +249,18 @@ impl Token {
     }
 }
 
+fn is_thumbprint(text: &str) -> bool {
+    URL_SAFE_NO_PAD.decode(text).is_ok_and(|bytes| bytes.len() == THUMBPRINT_BYTES)
+}
+
 /// What an actor's keys say to a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict<'k> {
     /// This one has signed it, and counts.
     Good(&'k ActorKey),
-    /// One has signed it that does not count, or did not yet.
+    /// The one that it names has signed it and does not count, or did not yet.
     Revoked,
-    /// None has signed it.
+    /// None that was tried has signed it.
     Refused,
 }
 
@@ -249,9 +315,12 @@ pub enum TokenError {
     /// Not Ed25519.
     #[error("its `alg` has to be Ed25519 (or EdDSA, its older name)")]
     Algorithm,
-    /// Not a JWT.
-    #[error("its `typ` has to be JWT, or absent")]
-    Type,
+    /// It is for something else.
+    #[error("its `typ` has to be {ours}")]
+    Type {
+        /// What it would have to be.
+        ours: &'static str,
+    },
     /// It was made for others.
     #[error("its `aud` has to be {ours}")]
     Audience {
@@ -345,6 +414,52 @@ mod tests {
         assert_eq!(token.verify(&[at(NOW, Some(NOW)), soon], NOW), Verdict::Good(&soon));
         let other = ActorKey { key: SigningKey::generate().verifying_key(), ..soon };
         assert_eq!(token.verify(&[other], NOW), Verdict::Refused);
+    }
+
+    /// A token of `key` with this header, and how many signatures it costs to judge it by these keys.
+    fn cost(text: &str, keys: &[ActorKey]) -> (bool, usize) {
+        let (token, tried) = (read(text).expect("good"), std::cell::Cell::new(0));
+        let verdict = token.verify_by(keys, NOW, |key| {
+            tried.set(tried.get() + 1);
+            key.verifies(token.signed.as_bytes(), &token.signature)
+        });
+        assert_eq!(verdict, token.verify(keys, NOW));
+        (matches!(verdict, Verdict::Good(_)), tried.get())
+    }
+
+    #[test]
+    fn what_anybody_can_make_up_costs_little() {
+        let signers: Vec<_> = (0..64).map(|_| SigningKey::generate()).collect();
+        let kept =
+            |key: &SigningKey, revoked_at| ActorKey { key: key.verifying_key(), not_before: NOW, revoked_at };
+        // As an actor has them at the most: all but the last few are over.
+        let in_force = 64 - ACTOR_KEYS_MAX;
+        let keys: Vec<_> = signers
+            .iter()
+            .enumerate()
+            .map(|(place, key)| kept(key, (place < in_force).then_some(NOW)))
+            .collect();
+        let named = |key: &SigningKey, named: &SigningKey| {
+            let header = format!(r#"{{"alg":"EdDSA","kid":"{}"}}"#, named.verifying_key().thumbprint());
+            made(key, &header, &claims(SECS, SECS + 60))
+        };
+        let unnamed = |key: &SigningKey| made(key, HEADER, &claims(SECS, SECS + 60));
+        let stranger = SigningKey::generate();
+        assert_eq!(cost(&named(&stranger, &stranger), &keys), (false, 0), "no key of the actor");
+        assert_eq!(cost(&named(&stranger, &signers[9]), &keys), (false, 1), "a forgery");
+        assert_eq!(cost(&named(&signers[63], &signers[9]), &keys), (false, 1), "the key is the one named");
+        assert_eq!(cost(&named(&signers[in_force], &signers[in_force]), &keys), (true, 1));
+        assert_eq!(cost(&unnamed(&stranger), &keys), (false, ACTOR_KEYS_MAX));
+        assert_eq!(cost(&unnamed(&signers[63]), &keys), (true, 1), "the newest first");
+        assert_eq!(cost(&unnamed(&signers[in_force]), &keys), (true, ACTOR_KEYS_MAX));
+        assert_eq!(cost(&unnamed(&signers[9]), &keys), (false, ACTOR_KEYS_MAX), "not tried");
+        // Also where more are in force than there should be.
+        let all: Vec<_> = signers.iter().map(|key| kept(key, None)).collect();
+        assert_eq!(cost(&unnamed(&stranger), &all).1, ACTOR_KEYS_MAX);
+        let own = |kid: &str| {
+            made(&signers[63], &format!(r#"{{"alg":"EdDSA","kid":"{kid}"}}"#), &claims(SECS, SECS + 60))
+        };
+        assert_eq!(cost(&own("key-1"), &keys), (true, 1), "somebody's own name for a key");
     }
 
     #[test]

@@ -7,9 +7,11 @@ use std::sync::{Arc, Mutex};
 use crate::blocking::Blocking;
 use crate::cluster::Cluster;
 use crate::command::{Cmd, Pipeline, Step};
+use crate::confirm::Confirm;
 use crate::endpoint::{Endpoint, Place};
 use crate::error::Result;
 use crate::link::{Link, lock};
+use crate::process::Setup;
 use crate::route::{Attempts, Route};
 use crate::script::Call;
 use crate::server::{Options, Server};
@@ -184,28 +186,50 @@ impl Connection {
         }
     }
 
-    /// Calls a script and sends a command after it over the same connection, which matters for commands
-    /// about what this connection wrote, such as `WAIT`. Gives the script's answer and the command's.
+    /// Calls a script that changes something, and gives its answer when that is kept as well as `terms` says for the
+    /// server that it is made on: the answer itself says enough, or it has to be confirmed, or nothing is to be
+    /// changed there, for the reason given. Others' commands do not wait for the confirmation.
+    ///
+    /// A script that refuses has changed nothing, so its refusal is given at once.
     ///
     /// # Errors
-    /// [`crate::Error::Unreachable`] or [`crate::Error::UnknownOutcome`] of both.
-    pub async fn call_then(&self, call: Call, then: Cmd) -> Result<(Result<Value>, Result<Value>)> {
+    /// Any [`crate::Error`]. [`crate::Error::Unfit`] with the reason of `terms`; [`crate::Error::UnknownOutcome`] also
+    /// when the change was made, and it is not known whether it is kept.
+    pub async fn change(
+        &self,
+        call: Call,
+        terms: impl Fn(&Setup) -> std::result::Result<Option<Confirm>, String> + Send + Sync,
+    ) -> Result<Value> {
         let mut attempts = Attempts::new(&self.0);
-        let mut full = None;
+        let (key, mut full) = (call.key(), None);
         loop {
             let hop = attempts.hop().await?;
             let script = full.as_ref().unwrap_or(&call.by_hash);
-            let answers = match hop.send_both(script, &then.0).await {
-                Err(error) if attempts.again(&error).await => continue,
-                answers => answers?,
-            };
-            match &answers.0 {
+            match hop.change(script, key, &terms).await {
                 Err(error) if error.code() == Some("NOSCRIPT") && full.is_none() => {
                     full = Some(call.in_full());
                     attempts.stay(hop);
                 }
-                Err(error) if attempts.again(error).await => {}
-                _ => return Ok((answers.0.map_err(|error| self.0.given_up(error)), answers.1)),
+                Err(error) if attempts.again(&error).await => {}
+                result => return result.map_err(|error| self.0.given_up(error)),
+            }
+        }
+    }
+
+    /// Asks the server what it is set up for.
+    ///
+    /// # Errors
+    /// Any [`crate::Error`]; [`crate::Error::Readonly`] of a replica.
+    pub async fn setup(&self) -> Result<Setup> {
+        let mut attempts = Attempts::new(&self.0);
+        loop {
+            let known = match attempts.link().await {
+                Ok(link) => link.known_anew().await,
+                Err(error) => Err(error),
+            };
+            match known {
+                Err(error) if attempts.again(&error).await => {}
+                known => return known.map(|known| known.process.setup.clone()),
             }
         }
     }

@@ -116,6 +116,28 @@ impl Endpoint {
         matches!(self.place, Place::Cluster(_))
     }
 
+    /// What Sentinels are asked for, when it names Sentinels.
+    #[must_use]
+    pub const fn master_name(&self) -> Option<&str> {
+        match &self.place {
+            Place::Sentinel { master, .. } => Some(master.as_str()),
+            Place::Tcp(_) | Place::Unix(_) | Place::Cluster(_) => None,
+        }
+    }
+
+    /// What it names, one by one: nodes of a cluster, Sentinels, or the one server; each with the credentials that are
+    /// for it.
+    #[must_use]
+    pub fn named(&self) -> Vec<Self> {
+        match &self.place {
+            Place::Tcp(_) | Place::Unix(_) => vec![self.clone()],
+            Place::Cluster(nodes) => nodes.iter().map(|node| self.at(node.clone())).collect(),
+            Place::Sentinel { sentinels, credentials, .. } => {
+                sentinels.iter().map(|one| Self::sentinel(one.clone(), credentials.clone())).collect()
+            }
+        }
+    }
+
     pub(crate) const fn place(&self) -> &Place {
         &self.place
     }
@@ -235,6 +257,22 @@ mod tests {
         let endpoint: Endpoint = "redis://:pa%40ss@host/1".parse().expect("an endpoint");
         assert_eq!(endpoint.credentials.password.as_deref(), Some("pa@ss"));
         assert_eq!(endpoint.credentials.user, None);
+    }
+
+    #[test]
+    fn what_it_names_is_reached_one_by_one() {
+        let named = |text: &str| {
+            let endpoint: Endpoint = text.parse().expect(text);
+            let all = endpoint.named().iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+            (all, endpoint.master_name().unwrap_or_default().to_owned())
+        };
+        let shown = |all: &str, master: &str| (all.to_owned(), master.to_owned());
+        assert_eq!(named("redis://me:x@a/3"), shown("redis://me@a:6379/3", ""));
+        assert_eq!(named("redis+cluster://me:x@a,b:1"), shown("redis://me@a:6379/0 redis://me@b:1/0", ""));
+        assert_eq!(
+            named("redis+sentinel://me:x@a,b:1/main/3?sentinel_user=s&sentinel_pass=y"),
+            shown("redis://s@a:26379/0 redis://s@b:1/0", "main")
+        );
     }
 
     #[test]

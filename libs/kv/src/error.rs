@@ -25,6 +25,14 @@ pub enum Error {
         /// Timeout, or how the connection was lost.
         reason: String,
     },
+    /// The change was not made: the server at hand cannot keep it as well as was asked for. Others may, or it may later.
+    #[error("Redis at {endpoint} takes no changes: {reason}")]
+    Unfit {
+        /// Which server, without credentials.
+        endpoint: String,
+        /// What it lacks, and what helps.
+        reason: String,
+    },
     /// The server, or a script, said no. Scripts answer `CODE message`.
     #[error("Redis refused: {code} {message}")]
     Refused {
@@ -64,7 +72,7 @@ impl Error {
     /// wait and try again what may be repeated.
     #[must_use]
     pub const fn is_connection_trouble(&self) -> bool {
-        matches!(self, Self::Unreachable { .. } | Self::UnknownOutcome { .. })
+        matches!(self, Self::Unreachable { .. } | Self::UnknownOutcome { .. } | Self::Unfit { .. })
     }
 
     /// Of an attempt to connect: nothing was executed yet.

@@ -10,15 +10,19 @@
 //!   it is a replica now, is asked of those;
 //! - an error says whether the command cannot have happened ([`Error::Unreachable`]), was refused, or
 //!   may have happened ([`Error::UnknownOutcome`]);
+//! - a change may be answered when it is kept as well as was asked for ([`Connection::change`]), without others waiting
+//!   for that;
 //! - commands that block the server's answer have a connection of their own ([`Blocking`]).
 
 mod blocking;
 mod cluster;
 mod command;
+mod confirm;
 mod connection;
 mod endpoint;
 mod error;
 mod link;
+mod process;
 mod route;
 mod script;
 mod server;
@@ -28,9 +32,11 @@ mod value;
 
 pub use blocking::Blocking;
 pub use command::{Arg, Cmd, Pipeline};
+pub use confirm::{Confirm, Keeper};
 pub use connection::{Connection, Kv};
 pub use endpoint::{Endpoint, EndpointError};
 pub use error::{Error, Result};
+pub use process::Setup;
 pub use script::{Call, Script};
 pub use server::Options;
 pub use subscription::{Notice, Subscription, Topic};

@@ -6,7 +6,9 @@ use futures_util::FutureExt as _;
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind};
 
+use crate::confirm::{Answered, Doubt};
 use crate::error::{Error, Result};
+use crate::process::Process;
 use crate::server::Server;
 use crate::value::Value;
 
@@ -24,7 +26,16 @@ struct State {
     /// queued behind a failed attempt share its failure.
     attempt: u64,
     open: Option<MultiplexedConnection>,
+    /// Who is at its other end, once that was asked.
+    process: Option<Arc<Process>>,
     failure: Option<Error>,
+}
+
+/// A connection that is open, and who is at its other end.
+pub(crate) struct Known {
+    attempt: u64,
+    open: MultiplexedConnection,
+    pub(crate) process: Arc<Process>,
 }
 
 impl Link {
@@ -35,7 +46,21 @@ impl Link {
     }
 
     pub(crate) async fn send(self: &Arc<Self>, cmd: &redis::Cmd) -> Result<Value> {
-        let (attempt, mut open) = self.open().await?;
+        let (attempt, open) = self.open().await?;
+        self.send_over(attempt, open, cmd).await
+    }
+
+    /// Sends to a process that is known, and to no other.
+    pub(crate) async fn send_to(&self, known: &Known, cmd: &redis::Cmd) -> Result<Value> {
+        self.send_over(known.attempt, known.open.clone(), cmd).await
+    }
+
+    async fn send_over(
+        &self,
+        attempt: u64,
+        mut open: MultiplexedConnection,
+        cmd: &redis::Cmd,
+    ) -> Result<Value> {
         match open.send_packed_command(cmd).await {
             Ok(value) => Value::from_redis(&self.server.shown, value),
             Err(error) => Err(self.failed(attempt, &error)),
@@ -49,7 +74,29 @@ impl Link {
         skipped: usize,
         count: usize,
     ) -> Result<Vec<redis::Value>> {
-        let (attempt, mut open) = self.open().await?;
+        let (attempt, open) = self.open().await?;
+        self.send_all_over(attempt, open, commands, skipped, count).await
+    }
+
+    /// The same to a process that is known, and to no other.
+    pub(crate) async fn send_all_to(
+        &self,
+        known: &Known,
+        commands: &redis::Pipeline,
+        skipped: usize,
+        count: usize,
+    ) -> Result<Vec<redis::Value>> {
+        self.send_all_over(known.attempt, known.open.clone(), commands, skipped, count).await
+    }
+
+    async fn send_all_over(
+        &self,
+        attempt: u64,
+        mut open: MultiplexedConnection,
+        commands: &redis::Pipeline,
+        skipped: usize,
+        count: usize,
+    ) -> Result<Vec<redis::Value>> {
         let answers = match open.send_packed_commands(commands, skipped, count).await {
             Ok(answers) => answers,
             Err(error) => return Err(self.failed(attempt, &error)),
@@ -58,6 +105,67 @@ impl Link {
             return Err(Error::Protocol(format!("{} answers to {count} commands", answers.len())));
         }
         Ok(answers)
+    }
+
+    /// Who is at the other end: asked once for each connection.
+    ///
+    /// # Errors
+    /// Says that nothing was executed; [`Error::Readonly`] when it takes no writes.
+    pub(crate) async fn known(self: &Arc<Self>) -> Result<Known> {
+        let (attempt, open) = self.open().await?;
+        let process = {
+            let state = lock(&self.state);
+            state.process.clone().filter(|_| state.attempt == attempt)
+        };
+        match process {
+            Some(process) => Ok(Known { attempt, open, process }),
+            None => self.ask(attempt, open).boxed().await,
+        }
+    }
+
+    /// The same, asked now.
+    pub(crate) async fn known_anew(self: &Arc<Self>) -> Result<Known> {
+        let (attempt, open) = self.open().await?;
+        self.ask(attempt, open).boxed().await
+    }
+
+    async fn ask(&self, attempt: u64, mut open: MultiplexedConnection) -> Result<Known> {
+        let process = match Process::ask(&self.server.shown, &mut open).await {
+            Ok(process) => Arc::new(process?),
+            Err(error) => {
+                let _ = self.failed(attempt, &error);
+                return Err(Error::of_connecting(&self.server.shown, &error));
+            }
+        };
+        let mut state = lock(&self.state);
+        if state.attempt == attempt {
+            state.process = Some(Arc::clone(&process));
+        }
+        Ok(Known { attempt, open, process })
+    }
+
+    /// Waits until a change is kept that `known` has answered.
+    pub(crate) async fn confirm(&self, known: &Known, change: Answered) -> Result<()> {
+        let reason = match self.server.rounds().confirm(change).await {
+            Ok(()) => return Ok(()),
+            Err(Doubt::Late(patience)) => {
+                // Perhaps for want of what it had when it was asked.
+                self.ask_again(known.attempt);
+                format!("it was not confirmed within {patience:?} that the change is kept")
+            }
+            Err(Doubt::Broken(reason)) => {
+                self.drop_open(known.attempt);
+                format!("it could not be confirmed that the change is kept: {reason}")
+            }
+        };
+        Err(Error::UnknownOutcome { endpoint: self.server.shown.clone(), reason })
+    }
+
+    fn ask_again(&self, attempt: u64) {
+        let mut state = lock(&self.state);
+        if state.attempt == attempt {
+            state.process = None;
+        }
     }
 
     /// The next command connects anew.
@@ -98,6 +206,7 @@ impl Link {
                 return Err(failure.clone());
             }
             state.attempt += 1;
+            state.process = None;
             state.failure = None;
             state.attempt
         };

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 
 use crate::cluster::Cluster;
+use crate::confirm::{Answered, Terms};
 use crate::endpoint::Address;
 use crate::error::{Error, Result};
 use crate::link::Link;
@@ -84,7 +85,7 @@ impl Route {
                     }
                 }
                 Error::Readonly(_) | Error::Unreachable { .. } => Direction::Elsewhere,
-                Error::UnknownOutcome { .. } => Direction::Doubt,
+                Error::UnknownOutcome { .. } | Error::Unfit { .. } => Direction::Doubt,
                 Error::Oom(_) | Error::Protocol(_) => Direction::Stay,
             },
         }
@@ -182,29 +183,36 @@ impl Hop {
         Value::from_redis(&self.link.server.shown, answers.pop().unwrap_or(redis::Value::Nil))
     }
 
-    /// Sends two commands after each other, with nothing between them. Each has its own result.
-    pub(crate) async fn send_both(
-        &self,
-        one: &redis::Cmd,
-        two: &redis::Cmd,
-    ) -> Result<(Result<Value>, Result<Value>)> {
-        let mut packed = self.packed(4);
-        packed.add_command(one.clone());
-        if self.is_asking {
-            packed.add_command(redis::cmd("ASKING"));
+    /// Makes a change, and gives its answer when it is kept as `terms` has it. It is about `key`.
+    pub(crate) async fn change(&self, call: &redis::Cmd, key: &str, terms: Terms<'_>) -> Result<Value> {
+        let mut known = self.link.known().await?;
+        let mut asked = terms(&known.process.setup);
+        if asked.is_err() {
+            // It may have been set up since.
+            known = self.link.known_anew().await?;
+            asked = terms(&known.process.setup);
         }
-        packed.add_command(two.clone());
-        let (skipped, count) = if self.is_asking { (1, 3) } else { (0, 2) };
-        let mut answers = self.link.send_all(&packed, skipped, count).await?;
-        if self.is_asking {
-            answers.remove(1);
+        let asked = asked.map_err(|reason| {
+            if self.link.server.is_of_sentinels() {
+                // Perhaps another one is the master by now.
+                self.link.renew();
+            }
+            Error::Unfit { endpoint: self.link.server.shown.clone(), reason }
+        })?;
+        let answer = if self.is_asking {
+            let mut packed = self.packed(2);
+            packed.add_command(call.clone());
+            let mut answers = self.link.send_all_to(&known, &packed, 1, 1).await?;
+            Value::from_redis(&self.link.server.shown, answers.pop().unwrap_or(redis::Value::Nil))?
+        } else {
+            self.link.send_to(&known, call).await?
+        };
+        if let Some(confirm) = asked {
+            let (key, process) = (key.to_owned(), Arc::clone(&known.process));
+            let change = Answered { confirm, key, is_asking: self.is_asking, process };
+            self.link.confirm(&known, change).await?;
         }
-        let mut answers =
-            answers.into_iter().map(|answer| Value::from_redis(&self.link.server.shown, answer));
-        match (answers.next(), answers.next()) {
-            (Some(one), Some(two)) => Ok((one, two)),
-            _ => Err(Error::Protocol("fewer answers than commands".to_owned())),
-        }
+        Ok(answer)
     }
 
     fn packed(&self, capacity: usize) -> redis::Pipeline {

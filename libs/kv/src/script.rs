@@ -81,6 +81,17 @@ impl Call {
         self.script
     }
 
+    /// The first key that it touches; empty when there is none.
+    pub(crate) fn key(&self) -> &str {
+        let mut args = self.by_hash.args_iter().skip(2);
+        match (args.next(), args.next()) {
+            (Some(redis::Arg::Simple(count)), Some(redis::Arg::Simple(key))) if count != b"0" => {
+                std::str::from_utf8(key).unwrap_or_default()
+            }
+            _ => "",
+        }
+    }
+
     /// The same call with the script's text in place of its hash, after which the server knows it.
     pub(crate) fn in_full(&self) -> redis::Cmd {
         let mut cmd = redis::Cmd::new();

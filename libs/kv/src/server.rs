@@ -1,14 +1,15 @@
 //! One server, and how it is connected to.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client};
 use tokio::sync::watch;
 
+use crate::confirm::Rounds;
 use crate::endpoint::{Address, Endpoint, Place};
 use crate::error::{Error, Result};
 use crate::value::Value;
@@ -43,13 +44,20 @@ pub(crate) struct Server {
     place: watch::Sender<Option<Address>>,
     /// The Sentinel that answered last.
     sentinel: AtomicUsize,
+    rounds: OnceLock<Arc<Rounds>>,
 }
 
 impl Server {
     pub(crate) fn new(endpoint: Endpoint, options: Options) -> Arc<Self> {
         let shown = endpoint.to_string();
         let (place, sentinel) = (watch::Sender::new(None), AtomicUsize::new(0));
-        Arc::new(Self { endpoint, shown, options, place, sentinel })
+        Arc::new(Self { endpoint, shown, options, place, sentinel, rounds: OnceLock::new() })
+    }
+
+    /// The rounds that confirm changes on it.
+    pub(crate) fn rounds(&self) -> &Arc<Rounds> {
+        // Of the same place, and not of this: their connections would keep alive what keeps them alive.
+        self.rounds.get_or_init(|| Rounds::new(Self::new(self.endpoint.clone(), self.options)))
     }
 
     /// Whether it is another one after a failover.

@@ -8,10 +8,15 @@ pub(crate) fn of_tag(tag: &str) -> u16 {
     crc16(tag.as_bytes()) % SLOTS
 }
 
-/// The slot of a name: of what stands between the first braces, if anything does.
+/// The slot of a name.
 pub(crate) fn of_name(name: &str) -> u16 {
+    of_tag(tag(name))
+}
+
+/// What decides about the slot of a name: what stands between the first braces, if anything does, else all of it.
+pub(crate) fn tag(name: &str) -> &str {
     let tag = name.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
-    of_tag(tag.filter(|tag| !tag.is_empty()).unwrap_or(name))
+    tag.filter(|tag| !tag.is_empty()).unwrap_or(name)
 }
 
 /// CRC-16/XMODEM, as the cluster specification of Redis has it.

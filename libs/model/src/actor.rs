@@ -43,6 +43,15 @@ impl Actor {
         self.keys.push(ActorKey { key: key.clone(), not_before: now, revoked_at: None });
         self.pubkey = key;
     }
+
+    /// The keys by which it signs at this moment, the one in force first: former ones count beside it until their end.
+    #[must_use]
+    pub fn keys_at(&self, at: Timestamp) -> Vec<&str> {
+        let counting = self.keys.iter().filter(|key| key.is_in_force(at));
+        let mut keys: Vec<&str> = counting.map(|key| key.key.as_str()).collect();
+        keys.reverse();
+        keys
+    }
 }
 
 impl ActorKey {

@@ -5,6 +5,7 @@ use std::net::Ipv6Addr;
 use std::str::FromStr;
 
 use crate::actor::is_key;
+use crate::limits;
 use serde::{Deserialize, Serialize};
 
 /// `mycelium:<64 hex>`, `mycelium:[<ipv6>]` or `grpc://host:port`.
@@ -27,6 +28,35 @@ pub enum Address {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not an address; write mycelium:<64 hex digits>, mycelium:[<ipv6>] or grpc://host:port")]
 pub struct AddressError(pub String);
+
+/// Nobody may give this as an address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GivenError {
+    /// It is none.
+    #[error("{0}")]
+    NoAddress(AddressError),
+    /// The host is longer than names are.
+    #[error("a host has at most {max} bytes, not {found}", max = limits::HOST_BYTES_MAX)]
+    LongHost {
+        /// How long it is.
+        found: usize,
+    },
+}
+
+impl Address {
+    /// Parses what somebody gives to be kept. What was kept before hosts had a limit is read without.
+    ///
+    /// # Errors
+    /// When it is no address, or too long.
+    pub fn given(text: &str) -> Result<Self, GivenError> {
+        match text.parse().map_err(GivenError::NoAddress)? {
+            Self::Grpc { host, .. } if host.len() > limits::HOST_BYTES_MAX => {
+                Err(GivenError::LongHost { found: host.len() })
+            }
+            address => Ok(address),
+        }
+    }
+}
 
 impl FromStr for Address {
     type Err = AddressError;
@@ -77,6 +107,16 @@ impl<'de> Deserialize<'de> for Address {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_host_that_is_given_has_a_limit_and_one_that_was_kept_is_read() {
+        let address = |len: usize| format!("grpc://{}:1", "h".repeat(len));
+        assert!(Address::given(&address(limits::HOST_BYTES_MAX)).is_ok());
+        let longer = address(limits::HOST_BYTES_MAX + 1);
+        assert_eq!(Address::given(&longer), Err(GivenError::LongHost { found: 254 }));
+        assert!(longer.parse::<Address>().is_ok());
+        assert!(matches!(Address::given("x"), Err(GivenError::NoAddress(_))));
+    }
 
     #[test]
     fn the_three_forms() {

@@ -48,6 +48,15 @@ pub enum Event {
         /// Where it stands now; absent when it is gone.
         status: Option<MessageStatus>,
     },
+    /// A job that belongs to no flow was kept or removed. Those of a flow come and go with it.
+    Job {
+        /// Whose it is.
+        caller_id: ActorId,
+        /// Which of that actor's.
+        job_id: JobId,
+        /// Whether it is gone.
+        removed: bool,
+    },
     /// The context itself changed.
     Context {},
 }
@@ -97,7 +106,7 @@ impl Event {
             Self::Flow(event) => Some(event.flow_id),
             Self::Node(event) => Some(event.flow_id),
             Self::CancelRequested { flow_id, .. } | Self::Log { flow_id, .. } => Some(*flow_id),
-            Self::Runner { .. } | Self::Message { .. } | Self::Context {} => None,
+            Self::Runner { .. } | Self::Message { .. } | Self::Job { .. } | Self::Context {} => None,
         }
     }
 }

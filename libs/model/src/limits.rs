@@ -64,6 +64,30 @@ pub const FLOW_SIGNALS_MAX: usize = 1000;
 pub const FLOW_INPUTS_MAX: usize = 10_000;
 /// Other flows that a flow may wait for while it is not kept in memory.
 pub const AWAITED_FLOWS_MAX: usize = 100;
+/// Labels of a runner, and of what a node asks of runners.
+pub const LABELS_MAX: usize = 64;
+/// The name of a label.
+pub const LABEL_KEY_BYTES_MAX: usize = 128;
+/// What a label says.
+pub const LABEL_VALUE_BYTES_MAX: usize = 256;
+/// The topic that a runner's requests travel under.
+pub const RUNNER_TOPIC_BYTES_MAX: usize = 255;
+/// What a runner's record may say that may be sent there: each script type, with room for more of them to come.
+pub const RUNNER_SCRIPT_TYPES_MAX: usize = 16;
+/// The host in an address, as DNS bounds it.
+pub const HOST_BYTES_MAX: usize = 253;
+/// What a supervisor says of itself, as JSON.
+pub const PRESENCE_BYTES_MAX: usize = 512 * 1024;
+/// Instances that it tells of.
+pub const PRESENCE_INSTANCES_MAX: usize = 1000;
+/// The name of a supervisor.
+pub const SUPERVISOR_NAME_BYTES_MAX: usize = 128;
+/// Supervisors that a gateway's description names.
+pub const GATEWAY_PEERS_MAX: usize = 1000;
+/// Roles that an actor is told of itself.
+pub const ROLES_TOLD_MAX: usize = 1000;
+/// Exit codes after which a node is not tried again.
+pub const NO_RETRY_EXIT_CODES_MAX: usize = 256;
 /// Conditions outside the flow that one node may name.
 pub const PREREQUISITES_MAX: usize = 16;
 /// The expression that decides whether a node runs.
@@ -98,6 +122,8 @@ pub const LOST_AFTER_SECS: u32 = 300;
 pub const PRESENCE_INTERVAL_SECS: u32 = 10;
 /// A supervisor that was not heard for this long is taken for dead.
 pub const PRESENCE_DEAD_AFTER_SECS: u32 = 30;
+/// A request id, in characters.
+pub const REQUEST_ID_CHARS_MAX: usize = 64;
 /// Two of the same `request_id` have one effect for this long.
 pub const REQUEST_ID_KEEP_SECS: u32 = 24 * 3600;
 /// Files, script and inputs of one job travel inline up to this size.
@@ -164,3 +190,129 @@ pub const JOB_SIGNATURE_SECS_DEFAULT: u32 = 30 * 24 * 3600;
 pub const JOB_SIGNATURE_SECS_MAX: u32 = 366 * 24 * 3600;
 /// New signatures that one retry may bring.
 pub const RETRY_SIGNATURES_MAX: usize = 500;
+
+/// All of them by their names in small letters, for `/info`: every service shows what all hold to.
+pub const TABLE: [(&str, u64); 92] = [
+    ("script_bytes_max", SCRIPT_BYTES_MAX as u64),
+    ("script_inline_bytes_max", SCRIPT_INLINE_BYTES_MAX as u64),
+    ("file_bytes_max", FILE_BYTES_MAX as u64),
+    ("job_files_bytes_max", JOB_FILES_BYTES_MAX as u64),
+    ("job_files_max", JOB_FILES_MAX as u64),
+    ("blob_chunk_bytes", BLOB_CHUNK_BYTES as u64),
+    ("env_entries_max", ENV_ENTRIES_MAX as u64),
+    ("env_bytes_max", ENV_BYTES_MAX as u64),
+    ("env_value_rendered_bytes_max", ENV_VALUE_RENDERED_BYTES_MAX as u64),
+    ("env_rendered_bytes_max", ENV_RENDERED_BYTES_MAX as u64),
+    ("result_bytes_max", RESULT_BYTES_MAX as u64),
+    ("inputs_bytes_max", INPUTS_BYTES_MAX as u64),
+    ("flow_result_bytes_max", FLOW_RESULT_BYTES_MAX as u64),
+    ("flow_nodes_max", FLOW_NODES_MAX as u64),
+    ("flow_edges_max", FLOW_EDGES_MAX as u64),
+    ("commit_records_max", COMMIT_RECORDS_MAX as u64),
+    ("commit_bytes_max", COMMIT_BYTES_MAX as u64),
+    ("name_chars_max", NAME_CHARS_MAX as u64),
+    ("page_size_max", PAGE_SIZE_MAX as u64),
+    ("page_size_default", PAGE_SIZE_DEFAULT as u64),
+    ("page_bytes_max", PAGE_BYTES_MAX as u64),
+    ("watch_buffer", WATCH_BUFFER as u64),
+    ("grpc_message_bytes_max", GRPC_MESSAGE_BYTES_MAX as u64),
+    ("log_tail_bytes_max", LOG_TAIL_BYTES_MAX as u64),
+    ("log_piece_bytes_max", LOG_PIECE_BYTES_MAX as u64),
+    ("output_bytes_max", OUTPUT_BYTES_MAX),
+    ("signal_chars_max", SIGNAL_CHARS_MAX as u64),
+    ("signal_payload_bytes_max", SIGNAL_PAYLOAD_BYTES_MAX as u64),
+    ("flow_signals_max", FLOW_SIGNALS_MAX as u64),
+    ("flow_inputs_max", FLOW_INPUTS_MAX as u64),
+    ("awaited_flows_max", AWAITED_FLOWS_MAX as u64),
+    ("labels_max", LABELS_MAX as u64),
+    ("label_key_bytes_max", LABEL_KEY_BYTES_MAX as u64),
+    ("label_value_bytes_max", LABEL_VALUE_BYTES_MAX as u64),
+    ("runner_topic_bytes_max", RUNNER_TOPIC_BYTES_MAX as u64),
+    ("runner_script_types_max", RUNNER_SCRIPT_TYPES_MAX as u64),
+    ("host_bytes_max", HOST_BYTES_MAX as u64),
+    ("presence_bytes_max", PRESENCE_BYTES_MAX as u64),
+    ("presence_instances_max", PRESENCE_INSTANCES_MAX as u64),
+    ("supervisor_name_bytes_max", SUPERVISOR_NAME_BYTES_MAX as u64),
+    ("gateway_peers_max", GATEWAY_PEERS_MAX as u64),
+    ("roles_told_max", ROLES_TOLD_MAX as u64),
+    ("no_retry_exit_codes_max", NO_RETRY_EXIT_CODES_MAX as u64),
+    ("prerequisites_max", PREREQUISITES_MAX as u64),
+    ("when_bytes_max", WHEN_BYTES_MAX as u64),
+    ("when_operations_max", WHEN_OPERATIONS_MAX),
+    ("add_nodes_max", ADD_NODES_MAX as u64),
+    ("run_job_wait_secs_max", RUN_JOB_WAIT_SECS_MAX as u64),
+    ("graph_bytes_max", GRAPH_BYTES_MAX as u64),
+    ("stop_grace_secs", STOP_GRACE_SECS as u64),
+    ("lease_secs", LEASE_SECS as u64),
+    ("retries_max", RETRIES_MAX as u64),
+    ("timeout_secs_max", TIMEOUT_SECS_MAX as u64),
+    ("timeout_secs_default", TIMEOUT_SECS_DEFAULT as u64),
+    ("timeout_ack_secs_default", TIMEOUT_ACK_SECS_DEFAULT as u64),
+    ("timeout_grace_secs", TIMEOUT_GRACE_SECS as u64),
+    ("cancel_timeout_secs", CANCEL_TIMEOUT_SECS as u64),
+    ("lost_after_secs", LOST_AFTER_SECS as u64),
+    ("presence_interval_secs", PRESENCE_INTERVAL_SECS as u64),
+    ("presence_dead_after_secs", PRESENCE_DEAD_AFTER_SECS as u64),
+    ("request_id_chars_max", REQUEST_ID_CHARS_MAX as u64),
+    ("request_id_keep_secs", REQUEST_ID_KEEP_SECS as u64),
+    ("inline_bytes_max", INLINE_BYTES_MAX as u64),
+    ("job_memory_bytes_default", JOB_MEMORY_BYTES_DEFAULT),
+    ("job_processes_default", JOB_PROCESSES_DEFAULT as u64),
+    ("job_disk_bytes_default", JOB_DISK_BYTES_DEFAULT),
+    ("context_disk_bytes_default", CONTEXT_DISK_BYTES_DEFAULT),
+    ("ended_processes_max", ENDED_PROCESSES_MAX as u64),
+    ("message_text_bytes_max", MESSAGE_TEXT_BYTES_MAX as u64),
+    ("message_topic_chars_max", MESSAGE_TOPIC_CHARS_MAX as u64),
+    ("letter_timeout_secs_max", LETTER_TIMEOUT_SECS_MAX as u64),
+    ("letter_timeout_secs_default", LETTER_TIMEOUT_SECS_DEFAULT as u64),
+    ("letter_seen_secs", LETTER_SEEN_SECS as u64),
+    ("inbox_max", INBOX_MAX as u64),
+    ("inbox_bytes_max", INBOX_BYTES_MAX as u64),
+    ("messages_done_max", MESSAGES_DONE_MAX as u64),
+    ("msg_in_max", MSG_IN_MAX as u64),
+    ("deleted_runner_keep_secs", DELETED_RUNNER_KEEP_SECS as u64),
+    ("actor_addresses_max", ACTOR_ADDRESSES_MAX as u64),
+    ("actor_keys_max", ACTOR_KEYS_MAX as u64),
+    ("actor_keys_kept_max", ACTOR_KEYS_KEPT_MAX as u64),
+    ("actor_key_overlap_secs_max", ACTOR_KEY_OVERLAP_SECS_MAX as u64),
+    ("context_members_max", CONTEXT_MEMBERS_MAX as u64),
+    ("blob_idle_secs", BLOB_IDLE_SECS as u64),
+    ("events_keep_secs", EVENTS_KEEP_SECS as u64),
+    ("audit_keep_secs", AUDIT_KEEP_SECS as u64),
+    ("raw_jobs_max", RAW_JOBS_MAX as u64),
+    ("message_logs_max", MESSAGE_LOGS_MAX as u64),
+    ("signature_bytes_max", SIGNATURE_BYTES_MAX as u64),
+    ("job_signature_secs_default", JOB_SIGNATURE_SECS_DEFAULT as u64),
+    ("job_signature_secs_max", JOB_SIGNATURE_SECS_MAX as u64),
+    ("retry_signatures_max", RETRY_SIGNATURES_MAX as u64),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::TABLE;
+
+    #[test]
+    fn every_limit_is_in_the_table() {
+        let written = include_str!("limits.rs").lines().filter_map(|line| line.strip_prefix("pub const "));
+        let names: Vec<String> =
+            written.filter_map(|rest| Some(rest.split_once(": ")?.0.to_ascii_lowercase())).collect();
+        let mut missing: Vec<&str> =
+            names.iter().map(String::as_str).filter(|name| *name != "table").collect();
+        missing.retain(|name| TABLE.iter().filter(|(shown, _)| shown == name).count() != 1);
+        assert!(missing.is_empty(), "not in the table once: {missing:?}");
+        assert_eq!(TABLE.len() + 1, names.len(), "the table has others");
+    }
+
+    #[test]
+    fn the_limits_are_as_written() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../specs/limits.md");
+        let page = std::fs::read_to_string(page).expect("the page");
+        let wrong: Vec<_> = TABLE
+            .iter()
+            .map(|(name, value)| format!("| `{name}` | {value} |"))
+            .filter(|row| !page.contains(row))
+            .collect();
+        assert!(wrong.is_empty(), "not in specs/limits.md: {wrong:#?}");
+        assert_eq!(page.matches("\n| `").count(), TABLE.len(), "the page has others");
+    }
+}

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::address::Address;
 use crate::id::{Revision, RunnerId};
 use crate::isolation::Isolation;
+use crate::limits;
 use crate::name::Name;
 use crate::script_type::ScriptType;
 use crate::time::Timestamp;
@@ -100,6 +101,16 @@ pub struct InstanceInfo {
     pub version: String,
 }
 
+impl InstanceInfo {
+    /// About how many bytes it has, as JSON and in a message; not less than in the latter.
+    fn bytes(&self) -> usize {
+        let Self { group, layers, version, script_type: _, number: _, slots: _, busy: _, isolation: _ } =
+            self;
+        let layers: usize = layers.iter().map(|layer| layer.len() + 8).sum();
+        160 + group.as_str().len() + layers + version.len()
+    }
+}
+
 /// What a supervisor says of itself every few seconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Presence {
@@ -116,7 +127,70 @@ pub struct Presence {
     pub draining: bool,
 }
 
+/// A supervisor says more of itself than it may.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PresenceError {
+    /// Its name, or its version.
+    #[error("the name and the version of a supervisor have at most {max} bytes each, not {found}", max = limits::SUPERVISOR_NAME_BYTES_MAX)]
+    Name {
+        /// The longer of both.
+        found: usize,
+    },
+    /// Its instances.
+    #[error("a supervisor tells of at most {max} instances, not {found}", max = limits::PRESENCE_INSTANCES_MAX)]
+    Instances {
+        /// How many they are.
+        found: usize,
+    },
+    /// All of it.
+    #[error("what a supervisor says of itself has at most {max} bytes, not {found}", max = limits::PRESENCE_BYTES_MAX)]
+    Bytes {
+        /// About how many they are.
+        found: usize,
+    },
+}
+
 impl Presence {
+    /// About how many bytes it has, as JSON and in a message; not less than in the latter.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let Self { supervisor, version, instances, queued: _, draining: _ } = self;
+        let instances: usize = instances.iter().map(InstanceInfo::bytes).sum();
+        128 + supervisor.len() + version.len() + instances
+    }
+
+    /// What somebody else says of itself has its limits, since whoever asks for runners is told all of it.
+    ///
+    /// # Errors
+    /// Names the limit that it is beyond.
+    pub fn check(&self) -> Result<(), PresenceError> {
+        let name = self.supervisor.len().max(self.version.len());
+        if name > limits::SUPERVISOR_NAME_BYTES_MAX {
+            return Err(PresenceError::Name { found: name });
+        }
+        if self.instances.len() > limits::PRESENCE_INSTANCES_MAX {
+            return Err(PresenceError::Instances { found: self.instances.len() });
+        }
+        let bytes = self.bytes();
+        if bytes > limits::PRESENCE_BYTES_MAX {
+            return Err(PresenceError::Bytes { found: bytes });
+        }
+        Ok(())
+    }
+
+    /// Leaves out the last instances where they are more than may be told. Says how many.
+    pub fn cut(&mut self) -> usize {
+        let all = self.instances.len();
+        self.instances.truncate(limits::PRESENCE_INSTANCES_MAX);
+        let mut bytes = self.bytes();
+        while bytes > limits::PRESENCE_BYTES_MAX
+            && let Some(last) = self.instances.pop()
+        {
+            bytes -= last.bytes();
+        }
+        all - self.instances.len()
+    }
+
     /// Whether a live instance offers `script_type`, in `group` when one is named
     /// and under `number` when one is named, with at least this isolation.
     #[must_use]
@@ -148,4 +222,46 @@ pub struct RunnerView {
     pub last_seen: Option<Timestamp>,
     /// Whether it was heard recently enough to be sent jobs.
     pub live: bool,
+}
+
+impl From<Runner> for RunnerView {
+    /// Nothing is known of its supervisor.
+    fn from(runner: Runner) -> Self {
+        Self { runner, presence: None, last_seen: None, live: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn presence(count: usize, layers: usize) -> Presence {
+        let instance = InstanceInfo {
+            script_type: ScriptType::Python,
+            group: "default".parse().expect("a name"),
+            number: 1,
+            slots: 1,
+            busy: 0,
+            isolation: Isolation::default(),
+            layers: vec!["landlock-7".to_owned(); layers],
+            version: "1.0.0".to_owned(),
+        };
+        let instances = vec![instance; count];
+        Presence { supervisor: "s".into(), version: "1.0.0".into(), instances, queued: 0, draining: false }
+    }
+
+    #[test]
+    fn what_a_supervisor_says_is_bounded() {
+        assert_eq!(presence(limits::PRESENCE_INSTANCES_MAX, 3).check(), Ok(()));
+        for (count, layers) in [(limits::PRESENCE_INSTANCES_MAX + 1, 3), (10, 10_000), (1, 100_000)] {
+            let mut more = presence(count, layers);
+            assert!(more.check().is_err(), "{count} with {layers}");
+            let left_out = more.cut();
+            assert_eq!((left_out, more.check()), (count - more.instances.len(), Ok(())));
+            assert!(left_out > 0);
+        }
+        let named = |name: usize| Presence { supervisor: "s".repeat(name), ..presence(1, 1) }.check();
+        assert_eq!(named(limits::SUPERVISOR_NAME_BYTES_MAX), Ok(()));
+        assert_eq!(named(129), Err(PresenceError::Name { found: 129 }));
+    }
 }

@@ -34,6 +34,7 @@ pub mod internal {
 }
 
 pub mod convert;
+pub mod pages;
 
 /// The encoded `FileDescriptorSet` of both packages and their imports, without comments.
 pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.binpb");

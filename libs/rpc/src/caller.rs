@@ -1,5 +1,8 @@
 //! Who calls.
 
+pub(crate) mod directory;
+pub(crate) mod mesh;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -8,9 +11,8 @@ use identity::{Identity, LeafIdentity, TrustDomain};
 use model::{ActorId, Timestamp};
 use tonic::Status;
 
-use crate::error::{Error, ErrorKind};
-use crate::mesh::MeshTrust;
-use crate::reason::Reason;
+use crate::caller::mesh::MeshTrust;
+use crate::error::{Error, ErrorKind, Reason};
 
 /// The verified identity behind a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,5 +1,9 @@
 //! The one client type: over mTLS, or straight into the same process.
 
+pub(crate) mod health;
+pub(crate) mod introduction;
+pub(crate) mod local;
+
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -19,12 +23,11 @@ use tonic::{Code, Status, TimeoutExpired};
 use tower::{Service, service_fn};
 
 use crate::caller::Caller;
-use crate::deadline::{deadline_exceeded, pass_on};
-use crate::error::{Error, ErrorKind};
-use crate::error_view::connection_broke;
+use crate::channel::local::LocalHandle;
+use crate::error::view::connection_broke;
+use crate::error::{Error, ErrorKind, Reason};
 use crate::gate::Gate;
-use crate::local::LocalHandle;
-use crate::reason::Reason;
+use crate::gate::deadline::{deadline_exceeded, pass_on};
 use crate::tls::{ALPN_H2, ClientTls, TlsError, TlsFiles};
 
 /// TCP and TLS together.

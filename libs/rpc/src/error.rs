@@ -1,5 +1,8 @@
 //! The one mapping from errors to `Status`.
 
+pub(crate) mod reason;
+pub(crate) mod view;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
@@ -8,7 +11,7 @@ use model::Violations;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-use crate::reason::Reason;
+pub use self::reason::Reason;
 
 /// The `domain` of every `google.rpc.ErrorInfo` of ours.
 pub const ERROR_DOMAIN: &str = "mycora";
@@ -108,8 +111,12 @@ struct Parts {
 
 impl Error {
     /// Builds one; the message is for people and says what to do.
+    ///
+    /// # Panics
+    /// In development, when the reason is none of this kind: programs may branch on either.
     #[must_use]
     pub fn new(kind: ErrorKind, reason: Reason, message: impl Into<String>) -> Self {
+        debug_assert!(reason.codes().contains(&kind.code()), "{reason} never comes as {kind:?}");
         Self(Box::new(Parts {
             kind,
             reason,
@@ -266,7 +273,7 @@ fn cut(text: &str, bytes_max: usize) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error_view::ErrorView;
+    use crate::error::view::ErrorView;
 
     #[test]
     fn every_status_has_a_reason() {

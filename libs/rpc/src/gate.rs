@@ -2,6 +2,16 @@
 //! headers; whether there is such a method; room; its deadline; who it is and whether it may; the handler; and on
 //! the way back the form of the answer.
 
+pub(crate) mod admission;
+pub(crate) mod answer;
+pub(crate) mod arrival;
+pub(crate) mod authenticate;
+pub(crate) mod deadline;
+pub(crate) mod methods;
+pub(crate) mod policy;
+pub(crate) mod revocable;
+pub(crate) mod shed;
+
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -14,17 +24,17 @@ use tonic::service::Routes;
 use tower::Service;
 use tracing::Instrument as _;
 
-use crate::admission::Admission;
-use crate::answer::{Answering, unknown_method};
-use crate::arrival::{RequestId, bound_headers};
+use crate::caller::mesh;
 use crate::caller::{Caller, Peer, PeerIdentity};
-use crate::deadline::{Ambient, Deadline};
 use crate::error::Error;
-use crate::mesh;
-use crate::methods::{Found, Methods, Shape};
+use crate::gate::admission::Admission;
+use crate::gate::answer::{Answering, unknown_method};
+use crate::gate::arrival::{RequestId, bound_headers};
+use crate::gate::deadline::{Ambient, Deadline};
+use crate::gate::methods::{Found, Methods, Shape};
+use crate::gate::revocable::while_believed;
+use crate::gate::shed::{Guest, Place, Shed};
 use crate::metrics::Metrics;
-use crate::revocable::while_believed;
-use crate::shed::{Guest, Place, Shed};
 
 /// Health and reflection: they are asked when nothing else answers any more.
 const ALWAYS_ANSWERED: &str = "/grpc.";
@@ -114,7 +124,9 @@ impl Service<Request<Body>> for Gate {
         if let Some(deadline) = deadline {
             request.extensions_mut().insert(deadline);
         }
-        let handling = handle(self.rooms.clone(), self.routes.clone(), request);
+        let is_stream = shape == Some(Shape::Stream);
+        let may_last = matches!(shape, Some(Shape::Stream | Shape::Waiting(_)));
+        let handling = handle(self.rooms.clone(), self.routes.clone(), request, may_last);
         let handling = answering.ambient.scope(handling).instrument(answering.span.clone());
         Box::pin(async move {
             let handled = match deadline {
@@ -125,7 +137,7 @@ impl Service<Request<Body>> for Gate {
                 None => handling.await,
             };
             Ok(match handled {
-                Ok(answer) => answering.wrap(answer, shape == Some(Shape::Stream)),
+                Ok(answer) => answering.wrap(answer, is_stream),
                 Err(error) => answering.refuse(error),
             })
         })
@@ -137,11 +149,22 @@ async fn handle(
     rooms: Arc<Rooms>,
     mut routes: Routes,
     mut request: Request<Body>,
+    may_last: bool,
 ) -> Result<Response<Body>, Error> {
-    let believed = rooms.admission.admit(&mut request).await?;
-    let Ok(answer) = routes.call(request).await;
-    Ok(match believed {
-        Some(believed) => while_believed(answer, believed),
-        None => answer,
-    })
+    let Some(believed) = rooms.admission.admit(&mut request).await? else {
+        let Ok(answer) = routes.call(request).await;
+        return Ok(answer);
+    };
+    let handling = routes.call(request);
+    let Ok(answer) = if may_last {
+        // Whoever sends, or waits, for a long time before there is an answer is stopped, too.
+        tokio::select! {
+            biased;
+            answer = handling => answer,
+            revoked = believed.clone().until_revoked() => return Ok(revoked.into_http()),
+        }
+    } else {
+        handling.await
+    };
+    Ok(while_believed(answer, believed))
 }

@@ -1,16 +1,17 @@
 //! What a server bounds, in one place for `/info`.
 
-use crate::accept::{CONNECTIONS_ANONYMOUS_MAX, CONNECTIONS_MAX, HANDSHAKES_MAX};
-use crate::arrival::{HEADER_LIST_BYTES_MAX, REQUEST_ID_BYTES_MAX};
-use crate::methods::CALL_SECS_MAX;
+use crate::gate::arrival::{HEADER_LIST_BYTES_MAX, REQUEST_ID_BYTES_MAX};
+use crate::gate::methods::CALL_SECS_MAX;
+use crate::gate::shed::{CONNECTION_PROBES_MAX, QUICK_MAX, STRANGERS_MAX, STREAMS_MAX, WAITING_MAX};
+use crate::server::accept::{CONNECTIONS_ANONYMOUS_MAX, CONNECTIONS_MAX, HANDSHAKES_MAX};
+use crate::server::origin::{HANDSHAKES_LOCAL_MAX, HANDSHAKES_OF_ONE_MAX};
 use crate::server::{CONNECTION_STREAMS_MAX, CONNECTION_WINDOW_BYTES};
-use crate::shed::{CONNECTION_PROBES_MAX, QUICK_MAX, STRANGERS_MAX, STREAMS_MAX, WAITING_MAX};
 
 /// What tonic decodes of one message, unless a service says otherwise.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// The named limits of every server, the unit in the name.
-pub const LIMITS: [(&str, u64); 14] = [
+pub const LIMITS: [(&str, u64); 16] = [
     ("rpc_message_bytes_max", MESSAGE_BYTES_MAX as u64),
     ("rpc_header_list_bytes_max", HEADER_LIST_BYTES_MAX as u64),
     ("rpc_request_id_bytes_max", REQUEST_ID_BYTES_MAX as u64),
@@ -25,6 +26,8 @@ pub const LIMITS: [(&str, u64); 14] = [
     ("rpc_connection_streams_max", CONNECTION_STREAMS_MAX as u64),
     ("rpc_connection_window_bytes", CONNECTION_WINDOW_BYTES as u64),
     ("rpc_handshakes_max", HANDSHAKES_MAX as u64),
+    ("rpc_handshakes_of_one_max", HANDSHAKES_OF_ONE_MAX as u64),
+    ("rpc_handshakes_local_max", HANDSHAKES_LOCAL_MAX as u64),
 ];
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ impl Metrics {
             ),
             connections_refused: counter(
                 "mycora_connections_refused_total",
-                "Connections that did not come about: no handshake, or too many",
+                "Connections that did not come about: no handshake, too many, or too many at once from one address",
             ),
             in_flight: IntGaugeVec::new(
                 Opts::new(

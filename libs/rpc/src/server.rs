@@ -1,5 +1,10 @@
 //! Serving a mount: over mTLS, and to the sidecar of a mesh.
 
+pub(crate) mod accept;
+pub(crate) mod health;
+pub(crate) mod mount;
+pub(crate) mod origin;
+
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
@@ -11,12 +16,12 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::accept::{
+use crate::caller::mesh::MeshTrust;
+use crate::gate::arrival::HEADER_LIST_BYTES_MAX;
+use crate::server::accept::{
     CONNECTIONS_ANONYMOUS_MAX, CONNECTIONS_MAX, Door, Entrance, Hall, Seats, TlsMode, accept,
 };
-use crate::arrival::HEADER_LIST_BYTES_MAX;
-use crate::mesh::MeshTrust;
-use crate::mount::Mount;
+use crate::server::mount::Mount;
 use crate::tls::{ServerTls, TlsError, TlsFiles};
 
 /// Ping a silent peer after this long, and give it up when it does not answer in `KEEPALIVE_TIMEOUT`.

@@ -37,7 +37,7 @@ pub trait App {
     /// Its own flags.
     type Config: Args + std::fmt::Debug + Send;
 
-    /// The limits that `/info` shows.
+    /// Its own limits, for `/info`; those that all hold to are shown with them.
     fn limits(config: &Self::Config) -> Limits;
 
     /// Connects, builds, and spawns its tasks into [`Host::tasks`]. When it returns, the process is ready as
@@ -184,10 +184,10 @@ async fn live<A: App>(
     Ok(if tasks.have_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The limits of the service, and those of serving gRPC when it does.
+/// The limits of the service, those that all hold to, and those of serving gRPC when it does.
 fn limits<A: App>(config: &A::Config) -> Limits {
     let serving = rpc::LIMITS.into_iter().filter(|_| A::GRPC_PORT.is_some());
-    A::limits(config).into_iter().chain(serving).collect()
+    A::limits(config).into_iter().chain(model::limits::TABLE).chain(serving).collect()
 }
 
 /// The port for everybody, and the one for the sidecar. In a mesh that has all the certificates there is nobody

@@ -1,13 +1,12 @@
 //! The gRPC side of a process: its port, and what it waits for.
 
 use rpc::{Mount, Server, TlsFiles, TlsMode};
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::Failure;
 use crate::app::Host;
 use crate::certificates::CertificateMetrics;
 use crate::flags::MissingTls;
-use crate::{Failure, error_chain};
 
 impl Host {
     /// The certificates of this process, to serve and to call with. In a mesh there may be none.
@@ -69,24 +68,6 @@ impl Host {
         self.tasks.spawn(name, async move {
             running.await;
             Ok(())
-        });
-    }
-
-    /// The process is ready only while this is true.
-    pub fn ready_while(&self, name: &'static str, mut ready: watch::Receiver<bool>) {
-        let condition = self.readiness.condition(name);
-        tokio::spawn(async move {
-            loop {
-                if *ready.borrow_and_update() {
-                    condition.met();
-                } else {
-                    condition.unmet("not now");
-                }
-                if let Err(error) = ready.changed().await {
-                    tracing::debug!(name, "readiness is not told any more: {}", error_chain(&error));
-                    return;
-                }
-            }
         });
     }
 }

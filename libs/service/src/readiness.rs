@@ -1,7 +1,11 @@
 //! Whether calls are welcome, and if not, why.
+//!
+//! Each service says what it needs by conditions of its own: met while it has that, unmet as soon as it is lost, by whoever
+//! notices. A process takes them over ([`Readiness::include`]), also those of several services; health and `/readyz` show
+//! nothing else. It is information: calls are answered as they can be, ready or not.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
@@ -11,15 +15,23 @@ pub struct Readiness(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    unmet: Mutex<BTreeMap<String, String>>,
+    state: Mutex<State>,
     ready: watch::Sender<bool>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What is missing: name and reason.
+    unmet: BTreeMap<String, String>,
+    /// Of whom this is a part, and by what name.
+    wholes: Vec<(&'static str, Readiness)>,
 }
 
 impl Readiness {
     /// Without conditions, that is ready.
     #[must_use]
     pub fn new() -> Self {
-        Self(Arc::new(Inner { unmet: Mutex::default(), ready: watch::Sender::new(true) }))
+        Self(Arc::new(Inner { state: Mutex::default(), ready: watch::Sender::new(true) }))
     }
 
     /// Adds a condition; it is unmet at first. The name says what is waited for: `storage`, `redis`.
@@ -28,6 +40,17 @@ impl Readiness {
         let condition = Condition { name: name.into(), readiness: self.clone() };
         condition.unmet("not yet");
         condition
+    }
+
+    /// Takes over every condition of a part, as it is now and as it changes: ready only while the part is. Where several
+    /// parts share a process, each has a name, and so have its conditions: `scheduler storage`. A part never includes
+    /// whoever includes it.
+    pub fn include(&self, name: &'static str, part: &Self) {
+        let mut state = part.state();
+        for (condition, why) in &state.unmet {
+            self.set(&within(name, condition), Some(why.clone()));
+        }
+        state.wholes.push((name, self.clone()));
     }
 
     /// Not ready any more, whatever the conditions say.
@@ -56,20 +79,32 @@ impl Readiness {
     /// What is missing: name and reason, one each.
     #[must_use]
     pub fn missing(&self) -> Vec<(String, String)> {
-        let unmet = self.0.unmet.lock().unwrap_or_else(PoisonError::into_inner);
-        unmet.iter().map(|(name, why)| (name.clone(), why.clone())).collect()
+        self.state().unmet.iter().map(|(name, why)| (name.clone(), why.clone())).collect()
     }
 
     fn set(&self, name: &str, unmet_because: Option<String>) {
-        let mut unmet = self.0.unmet.lock().unwrap_or_else(PoisonError::into_inner);
-        match unmet_because {
-            Some(why) => drop(unmet.insert(name.to_owned(), why)),
-            None => drop(unmet.remove(name)),
+        let mut state = self.state();
+        // A whole is told under the lock of its part, so that two changes cannot overtake each other.
+        for (part, whole) in &state.wholes {
+            whole.set(&within(part, name), unmet_because.clone());
         }
-        let ready = unmet.is_empty();
-        // Still under the lock, so that two changes cannot overtake each other.
+        match unmet_because {
+            Some(why) => drop(state.unmet.insert(name.to_owned(), why)),
+            None => drop(state.unmet.remove(name)),
+        }
+        let ready = state.unmet.is_empty();
+        // For the same reason.
         self.0.ready.send_if_modified(|former| std::mem::replace(former, ready) != ready);
     }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The name of a part's condition in the whole.
+fn within(part: &str, condition: &str) -> String {
+    if part.is_empty() { condition.to_owned() } else { format!("{part} {condition}") }
 }
 
 impl Default for Readiness {
@@ -95,6 +130,15 @@ impl Condition {
     pub fn unmet(&self, why: impl Into<String>) {
         self.readiness.set(&self.name, Some(why.into()));
     }
+
+    /// It is so while the server there says that it serves. Never ends; the caller drops it to end it.
+    pub async fn while_serves(self, server: rpc::Channel) {
+        rpc::follow_health(server, |word| match word {
+            Ok(()) => self.met(),
+            Err(why) => self.unmet(why),
+        })
+        .await;
+    }
 }
 
 #[cfg(test)]
@@ -113,6 +157,26 @@ mod tests {
         assert!(readiness.is_ready());
         storage.unmet("connection lost");
         assert_eq!(readiness.missing(), [("storage".to_owned(), "connection lost".to_owned())]);
+    }
+
+    #[test]
+    fn a_whole_is_ready_while_its_parts_are() {
+        let (whole, scheduler, router) = (Readiness::new(), Readiness::new(), Readiness::new());
+        let storage = scheduler.condition("storage");
+        whole.include("scheduler", &scheduler);
+        whole.include("", &router);
+        assert_eq!(whole.missing(), [("scheduler storage".to_owned(), "not yet".to_owned())]);
+        storage.met();
+        assert!(whole.is_ready());
+        // Also conditions that are added later.
+        let gateway = router.condition("gateway");
+        storage.unmet("lost");
+        let missing = whole.missing().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        assert_eq!(missing, ["gateway", "scheduler storage"]);
+        assert_eq!(scheduler.missing(), [("storage".to_owned(), "lost".to_owned())]);
+        storage.met();
+        gateway.met();
+        assert!(whole.is_ready() && scheduler.is_ready() && router.is_ready());
     }
 
     #[test]

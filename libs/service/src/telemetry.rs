@@ -9,7 +9,9 @@ use opentelemetry_otlp::{SpanExporter, WithExportConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::SdkTracerProvider;
-use tracing_subscriber::layer::SubscriberExt as _;
+use tracing::Subscriber;
+use tracing_subscriber::filter::{Filtered, LevelFilter};
+use tracing_subscriber::layer::{Layered, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 
@@ -17,6 +19,11 @@ use crate::flags::{LogFormat, TelemetryFlags};
 
 /// At exit, a collector that does not answer is not waited for any longer.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Writes lines.
+type Logs = Box<dyn Layer<Registry> + Send + Sync>;
+/// What writes the lines that the filter lets through.
+type Logged = Layered<Filtered<Logs, EnvFilter, Registry>, Registry>;
 
 /// What has to be flushed before the process ends.
 #[derive(Debug)]
@@ -59,7 +66,7 @@ pub enum TelemetryError {
 pub fn init(service: &'static str, flags: &TelemetryFlags) -> Result<Telemetry, TelemetryError> {
     let filter = EnvFilter::try_new(&flags.log_level)
         .map_err(|source| TelemetryError::Filter { filter: flags.log_level.clone(), source })?;
-    let logs: Box<dyn Layer<Registry> + Send + Sync> = match flags.log_format {
+    let logs: Logs = match flags.log_format {
         LogFormat::Json => fmt::layer().json().flatten_event(true).with_writer(std::io::stderr).boxed(),
         LogFormat::Text => {
             let colors = std::io::stderr().is_terminal();
@@ -69,10 +76,25 @@ pub fn init(service: &'static str, flags: &TelemetryFlags) -> Result<Telemetry, 
     let tracer = flags.otlp_endpoint.as_deref().map(|url| tracer_provider(service, url)).transpose()?;
     let traces =
         tracer.as_ref().map(|provider| tracing_opentelemetry::layer().with_tracer(provider.tracer(service)));
-    let layers = Registry::default().with(logs).with(filter).with(traces);
-    layers.try_init().map_err(|_| TelemetryError::Twice)?;
+    composed(logs, filter, traces).try_init().map_err(|_| TelemetryError::Twice)?;
     global::set_text_map_propagator(TraceContextPropagator::new());
     Ok(Telemetry { tracer })
+}
+
+/// What is logged is what the filter says. Traces are of every call, also where only warnings are logged.
+fn composed(
+    logs: Logs,
+    filter: EnvFilter,
+    traces: Option<impl Layer<Logged> + Send + Sync>,
+) -> Box<dyn Subscriber + Send + Sync> {
+    match traces {
+        // One filter for everything is the cheaper one: what nobody wants is not even begun.
+        None => Box::new(Registry::default().with(logs).with(filter)),
+        Some(traces) => {
+            let traces = traces.with_filter(LevelFilter::INFO);
+            Box::new(Registry::default().with(logs.with_filter(filter)).with(traces))
+        }
+    }
 }
 
 fn tracer_provider(service: &'static str, endpoint: &str) -> Result<SdkTracerProvider, TelemetryError> {
@@ -93,5 +115,42 @@ impl Telemetry {
         if let Ok(Err(error)) = flushed {
             tracing::warn!(%error, "the last traces were not sent");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tracing::span::{Attributes, Id};
+    use tracing_subscriber::layer::Context;
+
+    use super::*;
+
+    /// Counts spans.
+    #[derive(Default, Clone)]
+    struct Counted(Arc<AtomicUsize>);
+
+    impl<S: Subscriber> Layer<S> for Counted {
+        fn on_new_span(&self, _: &Attributes<'_>, _: &Id, _: Context<'_, S>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn calls_are_traced_also_where_only_warnings_are_logged() {
+        let logs = || fmt::layer().with_writer(std::io::sink).boxed();
+        let counted = Counted::default();
+        let both = composed(logs(), EnvFilter::new("warn"), Some(counted.clone()));
+        tracing::subscriber::with_default(both, || {
+            assert!(!tracing::info_span!("call").is_disabled());
+            assert!(tracing::debug_span!("detail").is_disabled());
+        });
+        assert_eq!(counted.0.load(Ordering::Relaxed), 1);
+        let lines = composed(logs(), EnvFilter::new("warn"), None::<Counted>);
+        tracing::subscriber::with_default(lines, || {
+            assert!(tracing::info_span!("call").is_disabled(), "nobody wants it");
+        });
     }
 }

@@ -7,6 +7,7 @@ use envelope::{Sealer, Voice};
 use model::Address;
 use model::supervision::{COORDINATOR_TOPIC, SUPERVISOR_TOPIC};
 use mycelium::{Accept, Bus, BusPeers, Destination, Inbox};
+use service::{Condition, Readiness};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -58,8 +59,18 @@ pub struct App {
     letters_inbox: Option<Inbox>,
     signing: Option<Signing>,
     dial: Dial,
-    viewed: watch::Sender<bool>,
-    ready: watch::Sender<bool>,
+    readiness: Readiness,
+    needs: Needs,
+}
+
+/// What the gateway cannot do without.
+struct Needs {
+    /// Storage as it says itself, and the way to it.
+    storage: (Condition, rpc::Channel),
+    /// The registry's view of runners.
+    runners: Condition,
+    /// The stream by which the registry is told who is there.
+    presence: Condition,
 }
 
 impl App {
@@ -73,6 +84,12 @@ impl App {
             (deps.sealer, changes) = source.read().map_err(Error::Signing)?;
         }
         let metrics = Metrics::new(deps.metrics).map_err(Error::Metrics)?;
+        let readiness = Readiness::new();
+        let needs = Needs {
+            storage: (readiness.condition("storage"), deps.storage.clone()),
+            runners: readiness.condition("runners"),
+            presence: readiness.condition("presence"),
+        };
         let (peers, wanted) = Peers::new(metrics.clone());
         let root = deps.sealer.root();
         let desk = Desk {
@@ -118,8 +135,8 @@ impl App {
             letters_inbox,
             signing,
             dial: deps.dial,
-            viewed: watch::Sender::new(false),
-            ready: watch::Sender::new(false),
+            readiness,
+            needs,
         })
     }
 
@@ -143,10 +160,10 @@ impl App {
         Some(mycelium::is_up(&*bus))
     }
 
-    /// True once the registry's view was complete.
+    /// Ready while storage serves, the registry's view is complete and followed, and the registry is told who is there.
     #[must_use]
-    pub fn ready(&self) -> watch::Receiver<bool> {
-        self.ready.subscribe()
+    pub fn readiness(&self) -> Readiness {
+        self.readiness.clone()
     }
 
     /// Works until `shutdown`.
@@ -161,14 +178,15 @@ impl App {
             letters_inbox,
             signing,
             dial,
-            viewed,
-            ready,
+            readiness: _,
+            needs,
         } = self;
         // Ended with this future, also when it is dropped.
         let mut tasks = JoinSet::new();
-        let mut complete = viewed.subscribe();
-        tasks.spawn(clients::follow_registry(registry.clone(), desk.peers.clone(), viewed));
-        tasks.spawn(clients::tell_registry(registry, desk.heard.clone()));
+        let Needs { storage: (serves, storage), runners, presence } = needs;
+        tasks.spawn(serves.while_serves(storage));
+        tasks.spawn(clients::follow_registry(registry.clone(), desk.peers.clone(), runners));
+        tasks.spawn(clients::tell_registry(registry, desk.heard.clone(), presence));
         let bus_peers = bus.map(|(peers, inbox)| {
             let listening = peers.clone();
             tasks.spawn(async move { listening.run(inbox, SUPERVISOR_TOPIC).await });
@@ -180,11 +198,6 @@ impl App {
         if let Some(inbox) = letters_inbox {
             tasks.spawn(async move { letters.listen(inbox).await });
         }
-        tasks.spawn(async move {
-            if complete.wait_for(|complete| *complete).await.is_ok() {
-                ready.send_replace(true);
-            }
-        });
         let working = async {
             while let Some(next) = wanted.recv().await {
                 open(&mut tasks, &desk, &dial, bus_peers.as_ref(), next);

@@ -88,8 +88,7 @@ pub(crate) async fn ask_who(desk: &Desk, peer: &Peer, address: &str) -> Result<(
         answer => answer.map_err(|error| told(&error))?,
     };
     let presence: Presence = serde_json::from_str(answer.get()).map_err(|error| error.to_string())?;
-    desk.note_presence(address, &presence);
-    Ok(())
+    desk.note_presence(address, presence).map_err(|error| error.to_string())
 }
 
 /// Waits until nothing has come for too long since it was introduced.

@@ -22,7 +22,8 @@ use proto::v1::attach_request::Frame;
 use proto::v1::attach_response::Frame as Said;
 use proto::v1::gateway_service_client::GatewayServiceClient;
 use proto::v1::supervisor_service_client::SupervisorServiceClient;
-use tokio::sync::{mpsc, watch};
+use service::Condition;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
@@ -275,8 +276,8 @@ async fn receive(
     Ok(())
 }
 
-/// Follows the registry's view for ever. `ready` is set when it was complete for the first time.
-pub(crate) async fn follow_registry(mut client: RegistryClient, peers: Peers, ready: watch::Sender<bool>) {
+/// Follows the registry's view for ever. `known` is met while it is complete and is being followed.
+pub(crate) async fn follow_registry(mut client: RegistryClient, peers: Peers, known: Condition) {
     let mut pauses = Pauses::new();
     loop {
         pauses.begin();
@@ -287,27 +288,34 @@ pub(crate) async fn follow_registry(mut client: RegistryClient, peers: Peers, re
                 let complete = part.snapshot_end;
                 peers.update(part);
                 if complete {
-                    ready.send_replace(true);
+                    known.met();
                 }
             }
             Ok::<_, Status>(())
         };
         match reading.await {
-            Ok(()) => tracing::info!("the registry ended its view"),
-            Err(status) => tracing::warn!(%status, "the registry's view cannot be followed"),
+            Ok(()) => {
+                known.unmet("the registry ended its view");
+                tracing::info!("the registry ended its view");
+            }
+            Err(status) => {
+                known.unmet(status.message());
+                tracing::warn!(%status, "the registry's view cannot be followed");
+            }
         }
         pauses.pause().await;
     }
 }
 
-/// Tells the registry what is heard of supervisors, for ever.
-pub(crate) async fn tell_registry(mut client: RegistryClient, heard: Heard) {
+/// Tells the registry what is heard of supervisors, for ever. `listens` is met while it listens.
+pub(crate) async fn tell_registry(mut client: RegistryClient, heard: Heard, listens: Condition) {
     let mut pauses = Pauses::new();
     loop {
         pauses.begin();
         let telling = async {
             let (outgoing, requests) = mpsc::channel(OUTBOX_LEN);
             let mut incoming = client.report_presence(ReceiverStream::new(requests)).await?.into_inner();
+            listens.met();
             heard.begin_anew();
             // Whom to speak to is known from the view; what comes in only shows that the stream stands.
             let reading = async {
@@ -328,8 +336,12 @@ pub(crate) async fn tell_registry(mut client: RegistryClient, heard: Heard) {
                 () = writing => Ok(()),
             }
         };
-        if let Err(status) = telling.await {
-            tracing::warn!(%status, "the registry cannot be told who is there");
+        match telling.await {
+            Ok(()) => listens.unmet("the registry ended the stream"),
+            Err(status) => {
+                listens.unmet(status.message());
+                tracing::warn!(%status, "the registry cannot be told who is there");
+            }
         }
         pauses.pause().await;
     }

@@ -8,6 +8,7 @@ use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use envelope::{Conversation, OnRefusal, Voice};
 use futures_util::future::{BoxFuture, join_all};
+use model::runner::PresenceError;
 use model::supervision::{BlobGet, BlobPiece, BlobPut, Done, JobEvent, method};
 use model::{ContextId, NodeReport, Presence, RunnerId};
 use mycelium::json_rpc::{INTERNAL_ERROR, METHOD_NOT_FOUND, answer};
@@ -150,16 +151,24 @@ impl Desk {
 
     fn presence(&self, address: &str, request: &Request) -> Result<Answer, RpcError> {
         let presence: Presence = request.read()?;
-        self.note_presence(address, &presence);
+        let noted = self.note_presence(address, presence);
+        noted.map_err(|error| RpcError::refused("INVALID_REQUEST", true, error.to_string()))?;
         Ok(answer(&Done {}))
     }
 
-    /// A supervisor said how it is: whoever knows it by another of its addresses is told as well.
-    pub(crate) fn note_presence(&self, address: &str, presence: &Presence) {
+    /// A supervisor said how it is: whoever knows it by another of its addresses is told as well. Of more instances than may
+    /// be told of, the first ones count.
+    pub(crate) fn note_presence(&self, address: &str, mut presence: Presence) -> Result<(), PresenceError> {
+        let left_out = presence.cut();
+        if left_out > 0 {
+            tracing::warn!(address, left_out, "a supervisor has more instances than it may tell of");
+        }
+        presence.check()?;
         self.peers.note_name(address, &presence.supervisor);
         for spelling in self.peers.spellings(address) {
-            self.heard.presence(&spelling, presence);
+            self.heard.presence(&spelling, &presence);
         }
+        Ok(())
     }
 
     async fn blob(&self, address: &str, request: &Request) -> Answer {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use ::rpc::{Channel, Mount, TlsFiles};
 use envelope::SigningFiles;
-use model::limits;
 use mycelium::MyceliumFlags;
 use service::{Failure, Host, Limits};
 
@@ -65,11 +64,9 @@ impl service::App for App {
     fn limits(_: &Flags) -> Limits {
         Limits::from([
             ("unacknowledged_max", UNACKNOWLEDGED_MAX as u64),
-            ("inline_bytes_max", limits::INLINE_BYTES_MAX as u64),
             ("letters_at_once_max", LETTERS_AT_ONCE_MAX as u64),
             ("correspondents_max", CORRESPONDENTS_MAX as u64),
             ("secret_bytes_max", SECRET_BYTES_MAX as u64),
-            ("blob_chunk_bytes", limits::BLOB_CHUNK_BYTES as u64),
         ])
     }
 
@@ -100,7 +97,7 @@ impl service::App for App {
             None => mount,
         };
         let mount = mount.descriptors(proto::DESCRIPTORS).build()?;
-        host.ready_while("view", app.ready());
+        host.readiness.include("", &app.readiness());
         host.serve(mount, &tls)?;
         host.run("gateway", |stop| app.run(stop));
         Ok(())

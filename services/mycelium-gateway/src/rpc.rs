@@ -1,18 +1,20 @@
 //! The gRPC side.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ::rpc::{Allow, Error, ErrorKind, MethodPolicy, MountBuilder, PolicyTable, Reason};
 use envelope::Refusal;
 use identity::ServiceName;
-use model::limits::{GRPC_MESSAGE_BYTES_MAX, MESSAGE_TEXT_BYTES_MAX};
+use model::limits::{GATEWAY_PEERS_MAX, GRPC_MESSAGE_BYTES_MAX, MESSAGE_TEXT_BYTES_MAX};
 use model::{Address, Violations};
 use mycelium::Bus;
 use proto::convert::{envelope as envelope_convert, time};
 use proto::internal::v1 as wire;
 use proto::internal::v1::exchange_request::Frame;
 use proto::internal::v1::gateway_link_service_server::{GatewayLinkService, GatewayLinkServiceServer};
+use proto::pages;
 use proto::v1;
 use proto::v1::gateway_service_server::{GatewayService, GatewayServiceServer};
 use tokio::sync::mpsc;
@@ -23,6 +25,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::delivery::Refused;
 use crate::front::Desk;
 use crate::letters::{Letters, NotHeard};
+use crate::peers::Standing;
 use crate::ping::{PingError, Pinger, Pong};
 use crate::routers::{Item, RouterSession, frames};
 use crate::stops::{self, Stops};
@@ -94,18 +97,27 @@ impl Rpc {
     }
 }
 
+/// As many as a description names, by their addresses, and how many there are.
+fn first_peers(mut all: Vec<(String, Standing)>) -> (Vec<v1::Peer>, u32) {
+    let count = u32::try_from(all.len()).unwrap_or(u32::MAX);
+    all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    let named = all.into_iter().take(GATEWAY_PEERS_MAX).map(|(address, standing)| v1::Peer {
+        address,
+        connected: standing.peer.is_some(),
+        supervisor: standing.supervisor,
+        last_error: standing.last_error,
+    });
+    let Ok(named) = pages::first(named.map(Ok::<_, Infallible>));
+    (named, count)
+}
+
 #[tonic::async_trait]
 impl GatewayService for Rpc {
     async fn get_gateway(
         &self,
         _: Request<v1::GetGatewayRequest>,
     ) -> Result<Response<v1::GetGatewayResponse>, Status> {
-        let peers = self.desk.peers.all().into_iter().map(|(address, standing)| v1::Peer {
-            address,
-            connected: standing.peer.is_some(),
-            supervisor: standing.supervisor,
-            last_error: standing.last_error,
-        });
+        let (peers, peer_count) = first_peers(self.desk.peers.all());
         let standing = self.bus.as_ref().map(|bus| bus.standing().borrow().clone()).unwrap_or_default();
         Ok(Response::new(v1::GetGatewayResponse {
             bus_up: standing.up,
@@ -115,7 +127,8 @@ impl GatewayService for Rpc {
             signing_key: self.desk.voice.key().to_string(),
             bus: self.bus.as_ref().map(|bus| bus.kind().to_owned()).unwrap_or_default(),
             address: self.own_address(),
-            peers: peers.collect(),
+            peers,
+            peer_count,
         }))
     }
 
@@ -286,8 +299,23 @@ async fn send(
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn the_tables_make_a_policy() {
-        drop(super::policy());
+        drop(policy());
+    }
+
+    #[test]
+    fn a_description_names_as_many_supervisors_as_it_may() {
+        let peers = |count: usize, error: usize| -> Vec<(String, Standing)> {
+            let standing = Standing { last_error: "e".repeat(error), ..Standing::default() };
+            (0..count).rev().map(|number| (format!("grpc://h{number:04}:1"), standing.clone())).collect()
+        };
+        let (named, count) = first_peers(peers(1003, 10));
+        assert_eq!((named.len(), count), (GATEWAY_PEERS_MAX, 1003));
+        assert!(named.is_sorted_by_key(|peer| peer.address.clone()) && named[0].address == "grpc://h0000:1");
+        let (named, count) = first_peers(peers(10, 300_000));
+        assert_eq!((named.len(), count), (3, 10), "they end at the bytes of a page, too");
     }
 }

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::command::actor::ActorCommand;
+use crate::command::attempt::AttemptCommand;
 use crate::command::bootstrap::BootstrapArgs;
 use crate::command::completions::CompletionsArgs;
 use crate::command::context::ContextCommand;
@@ -20,8 +21,8 @@ use crate::command::supervisor::SupervisorCommand;
 use crate::command::token::TokenArgs;
 use crate::command::up::UpArgs;
 use crate::command::{
-    Global, Session, actor, bootstrap, completions, context, demo, doctor, flow, gateway, job, message, pki,
-    runner, supervisor, token, up, validate,
+    Global, Session, actor, attempt, bootstrap, completions, context, demo, doctor, flow, gateway, job,
+    message, pki, runner, supervisor, token, up, validate,
 };
 use crate::failure::Failure;
 use crate::output;
@@ -95,6 +96,9 @@ pub enum Command {
     /// Look after a machine that runs jobs: what it does, emptying it, full logs
     #[command(subcommand)]
     Supervisor(SupervisorCommand),
+    /// Run, watch and stop single attempts at a machine, without a coordinator
+    #[command(subcommand)]
+    Attempt(AttemptCommand),
     /// Make the first actor, context and runners of a suite of separate processes
     #[command(
         after_help = "Example:\n  mycora bootstrap --admin pki/admin.pem --runner grpc://127.0.0.1:7706"
@@ -167,6 +171,9 @@ pub async fn run(global: Global, command: Command) -> Result<u8, Failure> {
         }
         Command::Supervisor(command) => {
             in_session(global, async |session| supervisor::run(session, &command).await.map(|()| 0)).await
+        }
+        Command::Attempt(command) => {
+            in_session(global, async |session| attempt::run(session, &command).await).await
         }
     }
 }

@@ -106,6 +106,7 @@ macro_rules! pages {
     }};
 }
 
+mod attempts;
 mod bearer;
 pub mod health;
 mod messages;
@@ -267,7 +268,7 @@ impl Clients {
         flow_id: u32,
     ) -> Result<v1::DeleteFlowResponse, CallError> {
         let request_id = Uuid::new_v4().to_string();
-        let request = v1::DeleteFlowRequest { context_id, flow_id, request_id };
+        let request = v1::DeleteFlowRequest { context_id, flow_id, request_id, expected_revision: 0 };
         call!(self.flows, delete_flow, request).await
     }
 
@@ -354,15 +355,6 @@ impl Clients {
     ) -> Result<v1::SucceedCoordinatorResponse, Failure> {
         let client = self.supervisor.as_ref().map_err(Clone::clone)?;
         Ok(call!(client, succeed_coordinator, request.clone()).await?)
-    }
-
-    /// Reads all that is kept of what an attempt printed.
-    pub async fn stream_attempt_logs(
-        &self,
-        request: v1::StreamAttemptLogsRequest,
-    ) -> Result<Pieces<v1::StreamAttemptLogsResponse>, Failure> {
-        let mut client = self.supervisor.clone()?;
-        Ok(Pieces(client.stream_attempt_logs(request).await.map_err(CallError::from)?.into_inner()))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The commands, one file for each group.
 
 pub mod actor;
+pub mod attempt;
 pub mod bootstrap;
 pub mod cancel;
 pub mod completions;
@@ -169,6 +170,11 @@ fn find_profile_unless(global: &Global, enough: bool) -> Result<Profile, Failure
             return Err(Failure::Unreachable(format!(
                 "no coordinator is known: {error}\nstart one with `mycora up`, or name a profile with --config \
                  or MYCORA_CONFIG"
+            )));
+        }
+        Err(error @ ProfileError::Missing { .. }) => {
+            return Err(Failure::Invalid(format!(
+                "{error}\nname another profile with --config or MYCORA_CONFIG; `mycora up` writes one into its data directory"
             )));
         }
         Err(error) => return Err(Failure::Invalid(error.to_string())),

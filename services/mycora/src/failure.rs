@@ -112,7 +112,8 @@ impl From<CallError> for Failure {
                 "{text}\nuse the certificate of an identity that may; `mycora pki show FILE` tells whose one is"
             )),
             Code::NotFound => Self::Failed(format!(
-                "{text}\nit does not exist, or this identity has no role in its context"
+                "{text}\nit does not exist, or this identity has no role in its context; `mycora context list` shows those \
+                 where it has one"
             )),
             _ => Self::Failed(text),
         }

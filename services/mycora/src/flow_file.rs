@@ -196,6 +196,18 @@ impl FlowFile {
         self.spec.encoded_len() <= SUBMIT_BYTES_MAX
     }
 
+    /// Says the same of every job that is kept at the coordinator, at its place in the file: nothing where there is none.
+    #[must_use]
+    pub fn of_kept_jobs(&self, description: &str) -> Option<Problems> {
+        let kept = self.spec.nodes.iter().enumerate().filter(|(_, node)| is_kept(node));
+        let of_each = |(i, _)| Violation {
+            field: format!("flow.nodes[{i}].created_job_id"),
+            description: description.to_owned(),
+        };
+        let violations: Vec<_> = kept.map(of_each).collect();
+        (!violations.is_empty()).then(|| self.locate(&violations))
+    }
+
     /// What a server refused, at its places in the file.
     #[must_use]
     pub fn locate(&self, violations: &[Violation]) -> Problems {
@@ -207,7 +219,23 @@ impl FlowFile {
 
 /// What the server will check, checked here.
 fn check(spec: &v1::FlowSpec) -> Violations {
-    flow::check_request(flow_spec::from_wire(spec.clone(), "flow"), "flow").err().unwrap_or_default()
+    let mut spec = spec.clone();
+    // What kept jobs say is known there only.
+    spec.nodes.iter_mut().filter(|node| is_kept(node)).for_each(stand_in);
+    flow::check_request(flow_spec::from_wire(spec, "flow"), "flow").err().unwrap_or_default()
+}
+
+/// Whether what a job executes is kept at the coordinator.
+const fn is_kept(node: &v1::NodeSpec) -> bool {
+    node.created_job_id != 0 && node.job.is_none()
+}
+
+/// Lets a job execute nothing in particular.
+fn stand_in(node: &mut v1::NodeSpec) {
+    let source = Some(v1::script::Source::Text("true".to_owned()));
+    let script_type = v1::ScriptType::Shell.into();
+    node.job = Some(v1::JobSpec { script_type, script: Some(v1::Script { source }), ..Default::default() });
+    node.created_job_id = 0;
 }
 
 /// Makes blobs of scripts that several jobs share.

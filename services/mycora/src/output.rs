@@ -3,6 +3,7 @@
 //! What was asked for goes to standard output. Everything else, progress
 //! above all, goes to standard error, so that a program reads one document.
 
+pub mod attempt;
 pub mod json;
 pub mod live;
 pub mod message;

@@ -1,5 +1,7 @@
 //! The client profile: where the coordinator is, and who we are there.
 
+pub mod switch;
+
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -258,7 +260,7 @@ impl Profile {
     }
 
     /// The trust domain of the coordinator: as it stands here, else as the authority's certificate says.
-    fn trust_domain(&self) -> Result<TrustDomain, Failure> {
+    pub(crate) fn trust_domain(&self) -> Result<TrustDomain, Failure> {
         if let Some(text) = &self.trust_domain {
             return text.parse().map_err(|error| Failure::Invalid(format!("`trust_domain`: {error}")));
         }

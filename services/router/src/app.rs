@@ -6,7 +6,8 @@ use ::rpc::{Directory, MountBuilder};
 use directory::Remote;
 use model::Timestamp;
 use proto::internal::v1::{SchedulerReplica, TakeHello, TakeRequest, take_request};
-use tokio::sync::{mpsc, watch};
+use service::{Condition, Readiness};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -46,6 +47,9 @@ pub struct Deps<'a> {
 /// The service.
 pub struct App {
     name: String,
+    /// Storage as it says itself, and the way to it.
+    storage_serves: (Condition, ::rpc::Channel),
+    readiness: Readiness,
     storage: MessageStoreClient,
     gateway: GatewayClient,
     schedulers: Schedulers,
@@ -67,17 +71,20 @@ impl App {
         let (submit_sender, submits) = mpsc::unbounded_channel();
         let name_conflicts = metrics.name_conflicts.clone();
         let settings = Settings { started: (deps.clock)(), lost_after: config.lost_after };
+        let readiness = Readiness::new();
+        let storage_serves = (readiness.condition("storage"), deps.storage.clone());
         let driver = Driver {
             core: Core::new(metrics, Box::new(rand::random::<f64>), settings),
             clock: deps.clock,
             events: incoming,
             outlets: Outlets { logs: log_sender, submits: submit_sender },
-            ready: watch::Sender::new(false),
-            links: Links::default(),
+            links: Links::new(&readiness),
         };
         let directory = Remote::new(deps.storage.clone());
         Ok(Self {
             name: config.name,
+            storage_serves,
+            readiness,
             rpc: Rpc::new(deps.storage.clone(), directory.directory()),
             directory,
             storage: clients::message_store(deps.storage),
@@ -104,16 +111,17 @@ impl App {
         self.directory.directory()
     }
 
-    /// True while its streams to storage, gateway and registry stand, and one to a scheduler.
+    /// Ready while storage serves, its streams to storage, gateway and registry stand, and one to a scheduler.
     #[must_use]
-    pub fn ready(&self) -> watch::Receiver<bool> {
-        self.driver.ready.subscribe()
+    pub fn readiness(&self) -> Readiness {
+        self.readiness.clone()
     }
 
     /// Works until `shutdown`. What is under way then is given to a router again by storage.
     pub async fn run(self, shutdown: CancellationToken) {
         let Self {
             name,
+            storage_serves: (serves, way),
             storage,
             gateway,
             schedulers,
@@ -158,6 +166,7 @@ impl App {
         // Ended with this future, also when it is dropped.
         let mut tasks = JoinSet::new();
         tasks.spawn(driver.run());
+        tasks.spawn(serves.while_serves(way));
         tasks.spawn(directory.follow(shutdown.clone()));
         tasks.spawn(take);
         tasks.spawn(exchange);

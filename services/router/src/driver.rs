@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use proto::internal::v1 as wire;
-use service::crash_point;
-use tokio::sync::{mpsc, watch};
+use service::{Condition, Readiness, crash_point};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::app::Clock;
@@ -17,6 +17,8 @@ use crate::submits::Submit;
 pub(crate) const EVENTS_WAITING_MAX: usize = 1024;
 /// Events that are taken in before their effects are carried out together.
 const EVENTS_TOGETHER_MAX: usize = 256;
+/// Why a stream is not there.
+const LOST: &str = "the stream was lost";
 
 /// What streams tell the driver.
 pub(crate) enum Event {
@@ -34,7 +36,7 @@ pub(crate) enum Event {
     SchedulerUp(String, mpsc::UnboundedSender<wire::ReportRequest>, SchedulerClient),
     /// It was lost.
     SchedulerDown(String),
-    /// The registry's view is followed.
+    /// The registry's view is followed from here on.
     RegistryUp,
     /// It is not any more.
     RegistryDown,
@@ -46,7 +48,6 @@ pub(crate) struct Driver {
     pub(crate) clock: Clock,
     pub(crate) events: mpsc::Receiver<Event>,
     pub(crate) outlets: Outlets,
-    pub(crate) ready: watch::Sender<bool>,
     pub(crate) links: Links,
 }
 
@@ -59,12 +60,20 @@ pub(crate) struct Outlets {
 }
 
 /// Where effects go: the streams that stand now.
-#[derive(Default)]
 pub(crate) struct Links {
     storage: Option<mpsc::UnboundedSender<wire::TakeRequest>>,
     gateway: Option<mpsc::UnboundedSender<wire::ExchangeRequest>>,
     schedulers: HashMap<String, (mpsc::UnboundedSender<wire::ReportRequest>, SchedulerClient)>,
-    registry: bool,
+    needs: Needs,
+}
+
+/// What the router cannot do without: these streams, and all of the registry's view.
+struct Needs {
+    storage: Condition,
+    gateway: Condition,
+    /// To one scheduler at least.
+    scheduler: Condition,
+    registry: Condition,
 }
 
 impl Driver {
@@ -95,46 +104,65 @@ impl Driver {
                 }
             }
             self.links.carry_out(self.core.effects(now), &self.outlets);
-            let ready = self.links.all_stand();
-            self.ready.send_if_modified(|before| std::mem::replace(before, ready) != ready);
         }
     }
 }
 
 impl Links {
+    /// None stands yet.
+    pub(crate) fn new(readiness: &Readiness) -> Self {
+        let needs = Needs {
+            storage: readiness.condition("messages"),
+            gateway: readiness.condition("gateway"),
+            scheduler: readiness.condition("scheduler"),
+            registry: readiness.condition("runners"),
+        };
+        Self { storage: None, gateway: None, schedulers: HashMap::new(), needs }
+    }
+
     /// Notes which streams stand; gives what the core has to know.
     fn note(&mut self, event: Event) -> Option<Input> {
         match event {
-            Event::Input(input) => return Some(input),
-            Event::StorageUp(sender) => self.storage = Some(sender),
-            Event::StorageDown => self.storage = None,
+            Event::Input(input) => {
+                if matches!(&input, Input::Runners(part) if part.snapshot_end) {
+                    self.needs.registry.met();
+                }
+                return Some(input);
+            }
+            Event::StorageUp(sender) => {
+                self.storage = Some(sender);
+                self.needs.storage.met();
+            }
+            Event::StorageDown => {
+                self.storage = None;
+                self.needs.storage.unmet(LOST);
+            }
             Event::GatewayUp(sender) => {
                 self.gateway = Some(sender);
+                self.needs.gateway.met();
                 return Some(Input::GatewayUp);
             }
             Event::GatewayDown => {
                 self.gateway = None;
+                self.needs.gateway.unmet(LOST);
                 return Some(Input::GatewayDown);
             }
             Event::SchedulerUp(name, sender, client) => {
                 self.schedulers.insert(name.clone(), (sender, client));
+                self.needs.scheduler.met();
                 return Some(Input::SchedulerUp(name));
             }
             Event::SchedulerDown(name) => {
                 self.schedulers.remove(&name);
+                if self.schedulers.is_empty() {
+                    self.needs.scheduler.unmet("none is spoken to");
+                }
                 return Some(Input::SchedulerDown(name));
             }
-            Event::RegistryUp => {
-                self.registry = true;
-                return Some(Input::RegistryUp);
-            }
-            Event::RegistryDown => self.registry = false,
+            Event::RegistryUp => return Some(Input::RegistryUp),
+            Event::RegistryDown => self.needs.registry.unmet(LOST),
         }
         None
-    }
-
-    fn all_stand(&self) -> bool {
-        self.storage.is_some() && self.gateway.is_some() && !self.schedulers.is_empty() && self.registry
     }
 
     /// What cannot be sent now is said again by those who know of it: storage gives messages that were

@@ -62,9 +62,6 @@ impl service::App for App {
             ("lane_messages_max", LANE_MESSAGES_MAX as u64),
             ("lane_nodes_max", LANE_NODES_MAX as u64),
             ("messages_max", MESSAGES_MAX as u64),
-            ("message_text_bytes_max", limits::MESSAGE_TEXT_BYTES_MAX as u64),
-            ("letter_timeout_secs_max", u64::from(limits::LETTER_TIMEOUT_SECS_MAX)),
-            ("inbox_max", limits::INBOX_MAX as u64),
             ("stops_waiting_max", STOPS_WAITING_MAX as u64),
             ("inquiries_max", INQUIRIES_MAX as u64),
             ("log_queries_max", LOG_QUERIES_MAX as u64),
@@ -88,7 +85,7 @@ impl service::App for App {
             .build(deps)?;
         let builder = Mount::builder(MethodPolicy::new(&[PUBLIC_POLICY])?).directory(app.directory());
         let mount = app.mount_public(builder).descriptors(proto::DESCRIPTORS).build()?;
-        host.ready_while("streams", app.ready());
+        host.readiness.include("", &app.readiness());
         host.serve(mount, &tls)?;
         host.run("router", |stop| app.run(stop));
         Ok(())

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use directory::Remote;
 use model::Timestamp;
 use rpc::{Directory, MountBuilder};
-use tokio::sync::watch;
+use service::{Condition, Readiness};
 use tokio_util::sync::CancellationToken;
 
 use crate::clients::{self, RunnerStoreClient};
@@ -29,12 +29,22 @@ pub struct Deps<'a> {
     pub metrics: &'a prometheus::Registry,
 }
 
+/// What the registry cannot do without.
+struct Needs {
+    /// Storage, as it says itself.
+    storage: Condition,
+    /// The stream of all records.
+    records: Condition,
+}
+
 /// The service.
-#[derive(Clone)]
 pub struct App {
     hub: Hub,
+    storage: rpc::Channel,
     store: RunnerStoreClient,
     rpc: Rpc,
+    readiness: Readiness,
+    needs: Needs,
     /// Ends what actors watch.
     stop: CancellationToken,
     directory: Remote,
@@ -45,10 +55,13 @@ impl App {
         let metrics = Metrics::new(deps.metrics).map_err(Error::Metrics)?;
         let hub = Hub::new(View::new(config.dead_after, config.linger), metrics);
         let directory = Remote::new(deps.storage.clone());
-        let store = clients::runner_store(deps.storage);
+        let store = clients::runner_store(deps.storage.clone());
         let stop = CancellationToken::new();
         let rpc = Rpc::new(hub.clone(), store.clone(), deps.clock, directory.directory(), stop.clone());
-        Ok(Self { hub, store, rpc, directory, stop })
+        let readiness = Readiness::new();
+        let needs =
+            Needs { storage: readiness.condition("storage"), records: readiness.condition("records") };
+        Ok(Self { hub, storage: deps.storage, store, rpc, readiness, needs, directory, stop })
     }
 
     /// Adds what actors may call.
@@ -69,19 +82,21 @@ impl App {
         self.directory.directory()
     }
 
-    /// True once the records were read for the first time.
+    /// Ready while storage serves, and the stream of its records stands and has told all of them.
     #[must_use]
-    pub fn ready(&self) -> watch::Receiver<bool> {
-        self.hub.loaded()
+    pub fn readiness(&self) -> Readiness {
+        self.readiness.clone()
     }
 
     /// Works until `shutdown`.
     pub async fn run(self, shutdown: CancellationToken) {
+        let Needs { storage, records } = self.needs;
         tokio::select! {
             () = shutdown.cancelled() => {}
+            () = storage.while_serves(self.storage) => {}
             () = self.hub.keep_time() => {}
             () = self.directory.follow(shutdown.clone()) => {}
-            () = clients::follow_records(self.store.clone(), self.hub.clone()) => {}
+            () = clients::follow_records(self.store, self.hub.clone(), records) => {}
         }
         self.stop.cancel();
     }

@@ -8,6 +8,7 @@ use proto::convert;
 use proto::internal::v1::runner_store_service_client::RunnerStoreServiceClient;
 use proto::internal::v1::{RunnerRecord, WatchRunnersRequest};
 use proto::v1;
+use service::Condition;
 
 use crate::hub::Hub;
 
@@ -16,6 +17,10 @@ const RETRY_MIN: Duration = Duration::from_millis(50);
 /// The longest pause.
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
+/// What is read of one answer. A record may have been registered in a request of the largest size, and has its times on top
+/// of that.
+const MESSAGE_BYTES_MAX: usize = model::limits::GRPC_MESSAGE_BYTES_MAX + 64 * 1024;
+
 /// Runner records, as storage keeps them.
 pub type RunnerStoreClient = RunnerStoreServiceClient<rpc::Channel>;
 
@@ -23,17 +28,23 @@ pub type RunnerStoreClient = RunnerStoreServiceClient<rpc::Channel>;
 #[must_use]
 pub fn runner_store(channel: rpc::Channel) -> RunnerStoreClient {
     RunnerStoreServiceClient::new(channel)
-        .max_decoding_message_size(model::limits::GRPC_MESSAGE_BYTES_MAX)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(model::limits::GRPC_MESSAGE_BYTES_MAX)
 }
 
-/// Follows the records for ever, over every loss of the stream.
-pub(crate) async fn follow_records(mut store: RunnerStoreClient, hub: Hub) {
+/// Follows the records for ever, over every loss of the stream. `known` is met while the stream stands and all were told.
+pub(crate) async fn follow_records(mut store: RunnerStoreClient, hub: Hub, known: Condition) {
     let mut pause = RETRY_MIN;
     loop {
-        match read_records(&mut store, &hub, &mut pause).await {
-            Ok(()) => tracing::debug!("storage ended the stream of runner records"),
-            Err(status) => tracing::warn!(%status, "runner records cannot be read"),
+        match read_records(&mut store, &hub, &known, &mut pause).await {
+            Ok(()) => {
+                known.unmet("storage ended the stream");
+                tracing::debug!("storage ended the stream of runner records");
+            }
+            Err(status) => {
+                known.unmet(status.message());
+                tracing::warn!(%status, "runner records cannot be read");
+            }
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(RETRY_MAX);
@@ -43,6 +54,7 @@ pub(crate) async fn follow_records(mut store: RunnerStoreClient, hub: Hub) {
 async fn read_records(
     store: &mut RunnerStoreClient,
     hub: &Hub,
+    known: &Condition,
     pause: &mut Duration,
 ) -> Result<(), tonic::Status> {
     let mut records = store.watch_runners(WatchRunnersRequest {}).await?.into_inner();
@@ -71,6 +83,7 @@ async fn read_records(
                 hub.retain_records(&named);
             }
             hub.set_loaded();
+            known.met();
         }
     }
     Ok(())

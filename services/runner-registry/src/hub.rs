@@ -3,16 +3,19 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use model::{ContextId, Presence, Runner, RunnerView, Timestamp};
+use model::{ContextId, Presence, Runner, RunnerView, Timestamp, limits};
+use proto::convert::runner::wire_bytes;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::metrics::Metrics;
 use crate::view::{Changed, Key, Peer, View};
 
-/// Runners in one part of a snapshot or of changes. A runner with its instances stays below 4 KiB
-/// unless it has very many of them, so that a part stays below the message limit.
+/// Runners in one part of a snapshot or of changes, which ends at [`limits::PAGE_BYTES_MAX`] as well.
 pub const PART_LEN_MAX: usize = 200;
+
+/// What a part may add to the bytes of its runners: their contexts, and that they are several.
+const PART_OVERHEAD_BYTES: usize = 16 * PART_LEN_MAX;
 
 /// A handle on the view. Clones are the same.
 #[derive(Debug, Clone)]
@@ -188,19 +191,30 @@ impl Changes {
     pub fn now(&self) -> Option<Part> {
         let state = lock(&self.hub.0.state);
         let mut dirty = lock(&self.watcher.dirty);
-        let keys: Vec<Key> = dirty.iter().take(PART_LEN_MAX).copied().collect();
-        for key in &keys {
-            dirty.remove(key);
-        }
-        drop(dirty);
-        let mut part = Part::default();
-        for key in keys {
+        let (mut part, mut bytes) = (Part::default(), 0);
+        while part.runners.len() + part.gone.len() < PART_LEN_MAX
+            && let Some(key) = dirty.first().copied()
+        {
             match state.view.get(key) {
-                Some(view) => part.runners.push((key.0, view)),
+                Some(view) => {
+                    let size = wire_bytes(&view);
+                    if !part.is_empty() && bytes + size > limits::PAGE_BYTES_MAX {
+                        break;
+                    }
+                    if size <= limits::GRPC_MESSAGE_BYTES_MAX - PART_OVERHEAD_BYTES {
+                        bytes += size;
+                        part.runners.push((key.0, view));
+                    } else {
+                        // Its record is from before there were limits. Others must not miss theirs for it.
+                        let (context, runner) = key;
+                        tracing::error!(%context, %runner, size, "a runner is too large to be told of");
+                    }
+                }
                 None => part.gone.push(key),
             }
+            dirty.pop_first();
         }
-        (part != Part::default()).then_some(part)
+        (!part.is_empty()).then_some(part)
     }
 
     /// Waits for the next part. Loses nothing when dropped.
@@ -221,6 +235,12 @@ pub struct Part {
     pub runners: Vec<(ContextId, RunnerView)>,
     /// Runners whose records were removed.
     pub gone: Vec<Key>,
+}
+
+impl Part {
+    fn is_empty(&self) -> bool {
+        self.runners.is_empty() && self.gone.is_empty()
+    }
 }
 
 impl Drop for Changes {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ::rpc::{Channel, Mount};
-use model::{Timestamp, limits};
+use model::Timestamp;
 use service::{Failure, Host, Limits};
 
 use crate::app::{App, Deps};
@@ -27,11 +27,7 @@ impl service::App for App {
     type Config = Flags;
 
     fn limits(_: &Flags) -> Limits {
-        Limits::from([
-            ("presence_dead_after_secs", u64::from(limits::PRESENCE_DEAD_AFTER_SECS)),
-            ("part_len_max", PART_LEN_MAX as u64),
-            ("page_size_max", u64::from(limits::PAGE_SIZE_MAX)),
-        ])
+        Limits::from([("part_len_max", PART_LEN_MAX as u64)])
     }
 
     async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
@@ -45,7 +41,7 @@ impl service::App for App {
         let builder = Mount::builder(policy()).directory(app.directory());
         let mount = app.mount_internal(app.mount_public(builder));
         let mount = mount.descriptors(proto::DESCRIPTORS).build()?;
-        host.ready_while("records", app.ready());
+        host.readiness.include("", &app.readiness());
         host.serve(mount, &tls)?;
         host.run("registry", |stop| app.run(stop));
         Ok(())

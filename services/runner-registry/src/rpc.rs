@@ -5,13 +5,13 @@ mod watching;
 use std::sync::Arc;
 
 use identity::ServiceName;
-use model::{ActorId, ContextId, Presence, Role, RunnerView, Violations, limits};
-use proto::convert;
+use model::{ActorId, ContextId, Presence, Role, limits};
 use proto::internal::v1 as internal;
 use proto::internal::v1::change_runner_request::Change;
 use proto::internal::v1::registry_view_service_server::{RegistryViewService, RegistryViewServiceServer};
 use proto::v1;
 use proto::v1::runner_service_server::{RunnerService, RunnerServiceServer};
+use proto::{convert, pages};
 use rpc::{
     Allow, Caller, Directory, Error, MethodPolicy, MountBuilder, PolicyTable, passed_on, while_member,
 };
@@ -24,7 +24,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::app::Clock;
 use crate::clients::RunnerStoreClient;
-use crate::hub::{Hub, Part};
+use crate::hub::{Hub, PART_LEN_MAX, Part};
 use crate::view::Peer;
 use watching::Watched;
 
@@ -116,18 +116,10 @@ impl Rpc {
         Ok(convert::runner::to_wire(&self.hub.describe(runner)))
     }
 
-    /// The runners of a context, by id, as far as the actor may know of them.
-    async fn read(&self, context: ContextId, actor: ActorId) -> Result<Vec<RunnerView>, Status> {
-        let request = internal::ReadRunnersRequest { context_id: context.0, on_behalf_of: actor.0 };
-        let answer = self.store.clone().read_runners(request).await.map_err(passed_on)?.into_inner();
-        let records: Result<Vec<_>, _> = answer.runners.into_iter().map(convert::runner::from_wire).collect();
-        let mut views: Vec<_> = records
-            .map_err(Error::internal)?
-            .into_iter()
-            .map(|record| self.hub.describe(record.runner))
-            .collect();
-        views.sort_by_key(|view| view.runner.id);
-        Ok(views)
+    /// A record with what is known of its supervisor.
+    fn described(&self, record: v1::Runner) -> Result<v1::Runner, Status> {
+        let runner = convert::runner::from_wire(record).map_err(Error::internal)?.runner;
+        Ok(convert::runner::to_wire(&self.hub.describe(runner)))
     }
 }
 
@@ -199,11 +191,10 @@ impl RunnerService for Rpc {
     ) -> Result<Response<v1::GetRunnerResponse>, Status> {
         let actor = Caller::actor_of(&request)?;
         let v1::GetRunnerRequest { context_id, runner_id } = request.into_inner();
-        let views = self.read(ContextId(context_id), actor).await?;
-        let found = views.iter().find(|view| view.runner.id.0 == runner_id);
-        let found =
-            found.ok_or_else(|| Error::not_found(format!("runner {runner_id} in context {context_id}")))?;
-        Ok(Response::new(v1::GetRunnerResponse { runner: Some(convert::runner::to_wire(found)) }))
+        let ask = internal::ReadRunnerRequest { context_id, runner_id, on_behalf_of: actor.0 };
+        let answer = self.store.clone().read_runner(ask).await.map_err(passed_on)?.into_inner();
+        let record = answer.runner.ok_or_else(|| Error::internal("storage answered without the runner"))?;
+        Ok(Response::new(v1::GetRunnerResponse { runner: Some(self.described(record)?) }))
     }
 
     async fn list_runners(
@@ -212,24 +203,20 @@ impl RunnerService for Rpc {
     ) -> Result<Response<v1::ListRunnersResponse>, Status> {
         let actor = Caller::actor_of(&request)?;
         let v1::ListRunnersRequest { context_id, page_size, page_token } = request.into_inner();
-        let token = Token { context: ContextId(context_id), actor };
-        let mut violations = Violations::new();
-        if page_size > limits::PAGE_SIZE_MAX {
-            violations.add("page_size", format!("a page has at most {} runners", limits::PAGE_SIZE_MAX));
+        let mut ask =
+            internal::ReadRunnersRequest { context_id, on_behalf_of: actor.0, page_size, page_token };
+        // What is known of supervisors comes on top of the records, so that fewer of them may make a page.
+        loop {
+            let answer = self.store.clone().read_runners(ask.clone()).await.map_err(passed_on)?.into_inner();
+            let internal::ReadRunnersResponse { runners, next_page_token } = answer;
+            let count = runners.len();
+            let runners: Vec<_> = pages::first(runners.into_iter().map(|record| self.described(record)))?;
+            if runners.len() == count {
+                return Ok(Response::new(v1::ListRunnersResponse { runners, next_page_token }));
+            }
+            // For the token that goes on after the last of them.
+            ask.page_size = u32::try_from(runners.len()).unwrap_or(limits::PAGE_SIZE_MAX);
         }
-        let after = violations.take("page_token", token.read(&page_token));
-        let after = violations.into_result(after).map_err(Error::from)?;
-        let page_size = if page_size == 0 { limits::PAGE_SIZE_DEFAULT } else { page_size } as usize;
-
-        let views = self.read(token.context, actor).await?;
-        let rest: Vec<_> = views.iter().filter(|view| after.is_none_or(|id| view.runner.id.0 > id)).collect();
-        let page = &rest[..rest.len().min(page_size)];
-        let next_page_token = match page.last() {
-            Some(last) if page.len() < rest.len() => token.write(last.runner.id.0),
-            _ => String::new(),
-        };
-        let runners = page.iter().map(|view| convert::runner::to_wire(view)).collect();
-        Ok(Response::new(v1::ListRunnersResponse { runners, next_page_token }))
     }
 }
 
@@ -282,10 +269,13 @@ impl Rpc {
         let presence = if presence_json.is_empty() {
             None
         } else {
-            match serde_json::from_slice::<Presence>(presence_json) {
+            let read = serde_json::from_slice::<Presence>(presence_json).map_err(|error| error.to_string());
+            // Gateways look at it as well; what goes on to all others depends on no one gateway.
+            let checked = |presence: &Presence| presence.check().map_err(|error| error.to_string());
+            match read.and_then(|presence| checked(&presence).map(|()| presence)) {
                 Ok(presence) => Some(presence),
                 Err(error) => {
-                    tracing::warn!(%error, address, "a presence cannot be read");
+                    tracing::warn!(error, address, "a presence cannot be taken");
                     return;
                 }
             }
@@ -331,39 +321,21 @@ async fn send_peers(hub: &Hub, sender: &mpsc::Sender<Result<internal::ReportPres
     peers.mark_changed();
     while peers.changed().await.is_ok() {
         let list = Arc::clone(&peers.borrow_and_update());
-        let peers = list
-            .iter()
-            .map(|Peer { address, topic }| internal::PeerAddress {
-                address: address.clone(),
-                topic: topic.clone(),
-            })
-            .collect();
-        if sender.send(Ok(internal::ReportPresenceResponse { peers })).await.is_err() {
-            return;
+        let peers = list.iter().map(|Peer { address, topic }| internal::PeerAddress {
+            address: address.clone(),
+            topic: topic.clone(),
+        });
+        let mut parts = pages::parts(peers, PART_LEN_MAX).into_iter().peekable();
+        loop {
+            let peers = parts.next().unwrap_or_default();
+            let more = parts.peek().is_some();
+            if sender.send(Ok(internal::ReportPresenceResponse { peers, more })).await.is_err() {
+                return;
+            }
+            if !more {
+                break;
+            }
         }
-    }
-}
-
-/// A page token's context and caller: a token of somebody else, or of another context, is none.
-struct Token {
-    context: ContextId,
-    actor: ActorId,
-}
-
-impl Token {
-    fn write(&self, last: u32) -> String {
-        hex::encode(format!("{}:{}:{last}", self.context, self.actor))
-    }
-
-    /// The last id of the page before; none for the first page.
-    fn read(&self, text: &str) -> Result<Option<u32>, &'static str> {
-        if text.is_empty() {
-            return Ok(None);
-        }
-        let refused = "the token is not from an answer to the same request";
-        let plain = hex::decode(text).ok().and_then(|bytes| String::from_utf8(bytes).ok()).ok_or(refused)?;
-        let last = plain.rsplit(':').next().and_then(|last| last.parse().ok()).ok_or(refused)?;
-        if self.write(last) == text { Ok(Some(last)) } else { Err(refused) }
     }
 }
 
@@ -374,15 +346,5 @@ mod tests {
     #[test]
     fn the_tables_make_a_policy() {
         drop(policy());
-    }
-
-    #[test]
-    fn a_token_belongs_to_its_request() {
-        let token = Token { context: ContextId(1), actor: ActorId(2) };
-        assert_eq!(token.read(""), Ok(None));
-        assert_eq!(token.read(&token.write(7)), Ok(Some(7)));
-        let other = Token { context: ContextId(1), actor: ActorId(3) };
-        assert!(other.read(&token.write(7)).is_err());
-        assert!(token.read("zz").is_err());
     }
 }

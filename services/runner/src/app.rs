@@ -237,12 +237,7 @@ impl service::App for RunnerApp {
     fn limits(config: &Self::Config) -> service::Limits {
         [
             ("slots_per_type", u64::from(config.slots)),
-            ("output_bytes_per_stream", model::limits::OUTPUT_BYTES_MAX),
-            ("result_bytes", model::limits::RESULT_BYTES_MAX as u64),
             ("result_file_bytes", RESULT_FILE_BYTES_MAX as u64),
-            ("inputs_bytes", model::limits::INPUTS_BYTES_MAX as u64),
-            ("file_bytes", model::limits::FILE_BYTES_MAX as u64),
-            ("job_files_bytes", model::limits::JOB_FILES_BYTES_MAX as u64),
             ("log_piece_bytes", LOG_BYTES_MAX as u64),
             ("rhai_operations", RHAI_OPERATIONS_MAX),
             ("rhai_memory_bytes", RHAI_MEMORY_BYTES_MAX),

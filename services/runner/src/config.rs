@@ -16,7 +16,8 @@ pub struct Config {
         env = "MYCORA_REDIS_URL",
         hide_env_values = true,
         value_name = "URL",
-        default_value = "redis://127.0.0.1:6379"
+        default_value = "redis://127.0.0.1:6379",
+        value_parser = queue::parse_place
     )]
     pub redis_url: kv::Endpoint,
     /// File with the password for it, so that it stands in no URL

@@ -8,7 +8,7 @@ use ::rpc::{Directory, MountBuilder};
 use directory::Remote;
 use proto::internal::v1::report_intake_service_server::ReportIntakeServiceServer;
 use proto::v1::flow_service_server::FlowServiceServer;
-use tokio::sync::watch;
+use service::{Condition, Readiness};
 use tokio_util::sync::CancellationToken;
 
 use crate::changes::submit::Submitter;
@@ -34,8 +34,17 @@ pub struct Deps<'a> {
     pub metrics: &'a prometheus::Registry,
 }
 
+/// What the scheduler cannot do without, beside what its driver sees to.
+struct Needs {
+    /// Storage, as it says itself.
+    storage: Condition,
+    /// The registry's view of runners.
+    runners: Condition,
+}
+
 /// The service.
 pub struct App {
+    storage: ::rpc::Channel,
     store: FlowStoreClient,
     registry: clients::RegistryClient,
     directory: Remote,
@@ -44,7 +53,8 @@ pub struct App {
     submitter: Submitter,
     explainer: Explainer,
     metrics: Arc<Metrics>,
-    ready: watch::Receiver<bool>,
+    readiness: Readiness,
+    needs: Needs,
     /// Ends streams, the lease, and with it the driver.
     stop: CancellationToken,
 }
@@ -53,14 +63,17 @@ impl App {
     pub(crate) fn new(config: &Config, deps: Deps<'_>) -> Result<Self, Error> {
         let metrics = Arc::new(Metrics::new(deps.metrics).map_err(Error::Metrics)?);
         let directory = Remote::new(deps.storage.clone());
-        let store = clients::flow_store(deps.storage);
+        let store = clients::flow_store(deps.storage.clone());
         let stop = CancellationToken::new();
-        let (sender, ready) = watch::channel(false);
+        let readiness = Readiness::new();
+        let needs =
+            Needs { storage: readiness.condition("storage"), runners: readiness.condition("runners") };
         let (driver, driving) =
-            driver::start(config, store.clone(), Arc::clone(&metrics), sender, stop.clone());
+            driver::start(config, store.clone(), Arc::clone(&metrics), &readiness, stop.clone());
         let submitter = Submitter::new(store.clone(), driver.clone(), config.identity.clone());
         Ok(Self {
             explainer: Explainer::new(store.clone()),
+            storage: deps.storage,
             store,
             registry: clients::registry(deps.registry),
             directory,
@@ -68,7 +81,8 @@ impl App {
             driving: Box::pin(driving),
             submitter,
             metrics,
-            ready,
+            readiness,
+            needs,
             stop,
         })
     }
@@ -106,22 +120,25 @@ impl App {
         self.directory.directory()
     }
 
-    /// True once the lease is held and the flows that have something to do were found.
+    /// Ready while storage serves, the lease is held, the flows that have something to do were found under it, and the
+    /// registry's view of runners is followed.
     #[must_use]
-    pub fn ready(&self) -> watch::Receiver<bool> {
-        self.ready.clone()
+    pub fn readiness(&self) -> Readiness {
+        self.readiness.clone()
     }
 
     /// Works until `shutdown`. What is under way then is taken up again by others, or by the
     /// next start, from what is stored.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Self { registry, driver, mut driving, explainer, directory, stop, .. } = self;
+        let Self { registry, driver, mut driving, explainer, directory, storage, needs, stop, .. } = self;
+        let view = runners::follow(registry, driver, explainer.runners(), needs.runners);
         tokio::select! {
             () = shutdown.cancelled() => {}
             () = &mut driving => {}
             () = directory.follow(shutdown.clone()) => {}
-            // The view is followed for ever.
-            () = runners::follow(registry, driver, explainer.runners()) => {}
+            // These two are followed for ever.
+            () = view => {}
+            () = needs.storage.while_serves(storage) => {}
         }
         stop.cancel();
         if tokio::time::timeout(LEAVE_TIMEOUT, driving).await.is_err() {

@@ -8,7 +8,7 @@
 pub(crate) mod created;
 pub mod filling;
 pub mod job;
-pub mod repeat;
+pub(crate) mod repeat;
 pub mod retry;
 pub(crate) mod signatures;
 pub mod submit;

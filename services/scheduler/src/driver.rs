@@ -22,6 +22,7 @@ use model::{
     ContextId, FlowId, FlowInput, FlowStatus, FlowUid, NodeReport, ReportKind, RunnerView, Timestamp,
 };
 use proto::internal::v1::{CommitResponse, ReportResponse};
+use service::{Condition, Readiness};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -147,16 +148,17 @@ pub(crate) struct Driver {
     ids: MessageIds,
     routers: Routers,
     metrics: Arc<Metrics>,
-    ready: watch::Sender<bool>,
+    /// The flows that have something to do were listed since the lease was taken.
+    listed: Condition,
 }
 
-/// Makes the driver and the task that runs it. `ready` becomes true once the flows that have
-/// something to do were listed.
+/// Makes the driver and the task that runs it. They are ready while the lease is held, and the flows that have
+/// something to do were listed under it.
 pub fn start(
     config: &Config,
     store: FlowStoreClient,
     metrics: Arc<Metrics>,
-    ready: watch::Sender<bool>,
+    readiness: &Readiness,
     stop: CancellationToken,
 ) -> (Handle, impl Future<Output = ()> + Send + use<>) {
     let (sender, events) = mpsc::channel(EVENTS_MAX);
@@ -188,11 +190,12 @@ pub fn start(
         ids: MessageIds::default(),
         routers: Routers::default(),
         metrics,
-        ready,
+        listed: readiness.condition("flows"),
     };
     let (again, identity) = (handle.clone(), config.identity.clone());
+    let held = readiness.condition("lease");
     let task = async move {
-        let lease = replica::hold(store, identity, again.clone(), stop);
+        let lease = replica::hold(store, identity, (again.clone(), held), stop);
         tokio::select! {
             () = driver.run(events, answers) => {}
             () = link => {}

@@ -46,23 +46,10 @@ impl service::App for App {
 
     fn limits(_: &Flags) -> Limits {
         Limits::from([
-            ("flow_nodes_max", limits::FLOW_NODES_MAX as u64),
-            ("flow_edges_max", limits::FLOW_EDGES_MAX as u64),
             ("step_nodes_max", STEP_NODES_MAX as u64),
             ("commits_in_flight_max", COMMITS_IN_FLIGHT_MAX as u64),
-            ("watch_buffer", limits::WATCH_BUFFER as u64),
-            ("page_size_max", u64::from(limits::PAGE_SIZE_MAX)),
-            ("add_nodes_max", limits::ADD_NODES_MAX as u64),
-            ("flow_inputs_max", limits::FLOW_INPUTS_MAX as u64),
-            ("flow_signals_max", limits::FLOW_SIGNALS_MAX as u64),
-            ("prerequisites_max", limits::PREREQUISITES_MAX as u64),
-            ("when_bytes_max", limits::WHEN_BYTES_MAX as u64),
-            ("when_operations_max", limits::WHEN_OPERATIONS_MAX),
-            ("graph_bytes_max", limits::GRAPH_BYTES_MAX as u64),
-            ("run_job_wait_secs_max", u64::from(limits::RUN_JOB_WAIT_SECS_MAX)),
             ("loads_at_once_max", LOADS_MAX as u64),
             ("log_asks_at_once_max", ASKS_AT_ONCE_MAX as u64),
-            ("lease_secs", u64::from(limits::LEASE_SECS)),
         ])
     }
 
@@ -83,7 +70,7 @@ impl service::App for App {
         let policy = MethodPolicy::new(&[PUBLIC_POLICY, INTERNAL_POLICY])?;
         let builder = Mount::builder(policy).directory(app.directory());
         let mount = app.mount_public(app.mount_internal(builder)).descriptors(proto::DESCRIPTORS).build()?;
-        host.ready_while("flows", app.ready());
+        host.readiness.include("", &app.readiness());
         host.serve(mount, &tls)?;
         host.run("driver", |stop| app.run(stop));
         Ok(())

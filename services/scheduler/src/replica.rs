@@ -8,6 +8,7 @@ use std::time::Duration;
 use model::{ContextId, FlowId, FlowUid, OwnerId, Timestamp, limits};
 use proto::internal::v1::join_response::News;
 use proto::internal::v1::{ActiveFlow, JoinHello, JoinRequest, JoinResponse};
+use service::Condition;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -57,15 +58,24 @@ pub fn active_from_wire(flow: &ActiveFlow) -> Result<Active, Status> {
     })
 }
 
-/// Holds the lease until `stop`, and tells the driver what storage tells. Ends the lease when it ends.
-pub async fn hold(mut store: FlowStoreClient, identity: Identity, driver: Handle, stop: CancellationToken) {
+/// Holds the lease until `stop`, and tells the driver what storage tells; `held` is met while the stream of it stands.
+/// Ends the lease when it ends.
+pub async fn hold(
+    mut store: FlowStoreClient,
+    identity: Identity,
+    (driver, held): (Handle, Condition),
+    stop: CancellationToken,
+) {
     let mut delay = RECONNECT_FIRST;
     // What is in memory counts only if the lease never ended since it was read.
     let mut again = false;
     loop {
         let mut joined = false;
-        let joining = join(&mut store, (&identity, again), &driver, &stop, &mut joined).await;
+        let joining = join(&mut store, (&identity, again), (&driver, &held), &stop, &mut joined).await;
         again |= joined;
+        if let Err(status) = &joining {
+            held.unmet(status.message());
+        }
         match joining {
             Ok(()) => return,
             Err(status) if status.code() == Code::Aborted => {
@@ -87,7 +97,7 @@ pub async fn hold(mut store: FlowStoreClient, identity: Identity, driver: Handle
 async fn join(
     store: &mut FlowStoreClient,
     (identity, again): (&Identity, bool),
-    driver: &Handle,
+    (driver, held): (&Handle, &Condition),
     stop: &CancellationToken,
     joined: &mut bool,
 ) -> Result<(), Status> {
@@ -104,7 +114,9 @@ async fn join(
         tokio::select! {
             answer = news.message() => {
                 let answer = answer?.ok_or_else(|| Status::unavailable("storage ended the stream"))?;
-                *joined = true;
+                if !std::mem::replace(joined, true) {
+                    held.met();
+                }
                 take(driver, answer).await?;
             }
             _ = beats.tick(), if pulse.is_none() => {

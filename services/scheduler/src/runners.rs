@@ -7,6 +7,7 @@ use std::time::Duration;
 use model::{ContextId, RunnerId, RunnerView};
 use proto::convert;
 use proto::internal::v1::{ViewedRunner, WatchRequest};
+use service::Condition;
 use tonic::Status;
 
 use crate::clients::RegistryClient;
@@ -20,18 +21,22 @@ const RECONNECT_MAX: Duration = Duration::from_secs(5);
 /// What the registry sees, for those who explain.
 pub type SharedRunners = Arc<RwLock<RunnerTable>>;
 
-/// Tells the driver what the registry sees, for ever, and keeps `shared` up to date. The caller drops it
-/// to end it.
-pub async fn follow(mut registry: RegistryClient, driver: Handle, shared: SharedRunners) {
+/// Tells the driver what the registry sees, for ever, and keeps `shared` up to date; `known` is met while the view is
+/// complete and is being followed. The caller drops it to end it.
+pub async fn follow(mut registry: RegistryClient, driver: Handle, shared: SharedRunners, known: Condition) {
     let mut delay = RECONNECT_FIRST;
     loop {
         let mut seen = false;
-        let ended = watch(&mut registry, &driver, &shared, &mut seen).await;
+        let ended = watch(&mut registry, &driver, (&shared, &known), &mut seen).await;
         if seen {
             delay = RECONNECT_FIRST;
         }
-        if let Err(status) = ended {
-            tracing::warn!(%status, "the view of runners broke off");
+        match ended {
+            Ok(()) => known.unmet("the registry ended its view"),
+            Err(status) => {
+                known.unmet(status.message());
+                tracing::warn!(%status, "the view of runners broke off");
+            }
         }
         tokio::time::sleep(delay).await;
         delay = (delay * 2).min(RECONNECT_MAX);
@@ -41,7 +46,7 @@ pub async fn follow(mut registry: RegistryClient, driver: Handle, shared: Shared
 async fn watch(
     registry: &mut RegistryClient,
     driver: &Handle,
-    shared: &SharedRunners,
+    (shared, known): (&SharedRunners, &Condition),
     seen: &mut bool,
 ) -> Result<(), Status> {
     let mut answers = registry.watch(WatchRequest {}).await?.into_inner();
@@ -79,6 +84,9 @@ async fn watch(
             }
         }
         driver.send(Event::Runners { views, gone }).await;
+        if answer.snapshot_end {
+            known.met();
+        }
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Actors.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use kv::{Cmd, Value};
@@ -12,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::permission::Action;
 use crate::record::{self, Fields, Written};
 use crate::requests::{Request, hash_of, was_asked};
+use crate::roles::ACTORS_READ;
 use crate::scripts;
 use crate::store::{ID_TRIES, PERMISSION_TRIES, Store};
 
@@ -84,7 +86,7 @@ impl Store {
                 Err(error) => return Err(error),
             }
         }
-        Err(Error::Exhausted("no free actor id was found; name one".to_owned()))
+        Err(Error::no_free_id("actor"))
     }
 
     /// Whether it was made now, and its revision; else the id of the one made before.
@@ -106,10 +108,7 @@ impl Store {
             .arg(limits::REQUEST_ID_KEEP_SECS)
             .arg(&actor.pubkey)
             .args(record::actor::write(actor).args());
-        let answer = self.call_global(call).await.map_err(|error| match error.code() {
-            Some("REQUEST_ID_REUSED") => Error::RequestIdReused,
-            _ => Error::Store(error),
-        })?;
+        let answer = self.call_global(call).await.map_err(|error| of_actor(error, actor.id))?;
         let [made, value] = answer.tuple()?;
         Ok((made.int()? == 1, value.uint()?))
     }
@@ -150,10 +149,12 @@ impl Store {
     ) -> Result<Actor> {
         let KeyRotation { id, expected_revision, pubkey, overlap_secs, revoke_certificates } = rotation;
         for _ in 0..PERMISSION_TRIES {
+            let found = self.actor(*id).await;
+            // After the actor: whoever changes it remembers the request with that.
             if self.was_asked(asker, request).await? {
                 return self.actor_ever(*id).await;
             }
-            let mut actor = self.actor(*id).await?;
+            let mut actor = found?;
             check_revision("actor", *id, actor.revision, *expected_revision)?;
             rotate(&mut actor, pubkey, now, Duration::from_secs((*overlap_secs).into()))?;
             if *revoke_certificates {
@@ -189,12 +190,13 @@ impl Store {
         request: Option<&Request>,
         now: Timestamp,
     ) -> Result<()> {
+        let deed = Deed::of(asker, Action::DeleteActor, format_args!("actor {id}")).asked(request);
         for _ in 0..PERMISSION_TRIES {
             let found = self.actor(id).await;
             // After the actor: whoever removes it remembers the request with that.
             if self.was_asked(asker, request).await? {
                 // Whoever was asked first may have died before it came to the roles.
-                return self.remove_roles(id, now).await;
+                return self.remove_roles(id, &deed, now).await;
             }
             let actor = found?;
             check_revision("actor", id, actor.revision, expected_revision)?;
@@ -202,35 +204,51 @@ impl Store {
             if !administered.is_empty() {
                 return Err(Error::LastAdmin { actor: id, contexts: administered });
             }
-            let deed = Deed::of(asker, Action::DeleteActor, format_args!("actor {id}")).asked(request);
-            match self.bury(&actor, deed, asker, request, now).await {
+            match self.bury(&actor, &deed, asker, request, now).await {
                 Err(Error::Changed(_) | Error::NotFound(_)) => {}
                 Err(error) => return Err(error),
-                Ok(()) => return self.remove_roles(id, now).await,
+                Ok(()) => return self.remove_roles(id, &deed, now).await,
             }
         }
         Err(Error::Changed(format!("actor {id} changes again and again")))
     }
 
+    /// Other actors that have a key of this one. None can be given one any more, but it was possible once; letters to such a
+    /// key are theirs from then on.
+    async fn heirs(&self, actor: &Actor) -> Result<Vec<(String, ActorId)>> {
+        let keys: BTreeSet<&str> = actor.keys.iter().map(|key| key.key.as_str()).collect();
+        let mut heirs = Vec::new();
+        for ids in self.all_actors().await?.chunks(ACTORS_READ) {
+            for other in self.read_actors(ids).await?.into_iter().flatten() {
+                if other.id != actor.id && other.deleted_at.is_none() && keys.contains(other.pubkey.as_str())
+                {
+                    heirs.push((other.pubkey, other.id));
+                }
+            }
+        }
+        Ok(heirs)
+    }
+
     async fn bury(
         &self,
         actor: &Actor,
-        deed: Deed,
+        deed: &Deed,
         asker: Option<ActorId>,
         request: Option<&Request>,
         now: Timestamp,
     ) -> Result<()> {
-        let keys = self.keys();
+        let (keys, heirs) = (self.keys(), self.heirs(actor).await?);
+        let heirs: Vec<String> = heirs.into_iter().flat_map(|(key, heir)| [key, heir.to_string()]).collect();
         let mut touched = vec![keys.actor(actor.id), keys.actors(), keys.actor_keys()];
         touched.extend(request.map(|request| keys.request(asker.unwrap_or(BOOTSTRAP), &request.id)));
         let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
         let call = self
-            .begin_global_by(Some(&deed), &scripts::DELETE_ACTOR, &touched, now)
+            .begin_global_by(Some(deed), &scripts::DELETE_ACTOR, &touched, now)
             .arg(actor.id.0)
             .arg(actor.revision.0)
             .arg(hash_of(request))
             .arg(limits::REQUEST_ID_KEEP_SECS)
-            .args(actor.keys.iter().map(|key| key.key.as_str()));
+            .args(heirs.iter().map(String::as_str));
         self.apply_global(call).await.map_err(|error| of_actor(error, actor.id))?;
         Ok(())
     }

@@ -6,7 +6,7 @@ use identity::TrustDomain;
 use kv::Kv;
 use model::Timestamp;
 use rpc::{Directory, MountBuilder};
-use tokio::sync::watch;
+use service::Readiness;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::events::Hub;
 use crate::replicas::Replicas;
 use crate::routers::Routers;
-use crate::rpc::{Identities, Rpc, keep_true};
+use crate::rpc::{Identities, Rpc, Uploads, keep_true};
 use crate::store::Store;
 use crate::sweeps::Swept;
 
@@ -57,6 +57,7 @@ impl App {
             removals: Removals::new(hub.clone()),
             identities,
             trust_domain: Arc::new(deps.trust_domain),
+            uploads: Uploads::default(),
             stop: stop.clone(),
         };
         Ok(Self { hub, rpc, stop })
@@ -86,10 +87,10 @@ impl App {
         self.rpc.identities.directory()
     }
 
-    /// Whether Redis is there, as far as is known.
+    /// Ready while Redis is there, as far as is known.
     #[must_use]
-    pub fn connected(&self) -> watch::Receiver<bool> {
-        self.hub.connected()
+    pub fn readiness(&self) -> Readiness {
+        self.hub.readiness().clone()
     }
 
     /// Removes what is too old at this moment, in all contexts: blobs that nobody refers to, events, entries of the audit. A

@@ -152,6 +152,8 @@ impl Refusal {
         let kind = match error {
             Error::NotFound(_) => RefusalKind::Gone,
             Error::ContextDeleting => RefusalKind::ContextDeleting,
+            // It was not applied. Sent again it finds what its flow has become.
+            Error::StoreWentBack => RefusalKind::UnknownOutcome,
             Error::Store(kv::Error::Refused { code, message }) => {
                 let kind = match code.as_str() {
                     "FENCED" => RefusalKind::Fenced,

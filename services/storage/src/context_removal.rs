@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
 use kv::Cmd;
-use model::{ActorId, Context, ContextId, ContextState, ContextUid, RunnerId, Timestamp, limits};
+use model::{ActorId, Context, ContextId, ContextState, ContextUid, Revision, RunnerId, Timestamp, limits};
 use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::actors::BOOTSTRAP;
+use crate::actors::{BOOTSTRAP, check_revision};
 use crate::audit::Deed;
 use crate::error::{Error, Result};
 use crate::events::{Hint, Hub};
@@ -68,17 +68,17 @@ impl Removals {
         self.0.looks.subscribe()
     }
 
-    /// Removes a context, for one of its admins or for the bootstrap identity. Returns when nothing is left;
-    /// the removal goes on when this is dropped.
+    /// Removes a context, for one of its admins or for the bootstrap identity; one at this revision, if one is named. Returns
+    /// when nothing is left; the removal goes on when this is dropped.
     pub(crate) async fn remove(
         &self,
-        id: ContextId,
+        (id, expected): (ContextId, Option<Revision>),
         actor: Option<ActorId>,
         request: Option<&Request>,
         now: Timestamp,
     ) -> Result<()> {
         let mut looks = self.looks();
-        let begun = self.0.hub.store().begin_context_removal(id, actor, request, now).await?;
+        let begun = self.0.hub.store().begin_context_removal((id, expected), actor, request, now).await?;
         // The same request has removed it before.
         let Some((tenant, uid)) = begun else { return Ok(()) };
         while record_of(&tenant).await?.is_some_and(|(known, _)| known == uid) {
@@ -216,7 +216,7 @@ impl Store {
     /// Marks a context as going, and gives its uid; nothing when the same request had it removed before.
     async fn begin_context_removal(
         &self,
-        id: ContextId,
+        (id, expected): (ContextId, Option<Revision>),
         actor: Option<ActorId>,
         request: Option<&Request>,
         now: Timestamp,
@@ -235,6 +235,10 @@ impl Store {
                 return Ok(None);
             }
             permission::allow_administrator(&context, actor, Action::DeleteContext)?;
+            // One that is going was seen by somebody as it was then.
+            if context.state == ContextState::Active {
+                check_revision("context", id, context.revision, expected)?;
+            }
             if then.is_none() {
                 self.remember_removal(&context, actor, request, now).await?;
             }

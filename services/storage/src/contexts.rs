@@ -55,10 +55,11 @@ impl Members {
 
 impl Store {
     /// Creates a context, or gives the one that the same request made before. `creator` is nobody for the
-    /// bootstrap identity, else becomes one of the admins.
+    /// bootstrap identity, else becomes one of the admins. `noted` is what is wrong with it so far.
     pub(crate) async fn create_context(
         &self,
         mut new: NewContext,
+        noted: Violations,
         creator: Option<ActorId>,
         request: Option<&Request>,
         now: Timestamp,
@@ -71,41 +72,31 @@ impl Store {
             new.admins.insert(creator);
         }
         if !self.was_asked(creator, request).await? {
-            self.check_members(&new).await?;
+            self.check_new(&new, noted).await?;
         }
         for _ in 0..ID_TRIES {
-            let id = match new.id {
-                Some(id) => id,
-                None => ContextId(self.next_context_id().await?),
-            };
-            if let Some(problem) = self.refuses_id(id) {
-                return Err(Error::field("id", problem));
-            }
-            match self.reserve_and_write(id, &new, creator, request, now).await {
-                Ok(context) => return Ok(context),
-                Err(Error::Store(kv::Error::Refused { code, message }))
+            match self.reserve_and_write(&new, creator, request, now).await {
+                Err(Error::Store(kv::Error::Refused { code, .. }))
                     if code == "CONTEXT_EXISTS" || code == "CONTEXT_RESERVED" =>
                 {
-                    if new.id.is_some() {
+                    if let Some(id) = new.id {
                         return Err(Error::Exists(format!("context {id}")));
                     }
-                    self.skip_context_ids(message.parse().unwrap_or_default());
                 }
-                Err(error) => return Err(error),
+                result => return result,
             }
         }
-        Err(Error::Exhausted("no free context id was found; name one".to_owned()))
+        Err(Error::no_free_id("context"))
     }
 
     async fn reserve_and_write(
         &self,
-        id: ContextId,
         new: &NewContext,
         creator: Option<ActorId>,
         request: Option<&Request>,
         now: Timestamp,
     ) -> Result<Context> {
-        let Reserved { id, uid, is_new } = self.reserve_context(id, creator, request, now).await?;
+        let Reserved { id, uid, is_new } = self.reserve_context(new.id, creator, request, now).await?;
         let NewContext { id: _, admins, readers, executors, settings } = new.clone();
         let context = Context {
             id,
@@ -145,7 +136,7 @@ impl Store {
 
     async fn reserve_context(
         &self,
-        id: ContextId,
+        id: Option<ContextId>,
         creator: Option<ActorId>,
         request: Option<&Request>,
         now: Timestamp,
@@ -159,14 +150,18 @@ impl Store {
             now.as_millis().saturating_sub(u64::try_from(RESERVATION.as_millis()).unwrap_or(u64::MAX));
         let call = self
             .begin_global(&scripts::RESERVE_CONTEXT, &touched, now)
-            .arg(id.0)
+            .arg(&id.map(|id| id.to_string()).unwrap_or_default())
             .arg(&ContextUid::random().to_string())
             .arg(hash_of(request))
             .arg(limits::REQUEST_ID_KEEP_SECS)
-            .arg(&Timestamp::from_millis(lapsed).to_string());
+            .arg(&Timestamp::from_millis(lapsed).to_string())
+            .arg(self.greatest_context_id());
         let answer = self.call_global(call).await.map_err(|error| match error.code() {
             Some("REQUEST_ID_REUSED") => Error::RequestIdReused,
-            Some("CONTEXT_GONE") => Error::not_found("the context that this request made, context", id),
+            Some("CONTEXT_GONE") => Error::NotFound("the context that this request made".to_owned()),
+            Some("CONTEXTS_EXHAUSTED") => {
+                Error::contexts_exhausted(self.greatest_context_id(), &self.contexts_end())
+            }
             _ => Error::Store(error),
         })?;
         let [id, uid, is_new] = answer.tuple()?;
@@ -193,10 +188,12 @@ impl Store {
         Ok(())
     }
 
-    /// Changes members and settings, for one of its admins or for the bootstrap identity, which is nobody here.
+    /// Changes members and settings, for one of its admins or for the bootstrap identity, which is nobody here. `noted` is what
+    /// is wrong with it so far.
     pub(crate) async fn update_context(
         &self,
         change: &ContextChange,
+        noted: &Violations,
         actor: Option<ActorId>,
         request: Option<&Request>,
         now: Timestamp,
@@ -209,7 +206,7 @@ impl Store {
                 return Ok(context);
             }
             check_revision("context", context.id, context.revision, change.expected_revision)?;
-            self.check_new_members(change).await?;
+            self.check_new_members(change, noted.clone()).await?;
             let deed =
                 Deed::of(actor, Action::UpdateContext, format_args!("context {}", context.id)).asked(request);
             let call = tenant
@@ -233,11 +230,12 @@ impl Store {
         Err(Error::ContextChanged(change.id))
     }
 
-    /// Writes who has which role, if the context is still as it was read.
+    /// Writes who has which role, if the context is still as it was read. The deed stands in the context's audit.
     pub(crate) async fn write_members(
         &self,
         context: &Context,
         members: &Members,
+        deed: &Deed,
         now: Timestamp,
     ) -> Result<()> {
         if members.admins.is_empty() {
@@ -248,7 +246,7 @@ impl Store {
         fields.json("admins", admins).json("executors", executors).json("readers", readers);
         let tenant = self.place(context.id);
         let call = tenant
-            .begin(&scripts::UPDATE_CONTEXT, &[], Some(context.uid), now)
+            .begin_by(Some(deed), &scripts::UPDATE_CONTEXT, &[], Some(context.uid), now)
             .arg(context.revision.0)
             .arg("")
             .arg(0)
@@ -256,11 +254,13 @@ impl Store {
         tenant.apply_revision(call).await.map(drop)
     }
 
-    /// Whoever is to have a role has to be registered.
-    async fn check_members(&self, new: &NewContext) -> Result<()> {
-        let mut violations = Violations::new();
+    /// Whoever is to have a role has to be registered, and a chosen id has to be one that can be given.
+    async fn check_new(&self, new: &NewContext, mut violations: Violations) -> Result<()> {
         if new.admins.is_empty() {
             violations.add("admins", "a context needs at least one admin");
+        }
+        if let Some(problem) = new.id.and_then(|id| self.refuses_id(id)) {
+            violations.add("id", problem);
         }
         for (field, list) in
             [("admins", &new.admins), ("executors", &new.executors), ("readers", &new.readers)]
@@ -270,11 +270,13 @@ impl Store {
         Ok(violations.into_result(Some(()))?)
     }
 
-    async fn check_new_members(&self, change: &ContextChange) -> Result<()> {
-        let mut violations = Violations::new();
-        for (field, list) in
-            [("admins", &change.admins), ("executors", &change.executors), ("readers", &change.readers)]
-        {
+    async fn check_new_members(&self, change: &ContextChange, mut violations: Violations) -> Result<()> {
+        let of = [
+            ("admins.ids", &change.admins),
+            ("executors.ids", &change.executors),
+            ("readers.ids", &change.readers),
+        ];
+        for (field, list) in of {
             if let Some(list) = list {
                 self.check_registered(field, list, &mut violations).await?;
             }
@@ -292,7 +294,9 @@ impl Store {
         list: &BTreeSet<ActorId>,
         violations: &mut Violations,
     ) -> Result<()> {
-        let ids: Vec<ActorId> = list.iter().copied().collect();
+        // 0 is refused already, and so are more of them.
+        let ids = list.iter().copied().filter(|id| *id != ActorId(0)).take(limits::CONTEXT_MEMBERS_MAX);
+        let ids: Vec<ActorId> = ids.collect();
         for ids in ids.chunks(MEMBERS_CHECKED) {
             for (id, actor) in ids.iter().zip(self.read_actors(ids).await?) {
                 if actor.is_none_or(|actor| actor.deleted_at.is_some()) {

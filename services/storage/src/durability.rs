@@ -5,9 +5,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use keys::Layout;
-use kv::{Call, Cmd, Connection, Kv, Value};
+use kv::{Call, Cmd, Confirm, Connection, Keeper, Kv, Setup, Value};
 
-/// How long a replica, or the disk, may take before the outcome counts as unknown.
+/// How long a replica, or the disk, may take before the outcome of a change counts as unknown.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The same for the disk of a replica, which tells what it has on disk once a second.
 const REPLICA_DISK_PATIENCE: Duration = Duration::from_secs(5);
@@ -60,15 +60,10 @@ impl FromStr for Durability {
 #[error("`{0}` is no durability; there are fast, synced and replicated")]
 pub struct UnknownDurability(pub String);
 
-/// What is asked of Redis after each change before it is answered.
+/// What makes a change count: what a durability comes to at the server that makes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Confirmation {
-    /// Nothing: the answer itself says enough.
-    Answer,
-    /// That replicas have it in memory.
-    Wait,
-    /// That it is on the disk here, and on those of so many replicas.
-    WaitAof(u32),
+pub(crate) struct Confirmation {
+    asked: Durability,
 }
 
 /// Why the Redis at hand cannot be used as it was asked, and what helps.
@@ -88,119 +83,97 @@ impl From<kv::Error> for Refusal {
     }
 }
 
+impl Durability {
+    /// Whether a server that is set up so gives it.
+    ///
+    /// # Errors
+    /// Names what the server cannot give, and the way out.
+    pub fn is_given_by(self, setup: &Setup) -> Result<(), String> {
+        self.on(setup).map(drop)
+    }
+
+    /// What a change waits for at a server that is set up so.
+    ///
+    /// # Errors
+    /// Names what the server cannot give, and the way out.
+    fn on(self, setup: &Setup) -> Result<Option<Confirm>, String> {
+        match self {
+            Self::Fast => Ok(None),
+            Self::Synced => {
+                let append_only = told(setup.append_only.as_deref(), "appendonly")?;
+                if append_only != "yes" {
+                    return Err(format!(
+                        "durability `synced` needs an append-only file: this Redis has `appendonly {append_only}`; set \
+                         `appendonly yes` and `appendfsync always`, or choose `fast`"
+                    ));
+                }
+                match told(setup.append_fsync.as_deref(), "appendfsync")? {
+                    "always" => Ok(None),
+                    _ if setup.version >= WAITAOF_SINCE => {
+                        Ok(Some(Confirm { keeper: Keeper::Disk, patience: PATIENCE }))
+                    }
+                    sync => Err(format!(
+                        "durability `synced` needs `appendfsync always` or Redis 7.2: this Redis has `appendfsync \
+                         {sync}`; set it, or choose `fast`"
+                    )),
+                }
+            }
+            Self::Replicated => {
+                if setup.replicas == 0 {
+                    return Err("durability `replicated` needs a replica: none is connected to this Redis; connect one \
+                                with `replicaof`, or choose `synced`"
+                        .to_owned());
+                }
+                if setup.version < WAITAOF_SINCE {
+                    return Ok(Some(Confirm { keeper: Keeper::Replica, patience: PATIENCE }));
+                }
+                match told(setup.append_only.as_deref(), "appendonly")? {
+                    "yes" => Ok(Some(Confirm { keeper: Keeper::Disks, patience: REPLICA_DISK_PATIENCE })),
+                    append_only => Err(format!(
+                        "durability `replicated` needs an append-only file: this Redis has `appendonly {append_only}`; \
+                         set `appendonly yes`, or choose `fast`"
+                    )),
+                }
+            }
+        }
+    }
+}
+
+fn told<'a>(setting: Option<&'a str>, name: &str) -> Result<&'a str, String> {
+    setting.ok_or_else(|| format!("this Redis does not tell its `{name}`: allow CONFIG GET"))
+}
+
 impl Confirmation {
-    /// What `asked` comes to with this Redis: with every server of it that takes writes.
+    /// What `asked` comes to with this Redis, of which every server that takes writes has to give it.
     ///
     /// # Errors
     /// Names what it cannot give.
     pub(crate) async fn of(asked: Durability, kv: &Kv) -> Result<Self, Refusal> {
-        let mut common = None;
-        for primary in kv.primaries().await? {
-            let here = match Self::on(asked, &primary).await {
-                Err(Refusal::NotGiven(why)) if kv.endpoint().is_cluster() => {
-                    return Err(Refusal::NotGiven(format!("{}: {why}", primary.endpoint())));
-                }
-                here => here?,
-            };
-            common = Some(match common {
-                None => here,
-                Some(before) => Self::common(before, here).ok_or_else(|| {
-                    Refusal::NotGiven(format!(
-                        "durability `{asked}` needs nodes with the same settings: {} differs",
-                        primary.endpoint()
-                    ))
-                })?,
-            });
-        }
-        Ok(common.unwrap_or(Self::Answer))
-    }
-
-    /// What can be asked of both, and says enough of both.
-    fn common(one: Self, other: Self) -> Option<Self> {
-        match (one, other) {
-            _ if one == other => Some(one),
-            // While the nodes are brought to a newer version.
-            (Self::Wait, Self::WaitAof(1)) | (Self::WaitAof(1), Self::Wait) => Some(Self::Wait),
-            _ => None,
-        }
-    }
-
-    /// What `asked` comes to with one server.
-    async fn on(asked: Durability, connection: &Connection) -> Result<Self, Refusal> {
-        match asked {
-            Durability::Fast => Ok(Self::Answer),
-            Durability::Synced => {
-                let (append_only, sync) =
-                    (setting(connection, "appendonly").await?, setting(connection, "appendfsync").await?);
-                if append_only != "yes" {
-                    return Err(Refusal::NotGiven(format!(
-                        "durability `synced` needs an append-only file: this Redis has `appendonly {append_only}`; set \
-                         `appendonly yes` and `appendfsync always`, or choose `fast`"
-                    )));
-                }
-                if sync == "always" {
-                    return Ok(Self::Answer);
-                }
-                if version(connection).await? >= WAITAOF_SINCE {
-                    return Ok(Self::WaitAof(0));
-                }
-                Err(Refusal::NotGiven(format!(
-                    "durability `synced` needs `appendfsync always` or Redis 7.2: this Redis has `appendfsync {sync}`; set \
-                     it, or choose `fast`"
-                )))
-            }
-            Durability::Replicated => {
-                if replicas(connection).await? == 0 {
-                    return Err(Refusal::NotGiven(
-                        "durability `replicated` needs a replica: none is connected to this Redis; connect one with \
-                         `replicaof`, or choose `synced`"
-                            .to_owned(),
-                    ));
-                }
-                if version(connection).await? < WAITAOF_SINCE {
-                    return Ok(Self::Wait);
-                }
-                let append_only = setting(connection, "appendonly").await?;
-                if append_only != "yes" {
-                    return Err(Refusal::NotGiven(format!(
-                        "durability `replicated` needs an append-only file: this Redis has `appendonly {append_only}`; set \
-                         `appendonly yes`, or choose `fast`"
-                    )));
-                }
-                Ok(Self::WaitAof(1))
+        if asked != Durability::Fast {
+            for primary in kv.primaries().await? {
+                let setup = primary.setup().await.map_err(|error| match error {
+                    // It is about to change its role; somebody else takes writes soon.
+                    kv::Error::Readonly(reason) => {
+                        kv::Error::Unreachable { endpoint: primary.endpoint().to_owned(), reason }
+                    }
+                    error => error,
+                })?;
+                asked.on(&setup).map_err(|why| match kv.endpoint().is_cluster() {
+                    true => Refusal::NotGiven(format!("{}: {why}", primary.endpoint())),
+                    false => Refusal::NotGiven(why),
+                })?;
             }
         }
+        Ok(Self { asked })
     }
 
-    /// Calls a script and waits for what makes its answer count.
+    /// Calls a script and waits for what makes its answer count. The server is asked again what it can give whenever
+    /// there is another process at the other end, and makes no change when that is too little.
     pub(crate) async fn call(self, connection: &Connection, call: Call) -> kv::Result<Value> {
-        let patience = match self {
-            Self::Answer => return connection.call(call).await,
-            Self::Wait | Self::WaitAof(0) => PATIENCE,
-            Self::WaitAof(_) => REPLICA_DISK_PATIENCE,
-        };
-        let wait = match self {
-            Self::WaitAof(replicas) => Cmd::new("WAITAOF").arg(1).arg(replicas),
-            Self::Answer | Self::Wait => Cmd::new("WAIT").arg(1),
-        };
-        let wait = wait.arg(u64::try_from(patience.as_millis()).unwrap_or(u64::MAX));
-        let (answer, confirmed) = connection.call_then(call, wait).await?;
-        let answer = answer?;
-        let is_confirmed = match self {
-            Self::Answer => true,
-            Self::Wait => confirmed?.uint()? >= 1,
-            Self::WaitAof(asked) => {
-                let [local, replicas] = confirmed?.tuple()?;
-                local.uint()? >= 1 && replicas.uint()? >= u64::from(asked)
-            }
-        };
-        if is_confirmed {
-            return Ok(answer);
+        match self.asked {
+            Durability::Fast => connection.call(call).await,
+            asked => connection.change(call, |setup| asked.on(setup)).await,
         }
-        Err(kv::Error::UnknownOutcome {
-            endpoint: "the store".to_owned(),
-            reason: format!("it was not confirmed within {patience:?} that the change is kept"),
-        })
     }
 }
 
@@ -236,28 +209,45 @@ pub(crate) async fn check_layout(layout: Layout, kv: &Kv) -> Result<(), Refusal>
     }
 }
 
-async fn setting(connection: &Connection, name: &str) -> Result<String, Refusal> {
-    let pairs = connection.cmd(Cmd::new("CONFIG").arg("GET").arg(name)).await?.pairs()?;
-    match pairs.into_iter().next() {
-        Some((_, value)) => Ok(value.text()?),
-        None => Err(Refusal::NotGiven(format!("this Redis does not tell its `{name}`: allow CONFIG GET"))),
-    }
-}
-
-/// Major and minor version.
-async fn version(connection: &Connection) -> Result<(u32, u32), Refusal> {
-    let version = info(connection, "server", "redis_version").await?.unwrap_or_default();
-    let mut parts = version.split('.').map_while(|part| part.parse().ok());
-    Ok((parts.next().unwrap_or(0), parts.next().unwrap_or(0)))
-}
-
-async fn replicas(connection: &Connection) -> Result<u32, Refusal> {
-    let count = info(connection, "replication", "connected_slaves").await?;
-    Ok(count.and_then(|count| count.parse().ok()).unwrap_or(0))
-}
-
 async fn info(connection: &Connection, section: &str, name: &str) -> Result<Option<String>, Refusal> {
     let text = connection.cmd(Cmd::new("INFO").arg(section)).await?.text()?;
     let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
     Ok(pairs.find(|(known, _)| *known == name).map(|(_, value)| value.trim().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn setup(version: (u32, u32), replicas: u32, append_only: &str, append_fsync: &str) -> Setup {
+        let setting = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        Setup { version, replicas, append_only: setting(append_only), append_fsync: setting(append_fsync) }
+    }
+
+    #[test]
+    fn what_a_durability_comes_to_depends_on_the_server() {
+        use Durability::{Fast, Replicated, Synced};
+        for (asked, version, replicas, append_only, append_fsync, keeper) in [
+            (Fast, (7, 0), 0, "", "", Ok(None)),
+            (Synced, (7, 0), 0, "yes", "always", Ok(None)),
+            (Synced, (7, 0), 0, "yes", "everysec", Err("7.2")),
+            (Synced, (7, 2), 0, "yes", "everysec", Ok(Some(Keeper::Disk))),
+            (Synced, (8, 0), 1, "no", "always", Err("`appendonly no`")),
+            (Synced, (8, 0), 1, "yes", "", Err("allow CONFIG GET")),
+            (Replicated, (7, 0), 1, "no", "", Ok(Some(Keeper::Replica))),
+            (Replicated, (7, 0), 0, "yes", "always", Err("needs a replica")),
+            (Replicated, (7, 2), 1, "yes", "always", Ok(Some(Keeper::Disks))),
+            (Replicated, (7, 2), 1, "no", "always", Err("`appendonly no`")),
+            (Replicated, (7, 10), 1, "", "", Err("allow CONFIG GET")),
+        ] {
+            let setup = setup(version, replicas, append_only, append_fsync);
+            match (asked.on(&setup), keeper) {
+                (Ok(confirm), Ok(keeper)) => {
+                    assert_eq!(confirm.map(|confirm| confirm.keeper), keeper, "{setup:?}")
+                }
+                (Err(why), Err(part)) => assert!(why.contains(part), "{why}"),
+                (on, _) => panic!("{asked} on {setup:?}: {on:?}"),
+            }
+        }
+    }
 }

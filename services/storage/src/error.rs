@@ -5,6 +5,7 @@ use model::{ActorId, ContextId, Violations, limits};
 
 use crate::events::Position;
 use crate::record::BadRecord;
+use crate::store::ID_TRIES;
 
 /// The result of everything here.
 pub(crate) type Result<T> = std::result::Result<T, Error>;
@@ -87,8 +88,15 @@ pub(crate) enum Error {
         asked: u64,
     },
     /// No more ids of a kind.
-    #[error("{0}")]
-    Exhausted(String),
+    #[error("{message}")]
+    Exhausted {
+        /// For people.
+        message: String,
+        /// The limit that it is for.
+        limit: &'static str,
+        /// Its value.
+        max: u32,
+    },
     /// Redis.
     #[error("the store failed")]
     Store(#[source] kv::Error),
@@ -122,6 +130,9 @@ pub(crate) enum WrongState {
     JobInFlow,
 }
 
+/// What scripts refuse with when a change is gone that this storage has seen.
+pub(crate) const STORE_WENT_BACK: &str = "STORE_WENT_BACK";
+
 impl Error {
     /// Something that is not there.
     pub(crate) fn not_found(kind: &str, id: impl std::fmt::Display) -> Self {
@@ -133,6 +144,22 @@ impl Error {
         let mut violations = Violations::new();
         violations.add(field, description);
         Self::Invalid(violations)
+    }
+
+    /// As many contexts as there can be, and what would make room.
+    pub(crate) fn contexts_exhausted(max: u32, remedy: &str) -> Self {
+        Self::Exhausted { message: format!("every context id is taken: {remedy}"), limit: "id_max", max }
+    }
+
+    /// Every number of a kind was given.
+    pub(crate) const fn no_ids_left(message: String) -> Self {
+        Self::Exhausted { message, limit: "id_max", max: u32::MAX }
+    }
+
+    /// Those numbers of a kind that were tried are all taken.
+    pub(crate) fn no_free_id(kind: &str) -> Self {
+        let message = format!("no free {kind} id was found; name one");
+        Self::Exhausted { message, limit: "id_tries_max", max: ID_TRIES }
     }
 
     /// The code of a script's refusal, when it is one.
@@ -150,6 +177,7 @@ impl Error {
         match code.as_str() {
             "CONTEXT_GONE" => Self::not_found("context", context),
             "CONTEXT_DELETING" => Self::ContextDeleting,
+            STORE_WENT_BACK => Self::StoreWentBack,
             "CONTEXT_CHANGED" => Self::ContextChanged(context),
             "FLOW_GONE" | "MESSAGE_GONE" | "RUNNER_GONE" => Self::NotFound(message.clone()),
             "FLOW_NOT_CREATED" => state(WrongState::FlowNotCreated),
@@ -165,7 +193,7 @@ impl Error {
             "JOB_IN_FLOW" => state(WrongState::JobInFlow),
             "BLOB_MISSING" => Self::BlobMissing(message.rsplit(':').next().unwrap_or_default().to_owned()),
             "JOB_NOT_RESERVED" => Self::field("nodes", message),
-            "IDS_EXHAUSTED" => Self::Exhausted(message.clone()),
+            "IDS_EXHAUSTED" => Self::no_ids_left(message.clone()),
             "REQUEST_ID_REUSED" => Self::RequestIdReused,
             "FLOW_CHANGED" | "RUNNER_CHANGED" => Self::Changed(message.clone()),
             "TOO_MANY_INPUTS" => limit("inputs that wait", limits::FLOW_INPUTS_MAX, message),

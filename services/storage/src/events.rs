@@ -16,6 +16,7 @@ use keys::FlowRef;
 use kv::{Cmd, Connection, Notice, StreamEntry, Topic};
 use model::{ContextId, FlowId, RunnerId};
 use serde::Deserialize;
+use service::{Condition, Readiness};
 use tokio::sync::{Notify, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -74,7 +75,7 @@ impl Position {
     }
 
     /// The id of its entry.
-    fn entry_id(self) -> String {
+    pub(crate) fn entry_id(self) -> String {
         format!("{}-{}", self.revision, self.n)
     }
 }
@@ -98,7 +99,7 @@ impl FromStr for Position {
             };
             (position.to_string() == text).then_some(position)
         };
-        parse().ok_or_else(|| Error::field("position", "not a position that was given by a watch"))
+        parse().ok_or_else(|| Error::field("resume_position", "not a position that was given by a watch"))
     }
 }
 
@@ -237,26 +238,26 @@ struct Inner {
     touches: broadcast::Sender<Touch>,
     inboxes: broadcast::Sender<InboxHint>,
     news: broadcast::Sender<News>,
-    /// Whether hints are heard: Redis is there.
-    connected: watch::Sender<bool>,
+    /// Ready while hints are heard: Redis is there.
+    readiness: Readiness,
+    redis: Condition,
     /// Whether they are heard from all of it.
     hears_all: watch::Sender<bool>,
-    /// How often the store was found to have lost changes.
-    went_back: watch::Sender<u64>,
     pub(crate) tailers: Mutex<HashMap<ContextId, Tailer>>,
 }
 
 impl Hub {
     pub(crate) fn new(store: Store) -> Self {
+        let readiness = Readiness::new();
         Self(Arc::new(Inner {
             store,
+            redis: readiness.condition("redis"),
+            readiness,
             kinds: broadcast::Sender::new(KINDS_BUFFER),
             touches: broadcast::Sender::new(TOUCHES_BUFFER),
             inboxes: broadcast::Sender::new(INBOXES_BUFFER),
             news: broadcast::Sender::new(NEWS_BUFFER),
-            connected: watch::Sender::new(false),
             hears_all: watch::Sender::new(false),
-            went_back: watch::Sender::new(0),
             tailers: Mutex::default(),
         }))
     }
@@ -289,9 +290,9 @@ impl Hub {
         NewsFeed::new(self.0.news.subscribe())
     }
 
-    /// Whether hints are heard.
-    pub(crate) fn connected(&self) -> watch::Receiver<bool> {
-        self.0.connected.subscribe()
+    /// Ready while hints are heard.
+    pub(crate) fn readiness(&self) -> &Readiness {
+        &self.0.readiness
     }
 
     /// Whether every change of actors and contexts is heard now.
@@ -301,7 +302,7 @@ impl Hub {
 
     /// Changes whenever the store was found to have lost changes.
     pub(crate) fn went_back(&self) -> &watch::Sender<u64> {
-        &self.0.went_back
+        self.0.store.went_back()
     }
 
     /// Listens until `stop`.
@@ -320,7 +321,7 @@ impl Hub {
                         tailer.wake.missed.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
                         tailer.wake.notify.notify_one();
                     }
-                    self.0.connected.send_replace(true);
+                    self.0.redis.met();
                     self.0.hears_all.send_replace(true);
                     self.tell(Hint::Missed);
                     self.touch(Touch::Any);
@@ -333,7 +334,7 @@ impl Hub {
                     self.tell_news(News::Silence);
                 }
                 Notice::Lost(error) => {
-                    self.0.connected.send_replace(false);
+                    self.0.redis.unmet(error.to_string());
                     self.0.hears_all.send_replace(false);
                     self.tell_news(News::Silence);
                     tracing::warn!(%error, "hints are missed until Redis is back");

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::permission::{self, Action};
 use crate::record::flow::StoredFlow;
 use crate::record::{self, Fields, Written};
-use crate::requests::{Asked, Request, hash_of};
+use crate::requests::{Asked, Filling, Request, expected_text, hash_of};
 use crate::scripts;
 use crate::store::{Asker, Change, ID_TRIES, PERMISSION_TRIES, Store, Tenant};
 
@@ -68,6 +68,8 @@ pub(crate) struct Restart {
     pub(crate) env_vars: EnvVars,
     /// New signatures of its jobs.
     pub(crate) signatures: Vec<(JobId, String)>,
+    /// The flow that is meant is at this revision.
+    pub(crate) expected_revision: Option<Revision>,
 }
 
 /// A node to be added.
@@ -159,7 +161,7 @@ impl Store {
                 Err(error) => return Err(error),
             }
         }
-        Err(Error::Exhausted("no free flow id was found; name one".to_owned()))
+        Err(Error::no_free_id("flow"))
     }
 
     /// Reads a flow that is not being removed.
@@ -196,15 +198,19 @@ impl Store {
         &self,
         (context, flow, uid): (ContextId, FlowId, FlowUid),
         nodes: &[NewNode],
-        asker: Asker,
+        (asker, filling): (Asker, Option<&Filling>),
         now: Timestamp,
     ) -> Result<()> {
         if nodes.len() > ADD_NODES_MAX {
             let asked = nodes.len() as u64;
             return Err(Error::Limit { limit: "nodes of one AddNodes", max: ADD_NODES_MAX as u64, asked });
         }
-        for part in parts_of(nodes) {
-            self.add_part((context, flow, uid), part, asker, now).await?;
+        let parts = parts_of(nodes);
+        let last = parts.len().saturating_sub(1);
+        for (i, part) in parts.into_iter().enumerate() {
+            let filling =
+                filling.map(|filling| Filling { ends: filling.ends && i == last, ..filling.clone() });
+            self.add_part((context, flow, uid), part, (asker, filling), now).await?;
         }
         Ok(())
     }
@@ -214,14 +220,14 @@ impl Store {
         &self,
         (context, flow, uid): (ContextId, FlowId, FlowUid),
         nodes: &[NewNode],
-        asker: Asker,
+        (asker, filling): (Asker, Option<Filling>),
         now: Timestamp,
     ) -> Result<()> {
         if asker == Asker::Service {
             let tenant = self.tenant(context).await?;
             let caller = self.caller(&tenant, flow, uid).await?;
             let place = record::job::Place { caller, context, flow: Some(flow) };
-            let change = add_nodes_change(&tenant, (place, flow, uid), nodes, None, now);
+            let change = add_nodes_change(&tenant, (place, flow, uid), nodes, None, None, now);
             tenant.apply_revision(change).await?;
             return Ok(());
         }
@@ -230,9 +236,14 @@ impl Store {
                 self.changeable_flow(context, flow, asker, Action::AddFlowNodes).await?;
             let caller = stored.flow.caller_id;
             let place = record::job::Place { caller, context: context.id, flow: Some(flow) };
-            let deed = Deed::by(asker, Action::AddFlowNodes, format_args!("flow {flow}"));
-            let decided_on = deed.as_ref().map(|deed| (&context, deed));
-            let change = add_nodes_change(&tenant, (place, flow, uid), nodes, decided_on, now);
+            let actor = asker.actor()?;
+            let request = filling.as_ref().map(|filling| &filling.request);
+            let deed =
+                Deed::of(Some(actor), Action::AddFlowNodes, format_args!("flow {flow}")).asked(request);
+            let request_key = request.map(|request| tenant.keys.request(actor, &request.id));
+            let asked = request_key.as_deref().zip(filling.as_ref());
+            let decided_on = Some((&context, &deed));
+            let change = add_nodes_change(&tenant, (place, flow, uid), nodes, decided_on, asked, now);
             match tenant.apply_revision(change).await {
                 Err(Error::ContextChanged(_)) => {}
                 result => return result.map(drop),
@@ -246,23 +257,27 @@ impl Store {
         &self,
         (context, flow, uid): (ContextId, FlowId, FlowUid),
         owner: Option<OwnerId>,
-        asker: Asker,
+        (asker, request): (Asker, Option<&Request>),
         now: Timestamp,
     ) -> Result<(FlowInContext, Vec<String>)> {
         for _ in 0..PERMISSION_TRIES {
             let (tenant, _, context) = self.changeable_flow(context, flow, asker, Action::StartFlow).await?;
-            let deed = Deed::by(asker, Action::StartFlow, format_args!("flow {flow}"));
+            let deed = Deed::by(asker, Action::StartFlow, format_args!("flow {flow}"))
+                .map(|deed| deed.asked(request));
             let decided_on = match asker {
                 Asker::Service => String::new(),
                 Asker::Actor(_) => context.revision.to_string(),
             };
             let keys = &tenant.keys;
-            let touched = [
+            let mut touched = vec![
                 keys.flow(flow),
                 keys.flow_nodes(flow),
                 tenant.flows_active.clone(),
                 keys.flow_signals(flow),
             ];
+            if let (Asker::Actor(actor), Some(request)) = (asker, request) {
+                touched.push(keys.request(actor, &request.id));
+            }
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
             let change = tenant
                 .begin_by(deed.as_ref(), &scripts::START_FLOW, &touched, Some(context.uid), now)
@@ -271,7 +286,9 @@ impl Store {
                 .arg(&uid.to_string())
                 .arg(&owner.map(|owner| owner.to_string()).unwrap_or_default())
                 .arg(now.as_millis())
-                .arg(&fresh_commit());
+                .arg(&fresh_commit())
+                .arg(hash_of(request))
+                .arg(limits::REQUEST_ID_KEEP_SECS);
             let read = |value: Value| {
                 let [revision, signals] = value.tuple()?;
                 let revision = revision.uint()?;
@@ -364,6 +381,7 @@ impl Store {
                 .arg(hash_of(request))
                 .arg(limits::REQUEST_ID_KEEP_SECS)
                 .arg(tenant.keys.prefix())
+                .arg(&expected_text(restart.expected_revision))
                 .args(restart.signatures.iter().map(|(_, signature)| signature));
             match tenant.apply_revision(change).await {
                 Err(Error::ContextChanged(_)) => {}
@@ -432,6 +450,7 @@ fn add_nodes_change(
     (place, flow, uid): (record::job::Place, FlowId, FlowUid),
     nodes: &[NewNode],
     decided_on: Option<(&Context, &Deed)>,
+    asked: Option<(&str, &Filling)>,
     now: Timestamp,
 ) -> Change {
     let caller = place.caller;
@@ -441,7 +460,9 @@ fn add_nodes_change(
         touched.extend([tenant.keys.blob(*hash), tenant.keys.blob_refs(*hash)]);
     }
     touched.extend(nodes.iter().map(|node| tenant.keys.job(caller, node.node.job_id)));
+    touched.extend(asked.map(|(key, _)| key.to_owned()));
     let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+    let filling = asked.map(|(_, filling)| filling);
     let mut change = tenant
         .begin_by(
             decided_on.map(|(_, deed)| deed),
@@ -456,7 +477,11 @@ fn add_nodes_change(
         .arg(nodes.len())
         .arg(blobs.references.len())
         .arg(&decided_on.map(|(context, _)| context.revision.to_string()).unwrap_or_default())
-        .arg(tenant.keys.prefix());
+        .arg(tenant.keys.prefix())
+        .arg(hash_of(filling.map(|filling| &filling.request)))
+        .arg(limits::REQUEST_ID_KEEP_SECS)
+        .arg(filling.is_some_and(|filling| filling.ends))
+        .arg(filling.map_or(0, |filling| filling.first_job.0));
     for (blob, job) in &blobs.references {
         change = change.arg(*blob).arg(*job);
     }

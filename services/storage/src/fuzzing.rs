@@ -150,9 +150,8 @@ pub fn raw_jobs(hash: &Hash) -> Result<FlowSpec, Violations> {
 /// A token for the page that begins at `place`.
 #[must_use]
 pub fn page_token(secret: &str, filter: &str, place: &str) -> String {
-    Page::parse(0, String::new())
-        .map(|page| page.token_at(secret, PageOf::Messages, filter, Some(place)))
-        .unwrap_or_default()
+    let page = Page::parse(0, "", &mut Violations::new());
+    page.token_at(secret, PageOf::Messages, filter, Some(place))
 }
 
 /// The place that a token is for; nothing for none.
@@ -160,7 +159,7 @@ pub fn page_token(secret: &str, filter: &str, place: &str) -> String {
 /// # Errors
 /// It was not made for this.
 pub fn page_place(token: &str, secret: &str, filter: &str) -> Result<Option<String>, String> {
-    let page = Page::parse(0, token.to_owned()).map_err(whole)?;
+    let page = page(token)?;
     page.place(secret, PageOf::Messages, filter).map_err(whole)
 }
 
@@ -169,8 +168,14 @@ pub fn page_place(token: &str, secret: &str, filter: &str) -> Result<Option<Stri
 /// # Errors
 /// It was not made for this.
 pub fn page_cursor(token: &str, secret: &str, filter: &str) -> Result<Option<u64>, String> {
-    let page = Page::parse(0, token.to_owned()).map_err(whole)?;
+    let page = page(token)?;
     page.cursor(secret, PageOf::Messages, filter).map_err(whole)
+}
+
+fn page(token: &str) -> Result<Page, String> {
+    let mut violations = Violations::new();
+    let page = Page::parse(0, token, &mut violations);
+    violations.into_result(Some(page)).map_err(|violations| violations.to_string())
 }
 
 /// All that a caller is told.

@@ -50,6 +50,7 @@ impl Store {
                 keys.flow_inputs(flow),
                 keys.flow_signals(flow),
                 tenant.flows_active.clone(),
+                keys.flow_nodes(flow),
             ];
             touched.extend(request.map(|request| keys.request(actor, &request.id)));
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
@@ -180,6 +181,7 @@ fn with_kind(change: Change, flow: FlowId, pushed: &Pushed, actor: model::ActorI
             let event = serde_json::to_string(&event).expect("events are JSON");
             change.arg("cancel").arg(*grace_secs).arg(&event)
         }
-        FlowInput::CancelNode { .. } | FlowInput::Report(_) => change.arg("other"),
+        FlowInput::CancelNode { job_id } => change.arg("cancel_node").arg(job_id.0),
+        FlowInput::Report(_) => change.arg("other"),
     }
 }

@@ -61,14 +61,15 @@ impl Store {
                 .arg(limits::REQUEST_ID_KEEP_SECS)
                 .arg(blobs.len())
                 .args(record::job::write_alone(place, spec, now).args());
-            // No event tells of it, so that after a reconnect none may be looked for.
-            match tenant.call(change).await {
+            let read = |value: Value| {
+                let [id, revision] = value.tuple()?;
+                let (id, revision) = (id.uint()?, revision.uint()?);
+                Ok(((revision > 0).then_some(revision), JobId(u32::try_from(id).unwrap_or_default())))
+            };
+            match tenant.apply(change, read).await {
                 Err(Error::ContextChanged(_)) => {}
                 Err(error) => return Err(error),
-                Ok(id) => {
-                    let id = JobId(u32::try_from(id.uint()?).unwrap_or_default());
-                    return job_at(&tenant, caller, id).await;
-                }
+                Ok(id) => return job_at(&tenant, caller, id).await,
             }
         }
         Err(Error::ContextChanged(context))
@@ -221,8 +222,7 @@ impl Store {
                 .arg(hash_of(request))
                 .arg(limits::REQUEST_ID_KEEP_SECS)
                 .arg(blobs.len());
-            // No event tells of it either.
-            match tenant.call(change).await {
+            match tenant.apply_revision(change).await {
                 Err(Error::ContextChanged(_)) => {}
                 // Perhaps the same request has removed it meanwhile.
                 Err(Error::NotFound(_)) if request.is_some() => {}

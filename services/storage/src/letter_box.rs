@@ -235,7 +235,7 @@ impl Store {
         match self.remove_message_once(context, key, asker, request, now).await {
             // The same request may have removed it before.
             Err(Error::NotFound(what)) => match request {
-                Some(request) if self.has_request(context, asker, request).await? => Ok(()),
+                Some(request) if self.find_request(context, asker, request).await?.is_some() => Ok(()),
                 _ => Err(Error::NotFound(what)),
             },
             result => result,

@@ -1,10 +1,10 @@
 //! Handing out what an actor received, as long as it has not acknowledged it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use kv::Cmd;
 use model::{ActorId, ContextId, ContextState, limits};
+use rpc::Pulse;
 use tokio::sync::{broadcast, mpsc, watch};
 
 use crate::error::{Error, Result};
@@ -15,8 +15,6 @@ use crate::permission::Action;
 use crate::record::letter::{Extent, KeptMessage};
 use crate::store::{Asker, Tenant};
 
-/// How often an idle stream gives a sign of life, and is looked at whatever was hinted.
-const HEARTBEAT: Duration = Duration::from_secs(15);
 /// Answers between the watch and its stream.
 const OUT_BUFFER: usize = 2;
 /// Messages that are read at once, each with its text.
@@ -52,6 +50,7 @@ impl Hub {
             went_back: self.went_back().subscribe(),
             after: String::new(),
             out,
+            pulse: Pulse::default(),
         };
         task.owner().await?;
         tokio::spawn(async move {
@@ -73,6 +72,8 @@ struct Task {
     /// The score of the last message that was handed out; empty before the first.
     after: String,
     out: mpsc::Sender<Result<Vec<KeptMessage>>>,
+    /// An idle stream is looked at with each sign of life, whatever was hinted.
+    pulse: Pulse,
 }
 
 impl Task {
@@ -128,8 +129,6 @@ impl Task {
 
     /// Waits until there may be more. `false` when the watcher has left.
     async fn wait(&mut self) -> bool {
-        let heartbeat = tokio::time::sleep(HEARTBEAT);
-        tokio::pin!(heartbeat);
         loop {
             tokio::select! {
                 hint = self.hints.recv() => match hint {
@@ -142,7 +141,7 @@ impl Task {
                     self.after.clear();
                     return changed.is_ok();
                 }
-                () = &mut heartbeat => {
+                () = self.pulse.due() => {
                     self.say(Vec::new()).await;
                     return true;
                 }
@@ -151,8 +150,9 @@ impl Task {
         }
     }
 
-    async fn say(&self, messages: Vec<KeptMessage>) {
+    async fn say(&mut self, messages: Vec<KeptMessage>) {
         // A watcher that left is noticed by whoever called.
         let _ = self.out.send(Ok(messages)).await;
+        self.pulse.sent();
     }
 }

@@ -5,12 +5,14 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use envelope::Refusal;
+use envelope::actor::SignedLetter;
 use kv::{Cmd, Value};
 use model::actor::is_key;
 use model::address::AddressError;
 use model::id::Uid;
 use model::{
-    ActorId, Address, Context, ContextId, ContextUid, Letter, MessageFormat, MessageId, MessageKey,
+    Actor, ActorId, Address, Context, ContextId, ContextUid, Letter, MessageFormat, MessageId, MessageKey,
     MessageType, Origin, Timestamp, Violations, limits,
 };
 
@@ -89,19 +91,16 @@ pub(crate) struct NewLetter {
 }
 
 impl NewLetter {
-    /// Notes what is wrong with it, by the names of the API.
-    pub(crate) fn check(&self, violations: &mut Violations) {
-        let Self {
-            to: _,
-            target_context: _,
-            message_type,
-            format: _,
-            topic,
-            text,
-            timeout_ack_secs,
-            signature,
-        } = self;
-        if *message_type == MessageType::Job {
+    /// A letter of these parts, of which some could not be read. Notes what is wrong with the others, by the names of the API.
+    pub(crate) fn of_parts(
+        (to, message_type): (Option<Recipient>, Option<MessageType>),
+        (target_context, format): (Option<ContextId>, MessageFormat),
+        (topic, text): (String, String),
+        timeout_ack_secs: u32,
+        signature: String,
+        violations: &mut Violations,
+    ) -> Option<Self> {
+        if message_type == Some(MessageType::Job) {
             violations.add("message_type", "chat or mail: jobs are submitted as a flow");
         }
         let chars = topic.chars().count();
@@ -113,14 +112,17 @@ impl NewLetter {
             let (max, size) = (limits::MESSAGE_TEXT_BYTES_MAX, text.len());
             violations.add("text", format!("a text has at most {max} bytes, not {size}"));
         }
-        if *timeout_ack_secs > limits::LETTER_TIMEOUT_SECS_MAX {
+        if timeout_ack_secs > limits::LETTER_TIMEOUT_SECS_MAX {
             let max = limits::LETTER_TIMEOUT_SECS_MAX;
             violations.add("timeout_ack_secs", format!("at most {max}, not {timeout_ack_secs}"));
         }
-        if signature.as_ref().is_some_and(|signature| signature.len() > limits::SIGNATURE_BYTES_MAX) {
+        if signature.len() > limits::SIGNATURE_BYTES_MAX {
             let max = limits::SIGNATURE_BYTES_MAX;
             violations.add("signature", format!("a signature has at most {max} bytes"));
         }
+        let signature = Some(signature).filter(|signature| !signature.is_empty());
+        let (to, message_type) = (to?, message_type?);
+        Some(Self { to, target_context, message_type, format, topic, text, timeout_ack_secs, signature })
     }
 
     pub(crate) fn timeout_secs(&self) -> u32 {
@@ -158,7 +160,8 @@ pub(crate) struct Sender {
 }
 
 impl Store {
-    /// Looks up who sends a letter and for whom it is, and checks the sender's signature.
+    /// Looks up who sends a letter and for whom it is, and checks the sender's signature: by any key that counts now. A letter
+    /// is from the key that has signed it, and without a signature from the one in force.
     pub(crate) async fn address(
         &self,
         caller: ActorId,
@@ -177,20 +180,12 @@ impl Store {
             Recipient::Elsewhere { key, address } => (key.clone(), vec![address.to_string()]),
         };
         let expires_at = now + Duration::from_secs(new.timeout_secs().into());
-        let mut addressed =
-            Addressed { from: sender.pubkey, recipient, addresses, expires_at, verified: false };
-        if new.signature.is_some() {
-            // What is signed says nothing of where it is sent.
-            let nowhere = ContextUid(Uid::from_bits(0));
-            let letter = letter_of(new, &addressed, origin_of(nowhere, caller), now);
-            let signed = envelope::actor::check_letter(&letter, now);
-            if let Some(signed) = signed.map_err(|refusal| Error::field("signature", refusal))? {
-                addressed.verified = true;
-                // What is signed for a shorter time is refused after that.
-                addressed.expires_at = addressed.expires_at.min(signed.expires);
-            }
+        let from = sender.pubkey.clone();
+        let addressed = Addressed { from, recipient, addresses, expires_at, verified: false };
+        match new.signature {
+            Some(_) => signed(&sender, new, addressed, now).map_err(|error| Error::field("signature", error)),
+            None => Ok(addressed),
         }
-        Ok(addressed)
     }
 
     /// Keeps a letter and gives it into a router's care; or gives the one that the same request made before.
@@ -257,6 +252,48 @@ impl Store {
         let value = tenant.connection.cmd(ask.args(record::letter::fields(extent).iter().copied())).await?;
         record::letter::read(key, extent, value)?.ok_or_else(|| Error::NotFound(message_key(key)))
     }
+}
+
+/// The letter as a key of the sender has signed it that counts now.
+fn signed(
+    sender: &Actor,
+    new: &NewLetter,
+    addressed: Addressed,
+    now: Timestamp,
+) -> std::result::Result<Addressed, Refusal> {
+    // What is signed says nothing of where it is sent.
+    let nowhere = ContextUid(Uid::from_bits(0));
+    let check = |from: &str| {
+        let letter = Letter {
+            from: from.to_owned(),
+            ..letter_of(new, &addressed, origin_of(nowhere, sender.id), now)
+        };
+        envelope::actor::check_letter(&letter, now)
+    };
+    let former = sender.keys_at(now).into_iter().filter(|key| **key != addressed.from);
+    let mut checked = check(&addressed.from);
+    for key in former {
+        if !matches!(checked, Err(Refusal::OtherActor { .. })) {
+            break;
+        }
+        // What is refused names the key in force.
+        checked = check(key).map_err(|refusal| match refusal {
+            Refusal::OtherActor { signer, .. } => {
+                Refusal::OtherActor { signer, claimed: addressed.from.clone() }
+            }
+            other => other,
+        });
+    }
+    Ok(match checked? {
+        // What is signed for a shorter time is refused after that.
+        Some(SignedLetter { signer, expires, .. }) => Addressed {
+            from: signer.to_string(),
+            expires_at: addressed.expires_at.min(expires),
+            verified: true,
+            ..addressed
+        },
+        None => addressed,
+    })
 }
 
 pub(crate) fn origin_of(context_uid: ContextUid, caller: ActorId) -> Origin {

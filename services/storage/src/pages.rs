@@ -2,7 +2,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use model::limits;
+use model::{Violations, limits};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
@@ -31,6 +31,8 @@ pub(crate) enum PageOf {
     Audit,
     /// Jobs of a context or a flow.
     Jobs,
+    /// Runners of a context.
+    Runners,
 }
 
 /// What a caller asked for.
@@ -38,18 +40,21 @@ pub(crate) enum PageOf {
 pub(crate) struct Page {
     /// How many entries at most, from 1 on.
     pub(crate) size: usize,
-    token: String,
+    /// A place with its seal; nothing for the first page.
+    token: Option<Vec<u8>>,
 }
 
 impl Page {
-    /// From the fields of a request; 0 is the default size.
-    pub(crate) fn parse(size: u32, token: String) -> Result<Self> {
+    /// From the fields of a request; 0 is the default size. What is wrong with them is noted, but for a token that was made for
+    /// something else: [`Page::cursor`] tells that, which knows what this is for.
+    pub(crate) fn parse(size: u32, token: &str, violations: &mut Violations) -> Self {
         if size > limits::PAGE_SIZE_MAX {
             let max = limits::PAGE_SIZE_MAX;
-            return Err(Error::field("page_size", format!("a page has at most {max} entries, not {size}")));
+            violations.add("page_size", format!("a page has at most {max} entries, not {size}"));
         }
-        let size = if size == 0 { limits::PAGE_SIZE_DEFAULT } else { size };
-        Ok(Self { size: size as usize, token })
+        let token = if token.is_empty() { None } else { Some(token) };
+        let token = token.and_then(|token| violations.take("page_token", unwrapped(token).ok_or(FOREIGN)));
+        Self { size: if size == 0 { limits::PAGE_SIZE_DEFAULT } else { size } as usize, token }
     }
 
     /// Where to go on; nothing for the first page.
@@ -79,22 +84,29 @@ impl Page {
     }
 
     fn open(&self, secret: &str, of: PageOf, filter: &str) -> Result<Option<Vec<u8>>> {
-        if self.token.is_empty() {
-            return Ok(None);
-        }
-        let mut bytes = URL_SAFE_NO_PAD.decode(&self.token).map_err(|_| refused())?;
-        let place = bytes.len().checked_sub(SEAL_BYTES).filter(|place| *place > 0).ok_or_else(refused)?;
-        let found = bytes.split_off(place);
-        let version = bytes.remove(0);
-        if version != VERSION || found != seal(secret, of, filter, &bytes) {
+        let Some(token) = &self.token else { return Ok(None) };
+        let (place, found) = token.split_last_chunk::<SEAL_BYTES>().ok_or_else(refused)?;
+        if *found != seal(secret, of, filter, place) {
             return Err(refused());
         }
-        Ok(Some(bytes))
+        Ok(Some(place.to_vec()))
     }
 }
 
+/// What is said of a token that was not made here, or for something else.
+const FOREIGN: &str = "the token is not one that was given for this caller and filter";
+
 fn refused() -> Error {
-    Error::field("page_token", "the token is not one that was given for this caller and filter")
+    Error::field("page_token", FOREIGN)
+}
+
+/// A place and its seal, when the token has the form of ours.
+fn unwrapped(token: &str) -> Option<Vec<u8>> {
+    let mut bytes = URL_SAFE_NO_PAD.decode(token).ok()?;
+    if bytes.len() <= SEAL_BYTES || bytes.remove(0) != VERSION {
+        return None;
+    }
+    Some(bytes)
 }
 
 fn sealed(secret: &str, of: PageOf, filter: &str, place: &[u8]) -> String {
@@ -121,10 +133,15 @@ mod tests {
 
     #[test]
     fn a_token_is_bound_to_its_filter() {
-        let first = Page::parse(0, String::new()).expect("the default");
+        let parse = |size, token: &str| {
+            let mut violations = Violations::new();
+            let page = Page::parse(size, token, &mut violations);
+            violations.into_result(Some(page))
+        };
+        let first = parse(0, "").expect("the default");
         assert_eq!((first.size, first.cursor("s", PageOf::Flows, "a").expect("no token")), (50, None));
         let token = first.token("s", PageOf::Flows, "a", Some(7));
-        let next = Page::parse(10, token.clone()).expect("a size");
+        let next = parse(10, &token).expect("a size");
         assert_eq!(next.cursor("s", PageOf::Flows, "a").expect("its own"), Some(7));
         for (secret, of, filter) in
             [("t", PageOf::Flows, "a"), ("s", PageOf::Nodes, "a"), ("s", PageOf::Flows, "b")]
@@ -132,9 +149,9 @@ mod tests {
             assert!(next.cursor(secret, of, filter).is_err(), "{secret} {of:?} {filter}");
         }
         for bad in ["x", "AAAA", "====", &token[1..]] {
-            let page = Page::parse(1, bad.to_owned()).expect("a size");
-            assert!(page.cursor("s", PageOf::Flows, "a").is_err(), "{bad}");
+            let found = parse(1001, bad).expect_err("both are wrong");
+            let fields: Vec<_> = found.as_slice().iter().map(|violation| violation.field.as_str()).collect();
+            assert_eq!(fields, ["page_size", "page_token"], "{bad}");
         }
-        assert!(Page::parse(1001, String::new()).is_err());
     }
 }

@@ -1,7 +1,8 @@
 //! Where each context's stream stood when this storage last wrote or read it.
 //!
-//! After a reconnect that place has to be there still. If it is not, Redis has lost changes that somebody
-//! was told of.
+//! That place has to be there still. If it is not, Redis has lost changes that somebody was told of. Every script looks for
+//! it before it changes something, so that nothing is built on what is left before everybody was told; where nothing is
+//! changed it is looked for after each reconnect.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use model::ContextUid;
 use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::events::{Hint, Hub, Position};
 use crate::store::{Tenant, lock};
 
@@ -36,6 +37,14 @@ impl Seen {
     /// The latest place.
     pub(crate) fn latest(&self) -> Option<(Option<ContextUid>, Position)> {
         *lock(&self.0)
+    }
+
+    /// The latest place of this context's stream, as scripts look for it; empty for none.
+    pub(crate) fn text(&self, context: Option<ContextUid>) -> String {
+        match self.latest() {
+            Some((known, at)) if known == context => format!("{} {:016x}", at.entry_id(), at.bits),
+            _ => String::new(),
+        }
     }
 
     /// Forgets it: the stream is another one now.
@@ -104,6 +113,24 @@ impl Hub {
 async fn is_same(tenant: &Tenant, uid: Option<ContextUid>) -> Result<bool> {
     let known = tenant.connection.cmd(Cmd::new("HGET").arg(&tenant.context).arg("uid")).await?;
     Ok(known.optional_text()? == uid.map(|uid| uid.to_string()))
+}
+
+impl Tenant {
+    /// Keeps where the stream ends now, for whoever builds on what it reads.
+    pub(crate) async fn note_last(&self, uid: ContextUid) -> Result<()> {
+        let last = self.last_position().await?;
+        // What was seen before is not forgotten for what is there instead.
+        if let Some((known, seen)) = self.seen.latest()
+            && known == Some(uid)
+            && seen != last
+            && is_gone(&self.connection, &self.events, seen).await?
+        {
+            self.tell_went_back();
+            return Err(Error::StoreWentBack);
+        }
+        self.seen.note(Some(uid), last);
+        Ok(())
+    }
 }
 
 /// Whether a place is not in the stream, and not because the stream was trimmed.

@@ -14,7 +14,10 @@ use crate::commits::COMMIT_NODES_MAX;
 use crate::config::Config;
 use crate::durability::Durability;
 use crate::routers::{HELD_MAX, HELD_WHOLE_MAX};
-use crate::rpc::{COMMITS_IN_FLIGHT_MAX, policy};
+use crate::rpc::{
+    COMMITS_IN_FLIGHT_MAX, PIECE_SECS_MAX, UPLOAD_SECS_MAX, UPLOADS_EACH_MAX, UPLOADS_MAX, policy,
+};
+use crate::store::ID_TRIES;
 
 /// The pause before Redis is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -53,26 +56,17 @@ impl service::App for App {
 
     fn limits(_: &Flags) -> Limits {
         Limits::from([
-            ("commit_records_max", limits::COMMIT_RECORDS_MAX as u64),
             ("commit_nodes_max", COMMIT_NODES_MAX as u64),
-            ("commit_bytes_max", limits::COMMIT_BYTES_MAX as u64),
             ("commits_in_flight_max", COMMITS_IN_FLIGHT_MAX as u64),
             ("held_messages_max", HELD_MAX as u64),
+            ("id_max", u64::from(u32::MAX)),
+            ("id_tries_max", u64::from(ID_TRIES)),
             ("held_whole_max", HELD_WHOLE_MAX as u64),
-            ("file_bytes_max", limits::FILE_BYTES_MAX as u64),
-            ("blob_chunk_bytes", limits::BLOB_CHUNK_BYTES as u64),
-            ("log_tail_bytes_max", limits::LOG_TAIL_BYTES_MAX as u64),
-            ("watch_buffer", limits::WATCH_BUFFER as u64),
+            ("uploads_max", UPLOADS_MAX as u64),
+            ("uploads_each_max", UPLOADS_EACH_MAX as u64),
+            ("upload_piece_secs_max", PIECE_SECS_MAX),
+            ("upload_secs_max", UPLOAD_SECS_MAX),
             ("watch_bytes_max", limits::PAGE_BYTES_MAX as u64),
-            ("flow_inputs_max", limits::FLOW_INPUTS_MAX as u64),
-            ("flow_signals_max", limits::FLOW_SIGNALS_MAX as u64),
-            ("inbox_max", limits::INBOX_MAX as u64),
-            ("inbox_bytes_max", limits::INBOX_BYTES_MAX as u64),
-            ("messages_done_max", limits::MESSAGES_DONE_MAX as u64),
-            ("msg_in_max", limits::MSG_IN_MAX as u64),
-            ("message_text_bytes_max", limits::MESSAGE_TEXT_BYTES_MAX as u64),
-            ("page_size_max", u64::from(limits::PAGE_SIZE_MAX)),
-            ("page_bytes_max", limits::PAGE_BYTES_MAX as u64),
         ])
     }
 
@@ -93,8 +87,8 @@ impl service::App for App {
                 Err(error) => return Err(error.into()),
             }
         };
-        // Unmet again whenever Redis goes away.
-        host.ready_while("redis", app.connected());
+        // Met when Redis is heard, and unmet again whenever it goes away.
+        host.readiness.include("", &app.readiness());
         let builder = Mount::builder(policy()).directory(app.directory());
         let mount = app.mount_public(app.mount_internal(builder)).descriptors(proto::DESCRIPTORS).build()?;
         host.serve(mount, &tls)?;

@@ -194,10 +194,7 @@ fn read_letter(
     let to: Option<Recipient> = violations.take("to", fields.text("to").parse());
     let target_context = parse(fields, "target_context", violations).filter(|id| *id != ContextId(0));
     let format = parse(fields, "message_format_type", violations).unwrap_or(MessageFormat::Text);
-    let signature = Some(fields.text("signature")).filter(|signature| !signature.is_empty());
-    let (topic, text) = (fields.text("topic"), fields.text("message"));
-    let letter =
-        NewLetter { to: to?, target_context, message_type, format, topic, text, timeout_ack_secs, signature };
-    letter.check(violations);
-    Some(letter)
+    let said = (fields.text("topic"), fields.text("message"));
+    let (whom, how) = ((to, Some(message_type)), (target_context, format));
+    NewLetter::of_parts(whom, how, said, timeout_ack_secs, fields.text("signature"), violations)
 }

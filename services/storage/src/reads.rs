@@ -292,7 +292,7 @@ impl Store {
             .await?;
         let stored = self.flow_of(flow, answers.pop().unwrap_or(Value::Nil))?;
         // Whoever owns it builds on this, also when it was written through another storage.
-        tenant.seen.note(Some(context.uid), tenant.last_position().await?);
+        tenant.note_last(context.uid).await?;
         Ok((tenant, stored, context.uid))
     }
 

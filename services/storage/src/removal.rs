@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kv::{Cmd, Value};
-use model::{ActorId, Attempt, BlobHash, ContextId, FlowId, FlowNode, JobId, Timestamp, limits};
+use model::{ActorId, Attempt, BlobHash, ContextId, FlowId, FlowNode, JobId, Revision, Timestamp, limits};
 
 use crate::audit::Deed;
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ use crate::permission::{self, Action};
 use crate::reads::nodes_of;
 use crate::record::flow::StoredFlow;
 use crate::record::{self, Fields};
-use crate::requests::{Request, hash_of};
+use crate::requests::{Request, expected_text, hash_of};
 use crate::scripts;
 use crate::store::{Asker, PERMISSION_TRIES, Store, Tenant};
 
@@ -44,23 +44,31 @@ impl Batch {
 }
 
 impl Store {
-    /// Removes a flow that has ended, or was never started and is not wanted any more.
+    /// Removes a flow that has ended, or was never started and is not wanted any more; one at this revision, if one is named.
     pub(crate) async fn remove_flow(
         &self,
         context: ContextId,
-        flow: FlowId,
+        (flow, expected): (FlowId, Option<Revision>),
         asker: Asker,
         request: Option<&Request>,
         now: Timestamp,
     ) -> Result<()> {
         let actor = asker.actor()?;
         // The same request has had it removed before.
-        let Some((tenant, stored)) = self.begin_removal(context, flow, actor, request, now).await? else {
-            return Ok(());
-        };
-        self.remove_messages(&tenant, &stored, now).await?;
-        self.remove_nodes(&tenant, &stored, now).await?;
-        let keys = &tenant.keys;
+        let begun = self.begin_removal(context, (flow, expected), actor, request, now).await?;
+        let Some((tenant, stored)) = begun else { return Ok(()) };
+        match self.remove_begun(&tenant, &stored, now).await {
+            // Somebody else who removes it was faster.
+            Err(Error::NotFound(_)) => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Removes what there is of a flow that is going.
+    async fn remove_begun(&self, tenant: &Tenant, stored: &StoredFlow, now: Timestamp) -> Result<()> {
+        self.remove_messages(tenant, stored, now).await?;
+        self.remove_nodes(tenant, stored, now).await?;
+        let (keys, flow) = (&tenant.keys, stored.flow.id);
         let touched = [
             keys.flow(flow),
             keys.flow_nodes(flow),
@@ -76,17 +84,14 @@ impl Store {
             .begin(&scripts::END_REMOVAL, &touched, None, now)
             .arg(flow.0)
             .arg(&stored.flow.uid.to_string());
-        match tenant.call(call).await {
-            // Somebody else who removes it was faster.
-            Ok(_) | Err(Error::NotFound(_)) => Ok(()),
-            Err(error) => Err(error),
-        }
+        tenant.call(call).await?;
+        Ok(())
     }
 
     async fn begin_removal(
         &self,
         context: ContextId,
-        flow: FlowId,
+        (flow, expected): (FlowId, Option<Revision>),
         actor: ActorId,
         request: Option<&Request>,
         now: Timestamp,
@@ -126,7 +131,8 @@ impl Store {
                 .arg(flow.0)
                 .arg(&stored.flow.uid.to_string())
                 .arg(hash_of(request))
-                .arg(limits::REQUEST_ID_KEEP_SECS);
+                .arg(limits::REQUEST_ID_KEEP_SECS)
+                .arg(&expected_text(expected));
             match tenant.call(call).await {
                 Err(Error::ContextChanged(_)) => {}
                 // Somebody else who removes it was faster, perhaps for the same request.

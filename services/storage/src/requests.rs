@@ -1,7 +1,7 @@
 //! Request ids: the same one with the same body has one effect.
 
 use kv::{Cmd, Connection, Value};
-use model::{ContextId, Violations};
+use model::{ContextId, FlowId, JobId, RequestId, Revision, Violations};
 
 use crate::audit::Deed;
 use crate::error::{Error, Result};
@@ -16,9 +16,6 @@ pub(crate) struct Request {
     pub(crate) hash: String,
 }
 
-/// A request id is a UUID; other texts of this length do as well.
-const ID_BYTES_MAX: usize = 64;
-
 impl Request {
     /// Nothing for an empty id: the request cannot be repeated.
     pub(crate) fn parse(
@@ -26,15 +23,8 @@ impl Request {
         hash: impl FnOnce() -> String,
         violations: &mut Violations,
     ) -> Option<Self> {
-        if id.is_empty() {
-            return None;
-        }
-        if id.len() > ID_BYTES_MAX || !id.bytes().all(|b| b.is_ascii_graphic()) {
-            violations
-                .add("request_id", format!("a UUID, or at most {ID_BYTES_MAX} visible ASCII characters"));
-            return None;
-        }
-        Some(Self { id: id.to_owned(), hash: hash() })
+        let id = RequestId::parse(id, violations)?;
+        Some(Self { id: id.to_string(), hash: hash() })
     }
 }
 
@@ -58,9 +48,25 @@ impl<'a> Asked<'a> {
     }
 }
 
+/// The request that nodes are all of, or a part of.
+#[derive(Debug, Clone)]
+pub(crate) struct Filling {
+    /// Which request.
+    pub(crate) request: Request,
+    /// With these nodes it is carried out.
+    pub(crate) ends: bool,
+    /// The job of its first node.
+    pub(crate) first_job: JobId,
+}
+
 /// The hash to compare, empty where there is no request id.
 pub(crate) fn hash_of(request: Option<&Request>) -> &str {
     request.map_or("", |request| &request.hash)
+}
+
+/// The revision that a request expects, as scripts compare it; empty for any.
+pub(crate) fn expected_text(revision: Option<Revision>) -> String {
+    revision.map(|revision| revision.to_string()).unwrap_or_default()
 }
 
 /// Whether the request that is remembered under this key was carried out before.
@@ -80,25 +86,47 @@ pub(crate) async fn was_asked(
     }
 }
 
+/// What a request was answered, as far as it is kept.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Answered {
+    /// The flow that it made or started.
+    pub(crate) flow: Option<FlowId>,
+    /// That flow's uid.
+    pub(crate) flow_uid: String,
+    /// The first of the job ids that it was given.
+    pub(crate) first_job: Option<JobId>,
+}
+
 impl Store {
-    /// Whether a request was carried out before. Fails when it had another body then.
-    pub(crate) async fn has_request(
+    /// What a request that was carried out before was answered. Fails when it had another body then.
+    pub(crate) async fn find_request(
         &self,
         context: ContextId,
         asker: Asker,
         request: &Request,
-    ) -> Result<bool> {
+    ) -> Result<Option<Answered>> {
+        const KEPT: [&str; 5] = ["hash", "pending", "flow_id", "flow_uid", "first_job_id"];
         let actor = asker.actor()?;
         let (.., mut answers) = self
             .read(context, asker, |tenant, pipeline| {
                 let key = tenant.keys.request(actor, &request.id);
-                pipeline.cmd(Cmd::new("HGET").arg(&key).arg("hash"));
+                pipeline.cmd(Cmd::new("HMGET").arg(&key).args(KEPT));
             })
             .await?;
-        let hash = answers.pop().unwrap_or(Value::Nil).optional_text()?;
-        match hash {
-            Some(hash) if hash != request.hash => Err(Error::RequestIdReused),
-            hash => Ok(hash.is_some()),
+        let [hash, pending, flow, flow_uid, first_job] = answers.pop().unwrap_or(Value::Nil).tuple()?;
+        match hash.optional_text()? {
+            None => return Ok(None),
+            Some(hash) if hash != request.hash => return Err(Error::RequestIdReused),
+            Some(_) => {}
         }
+        if pending.optional_text()?.is_some_and(|pending| pending != "0") {
+            return Ok(None);
+        }
+        let number = |value: Value| Ok::<_, Error>(value.optional_text()?.and_then(|text| text.parse().ok()));
+        Ok(Some(Answered {
+            flow: number(flow)?.map(FlowId),
+            flow_uid: flow_uid.optional_text()?.unwrap_or_default(),
+            first_job: number(first_job)?.map(JobId),
+        }))
     }
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use futures_util::stream::{self, Stream, StreamExt as _};
 use kv::{Cmd, Pipeline};
 use model::{Actor, ActorId, Context, ContextId, ContextState, Role, limits};
+use proto::convert::actor::wire_bytes as actor_bytes;
 
+use crate::audit::Deed;
 use crate::contexts::Members;
 use crate::error::{Error, Result};
 use crate::pages::{Page, PageOf};
@@ -17,9 +19,7 @@ const CONTEXTS_AT_ONCE: usize = 64;
 /// Contexts that are looked at for one page, when the caller has no role in most of them.
 const CONTEXTS_SCANNED_MAX: usize = 10_000;
 /// Actors that are read in one round trip.
-const ACTORS_READ: usize = 256;
-/// Roles that `WhoAmI` tells.
-const ROLES_MAX: usize = 1000;
+pub(crate) const ACTORS_READ: usize = 256;
 
 impl Store {
     /// The contexts after this one, by their numbers, as far as they are there.
@@ -51,10 +51,10 @@ impl Store {
         Ok(found)
     }
 
-    /// The roles of an actor, by context; the first ones.
-    pub(crate) async fn roles_of(&self, actor: ActorId) -> Result<Vec<(ContextId, Role)>> {
+    /// The roles of an actor, by context; the first ones, and whether there are more.
+    pub(crate) async fn roles_of(&self, actor: ActorId) -> Result<(Vec<(ContextId, Role)>, bool)> {
         let contexts = self.contexts_of(actor).await?;
-        Ok(contexts.into_iter().take(ROLES_MAX).map(|(context, role)| (context.id, role)).collect())
+        Ok(first_roles(contexts.into_iter().map(|(context, role)| (context.id, role)).collect()))
     }
 
     /// Contexts that would be left without an admin.
@@ -67,10 +67,15 @@ impl Store {
     }
 
     /// Takes all its roles from an actor that was removed. One that became a context's only admin meanwhile stays it: the
-    /// bootstrap identity can name another.
-    pub(crate) async fn remove_roles(&self, actor: ActorId, now: model::Timestamp) -> Result<()> {
+    /// bootstrap identity can name another. Each context's audit says by which deed it went.
+    pub(crate) async fn remove_roles(
+        &self,
+        actor: ActorId,
+        deed: &Deed,
+        now: model::Timestamp,
+    ) -> Result<()> {
         for (context, _) in self.contexts_of(actor).await? {
-            match self.remove_role(context, actor, now).await {
+            match self.remove_role(context, actor, deed, now).await {
                 Err(Error::NoAdmin) => {
                     tracing::warn!(%actor, "an actor that was removed is the only admin of a context");
                 }
@@ -81,12 +86,18 @@ impl Store {
         Ok(())
     }
 
-    async fn remove_role(&self, mut context: Context, actor: ActorId, now: model::Timestamp) -> Result<()> {
+    async fn remove_role(
+        &self,
+        mut context: Context,
+        actor: ActorId,
+        deed: &Deed,
+        now: model::Timestamp,
+    ) -> Result<()> {
         let id = context.id;
         for _ in 0..PERMISSION_TRIES {
             let mut members = Members::of(&context);
             members.remove(actor);
-            match self.write_members(&context, &members, now).await {
+            match self.write_members(&context, &members, deed, now).await {
                 Err(Error::ContextChanged(_)) => context = self.context(id).await?.1,
                 result => return result,
             }
@@ -150,7 +161,7 @@ impl Store {
                 if actor.deleted_at.is_some() {
                     continue;
                 }
-                let size = 256 + 96 * actor.keys.len() + 256 * actor.address.len();
+                let size = actor_bytes(&actor);
                 let is_full = actors.len() >= page.size || bytes + size > limits::PAGE_BYTES_MAX;
                 if let Some(last) = actors.last().filter(|_| is_full).map(|last: &Actor| last.id) {
                     let last = Some(u64::from(last.0));
@@ -165,14 +176,16 @@ impl Store {
 
     /// Whom one may read: oneself and the members of shared contexts; the bootstrap identity everybody.
     async fn known_to(&self, asker: Option<ActorId>) -> Result<BTreeSet<ActorId>> {
-        let Some(asker) = asker else {
-            let ids =
-                self.connection().cmd(Cmd::new("SMEMBERS").arg(&self.keys().actors())).await?.texts()?;
-            return Ok(ids.iter().filter_map(|id| id.parse().ok()).collect());
-        };
+        let Some(asker) = asker else { return Ok(self.all_actors().await?.into_iter().collect()) };
         let contexts = self.contexts_of(asker).await?;
         let shared = contexts.iter().flat_map(|(context, _)| members_of(context));
         Ok(shared.chain([asker]).collect())
+    }
+
+    /// Everybody who is registered.
+    pub(crate) async fn all_actors(&self) -> Result<Vec<ActorId>> {
+        let ids = self.connection().cmd(Cmd::new("SMEMBERS").arg(&self.keys().actors())).await?.texts()?;
+        Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
     }
 
     /// Whether one may read another: where they share a context.
@@ -194,4 +207,23 @@ impl Store {
 
 fn members_of(context: &Context) -> impl Iterator<Item = ActorId> {
     context.admins.iter().chain(&context.executors).chain(&context.readers).copied()
+}
+
+/// As many as are told, and whether there are more.
+fn first_roles(mut roles: Vec<(ContextId, Role)>) -> (Vec<(ContextId, Role)>, bool) {
+    let truncated = roles.len() > limits::ROLES_TOLD_MAX;
+    roles.truncate(limits::ROLES_TOLD_MAX);
+    (roles, truncated)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_roles_than_are_told_are_not_kept_secret() {
+        let roles = |count: u32| (1..=count).map(|id| (ContextId(id), Role::Reader)).collect::<Vec<_>>();
+        assert_eq!(first_roles(roles(1000)), (roles(1000), false));
+        assert_eq!(first_roles(roles(1001)), (roles(1000), true));
+    }
 }

@@ -13,6 +13,7 @@ mod message_store;
 mod raw_jobs;
 mod runner_store;
 mod status;
+mod uploads;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -45,6 +46,7 @@ use crate::routers::Routers;
 
 pub(crate) use flow_streams::COMMITS_IN_FLIGHT_MAX;
 pub(crate) use identity_store::{Identities, keep_true};
+pub(crate) use uploads::{PIECE_SECS_MAX, UPLOAD_SECS_MAX, UPLOADS_EACH_MAX, UPLOADS_MAX, Uploads};
 
 /// The name of a router or a scheduler replica, in bytes.
 const NAME_BYTES_MAX: usize = 128;
@@ -150,6 +152,7 @@ pub(crate) struct Rpc {
     pub(crate) removals: Removals,
     pub(crate) identities: Identities,
     pub(crate) trust_domain: Arc<TrustDomain>,
+    pub(crate) uploads: Uploads,
     /// Ends every stream.
     pub(crate) stop: CancellationToken,
 }

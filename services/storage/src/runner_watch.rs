@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::error::Result;
 use crate::events::{Hint, Hub};
+use crate::runners::RUNNERS_READ;
 use crate::store::Tenant;
 
 /// The pause after a failed read.
@@ -95,8 +96,14 @@ impl Task {
     }
 
     async fn look(&mut self, tenant: &Arc<Tenant>) -> Result<()> {
-        let runners = self.hub.store().runners_of(tenant, true).await?;
-        let there: BTreeSet<RunnerId> = runners.iter().map(|runner| runner.id).collect();
+        let store = self.hub.store().clone();
+        let ids = store.runner_ids(tenant, true).await?;
+        let mut there = BTreeSet::new();
+        for ids in ids.chunks(RUNNERS_READ) {
+            let runners = store.runners_at(tenant, ids).await?;
+            there.extend(runners.iter().map(|runner| runner.id));
+            self.tell(tenant.id, runners).await;
+        }
         let is_gone =
             |(context, runner): &&(ContextId, RunnerId)| *context == tenant.id && !there.contains(runner);
         let gone: Vec<RunnerId> = self.known.keys().filter(is_gone).map(|(_, runner)| *runner).collect();
@@ -107,18 +114,22 @@ impl Task {
             // As below.
             let _ = self.out.send(RunnerPart::Gone(tenant.id, gone)).await;
         }
+        Ok(())
+    }
+
+    /// Tells of those that were not told as they are now.
+    async fn tell(&mut self, context: ContextId, runners: Vec<Runner>) {
         let version = |runner: &Runner| (runner.revision, runner.updated_at);
         let is_new = |runner: &Runner| {
-            self.known.get(&(tenant.id, runner.id)).is_none_or(|known| *known != version(runner))
+            self.known.get(&(context, runner.id)).is_none_or(|known| *known != version(runner))
         };
         let changed: Vec<Runner> = runners.into_iter().filter(is_new).collect();
         for runner in &changed {
-            self.known.insert((tenant.id, runner.id), version(runner));
+            self.known.insert((context, runner.id), version(runner));
         }
         if !changed.is_empty() {
             // Whoever listened may have left, which is noticed by `run`.
-            let _ = self.out.send(RunnerPart::Runners(tenant.id, changed)).await;
+            let _ = self.out.send(RunnerPart::Runners(context, changed)).await;
         }
-        Ok(())
     }
 }

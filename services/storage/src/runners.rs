@@ -1,16 +1,20 @@
 //! Runner records.
 
-use kv::{Cmd, Pipeline};
-use model::{Address, ContextId, Revision, Runner, RunnerId, Timestamp, limits};
-use proto::convert::runner::NewRunner;
+use kv::{Cmd, Pipeline, Value};
+use model::{Address, ContextId, Revision, Runner, RunnerId, RunnerView, Timestamp, limits};
+use proto::convert::runner::{NewRunner, wire_bytes};
 
 use crate::audit::Deed;
 use crate::error::{Error, Result};
+use crate::pages::{Page, PageOf};
 use crate::permission::{self, Action};
 use crate::record::{self, Fields, Written};
 use crate::requests::{Request, hash_of};
 use crate::scripts;
 use crate::store::{Asker, ID_TRIES, PERMISSION_TRIES, Store, Tenant};
+
+/// Records that are read in one round trip.
+pub(crate) const RUNNERS_READ: usize = 128;
 
 impl Store {
     /// Keeps a new record, or gives the one that the same request made before.
@@ -65,7 +69,7 @@ impl Store {
                 Err(error) => return Err(error),
             }
         }
-        Err(Error::Exhausted("no free runner id was found; name one".to_owned()))
+        Err(Error::no_free_id("runner"))
     }
 
     /// Changes a record. What the same request did before is not done again.
@@ -114,14 +118,58 @@ impl Store {
         Ok(record::runner::read(fields)?)
     }
 
-    /// All records of a context that `asker` may read, by id.
-    pub(crate) async fn read_runners(&self, context: ContextId, asker: Asker) -> Result<Vec<Runner>> {
+    /// A record that `asker` may read. One that was deleted is not found any more.
+    pub(crate) async fn read_runner(&self, context: ContextId, id: RunnerId, asker: Asker) -> Result<Runner> {
+        let read = self.read(context, asker, |tenant, pipeline| {
+            pipeline.cmd(Cmd::new("HGETALL").arg(&tenant.keys.runner(id)));
+        });
+        let (_, _, mut answers) = read.await?;
+        let found = Fields::of_hash(format_args!("runner {id}"), answers.pop().unwrap_or(Value::Nil))?;
+        let runner = found.map(record::runner::read).transpose()?;
+        runner.filter(|runner| runner.deleted_at.is_none()).ok_or_else(|| Error::not_found("runner", id))
+    }
+
+    /// A page of the records of a context that `asker` may read, by id.
+    pub(crate) async fn read_runners(
+        &self,
+        context: ContextId,
+        asker: Asker,
+        page: &Page,
+    ) -> Result<(Vec<Runner>, String)> {
+        let bound_to = format!("{context} {asker:?}");
+        let after = page.cursor(self.coordinator(), PageOf::Runners, &bound_to)?.unwrap_or_default();
         let (tenant, _, _) = self.read(context, asker, |_, _| {}).await?;
-        self.runners_of(&tenant, false).await
+        let ids = self.runner_ids(&tenant, false).await?;
+        let ids: Vec<RunnerId> = ids.into_iter().filter(|id| u64::from(id.0) > after).collect();
+        let (mut runners, mut bytes) = (Vec::new(), 0);
+        for ids in ids.chunks(RUNNERS_READ.min(page.size + 1)) {
+            for runner in self.runners_at(&tenant, ids).await? {
+                let view = RunnerView::from(runner);
+                let size = wire_bytes(&view);
+                let is_full = runners.len() >= page.size || bytes + size > limits::PAGE_BYTES_MAX;
+                if let Some(last) = runners.last().filter(|_| is_full).map(|last: &Runner| last.id) {
+                    let last = Some(u64::from(last.0));
+                    return Ok((runners, page.token(self.coordinator(), PageOf::Runners, &bound_to, last)));
+                }
+                bytes += size;
+                runners.push(view.runner);
+            }
+        }
+        Ok((runners, String::new()))
     }
 
     /// All records of a context, by id; with those that were deleted and are still kept, or without.
     pub(crate) async fn runners_of(&self, tenant: &Tenant, with_deleted: bool) -> Result<Vec<Runner>> {
+        let ids = self.runner_ids(tenant, with_deleted).await?;
+        let mut runners = Vec::with_capacity(ids.len());
+        for ids in ids.chunks(RUNNERS_READ) {
+            runners.extend(self.runners_at(tenant, ids).await?);
+        }
+        Ok(runners)
+    }
+
+    /// The runners of a context, in order.
+    pub(crate) async fn runner_ids(&self, tenant: &Tenant, with_deleted: bool) -> Result<Vec<RunnerId>> {
         let mut asked = Pipeline::new();
         asked.cmd(Cmd::new("SMEMBERS").arg(&tenant.keys.runners()));
         if with_deleted {
@@ -133,8 +181,13 @@ impl Store {
         }
         ids.sort_unstable();
         ids.dedup();
+        Ok(ids)
+    }
+
+    /// These records, as far as they are there; at most a few hundred.
+    pub(crate) async fn runners_at(&self, tenant: &Tenant, ids: &[RunnerId]) -> Result<Vec<Runner>> {
         let mut pipeline = Pipeline::new();
-        for id in &ids {
+        for id in ids {
             pipeline.cmd(Cmd::new("HGETALL").arg(&tenant.keys.runner(*id)));
         }
         let mut runners = Vec::with_capacity(ids.len());

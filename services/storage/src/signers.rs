@@ -1,25 +1,26 @@
 //! By which keys actors sign.
 
-use model::{ActorId, ContextId, ContextUid};
+use model::{ActorId, ContextId, ContextUid, Timestamp};
 
 use crate::error::{Error, Result};
 use crate::permission::{self, Action};
 use crate::store::{Asker, Store};
 
 impl Store {
-    /// The key in force of an actor for whom something is to run, and how its signatures name the context.
+    /// The keys that count now of an actor for whom something is to run, and how its signatures name the context.
     pub(crate) async fn signer(
         &self,
         context: ContextId,
         caller: ActorId,
         asker: Asker,
-    ) -> Result<(ContextUid, String)> {
+        now: Timestamp,
+    ) -> Result<(ContextUid, Vec<String>)> {
         let (_, context) = self.context(context).await?;
         permission::allow_asker(&context, asker, Action::ReadSigner, caller)?;
         let actor = self.actor(caller).await.map_err(|error| match error {
             Error::NotFound(_) => Error::field("caller_id", format!("actor {caller} is not registered")),
             error => error,
         })?;
-        Ok((context.uid, actor.pubkey))
+        Ok((context.uid, actor.keys_at(now).into_iter().map(str::to_owned).collect()))
     }
 }

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use keys::{ContextKeys, GlobalKeys, Layout};
 use kv::{Arg, Blocking, Call, Cmd, Connection, Kv, Pipeline, Script, Value};
 use model::{ActorId, Context, ContextId, ContextUid, FlowUid, Timestamp};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, watch};
 
 use crate::audit::Deed;
 use crate::durability::Confirmation;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, STORE_WENT_BACK};
 use crate::events::Position;
 use crate::permission::{self, Action};
 use crate::positions::Seen;
@@ -41,11 +41,12 @@ struct Inner {
     connection: Connection,
     /// Of the stream of what belongs to no context.
     seen: Seen,
+    /// How often Redis was found to have lost changes.
+    went_back: watch::Sender<u64>,
     tenants: RwLock<HashMap<ContextId, Arc<Tenant>>>,
     callers: Mutex<HashMap<FlowUid, ActorId>>,
     coordinator: String,
     actor_ids: OnceCell<AtomicU32>,
-    context_ids: OnceCell<AtomicU32>,
 }
 
 /// Who asks for something.
@@ -90,6 +91,7 @@ pub(crate) struct Tenant {
     pub(crate) flows_active: String,
     pub(crate) due: String,
     pub(crate) seen: Seen,
+    went_back: watch::Sender<u64>,
     confirmation: Confirmation,
     hint: String,
     flow_ids: OnceCell<AtomicU32>,
@@ -152,11 +154,11 @@ impl Store {
             keys,
             connection,
             seen,
+            went_back: watch::Sender::new(0),
             tenants: RwLock::default(),
             callers: Mutex::default(),
             coordinator,
             actor_ids: OnceCell::new(),
-            context_ids: OnceCell::new(),
         })))
     }
 
@@ -193,16 +195,6 @@ impl Store {
         next_id(&self.0.actor_ids, &self.0.connection, &self.0.keys.ids(), "actor").await
     }
 
-    /// The next context id that nobody was given.
-    pub(crate) async fn next_context_id(&self) -> Result<u32> {
-        next_id(&self.0.context_ids, &self.0.connection, &self.0.keys.ids(), "context").await
-    }
-
-    /// Notes that ids of contexts up to `last` are given.
-    pub(crate) fn skip_context_ids(&self, last: u32) {
-        skip_ids(&self.0.context_ids, last);
-    }
-
     /// Notes that ids of actors up to `last` are given.
     pub(crate) fn skip_actor_ids(&self, last: u32) {
         skip_ids(&self.0.actor_ids, last);
@@ -232,7 +224,24 @@ impl Store {
 
     /// Makes a change of what belongs to no context.
     pub(crate) async fn call_global(&self, change: Change) -> kv::Result<Value> {
-        self.0.confirmation.call(&self.0.connection, change.call).await
+        let (store, call) = (&self.0, change.call);
+        let seen = store.seen.text(None);
+        let answer = store.confirmation.call(&store.connection, call.clone().arg(&seen)).await;
+        match answer {
+            Err(error) if error.code() == Some(STORE_WENT_BACK) => {
+                tracing::error!(seen, "Redis has lost changes of what belongs to no context");
+                store.seen.forget();
+                store.went_back.send_modify(|times| *times += 1);
+                // Whoever builds on them was told; this is built on what is there.
+                store.confirmation.call(&store.connection, call.arg("")).await
+            }
+            answer => answer,
+        }
+    }
+
+    /// Changes whenever the store was found to have lost changes.
+    pub(crate) fn went_back(&self) -> &watch::Sender<u64> {
+        &self.0.went_back
     }
 
     /// The same for a script that gives the revision of the change, or 0 when nothing changed.
@@ -265,15 +274,25 @@ impl Store {
         if id.0 == 0 {
             return Some("context ids begin with 1".to_owned());
         }
-        let last = self.0.databases.saturating_sub(1);
-        (self.0.layout == Layout::Database && id.0 >= last).then(|| {
-            format!(
-                "this Redis has `databases {}`, of which 0 and the last are no contexts, so ids go up to {}: raise \
-                 `databases` in redis.conf, or use the layout `hash-tag`",
-                self.0.databases,
-                last.saturating_sub(1)
-            )
-        })
+        (id.0 > self.greatest_context_id()).then(|| self.contexts_end())
+    }
+
+    /// The greatest id that a context can have here.
+    pub(crate) fn greatest_context_id(&self) -> u32 {
+        match self.0.layout {
+            Layout::Database => self.0.databases.saturating_sub(2),
+            Layout::HashTag => u32::MAX,
+        }
+    }
+
+    /// Why there are no more contexts, and what helps.
+    pub(crate) fn contexts_end(&self) -> String {
+        format!(
+            "this Redis has `databases {}`, of which 0 and the last are no contexts, so ids go up to {}: raise \
+             `databases` in redis.conf, or use the layout `hash-tag`",
+            self.0.databases,
+            self.greatest_context_id()
+        )
     }
 
     /// The place of a context that may not exist (yet).
@@ -369,6 +388,7 @@ impl Tenant {
             flows_active: keys.flows_active(),
             due: keys.due(),
             seen: Seen::default(),
+            went_back: store.0.went_back.clone(),
             confirmation: store.0.confirmation,
             hint: keys.hint_channel(),
             keys,
@@ -409,8 +429,20 @@ impl Tenant {
 
     /// Makes a change and gives its script's refusals a meaning.
     pub(crate) async fn call(&self, change: Change) -> Result<Value> {
-        let answer = self.confirmation.call(&self.connection, change.call).await;
-        answer.map_err(|error| Error::of_script(error, self.id))
+        let call = change.call.arg(&self.seen.text(change.uid));
+        let answer = self.confirmation.call(&self.connection, call).await;
+        let answer = answer.map_err(|error| Error::of_script(error, self.id));
+        if matches!(answer, Err(Error::StoreWentBack)) {
+            self.tell_went_back();
+        }
+        answer
+    }
+
+    /// Tells whoever builds on what Redis has lost, and forgets it.
+    pub(crate) fn tell_went_back(&self) {
+        tracing::error!(context = %self.id, seen = ?self.seen.latest(), "Redis has lost changes");
+        self.seen.forget();
+        self.went_back.send_modify(|times| *times += 1);
     }
 
     /// The same for a script that raises the change counter: `read` finds the revision in its answer, or
@@ -472,7 +504,7 @@ async fn next_id(cell: &OnceCell<AtomicU32>, connection: &Connection, ids: &str,
         })
         .await?;
     let given = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| last.checked_add(1));
-    given.map(|last| last + 1).map_err(|_| Error::Exhausted(format!("there are no {kind} ids left")))
+    given.map(|last| last + 1).map_err(|_| Error::no_ids_left(format!("there are no {kind} ids left")))
 }
 
 fn skip_ids(cell: &OnceCell<AtomicU32>, last: u32) {

@@ -13,7 +13,8 @@ use model::supervision::COORDINATOR_TOPIC;
 use mycelium::{Bus, BusPeers, Guard, PublicKey, Refused, Side};
 use proto::v1::supervisor_service_server::SupervisorServiceServer;
 use queue::{DemandWatch, LossWatch};
-use tokio::sync::watch;
+use service::{Condition, Readiness};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::attempts::Requests;
@@ -58,9 +59,18 @@ pub struct App {
     bus: Option<(Arc<dyn Bus>, mycelium::Inbox)>,
     legacy: Bindings,
     instance_patience: Duration,
-    ready: watch::Sender<bool>,
+    readiness: Readiness,
+    needs: Needs,
     /// Ends the streams of coordinators.
     stop: CancellationToken,
+}
+
+/// What the supervisor cannot do without.
+struct Needs {
+    /// Its store answers.
+    store: Condition,
+    /// What it has to know before it listens to anybody was read.
+    known: Condition,
 }
 
 impl App {
@@ -90,12 +100,15 @@ impl App {
                 Some((bus, inbox))
             }
         };
+        let readiness = Readiness::new();
+        let needs = Needs { store: readiness.condition("store"), known: readiness.condition("roots") };
         Ok(Self {
             supervisor,
             bus,
             legacy: config.legacy.clone(),
             instance_patience: config.instance_patience,
-            ready: watch::Sender::new(false),
+            readiness,
+            needs,
             stop: CancellationToken::new(),
         })
     }
@@ -110,30 +123,35 @@ impl App {
         mount.service(server)
     }
 
-    /// True once the store was read.
+    /// Ready while its store answers, once it has read what it has to know.
     #[must_use]
-    pub fn ready(&self) -> watch::Receiver<bool> {
-        self.ready.subscribe()
+    pub fn readiness(&self) -> Readiness {
+        self.readiness.clone()
     }
 
     /// Works until `shutdown`. Jobs in queues, and events that were not
     /// answered, stay in the store for the next start.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Self { supervisor, bus, legacy, instance_patience, ready, stop } = self;
-        let serving_bus = serve_bus(supervisor.clone(), bus, ready.subscribe());
+        let Self { supervisor, bus, legacy, instance_patience, readiness: _, needs, stop } = self;
+        let Needs { store, known } = needs;
+        let (tell_known, told_known) = oneshot::channel();
+        let serving_bus = serve_bus(supervisor.clone(), bus, told_known);
         let becoming_ready = async {
             supervisor.presence.known().await;
             succession::restore(&supervisor).await;
-            ready.send_replace(true);
+            known.met();
+            // Nobody waits for it without a bus.
+            let _ = tell_known.send(());
         };
         let work = async {
             tokio::join!(
                 presence::keep(
                     supervisor.clone(),
                     LossWatch::new(instance_patience),
-                    DemandWatch::new(instance_patience)
+                    DemandWatch::new(instance_patience),
+                    &store,
                 ),
-                outbox::keep(supervisor.clone(), stop.clone()),
+                outbox::keep(supervisor.clone(), &store, stop.clone()),
                 legacy::keep(supervisor.clone(), legacy),
                 policy::keep(supervisor.policy.clone(), supervisor.metrics.clone()),
                 upkeep::keep(supervisor.clone()),
@@ -193,10 +211,10 @@ fn voice(config: &Config) -> Result<Arc<Voice>, Error> {
 async fn serve_bus(
     supervisor: Supervisor,
     bus: Option<(Arc<dyn Bus>, mycelium::Inbox)>,
-    mut ready: watch::Receiver<bool>,
+    known: oneshot::Receiver<()>,
 ) {
     let Some((bus, inbox)) = bus else { return };
-    if ready.wait_for(|ready| *ready).await.is_err() {
+    if known.await.is_err() {
         return;
     }
     restore_nodes(&supervisor).await;

@@ -241,7 +241,7 @@ impl Work {
 
     async fn other(&self, request: &Request) -> Answer {
         match request.method.as_str() {
-            method::SUPERVISOR_INFO => answer(&self.supervisor.presence.now()),
+            method::SUPERVISOR_INFO => answer(&self.supervisor.presence.told().0),
             method::CONTEXT_DROP => self.drop_context(&request.read()?).await,
             method::COORDINATOR_SUCCEED => self.succeed(request).await,
             method::JOB_RESULT => self.result(&request.read()?).await,

@@ -17,6 +17,7 @@ use model::supervision::{JobEvent, JobEventKind, Origin, method};
 use model::{ContextId, JobKey};
 use mycelium::json_rpc::{Call, CallError, Peer};
 use queue::{Acknowledger, Event, EventKind, EventReader, OPERATOR};
+use service::Condition;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -116,8 +117,9 @@ impl Shared {
     }
 }
 
-/// Reads and tells until `stop`. What was not answered is told again by the next start.
-pub async fn keep(supervisor: Supervisor, stop: CancellationToken) {
+/// Reads and tells until `stop`. What was not answered is told again by the next start. That the store is gone is noticed
+/// here first, since something always waits on it; that it is back, by the next look into it.
+pub async fn keep(supervisor: Supervisor, store: &Condition, stop: CancellationToken) {
     let mut reader = supervisor.queue.events();
     let mut outbox = Outbox {
         acknowledger: reader.acknowledger(),
@@ -131,6 +133,7 @@ pub async fn keep(supervisor: Supervisor, stop: CancellationToken) {
         match outbox.read(&mut reader, &stop).await {
             Ok(()) => pause = RETRY_MIN,
             Err(error) => {
+                store.unmet(error.to_string());
                 tracing::warn!(%error, "events cannot be read; trying again");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(RETRY_MAX);

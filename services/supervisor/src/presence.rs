@@ -8,6 +8,7 @@ use futures_util::future::join_all;
 use model::supervision::method;
 use model::{InstanceInfo, Presence, limits};
 use queue::{DemandWatch, LossWatch};
+use service::Condition;
 use tokio::sync::watch;
 
 use crate::intake::Supervisor;
@@ -42,6 +43,14 @@ impl PresenceView {
     #[must_use]
     pub fn now(&self) -> Presence {
         self.0.borrow().clone()
+    }
+
+    /// What others are told of it, and how many instances that leaves out: what goes to them has its limits.
+    #[must_use]
+    pub fn told(&self) -> (Presence, usize) {
+        let mut presence = self.now();
+        let left_out = presence.cut();
+        (presence, left_out)
     }
 
     /// The supervisor's own name; empty until its store was read.
@@ -82,8 +91,8 @@ impl PresenceView {
     }
 }
 
-/// Looks and tells for ever. The caller drops it to end it.
-pub async fn keep(supervisor: Supervisor, mut loss: LossWatch, mut demands: DemandWatch) {
+/// Looks and tells for ever; `store` is met while the store can be looked into. The caller drops it to end it.
+pub async fn keep(supervisor: Supervisor, mut loss: LossWatch, mut demands: DemandWatch, store: &Condition) {
     learn(&supervisor).await;
     let mut arrivals = supervisor.coordinators.arrivals();
     let mut drains = supervisor.draining.changes();
@@ -98,8 +107,12 @@ pub async fn keep(supervisor: Supervisor, mut loss: LossWatch, mut demands: Dema
             changed = drains.changed() => changed.is_ok(),
         };
         let changed = match look_once(&supervisor, &mut loss, &mut demands).await {
-            Ok(changed) => changed,
+            Ok(changed) => {
+                store.met();
+                changed
+            }
             Err(error) => {
+                store.unmet(error.to_string());
                 tracing::warn!(%error, "the instances cannot be looked at");
                 demands.forget();
                 false
@@ -157,7 +170,10 @@ async fn look_once(
 }
 
 async fn tell(supervisor: &Supervisor) {
-    let presence = supervisor.presence.now();
+    let (presence, left_out) = supervisor.presence.told();
+    if left_out > 0 {
+        tracing::warn!(left_out, "there are more instances than coordinators are told of");
+    }
     let telling = supervisor.coordinators.all().into_iter().map(|peer| {
         let presence = &presence;
         async move {
@@ -170,4 +186,28 @@ async fn tell(supervisor: &Supervisor) {
         }
     });
     join_all(telling).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_instances_than_others_are_told_of_are_known_here() {
+        let instance = |number: u32| InstanceInfo {
+            script_type: model::ScriptType::Shell,
+            group: "default".parse().expect("a name"),
+            number,
+            slots: 1,
+            busy: 0,
+            isolation: model::Isolation::Basic,
+            layers: Vec::new(),
+            version: "1".to_owned(),
+        };
+        let view = PresenceView::default();
+        assert!(view.set((1..=1003).map(instance).collect(), 0, false));
+        let (told, left_out) = view.told();
+        assert_eq!((told.instances.len(), left_out, view.now().instances.len()), (1000, 3, 1003));
+        assert_eq!(told.check(), Ok(()));
+    }
 }

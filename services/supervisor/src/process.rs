@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use ::rpc::{MethodPolicy, Mount};
 use kv::{Endpoint, Kv};
-use model::limits;
 use mycelium::MyceliumFlags;
 use service::{Failure, Host, Limits};
 
@@ -24,7 +23,8 @@ pub struct Flags {
         env = "MYCORA_REDIS_URL",
         hide_env_values = true,
         value_name = "URL",
-        default_value = "redis://127.0.0.1:6379"
+        default_value = "redis://127.0.0.1:6379",
+        value_parser = queue::parse_place
     )]
     redis_url: Endpoint,
     /// Where scripts, files and outputs of jobs are kept
@@ -83,9 +83,6 @@ impl service::App for App {
         let logs = flags.log_retention();
         Limits::from([
             ("queue_len_max", queue::QUEUE_LEN_MAX as u64),
-            ("file_bytes_max", limits::FILE_BYTES_MAX as u64),
-            ("inline_bytes_max", limits::INLINE_BYTES_MAX as u64),
-            ("log_piece_bytes_max", limits::LOG_PIECE_BYTES_MAX as u64),
             ("log_bytes_max", logs.bytes),
             ("context_log_bytes_max", logs.context_bytes),
             ("log_secs_max", logs.age.as_secs()),
@@ -110,7 +107,7 @@ impl service::App for App {
         let app = config.build(deps)?;
         let builder = Mount::builder(MethodPolicy::new(&[PUBLIC_POLICY])?);
         let mount = app.mount_public(builder).descriptors(proto::DESCRIPTORS).build()?;
-        host.ready_while("store", app.ready());
+        host.readiness.include("", &app.readiness());
         host.serve(mount, &tls)?;
         host.run("supervisor", |stop| app.run(stop));
         Ok(())

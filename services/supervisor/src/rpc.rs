@@ -286,14 +286,15 @@ impl SupervisorService for SupervisorRpc {
         request: Request<SucceedCoordinatorRequest>,
     ) -> Result<Response<SucceedCoordinatorResponse>, Status> {
         let SucceedCoordinatorRequest { old_coordinator, new_coordinator } = request.into_inner();
-        let key = |field: &str, text: &str| {
-            text.parse::<VerifyingKey>().map_err(|error| refused(field, error)).map(|key| key.to_string())
+        let mut violations = model::Violations::new();
+        let mut key = |field: &str, text: &str| {
+            violations.take(field, text.parse::<VerifyingKey>()).map(|key| key.to_string())
         };
-        let (old, new) =
-            (key("old_coordinator", &old_coordinator)?, key("new_coordinator", &new_coordinator)?);
-        if old == new {
-            return Err(refused("new_coordinator", "it is the old one"));
+        let (old, new) = (key("old_coordinator", &old_coordinator), key("new_coordinator", &new_coordinator));
+        if old.is_some() && old == new {
+            violations.add("new_coordinator", "it is the old one");
         }
+        let (old, new) = violations.into_result(old.zip(new)).map_err(Error::invalid)?;
         let passed = self.supervisor.succeed(&old, &new, Authority::Operator).await;
         let PassedOn { contexts, jobs } = passed.map_err(not_succeeded)?;
         Ok(Response::new(SucceedCoordinatorResponse { contexts, jobs }))
@@ -303,8 +304,10 @@ impl SupervisorService for SupervisorRpc {
         &self,
         _: Request<ListInstancesRequest>,
     ) -> Result<Response<ListInstancesResponse>, Status> {
-        let instances = self.supervisor.presence.now().instances.iter().map(instance_to_wire).collect();
-        Ok(Response::new(ListInstancesResponse { instances }))
+        let (told, left_out) = self.supervisor.presence.told();
+        let left_out = u32::try_from(left_out).unwrap_or(u32::MAX);
+        let instances = told.instances.iter().map(instance_to_wire).collect();
+        Ok(Response::new(ListInstancesResponse { instances, left_out }))
     }
 }
 

@@ -97,14 +97,21 @@ impl Client {
         first_index: u32,
         nodes: Vec<NodeSpec>,
     ) -> Result<(), Error> {
-        let request = AddFlowNodesRequest { context_id: self.context, flow_id, first_index, nodes };
+        let request = AddFlowNodesRequest {
+            context_id: self.context,
+            flow_id,
+            first_index,
+            nodes,
+            ..AddFlowNodesRequest::default()
+        };
         self.flows.clone().add_flow_nodes(request).await?;
         Ok(())
     }
 
     /// Starts it.
     pub(crate) async fn start(&self, flow_id: u32) -> Result<(), Error> {
-        self.flows.clone().start_flow(StartFlowRequest { context_id: self.context, flow_id }).await?;
+        let start = StartFlowRequest { context_id: self.context, flow_id, ..StartFlowRequest::default() };
+        self.flows.clone().start_flow(start).await?;
         Ok(())
     }
 

@@ -216,6 +216,8 @@ async function checkCertificate(checks, profile) {
 }
 
 async function checkToken(checks, profile) {
+  checks.that('the profile names a signing_key', profile.signing_key);
+  if (!profile.signing_key) return;
   await checkAll(checks, profile, withTokens(profile));
   const elsewhere = withTokens(profile, 'elsewhere');
   await checkStranger(checks, profile, 'who has one for another place', elsewhere, 'IDENTITY_UNUSABLE');
@@ -243,9 +245,7 @@ async function checkPatience(checks) {
 }
 
 const [profile, checks] = [new Profile(profilePath), new Checks()];
-const parts = { certificate: checkCertificate, patience: checkPatience };
-if (profile.signing_key) parts.token = checkToken;
-else console.log('--   token: not checked, the profile names no signing_key');
+const parts = { certificate: checkCertificate, token: checkToken, patience: checkPatience };
 for (const [name, check] of Object.entries(parts)) {
   checks.part = name;
   await check(checks, profile).catch((error) => checks.that('goes on to its end', false, error.code ? new Refusal(error) : error.stack));

@@ -7,7 +7,7 @@ use model::ActorId;
 use serde_json::{Value, json};
 use testkit::wait_until;
 
-use super::stage::{ADMIN, CONTEXT, EXECUTOR, READER, Stage};
+use super::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage};
 
 /// A request of each public method, for an object of the executor's. A text that is `$name` stands for something
 /// made for this call.
@@ -60,13 +60,12 @@ pub(crate) fn request(method: &str) -> Value {
         "FlowService/CancelNode" | "FlowService/ExplainNode" => of_node("$waiting"),
         "FlowService/RunJob" => json!({"contextId": CONTEXT, "node": node}),
         "FlowService/UpdateNodeStatus" => json!({
-            "contextId": CONTEXT, "flowId": "$waiting", "node": "only", "attempt": 1, "state": "NODE_STATE_COMPLETED"
+            "contextId": CONTEXT, "flowId": "$running", "node": "only", "attempt": 1, "state": "NODE_STATE_COMPLETED"
         }),
         "MessageService/SendMessage" => letter(),
         "MessageService/GetMessage" => json!({"contextId": CONTEXT, "key": "$letter"}),
-        "MessageService/ResendMessage" | "MessageService/DeleteMessage" => {
-            json!({"contextId": CONTEXT, "key": "$arrived"})
-        }
+        "MessageService/DeleteMessage" => json!({"contextId": CONTEXT, "key": "$arrived"}),
+        "MessageService/ResendMessage" => json!({"contextId": CONTEXT, "key": "$dead"}),
         "MessageService/ListMessages" | "MessageService/ListDeadLetters" => of_context,
         "MessageService/ReceiveMessages" => json!({"contextId": CONTEXT, "onlyPresent": true}),
         "MessageService/AcknowledgeMessage" => json!({"contextId": CONTEXT, "keys": ["message:0:1"]}),
@@ -81,20 +80,23 @@ pub(crate) fn request(method: &str) -> Value {
         }
         "GatewayService/GetGateway" => json!({}),
         "GatewayService/PingPeer" => json!({"address": "$supervisor"}),
-        "GatewayService/Deliver" => json!({"envelope": {}}),
+        // Asks which coordinator this is.
+        "GatewayService/Deliver" => json!({}),
         other => of_supervisors(other),
     }
 }
 
 fn of_supervisors(method: &str) -> Value {
     match method {
-        "SupervisorService/Attach" => json!({"hello": {}}),
+        "SupervisorService/Attach" => json!({"hello": {"coordinator": "$key"}}),
         "SupervisorService/GetSupervisor"
         | "SupervisorService/ListInstances"
         | "SupervisorService/Resume" => json!({}),
         // Not at once: it is resumed before anything of this machine has to go.
         "SupervisorService/Drain" => json!({"deadlineSecs": 3600}),
-        "SupervisorService/SucceedCoordinator" => json!({}),
+        "SupervisorService/SucceedCoordinator" => {
+            json!({"oldCoordinator": "$coordinator", "newCoordinator": "$key"})
+        }
         "SupervisorService/RunAttempt" => json!({"scriptType": "SCRIPT_TYPE_SHELL", "script": "echo hello"}),
         "SupervisorService/GetAttempt"
         | "SupervisorService/WaitAttempt"
@@ -174,20 +176,19 @@ async fn make(stage: &Stage, name: &str) -> Value {
             stage.ask_as(OWNER, "FlowService/AddFlowNodes", nodes).await;
             flow
         }
-        "ended" => {
-            let mut run = request("FlowService/RunJob");
-            run["waitSecs"] = 20.into();
-            let answer = stage.ask_as(OWNER, "FlowService/RunJob", run).await;
-            assert_eq!(answer["flow"]["status"], "FLOW_STATUS_FINISHED", "{answer}");
-            answer["flow"]["id"].clone()
-        }
+        "ended" => ended(stage).await,
+        "running" => running(stage).await,
         "waiting" => {
             let mut submit = request("FlowService/SubmitFlow");
             submit["flow"]["nodes"][0]["prerequisites"] = json!(["signal:go"]);
             stage.ask_as(OWNER, "FlowService/SubmitFlow", submit).await["flow"]["id"].clone()
         }
         "letter" => of_owner(stage, "MessageService/SendMessage").await["message"]["key"].clone(),
-        "arrived" => arrived(stage).await,
+        "arrived" => settled(stage, READER, "MESSAGE_STATUS_ACKNOWLEDGED").await,
+        // It has no role where the letter is to go.
+        "dead" => settled(stage, STRANGER, "MESSAGE_STATUS_ERROR").await,
+        // Ours. The machine knows it from the jobs that it was given for the methods before.
+        "coordinator" => stage.ask("GatewayService/GetGateway", json!({})).await["coordinator"].clone(),
         "supervisor" => stage.supervisor_address().into(),
         "attempt" => {
             let run = request("SupervisorService/RunAttempt");
@@ -210,14 +211,39 @@ async fn of_owner(stage: &Stage, method: &str) -> Value {
     stage.ask_as(OWNER, method, request(method)).await
 }
 
-/// A message that is not on its way any more.
-async fn arrived(stage: &Stage) -> Value {
-    let key = of_owner(stage, "MessageService/SendMessage").await["message"]["key"].clone();
+/// A flow that has finished.
+async fn ended(stage: &Stage) -> Value {
+    let mut run = request("FlowService/RunJob");
+    run["waitSecs"] = 20.into();
+    let answer = stage.ask_as(OWNER, "FlowService/RunJob", run).await;
+    assert_eq!(answer["flow"]["status"], "FLOW_STATUS_FINISHED", "{answer}");
+    answer["flow"]["id"].clone()
+}
+
+/// A flow whose script runs until somebody tells of its end.
+async fn running(stage: &Stage) -> Value {
+    let mut submit = request("FlowService/SubmitFlow");
+    submit["flow"]["nodes"][0]["job"]["script"]["text"] = "exec tail -f /dev/null".into();
+    let flow = stage.ask_as(OWNER, "FlowService/SubmitFlow", submit).await["flow"]["id"].clone();
+    let ask = json!({"contextId": CONTEXT, "flowId": flow});
+    let look = || async {
+        let answer = stage.ask_as(OWNER, "FlowService/ListFlowNodes", ask.clone()).await;
+        (answer["nodes"][0]["state"] == "NODE_STATE_RUNNING").then_some(())
+    };
+    wait_until(look, testkit::PATIENCE, "the script runs").await;
+    flow
+}
+
+/// A message to this actor that is not on its way any more.
+async fn settled(stage: &Stage, to: u32, status: &str) -> Value {
+    let mut send = request("MessageService/SendMessage");
+    send["to"] = to.to_string().into();
+    let key = stage.ask_as(OWNER, "MessageService/SendMessage", send).await["message"]["key"].clone();
     let ask = json!({"contextId": CONTEXT, "key": key});
     let look = || async {
         let message = stage.ask_as(OWNER, "MessageService/GetMessage", ask.clone()).await;
-        (message["message"]["status"] != "MESSAGE_STATUS_DISPATCHED").then_some(())
+        (message["message"]["status"] == status).then_some(())
     };
-    wait_until(look, testkit::PATIENCE, "the message has arrived").await;
+    wait_until(look, testkit::PATIENCE, status).await;
     key
 }

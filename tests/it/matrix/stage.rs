@@ -1,7 +1,7 @@
 //! A suite of separate processes, the actors in it, and what they call about.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
@@ -26,6 +26,14 @@ pub(crate) const STRANGER: u32 = 4;
 pub(crate) const ADMIN_ELSEWHERE: u32 = 5;
 
 const HOUR: Duration = Duration::from_secs(3600);
+
+/// A certificate with its key, made for a test.
+pub(crate) struct Issued {
+    pub(crate) certificate: PathBuf,
+    pub(crate) key: PathBuf,
+    /// Our own servers are trusted with it, whoever signed it.
+    pub(crate) files: TlsFiles,
+}
 
 pub(crate) struct Stage {
     processes: Processes,
@@ -85,8 +93,17 @@ impl Stage {
         format!("grpc://127.0.0.1:{}", self.processes.port_of(ServiceName::Supervisor))
     }
 
+    pub(crate) fn port_of(&self, service: ServiceName) -> u16 {
+        self.processes.port_of(service)
+    }
+
+    /// Whom our own servers' certificates are from.
+    pub(crate) fn ca_file(&self) -> PathBuf {
+        self.pki.ca_file()
+    }
+
     /// Files of a certificate that was made for this test.
-    fn issue(&self, pki: &Pki, identity: Identity, options: &IssueOptions) -> TlsFiles {
+    fn issue(&self, pki: &Pki, identity: Identity, options: &IssueOptions) -> Issued {
         let number = {
             let mut made = self.made.lock().expect("nobody panicked");
             *made += 1;
@@ -94,10 +111,11 @@ impl Stage {
         };
         let issued = pki.sign(identity, options).expect("signed");
         let path = |kind: &str| self.certificates.join(format!("{number}.{kind}"));
-        std::fs::write(path("pem"), issued.certificate_pem).expect("written");
-        std::fs::write(path("key"), issued.key_pem).expect("written");
-        // Whoever signed it, our own servers are to be trusted.
-        TlsFiles::new(self.pki.ca_file(), path("pem"), path("key"))
+        let (certificate, key) = (path("pem"), path("key"));
+        std::fs::write(&certificate, issued.certificate_pem).expect("written");
+        std::fs::write(&key, issued.key_pem).expect("written");
+        let files = TlsFiles::new(self.ca_file(), &certificate, &key);
+        Issued { certificate, key, files }
     }
 
     /// A certificate that is in force.
@@ -106,7 +124,7 @@ impl Stage {
         if let Some((_, known)) = issued.iter().find(|(of, _)| *of == identity) {
             return known.clone();
         }
-        let files = self.issue(&self.pki, identity, &IssueOptions::from(SystemTime::now()));
+        let files = self.issue(&self.pki, identity, &IssueOptions::from(SystemTime::now())).files;
         issued.push((identity, files.clone()));
         files
     }
@@ -116,13 +134,13 @@ impl Stage {
     }
 
     /// A certificate that ended an hour ago.
-    pub(crate) fn expired(&self, identity: Identity) -> TlsFiles {
+    pub(crate) fn expired(&self, identity: Identity) -> Issued {
         let options = IssueOptions { validity: HOUR, ..IssueOptions::from(SystemTime::now() - 2 * HOUR) };
         self.issue(&self.pki, identity, &options)
     }
 
     /// A certificate of an authority that is not ours.
-    pub(crate) fn foreign(&self, identity: Identity) -> TlsFiles {
+    pub(crate) fn foreign(&self, identity: Identity) -> Issued {
         self.issue(&self.other_pki, identity, &IssueOptions::from(SystemTime::now()))
     }
 
@@ -161,6 +179,20 @@ impl Stage {
         let channel = self.channel(method.parent_service().name(), &self.certificate(identity));
         wire::call(channel, None, &method, body).await
     }
+}
+
+/// Certificates of all kinds of callers, and none, for a suite that is no stage.
+pub(crate) fn everybody(pki: &Pki, dir: &Path) -> Vec<(String, TlsFiles)> {
+    let actor = Identity::Actor(ActorId(ADMIN));
+    let services = ServiceName::ALL.iter().map(|name| Identity::Service(*name));
+    let known = services.chain([Identity::Admin, actor]).enumerate().map(|(number, identity)| {
+        let issued = pki.sign(identity, &IssueOptions::from(SystemTime::now())).expect("signed");
+        let path = |kind: &str| dir.join(format!("{number}.{kind}"));
+        std::fs::write(path("pem"), issued.certificate_pem).expect("written");
+        std::fs::write(path("key"), issued.key_pem).expect("written");
+        (identity.to_string(), TlsFiles::new(pki.ca_file(), path("pem"), path("key")))
+    });
+    known.chain([("nobody".to_owned(), TlsFiles::anonymous(pki.ca_file()))]).collect()
 }
 
 /// Who hosts a service of the API.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use kv::{Cmd, Error, Kv, Notice, Pipeline, Script, Subscription, Topic, Value};
 use testkit::{PATIENCE, RedisCluster, RedisServer, wait_until};
 
+use crate::confirm::REPLICA;
 use crate::{RAISE, open};
 
 static HINT: Script =
@@ -65,12 +66,8 @@ async fn a_slot_moves(cluster: &RedisCluster, kv: &Kv) {
     let connection = kv.at(0, tag);
     let fresh = |n: u32| format!("{{{tag}}}:fresh:{n}");
     connection.cmd(Cmd::new("SET").arg(&fresh(1)).arg("a")).await.expect("it is asked there");
-    let (called, then) = connection
-        .call_then(RAISE.call(&[fresh(2)]).arg(7), Cmd::new("GET").arg(&fresh(2)))
-        .await
-        .expect("both");
-    assert_eq!(called, Ok(Value::Int(7)));
-    assert_eq!(then.and_then(|value| value.int()), Ok(7));
+    let changed = connection.change(RAISE.call(&[fresh(2)]).arg(7), |_| Ok(Some(REPLICA))).await;
+    assert_eq!(changed, Ok(Value::Int(7)));
     let mut pipeline = Pipeline::new();
     pipeline.cmd(Cmd::new("GET").arg(&fresh(1))).call(RAISE.call(&[key(tag)]).arg(1));
     let answers = connection.pipeline(&pipeline).await.expect("answers");
@@ -119,13 +116,8 @@ async fn a_primary_dies(cluster: &mut RedisCluster, kv: &Kv) {
     let before = raised(kv, tag).await;
     let (killed, _) = primary(cluster, tag);
     // What is not replicated yet dies with it.
-    let wait = Cmd::new("WAIT").arg(1).arg(5000);
-    let (called, replicas) =
-        kv.at(0, tag).call_then(RAISE.call(&[key(tag)]).arg(1), wait).await.expect("an answer");
-    assert_eq!(
-        (called, replicas),
-        (Ok(Value::Int(i64::try_from(before).expect("a few") + 1)), Ok(Value::Int(1)))
-    );
+    let changed = kv.at(0, tag).change(RAISE.call(&[key(tag)]).arg(1), |_| Ok(Some(REPLICA))).await;
+    assert_eq!(changed.and_then(|value| value.uint()), Ok(before + 1));
     cluster.kill9(killed);
     assert_eq!(raised(kv, tag).await, before + 2);
     // Whoever keeps something as long as it would hear of changes has to know that it would not.

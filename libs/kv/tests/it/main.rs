@@ -1,6 +1,7 @@
 //! Connections, scripts, errors and subscriptions on a real server, a cluster, and under Sentinels.
 
 mod cluster;
+mod confirm;
 mod sentinel;
 
 use std::future::pending;
@@ -84,25 +85,6 @@ async fn a_pipeline_answers_each() {
     let hash = answers[4].clone().and_then(Value::hash).expect("a hash");
     assert_eq!(hash.into_iter().collect::<Vec<_>>(), [("a".into(), "1".into()), ("b".into(), "x".into())]);
     assert!(connection.pipeline(&Pipeline::new()).await.is_ok_and(|answers| answers.is_empty()));
-}
-
-#[tokio::test]
-async fn a_command_follows_a_call_on_the_same_connection() {
-    let redis = RedisServer::start();
-    let connection = open(&redis.url()).default_database();
-    for round in 1..=2 {
-        let (called, then) =
-            connection.call_then(RAISE.call(&["n"]).arg(1), Cmd::new("GET").arg("n")).await.expect("answers");
-        assert_eq!(called, Ok(Value::Int(round)), "once, also when the server did not know the script");
-        assert_eq!(then.and_then(|value| value.int()), Ok(round));
-        let _ = redis.raw(0, &["SCRIPT", "FLUSH"]);
-    }
-    let (called, then) = connection
-        .call_then(RAISE.call(&["n"]).arg("no").arg(7), Cmd::new("WAIT").arg(0).arg(1))
-        .await
-        .expect("answers");
-    assert!(called.is_err_and(|error| error.code() == Some("STALE")));
-    assert_eq!(then, Ok(Value::Int(0)));
 }
 
 #[tokio::test]

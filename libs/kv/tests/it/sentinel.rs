@@ -1,8 +1,9 @@
 //! A master that Sentinels name.
 
-use kv::{Cmd, Notice, Topic};
+use kv::{Notice, Topic};
 use testkit::{PATIENCE, RedisSentinels, wait_until};
 
+use crate::confirm::REPLICA;
 use crate::{RAISE, open};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -13,11 +14,8 @@ async fn the_master_is_followed() {
     assert_eq!(connection.call(RAISE.call(&["n"]).arg(1)).await.and_then(|value| value.int()), Ok(1));
     let mut subscription = kv.subscribe(vec![Topic::Channel("hint".to_owned())]);
     assert_eq!(subscription.next().await, Notice::Subscribed);
-    let (_, replicas) = connection
-        .call_then(RAISE.call(&["n"]).arg(1), Cmd::new("WAIT").arg(1).arg(5000))
-        .await
-        .expect("answers");
-    assert_eq!(replicas.and_then(|value| value.int()), Ok(1));
+    let changed = connection.change(RAISE.call(&["n"]).arg(1), |_| Ok(Some(REPLICA))).await;
+    assert_eq!(changed.and_then(|value| value.int()), Ok(2));
 
     let killed = redis.fail_over();
     let raise = || async { connection.call(RAISE.call(&["n"]).arg(1)).await.ok() };

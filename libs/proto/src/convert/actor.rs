@@ -2,6 +2,7 @@
 
 use model::actor::is_key;
 use model::{ActorId, Address, ContextId, Revision, Violations, limits};
+use prost::Message as _;
 
 use crate::{convert::time, v1};
 
@@ -31,6 +32,12 @@ pub fn to_wire(actor: &model::Actor) -> v1::Actor {
         keys: keys.iter().map(key_to_wire).collect(),
         certificates_not_before_time: certificates_not_before.map(time::to_wire),
     }
+}
+
+/// How many bytes it has on the wire.
+#[must_use]
+pub fn wire_bytes(actor: &model::Actor) -> usize {
+    to_wire(actor).encoded_len()
 }
 
 fn key_to_wire(key: &model::actor::ActorKey) -> v1::ActorKey {
@@ -123,6 +130,8 @@ pub fn from_rotate(request: v1::RotateActorKeyRequest) -> Result<KeyRotation, Vi
         pubkey,
         overlap_secs,
         revoke_certificates,
+        // For whoever knows keys.
+        key_proof: _,
     } = request;
     let mut violations = Violations::new();
     if !is_key(&pubkey) {
@@ -150,6 +159,6 @@ fn addresses(texts: &[String], violations: &mut Violations) -> Vec<Address> {
     texts
         .iter()
         .enumerate()
-        .filter_map(|(i, text)| violations.take(&format!("address[{i}]"), text.parse()))
+        .filter_map(|(i, text)| violations.take(&format!("address[{i}]"), Address::given(text)))
         .collect()
 }

@@ -74,11 +74,8 @@ pub struct ContextChange {
     pub settings: Option<ContextSettings>,
 }
 
-/// Parses a change.
-///
-/// # Errors
-/// Everything that is wrong with it.
-pub fn from_update(request: v1::UpdateContextRequest) -> Result<ContextChange, Violations> {
+/// Parses a change, and notes everything that is wrong with it.
+pub fn from_update(request: v1::UpdateContextRequest, violations: &mut Violations) -> ContextChange {
     let v1::UpdateContextRequest {
         request_id: _,
         context_id,
@@ -88,21 +85,20 @@ pub fn from_update(request: v1::UpdateContextRequest) -> Result<ContextChange, V
         executors,
         settings,
     } = request;
-    let mut violations = Violations::new();
     let mut list = |field: &str, list: Option<v1::ActorList>| {
-        list.map(|v1::ActorList { ids }| members(&format!("{field}.ids"), ids, &mut violations))
+        list.map(|v1::ActorList { ids }| members(&format!("{field}.ids"), ids, violations))
     };
     let admins = list("admins", admins);
     let readers = list("readers", readers);
     let executors = list("executors", executors);
-    violations.into_result(Some(ContextChange {
+    ContextChange {
         id: ContextId(context_id),
         expected_revision: (expected_revision != 0).then_some(Revision(expected_revision)),
         admins,
         readers,
         executors,
         settings: settings.map(settings_of),
-    }))
+    }
 }
 
 fn members(field: &str, numbers: Vec<u32>, violations: &mut Violations) -> BTreeSet<ActorId> {
@@ -121,17 +117,13 @@ fn settings_of(settings: v1::ContextSettings) -> ContextSettings {
     ContextSettings { executors_may_submit, raw_publish, require_signed_messages }
 }
 
-/// Parses a creation.
-///
-/// # Errors
-/// Everything that is wrong with it.
-pub fn from_create(request: v1::CreateContextRequest) -> Result<NewContext, Violations> {
+/// Parses a creation, and notes everything that is wrong with it.
+pub fn from_create(request: v1::CreateContextRequest, violations: &mut Violations) -> NewContext {
     let v1::CreateContextRequest { request_id: _, id, admins, readers, executors, settings } = request;
-    let mut violations = Violations::new();
-    let admins = members("admins", admins, &mut violations);
-    let readers = members("readers", readers, &mut violations);
-    let executors = members("executors", executors, &mut violations);
+    let admins = members("admins", admins, violations);
+    let readers = members("readers", readers, violations);
+    let executors = members("executors", executors, violations);
     let settings = settings.map_or_else(ContextSettings::default, settings_of);
     let id = (id != 0).then_some(ContextId(id));
-    violations.into_result(Some(NewContext { id, admins, readers, executors, settings }))
+    NewContext { id, admins, readers, executors, settings }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use model::flow::EnvVars;
 use model::job::{BlobRef, check_env, check_files, check_outputs, check_script, check_signature};
+use model::labels::check_labels;
 use model::{
     Backoff, FlowDraft, FlowSpec, JobSpec, Name, NodeDraft, NodePolicy, NodeSpec, Prerequisite, RunIf,
     RunnerId, ScriptSource, ScriptType, Target, Violations, limits,
@@ -176,6 +177,7 @@ fn target_from_wire(target: v1::Target, at: &str, violations: &mut Violations) -
             .add(format!("{at}.instance"), "an instance is a number within a group: name the group as well");
         return None;
     }
+    check_labels(&labels, &format!("{at}.labels"), violations);
     Some(Target { runner: (runner_id != 0).then_some(RunnerId(runner_id)), group, instance, labels })
 }
 
@@ -198,6 +200,11 @@ fn policy_from_wire(policy: v1::NodePolicy, at: &str, violations: &mut Violation
             format!("{at}.retries"),
             format!("at most {} are allowed, not {retries}", limits::RETRIES_MAX),
         );
+    }
+    if no_retry_exit_codes.len() > limits::NO_RETRY_EXIT_CODES_MAX {
+        let (max, found) = (limits::NO_RETRY_EXIT_CODES_MAX, no_retry_exit_codes.len());
+        let wrong = format!("at most {max} exit codes are allowed, these are {found}");
+        violations.add(format!("{at}.no_retry_exit_codes"), wrong);
     }
     for (field, secs) in [
         ("timeout_secs", timeout_secs.unwrap_or_default()),
@@ -355,7 +362,12 @@ mod tests {
         bad.policy = Some(v1::NodePolicy { retries: 101, priority: Some(3), ..Default::default() });
         bad.job.get_or_insert_default().script_type = 99;
         bad.target = Some(v1::Target { instance: Some(1), ..Default::default() });
-        let flow = v1::FlowSpec { name: String::new(), nodes: vec![bad], ..Default::default() };
+        let mut long = node("b");
+        let labels = BTreeMap::from([("k".to_owned(), "v".repeat(limits::LABEL_VALUE_BYTES_MAX + 1))]);
+        long.target = Some(v1::Target { labels, ..Default::default() });
+        let no_retry_exit_codes = vec![1; limits::NO_RETRY_EXIT_CODES_MAX + 1];
+        long.policy = Some(v1::NodePolicy { no_retry_exit_codes, ..Default::default() });
+        let flow = v1::FlowSpec { name: String::new(), nodes: vec![bad, long], ..Default::default() };
         let draft = from_wire(flow, "flow").expect_err("nothing is right");
         let fields: Vec<_> = draft.violations.as_slice().iter().map(|v| v.field.as_str()).collect();
         assert_eq!(
@@ -367,6 +379,8 @@ mod tests {
                 "flow.nodes[0].policy.retries",
                 "flow.nodes[0].policy.priority",
                 "flow.nodes[0].job.script_type",
+                "flow.nodes[1].target.labels[k]",
+                "flow.nodes[1].policy.no_retry_exit_codes",
             ]
         );
     }

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use model::actor::is_key;
+use model::labels::check_labels;
 use model::{
-    Address, EnvelopeForm, InstanceInfo, Name, Presence, Revision, Runner, RunnerId, RunnerView, ScriptType,
-    Violations,
+    Address, EnvelopeForm, InstanceInfo, Name, Presence, RequestId, Revision, Runner, RunnerId, RunnerView,
+    ScriptType, Violations, limits,
 };
+use prost::Message as _;
 
 use crate::convert::{enums, flow::BadRecord, time};
 use crate::v1;
@@ -57,6 +59,12 @@ pub fn to_wire(view: &RunnerView) -> v1::Runner {
         drain_time: drained_at.map(time::to_wire),
         delete_time: deleted_at.map(time::to_wire),
     }
+}
+
+/// How many bytes it has on the wire.
+#[must_use]
+pub fn wire_bytes(view: &RunnerView) -> usize {
+    to_wire(view).encoded_len()
 }
 
 fn envelope_to_wire(form: EnvelopeForm) -> v1::EnvelopeForm {
@@ -255,7 +263,7 @@ pub fn expected(revision: u64) -> Option<Revision> {
 /// Everything that is wrong with it.
 pub fn from_register(request: v1::RegisterRunnerRequest) -> Result<NewRunner, Violations> {
     let v1::RegisterRunnerRequest {
-        request_id: _,
+        request_id,
         context_id: _,
         runner_id,
         address,
@@ -269,25 +277,19 @@ pub fn from_register(request: v1::RegisterRunnerRequest) -> Result<NewRunner, Vi
         secret_ref,
     } = request;
     let mut violations = Violations::new();
-    let address = violations.take("address", address.parse::<Address>());
-    if topic.len() > 255 {
-        violations.add("topic", "a topic has at most 255 bytes");
+    // Whoever remembers requests takes the id out first, and has parsed it.
+    let _ = RequestId::parse(&request_id, &mut violations);
+    let address = violations.take("address", Address::given(&address));
+    if topic.len() > limits::RUNNER_TOPIC_BYTES_MAX {
+        let (max, found) = (limits::RUNNER_TOPIC_BYTES_MAX, topic.len());
+        violations.add("topic", format!("a topic has at most {max} bytes, not {found}"));
     }
-    let script_types = script_types
-        .into_iter()
-        .enumerate()
-        .filter_map(|(i, number)| {
-            let parsed = enums::script_type_from_wire(number).ok_or("unknown script type");
-            violations.take(&format!("script_types[{i}]"), parsed)
-        })
-        .collect();
+    let script_types = script_types_from_wire(&script_types, &mut violations);
     let group = match group.as_str() {
         "" => None,
         text => violations.take("group", text.parse()),
     };
-    if labels.len() > 64 {
-        violations.add("labels", format!("at most 64 labels are allowed, these are {}", labels.len()));
-    }
+    check_labels(&labels, "labels", &mut violations);
     check_key(&mut violations, &signing_key);
     let envelope = violations.take("envelope", envelope_from_wire(envelope).ok_or("give signed or plain"));
     let envelope = envelope.unwrap_or_default();
@@ -305,6 +307,19 @@ pub fn from_register(request: v1::RegisterRunnerRequest) -> Result<NewRunner, Vi
         secret_ref,
     });
     violations.into_result(new)
+}
+
+fn script_types_from_wire(numbers: &[i32], violations: &mut Violations) -> Vec<ScriptType> {
+    if numbers.len() > limits::RUNNER_SCRIPT_TYPES_MAX {
+        let (max, found) = (limits::RUNNER_SCRIPT_TYPES_MAX, numbers.len());
+        violations.add("script_types", format!("at most {max} are allowed, these are {found}"));
+        return Vec::new();
+    }
+    let parse = |(i, number): (usize, &i32)| {
+        let parsed = enums::script_type_from_wire(*number).ok_or("unknown script type");
+        violations.take(&format!("script_types[{i}]"), parsed)
+    };
+    numbers.iter().enumerate().filter_map(parse).collect()
 }
 
 fn check_key(violations: &mut Violations, key: &str) {
@@ -338,5 +353,99 @@ fn check_plain(
         && let Err(error) = secret_ref.parse::<Name>()
     {
         violations.add("secret_ref", error.to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn largest() -> v1::RegisterRunnerRequest {
+        let label = |number: usize| {
+            let key = format!("{number:0>width$}", width = limits::LABEL_KEY_BYTES_MAX);
+            (key, "v".repeat(limits::LABEL_VALUE_BYTES_MAX))
+        };
+        v1::RegisterRunnerRequest {
+            request_id: "r".repeat(64),
+            runner_id: u32::MAX,
+            address: format!("grpc://{}:65535", "h".repeat(limits::HOST_BYTES_MAX)),
+            topic: "t".repeat(limits::RUNNER_TOPIC_BYTES_MAX),
+            script_types: vec![1; limits::RUNNER_SCRIPT_TYPES_MAX],
+            group: "g".repeat(limits::NAME_CHARS_MAX),
+            labels: (0..limits::LABELS_MAX).map(label).collect(),
+            signing_key: "0a".repeat(32),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn the_largest_registration_is_taken_and_nothing_larger() {
+        let new = from_register(largest()).expect("within its limits");
+        assert_eq!(new.labels.len(), limits::LABELS_MAX);
+        let mut more = largest();
+        more.request_id.push('r');
+        more.address = format!("grpc://{}:1", "h".repeat(limits::HOST_BYTES_MAX + 1));
+        more.topic.push('t');
+        more.script_types.push(1);
+        more.group.push('g');
+        more.labels.insert("one more".into(), String::new());
+        let found = from_register(more).expect_err("beyond every limit");
+        let fields: Vec<_> = found.as_slice().iter().map(|violation| violation.field.as_str()).collect();
+        assert_eq!(fields, ["request_id", "address", "topic", "script_types", "group", "labels"]);
+    }
+
+    #[test]
+    fn a_change_has_the_limits_of_a_registration() {
+        let request = v1::UpdateRunnerRequest {
+            request_id: "two words".into(),
+            runner_id: 1,
+            address: "nowhere".into(),
+            labels: BTreeMap::from([("k".to_owned(), "v".repeat(limits::LABEL_VALUE_BYTES_MAX + 1))]),
+            ..Default::default()
+        };
+        let found = from_update(request).expect_err("nothing is right");
+        let fields: Vec<_> = found.as_slice().iter().map(|violation| violation.field.as_str()).collect();
+        assert_eq!(fields, ["request_id", "address", "labels[k]"]);
+    }
+
+    #[test]
+    fn a_record_from_before_the_limits_is_read() {
+        let record = v1::Runner {
+            id: 1,
+            address: format!("grpc://{}:1", "h".repeat(2000)),
+            labels: BTreeMap::from([("k".to_owned(), "v".repeat(1_000_000))]),
+            ..Default::default()
+        };
+        let view = from_wire(record.clone()).expect("it was taken then");
+        assert!(wire_bytes(&view) >= record.encoded_len());
+    }
+
+    #[test]
+    fn a_presence_has_no_more_bytes_on_the_wire_than_it_is_counted_with() {
+        let largest = InstanceInfo {
+            script_type: ScriptType::Python,
+            group: "g".repeat(limits::NAME_CHARS_MAX).parse().expect("a name"),
+            number: u32::MAX,
+            slots: u32::MAX,
+            busy: u32::MAX,
+            isolation: model::Isolation::Contained,
+            layers: vec![String::new(), "l".repeat(100_000)],
+            version: "v".repeat(20_000),
+        };
+        let smallest = InstanceInfo { layers: vec![], version: String::new(), ..largest.clone() };
+        for instances in [vec![largest], vec![smallest; 10], vec![]] {
+            let presence = Presence {
+                supervisor: "s".into(),
+                version: "v".into(),
+                instances,
+                queued: u64::MAX,
+                draining: true,
+            };
+            let bytes = presence.bytes();
+            let runner = from_wire(v1::Runner { address: "grpc://h:1".into(), ..Default::default() });
+            let alone = runner.expect("a runner");
+            let view = RunnerView { presence: Some(presence), ..alone.clone() };
+            assert!(wire_bytes(&view) - wire_bytes(&alone) <= bytes);
+        }
     }
 }

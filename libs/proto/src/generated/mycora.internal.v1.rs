@@ -512,15 +512,16 @@ pub struct ReadSignerRequest {
     #[prost(uint32, tag = "3")]
     pub on_behalf_of: u32,
 }
-/// Tells by which key an actor signs.
+/// Tells by which keys an actor signs now.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadSignerResponse {
     /// The context's uid: 32 hex digits.
     #[prost(string, tag = "1")]
     pub context_uid: ::prost::alloc::string::String,
-    /// The key in force: 64 lower-case hex digits.
-    #[prost(string, tag = "2")]
-    pub key: ::prost::alloc::string::String,
+    /// Every key that counts at this moment, 64 lower-case hex digits each: the one in force first, and then those before it
+    /// whose end has not come.
+    #[prost(string, repeated, tag = "3")]
+    pub keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// A flow with what only its owner needs.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -630,6 +631,18 @@ pub struct AddNodesRequest {
     /// The actor that asks; 0: a service for itself.
     #[prost(uint32, tag = "5")]
     pub on_behalf_of: u32,
+    /// The actor's request that these nodes are all of, or a part of; may be empty.
+    #[prost(string, tag = "6")]
+    pub request_id: ::prost::alloc::string::String,
+    /// SHA-256 of that request's body, hex.
+    #[prost(string, tag = "7")]
+    pub request_hash: ::prost::alloc::string::String,
+    /// These are its last nodes: with them it is carried out.
+    #[prost(bool, tag = "8")]
+    pub request_ends: bool,
+    /// What it is answered: the job of its first node.
+    #[prost(uint32, tag = "9")]
+    pub request_first_job_id: u32,
 }
 /// Says that the nodes are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -652,6 +665,12 @@ pub struct StartFlowRequest {
     /// The actor that asks; 0: a service for itself.
     #[prost(uint32, tag = "5")]
     pub on_behalf_of: u32,
+    /// The actor's request; may be empty.
+    #[prost(string, tag = "6")]
+    pub request_id: ::prost::alloc::string::String,
+    /// SHA-256 of its body, hex.
+    #[prost(string, tag = "7")]
+    pub request_hash: ::prost::alloc::string::String,
 }
 /// Gives the started flow.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -702,6 +721,9 @@ pub struct RestartFlowRequest {
         u32,
         ::prost::alloc::string::String,
     >,
+    /// As in RetryFlowRequest.
+    #[prost(uint64, tag = "11")]
+    pub expected_revision: u64,
 }
 /// Gives the flow that runs again.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1128,11 +1150,20 @@ pub struct FindRequestRequest {
     pub on_behalf_of: u32,
 }
 /// Says whether it was.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FindRequestResponse {
     /// It was, with the same body.
     #[prost(bool, tag = "1")]
     pub found: bool,
+    /// The flow that it made or started. 0: neither.
+    #[prost(uint32, tag = "2")]
+    pub flow_id: u32,
+    /// The flow's uid.
+    #[prost(string, tag = "3")]
+    pub flow_uid: ::prost::alloc::string::String,
+    /// The first of the job ids that it was given. 0: none.
+    #[prost(uint32, tag = "4")]
+    pub first_job_id: u32,
 }
 /// Asks for a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1146,9 +1177,9 @@ pub struct ReadFlowRequest {
     /// The actor that asks.
     #[prost(uint32, tag = "3")]
     pub on_behalf_of: u32,
-    /// It asks in order to report on a node of the flow, and has to be allowed to.
-    #[prost(bool, tag = "4")]
-    pub to_report: bool,
+    /// What it asks for: it has to be allowed to do that.
+    #[prost(enumeration = "FlowPurpose", tag = "5")]
+    pub purpose: i32,
 }
 /// Gives a flow.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1260,6 +1291,9 @@ pub struct RemoveFlowRequest {
     /// What the same request hashes to, in hex.
     #[prost(string, tag = "5")]
     pub request_hash: ::prost::alloc::string::String,
+    /// As in DeleteFlowRequest.
+    #[prost(uint64, tag = "6")]
+    pub expected_revision: u64,
 }
 /// Says that the flow is gone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1367,6 +1401,51 @@ impl CommitRefusal {
             "COMMIT_REFUSAL_CONTEXT_DELETING" => Some(Self::ContextDeleting),
             "COMMIT_REFUSAL_UNKNOWN_OUTCOME" => Some(Self::UnknownOutcome),
             "COMMIT_REFUSAL_INVALID" => Some(Self::Invalid),
+            _ => None,
+        }
+    }
+}
+/// What a flow is asked for, where more than to look at it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum FlowPurpose {
+    /// To look at it.
+    Unspecified = 0,
+    /// To report on one of its nodes.
+    ReportNode = 1,
+    /// To cancel one of its nodes.
+    CancelNode = 2,
+    /// To add nodes.
+    AddNodes = 3,
+    /// To start it.
+    Start = 4,
+    /// To run it again.
+    Retry = 5,
+}
+impl FlowPurpose {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "FLOW_PURPOSE_UNSPECIFIED",
+            Self::ReportNode => "FLOW_PURPOSE_REPORT_NODE",
+            Self::CancelNode => "FLOW_PURPOSE_CANCEL_NODE",
+            Self::AddNodes => "FLOW_PURPOSE_ADD_NODES",
+            Self::Start => "FLOW_PURPOSE_START",
+            Self::Retry => "FLOW_PURPOSE_RETRY",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "FLOW_PURPOSE_UNSPECIFIED" => Some(Self::Unspecified),
+            "FLOW_PURPOSE_REPORT_NODE" => Some(Self::ReportNode),
+            "FLOW_PURPOSE_CANCEL_NODE" => Some(Self::CancelNode),
+            "FLOW_PURPOSE_ADD_NODES" => Some(Self::AddNodes),
+            "FLOW_PURPOSE_START" => Some(Self::Start),
+            "FLOW_PURPOSE_RETRY" => Some(Self::Retry),
             _ => None,
         }
     }
@@ -1604,7 +1683,8 @@ pub mod flow_store_service_client {
         /// Starts an ended flow again: raises its generation and its epoch, and tells the replica that its
         /// uid gives. That one resets the nodes to run again, from what is kept in `rerun_json`.
         ///
-        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_ENDED`), ALREADY_EXISTS.
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_ENDED`), ABORTED (another generation than
+        /// was looked at, or another revision than the expected one), ALREADY_EXISTS.
         pub async fn restart_flow(
             &mut self,
             request: impl tonic::IntoRequest<super::RestartFlowRequest>,
@@ -1782,7 +1862,7 @@ pub mod flow_store_service_client {
             self.inner.unary(req, path, codec).await
         }
         /// Keeps something for a flow's owner to take up, and tells the owner. A signal is also kept by its
-        /// name, the wish to cancel also in the flow.
+        /// name, the wish to cancel also in the flow. The wish to cancel a node that has ended is not kept.
         ///
         /// Errors: NOT_FOUND, PERMISSION_DENIED, ALREADY_EXISTS, FAILED_PRECONDITION (`FLOW_NOT_STARTED`),
         /// RESOURCE_EXHAUSTED (more than 10,000 inputs wait, or the flow has more than 1000 signals).
@@ -2049,7 +2129,8 @@ pub mod flow_store_service_client {
         }
         /// Removes an ended flow with everything that belongs to it.
         ///
-        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_ENDED`).
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_ENDED`), ABORTED (another revision than
+        /// the expected one), ALREADY_EXISTS.
         pub async fn remove_flow(
             &mut self,
             request: impl tonic::IntoRequest<super::RemoveFlowRequest>,
@@ -2205,7 +2286,8 @@ pub mod flow_store_service_server {
         /// Starts an ended flow again: raises its generation and its epoch, and tells the replica that its
         /// uid gives. That one resets the nodes to run again, from what is kept in `rerun_json`.
         ///
-        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_ENDED`), ALREADY_EXISTS.
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_ENDED`), ABORTED (another generation than
+        /// was looked at, or another revision than the expected one), ALREADY_EXISTS.
         async fn restart_flow(
             &self,
             request: tonic::Request<super::RestartFlowRequest>,
@@ -2275,7 +2357,7 @@ pub mod flow_store_service_server {
             tonic::Status,
         >;
         /// Keeps something for a flow's owner to take up, and tells the owner. A signal is also kept by its
-        /// name, the wish to cancel also in the flow.
+        /// name, the wish to cancel also in the flow. The wish to cancel a node that has ended is not kept.
         ///
         /// Errors: NOT_FOUND, PERMISSION_DENIED, ALREADY_EXISTS, FAILED_PRECONDITION (`FLOW_NOT_STARTED`),
         /// RESOURCE_EXHAUSTED (more than 10,000 inputs wait, or the flow has more than 1000 signals).
@@ -2376,7 +2458,8 @@ pub mod flow_store_service_server {
         >;
         /// Removes an ended flow with everything that belongs to it.
         ///
-        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_ENDED`).
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_ENDED`), ABORTED (another revision than
+        /// the expected one), ALREADY_EXISTS.
         async fn remove_flow(
             &self,
             request: tonic::Request<super::RemoveFlowRequest>,
@@ -6711,16 +6794,19 @@ pub struct ReportPresenceRequest {
     /// From whom: the address of the runner records it answers for.
     #[prost(string, tag = "1")]
     pub address: ::prost::alloc::string::String,
-    /// A Presence as JSON; empty: the supervisor is gone.
+    /// A Presence as JSON, of 512 KiB at most; empty: the supervisor is gone.
     #[prost(bytes = "bytes", tag = "2")]
     pub presence_json: ::prost::bytes::Bytes,
 }
 /// Whom a gateway is to talk to.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReportPresenceResponse {
-    /// Every address that a runner record names, with its topic. Replaces the list before.
+    /// Every address that a runner record names, with its topic. Replaces the list before, once it is complete.
     #[prost(message, repeated, tag = "1")]
     pub peers: ::prost::alloc::vec::Vec<PeerAddress>,
+    /// The list goes on in the next answer.
+    #[prost(bool, tag = "2")]
+    pub more: bool,
 }
 /// An address to talk to.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -7704,7 +7790,7 @@ pub struct FollowRunnersRequest {
     /// The actor that asks.
     #[prost(uint32, tag = "2")]
     pub on_behalf_of: u32,
-    /// From where on; empty: from now on.
+    /// From where on; empty: from now on. What is wrong with it is told as `resume_position`, as whoever watches gave it.
     #[prost(string, tag = "3")]
     pub position: ::prost::alloc::string::String,
 }
@@ -7718,8 +7804,28 @@ pub struct FollowRunnersResponse {
     #[prost(string, tag = "2")]
     pub position: ::prost::alloc::string::String,
 }
-/// Asks for the records of a context.
+/// Asks for a record.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadRunnerRequest {
+    /// Where its jobs come from.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// Its number.
+    #[prost(uint32, tag = "2")]
+    pub runner_id: u32,
+    /// The actor that asks.
+    #[prost(uint32, tag = "3")]
+    pub on_behalf_of: u32,
+}
+/// Gives a record.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReadRunnerResponse {
+    /// As it is kept; what is known of the supervisor is empty.
+    #[prost(message, optional, tag = "1")]
+    pub runner: ::core::option::Option<super::super::v1::Runner>,
+}
+/// Asks for a page of the records of a context.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadRunnersRequest {
     /// Where their jobs come from.
     #[prost(uint32, tag = "1")]
@@ -7727,13 +7833,22 @@ pub struct ReadRunnersRequest {
     /// The actor that asks.
     #[prost(uint32, tag = "2")]
     pub on_behalf_of: u32,
+    /// At most this many, up to 1000. 0: 50.
+    #[prost(uint32, tag = "3")]
+    pub page_size: u32,
+    /// From the answer before; empty: the first page.
+    #[prost(string, tag = "4")]
+    pub page_token: ::prost::alloc::string::String,
 }
-/// Gives the records of a context.
+/// Gives a page of the records of a context.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReadRunnersResponse {
     /// By id.
     #[prost(message, repeated, tag = "1")]
     pub runners: ::prost::alloc::vec::Vec<super::super::v1::Runner>,
+    /// For the next page; empty: there is none.
+    #[prost(string, tag = "2")]
+    pub next_page_token: ::prost::alloc::string::String,
 }
 /// Asks for all records.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -7901,9 +8016,41 @@ pub mod runner_store_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Reads all records of a context.
+        /// Reads a record.
         ///
         /// Errors: NOT_FOUND.
+        pub async fn read_runner(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReadRunnerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadRunnerResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.RunnerStoreService/ReadRunner",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "mycora.internal.v1.RunnerStoreService",
+                        "ReadRunner",
+                    ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads a page of the records of a context.
+        ///
+        /// Errors: NOT_FOUND, INVALID_ARGUMENT (page size or token).
         pub async fn read_runners(
             &mut self,
             request: impl tonic::IntoRequest<super::ReadRunnersRequest>,
@@ -8032,9 +8179,19 @@ pub mod runner_store_service_server {
             tonic::Response<super::ChangeRunnerResponse>,
             tonic::Status,
         >;
-        /// Reads all records of a context.
+        /// Reads a record.
         ///
         /// Errors: NOT_FOUND.
+        async fn read_runner(
+            &self,
+            request: tonic::Request<super::ReadRunnerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadRunnerResponse>,
+            tonic::Status,
+        >;
+        /// Reads a page of the records of a context.
+        ///
+        /// Errors: NOT_FOUND, INVALID_ARGUMENT (page size or token).
         async fn read_runners(
             &self,
             request: tonic::Request<super::ReadRunnersRequest>,
@@ -8228,6 +8385,52 @@ pub mod runner_store_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ChangeRunnerSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.RunnerStoreService/ReadRunner" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReadRunnerSvc<T: RunnerStoreService>(pub Arc<T>);
+                    impl<
+                        T: RunnerStoreService,
+                    > tonic::server::UnaryService<super::ReadRunnerRequest>
+                    for ReadRunnerSvc<T> {
+                        type Response = super::ReadRunnerResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReadRunnerRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as RunnerStoreService>::read_runner(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReadRunnerSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

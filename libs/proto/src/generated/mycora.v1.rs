@@ -124,7 +124,7 @@ pub struct NodePolicy {
     /// The wait between them; absent: the defaults.
     #[prost(message, optional, tag = "2")]
     pub backoff: ::core::option::Option<Backoff>,
-    /// Exit codes after which it is not tried again.
+    /// Exit codes after which it is not tried again. At most 256.
     #[prost(int32, repeated, tag = "3")]
     pub no_retry_exit_codes: ::prost::alloc::vec::Vec<i32>,
     /// Run time in seconds, at most 30 days. Absent: 3600. 0: no limit.
@@ -162,7 +162,7 @@ pub struct Target {
     /// This instance of the group only. Absent: any.
     #[prost(uint32, optional, tag = "3")]
     pub instance: ::core::option::Option<u32>,
-    /// Runners that carry all of these labels.
+    /// Runners that carry all of these labels: at most 64, with names of 128 bytes and values of 256 bytes at most.
     #[prost(btree_map = "string, string", tag = "4")]
     pub labels: ::prost::alloc::collections::BTreeMap<
         ::prost::alloc::string::String,
@@ -456,8 +456,9 @@ pub struct FlowNode {
 /// Asks to create and start a flow.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SubmitFlowRequest {
-    /// A UUID that makes the call repeatable: the same id with the same body gives the first
-    /// answer again, for 24 hours. Empty: not repeatable.
+    /// A UUID that makes the call repeatable: for 24 hours the same id with the same body makes one flow, and is answered
+    /// with that flow as it is by then; NOT_FOUND when it was deleted. Signatures do not count as part of the body. Empty:
+    /// not repeatable.
     #[prost(string, tag = "1")]
     pub request_id: ::prost::alloc::string::String,
     /// Where it runs.
@@ -637,7 +638,7 @@ pub mod watch_flow_response {
 /// Asks to cancel a flow.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CancelFlowRequest {
-    /// A UUID that makes the call repeatable.
+    /// A UUID that makes the call repeatable: the flow comes as it is by then.
     #[prost(string, tag = "1")]
     pub request_id: ::prost::alloc::string::String,
     /// Where it runs.
@@ -669,6 +670,9 @@ pub struct DeleteFlowRequest {
     /// A UUID that makes the call repeatable, also after the flow is gone.
     #[prost(string, tag = "3")]
     pub request_id: ::prost::alloc::string::String,
+    /// The revision of the flow that is meant; 0: any.
+    #[prost(uint64, tag = "4")]
+    pub expected_revision: u64,
 }
 /// Says that the flow is gone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -702,7 +706,7 @@ pub struct StreamFlowLogsRequest {
 /// A piece of what a job printed.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StreamFlowLogsResponse {
-    /// The node, by name.
+    /// The node, by name. Empty: nothing came for a while.
     #[prost(string, tag = "1")]
     pub node: ::prost::alloc::string::String,
     /// Its attempt.
@@ -777,6 +781,10 @@ pub struct AddFlowNodesRequest {
     /// The nodes, at most 1000.
     #[prost(message, repeated, tag = "4")]
     pub nodes: ::prost::alloc::vec::Vec<NodeSpec>,
+    /// As in SubmitFlowRequest. Empty: repeatable as long as the flow is in CREATED, since the same nodes at the same place change
+    /// nothing.
+    #[prost(string, tag = "5")]
+    pub request_id: ::prost::alloc::string::String,
 }
 /// Says that the nodes are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -786,7 +794,7 @@ pub struct AddFlowNodesResponse {
     pub first_job_id: u32,
 }
 /// Asks to start a flow.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StartFlowRequest {
     /// Where it runs.
     #[prost(uint32, tag = "1")]
@@ -794,6 +802,9 @@ pub struct StartFlowRequest {
     /// The flow.
     #[prost(uint32, tag = "2")]
     pub flow_id: u32,
+    /// As in SubmitFlowRequest. Empty: repeatable as long as the flow runs.
+    #[prost(string, tag = "3")]
+    pub request_id: ::prost::alloc::string::String,
 }
 /// Gives the started flow.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -805,7 +816,7 @@ pub struct StartFlowResponse {
 /// Gives a signal to a flow.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SignalFlowRequest {
-    /// A UUID that makes the call repeatable.
+    /// A UUID that makes the call repeatable: the answer is that of the first time.
     #[prost(string, tag = "1")]
     pub request_id: ::prost::alloc::string::String,
     /// Where the flow runs.
@@ -831,7 +842,8 @@ pub struct SignalFlowResponse {
 /// Asks to cancel a node.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CancelNodeRequest {
-    /// A UUID that makes the call repeatable.
+    /// A UUID that makes the call repeatable: what it asked for once is not asked for again, also when the flow was run again
+    /// meanwhile.
     #[prost(string, tag = "1")]
     pub request_id: ::prost::alloc::string::String,
     /// Where the flow runs.
@@ -850,7 +862,7 @@ pub struct CancelNodeResponse {}
 /// Asks to run a flow again.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RetryFlowRequest {
-    /// A UUID that makes the call repeatable.
+    /// A UUID that makes the call repeatable: the flow comes as it is by then, with what its last run has begun anew.
     #[prost(string, tag = "1")]
     pub request_id: ::prost::alloc::string::String,
     /// Where it ran.
@@ -883,6 +895,9 @@ pub struct RetryFlowRequest {
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
+    /// The revision of the flow that is meant, as it was when the caller decided; 0: any.
+    #[prost(uint64, tag = "10")]
+    pub expected_revision: u64,
 }
 /// Gives the flow, and what is run again.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -994,7 +1009,7 @@ pub struct RunJobResponse {
 /// Reports on a node's attempt.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct UpdateNodeStatusRequest {
-    /// A UUID that makes the call repeatable.
+    /// A UUID that makes the call repeatable, also after the attempt has ended.
     #[prost(string, tag = "1")]
     pub request_id: ::prost::alloc::string::String,
     /// Where the flow runs.
@@ -1532,8 +1547,8 @@ pub mod flow_service_client {
         /// same place again changes nothing. Dependencies may name nodes that are added later: the graph
         /// is checked by StartFlow.
         ///
-        /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_CREATED`,
-        /// `BLOB_MISSING`).
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, ALREADY_EXISTS (the request id was used with
+        /// another body), FAILED_PRECONDITION (`FLOW_NOT_CREATED`, `BLOB_MISSING`).
         pub async fn add_flow_nodes(
             &mut self,
             request: impl tonic::IntoRequest<super::AddFlowNodesRequest>,
@@ -1561,7 +1576,8 @@ pub mod flow_service_client {
         /// Checks a flow in CREATED as a whole and starts it. Starting a started flow changes nothing.
         ///
         /// Errors: INVALID_ARGUMENT (all violations at once, as SubmitFlow), NOT_FOUND, PERMISSION_DENIED,
-        /// FAILED_PRECONDITION (`NODES_MISSING`: fewer nodes than announced; the flow has ended).
+        /// ALREADY_EXISTS (the request id was used with another body), FAILED_PRECONDITION (`NODES_MISSING`:
+        /// fewer nodes than announced; the flow has ended).
         pub async fn start_flow(
             &mut self,
             request: impl tonic::IntoRequest<super::StartFlowRequest>,
@@ -1670,7 +1686,7 @@ pub mod flow_service_client {
         /// Watches a flow: first a snapshot, closed by `snapshot_end`, then each change. The stream ends
         /// with OK after the flow's end was sent. Readers may.
         ///
-        /// Errors: NOT_FOUND, OUT_OF_RANGE (the position to resume from is gone: start anew),
+        /// Errors: INVALID_ARGUMENT (the position to resume from is none), NOT_FOUND, OUT_OF_RANGE (that position is gone: start anew),
         /// RESOURCE_EXHAUSTED (the watcher left 256 answers unread for 10 seconds, or fell too far behind the
         /// events: resume; `resume_position` in the metadata says from where).
         pub async fn watch_flow(
@@ -1702,7 +1718,7 @@ pub mod flow_service_client {
         /// counts. Executors may signal their own flows, admins all.
         ///
         /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED (too many signals, or
-        /// too much that its owner has not taken up yet).
+        /// too much that its owner has not taken up yet), ALREADY_EXISTS (the request id was used with another body).
         pub async fn signal_flow(
             &mut self,
             request: impl tonic::IntoRequest<super::SignalFlowRequest>,
@@ -1731,7 +1747,8 @@ pub mod flow_service_client {
         /// its nodes have ended. Cancelling an ended flow changes nothing. Executors may cancel their
         /// own, admins all.
         ///
-        /// Errors: NOT_FOUND, PERMISSION_DENIED.
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, ALREADY_EXISTS (the request id was used with another body), RESOURCE_EXHAUSTED
+        /// (too much that its owner has not taken up yet).
         pub async fn cancel_flow(
             &mut self,
             request: impl tonic::IntoRequest<super::CancelFlowRequest>,
@@ -1761,7 +1778,8 @@ pub mod flow_service_client {
         /// admins all.
         ///
         /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_STARTED`),
-        /// RESOURCE_EXHAUSTED (too much that its owner has not taken up yet).
+        /// ALREADY_EXISTS (the request id was used with another body), RESOURCE_EXHAUSTED (too much that its owner has not
+        /// taken up yet).
         pub async fn cancel_node(
             &mut self,
             request: impl tonic::IntoRequest<super::CancelNodeRequest>,
@@ -1790,7 +1808,8 @@ pub mod flow_service_client {
         /// PENDING, the others keep their results. Executors may run their own flows again, admins all.
         ///
         /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_ENDED`;
-        /// `NOTHING_TO_RETRY`: no node is chosen).
+        /// `NOTHING_TO_RETRY`: no node is chosen), ABORTED (another revision than the expected one, or somebody else was
+        /// faster), ALREADY_EXISTS (the request id was used with another body).
         pub async fn retry_flow(
             &mut self,
             request: impl tonic::IntoRequest<super::RetryFlowRequest>,
@@ -1845,7 +1864,7 @@ pub mod flow_service_client {
         }
         /// Draws a flow with the states of its nodes. Readers may.
         ///
-        /// Errors: NOT_FOUND, RESOURCE_EXHAUSTED (the drawing is larger than 3 MiB: list the nodes).
+        /// Errors: INVALID_ARGUMENT (the format), NOT_FOUND, RESOURCE_EXHAUSTED (the drawing is larger than 3 MiB: list the nodes).
         pub async fn get_flow_graph(
             &mut self,
             request: impl tonic::IntoRequest<super::GetFlowGraphRequest>,
@@ -1898,7 +1917,7 @@ pub mod flow_service_client {
         /// Executors may report on their own flows, admins on all.
         ///
         /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`NODE_NOT_RUNNING`:
-        /// that attempt is not under way), RESOURCE_EXHAUSTED.
+        /// that attempt is not under way), RESOURCE_EXHAUSTED, ALREADY_EXISTS (the request id was used with another body).
         pub async fn update_node_status(
             &mut self,
             request: impl tonic::IntoRequest<super::UpdateNodeStatusRequest>,
@@ -1926,7 +1945,8 @@ pub mod flow_service_client {
         /// Removes an ended flow with its jobs, messages and logs. Its id is free afterwards. Executors
         /// may delete their own, admins all.
         ///
-        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_ENDED`: cancel it first).
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_ENDED`: cancel it first), ABORTED (another
+        /// revision than the expected one), ALREADY_EXISTS (the request id was used with another body).
         pub async fn delete_flow(
             &mut self,
             request: impl tonic::IntoRequest<super::DeleteFlowRequest>,
@@ -1951,8 +1971,8 @@ pub mod flow_service_client {
                 .insert(GrpcMethod::new("mycora.v1.FlowService", "DeleteFlow"));
             self.inner.unary(req, path, codec).await
         }
-        /// Streams what the jobs of a flow print, and with `follow` what comes, until the flow has ended.
-        /// Readers may.
+        /// Streams what the jobs of a flow print, and with `follow` what comes, until the flow has ended; an
+        /// answer without anything when nothing came for 15 seconds. Readers may.
         ///
         /// The coordinator keeps the last 64 KiB of each attempt. What lies before it is read at the
         /// supervisor, which keeps everything for a while, unless the request says `tail`. What cannot be
@@ -2026,8 +2046,8 @@ pub mod flow_service_server {
         /// same place again changes nothing. Dependencies may name nodes that are added later: the graph
         /// is checked by StartFlow.
         ///
-        /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_CREATED`,
-        /// `BLOB_MISSING`).
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, ALREADY_EXISTS (the request id was used with
+        /// another body), FAILED_PRECONDITION (`FLOW_NOT_CREATED`, `BLOB_MISSING`).
         async fn add_flow_nodes(
             &self,
             request: tonic::Request<super::AddFlowNodesRequest>,
@@ -2038,7 +2058,8 @@ pub mod flow_service_server {
         /// Checks a flow in CREATED as a whole and starts it. Starting a started flow changes nothing.
         ///
         /// Errors: INVALID_ARGUMENT (all violations at once, as SubmitFlow), NOT_FOUND, PERMISSION_DENIED,
-        /// FAILED_PRECONDITION (`NODES_MISSING`: fewer nodes than announced; the flow has ended).
+        /// ALREADY_EXISTS (the request id was used with another body), FAILED_PRECONDITION (`NODES_MISSING`:
+        /// fewer nodes than announced; the flow has ended).
         async fn start_flow(
             &self,
             request: tonic::Request<super::StartFlowRequest>,
@@ -2082,7 +2103,7 @@ pub mod flow_service_server {
         /// Watches a flow: first a snapshot, closed by `snapshot_end`, then each change. The stream ends
         /// with OK after the flow's end was sent. Readers may.
         ///
-        /// Errors: NOT_FOUND, OUT_OF_RANGE (the position to resume from is gone: start anew),
+        /// Errors: INVALID_ARGUMENT (the position to resume from is none), NOT_FOUND, OUT_OF_RANGE (that position is gone: start anew),
         /// RESOURCE_EXHAUSTED (the watcher left 256 answers unread for 10 seconds, or fell too far behind the
         /// events: resume; `resume_position` in the metadata says from where).
         async fn watch_flow(
@@ -2094,7 +2115,7 @@ pub mod flow_service_server {
         /// counts. Executors may signal their own flows, admins all.
         ///
         /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED (too many signals, or
-        /// too much that its owner has not taken up yet).
+        /// too much that its owner has not taken up yet), ALREADY_EXISTS (the request id was used with another body).
         async fn signal_flow(
             &self,
             request: tonic::Request<super::SignalFlowRequest>,
@@ -2106,7 +2127,8 @@ pub mod flow_service_server {
         /// its nodes have ended. Cancelling an ended flow changes nothing. Executors may cancel their
         /// own, admins all.
         ///
-        /// Errors: NOT_FOUND, PERMISSION_DENIED.
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, ALREADY_EXISTS (the request id was used with another body), RESOURCE_EXHAUSTED
+        /// (too much that its owner has not taken up yet).
         async fn cancel_flow(
             &self,
             request: tonic::Request<super::CancelFlowRequest>,
@@ -2119,7 +2141,8 @@ pub mod flow_service_server {
         /// admins all.
         ///
         /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_STARTED`),
-        /// RESOURCE_EXHAUSTED (too much that its owner has not taken up yet).
+        /// ALREADY_EXISTS (the request id was used with another body), RESOURCE_EXHAUSTED (too much that its owner has not
+        /// taken up yet).
         async fn cancel_node(
             &self,
             request: tonic::Request<super::CancelNodeRequest>,
@@ -2131,7 +2154,8 @@ pub mod flow_service_server {
         /// PENDING, the others keep their results. Executors may run their own flows again, admins all.
         ///
         /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_ENDED`;
-        /// `NOTHING_TO_RETRY`: no node is chosen).
+        /// `NOTHING_TO_RETRY`: no node is chosen), ABORTED (another revision than the expected one, or somebody else was
+        /// faster), ALREADY_EXISTS (the request id was used with another body).
         async fn retry_flow(
             &self,
             request: tonic::Request<super::RetryFlowRequest>,
@@ -2152,7 +2176,7 @@ pub mod flow_service_server {
         >;
         /// Draws a flow with the states of its nodes. Readers may.
         ///
-        /// Errors: NOT_FOUND, RESOURCE_EXHAUSTED (the drawing is larger than 3 MiB: list the nodes).
+        /// Errors: INVALID_ARGUMENT (the format), NOT_FOUND, RESOURCE_EXHAUSTED (the drawing is larger than 3 MiB: list the nodes).
         async fn get_flow_graph(
             &self,
             request: tonic::Request<super::GetFlowGraphRequest>,
@@ -2171,7 +2195,7 @@ pub mod flow_service_server {
         /// Executors may report on their own flows, admins on all.
         ///
         /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`NODE_NOT_RUNNING`:
-        /// that attempt is not under way), RESOURCE_EXHAUSTED.
+        /// that attempt is not under way), RESOURCE_EXHAUSTED, ALREADY_EXISTS (the request id was used with another body).
         async fn update_node_status(
             &self,
             request: tonic::Request<super::UpdateNodeStatusRequest>,
@@ -2182,7 +2206,8 @@ pub mod flow_service_server {
         /// Removes an ended flow with its jobs, messages and logs. Its id is free afterwards. Executors
         /// may delete their own, admins all.
         ///
-        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_ENDED`: cancel it first).
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`FLOW_NOT_ENDED`: cancel it first), ABORTED (another
+        /// revision than the expected one), ALREADY_EXISTS (the request id was used with another body).
         async fn delete_flow(
             &self,
             request: tonic::Request<super::DeleteFlowRequest>,
@@ -2196,8 +2221,8 @@ pub mod flow_service_server {
             >
             + std::marker::Send
             + 'static;
-        /// Streams what the jobs of a flow print, and with `follow` what comes, until the flow has ended.
-        /// Readers may.
+        /// Streams what the jobs of a flow print, and with `follow` what comes, until the flow has ended; an
+        /// answer without anything when nothing came for 15 seconds. Readers may.
         ///
         /// The coordinator keeps the last 64 KiB of each attempt. What lies before it is read at the
         /// supervisor, which keeps everything for a while, unless the request says `tail`. What cannot be
@@ -3189,8 +3214,8 @@ pub struct ActorKey {
 /// Asks to register an actor.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RegisterActorRequest {
-    /// A UUID that makes the call repeatable: the same id with the same body gives the first
-    /// answer again, for 24 hours. Empty: not repeatable.
+    /// A UUID that makes the call repeatable: for 24 hours the same id with the same body registers one actor, and is
+    /// answered with that actor as it is by then, also when it was removed. Empty: not repeatable.
     #[prost(string, tag = "1")]
     pub request_id: ::prost::alloc::string::String,
     /// The wished id; 0 lets the server choose.
@@ -3227,7 +3252,7 @@ pub struct GetActorResponse {
 /// Asks to change an actor.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UpdateActorRequest {
-    /// A UUID that makes the call repeatable.
+    /// A UUID that makes the call repeatable: the actor comes as it is by then.
     #[prost(string, tag = "1")]
     pub request_id: ::prost::alloc::string::String,
     /// Its number.
@@ -3276,7 +3301,7 @@ pub struct ListActorsResponse {
 /// Asks to give an actor another key.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RotateActorKeyRequest {
-    /// A UUID that makes the call repeatable.
+    /// A UUID that makes the call repeatable: the actor comes as it is by then.
     #[prost(string, tag = "1")]
     pub request_id: ::prost::alloc::string::String,
     /// Its number.
@@ -3295,6 +3320,11 @@ pub struct RotateActorKeyRequest {
     /// Client certificates that were issued until now do not count any more.
     #[prost(bool, tag = "6")]
     pub revoke_certificates: bool,
+    /// That whoever asks holds the new key: a JWT that the new key has signed, with the header `typ` `key-proof+jwt` and the
+    /// claims of a token for this actor (`sub`, `aud`, `iat`, `exp` at most 5 minutes later, `jti`). Required of the actor
+    /// itself; the bootstrap identity may leave it empty. Repeating a request needs no other proof, and another one is no other body.
+    #[prost(string, tag = "7")]
+    pub key_proof: ::prost::alloc::string::String,
 }
 /// Gives the actor.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -3306,7 +3336,7 @@ pub struct RotateActorKeyResponse {
 /// Asks to remove an actor.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeleteActorRequest {
-    /// A UUID that makes the call repeatable.
+    /// A UUID that makes the call repeatable, also after the actor is removed.
     #[prost(string, tag = "1")]
     pub request_id: ::prost::alloc::string::String,
     /// Its number.
@@ -3340,6 +3370,9 @@ pub struct WhoAmIResponse {
     /// When what the call was authenticated with ends: the certificate, or the token.
     #[prost(message, optional, tag = "5")]
     pub expire_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// The actor has roles in more contexts than `roles` has: ContextService.ListContexts gives them all.
+    #[prost(bool, tag = "6")]
+    pub roles_truncated: bool,
 }
 /// What an actor may do in a context.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -3434,8 +3467,8 @@ pub mod actor_service_client {
         }
         /// Registers an actor. Only the bootstrap identity may.
         ///
-        /// Errors: INVALID_ARGUMENT (all violations at once), ALREADY_EXISTS (the id is taken, or the
-        /// request id was used with another body), PERMISSION_DENIED.
+        /// Errors: INVALID_ARGUMENT (all violations at once; also a key that any actor has or had, also one that was removed),
+        /// ALREADY_EXISTS (the id is taken, or the request id was used with another body), PERMISSION_DENIED.
         pub async fn register_actor(
             &mut self,
             request: impl tonic::IntoRequest<super::RegisterActorRequest>,
@@ -3545,9 +3578,10 @@ pub mod actor_service_client {
             self.inner.unary(req, path, codec).await
         }
         /// Gives an actor another key. What was signed with a former one counts as long as the request says, and never again after that.
-        /// The actor itself and the bootstrap identity may.
+        /// The actor itself, which has to prove that it holds the new key, and the bootstrap identity may.
         ///
-        /// Errors: INVALID_ARGUMENT (all violations at once; also a key that the actor has or had, and one that anybody can sign for),
+        /// Errors: INVALID_ARGUMENT (all violations at once; also a key that the actor has or had, one that another actor has or had, also
+        /// after that one was removed, one that anybody can sign for, and a proof that is missing or proves nothing),
         /// NOT_FOUND (also for another actor), ABORTED (another revision than the expected one), ALREADY_EXISTS (`REQUEST_ID_REUSED`),
         /// RESOURCE_EXHAUSTED (too many keys that are still in force).
         pub async fn rotate_actor_key(
@@ -3641,8 +3675,8 @@ pub mod actor_service_server {
     pub trait ActorService: std::marker::Send + std::marker::Sync + 'static {
         /// Registers an actor. Only the bootstrap identity may.
         ///
-        /// Errors: INVALID_ARGUMENT (all violations at once), ALREADY_EXISTS (the id is taken, or the
-        /// request id was used with another body), PERMISSION_DENIED.
+        /// Errors: INVALID_ARGUMENT (all violations at once; also a key that any actor has or had, also one that was removed),
+        /// ALREADY_EXISTS (the id is taken, or the request id was used with another body), PERMISSION_DENIED.
         async fn register_actor(
             &self,
             request: tonic::Request<super::RegisterActorRequest>,
@@ -3684,9 +3718,10 @@ pub mod actor_service_server {
             tonic::Status,
         >;
         /// Gives an actor another key. What was signed with a former one counts as long as the request says, and never again after that.
-        /// The actor itself and the bootstrap identity may.
+        /// The actor itself, which has to prove that it holds the new key, and the bootstrap identity may.
         ///
-        /// Errors: INVALID_ARGUMENT (all violations at once; also a key that the actor has or had, and one that anybody can sign for),
+        /// Errors: INVALID_ARGUMENT (all violations at once; also a key that the actor has or had, one that another actor has or had, also
+        /// after that one was removed, one that anybody can sign for, and a proof that is missing or proves nothing),
         /// NOT_FOUND (also for another actor), ABORTED (another revision than the expected one), ALREADY_EXISTS (`REQUEST_ID_REUSED`),
         /// RESOURCE_EXHAUSTED (too many keys that are still in force).
         async fn rotate_actor_key(
@@ -4248,7 +4283,7 @@ pub struct Message {
 /// Asks to send chat or mail.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SendMessageRequest {
-    /// A UUID that makes the call repeatable.
+    /// A UUID that makes the call repeatable: the message comes as it is by then.
     #[prost(string, tag = "1")]
     pub request_id: ::prost::alloc::string::String,
     /// Where it is sent from.
@@ -4424,7 +4459,7 @@ pub struct ListDeadLettersResponse {
 /// Asks to send a dead letter again.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ResendMessageRequest {
-    /// A UUID that makes the call repeatable.
+    /// A UUID that makes the call repeatable: the message comes as it is by then.
     #[prost(string, tag = "1")]
     pub request_id: ::prost::alloc::string::String,
     /// The context that it was sent in.
@@ -5580,7 +5615,7 @@ pub struct Runner {
     /// The supervisor's own name; empty until it was heard.
     #[prost(string, tag = "14")]
     pub supervisor: ::prost::alloc::string::String,
-    /// Its live instances, as it last said.
+    /// Its live instances, as it last said; at most 1000.
     #[prost(message, repeated, tag = "15")]
     pub instances: ::prost::alloc::vec::Vec<Instance>,
     /// Jobs that wait in its queues, as it last said.
@@ -5617,19 +5652,19 @@ pub struct RegisterRunnerRequest {
     /// The wished id; 0 lets the server choose.
     #[prost(uint32, tag = "3")]
     pub runner_id: u32,
-    /// Where the supervisor is reached: `mycelium:…` or `grpc://host:port`.
+    /// Where the supervisor is reached: `mycelium:…` or `grpc://host:port`, with a host of 253 bytes at most.
     #[prost(string, tag = "4")]
     pub address: ::prost::alloc::string::String,
-    /// The topic its requests travel under; empty: `supervisor.rpc`.
+    /// The topic its requests travel under, of 255 bytes at most; empty: `supervisor.rpc`.
     #[prost(string, tag = "5")]
     pub topic: ::prost::alloc::string::String,
-    /// What may be sent there; empty: whatever its instances offer.
+    /// What may be sent there, at most 16; empty: whatever its instances offer.
     #[prost(enumeration = "ScriptType", repeated, tag = "6")]
     pub script_types: ::prost::alloc::vec::Vec<i32>,
     /// The group that jobs without one of their own go to.
     #[prost(string, tag = "7")]
     pub group: ::prost::alloc::string::String,
-    /// What selectors may ask for.
+    /// What selectors may ask for. At most 64, with names of 128 bytes and values of 256 bytes at most.
     #[prost(btree_map = "string, string", tag = "8")]
     pub labels: ::prost::alloc::collections::BTreeMap<
         ::prost::alloc::string::String,
@@ -5711,19 +5746,19 @@ pub struct UpdateRunnerRequest {
     /// The revision that the change builds on; 0: any.
     #[prost(uint64, tag = "4")]
     pub expected_revision: u64,
-    /// Where the supervisor is reached: `mycelium:…` or `grpc://host:port`.
+    /// Where the supervisor is reached: `mycelium:…` or `grpc://host:port`, with a host of 253 bytes at most.
     #[prost(string, tag = "5")]
     pub address: ::prost::alloc::string::String,
-    /// The topic its requests travel under; empty: `supervisor.rpc`.
+    /// The topic its requests travel under, of 255 bytes at most; empty: `supervisor.rpc`.
     #[prost(string, tag = "6")]
     pub topic: ::prost::alloc::string::String,
-    /// What may be sent there; empty: whatever its instances offer.
+    /// What may be sent there, at most 16; empty: whatever its instances offer.
     #[prost(enumeration = "ScriptType", repeated, tag = "7")]
     pub script_types: ::prost::alloc::vec::Vec<i32>,
     /// The group that jobs without one of their own go to.
     #[prost(string, tag = "8")]
     pub group: ::prost::alloc::string::String,
-    /// What selectors may ask for. At most 64.
+    /// What selectors may ask for. At most 64, with names of 128 bytes and values of 256 bytes at most.
     #[prost(btree_map = "string, string", tag = "9")]
     pub labels: ::prost::alloc::collections::BTreeMap<
         ::prost::alloc::string::String,
@@ -6751,7 +6786,8 @@ pub struct Context {
 /// Asks for a new context.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CreateContextRequest {
-    /// A UUID that makes the call repeatable, as in RegisterActorRequest.
+    /// A UUID that makes the call repeatable: for 24 hours the same id with the same body makes one context, and is answered
+    /// with that context as it is by then; NOT_FOUND when it was deleted. Empty: not repeatable.
     #[prost(string, tag = "1")]
     pub request_id: ::prost::alloc::string::String,
     /// The wished id; 0 lets the server choose.
@@ -6794,7 +6830,7 @@ pub struct GetContextResponse {
 /// Asks to change a context. What is absent stays as it is; a list replaces the one before.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UpdateContextRequest {
-    /// A UUID that makes the call repeatable.
+    /// A UUID that makes the call repeatable: the context comes as it is by then.
     #[prost(string, tag = "1")]
     pub request_id: ::prost::alloc::string::String,
     /// Its number.
@@ -6913,6 +6949,10 @@ pub struct DeleteContextRequest {
     /// A UUID that makes the call repeatable, also after the context is gone.
     #[prost(string, tag = "2")]
     pub request_id: ::prost::alloc::string::String,
+    /// The revision of the context that is meant; 0: any. Of no account once the context is being deleted: whoever asks then
+    /// waits for the end of that.
+    #[prost(uint64, tag = "3")]
+    pub expected_revision: u64,
 }
 /// Says that the context is gone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -7174,7 +7214,8 @@ pub mod context_service_client {
         /// it takes no changes; its flows end with it. The answer comes when nothing is left: a call that
         /// broke off is made again. Admins of the context may, and the bootstrap identity.
         ///
-        /// Errors: NOT_FOUND, PERMISSION_DENIED, ALREADY_EXISTS (`REQUEST_ID_REUSED`), UNAVAILABLE (it goes on; ask again).
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, ABORTED (another revision than the expected one), ALREADY_EXISTS
+        /// (`REQUEST_ID_REUSED`), UNAVAILABLE (it goes on; ask again).
         pub async fn delete_context(
             &mut self,
             request: impl tonic::IntoRequest<super::DeleteContextRequest>,
@@ -7272,7 +7313,8 @@ pub mod context_service_server {
         /// it takes no changes; its flows end with it. The answer comes when nothing is left: a call that
         /// broke off is made again. Admins of the context may, and the bootstrap identity.
         ///
-        /// Errors: NOT_FOUND, PERMISSION_DENIED, ALREADY_EXISTS (`REQUEST_ID_REUSED`), UNAVAILABLE (it goes on; ask again).
+        /// Errors: NOT_FOUND, PERMISSION_DENIED, ABORTED (another revision than the expected one), ALREADY_EXISTS
+        /// (`REQUEST_ID_REUSED`), UNAVAILABLE (it goes on; ask again).
         async fn delete_context(
             &self,
             request: tonic::Request<super::DeleteContextRequest>,
@@ -7684,7 +7726,7 @@ pub struct GetGatewayResponse {
     /// Its own address on that bus; empty without one, and until the daemon answered once.
     #[prost(string, tag = "3")]
     pub address: ::prost::alloc::string::String,
-    /// The supervisors it knows.
+    /// The supervisors it knows, by their addresses: the first 1000, or fewer where they have more than 1 MiB.
     #[prost(message, repeated, tag = "4")]
     pub peers: ::prost::alloc::vec::Vec<Peer>,
     /// Whether the bus carries anything now.
@@ -7699,6 +7741,9 @@ pub struct GetGatewayResponse {
     /// The key that this gateway signs with: 64 hex digits.
     #[prost(string, tag = "8")]
     pub signing_key: ::prost::alloc::string::String,
+    /// How many supervisors it knows, those that `peers` leaves out with them.
+    #[prost(uint32, tag = "9")]
+    pub peer_count: u32,
 }
 /// A supervisor that the gateway talks to.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -8252,7 +8297,8 @@ pub struct Job {
 /// then, and the job itself stays as it is.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateJobRequest {
-    /// A UUID that makes the call repeatable.
+    /// A UUID that makes the call repeatable: for 24 hours the same id with the same body makes one job; NOT_FOUND when that
+    /// was deleted.
     #[prost(string, tag = "1")]
     pub request_id: ::prost::alloc::string::String,
     /// Where it is kept.
@@ -8324,7 +8370,7 @@ pub struct ListJobsResponse {
 /// Asks to remove a job that belongs to no flow.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeleteJobRequest {
-    /// A UUID that makes the call repeatable.
+    /// A UUID that makes the call repeatable, also after the job is gone.
     #[prost(string, tag = "1")]
     pub request_id: ::prost::alloc::string::String,
     /// Where it is.
@@ -8569,7 +8615,9 @@ pub mod job_service_client {
         /// that nothing refers to is removed after 24 hours.
         ///
         /// Errors: INVALID_ARGUMENT (hash or size is not that of the bytes), RESOURCE_EXHAUSTED (larger
-        /// than 16 MiB), NOT_FOUND (the context), PERMISSION_DENIED.
+        /// than 16 MiB; `OVERLOADED`: 4 uploads of the caller, 4 into the context or 16 in all are under way),
+        /// DEADLINE_EXCEEDED (no piece for 30 s, or not all of them within 10 minutes), NOT_FOUND (the
+        /// context), PERMISSION_DENIED.
         pub async fn put_blob(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::PutBlobRequest>,
@@ -8679,7 +8727,9 @@ pub mod job_service_server {
         /// that nothing refers to is removed after 24 hours.
         ///
         /// Errors: INVALID_ARGUMENT (hash or size is not that of the bytes), RESOURCE_EXHAUSTED (larger
-        /// than 16 MiB), NOT_FOUND (the context), PERMISSION_DENIED.
+        /// than 16 MiB; `OVERLOADED`: 4 uploads of the caller, 4 into the context or 16 in all are under way),
+        /// DEADLINE_EXCEEDED (no piece for 30 s, or not all of them within 10 minutes), NOT_FOUND (the
+        /// context), PERMISSION_DENIED.
         async fn put_blob(
             &self,
             request: tonic::Request<tonic::Streaming<super::PutBlobRequest>>,
@@ -9405,9 +9455,13 @@ pub struct ListInstancesRequest {}
 /// Gives the live instances.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListInstancesResponse {
-    /// One entry for each kind of script that a worker process takes.
+    /// One entry for each kind of script that a worker process takes: the first 1000, or fewer where they have more
+    /// than 512 KiB. Coordinators are told of the same.
     #[prost(message, repeated, tag = "1")]
     pub instances: ::prost::alloc::vec::Vec<Instance>,
+    /// How many more there are.
+    #[prost(uint32, tag = "2")]
+    pub left_out: u32,
 }
 /// Where an attempt stands on its machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::{StreamExt as _, stream};
+use futures_util::future::{pending, ready};
+use futures_util::{FutureExt as _, StreamExt as _, stream};
 use identity::{Identity, SigningKey, Token, TrustDomain};
 use model::{ActorId, ContextId, Role, Timestamp};
-use rpc::{Channel, Directory, ErrorView, Membership, while_member};
+use prometheus::Registry;
+use rpc::{Channel, Directory, ErrorView, Membership, answer_while_member, while_member};
 use tonic::{Code, Request, Status};
 
 use crate::known::Known;
@@ -259,6 +261,41 @@ async fn streams_end_with_their_actor() {
     assert_eq!(ErrorView::from(&status).reason, "IDENTITY_REVOKED");
 }
 
+/// A call with one answer that its caller has to wait for is as long as a stream may be.
+#[tokio::test]
+async fn calls_that_wait_end_with_what_allowed_them() {
+    let stage = Stage::new().await;
+    let (by_certificate, by_token, token) = (stage.channel(ACTOR), stage.anonymous(), stage.token());
+    let mut waiting = [
+        Box::pin(call(&by_certificate, "Wait", Request::new(text("")))),
+        Box::pin(call(&by_token, "Wait", with_token(&token, text("")))),
+    ];
+    let registry = Registry::new();
+    stage.server.mount.metrics().register(&registry).unwrap();
+    let arrived = async {
+        while in_flight(&registry, "waiting") < 2 {
+            let [one, other] = &mut waiting;
+            assert!(futures_util::poll!(one).is_pending() && futures_util::poll!(other).is_pending());
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, arrived).await.expect("they arrive");
+    let [by_certificate, by_token] = waiting;
+    stage.known.edit(ACTOR_ID, |known| known.keys[0].revoked_at = Some(Timestamp::now()));
+    let ended = tokio::time::timeout(PATIENCE, by_token).await.expect("it goes on");
+    assert_eq!(refused(ended), unauthenticated("IDENTITY_REVOKED"));
+    stage.known.forget(ACTOR_ID);
+    let ended = tokio::time::timeout(PATIENCE, by_certificate).await.expect("it goes on");
+    assert_eq!(refused(ended), unauthenticated("IDENTITY_REVOKED"));
+}
+
+fn in_flight(registry: &Registry, kind: &str) -> i64 {
+    let families = registry.gather();
+    let family = families.iter().find(|family| family.name() == "mycora_calls_in_flight").unwrap();
+    let of_kind = family.get_metric().iter().find(|metric| metric.get_label()[0].value() == kind);
+    of_kind.map_or(0, |metric| metric.get_gauge().get_value() as i64)
+}
+
 const CONTEXT: ContextId = ContextId(5);
 
 fn member(role: Option<Role>, is_deleting: bool) -> Membership {
@@ -325,6 +362,36 @@ async fn who_gives_no_answer_leaves_a_stream_in_doubt_as_well() {
     let ended = tokio::time::timeout(Duration::from_secs(40), watched.next()).await;
     let status = ended.expect("it goes on").unwrap().unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_no_change_would_be_heard_it_is_asked_again() {
+    let known = Arc::new(Known::default());
+    known.set_member(CONTEXT, ACTOR_ID, member(Some(Role::Reader), false));
+    let directory: Arc<dyn Directory> = known.clone();
+    let endless = stream::pending::<Result<(), Status>>();
+    let mut watched = while_member(endless, directory, CONTEXT, ACTOR_ID, Role::Reader);
+    known.hear_nothing();
+    assert!(tokio::time::timeout(Duration::from_secs(100), watched.next()).await.is_err());
+    known.set_member_in_silence(CONTEXT, ACTOR_ID, member(None, false));
+    let ended = tokio::time::timeout(Duration::from_secs(3), watched.next()).await;
+    assert_eq!(ended.expect("it goes on").unwrap().unwrap_err().code(), Code::NotFound);
+}
+
+#[tokio::test]
+async fn an_answer_comes_while_its_caller_is_a_member() {
+    let known = Arc::new(Known::default());
+    let directory: Arc<dyn Directory> = known.clone();
+    known.set_member(CONTEXT, ACTOR_ID, member(Some(Role::Reader), false));
+    let wait = |answer| answer_while_member::<()>(answer, directory.clone(), CONTEXT, ACTOR_ID, Role::Reader);
+    let mut waiting = Box::pin(wait(pending().boxed()));
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    known.touch();
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    known.set_member(CONTEXT, ACTOR_ID, member(None, false));
+    assert_eq!(refused(waiting.await.map(|()| String::new())).0, Code::NotFound);
+    // What is there already is given.
+    wait(ready(Ok(())).boxed()).await.unwrap();
 }
 
 #[tokio::test]

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use rpc::{Allow, Channel, ErrorView, LocalServer, MethodPolicy, Mount, MountError};
+use rpc::{Allow, Channel, ErrorView, LocalServer, MethodPolicy, Mount, MountError, PolicyTable};
 use tonic::{Code, Request};
 
-use crate::stage::{Authority, Echo, ROUTER, Running, SCHEDULER, call, local, mount, text, who_am_i};
+use crate::stage::{
+    Authority, Echo, ROUTER, Running, SCHEDULER, call, descriptors, local, mount, text, who_am_i,
+};
 
 #[tokio::test]
 async fn a_service_of_the_same_process_is_known_and_held_to_the_policy() {
@@ -70,4 +72,19 @@ async fn a_service_without_a_row_in_the_policy_is_not_mounted() {
     let policy = MethodPolicy::new(&[&[("/test.Other/*", &[Allow::Admin])]]).unwrap();
     let error = Mount::builder(policy).service(Echo::new()).build().unwrap_err();
     assert_eq!(error, MountError::Uncovered { service: "test.Echo" });
+}
+
+#[tokio::test]
+async fn a_policy_that_names_a_method_that_is_not_there_is_not_mounted() {
+    let missing = "/test.Echo/Misspelt";
+    let open: PolicyTable<'_> = &[("/test.Echo/*", &[Allow::Admin])];
+    let named = MethodPolicy::new(&[open, &[(missing, &[Allow::Admin])]]);
+    let once = MethodPolicy::new(&[open]).and_then(|policy| policy.with_administrative(&[missing]));
+    for policy in [named, once] {
+        let mount = Mount::builder(policy.unwrap()).service(Echo::new()).descriptors(descriptors());
+        assert_eq!(mount.build().unwrap_err(), MountError::NoMethod { path: missing.to_owned() });
+    }
+    // A service that is not mounted here may be mounted elsewhere.
+    let elsewhere = MethodPolicy::new(&[open, &[("/test.Other/Any", &[Allow::Admin])]]);
+    Mount::builder(elsewhere.unwrap()).service(Echo::new()).descriptors(descriptors()).build().unwrap();
 }

@@ -103,6 +103,25 @@ async fn readiness_is_followed() {
 }
 
 #[tokio::test]
+async fn a_server_is_followed_from_afar() {
+    let authority = Authority::new();
+    let server = Running::start(&authority).await;
+    let (telling, mut words) = tokio::sync::mpsc::unbounded_channel();
+    let channel = server.channel(&authority.anonymous());
+    tokio::spawn(rpc::follow_health(channel, move |word| drop(telling.send(word))));
+    let not_serving = Err("it does not serve".to_owned());
+    assert_eq!(words.recv().await, Some(not_serving.clone()));
+    server.mount.health().set_serving(true);
+    assert_eq!(words.recv().await, Some(Ok(())));
+    server.mount.health().set_serving(false);
+    assert_eq!(words.recv().await, Some(not_serving));
+    server.mount.health().set_serving(true);
+    assert_eq!(words.recv().await, Some(Ok(())));
+    server.stop().await;
+    assert!(words.recv().await.expect("it goes on").is_err());
+}
+
+#[tokio::test]
 async fn reflection_lists_what_is_mounted_in_both_versions() {
     let authority = Authority::new();
     let server = Running::start(&authority).await;

@@ -6,15 +6,21 @@ use std::sync::{Arc, Mutex};
 use futures_util::future::{BoxFuture, pending, ready};
 use identity::{ActorKey, SigningKey};
 use model::{ActorId, ContextId, Timestamp};
-use rpc::{Directory, KnownActor, Membership};
+use rpc::{Directory, Hearing, KnownActor, Membership, Subject};
 use tokio::sync::watch;
 use tonic::Status;
 
 /// Knows what it was told.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Known {
     said: Mutex<Said>,
-    changed: watch::Sender<u64>,
+    hearing: watch::Sender<Hearing>,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Self { said: Mutex::default(), hearing: watch::Sender::new(Hearing::Changes) }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -60,6 +66,16 @@ impl Known {
         self.change(|said| said.is_away = is_away);
     }
 
+    /// From now on it answers, and says no more when something changes.
+    pub(crate) fn hear_nothing(&self) {
+        self.hearing.send_replace(Hearing::Silence);
+    }
+
+    /// What nobody hears of.
+    pub(crate) fn set_member_in_silence(&self, context: ContextId, actor: ActorId, membership: Membership) {
+        self.said.lock().unwrap().members.insert((context, actor), membership);
+    }
+
     /// From now on it takes questions and does not answer them.
     pub(crate) fn fall_silent(&self) {
         self.change(|said| said.is_silent = true);
@@ -76,7 +92,7 @@ impl Known {
 
     fn change(&self, change: impl FnOnce(&mut Said)) {
         change(&mut self.said.lock().unwrap());
-        self.changed.send_modify(|n| *n += 1);
+        self.hearing.send_modify(|_| ());
     }
 
     fn answer<T: Send + 'static>(
@@ -108,7 +124,8 @@ impl Directory for Known {
         self.answer(|said| said.spent.insert((actor, token_id)))
     }
 
-    fn changed(&self) -> watch::Receiver<u64> {
-        self.changed.subscribe()
+    /// Whoever asks is told of everything.
+    fn changes(&self, _: Subject) -> watch::Receiver<Hearing> {
+        self.hearing.subscribe()
     }
 }

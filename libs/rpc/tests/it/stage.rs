@@ -39,6 +39,7 @@ pub(crate) const POLICY: PolicyTable<'static> = &[
     ("/test.Echo/*", &[Allow::Service(ServiceName::Scheduler)]),
     ("/test.Echo/WhoAmI", &[Allow::Authenticated]),
     ("/test.Echo/Administer", &[Allow::AnyActor]),
+    ("/test.Echo/Wait", &[Allow::Service(ServiceName::Scheduler), Allow::AnyActor]),
     ("/test.Echo/Stream", &[Allow::Service(ServiceName::Scheduler), Allow::AnyActor]),
     ("/test.Echo/Header", &[Allow::Anyone]),
 ];
@@ -122,7 +123,7 @@ impl Echo {
 }
 
 /// What reflection would say of it.
-fn descriptors() -> &'static [u8] {
+pub(crate) fn descriptors() -> &'static [u8] {
     let method = |name: &str| MethodDescriptorProto {
         name: Some(name.to_owned()),
         input_type: Some(".grpc.health.v1.HealthCheckRequest".to_owned()),

@@ -1,11 +1,26 @@
 //! Who gets in, and as whom.
 
-use rpc::{ErrorView, Retry};
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use identity::IssueOptions;
+use prometheus::Registry;
+use rpc::{ErrorView, LIMITS, Retry};
+use rustls::version::TLS13;
+use rustls::{AlertDescription, ClientConfig, RootCertStore};
+use rustls_pki_types::pem::PemObject as _;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::io::AsyncReadExt as _;
+use tokio_rustls::TlsConnector;
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 use crate::stage::{ACTOR, Authority, ROUTER, Running, SCHEDULER, call, text, who_am_i};
+
+const HOUR: Duration = Duration::from_secs(3600);
 
 #[tokio::test]
 async fn a_certificate_is_who_calls() {
@@ -44,16 +59,58 @@ async fn an_identity_that_the_policy_does_not_name_is_denied() {
 }
 
 #[tokio::test]
-async fn a_certificate_of_another_authority_ends_the_handshake() {
+async fn a_certificate_that_does_not_count_ends_the_handshake() {
     let (authority, other) = (Authority::new(), Authority::new());
     let server = Running::start(&authority).await;
-    // Trusts the server, but shows what the server does not trust.
-    let stranger = other.pki.issue(SCHEDULER, &identity::IssueOptions::from(std::time::SystemTime::now()));
-    let stranger = stranger.unwrap();
-    let files = rpc::TlsFiles::new(authority.pki.ca_file(), stranger.certificate, stranger.key);
-    let refused = who_am_i(&server.channel(&files)).await.unwrap_err();
-    assert_eq!(refused.code(), Code::Unavailable, "{refused}");
-    assert!(matches!(Retry::of(&refused), Retry::Again { .. }));
+    let registry = Registry::new();
+    server.mount.metrics().register(&registry).unwrap();
+    let options = IssueOptions::from(SystemTime::now());
+    let before = IssueOptions { validity: HOUR, ..IssueOptions::from(SystemTime::now() - 2 * HOUR) };
+    for (pki, options, alert) in [
+        (&other.pki, options, AlertDescription::UnknownCA),
+        (&authority.pki, before, AlertDescription::CertificateExpired),
+    ] {
+        // Trusts the server, but shows what the server does not trust.
+        let shown = pki.issue(SCHEDULER, &options).unwrap();
+        let ca = authority.pki.ca_file();
+        let counted = refused_so_far(&registry);
+        assert_eq!(alert_of(&server, &ca, &shown.certificate, &shown.key).await, alert);
+        while refused_so_far(&registry) <= counted {
+            // The server is not done with it yet.
+            tokio::task::yield_now().await;
+        }
+        let files = rpc::TlsFiles::new(ca, shown.certificate, shown.key);
+        let refused = who_am_i(&server.channel(&files)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+        assert!(matches!(Retry::of(&refused), Retry::Again { .. }));
+    }
+}
+
+/// How a server ends the handshake. Nothing is sent after it: what a server has not read when it closes makes its last
+/// words go lost.
+async fn alert_of(server: &Running, ca: &Path, certificate: &Path, key: &Path) -> AlertDescription {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(ca).unwrap()).unwrap();
+    let chain: Result<_, _> = CertificateDer::pem_file_iter(certificate).unwrap().collect();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13]).unwrap();
+    let builder = builder.with_root_certificates(roots);
+    let config = builder.with_client_auth_cert(chain.unwrap(), PrivateKeyDer::from_pem_file(key).unwrap());
+    let connector = TlsConnector::from(Arc::new(config.unwrap()));
+    let socket = tokio::net::TcpStream::connect(server.address).await.unwrap();
+    // In TLS 1.3 a client is done before the server has looked at its certificate.
+    let mut stream = connector.connect("localhost".try_into().unwrap(), socket).await.unwrap();
+    let error = stream.read(&mut [0]).await.unwrap_err();
+    match error.get_ref().and_then(|cause| cause.downcast_ref()) {
+        Some(rustls::Error::AlertReceived(alert)) => *alert,
+        _ => panic!("no alert, but {error:?}"),
+    }
+}
+
+fn refused_so_far(registry: &Registry) -> f64 {
+    let families = registry.gather();
+    let family = families.iter().find(|family| family.name() == "mycora_connections_refused_total");
+    family.unwrap().get_metric()[0].get_counter().get_value()
 }
 
 #[tokio::test]
@@ -89,6 +146,37 @@ async fn a_peer_that_says_nothing_holds_up_nobody() {
     let channel = server.channel(&authority.issue(SCHEDULER));
     assert_eq!(who_am_i(&channel).await.unwrap(), "service/scheduler");
     drop(silent);
+}
+
+/// From here all come from one address.
+#[tokio::test]
+async fn one_address_does_not_hold_every_handshake() {
+    let authority = Authority::new();
+    let server = Running::start(&authority).await;
+    let registry = Registry::new();
+    server.mount.metrics().register(&registry).unwrap();
+    let max = LIMITS.iter().find(|(name, _)| *name == "rpc_handshakes_local_max").unwrap().1;
+    let connect = || tokio::net::TcpStream::connect(server.address);
+    let mut silent = Vec::new();
+    for _ in 0..max {
+        silent.push(connect().await.unwrap());
+    }
+    let mut refused = connect().await.unwrap();
+    // Closed, or closed before it could be read from.
+    assert_eq!(refused.read(&mut [0]).await.unwrap_or(0), 0);
+    let waits = silent[0].try_read(&mut [0]).unwrap_err();
+    assert_eq!(waits.kind(), ErrorKind::WouldBlock, "it was not sent away at once, but ran out of time");
+    assert!(refused_so_far(&registry) >= 1.0);
+    // With one that is gone there is room for the next.
+    drop(silent.pop());
+    let channel = server.channel(&authority.issue(SCHEDULER));
+    let came_in = async {
+        while who_am_i(&channel).await.is_err() {
+            // The server has not seen yet that the other is gone.
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(20), came_in).await.expect("nobody is let in");
 }
 
 #[tokio::test]

@@ -102,7 +102,8 @@ fn the_limits_of_serving_are_shown_with_those_of_the_service() {
     let limits = limits::<Small>(&config);
     assert_eq!(limits.get("slots_max"), Some(&3));
     assert_eq!(limits.get("rpc_message_bytes_max"), Some(&(4 * 1024 * 1024)));
-    assert_eq!(limits.len(), 1 + rpc::LIMITS.len());
+    assert_eq!(limits.get("env_entries_max"), Some(&256), "what all hold to");
+    assert_eq!(limits.len(), 1 + model::limits::TABLE.len() + rpc::LIMITS.len());
 }
 
 #[tokio::test]

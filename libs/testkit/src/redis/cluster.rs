@@ -25,7 +25,8 @@ impl RedisCluster {
         Self::of(&RedisServer::builder())
     }
 
-    /// Starts one of servers that are set up so.
+    /// Starts one of servers that are set up so; what they say of the cluster counts, as in `cluster-node-timeout 5000`, with which
+    /// nobody takes a node for dead because the machine is busy.
     ///
     /// # Panics
     /// As [`RedisCluster::start`].
@@ -41,7 +42,10 @@ impl RedisCluster {
                 "cluster-replica-validity-factor 0".to_owned(),
                 "repl-diskless-sync-delay 0".to_owned(),
             ];
-            lines.iter().fold(setup.clone().tcp(), |setup, line| setup.config(line)).start()
+            let mut setup = setup.clone().tcp();
+            // Of two lines for the same the last one counts.
+            setup.lines.splice(0..0, lines);
+            setup.start()
         };
         let cluster = Self { nodes: ports.iter().map(node).collect() };
         cluster.join(&ports);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use identity::{Identity, ServiceName, SigningKey};
 use model::supervision::{COORDINATOR_TOPIC, JobAccepted, SUPERVISOR_TOPIC, method};
-use model::{Presence, ReportKind};
+use model::{Presence, ReportKind, limits};
 use mycelium::json_rpc::answer;
 use mycelium::{
     Answer, Bus, BusPeers, Call, CallError, Destination, Form, Handler, MemoryNetwork, Peer, PublicKey,
@@ -183,12 +183,23 @@ async fn a_plain_supervisor_is_sent_its_secret_and_known_by_its_node() {
     // What it says is heard, plainly; what another node says plainly is not, nor is this one answered for it.
     let to = Destination::Key(ours.key());
     let presence = serde_json::json!({ "supervisor": "old", "version": "0", "instances": [], "queued": 3 });
-    let say = async |from: &BusPeers, wait| {
+    let say_this = async |from: &BusPeers, presence: &serde_json::Value, wait| {
         let peer = from.peer_in(to, COORDINATOR_TOPIC, Form::Plain).await.expect("known");
-        let call = Call::new(method::SUPERVISOR_PRESENCE, &presence).expect("JSON");
+        let call = Call::new(method::SUPERVISOR_PRESENCE, presence).expect("JSON");
         peer.call_batch(vec![call], wait).await.remove(0)
     };
+    let say = async |from: &BusPeers, wait| say_this(from, &presence, wait).await;
     assert!(say(&old, PATIENCE).await.is_ok());
+    let mut more = presence.clone();
+    let instance = serde_json::json!({
+        "script_type": "shell", "group": "g", "number": 1, "slots": 1, "busy": 0, "isolation": "basic", "version": "0",
+    });
+    more["instances"] = vec![instance; limits::PRESENCE_INSTANCES_MAX + 1].into();
+    assert!(say_this(&old, &more, PATIENCE).await.is_ok(), "the first ones count");
+    let mut named = presence.clone();
+    named["supervisor"] = "s".repeat(limits::SUPERVISOR_NAME_BYTES_MAX + 1).into();
+    let refused = say_this(&old, &named, PATIENCE).await.err();
+    assert!(matches!(&refused, Some(CallError::Refused(_))), "{refused:?}");
     let (impostor, _requests) = old_supervisor(stranger.clone());
     let unheard = say(&impostor, Duration::from_millis(300)).await;
     assert_eq!(unheard.err(), Some(CallError::TimedOut));

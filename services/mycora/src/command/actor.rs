@@ -1,13 +1,15 @@
 //! `mycora actor`: who somebody is, with which keys, and where messages to it arrive.
 
 mod key;
+mod rotation;
 
 use clap::{Args, Subcommand};
 use model::Address;
 use proto::v1;
 use uuid::Uuid;
 
-pub use self::key::{KeyArgs, RegisterArgs, RotateArgs};
+pub use self::key::{KeyArgs, RegisterArgs};
+pub use self::rotation::RotateArgs;
 use super::{Session, values};
 use crate::failure::Failure;
 use crate::output::{self, Format, json, objects};
@@ -29,8 +31,8 @@ pub enum ActorCommand {
     /// Change where messages to an actor arrive. What is not named stays as it is
     #[command(after_help = UPDATE_HELP)]
     Update(UpdateArgs),
-    /// Give an actor another key
-    #[command(after_help = key::ROTATE_HELP)]
+    /// Give an actor another key, and let the profile name it
+    #[command(after_help = rotation::AFTER_HELP)]
     RotateKey(RotateArgs),
     /// Remove an actor for good. Not while it is the only admin of a context
     #[command(
@@ -109,7 +111,7 @@ pub struct ChangeArgs {
 pub async fn run(session: &Session, command: &ActorCommand) -> Result<(), Failure> {
     match command {
         ActorCommand::Register(args) => key::register(session, args).await,
-        ActorCommand::RotateKey(args) => key::rotate(session, args).await,
+        ActorCommand::RotateKey(args) => rotation::run(session, args).await,
         ActorCommand::List(args) => list(session, args).await,
         ActorCommand::Delete(args) => delete(session, args).await,
         ActorCommand::Show(ShowArgs { id: None }) => {

@@ -4,6 +4,7 @@ mod certificates;
 mod coordinator;
 mod finding;
 mod machine;
+mod mesh;
 mod stores;
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -11,6 +12,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use clap::Args;
 use kv::Endpoint;
 use model::Timestamp;
+use storage::Durability;
 
 pub use self::finding::{Finding, Level, Report};
 use super::{Global, find_profile, profile_path};
@@ -25,15 +27,24 @@ Looks at the profile and its certificates, at the coordinator and its services, 
 Examples:
   mycora doctor
   mycora doctor --redis-url redis://127.0.0.1:6379 --mycelium-ip 127.0.0.1 --output json
+  mycora doctor --redis-url redis+cluster://10.0.0.1,10.0.0.2 --durability replicated
+  mycora doctor --mesh-address http://10.0.0.7:7790
 
 Exit codes: 0 nothing fails; 1 something does. What could be better, `warn`, does not count.";
 
 /// What `doctor` takes.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Look at this Redis as well: redis://[user[:password]@]host[:port] or unix:///path
+    /// Look at this Redis as well: redis://[user[:password]@]host[:port], unix:///path, redis+cluster://host,host,… or
+    /// redis+sentinel://host,host,…/MASTER
     #[arg(long, value_name = "URL", env = "MYCORA_REDIS_URL", hide_env_values = true)]
     pub redis_url: Option<Endpoint>,
+    /// Whether that Redis gives this durability, as storage is started with: fast, synced or replicated
+    #[arg(long, value_name = "LEVEL", env = "MYCORA_DURABILITY", requires = "redis_url")]
+    pub durability: Option<Durability>,
+    /// Look at the port of a service where the sidecar of a mesh comes in (its --mesh-listen), as http://host:port
+    #[arg(long, value_name = "URL")]
+    pub mesh_address: Option<String>,
     /// Look at the Mycelium daemon whose JSON-RPC port has this address [default: 127.0.0.1, where a port is given]
     #[arg(long, value_name = "IP", env = "MYCORA_MYCELIUM_IP")]
     pub mycelium_ip: Option<IpAddr>,
@@ -53,7 +64,10 @@ pub async fn run(args: &DoctorArgs, global: &Global) -> Result<u8, Failure> {
         findings.extend(coordinator::look(profile).await);
     }
     if let Some(endpoint) = &args.redis_url {
-        findings.extend(stores::redis(endpoint.clone()).await);
+        findings.extend(stores::redis(endpoint.clone(), args.durability).await);
+    }
+    if let Some(address) = &args.mesh_address {
+        findings.push(mesh::look(address).await);
     }
     if args.mycelium_ip.is_some() || args.mycelium_port.is_some() {
         let ip = args.mycelium_ip.unwrap_or(Ipv4Addr::LOCALHOST.into());

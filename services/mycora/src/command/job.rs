@@ -8,7 +8,7 @@ use clap::Subcommand;
 
 pub use self::kept::{CreateArgs, JobArgs, ListArgs};
 pub use self::run::RunArgs;
-pub use self::script::ScriptArgs;
+pub use self::script::{ScriptArgs, SourceArgs};
 use super::Session;
 use crate::failure::Failure;
 

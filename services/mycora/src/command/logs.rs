@@ -180,6 +180,10 @@ impl<'a> LogReader<'a> {
 
     /// Prints what of a piece was not printed yet, or that there is none.
     fn print(&mut self, piece: v1::StreamFlowLogsResponse) -> Result<(), Failure> {
+        // A sign of life.
+        if piece.node.is_empty() {
+            return Ok(());
+        }
         let jumped = self.seen.gap_before(&piece);
         let Some(mut piece) = self.seen.new_part(piece) else { return Ok(()) };
         let attempt = (piece.node.clone(), piece.attempt);

@@ -47,6 +47,9 @@ pub struct RetryArgs {
     /// Who signs what runs again.
     #[command(flatten)]
     pub signing: SigningArgs,
+    /// Only if the flow is still at this revision, as `flow get` and `--dry-run` show it with --output json
+    #[arg(long, value_name = "REVISION", value_parser = clap::value_parser!(u64).range(1..))]
+    pub expected_revision: Option<u64>,
     /// Only say what would run again and what keeps its result
     #[arg(long)]
     pub dry_run: bool,
@@ -72,6 +75,7 @@ impl RetryArgs {
             unset_env_vars: self.unset.clone(),
             dry_run: self.dry_run,
             signatures: BTreeMap::new(),
+            expected_revision: self.expected_revision.unwrap_or_default(),
         }
     }
 }
@@ -99,14 +103,14 @@ fn nothing_failed(id: u32) -> Failure {
     ))
 }
 
-/// New signatures of what runs again. Signed is what the flow file says: what the coordinator says is not to be trusted
+/// New signatures of what runs again, and the revision of the flow for which they are. Signed is what the flow file says: what the coordinator says is not to be trusted
 /// with that.
 async fn signatures(
     session: &Session,
     args: &RetryArgs,
     key: &Path,
     request: &v1::RetryFlowRequest,
-) -> Result<BTreeMap<String, String>, Failure> {
+) -> Result<(BTreeMap<String, String>, u64), Failure> {
     let path = args.file.as_deref().ok_or_else(|| {
         Failure::Invalid("--signing-key needs --file: what is signed is what your flow file says".to_owned())
     })?;
@@ -126,15 +130,17 @@ async fn signatures(
              the flow file again"
         )));
     }
-    let caller = flow.map_or(0, |flow| flow.caller_id);
-    signing::for_rerun(session, (&args.signing, key), (context, caller), &file, &run_again).await
+    let (caller, revision) = flow.map_or((0, 0), |flow| (flow.caller_id, flow.revision));
+    let signed =
+        signing::for_rerun(session, (&args.signing, key), (context, caller), &file, &run_again).await?;
+    Ok((signed, revision))
 }
 
 pub(super) async fn run(session: &Session, args: &RetryArgs) -> Result<u8, Failure> {
     let context = session.context()?;
     let mut request = args.request(context);
     if let Some(path) = args.signing.signing_key.as_deref().filter(|_| !args.dry_run) {
-        request.signatures = signatures(session, args, path, &request).await?;
+        (request.signatures, request.expected_revision) = signatures(session, args, path, &request).await?;
     }
     let asked = session.clients.retry_flow(&request).await;
     let answer = asked.map_err(|error| refused(error, context, args.id))?;

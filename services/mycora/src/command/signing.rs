@@ -122,6 +122,12 @@ pub(super) async fn for_rerun(
 
 /// The flow as the coordinator will understand it.
 fn understood(file: &FlowFile) -> Result<FlowSpec, Failure> {
+    // Whoever signed what the coordinator says of a job would believe the coordinator, and that is what signatures save from.
+    let unsigned = "what a kept job says stands at the coordinator, and is not signed unread; write the job itself into \
+                    the file, or leave --signing-key out";
+    if let Some(problems) = file.of_kept_jobs(unsigned) {
+        return Err(Failure::Invalid(problems.to_string()));
+    }
     flow_spec::from_wire(file.spec.clone(), "flow")
         .map_err(|draft| Failure::Invalid(file.locate(draft.violations.as_slice()).to_string()))
 }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use identity::VerifyingKey;
-use model::JobKey;
 use proto::v1;
 
 use super::Session;
-use crate::failure::{CallError, Failure};
+use super::attempt::{self, LogsArgs};
+use crate::failure::Failure;
 use crate::output::{self, Format, json, summary, table, words};
 
 /// Between two looks at how far a drain is.
@@ -32,13 +32,8 @@ pub enum SupervisorCommand {
                       Example:\n  mycora supervisor resume --cert pki/admin.pem --key pki/admin.key"
     )]
     Resume,
-    /// Print all that is kept of what an attempt printed
-    #[command(
-        after_help = "Needs the admin's certificate. `mycora flow explain FLOW JOB` and `mycora flow nodes FLOW --keys` \
-                      tell the key of an attempt; those of earlier attempts differ in the last number only. So the \
-                      files below logs/CONTEXT_UID in the supervisor's work directory are named as well.\n\n\
-                      Example:\n  mycora supervisor logs 0f…-3a…-7-1 --cert pki/admin.pem --key pki/admin.key"
-    )]
+    /// Print all that is kept of what an attempt printed, as `mycora attempt logs` does
+    #[command(after_help = attempt::LOGS_HELP)]
     Logs(LogsArgs),
     /// Take one root key of a coordinator for another, without the signature of the old one
     #[command(after_help = SUCCEED_HELP)]
@@ -69,19 +64,6 @@ pub struct DrainArgs {
     pub wait: bool,
 }
 
-/// What `supervisor logs` takes.
-#[derive(Debug, Args)]
-pub struct LogsArgs {
-    /// The attempt: `<context uid>-<flow uid>-<job>-<attempt>`
-    pub job_key: JobKey,
-    /// From this byte on
-    #[arg(long, value_name = "BYTE", default_value_t = 0)]
-    pub offset: u64,
-    /// Go on until the attempt has ended
-    #[arg(long, short)]
-    pub follow: bool,
-}
-
 /// What `supervisor succeed` takes.
 #[derive(Debug, Args)]
 pub struct SucceedArgs {
@@ -104,7 +86,7 @@ pub async fn run(session: &Session, command: &SupervisorCommand) -> Result<(), F
             session.clients.resume().await?;
             show(session, &session.clients.get_supervisor().await?)
         }
-        SupervisorCommand::Logs(args) => logs(session, args).await,
+        SupervisorCommand::Logs(args) => attempt::logs(session, args).await,
         SupervisorCommand::Succeed(args) => succeed(session, args).await,
     }
 }
@@ -119,7 +101,11 @@ async fn instances(session: &Session) -> Result<(), Failure> {
         output::note("no instance is there; `mycora-runner` starts some");
         return Ok(());
     }
-    output::answer(session.global.output, || json::of(&answer), || summary::instances(&answer.instances))
+    output::answer(session.global.output, || json::of(&answer), || summary::instances(&answer.instances))?;
+    if session.global.output == Format::Table && answer.left_out > 0 {
+        output::note(&format!("… and {} more", answer.left_out));
+    }
+    Ok(())
 }
 
 async fn drain(session: &Session, args: &DrainArgs) -> Result<(), Failure> {
@@ -174,31 +160,4 @@ async fn succeed(session: &Session, args: &SucceedArgs) -> Result<(), Failure> {
         table::pairs(&counts.map(|(name, count)| (name, count.to_string())))
     };
     output::answer(session.global.output, || json::of(&passed), text)
-}
-
-async fn logs(session: &Session, args: &LogsArgs) -> Result<(), Failure> {
-    let request = v1::StreamAttemptLogsRequest {
-        job_key: args.job_key.to_string(),
-        offset: args.offset,
-        follow: args.follow,
-    };
-    let mut pieces = session.clients.stream_attempt_logs(request).await?;
-    let format = session.global.output;
-    let mut first = true;
-    let read = loop {
-        match pieces.next().await {
-            Ok(Some(piece)) if format == Format::Table => output::print_bytes(piece.text.as_bytes())?,
-            // Whoever follows need not wait for the last.
-            Ok(Some(piece)) if args.follow => output::print_one_of_many(format, &json::of(&piece))?,
-            Ok(Some(piece)) => output::print_item(format, first, &json::of(&piece))?,
-            Ok(None) => break Ok(()),
-            Err(error) => break Err(error),
-        }
-        first = false;
-    };
-    if format != Format::Table && !args.follow {
-        // Also what was begun is ended, so that a program can read it.
-        output::end_items(format, first)?;
-    }
-    read.map_err(|error: CallError| error.into())
 }

@@ -1,6 +1,8 @@
 //! From the tree to the request. Notes everything that is wrong and goes on
 //! with something harmless, so that the later checks find only what is theirs.
 
+mod kept;
+
 use std::collections::{BTreeMap, HashMap};
 
 use model::limits::{SCRIPT_BYTES_MAX, SCRIPT_INLINE_BYTES_MAX};
@@ -18,6 +20,7 @@ pub(super) const JOB_KEYS: &[&str] = &[
     "script_type",
     "script",
     "script_file",
+    "created_job",
     "files",
     "outputs",
     "depends",
@@ -144,6 +147,7 @@ impl Reader<'_> {
         self.places.add(&path, entry.place, &label);
         self.places.add(at.path("name"), entry.place, &label);
         let fields = self.fields(&entry.value, &format!("the job `{}`", entry.key), JOB_KEYS);
+        let created_job = self.created_job(entry, &fields, at);
         v1::NodeSpec {
             name: entry.key.clone(),
             depends: self.depends(&fields, at),
@@ -156,9 +160,8 @@ impl Reader<'_> {
             policy: Some(self.policy(&fields, at)),
             prerequisites: self.prerequisites(&fields, at),
             when: fields.get("when").and_then(|entry| self.text(entry, at, "when")).unwrap_or_default(),
-            job: Some(self.job_spec(entry, &fields, at)),
-            // A flow file says itself what is executed.
-            created_job_id: 0,
+            job: created_job.is_none().then(|| self.job_spec(entry, &fields, at)),
+            created_job_id: created_job.unwrap_or_default(),
         }
     }
 
@@ -350,7 +353,10 @@ impl Reader<'_> {
                 return nothing();
             }
             (None, None) => {
-                self.problem(job.place, format!("the job `{}` needs a `script` or a `script_file`", job.key));
+                self.problem(
+                    job.place,
+                    format!("the job `{}` needs a `script`, a `script_file` or a `created_job`", job.key),
+                );
                 return nothing();
             }
             (Some(entry), None) => self.text(entry, at, "script"),

@@ -193,7 +193,7 @@ fn what_is_wrong_has_line_and_column() {
         ),
         (
             "name: f\njobs:\n  a: {script_type: shell}\n",
-            &["f.yaml:3:3: the job `a` needs a `script` or a `script_file`"],
+            &["f.yaml:3:3: the job `a` needs a `script`, a `script_file` or a `created_job`"],
         ),
         (
             "name: f\njobs:\n  a: {script_type: shell, script: ''}\n",
@@ -319,6 +319,40 @@ fn what_is_wrong_with_a_job_has_line_and_column() {
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn a_job_may_name_one_that_is_kept() {
+    let text = "name: f\njobs:\n  a: { created_job: 7, timeout: 5, isolation: confined }\n  b:\n    created_job: 7\n    depends: [a]\n    when: results.a.n > 0\n";
+    let file = parse(text).expect("good");
+    let named: Vec<_> =
+        file.spec.nodes.iter().map(|node| (node.created_job_id, node.job.is_none())).collect();
+    assert_eq!(named, [(7, true), (7, true)]);
+    assert_eq!(file.spec.nodes[0].policy.as_ref().and_then(|policy| policy.timeout_secs), Some(5));
+    let refused = file.of_kept_jobs("no").expect("two of them").to_string();
+    assert_eq!(refused, "f.yaml:3:21: jobs.a.created_job: no\nf.yaml:5:18: jobs.b.created_job: no");
+    let of_the_server =
+        file.locate(&[Violation { field: "flow.nodes[1].job.env_vars[A]".into(), description: "no".into() }]);
+    assert_eq!(of_the_server.to_string(), "f.yaml:4:3: jobs.b: no");
+    assert_eq!(parse(&with_job("")).expect("good").of_kept_jobs("no"), None);
+}
+
+#[test]
+fn what_a_kept_job_says_is_not_said_again() {
+    let found = problems(&with_job("created_job: 7\nenv: { A: x }\nretries: 1"));
+    let expected = [("4:5", "script_type"), ("5:5", "script"), ("7:5", "env")].map(|(place, key)| {
+        format!(
+            "f.yaml:{place}: the job `a` names a kept job in line 6 (`created_job`), which says its own `{key}`; keep one \
+             of them"
+        )
+    });
+    assert_eq!(found, expected);
+    for (number, expected) in [
+        ("0", "f.yaml:3:20: `created_job` is the number of a job, from 1 on, not 0"),
+        ("x", "f.yaml:3:20: `created_job` has to be a whole number from 0 on, not `x`"),
+    ] {
+        assert_eq!(problems(&format!("name: f\njobs:\n  a: {{created_job: {number}}}\n")), [expected]);
+    }
 }
 
 #[test]

@@ -52,7 +52,8 @@ fn address_text(address: &[String]) -> String {
 /// Who we are taken for, and what we may do where.
 #[must_use]
 pub fn who_am_i(answer: &v1::WhoAmIResponse) -> String {
-    let v1::WhoAmIResponse { spiffe_id, actor: known, roles, token_audience, expire_time } = answer;
+    let v1::WhoAmIResponse { spiffe_id, actor: known, roles, token_audience, expire_time, roles_truncated } =
+        answer;
     let mut pairs = vec![("identity", spiffe_id.clone())];
     if expire_time.is_some() {
         pairs.push(("until", moment(*expire_time)));
@@ -70,6 +71,9 @@ pub fn who_am_i(answer: &v1::WhoAmIResponse) -> String {
             roles.iter().map(|role| vec![role.context_id.to_string(), role.role.clone()]).collect();
         text.push('\n');
         text.push_str(&table::render(&["CONTEXT", "ROLE"], &rows));
+        if *roles_truncated {
+            text.push_str("… and more: `mycora context list` shows them all\n");
+        }
     }
     text
 }
@@ -255,7 +259,10 @@ mod tests {
         let roles = vec![v1::ContextRole { context_id: 3, role: "reader".into() }];
         let answer =
             v1::WhoAmIResponse { spiffe_id: "spiffe://m/actor/1".into(), roles, ..Default::default() };
-        assert_eq!(who_am_i(&answer), "identity  spiffe://m/actor/1\n\nCONTEXT  ROLE\n3        reader\n");
+        let text = "identity  spiffe://m/actor/1\n\nCONTEXT  ROLE\n3        reader\n";
+        assert_eq!(who_am_i(&answer), text);
+        let more = v1::WhoAmIResponse { roles_truncated: true, ..answer };
+        assert_eq!(who_am_i(&more), format!("{text}… and more: `mycora context list` shows them all\n"));
     }
 
     #[test]

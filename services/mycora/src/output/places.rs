@@ -1,5 +1,7 @@
 //! The gateway and single runners, as people read them.
 
+use std::fmt::Write as _;
+
 use model::Timestamp;
 use proto::convert::time as wire_time;
 use proto::v1;
@@ -18,6 +20,7 @@ pub fn gateway(gateway: &v1::GetGatewayResponse) -> String {
         bus_problem,
         bus_version,
         signing_key,
+        peer_count,
     } = gateway;
     let bus = match (bus.as_str(), bus_up) {
         ("", _) => "none: `mycelium:` addresses cannot be reached".to_owned(),
@@ -47,6 +50,10 @@ pub fn gateway(gateway: &v1::GetGatewayResponse) -> String {
             .collect();
         text.push('\n');
         text.push_str(&table::render_whole(&["SUPERVISOR AT", "CONNECTED", "NAME", "PROBLEM"], &rows));
+        let more = (*peer_count as usize).saturating_sub(peers.len());
+        if more > 0 {
+            let _ = writeln!(text, "… and {more} more");
+        }
     }
     text
 }
@@ -135,6 +142,9 @@ mod tests {
     fn what_is_not_given_is_said_in_words() {
         let text = gateway(&v1::GetGatewayResponse { coordinator: "cd".into(), ..Default::default() });
         assert!(text.contains("bus          none: "), "{text}");
+        let peers = vec![v1::Peer { address: "grpc://h:1".into(), ..Default::default() }];
+        let text = gateway(&v1::GetGatewayResponse { peers, peer_count: 3, ..Default::default() });
+        assert!(text.ends_with("\n… and 2 more\n"), "{text}");
 
         let text = runner(&v1::Runner { id: 3, ..Default::default() }, Timestamp::from_millis(0));
         assert!(text.contains("takes       what its instances offer\n"), "{text}");

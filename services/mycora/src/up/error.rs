@@ -97,12 +97,14 @@ pub enum UpError {
         service: &'static str,
     },
     /// A service did not become ready.
-    #[error("{service} did not become ready within {secs} s")]
+    #[error("{service} did not become ready within {secs} s: {missing}")]
     NotReady {
         /// Which.
         service: &'static str,
         /// How long it was waited for.
         secs: u64,
+        /// What it waits for, and why.
+        missing: String,
     },
     /// The first actor, context or runner cannot be made.
     #[error("the first actor, context or runner is missing")]

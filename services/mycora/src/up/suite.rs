@@ -13,7 +13,6 @@ use rpc::{Channel, LocalServer, MethodPolicy, Mount, MountBuilder, Server, TlsFi
 use sandbox::Standing;
 use service::{CertificateMetrics, Info, Limits, Ops, Readiness, Shutdown};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -110,8 +109,9 @@ impl Suite {
             }
             "the port"
         });
-        mount.health().set_serving(true);
+        tokio::spawn(mount.health().clone().follow(suite.readiness.subscribe()));
         started.met();
+        wait_ready("mycora", &suite.readiness).await?;
         Ok(suite)
     }
 
@@ -274,9 +274,10 @@ impl Suite {
         let config = storage::Config { durability: parts.options.durability, ..storage::Config::default() };
         let app = config.build(deps).await.map_err(build_error("storage"))?;
         let mount = app.mount_public(mount).directory(app.directory());
-        publish(&places.storage, &[storage::PUBLIC_POLICY, storage::INTERNAL_POLICY], |all| {
-            app.mount_public(app.mount_internal(all))
-        })?;
+        let readiness = app.readiness();
+        self.readiness.include("storage", &readiness);
+        let tables = [storage::PUBLIC_POLICY, storage::INTERNAL_POLICY];
+        publish(&places.storage, &readiness, &tables, |all| app.mount_public(app.mount_internal(all)))?;
         self.storage = Some(tokio::spawn(app.run(self.stop_storage.clone())));
         Ok(mount)
     }
@@ -295,10 +296,11 @@ impl Suite {
         let app = runner_registry::Config::default().build(deps).map_err(build_error("runner-registry"))?;
         let mount = app.mount_public(mount);
         let tables = [runner_registry::rpc::PUBLIC_POLICY, runner_registry::rpc::INTERNAL_POLICY];
-        publish(&places.registry, &tables, |all| app.mount_public(app.mount_internal(all)))?;
-        let ready = app.ready();
+        let readiness = app.readiness();
+        self.readiness.include("runner-registry", &readiness);
+        publish(&places.registry, &readiness, &tables, |all| app.mount_public(app.mount_internal(all)))?;
         self.spawn("runner-registry", app.run(self.stop.clone()));
-        wait_ready("runner-registry", ready).await?;
+        wait_ready("runner-registry", &readiness).await?;
         Ok(mount)
     }
 
@@ -325,7 +327,9 @@ impl Suite {
         let app = config.build(deps).map_err(build_error("mycelium-gateway"))?;
         let mount = app.mount_public(mount);
         let tables = [mycelium_gateway::rpc::PUBLIC_POLICY, mycelium_gateway::rpc::INTERNAL_POLICY];
-        publish(&places.gateway, &tables, |all| app.mount_public(app.mount_internal(all)))?;
+        let readiness = app.readiness();
+        self.readiness.include("mycelium-gateway", &readiness);
+        publish(&places.gateway, &readiness, &tables, |all| app.mount_public(app.mount_internal(all)))?;
         self.spawn("mycelium-gateway", app.run(self.stop.clone()));
         Ok(mount)
     }
@@ -346,10 +350,11 @@ impl Suite {
         let app = config.build(deps).map_err(build_error("scheduler"))?;
         let mount = app.mount_public(mount);
         let tables = [scheduler::rpc::PUBLIC_POLICY, scheduler::rpc::INTERNAL_POLICY];
-        publish(&places.scheduler, &tables, |all| app.mount_public(app.mount_internal(all)))?;
-        let ready = app.ready();
+        let readiness = app.readiness();
+        self.readiness.include("scheduler", &readiness);
+        publish(&places.scheduler, &readiness, &tables, |all| app.mount_public(app.mount_internal(all)))?;
         self.spawn("scheduler", app.run(self.stop.clone()));
-        wait_ready("scheduler", ready).await?;
+        wait_ready("scheduler", &readiness).await?;
         Ok(mount)
     }
 
@@ -370,6 +375,7 @@ impl Suite {
         let config = router::Config { name: ROUTER_NAME.to_owned(), ..router::Config::default() };
         let app = config.build(deps).map_err(build_error("router"))?;
         let mount = app.mount_public(mount);
+        self.readiness.include("router", &app.readiness());
         self.spawn("router", app.run(self.stop.clone()));
         Ok(mount)
     }
@@ -395,9 +401,10 @@ impl Suite {
         };
         let app = config.build(deps).map_err(build_error("supervisor"))?;
         let mount = app.mount_public(mount);
-        let ready = app.ready();
+        let readiness = app.readiness();
+        self.readiness.include("supervisor", &readiness);
         self.spawn("supervisor", app.run(self.stop.clone()));
-        wait_ready("supervisor", ready).await?;
+        wait_ready("supervisor", &readiness).await?;
         let kv = Kv::new(parts.redis.runner_endpoint());
         let settings = runner::Settings {
             group: GROUP.parse().map_err(build_error("runner"))?,
@@ -433,16 +440,28 @@ fn dial_scheduler(place: &LocalServer) -> router::DialScheduler {
     Arc::new(move |_| Ok(channel.clone()))
 }
 
-/// Offers a service to the others of this process.
+/// Offers a service to the others of this process, and tells them of its own health; whoever comes from outside hears of
+/// all services together.
 fn publish(
     place: &LocalServer,
+    readiness: &Readiness,
     tables: &[rpc::PolicyTable<'_>],
     add: impl FnOnce(MountBuilder) -> MountBuilder,
 ) -> Result<(), UpError> {
-    let policy = MethodPolicy::new(tables).map_err(build_error("a method policy"))?;
-    let mount = add(Mount::builder(policy)).build().map_err(build_error("a service"))?;
+    let mount = mounted(tables, add)?;
+    // Nothing is lost with it, so that nobody waits for its end.
+    tokio::spawn(mount.health().clone().follow(readiness.subscribe()));
     place.publish(&mount);
     Ok(())
+}
+
+/// The mount of a service. The gate has to know which of its methods have one answer, as it does where the service is a process.
+fn mounted(
+    tables: &[rpc::PolicyTable<'_>],
+    add: impl FnOnce(MountBuilder) -> MountBuilder,
+) -> Result<Mount, UpError> {
+    let policy = MethodPolicy::new(tables).map_err(build_error("a method policy"))?;
+    add(Mount::builder(policy)).descriptors(proto::DESCRIPTORS).build().map_err(build_error("a service"))
 }
 
 /// Makes ways to supervisors elsewhere; their certificates carry the host of the address.
@@ -472,12 +491,13 @@ fn runner_addresses(parts: &Parts<'_>) -> Result<Vec<(Address, bool)>, UpError> 
     Ok(addresses)
 }
 
-async fn wait_ready(service: &'static str, mut ready: watch::Receiver<bool>) -> Result<(), UpError> {
-    match tokio::time::timeout(READY_TIMEOUT, ready.wait_for(|ready| *ready)).await {
-        Ok(Ok(_)) => Ok(()),
-        Ok(Err(_)) => Err(UpError::Ended { service }),
-        Err(_) => Err(UpError::NotReady { service, secs: READY_TIMEOUT.as_secs() }),
-    }
+async fn wait_ready(service: &'static str, readiness: &Readiness) -> Result<(), UpError> {
+    let patience = tokio::time::timeout(READY_TIMEOUT, readiness.ready()).await;
+    patience.map_err(|_| {
+        let missing = readiness.missing().into_iter().map(|(name, why)| format!("{name}: {why}"));
+        let missing = missing.collect::<Vec<_>>().join("; ");
+        UpError::NotReady { service, secs: READY_TIMEOUT.as_secs(), missing }
+    })
 }
 
 fn build_error<E>(service: &'static str) -> impl FnOnce(E) -> UpError
@@ -489,20 +509,42 @@ where
 
 /// The limits that `/info` shows.
 fn limits() -> Limits {
-    use model::limits;
-    let ours = [
-        ("script_bytes_max", limits::SCRIPT_BYTES_MAX as u64),
-        ("file_bytes_max", limits::FILE_BYTES_MAX as u64),
-        ("job_files_bytes_max", limits::JOB_FILES_BYTES_MAX as u64),
-        ("env_bytes_max", limits::ENV_BYTES_MAX as u64),
-        ("result_bytes_max", limits::RESULT_BYTES_MAX as u64),
-        ("inputs_bytes_max", limits::INPUTS_BYTES_MAX as u64),
-        ("flow_nodes_max", limits::FLOW_NODES_MAX as u64),
-        ("flow_edges_max", limits::FLOW_EDGES_MAX as u64),
-        ("output_bytes_max", limits::OUTPUT_BYTES_MAX),
-        ("watch_buffer", limits::WATCH_BUFFER as u64),
-        ("page_size_max", u64::from(limits::PAGE_SIZE_MAX)),
-        ("grpc_message_bytes_max", limits::GRPC_MESSAGE_BYTES_MAX as u64),
-    ];
-    ours.into_iter().chain(rpc::LIMITS).collect()
+    model::limits::TABLE.into_iter().chain(rpc::LIMITS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::internal::v1::blob_store_service_server::{BlobStoreService, BlobStoreServiceServer};
+    use proto::internal::v1::{ReadBlobRequest, ReadBlobResponse, WriteBlobRequest, WriteBlobResponse};
+    use rpc::Allow;
+    use tonic::{Request, Response, Status};
+
+    use super::*;
+
+    struct Nobody;
+
+    #[tonic::async_trait]
+    impl BlobStoreService for Nobody {
+        async fn read_blob(&self, _: Request<ReadBlobRequest>) -> Result<Response<ReadBlobResponse>, Status> {
+            Err(Status::unimplemented("nobody reads"))
+        }
+
+        async fn write_blob(
+            &self,
+            _: Request<WriteBlobRequest>,
+        ) -> Result<Response<WriteBlobResponse>, Status> {
+            Err(Status::unimplemented("nobody writes"))
+        }
+    }
+
+    #[test]
+    fn the_gate_knows_the_methods_of_services_of_this_process() {
+        let mounted = |method: &str| {
+            let all = "/mycora.internal.v1.BlobStoreService/*";
+            let table = [(all, &[Allow::AnyService][..]), (method, &[Allow::AnyService])];
+            mounted(&[&table], |mount| mount.service(BlobStoreServiceServer::new(Nobody))).map(drop)
+        };
+        mounted("/mycora.internal.v1.BlobStoreService/ReadBlob").expect("it is there");
+        mounted("/mycora.internal.v1.BlobStoreService/Other").expect_err("no such method, as is known");
+    }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use identity::{Identity, IssueOptions, Pki};
 use serde_json::Value;
 use stand_in::{Overlay, StandIn, Traps};
-use testkit::RedisServer;
+use testkit::{RedisCluster, RedisSentinels, RedisServer};
 
 use crate::commands::Place;
 use crate::coordinator::{ACTOR_KEY, Script};
@@ -101,6 +101,65 @@ fn redis_is_asked_for_what_matters() {
     );
     let nowhere = format!("unix://{}", place.home.path().join("none.sock").display());
     assert_eq!(level(&place.document(&["doctor", "--redis-url", &nowhere], 1), "redis"), "fail");
+}
+
+#[test]
+fn the_nodes_of_a_cluster_are_asked() {
+    let place = Place::new(Script::Wait);
+    let mut cluster = RedisCluster::of(
+        &RedisServer::builder().password("hunter2hunter2").config("masterauth hunter2hunter2"),
+    );
+    let url = cluster.url();
+    assert!(url.contains("hunter2"), "there is something to be kept secret");
+    let output =
+        place.asked(&["doctor", "--redis-url", &url, "--durability", "synced", "--output", "json"], 1);
+    assert!(
+        !stdout(&output).contains("hunter2") && !stderr(&output).contains("hunter2"),
+        "{}",
+        stdout(&output)
+    );
+    let document: Value = serde_json::from_slice(&output.stdout).expect("one document");
+    let (level_of, slots) = found(&document, "redis cluster");
+    assert_eq!(level_of, "ok", "{slots}");
+    assert!(slots.contains("16384 of 16384 slots served by "), "{slots}");
+    assert_eq!(level(&document, "redis replicas"), "ok");
+    let node = format!("redis 127.0.0.1:{}", cluster.nodes()[cluster.primary_of("a")].port());
+    assert!(found(&document, &node).1.starts_with("version "));
+    assert_eq!(level(&document, &format!("{node} appendonly")), "warn");
+    let (level_of, durability) = found(&document, &format!("{node} durability"));
+    assert!(level_of == "fail" && durability.contains("needs an append-only file"), "{durability}");
+
+    // The last is nobody's primary.
+    let last = cluster.nodes().len() - 1;
+    let away = format!("redis 127.0.0.1:{}", cluster.nodes()[last].port());
+    cluster.kill9(last);
+    assert_eq!(level(&place.document(&["doctor", "--redis-url", &url], 0), &away), "warn");
+}
+
+#[test]
+fn sentinels_are_asked_for_the_master() {
+    let place = Place::new(Script::Wait);
+    let sentinels = RedisSentinels::start();
+    let url = sentinels.url();
+    let document = place.document(&["doctor", "--redis-url", &url, "--durability", "fast"], 0);
+    let (level_of, master) = found(&document, "redis master");
+    let port = sentinels.servers()[sentinels.master()].port();
+    assert!(level_of == "ok" && master.ends_with(&format!(":{port}")), "{master}");
+    assert_eq!(level(&document, "redis durability"), "ok");
+    assert_eq!(level(&document, "redis databases"), "ok");
+    let (place_of, _) = url.rsplit_once('/').expect("the master's name");
+    let document = place.document(&["doctor", "--redis-url", &format!("{place_of}/nobody")], 1);
+    assert_eq!(level(&document, "redis master"), "fail");
+}
+
+#[test]
+fn a_port_for_sidecars_is_looked_at() {
+    let place = Place::new(Script::Wait);
+    let nobody = testkit::free_port();
+    let document = place.document(&["doctor", "--mesh-address", &format!("http://127.0.0.1:{nobody}")], 0);
+    let (level_of, found_there) = found(&document, "mesh port");
+    assert!(level_of == "ok" && found_there.starts_with("not reached from here"), "{found_there}");
+    assert_eq!(level(&place.document(&["doctor", "--mesh-address", "https://h:1"], 1), "mesh port"), "fail");
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod coordinator;
 mod doctor;
 mod messages;
 mod objects;
+mod operating;
 mod places;
 mod served;
 mod signing;
@@ -79,7 +80,11 @@ fn exit_codes_are_as_promised() {
         ),
         (&["flow", "list"], 3, "start one with `mycora up`, or name a profile"),
         (&["flow", "submit", "good.yaml"], 3, "start one with `mycora up`, or name a profile"),
-        (&["--config", "none.toml", "flow", "list"], 2, "none.toml is not there"),
+        (
+            &["--config", "none.toml", "flow", "list"],
+            2,
+            "none.toml is not there\nname another profile with --config",
+        ),
         (&["--address", "https://127.0.0.1:1", "flow", "list"], 2, "no certificate authority"),
         (&["pki", "change-root"], 2, "there is no root to be changed"),
         (&["pki", "show"], 2, "`mycora pki init` makes one"),

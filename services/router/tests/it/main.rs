@@ -177,7 +177,9 @@ fn serve(name: &'static str, add: impl FnOnce(MountBuilder) -> MountBuilder) -> 
     let rows: Vec<_> = rows.iter().map(|row| (row.as_str(), allowed)).collect();
     let policy = MethodPolicy::new(&[&rows]).expect("well-formed");
     let server = LocalServer::new(name);
-    server.publish(&add(Mount::builder(policy)).build().expect("covered"));
+    let mount = add(Mount::builder(policy)).build().expect("covered");
+    mount.health().set_serving(true);
+    server.publish(&mount);
     let channel = Channel::local(server.handle(), Identity::Service(ServiceName::Router));
     (server, channel)
 }
@@ -221,7 +223,7 @@ impl Suite {
             metrics: &prometheus::Registry::new(),
         };
         let app = Config { name: "router-1".into(), ..Config::default() }.build(deps).expect("built");
-        let (ready, shutdown) = (app.ready(), CancellationToken::new());
+        let (ready, shutdown) = (app.readiness().subscribe(), CancellationToken::new());
         tokio::spawn(app.run(shutdown.clone()));
         Self {
             storage,

@@ -6,10 +6,12 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use model::limits::WATCH_BUFFER;
+use model::limits::{PAGE_SIZE_MAX, WATCH_BUFFER};
 use model::{ActorId, ContextId, Runner, RunnerId, RunnerView};
 use proto::convert;
-use proto::internal::v1::{FollowRunnersRequest, FollowRunnersResponse, ReadRunnersRequest};
+use proto::internal::v1::{
+    FollowRunnersRequest, FollowRunnersResponse, ReadRunnersRequest, ReadRunnersResponse,
+};
 use proto::v1;
 use proto::v1::watch_runners_response::Event;
 use proto::v1::{Heartbeat, RemovedRunner, SnapshotEnd, WatchRunnersResponse};
@@ -56,13 +58,29 @@ pub(crate) async fn begin(
     let mut followed = store.follow_runners(ask).await.map_err(passed_on)?.into_inner();
     let first = followed.message().await.map_err(passed_on)?.ok_or_else(broken_off)?;
     let changes = hub.watch(Some(context));
-    let ask = ReadRunnersRequest { context_id: context.0, on_behalf_of: actor.0 };
-    let read = store.read_runners(ask).await.map_err(passed_on)?.into_inner().runners;
+    let read = read_all(&mut store, watched).await?;
     let (out, answers) = mpsc::channel(CHANNEL);
     let position = first.position;
     let watch = Watch { hub, context, changes, out, records: HashMap::new(), told: HashMap::new(), position };
     tokio::spawn(watch.run(read, followed, !resume_position.is_empty(), stop));
     Ok(answers)
+}
+
+/// The records of a context, one page after the other.
+async fn read_all(store: &mut RunnerStoreClient, watched: Watched) -> Result<Vec<v1::Runner>, Status> {
+    let Watched { context, actor } = watched;
+    let (context_id, on_behalf_of, page_size) = (context.0, actor.0, PAGE_SIZE_MAX);
+    let (mut all, mut page_token) = (Vec::new(), String::new());
+    loop {
+        let ask = ReadRunnersRequest { context_id, on_behalf_of, page_size, page_token };
+        let ReadRunnersResponse { runners, next_page_token } =
+            store.read_runners(ask).await.map_err(passed_on)?.into_inner();
+        all.extend(runners);
+        if next_page_token.is_empty() {
+            return Ok(all);
+        }
+        page_token = next_page_token;
+    }
 }
 
 /// One watcher.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use identity::{Identity, ServiceName};
-use model::{ActorId, InstanceInfo, Presence, ScriptType, Timestamp};
+use model::{ActorId, InstanceInfo, Presence, ScriptType, Timestamp, Violations, limits};
 use proto::internal::v1 as internal;
 use proto::internal::v1::registry_view_service_client::RegistryViewServiceClient;
 use proto::internal::v1::runner_store_service_server::{RunnerStoreService, RunnerStoreServiceServer};
@@ -18,6 +18,7 @@ use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status, Streaming};
 
+mod sizes;
 mod watching;
 
 const ADDRESS: &str = "grpc://host-a:7706";
@@ -69,6 +70,7 @@ impl RunnerStoreService for FakeStorage {
             id: asked.runner_id,
             address: asked.address,
             topic: "supervisor.rpc".into(),
+            labels: asked.labels,
             ..Default::default()
         };
         let mut kept = self.0.lock().expect("not poisoned");
@@ -133,14 +135,41 @@ impl RunnerStoreService for FakeStorage {
         &self,
         request: Request<internal::ReadRunnersRequest>,
     ) -> Result<Response<internal::ReadRunnersResponse>, Status> {
-        let internal::ReadRunnersRequest { context_id, on_behalf_of } = request.into_inner();
+        let internal::ReadRunnersRequest { context_id, on_behalf_of, page_size, page_token } =
+            request.into_inner();
         if on_behalf_of != 1 {
             return Err(Error::not_found(format!("context {context_id}")).into());
         }
+        let mut violations = Violations::new();
+        if page_size > limits::PAGE_SIZE_MAX {
+            violations.add("page_size", "too many");
+        }
+        // A token is the last number of the page before.
+        let after = match page_token.as_str() {
+            "" => Some(0),
+            token => violations.take("page_token", token.parse::<u32>()),
+        };
+        let after = violations.into_result(after).map_err(Error::from)?;
         let kept = self.0.lock().expect("not poisoned");
-        let runners = kept.records.iter().filter(|((context, _), _)| *context == context_id);
-        let runners = runners.map(|(_, runner)| runner.clone()).collect();
-        Ok(Response::new(internal::ReadRunnersResponse { runners }))
+        let rest = kept.records.range((context_id, after + 1)..=(context_id, u32::MAX));
+        let rest: Vec<_> = rest.map(|(_, runner)| runner.clone()).collect();
+        let runners = proto::pages::first(rest.iter().cloned().map(Ok::<_, Status>))?;
+        let page_size = if page_size == 0 { limits::PAGE_SIZE_DEFAULT } else { page_size } as usize;
+        let runners = runners[..runners.len().min(page_size)].to_vec();
+        let last = runners.last().filter(|_| runners.len() < rest.len());
+        let next_page_token = last.map(|last| last.id.to_string()).unwrap_or_default();
+        Ok(Response::new(internal::ReadRunnersResponse { runners, next_page_token }))
+    }
+
+    async fn read_runner(
+        &self,
+        request: Request<internal::ReadRunnerRequest>,
+    ) -> Result<Response<internal::ReadRunnerResponse>, Status> {
+        let internal::ReadRunnerRequest { context_id, runner_id, on_behalf_of } = request.into_inner();
+        let kept = self.0.lock().expect("not poisoned");
+        let found = kept.records.get(&(context_id, runner_id)).filter(|_| on_behalf_of == 1);
+        let found = found.ok_or_else(|| Error::not_found(format!("runner {runner_id}")))?;
+        Ok(Response::new(internal::ReadRunnerResponse { runner: Some(found.clone()) }))
     }
 
     async fn watch_runners(
@@ -149,15 +178,16 @@ impl RunnerStoreService for FakeStorage {
     ) -> Result<Response<Self::WatchRunnersStream>, Status> {
         let (sender, stream) = mpsc::unbounded_channel();
         let mut kept = self.0.lock().expect("not poisoned");
-        let runners = kept
-            .records
-            .iter()
-            .map(|((context_id, _), runner)| internal::RunnerRecord {
-                context_id: *context_id,
-                runner: Some(runner.clone()),
-            })
-            .collect();
-        sender.send(Ok(internal::WatchRunnersResponse { runners, snapshot_end: true })).expect("held below");
+        let records = kept.records.iter().map(|((context_id, _), runner)| internal::RunnerRecord {
+            context_id: *context_id,
+            runner: Some(runner.clone()),
+        });
+        for runners in proto::pages::parts(records, 1000) {
+            let part = internal::WatchRunnersResponse { runners, snapshot_end: false };
+            sender.send(Ok(part)).expect("held below");
+        }
+        let end = internal::WatchRunnersResponse { runners: Vec::new(), snapshot_end: true };
+        sender.send(Ok(end)).expect("held below");
         kept.watchers.push(sender);
         Ok(Response::new(UnboundedReceiverStream::new(stream)))
     }

@@ -45,6 +45,11 @@ pub(crate) async fn take_up(
     Ok(())
 }
 
+/// Whether any job is only named.
+pub(crate) fn any(nodes: &[NodeSpec]) -> bool {
+    nodes.iter().any(is_named)
+}
+
 /// The numbers of the jobs that are named, each once.
 fn named(nodes: &[NodeSpec]) -> Vec<u32> {
     let named = nodes.iter().filter(|node| is_named(node)).map(|node| node.created_job_id);

@@ -7,13 +7,14 @@ use flow::engine::StoredNode;
 use flow::plan::Plan;
 use model::{ActorId, FlowNode, JobId, Name, NodeSpec, Timestamp, Violations, limits};
 use proto::convert;
-use proto::internal::v1 as internal;
+use proto::internal::v1::{self as internal, FlowPurpose};
 use proto::v1::{AddFlowNodesRequest, CreateFlowRequest, Flow, FlowStatus, StartFlowRequest};
 use tonic::Status;
 
 use crate::changes::created;
+use crate::changes::repeat::{self, Repeatable, hash_of};
 use crate::changes::signatures::{self, Place};
-use crate::changes::submit::{Submitter, hash_of};
+use crate::changes::submit::{Submitter, unsign};
 use crate::error::{bad_store, wrong_state};
 use crate::loader::{self, StartedFlow};
 
@@ -30,6 +31,7 @@ impl Submitter {
         let CreateFlowRequest { request_id, context_id, flow_id, caller_id, flow, node_count } = request;
         let flow = flow.unwrap_or_default();
         let mut violations = Violations::new();
+        let asked = Repeatable::parse(&request_id, request_hash, &mut violations);
         convert::flow_spec::header_from_wire(flow.clone(), "flow", &mut violations);
         if !flow.nodes.is_empty() {
             violations.add("flow.nodes", "nodes are added with AddFlowNodes");
@@ -42,8 +44,8 @@ impl Submitter {
             return Err(rpc::Error::invalid(violations).into());
         }
         let create = internal::CreateFlowRequest {
-            request_id,
-            request_hash,
+            request_id: asked.id,
+            request_hash: asked.hash,
             context_id,
             flow_id,
             caller_id: if caller_id == 0 { actor.0 } else { caller_id },
@@ -59,19 +61,26 @@ impl Submitter {
     }
 
     /// Adds nodes at their place; gives the job of the first. Whom they depend on is kept by name until
-    /// the flow is started.
+    /// the flow is started. A repeated request changes nothing, whatever has become of the flow.
     ///
     /// # Errors
     /// INVALID_ARGUMENT with everything that is wrong, else what storage answers.
     pub async fn fill(mut self, actor: ActorId, request: AddFlowNodesRequest) -> Result<JobId, Status> {
-        let AddFlowNodesRequest { context_id, flow_id, first_index, mut nodes } = request;
-        let (flow, first_job) = self.read(actor, context_id, flow_id).await?;
+        let mut body = AddFlowNodesRequest { request_id: String::new(), ..request.clone() };
+        unsign(&mut body.nodes);
+        let AddFlowNodesRequest { context_id, flow_id, first_index, mut nodes, request_id } = request;
+        let mut violations = Violations::new();
+        let asked = Repeatable::parse(&request_id, hash_of(&body), &mut violations);
+        if let Some(answered) = asked.find(&mut self.store, actor, context_id).await? {
+            return Ok(JobId(answered.first_job_id));
+        }
+        let (flow, first_job) = self.read(actor, context_id, flow_id, FlowPurpose::AddNodes).await?;
         let caller = ActorId(flow.caller_id);
         created::take_up(&mut self.store, (actor, context_id, caller), &mut nodes).await?;
-        let specs = parse_nodes(nodes, first_index, flow.node_count)?;
+        let specs = parse_nodes(nodes, first_index, flow.node_count, violations)?;
         if signatures::any(&specs) {
-            let (context_uid, key) = signatures::signer(&mut self.store, actor, context_id, caller).await?;
-            let place = Place { context_uid, caller, key: Some(&key), env_vars: &flow.env_vars };
+            let (context_uid, keys) = signatures::signer(&mut self.store, actor, context_id, caller).await?;
+            let place = Place { context_uid, caller, keys: &keys, env_vars: &flow.env_vars };
             let violations = signatures::check_specs(&specs, place, false, "", Timestamp::now());
             violations.into_result(Some(())).map_err(rpc::Error::invalid)?;
         }
@@ -85,21 +94,30 @@ impl Submitter {
                 StoredNode { node, job: Arc::new(spec.job) }
             })
             .collect();
-        self.add_nodes(&flow, &nodes, Some(actor)).await?;
+        self.add_nodes(&flow, &nodes, Some(actor), Some(&asked)).await?;
         Ok(first)
     }
 
-    /// Checks a flow as a whole and starts it.
+    /// Checks a flow as a whole and starts it. A repeated request is answered with the flow as it is.
     ///
     /// # Errors
     /// INVALID_ARGUMENT with everything that is wrong, FAILED_PRECONDITION when nodes are missing or the
     /// flow has ended, else what storage answers.
     pub async fn start_filled(mut self, actor: ActorId, request: StartFlowRequest) -> Result<Flow, Status> {
-        let StartFlowRequest { context_id, flow_id } = request;
-        let (flow, first_job) = self.read(actor, context_id, flow_id).await?;
+        let StartFlowRequest { context_id, flow_id, request_id } = request;
+        let body = StartFlowRequest { context_id, flow_id, request_id: String::new() };
+        let mut violations = Violations::new();
+        let asked = Repeatable::parse(&request_id, hash_of(&body), &mut violations);
+        if let Some(answered) = asked.find(&mut self.store, actor, context_id).await? {
+            return repeat::flow_of(&mut self.store, actor, context_id, &answered).await;
+        }
+        let (flow, first_job) = self.read(actor, context_id, flow_id, FlowPurpose::Start).await?;
         match flow.status() {
             FlowStatus::Created => {}
-            FlowStatus::Started => return Ok(flow),
+            FlowStatus::Started => {
+                violations.into_result(Some(())).map_err(rpc::Error::invalid)?;
+                return self.start_again(flow, actor, asked).await;
+            }
             _ => return Err(wrong_state(rpc::Reason::FlowEnded, format!("flow {flow_id} has ended"))),
         }
         let request = internal::LoadFlowRequest { context_id, flow_id, on_behalf_of: actor.0 };
@@ -107,25 +125,57 @@ impl Submitter {
         let StartedFlow { context_uid, mut nodes, .. } = loader::collect(parts).await?;
         check_complete(&flow, first_job, &nodes)?;
         let caller = ActorId(flow.caller_id);
-        let place = Place { context_uid, caller, key: None, env_vars: &flow.env_vars };
-        let named = resolve(place, &mut nodes, Timestamp::now())?;
+        let keys = if signatures::any_kept(&nodes) {
+            signatures::signer(&mut self.store, actor, context_id, caller).await?.1
+        } else {
+            Vec::new()
+        };
+        let place = Place { context_uid, caller, keys: &keys, env_vars: &flow.env_vars };
+        let named = resolve(place, &mut nodes, Timestamp::now(), violations)?;
         let starting = async {
-            self.add_nodes(&flow, &named, Some(actor)).await?;
-            self.start(&flow, nodes, Some(actor)).await
+            self.add_nodes(&flow, &named, Some(actor), None).await?;
+            self.start(&flow, nodes, Some(actor), Some(&asked)).await
         };
         match starting.await {
             // Another call that came at the same time was faster.
             Err(status) if status.code() == tonic::Code::FailedPrecondition => {
-                let (flow, _) = self.read(actor, context_id, flow_id).await?;
-                if flow.status() == FlowStatus::Started { Ok(flow) } else { Err(status) }
+                let done = asked.was_done(&mut self.store, actor, context_id).await?;
+                let (flow, _) = self.read(actor, context_id, flow_id, FlowPurpose::Start).await?;
+                match flow.status() {
+                    _ if done => Ok(flow),
+                    FlowStatus::Started => self.start_again(flow, actor, asked).await,
+                    _ => Err(status),
+                }
             }
             started => started,
         }
     }
 
-    async fn read(&mut self, actor: ActorId, context_id: u32, flow_id: u32) -> Result<(Flow, JobId), Status> {
-        let request =
-            internal::ReadFlowRequest { context_id, flow_id, on_behalf_of: actor.0, to_report: false };
+    /// A flow that runs already: nothing changes, but it is remembered that this was asked.
+    async fn start_again(&mut self, flow: Flow, actor: ActorId, asked: Repeatable) -> Result<Flow, Status> {
+        let request = internal::StartFlowRequest {
+            context_id: flow.context_id,
+            flow_id: flow.id,
+            flow_uid: flow.uid,
+            owner: String::new(),
+            on_behalf_of: actor.0,
+            request_id: asked.id,
+            request_hash: asked.hash,
+        };
+        let record = self.store.start_flow(request).await?.into_inner().flow;
+        record.and_then(|record| record.flow).ok_or_else(|| bad_store("a flow without its record"))
+    }
+
+    /// A flow with the first of its jobs, for an actor that may do this with it.
+    async fn read(
+        &mut self,
+        actor: ActorId,
+        context_id: u32,
+        flow_id: u32,
+        purpose: FlowPurpose,
+    ) -> Result<(Flow, JobId), Status> {
+        let (on_behalf_of, purpose) = (actor.0, purpose.into());
+        let request = internal::ReadFlowRequest { context_id, flow_id, on_behalf_of, purpose };
         let record = self.store.read_flow(request).await?.into_inner().flow;
         let record = record.ok_or_else(|| bad_store("a flow without its record"))?;
         let first_job = JobId(record.first_job_id);
@@ -137,8 +187,8 @@ fn parse_nodes(
     nodes: Vec<proto::v1::NodeSpec>,
     first_index: u32,
     node_count: u32,
+    mut violations: Violations,
 ) -> Result<Vec<NodeSpec>, rpc::Error> {
-    let mut violations = Violations::new();
     let count = nodes.len();
     if count == 0 || count > limits::ADD_NODES_MAX {
         let max = limits::ADD_NODES_MAX;
@@ -184,11 +234,11 @@ fn resolve(
     place: Place<'_>,
     nodes: &mut [StoredNode],
     now: Timestamp,
+    mut violations: Violations,
 ) -> Result<Vec<StoredNode>, rpc::Error> {
     let names: HashMap<JobId, Name> =
         nodes.iter().map(|stored| (stored.node.job_id, stored.node.name.clone())).collect();
     let specs: Vec<NodeSpec> = nodes.iter().map(|stored| spec_of(stored, &names)).collect();
-    let mut violations = Violations::new();
     violations.absorb(Plan::of_specs(place.env_vars, &specs));
     // Only now it is known what they receive.
     violations.absorb::<()>(Err(signatures::check_specs(&specs, place, true, "", now)));

@@ -1,29 +1,102 @@
 //! Requests that come again, where what they are checked against has changed since.
 
-use model::ActorId;
-use proto::internal::v1::FindRequestRequest;
+use model::{ActorId, BlobHash, RequestId, Violations};
+use prost::Message;
+use proto::internal::v1::{FindRequestRequest, FindRequestResponse, FlowPurpose, ReadFlowRequest};
+use proto::v1::Flow;
 use tonic::Status;
 
 use crate::clients::FlowStoreClient;
 
-/// Whether the request of this id and hash was carried out before; one without an id never was.
+/// What an actor calls its request, and what makes two of them the same.
+#[derive(Debug, Clone)]
+pub(crate) struct Repeatable {
+    /// Empty: it is not repeatable.
+    pub(crate) id: String,
+    pub(crate) hash: String,
+}
+
+impl Repeatable {
+    /// Notes what is wrong with the id.
+    pub(crate) fn parse(id: &str, hash: String, violations: &mut Violations) -> Self {
+        let id = RequestId::parse(id, violations).map(|id| id.to_string());
+        Self { id: id.unwrap_or_default(), hash }
+    }
+
+    /// Whether it was carried out before; without an id it never was.
+    ///
+    /// # Errors
+    /// ALREADY_EXISTS when it had another body then, else what storage answers.
+    pub(crate) async fn was_done(
+        &self,
+        store: &mut FlowStoreClient,
+        actor: ActorId,
+        context_id: u32,
+    ) -> Result<bool, Status> {
+        Ok(self.find(store, actor, context_id).await?.is_some())
+    }
+
+    /// What it was answered, as far as it is kept; nothing unless it was carried out before.
+    ///
+    /// # Errors
+    /// As [`Repeatable::was_done`].
+    pub(crate) async fn find(
+        &self,
+        store: &mut FlowStoreClient,
+        actor: ActorId,
+        context_id: u32,
+    ) -> Result<Option<FindRequestResponse>, Status> {
+        if self.id.is_empty() {
+            return Ok(None);
+        }
+        let request = FindRequestRequest {
+            request_id: self.id.clone(),
+            request_hash: self.hash.clone(),
+            context_id,
+            on_behalf_of: actor.0,
+        };
+        let answer = store.find_request(request).await?.into_inner();
+        Ok(answer.found.then_some(answer))
+    }
+}
+
+/// What makes two requests the same, and what they ask for: a wish to cancel a flow and one to run it again may say the same
+/// in their fields. The caller leaves out the request id.
+pub(crate) fn hash_of<M: Message>(body: &M) -> String {
+    let path = std::any::type_name::<M>();
+    let kind = path.rsplit_once("::").map_or(path, |(_, name)| name);
+    BlobHash::of(&[kind.as_bytes(), &body.encode_to_vec()].concat()).to_string()
+}
+
+/// The flow that such a request made or started, as it is by now.
 ///
 /// # Errors
-/// ALREADY_EXISTS when it had another body then, else what storage answers.
-pub async fn was_done(
+/// NOT_FOUND when it is gone, also when another one has its number; else what storage answers.
+pub(crate) async fn flow_of(
     store: &mut FlowStoreClient,
     actor: ActorId,
     context_id: u32,
-    (request_id, request_hash): (&str, String),
-) -> Result<bool, Status> {
-    if request_id.is_empty() {
-        return Ok(false);
+    answered: &FindRequestResponse,
+) -> Result<Flow, Status> {
+    let flow_id = answered.flow_id;
+    let purpose = FlowPurpose::Unspecified.into();
+    let read = ReadFlowRequest { context_id, flow_id, on_behalf_of: actor.0, purpose };
+    let flow = store.read_flow(read).await?.into_inner().flow.and_then(|record| record.flow);
+    let gone = || rpc::Error::not_found(format!("the flow of this request, flow {flow_id}"));
+    Ok(flow.filter(|flow| flow.uid == answered.flow_uid).ok_or_else(gone)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::v1::{CancelFlowRequest, RetryFlowRequest};
+
+    use super::*;
+
+    #[test]
+    fn requests_of_two_kinds_are_two() {
+        let cancel = CancelFlowRequest { context_id: 1, flow_id: 2, ..Default::default() };
+        let retry = RetryFlowRequest { context_id: 1, flow_id: 2, ..Default::default() };
+        assert_eq!(cancel.encode_to_vec(), retry.encode_to_vec());
+        assert_ne!(hash_of(&cancel), hash_of(&retry));
     }
-    let request = FindRequestRequest {
-        request_id: request_id.to_owned(),
-        request_hash,
-        context_id,
-        on_behalf_of: actor.0,
-    };
-    Ok(store.find_request(request).await?.into_inner().found)
 }

@@ -7,16 +7,16 @@ use flow::rerun;
 use model::flow::EnvVars;
 use model::{ActorId, FlowNode, Rerun, Timestamp, Violations};
 use proto::convert;
-use proto::internal::v1 as internal;
+use proto::internal::v1::{self as internal, FlowPurpose};
 use proto::v1::{RetryFlowRequest, RetryFlowResponse, RetryScope};
 use tonic::Status;
 
-use crate::changes::repeat::was_done;
+use crate::changes::repeat::{Repeatable, hash_of};
 use crate::changes::signatures::{self, Place};
-use crate::changes::submit::hash_of;
 use crate::clients::FlowStoreClient;
 use crate::error::{bad_store, wrong_state};
 use crate::loader::{self, StartedFlow};
+use crate::views::reader::FlowReader;
 
 /// Names that an answer lists.
 const NAMES_MAX: usize = 1000;
@@ -27,28 +27,38 @@ const NAMES_MAX: usize = 1000;
 /// Not cancel safe: run it in a task of its own.
 ///
 /// # Errors
-/// INVALID_ARGUMENT with everything that is wrong, FAILED_PRECONDITION when the flow has not ended or
-/// nothing would run, else what storage answers.
+/// INVALID_ARGUMENT with everything that is wrong, ABORTED when the flow is at another revision than the expected one,
+/// FAILED_PRECONDITION when it has not ended or nothing would run, else what storage answers.
 pub async fn retry(
     mut store: FlowStoreClient,
     actor: ActorId,
     request: RetryFlowRequest,
 ) -> Result<RetryFlowResponse, Status> {
     let body = RetryFlowRequest { request_id: String::new(), ..request.clone() };
-    let RetryFlowRequest { request_id, context_id, flow_id, dry_run, .. } = request;
+    let RetryFlowRequest { request_id, context_id, flow_id, dry_run, expected_revision, .. } = request;
+    let mut violations = Violations::new();
+    let unsigned = RetryFlowRequest { signatures: BTreeMap::new(), ..body.clone() };
+    let asked = Repeatable::parse(&request_id, hash_of(&unsigned), &mut violations);
+    FlowReader::new(store.clone(), actor, context_id, flow_id).record_for(FlowPurpose::Retry).await?;
     let load = internal::LoadFlowRequest { context_id, flow_id, on_behalf_of: actor.0 };
     let flow = loader::collect(store.load_flow(load).await?.into_inner()).await?;
-    if !dry_run && was_done(&mut store, actor, context_id, (&request_id, hash_of(&body))).await? {
+    if !dry_run && asked.was_done(&mut store, actor, context_id).await? {
         return Ok(summary(&flow, &begun_anew(&flow)?));
     }
     // One that comes at the same time may be faster: then the flow runs, and storage knows.
-    if !flow.flow.status.is_end() && (dry_run || request_id.is_empty()) {
+    let knows_better = !dry_run && !asked.id.is_empty();
+    if !knows_better && expected_revision != 0 && flow.flow.revision.0 != expected_revision {
+        let message = format!("flow {flow_id} is at revision {}", flow.flow.revision);
+        return Err(rpc::Error::new(rpc::ErrorKind::Aborted, rpc::Reason::RevisionMismatch, message).into());
+    }
+    if !knows_better && !flow.flow.status.is_end() {
         let message = format!("flow {flow_id} is {}: cancel it first, or wait for its end", flow.flow.status);
         return Err(wrong_state(rpc::Reason::FlowNotEnded, message));
     }
-    let (rerun, env_vars) = choose(&flow, &body)?;
+    let (rerun, env_vars) = choose(&flow, &body, &mut violations);
     let nodes = flow.nodes.iter().map(|stored| (&stored.node, &*stored.job));
-    let plan = Plan::of_stored(&env_vars, nodes).map_err(rpc::Error::invalid)?;
+    let plan = violations.absorb(Plan::of_stored(&env_vars, nodes));
+    let (rerun, plan) = violations.into_result(rerun.zip(plan)).map_err(rpc::Error::invalid)?;
     let stored: Vec<&model::FlowNode> = flow.nodes.iter().map(|stored| &stored.node).collect();
     let again = rerun::select(plan.graph(), &stored, &rerun);
     let mut answer = summary(&flow, &again);
@@ -61,8 +71,8 @@ pub async fn retry(
     }
     let signatures = signatures(&mut store, actor, &flow, (&again, &env_vars), &body).await?;
     let restart = internal::RestartFlowRequest {
-        request_id,
-        request_hash: hash_of(&body),
+        request_id: asked.id,
+        request_hash: asked.hash,
         context_id,
         flow_id,
         flow_uid: flow.flow.uid.to_string(),
@@ -71,6 +81,7 @@ pub async fn retry(
         env_vars,
         generation: flow.flow.generation.0,
         signatures,
+        expected_revision,
     };
     let record = store.restart_flow(restart).await?.into_inner().flow;
     answer.flow = record.and_then(|record| record.flow);
@@ -86,12 +97,13 @@ async fn signatures(
     request: &RetryFlowRequest,
 ) -> Result<BTreeMap<u32, String>, Status> {
     let caller = flow.flow.caller_id;
-    let key = if request.signatures.is_empty() {
-        None
+    let kept = flow.nodes.iter().zip(again).filter(|(_, again)| **again).map(|(stored, _)| stored);
+    let keys = if request.signatures.is_empty() && !signatures::any_kept(kept) {
+        Vec::new()
     } else {
-        Some(signatures::signer(store, actor, request.context_id, caller).await?.1)
+        signatures::signer(store, actor, request.context_id, caller).await?.1
     };
-    let place = Place { context_uid: flow.context_uid, caller, key: key.as_deref(), env_vars };
+    let place = Place { context_uid: flow.context_uid, caller, keys: &keys, env_vars };
     let checked = signatures::for_rerun(&flow.nodes, again, &request.signatures, place, Timestamp::now());
     let signatures = checked.map_err(rpc::Error::invalid)?;
     Ok(signatures.into_iter().map(|(job, signature)| (job.0, signature)).collect())
@@ -107,8 +119,11 @@ fn begun_anew(flow: &StartedFlow) -> Result<Vec<bool>, Status> {
 }
 
 /// What is run again, and with which variables.
-fn choose(flow: &StartedFlow, request: &RetryFlowRequest) -> Result<(Rerun, EnvVars), Status> {
-    let mut violations = Violations::new();
+fn choose(
+    flow: &StartedFlow,
+    request: &RetryFlowRequest,
+    violations: &mut Violations,
+) -> (Option<Rerun>, EnvVars) {
     let scope = RetryScope::try_from(request.scope);
     if !request.nodes.is_empty() && scope != Ok(RetryScope::From) {
         violations.add("nodes", "nodes are named with the scope RETRY_SCOPE_FROM only");
@@ -116,7 +131,7 @@ fn choose(flow: &StartedFlow, request: &RetryFlowRequest) -> Result<(Rerun, EnvV
     let rerun = match scope {
         Ok(RetryScope::Unspecified | RetryScope::Failed) => Some(Rerun::Failed),
         Ok(RetryScope::All) => Some(Rerun::All),
-        Ok(RetryScope::From) => Some(Rerun::From { jobs: named_jobs(flow, &request.nodes, &mut violations) }),
+        Ok(RetryScope::From) => Some(Rerun::From { jobs: named_jobs(flow, &request.nodes, violations) }),
         Err(_) => violations.take("scope", Err("unknown value")),
     };
     let mut env_vars = flow.flow.env_vars.clone();
@@ -126,9 +141,8 @@ fn choose(flow: &StartedFlow, request: &RetryFlowRequest) -> Result<(Rerun, EnvV
         }
     }
     env_vars.extend(request.env_vars.clone());
-    model::job::check_env(&env_vars, "env_vars", &mut violations);
-    let rerun = violations.into_result(rerun).map_err(rpc::Error::invalid)?;
-    Ok((rerun, env_vars))
+    model::job::check_env(&env_vars, "env_vars", violations);
+    (rerun, env_vars)
 }
 
 fn named_jobs(flow: &StartedFlow, names: &[String], violations: &mut Violations) -> Vec<model::JobId> {

@@ -21,13 +21,13 @@ pub(crate) struct Place<'a> {
     pub(crate) context_uid: ContextUid,
     /// Whose they are.
     pub(crate) caller: ActorId,
-    /// The key that has to have signed them; absent where that was looked at before.
-    pub(crate) key: Option<&'a str>,
+    /// The keys of which one has to have signed them.
+    pub(crate) keys: &'a [String],
     /// The flow's variables.
     pub(crate) env_vars: &'a EnvVars,
 }
 
-/// The context's uid, and the caller's key in force.
+/// The context's uid, and the keys of the caller that count now, the one in force first.
 ///
 /// # Errors
 /// What storage answers.
@@ -36,15 +36,20 @@ pub(crate) async fn signer(
     actor: ActorId,
     context_id: u32,
     caller: ActorId,
-) -> Result<(ContextUid, String), Status> {
+) -> Result<(ContextUid, Vec<String>), Status> {
     let request = internal::ReadSignerRequest { context_id, caller_id: caller.0, on_behalf_of: actor.0 };
-    let internal::ReadSignerResponse { context_uid, key } = store.read_signer(request).await?.into_inner();
-    Ok((context_uid.parse().map_err(bad_store)?, key))
+    let internal::ReadSignerResponse { context_uid, keys } = store.read_signer(request).await?.into_inner();
+    Ok((context_uid.parse().map_err(bad_store)?, keys))
 }
 
 /// Whether anything is signed.
 pub(crate) fn any(nodes: &[NodeSpec]) -> bool {
     nodes.iter().any(|node| node.job.signature.is_some())
+}
+
+/// The same of nodes that are kept.
+pub(crate) fn any_kept<'a>(nodes: impl IntoIterator<Item = &'a StoredNode>) -> bool {
+    nodes.into_iter().any(|stored| stored.job.signature.is_some())
 }
 
 /// Notes what is wrong with the signatures of nodes, whose fields begin with `at`. Of a flow that is not `whole` it is not
@@ -96,8 +101,8 @@ pub(crate) fn for_rerun(
             signatures.insert(stored.node.job_id, signature.clone());
             check_node(signature, stored, &jobs, place, now)
         } else if let Some(signature) = &stored.job.signature {
-            // Whose it is was looked at when it came; the actor may have another key by now.
-            let checked = check_node(signature, stored, &jobs, Place { key: None, ..place }, now);
+            // Its key may count no more by now.
+            let checked = check_node(signature, stored, &jobs, place, now);
             checked.map_err(|why| format!("give a new one: of that which it has, {why}"))
         } else {
             Ok(())
@@ -143,12 +148,11 @@ fn check(
     let terms = JobTerms::of_job(job, policy, place.env_vars, received, (place.context_uid, place.caller));
     let signed = check_terms(signature, &terms, now).map_err(|refusal| refusal.to_string())?;
     let signer = signed.signer.to_string();
-    match place.key {
-        Some(key) if key != signer => {
-            Err(format!("{signer} has signed it; the key in force of actor {} is {key}", place.caller))
-        }
-        _ => Ok(()),
+    if place.keys.contains(&signer) {
+        return Ok(());
     }
+    let key = place.keys.first().map_or("none", String::as_str);
+    Err(format!("{signer} has signed it; the key in force of actor {} is {key}", place.caller))
 }
 
 #[cfg(test)]

@@ -7,12 +7,12 @@ use flow::engine::StoredNode;
 use model::{
     ActorId, BlobHash, ContextId, FlowId, FlowNode, FlowSpec, FlowUid, JobId, Name, Timestamp, Violations,
 };
-use prost::Message;
 use proto::convert;
 use proto::internal::v1 as internal;
-use proto::v1::{Flow, RunJobRequest, SubmitFlowRequest};
-use tonic::Status;
+use proto::v1::{Flow, FlowStatus, NodeSpec, RunJobRequest, SubmitFlowRequest};
+use tonic::{Code, Status};
 
+use crate::changes::repeat::{self, Repeatable, hash_of};
 use crate::changes::signatures::{self, Place};
 use crate::changes::{created, job};
 use crate::clients::FlowStoreClient;
@@ -26,6 +26,14 @@ use crate::run::STEP_NODES_MAX;
 const PART_BYTES_MAX: usize = 2 * 1024 * 1024;
 /// How often a uid is drawn to find one that makes the flow our own.
 const UID_DRAWS_MAX: usize = 256;
+
+/// What a look at a submission has shown.
+enum Checked {
+    /// A flow that can be made.
+    New(FlowSpec),
+    /// The one that the same request made before.
+    Made(Box<Flow>),
+}
 
 /// Makes flows and starts them.
 #[derive(Clone)]
@@ -88,15 +96,28 @@ impl Submitter {
         let request_hash =
             hash_of(&unsigned(SubmitFlowRequest { request_id: String::new(), ..request.clone() }));
         let SubmitFlowRequest { request_id, context_id, flow_id, caller_id, flow } = request;
+        let (is_job, mut violations) = (of_job.is_some(), of_job.unwrap_or_default());
+        let asked = Repeatable::parse(&request_id, request_hash, &mut violations);
         let mut wire = flow.unwrap_or_default();
         let header = proto::v1::FlowSpec { nodes: Vec::new(), ..wire.clone() };
         let caller = if caller_id == 0 { actor } else { ActorId(caller_id) };
         let place = (actor, context_id, caller);
+        // What has its flow needs none of the jobs that it names: they may be gone by now.
+        if created::any(&wire.nodes)
+            && let Some(flow) = self.made_before(actor, context_id, &asked).await?
+        {
+            return Ok(flow);
+        }
         created::take_up(&mut self.store, place, &mut wire.nodes).await?;
-        let spec = self.check(wire, place, of_job).await?;
+        let checked = self.check(wire, place, &asked, violations).await?;
+        let spec = match checked.map_err(|found| if is_job { job::as_of_job(&found) } else { found }) {
+            Ok(Checked::New(spec)) => spec,
+            Ok(Checked::Made(flow)) => return Ok(*flow),
+            Err(found) => return Err(rpc::Error::invalid(found).into()),
+        };
         let create = internal::CreateFlowRequest {
-            request_id,
-            request_hash,
+            request_id: asked.id,
+            request_hash: asked.hash,
             context_id,
             flow_id,
             caller_id: caller.0,
@@ -110,36 +131,81 @@ impl Submitter {
         let created = self.store.create_flow(create).await?.into_inner();
         let record = created.flow.ok_or_else(|| bad_store("a new flow without its record"))?;
         let flow = record.flow.clone().ok_or_else(|| bad_store("a new flow without its record"))?;
-        if flow.status() != proto::v1::FlowStatus::Created {
+        if flow.status() != FlowStatus::Created {
             // The same request has come before. Whoever began it may not have got to driving the flow.
             self.touch(&flow).await?;
             return Ok(flow);
         }
         let nodes = stored_nodes(&spec, created.first_job_id);
-        self.add_nodes(&flow, &nodes, None).await?;
-        self.start(&flow, nodes, None).await
+        let starting = async {
+            self.add_nodes(&flow, &nodes, None, None).await?;
+            self.start(&flow, nodes, None, None).await
+        };
+        match starting.await {
+            // The same request, which came at the same time, was faster.
+            Err(status) if status.code() == Code::FailedPrecondition => {
+                self.started_meanwhile(actor, &flow).await?.ok_or(status)
+            }
+            started => started,
+        }
     }
 
-    /// Refuses a flow with everything that is wrong: its fields, its graph, and signatures that do not fit or are not its
-    /// caller's. What was signed over fields that have to change is not looked at: it has to be signed anew.
+    /// A flow that was in CREATED, when it has got further.
+    async fn started_meanwhile(&mut self, actor: ActorId, flow: &Flow) -> Result<Option<Flow>, Status> {
+        let answered = internal::FindRequestResponse {
+            flow_id: flow.id,
+            flow_uid: flow.uid.clone(),
+            ..internal::FindRequestResponse::default()
+        };
+        let flow = repeat::flow_of(&mut self.store, actor, flow.context_id, &answered).await?;
+        Ok(Some(flow).filter(|flow| flow.status() != FlowStatus::Created))
+    }
+
+    /// The flow that the same request made before, when it has got beyond its making.
+    async fn made_before(
+        &mut self,
+        actor: ActorId,
+        context_id: u32,
+        asked: &Repeatable,
+    ) -> Result<Option<Flow>, Status> {
+        let Some(answered) = asked.find(&mut self.store, actor, context_id).await? else {
+            return Ok(None);
+        };
+        let flow = repeat::flow_of(&mut self.store, actor, context_id, &answered).await?;
+        if flow.status() == FlowStatus::Created {
+            return Ok(None);
+        }
+        self.touch(&flow).await?;
+        Ok(Some(flow))
+    }
+
+    /// Adds to what is wrong with a request everything that is wrong with its flow: its fields, its graph, and signatures that
+    /// do not fit or are not its caller's. What was signed over fields that have to change is not looked at: it has to be
+    /// signed anew.
+    ///
+    /// A request that comes again has its flow, though a signature may be over by now, or the key behind it be another. That
+    /// is only looked up where a signature would be refused: all others are found by whoever makes the flow.
     async fn check(
         &mut self,
         wire: proto::v1::FlowSpec,
         place: (ActorId, u32, ActorId),
-        of_job: Option<Violations>,
-    ) -> Result<FlowSpec, Status> {
-        let is_job = of_job.is_some();
-        let mut violations = of_job.unwrap_or_default();
+        asked: &Repeatable,
+        mut violations: Violations,
+    ) -> Result<Result<Checked, Violations>, Status> {
         let parsed = convert::flow_spec::from_wire(wire, "flow");
         let of_signatures = match &parsed {
             Ok(spec) => self.check_signatures(spec, place).await?,
             Err(_) => Violations::new(),
         };
         let spec = violations.absorb(flow::check_request(parsed, "flow"));
+        if violations.is_empty()
+            && !of_signatures.is_empty()
+            && let Some(flow) = self.made_before(place.0, place.1, asked).await?
+        {
+            return Ok(Ok(Checked::Made(Box::new(flow))));
+        }
         violations.absorb::<()>(Err(of_signatures));
-        let checked = violations.into_result(spec);
-        Ok(checked
-            .map_err(|found| rpc::Error::invalid(if is_job { job::as_of_job(&found) } else { found }))?)
+        Ok(violations.into_result(spec.map(Checked::New)))
     }
 
     async fn check_signatures(
@@ -150,8 +216,8 @@ impl Submitter {
         if !signatures::any(&spec.nodes) {
             return Ok(Violations::new());
         }
-        let (context_uid, key) = signatures::signer(&mut self.store, actor, context_id, caller).await?;
-        let place = Place { context_uid, caller, key: Some(&key), env_vars: &spec.env_vars };
+        let (context_uid, keys) = signatures::signer(&mut self.store, actor, context_id, caller).await?;
+        let place = Place { context_uid, caller, keys: &keys, env_vars: &spec.env_vars };
         Ok(signatures::check_specs(&spec.nodes, place, true, "flow.", Timestamp::now()))
     }
 
@@ -167,13 +233,15 @@ impl Submitter {
         owner == Some(self.me.name.as_str())
     }
 
-    /// Adds nodes to a flow, in the name of an actor or in our own.
+    /// Adds nodes to a flow, in the name of an actor or in our own, for a request or for none.
     pub(crate) async fn add_nodes(
         &mut self,
         flow: &Flow,
         nodes: &[StoredNode],
         actor: Option<ActorId>,
+        request: Option<&Repeatable>,
     ) -> Result<(), Status> {
+        let first_job = nodes.first().map_or(0, |stored| stored.node.job_id.0);
         let mut part = Vec::new();
         let mut bytes = 0;
         for (i, stored) in nodes.iter().enumerate() {
@@ -184,13 +252,18 @@ impl Submitter {
             };
             bytes += wire.node_json.len() + wire.job_json.len();
             part.push(wire);
-            if i + 1 == nodes.len() || part.len() == STEP_NODES_MAX || bytes >= PART_BYTES_MAX {
+            let ends = i + 1 == nodes.len();
+            if ends || part.len() == STEP_NODES_MAX || bytes >= PART_BYTES_MAX {
                 let request = internal::AddNodesRequest {
                     context_id: flow.context_id,
                     flow_id: flow.id,
                     flow_uid: flow.uid.clone(),
                     nodes: std::mem::take(&mut part),
                     on_behalf_of: actor.map_or(0, |actor| actor.0),
+                    request_id: request.map(|request| request.id.clone()).unwrap_or_default(),
+                    request_hash: request.map(|request| request.hash.clone()).unwrap_or_default(),
+                    request_ends: ends,
+                    request_first_job_id: first_job,
                 };
                 self.store.add_nodes(request).await?;
                 bytes = 0;
@@ -206,6 +279,7 @@ impl Submitter {
         flow: &Flow,
         nodes: Vec<StoredNode>,
         actor: Option<ActorId>,
+        request: Option<&Repeatable>,
     ) -> Result<Flow, Status> {
         let uid: FlowUid = flow.uid.parse().map_err(bad_store)?;
         let is_ours = self.owns(&self.driver.replicas(), uid);
@@ -215,6 +289,8 @@ impl Submitter {
             flow_uid: flow.uid.clone(),
             owner: if is_ours { self.me.owner.to_string() } else { String::new() },
             on_behalf_of: actor.map_or(0, |actor| actor.0),
+            request_id: request.map(|request| request.id.clone()).unwrap_or_default(),
+            request_hash: request.map(|request| request.hash.clone()).unwrap_or_default(),
         };
         let started = match self.store.start_flow(request).await {
             Ok(started) => started.into_inner(),
@@ -258,22 +334,19 @@ impl Submitter {
     }
 }
 
-/// What makes two requests the same, and what they ask for: a wish to cancel a flow and one to run it again may say the same
-/// in their fields. The caller leaves out the request id.
-pub(crate) fn hash_of<M: Message>(body: &M) -> String {
-    let path = std::any::type_name::<M>();
-    let kind = path.rsplit_once("::").map_or(path, |(_, name)| name);
-    BlobHash::of(&[kind.as_bytes(), &body.encode_to_vec()].concat()).to_string()
-}
-
 /// A submission without its signatures: signed anew it is the same.
 fn unsigned(mut request: SubmitFlowRequest) -> SubmitFlowRequest {
-    for node in request.flow.iter_mut().flat_map(|flow| &mut flow.nodes) {
-        if let Some(job) = &mut node.job {
-            job.signature.clear();
-        }
+    if let Some(flow) = &mut request.flow {
+        unsign(&mut flow.nodes);
     }
     request
+}
+
+/// Takes the signatures off nodes.
+pub(crate) fn unsign(nodes: &mut [NodeSpec]) {
+    for job in nodes.iter_mut().filter_map(|node| node.job.as_mut()) {
+        job.signature.clear();
+    }
 }
 
 /// Every blob that the jobs refer to, once.
@@ -296,19 +369,4 @@ fn stored_nodes(spec: &FlowSpec, first_job_id: u32) -> Vec<StoredNode> {
             }
         })
         .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use proto::v1::{CancelFlowRequest, RetryFlowRequest};
-
-    use super::*;
-
-    #[test]
-    fn requests_of_two_kinds_are_two() {
-        let cancel = CancelFlowRequest { context_id: 1, flow_id: 2, ..Default::default() };
-        let retry = RetryFlowRequest { context_id: 1, flow_id: 2, ..Default::default() };
-        assert_eq!(cancel.encode_to_vec(), retry.encode_to_vec());
-        assert_ne!(hash_of(&cancel), hash_of(&retry));
-    }
 }

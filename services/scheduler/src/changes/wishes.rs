@@ -8,12 +8,11 @@ use model::{
     Timestamp, Violations,
 };
 use proto::convert::{self, enums};
-use proto::internal::v1 as internal;
+use proto::internal::v1::{self as internal, FlowPurpose};
 use proto::v1::{CancelFlowRequest, CancelNodeRequest, Flow, SignalFlowRequest, UpdateNodeStatusRequest};
 use tonic::Status;
 
-use crate::changes::repeat::was_done;
-use crate::changes::submit::hash_of;
+use crate::changes::repeat::{Repeatable, hash_of};
 use crate::clients::FlowStoreClient;
 use crate::error::{bad_store, wrong_state};
 use crate::views::reader::FlowReader;
@@ -30,6 +29,7 @@ pub async fn signal(
     let request_hash = hash_of(&SignalFlowRequest { request_id: String::new(), ..request.clone() });
     let SignalFlowRequest { request_id, context_id, flow_id, name, payload } = request;
     let mut violations = Violations::new();
+    let asked = Repeatable::parse(&request_id, request_hash, &mut violations);
     let name = violations.take("name", name.parse());
     if payload.len() > SIGNAL_PAYLOAD_BYTES_MAX {
         let (max, found) = (SIGNAL_PAYLOAD_BYTES_MAX, payload.len());
@@ -37,7 +37,7 @@ pub async fn signal(
     }
     let name = violations.into_result(name).map_err(rpc::Error::invalid)?;
     let input = FlowInput::Signal { name };
-    let push = push(&input, actor, (context_id, flow_id), (request_id, request_hash))?;
+    let push = push(&input, actor, (context_id, flow_id), asked)?;
     let answer = store.push_input(internal::PushInputRequest { payload, ..push }).await?;
     Ok(answer.into_inner().unchanged)
 }
@@ -53,13 +53,17 @@ pub async fn cancel_flow(
 ) -> Result<Flow, Status> {
     let request_hash = hash_of(&CancelFlowRequest { request_id: String::new(), ..request.clone() });
     let CancelFlowRequest { request_id, context_id, flow_id, grace_secs } = request;
+    let mut violations = Violations::new();
+    let asked = Repeatable::parse(&request_id, request_hash, &mut violations);
+    violations.into_result(Some(())).map_err(rpc::Error::invalid)?;
     let input = FlowInput::Cancel { grace_secs: grace_secs.unwrap_or(STOP_GRACE_SECS) };
-    let push = push(&input, actor, (context_id, flow_id), (request_id, request_hash))?;
+    let push = push(&input, actor, (context_id, flow_id), asked)?;
     let record = store.push_input(push).await?.into_inner().flow;
     record.and_then(|record| record.flow).ok_or_else(|| bad_store("a flow without its record"))
 }
 
-/// Keeps the wish to cancel one node.
+/// Keeps the wish to cancel one node. Whether it has ended, so that nothing changes, storage decides: it remembers the request
+/// in either case.
 ///
 /// # Errors
 /// NOT_FOUND for an unknown node, else what storage answers.
@@ -70,13 +74,16 @@ pub async fn cancel_node(
 ) -> Result<(), Status> {
     let request_hash = hash_of(&CancelNodeRequest { request_id: String::new(), ..request.clone() });
     let CancelNodeRequest { request_id, context_id, flow_id, node } = request;
+    let mut violations = Violations::new();
+    let asked = Repeatable::parse(&request_id, request_hash, &mut violations);
+    violations.into_result(Some(())).map_err(rpc::Error::invalid)?;
     let mut reader = FlowReader::new(store, actor, context_id, flow_id);
-    let node = reader.node(&node).await?;
-    if node.state.is_end() {
+    if asked.was_done(&mut reader.store, actor, context_id).await? {
         return Ok(());
     }
-    let input = FlowInput::CancelNode { job_id: node.job_id };
-    let push = push(&input, actor, (context_id, flow_id), (request_id, request_hash))?;
+    reader.record_for(FlowPurpose::CancelNode).await?;
+    let input = FlowInput::CancelNode { job_id: reader.node(&node).await?.job_id };
+    let push = push(&input, actor, (context_id, flow_id), asked)?;
     reader.store.push_input(push).await?;
     Ok(())
 }
@@ -93,13 +100,14 @@ pub async fn update_node(
 ) -> Result<(), Status> {
     let request_hash = hash_of(&UpdateNodeStatusRequest { request_id: String::new(), ..request.clone() });
     let (context_id, flow_id) = (request.context_id, request.flow_id);
-    let request_id = request.request_id.clone();
-    let kind = report_kind(&request, Timestamp::now())?;
+    let mut violations = Violations::new();
+    let asked = Repeatable::parse(&request.request_id, request_hash, &mut violations);
+    let kind = report_kind(&request, Timestamp::now(), violations)?;
     let mut reader = FlowReader::new(store, actor, context_id, flow_id);
-    if was_done(&mut reader.store, actor, context_id, (&request_id, request_hash.clone())).await? {
+    if asked.was_done(&mut reader.store, actor, context_id).await? {
         return Ok(());
     }
-    let record = reader.record_to_report().await?;
+    let record = reader.record_for(FlowPurpose::ReportNode).await?;
     let node = reader.node(&request.node).await?;
     check_under_way(&node, request.attempt)?;
     let convert::flow::Record { flow, context_uid, .. } =
@@ -111,7 +119,7 @@ pub async fn update_node(
         source: None,
         kind,
     };
-    let push = push(&FlowInput::Report(report), actor, (context_id, flow_id), (request_id, request_hash))?;
+    let push = push(&FlowInput::Report(report), actor, (context_id, flow_id), asked)?;
     reader.store.push_input(push).await?;
     Ok(())
 }
@@ -120,11 +128,11 @@ fn push(
     input: &FlowInput,
     actor: ActorId,
     (context_id, flow_id): (u32, u32),
-    (request_id, request_hash): (String, String),
+    asked: Repeatable,
 ) -> Result<internal::PushInputRequest, Status> {
     Ok(internal::PushInputRequest {
-        request_id,
-        request_hash,
+        request_id: asked.id,
+        request_hash: asked.hash,
         context_id,
         flow_id,
         on_behalf_of: actor.0,
@@ -144,9 +152,13 @@ fn check_under_way(node: &FlowNode, attempt: u32) -> Result<(), Status> {
     Err(wrong_state(rpc::Reason::NodeNotRunning, message))
 }
 
-fn report_kind(request: &UpdateNodeStatusRequest, now: Timestamp) -> Result<ReportKind, rpc::Error> {
+/// What is said of the node, unless something about it is wrong, or about the rest of the request.
+fn report_kind(
+    request: &UpdateNodeStatusRequest,
+    now: Timestamp,
+    mut violations: Violations,
+) -> Result<ReportKind, rpc::Error> {
     let UpdateNodeStatusRequest { state, result, exit_code, detail, instance, .. } = request;
-    let mut violations = Violations::new();
     let state = enums::node_state_from_wire(*state);
     let ends = matches!(state, Some(NodeState::Completed | NodeState::Failed));
     if !ends && state != Some(NodeState::Running) {
@@ -211,7 +223,8 @@ mod tests {
         let now = Timestamp::default();
         let mut failed = request(NodeState::Failed);
         failed.exit_code = Some(3);
-        match report_kind(&failed, now).expect("well-formed") {
+        let none = Violations::new;
+        match report_kind(&failed, now, none()).expect("well-formed") {
             ReportKind::Ended(end) => {
                 assert_eq!(end.outcome, Outcome::Failed);
                 assert_eq!(end.reason.expect("there is one").to_string(), "EXIT_CODE: exit code 3");
@@ -219,8 +232,9 @@ mod tests {
             other => panic!("{other:?}"),
         }
         failed.result = [("k".to_owned(), "v".to_owned())].into();
-        assert!(report_kind(&failed, now).is_err());
-        assert!(report_kind(&request(NodeState::Skipped), now).is_err());
-        assert!(matches!(report_kind(&request(NodeState::Running), now), Ok(ReportKind::Started { .. })));
+        assert!(report_kind(&failed, now, none()).is_err());
+        assert!(report_kind(&request(NodeState::Skipped), now, none()).is_err());
+        let running = request(NodeState::Running);
+        assert!(matches!(report_kind(&running, now, none()), Ok(ReportKind::Started { .. })));
     }
 }

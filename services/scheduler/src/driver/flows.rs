@@ -162,10 +162,10 @@ impl Driver {
             }
         }
         if last {
-            let again = self.listing.take() == Some(true);
-            self.ready.send_replace(true);
-            if again {
+            if self.listing.take() == Some(true) {
                 self.resync();
+            } else if !self.replicas.is_empty() {
+                self.listed.met();
             }
         }
     }
@@ -173,6 +173,7 @@ impl Driver {
     /// The lease was lost, or what was stored: nothing in memory counts any more. What was reported
     /// was not acknowledged, and is said again on new streams.
     pub(super) fn void(&mut self) {
+        self.listed.unmet("not since the lease was lost");
         self.replicas.clear();
         self.tell_replicas.send_replace(Vec::new());
         self.committing.clear();

@@ -11,20 +11,21 @@ use proto::v1::{
     AddFlowNodesRequest, AddFlowNodesResponse, CancelFlowRequest, CancelFlowResponse, CancelNodeRequest,
     CancelNodeResponse, CreateFlowRequest, CreateFlowResponse, DeleteFlowRequest, DeleteFlowResponse,
     ExplainNodeRequest, ExplainNodeResponse, GetFlowGraphRequest, GetFlowGraphResponse, GetFlowRequest,
-    GetFlowResponse, ListFlowNodesRequest, ListFlowNodesResponse, ListFlowsRequest, ListFlowsResponse,
-    RetryFlowRequest, RetryFlowResponse, RunJobRequest, RunJobResponse, SignalFlowRequest,
+    GetFlowResponse, GraphFormat, ListFlowNodesRequest, ListFlowNodesResponse, ListFlowsRequest,
+    ListFlowsResponse, RetryFlowRequest, RetryFlowResponse, RunJobRequest, RunJobResponse, SignalFlowRequest,
     SignalFlowResponse, StartFlowRequest, StartFlowResponse, StreamFlowLogsRequest, StreamFlowLogsResponse,
     SubmitFlowRequest, SubmitFlowResponse, UpdateNodeStatusRequest, UpdateNodeStatusResponse,
     WatchFlowRequest, WatchFlowResponse,
 };
-use rpc::{Caller, Directory, while_member};
+use rpc::{Caller, Directory, answer_while_member, while_member};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
-use crate::changes::submit::{Submitter, hash_of};
+use crate::changes::repeat::hash_of;
+use crate::changes::submit::Submitter;
 use crate::changes::{job, retry, wishes};
 use crate::clients::FlowStoreClient;
 use crate::error::bad_store;
@@ -176,15 +177,17 @@ impl FlowService for FlowRpc {
         let flow = unbroken(self.submitter.clone().submit_job(actor, request.into_inner())).await?;
         self.metrics.flows_submitted.inc();
         let reader = self.reader(actor, flow.context_id, flow.id);
-        Ok(Response::new(job::outcome(reader, wait).await?))
+        // It was submitted rightfully and goes on; who waits for it has to be somebody who may see it.
+        let (outcome, directory) = (job::outcome(reader, wait), Arc::clone(&self.directory));
+        let context = ContextId(flow.context_id);
+        Ok(Response::new(answer_while_member(outcome, directory, context, actor, Role::Reader).await?))
     }
 
     async fn get_flow(&self, request: Request<GetFlowRequest>) -> Result<Response<GetFlowResponse>, Status> {
-        let on_behalf_of = actor_of(&request)?.0;
+        let actor = actor_of(&request)?;
         let GetFlowRequest { context_id, flow_id } = request.into_inner();
-        let read = internal::ReadFlowRequest { context_id, flow_id, on_behalf_of, to_report: false };
-        let record = self.store().read_flow(read).await?.into_inner().flow;
-        Ok(Response::new(GetFlowResponse { flow: record.and_then(|record| record.flow) }))
+        let flow = self.reader(actor, context_id, flow_id).flow().await?;
+        Ok(Response::new(GetFlowResponse { flow: Some(flow) }))
     }
 
     async fn list_flows(
@@ -319,19 +322,15 @@ impl FlowService for FlowRpc {
         request: Request<GetFlowGraphRequest>,
     ) -> Result<Response<GetFlowGraphResponse>, Status> {
         let actor = actor_of(&request)?;
-        let format = request.get_ref().format();
-        let GetFlowGraphRequest { context_id, flow_id, format: _ } = request.into_inner();
+        let GetFlowGraphRequest { context_id, flow_id, format } = request.into_inner();
+        let mut violations = Violations::new();
+        let format = violations.take("format", GraphFormat::try_from(format).map_err(|_| "unknown format"));
+        let format = violations.into_result(format).map_err(rpc::Error::invalid)?;
         let mut reader = self.reader(actor, context_id, flow_id);
         let flow = reader.flow().await?;
         let nodes = reader.all_nodes().await?.nodes;
-        let graph = drawing::draw(&flow.name, &nodes, format).map_err(|_| {
-            let max = limits::GRAPH_BYTES_MAX;
-            let message = format!(
-                "the drawing of {} nodes has more than {max} bytes; read them with ListFlowNodes",
-                nodes.len()
-            );
-            rpc::Error::new(rpc::ErrorKind::ResourceExhausted, rpc::Reason::LimitExceeded, message)
-        })?;
+        let graph =
+            drawing::draw(&flow.name, &nodes, format).map_err(|too_large| too_large.of(nodes.len()))?;
         Ok(Response::new(GetFlowGraphResponse { graph }))
     }
 
@@ -343,9 +342,15 @@ impl FlowService for FlowRpc {
         let mut body = request.into_inner();
         let request_id = std::mem::take(&mut body.request_id);
         let request_hash = hash_of(&body);
-        let DeleteFlowRequest { context_id, flow_id, request_id: _ } = body;
-        let remove =
-            internal::RemoveFlowRequest { context_id, flow_id, on_behalf_of, request_id, request_hash };
+        let DeleteFlowRequest { context_id, flow_id, request_id: _, expected_revision } = body;
+        let remove = internal::RemoveFlowRequest {
+            context_id,
+            flow_id,
+            on_behalf_of,
+            request_id,
+            request_hash,
+            expected_revision,
+        };
         self.store().remove_flow(remove).await?;
         Ok(Response::new(DeleteFlowResponse {}))
     }

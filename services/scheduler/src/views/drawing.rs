@@ -9,7 +9,25 @@ use serde::Serialize;
 
 /// The drawing is larger than [`GRAPH_BYTES_MAX`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TooLarge;
+pub struct TooLarge {
+    /// How many bytes it has.
+    pub bytes: usize,
+}
+
+impl TooLarge {
+    /// What a caller is told of the drawing of so many nodes.
+    #[must_use]
+    pub fn of(self, nodes: usize) -> rpc::Error {
+        let (max, bytes) = (GRAPH_BYTES_MAX, self.bytes);
+        let message = format!(
+            "the drawing of {nodes} nodes has {bytes} bytes, and at most {max} are told; read them with ListFlowNodes"
+        );
+        rpc::Error::new(rpc::ErrorKind::ResourceExhausted, rpc::Reason::LimitExceeded, message)
+            .with("limit", "bytes of a drawing")
+            .with("max", max)
+            .with("asked", bytes)
+    }
+}
 
 /// Draws the flow of this name.
 ///
@@ -21,7 +39,7 @@ pub fn draw(flow: &str, nodes: &[FlowNode], format: GraphFormat) -> Result<Strin
         GraphFormat::Mermaid => mermaid(nodes),
         GraphFormat::Json => json(flow, nodes),
     };
-    if text.len() > GRAPH_BYTES_MAX { Err(TooLarge) } else { Ok(text) }
+    if text.len() > GRAPH_BYTES_MAX { Err(TooLarge { bytes: text.len() }) } else { Ok(text) }
 }
 
 /// Names are of `[A-Za-z0-9_-]`, so that nothing has to be escaped anywhere here.
@@ -169,6 +187,10 @@ mod tests {
     #[test]
     fn a_drawing_has_a_limit() {
         let many: Vec<FlowNode> = (0..60_000).map(|id| node(id, "a-name-of-some-length", &[])).collect();
-        assert_eq!(draw("demo", &many, GraphFormat::Dot), Err(TooLarge));
+        let too_large = draw("demo", &many, GraphFormat::Dot).expect_err("it is too large");
+        assert!(too_large.bytes > GRAPH_BYTES_MAX, "{too_large:?}");
+        let told = rpc::ErrorView::from(&tonic::Status::from(too_large.of(many.len())));
+        assert_eq!(told.reason, "LIMIT_EXCEEDED");
+        assert_eq!(told.metadata.get("asked"), Some(&too_large.bytes.to_string()));
     }
 }

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use model::{Attempt, Event, FlowEvent, FlowStatus, JobId, Name, NodeState, RunnerId};
 use proto::convert::node::Home;
 use proto::v1::{LogGap, LogGapReason, StreamFlowLogsResponse};
+use rpc::Pulse;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::Status;
@@ -38,6 +39,7 @@ pub struct LogStream {
     only: Option<Attempt>,
     /// Supervisors are not asked.
     tail: bool,
+    pulse: Pulse,
 }
 
 /// What was known of a node when the stream began.
@@ -80,6 +82,7 @@ impl LogStream {
             sent: HashMap::new(),
             only: None,
             tail: false,
+            pulse: Pulse::default(),
         }
     }
 
@@ -130,7 +133,11 @@ impl LogStream {
     /// Sends what comes until the flow has ended.
     async fn follow(&mut self, home: Home, events: &mut Events) -> Result<(), Status> {
         loop {
-            match events.next().await?.0 {
+            let Some(next) = self.pulse.or_due(events.next()).await else {
+                self.answer(StreamFlowLogsResponse::default()).await?;
+                continue;
+            };
+            match next?.0 {
                 Some(Event::Log { job_id, attempt, .. }) => self.send_from(home, job_id, attempt).await?,
                 Some(Event::Flow(FlowEvent { status, .. })) if status.is_none_or(FlowStatus::is_end) => {
                     return Ok(());
@@ -214,8 +221,14 @@ impl LogStream {
         };
         let end = gap.as_ref().map_or(offset + data.len() as u64, |gap: &LogGap| gap.end);
         let answer = StreamFlowLogsResponse { node: name.to_string(), attempt: attempt.0, offset, data, gap };
-        self.answers.send(Ok(answer)).await.map_err(|_| Status::cancelled("the reader has gone"))?;
+        self.answer(answer).await?;
         self.sent.insert((job, attempt), end);
+        Ok(())
+    }
+
+    async fn answer(&mut self, answer: StreamFlowLogsResponse) -> Result<(), Status> {
+        self.answers.send(Ok(answer)).await.map_err(|_| Status::cancelled("the reader has gone"))?;
+        self.pulse.sent();
         Ok(())
     }
 }

@@ -3,8 +3,8 @@
 use model::{ActorId, Attempt, ContextId, Event, FlowId, FlowNode, JobId, Revision};
 use proto::convert::node::Home;
 use proto::internal::v1::{
-    FlowRecord, ReadFlowRequest, ReadLogRequest, ReadLogResponse, ReadMessageRequest, ReadMessageResponse,
-    ReadNodesRequest, ReadNodesResponse, WatchEventsRequest, WatchEventsResponse,
+    FlowPurpose, FlowRecord, ReadFlowRequest, ReadLogRequest, ReadLogResponse, ReadMessageRequest,
+    ReadMessageResponse, ReadNodesRequest, ReadNodesResponse, WatchEventsRequest, WatchEventsResponse,
 };
 use proto::v1::{Flow, FlowStatus};
 use tonic::{Status, Streaming};
@@ -60,22 +60,20 @@ impl FlowReader {
     /// # Errors
     /// As storage's.
     pub async fn record(&mut self) -> Result<FlowRecord, Status> {
-        let (context_id, flow_id) = (self.context.0, self.flow.0);
-        let request = ReadFlowRequest { context_id, flow_id, on_behalf_of: self.actor.0, to_report: false };
-        self.read(request).await
+        self.record_for(FlowPurpose::Unspecified).await
     }
 
-    /// The same for an actor that will report on a node of the flow.
+    /// The same for an actor that has something in mind with the flow.
     ///
     /// # Errors
-    /// As storage's: PERMISSION_DENIED when it may not.
-    pub async fn record_to_report(&mut self) -> Result<FlowRecord, Status> {
-        let (context_id, flow_id) = (self.context.0, self.flow.0);
-        let request = ReadFlowRequest { context_id, flow_id, on_behalf_of: self.actor.0, to_report: true };
-        self.read(request).await
-    }
-
-    async fn read(&mut self, request: ReadFlowRequest) -> Result<FlowRecord, Status> {
+    /// As storage's: PERMISSION_DENIED when it may not do that.
+    pub async fn record_for(&mut self, purpose: FlowPurpose) -> Result<FlowRecord, Status> {
+        let request = ReadFlowRequest {
+            context_id: self.context.0,
+            flow_id: self.flow.0,
+            on_behalf_of: self.actor.0,
+            purpose: purpose.into(),
+        };
         let record = self.store.read_flow(request).await?.into_inner().flow;
         record.ok_or_else(|| bad_store("a flow without its record"))
     }

@@ -12,6 +12,7 @@ use prometheus::IntCounter;
 use proto::convert;
 use proto::v1::watch_flow_response::Event as Answer;
 use proto::v1::{Flow, Heartbeat, SnapshotEnd, WatchFlowResponse};
+use rpc::Pulse;
 use tokio::sync::mpsc;
 use tonic::Status;
 
@@ -34,6 +35,7 @@ pub struct Watch {
     flow_shown: Revision,
     /// Where the watcher can go on after what it was sent.
     resume_position: String,
+    pulse: Pulse,
 }
 
 /// The watcher went away.
@@ -59,7 +61,7 @@ impl From<Status> for Ended {
 impl Watch {
     /// A watcher that is sent its answers through `answers`, a channel of [`CHANNEL`] places.
     #[must_use]
-    pub const fn new(
+    pub fn new(
         reader: FlowReader,
         answers: mpsc::Sender<Result<WatchFlowResponse, Status>>,
         slow_watchers: IntCounter,
@@ -71,6 +73,7 @@ impl Watch {
             shown: Vec::new(),
             flow_shown: Revision(0),
             resume_position: String::new(),
+            pulse: Pulse::default(),
         }
     }
 
@@ -99,9 +102,17 @@ impl Watch {
                 return Ok(());
             }
         }
+        let mut reached = if resumed { resume_position } else { events.begin.clone() };
         loop {
-            let (event, position) = events.next().await?;
-            if self.change(event, position).await? {
+            let Some(next) = self.pulse.or_due(events.next()).await else {
+                self.send(Answer::Heartbeat(Heartbeat {}), reached.clone()).await?;
+                continue;
+            };
+            let (event, position) = next?;
+            reached.clone_from(&position);
+            if let Some(event) = event
+                && self.change(event, position).await?
+            {
                 return Ok(());
             }
         }
@@ -122,20 +133,19 @@ impl Watch {
     }
 
     /// Sends what an event means to the watcher. `true` after the flow's end.
-    async fn change(&mut self, event: Option<Event>, position: String) -> Result<bool, Ended> {
+    async fn change(&mut self, event: Event, position: String) -> Result<bool, Ended> {
         let revision = revision_of(&position);
         match event {
-            None => self.send(Answer::Heartbeat(Heartbeat {}), position).await?,
-            Some(Event::Node(change)) if !self.is_shown(change.job_id, revision) => {
+            Event::Node(change) if !self.is_shown(change.job_id, revision) => {
                 self.send(Answer::NodeChange(convert::node::change_to_wire(&change)), position).await?;
             }
-            Some(Event::Flow(FlowEvent { status: None, .. })) => {
+            Event::Flow(FlowEvent { status: None, .. }) => {
                 return Err(Status::from(rpc::Error::not_found(format!("flow {}", self.reader.flow))).into());
             }
-            Some(Event::Flow(FlowEvent { status: Some(status), generation, .. })) if status.is_end() => {
+            Event::Flow(FlowEvent { status: Some(status), generation, .. }) if status.is_end() => {
                 return self.end(generation, position).await;
             }
-            Some(Event::Flow(_) | Event::CancelRequested { .. }) if revision > self.flow_shown => {
+            Event::Flow(_) | Event::CancelRequested { .. } if revision > self.flow_shown => {
                 let flow = self.reader.flow().await?;
                 // One that has ended by now is told with its end, after the changes that led to it.
                 if !is_end(&flow) {
@@ -143,7 +153,7 @@ impl Watch {
                     self.send(Answer::Flow(flow), position).await?;
                 }
             }
-            Some(_) => {}
+            _ => {}
         }
         Ok(false)
     }
@@ -173,6 +183,7 @@ impl Watch {
         let place = places.map_err(|_| Gone)?.next().ok_or(Gone)?;
         self.resume_position.clone_from(&resume_position);
         place.send(Ok(WatchFlowResponse { event: Some(event), resume_position }));
+        self.pulse.sent();
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use ::rpc::Caller;
 use identity::token::audience;
-use identity::{SpiffeId, VerifyingKey};
+use identity::{SpiffeId, TrustDomain, VerifyingKey, key_proof};
 use model::actor::is_key;
 use model::{ActorId, ContextId, Revision, Timestamp, Violations};
 use proto::convert;
@@ -10,6 +10,7 @@ use proto::v1;
 use proto::v1::actor_service_server::ActorService;
 use tonic::{Request, Response, Status};
 
+use super::status::checked;
 use super::{Rpc, request_of, who};
 use crate::actors::NewActor;
 use crate::error::Error;
@@ -20,6 +21,27 @@ use crate::permission;
 fn check_key(key: &str, violations: &mut Violations) {
     if is_key(key) {
         violations.take("pubkey", key.parse::<VerifyingKey>());
+    }
+}
+
+/// Whoever gives itself a key has to hold it: others know it by its key from then on. The bootstrap identity, which is nobody
+/// here, may name a key that it does not hold.
+fn check_proof(
+    proof: &str,
+    asker: Option<ActorId>,
+    body: &v1::RotateActorKeyRequest,
+    trust_domain: &TrustDomain,
+    violations: &mut Violations,
+) {
+    // What is wrong with the key is said already.
+    let Ok(key) = body.pubkey.parse::<VerifyingKey>() else { return };
+    if !proof.is_empty() {
+        let proven = key_proof::check(proof, key, trust_domain, ActorId(body.id), Timestamp::now());
+        violations.take("key_proof", proven);
+    } else if asker.is_some() {
+        let message =
+            "whoever gives itself a key proves that it holds it: `mycora actor rotate-key --new-key` does so";
+        violations.add("key_proof", message);
     }
 }
 
@@ -95,13 +117,18 @@ impl ActorService for Rpc {
         let caller = Caller::of(&request)?;
         let mut body = request.into_inner();
         let request_id = std::mem::take(&mut body.request_id);
+        let proof = std::mem::take(&mut body.key_proof);
         let mut violations = Violations::new();
         let repeatable = request_of(&request_id, &body, &mut violations);
         let asker = changer(caller, body.id)?;
+        let store = self.hub.store();
         check_key(&body.pubkey, &mut violations);
+        // What was done needs no proof any more, which would be too old by then.
+        if !store.was_asked(asker, repeatable.as_ref()).await? {
+            check_proof(&proof, asker, &body, &self.trust_domain, &mut violations);
+        }
         let rotation = violations.absorb(convert::actor::from_rotate(body));
         let rotation = violations.into_result(rotation).map_err(Error::from)?;
-        let store = self.hub.store();
         let actor = store.rotate_actor_key(&rotation, asker, repeatable.as_ref(), Timestamp::now()).await?;
         Ok(Response::new(v1::RotateActorKeyResponse { actor: Some(convert::actor::to_wire(&actor)) }))
     }
@@ -130,7 +157,9 @@ impl ActorService for Rpc {
     ) -> Result<Response<v1::ListActorsResponse>, Status> {
         let asker = who(Caller::of(&request)?)?;
         let v1::ListActorsRequest { page_size, page_token, context_id } = request.into_inner();
-        let page = Page::parse(page_size, page_token)?;
+        let mut violations = Violations::new();
+        let page = Page::parse(page_size, &page_token, &mut violations);
+        let page = checked(violations, page)?;
         let context = (context_id != 0).then_some(ContextId(context_id));
         let (actors, next_page_token) = self.hub.store().list_actors(asker, context, &page).await?;
         let actors = actors.iter().map(convert::actor::to_wire).collect();
@@ -151,9 +180,9 @@ impl ActorService for Rpc {
                 Err(error) => return Err(error.into()),
             },
         };
-        let roles = match caller.actor() {
+        let (roles, roles_truncated) = match caller.actor() {
             Some(id) => self.hub.store().roles_of(id).await?,
-            None => Vec::new(),
+            None => (Vec::new(), false),
         };
         let roles = roles
             .into_iter()
@@ -163,6 +192,7 @@ impl ActorService for Rpc {
             spiffe_id,
             actor,
             roles: roles.collect(),
+            roles_truncated,
             token_audience: audience(&self.trust_domain),
             expire_time: caller.expires_at().map(convert::time::to_wire),
         }))

@@ -1,12 +1,13 @@
 //! ContextService.
 
 use ::rpc::Caller;
-use model::{ActorId, ContextId, Timestamp, Violations};
+use model::{ActorId, ContextId, Revision, Timestamp, Violations};
 use proto::convert;
 use proto::v1;
 use proto::v1::context_service_server::ContextService;
 use tonic::{Request, Response, Status};
 
+use super::status::checked;
 use super::{Rpc, request_of, who};
 use crate::audit;
 use crate::error::Error;
@@ -24,11 +25,11 @@ impl ContextService for Rpc {
         let request_id = std::mem::take(&mut body.request_id);
         let mut violations = Violations::new();
         let repeatable = request_of(&request_id, &body, &mut violations);
-        let new = violations.absorb(convert::context::from_create(body));
-        let new = violations.into_result(new).map_err(Error::from)?;
+        let new = convert::context::from_create(body, &mut violations);
         let store = self.hub.store();
-        let context =
-            store.create_context(new, caller.actor(), repeatable.as_ref(), Timestamp::now()).await?;
+        let context = store
+            .create_context(new, violations, caller.actor(), repeatable.as_ref(), Timestamp::now())
+            .await?;
         Ok(Response::new(v1::CreateContextResponse { context: Some(convert::context::to_wire(&context)) }))
     }
 
@@ -52,11 +53,11 @@ impl ContextService for Rpc {
         let request_id = std::mem::take(&mut body.request_id);
         let mut violations = Violations::new();
         let repeatable = request_of(&request_id, &body, &mut violations);
-        let change = violations.absorb(convert::context::from_update(body));
-        let change = violations.into_result(change).map_err(Error::from)?;
+        let change = convert::context::from_update(body, &mut violations);
         let store = self.hub.store();
-        let context =
-            store.update_context(&change, who(caller)?, repeatable.as_ref(), Timestamp::now()).await?;
+        let context = store
+            .update_context(&change, &violations, who(caller)?, repeatable.as_ref(), Timestamp::now())
+            .await?;
         Ok(Response::new(v1::UpdateContextResponse { context: Some(convert::context::to_wire(&context)) }))
     }
 
@@ -66,7 +67,9 @@ impl ContextService for Rpc {
     ) -> Result<Response<v1::ListContextsResponse>, Status> {
         let actor = who(Caller::of(&request)?)?;
         let v1::ListContextsRequest { page_size, page_token } = request.into_inner();
-        let page = Page::parse(page_size, page_token)?;
+        let mut violations = Violations::new();
+        let page = Page::parse(page_size, &page_token, &mut violations);
+        let page = checked(violations, page)?;
         let (contexts, next_page_token) = self.hub.store().list_contexts(actor, &page).await?;
         let contexts = contexts.iter().map(convert::context::to_wire).collect();
         Ok(Response::new(v1::ListContextsResponse { contexts, next_page_token }))
@@ -90,7 +93,9 @@ impl ContextService for Rpc {
             // What is done to others is none of an actor's business, nor whether there is anything.
             return Err(Error::not_found("context", context_id).into());
         }
-        let page = Page::parse(page_size, page_token)?;
+        let mut violations = Violations::new();
+        let page = Page::parse(page_size, &page_token, &mut violations);
+        let page = checked(violations, page)?;
         let filter = audit::Filter {
             actor: (actor_id != 0).then_some(ActorId(actor_id)),
             action_prefix,
@@ -111,8 +116,9 @@ impl ContextService for Rpc {
         let mut violations = Violations::new();
         let repeatable = request_of(&request_id, &body, &mut violations);
         violations.into_result(Some(())).map_err(Error::from)?;
-        let v1::DeleteContextRequest { request_id: _, context_id } = body;
-        let (id, actor) = (ContextId(context_id), who(caller)?);
+        let v1::DeleteContextRequest { request_id: _, context_id, expected_revision } = body;
+        let expected = (expected_revision != 0).then_some(Revision(expected_revision));
+        let (id, actor) = ((ContextId(context_id), expected), who(caller)?);
         tokio::select! {
             () = self.stop.cancelled() => {
                 let message = "storage is ending; the removal goes on: ask again";

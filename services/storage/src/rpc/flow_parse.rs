@@ -4,17 +4,18 @@ use keys::FlowRef;
 use model::flow::EnvVars;
 use model::{
     ActorId, ContextId, Epoch, FlowId, FlowInput, FlowNode, FlowUid, Generation, JobId, JobSpec, MessageId,
-    MessageKey, Rerun, RunnerId, Timestamp, Violations, limits,
+    MessageKey, Rerun, Revision, RunnerId, Timestamp, Violations, limits,
 };
 use proto::convert::enums;
 use proto::convert::flow_spec::header_from_wire;
 use proto::internal::v1::{
-    CommitRequest, CreateFlowRequest, FindRequestRequest, FlowChange, JoinHello, JoinRequest, NodeCommit,
-    OutgoingMessage, PushInputRequest, ReadFlowsRequest, ReadNodesRequest, RestartFlowRequest, StoredNode,
+    AddNodesRequest, CommitRequest, CreateFlowRequest, FindRequestRequest, FlowChange, JoinHello,
+    JoinRequest, NodeCommit, OutgoingMessage, PushInputRequest, ReadFlowsRequest, ReadNodesRequest,
+    RestartFlowRequest, StoredNode,
 };
 
 use super::NAME_BYTES_MAX;
-use super::status::field;
+use super::status::{checked, field};
 use crate::commits::{Commit, NodeChange, Outgoing};
 use crate::error::Error;
 use crate::flows::{NewFlow, NewNode, Restart};
@@ -24,7 +25,7 @@ use crate::pages::Page;
 use crate::reads::{FlowFilter, NodeFilter};
 
 use crate::replicas::{Hello, Replica};
-use crate::requests::Request;
+use crate::requests::{Filling, Request};
 use crate::store::Asker;
 
 /// A creation: where, for whom, what, and whether it may be repeated.
@@ -78,7 +79,36 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
     Ok((ContextId(context_id), Asker::from_wire(on_behalf_of), new, repeatable))
 }
 
-pub(super) fn nodes(nodes: Vec<StoredNode>) -> Result<Vec<NewNode>, Error> {
+/// Nodes to be added: to which flow, for whom, and the request that they are a part of.
+pub(super) type Fill = ((ContextId, FlowId, FlowUid), Vec<NewNode>, Asker, Option<Filling>);
+
+pub(super) fn filling(request: AddNodesRequest) -> Result<Fill, Error> {
+    let AddNodesRequest {
+        context_id,
+        flow_id,
+        flow_uid,
+        nodes: stored,
+        on_behalf_of,
+        request_id,
+        request_hash,
+        request_ends: ends,
+        request_first_job_id,
+    } = request;
+    let flow = flow_ref(flow_id, &flow_uid)?;
+    let first_job = JobId(request_first_job_id);
+    let filling = repeatable(&request_id, request_hash)?.map(|request| Filling { request, ends, first_job });
+    let place = (ContextId(context_id), flow.id, flow.uid);
+    Ok((place, nodes(stored)?, Asker::from_wire(on_behalf_of), filling))
+}
+
+/// The request, when it may be repeated.
+pub(super) fn repeatable(id: &str, hash: String) -> Result<Option<Request>, Error> {
+    let mut violations = Violations::new();
+    let request = Request::parse(id, || hash, &mut violations);
+    Ok(violations.into_result(Some(request))?)
+}
+
+fn nodes(nodes: Vec<StoredNode>) -> Result<Vec<NewNode>, Error> {
     let mut violations = Violations::new();
     let mut parsed = Vec::with_capacity(nodes.len());
     for (i, StoredNode { job_id, node_json, job_json }) in nodes.into_iter().enumerate() {
@@ -156,6 +186,7 @@ pub(super) fn restarting(request: RestartFlowRequest) -> Result<Restarting, Erro
         env_vars,
         generation,
         signatures,
+        expected_revision,
     } = request;
     let mut violations = Violations::new();
     let repeatable = Request::parse(&request_id, || request_hash, &mut violations);
@@ -169,7 +200,8 @@ pub(super) fn restarting(request: RestartFlowRequest) -> Result<Restarting, Erro
     let signatures = signatures.into_iter().map(|(job, signature)| (JobId(job), signature)).collect();
     let generation = Generation(generation);
     let parsed = uid.zip(rerun).map(|(uid, rerun)| {
-        let restart = Restart { generation, rerun, env_vars, signatures };
+        let expected_revision = expected(expected_revision);
+        let restart = Restart { generation, rerun, env_vars, signatures, expected_revision };
         ((ContextId(context_id), FlowId(flow_id), uid), restart)
     });
     let (place, restart) = violations.into_result(parsed)?;
@@ -237,9 +269,10 @@ pub(super) fn flow_filter(request: ReadFlowsRequest) -> Result<(ContextId, Asker
         created_from_millis,
         created_before_millis,
     } = request;
+    let mut violations = Violations::new();
     let status = match status {
         0 => None,
-        number => Some(field("status", enums::flow_status_from_wire(number).ok_or("unknown status"))?),
+        number => violations.take("status", enums::flow_status_from_wire(number).ok_or("unknown status")),
     };
     let filter = FlowFilter {
         status,
@@ -248,8 +281,8 @@ pub(super) fn flow_filter(request: ReadFlowsRequest) -> Result<(ContextId, Asker
         created_from: moment(created_from_millis),
         created_before: moment(created_before_millis),
     };
-    let page = Page::parse(page_size, page_token)?;
-    Ok((ContextId(context_id), Asker::from_wire(on_behalf_of), filter, page))
+    let page = Page::parse(page_size, &page_token, &mut violations);
+    checked(violations, (ContextId(context_id), Asker::from_wire(on_behalf_of), filter, page))
 }
 
 /// Which nodes of which flow are listed, and which page of them.
@@ -258,15 +291,18 @@ pub(super) fn node_filter(
 ) -> Result<(ContextId, FlowId, Asker, NodeFilter, Page), Error> {
     let ReadNodesRequest { context_id, flow_id, on_behalf_of, page_size, page_token, states, job_ids } =
         request;
+    let mut violations = Violations::new();
     if job_ids.len() > limits::PAGE_SIZE_MAX as usize {
         let (max, asked) = (limits::PAGE_SIZE_MAX, job_ids.len());
-        return Err(Error::field("job_ids", format!("at most {max}, not {asked}")));
+        violations.add("job_ids", format!("at most {max}, not {asked}"));
     }
     let state = |number: i32| enums::node_state_from_wire(number).ok_or("unknown state");
-    let states = field("states", states.into_iter().map(state).collect::<Result<_, _>>())?;
-    let filter = NodeFilter { states, jobs: job_ids.into_iter().map(JobId).collect() };
-    let page = Page::parse(page_size, page_token)?;
-    Ok((ContextId(context_id), FlowId(flow_id), Asker::from_wire(on_behalf_of), filter, page))
+    let states = violations.take("states", states.into_iter().map(state).collect::<Result<_, _>>());
+    let filter =
+        NodeFilter { states: states.unwrap_or_default(), jobs: job_ids.into_iter().map(JobId).collect() };
+    let page = Page::parse(page_size, &page_token, &mut violations);
+    let asker = Asker::from_wire(on_behalf_of);
+    checked(violations, (ContextId(context_id), FlowId(flow_id), asker, filter, page))
 }
 
 /// The flow of a number and a uid.
@@ -285,6 +321,11 @@ pub(super) fn hello(request: JoinRequest) -> Result<Hello, Error> {
     }
     let owner = field("hello.owner", owner.parse())?;
     Ok(Hello { name, replica: Replica { owner, address }, again })
+}
+
+/// The revision that something is expected to be at; 0 is any.
+pub(super) fn expected(revision: u64) -> Option<Revision> {
+    (revision != 0).then_some(Revision(revision))
 }
 
 /// In milliseconds; 0 is none.

@@ -20,7 +20,7 @@ use crate::messages::parse_message_key;
 use crate::permission::Action;
 use crate::reads::{LogTail, MessageState, NodePage};
 use crate::record::flow::StoredFlow;
-use crate::requests::Request as Repeatable;
+use crate::requests::{Answered, Request as Repeatable};
 use crate::store::Asker;
 use crate::watches::{Watch, Watched};
 
@@ -35,6 +35,18 @@ pub(super) fn record((stored, context_uid): FlowInContext) -> wire::FlowRecord {
     convert::flow::to_record(&Record { flow, context_uid, last_commit, node_count, first_job })
 }
 
+/// What whoever asks for a flow has to be allowed to do.
+const fn action_of(purpose: wire::FlowPurpose) -> Action {
+    match purpose {
+        wire::FlowPurpose::Unspecified => Action::Read,
+        wire::FlowPurpose::ReportNode => Action::ReportNode,
+        wire::FlowPurpose::CancelNode => Action::CancelNode,
+        wire::FlowPurpose::AddNodes => Action::AddFlowNodes,
+        wire::FlowPurpose::Start => Action::StartFlow,
+        wire::FlowPurpose::Retry => Action::RetryFlow,
+    }
+}
+
 #[tonic::async_trait]
 impl FlowStoreService for Rpc {
     async fn read_signer(
@@ -43,9 +55,9 @@ impl FlowStoreService for Rpc {
     ) -> Result<Response<wire::ReadSignerResponse>, Status> {
         let wire::ReadSignerRequest { context_id, caller_id, on_behalf_of } = request.into_inner();
         let asker = Asker::from_wire(on_behalf_of);
-        let found = self.hub.store().signer(ContextId(context_id), ActorId(caller_id), asker).await?;
-        let (context_uid, key) = (found.0.to_string(), found.1);
-        Ok(Response::new(wire::ReadSignerResponse { context_uid, key }))
+        let (context, caller) = (ContextId(context_id), ActorId(caller_id));
+        let (uid, keys) = self.hub.store().signer(context, caller, asker, Timestamp::now()).await?;
+        Ok(Response::new(wire::ReadSignerResponse { context_uid: uid.to_string(), keys }))
     }
 
     async fn read_jobs(
@@ -77,12 +89,9 @@ impl FlowStoreService for Rpc {
         &self,
         request: Request<wire::AddNodesRequest>,
     ) -> Result<Response<wire::AddNodesResponse>, Status> {
-        let wire::AddNodesRequest { context_id, flow_id, flow_uid, nodes, on_behalf_of } =
-            request.into_inner();
-        let flow = flow_parse::flow_ref(flow_id, &flow_uid)?;
-        let nodes = flow_parse::nodes(nodes)?;
-        let (place, asker) = ((ContextId(context_id), flow.id, flow.uid), Asker::from_wire(on_behalf_of));
-        self.hub.store().add_nodes(place, &nodes, asker, Timestamp::now()).await?;
+        let (place, nodes, asker, filling) = flow_parse::filling(request.into_inner())?;
+        let asked = (asker, filling.as_ref());
+        self.hub.store().add_nodes(place, &nodes, asked, Timestamp::now()).await?;
         Ok(Response::new(wire::AddNodesResponse {}))
     }
 
@@ -90,15 +99,24 @@ impl FlowStoreService for Rpc {
         &self,
         request: Request<wire::StartFlowRequest>,
     ) -> Result<Response<wire::StartFlowResponse>, Status> {
-        let wire::StartFlowRequest { context_id, flow_id, flow_uid, owner, on_behalf_of } =
-            request.into_inner();
+        let wire::StartFlowRequest {
+            context_id,
+            flow_id,
+            flow_uid,
+            owner,
+            on_behalf_of,
+            request_id,
+            request_hash,
+        } = request.into_inner();
         let flow = flow_parse::flow_ref(flow_id, &flow_uid)?;
+        let repeatable = flow_parse::repeatable(&request_id, request_hash)?;
         let owner = match owner.as_str() {
             "" => None,
             owner => Some(field("owner", owner.parse::<OwnerId>())?),
         };
         let (place, asker) = ((ContextId(context_id), flow.id, flow.uid), Asker::from_wire(on_behalf_of));
-        let started = self.hub.store().start_flow(place, owner, asker, Timestamp::now());
+        let asked = (asker, repeatable.as_ref());
+        let started = self.hub.store().start_flow(place, owner, asked, Timestamp::now());
         let (flow, signals) = started.await?;
         Ok(Response::new(wire::StartFlowResponse { flow: Some(record(flow)), signals }))
     }
@@ -257,17 +275,24 @@ impl FlowStoreService for Rpc {
         request: Request<wire::FindRequestRequest>,
     ) -> Result<Response<wire::FindRequestResponse>, Status> {
         let (context, actor, request) = flow_parse::repeated(request.into_inner())?;
-        let found = self.hub.store().has_request(context, actor, &request).await?;
-        Ok(Response::new(wire::FindRequestResponse { found }))
+        let found = self.hub.store().find_request(context, actor, &request).await?;
+        let answer = found.map(|Answered { flow, flow_uid, first_job }| wire::FindRequestResponse {
+            found: true,
+            flow_id: flow.map_or(0, |flow| flow.0),
+            flow_uid,
+            first_job_id: first_job.map_or(0, |job| job.0),
+        });
+        Ok(Response::new(answer.unwrap_or_default()))
     }
 
     async fn read_flow(
         &self,
         request: Request<wire::ReadFlowRequest>,
     ) -> Result<Response<wire::ReadFlowResponse>, Status> {
-        let wire::ReadFlowRequest { context_id, flow_id, on_behalf_of, to_report } = request.into_inner();
+        let request = request.into_inner();
+        let action = action_of(request.purpose());
+        let wire::ReadFlowRequest { context_id, flow_id, on_behalf_of, purpose: _ } = request;
         let asker = Asker::from_wire(on_behalf_of);
-        let action = if to_report { Action::ReportNode } else { Action::Read };
         let flow = self.hub.store().read_flow(ContextId(context_id), FlowId(flow_id), asker, action).await?;
         Ok(Response::new(wire::ReadFlowResponse { flow: Some(record(flow)) }))
     }
@@ -307,12 +332,19 @@ impl FlowStoreService for Rpc {
         &self,
         request: Request<wire::RemoveFlowRequest>,
     ) -> Result<Response<wire::RemoveFlowResponse>, Status> {
-        let wire::RemoveFlowRequest { context_id, flow_id, on_behalf_of, request_id, request_hash } =
-            request.into_inner();
+        let wire::RemoveFlowRequest {
+            context_id,
+            flow_id,
+            on_behalf_of,
+            request_id,
+            request_hash,
+            expected_revision,
+        } = request.into_inner();
         let mut violations = Violations::new();
         let repeatable = Repeatable::parse(&request_id, || request_hash, &mut violations);
         let repeatable = checked(violations, repeatable)?;
-        let (context, flow, asker) = (ContextId(context_id), FlowId(flow_id), Asker::from_wire(on_behalf_of));
+        let (context, asker) = (ContextId(context_id), Asker::from_wire(on_behalf_of));
+        let flow = (FlowId(flow_id), flow_parse::expected(expected_revision));
         self.hub.store().remove_flow(context, flow, asker, repeatable.as_ref(), Timestamp::now()).await?;
         Ok(Response::new(wire::RemoveFlowResponse {}))
     }

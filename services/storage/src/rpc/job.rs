@@ -7,12 +7,12 @@ use proto::convert;
 use proto::convert::node::blob_to_wire;
 use proto::v1;
 use proto::v1::job_service_server::JobService;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::status::field;
-use super::{Answers, Rpc, request_of};
+use super::status::{checked, field};
+use super::{Answers, Rpc, request_of, uploads};
 use crate::audit::Deed;
 use crate::error::Error;
 use crate::jobs::JobFilter;
@@ -21,12 +21,8 @@ use crate::permission::{self, Action};
 use crate::record::job::KeptJob;
 use crate::store::{Asker, Store};
 
-/// Uploads that are held in memory at once.
-const UPLOADS_MAX: usize = 16;
 /// Pieces of a download that are read ahead.
 const DOWNLOAD_AHEAD: usize = 2;
-
-static UPLOADS: Semaphore = Semaphore::const_new(UPLOADS_MAX);
 
 fn actor_of<T>(request: &Request<T>) -> Result<ActorId, Status> {
     let actor = Caller::of(request)?.actor();
@@ -97,7 +93,9 @@ impl JobService for Rpc {
         let actor = actor_of(&request)?;
         let v1::ListJobsRequest { context_id, page_size, page_token, flow_id, caller_id } =
             request.into_inner();
-        let page = Page::parse(page_size, page_token)?;
+        let mut violations = Violations::new();
+        let page = Page::parse(page_size, &page_token, &mut violations);
+        let page = checked(violations, page)?;
         let filter = JobFilter {
             flow: (flow_id != 0).then_some(FlowId(flow_id)),
             caller: (caller_id != 0).then_some(ActorId(caller_id)),
@@ -131,7 +129,7 @@ impl JobService for Rpc {
     ) -> Result<Response<v1::PutBlobResponse>, Status> {
         let actor = actor_of(&request)?;
         let mut pieces = request.into_inner();
-        let first = pieces.message().await?;
+        let first = uploads::first(&mut pieces).await?;
         let first = first.ok_or_else(|| Error::field("context_id", "the first piece names the context"))?;
         let context = ContextId(first.context_id);
         let expected = match first.sha256.as_str() {
@@ -140,7 +138,10 @@ impl JobService for Rpc {
         };
         let store = self.hub.store();
         permission::allow(&store.context(context).await?.1, actor, Action::PutBlob)?;
-        let _permit = UPLOADS.acquire().await.map_err(::rpc::Error::internal)?;
+        let upload = self.uploads.begin(context, actor)?;
+        // Only what comes from now on is cut off: the first piece was sent by somebody who may.
+        let directory = self.identities.directory();
+        let mut pieces = while_member(pieces, directory, context, actor, Role::Executor);
         let mut bytes = Vec::new();
         let mut next = Some(first);
         while let Some(piece) = next {
@@ -155,7 +156,7 @@ impl JobService for Rpc {
                 return Err(Error::Limit { limit: "bytes of a blob", max, asked: size as u64 }.into());
             }
             bytes.extend_from_slice(&piece.data);
-            next = pieces.message().await?;
+            next = upload.next(&mut pieces).await?;
         }
         if expected.is_some_and(|expected| expected != BlobHash::of(&bytes)) {
             return Err(Error::field("sha256", "the bytes have another hash").into());

@@ -76,8 +76,8 @@ impl MessageBoxService for Rpc {
             ),
             status: wanted(status, enums::message_status_from_wire, "status", &mut violations),
         };
-        let filter = checked(violations, filter)?;
-        let page = Page::parse(page_size, page_token)?;
+        let page = Page::parse(page_size, &page_token, &mut violations);
+        let (filter, page) = checked(violations, (filter, page))?;
         let (messages, next_page_token) =
             self.hub.store().list_messages(context, asker, filter, &page).await?;
         let messages = messages.into_iter().map(|kept| to_wire(context, kept)).collect();
@@ -92,7 +92,9 @@ impl MessageBoxService for Rpc {
         let wire::FindDeadLettersRequest { list, on_behalf_of } = request.into_inner();
         let v1::ListDeadLettersRequest { context_id, page_size, page_token } = required("list", list)?;
         let (context, asker) = (ContextId(context_id), Asker::from_wire(on_behalf_of));
-        let page = Page::parse(page_size, page_token)?;
+        let mut violations = Violations::new();
+        let page = Page::parse(page_size, &page_token, &mut violations);
+        let page = checked(violations, page)?;
         let (messages, next_page_token) = self.hub.store().list_dead_letters(context, asker, &page).await?;
         let messages = messages.into_iter().map(|kept| to_wire(context, kept)).collect();
         let page = v1::ListDeadLettersResponse { messages, next_page_token };
@@ -246,18 +248,9 @@ fn parse_new(request: v1::SendMessageRequest, violations: &mut Violations) -> Op
     let message_type = enums::message_type_from_wire(message_type).ok_or("say chat or mail");
     let message_type = violations.take("message_type", message_type);
     let format = wanted(format, enums::message_format_from_wire, "format", violations);
-    let new = NewLetter {
-        to: to?,
-        target_context: (target_context != 0).then_some(ContextId(target_context)),
-        message_type: message_type?,
-        format: format.unwrap_or(MessageFormat::Text),
-        topic,
-        text,
-        timeout_ack_secs,
-        signature: (!signature.is_empty()).then_some(signature),
-    };
-    new.check(violations);
-    Some(new)
+    let target_context = (target_context != 0).then_some(ContextId(target_context));
+    let how = (target_context, format.unwrap_or(MessageFormat::Text));
+    NewLetter::of_parts((to, message_type), how, (topic, text), timeout_ack_secs, signature, violations)
 }
 
 fn to_wire(context: ContextId, kept: KeptMessage) -> v1::Message {

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use model::{ContextId, Event, Revision, Runner, RunnerId, RunnerView, Timestamp, Violations, limits};
-use proto::convert;
 use proto::convert::runner::RunnerUpdate;
 use proto::internal::v1::change_runner_request::Change;
 use proto::internal::v1::runner_store_service_server::RunnerStoreService;
 use proto::internal::v1::{
     ChangeRunnerRequest, ChangeRunnerResponse, FollowRunnersRequest, FollowRunnersResponse, PutRunnerRequest,
-    PutRunnerResponse, ReadRunnersRequest, ReadRunnersResponse, RunnerRecord, WatchRunnersRequest,
-    WatchRunnersResponse,
+    PutRunnerResponse, ReadRunnerRequest, ReadRunnerResponse, ReadRunnersRequest, ReadRunnersResponse,
+    RunnerRecord, WatchRunnersRequest, WatchRunnersResponse,
 };
 use proto::v1::{self, DeleteRunnerRequest, DrainRunnerRequest};
+use proto::{convert, pages};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -21,6 +21,7 @@ use super::status::checked;
 use super::{Answers, Rpc, request_of};
 use crate::error::{self, Error};
 use crate::events::Subject;
+use crate::pages::Page;
 use crate::runner_watch::RunnerPart;
 use crate::runners::RunnerChange;
 use crate::store::{Asker, Store, Tenant};
@@ -28,7 +29,7 @@ use crate::watches::{Watch, Watched};
 
 /// The record to the wire; what is known of the supervisor is not our business.
 fn to_wire(runner: Runner) -> v1::Runner {
-    convert::runner::to_wire(&RunnerView { runner, presence: None, last_seen: None, live: false })
+    convert::runner::to_wire(&RunnerView::from(runner))
 }
 
 #[tonic::async_trait]
@@ -43,8 +44,8 @@ impl RunnerStoreService for Rpc {
         let mut violations = Violations::new();
         let repeatable = request_of(&request_id, &body, &mut violations);
         let context = ContextId(body.context_id);
-        let new = convert::runner::from_register(body).map_err(Error::from)?;
-        let repeatable = checked(violations, repeatable)?;
+        let new = violations.absorb(convert::runner::from_register(body));
+        let new = violations.into_result(new).map_err(Error::from)?;
         let asker = Asker::from_wire(on_behalf_of);
         let put = self.hub.store().put_runner(context, &new, asker, repeatable.as_ref(), Timestamp::now());
         Ok(Response::new(PutRunnerResponse { runner: Some(to_wire(put.await?)) }))
@@ -65,9 +66,9 @@ impl RunnerStoreService for Rpc {
         let body = ChangeRunnerRequest { change, on_behalf_of: 0 };
         let mut violations = Violations::new();
         let repeatable = request_of(&request_id, &body, &mut violations);
-        let parsed = body.change.ok_or_else(|| Error::field("change", "missing"))?;
-        let repeatable = checked(violations, repeatable)?;
-        let Parsed { place, expected, change } = parse(parsed).map_err(Error::from)?;
+        let asked = body.change.ok_or_else(|| Error::field("change", "missing"))?;
+        let parsed = violations.absorb(parse(asked));
+        let Parsed { place, expected, change } = violations.into_result(parsed).map_err(Error::from)?;
         let asker = Asker::from_wire(on_behalf_of);
         let store = self.hub.store();
         let changed =
@@ -75,14 +76,29 @@ impl RunnerStoreService for Rpc {
         Ok(Response::new(ChangeRunnerResponse { runner: Some(to_wire(changed.await?)) }))
     }
 
+    async fn read_runner(
+        &self,
+        request: Request<ReadRunnerRequest>,
+    ) -> Result<Response<ReadRunnerResponse>, Status> {
+        let ReadRunnerRequest { context_id, runner_id, on_behalf_of } = request.into_inner();
+        let (context, id, asker) =
+            (ContextId(context_id), RunnerId(runner_id), Asker::from_wire(on_behalf_of));
+        let runner = self.hub.store().read_runner(context, id, asker).await?;
+        Ok(Response::new(ReadRunnerResponse { runner: Some(to_wire(runner)) }))
+    }
+
     async fn read_runners(
         &self,
         request: Request<ReadRunnersRequest>,
     ) -> Result<Response<ReadRunnersResponse>, Status> {
-        let ReadRunnersRequest { context_id, on_behalf_of } = request.into_inner();
-        let read = self.hub.store().read_runners(ContextId(context_id), Asker::from_wire(on_behalf_of));
-        let runners = read.await?.into_iter().map(to_wire).collect();
-        Ok(Response::new(ReadRunnersResponse { runners }))
+        let ReadRunnersRequest { context_id, on_behalf_of, page_size, page_token } = request.into_inner();
+        let mut violations = Violations::new();
+        let page = Page::parse(page_size, &page_token, &mut violations);
+        let page = checked(violations, page)?;
+        let (context, asker) = (ContextId(context_id), Asker::from_wire(on_behalf_of));
+        let (runners, next_page_token) = self.hub.store().read_runners(context, asker, &page).await?;
+        let runners = runners.into_iter().map(to_wire).collect();
+        Ok(Response::new(ReadRunnersResponse { runners, next_page_token }))
     }
 
     type FollowRunnersStream = Answers<FollowRunnersResponse>;
@@ -175,29 +191,20 @@ async fn followed(
     Ok(FollowRunnersResponse { runner, position: position.to_string() })
 }
 
-/// Records go in answers of a page each.
+/// Records go in answers that end at the count and at the bytes of a page.
 fn answers_of(part: RunnerPart) -> Vec<WatchRunnersResponse> {
-    match part {
-        RunnerPart::SnapshotEnd => vec![WatchRunnersResponse { runners: Vec::new(), snapshot_end: true }],
-        RunnerPart::Gone(context, runners) => {
-            let record = |id: RunnerId| RunnerRecord {
-                context_id: context.0,
-                runner: Some(v1::Runner { id: id.0, ..Default::default() }),
-            };
-            let runners = runners.into_iter().map(record).collect();
-            vec![WatchRunnersResponse { runners, snapshot_end: false }]
+    let (context, runners): (_, Vec<v1::Runner>) = match part {
+        RunnerPart::SnapshotEnd => {
+            return vec![WatchRunnersResponse { runners: Vec::new(), snapshot_end: true }];
         }
-        RunnerPart::Runners(context, runners) => {
-            let records: Vec<_> = runners
-                .into_iter()
-                .map(|runner| RunnerRecord { context_id: context.0, runner: Some(to_wire(runner)) })
-                .collect();
-            // A record has at most some ten kilobytes.
-            let size = (limits::PAGE_BYTES_MAX / (16 * 1024)).max(1);
-            records
-                .chunks(size)
-                .map(|part| WatchRunnersResponse { runners: part.to_vec(), snapshot_end: false })
-                .collect()
+        RunnerPart::Gone(context, ids) => {
+            let gone = |id: RunnerId| v1::Runner { id: id.0, ..Default::default() };
+            (context, ids.into_iter().map(gone).collect())
         }
-    }
+        RunnerPart::Runners(context, runners) => (context, runners.into_iter().map(to_wire).collect()),
+    };
+    let records =
+        runners.into_iter().map(|runner| RunnerRecord { context_id: context.0, runner: Some(runner) });
+    let parts = pages::parts(records, limits::PAGE_SIZE_MAX as usize);
+    parts.into_iter().map(|runners| WatchRunnersResponse { runners, snapshot_end: false }).collect()
 }

@@ -40,7 +40,10 @@ impl From<Error> for ::rpc::Error {
                 .with("limit", limit)
                 .with("max", max)
                 .with("asked", asked),
-            Error::Exhausted(_) => new(ErrorKind::ResourceExhausted, Reason::LimitExceeded),
+            Error::Exhausted { limit, max, .. } => new(ErrorKind::ResourceExhausted, Reason::LimitExceeded)
+                .with("limit", limit)
+                .with("max", max)
+                .with("asked", u64::from(max) + 1),
             Error::Store(cause) => of_store(cause),
             Error::Broken(record) => Self::internal(record),
         }
@@ -58,6 +61,11 @@ fn of_store(error: kv::Error) -> ::rpc::Error {
         kv::Error::Unreachable { .. } | kv::Error::UnknownOutcome { .. } => {
             tracing::warn!(%error, "Redis does not answer");
             let message = "the store does not answer; whether a change was made is not known";
+            ::rpc::Error::unavailable(Reason::StoreUnavailable, message).because(error)
+        }
+        kv::Error::Unfit { .. } => {
+            tracing::error!(%error, "Redis cannot keep changes as it has to");
+            let message = error.to_string();
             ::rpc::Error::unavailable(Reason::StoreUnavailable, message).because(error)
         }
         kv::Error::Readonly(_) | kv::Error::Oom(_) => {

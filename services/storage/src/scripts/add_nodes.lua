@@ -1,11 +1,18 @@
 -- Adds nodes with their jobs to a flow that is being created; what stands at the same place gives way.
--- KEYS 4 flow, 5 its nodes, 6 blob_idle, then B pairs blob and blob_refs, then N jobs
+-- KEYS 4 flow, 5 its nodes, 6 blob_idle, then B pairs blob and blob_refs, then N jobs, then request (only with a request id)
 -- ARGV 5 flow id, 6 flow uid, 7 B, 8 N, 9 R, 10 the context's revision that permission was decided on ('' for a
---      service), 11 what the keys of this context begin with, then R pairs (number of a blob, number of a job that
---      refers to it),
+--      service), 11 what the keys of this context begin with, 12 request hash, 13 seconds to remember it, 14 whether these are
+--      the last nodes of the request, 15 the job of its first, then R pairs (number of a blob, number of a job that refers to
+--      it),
 --      then N times: job id, node, F, F times field and value
+-- Gives the new revision, or 0 when nothing changed.
 local no = closed()
 if no then return no end
+local request = KEYS[7 + 2 * tonumber(ARGV[7]) + tonumber(ARGV[8])]
+local known, reused = asked_before(request, ARGV[12])
+if reused then return reused end
+-- Of one whose nodes came in parts the last ones may be missing.
+if known and redis.call('HGET', request, 'pending') == '0' then return 0 end
 if ARGV[10] ~= '' and redis.call('HGET', KEYS[1], 'revision') ~= ARGV[10] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
@@ -31,7 +38,7 @@ local function is_same(job, from)
   return true
 end
 
-local first, at, known = tonumber(flow[3]), 12 + 2 * refs, 0
+local first, at, same = tonumber(flow[3]), 16 + 2 * refs, 0
 local nodes, jobs_at = {}, 6 + 2 * blobs
 for n = 1, count do
   local id = tonumber(ARGV[at])
@@ -39,11 +46,12 @@ for n = 1, count do
     return refuse('JOB_NOT_RESERVED', 'job ' .. ARGV[at] .. ' was not reserved for flow ' .. ARGV[5])
   end
   local node = redis.call('HGET', KEYS[5], ARGV[at])
-  if node == ARGV[at + 1] and is_same(KEYS[jobs_at + n], at) then known = known + 1 end
+  if node == ARGV[at + 1] and is_same(KEYS[jobs_at + n], at) then same = same + 1 end
   nodes[n] = at
   at = at + 3 + 2 * tonumber(ARGV[at + 2])
 end
-if known == count then return 0 end
+remember(request, ARGV[12], ARGV[13], 'pending', ARGV[14] == '1' and 0 or 1, 'first_job_id', ARGV[15])
+if same == count then return 0 end
 
 -- Removes a job that gives way to another, and its references.
 local function forget(job)
@@ -68,8 +76,8 @@ for n = 1, count do
   redis.call('HSET', KEYS[jobs_at + n], unpack(ARGV, from + 3, from + 2 + 2 * tonumber(ARGV[from + 2])))
 end
 for r = 1, refs do
-  local refs_key = KEYS[6 + 2 * tonumber(ARGV[10 + 2 * r])]
-  redis.call('SADD', refs_key, KEYS[jobs_at + tonumber(ARGV[11 + 2 * r])])
+  local refs_key = KEYS[6 + 2 * tonumber(ARGV[14 + 2 * r])]
+  redis.call('SADD', refs_key, KEYS[jobs_at + tonumber(ARGV[15 + 2 * r])])
 end
 for b = 1, blobs do
   redis.call('ZREM', KEYS[6], string.match(KEYS[5 + 2 * b], '%x+$'))

@@ -1,6 +1,7 @@
 -- Marks an ended flow, or one that was never started and is not wanted any more, as going.
 -- KEYS 4 flow, 5 flows_active, 6 due, 7 request (only with a request id)
--- ARGV 5 the context's revision that permission was decided on, 6 flow id, 7 flow uid, 8 request hash, 9 seconds to remember it
+-- ARGV 5 the context's revision that permission was decided on, 6 flow id, 7 flow uid, 8 request hash, 9 seconds to remember it,
+--      10 the revision that is expected ('' for any)
 local no = closed()
 if no then return no end
 local _, other = asked_before(KEYS[7], ARGV[8])
@@ -8,8 +9,11 @@ if other then return other end
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
-local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'cancel_requested_time', 'deleting')
+local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'cancel_requested_time', 'deleting', 'revision')
 if flow[1] ~= ARGV[7] then return refuse('FLOW_GONE', 'flow ' .. ARGV[6]) end
+if ARGV[10] ~= '' and flow[5] ~= ARGV[10] then
+  return refuse('FLOW_CHANGED', 'flow ' .. ARGV[6] .. ' is at revision ' .. flow[5])
+end
 local given_up = flow[2] == 'created' and flow[3] ~= ''
 if flow[2] == 'started' or (flow[2] == 'created' and not given_up) then
   return refuse('FLOW_NOT_ENDED', 'flow ' .. ARGV[6] .. ' is ' .. flow[2] .. ': cancel it first')

@@ -11,9 +11,10 @@ if not actor[1] or (actor[2] or '') ~= '' then return refuse('ACTOR_GONE', 'acto
 if ARGV[5] ~= '' and actor[1] ~= ARGV[5] then
   return refuse('ACTOR_CHANGED', 'actor ' .. ARGV[4] .. ' is at revision ' .. actor[1])
 end
--- What an actor says is from its key: nobody may put that of another in its place, which takes no more than to know it.
-local owner = actor[3] ~= ARGV[8] and redis.call('HGET', KEYS[4], ARGV[8])
-if owner and owner ~= ARGV[4] then return refuse('KEY_TAKEN', 'another actor has, or had, this key: make a new one') end
+-- What an actor says is from its key: nobody may put that of another in its place, nor one of its own that was given up.
+if actor[3] ~= ARGV[8] and redis.call('HEXISTS', KEYS[4], ARGV[8]) == 1 then
+  return refuse('KEY_TAKEN', 'an actor has, or had, this key: make a new one')
+end
 
 local revision = change('{"kind":"actor","actor_id":' .. ARGV[4] .. '}')
 redis.call('HSET', KEYS[3], 'updated_at', ARGV[2], 'revision', revision, unpack(ARGV, 9))

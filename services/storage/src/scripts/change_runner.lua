@@ -6,11 +6,9 @@
 -- Gives the revision of the change; 0 when nothing had to be changed.
 local no = closed()
 if no then return no end
-local asked = KEYS[7] and redis.call('HGET', KEYS[7], 'hash')
-if asked then
-  if asked ~= ARGV[8] then return refuse('REQUEST_ID_REUSED', 'the request id came with another body before') end
-  return 0
-end
+local before, other = asked_before(KEYS[7], ARGV[8])
+if other then return other end
+if before then return 0 end
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
@@ -40,8 +38,5 @@ if not is_so then
   emit(revision, '{"kind":"runner","runner_id":' .. ARGV[6] .. '}')
   hint('runner')
 end
-if KEYS[7] then
-  redis.call('HSET', KEYS[7], 'hash', ARGV[8], 'runner_id', ARGV[6])
-  redis.call('EXPIRE', KEYS[7], ARGV[9])
-end
+remember(KEYS[7], ARGV[8], ARGV[9], 'runner_id', ARGV[6])
 return revision

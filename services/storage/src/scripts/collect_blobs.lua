@@ -12,7 +12,8 @@ for a = 6, #ARGV do
   if redis.call('EXISTS', refs) == 1 then
     redis.call('ZREM', KEYS[4], hash)
   elseif since and tonumber(since) <= tonumber(ARGV[5]) then
-    for n = 0, (tonumber(redis.call('HGET', blob, 'chunks') or '0') or 0) - 1 do
+    -- Whatever was written there, no blob has more.
+    for n = 0, math.min(tonumber(redis.call('HGET', blob, 'chunks') or '0') or 0, 32) - 1 do
       redis.call('UNLINK', blob .. ':' .. n)
     end
     redis.call('UNLINK', blob)

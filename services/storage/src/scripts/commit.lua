@@ -95,6 +95,8 @@ if N > 0 then
 end
 for m = 1, M do
   local key = KEYS[jobs_at + N + m]
+  -- The number is ours, whatever a program has left under it.
+  redis.call('UNLINK', key)
   redis.call('HSET', key, 'caller_id', ARGV[at + 1], 'id', ARGV[at + 2], 'to', ARGV[at + 3], 'timeout_ack', ARGV[at + 4],
     'nodes', ARGV[at + 5], 'created_at', ARGV[at + 6], 'updated_at', ARGV[3], 'context_id', ARGV[21],
     'flow_id', ARGV[5], 'router', ARGV[15], 'target_context', '', 'topic', '', 'from_pubkey', '', 'origin', '',
@@ -121,9 +123,10 @@ for b = 1, B do
 end
 for c = 1, C do
   local key = KEYS[jobs_at + N + M + 2 * B + A + c]
-  local status = redis.call('HGET', key, 'status')
-  -- One that is gone is not made anew.
-  if status and redis.call('HINCRBY', key, 'open', -tonumber(ARGV[at + B + c])) <= 0 and status == 'acknowledged' then
+  -- One that is gone is not made anew; nor does it matter what a program has left in its place, or in `open`.
+  local status = is_hash(key) and redis.call('HGET', key, 'status')
+  local open = status and redis.pcall('HINCRBY', key, 'open', -tonumber(ARGV[at + B + c]))
+  if type(open) == 'number' and open <= 0 and status == 'acknowledged' then
     redis.call('HSET', key, 'status', 'processed', 'updated_at', ARGV[3], 'revision', revision)
   end
 end

@@ -7,13 +7,9 @@
 -- given before.
 local no = closed()
 if no then return no end
-if KEYS[6] then
-  local made = redis.call('HMGET', KEYS[6], 'hash', 'flow_id', 'flow_uid', 'first_job_id')
-  if made[1] then
-    if made[1] ~= ARGV[9] then return refuse('REQUEST_ID_REUSED', 'the request id came with another body before') end
-    return {0, made[2], made[3], made[4]}
-  end
-end
+local before, other = asked_before(KEYS[6], ARGV[9])
+if other then return other end
+if before then return {0, unpack(redis.call('HMGET', KEYS[6], 'flow_id', 'flow_uid', 'first_job_id'))} end
 local message = ARGV[13] ~= '' and own(ARGV[13])
 -- Its program may have written another one under this key since.
 if message and not (is_hash(message) and kept_in(message, own('letters'))
@@ -44,10 +40,7 @@ if ARGV[12] == '1' and tonumber(ARGV[6]) > tonumber(counters[1] or '0') then red
 redis.call('HSET', KEYS[4], 'revision', revision, 'first_job_id', first, unpack(ARGV, 15))
 if message then redis.call('HSET', message, 'flow_id', ARGV[6]) end
 redis.call('ZADD', KEYS[5], revision, ARGV[6])
-if KEYS[6] then
-  redis.call('HSET', KEYS[6], 'hash', ARGV[9], 'flow_id', ARGV[6], 'flow_uid', ARGV[11], 'first_job_id', first)
-  redis.call('EXPIRE', KEYS[6], ARGV[10])
-end
+remember(KEYS[6], ARGV[9], ARGV[10], 'flow_id', ARGV[6], 'flow_uid', ARGV[11], 'first_job_id', first)
 emit_flow(revision, ARGV[6], 'created', 1)
 hint('')
 return {1, revision, first}

@@ -1,14 +1,14 @@
 -- Keeps a job that belongs to no flow, and remembers the request.
 -- KEYS 4 jobs, 5 blob_idle, then B pairs blob and blob_refs, then the request (only with a request id)
 -- ARGV 5 the context's revision that permission was decided on, 6 caller, 7 request hash, 8 seconds to remember it, 9 B, 10.. fields
--- Gives the job's number; that which the same request was given, when there is one.
+-- Gives the job's number and the revision; or the number that the same request was given, and 0.
 local no = closed()
 if no then return no end
 local blobs = tonumber(ARGV[9])
 local request = KEYS[6 + 2 * blobs]
 local before, other = asked_before(request, ARGV[7])
 if other then return other end
-if before then return tonumber(redis.call('HGET', request, 'job_id')) end
+if before then return {redis.call('HGET', request, 'job_id'), 0} end
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
@@ -28,4 +28,6 @@ for b = 1, blobs do
   redis.call('ZREM', KEYS[5], string.match(KEYS[4 + 2 * b], '%x+$'))
 end
 remember(request, ARGV[7], ARGV[8], 'job_id', id)
-return tonumber(id)
+emit_job(revision, ARGV[6], id, false)
+hint('')
+return {id, revision}

@@ -26,4 +26,7 @@ for b = 1, blobs do
   end
 end
 remember(request, ARGV[7], ARGV[8])
+local caller, id = string.match(ARGV[6], '^(%d+):(%d+)$')
+emit_job(revision, caller, id, true)
+hint('')
 return revision

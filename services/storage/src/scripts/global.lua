@@ -1,7 +1,10 @@
 -- What every script that changes what belongs to no context begins with.
 -- KEYS 1 ids, 2 events
 -- ARGV 1 hint channel, 2 now in Unix seconds, 3 random bits of this change, as 16 digits, and behind them, when somebody has asked
---      for it, who does what, as JSON
+--      for it, who does what, as JSON; behind all others what this storage has seen last of the events, as `<id of the
+--      entry> <random bits>`, '' for nothing
+
+local SEEN = table.remove(ARGV)
 
 local function refuse(code, message)
   return redis.error_reply(code .. ' ' .. message)
@@ -40,3 +43,13 @@ local function change(event)
   redis.call('PUBLISH', ARGV[1], event)
   return revision
 end
+
+-- Whether what this storage has seen is gone, and not because the events were trimmed: then Redis has lost changes.
+local function has_gone_back()
+  local id, bits = string.match(SEEN, '^(%d+%-%d+) (%x+)$')
+  if not id then return false end
+  local entry = redis.call('XRANGE', KEYS[2], id, id)[1]
+  if entry then return entry[2][4] ~= bits end
+  return redis.call('XLEN', KEYS[2]) == 0 or #redis.call('XRANGE', KEYS[2], '-', id, 'COUNT', 1) > 0
+end
+if has_gone_back() then return refuse('STORE_WENT_BACK', 'a change is gone that was seen') end

@@ -1,12 +1,22 @@
 -- What every script that changes a context begins with.
 -- KEYS 1 context, 2 ids, 3 events
 -- ARGV 1 hint channel, 2 the context's uid ('' for any), 3 now in Unix seconds, 4 random bits of this change, as 16 digits, and
---      behind them, when somebody has asked for it, who does what, as JSON
+--      behind them, when somebody has asked for it, who does what, as JSON; behind all others what this storage has seen
+--      last of the events, as `<id of the entry> <random bits>`, '' for nothing
 
-local BITS = string.sub(ARGV[4], 1, 16)
+local BITS, SEEN = string.sub(ARGV[4], 1, 16), table.remove(ARGV)
 
 local function refuse(code, message)
   return redis.error_reply(code .. ' ' .. message)
+end
+
+-- Whether what this storage has seen is gone, and not because the events were trimmed: then Redis has lost changes.
+local function has_gone_back()
+  local id, bits = string.match(SEEN, '^(%d+%-%d+) (%x+)$')
+  if not id then return false end
+  local entry = redis.call('XRANGE', KEYS[3], id, id)[1]
+  if entry then return entry[2][4] ~= bits end
+  return redis.call('XLEN', KEYS[3]) == 0 or #redis.call('XRANGE', KEYS[3], '-', id, 'COUNT', 1) > 0
 end
 
 -- Why the context takes no changes; nothing when it does. What is `removing` something may go on in a context that goes.
@@ -16,7 +26,9 @@ local function closed(removing)
   if ARGV[2] ~= '' and context[1] ~= ARGV[2] then
     return refuse('CONTEXT_GONE', 'the context is another one by now')
   end
-  if context[2] ~= 'active' and not removing then return refuse('CONTEXT_DELETING', 'the context is being deleted') end
+  if removing then return end
+  if context[2] ~= 'active' then return refuse('CONTEXT_DELETING', 'the context is being deleted') end
+  if has_gone_back() then return refuse('STORE_WENT_BACK', 'a change is gone that was seen') end
 end
 
 -- A key of this context.
@@ -66,6 +78,11 @@ local function emit_flow(revision, flow, status, generation)
   local quoted = status and ('"' .. status .. '"') or 'null'
   emit(revision, '{"kind":"flow","flow_id":' .. flow .. ',"status":' .. quoted .. ',"generation":' .. generation
     .. ',"time":' .. ARGV[3] .. '}')
+end
+
+-- Of a job that belongs to no flow.
+local function emit_job(revision, caller, id, removed)
+  emit(revision, '{"kind":"job","caller_id":' .. caller .. ',"job_id":' .. id .. ',"removed":' .. tostring(removed) .. '}')
 end
 
 -- Tells whoever listens that there is something to read, and which kind when it matters.

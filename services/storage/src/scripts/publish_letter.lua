@@ -5,13 +5,9 @@
 -- Gives its number and the revision; or the number that the same request was given, and 0.
 local no = closed()
 if no then return no end
-if KEYS[7] then
-  local made = redis.call('HMGET', KEYS[7], 'hash', 'message_id')
-  if made[1] then
-    if made[1] ~= ARGV[10] then return refuse('REQUEST_ID_REUSED', 'the request id came with another body before') end
-    return {made[2], 0}
-  end
-end
+local before, other = asked_before(KEYS[7], ARGV[10])
+if other then return other end
+if before then return {redis.call('HGET', KEYS[7], 'message_id'), 0} end
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
@@ -21,10 +17,7 @@ if not id then return refuse('IDS_EXHAUSTED', 'the caller has no message ids lef
 local revision = raise()
 redis.call('HSET', key, 'id', id, 'router', ARGV[7], 'revision', revision, unpack(ARGV, 12))
 redis.call('ZADD', KEYS[4], revision, key)
-if KEYS[7] then
-  redis.call('HSET', KEYS[7], 'hash', ARGV[10], 'caller_id', ARGV[6], 'message_id', id)
-  redis.call('EXPIRE', KEYS[7], ARGV[11])
-end
+remember(KEYS[7], ARGV[10], ARGV[11], 'caller_id', ARGV[6], 'message_id', id)
 emit_message(revision, key, 'dispatched')
 if ARGV[7] == '' then
   redis.call('LPUSH', KEYS[5], key)

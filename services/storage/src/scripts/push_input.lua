@@ -1,24 +1,22 @@
 -- Keeps something for a flow's owner to take up, and remembers the request.
--- KEYS 4 flow, 5 its inputs, 6 its signals, 7 flows_active, 8 request (only with a request id)
+-- KEYS 4 flow, 5 its inputs, 6 its signals, 7 flows_active, 8 its nodes, 9 request (only with a request id)
 -- ARGV 5 the context's revision that permission was decided on, 6 flow id, 7 flow uid, 8 input, 9 request hash,
 --      10 seconds to remember it, 11 how many inputs may wait,
 --      12 `signal`, 13 its name, 14 what is kept with it, 15 how many signals a flow may have; or
 --      12 `cancel`, 13 seconds of grace, 14 event; or
+--      12 `cancel_node`, 13 its job; or
 --      12 `other`
 -- Gives the flow's revision, or 0 when that was not raised; and whether nothing changed.
 local no = closed()
 if no then return no end
-if KEYS[8] then
-  local made = redis.call('HMGET', KEYS[8], 'hash', 'unchanged')
-  if made[1] then
-    if made[1] ~= ARGV[9] then return refuse('REQUEST_ID_REUSED', 'the request id came with another body before') end
-    return {0, tonumber(made[2])}
-  end
-end
+local before, other = asked_before(KEYS[9], ARGV[9])
+if other then return other end
+if before then return {0, tonumber(redis.call('HGET', KEYS[9], 'unchanged'))} end
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
-local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'cancel_requested_time', 'cancel_grace_secs', 'deleting')
+local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'cancel_requested_time', 'cancel_grace_secs', 'deleting',
+  'generation')
 if flow[1] ~= ARGV[7] or flow[5] then return refuse('FLOW_GONE', 'flow ' .. ARGV[6]) end
 local kind, started, news = ARGV[12], flow[2] == 'started', true
 if kind == 'signal' then
@@ -28,7 +26,15 @@ if kind == 'signal' then
 elseif kind == 'cancel' then
   local sooner = flow[3] == '' or tonumber(ARGV[13]) < tonumber(flow[4] or '0')
   news = sooner and (started or (flow[2] == 'created' and flow[3] == ''))
-elseif not started then
+elseif kind == 'cancel_node' then
+  local node = redis.call('HGET', KEYS[8], ARGV[13])
+  node = node and cjson.decode(node)
+  local ended = node and (node.state == 'completed' or node.state == 'failed' or node.state == 'cancelled'
+    or node.state == 'skipped')
+  -- One that ended in an earlier generation may be about to run again: the flow's owner knows.
+  news = not ended or (started and string.format('%.0f', node.generation) ~= flow[6])
+end
+if news and not started and kind ~= 'signal' and kind ~= 'cancel' then
   return refuse('FLOW_NOT_STARTED', 'flow ' .. ARGV[6] .. ' is ' .. flow[2])
 end
 if news and started then
@@ -57,8 +63,5 @@ if news then
   end
 end
 local unchanged = news and 0 or 1
-if KEYS[8] then
-  redis.call('HSET', KEYS[8], 'hash', ARGV[9], 'unchanged', unchanged)
-  redis.call('EXPIRE', KEYS[8], ARGV[10])
-end
+remember(KEYS[9], ARGV[9], ARGV[10], 'unchanged', unchanged)
 return {revision, unchanged}

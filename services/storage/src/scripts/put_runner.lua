@@ -5,13 +5,9 @@
 -- Gives 1 and the revision; or 0 and the id of the runner of then.
 local no = closed()
 if no then return no end
-if KEYS[6] then
-  local made = redis.call('HMGET', KEYS[6], 'hash', 'runner_id')
-  if made[1] then
-    if made[1] ~= ARGV[7] then return refuse('REQUEST_ID_REUSED', 'the request id came with another body before') end
-    return {0, made[2]}
-  end
-end
+local before, other = asked_before(KEYS[6], ARGV[7])
+if other then return other end
+if before then return {0, redis.call('HGET', KEYS[6], 'runner_id')} end
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
@@ -23,10 +19,7 @@ local revision = raise()
 if ARGV[9] == '1' and tonumber(ARGV[6]) > last then redis.call('HSET', KEYS[2], 'runner', ARGV[6]) end
 redis.call('HSET', KEYS[4], 'revision', revision, unpack(ARGV, 10))
 redis.call('SADD', KEYS[5], ARGV[6])
-if KEYS[6] then
-  redis.call('HSET', KEYS[6], 'hash', ARGV[7], 'runner_id', ARGV[6])
-  redis.call('EXPIRE', KEYS[6], ARGV[8])
-end
+remember(KEYS[6], ARGV[7], ARGV[8], 'runner_id', ARGV[6])
 emit(revision, '{"kind":"runner","runner_id":' .. ARGV[6] .. '}')
 hint('runner')
 return {1, revision}

@@ -5,13 +5,9 @@
 -- Gives the revision; 0 when the same request had done it before.
 local no = closed()
 if no then return no end
-if KEYS[8] then
-  local hash = redis.call('HGET', KEYS[8], 'hash')
-  if hash then
-    if hash ~= ARGV[10] then return refuse('REQUEST_ID_REUSED', 'the request id came with another body before') end
-    return 0
-  end
-end
+local before, other = asked_before(KEYS[8], ARGV[10])
+if other then return other end
+if before then return 0 end
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
@@ -35,10 +31,7 @@ note(KEYS[4], 'sent again')
 redis.call('ZREM', KEYS[6], KEYS[4])
 redis.call('ZREM', own('letters_done'), KEYS[4])
 redis.call('LPUSH', KEYS[7], KEYS[4])
-if KEYS[8] then
-  redis.call('HSET', KEYS[8], 'hash', ARGV[10])
-  redis.call('EXPIRE', KEYS[8], ARGV[11])
-end
+remember(KEYS[8], ARGV[10], ARGV[11])
 emit_message(revision, KEYS[4], 'dispatched')
 hint('out')
 return revision

@@ -1,30 +1,52 @@
 -- Reserves a context's id, so that nobody else writes that context.
 -- KEYS 3 contexts, 4 request (only with a request id)
--- ARGV 4 context id, 5 its uid, 6 request hash, 7 seconds to remember it, 8 a reservation from before this moment lapsed
+-- ARGV 4 context id ('' for any that is free), 5 its uid, 6 request hash, 7 seconds to remember it, 8 a reservation from before this moment
+--      lapsed, 9 the greatest id that a context can have
 -- Gives id and uid: its own and 1, or those of the same request before and 0.
-if KEYS[4] then
-  local made = redis.call('HMGET', KEYS[4], 'hash', 'context_id', 'uid')
-  if made[1] then
-    if made[1] ~= ARGV[6] then return refuse('REQUEST_ID_REUSED', 'the request id came with another body before') end
-    local reserved = redis.call('HGET', KEYS[1], 'context:' .. made[2])
-    local is_reserved = reserved and string.match(reserved, '^%x+') == made[3]
-    if not is_reserved and redis.call('SISMEMBER', KEYS[3], made[2]) == 0 then
-      return refuse('CONTEXT_GONE', 'the context that this request made was removed')
-    end
-    return {made[2], made[3], 0}
-  end
-end
-local counters = redis.call('HMGET', KEYS[1], 'context', 'context:' .. ARGV[4])
-local last = tonumber(counters[1] or '0')
-if redis.call('SISMEMBER', KEYS[3], ARGV[4]) == 1 then return refuse('CONTEXT_EXISTS', tostring(last)) end
--- A reservation whose maker died before it wrote the context lapses.
-local made_at = counters[2] and tonumber(string.match(counters[2], ' ([%d.]+)$'))
-if made_at and made_at > tonumber(ARGV[8]) then return refuse('CONTEXT_RESERVED', tostring(last)) end
 
-if tonumber(ARGV[4]) > last then redis.call('HSET', KEYS[1], 'context', ARGV[4]) end
-redis.call('HSET', KEYS[1], 'context:' .. ARGV[4], ARGV[5] .. ' ' .. ARGV[2])
-if KEYS[4] then
-  redis.call('HSET', KEYS[4], 'hash', ARGV[6], 'context_id', ARGV[4], 'uid', ARGV[5])
-  redis.call('EXPIRE', KEYS[4], ARGV[7])
+-- How many ids one call looks at.
+local LOOKED_AT_MAX = 10000
+local before, no = asked_before(KEYS[4], ARGV[6])
+if no then return no end
+if before then
+  local made = redis.call('HMGET', KEYS[4], 'context_id', 'uid')
+  local reserved = redis.call('HGET', KEYS[1], 'context:' .. made[1])
+  local is_reserved = reserved and string.match(reserved, '^%x+') == made[2]
+  if not is_reserved and redis.call('SISMEMBER', KEYS[3], made[1]) == 0 then
+    return refuse('CONTEXT_GONE', 'the context that this request made was removed')
+  end
+  return {made[1], made[2], 0}
 end
-return {ARGV[4], ARGV[5], 1}
+-- Why an id cannot be had. A reservation whose maker died before it wrote the context lapses.
+local function why_not(id)
+  if redis.call('SISMEMBER', KEYS[3], id) == 1 then return 'CONTEXT_EXISTS' end
+  local reserved = redis.call('HGET', KEYS[1], 'context:' .. id)
+  local made_at = reserved and tonumber(string.match(reserved, ' ([%d.]+)$'))
+  return made_at and made_at > tonumber(ARGV[8]) and 'CONTEXT_RESERVED'
+end
+
+local id = ARGV[4]
+if id ~= '' then
+  -- It moves nothing: else it would take those below it away from everybody.
+  local why = why_not(id)
+  if why then return refuse(why, 'context ' .. id) end
+else
+  -- After the last one come those that are free again.
+  local last, greatest = tonumber(redis.call('HGET', KEYS[1], 'context') or '0'), tonumber(ARGV[9])
+  local looked_at = 0
+  repeat
+    if looked_at == greatest then return refuse('CONTEXTS_EXHAUSTED', 'all ' .. looked_at .. ' are taken') end
+    if looked_at == LOOKED_AT_MAX then
+      redis.call('HSET', KEYS[1], 'context', id)
+      return refuse('CONTEXT_EXISTS', 'context ' .. id)
+    end
+    last, looked_at = last >= greatest and 1 or last + 1, looked_at + 1
+    -- Never in the form of a large number.
+    id = string.format('%d', last)
+  until not why_not(id)
+  redis.call('HSET', KEYS[1], 'context', id)
+end
+
+redis.call('HSET', KEYS[1], 'context:' .. id, ARGV[5] .. ' ' .. ARGV[2])
+remember(KEYS[4], ARGV[6], ARGV[7], 'context_id', id, 'uid', ARGV[5])
+return {id, ARGV[5], 1}

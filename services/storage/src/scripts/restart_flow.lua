@@ -2,25 +2,25 @@
 -- KEYS 4 flow, 5 flows_active, 6 request (only with a request id), last the jobs that have new signatures
 -- ARGV 5 the context's revision that permission was decided on, 6 flow id, 7 flow uid, 8 the generation that ended,
 --      9 what was chosen, 10 environment, 11 now in milliseconds, 12 what the first commit builds on, 13 request hash,
---      14 seconds to remember it, 15 what the keys of this context begin with, 16… the new signatures
+--      14 seconds to remember it, 15 what the keys of this context begin with, 16 the revision that is expected ('' for any),
+--      17… the new signatures
 -- Gives the new revision; 0 when the same request had started it before.
 local no = closed()
 if no then return no end
-local signed = #ARGV - 15
+local signed = #ARGV - 16
 local request = #KEYS - signed == 6 and KEYS[6]
-if request then
-  local hash = redis.call('HGET', request, 'hash')
-  if hash then
-    if hash ~= ARGV[13] then return refuse('REQUEST_ID_REUSED', 'the request id came with another body before') end
-    return 0
-  end
-end
+local before, other = asked_before(request, ARGV[13])
+if other then return other end
+if before then return 0 end
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'generation', 'epoch', 'deadline_secs', 'deleting',
-  'message')
+  'message', 'revision')
 if flow[1] ~= ARGV[7] or flow[6] then return refuse('FLOW_GONE', 'flow ' .. ARGV[6]) end
+if ARGV[16] ~= '' and flow[8] ~= ARGV[16] then
+  return refuse('FLOW_CHANGED', 'flow ' .. ARGV[6] .. ' is at revision ' .. flow[8])
+end
 if flow[2] == 'created' or flow[2] == 'started' then
   return refuse('FLOW_NOT_ENDED', 'flow ' .. ARGV[6] .. ' is ' .. flow[2])
 end
@@ -40,13 +40,10 @@ redis.call('SADD', KEYS[5], me)
 for i = 1, signed do
   local job = KEYS[#KEYS - signed + i]
   if redis.call('EXISTS', job) == 1 then
-    redis.call('HSET', job, 'signature', ARGV[15 + i], 'updated_at', ARGV[3])
+    redis.call('HSET', job, 'signature', ARGV[16 + i], 'updated_at', ARGV[3])
   end
 end
-if request then
-  redis.call('HSET', request, 'hash', ARGV[13])
-  redis.call('EXPIRE', request, ARGV[14])
-end
+remember(request, ARGV[13], ARGV[14])
 -- The message that it was made of waits for its end again.
 local message = flow[7] and flow[7] ~= '' and ARGV[15] .. flow[7]
 if message and is_hash(message) and redis.call('HGET', message, 'flow_id') == ARGV[6] then

@@ -21,7 +21,7 @@ for k = 7, #KEYS do
       if problem ~= '' then
         status, transport, line = 'error', 'failed', 'given up: ' .. problem
         redis.call('ZADD', KEYS[5], revision, key)
-      elseif kept == 'nodes' and tonumber(message[1] or '0') <= 0 then
+      elseif kept == 'nodes' and (tonumber(message[1] or '0') or 0) <= 0 then
         status = 'processed'
       end
       redis.call('HSET', key, 'status', status, 'error', problem, 'transport_status', transport, 'updated_at', ARGV[3],

@@ -7,7 +7,9 @@ local no = closed()
 if no then return no end
 local newest = redis.call('ZRANGE', KEYS[4], -1, -1, 'WITHSCORES')
 if not newest[2] or tonumber(newest[2]) < tonumber(ARGV[7]) then
-  redis.call('ZADD', KEYS[4], ARGV[3], redis.call('HGET', KEYS[2], 'revision') or '0')
+  local last = redis.call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)[1]
+  -- As long as nothing happens the first mark of a place counts: else what is before it would never be old enough.
+  if last then redis.call('ZADD', KEYS[4], 'NX', ARGV[3], string.match(last[1], '^%d+')) end
 end
 redis.call('XTRIM', own('audit'), 'MINID', '~', ARGV[6])
 local mark = redis.call('ZREVRANGEBYSCORE', KEYS[4], ARGV[5], '-inf', 'LIMIT', 0, 1)[1]

@@ -5,7 +5,9 @@
 -- Gives how many events went.
 local newest = redis.call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')
 if not newest[2] or tonumber(newest[2]) < tonumber(ARGV[6]) then
-  redis.call('ZADD', KEYS[3], ARGV[2], redis.call('HGET', KEYS[1], 'revision') or '0')
+  local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
+  -- As long as nothing happens the first mark of a place counts: else what is before it would never be old enough.
+  if last then redis.call('ZADD', KEYS[3], 'NX', ARGV[2], string.match(last[1], '^%d+')) end
 end
 redis.call('XTRIM', KEYS[4], 'MINID', '~', ARGV[5])
 local mark = redis.call('ZREVRANGEBYSCORE', KEYS[3], ARGV[4], '-inf', 'LIMIT', 0, 1)[1]

@@ -1,9 +1,9 @@
 //! Actors say where messages to them are delivered.
 
-use identity::{Identity, SigningKey};
+use identity::{Identity, SigningKey, Token, TrustDomain, key_proof};
 use keys::{GlobalKeys, Layout};
 use kv::Cmd;
-use model::ActorId;
+use model::{ActorId, Timestamp};
 use proto::v1;
 use tonic::Code;
 
@@ -98,11 +98,41 @@ async fn an_actor_is_found_by_its_key() {
             let found = zero.cmd(find(key_of(id))).await.unwrap().uint().unwrap();
             assert_eq!(found, u64::from(id));
         }
-        // Of two with one key the first is found.
+        // Nobody else is registered with it.
         let second = v1::RegisterActorRequest { pubkey: key_of(ADMIN), ..Default::default() };
-        stage.actors(Identity::Admin).register_actor(second).await.unwrap();
+        let refused = stage.actors(Identity::Admin).register_actor(second).await;
+        assert_eq!(failure(refused).0, Code::InvalidArgument);
         let found = zero.cmd(find(key_of(ADMIN))).await.unwrap().uint().unwrap();
         assert_eq!(found, u64::from(ADMIN));
+    }
+}
+
+/// As it could be once: two actors have one key.
+async fn share_key(stage: &Stage, layout: Layout, id: u32, other: u32) {
+    let (zero, actor) = (stage.kv.database(0), GlobalKeys::new(layout).actor(ActorId(id)));
+    let kept = zero.cmd(Cmd::new("HGET").arg(&actor).arg("keys")).await.unwrap().text().unwrap();
+    let keys = kept.replace(&key_of(id), &key_of(other));
+    assert_ne!(keys, kept);
+    let write = Cmd::new("HSET").arg(&actor).arg("pubkey").arg(&key_of(other)).arg("keys").arg(&keys);
+    zero.cmd(write).await.unwrap();
+}
+
+#[tokio::test]
+async fn of_two_that_have_one_key_from_before_the_one_that_is_left_is_found() {
+    for layout in [Layout::Database, Layout::HashTag] {
+        let stage = Stage::new(layout).await;
+        share_key(&stage, layout, STRANGER, READER).await;
+        let find = Cmd::new("HGET").arg(&GlobalKeys::new(layout).actor_keys()).arg(&key_of(READER));
+        let found = async || stage.kv.database(0).cmd(find.clone()).await.unwrap().uint().unwrap();
+        // It may change, and keep the key.
+        let mut second = stage.actors(Identity::Actor(ActorId(STRANGER)));
+        second.update_actor(v1::UpdateActorRequest { id: STRANGER, ..Default::default() }).await.unwrap();
+        assert_eq!(found().await, u64::from(READER));
+        let delete = |id| v1::DeleteActorRequest { id, ..Default::default() };
+        stage.actors(Identity::Admin).delete_actor(delete(READER)).await.unwrap();
+        assert_eq!(found().await, u64::from(STRANGER));
+        second.rotate_actor_key(rotate(STRANGER, &SigningKey::generate(), 0)).await.unwrap();
+        assert_eq!(found().await, u64::from(STRANGER), "by its former key as well");
     }
 }
 
@@ -110,9 +140,59 @@ fn actor_of(response: v1::RotateActorKeyResponse) -> v1::Actor {
     response.actor.unwrap()
 }
 
+/// What the key of an actor signs before it is its own.
+pub(crate) fn proof_of(key: &SigningKey, id: u32) -> String {
+    key_proof::sign(key, &TrustDomain::default(), ActorId(id), Timestamp::now())
+}
+
 fn rotate(id: u32, key: &SigningKey, overlap_secs: u32) -> v1::RotateActorKeyRequest {
     let pubkey = key.verifying_key().to_string();
-    v1::RotateActorKeyRequest { id, pubkey, overlap_secs, ..Default::default() }
+    let key_proof = proof_of(key, id);
+    v1::RotateActorKeyRequest { id, pubkey, overlap_secs, key_proof, ..Default::default() }
+}
+
+/// Why a rotation is refused.
+async fn refused(stage: &Stage, who: Identity, request: v1::RotateActorKeyRequest) -> String {
+    let status = stage.actors(who).rotate_actor_key(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    status.message().to_owned()
+}
+
+/// A public key is public, also that of somebody who is registered elsewhere.
+#[tokio::test]
+async fn whoever_gives_itself_a_key_proves_that_it_holds_it() {
+    let stage = Stage::new(Layout::Database).await;
+    let (reader, next) = (Identity::Actor(ActorId(READER)), SigningKey::generate());
+    let good = v1::RotateActorKeyRequest { request_id: "r".to_owned(), ..rotate(READER, &next, 60) };
+    let with =
+        |key_proof: &str| v1::RotateActorKeyRequest { key_proof: key_proof.to_owned(), ..good.clone() };
+    let (domain, now) = (TrustDomain::default(), Timestamp::now());
+    let token = Token::sign(&next, &domain, ActorId(READER), now, std::time::Duration::from_secs(60));
+    let own = SigningKey::generate();
+    for (proof, why) in [
+        (String::new(), "rotate-key --new-key"),
+        ("x".to_owned(), "cannot be used"),
+        (proof_of(&own, READER), "the new key has not signed"),
+        (proof_of(&next, EXECUTOR), "for actor 2"),
+        (token, "key-proof+jwt"),
+    ] {
+        let told = refused(&stage, reader, with(&proof)).await;
+        assert!(told.contains("key_proof") && told.contains(why), "{told}");
+    }
+    let mut reads = stage.actors(reader);
+    let kept = reads.get_actor(v1::GetActorRequest { id: READER }).await.unwrap().into_inner().actor.unwrap();
+    assert_eq!(kept.pubkey, key_of(READER), "nothing was done");
+    let first = actor_of(reads.rotate_actor_key(good.clone()).await.unwrap().into_inner());
+    // Whoever asks again may have made another proof, or have none any more.
+    for proof in [proof_of(&next, READER), String::new()] {
+        let again = actor_of(reads.rotate_actor_key(with(&proof)).await.unwrap().into_inner());
+        assert_eq!(again, first);
+    }
+    // The bootstrap identity names keys that it does not hold; what it shows has to be good.
+    let given = v1::RotateActorKeyRequest { key_proof: String::new(), ..rotate(READER, &own, 0) };
+    let bad = v1::RotateActorKeyRequest { key_proof: proof_of(&next, READER), ..given.clone() };
+    assert!(refused(&stage, Identity::Admin, bad).await.contains("key_proof"));
+    stage.actors(Identity::Admin).rotate_actor_key(given).await.unwrap();
 }
 
 #[tokio::test]
@@ -208,19 +288,23 @@ async fn nobody_takes_the_key_of_another() {
             stage.actors(Identity::Actor(ActorId(READER))),
             stage.actors(Identity::Actor(ActorId(EXECUTOR))),
         );
-        let taken = v1::RotateActorKeyRequest { id: READER, pubkey: key_of(EXECUTOR), ..Default::default() };
-        assert_eq!(failure(own.rotate_actor_key(taken.clone()).await).0, Code::InvalidArgument);
+        // Also not where both hold it.
+        let (first, reader) = (SigningKey::generate(), Identity::Actor(ActorId(READER)));
+        let taken = rotate(READER, &first, 0);
+        other.rotate_actor_key(rotate(EXECUTOR, &first, 0)).await.unwrap();
+        assert!(refused(&stage, reader, taken.clone()).await.contains("has, or had"));
         // Letters to a former key arrive as well.
         other.rotate_actor_key(rotate(EXECUTOR, &SigningKey::generate(), 0)).await.unwrap();
-        assert_eq!(failure(own.rotate_actor_key(taken).await).0, Code::InvalidArgument);
+        assert!(refused(&stage, reader, taken.clone()).await.contains("has, or had"));
+        // Nor when the other is gone: what it has signed is still there, and is not to be taken for somebody else's.
+        other.delete_actor(v1::DeleteActorRequest { id: EXECUTOR, ..Default::default() }).await.unwrap();
+        assert!(refused(&stage, reader, taken.clone()).await.contains("has, or had"));
+        assert!(refused(&stage, Identity::Admin, taken.clone()).await.contains("has, or had"));
+        let mut admin = stage.actors(Identity::Admin);
+        let anew = v1::RegisterActorRequest { pubkey: taken.pubkey, ..Default::default() };
+        assert_eq!(failure(admin.register_actor(anew).await).0, Code::InvalidArgument);
         let kept = own.get_actor(v1::GetActorRequest { id: READER }).await.unwrap().into_inner().actor;
         assert_eq!(kept.unwrap().pubkey, key_of(READER));
-        // Whom the bootstrap identity gave a key that another has may keep it, and change.
-        let second = v1::RegisterActorRequest { id: 9, pubkey: key_of(ADMIN), ..Default::default() };
-        stage.actors(Identity::Admin).register_actor(second).await.unwrap();
-        let mut second = stage.actors(Identity::Actor(ActorId(9)));
-        second.update_actor(v1::UpdateActorRequest { id: 9, ..Default::default() }).await.unwrap();
-        second.rotate_actor_key(rotate(9, &SigningKey::generate(), 0)).await.unwrap();
     }
 }
 
@@ -251,8 +335,9 @@ async fn an_actor_that_is_removed_never_comes_back() {
             stage.contexts(Identity::Admin).get_context(v1::GetContextRequest { id: CONTEXT }).await;
         assert_eq!(context.unwrap().into_inner().context.unwrap().executors, [0; 0], "its role is gone");
         let keys = GlobalKeys::new(layout);
-        let find = Cmd::new("HEXISTS").arg(&keys.actor_keys()).arg(&key_of(EXECUTOR));
-        assert_eq!(stage.kv.database(0).cmd(find).await.unwrap().int(), Ok(0));
+        let find = Cmd::new("HGET").arg(&keys.actor_keys()).arg(&key_of(EXECUTOR));
+        let whose = stage.kv.database(0).cmd(find).await.unwrap().uint();
+        assert_eq!(whose, Ok(u64::from(EXECUTOR)), "its key stays its own");
         let tombstone = Cmd::new("HGET").arg(&keys.actor(ActorId(EXECUTOR))).arg("deleted_at");
         assert!(!stage.kv.database(0).cmd(tombstone).await.unwrap().text().unwrap().is_empty());
     }

@@ -1,18 +1,22 @@
 //! Who did what.
 
 use identity::Identity;
-use keys::Layout;
 use model::ActorId;
 use proto::v1;
 use tonic::Code;
 
+use crate::places::{Redis, scenarios};
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, failure};
 
 fn actor(id: u32) -> Identity {
     Identity::Actor(ActorId(id))
 }
 
-async fn listed(stage: &Stage, who: Identity, request: v1::ListAuditEntriesRequest) -> Vec<v1::AuditEntry> {
+async fn listed(
+    stage: &Stage<impl Redis>,
+    who: Identity,
+    request: v1::ListAuditEntriesRequest,
+) -> Vec<v1::AuditEntry> {
     stage.contexts(who).list_audit_entries(request).await.unwrap().into_inner().entries
 }
 
@@ -24,43 +28,53 @@ fn of(context_id: u32) -> v1::ListAuditEntriesRequest {
     v1::ListAuditEntriesRequest { context_id, ..Default::default() }
 }
 
-#[tokio::test]
-async fn it_is_written_down_who_did_what_to_actors_and_contexts() {
-    for layout in [Layout::Database, Layout::HashTag] {
-        let stage = Stage::new(layout).await;
-        let change =
-            v1::UpdateActorRequest { request_id: "u-1".to_owned(), id: READER, ..Default::default() };
-        stage.actors(actor(READER)).update_actor(change.clone()).await.unwrap();
-        stage.actors(actor(READER)).update_actor(change).await.unwrap();
-        let settings = v1::ContextSettings::default();
-        let update =
-            v1::UpdateContextRequest { context_id: CONTEXT, settings: Some(settings), ..Default::default() };
-        stage.contexts(actor(ADMIN)).update_context(update).await.unwrap();
+async fn it_is_written_down_who_did_what_to_actors_and_contexts(stage: Stage<impl Redis>) {
+    let change = v1::UpdateActorRequest { request_id: "u-1".to_owned(), id: READER, ..Default::default() };
+    stage.actors(actor(READER)).update_actor(change.clone()).await.unwrap();
+    stage.actors(actor(READER)).update_actor(change).await.unwrap();
+    let settings = v1::ContextSettings::default();
+    let update =
+        v1::UpdateContextRequest { context_id: CONTEXT, settings: Some(settings), ..Default::default() };
+    stage.contexts(actor(ADMIN)).update_context(update).await.unwrap();
 
-        let global = listed(&stage, Identity::Admin, of(0)).await;
-        let first = [
-            ("actor/3", "actor.update", "actor 3"),
-            ("admin", "context.create", "context 1"),
-            ("admin", "actor.register", "actor 4"),
-        ];
-        assert_eq!(said(&global)[..3], first, "once, the newest first");
-        assert_eq!(global[0].request_id, "u-1");
-        assert!(global[0].revision > global[1].revision && global[0].time.unwrap().seconds > 1_700_000_000);
-        let own = listed(&stage, actor(ADMIN), of(CONTEXT)).await;
-        let of_context =
-            [("actor/1", "context.update", "context 1"), ("admin", "context.create", "context 1")];
-        assert_eq!(said(&own), of_context);
+    let global = listed(&stage, Identity::Admin, of(0)).await;
+    let first = [
+        ("actor/3", "actor.update", "actor 3"),
+        ("admin", "context.create", "context 1"),
+        ("admin", "actor.register", "actor 4"),
+    ];
+    assert_eq!(said(&global)[..3], first, "once, the newest first");
+    assert_eq!(global[0].request_id, "u-1");
+    assert!(global[0].revision > global[1].revision && global[0].time.unwrap().seconds > 1_700_000_000);
+    let own = listed(&stage, actor(ADMIN), of(CONTEXT)).await;
+    let of_context = [("actor/1", "context.update", "context 1"), ("admin", "context.create", "context 1")];
+    assert_eq!(said(&own), of_context);
 
-        let delete = v1::DeleteContextRequest { context_id: CONTEXT, ..Default::default() };
-        stage.contexts(actor(ADMIN)).delete_context(delete).await.unwrap();
-        let last = listed(&stage, Identity::Admin, of(0)).await;
-        assert_eq!(said(&last)[0], ("actor/1", "context.delete", "context 1"), "it outlives the context");
-    }
+    let delete = v1::DeleteContextRequest { context_id: CONTEXT, ..Default::default() };
+    stage.contexts(actor(ADMIN)).delete_context(delete).await.unwrap();
+    let last = listed(&stage, Identity::Admin, of(0)).await;
+    assert_eq!(said(&last)[0], ("actor/1", "context.delete", "context 1"), "it outlives the context");
 }
 
-#[tokio::test]
-async fn entries_are_listed_in_pages_and_by_filters() {
-    let stage = Stage::new(Layout::Database).await;
+/// Who is gone from a context was taken out of it by somebody.
+async fn a_context_says_who_removed_an_actor_with_a_role_in_it(stage: Stage<impl Redis>) {
+    let delete = |id| v1::DeleteActorRequest { request_id: format!("d-{id}"), id, ..Default::default() };
+    stage.actors(Identity::Admin).delete_actor(delete(READER)).await.unwrap();
+    for _ in 0..2 {
+        stage.actors(actor(EXECUTOR)).delete_actor(delete(EXECUTOR)).await.unwrap();
+    }
+    let own = listed(&stage, actor(ADMIN), of(CONTEXT)).await;
+    let removals = [("actor/2", "actor.delete", "actor 2"), ("admin", "actor.delete", "actor 3")];
+    assert_eq!(said(&own)[..2], removals, "once each");
+    assert_eq!(said(&own)[2].1, "context.create");
+    assert_eq!([&own[0].request_id, &own[1].request_id], ["d-2", "d-3"]);
+    assert!(own[0].revision > own[1].revision);
+    // Where it had no role nothing was done.
+    stage.actors(Identity::Admin).delete_actor(delete(STRANGER)).await.unwrap();
+    assert_eq!(listed(&stage, actor(ADMIN), of(CONTEXT)).await.len(), 3);
+}
+
+async fn entries_are_listed_in_pages_and_by_filters(stage: Stage<impl Redis>) {
     for _ in 0..5 {
         let own = v1::UpdateActorRequest { id: STRANGER, ..Default::default() };
         stage.actors(actor(STRANGER)).update_actor(own).await.unwrap();
@@ -93,9 +107,7 @@ async fn entries_are_listed_in_pages_and_by_filters() {
     assert_eq!(failure(contexts.list_audit_entries(foreign).await).0, Code::InvalidArgument);
 }
 
-#[tokio::test]
-async fn it_is_for_admins() {
-    let stage = Stage::new(Layout::Database).await;
+async fn it_is_for_admins(stage: Stage<impl Redis>) {
     for (who, code) in
         [(EXECUTOR, Code::PermissionDenied), (READER, Code::PermissionDenied), (STRANGER, Code::NotFound)]
     {
@@ -105,3 +117,10 @@ async fn it_is_for_admins() {
     assert_eq!(failure(stage.contexts(actor(ADMIN)).list_audit_entries(of(0)).await).0, Code::NotFound);
     listed(&stage, Identity::Admin, of(CONTEXT)).await;
 }
+
+scenarios!(
+    it_is_written_down_who_did_what_to_actors_and_contexts,
+    a_context_says_who_removed_an_actor_with_a_role_in_it,
+    entries_are_listed_in_pages_and_by_filters,
+    it_is_for_admins
+);

@@ -9,9 +9,11 @@ use model::limits::{BLOB_CHUNK_BYTES, FILE_BYTES_MAX};
 use model::{BlobHash, Timestamp};
 use proto::internal::v1 as wire;
 use proto::v1;
+use testkit::{PATIENCE, wait_until};
 use tonic::Code;
 
-use crate::stage::{CONTEXT, EXECUTOR, READER, Stage, failure};
+use crate::places::{Redis, scenarios};
+use crate::stage::{CONTEXT, EXECUTOR, READER, Running, Stage, failure, json};
 
 fn bytes(len: usize) -> Bytes {
     (0..len).map(|i| u8::try_from(i % 251).unwrap()).collect::<Vec<_>>().into()
@@ -28,7 +30,7 @@ fn pieces(whole: &Bytes, sha256: &str) -> Vec<v1::PutBlobRequest> {
         .collect()
 }
 
-async fn get(stage: &Stage, hash: BlobHash) -> Vec<u8> {
+async fn get(stage: &Stage<impl Redis>, hash: BlobHash) -> Vec<u8> {
     let get = v1::GetBlobRequest { context_id: CONTEXT, sha256: hash.to_string() };
     let mut parts = stage.jobs(READER).get_blob(get).await.unwrap().into_inner();
     let mut whole = Vec::new();
@@ -39,9 +41,7 @@ async fn get(stage: &Stage, hash: BlobHash) -> Vec<u8> {
     whole
 }
 
-#[tokio::test]
-async fn what_was_put_comes_back() {
-    let stage = Stage::new(Layout::Database).await;
+async fn what_was_put_comes_back(stage: Stage<impl Redis>) {
     for len in [0, 1, BLOB_CHUNK_BYTES, 2 * BLOB_CHUNK_BYTES + 7] {
         let whole = bytes(len);
         let mut parts = pieces(&whole, "");
@@ -61,9 +61,7 @@ async fn what_was_put_comes_back() {
     assert_eq!(stage.ask(Cmd::new("ZCARD").arg(&stage.keys().blob_idle())).await.int(), Ok(4));
 }
 
-#[tokio::test]
-async fn wrong_hashes_and_sizes_are_refused() {
-    let stage = Stage::new(Layout::Database).await;
+async fn wrong_hashes_and_sizes_are_refused(stage: Stage<impl Redis>) {
     let wrong = BlobHash::of(b"other").to_string();
     let put = stage.jobs(EXECUTOR).put_blob(tokio_stream::iter(pieces(&bytes(10), &wrong))).await;
     assert_eq!(failure(put).0, Code::InvalidArgument);
@@ -72,12 +70,10 @@ async fn wrong_hashes_and_sizes_are_refused() {
     assert_eq!(failure(put), (Code::ResourceExhausted, "LIMIT_EXCEEDED".to_owned()));
     let get = v1::GetBlobRequest { context_id: CONTEXT, sha256: wrong };
     assert_eq!(failure(stage.jobs(READER).get_blob(get).await).0, Code::NotFound);
-    assert_eq!(stage.ask(Cmd::new("KEYS").arg("blob*")).await.texts(), Ok(Vec::new()));
+    assert_eq!(stage.ask(Cmd::new("KEYS").arg(&stage.key_of("blob*"))).await.texts(), Ok(Vec::new()));
 }
 
-#[tokio::test]
-async fn a_gateway_writes_and_reads_in_pieces() {
-    let stage = Stage::new(Layout::HashTag).await;
+async fn a_gateway_writes_and_reads_in_pieces(stage: Stage<impl Redis>) {
     let whole = bytes(2 * BLOB_CHUNK_BYTES + 100);
     let hash = BlobHash::of(&whole);
     let write = |place: usize, sha256: BlobHash| {
@@ -119,7 +115,7 @@ async fn a_gateway_writes_and_reads_in_pieces() {
     assert_eq!(failure(stage.blobs().read_blob(missing).await), (Code::NotFound, "BLOB_MISSING".to_owned()));
 }
 
-async fn get_size(stage: &Stage, hash: BlobHash) -> Option<u64> {
+async fn get_size(stage: &Stage<impl Redis>, hash: BlobHash) -> Option<u64> {
     stage.ask(Cmd::new("HGET").arg(&stage.keys().blob(hash)).arg("size")).await.uint().ok()
 }
 
@@ -134,51 +130,45 @@ async fn the_coordinator_keeps_its_name() {
 }
 
 /// Puts a blob and gives its hash.
-async fn put(stage: &Stage, whole: &Bytes) -> BlobHash {
+async fn put(stage: &Stage<impl Redis>, whole: &Bytes) -> BlobHash {
     let put = stage.jobs(EXECUTOR).put_blob(tokio_stream::iter(pieces(whole, ""))).await.unwrap();
     put.into_inner().blob.unwrap().sha256.parse().unwrap()
 }
 
-#[tokio::test]
-async fn what_nobody_refers_to_goes_after_a_day() {
-    for layout in [Layout::Database, Layout::HashTag] {
-        let stage = Stage::new(layout).await;
-        let (used, idle) = (put(&stage, &bytes(7)).await, put(&stage, &bytes(BLOB_CHUNK_BYTES + 1)).await);
-        let spec = v1::JobSpec {
-            script_type: v1::ScriptType::Shell.into(),
-            script: Some(v1::Script {
-                source: Some(v1::script::Source::Blob(v1::BlobRef { sha256: used.to_string(), size: 7 })),
-            }),
-            ..Default::default()
-        };
-        let job = v1::CreateJobRequest { context_id: CONTEXT, spec: Some(spec), ..Default::default() };
-        let job = stage.jobs(EXECUTOR).create_job(job).await.unwrap().into_inner().job.unwrap();
-        let hours = |hours: u64| Timestamp::now() + Duration::from_secs(hours * 3600);
-        let early = stage.sweep(hours(23)).await;
-        assert_eq!(early.blobs, 0);
-        assert!(early.next.is_some_and(|next| next > hours(23) && next < hours(25)), "{early:?}");
-        assert_eq!(stage.sweep(hours(25)).await.blobs, 1);
-        assert_eq!(stage.ask(Cmd::new("EXISTS").arg(&stage.keys().blob(idle))).await.int(), Ok(0));
-        for n in 0..2 {
-            let chunk = Cmd::new("EXISTS").arg(&stage.keys().blob_chunk(idle, n));
-            assert_eq!(stage.ask(chunk).await.int(), Ok(0));
-        }
-        assert_eq!(get(&stage, used).await, bytes(7));
-        // With the job its blob is idle, from then on.
-        let delete = v1::DeleteJobRequest { context_id: CONTEXT, job_id: job.id, ..Default::default() };
-        stage.jobs(EXECUTOR).delete_job(delete).await.unwrap();
-        let swept = stage.sweep(hours(25)).await;
-        assert_eq!((swept.blobs, swept.next), (1, None));
-        assert_eq!(stage.ask(Cmd::new("EXISTS").arg(&stage.keys().blob(used))).await.int(), Ok(0));
+async fn what_nobody_refers_to_goes_after_a_day(stage: Stage<impl Redis>) {
+    let (used, idle) = (put(&stage, &bytes(7)).await, put(&stage, &bytes(BLOB_CHUNK_BYTES + 1)).await);
+    let spec = v1::JobSpec {
+        script_type: v1::ScriptType::Shell.into(),
+        script: Some(v1::Script {
+            source: Some(v1::script::Source::Blob(v1::BlobRef { sha256: used.to_string(), size: 7 })),
+        }),
+        ..Default::default()
+    };
+    let job = v1::CreateJobRequest { context_id: CONTEXT, spec: Some(spec), ..Default::default() };
+    let job = stage.jobs(EXECUTOR).create_job(job).await.unwrap().into_inner().job.unwrap();
+    let hours = |hours: u64| Timestamp::now() + Duration::from_secs(hours * 3600);
+    let early = stage.sweep(hours(23)).await;
+    assert_eq!(early.blobs, 0);
+    assert!(early.next.is_some_and(|next| next > hours(23) && next < hours(25)), "{early:?}");
+    assert_eq!(stage.sweep(hours(25)).await.blobs, 1);
+    assert_eq!(stage.ask(Cmd::new("EXISTS").arg(&stage.keys().blob(idle))).await.int(), Ok(0));
+    for n in 0..2 {
+        let chunk = Cmd::new("EXISTS").arg(&stage.keys().blob_chunk(idle, n));
+        assert_eq!(stage.ask(chunk).await.int(), Ok(0));
     }
+    assert_eq!(get(&stage, used).await, bytes(7));
+    // With the job its blob is idle, from then on.
+    let delete = v1::DeleteJobRequest { context_id: CONTEXT, job_id: job.id, ..Default::default() };
+    stage.jobs(EXECUTOR).delete_job(delete).await.unwrap();
+    let swept = stage.sweep(hours(25)).await;
+    assert_eq!((swept.blobs, swept.next), (1, None));
+    assert_eq!(stage.ask(Cmd::new("EXISTS").arg(&stage.keys().blob(used))).await.int(), Ok(0));
 }
 
-#[tokio::test]
-async fn a_sweep_looks_again() {
-    let stage = Stage::new(Layout::HashTag).await;
+async fn a_sweep_looks_again(stage: Stage<impl Redis>) {
     let hash = put(&stage, &bytes(9)).await;
     // As if it had been entered before somebody came to refer to it.
-    stage.ask(Cmd::new("SADD").arg(&stage.keys().blob_refs(hash)).arg("job:2:1")).await;
+    stage.ask(Cmd::new("SADD").arg(&stage.keys().blob_refs(hash)).arg(&stage.key_of("job:2:1"))).await;
     let later = Timestamp::now() + Duration::from_secs(48 * 3600);
     let swept = stage.sweep(later).await;
     assert_eq!((swept.blobs, swept.next), (0, None));
@@ -190,9 +180,13 @@ async fn a_sweep_looks_again() {
     assert_eq!(stage.sweep(later).await.blobs, 1);
 }
 
-#[tokio::test]
-async fn many_idle_blobs_go_in_parts() {
-    let stage = Stage::new(Layout::Database).await;
+async fn a_blob_has_no_more_chunks_than_it_may(stage: Stage<impl Redis>) {
+    let hash = put(&stage, &bytes(9)).await;
+    stage.ask(Cmd::new("HSET").arg(&stage.keys().blob(hash)).arg("chunks").arg("1e300")).await;
+    assert_eq!(stage.sweep(Timestamp::now() + Duration::from_secs(48 * 3600)).await.blobs, 1);
+}
+
+async fn many_idle_blobs_go_in_parts(stage: Stage<impl Redis>) {
     for len in 1..=60 {
         put(&stage, &bytes(len)).await;
     }
@@ -200,25 +194,82 @@ async fn many_idle_blobs_go_in_parts() {
     assert_eq!(stage.ask(Cmd::new("EXISTS").arg(&stage.keys().blob_idle())).await.int(), Ok(0));
 }
 
-#[tokio::test]
-async fn old_events_go_but_for_the_last() {
-    for layout in [Layout::Database, Layout::HashTag] {
-        let stage = Stage::new(layout).await;
-        let days = |days: u64| Timestamp::now() + Duration::from_secs(days * 24 * 3600);
-        for _ in 0..300 {
-            stage.created(1).await;
-        }
-        let before = stage.ask(Cmd::new("XLEN").arg(&stage.keys().events())).await.int().unwrap();
-        assert!(before > 500);
-        // How far they had come is marked; a week later it is known what is old.
-        assert_eq!(stage.sweep(days(0)).await.events, 0);
-        stage.created(1).await;
-        assert_eq!(stage.sweep(days(6)).await.events, 0);
-        let swept = stage.sweep(days(8)).await.events;
-        let left = stage.ask(Cmd::new("XLEN").arg(&stage.keys().events())).await.int().unwrap();
-        assert!(swept > 300 && left >= 1, "{swept} went, {left} are left");
-        let last = stage
-            .ask(Cmd::new("XREVRANGE").arg(&stage.keys().events()).arg("+").arg("-").arg("COUNT").arg(1));
-        assert!(!last.await.array().unwrap().is_empty());
-    }
+/// A step with so many events.
+async fn tell(stage: &Stage<impl Redis>, flow: &mut Running, count: usize) {
+    let event = format!(r#"{{"kind":"node","flow_id":{}}}"#, flow.id);
+    let node = wire::NodeCommit {
+        job_id: flow.first_job,
+        node_json: json(&flow.node(0)),
+        job_status: "started".to_owned(),
+        events: vec![event.into_bytes().into(); count],
+        ..Default::default()
+    };
+    let step = wire::CommitRequest { nodes: vec![node], ..flow.step() };
+    stage.apply(flow, step).await;
 }
+
+fn days(days: u64) -> Timestamp {
+    Timestamp::now() + Duration::from_secs(days * 24 * 3600)
+}
+
+async fn old_events_go_where_nothing_happens(stage: Stage<impl Redis>) {
+    let mut flow = stage.started(1).await;
+    tell(&stage, &mut flow, 300).await;
+    tell(&stage, &mut flow, 1).await;
+    // However often somebody looks meanwhile.
+    for day in [0, 3, 6] {
+        assert_eq!(stage.sweep(days(day)).await.events, 0);
+    }
+    let swept = stage.sweep(days(8)).await.events;
+    assert!(swept > 200, "{swept} went");
+}
+
+async fn what_no_event_tells_of_is_no_end_of_the_events(stage: Stage<impl Redis>) {
+    let mut flow = stage.started(1).await;
+    let mut router = stage.router("r").await;
+    let step = wire::CommitRequest { messages: vec![flow.message(1)], ..flow.step() };
+    let told = stage.apply(&mut flow, step).await;
+    let taken = router.take(1).await;
+    router.settle(&taken, "").await;
+    let settled = || async { (stage.revision().await > told).then_some(()) };
+    wait_until(settled, PATIENCE, "the message is settled").await;
+    stage.sweep(days(0)).await;
+    stage.sweep(days(8)).await;
+    let count = stage.ask(Cmd::new("XLEN").arg(&stage.keys().events())).await.int().unwrap();
+    assert!(count > 0, "the last one stays: by it a store that went back is recognised");
+    let watch = wire::WatchEventsRequest { context_id: CONTEXT, on_behalf_of: READER, ..Default::default() };
+    let mut events = stage.flows().watch_events(watch).await.unwrap().into_inner();
+    let begin = events.message().await.unwrap().unwrap().position;
+    assert!(begin.starts_with(&format!("{told}.")), "{begin}");
+}
+
+async fn old_events_go_but_for_the_last(stage: Stage<impl Redis>) {
+    for _ in 0..300 {
+        stage.created(1).await;
+    }
+    let before = stage.ask(Cmd::new("XLEN").arg(&stage.keys().events())).await.int().unwrap();
+    assert!(before > 500);
+    // How far they had come is marked; a week later it is known what is old.
+    assert_eq!(stage.sweep(days(0)).await.events, 0);
+    stage.created(1).await;
+    assert_eq!(stage.sweep(days(6)).await.events, 0);
+    let swept = stage.sweep(days(8)).await.events;
+    let left = stage.ask(Cmd::new("XLEN").arg(&stage.keys().events())).await.int().unwrap();
+    assert!(swept > 300 && left >= 1, "{swept} went, {left} are left");
+    let last =
+        stage.ask(Cmd::new("XREVRANGE").arg(&stage.keys().events()).arg("+").arg("-").arg("COUNT").arg(1));
+    assert!(!last.await.array().unwrap().is_empty());
+}
+
+scenarios!(
+    what_was_put_comes_back,
+    wrong_hashes_and_sizes_are_refused,
+    a_gateway_writes_and_reads_in_pieces,
+    what_nobody_refers_to_goes_after_a_day,
+    a_sweep_looks_again,
+    many_idle_blobs_go_in_parts,
+    old_events_go_where_nothing_happens,
+    what_no_event_tells_of_is_no_end_of_the_events,
+    a_blob_has_no_more_chunks_than_it_may,
+    old_events_go_but_for_the_last
+);

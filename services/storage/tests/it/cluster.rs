@@ -119,6 +119,7 @@ impl Submitter {
             flow_uid: running.uid.clone(),
             owner: running.owner.clone(),
             on_behalf_of: EXECUTOR,
+            ..Default::default()
         };
         let started = self
             .insist(|mut flows| {

@@ -13,7 +13,8 @@ use storage::Config;
 use testkit::{RedisCluster, RedisServer};
 use tonic::{Code, Status};
 
-use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, Redis, STRANGER, Stage, failure};
+use crate::places::Redis;
+use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, failure};
 
 /// What there should be of one family of objects, and what may be done to them.
 pub(crate) trait Family: Sized {

@@ -4,7 +4,8 @@ use identity::Identity;
 use keys::Layout;
 use model::ActorId;
 use proto::v1;
-use tonic::Code;
+use rpc::ErrorView;
+use tonic::{Code, Status};
 
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, failure};
 
@@ -58,13 +59,23 @@ async fn a_context_keeps_an_admin_and_takes_only_actors_that_are_there() {
     let wrong = v1::UpdateContextRequest {
         request_id: "a b".to_owned(),
         admins: list(&[0, ADMIN]),
+        executors: list(&[77]),
         readers: list(&vec![9; 10_001]),
         ..update()
     };
     let status = admin.update_context(wrong).await.unwrap_err();
-    for field in ["request_id", "admins.ids", "readers.ids"] {
-        assert!(status.message().contains(field), "{field}: {}", status.message());
-    }
+    let fields = |status: &Status| {
+        ErrorView::from(status).violations.into_iter().map(|wrong| wrong.field).collect::<Vec<_>>()
+    };
+    assert_eq!(fields(&status), ["request_id", "admins.ids", "readers.ids", "executors.ids", "readers.ids"]);
+    let wrong = v1::CreateContextRequest {
+        request_id: "a b".to_owned(),
+        id: u32::MAX,
+        readers: vec![0, 77],
+        ..Default::default()
+    };
+    let status = admin.create_context(wrong).await.unwrap_err();
+    assert_eq!(fields(&status), ["request_id", "readers", "id", "readers"]);
     let unknown = v1::UpdateContextRequest { executors: list(&[77, 78]), readers: list(&[79]), ..update() };
     let status = admin.update_context(unknown).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
@@ -117,6 +128,46 @@ async fn of_many_at_a_time_one_wins_and_a_repeated_one_has_one_effect() {
 }
 
 #[tokio::test]
+async fn a_context_is_removed_as_it_was_seen() {
+    for layout in [Layout::Database, Layout::HashTag] {
+        let stage = Stage::new(layout).await;
+        let new = v1::CreateContextRequest { executors: vec![EXECUTOR], ..Default::default() };
+        let seen = stage.contexts(actor(ADMIN)).create_context(new).await.unwrap().into_inner();
+        let seen = seen.context.unwrap();
+        let change = v1::UpdateContextRequest {
+            context_id: seen.id,
+            expected_revision: seen.revision,
+            readers: list(&[READER]),
+            ..Default::default()
+        };
+        let delete = v1::DeleteContextRequest {
+            request_id: "gone".to_owned(),
+            context_id: seen.id,
+            expected_revision: seen.revision,
+        };
+        let mismatch = (Code::Aborted, "REVISION_MISMATCH".to_owned());
+        // Of those who saw the same, one has an effect.
+        let (mut changing, mut deleting) = (stage.contexts(actor(ADMIN)), stage.contexts(actor(ADMIN)));
+        let (changed, deleted) =
+            tokio::join!(changing.update_context(change), deleting.delete_context(delete.clone()));
+        if let Ok(changed) = changed {
+            assert_eq!(failure(deleted), mismatch);
+            assert_eq!(failure(deleting.delete_context(delete.clone()).await), mismatch);
+            let request_id = "anew".to_owned();
+            let expected_revision = changed.into_inner().context.unwrap().revision;
+            let fits = v1::DeleteContextRequest { request_id, expected_revision, ..delete };
+            deleting.delete_context(fits.clone()).await.unwrap();
+            deleting.delete_context(fits).await.unwrap();
+        } else {
+            deleted.unwrap();
+            deleting.delete_context(delete).await.unwrap();
+        }
+        let get = v1::GetContextRequest { id: seen.id };
+        assert_eq!(failure(stage.contexts(actor(ADMIN)).get_context(get).await).0, Code::NotFound);
+    }
+}
+
+#[tokio::test]
 async fn everybody_sees_the_contexts_in_which_it_has_a_role() {
     for layout in [Layout::Database, Layout::HashTag] {
         let stage = Stage::new(layout).await;
@@ -148,7 +199,11 @@ async fn everybody_sees_the_contexts_in_which_it_has_a_role() {
 async fn a_removal_is_asked_for_once_also_when_its_number_is_anothers() {
     for layout in [Layout::Database, Layout::HashTag] {
         let stage = Stage::new(layout).await;
-        let delete = v1::DeleteContextRequest { context_id: CONTEXT, request_id: "gone".to_owned() };
+        let delete = v1::DeleteContextRequest {
+            context_id: CONTEXT,
+            request_id: "gone".to_owned(),
+            expected_revision: 0,
+        };
         let mut contexts = stage.contexts(actor(ADMIN));
         for _ in 0..2 {
             contexts.delete_context(delete.clone()).await.unwrap();

@@ -1,11 +1,13 @@
 //! What an answered change survives, and what is refused by name.
 
 use keys::Layout;
+use model::FlowId;
 use proto::internal::v1::CommitRefusal;
 use storage::{Config, Deps, Durability, StartError};
 use testkit::{PATIENCE, RedisServer, wait_until};
+use tonic::Code;
 
-use crate::stage::Stage;
+use crate::stage::{Stage, create};
 
 fn config(durability: Durability) -> Config {
     Config { durability, ..Config::default() }
@@ -18,6 +20,21 @@ async fn refusal(redis: &RedisServer, durability: Durability) -> String {
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("`{durability}` is not refused"),
     }
+}
+
+/// A server and its replica.
+async fn pair() -> (RedisServer, RedisServer) {
+    let setup = RedisServer::builder().persistent().config("repl-diskless-sync-delay 0");
+    let redis = setup.clone().tcp().start();
+    let replica = setup.config(&format!("replicaof 127.0.0.1 {}", redis.port())).start();
+    // The one may find so long before the other, which takes up nothing until then.
+    let linked = || async {
+        let is_there = redis.raw(0, &["INFO", "replication"]).contains("state=online");
+        let is_up = replica.raw(0, &["INFO", "replication"]).contains("master_link_status:up");
+        (is_there && is_up).then_some(())
+    };
+    wait_until(linked, PATIENCE, "the replica is there").await;
+    (redis, replica)
 }
 
 #[test]
@@ -40,6 +57,8 @@ async fn what_redis_cannot_give_is_refused_by_name() {
     if redis.raw(0, &["INFO", "server"]).contains("redis_version:7.0") {
         let why = refusal(&redis, Durability::Synced).await;
         assert!(why.contains("appendfsync everysec") && why.contains("7.2"), "{why}");
+    } else {
+        Stage::with(redis, config(Durability::Synced)).await.started(1).await;
     }
 }
 
@@ -64,13 +83,7 @@ async fn synced_changes_survive_the_death_of_redis() {
 #[tokio::test]
 async fn a_change_that_no_replica_has_is_an_unknown_outcome() {
     for layout in [Layout::Database, Layout::HashTag] {
-        let at_once = "repl-diskless-sync-delay 0";
-        let redis = RedisServer::builder().tcp().persistent().config(at_once).start();
-        let line = format!("replicaof 127.0.0.1 {}", redis.port());
-        let replica = RedisServer::builder().persistent().config(&line).start();
-        let linked =
-            || async { redis.raw(0, &["INFO", "replication"]).contains("state=online").then_some(()) };
-        wait_until(linked, PATIENCE, "the replica is there").await;
+        let (redis, replica) = pair().await;
         let stage = Stage::with(redis, Config { layout, ..config(Durability::Replicated) }).await;
         let mut flow = stage.started(1).await;
         let step = flow.step();
@@ -88,5 +101,39 @@ async fn a_change_that_no_replica_has_is_an_unknown_outcome() {
         };
         let answer = wait_until(again, PATIENCE, "the replica has it").await;
         assert_eq!((answer.refusal(), answer.revision), (CommitRefusal::Unspecified, flow.revision + 1));
+    }
+}
+
+/// What was asked at the start is asked again of whoever is there later.
+#[tokio::test]
+async fn a_new_process_that_cannot_give_it_takes_no_changes() {
+    for layout in [Layout::Database, Layout::HashTag] {
+        let (redis, mut replica) = pair().await;
+        let mut stage = Stage::with(redis, Config { layout, ..config(Durability::Replicated) }).await;
+        let mut flow = stage.started(1).await;
+        replica.kill9();
+        stage.redis.restart();
+        let refused = || async {
+            let status = stage.flows().create_flow(create(1)).await.err()?;
+            assert_eq!(status.code(), Code::Unavailable);
+            status.message().contains("`replicated` needs a replica").then_some(())
+        };
+        wait_until(refused, PATIENCE, "the new process is asked").await;
+        let step = flow.step();
+        let answer = stage.commit(step.clone()).await;
+        assert_eq!(answer.refusal(), CommitRefusal::UnknownOutcome);
+        assert!(answer.detail.contains("`replicated` needs a replica"), "{}", answer.detail);
+        assert_eq!(stage.hash(&stage.keys().flow(FlowId(flow.id))).await["last_commit"], flow.last_commit);
+        // Until it can.
+        replica.restart();
+        let kept = || async {
+            let answer = stage.commit(step.clone()).await;
+            (answer.refusal() != CommitRefusal::UnknownOutcome).then_some(answer)
+        };
+        let answer = wait_until(kept, PATIENCE, "the replica is there").await;
+        assert_eq!((answer.refusal(), answer.revision), (CommitRefusal::Unspecified, flow.revision + 1));
+        (flow.last_commit, flow.revision) = (step.commit_id, answer.revision);
+        let step = flow.step();
+        stage.apply(&mut flow, step).await;
     }
 }

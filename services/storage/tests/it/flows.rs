@@ -88,6 +88,7 @@ async fn a_flow_starts_complete_and_once() {
         flow_uid: uid.to_owned(),
         owner: owner.to_owned(),
         on_behalf_of: EXECUTOR,
+        ..Default::default()
     };
     let owner = OwnerId::random().to_string();
     let refused = failure(stage.flows().start_flow(start(empty.id, &empty.uid, &owner)).await);
@@ -144,7 +145,7 @@ async fn a_removed_flow_leaves_nothing() {
         flow_id: flow.id,
         flow_uid: flow.uid.clone(),
         owner: owner.clone(),
-        on_behalf_of: 0,
+        ..Default::default()
     };
     let started = stage.flows().start_flow(start).await.unwrap().into_inner().flow.unwrap();
     (flow.owner, flow.epoch, flow.last_commit) = (owner, started.epoch, started.last_commit);

@@ -10,7 +10,7 @@ use model::{ActorId, ContextId, Role, Timestamp};
 use proto::internal::v1 as wire;
 use proto::internal::v1::watch_identities_response::Changed;
 use proto::v1;
-use rpc::{Directory, Membership};
+use rpc::{Directory, Membership, Subject};
 use tonic::{Code, Streaming};
 
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, failure};
@@ -132,13 +132,14 @@ async fn a_token_is_used_up_once() {
     assert_eq!(failure(stage.identities().spend_token(long).await).0, Code::InvalidArgument);
 }
 
-/// Waits until the directory says so, and gives how often it said that something changed.
+/// Waits until the directory says so of this.
 async fn until_said<T: PartialEq + std::fmt::Debug>(
     directory: &dyn Directory,
+    subject: Subject,
     wanted: T,
     ask: impl AsyncFn() -> T,
 ) {
-    let mut changed = directory.changed();
+    let mut changed = directory.changes(subject);
     let said = async {
         loop {
             changed.borrow_and_update();
@@ -155,14 +156,15 @@ async fn until_said<T: PartialEq + std::fmt::Debug>(
 async fn the_directory_forgets_what_changed() {
     let mut stage = Stage::new(Layout::Database).await;
     let directory = stage.directory();
+    let (actor, context) = (Subject::Actor(ActorId(READER)), Subject::Context(ContextId(CONTEXT)));
     let role = async || directory.membership(ContextId(CONTEXT), ActorId(READER)).await.unwrap();
     let reader = Membership { role: Some(Role::Reader), is_deleting: false };
-    until_said(&*directory, reader, role).await;
+    until_said(&*directory, context, reader, role).await;
     let since = async || {
         let known = directory.actor(ActorId(READER)).await.unwrap();
         known.map(|known| known.certificates_not_before)
     };
-    until_said(&*directory, Some(None), since).await;
+    until_said(&*directory, actor, Some(None), since).await;
     // Written behind everybody's back, and then hinted at by a change of the same actor.
     let revoked = Timestamp::from_millis(1_763_690_000_125);
     let key = GlobalKeys::new(Layout::Database).actor(ActorId(READER));
@@ -170,12 +172,12 @@ async fn the_directory_forgets_what_changed() {
     stage.kv.database(0).cmd(write).await.unwrap();
     let moved = v1::UpdateActorRequest { id: READER, ..Default::default() };
     stage.actors(Identity::Admin).update_actor(moved).await.unwrap();
-    until_said(&*directory, Some(Some(revoked)), since).await;
+    until_said(&*directory, actor, Some(Some(revoked)), since).await;
 
     let gone = v1::DeleteContextRequest { context_id: CONTEXT, ..Default::default() };
     stage.contexts(Identity::Actor(ActorId(ADMIN))).delete_context(gone).await.unwrap();
     let mut seen = BTreeSet::new();
-    let mut changed = directory.changed();
+    let mut changed = directory.changes(context);
     // It is on its way out, or gone already.
     tokio::time::timeout(PATIENCE, async {
         while !seen.contains(&true) {
@@ -191,5 +193,5 @@ async fn the_directory_forgets_what_changed() {
     .expect("it stays");
     // Without Redis nothing is said from memory: what changes meanwhile would not be heard.
     stage.redis.kill9();
-    until_said(&*directory, true, async || directory.actor(ActorId(READER)).await.is_err()).await;
+    until_said(&*directory, actor, true, async || directory.actor(ActorId(READER)).await.is_err()).await;
 }

@@ -1,12 +1,12 @@
 //! Jobs that belong to no flow, and those that are nodes.
 
-use keys::Layout;
 use kv::Cmd;
-use model::{ActorId, JobId};
+use model::{ActorId, Event, JobId};
 use proto::internal::v1 as wire;
 use proto::v1;
 use tonic::Code;
 
+use crate::places::{Redis, scenarios};
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, failure};
 
 fn spec(text: &str) -> v1::JobSpec {
@@ -23,43 +23,75 @@ fn create(text: &str) -> v1::CreateJobRequest {
     v1::CreateJobRequest { context_id: CONTEXT, spec: Some(spec(text)), ..Default::default() }
 }
 
-async fn created(stage: &Stage, actor: u32, request: v1::CreateJobRequest) -> v1::Job {
+async fn created(stage: &Stage<impl Redis>, actor: u32, request: v1::CreateJobRequest) -> v1::Job {
     stage.jobs(actor).create_job(request).await.unwrap().into_inner().job.unwrap()
 }
 
-async fn listed(stage: &Stage, request: v1::ListJobsRequest) -> (Vec<(u32, u32)>, String) {
+async fn listed(stage: &Stage<impl Redis>, request: v1::ListJobsRequest) -> (Vec<(u32, u32)>, String) {
     let page = stage.jobs(READER).list_jobs(request).await.unwrap().into_inner();
     (page.jobs.iter().map(|job| (job.caller_id, job.id)).collect(), page.next_page_token)
 }
 
-#[tokio::test]
-async fn a_job_is_kept_as_it_was_given() {
-    for layout in [Layout::Database, Layout::HashTag] {
-        let stage = Stage::new(layout).await;
-        let once = v1::CreateJobRequest { request_id: "j".to_owned(), ..create("true") };
-        let job = created(&stage, EXECUTOR, once.clone()).await;
-        assert_eq!((job.caller_id, job.context_id, job.flow_id), (EXECUTOR, CONTEXT, 0));
-        assert_eq!((&*job.status, &*job.result_json, &job.spec), ("created", "", &Some(spec("true"))));
-        assert_eq!(created(&stage, EXECUTOR, once.clone()).await, job, "the same request has one effect");
-        let other = v1::CreateJobRequest { spec: Some(spec("false")), ..once };
-        assert_eq!(failure(stage.jobs(EXECUTOR).create_job(other).await).1, "REQUEST_ID_REUSED");
-        let get = v1::GetJobRequest { context_id: CONTEXT, caller_id: EXECUTOR, job_id: job.id };
-        let read = stage.jobs(READER).get_job(get).await.unwrap().into_inner().job.unwrap();
-        assert_eq!(read, job);
-        // Old readers find what they know.
-        let kept = stage.hash(&stage.keys().job(ActorId(EXECUTOR), JobId(job.id))).await;
-        assert_eq!((&*kept["script"], &*kept["status"], &*kept["flow_id"]), ("true", "created", ""));
-        for field in ["timeout", "retries", "prerequisites", "depends", "files", "result", "signature"] {
-            assert!(kept.contains_key(field), "{field}");
-        }
-        // Nodes have numbers from the same counter.
-        assert!(stage.created(2).await.first_job > job.id);
+async fn a_job_is_kept_as_it_was_given(stage: Stage<impl Redis>) {
+    let once = v1::CreateJobRequest { request_id: "j".to_owned(), ..create("true") };
+    let job = created(&stage, EXECUTOR, once.clone()).await;
+    assert_eq!((job.caller_id, job.context_id, job.flow_id), (EXECUTOR, CONTEXT, 0));
+    assert_eq!((&*job.status, &*job.result_json, &job.spec), ("created", "", &Some(spec("true"))));
+    assert_eq!(created(&stage, EXECUTOR, once.clone()).await, job, "the same request has one effect");
+    let other = v1::CreateJobRequest { spec: Some(spec("false")), ..once };
+    assert_eq!(failure(stage.jobs(EXECUTOR).create_job(other).await).1, "REQUEST_ID_REUSED");
+    let get = v1::GetJobRequest { context_id: CONTEXT, caller_id: EXECUTOR, job_id: job.id };
+    let read = stage.jobs(READER).get_job(get).await.unwrap().into_inner().job.unwrap();
+    assert_eq!(read, job);
+    // Old readers find what they know.
+    let kept = stage.hash(&stage.keys().job(ActorId(EXECUTOR), JobId(job.id))).await;
+    assert_eq!((&*kept["script"], &*kept["status"], &*kept["flow_id"]), ("true", "created", ""));
+    for field in ["timeout", "retries", "prerequisites", "depends", "files", "result", "signature"] {
+        assert!(kept.contains_key(field), "{field}");
     }
+    // Nodes have numbers from the same counter.
+    assert!(stage.created(2).await.first_job > job.id);
 }
 
-#[tokio::test]
-async fn who_may_do_what_to_jobs() {
-    let stage = Stage::new(Layout::Database).await;
+/// The next events of a watch of the whole context.
+async fn told(events: &mut tonic::Streaming<wire::WatchEventsResponse>, count: usize) -> Vec<(String, u64)> {
+    let mut told = Vec::new();
+    while told.len() < count {
+        let event = events.message().await.unwrap().unwrap();
+        let revision = event.position.split('.').next().unwrap().parse().unwrap();
+        if !event.event_json.is_empty() {
+            told.push((String::from_utf8(event.event_json.to_vec()).unwrap(), revision));
+        }
+    }
+    told
+}
+
+async fn whoever_watches_the_context_is_told(stage: Stage<impl Redis>) {
+    let begin = stage.revision().await;
+    let watch = |position: &str| wire::WatchEventsRequest {
+        context_id: CONTEXT,
+        on_behalf_of: READER,
+        position: position.to_owned(),
+        ..Default::default()
+    };
+    let mut events = stage.flows().watch_events(watch("")).await.unwrap().into_inner();
+    let position = events.message().await.unwrap().unwrap().position;
+    let once = v1::CreateJobRequest { request_id: "j".to_owned(), ..create("true") };
+    let job = created(&stage, EXECUTOR, once.clone()).await;
+    created(&stage, EXECUTOR, once).await;
+    let delete = v1::DeleteJobRequest { context_id: CONTEXT, job_id: job.id, ..Default::default() };
+    stage.jobs(EXECUTOR).delete_job(delete).await.unwrap();
+    let expected = [(false, begin + 1), (true, begin + 2)].map(|(removed, revision)| {
+        let (caller_id, job_id) = (ActorId(EXECUTOR), JobId(job.id));
+        (serde_json::to_string(&Event::Job { caller_id, job_id, removed }).unwrap(), revision)
+    });
+    assert_eq!(told(&mut events, 2).await, expected);
+    // Whoever resumes from before them misses none.
+    let mut events = stage.flows().watch_events(watch(&position)).await.unwrap().into_inner();
+    assert_eq!(told(&mut events, 2).await, expected);
+}
+
+async fn who_may_do_what_to_jobs(stage: Stage<impl Redis>) {
     let code = |result: Result<(), tonic::Status>| result.err().map_or(Code::Ok, |status| status.code());
     let (ok, denied, unseen) = (Code::Ok, Code::PermissionDenied, Code::NotFound);
     for (i, actor) in [ADMIN, EXECUTOR, READER, STRANGER].into_iter().enumerate() {
@@ -86,41 +118,35 @@ async fn who_may_do_what_to_jobs() {
     assert_eq!(failure(stage.jobs(EXECUTOR).create_job(create("true")).await).0, denied);
 }
 
-#[tokio::test]
-async fn jobs_are_listed_newest_first_and_those_of_a_flow_by_number() {
-    for layout in [Layout::Database, Layout::HashTag] {
-        let stage = Stage::new(layout).await;
-        let flow = stage.created(3).await;
-        let mut jobs = Vec::new();
-        for n in 0..5 {
-            let actor = if n % 2 == 0 { EXECUTOR } else { ADMIN };
-            let job = created(&stage, actor, create(&format!("echo {n}"))).await;
-            jobs.insert(0, (actor, job.id));
-        }
-        let all = v1::ListJobsRequest { context_id: CONTEXT, ..Default::default() };
-        assert_eq!(listed(&stage, all.clone()).await, (jobs.clone(), String::new()));
-        let two = v1::ListJobsRequest { page_size: 2, ..all.clone() };
-        let (first, page_token) = listed(&stage, two.clone()).await;
-        assert_eq!(first, jobs[..2]);
-        let next = v1::ListJobsRequest { page_token, ..two };
-        assert_eq!(listed(&stage, next.clone()).await.0, jobs[2..4]);
-        let foreign = v1::ListJobsRequest { caller_id: ADMIN, ..next };
-        assert_eq!(failure(stage.jobs(READER).list_jobs(foreign).await).0, Code::InvalidArgument);
-        let of_admin = v1::ListJobsRequest { caller_id: ADMIN, ..all.clone() };
-        assert_eq!(listed(&stage, of_admin).await.0.len(), 2);
-        let of_flow = v1::ListJobsRequest { flow_id: flow.id, page_size: 2, ..all.clone() };
-        let (first, page_token) = listed(&stage, of_flow.clone()).await;
-        assert_eq!(first, [(EXECUTOR, flow.first_job), (EXECUTOR, flow.first_job + 1)]);
-        let rest = v1::ListJobsRequest { page_token, ..of_flow };
-        assert_eq!(listed(&stage, rest).await, (vec![(EXECUTOR, flow.first_job + 2)], String::new()));
-        let gone = v1::ListJobsRequest { flow_id: 77, ..all };
-        assert_eq!(failure(stage.jobs(READER).list_jobs(gone).await).0, Code::NotFound);
+async fn jobs_are_listed_newest_first_and_those_of_a_flow_by_number(stage: Stage<impl Redis>) {
+    let flow = stage.created(3).await;
+    let mut jobs = Vec::new();
+    for n in 0..5 {
+        let actor = if n % 2 == 0 { EXECUTOR } else { ADMIN };
+        let job = created(&stage, actor, create(&format!("echo {n}"))).await;
+        jobs.insert(0, (actor, job.id));
     }
+    let all = v1::ListJobsRequest { context_id: CONTEXT, ..Default::default() };
+    assert_eq!(listed(&stage, all.clone()).await, (jobs.clone(), String::new()));
+    let two = v1::ListJobsRequest { page_size: 2, ..all.clone() };
+    let (first, page_token) = listed(&stage, two.clone()).await;
+    assert_eq!(first, jobs[..2]);
+    let next = v1::ListJobsRequest { page_token, ..two };
+    assert_eq!(listed(&stage, next.clone()).await.0, jobs[2..4]);
+    let foreign = v1::ListJobsRequest { caller_id: ADMIN, ..next };
+    assert_eq!(failure(stage.jobs(READER).list_jobs(foreign).await).0, Code::InvalidArgument);
+    let of_admin = v1::ListJobsRequest { caller_id: ADMIN, ..all.clone() };
+    assert_eq!(listed(&stage, of_admin).await.0.len(), 2);
+    let of_flow = v1::ListJobsRequest { flow_id: flow.id, page_size: 2, ..all.clone() };
+    let (first, page_token) = listed(&stage, of_flow.clone()).await;
+    assert_eq!(first, [(EXECUTOR, flow.first_job), (EXECUTOR, flow.first_job + 1)]);
+    let rest = v1::ListJobsRequest { page_token, ..of_flow };
+    assert_eq!(listed(&stage, rest).await, (vec![(EXECUTOR, flow.first_job + 2)], String::new()));
+    let gone = v1::ListJobsRequest { flow_id: 77, ..all };
+    assert_eq!(failure(stage.jobs(READER).list_jobs(gone).await).0, Code::NotFound);
 }
 
-#[tokio::test]
-async fn a_job_of_a_flow_goes_with_it_and_long_scripts_are_named_in_lists() {
-    let stage = Stage::new(Layout::Database).await;
+async fn a_job_of_a_flow_goes_with_it_and_long_scripts_are_named_in_lists(stage: Stage<impl Redis>) {
     let flow = stage.created(1).await;
     let delete = |job_id| v1::DeleteJobRequest { context_id: CONTEXT, job_id, ..Default::default() };
     let refused = failure(stage.jobs(EXECUTOR).delete_job(delete(flow.first_job)).await);
@@ -148,9 +174,7 @@ async fn a_job_of_a_flow_goes_with_it_and_long_scripts_are_named_in_lists() {
     }
 }
 
-#[tokio::test]
-async fn flows_take_jobs_up_in_as_many_answers_as_it_takes() {
-    let stage = Stage::new(Layout::HashTag).await;
+async fn flows_take_jobs_up_in_as_many_answers_as_it_takes(stage: Stage<impl Redis>) {
     let mut ids = Vec::new();
     for n in 0..3 {
         let text = format!("{n}{}", "x".repeat(700 * 1024));
@@ -170,3 +194,12 @@ async fn flows_take_jobs_up_in_as_many_answers_as_it_takes() {
     assert_eq!(failure(stage.flows().read_jobs(ask(&[999], READER)).await).0, Code::NotFound);
     assert_eq!(failure(stage.flows().read_jobs(ask(&ids, STRANGER)).await).0, Code::NotFound);
 }
+
+scenarios!(
+    whoever_watches_the_context_is_told,
+    a_job_is_kept_as_it_was_given,
+    who_may_do_what_to_jobs,
+    jobs_are_listed_newest_first_and_those_of_a_flow_by_number,
+    a_job_of_a_flow_goes_with_it_and_long_scripts_are_named_in_lists,
+    flows_take_jobs_up_in_as_many_answers_as_it_takes
+);

@@ -10,7 +10,8 @@ use proto::v1;
 use storage::Config;
 use testkit::RedisCluster;
 
-use crate::stage::{ADMIN, CONTEXT, EXECUTOR, Redis, Stage, json};
+use crate::places::Redis;
+use crate::stage::{ADMIN, CONTEXT, EXECUTOR, Stage, json};
 
 fn assert_fields(hash: &BTreeMap<String, String>, fields: &str) {
     for field in fields.split_whitespace() {

@@ -1,16 +1,17 @@
 //! Chat and mail that actors send: kept once, given into a router's care, looked at, sent again, removed.
 
 use identity::{Identity, ServiceName, SigningKey};
-use keys::Layout;
 use kv::Cmd;
 use model::{ActorId, Letter, MessageFormat, MessageId, MessageType, Timestamp};
 use proto::internal::v1 as wire;
 use proto::internal::v1::held_message::Kind;
 use proto::internal::v1::message_box_service_client::MessageBoxServiceClient;
 use proto::v1;
+use rpc::ErrorView;
 use testkit::{PATIENCE, wait_until};
 use tonic::Code;
 
+use crate::places::{Redis, scenarios};
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, Router, STRANGER, Stage, failure, key_of};
 
 /// The number of an actor's first message: the ones below are for programs that choose theirs.
@@ -30,17 +31,17 @@ fn publish(on_behalf_of: u32, message: v1::SendMessageRequest) -> wire::PublishR
     wire::PublishRequest { message: Some(message), on_behalf_of }
 }
 
-async fn send(stage: &Stage, actor: u32, message: v1::SendMessageRequest) -> v1::Message {
+async fn send(stage: &Stage<impl Redis>, actor: u32, message: v1::SendMessageRequest) -> v1::Message {
     stage.letters().publish(publish(actor, message)).await.unwrap().into_inner().message.unwrap()
 }
 
-async fn find(stage: &Stage, actor: u32, key: &str) -> Result<v1::Message, tonic::Status> {
+async fn find(stage: &Stage<impl Redis>, actor: u32, key: &str) -> Result<v1::Message, tonic::Status> {
     let message = Some(v1::GetMessageRequest { context_id: CONTEXT, key: key.to_owned() });
     let found = stage.letters().find_message(wire::FindMessageRequest { message, on_behalf_of: actor }).await;
     found.map(|found| found.into_inner().message.unwrap())
 }
 
-async fn remove(stage: &Stage, actor: u32, key: &str) -> Result<(), tonic::Status> {
+async fn remove(stage: &Stage<impl Redis>, actor: u32, key: &str) -> Result<(), tonic::Status> {
     let message =
         Some(v1::DeleteMessageRequest { context_id: CONTEXT, key: key.to_owned(), ..Default::default() });
     let request = wire::RemoveMessageRequest { message, on_behalf_of: actor };
@@ -48,7 +49,7 @@ async fn remove(stage: &Stage, actor: u32, key: &str) -> Result<(), tonic::Statu
 }
 
 async fn resend(
-    stage: &Stage,
+    stage: &Stage<impl Redis>,
     actor: u32,
     request_id: &str,
     key: &str,
@@ -62,13 +63,13 @@ async fn resend(
     stage.letters().resend(request).await.map(|sent| sent.into_inner().message.unwrap())
 }
 
-async fn list(stage: &Stage, list: v1::ListMessagesRequest) -> v1::ListMessagesResponse {
+async fn list(stage: &Stage<impl Redis>, list: v1::ListMessagesRequest) -> v1::ListMessagesResponse {
     let list = Some(v1::ListMessagesRequest { context_id: CONTEXT, ..list });
     let request = wire::FindMessagesRequest { list, on_behalf_of: READER };
     stage.letters().find_messages(request).await.unwrap().into_inner().page.unwrap()
 }
 
-async fn dead_letters(stage: &Stage, page_size: u32, token: &str) -> v1::ListDeadLettersResponse {
+async fn dead_letters(stage: &Stage<impl Redis>, page_size: u32, token: &str) -> v1::ListDeadLettersResponse {
     let page_token = token.to_owned();
     let list = Some(v1::ListDeadLettersRequest { context_id: CONTEXT, page_size, page_token });
     let request = wire::FindDeadLettersRequest { list, on_behalf_of: READER };
@@ -79,13 +80,13 @@ fn keys_of(messages: &[v1::Message]) -> Vec<&str> {
     messages.iter().map(|message| message.key.as_str()).collect()
 }
 
-async fn until(stage: &Stage, key: &str, status: v1::MessageStatus) -> v1::Message {
+async fn until(stage: &Stage<impl Redis>, key: &str, status: v1::MessageStatus) -> v1::Message {
     let check = || async { find(stage, ADMIN, key).await.ok().filter(|message| message.status() == status) };
     wait_until(check, PATIENCE, format!("{key} is {status:?}")).await
 }
 
 /// A router that is known to storage: what is sent from now on goes straight into its hold.
-async fn connected(stage: &Stage, name: &str) -> Router {
+async fn connected(stage: &Stage<impl Redis>, name: &str) -> Router {
     let mut router = stage.router(name).await;
     let first = send(stage, EXECUTOR, chat("1", "is anybody there?")).await;
     let taken = router.take(1).await;
@@ -100,77 +101,67 @@ fn letter_in(message: &wire::HeldMessage) -> (Letter, Vec<String>) {
     (serde_json::from_slice(&held.letter_json).unwrap(), held.addresses.clone())
 }
 
-async fn held(stage: &Stage) -> Vec<String> {
+async fn held(stage: &Stage<impl Redis>) -> Vec<String> {
     let range = Cmd::new("ZRANGE").arg(&stage.keys().msg_out_coordinator()).arg(0).arg(-1);
     stage.ask(range).await.texts().unwrap()
 }
 
-async fn out(stage: &Stage) -> Vec<String> {
+async fn out(stage: &Stage<impl Redis>) -> Vec<String> {
     stage.ask(Cmd::new("LRANGE").arg(&stage.keys().msg_out()).arg(0).arg(-1)).await.texts().unwrap()
 }
 
-#[tokio::test]
-async fn a_letter_is_kept_held_and_settled() {
-    for layout in [Layout::Database, Layout::HashTag] {
-        let stage = Stage::new(layout).await;
-        let request = v1::SendMessageRequest {
-            message_type: v1::MessageType::Mail.into(),
-            format: v1::MessageFormat::Md.into(),
-            topic: "greetings".to_owned(),
-            target_context: 7,
-            timeout_ack_secs: 90,
-            ..chat("1", "# hello")
-        };
-        let sent = send(&stage, EXECUTOR, request).await;
-        assert_eq!(
-            (sent.key.as_str(), sent.caller_id, sent.message_id),
-            ("message:2:1073741825", EXECUTOR, FIRST)
-        );
-        assert_eq!(
-            (sent.status(), sent.transport_status()),
-            (v1::MessageStatus::Dispatched, v1::TransportStatus::Queued)
-        );
-        assert_eq!((sent.to.as_str(), sent.text.as_str(), sent.verified), ("1", "", false));
-        let key = stage.keys().message(ActorId(EXECUTOR), MessageId(FIRST));
-        assert_eq!((out(&stage).await, held(&stage).await.len()), (vec![key.clone()], 0));
-        let hash = stage.hash(&key).await;
-        for field in "id caller_id context_id flow_id to target_context topic from_pubkey origin signature message \
+async fn a_letter_is_kept_held_and_settled(stage: Stage<impl Redis>) {
+    let request = v1::SendMessageRequest {
+        message_type: v1::MessageType::Mail.into(),
+        format: v1::MessageFormat::Md.into(),
+        topic: "greetings".to_owned(),
+        target_context: 7,
+        timeout_ack_secs: 90,
+        ..chat("1", "# hello")
+    };
+    let sent = send(&stage, EXECUTOR, request).await;
+    assert_eq!(
+        (sent.key.as_str(), sent.caller_id, sent.message_id),
+        ("message:2:1073741825", EXECUTOR, FIRST)
+    );
+    assert_eq!(
+        (sent.status(), sent.transport_status()),
+        (v1::MessageStatus::Dispatched, v1::TransportStatus::Queued)
+    );
+    assert_eq!((sent.to.as_str(), sent.text.as_str(), sent.verified), ("1", "", false));
+    let key = stage.keys().message(ActorId(EXECUTOR), MessageId(FIRST));
+    assert_eq!((out(&stage).await, held(&stage).await.len()), (vec![key.clone()], 0));
+    let hash = stage.hash(&key).await;
+    for field in "id caller_id context_id flow_id to target_context topic from_pubkey origin signature message \
                       message_type message_format_type timeout timeout_ack timeout_result nodes logs created_at \
                       updated_at status error transport_id transport_status router"
             .split_whitespace()
         {
             assert!(hash.contains_key(field), "`{field}` is missing");
         }
-        assert_eq!((hash["message"].as_str(), hash["message_type"].as_str()), ("# hello", "mail"));
+    assert_eq!((hash["message"].as_str(), hash["message_type"].as_str()), ("# hello", "mail"));
 
-        let mut router = stage.router("r").await;
-        let taken = router.take(1).await;
-        assert_eq!((out(&stage).await.len(), held(&stage).await), (0, vec![key]));
-        let (letter, addresses) = letter_in(&taken[0]);
-        assert_eq!((letter.from, letter.to), (key_of(EXECUTOR), key_of(ADMIN)));
-        assert_eq!((letter.message_type, letter.format), (MessageType::Mail, MessageFormat::Md));
-        assert_eq!((letter.topic.as_str(), letter.text.as_str()), ("greetings", "# hello"));
-        assert_eq!(letter.target_context.map(|id| id.0), Some(7));
-        assert_eq!(letter.expires_at.since(letter.created_at).as_secs(), 90);
-        assert_eq!(letter.origin.context_uid.to_string(), stage.context_uid);
-        assert_eq!((letter.origin.caller_id.0, letter.origin.message_id.0), (EXECUTOR, FIRST));
-        assert_eq!(
-            (letter.origin.coordinator.as_str(), addresses.len()),
-            ("", 0),
-            "the gateway's to fill in"
-        );
+    let mut router = stage.router("r").await;
+    let taken = router.take(1).await;
+    assert_eq!((out(&stage).await.len(), held(&stage).await), (0, vec![key]));
+    let (letter, addresses) = letter_in(&taken[0]);
+    assert_eq!((letter.from, letter.to), (key_of(EXECUTOR), key_of(ADMIN)));
+    assert_eq!((letter.message_type, letter.format), (MessageType::Mail, MessageFormat::Md));
+    assert_eq!((letter.topic.as_str(), letter.text.as_str()), ("greetings", "# hello"));
+    assert_eq!(letter.target_context.map(|id| id.0), Some(7));
+    assert_eq!(letter.expires_at.since(letter.created_at).as_secs(), 90);
+    assert_eq!(letter.origin.context_uid.to_string(), stage.context_uid);
+    assert_eq!((letter.origin.caller_id.0, letter.origin.message_id.0), (EXECUTOR, FIRST));
+    assert_eq!((letter.origin.coordinator.as_str(), addresses.len()), ("", 0), "the gateway's to fill in");
 
-        router.settle(&taken, "").await;
-        let settled = until(&stage, &sent.key, v1::MessageStatus::Acknowledged).await;
-        assert_eq!(settled.transport_status(), v1::TransportStatus::Delivered);
-        assert_eq!((settled.text.as_str(), settled.logs.is_empty()), ("# hello", false));
-        assert!(settled.revision > sent.revision);
-    }
+    router.settle(&taken, "").await;
+    let settled = until(&stage, &sent.key, v1::MessageStatus::Acknowledged).await;
+    assert_eq!(settled.transport_status(), v1::TransportStatus::Delivered);
+    assert_eq!((settled.text.as_str(), settled.logs.is_empty()), ("# hello", false));
+    assert!(settled.revision > sent.revision);
 }
 
-#[tokio::test]
-async fn a_connected_router_holds_a_letter_at_once() {
-    let stage = Stage::new(Layout::HashTag).await;
+async fn a_connected_router_holds_a_letter_at_once(stage: Stage<impl Redis>) {
     let mut router = connected(&stage, "r").await;
     let key = format!("{}@grpc://other.example:7703", "ab".repeat(32));
     let sent = send(&stage, EXECUTOR, chat(&key, "far away")).await;
@@ -189,9 +180,7 @@ async fn a_connected_router_holds_a_letter_at_once() {
     assert_eq!(again, taken);
 }
 
-#[tokio::test]
-async fn a_request_is_carried_out_once() {
-    let stage = Stage::new(Layout::Database).await;
+async fn a_request_is_carried_out_once(stage: Stage<impl Redis>) {
     let request = v1::SendMessageRequest { request_id: "m".to_owned(), ..chat("1", "once") };
     let first = send(&stage, EXECUTOR, request.clone()).await;
     let again = send(&stage, EXECUTOR, request.clone()).await;
@@ -204,9 +193,7 @@ async fn a_request_is_carried_out_once() {
     assert_eq!(out(&stage).await.len(), 2);
 }
 
-#[tokio::test]
-async fn numbers_that_others_took_are_left_alone() {
-    let stage = Stage::new(Layout::Database).await;
+async fn numbers_that_others_took_are_left_alone(stage: Stage<impl Redis>) {
     for id in FIRST..FIRST + 3 {
         let key = stage.keys().message(ActorId(EXECUTOR), MessageId(id));
         stage.ask(Cmd::new("HSET").arg(&key).arg("message").arg("raw")).await;
@@ -216,9 +203,7 @@ async fn numbers_that_others_took_are_left_alone() {
     assert_eq!(stage.hash(&key).await["message"], "raw");
 }
 
-#[tokio::test]
-async fn everything_that_is_wrong_is_said_at_once() {
-    let stage = Stage::new(Layout::Database).await;
+async fn everything_that_is_wrong_is_said_at_once(stage: Stage<impl Redis>) {
     let wrong = v1::SendMessageRequest {
         message_type: v1::MessageType::Job.into(),
         format: 99,
@@ -226,13 +211,15 @@ async fn everything_that_is_wrong_is_said_at_once() {
         text: "x".repeat(512 * 1024 + 1),
         timeout_ack_secs: 518_401,
         signature: "x".repeat(64 * 1024 + 1),
-        ..chat("1", "")
+        request_id: "two words".into(),
+        ..chat("me", "")
     };
     let status = stage.letters().publish(publish(EXECUTOR, wrong)).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
-    for field in ["message_type", "format", "topic", "text", "timeout_ack_secs", "signature"] {
-        assert!(status.message().contains(field), "{field} in {}", status.message());
-    }
+    let fields: Vec<_> = ErrorView::from(&status).violations.into_iter().map(|wrong| wrong.field).collect();
+    let all =
+        ["request_id", "to", "format", "message_type", "topic", "text", "timeout_ack_secs", "signature"];
+    assert_eq!(fields, all);
     for to in ["", "me", "0", "12@grpc://h:1", "abcd@nowhere"] {
         let refused = failure(stage.letters().publish(publish(EXECUTOR, chat(to, "x"))).await);
         assert_eq!(refused.0, Code::InvalidArgument, "{to}");
@@ -250,9 +237,7 @@ async fn everything_that_is_wrong_is_said_at_once() {
     assert_eq!(find(&stage, EXECUTOR, &sent.key).await.unwrap().text.len(), 512 * 1024);
 }
 
-#[tokio::test]
-async fn the_table_of_roles() {
-    let stage = Stage::new(Layout::Database).await;
+async fn the_table_of_roles(stage: Stage<impl Redis>) {
     let code = |result: Result<(), tonic::Status>| result.err().map_or(Code::Ok, |status| status.code());
     let (ok, denied, unseen) = (Code::Ok, Code::PermissionDenied, Code::NotFound);
     let theirs = send(&stage, ADMIN, chat("2", "for the executor")).await;
@@ -301,9 +286,7 @@ async fn the_table_of_roles() {
     }
 }
 
-#[tokio::test]
-async fn methods_are_for_those_who_need_them() {
-    let stage = Stage::new(Layout::Database).await;
+async fn methods_are_for_those_who_need_them(stage: Stage<impl Redis>) {
     let of = |identity| MessageBoxServiceClient::new(stage.channel(identity));
     let accept = wire::AcceptLetterRequest { letter_json: b"{}".to_vec().into(), verified: false };
     for (name, publishes, accepts) in [
@@ -321,9 +304,7 @@ async fn methods_are_for_those_who_need_them() {
     assert_eq!(failure(actor.publish(publish(ADMIN, chat("1", "x"))).await).0, Code::PermissionDenied);
 }
 
-#[tokio::test]
-async fn a_signature_is_the_senders_and_fits() {
-    let stage = Stage::new(Layout::Database).await;
+async fn a_signature_is_the_senders_and_fits(stage: Stage<impl Redis>) {
     let key = SigningKey::generate();
     let register =
         v1::RegisterActorRequest { id: 5, pubkey: key.verifying_key().to_string(), ..Default::default() };
@@ -359,9 +340,7 @@ async fn a_signature_is_the_senders_and_fits() {
     }
 }
 
-#[tokio::test]
-async fn pages_follow_each_other() {
-    let stage = Stage::new(Layout::HashTag).await;
+async fn pages_follow_each_other(stage: Stage<impl Redis>) {
     let mut expected = Vec::new();
     for n in 0..7 {
         let message_type = if n % 2 == 0 { v1::MessageType::Chat } else { v1::MessageType::Mail };
@@ -394,9 +373,7 @@ async fn pages_follow_each_other() {
     assert_eq!(failure(stage.letters().find_messages(refused).await).0, Code::InvalidArgument);
 }
 
-#[tokio::test]
-async fn what_carried_a_flows_nodes_is_listed_with_the_flow() {
-    let stage = Stage::new(Layout::Database).await;
+async fn what_carried_a_flows_nodes_is_listed_with_the_flow(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
     let letter = send(&stage, EXECUTOR, chat("1", "x")).await;
     let messages = (11..=60).map(|id| flow.message(id)).collect();
@@ -433,9 +410,7 @@ async fn what_carried_a_flows_nodes_is_listed_with_the_flow() {
     }
 }
 
-#[tokio::test]
-async fn dead_letters_are_listed_and_sent_again() {
-    let stage = Stage::new(Layout::HashTag).await;
+async fn dead_letters_are_listed_and_sent_again(stage: Stage<impl Redis>) {
     let mut router = connected(&stage, "r").await;
     let mut sent = Vec::new();
     for n in 0..5 {
@@ -490,9 +465,7 @@ async fn dead_letters_are_listed_and_sent_again() {
     assert_eq!(failure(resend(&stage, EXECUTOR, "", "message:2:99").await).0, Code::NotFound);
 }
 
-#[tokio::test]
-async fn what_is_too_old_is_not_sent_again() {
-    let stage = Stage::new(Layout::Database).await;
+async fn what_is_too_old_is_not_sent_again(stage: Stage<impl Redis>) {
     let mut router = connected(&stage, "r").await;
     let mut sent = Vec::new();
     for _ in 0..2 {
@@ -501,9 +474,7 @@ async fn what_is_too_old_is_not_sent_again() {
     let taken = router.take(2).await;
     router.settle(&taken, "EXPIRED: nobody was there").await;
     let (day, now) = (24 * 3600, Timestamp::now().as_secs());
-    let made = |secs: u64| {
-        Cmd::new("HSET").arg(&format!("message:2:{}", sent[0].message_id)).arg("created_at").arg(secs)
-    };
+    let made = |secs: u64| Cmd::new("HSET").arg(&stage.key_of(&sent[0].key)).arg("created_at").arg(secs);
     until(&stage, &sent[0].key, v1::MessageStatus::Error).await;
     until(&stage, &sent[1].key, v1::MessageStatus::Error).await;
     stage.ask(made(now - 6 * day - 1)).await;
@@ -516,9 +487,7 @@ async fn what_is_too_old_is_not_sent_again() {
     assert_eq!(letter.expires_at.as_secs(), now + 600);
 }
 
-#[tokio::test]
-async fn a_message_is_removed_with_everything_of_it() {
-    let stage = Stage::new(Layout::HashTag).await;
+async fn a_message_is_removed_with_everything_of_it(stage: Stage<impl Redis>) {
     let mut router = connected(&stage, "r").await;
     let sent = send(&stage, EXECUTOR, chat("1", "x")).await;
     let under_way = failure(remove(&stage, EXECUTOR, &sent.key).await);
@@ -539,9 +508,7 @@ async fn a_message_is_removed_with_everything_of_it() {
     assert!(send(&stage, EXECUTOR, chat("1", "y")).await.message_id > sent.message_id);
 }
 
-#[tokio::test]
-async fn a_dead_letter_of_a_flow_goes_with_the_flow() {
-    let stage = Stage::new(Layout::Database).await;
+async fn a_dead_letter_of_a_flow_goes_with_the_flow(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
     let step = wire::CommitRequest { messages: vec![flow.message(11)], ..flow.step() };
     stage.apply(&mut flow, step).await;
@@ -565,12 +532,28 @@ async fn a_dead_letter_of_a_flow_goes_with_the_flow() {
     assert_eq!(failure(find(&stage, ADMIN, "message:2:11").await).0, Code::NotFound);
 }
 
-#[tokio::test]
-async fn nothing_is_sent_from_a_context_that_goes() {
-    let stage = Stage::new(Layout::Database).await;
+async fn nothing_is_sent_from_a_context_that_goes(stage: Stage<impl Redis>) {
     let sent = send(&stage, EXECUTOR, chat("1", "x")).await;
     stage.ask(Cmd::new("HSET").arg(&stage.keys().context()).arg("state").arg("deleting")).await;
     let refused = failure(stage.letters().publish(publish(EXECUTOR, chat("1", "x"))).await);
     assert_eq!(refused, (Code::FailedPrecondition, "CONTEXT_DELETING".to_owned()));
     find(&stage, READER, &sent.key).await.unwrap();
 }
+
+scenarios!(
+    a_letter_is_kept_held_and_settled,
+    a_connected_router_holds_a_letter_at_once,
+    a_request_is_carried_out_once,
+    numbers_that_others_took_are_left_alone,
+    everything_that_is_wrong_is_said_at_once,
+    the_table_of_roles,
+    methods_are_for_those_who_need_them,
+    a_signature_is_the_senders_and_fits,
+    pages_follow_each_other,
+    what_carried_a_flows_nodes_is_listed_with_the_flow,
+    dead_letters_are_listed_and_sent_again,
+    what_is_too_old_is_not_sent_again,
+    a_message_is_removed_with_everything_of_it,
+    a_dead_letter_of_a_flow_goes_with_the_flow,
+    nothing_is_sent_from_a_context_that_goes
+);

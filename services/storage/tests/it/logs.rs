@@ -1,14 +1,14 @@
 //! The tails of what attempts print.
 
-use keys::Layout;
 use model::limits::LOG_TAIL_BYTES_MAX;
 use model::{FlowUid, JobKey};
 use proto::internal::v1 as wire;
 use tonic::Code;
 
+use crate::places::{Redis, scenarios};
 use crate::stage::{CONTEXT, READER, Running, STRANGER, Stage, failure};
 
-fn key(stage: &Stage, flow: &Running) -> JobKey {
+fn key(stage: &Stage<impl Redis>, flow: &Running) -> JobKey {
     JobKey {
         context: stage.context_uid.parse().unwrap(),
         flow: flow.uid.parse().unwrap(),
@@ -17,7 +17,7 @@ fn key(stage: &Stage, flow: &Running) -> JobKey {
     }
 }
 
-async fn append(stage: &Stage, flow: &Running, key: JobKey, pieces: &[(u64, &[u8])]) {
+async fn append(stage: &Stage<impl Redis>, flow: &Running, key: JobKey, pieces: &[(u64, &[u8])]) {
     let chunk = |(offset, data): &(u64, &[u8])| wire::LogChunk {
         job_key: key.to_string(),
         context_id: CONTEXT,
@@ -41,14 +41,12 @@ fn read(flow: &Running, offset: u64, actor: u32) -> wire::ReadLogRequest {
     }
 }
 
-async fn tail(stage: &Stage, flow: &Running, offset: u64) -> (u64, Vec<u8>) {
+async fn tail(stage: &Stage<impl Redis>, flow: &Running, offset: u64) -> (u64, Vec<u8>) {
     let log = stage.flows().read_log(read(flow, offset, READER)).await.unwrap().into_inner();
     (log.offset, log.data.to_vec())
 }
 
-#[tokio::test]
-async fn pieces_are_joined_once() {
-    let stage = Stage::new(Layout::Database).await;
+async fn pieces_are_joined_once(stage: Stage<impl Redis>) {
     let flow = stage.started(1).await;
     let key = key(&stage, &flow);
     assert_eq!(tail(&stage, &flow, 0).await, (0, Vec::new()));
@@ -66,28 +64,22 @@ async fn pieces_are_joined_once() {
     assert_eq!(failure(stage.flows().read_log(read(&flow, 0, STRANGER)).await).0, Code::NotFound);
 }
 
-#[tokio::test]
-async fn a_piece_that_was_overtaken_is_not_lost() {
-    for layout in [Layout::Database, Layout::HashTag] {
-        let stage = Stage::new(layout).await;
-        let flow = stage.started(1).await;
-        let key = key(&stage, &flow);
-        append(&stage, &flow, key, &[(4, b"two ")]).await;
-        assert_eq!(tail(&stage, &flow, 0).await, (4, b"two ".to_vec()));
-        append(&stage, &flow, key, &[(0, b"one ")]).await;
-        assert_eq!(tail(&stage, &flow, 0).await, (0, b"one two ".to_vec()));
-        let before = stage.revision().await;
-        append(&stage, &flow, key, &[(0, b"one "), (4, b"two "), (2, b"e tw")]).await;
-        assert_eq!(stage.revision().await, before, "the same pieces again change nothing");
-        // Both sides at once, and one that does not reach what is kept.
-        append(&stage, &flow, key, &[(21, b"late"), (8, b"x"), (14, b"before lately")]).await;
-        assert_eq!(tail(&stage, &flow, 0).await, (14, b"before lately".to_vec()));
-    }
+async fn a_piece_that_was_overtaken_is_not_lost(stage: Stage<impl Redis>) {
+    let flow = stage.started(1).await;
+    let key = key(&stage, &flow);
+    append(&stage, &flow, key, &[(4, b"two ")]).await;
+    assert_eq!(tail(&stage, &flow, 0).await, (4, b"two ".to_vec()));
+    append(&stage, &flow, key, &[(0, b"one ")]).await;
+    assert_eq!(tail(&stage, &flow, 0).await, (0, b"one two ".to_vec()));
+    let before = stage.revision().await;
+    append(&stage, &flow, key, &[(0, b"one "), (4, b"two "), (2, b"e tw")]).await;
+    assert_eq!(stage.revision().await, before, "the same pieces again change nothing");
+    // Both sides at once, and one that does not reach what is kept.
+    append(&stage, &flow, key, &[(21, b"late"), (8, b"x"), (14, b"before lately")]).await;
+    assert_eq!(tail(&stage, &flow, 0).await, (14, b"before lately".to_vec()));
 }
 
-#[tokio::test]
-async fn only_the_tail_is_kept() {
-    let stage = Stage::new(Layout::Database).await;
+async fn only_the_tail_is_kept(stage: Stage<impl Redis>) {
     let flow = stage.started(1).await;
     let piece = vec![b'x'; 50_000];
     append(&stage, &flow, key(&stage, &flow), &[(0, &piece), (50_000, &piece), (100_000, b"end")]).await;
@@ -96,9 +88,7 @@ async fn only_the_tail_is_kept() {
     assert!(data.ends_with(b"xend"));
 }
 
-#[tokio::test]
-async fn who_told_it_last_is_known() {
-    let stage = Stage::new(Layout::Database).await;
+async fn who_told_it_last_is_known(stage: Stage<impl Redis>) {
     let flow = stage.started(1).await;
     let job_key = key(&stage, &flow).to_string();
     let tell = async |offset, runner_id| {
@@ -120,9 +110,7 @@ async fn who_told_it_last_is_known() {
     assert_eq!(tell(3, 9).await, 9);
 }
 
-#[tokio::test]
-async fn what_belongs_to_another_flow_is_dropped() {
-    let stage = Stage::new(Layout::Database).await;
+async fn what_belongs_to_another_flow_is_dropped(stage: Stage<impl Redis>) {
     let flow = stage.started(1).await;
     let mut other = key(&stage, &flow);
     other.flow = FlowUid::random();
@@ -132,3 +120,11 @@ async fn what_belongs_to_another_flow_is_dropped() {
     append(&stage, &flow, unknown, &[(0, b"x")]).await;
     assert_eq!(tail(&stage, &flow, 0).await, (0, Vec::new()));
 }
+
+scenarios!(
+    pieces_are_joined_once,
+    a_piece_that_was_overtaken_is_not_lost,
+    only_the_tail_is_kept,
+    who_told_it_last_is_known,
+    what_belongs_to_another_flow_is_dropped
+);

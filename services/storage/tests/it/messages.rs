@@ -8,13 +8,14 @@ use model::{ActorId, MessageId};
 use proto::internal::v1 as wire;
 use testkit::{PATIENCE, wait_until};
 
+use crate::places::{Redis, scenarios};
 use crate::stage::{CONTEXT, EXECUTOR, Running, Stage};
 
-async fn out(stage: &Stage) -> Vec<String> {
+async fn out(stage: &Stage<impl Redis>) -> Vec<String> {
     stage.ask(Cmd::new("LRANGE").arg(&stage.keys().msg_out()).arg(0).arg(-1)).await.texts().unwrap()
 }
 
-async fn held(stage: &Stage) -> Vec<String> {
+async fn held(stage: &Stage<impl Redis>) -> Vec<String> {
     stage
         .ask(Cmd::new("ZRANGE").arg(&stage.keys().msg_out_coordinator()).arg(0).arg(-1))
         .await
@@ -22,13 +23,13 @@ async fn held(stage: &Stage) -> Vec<String> {
         .unwrap()
 }
 
-async fn status(stage: &Stage, id: u32) -> (String, String) {
+async fn status(stage: &Stage<impl Redis>, id: u32) -> (String, String) {
     let hash = stage.hash(&stage.keys().message(ActorId(EXECUTOR), MessageId(id))).await;
     (hash["status"].clone(), hash["router"].clone())
 }
 
 /// Checks that each of `count` messages is in one place, and gives how many are (out, held, settled).
-async fn places(stage: &Stage, count: u32) -> (usize, usize, usize) {
+async fn places(stage: &Stage<impl Redis>, count: u32) -> (usize, usize, usize) {
     let (out, held) = (out(stage).await, held(stage).await);
     let mut settled = 0;
     for id in 1..=count {
@@ -41,20 +42,18 @@ async fn places(stage: &Stage, count: u32) -> (usize, usize, usize) {
     (out.len(), held.len(), settled)
 }
 
-async fn send(stage: &Stage, flow: &mut Running, ids: std::ops::RangeInclusive<u32>) {
+async fn send(stage: &Stage<impl Redis>, flow: &mut Running, ids: std::ops::RangeInclusive<u32>) {
     let messages = ids.map(|id| flow.message(id)).collect();
     let step = wire::CommitRequest { messages, ..flow.step() };
     stage.apply(flow, step).await;
 }
 
-async fn all_settled(stage: &Stage, count: usize) {
+async fn all_settled(stage: &Stage<impl Redis>, count: usize) {
     let settled = || async { held(stage).await.is_empty().then_some(()) };
     wait_until(settled, PATIENCE, format!("{count} messages are settled")).await;
 }
 
-#[tokio::test]
-async fn messages_pass_from_out_to_held_to_settled() {
-    let stage = Stage::new(Layout::Database).await;
+async fn messages_pass_from_out_to_held_to_settled(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
     send(&stage, &mut flow, 1..=3).await;
     assert_eq!(places(&stage, 3).await, (3, 0, 0));
@@ -85,9 +84,7 @@ async fn messages_pass_from_out_to_held_to_settled() {
     assert_eq!(failed["error"], "UNDELIVERABLE: nobody there");
 }
 
-#[tokio::test]
-async fn a_router_that_comes_back_is_sent_again_what_it_holds() {
-    let stage = Stage::new(Layout::HashTag).await;
+async fn a_router_that_comes_back_is_sent_again_what_it_holds(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
     let mut router = stage.router("r1").await;
     // Whether it is connected yet or not, it gets them.
@@ -141,9 +138,7 @@ async fn a_hello_that_failed_is_made_up_for() {
     assert_eq!(places(&stage, 3).await, (0, 0, 3));
 }
 
-#[tokio::test]
-async fn every_message_is_taken_once_by_many_routers() {
-    let stage = Stage::new(Layout::Database).await;
+async fn every_message_is_taken_once_by_many_routers(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
     send(&stage, &mut flow, 1..=40).await;
     let mut tasks = Vec::new();
@@ -175,17 +170,16 @@ async fn every_message_is_taken_once_by_many_routers() {
     }
 }
 
-#[tokio::test]
-async fn what_cannot_be_delivered_is_settled_with_the_reason() {
-    let stage = Stage::new(Layout::Database).await;
+async fn what_cannot_be_delivered_is_settled_with_the_reason(stage: Stage<impl Redis>) {
     // One that carried nodes of a flow, and was spoilt.
-    stage.ask(Cmd::new("SADD").arg("flow:1:messages").arg("message:2:9")).await;
+    let key = stage.key_of("message:2:9");
+    stage.ask(Cmd::new("SADD").arg(&stage.key_of("flow:1:messages")).arg(&key)).await;
     let spoilt = ["revision", "1", "flow_id", "1", "status", "dispatched", "to", "x", "open", "1"];
-    stage.ask(Cmd::new("HSET").arg("message:2:9").args(spoilt)).await;
-    stage.ask(Cmd::new("LPUSH").arg(&stage.keys().msg_out()).arg("message:2:9").arg("nonsense")).await;
+    stage.ask(Cmd::new("HSET").arg(&key).args(spoilt)).await;
+    stage.ask(Cmd::new("LPUSH").arg(&stage.keys().msg_out()).arg(&key).arg("nonsense")).await;
     let _router = stage.router("r").await;
     let gone = || async {
-        let hash = stage.hash("message:2:9").await;
+        let hash = stage.hash(&key).await;
         (hash.get("status").map(String::as_str) == Some("error")).then_some(hash)
     };
     let hash = wait_until(gone, PATIENCE, "the message is settled").await;
@@ -193,9 +187,7 @@ async fn what_cannot_be_delivered_is_settled_with_the_reason() {
     assert!(out(&stage).await.is_empty() && held(&stage).await.is_empty());
 }
 
-#[tokio::test]
-async fn message_ids_are_reserved_once() {
-    let stage = Stage::new(Layout::Database).await;
+async fn message_ids_are_reserved_once(stage: Stage<impl Redis>) {
     let reserve = wire::ReserveMessageIdsRequest { context_id: CONTEXT, caller_id: EXECUTOR, count: 100 };
     // What is below is for programs that number their messages themselves.
     for first in [1, 101, 201].map(|n| (1 << 30) + n) {
@@ -203,3 +195,11 @@ async fn message_ids_are_reserved_once() {
         assert_eq!(answer.first_message_id, first);
     }
 }
+
+scenarios!(
+    messages_pass_from_out_to_held_to_settled,
+    a_router_that_comes_back_is_sent_again_what_it_holds,
+    every_message_is_taken_once_by_many_routers,
+    what_cannot_be_delivered_is_settled_with_the_reason,
+    message_ids_are_reserved_once
+);

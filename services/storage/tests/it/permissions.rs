@@ -20,12 +20,8 @@ async fn the_table_of_roles() {
     let code = |result: Result<(), tonic::Status>| result.err().map_or(Code::Ok, |status| status.code());
     let (denied, unseen) = (Code::PermissionDenied, Code::NotFound);
     for (i, actor) in ALL.into_iter().enumerate() {
-        let read = wire::ReadFlowRequest {
-            context_id: CONTEXT,
-            flow_id: flow.id,
-            on_behalf_of: actor,
-            to_report: false,
-        };
+        let read =
+            wire::ReadFlowRequest { context_id: CONTEXT, flow_id: flow.id, on_behalf_of: actor, purpose: 0 };
         let read = code(stage.flows().read_flow(read).await.map(drop));
         assert_eq!(read, [ok, ok, ok, unseen][i], "actor {actor} reads");
 
@@ -76,8 +72,8 @@ async fn the_table_of_roles() {
             context_id: CONTEXT,
             flow_id: created.id,
             flow_uid: created.uid.clone(),
-            owner: String::new(),
             on_behalf_of: actor,
+            ..Default::default()
         };
         assert_eq!(code(stage.flows().start_flow(start).await.map(drop)), [ok, ok, denied, unseen][i]);
         let load = wire::LoadFlowRequest { context_id: CONTEXT, flow_id: created.id, on_behalf_of: actor };
@@ -116,12 +112,8 @@ async fn a_context_that_is_going_takes_no_changes() {
     let refused = failure(stage.flows().create_flow(create(1)).await);
     assert_eq!(refused, (Code::FailedPrecondition, "CONTEXT_DELETING".to_owned()));
     assert_eq!(stage.commit(flow.step()).await.refusal(), wire::CommitRefusal::ContextDeleting);
-    let read = wire::ReadFlowRequest {
-        context_id: CONTEXT,
-        flow_id: flow.id,
-        on_behalf_of: READER,
-        to_report: false,
-    };
+    let read =
+        wire::ReadFlowRequest { context_id: CONTEXT, flow_id: flow.id, on_behalf_of: READER, purpose: 0 };
     stage.flows().read_flow(read).await.unwrap();
 }
 
@@ -173,6 +165,28 @@ async fn contexts_are_made_once_and_only_where_redis_has_room() {
     let mut unknown = stage.contexts(Identity::Actor(ActorId(77)));
     let refused = unknown.create_context(v1::CreateContextRequest::default()).await;
     assert_eq!(failure(refused).0, Code::PermissionDenied);
+}
+
+#[tokio::test]
+async fn nobody_takes_the_ids_of_others_away() {
+    let stage = Stage::new(Layout::Database).await;
+    let mut contexts = stage.contexts(Identity::Actor(ActorId(EXECUTOR)));
+    let zero = stage.kv.database(0);
+    let mut make = async |id| {
+        let request = v1::CreateContextRequest { id, ..Default::default() };
+        contexts.create_context(request).await.map(|made| made.into_inner().context.unwrap().id)
+    };
+    // The last that there is, and one that is next.
+    assert_eq!((make(4094).await.unwrap(), make(2).await.unwrap()), (4094, 2));
+    assert_eq!(make(0).await.unwrap(), 3, "what was named moved nothing, and is left out");
+    // After the last come those that are free again.
+    zero.cmd(Cmd::new("HSET").arg("ids").arg("context").arg(4093)).await.unwrap();
+    assert_eq!(make(0).await.unwrap(), 4);
+    let all = (1..=4094).map(|id: u32| id.to_string());
+    zero.cmd(all.fold(Cmd::new("SADD").arg("contexts"), |add, id| add.arg(&id))).await.unwrap();
+    let full = make(0).await.unwrap_err();
+    assert_eq!(full.code(), Code::ResourceExhausted);
+    assert!(full.message().contains("databases 4096"), "{}", full.message());
 }
 
 #[tokio::test]

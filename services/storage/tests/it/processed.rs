@@ -3,20 +3,20 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use keys::Layout;
 use kv::Cmd;
 use model::{ActorId, MessageId, NodeState};
 use proto::internal::v1 as wire;
 use testkit::{PATIENCE, wait_until};
 
+use crate::places::{Redis, scenarios};
 use crate::stage::{EXECUTOR, Running, Stage, json};
 
-async fn message(stage: &Stage, id: u32) -> BTreeMap<String, String> {
+async fn message(stage: &Stage<impl Redis>, id: u32) -> BTreeMap<String, String> {
     stage.hash(&stage.keys().message(ActorId(EXECUTOR), MessageId(id))).await
 }
 
 /// Waits until message `id` has this status.
-async fn has_status(stage: &Stage, id: u32, status: &str) -> BTreeMap<String, String> {
+async fn has_status(stage: &Stage<impl Redis>, id: u32, status: &str) -> BTreeMap<String, String> {
     let look = || async { Some(message(stage, id).await).filter(|message| message["status"] == status) };
     wait_until(look, PATIENCE, format!("message {id} is {status}")).await
 }
@@ -42,13 +42,11 @@ fn ended(flow: &Running, places: &[(u32, u32)]) -> wire::CommitRequest {
     wire::CommitRequest { nodes: places.iter().map(node).collect(), ..flow.step() }
 }
 
-async fn dead_letters(stage: &Stage) -> Vec<String> {
+async fn dead_letters(stage: &Stage<impl Redis>) -> Vec<String> {
     stage.ask(Cmd::new("ZRANGE").arg(&stage.keys().dead_letters()).arg(0).arg(-1)).await.texts().unwrap()
 }
 
-#[tokio::test]
-async fn acknowledged_first() {
-    let stage = Stage::new(Layout::HashTag).await;
+async fn acknowledged_first(stage: Stage<impl Redis>) {
     let mut flow = stage.started(3).await;
     let mut router = stage.router("r").await;
     let send = wire::CommitRequest { messages: vec![carrying(&flow, 1, 3)], ..flow.step() };
@@ -71,9 +69,7 @@ async fn acknowledged_first() {
     assert_eq!((&*processed["status"], &processed["revision"]), ("processed", &revision.to_string()));
 }
 
-#[tokio::test]
-async fn ended_first_and_both_said_twice() {
-    let stage = Stage::new(Layout::Database).await;
+async fn ended_first_and_both_said_twice(stage: Stage<impl Redis>) {
     let mut flow = stage.started(2).await;
     let mut router = stage.router("r").await;
     let send = wire::CommitRequest { messages: vec![carrying(&flow, 1, 2)], ..flow.step() };
@@ -100,9 +96,7 @@ async fn ended_first_and_both_said_twice() {
     assert!(dead_letters(&stage).await.is_empty());
 }
 
-#[tokio::test]
-async fn each_attempt_counts_for_the_message_that_carried_it() {
-    let stage = Stage::new(Layout::Database).await;
+async fn each_attempt_counts_for_the_message_that_carried_it(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
     let mut router = stage.router("r").await;
     let send = wire::CommitRequest { messages: vec![carrying(&flow, 1, 1)], ..flow.step() };
@@ -122,9 +116,7 @@ async fn each_attempt_counts_for_the_message_that_carried_it() {
     assert_eq!(message(&stage, 2).await["status"], "processed");
 }
 
-#[tokio::test]
-async fn what_did_not_arrive_stays_an_error() {
-    let stage = Stage::new(Layout::HashTag).await;
+async fn what_did_not_arrive_stays_an_error(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
     let mut router = stage.router("r").await;
     let send = wire::CommitRequest { messages: vec![carrying(&flow, 1, 1)], ..flow.step() };
@@ -148,3 +140,10 @@ async fn what_did_not_arrive_stays_an_error() {
     stage.apply(&mut flow, step).await;
     assert!(stage.hash(&key).await.is_empty());
 }
+
+scenarios!(
+    acknowledged_first,
+    ended_first_and_both_said_twice,
+    each_attempt_counts_for_the_message_that_carried_it,
+    what_did_not_arrive_stays_an_error
+);

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use keys::Layout;
 use kv::Cmd;
 use model::{Letter, MessageType};
 use proto::internal::v1 as wire;
@@ -10,36 +9,37 @@ use proto::internal::v1::held_message::Kind;
 use proto::v1;
 use testkit::{PATIENCE, wait_until};
 
+use crate::places::{Redis, scenarios};
 use crate::stage::{CONTEXT, EXECUTOR, READER, Router, Running, Stage, create, failure, key_of};
 
-/// A stage whose context takes such messages.
-async fn stage(layout: Layout) -> Stage {
-    let stage = Stage::new(layout).await;
+/// The context takes such messages.
+async fn allow(stage: &Stage<impl Redis>) {
     let set = Cmd::new("HSET").arg(&stage.keys().context()).arg("settings");
     stage.ask(set.arg(r#"{"executors_may_submit":true,"raw_publish":true}"#)).await;
-    stage
 }
 
 /// The key in Redis of message `id` of the executor.
-fn key(stage: &Stage, id: u32) -> String {
+fn key(stage: &Stage<impl Redis>, id: u32) -> String {
     format!("{}message:{EXECUTOR}:{id}", stage.keys().prefix())
 }
 
-async fn push(stage: &Stage, key: &str, fields: &[(&str, &str)]) {
+async fn push(stage: &Stage<impl Redis>, key: &str, fields: &[(&str, &str)]) {
     let set =
         fields.iter().fold(Cmd::new("HSET").arg(key), |set, (field, value)| set.arg(*field).arg(*value));
     stage.ask(set).await;
-    stage.ask(Cmd::new("LPUSH").arg(&stage.keys().msg_out()).arg(key)).await;
+    // As `redis-cli` does, at the server that has the keys.
+    let pushed = stage.raw(&["LPUSH", &stage.keys().msg_out(), key]);
+    assert!(pushed.starts_with(':'), "{pushed}");
 }
 
-async fn has_status(stage: &Stage, key: &str, status: &str) -> BTreeMap<String, String> {
+async fn has_status(stage: &Stage<impl Redis>, key: &str, status: &str) -> BTreeMap<String, String> {
     let look = || async {
         Some(stage.hash(key).await).filter(|message| message.get("status").is_some_and(|is| is == status))
     };
     wait_until(look, PATIENCE, format!("{key} is {status}")).await
 }
 
-async fn sorted(stage: &Stage, key: &str) -> Vec<String> {
+async fn sorted(stage: &Stage<impl Redis>, key: &str) -> Vec<String> {
     stage.ask(Cmd::new("ZRANGE").arg(key).arg(0).arg(-1)).await.texts().unwrap()
 }
 
@@ -55,9 +55,7 @@ const JOBS: &str = r#"[
     {"id": 8, "script": "2", "script_type": "sal", "dependends": [7]}
 ]"#;
 
-#[tokio::test]
-async fn they_are_refused_unless_the_context_allows_them() {
-    let stage = Stage::new(Layout::HashTag).await;
+async fn they_are_refused_unless_the_context_allows_them(stage: Stage<impl Redis>) {
     push(&stage, &key(&stage, 9), &[("message_type", "job"), ("job", JOBS)]).await;
     let _router = stage.router("r").await;
     let refused = has_status(&stage, &key(&stage, 9), "error").await;
@@ -69,9 +67,8 @@ async fn they_are_refused_unless_the_context_allows_them() {
     assert!(sorted(&stage, &stage.keys().msg_out_coordinator()).await.is_empty());
 }
 
-#[tokio::test]
-async fn everything_that_is_wrong_is_named() {
-    let stage = stage(Layout::Database).await;
+async fn everything_that_is_wrong_is_named(stage: Stage<impl Redis>) {
+    allow(&stage).await;
     let jobs = r#"[
         {"id": 1, "script": "x", "script_type": "cobol", "retry": 1},
         {"id": 1, "script": "", "script_type": "v", "caller_id": 5, "retries": 101},
@@ -85,7 +82,7 @@ async fn everything_that_is_wrong_is_named() {
     push(&stage, &key(&stage, 3), &[("message_type", "chat"), ("to", "somebody"), ("target_context", "y")])
         .await;
     push(&stage, &key(&stage, 4), &[("message_type", "job")]).await;
-    push(&stage, "message:0:1", &[("job", JOBS)]).await;
+    push(&stage, &stage.key_of("message:0:1"), &[("job", JOBS)]).await;
     push(&stage, &key(&stage, 5), &[("job", JOBS), ("timeout_ack", "518401")]).await;
     let _router = stage.router("r").await;
     for (key, wrong) in [
@@ -107,7 +104,7 @@ async fn everything_that_is_wrong_is_named() {
         (key(&stage, 2), &["nodes[0].depends[0]: b", "nodes[0].depends[1]: 5", "nodes[1].name"]),
         (key(&stage, 3), &["to", "target_context"]),
         (key(&stage, 4), &["job"]),
-        ("message:0:1".to_owned(), &["caller_id"]),
+        (stage.key_of("message:0:1"), &["caller_id"]),
         (key(&stage, 5), &["timeout_ack: at most 518400, not 518401"]),
     ] {
         let refused = has_status(&stage, &key, "error").await;
@@ -118,9 +115,8 @@ async fn everything_that_is_wrong_is_named() {
     assert_eq!(sorted(&stage, &stage.keys().dead_letters()).await.len(), 6);
 }
 
-#[tokio::test]
-async fn jobs_are_handed_to_a_router_as_a_flow() {
-    let stage = stage(Layout::Database).await;
+async fn jobs_are_handed_to_a_router_as_a_flow(stage: Stage<impl Redis>) {
+    allow(&stage).await;
     let mut router = stage.router("r").await;
     let fields = [("job", JOBS), ("timeout_ack", "60"), ("timeout_result", "90"), ("caller_id", "2")];
     push(&stage, &key(&stage, 300), &fields).await;
@@ -174,9 +170,8 @@ async fn jobs_are_handed_to_a_router_as_a_flow() {
     assert_eq!(counter().await.text().unwrap(), "1073742000", "no message of ours gets its number");
 }
 
-#[tokio::test]
-async fn chat_goes_on_as_a_letter() {
-    let stage = stage(Layout::HashTag).await;
+async fn chat_goes_on_as_a_letter(stage: Stage<impl Redis>) {
+    allow(&stage).await;
     let mut router = stage.router("r").await;
     let fields =
         [("message_type", "chat"), ("to", "3"), ("message", "hello"), ("topic", "t"), ("timeout_ack", "60")];
@@ -209,7 +204,7 @@ async fn chat_goes_on_as_a_letter() {
 }
 
 /// A flow of two nodes that was made of message 7 of the executor, and runs.
-async fn flow_of_message(stage: &Stage) -> Running {
+async fn flow_of_message(stage: &Stage<impl Redis>) -> Running {
     let request = wire::CreateFlowRequest {
         message_key: "message:2:7".to_owned(),
         request_id: "message:2:7".to_owned(),
@@ -235,54 +230,50 @@ fn ends(flow: &Running, status: v1::FlowStatus) -> wire::CommitRequest {
     wire::CommitRequest { flow: Some(change), nodes: vec![node(0), node(1)], ..flow.step() }
 }
 
-#[tokio::test]
-async fn the_end_of_the_flow_is_told_once() {
-    for layout in [Layout::Database, Layout::HashTag] {
-        let stage = stage(layout).await;
-        push(&stage, &key(&stage, 7), &[("job", JOBS)]).await;
-        let mut router = stage.router("r").await;
-        one(&mut router).await;
-        let mut flow = flow_of_message(&stage).await;
-        let end = ends(&flow, v1::FlowStatus::Finished);
-        stage.apply(&mut flow, end.clone()).await;
-        stage.commit(end).await;
-        let processed = stage.hash(&key(&stage, 7)).await;
-        assert_eq!((&*processed["status"], &processed["flow_id"]), ("processed", &flow.id.to_string()));
-        assert_eq!(sorted(&stage, &stage.keys().letters_done()).await, [key(&stage, 7)]);
+async fn the_end_of_the_flow_is_told_once(stage: Stage<impl Redis>) {
+    allow(&stage).await;
+    push(&stage, &key(&stage, 7), &[("job", JOBS)]).await;
+    let mut router = stage.router("r").await;
+    one(&mut router).await;
+    let mut flow = flow_of_message(&stage).await;
+    let end = ends(&flow, v1::FlowStatus::Finished);
+    stage.apply(&mut flow, end.clone()).await;
+    stage.commit(end).await;
+    let processed = stage.hash(&key(&stage, 7)).await;
+    assert_eq!((&*processed["status"], &processed["flow_id"]), ("processed", &flow.id.to_string()));
+    assert_eq!(sorted(&stage, &stage.keys().letters_done()).await, [key(&stage, 7)]);
 
-        // The router was slower.
-        router.becomes("message:2:7", flow.id).await;
-        let gone =
-            || async { sorted(&stage, &stage.keys().msg_out_coordinator()).await.is_empty().then_some(()) };
-        wait_until(gone, PATIENCE, "the message is settled").await;
-        assert_eq!(stage.hash(&key(&stage, 7)).await["status"], "processed");
+    // The router was slower.
+    router.becomes("message:2:7", flow.id).await;
+    let gone =
+        || async { sorted(&stage, &stage.keys().msg_out_coordinator()).await.is_empty().then_some(()) };
+    wait_until(gone, PATIENCE, "the message is settled").await;
+    assert_eq!(stage.hash(&key(&stage, 7)).await["status"], "processed");
 
-        let told = format!("{}message:0:1", stage.keys().prefix());
-        let msg_in = Cmd::new("LRANGE").arg(&stage.keys().msg_in()).arg(0).arg(-1);
-        assert_eq!(stage.ask(msg_in).await.texts().unwrap(), std::slice::from_ref(&told));
-        assert_eq!(
-            sorted(&stage, &stage.keys().inbox(model::ActorId(EXECUTOR))).await,
-            std::slice::from_ref(&told)
-        );
-        assert_eq!(sorted(&stage, &stage.keys().letters()).await, [key(&stage, 7), told.clone()]);
-        let told = stage.hash(&told).await;
-        assert_eq!((&*told["message_type"], &*told["to"], &*told["status"]), ("chat", "2", "acknowledged"));
-        let text: serde_json::Value = serde_json::from_str(&told["message"]).unwrap();
-        let job = |n: u32| format!("job:2:{}", flow.first_job + n);
-        let expected = serde_json::json!({
-            "message": "message:2:7", "flow_id": flow.id, "status": "finished",
-            "jobs": {
-                "node-0": {"job": job(0), "status": "finished", "result": {"place": 0}},
-                "node-1": {"job": job(1), "status": "finished", "result": {"place": 1}},
-            },
-        });
-        assert_eq!(text, expected);
-    }
+    let told = format!("{}message:0:1", stage.keys().prefix());
+    let msg_in = Cmd::new("LRANGE").arg(&stage.keys().msg_in()).arg(0).arg(-1);
+    assert_eq!(stage.ask(msg_in).await.texts().unwrap(), std::slice::from_ref(&told));
+    assert_eq!(
+        sorted(&stage, &stage.keys().inbox(model::ActorId(EXECUTOR))).await,
+        std::slice::from_ref(&told)
+    );
+    assert_eq!(sorted(&stage, &stage.keys().letters()).await, [key(&stage, 7), told.clone()]);
+    let told = stage.hash(&told).await;
+    assert_eq!((&*told["message_type"], &*told["to"], &*told["status"]), ("chat", "2", "acknowledged"));
+    let text: serde_json::Value = serde_json::from_str(&told["message"]).unwrap();
+    let job = |n: u32| format!("job:2:{}", flow.first_job + n);
+    let expected = serde_json::json!({
+        "message": "message:2:7", "flow_id": flow.id, "status": "finished",
+        "jobs": {
+            "node-0": {"job": job(0), "status": "finished", "result": {"place": 0}},
+            "node-1": {"job": job(1), "status": "finished", "result": {"place": 1}},
+        },
+    });
+    assert_eq!(text, expected);
 }
 
-#[tokio::test]
-async fn what_was_given_up_and_ends_all_the_same_is_no_dead_letter() {
-    let stage = stage(Layout::HashTag).await;
+async fn what_was_given_up_and_ends_all_the_same_is_no_dead_letter(stage: Stage<impl Redis>) {
+    allow(&stage).await;
     push(&stage, &key(&stage, 7), &[("job", JOBS)]).await;
     let mut router = stage.router("r").await;
     let (message, _) = one(&mut router).await;
@@ -297,9 +288,8 @@ async fn what_was_given_up_and_ends_all_the_same_is_no_dead_letter() {
     assert!(sorted(&stage, &stage.keys().dead_letters()).await.is_empty());
 }
 
-#[tokio::test]
-async fn a_flow_ends_whatever_became_of_its_message() {
-    let stage = stage(Layout::HashTag).await;
+async fn a_flow_ends_whatever_became_of_its_message(stage: Stage<impl Redis>) {
+    allow(&stage).await;
     let first = key(&stage, 7);
     let becomes: [&[Cmd]; 3] = [
         &[Cmd::new("DEL").arg(&first)],
@@ -322,7 +312,7 @@ async fn a_flow_ends_whatever_became_of_its_message() {
 }
 
 /// Runs an ended flow again under a new owner.
-async fn restarted(stage: &Stage, flow: Running, generation: u32) -> Running {
+async fn restarted(stage: &Stage<impl Redis>, flow: Running, generation: u32) -> Running {
     let request = wire::RestartFlowRequest {
         context_id: CONTEXT,
         flow_id: flow.id,
@@ -339,9 +329,8 @@ async fn restarted(stage: &Stage, flow: Running, generation: u32) -> Running {
     Running { owner, epoch: taken.epoch, last_commit: taken.last_commit, ..flow }
 }
 
-#[tokio::test]
-async fn a_flow_that_fails_and_is_run_again_says_so() {
-    let stage = stage(Layout::HashTag).await;
+async fn a_flow_that_fails_and_is_run_again_says_so(stage: Stage<impl Redis>) {
+    allow(&stage).await;
     push(&stage, &key(&stage, 7), &[("job", JOBS)]).await;
     let mut router = stage.router("r").await;
     one(&mut router).await;
@@ -365,7 +354,7 @@ async fn a_flow_that_fails_and_is_run_again_says_so() {
 }
 
 /// A flow of the message that a router was given.
-async fn made_of(stage: &Stage, jobs: wire::RawJobs, message: &wire::HeldMessage) -> Running {
+async fn made_of(stage: &Stage<impl Redis>, jobs: wire::RawJobs, message: &wire::HeldMessage) -> Running {
     let request = wire::CreateFlowRequest {
         message_key: message.message_key.clone(),
         request_id: jobs.submit.unwrap().request_id,
@@ -375,41 +364,38 @@ async fn made_of(stage: &Stage, jobs: wire::RawJobs, message: &wire::HeldMessage
     stage.created_by(request).await
 }
 
-#[tokio::test]
-async fn a_key_that_is_used_again_is_another_request() {
-    for layout in [Layout::Database, Layout::HashTag] {
-        let stage = stage(layout).await;
-        let mut router = stage.router("r").await;
-        push(&stage, &key(&stage, 7), &[("job", JOBS)]).await;
-        let (message, Kind::RawJobs(jobs)) = one(&mut router).await else { panic!("jobs are expected") };
-        let first = made_of(&stage, jobs.clone(), &message).await;
-        assert_eq!(stage.hash(&key(&stage, 7)).await["flow_id"], first.id.to_string());
-        router.becomes("message:2:7", first.id).await;
-        has_status(&stage, &key(&stage, 7), "acknowledged").await;
-        // However long ago it was made.
-        let id = jobs.submit.as_ref().unwrap().request_id.clone();
-        let remembered = stage.keys().request(model::ActorId(EXECUTOR), &id);
-        stage.ask(Cmd::new("DEL").arg(&remembered)).await;
-        assert_eq!(made_of(&stage, jobs.clone(), &message).await.uid, first.uid);
+async fn a_key_that_is_used_again_is_another_request(stage: Stage<impl Redis>) {
+    allow(&stage).await;
+    let mut router = stage.router("r").await;
+    push(&stage, &key(&stage, 7), &[("job", JOBS)]).await;
+    let (message, Kind::RawJobs(jobs)) = one(&mut router).await else { panic!("jobs are expected") };
+    let first = made_of(&stage, jobs.clone(), &message).await;
+    assert_eq!(stage.hash(&key(&stage, 7)).await["flow_id"], first.id.to_string());
+    router.becomes("message:2:7", first.id).await;
+    has_status(&stage, &key(&stage, 7), "acknowledged").await;
+    // However long ago it was made.
+    let id = jobs.submit.as_ref().unwrap().request_id.clone();
+    let remembered = stage.keys().request(model::ActorId(EXECUTOR), &id);
+    stage.ask(Cmd::new("DEL").arg(&remembered)).await;
+    assert_eq!(made_of(&stage, jobs.clone(), &message).await.uid, first.uid);
 
-        stage.ask(Cmd::new("DEL").arg(&key(&stage, 7))).await;
-        push(&stage, &key(&stage, 7), &[("job", JOBS), ("flow_id", &first.id.to_string())]).await;
-        let (again, Kind::RawJobs(others)) = one(&mut router).await else { panic!("jobs are expected") };
-        assert_ne!(others.submit.as_ref().unwrap().request_id, id);
-        // Somebody asks late for the first one; that is not the second one's.
-        made_of(&stage, jobs.clone(), &message).await;
-        assert!(!stage.hash(&key(&stage, 7)).await.contains_key("flow_id"));
-        let second = made_of(&stage, others, &again).await;
-        assert_ne!(second.uid, first.uid);
-        let mut first = stage.start_flow(first).await;
-        let end = ends(&first, v1::FlowStatus::Finished);
-        stage.apply(&mut first, end).await;
-        let waits = stage.hash(&key(&stage, 7)).await;
-        assert_eq!((&*waits["status"], &waits["flow_id"]), ("dispatched", &second.id.to_string()));
-    }
+    stage.ask(Cmd::new("DEL").arg(&key(&stage, 7))).await;
+    push(&stage, &key(&stage, 7), &[("job", JOBS), ("flow_id", &first.id.to_string())]).await;
+    let (again, Kind::RawJobs(others)) = one(&mut router).await else { panic!("jobs are expected") };
+    assert_ne!(others.submit.as_ref().unwrap().request_id, id);
+    // Somebody asks late for the first one; that is not the second one's.
+    made_of(&stage, jobs.clone(), &message).await;
+    assert!(!stage.hash(&key(&stage, 7)).await.contains_key("flow_id"));
+    let second = made_of(&stage, others, &again).await;
+    assert_ne!(second.uid, first.uid);
+    let mut first = stage.start_flow(first).await;
+    let end = ends(&first, v1::FlowStatus::Finished);
+    stage.apply(&mut first, end).await;
+    let waits = stage.hash(&key(&stage, 7)).await;
+    assert_eq!((&*waits["status"], &waits["flow_id"]), ("dispatched", &second.id.to_string()));
 }
 
-async fn remove(stage: &Stage, id: u32) -> Result<(), tonic::Status> {
+async fn remove(stage: &Stage<impl Redis>, id: u32) -> Result<(), tonic::Status> {
     let message = v1::DeleteMessageRequest {
         context_id: CONTEXT,
         key: format!("message:{EXECUTOR}:{id}"),
@@ -419,9 +405,8 @@ async fn remove(stage: &Stage, id: u32) -> Result<(), tonic::Status> {
     stage.letters().remove_message(request).await.map(drop)
 }
 
-#[tokio::test]
-async fn a_message_whose_flow_is_removed_is_over() {
-    let stage = stage(Layout::HashTag).await;
+async fn a_message_whose_flow_is_removed_is_over(stage: Stage<impl Redis>) {
+    allow(&stage).await;
     let mut router = stage.router("r").await;
     push(&stage, &key(&stage, 7), &[("job", JOBS)]).await;
     let (message, Kind::RawJobs(jobs)) = one(&mut router).await else { panic!("jobs are expected") };
@@ -454,9 +439,8 @@ async fn a_message_whose_flow_is_removed_is_over() {
     }
 }
 
-#[tokio::test]
-async fn an_end_that_finds_the_inbox_full_is_kept_outside() {
-    let stage = stage(Layout::Database).await;
+async fn an_end_that_finds_the_inbox_full_is_kept_outside(stage: Stage<impl Redis>) {
+    allow(&stage).await;
     let counter = stage.keys().inbox_bytes();
     let full = model::limits::INBOX_BYTES_MAX;
     stage.ask(Cmd::new("HSET").arg(&counter).arg(EXECUTOR).arg(full)).await;
@@ -471,3 +455,5 @@ async fn an_end_that_finds_the_inbox_full_is_kept_outside() {
     assert_eq!(stage.hash(&told).await["status"], "acknowledged");
     assert_eq!(sorted(&stage, &stage.keys().letters_done()).await, [told, key(&stage, 7)]);
 }
+
+scenarios!(sentinels: they_are_refused_unless_the_context_allows_them, everything_that_is_wrong_is_named, jobs_are_handed_to_a_router_as_a_flow, chat_goes_on_as_a_letter, the_end_of_the_flow_is_told_once, what_was_given_up_and_ends_all_the_same_is_no_dead_letter, a_flow_ends_whatever_became_of_its_message, a_flow_that_fails_and_is_run_again_says_so, a_key_that_is_used_again_is_another_request, a_message_whose_flow_is_removed_is_over, an_end_that_finds_the_inbox_full_is_kept_outside);

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use identity::{Identity, SigningKey};
-use keys::Layout;
 use kv::{Cmd, Pipeline};
 use model::id::Uid;
 use model::{
@@ -13,6 +12,7 @@ use proto::internal::v1 as wire;
 use proto::v1;
 use tonic::{Code, Status, Streaming};
 
+use crate::places::{Redis, scenarios};
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, failure, json, key_of};
 
 /// A letter from elsewhere to the reader, in the context that it names.
@@ -38,19 +38,19 @@ fn letter(number: u32) -> Letter {
     }
 }
 
-async fn accept(stage: &Stage, letter: &Letter, verified: bool) -> wire::AcceptLetterResponse {
+async fn accept(stage: &Stage<impl Redis>, letter: &Letter, verified: bool) -> wire::AcceptLetterResponse {
     let request = wire::AcceptLetterRequest { letter_json: json(letter), verified };
     stage.letters().accept_letter(request).await.unwrap().into_inner()
 }
 
-async fn accepted(stage: &Stage, letter: &Letter) -> String {
+async fn accepted(stage: &Stage<impl Redis>, letter: &Letter) -> String {
     let answer = accept(stage, letter, false).await;
     assert_eq!((answer.reason.as_str(), answer.duplicate), ("", false), "{}", answer.refusal);
     answer.message_key
 }
 
 /// Asserts that a letter is refused, and leaves nothing behind.
-async fn refused(stage: &Stage, letter: &Letter, verified: bool, reason: &str) {
+async fn refused(stage: &Stage<impl Redis>, letter: &Letter, verified: bool, reason: &str) {
     let before = stage.revision().await;
     let answer = accept(stage, letter, verified).await;
     assert_eq!(answer.reason, reason, "{}", answer.refusal);
@@ -65,13 +65,17 @@ fn receive(actor_id: u32, only_present: bool) -> v1::ReceiveMessagesRequest {
 
 type Inbox = Streaming<wire::WatchInboxResponse>;
 
-async fn watch(stage: &Stage, actor: u32, receive: v1::ReceiveMessagesRequest) -> Result<Inbox, Status> {
+async fn watch(
+    stage: &Stage<impl Redis>,
+    actor: u32,
+    receive: v1::ReceiveMessagesRequest,
+) -> Result<Inbox, Status> {
     let request = wire::WatchInboxRequest { receive: Some(receive), on_behalf_of: actor };
     stage.letters().watch_inbox(request).await.map(tonic::Response::into_inner)
 }
 
 /// What is in the reader's inbox now.
-async fn present(stage: &Stage) -> Vec<v1::Message> {
+async fn present(stage: &Stage<impl Redis>) -> Vec<v1::Message> {
     let mut inbox = watch(stage, READER, receive(0, true)).await.unwrap();
     let mut messages = Vec::new();
     while let Some(part) = inbox.message().await.unwrap() {
@@ -92,7 +96,12 @@ fn texts(messages: &[v1::Message]) -> Vec<&str> {
     messages.iter().map(|message| message.text.as_str()).collect()
 }
 
-async fn acknowledge(stage: &Stage, actor: u32, actor_id: u32, keys: &[&str]) -> Result<u32, Status> {
+async fn acknowledge(
+    stage: &Stage<impl Redis>,
+    actor: u32,
+    actor_id: u32,
+    keys: &[&str],
+) -> Result<u32, Status> {
     let keys = keys.iter().map(|key| (*key).to_owned()).collect();
     let acknowledge =
         Some(v1::AcknowledgeMessageRequest { context_id: CONTEXT, actor_id, keys, ..Default::default() });
@@ -100,55 +109,49 @@ async fn acknowledge(stage: &Stage, actor: u32, actor_id: u32, keys: &[&str]) ->
     stage.letters().acknowledge(request).await.map(|answer| answer.into_inner().acknowledged_count)
 }
 
-async fn find(stage: &Stage, actor: u32, key: &str) -> Result<v1::Message, Status> {
+async fn find(stage: &Stage<impl Redis>, actor: u32, key: &str) -> Result<v1::Message, Status> {
     let message = Some(v1::GetMessageRequest { context_id: CONTEXT, key: key.to_owned() });
     let found = stage.letters().find_message(wire::FindMessageRequest { message, on_behalf_of: actor }).await;
     found.map(|found| found.into_inner().message.unwrap())
 }
 
-async fn set(stage: &Stage, field: &str, value: &str) {
+async fn set(stage: &Stage<impl Redis>, field: &str, value: &str) {
     stage.ask(Cmd::new("HSET").arg(&stage.keys().context()).arg(field).arg(value)).await;
 }
 
-async fn msg_in(stage: &Stage) -> Vec<String> {
+async fn msg_in(stage: &Stage<impl Redis>) -> Vec<String> {
     stage.ask(Cmd::new("LRANGE").arg(&stage.keys().msg_in()).arg(0).arg(-1)).await.texts().unwrap()
 }
 
-#[tokio::test]
-async fn a_letter_lands_in_one_inbox() {
-    for layout in [Layout::Database, Layout::HashTag] {
-        let stage = Stage::new(layout).await;
-        let sent = Letter { topic: "news".to_owned(), ..letter(31) };
-        let key = accepted(&stage, &sent).await;
-        assert_eq!(key, "message:0:1");
-        let messages = present(&stage).await;
-        assert_eq!(messages.len(), 1);
-        let message = &messages[0];
-        assert_eq!((message.key.as_str(), message.caller_id, message.message_id), (key.as_str(), 0, 1));
-        assert_eq!((message.to.as_str(), &message.from_pubkey), (READER.to_string().as_str(), &sent.from));
-        assert_eq!((message.topic.as_str(), message.text.as_str()), ("news", "number 31"));
-        assert_eq!(message.status(), v1::MessageStatus::Acknowledged);
-        assert_eq!(message.transport_status(), v1::TransportStatus::Delivered);
-        let origin = message.origin.as_ref().unwrap();
-        assert_eq!((&origin.coordinator, origin.caller_id, origin.message_id), (&"ab".repeat(32), 12, 31));
-        assert_eq!(origin.context_uid, format!("{:032x}", 7));
-        assert!(!message.verified);
+async fn a_letter_lands_in_one_inbox(stage: Stage<impl Redis>) {
+    let sent = Letter { topic: "news".to_owned(), ..letter(31) };
+    let key = accepted(&stage, &sent).await;
+    assert_eq!(key, "message:0:1");
+    let messages = present(&stage).await;
+    assert_eq!(messages.len(), 1);
+    let message = &messages[0];
+    assert_eq!((message.key.as_str(), message.caller_id, message.message_id), (key.as_str(), 0, 1));
+    assert_eq!((message.to.as_str(), &message.from_pubkey), (READER.to_string().as_str(), &sent.from));
+    assert_eq!((message.topic.as_str(), message.text.as_str()), ("news", "number 31"));
+    assert_eq!(message.status(), v1::MessageStatus::Acknowledged);
+    assert_eq!(message.transport_status(), v1::TransportStatus::Delivered);
+    let origin = message.origin.as_ref().unwrap();
+    assert_eq!((&origin.coordinator, origin.caller_id, origin.message_id), (&"ab".repeat(32), 12, 31));
+    assert_eq!(origin.context_uid, format!("{:032x}", 7));
+    assert!(!message.verified);
 
-        // Plain programs find it as well, and what they take is not acknowledged.
-        let stored = stage.keys().message(ActorId(0), MessageId(1));
-        assert_eq!(msg_in(&stage).await, std::slice::from_ref(&stored));
-        let popped = stage.ask(Cmd::new("RPOP").arg(&stage.keys().msg_in())).await.text().unwrap();
-        let hash = stage.hash(&popped).await;
-        assert_eq!((popped, hash["message"].as_str()), (stored, "number 31"));
-        assert_eq!((hash["to"].as_str(), hash["caller_id"].as_str()), ("3", "0"));
-        assert_eq!(serde_json::from_str::<Origin>(&hash["origin"]).unwrap(), sent.origin);
-        assert_eq!(present(&stage).await.len(), 1);
-    }
+    // Plain programs find it as well, and what they take is not acknowledged.
+    let stored = stage.keys().message(ActorId(0), MessageId(1));
+    assert_eq!(msg_in(&stage).await, std::slice::from_ref(&stored));
+    let popped = stage.ask(Cmd::new("RPOP").arg(&stage.keys().msg_in())).await.text().unwrap();
+    let hash = stage.hash(&popped).await;
+    assert_eq!((popped, hash["message"].as_str()), (stored, "number 31"));
+    assert_eq!((hash["to"].as_str(), hash["caller_id"].as_str()), ("3", "0"));
+    assert_eq!(serde_json::from_str::<Origin>(&hash["origin"]).unwrap(), sent.origin);
+    assert_eq!(present(&stage).await.len(), 1);
 }
 
-#[tokio::test]
-async fn a_letter_is_taken_once() {
-    let stage = Stage::new(Layout::HashTag).await;
+async fn a_letter_is_taken_once(stage: Stage<impl Redis>) {
     let first = letter(1);
     let key = accepted(&stage, &first).await;
     // Also when nothing else about it would be in order any more.
@@ -191,9 +194,7 @@ fn signed(letter: Letter, key: &SigningKey) -> Letter {
     Letter { from: key.verifying_key().to_string(), signature: Some(signature), ..letter }
 }
 
-#[tokio::test]
-async fn what_is_signed_is_taken_once_wherever_it_is_sent_from() {
-    let stage = Stage::new(Layout::Database).await;
+async fn what_is_signed_is_taken_once_wherever_it_is_sent_from(stage: Stage<impl Redis>) {
     set(&stage, "settings", r#"{"require_signed_messages":true}"#).await;
     let key = SigningKey::generate();
     let first = signed(letter(1), &key);
@@ -215,9 +216,7 @@ async fn what_is_signed_is_taken_once_wherever_it_is_sent_from() {
     assert!(!accept(&stage, &anew, true).await.duplicate);
 }
 
-#[tokio::test]
-async fn what_cannot_be_taken_is_refused_with_the_reason() {
-    let stage = Stage::new(Layout::Database).await;
+async fn what_cannot_be_taken_is_refused_with_the_reason(stage: Stage<impl Redis>) {
     let unknown = "UNKNOWN_RECIPIENT";
     refused(&stage, &Letter { to: "ee".repeat(32), ..letter(1) }, false, unknown).await;
     // Whether there is no such actor, no such context, no role, or a context that goes: it looks the same.
@@ -244,9 +243,7 @@ async fn what_cannot_be_taken_is_refused_with_the_reason() {
     assert!(status.message().contains("letter_json.from") && status.message().contains("letter_json.type"));
 }
 
-#[tokio::test]
-async fn a_letter_that_names_no_context_goes_home() {
-    let stage = Stage::new(Layout::Database).await;
+async fn a_letter_that_names_no_context_goes_home(stage: Stage<impl Redis>) {
     let homeless = Letter { target_context: None, ..letter(1) };
     let home = v1::UpdateActorRequest { id: READER, home_context: CONTEXT, ..Default::default() };
     stage.actors(Identity::Actor(ActorId(READER))).update_actor(home).await.unwrap();
@@ -257,14 +254,14 @@ async fn a_letter_that_names_no_context_goes_home() {
     refused(&stage, &Letter { target_context: None, ..letter(2) }, false, "UNKNOWN_RECIPIENT").await;
 }
 
-#[tokio::test]
-async fn a_full_inbox_takes_nothing_and_the_mirror_is_bounded() {
-    let stage = Stage::new(Layout::Database).await;
+async fn a_full_inbox_takes_nothing_and_the_mirror_is_bounded(stage: Stage<impl Redis>) {
     accepted(&stage, &letter(1)).await;
     let (inbox, msg_in_key) = (stage.keys().inbox(ActorId(READER)), stage.keys().msg_in());
     let mut fill = Pipeline::new();
     for n in 1..limits::INBOX_MAX {
-        fill.cmd(Cmd::new("ZADD").arg(&inbox).arg(n).arg(&format!("message:0:{}", 1_000_000 + n)));
+        fill.cmd(
+            Cmd::new("ZADD").arg(&inbox).arg(n).arg(&stage.key_of(&format!("message:0:{}", 1_000_000 + n))),
+        );
     }
     for n in 0..limits::MSG_IN_MAX {
         fill.cmd(Cmd::new("LPUSH").arg(&msg_in_key).arg(n));
@@ -275,43 +272,34 @@ async fn a_full_inbox_takes_nothing_and_the_mirror_is_bounded() {
     acknowledge(&stage, READER, 0, &["message:0:1"]).await.unwrap();
     accepted(&stage, &letter(2)).await;
     let mirror = msg_in(&stage).await;
-    assert_eq!((mirror.len(), mirror[0].as_str()), (limits::MSG_IN_MAX, "message:0:2"));
+    assert_eq!((mirror.len(), mirror[0].as_str()), (limits::MSG_IN_MAX, &*stage.key_of("message:0:2")));
 }
 
-#[tokio::test]
-async fn an_inbox_holds_so_many_bytes() {
-    for layout in [Layout::Database, Layout::HashTag] {
-        let stage = Stage::new(layout).await;
-        let keys = [accepted(&stage, &letter(1)).await, accepted(&stage, &letter(2)).await];
-        let counter = stage.keys().inbox_bytes();
-        let waiting = || async {
-            let count = stage.ask(Cmd::new("HGET").arg(&counter).arg(READER)).await;
-            count.optional_text().unwrap().map(|count| count.parse::<usize>().unwrap())
-        };
-        assert_eq!(waiting().await, Some(2 * "number 1".len()));
-        let nearly = limits::INBOX_BYTES_MAX - "number 3".len() + 1;
-        stage.ask(Cmd::new("HSET").arg(&counter).arg(READER).arg(nearly)).await;
-        refused(&stage, &letter(3), false, "INBOX_FULL").await;
-        acknowledge(&stage, READER, 0, &[&keys[0], &keys[0]]).await.unwrap();
-        assert_eq!(waiting().await, Some(nearly - "number 1".len()));
-        let third = accepted(&stage, &letter(3)).await;
-        let message = Some(v1::DeleteMessageRequest {
-            context_id: CONTEXT,
-            key: keys[1].clone(),
-            ..Default::default()
-        });
-        let remove = wire::RemoveMessageRequest { message, on_behalf_of: READER };
-        stage.letters().remove_message(remove).await.unwrap();
-        assert_eq!(waiting().await, Some(nearly - "number 1".len()));
-        // An empty inbox holds nothing, whatever became of what was in it.
-        acknowledge(&stage, READER, 0, &[&third]).await.unwrap();
-        assert_eq!(waiting().await, None);
-    }
+async fn an_inbox_holds_so_many_bytes(stage: Stage<impl Redis>) {
+    let keys = [accepted(&stage, &letter(1)).await, accepted(&stage, &letter(2)).await];
+    let counter = stage.keys().inbox_bytes();
+    let waiting = || async {
+        let count = stage.ask(Cmd::new("HGET").arg(&counter).arg(READER)).await;
+        count.optional_text().unwrap().map(|count| count.parse::<usize>().unwrap())
+    };
+    assert_eq!(waiting().await, Some(2 * "number 1".len()));
+    let nearly = limits::INBOX_BYTES_MAX - "number 3".len() + 1;
+    stage.ask(Cmd::new("HSET").arg(&counter).arg(READER).arg(nearly)).await;
+    refused(&stage, &letter(3), false, "INBOX_FULL").await;
+    acknowledge(&stage, READER, 0, &[&keys[0], &keys[0]]).await.unwrap();
+    assert_eq!(waiting().await, Some(nearly - "number 1".len()));
+    let third = accepted(&stage, &letter(3)).await;
+    let message =
+        Some(v1::DeleteMessageRequest { context_id: CONTEXT, key: keys[1].clone(), ..Default::default() });
+    let remove = wire::RemoveMessageRequest { message, on_behalf_of: READER };
+    stage.letters().remove_message(remove).await.unwrap();
+    assert_eq!(waiting().await, Some(nearly - "number 1".len()));
+    // An empty inbox holds nothing, whatever became of what was in it.
+    acknowledge(&stage, READER, 0, &[&third]).await.unwrap();
+    assert_eq!(waiting().await, None);
 }
 
-#[tokio::test]
-async fn of_what_was_read_the_oldest_goes() {
-    let stage = Stage::new(Layout::HashTag).await;
+async fn of_what_was_read_the_oldest_goes(stage: Stage<impl Redis>) {
     let mut keys = Vec::new();
     for n in 1..=4 {
         keys.push(accepted(&stage, &letter(n)).await);
@@ -332,9 +320,7 @@ async fn of_what_was_read_the_oldest_goes() {
     assert!(accept(&stage, &letter(2), false).await.duplicate, "it is remembered all the same");
 }
 
-#[tokio::test]
-async fn whoever_crashes_before_it_acknowledges_gets_it_again() {
-    let mut stage = Stage::new(Layout::HashTag).await;
+async fn whoever_crashes_before_it_acknowledges_gets_it_again(mut stage: Stage<impl Redis>) {
     let mut keys = Vec::new();
     for n in 1..=3 {
         keys.push(accepted(&stage, &letter(n)).await);
@@ -355,9 +341,7 @@ async fn whoever_crashes_before_it_acknowledges_gets_it_again() {
     assert_eq!(present(&stage).await.len(), 5);
 }
 
-#[tokio::test]
-async fn acknowledging_again_changes_nothing() {
-    let stage = Stage::new(Layout::Database).await;
+async fn acknowledging_again_changes_nothing(stage: Stage<impl Redis>) {
     let key = accepted(&stage, &letter(1)).await;
     let other = accepted(&stage, &letter(2)).await;
     assert_eq!(acknowledge(&stage, READER, 0, &[&key, "message:0:77"]).await.unwrap(), 1);
@@ -382,13 +366,14 @@ async fn acknowledging_again_changes_nothing() {
     assert!(present(&stage).await.is_empty());
 }
 
-#[tokio::test]
-async fn many_are_acknowledged_in_one_call() {
-    let stage = Stage::new(Layout::Database).await;
+async fn many_are_acknowledged_in_one_call(stage: Stage<impl Redis>) {
     let mut fill = Pipeline::new();
     for n in 1..=1000 {
         fill.cmd(
-            Cmd::new("ZADD").arg(&stage.keys().inbox(ActorId(READER))).arg(n).arg(&format!("message:0:{n}")),
+            Cmd::new("ZADD")
+                .arg(&stage.keys().inbox(ActorId(READER)))
+                .arg(n)
+                .arg(&stage.key_of(&format!("message:0:{n}"))),
         );
     }
     stage.connection().pipeline(&fill).await.unwrap();
@@ -397,9 +382,7 @@ async fn many_are_acknowledged_in_one_call() {
     assert_eq!(acknowledge(&stage, READER, 0, &keys).await.unwrap(), 1000);
 }
 
-#[tokio::test]
-async fn inboxes_are_private() {
-    let stage = Stage::new(Layout::Database).await;
+async fn inboxes_are_private(stage: Stage<impl Redis>) {
     let key = accepted(&stage, &letter(1)).await;
     assert_eq!(failure(watch(&stage, EXECUTOR, receive(READER, true)).await).0, Code::PermissionDenied);
     assert_eq!(failure(watch(&stage, STRANGER, receive(0, true)).await).0, Code::NotFound);
@@ -414,9 +397,7 @@ async fn inboxes_are_private() {
     assert_eq!(find(&stage, READER, &key).await.unwrap().text, "number 1");
 }
 
-#[tokio::test]
-async fn a_watch_ends_with_the_role_that_allowed_it() {
-    let stage = Stage::new(Layout::Database).await;
+async fn a_watch_ends_with_the_role_that_allowed_it(stage: Stage<impl Redis>) {
     let mut inbox = watch(&stage, READER, receive(0, false)).await.unwrap();
     accepted(&stage, &letter(1)).await;
     next(&mut inbox, 1).await;
@@ -432,9 +413,7 @@ async fn a_watch_ends_with_the_role_that_allowed_it() {
     assert_eq!(failure(inbox.message().await), (Code::FailedPrecondition, "CONTEXT_DELETING".to_owned()));
 }
 
-#[tokio::test]
-async fn large_letters_come_in_answers_of_a_bounded_size() {
-    let stage = Stage::new(Layout::Database).await;
+async fn large_letters_come_in_answers_of_a_bounded_size(stage: Stage<impl Redis>) {
     let text = "x".repeat(limits::MESSAGE_TEXT_BYTES_MAX);
     for n in 1..=5 {
         accepted(&stage, &Letter { text: text.clone(), ..letter(n) }).await;
@@ -450,9 +429,7 @@ async fn large_letters_come_in_answers_of_a_bounded_size() {
     assert_eq!(count, 5);
 }
 
-#[tokio::test]
-async fn what_was_received_is_listed_and_removed() {
-    let stage = Stage::new(Layout::HashTag).await;
+async fn what_was_received_is_listed_and_removed(stage: Stage<impl Redis>) {
     let key = accepted(&stage, &letter(1)).await;
     let list = Some(v1::ListMessagesRequest { context_id: CONTEXT, ..Default::default() });
     let request = wire::FindMessagesRequest { list, on_behalf_of: READER };
@@ -473,9 +450,7 @@ async fn what_was_received_is_listed_and_removed() {
     assert!(accept(&stage, &letter(1), false).await.duplicate, "it is remembered all the same");
 }
 
-#[tokio::test]
-async fn of_many_who_bring_a_letter_at_once_one_does() {
-    let stage = Stage::new(Layout::Database).await;
+async fn of_many_who_bring_a_letter_at_once_one_does(stage: Stage<impl Redis>) {
     let letters = [letter(1), letter(2)];
     let bring = (0..16).map(|n| accept(&stage, &letters[n % 2], false));
     let answers = futures_util::future::join_all(bring).await;
@@ -486,24 +461,40 @@ async fn of_many_who_bring_a_letter_at_once_one_does() {
     assert_eq!((present(&stage).await.len(), msg_in(&stage).await.len()), (2, 2));
 }
 
-#[tokio::test]
-async fn a_context_goes_with_its_inboxes() {
-    for layout in [Layout::Database, Layout::HashTag] {
-        let stage = Stage::new(layout).await;
-        let home = v1::UpdateActorRequest { id: READER, home_context: CONTEXT, ..Default::default() };
-        stage.actors(Identity::Admin).update_actor(home).await.unwrap();
-        accepted(&stage, &letter(1)).await;
-        let mut inbox = watch(&stage, READER, receive(0, false)).await.unwrap();
-        next(&mut inbox, 1).await;
-        let delete = v1::DeleteContextRequest { context_id: CONTEXT, ..Default::default() };
-        stage.contexts(Identity::Admin).delete_context(delete).await.unwrap();
-        assert!(matches!(failure(inbox.message().await).0, Code::FailedPrecondition | Code::NotFound));
-        let left = stage.ask(Cmd::new("KEYS").arg("*")).await.texts().unwrap();
-        let left: Vec<_> = left.iter().filter(|key| stage.keys().parse(key).is_some()).collect();
-        assert!(left.is_empty(), "{left:?}");
-        for target_context in [None, Some(ContextId(CONTEXT))] {
-            let answer = accept(&stage, &Letter { target_context, ..letter(2) }, false).await;
-            assert_eq!((answer.reason.as_str(), answer.lasting), ("UNKNOWN_RECIPIENT", true));
-        }
+async fn a_context_goes_with_its_inboxes(stage: Stage<impl Redis>) {
+    let home = v1::UpdateActorRequest { id: READER, home_context: CONTEXT, ..Default::default() };
+    stage.actors(Identity::Admin).update_actor(home).await.unwrap();
+    accepted(&stage, &letter(1)).await;
+    let mut inbox = watch(&stage, READER, receive(0, false)).await.unwrap();
+    next(&mut inbox, 1).await;
+    let delete = v1::DeleteContextRequest { context_id: CONTEXT, ..Default::default() };
+    stage.contexts(Identity::Admin).delete_context(delete).await.unwrap();
+    assert!(matches!(failure(inbox.message().await).0, Code::FailedPrecondition | Code::NotFound));
+    let left = stage.ask(Cmd::new("KEYS").arg("*")).await.texts().unwrap();
+    let left: Vec<_> = left.iter().filter(|key| stage.keys().parse(key).is_some()).collect();
+    assert!(left.is_empty(), "{left:?}");
+    for target_context in [None, Some(ContextId(CONTEXT))] {
+        let answer = accept(&stage, &Letter { target_context, ..letter(2) }, false).await;
+        assert_eq!((answer.reason.as_str(), answer.lasting), ("UNKNOWN_RECIPIENT", true));
     }
 }
+
+scenarios!(
+    a_letter_lands_in_one_inbox,
+    a_letter_is_taken_once,
+    what_is_signed_is_taken_once_wherever_it_is_sent_from,
+    what_cannot_be_taken_is_refused_with_the_reason,
+    a_letter_that_names_no_context_goes_home,
+    a_full_inbox_takes_nothing_and_the_mirror_is_bounded,
+    an_inbox_holds_so_many_bytes,
+    of_what_was_read_the_oldest_goes,
+    whoever_crashes_before_it_acknowledges_gets_it_again,
+    acknowledging_again_changes_nothing,
+    many_are_acknowledged_in_one_call,
+    inboxes_are_private,
+    a_watch_ends_with_the_role_that_allowed_it,
+    large_letters_come_in_answers_of_a_bounded_size,
+    what_was_received_is_listed_and_removed,
+    of_many_who_bring_a_letter_at_once_one_does,
+    a_context_goes_with_its_inboxes
+);

@@ -13,7 +13,8 @@ use proto::v1;
 use storage::Config;
 use testkit::{RedisCluster, RedisServer};
 
-use crate::stage::{CONTEXT, EXECUTOR, Redis, Running, Stage, create, script};
+use crate::places::Redis;
+use crate::stage::{CONTEXT, EXECUTOR, Running, Stage, create, script};
 
 #[derive(Debug, Clone)]
 enum Op {
@@ -182,6 +183,7 @@ impl<R: Redis> Reference<R> {
             flow_uid: expected.running.uid.clone(),
             owner: owner.clone(),
             on_behalf_of: EXECUTOR,
+            ..Default::default()
         };
         let result = self.stage.flows().start_flow(request).await;
         let starts = expected.status == Status::Created && expected.has_nodes;
@@ -362,8 +364,7 @@ impl<R: Redis> Reference<R> {
     async fn check(&self) {
         for expected in &self.flows {
             let flow_id = expected.running.id;
-            let request =
-                wire::ReadFlowRequest { context_id: CONTEXT, flow_id, on_behalf_of: 0, to_report: false };
+            let request = wire::ReadFlowRequest { context_id: CONTEXT, flow_id, on_behalf_of: 0, purpose: 0 };
             let status = match self.stage.flows().read_flow(request).await {
                 Err(_) => Status::Gone,
                 Ok(answer) => match answer.into_inner().flow.unwrap().flow.unwrap().status() {

@@ -12,7 +12,8 @@ use proto::v1;
 use tonic::{Code, Status};
 
 use crate::conformance::{self, Asked, End, Family, Kept};
-use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, Redis, STRANGER, Stage};
+use crate::places::Redis;
+use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage};
 
 #[derive(Debug, Clone, Copy)]
 enum What {
@@ -365,8 +366,7 @@ impl Family for Jobs {
     }
 
     fn kept(&self) -> Kept {
-        // No event tells of jobs and blobs.
-        let mut kept = Kept::on_stage(1);
+        let mut kept = Kept::on_stage(self.revision);
         self.asked.keep(CONTEXT, &mut kept);
         for (caller, id) in self.jobs.keys() {
             kept.key(CONTEXT, &ContextKey::Jobs);

@@ -16,7 +16,8 @@ use testkit::{PATIENCE, wait_until};
 use tonic::{Code, Status};
 
 use crate::conformance::{self, Asked, End, Family, Kept};
-use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, Redis, STRANGER, Stage, json, key_of};
+use crate::places::Redis;
+use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, json, key_of};
 
 const ALL: [u32; 4] = [ADMIN, EXECUTOR, READER, STRANGER];
 

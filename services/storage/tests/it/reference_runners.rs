@@ -11,7 +11,8 @@ use proto::v1;
 use tonic::{Code, Status};
 
 use crate::conformance::{self, Asked, End, Family, Kept};
-use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, Redis, STRANGER, Stage};
+use crate::places::Redis;
+use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage};
 
 #[derive(Debug, Clone, Copy)]
 enum What {
@@ -267,7 +268,8 @@ impl Family for Runners {
 
     async fn check(&mut self, stage: &Stage<impl Redis>) {
         for (who, may) in [(ADMIN, true), (READER, true), (STRANGER, false)] {
-            let read = wire::ReadRunnersRequest { context_id: CONTEXT, on_behalf_of: who };
+            let read =
+                wire::ReadRunnersRequest { context_id: CONTEXT, on_behalf_of: who, ..Default::default() };
             let read = stage.runners().read_runners(read).await;
             assert_eq!(read.is_ok(), may);
             let Ok(read) = read else { continue };

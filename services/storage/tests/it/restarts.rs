@@ -83,7 +83,21 @@ async fn an_ended_flow_is_run_again_once() {
         stage.apply(&mut flow, end).await;
         let refused = failure(stage.flows().restart_flow(restart(&flow, "2")).await);
         assert_eq!(refused, (Code::Aborted, "REVISION_MISMATCH".to_owned()));
-        let second = wire::RestartFlowRequest { generation: 2, ..restart(&flow, "2") };
+        let unseen = flow.revision + 1;
+        let second =
+            wire::RestartFlowRequest { generation: 2, expected_revision: unseen, ..restart(&flow, "2") };
+        let refused = failure(stage.flows().restart_flow(second.clone()).await);
+        assert_eq!(refused, (Code::Aborted, "REVISION_MISMATCH".to_owned()));
+        let remove = wire::RemoveFlowRequest {
+            context_id: CONTEXT,
+            flow_id: flow.id,
+            on_behalf_of: EXECUTOR,
+            expected_revision: unseen,
+            ..Default::default()
+        };
+        let refused = failure(stage.flows().remove_flow(remove).await);
+        assert_eq!(refused, (Code::Aborted, "REVISION_MISMATCH".to_owned()));
+        let second = wire::RestartFlowRequest { expected_revision: flow.revision, ..second };
         assert!(stage.flows().restart_flow(second).await.unwrap().into_inner().restarted);
         let gone = wire::RestartFlowRequest { flow_id: 999, ..restart(&flow, "3") };
         assert_eq!(failure(stage.flows().restart_flow(gone).await).0, Code::NotFound);

@@ -1,6 +1,5 @@
 //! What becomes of runner records, and who is told.
 
-use keys::Layout;
 use kv::Cmd;
 use model::RunnerId;
 use proto::internal::v1 as wire;
@@ -8,11 +7,12 @@ use proto::internal::v1::change_runner_request::Change;
 use proto::v1;
 use tonic::{Code, Status, Streaming};
 
+use crate::places::{Redis, scenarios};
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, failure};
 
 const ADDRESS: &str = "grpc://host:7706";
 
-async fn put(stage: &Stage, runner_id: u32) -> Result<v1::Runner, Status> {
+async fn put(stage: &Stage<impl Redis>, runner_id: u32) -> Result<v1::Runner, Status> {
     let runner = v1::RegisterRunnerRequest {
         context_id: CONTEXT,
         runner_id,
@@ -41,54 +41,48 @@ fn delete() -> v1::DeleteRunnerRequest {
     v1::DeleteRunnerRequest { context_id: CONTEXT, runner_id: 1, ..Default::default() }
 }
 
-async fn change(stage: &Stage, actor: u32, change: Change) -> Result<v1::Runner, Status> {
+async fn change(stage: &Stage<impl Redis>, actor: u32, change: Change) -> Result<v1::Runner, Status> {
     let change = wire::ChangeRunnerRequest { change: Some(change), on_behalf_of: actor };
     Ok(stage.runners().change_runner(change).await?.into_inner().runner.unwrap())
 }
 
-async fn read(stage: &Stage) -> Vec<v1::Runner> {
-    let read = wire::ReadRunnersRequest { context_id: CONTEXT, on_behalf_of: READER };
+async fn read(stage: &Stage<impl Redis>) -> Vec<v1::Runner> {
+    let read = wire::ReadRunnersRequest { context_id: CONTEXT, on_behalf_of: READER, ..Default::default() };
     stage.runners().read_runners(read).await.unwrap().into_inner().runners
 }
 
-#[tokio::test]
-async fn a_record_is_changed_drained_and_deleted() {
-    for layout in [Layout::Database, Layout::HashTag] {
-        let stage = Stage::new(layout).await;
-        let made = put(&stage, 1).await.unwrap();
-        let changed = change(&stage, ADMIN, Change::Update(update("a"))).await.unwrap();
-        assert!(changed.revision > made.revision && changed.labels["zone"] == "a");
-        assert_eq!(changed.create_time, made.create_time);
-        let drained = change(&stage, ADMIN, Change::Drain(drain(false))).await.unwrap();
-        let again = change(&stage, ADMIN, Change::Drain(drain(false))).await.unwrap();
-        assert!(drained.drain_time.is_some() && again == drained, "it is drained since then");
-        let changed = change(&stage, ADMIN, Change::Update(update("b"))).await.unwrap();
-        assert_eq!(changed.drain_time, drained.drain_time, "a change of it ends no drain");
-        let resumed = change(&stage, ADMIN, Change::Drain(drain(true))).await.unwrap();
-        assert!(resumed.drain_time.is_none() && resumed.revision > changed.revision);
+async fn a_record_is_changed_drained_and_deleted(stage: Stage<impl Redis>) {
+    let made = put(&stage, 1).await.unwrap();
+    let changed = change(&stage, ADMIN, Change::Update(update("a"))).await.unwrap();
+    assert!(changed.revision > made.revision && changed.labels["zone"] == "a");
+    assert_eq!(changed.create_time, made.create_time);
+    let drained = change(&stage, ADMIN, Change::Drain(drain(false))).await.unwrap();
+    let again = change(&stage, ADMIN, Change::Drain(drain(false))).await.unwrap();
+    assert!(drained.drain_time.is_some() && again == drained, "it is drained since then");
+    let changed = change(&stage, ADMIN, Change::Update(update("b"))).await.unwrap();
+    assert_eq!(changed.drain_time, drained.drain_time, "a change of it ends no drain");
+    let resumed = change(&stage, ADMIN, Change::Drain(drain(true))).await.unwrap();
+    assert!(resumed.drain_time.is_none() && resumed.revision > changed.revision);
 
-        let gone = change(&stage, ADMIN, Change::Delete(delete())).await.unwrap();
-        assert!(gone.delete_time.is_some() && read(&stage).await.is_empty());
-        for refused in [Change::Update(update("c")), Change::Drain(drain(false)), Change::Delete(delete())] {
-            assert_eq!(failure(change(&stage, ADMIN, refused).await).0, Code::NotFound);
-        }
-        assert_eq!(
-            failure(put(&stage, 1).await).0,
-            Code::AlreadyExists,
-            "those who listen still mean the old one"
-        );
-        assert_eq!(put(&stage, 0).await.unwrap().id, 2);
-        let keys = stage.keys();
-        let left = stage.ask(Cmd::new("TTL").arg(&keys.runner(RunnerId(1)))).await.int().unwrap();
-        assert!((600_000..=604_800).contains(&left), "{left}");
-        let deleted = stage.ask(Cmd::new("ZRANGE").arg(&keys.runners_deleted()).arg(0).arg(-1)).await;
-        assert_eq!(deleted.texts().unwrap(), ["1"]);
+    let gone = change(&stage, ADMIN, Change::Delete(delete())).await.unwrap();
+    assert!(gone.delete_time.is_some() && read(&stage).await.is_empty());
+    for refused in [Change::Update(update("c")), Change::Drain(drain(false)), Change::Delete(delete())] {
+        assert_eq!(failure(change(&stage, ADMIN, refused).await).0, Code::NotFound);
     }
+    assert_eq!(
+        failure(put(&stage, 1).await).0,
+        Code::AlreadyExists,
+        "those who listen still mean the old one"
+    );
+    assert_eq!(put(&stage, 0).await.unwrap().id, 2);
+    let keys = stage.keys();
+    let left = stage.ask(Cmd::new("TTL").arg(&keys.runner(RunnerId(1)))).await.int().unwrap();
+    assert!((600_000..=604_800).contains(&left), "{left}");
+    let deleted = stage.ask(Cmd::new("ZRANGE").arg(&keys.runners_deleted()).arg(0).arg(-1)).await;
+    assert_eq!(deleted.texts().unwrap(), ["1"]);
 }
 
-#[tokio::test]
-async fn a_change_builds_on_the_revision_that_it_names() {
-    let stage = Stage::new(Layout::Database).await;
+async fn a_change_builds_on_the_revision_that_it_names(stage: Stage<impl Redis>) {
     let made = put(&stage, 1).await.unwrap();
     let expecting = |revision| v1::UpdateRunnerRequest { expected_revision: revision, ..update("x") };
     let changes = (0..8).map(|_| change(&stage, ADMIN, Change::Update(expecting(made.revision))));
@@ -102,9 +96,7 @@ async fn a_change_builds_on_the_revision_that_it_names() {
     assert_eq!(failure(change(&stage, ADMIN, Change::Delete(late)).await).0, Code::Aborted);
 }
 
-#[tokio::test]
-async fn a_repeated_change_has_one_effect() {
-    let stage = Stage::new(Layout::Database).await;
+async fn a_repeated_change_has_one_effect(stage: Stage<impl Redis>) {
     put(&stage, 1).await.unwrap();
     let before = stage.revision().await;
     let request_id = "r".to_owned();
@@ -128,9 +120,7 @@ async fn a_repeated_change_has_one_effect() {
     assert_eq!(change(&stage, ADMIN, Change::Delete(gone)).await.unwrap(), deleted, "also when it is gone");
 }
 
-#[tokio::test]
-async fn only_admins_change_runners() {
-    let stage = Stage::new(Layout::Database).await;
+async fn only_admins_change_runners(stage: Stage<impl Redis>) {
     put(&stage, 1).await.unwrap();
     for (actor, code) in
         [(EXECUTOR, Code::PermissionDenied), (READER, Code::PermissionDenied), (STRANGER, Code::NotFound)]
@@ -143,7 +133,7 @@ async fn only_admins_change_runners() {
 }
 
 async fn follow(
-    stage: &Stage,
+    stage: &Stage<impl Redis>,
     actor: u32,
     position: &str,
 ) -> Result<Streaming<wire::FollowRunnersResponse>, Status> {
@@ -160,9 +150,7 @@ async fn next(followed: &mut Streaming<wire::FollowRunnersResponse>) -> (Option<
     (runner, position)
 }
 
-#[tokio::test]
-async fn records_are_followed_from_a_position_and_nothing_else_is_told() {
-    let stage = Stage::new(Layout::Database).await;
+async fn records_are_followed_from_a_position_and_nothing_else_is_told(stage: Stage<impl Redis>) {
     let mut followed = follow(&stage, READER, "").await.unwrap();
     let (first, begin) = next(&mut followed).await;
     assert_eq!(first, None);
@@ -189,3 +177,11 @@ async fn records_are_followed_from_a_position_and_nothing_else_is_told() {
         (Code::OutOfRange, "POSITION_GONE".to_owned())
     );
 }
+
+scenarios!(
+    a_record_is_changed_drained_and_deleted,
+    a_change_builds_on_the_revision_that_it_names,
+    a_repeated_change_has_one_effect,
+    only_admins_change_runners,
+    records_are_followed_from_a_position_and_nothing_else_is_told
+);

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 use identity::{Identity, ServiceName, SigningKey, TrustDomain};
-use keys::{ContextKeys, Layout};
+use keys::{ContextKeys, GlobalKeys, Layout};
 use kv::{Cmd, Connection, Kv, Value};
 use model::id::Uid;
 use model::{
@@ -25,11 +25,13 @@ use proto::v1::context_service_client::ContextServiceClient;
 use proto::v1::job_service_client::JobServiceClient;
 use rpc::{Channel, Directory, ErrorView, LocalServer, Mount};
 use storage::{App, Config, Deps, Swept};
-use testkit::{RedisCluster, RedisSentinels, RedisServer};
+use testkit::RedisServer;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
+
+use crate::places::Redis;
 
 /// Admin of the context of a stage.
 pub(crate) const ADMIN: u32 = 1;
@@ -48,29 +50,6 @@ pub(crate) fn key_of(id: u32) -> String {
     KEYS[usize::try_from(id - 1).unwrap()].verifying_key().to_string()
 }
 
-/// Something that storage can be over.
-pub(crate) trait Redis {
-    fn url(&self) -> String;
-}
-
-impl Redis for RedisServer {
-    fn url(&self) -> String {
-        self.url()
-    }
-}
-
-impl Redis for RedisCluster {
-    fn url(&self) -> String {
-        self.url()
-    }
-}
-
-impl Redis for RedisSentinels {
-    fn url(&self) -> String {
-        self.url()
-    }
-}
-
 pub(crate) struct Stage<R = RedisServer> {
     pub(crate) redis: R,
     pub(crate) kv: Kv,
@@ -81,6 +60,9 @@ pub(crate) struct Stage<R = RedisServer> {
     app: Option<App>,
     local: LocalServer,
     stop: CancellationToken,
+    /// Closed when no service of this stage runs any more.
+    running: Option<mpsc::Receiver<()>>,
+    runs: mpsc::Sender<()>,
 }
 
 impl<R> Drop for Stage<R> {
@@ -106,6 +88,7 @@ impl<R: Redis> Stage<R> {
     pub(crate) async fn with(redis: R, config: Config) -> Self {
         let layout = config.layout;
         let kv = Kv::new(redis.url().parse().unwrap());
+        let (runs, running) = mpsc::channel(1);
         let mut stage = Self {
             redis,
             kv,
@@ -116,6 +99,8 @@ impl<R: Redis> Stage<R> {
             app: None,
             local: LocalServer::new("storage"),
             stop: CancellationToken::new(),
+            running: Some(running),
+            runs,
         };
         stage.start().await;
         for id in [ADMIN, EXECUTOR, READER, STRANGER] {
@@ -142,13 +127,23 @@ impl<R: Redis> Stage<R> {
             Deps { kv: Kv::new(self.redis.url().parse().unwrap()), trust_domain: TrustDomain::default() };
         let config = Config { layout: self.layout, ..self.config.clone() };
         let app: App = config.build(deps).await.unwrap();
-        self.connected = app.connected();
+        self.connected = app.readiness().subscribe();
         let builder = Mount::builder(storage::policy());
         let mount =
             app.mount_public(app.mount_internal(builder)).descriptors(proto::DESCRIPTORS).build().unwrap();
         self.local.publish(&mount);
         self.app = Some(app.clone());
-        tokio::spawn(app.run(self.stop.clone()));
+        let (runs, stop) = (self.runs.clone(), self.stop.clone());
+        tokio::spawn(async move {
+            app.run(stop).await;
+            drop(runs);
+        });
+    }
+
+    /// Comes when the stage was dropped and nothing of it runs any more.
+    pub(crate) fn ended(&mut self) -> impl Future<Output = ()> + use<R> {
+        let mut running = self.running.take().unwrap();
+        async move { while running.recv().await.is_some() {} }
     }
 
     /// Removes what is too old at this moment.
@@ -208,6 +203,24 @@ impl<R: Redis> Stage<R> {
 
     pub(crate) fn connection(&self) -> Connection {
         self.kv.at(self.keys().database(), &self.keys().tag())
+    }
+
+    /// To what belongs to no context.
+    pub(crate) fn global(&self) -> (GlobalKeys, Connection) {
+        let keys = GlobalKeys::new(self.layout);
+        let connection = self.kv.at(keys.database(), &keys.tag());
+        (keys, connection)
+    }
+
+    /// The key in Redis of what has this name in the context.
+    pub(crate) fn key_of(&self, name: &str) -> String {
+        format!("{}{name}", self.keys().prefix())
+    }
+
+    /// Says something to the server that has the keys of the context, as a program does that knows nothing of this one.
+    pub(crate) fn raw(&self, args: &[&str]) -> String {
+        let server = self.redis.server_of(&self.keys().context());
+        server.raw(self.keys().database(), args)
     }
 
     pub(crate) async fn ask(&self, cmd: Cmd) -> Value {
@@ -390,6 +403,7 @@ impl Running {
             flow_uid: self.uid.clone(),
             nodes: (0..self.count).map(node).collect(),
             on_behalf_of: EXECUTOR,
+            ..Default::default()
         }
     }
 

@@ -7,11 +7,12 @@ use proto::v1;
 use rpc::ErrorView;
 use tonic::{Code, Streaming};
 
+use crate::places::{Redis, scenarios};
 use crate::stage::{ADMIN, CONTEXT, READER, Running, Stage, failure};
 
 type Events = Streaming<wire::WatchEventsResponse>;
 
-async fn watch(stage: &Stage, flow_id: u32, position: &str) -> Events {
+async fn watch(stage: &Stage<impl Redis>, flow_id: u32, position: &str) -> Events {
     let request = wire::WatchEventsRequest {
         context_id: CONTEXT,
         flow_id,
@@ -26,7 +27,7 @@ async fn next(events: &mut Events) -> (String, String) {
     (String::from_utf8(event.event_json.to_vec()).unwrap(), event.position)
 }
 
-async fn step(stage: &Stage, flow: &mut Running, events: std::ops::Range<u32>) {
+async fn step(stage: &Stage<impl Redis>, flow: &mut Running, events: std::ops::Range<u32>) {
     let event = |n| format!(r#"{{"kind":"node","flow_id":{},"n":{n}}}"#, flow.id).into_bytes().into();
     let node = flow.node(0);
     let node = wire::NodeCommit {
@@ -45,9 +46,7 @@ fn number(event: &str) -> u32 {
     serde_json::from_str::<serde_json::Value>(event).unwrap()["n"].as_u64().unwrap().try_into().unwrap()
 }
 
-#[tokio::test]
-async fn nothing_is_missing_and_nothing_comes_twice() {
-    let stage = Stage::new(Layout::Database).await;
+async fn nothing_is_missing_and_nothing_comes_twice(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
     let mut other = stage.started(1).await;
     let mut events = watch(&stage, flow.id, "").await;
@@ -72,9 +71,7 @@ async fn nothing_is_missing_and_nothing_comes_twice() {
     assert_eq!(seen, (0..120).collect::<Vec<_>>());
 }
 
-#[tokio::test]
-async fn many_events_of_the_past_are_caught_up_with() {
-    let stage = Stage::new(Layout::HashTag).await;
+async fn many_events_of_the_past_are_caught_up_with(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
     let mut events = watch(&stage, 0, "").await;
     let (_, position) = next(&mut events).await;
@@ -91,9 +88,7 @@ async fn many_events_of_the_past_are_caught_up_with() {
     assert_eq!(number(&next(&mut events).await.0), 1000);
 }
 
-#[tokio::test]
-async fn a_position_that_is_gone_is_refused() {
-    let stage = Stage::new(Layout::Database).await;
+async fn a_position_that_is_gone_is_refused(stage: Stage<impl Redis>) {
     let flow = stage.started(1).await;
     let mut events = watch(&stage, flow.id, "").await;
     let (_, position) = next(&mut events).await;
@@ -112,9 +107,7 @@ async fn a_position_that_is_gone_is_refused() {
     assert_eq!(failure(stage.flows().watch_events(request(&position)).await).0, Code::OutOfRange);
 }
 
-#[tokio::test]
-async fn a_watch_ends_with_the_role_that_allowed_it() {
-    let stage = Stage::new(Layout::Database).await;
+async fn a_watch_ends_with_the_role_that_allowed_it(stage: Stage<impl Redis>) {
     let mut events = watch(&stage, 0, "").await;
     next(&mut events).await;
     let keys = stage.keys();
@@ -128,9 +121,7 @@ async fn a_watch_ends_with_the_role_that_allowed_it() {
     assert_eq!(failure(events.message().await).0, Code::NotFound);
 }
 
-#[tokio::test]
-async fn runner_records_are_watched_over_all_contexts() {
-    let stage = Stage::new(Layout::Database).await;
+async fn runner_records_are_watched_over_all_contexts(stage: Stage<impl Redis>) {
     let put = |id: u32| wire::PutRunnerRequest {
         runner: Some(v1::RegisterRunnerRequest {
             request_id: format!("r{id}"),
@@ -151,7 +142,7 @@ async fn runner_records_are_watched_over_all_contexts() {
     let second = stage.runners().put_runner(put(6)).await.unwrap().into_inner();
     let change = parts.message().await.unwrap().unwrap();
     assert_eq!(change.runners, [wire::RunnerRecord { context_id: CONTEXT, runner: second.runner }]);
-    let read = wire::ReadRunnersRequest { context_id: CONTEXT, on_behalf_of: READER };
+    let read = wire::ReadRunnersRequest { context_id: CONTEXT, on_behalf_of: READER, ..Default::default() };
     let all = stage.runners().read_runners(read).await.unwrap().into_inner().runners;
     assert_eq!(all.iter().map(|runner| runner.id).collect::<Vec<_>>(), [5, 6]);
     // An id that somebody wished for moves nothing.
@@ -180,30 +171,24 @@ async fn read_to_the_end(events: &mut Events, mut seen: u32) -> (u32, String) {
     }
 }
 
-#[tokio::test]
-async fn a_watcher_that_does_not_read_is_ended() {
-    for layout in [Layout::Database, Layout::HashTag] {
-        let stage = Stage::new(layout).await;
-        let mut flow = stage.started(1).await;
-        let mut events = watch(&stage, 0, "").await;
-        next(&mut events).await;
-        for n in 0..1500 {
-            step(&stage, &mut flow, n..n + 1).await;
-        }
-        let (seen, position) = read_to_the_end(&mut events, 0).await;
-        assert!((256..1500).contains(&seen), "what was buffered is sent first, not only {seen}");
-        // It goes on from there without a gap.
-        let mut events = watch(&stage, 0, &position).await;
-        assert_eq!(next(&mut events).await, (String::new(), position));
-        for n in seen..1500 {
-            assert_eq!(number(&next(&mut events).await.0), n);
-        }
+async fn a_watcher_that_does_not_read_is_ended(stage: Stage<impl Redis>) {
+    let mut flow = stage.started(1).await;
+    let mut events = watch(&stage, 0, "").await;
+    next(&mut events).await;
+    for n in 0..1500 {
+        step(&stage, &mut flow, n..n + 1).await;
+    }
+    let (seen, position) = read_to_the_end(&mut events, 0).await;
+    assert!((256..1500).contains(&seen), "what was buffered is sent first, not only {seen}");
+    // It goes on from there without a gap.
+    let mut events = watch(&stage, 0, &position).await;
+    assert_eq!(next(&mut events).await, (String::new(), position));
+    for n in seen..1500 {
+        assert_eq!(number(&next(&mut events).await.0), n);
     }
 }
 
-#[tokio::test]
-async fn a_watcher_holds_no_more_than_its_buffer() {
-    let stage = Stage::new(Layout::Database).await;
+async fn a_watcher_holds_no_more_than_its_buffer(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
     let mut other = stage.started(1).await;
     let (mut all, mut of_one) = (watch(&stage, 0, "").await, watch(&stage, other.id, "").await);
@@ -239,3 +224,5 @@ async fn a_store_that_went_back_ends_watches() {
     stage.redis.restart();
     assert_eq!(failure(events.message().await).0, Code::OutOfRange);
 }
+
+scenarios!(sentinels: nothing_is_missing_and_nothing_comes_twice, many_events_of_the_past_are_caught_up_with, a_position_that_is_gone_is_refused, a_watch_ends_with_the_role_that_allowed_it, runner_records_are_watched_over_all_contexts, a_watcher_that_does_not_read_is_ended, a_watcher_holds_no_more_than_its_buffer);

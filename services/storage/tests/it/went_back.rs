@@ -1,12 +1,15 @@
 //! A Redis that lost changes is noticed by everybody who built on them.
 
 use std::path::Path;
+use std::time::Duration;
 
+use identity::Identity;
 use keys::{GlobalKeys, Layout};
-use model::OwnerId;
+use model::{FlowInput, OwnerId};
 use proto::internal::v1 as wire;
 use proto::internal::v1::join_response::News;
 use proto::v1;
+use storage::Config;
 use testkit::{PATIENCE, RedisServer, wait_until};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -40,7 +43,9 @@ fn go_back(stage: &mut Stage) {
 }
 
 async fn stage(layout: Layout) -> Stage {
-    Stage::over(RedisServer::builder().persistent().start(), layout).await
+    // Nobody beats here.
+    let config = Config { layout, lease: Duration::from_secs(3600), ..Config::default() };
+    Stage::with(RedisServer::builder().persistent().start(), config).await
 }
 
 async fn join(stage: &Stage) -> (mpsc::Sender<wire::JoinRequest>, Streaming<wire::JoinResponse>) {
@@ -53,6 +58,16 @@ async fn join(stage: &Stage) -> (mpsc::Sender<wire::JoinRequest>, Streaming<wire
         news.message().await.unwrap().unwrap();
     }
     (beats, news)
+}
+
+/// The line was lost, and nothing else.
+async fn assert_resync(news: &mut Streaming<wire::JoinResponse>) {
+    loop {
+        match news.message().await.unwrap().unwrap().news.unwrap() {
+            News::Resync(_) => break,
+            News::Replicas(_) | News::Touched(_) => {}
+        }
+    }
 }
 
 async fn end(news: &mut Streaming<wire::JoinResponse>) -> (Code, String) {
@@ -96,12 +111,7 @@ async fn lost_changes_end_everything_that_was_built_on_them() {
         stage.apply(&mut flow, step).await;
         // Once only: another loss of the line is no loss of changes.
         stage.redis.restart();
-        loop {
-            match news.message().await.unwrap().unwrap().news.unwrap() {
-                News::Resync(_) => break,
-                News::Replicas(_) | News::Touched(_) => {}
-            }
-        }
+        assert_resync(&mut news).await;
         let step = flow.step();
         let again = || async {
             let answer = stage.commit(step.clone()).await;
@@ -111,28 +121,92 @@ async fn lost_changes_end_everything_that_was_built_on_them() {
     }
 }
 
+/// The settlement of a message that carries nodes is told of by its nodes alone.
 #[tokio::test]
 async fn a_change_that_no_event_tells_of_is_not_missed() {
     for layout in LAYOUTS {
         let mut stage = stage(layout).await;
+        let mut flow = stage.started(1).await;
         let (_beats, mut news) = join(&stage).await;
+        let mut router = stage.router("r").await;
+        let step = wire::CommitRequest { messages: vec![flow.message(1)], ..flow.step() };
+        let told = stage.apply(&mut flow, step).await;
+        let taken = router.take(1).await;
+        router.settle(&taken, "").await;
+        let settled = || async { (stage.revision().await > told).then_some(()) };
+        wait_until(settled, PATIENCE, "the message is settled").await;
+        stage.redis.restart();
+        assert_resync(&mut news).await;
+    }
+}
+
+#[tokio::test]
+async fn a_kept_job_that_is_gone_is_missed() {
+    for layout in LAYOUTS {
+        let mut stage = stage(layout).await;
+        let (_beats, mut news) = join(&stage).await;
+        keep(&stage);
         let spec = v1::JobSpec {
             script_type: v1::ScriptType::Shell.into(),
             script: Some(v1::Script { source: Some(v1::script::Source::Text("true".to_owned())) }),
             ..Default::default()
         };
         let kept = v1::CreateJobRequest { context_id: CONTEXT, spec: Some(spec), ..Default::default() };
-        let job = stage.jobs(EXECUTOR).create_job(kept.clone()).await.unwrap().into_inner().job.unwrap();
         stage.jobs(EXECUTOR).create_job(kept).await.unwrap();
-        let delete = v1::DeleteJobRequest { context_id: CONTEXT, job_id: job.id, ..Default::default() };
-        stage.jobs(EXECUTOR).delete_job(delete).await.unwrap();
-        stage.redis.restart();
-        loop {
-            match news.message().await.unwrap().unwrap().news.unwrap() {
-                News::Resync(_) => break,
-                News::Replicas(_) | News::Touched(_) => {}
-            }
+        go_back(&mut stage);
+        assert_eq!(end(&mut news).await.1, "STORE_WENT_BACK");
+    }
+}
+
+/// Nobody hears that Redis is back.
+fn silence(stage: &Stage) {
+    let answer = stage.raw(&["ACL", "SETUSER", "default", "-psubscribe"]);
+    assert!(answer.starts_with("+OK"), "{answer}");
+}
+
+/// What is changed before anybody has looked must not hide what is gone.
+#[tokio::test]
+async fn nothing_is_changed_before_it_is_told() {
+    for layout in LAYOUTS {
+        let mut stage = stage(layout).await;
+        let flow = stage.started(1).await;
+        let (_beats, mut news) = join(&stage).await;
+        keep(&stage);
+        let signal = |name: &str| flow.push(&FlowInput::Signal { name: name.parse().unwrap() });
+        let mut lost = flow.clone();
+        let step = lost.step();
+        stage.apply(&mut lost, step).await;
+        go_back(&mut stage);
+        silence(&stage);
+        let refused = || async {
+            let refused = failure(stage.flows().push_input(signal("go")).await);
+            (refused.0 != Code::Unavailable).then_some(refused)
+        };
+        let refused = wait_until(refused, PATIENCE, "Redis is back").await;
+        let went_back = (Code::Aborted, "STORE_WENT_BACK".to_owned());
+        assert_eq!(refused, went_back);
+        assert_eq!(end(&mut news).await, went_back);
+        // From then on it is what is there.
+        for name in ["go", "on", "and-on"] {
+            stage.flows().push_input(signal(name)).await.unwrap();
         }
+        assert_eq!(stage.commit(lost.step()).await.refusal(), wire::CommitRefusal::Fenced);
+    }
+}
+
+#[tokio::test]
+async fn nothing_of_no_context_is_changed_before_it_is_told() {
+    for layout in LAYOUTS {
+        let mut stage = stage(layout).await;
+        let (_beats, mut news) = join(&stage).await;
+        keep(&stage);
+        let change = || v1::UpdateActorRequest { id: READER, ..Default::default() };
+        stage.actors(Identity::Admin).update_actor(change()).await.unwrap();
+        go_back(&mut stage);
+        silence(&stage);
+        let changed = || async { stage.actors(Identity::Admin).update_actor(change()).await.ok() };
+        wait_until(changed, PATIENCE, "an actor is changed").await;
+        assert_eq!(end(&mut news).await, (Code::Aborted, "STORE_WENT_BACK".to_owned()));
     }
 }
 
@@ -197,12 +271,7 @@ async fn a_trimmed_stream_lost_nothing() {
         let _ = stage.redis.raw(database, &["HINCRBY", &keys.ids(), "revision", "1"]);
         let _ = stage.redis.raw(database, &["XTRIM", &events, "MAXLEN", "1"]);
         stage.redis.restart();
-        loop {
-            match news.message().await.unwrap().unwrap().news.unwrap() {
-                News::Resync(_) => break,
-                News::Replicas(_) | News::Touched(_) => {}
-            }
-        }
+        assert_resync(&mut news).await;
         let step = flow.step();
         stage.apply(&mut flow, step).await;
         let replicas = GlobalKeys::new(layout).replicas();

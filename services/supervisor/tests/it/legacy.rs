@@ -46,7 +46,7 @@ async fn suite(tables: &str) -> (Suite, Bindings) {
     let config =
         supervisor::Config { legacy: bindings.clone(), ..supervisor::Config::new(files.path().join("work")) };
     let app = config.build(deps).expect("built");
-    let (mut ready, shutdown) = (app.ready(), CancellationToken::new());
+    let (mut ready, shutdown) = (app.readiness().subscribe(), CancellationToken::new());
     tokio::spawn(app.run(shutdown.clone()));
     ready.wait_for(|ready| *ready).await.expect("it runs");
     let db = kv.default_database();

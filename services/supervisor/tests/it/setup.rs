@@ -87,7 +87,7 @@ impl Machine {
         let policy = MethodPolicy::new(&[supervisor::rpc::PUBLIC_POLICY]).expect("well-formed");
         let server = LocalServer::new("supervisor");
         server.publish(&app.mount_public(Mount::builder(policy)).build().expect("covered"));
-        let (mut ready, shutdown) = (app.ready(), CancellationToken::new());
+        let (mut ready, shutdown) = (app.readiness().subscribe(), CancellationToken::new());
         let task = tokio::spawn(app.run(shutdown.clone()));
         ready.wait_for(|ready| *ready).await.expect("it runs");
         self.running = Some(Running { server, shutdown, task });

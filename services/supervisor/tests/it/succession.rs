@@ -162,6 +162,9 @@ async fn the_operator_says_what_a_lost_root_cannot() {
     for (old, new) in [("no key", &*new.name), (&*lost.name, ""), (&*new.name, &*new.name)] {
         assert_eq!(code(old, new).await, Code::InvalidArgument);
     }
+    let both = rpc::ErrorView::from(&said(Identity::Admin, "no key", "").await.expect_err("refused"));
+    let fields: Vec<_> = both.violations.iter().map(|wrong| wrong.field.as_str()).collect();
+    assert_eq!(fields, ["old_coordinator", "new_coordinator"], "all that is wrong");
 
     for passed in [1, 0] {
         let answer = said(Identity::Admin, &lost.name, &new.name).await.expect("said");

@@ -22,6 +22,7 @@ const WORDS: &[&str] = &[
     "    script_type: shell\n",
     "    script: 'true'\n",
     "    script_file: big.py\n",
+    "    created_job: 7\n",
     "    files: { a: book.txt }\n",
     "    outputs: [x]\n",
     "    depends: [a]\n",
@@ -119,8 +120,24 @@ fn run(data: &[u8]) -> Verdict {
 /// What is submitted is what a server takes.
 fn is_whole(file: &FlowFile) {
     let wire = file.spec.encode_to_vec();
-    let again = v1::FlowSpec::decode(wire.as_slice()).expect("as it was written");
+    let mut again = v1::FlowSpec::decode(wire.as_slice()).expect("as it was written");
     assert_eq!(again, file.spec, "it changes on its way");
+    for node in &mut again.nodes {
+        assert_eq!(
+            node.created_job_id == 0,
+            node.job.is_some(),
+            "a job says what it executes, or names who does"
+        );
+        // A server puts what is kept in its place.
+        if node.created_job_id != 0 {
+            node.created_job_id = 0;
+            node.job = Some(v1::JobSpec {
+                script_type: v1::ScriptType::Shell.into(),
+                script: Some(v1::Script { source: Some(v1::script::Source::Text("true".to_owned())) }),
+                ..Default::default()
+            });
+        }
+    }
     assert!(flow_spec::from_wire(again, "flow").is_ok(), "a server refuses what was checked");
     let sent: usize = parts(&file.spec.nodes).map(|(_, part)| part.len()).sum();
     assert_eq!(sent, file.spec.nodes.len(), "some jobs are in no part");
@@ -169,11 +186,15 @@ jobs:
       echo "total=$TOTAL" >> "$MYCORA_RESULT"
 "#;
     let small = "name: f\njobs:\n  a:\n    script_type: shell\n    script: 'true'\n";
+    let kept =
+        "name: f\njobs:\n  a: {created_job: 7, timeout: 5}\n  b: {created_job: 7, script: x, depends: [a]}\n";
     let json = r#"{"name": "f", "jobs": {"a": {"script_type": "shell", "script": "true", "timeout": 3}}}"#;
     let bomb = "x0: &x0 [a, a]\nx1: &x1 [*x0, *x0]\nx2: [*x1, *x1]\n";
     vec![
         join(&[], &[whole]),
         join(&[], &[small, "A", "1"]),
+        join(&[], &[kept]),
+        join(&[], &[&kept.replace(", script: x", "")]),
         join(&[], &[json]),
         join(&[], &[bomb]),
         join(&[], &["name: [f\njobs: 7\n"]),

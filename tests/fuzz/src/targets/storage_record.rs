@@ -263,13 +263,29 @@ fn json_seeds(hash: &str) -> Vec<Vec<u8>> {
     let report = format!(
         r#"{{"job_key":"{key}","context_id":1,"flow_id":1,"kind":{{"kind":"accepted","supervisor":"s"}}}}"#
     );
+    let node = r#"{"job_id":1,"name":"n","depends":[2],"attempt":1,"generation":1,"state":"pending"}"#;
     let spec = r#"{"script_type":"shell","script":{"inline":"true"},"env_vars":{},"files":{},"outputs":[]}"#;
     vec![
+        join(&[8], &[node]),
         join(&[8], &["{}"]),
         join(&[9], &[spec]),
         join(&[10], &[execution.as_str()]),
         join(&[11], &[end]),
-        join(&[12], &[r#"{"kind":"cancel"}"#]),
+        join(&[12], &[r#"{"input":"cancel","grace_secs":5}"#]),
         join(&[13], &[report.as_str()]),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_reader_takes_one_of_its_seeds() {
+        let good = seeds().into_iter().filter(|seed| run(seed) == Verdict::Accepted);
+        let readers: BTreeSet<u8> = good.map(|seed| seed[0]).collect();
+        assert_eq!(readers, (0..Record::ALL.len() as u8 + 6).collect());
+    }
 }

@@ -136,6 +136,11 @@ fn seeds() -> Vec<Vec<u8>> {
     let list = r#"["spiffe://example.org/actor/7","spiffe://example.org",1800000000,1800000300,"a1"]"#;
     seeds.push(join(&[3, 0, 9], &[header, list]));
     seeds.push(join(&[3, 0, 9], &[r#"["Ed25519",null,null]"#, &claims(now, later)]));
+    // The key that is named has to be the one: that of actor 7, and one of somebody else.
+    for number in [0, 2] {
+        let header = format!(r#"{{"alg":"EdDSA","kid":"{}"}}"#, key(number).verifying_key().thumbprint());
+        seeds.push(join(&[3, 0, 9], &[&header, &claims(now, later)]));
+    }
     let lifetime = TOKEN_LIFETIME_MAX;
     // Of the present, for whoever reads it later it is too old, or too new.
     let text = Token::sign(key(0), &TRUST_DOMAIN, model::ActorId(7), NOW, lifetime);

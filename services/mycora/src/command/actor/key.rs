@@ -1,7 +1,6 @@
-//! The keys of actors: registering one, giving another, making new ones.
+//! The keys of actors: registering one, making new ones.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
 use identity::{SigningKey, VerifyingKey};
@@ -14,22 +13,12 @@ use crate::command::{Session, values};
 use crate::failure::{CallError, Failure, error_chain};
 use crate::output::{self, json, objects};
 
-/// The longest time that old keys count beside a new one.
-const OVERLAP_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
-
 pub(super) const REGISTER_HELP: &str = "\
 Only the bootstrap identity may.
 
 Examples:
   mycora actor register --new-key actor-2.ed25519 --cert pki/admin.pem --key pki/admin.key
   mycora actor register --pubkey 7d4f… --id 5 --at grpc://site-b:7705 --cert pki/admin.pem --key pki/admin.key";
-
-pub(super) const ROTATE_HELP: &str = "\
-The actor itself and the bootstrap identity may. Without --overlap the former keys end at once: tokens that they signed are refused, and so are jobs and messages.
-
-Examples:
-  mycora actor rotate-key 2 --new-key actor-2.next.ed25519 --overlap 1h
-  mycora actor rotate-key 2 --pubkey 7d4f… --revoke-certificates";
 
 /// Which key.
 #[derive(Debug, Args)]
@@ -55,31 +44,6 @@ pub struct RegisterArgs {
     /// Where messages to it are delivered; may be repeated, and is tried in this order [default: here]
     #[arg(long = "at", value_name = "ADDRESS")]
     pub addresses: Vec<Address>,
-}
-
-/// What `actor rotate-key` takes.
-#[derive(Debug, Args)]
-pub struct RotateArgs {
-    /// The actor's number
-    #[arg(value_parser = values::id)]
-    pub id: u32,
-    /// The next key.
-    #[command(flatten)]
-    pub key: KeyArgs,
-    /// How long the former keys count beside the new one, such as 1h; at most 30d
-    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = overlap)]
-    pub overlap: Duration,
-    /// Client certificates that were issued until now do not count any more
-    #[arg(long)]
-    pub revoke_certificates: bool,
-}
-
-fn overlap(text: &str) -> Result<Duration, String> {
-    match values::length(text) {
-        Some(length) if length <= OVERLAP_MAX => Ok(length),
-        Some(_) => Err("keys count beside each other for 30 days at most".to_owned()),
-        None => Err("write it as 90s, 15m, 2h or 7d".to_owned()),
-    }
 }
 
 /// A key that is told to the coordinator, and the file that was made for it.
@@ -137,38 +101,9 @@ pub(super) async fn register(session: &Session, args: &RegisterArgs) -> Result<(
     output::answer(session.global.output, || json::of(&answer), text)
 }
 
-/// Reads the actor first, so that nobody else's change in between is lost.
-pub(super) async fn rotate(session: &Session, args: &RotateArgs) -> Result<(), Failure> {
-    let now = session.clients.get_actor(args.id).await?.actor.unwrap_or_default();
-    let key = Told::of(&args.key)?;
-    let request = v1::RotateActorKeyRequest {
-        request_id: Uuid::new_v4().to_string(),
-        id: args.id,
-        expected_revision: now.revision,
-        pubkey: key.pubkey.clone(),
-        overlap_secs: u32::try_from(args.overlap.as_secs()).unwrap_or(u32::MAX),
-        revoke_certificates: args.revoke_certificates,
-    };
-    let answer = match session.clients.rotate_actor_key(&request).await {
-        Ok(answer) => answer,
-        Err(error) => return Err(key.refused(error)),
-    };
-    let text = || objects::actor(&answer.actor.clone().unwrap_or_default());
-    output::answer(session.global.output, || json::of(&answer), text)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn keys_overlap_for_a_month_at_most() {
-        assert_eq!(overlap("0s"), Ok(Duration::ZERO));
-        assert_eq!(overlap("30d"), Ok(OVERLAP_MAX));
-        for wrong in ["", "31d", "1w", "60"] {
-            assert!(overlap(wrong).is_err(), "{wrong}");
-        }
-    }
 
     #[test]
     fn a_key_that_was_refused_leaves_no_file() {

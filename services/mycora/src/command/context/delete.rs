@@ -26,21 +26,35 @@ pub struct DeleteArgs {
     /// Really remove it: its flows, results, logs, files and runners are gone then
     #[arg(long)]
     pub yes: bool,
+    /// Only if the context is still at this revision, as `context get` shows it with --output json
+    #[arg(long, value_name = "REVISION", value_parser = clap::value_parser!(u64).range(1..))]
+    pub expected_revision: Option<u64>,
 }
 
-pub(super) async fn run(session: &Session, DeleteArgs { id, yes }: &DeleteArgs) -> Result<(), Failure> {
+pub(super) async fn run(
+    session: &Session,
+    DeleteArgs { id, yes, expected_revision }: &DeleteArgs,
+) -> Result<(), Failure> {
     if !yes {
         return Err(Failure::Invalid(format!(
             "context {id} would be removed with all its flows, results, logs, files and runners; say so with --yes"
         )));
     }
-    let answer = delete(session, *id).await?;
+    let answer = delete(session, *id, *expected_revision).await?;
     output::answer(session.global.output, || json::of(&answer), || format!("context {id} is deleted\n"))
 }
 
 /// Asks until it is gone. The request has an id, under which the first answer is given again.
-async fn delete(session: &Session, id: u32) -> Result<v1::DeleteContextResponse, Failure> {
-    let request = v1::DeleteContextRequest { context_id: id, request_id: Uuid::new_v4().to_string() };
+async fn delete(
+    session: &Session,
+    id: u32,
+    expected: Option<u64>,
+) -> Result<v1::DeleteContextResponse, Failure> {
+    let request = v1::DeleteContextRequest {
+        context_id: id,
+        request_id: Uuid::new_v4().to_string(),
+        expected_revision: expected.unwrap_or_default(),
+    };
     let began = Instant::now();
     let mut broke_off = false;
     loop {

@@ -1,13 +1,16 @@
 //! What lies below a coordinator: Redis, and the Mycelium daemon.
 
+mod several;
+
 use std::net::IpAddr;
 use std::time::Duration;
 
 use kv::{Cmd, Connection, Endpoint, Kv};
 use mycelium::Bus as _;
 use mycelium::daemon::{Config, DaemonBus, Metrics};
+use storage::Durability;
 
-use super::finding::Finding;
+use super::finding::{Finding, Level};
 use crate::failure::error_chain;
 use crate::output::words;
 
@@ -17,50 +20,119 @@ const REDIS_MIN: (u32, u32) = (7, 0);
 const DATABASES_MIN: u64 = 64;
 /// A daemon that is there answers at once.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Where a server does not answer.
+const UNREACHABLE: &str = "is it running, and is --redis-url right?";
 
-/// The Redis of a coordinator or of a supervisor.
-pub(super) async fn redis(endpoint: Endpoint) -> Vec<Finding> {
-    let connection = Kv::new(endpoint).default_database();
-    let version = match version(&connection).await {
-        Ok(version) => version,
+/// The Redis of a coordinator or of a supervisor: one server, or several that belong together. `asked` is the durability
+/// that storage is started with.
+pub(super) async fn redis(endpoint: Endpoint, asked: Option<Durability>) -> Vec<Finding> {
+    let mut findings = if endpoint.is_cluster() {
+        several::cluster(&endpoint).await
+    } else if let Some(master) = endpoint.master_name() {
+        several::sentinels(&endpoint, master).await
+    } else {
+        Vec::new()
+    };
+    let is_one = findings.is_empty();
+    if findings.iter().any(|finding| finding.level == Level::Fail) {
+        return findings;
+    }
+    let primaries = match Kv::new(endpoint.clone()).primaries().await {
+        Ok(primaries) => primaries,
         Err(error) => {
-            let advice = "is it running, and is --redis-url right?";
-            return vec![Finding::fail("redis", error_chain(&error), advice)];
+            findings.push(Finding::fail("redis", error_chain(&error), UNREACHABLE));
+            return findings;
         }
     };
-    let mut findings = vec![judge_version(&version)];
-    for (name, judge) in SETTINGS {
-        let check = format!("redis {name}");
-        findings.push(match setting(&connection, name).await {
+    for primary in primaries {
+        let check = match endpoint.is_cluster() {
+            true => format!("redis {}", several::place(primary.endpoint())),
+            false => "redis".to_owned(),
+        };
+        let settings =
+            if is_one || !endpoint.is_cluster() { SETTINGS } else { &SETTINGS[..SETTINGS_OF_NODES] };
+        findings.extend(server(&check, &primary, settings, asked).await);
+    }
+    findings
+}
+
+/// One server that takes writes.
+async fn server(
+    check: &str,
+    connection: &Connection,
+    settings: &[(&str, Judge)],
+    asked: Option<Durability>,
+) -> Vec<Finding> {
+    let version = match version(connection).await {
+        Ok(version) => version,
+        Err(error) => return vec![Finding::fail(check, error_chain(&error), UNREACHABLE)],
+    };
+    let mut findings = vec![judge_version(check, &version)];
+    for (name, judge) in settings {
+        let check = format!("{check} {name}");
+        findings.push(match setting(connection, name).await {
             Ok(Some(value)) => judge(check, &value),
             Ok(None) => Finding::warn(check, "this Redis does not tell it", "look into its configuration"),
             Err(error) => Finding::warn(check, error_chain(&error), "allow CONFIG GET, or look there"),
         });
     }
+    if let Some(asked) = asked {
+        findings.push(durability(format!("{check} durability"), connection, asked).await);
+    }
     findings
 }
 
-fn judge_version(version: &str) -> Finding {
+/// Whether it gives what storage is asked for.
+async fn durability(check: String, connection: &Connection, asked: Durability) -> Finding {
+    let setup = match connection.setup().await {
+        Ok(setup) => setup,
+        Err(error) => return Finding::fail(check, error_chain(&error), UNREACHABLE),
+    };
+    let replicas = words::count(usize::try_from(setup.replicas).unwrap_or(usize::MAX), "replica", "replicas");
+    match asked.is_given_by(&setup) {
+        Ok(()) => Finding::ok(check, format!("`{asked}` is given, with {replicas}")),
+        Err(why) => {
+            let (found, advice) = why.split_once("; ").unwrap_or((&why, "storage refuses to start with it"));
+            Finding::fail(check, found, advice)
+        }
+    }
+}
+
+fn judge_version(check: &str, version: &str) -> Finding {
     let mut parts = version.split('.').map_while(|part| part.parse().ok());
     let number = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
     if number >= REDIS_MIN {
-        return Finding::ok("redis", format!("version {version}"));
+        return Finding::ok(check, format!("version {version}"));
     }
-    Finding::fail("redis", format!("version {version} is too old"), "install Redis 7.0 or later, or Valkey")
+    Finding::fail(check, format!("version {version} is too old"), "install Redis 7.0 or later, or Valkey")
 }
 
 /// Judges the value of a setting.
 type Judge = fn(String, &str) -> Finding;
 
-/// What matters.
-const SETTINGS: [(&str, Judge); 3] =
-    [("appendonly", append_only), ("maxmemory-policy", memory_policy), ("databases", databases)];
+/// What matters; the last of one server only.
+const SETTINGS: &[(&str, Judge)] = &[
+    ("appendonly", append_only),
+    ("appendfsync", append_fsync),
+    ("maxmemory-policy", memory_policy),
+    ("databases", databases),
+];
+/// How many of these matter for a node of a cluster, which has one database.
+const SETTINGS_OF_NODES: usize = 3;
 
 fn append_only(check: String, value: &str) -> Finding {
     if value == "yes" {
         return Finding::ok(check, "yes");
     }
     let advice = "set `appendonly yes`: without, its end may cost all since the last snapshot";
+    Finding::warn(check, value, advice)
+}
+
+fn append_fsync(check: String, value: &str) -> Finding {
+    if ["always", "everysec"].contains(&value) {
+        return Finding::ok(check, value);
+    }
+    let advice = "set `appendfsync everysec`, or `always`: with another, the system decides when changes reach the disk";
     Finding::warn(check, value, advice)
 }
 
@@ -127,7 +199,6 @@ pub(super) async fn mycelium(ip: IpAddr, port: u16) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::finding::Level;
     use super::*;
 
     #[test]
@@ -138,13 +209,15 @@ mod tests {
         };
         assert_eq!(judged("appendonly", "yes"), Level::Ok);
         assert_eq!(judged("appendonly", "no"), Level::Warn);
+        assert_eq!(judged("appendfsync", "everysec"), Level::Ok);
+        assert_eq!(judged("appendfsync", "no"), Level::Warn);
         assert_eq!(judged("maxmemory-policy", "allkeys-lru"), Level::Fail);
         assert_eq!(judged("databases", "16"), Level::Warn);
         assert_eq!(judged("databases", "4096"), Level::Ok);
         for (version, level) in
             [("7.0.15", Level::Ok), ("8.0", Level::Ok), ("6.2.9", Level::Fail), ("", Level::Fail)]
         {
-            assert_eq!(judge_version(version).level, level, "{version}");
+            assert_eq!(judge_version("redis", version).level, level, "{version}");
         }
     }
 }

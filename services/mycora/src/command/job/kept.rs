@@ -12,7 +12,7 @@ use crate::flow_file::{FlowFile, Uploads};
 use crate::output::{self, Format, json, objects};
 
 pub(super) const CREATE_HELP: &str = "\
-A job that is kept belongs to no flow. Flows that programs submit take a copy of it by its number (`created_job_id` of a node).
+A job that is kept belongs to no flow. Flows take a copy of it by its number: `created_job: N` in a flow file, `created_job_id` of a node for programs.
 
 Examples:
   mycora job create convert.py --file in.csv=data/in.csv

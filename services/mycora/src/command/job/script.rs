@@ -27,6 +27,17 @@ const ENDINGS: [(&str, ScriptType); 6] = [
 /// A script, what it is given, and who executes it.
 #[derive(Debug, Args)]
 pub struct ScriptArgs {
+    /// What is run.
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// Lay a file into its directory under this name
+    #[arg(long = "file", value_name = "NAME=PATH", value_parser = values::entry)]
+    pub files: Vec<(String, String)>,
+}
+
+/// A script and its variables, and who executes it.
+#[derive(Debug, Args)]
+pub struct SourceArgs {
     /// The script's file; `-` for standard input
     #[arg(required_unless_present = "script", conflicts_with = "script")]
     pub script_file: Option<String>,
@@ -39,19 +50,12 @@ pub struct ScriptArgs {
     /// Set a variable
     #[arg(long, value_name = "NAME=VALUE", value_parser = values::entry)]
     pub env: Vec<(String, String)>,
-    /// Lay a file into its directory under this name
-    #[arg(long = "file", value_name = "NAME=PATH", value_parser = values::entry)]
-    pub files: Vec<(String, String)>,
 }
 
 impl ScriptArgs {
     /// What is to be executed; what has to be at the coordinator before is added to `uploads`.
     pub(super) fn job(&self, uploads: &mut Uploads) -> Result<v1::JobSpec, Failure> {
-        let (script, ending) = self.text()?;
-        let known = || ScriptType::ALL.map(ScriptType::as_str).join(", ");
-        let script_type = self.script_type.or(ending).ok_or_else(|| {
-            Failure::Invalid(format!("who executes the script? Give --type, one of {}", known()))
-        })?;
+        let (script, script_type) = self.source.read()?;
         let source = if script.len() > SCRIPT_INLINE_BYTES_MAX {
             v1::script::Source::Blob(wire(uploads.text("the script", script)))
         } else {
@@ -67,11 +71,41 @@ impl ScriptArgs {
         Ok(v1::JobSpec {
             script_type: enums::script_type_to_wire(script_type).into(),
             script: Some(v1::Script { source: Some(source) }),
-            env_vars: self.env.iter().cloned().collect(),
+            env_vars: self.source.env.iter().cloned().collect(),
             files,
             outputs: Vec::new(),
             signature: String::new(),
         })
+    }
+
+    /// Fields of the request, and the flags that they come from.
+    pub(super) fn labels(&self) -> Vec<(String, String)> {
+        let mut labels: Vec<(String, String)> = [
+            ("flow.nodes[0].job.script_type", "--type"),
+            ("flow.nodes[0].job.script", "the script"),
+            ("flow.nodes[0].job.env_vars", "--env"),
+            ("flow.nodes[0].job.files", "--file"),
+        ]
+        .map(|(field, flag)| (field.to_owned(), flag.to_owned()))
+        .into();
+        let env = self.source.env.iter().map(|(name, _)| ("env_vars", "--env", name));
+        let files = self.files.iter().map(|(name, _)| ("files", "--file", name));
+        labels.extend(env.chain(files).map(|(field, flag, name)| {
+            (format!("flow.nodes[0].job.{field}[{name}]"), format!("{flag} {name}"))
+        }));
+        labels
+    }
+}
+
+impl SourceArgs {
+    /// The script, and who executes it.
+    pub(in crate::command) fn read(&self) -> Result<(String, ScriptType), Failure> {
+        let (script, ending) = self.text()?;
+        let known = || ScriptType::ALL.map(ScriptType::as_str).join(", ");
+        let script_type = self.script_type.or(ending).ok_or_else(|| {
+            Failure::Invalid(format!("who executes the script? Give --type, one of {}", known()))
+        })?;
+        Ok((script, script_type))
     }
 
     /// The script, and what its file's name tells.
@@ -98,24 +132,6 @@ impl ScriptArgs {
         let told =
             ENDINGS.iter().find(|(known, _)| Some(*known) == ending).map(|(_, script_type)| *script_type);
         Ok((text, told))
-    }
-
-    /// Fields of the request, and the flags that they come from.
-    pub(super) fn labels(&self) -> Vec<(String, String)> {
-        let mut labels: Vec<(String, String)> = [
-            ("flow.nodes[0].job.script_type", "--type"),
-            ("flow.nodes[0].job.script", "the script"),
-            ("flow.nodes[0].job.env_vars", "--env"),
-            ("flow.nodes[0].job.files", "--file"),
-        ]
-        .map(|(field, flag)| (field.to_owned(), flag.to_owned()))
-        .into();
-        let env = self.env.iter().map(|(name, _)| ("env_vars", "--env", name));
-        let files = self.files.iter().map(|(name, _)| ("files", "--file", name));
-        labels.extend(env.chain(files).map(|(field, flag, name)| {
-            (format!("flow.nodes[0].job.{field}[{name}]"), format!("{flag} {name}"))
-        }));
-        labels
     }
 }
 

@@ -69,12 +69,19 @@ async fn fill_and_start(session: &Session, file: &FlowFile, flow: &v1::Flow) -> 
         let (context_id, flow_id) = (flow.context_id, flow.id);
         for (first, nodes) in parts(&file.spec.nodes) {
             let first_index = u32::try_from(first).unwrap_or(u32::MAX);
-            let request = v1::AddFlowNodesRequest { context_id, flow_id, first_index, nodes: nodes.to_vec() };
+            let request = v1::AddFlowNodesRequest {
+                context_id,
+                flow_id,
+                first_index,
+                nodes: nodes.to_vec(),
+                request_id: Uuid::new_v4().to_string(),
+            };
             session.clients.add_nodes(&request).await.map_err(|error| located(file, first, error))?;
             bar.inc(nodes.len() as u64);
         }
         bar.set_message("starting");
-        let request = v1::StartFlowRequest { context_id, flow_id };
+        let request_id = Uuid::new_v4().to_string();
+        let request = v1::StartFlowRequest { context_id, flow_id, request_id };
         session.clients.start_flow(request).await.map_err(|error| located(file, 0, error))
     };
     let result = result.await;

@@ -8,7 +8,7 @@ use identity::{ActorKey, VerifyingKey};
 use model::{ActorId, ContextId, Role, Timestamp};
 use proto::v1;
 use proto::v1::actor_service_server::ActorService;
-use rpc::{Directory, KnownActor, Membership};
+use rpc::{Directory, Hearing, KnownActor, Membership, Subject};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
@@ -21,13 +21,13 @@ type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub(super) struct KnownActors {
     key: ActorKey,
     spent: Mutex<HashSet<String>>,
-    changed: watch::Sender<u64>,
+    hearing: watch::Sender<Hearing>,
 }
 
 impl KnownActors {
     pub(super) fn new(key: VerifyingKey) -> Self {
         let key = ActorKey { key, not_before: Timestamp::default(), revoked_at: None };
-        Self { key, spent: Mutex::default(), changed: watch::Sender::new(0) }
+        Self { key, spent: Mutex::default(), hearing: watch::Sender::new(Hearing::Changes) }
     }
 }
 
@@ -47,8 +47,8 @@ impl Directory for KnownActors {
         Box::pin(std::future::ready(Ok(fresh)))
     }
 
-    fn changed(&self) -> watch::Receiver<u64> {
-        self.changed.subscribe()
+    fn changes(&self, _: Subject) -> watch::Receiver<Hearing> {
+        self.hearing.subscribe()
     }
 }
 
@@ -103,6 +103,7 @@ impl ActorService for Scripted {
             pubkey,
             overlap_secs,
             revoke_certificates,
+            key_proof: _,
         } = request.into_inner();
         let key = &pubkey[..8];
         self.call(&format!("rotate {id} {expected_revision} {key} {overlap_secs} {revoke_certificates}"));

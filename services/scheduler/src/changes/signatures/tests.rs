@@ -11,8 +11,8 @@ use super::*;
 const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn place<'a>(env_vars: &'a EnvVars, key: Option<&'a str>) -> Place<'a> {
-    Place { context_uid: ContextUid(Uid::from_bits(1)), caller: ActorId(3), key, env_vars }
+fn place<'a>(env_vars: &'a EnvVars, keys: &'a [String]) -> Place<'a> {
+    Place { context_uid: ContextUid(Uid::from_bits(1)), caller: ActorId(3), keys, env_vars }
 }
 
 fn env(value: &str) -> EnvVars {
@@ -43,7 +43,7 @@ fn nodes() -> Vec<NodeSpec> {
 }
 
 fn sign(node: &NodeSpec, received: &[&str], env_vars: &EnvVars, key: &SigningKey) -> String {
-    let Place { context_uid, caller, .. } = place(env_vars, None);
+    let Place { context_uid, caller, .. } = place(env_vars, &[]);
     let received = received.iter().map(|path| (*path).to_owned()).collect();
     let terms = JobTerms::of_job(&node.job, &node.policy, env_vars, received, (context_uid, caller));
     sign_job(&terms, key, NOW + HOUR)
@@ -76,10 +76,10 @@ fn fields(violations: &Violations) -> Vec<&str> {
 
 #[test]
 fn what_is_submitted_is_what_its_caller_has_signed() {
-    let (key, other) = (SigningKey::generate(), SigningKey::generate().verifying_key().to_string());
-    let name = key.verifying_key().to_string();
-    let check = |nodes: &[NodeSpec], key: &str, env_vars: &EnvVars, whole| {
-        let found = check_specs(nodes, place(env_vars, Some(key)), whole, "flow.", NOW);
+    let (key, other) = (SigningKey::generate(), [SigningKey::generate().verifying_key().to_string()]);
+    let name = [key.verifying_key().to_string()];
+    let check = |nodes: &[NodeSpec], keys: &[String], env_vars: &EnvVars, whole| {
+        let found = check_specs(nodes, place(env_vars, keys), whole, "flow.", NOW);
         fields(&found).iter().map(|&field| field.to_owned()).collect::<Vec<_>>()
     };
     let both = ["flow.nodes[0].job.signature", "flow.nodes[1].job.signature"];
@@ -87,27 +87,34 @@ fn what_is_submitted_is_what_its_caller_has_signed() {
     assert_eq!(check(&nodes(), &other, &env("C"), true), [""; 0], "nothing is signed");
     assert_eq!(check(&signed(&["part.txt"], &key), &name, &env("C"), true), [""; 0]);
     assert_eq!(check(&signed(&["part.txt"], &key), &other, &env("C"), true), both, "another's key");
+    let counting = [other.clone(), name.clone()].concat();
+    assert_eq!(
+        check(&signed(&["part.txt"], &key), &counting, &env("C"), true),
+        [""; 0],
+        "a former key that counts"
+    );
+    assert_eq!(check(&signed(&["part.txt"], &key), &[], &env("C"), true), both, "no key counts");
     assert_eq!(check(&signed(&["part.txt"], &key), &name, &env("de"), true), both, "the flow's variables");
     let forgetful = signed(&[], &key);
     assert_eq!(check(&forgetful, &name, &env("C"), true), both[1..], "what it receives");
     assert_eq!(check(&forgetful, &name, &env("C"), false), [""; 0], "which is not known yet");
-    let found = check_specs(&forgetful, place(&env("C"), None), true, "", NOW);
+    let found = check_specs(&forgetful, place(&env("C"), &name), true, "", NOW);
     assert_eq!(fields(&found), ["nodes[1].job.signature"], "and then is");
     let mut late = signed(&["part.txt"], &key);
     late[0].job.signature = late[1].job.signature.clone();
     assert_eq!(check(&late, &name, &env("C"), true), both[..1], "of another job");
-    let found = check_specs(&signed(&["part.txt"], &key), place(&env("C"), None), true, "", NOW + HOUR);
+    let found = check_specs(&signed(&["part.txt"], &key), place(&env("C"), &name), true, "", NOW + HOUR);
     assert_eq!(fields(&found).len(), 2, "both are over");
 }
 
 #[test]
 fn what_runs_again_has_signatures_that_fit() {
     let key = SigningKey::generate();
-    let name = key.verifying_key().to_string();
+    let name = [key.verifying_key().to_string()];
     let flow = stored(&signed(&["part.txt"], &key));
     let rerun = |env_vars: &EnvVars, again: [bool; 2], new: &[(&str, String)], now| {
         let new = new.iter().map(|(name, signature)| ((*name).to_owned(), signature.clone())).collect();
-        for_rerun(&flow, &again, &new, place(env_vars, Some(&name)), now)
+        for_rerun(&flow, &again, &new, place(env_vars, &name), now)
             .map_err(|found| fields(&found).iter().map(|&field| field.to_owned()).collect::<Vec<_>>())
     };
     let nothing = Ok(BTreeMap::new());
@@ -129,4 +136,17 @@ fn what_runs_again_has_signatures_that_fit() {
     let many: Vec<_> = (0..=limits::RETRY_SIGNATURES_MAX).map(|i| (format!("n{i}"), split.clone())).collect();
     let many: Vec<_> = many.iter().map(|(name, signature)| (name.as_str(), signature.clone())).collect();
     assert_eq!(rerun(&env("C"), [true, true], &many, NOW), Err(vec!["signatures".to_owned()]));
+}
+
+#[test]
+fn a_key_that_counts_no_more_has_signed_nothing_that_runs_again() {
+    let (before, after) = (SigningKey::generate(), SigningKey::generate());
+    let [before_name, after_name] = [&before, &after].map(|key| key.verifying_key().to_string());
+    let (flow, env_vars) = (stored(&signed(&["part.txt"], &before)), env("C"));
+    let rerun = |keys: &[String]| {
+        let found = for_rerun(&flow, &[true, false], &BTreeMap::new(), place(&env_vars, keys), NOW);
+        found.map(drop).map_err(|found| fields(&found).join(" "))
+    };
+    assert_eq!(rerun(&[after_name.clone(), before_name]), Ok(()), "both count");
+    assert_eq!(rerun(&[after_name]), Err("signatures[split]".to_owned()), "the former one is over");
 }

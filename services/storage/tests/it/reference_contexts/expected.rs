@@ -1,6 +1,7 @@
 //! What calls that concern actors and contexts come to.
 
-use model::Role;
+use identity::{TrustDomain, key_proof};
+use model::{ActorId, Role, Timestamp};
 use proto::v1;
 use tonic::Code;
 
@@ -29,9 +30,10 @@ impl Contexts {
         let may_change = |id: u32| who == BOOTSTRAP || who == id;
         let stale = |expected: u64, revision: u64| expected != 0 && expected != revision;
         match call {
-            Call::Register(request) => before(&request.request_id).unwrap_or_else(|| {
-                let is_known = self.actors.contains_key(&request.id);
-                if is_known { TAKEN } else { End::Made }
+            Call::Register(request) => before(&request.request_id).unwrap_or_else(|| match () {
+                () if self.actors.contains_key(&request.id) => TAKEN,
+                () if self.keys.contains_key(&request.pubkey) => End::refused(Code::InvalidArgument),
+                () => End::Made,
             }),
             Call::UpdateActor(request) => {
                 let home = request.home_context;
@@ -57,6 +59,13 @@ impl Contexts {
                 }
                 if let Some(end) = before(&request.request_id) {
                     return end;
+                }
+                // Whoever gives itself a key proves that it holds it.
+                let (proof, actor) = (&request.key_proof, ActorId(request.id));
+                let key = request.pubkey.parse().unwrap();
+                let proven = key_proof::check(proof, key, &TrustDomain::default(), actor, Timestamp::now());
+                if proven.is_err() && !(who == BOOTSTRAP && proof.is_empty()) {
+                    return End::refused(Code::InvalidArgument);
                 }
                 let Some(actor) = self.actor(request.id) else { return End::UNSEEN };
                 let stays = if request.overlap_secs > 0 { actor.living } else { 0 };

@@ -12,14 +12,14 @@ use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
 use tower::Service;
 
-use crate::admission::Admission;
-use crate::directory::Directory;
+use crate::caller::directory::Directory;
+use crate::gate::admission::Admission;
+use crate::gate::methods::{Methods, PatienceTable};
+use crate::gate::policy::{Allow, MethodPolicy, PolicyError};
+use crate::gate::shed::{CallsMax, Shed};
 use crate::gate::{Gate, Rooms};
-use crate::health::{Health, HealthRpc, Part};
-use crate::methods::{Methods, PatienceTable};
 use crate::metrics::Metrics;
-use crate::policy::{Allow, MethodPolicy, PolicyError};
-use crate::shed::{CallsMax, Shed};
+use crate::server::health::{Health, HealthRpc, Part};
 
 /// Callable by anyone who can connect: probes and `grpcurl` have no identity.
 const OPEN_SERVICES: [&str; 3] = [
@@ -137,8 +137,8 @@ impl MountBuilder {
     /// Adds health, and reflection when there are descriptors, and closes the mount.
     ///
     /// # Errors
-    /// When the policy says nothing about a service, a descriptor set cannot be read, or patience is asked for a
-    /// method that is not here or a stream.
+    /// When the policy says nothing about a service or names a method that a service does not have, a descriptor set cannot be read,
+    /// or patience is asked for a method that is not here or a stream.
     pub fn build(mut self) -> Result<Mount, MountError> {
         if let Some(service) = self.names.iter().find(|name| !self.policy.covers(name)) {
             return Err(MountError::Uncovered { service });
@@ -167,6 +167,9 @@ impl MountBuilder {
             if !methods.set_patience(path, *patience) {
                 return Err(MountError::Patience { path: path.clone() });
             }
+        }
+        if let Some(path) = self.policy.named().find(|path| methods.lacks(path)) {
+            return Err(MountError::NoMethod { path: path.to_owned() });
         }
         Ok(methods)
     }
@@ -200,6 +203,12 @@ pub enum MountError {
     /// The policy speaks of health or reflection, which are always open.
     #[error("health and reflection are open to anyone and have no row in a policy")]
     Policy(#[source] PolicyError),
+    /// It may have been renamed, or be misspelt: what was meant is not protected by it.
+    #[error("the method policy names `{path}`: its service has no such method")]
+    NoMethod {
+        /// The row.
+        path: String,
+    },
     /// There is nothing to wait for.
     #[error("`{path}` has no patience to be set: it is not mounted, or is a stream")]
     Patience {

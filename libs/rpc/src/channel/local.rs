@@ -5,10 +5,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tonic::Status;
 
-use crate::error::Error;
+use crate::error::{Error, Reason};
 use crate::gate::Gate;
-use crate::mount::Mount;
-use crate::reason::Reason;
+use crate::server::mount::Mount;
 
 /// How long a call waits for a service that is still starting.
 const START_PATIENCE: Duration = Duration::from_secs(10);

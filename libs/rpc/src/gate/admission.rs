@@ -6,12 +6,11 @@ use http::Request;
 use identity::Identity;
 use tonic::body::Body;
 
-use crate::authenticate::{Believed, Claim, Shown, cannot_look_up, shown};
+use crate::caller::directory::Directory;
 use crate::caller::{Caller, Peer, identity_required};
-use crate::directory::Directory;
-use crate::error::{Error, ErrorKind};
-use crate::policy::{MethodPolicy, Verdict};
-use crate::reason::Reason;
+use crate::error::{Error, ErrorKind, Reason};
+use crate::gate::authenticate::{Believed, Claim, Shown, cannot_look_up, shown};
+use crate::gate::policy::{MethodPolicy, Verdict};
 
 /// The policy of a mount, and who knows its actors.
 #[derive(Debug)]

@@ -81,7 +81,7 @@ impl MethodPolicy {
     }
 
     /// Names methods, each `/package.Service/Method`, that take an actor's token only once: those that change who may do
-    /// what.
+    /// what. Whether there are such methods is checked by whoever mounts them.
     ///
     /// # Errors
     /// When a name is of another form, or no row speaks of its service.
@@ -99,6 +99,11 @@ impl MethodPolicy {
     /// Whether a token counts only once for this method.
     pub(crate) fn is_administrative(&self, path: &str) -> bool {
         self.administrative.contains(path)
+    }
+
+    /// Every method that is named by itself: a name that no method has protects nothing.
+    pub(crate) fn named(&self) -> impl Iterator<Item = &str> {
+        self.methods.keys().chain(&self.administrative).map(String::as_str)
     }
 
     /// Whether anyone may call it.

@@ -17,12 +17,11 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetail, RequestInfo, StatusExt as _};
 use tracing::Span;
 
-use crate::arrival::{REQUEST_ID_HEADER, RequestId, beyond};
-use crate::deadline::{Ambient, deadline_exceeded};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Reason};
+use crate::gate::arrival::{REQUEST_ID_HEADER, RequestId, beyond};
+use crate::gate::deadline::{Ambient, deadline_exceeded};
+use crate::gate::shed::Place;
 use crate::metrics::Metrics;
-use crate::reason::Reason;
-use crate::shed::Place;
 
 /// One call, for as long as it is being answered.
 pub(crate) struct Answering {
@@ -249,7 +248,7 @@ fn with_request_id(status: &Status, id: &RequestId) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error_view::ErrorView;
+    use crate::error::view::ErrorView;
 
     #[test]
     fn numbers_are_read_from_what_tonic_says() {

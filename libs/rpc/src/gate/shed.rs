@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use prometheus::IntGauge;
 
-use crate::error::{Error, ErrorKind};
-use crate::methods::Shape;
+use crate::error::{Error, ErrorKind, Reason};
+use crate::gate::methods::Shape;
 use crate::metrics::Metrics;
-use crate::reason::Reason;
 
 /// Calls with one answer at once.
 pub(crate) const QUICK_MAX: usize = 2048;

@@ -10,7 +10,7 @@ use http_body::{Body as _, Frame, SizeHint};
 use tonic::Status;
 use tonic::body::Body;
 
-use crate::authenticate::Believed;
+use crate::gate::authenticate::Believed;
 
 /// Ends the answer with the status of a revocation when one comes before its end.
 pub(crate) fn while_believed(answer: Response<Body>, believed: Believed) -> Response<Body> {

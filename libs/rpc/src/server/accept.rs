@@ -15,14 +15,15 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
+use crate::caller::mesh::MeshTrust;
 use crate::caller::{Peer, PeerIdentity};
-use crate::mesh::MeshTrust;
 use crate::metrics::Metrics;
+use crate::server::origin::Origins;
 use crate::tls::ServerTls;
 
 /// A handshake that takes longer is given up.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Handshakes under way at once; the others wait in the kernel's backlog.
+/// Handshakes under way at once; the others wait in the kernel's backlog. Of one place only some ([`Origins`]).
 pub(crate) const HANDSHAKES_MAX: usize = 256;
 /// Connections at once of peers that showed a certificate of ours, or stand behind the sidecar.
 pub(crate) const CONNECTIONS_MAX: usize = 4096;
@@ -98,9 +99,9 @@ impl Seats {
 
 /// Accepts until the server stops, and hands on connections that are ready for HTTP/2.
 ///
-/// Each handshake is a task of its own: a slow peer holds up nobody else.
+/// Each handshake is a task of its own: a slow peer holds up nobody else. Who has too many under way is sent away at once.
 pub(crate) async fn accept(door: Door, hall: Hall) {
-    let permits = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    let (permits, origins) = (Arc::new(Semaphore::new(HANDSHAKES_MAX)), Origins::default());
     loop {
         let next = async {
             let permit = permits.clone().acquire_owned().await;
@@ -118,11 +119,23 @@ pub(crate) async fn accept(door: Door, hall: Hall) {
                 continue;
             }
         };
+        let begun = match &door.entrance {
+            // A sidecar speaks for many, and shakes no hands.
+            Entrance::Mesh(_) => None,
+            Entrance::Tls(..) => match origins.begin(address.ip()) {
+                None => {
+                    hall.metrics.connections_refused.inc();
+                    tracing::debug!(peer = %address, "refused: too many handshakes with that address are under way");
+                    continue;
+                }
+                begun => begun,
+            },
+        };
         let (entrance, hall) = (door.entrance.clone(), hall.clone());
         tokio::spawn(async move {
             let greeted =
                 tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(socket, address, entrance, &hall)).await;
-            drop(permit);
+            drop((permit, begun));
             match greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
                 // Nobody receives any more when the server has stopped meanwhile.
                 Ok(connection) => drop(hall.ready.send(Ok(connection)).await),

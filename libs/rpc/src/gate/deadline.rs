@@ -14,9 +14,8 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::time::Instant;
 
-use crate::arrival::RequestId;
-use crate::error::{Error, ErrorKind};
-use crate::reason::Reason;
+use crate::error::{Error, ErrorKind, Reason};
+use crate::gate::arrival::RequestId;
 
 const TIMEOUT_HEADER: HeaderName = HeaderName::from_static("grpc-timeout");
 /// What an answer needs on its way back: a call that is made on behalf of another has to end that much earlier.
@@ -83,7 +82,7 @@ impl Deadline {
 /// DEADLINE_EXCEEDED when there is no time left: then there is nothing to call for.
 pub(crate) fn pass_on(headers: &mut HeaderMap, target: &str) -> Result<(), Error> {
     let Ok(ambient) = ANSWERING.try_with(Clone::clone) else { return Ok(()) };
-    headers.entry(crate::arrival::REQUEST_ID_HEADER).or_insert_with(|| ambient.request_id.header());
+    headers.entry(crate::gate::arrival::REQUEST_ID_HEADER).or_insert_with(|| ambient.request_id.header());
     let Some(Deadline(deadline)) = ambient.deadline else { return Ok(()) };
     let left = deadline.saturating_duration_since(Instant::now()).saturating_sub(MARGIN);
     if left.is_zero() {
@@ -176,7 +175,7 @@ mod tests {
             headers.insert(TIMEOUT_HEADER, HeaderValue::from_static(own));
         }
         ambient(left).sync_scope(|| pass_on(&mut headers, "storage"))?;
-        assert!(headers.contains_key(crate::arrival::REQUEST_ID_HEADER));
+        assert!(headers.contains_key(crate::gate::arrival::REQUEST_ID_HEADER));
         Ok(headers.get(TIMEOUT_HEADER).and_then(|value| parse(value.to_str().ok()?)))
     }
 

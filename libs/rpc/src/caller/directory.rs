@@ -27,6 +27,24 @@ pub struct Membership {
     pub is_deleting: bool,
 }
 
+/// What something that was said is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Subject {
+    /// An actor: its keys and certificates.
+    Actor(ActorId),
+    /// A context: who is what in it.
+    Context(ContextId),
+}
+
+/// Whether a directory hears of changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hearing {
+    /// Of every one.
+    Changes,
+    /// Of none: what it says is true when it is said, and has to be asked for again.
+    Silence,
+}
+
 /// Knows the actors and what they are in contexts. What it says may be kept from before only while it would hear of a change.
 pub trait Directory: Debug + Send + Sync + 'static {
     /// An actor; nothing when there is none by this number, or no more.
@@ -52,6 +70,6 @@ pub trait Directory: Debug + Send + Sync + 'static {
         until: Timestamp,
     ) -> BoxFuture<'_, Result<bool, Status>>;
 
-    /// Changes whenever something that was said before may not hold any more.
-    fn changed(&self) -> watch::Receiver<u64>;
+    /// Changes whenever what was said of this may not hold any more, and says whether the next change would be heard.
+    fn changes(&self, of: Subject) -> watch::Receiver<Hearing>;
 }

@@ -13,14 +13,15 @@ use tokio::time::Instant;
 use tonic::Status;
 use tonic::codegen::BoxStream;
 
-use crate::directory::{Directory, Membership};
-use crate::error::{Error, ErrorKind};
-use crate::reason::Reason;
+use crate::caller::directory::{Directory, Hearing, Membership, Subject};
+use crate::error::{Error, ErrorKind, Reason};
 
 /// How long a stream goes on while it cannot be told whether it may.
 const DOUBT_MAX: Duration = Duration::from_secs(30);
 /// The pause before it is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// The same while the directory answers and hears of no change, so that nobody would say that something was taken away.
+const ASK_IN_SILENCE: Duration = Duration::from_secs(2);
 
 /// The stream as long as `actor` has at least this role in `context`. It ends with `PERMISSION_DENIED`
 /// (`ROLE_INSUFFICIENT`) when the role has become too small, with `NOT_FOUND` when none is left, with
@@ -39,14 +40,41 @@ where
     S: Stream<Item = Result<T, Status>> + Send + 'static,
     T: 'static,
 {
-    let lost = async move {
-        until_lost(&*directory, || async {
-            let membership = directory.membership(context, actor).await?;
-            Ok(judged(membership, context, actor, role))
-        })
-        .await
-    };
+    let lost = until_no_member(directory, context, actor, role);
     Box::pin(Until { stream: Some(Box::pin(stream)), lost: Some(Box::pin(lost)) })
+}
+
+/// The answer that a call waits for, unless `actor` loses this role in `context` before it is there; then what
+/// [`while_member`] ends with. What was begun for the answer is dropped.
+///
+/// # Errors
+/// As the answer; and when the role is lost.
+pub async fn answer_while_member<T>(
+    answer: impl Future<Output = Result<T, Status>>,
+    directory: Arc<dyn Directory>,
+    context: ContextId,
+    actor: ActorId,
+    role: Role,
+) -> Result<T, Status> {
+    tokio::select! {
+        biased;
+        answer = answer => answer,
+        lost = until_no_member(directory, context, actor, role) => Err(lost),
+    }
+}
+
+/// Waits until the role is lost, and gives what the caller is told.
+async fn until_no_member(
+    directory: Arc<dyn Directory>,
+    context: ContextId,
+    actor: ActorId,
+    role: Role,
+) -> Status {
+    until_lost(&*directory, Subject::Context(context), || async {
+        let membership = directory.membership(context, actor).await?;
+        Ok(judged(membership, context, actor, role))
+    })
+    .await
 }
 
 fn judged(membership: Membership, context: ContextId, actor: ActorId, needed: Role) -> Standing {
@@ -75,18 +103,18 @@ pub(crate) enum Standing {
     Lost(Status),
 }
 
-/// Waits until it is lost, and gives what the caller is told. Asks at once, whenever the directory says that something
-/// changed, and at the end that is set.
-pub(crate) async fn until_lost<A, F>(directory: &dyn Directory, ask: A) -> Status
+/// Waits until it is lost, and gives what the caller is told. Asks at once, whenever the directory says that its subject
+/// changed, at the end that is set, and every now and then while the directory would not hear of a change.
+pub(crate) async fn until_lost<A, F>(directory: &dyn Directory, subject: Subject, ask: A) -> Status
 where
     A: Fn() -> F,
     F: Future<Output = Result<Standing, Status>>,
 {
-    let mut changed = directory.changed();
+    let mut changes = directory.changes(subject);
     let mut in_doubt_since = None;
     loop {
         // Marked as seen before asking: what changes while it is asked is asked again.
-        changed.borrow_and_update();
+        let hearing = *changes.borrow_and_update();
         // Whoever is asked and does not answer leaves as much in doubt as whoever fails.
         let since: Instant = in_doubt_since.unwrap_or_else(Instant::now);
         let answer = tokio::time::timeout_at(since + DOUBT_MAX, ask()).await;
@@ -94,7 +122,11 @@ where
             Ok(Standing::Lost(status)) => return status,
             Ok(Standing::Holds { until }) => {
                 in_doubt_since = None;
-                until.map(|until| until.since(Timestamp::now()))
+                let end = until.map(|until| until.since(Timestamp::now()));
+                match hearing {
+                    Hearing::Changes => end,
+                    Hearing::Silence => Some(end.map_or(ASK_IN_SILENCE, |end| end.min(ASK_IN_SILENCE))),
+                }
             }
             Err(status) => {
                 if since.elapsed() >= DOUBT_MAX {
@@ -111,7 +143,7 @@ where
             }
         };
         tokio::select! {
-            heard = changed.changed() => if heard.is_err() {
+            heard = changes.changed() => if heard.is_err() {
                 return doubtful(&Status::unavailable("the directory has ended"));
             },
             () = pause => {}

@@ -4,8 +4,7 @@ use std::fmt::Write as _;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
 
-use crate::error::{Error, ErrorKind};
-use crate::reason::Reason;
+use crate::error::{Error, ErrorKind, Reason};
 
 pub(crate) const REQUEST_ID_HEADER: HeaderName = HeaderName::from_static("x-request-id");
 /// A caller's own id may be this long.

@@ -1,10 +1,13 @@
 //! The reasons that programs branch on.
 
+use tonic::Code;
+
 macro_rules! reasons {
-    ($($(#[$doc:meta])* $name:ident = $text:literal),+ $(,)?) => {
+    ($($(#[$doc:meta])* $name:ident = $text:literal as [$($code:ident),*]),+ $(,)?) => {
         /// Why a call failed, as `google.rpc.ErrorInfo.reason` carries it.
         ///
-        /// Texts are never changed or reused: clients compare them.
+        /// Texts are never changed or reused: clients compare them. `NOT_CONFIGURED`, `FENCED` and `UNKNOWN_TYPE` are taken:
+        /// they were written down once, and never given.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Reason {
             $($(#[$doc])* $name),+
@@ -19,117 +22,117 @@ macro_rules! reasons {
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text),+ }
             }
+
+            /// The codes of statuses that carry it; none of what never fails a call.
+            #[must_use]
+            pub const fn codes(self) -> &'static [Code] {
+                match self { $(Self::$name => &[$(Code::$code),*]),+ }
+            }
         }
     };
 }
 
 reasons! {
     /// Fields of the request cannot be accepted; `BadRequest` lists them.
-    InvalidRequest = "INVALID_REQUEST",
+    InvalidRequest = "INVALID_REQUEST" as [InvalidArgument],
     /// Nothing by that id, or nothing that the caller may know of.
-    NotFound = "NOT_FOUND",
+    NotFound = "NOT_FOUND" as [NotFound],
     /// There is one already.
-    AlreadyExists = "ALREADY_EXISTS",
+    AlreadyExists = "ALREADY_EXISTS" as [AlreadyExists],
     /// The same `request_id` came with another body before.
-    RequestIdReused = "REQUEST_ID_REUSED",
+    RequestIdReused = "REQUEST_ID_REUSED" as [AlreadyExists],
     /// The object's state does not allow it.
-    WrongState = "WRONG_STATE",
+    WrongState = "WRONG_STATE" as [FailedPrecondition],
     /// The flow takes no nodes and cannot be started: it was started already, or has ended.
-    FlowNotCreated = "FLOW_NOT_CREATED",
+    FlowNotCreated = "FLOW_NOT_CREATED" as [FailedPrecondition],
     /// The flow was not started yet.
-    FlowNotStarted = "FLOW_NOT_STARTED",
+    FlowNotStarted = "FLOW_NOT_STARTED" as [FailedPrecondition],
     /// The flow has to end first: cancel it.
-    FlowNotEnded = "FLOW_NOT_ENDED",
+    FlowNotEnded = "FLOW_NOT_ENDED" as [FailedPrecondition],
     /// The flow has ended.
-    FlowEnded = "FLOW_ENDED",
+    FlowEnded = "FLOW_ENDED" as [FailedPrecondition],
     /// No node of the flow would be run again.
-    NothingToRetry = "NOTHING_TO_RETRY",
+    NothingToRetry = "NOTHING_TO_RETRY" as [FailedPrecondition],
     /// That attempt of the node is not under way.
-    NodeNotRunning = "NODE_NOT_RUNNING",
+    NodeNotRunning = "NODE_NOT_RUNNING" as [FailedPrecondition],
     /// The flow has fewer nodes than were announced.
-    NodesMissing = "NODES_MISSING",
+    NodesMissing = "NODES_MISSING" as [FailedPrecondition],
     /// The context is being deleted; it can only be read.
-    ContextDeleting = "CONTEXT_DELETING",
+    ContextDeleting = "CONTEXT_DELETING" as [FailedPrecondition],
     /// The last admin of a context cannot be removed.
-    LastAdmin = "LAST_ADMIN",
+    LastAdmin = "LAST_ADMIN" as [FailedPrecondition],
     /// A file that is referred to was not put before.
-    BlobMissing = "BLOB_MISSING",
+    BlobMissing = "BLOB_MISSING" as [FailedPrecondition, NotFound],
     /// The message is on its way: it can be removed when it has arrived, or will not.
-    MessageUnderWay = "MESSAGE_UNDER_WAY",
+    MessageUnderWay = "MESSAGE_UNDER_WAY" as [FailedPrecondition],
     /// The message is none that will not arrive.
-    NotADeadLetter = "NOT_A_DEAD_LETTER",
+    NotADeadLetter = "NOT_A_DEAD_LETTER" as [FailedPrecondition],
     /// The message was made more than 6 days ago: whether it arrived may be forgotten by now.
-    MessageTooOld = "MESSAGE_TOO_OLD",
+    MessageTooOld = "MESSAGE_TOO_OLD" as [FailedPrecondition],
     /// The message carries nodes of a flow: it goes by the flow's policy, and with the flow.
-    CarriesNodes = "CARRIES_NODES",
+    CarriesNodes = "CARRIES_NODES" as [FailedPrecondition],
     /// The job is a node of a flow, and goes with it.
-    JobInFlow = "JOB_IN_FLOW",
-    /// The server's configuration does not allow it.
-    NotConfigured = "NOT_CONFIGURED",
+    JobInFlow = "JOB_IN_FLOW" as [FailedPrecondition],
     /// The record changed since the caller read it.
-    RevisionMismatch = "REVISION_MISMATCH",
-    /// The flow has another owner now.
-    Fenced = "FENCED",
+    RevisionMismatch = "REVISION_MISMATCH" as [Aborted],
     /// The lease of a scheduler replica ran out, or another start of the same name has taken it.
-    LeaseLost = "LEASE_LOST",
+    LeaseLost = "LEASE_LOST" as [Aborted],
     /// Redis lost changes; what was read of it before is void.
-    StoreWentBack = "STORE_WENT_BACK",
+    StoreWentBack = "STORE_WENT_BACK" as [Aborted],
     /// The position to resume from is gone; begin with a snapshot.
-    PositionGone = "POSITION_GONE",
+    PositionGone = "POSITION_GONE" as [OutOfRange],
     /// A named limit; the metadata has its name, its value and what was asked.
-    LimitExceeded = "LIMIT_EXCEEDED",
+    LimitExceeded = "LIMIT_EXCEEDED" as [ResourceExhausted],
     /// The server has enough to do; try again later.
-    Overloaded = "OVERLOADED",
+    Overloaded = "OVERLOADED" as [ResourceExhausted],
     /// The watcher did not keep up; resume from the last revision.
-    SlowConsumer = "SLOW_CONSUMER",
+    SlowConsumer = "SLOW_CONSUMER" as [ResourceExhausted],
     /// The service is ending; another replica, or a later try, will answer.
-    Draining = "DRAINING",
+    Draining = "DRAINING" as [Unavailable],
     /// The service has not started yet.
-    NotReady = "NOT_READY",
+    NotReady = "NOT_READY" as [Unavailable],
     /// The store does not answer.
-    StoreUnavailable = "STORE_UNAVAILABLE",
+    StoreUnavailable = "STORE_UNAVAILABLE" as [Unavailable],
     /// Another service or machine that is needed does not answer.
-    PeerUnavailable = "PEER_UNAVAILABLE",
+    PeerUnavailable = "PEER_UNAVAILABLE" as [Unavailable],
     /// The deadline passed; whether the change was made is not known.
-    DeadlineExceeded = "DEADLINE_EXCEEDED",
+    DeadlineExceeded = "DEADLINE_EXCEEDED" as [DeadlineExceeded],
     /// The method needs a client certificate or a token.
-    IdentityRequired = "IDENTITY_REQUIRED",
+    IdentityRequired = "IDENTITY_REQUIRED" as [Unauthenticated],
     /// The certificate or the token cannot be used.
-    IdentityUnusable = "IDENTITY_UNUSABLE",
+    IdentityUnusable = "IDENTITY_UNUSABLE" as [Unauthenticated],
     /// The actor or its key was revoked.
-    IdentityRevoked = "IDENTITY_REVOKED",
+    IdentityRevoked = "IDENTITY_REVOKED" as [Unauthenticated],
     /// This identity may not call this method.
-    MethodNotAllowed = "METHOD_NOT_ALLOWED",
+    MethodNotAllowed = "METHOD_NOT_ALLOWED" as [PermissionDenied],
     /// The caller's role in the context is not enough.
-    RoleInsufficient = "ROLE_INSUFFICIENT",
+    RoleInsufficient = "ROLE_INSUFFICIENT" as [PermissionDenied],
     /// The same job key came with other content before.
-    KeyConflict = "KEY_CONFLICT",
+    KeyConflict = "KEY_CONFLICT" as [],
     /// The attempt was stopped before it came.
-    Stopped = "STOPPED",
-    /// No instance takes this script type.
-    UnknownType = "UNKNOWN_TYPE",
+    Stopped = "STOPPED" as [FailedPrecondition],
     /// The context belongs to another coordinator.
-    ContextClaimed = "CONTEXT_CLAIMED",
+    ContextClaimed = "CONTEXT_CLAIMED" as [],
     /// The work queue is full.
-    QueueFull = "QUEUE_FULL",
+    QueueFull = "QUEUE_FULL" as [ResourceExhausted],
     /// The job asks for the network, and the supervisor's policy says no.
-    NetworkRefused = "NETWORK_REFUSED",
+    NetworkRefused = "NETWORK_REFUSED" as [PermissionDenied],
     /// No instance that the job is meant for gives the isolation that is demanded.
-    IsolationUnavailable = "ISOLATION_UNAVAILABLE",
+    IsolationUnavailable = "ISOLATION_UNAVAILABLE" as [FailedPrecondition],
     /// The supervisor's policy does not take the job: for its context, its coordinator, its type or who signed it.
-    PolicyRefused = "POLICY_REFUSED",
+    PolicyRefused = "POLICY_REFUSED" as [PermissionDenied],
     /// The actor's signature does not fit what is to run, is over, or belongs to another job.
-    SignatureRefused = "SIGNATURE_REFUSED",
+    SignatureRefused = "SIGNATURE_REFUSED" as [PermissionDenied],
     /// A signed envelope is not heard; `refusal` in the metadata says why.
-    EnvelopeRefused = "ENVELOPE_REFUSED",
+    EnvelopeRefused = "ENVELOPE_REFUSED" as [PermissionDenied],
     /// The gateway has no bus for `mycelium:` addresses.
-    NoBus = "NO_BUS",
+    NoBus = "NO_BUS" as [FailedPrecondition],
     /// The method is not part of this server.
-    Unimplemented = "UNIMPLEMENTED",
+    Unimplemented = "UNIMPLEMENTED" as [Unimplemented],
     /// The call was given up before there was an answer.
-    Cancelled = "CANCELLED",
+    Cancelled = "CANCELLED" as [Cancelled],
     /// A defect; the server's log has it under the id in the message.
-    Internal = "INTERNAL",
+    Internal = "INTERNAL" as [Internal],
 }
 
 impl std::fmt::Display for Reason {

@@ -16,11 +16,10 @@ use model::{ActorId, Timestamp};
 use tonic::Status;
 use tonic::body::Body;
 
+use crate::caller::directory::{Directory, KnownActor, Subject};
 use crate::caller::{Caller, Peer, PeerIdentity, identity_required};
-use crate::directory::{Directory, KnownActor};
-use crate::error::{Error, ErrorKind};
-use crate::member::{Standing, until_lost};
-use crate::reason::Reason;
+use crate::error::{Error, ErrorKind, Reason};
+use crate::stream::member::{Standing, until_lost};
 
 /// How long the directory may take.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -141,7 +140,9 @@ impl Claim {
             }
             // The same for an actor that does not exist: who cannot sign learns nothing.
             Verdict::Refused => {
-                return Err(unusable(format!("no key of `{identity}` has signed the token")));
+                return Err(unusable(format!(
+                    "no key of `{identity}` that counts, or that the token names, has signed it"
+                )));
             }
         };
         if let Some(certificate) = self.certificate {
@@ -183,7 +184,7 @@ impl Believed {
     /// it was good when the stream began.
     pub(crate) async fn until_revoked(self) -> Status {
         let Credential { directory, actor, certificate, key } = self.credential;
-        until_lost(&*directory, || async {
+        until_lost(&*directory, Subject::Actor(actor), || async {
             let known = directory.actor(actor).await?;
             let judged =
                 certificate.map_or(Ok(()), |shown| judge_certificate(known.as_deref(), actor, shown));

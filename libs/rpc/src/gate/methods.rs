@@ -99,12 +99,21 @@ impl Methods {
         if let Some(shape) = self.shapes.get(path) {
             return Found::Method(*shape);
         }
-        let service =
-            path.strip_prefix('/').and_then(|path| path.split_once('/')).map(|(service, _)| service);
-        match service.and_then(|service| self.services.get(service)) {
+        match self.is_described(path) {
             Some(false) => Found::Undescribed,
             Some(true) | None => Found::Nothing,
         }
+    }
+
+    /// Whether a service that is mounted and described has no such method.
+    pub(crate) fn lacks(&self, path: &str) -> bool {
+        self.is_described(path) == Some(true) && !self.shapes.contains_key(path)
+    }
+
+    /// Whether a descriptor speaks of the path's service; absent when that is not mounted.
+    fn is_described(&self, path: &str) -> Option<bool> {
+        let (service, _) = path.strip_prefix('/')?.split_once('/')?;
+        self.services.get(service).copied()
     }
 }
 
@@ -130,6 +139,7 @@ mod tests {
             ("", Found::Nothing),
         ] {
             assert_eq!(methods.find(path), want, "{path}");
+            assert_eq!(methods.lacks(path), path == "/grpc.health.v1.Health/Other", "{path}");
         }
     }
 

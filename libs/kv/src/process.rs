@@ -1,0 +1,140 @@
+//! Who is at the other end of a connection, and what it is set up for.
+
+use redis::aio::MultiplexedConnection;
+
+use crate::error::{Error, Result};
+use crate::value::Value;
+
+/// What decides how much an answer of a server promises, as it was when it was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setup {
+    /// Major and minor version.
+    pub version: (u32, u32),
+    /// How many replicas are connected.
+    pub replicas: u32,
+    /// The setting `appendonly`; nothing when we may not ask for it.
+    pub append_only: Option<String>,
+    /// The setting `appendfsync`; nothing when we may not ask for it.
+    pub append_fsync: Option<String>,
+}
+
+/// One server process for as long as it is a primary without a break.
+///
+/// `run_id` is of the process. `master_replid` is another one after each time that it has become a primary, and never one
+/// that it had before; so what was read before and after something is of all that lies between. What a primary
+/// has written under one of these is one history: whoever has its end has all of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct History {
+    run_id: String,
+    replication_id: String,
+}
+
+/// A server process that takes writes.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Process {
+    pub(crate) history: History,
+    pub(crate) setup: Setup,
+}
+
+impl History {
+    /// What asks for it.
+    pub(crate) fn question() -> redis::Cmd {
+        let mut ask = redis::cmd("INFO");
+        ask.arg("server").arg("replication");
+        ask
+    }
+
+    /// From the answer.
+    ///
+    /// # Errors
+    /// [`Error::Readonly`] of a replica, and [`Error::Protocol`] of what is no answer.
+    pub(crate) fn read(info: &str) -> Result<Self> {
+        let field = |name| field(info, name).ok_or_else(|| Error::Protocol(format!("INFO without {name}")));
+        match field("role")? {
+            "master" => {}
+            role => return Err(Error::Readonly(format!("its role is {role}"))),
+        }
+        let (run_id, replication_id) = (field("run_id")?.to_owned(), field("master_replid")?.to_owned());
+        Ok(Self { run_id, replication_id })
+    }
+}
+
+impl Process {
+    /// Asks who is at the other end.
+    pub(crate) async fn ask(
+        shown: &str,
+        open: &mut MultiplexedConnection,
+    ) -> redis::RedisResult<Result<Self>> {
+        let mut both = redis::Pipeline::with_capacity(2);
+        both.ignore_errors();
+        both.add_command(History::question()).cmd("CONFIG").arg("GET").arg("appendonly").arg("appendfsync");
+        let mut answers = open.send_packed_commands(&both, 0, 2).await?.into_iter();
+        let mut answer = || Value::from_redis(shown, answers.next().unwrap_or(redis::Value::Nil));
+        let info = answer().and_then(Value::text);
+        Ok(info.and_then(|info| Self::read(&info, answer())))
+    }
+
+    fn read(info: &str, settings: Result<Value>) -> Result<Self> {
+        let settings = match settings {
+            // Who may not ask can only be promised what needs no asking.
+            Err(Error::Refused { .. }) => Vec::new(),
+            settings => settings?.pairs()?,
+        };
+        let setting = |name| {
+            let known = settings.iter().find(|(known, _)| known == name);
+            known.map(|(_, value)| value.clone().text()).transpose()
+        };
+        let version = field(info, "redis_version").unwrap_or_default();
+        let mut version = version.split('.').map_while(|part| part.parse().ok());
+        let setup = Setup {
+            version: (version.next().unwrap_or(0), version.next().unwrap_or(0)),
+            replicas: field(info, "connected_slaves").and_then(|count| count.parse().ok()).unwrap_or(0),
+            append_only: setting("appendonly")?,
+            append_fsync: setting("appendfsync")?,
+        };
+        Ok(Self { history: History::read(info)?, setup })
+    }
+}
+
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    let mut pairs = info.lines().filter_map(|line| line.split_once(':'));
+    pairs.find(|(known, _)| *known == name).map(|(_, value)| value.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INFO: &str = "# Server\r\nredis_version:7.4.1\r\nrun_id:aa\r\n\r\n# Replication\r\nrole:master\r\n\
+                        connected_slaves:2\r\nmaster_replid:bb\r\nmaster_replid2:00\r\n";
+
+    fn pairs(texts: &[&str]) -> Result<Value> {
+        Ok(Value::Array(texts.iter().map(|text| Value::Bytes(text.as_bytes().to_vec())).collect()))
+    }
+
+    #[test]
+    fn what_a_server_says_of_itself_is_read() {
+        let process = Process::read(INFO, pairs(&["appendfsync", "always", "appendonly", "yes"]));
+        let process = process.expect("a process");
+        assert_eq!(process.history, History { run_id: "aa".to_owned(), replication_id: "bb".to_owned() });
+        assert_eq!(
+            process.setup,
+            Setup {
+                version: (7, 4),
+                replicas: 2,
+                append_only: Some("yes".to_owned()),
+                append_fsync: Some("always".to_owned()),
+            }
+        );
+        let refused = Error::Refused { code: "NOPERM".to_owned(), message: String::new() };
+        let process = Process::read(INFO, Err(refused)).expect("a process");
+        assert_eq!((process.setup.append_only, process.setup.append_fsync), (None, None));
+    }
+
+    #[test]
+    fn a_replica_has_no_history_of_its_own() {
+        let replica = History::read(&INFO.replace("role:master", "role:slave"));
+        assert!(matches!(replica, Err(Error::Readonly(_))), "{replica:?}");
+        assert!(matches!(History::read("role:master\r\n"), Err(Error::Protocol(_))));
+    }
+}

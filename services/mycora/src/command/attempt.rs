@@ -1,0 +1,201 @@
+//! `mycora attempt`: single attempts, asked of the machine that runs them, without a coordinator.
+
+mod run;
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use model::JobKey;
+use proto::v1;
+
+pub use self::run::RunArgs;
+use super::Session;
+use crate::failure::{CallError, Failure};
+use crate::output::{self, Format, attempt as shown, json};
+
+/// What every one of them needs.
+const WHICH: &str = "\
+Needs the admin's certificate. `mycora flow explain FLOW JOB` and `mycora flow nodes FLOW --keys` tell the key of an attempt; those of earlier attempts differ in the last number only. So the files below logs/CONTEXT_UID in the supervisor's work directory are named as well.";
+
+/// Shown below the options of `logs`.
+pub(super) const LOGS_HELP: &str = "\
+Needs the admin's certificate. `mycora flow explain FLOW JOB` and `mycora flow nodes FLOW --keys` tell the key of an attempt; those of earlier attempts differ in the last number only. So the files below logs/CONTEXT_UID in the supervisor's work directory are named as well.
+
+Example:
+  mycora attempt logs 0f…-3a…-7-1 --follow --cert pki/admin.pem --key pki/admin.key";
+
+const WAIT_HELP: &str = "\
+Needs the admin's certificate.
+
+Example:
+  mycora attempt wait 0f…-3a…-7-1 --within 60 --cert pki/admin.pem --key pki/admin.key
+
+Exit codes: 0 it finished; 1 it did not, or not within that time.";
+
+const STOP_HELP: &str = "\
+One that waits does not begin, one that runs is asked to end and is ended after the grace; its coordinator is told. Of one that has ended nothing changes. Needs the admin's certificate.
+
+Example:
+  mycora attempt stop 0f…-3a…-7-1 --grace 30 --cert pki/admin.pem --key pki/admin.key";
+
+/// Commands about attempts at one machine: that at `supervisor` below `[addresses]` of the profile, else at its `address`.
+#[derive(Debug, Subcommand)]
+pub enum AttemptCommand {
+    /// Run a script straight on the machine, show what it prints, and exit with its outcome
+    #[command(after_help = run::AFTER_HELP)]
+    Run(RunArgs),
+    /// Show where an attempt stands, and how it ended
+    #[command(after_help = format!("{WHICH}\n\nExample:\n  mycora attempt show 0f…-3a…-7-1 --cert pki/admin.pem --key pki/admin.key"))]
+    Show(AttemptArgs),
+    /// Wait until an attempt has ended, and exit with its outcome
+    #[command(after_help = WAIT_HELP)]
+    Wait(WaitArgs),
+    /// Stop an attempt, whoever sent it
+    #[command(after_help = STOP_HELP)]
+    Stop(StopArgs),
+    /// Print all that is kept of what an attempt printed
+    #[command(after_help = LOGS_HELP)]
+    Logs(LogsArgs),
+}
+
+/// Which attempt.
+#[derive(Debug, Args)]
+pub struct AttemptArgs {
+    /// The attempt: `<context uid>-<flow uid>-<job>-<attempt>`
+    pub job_key: JobKey,
+}
+
+/// What `attempt wait` takes.
+#[derive(Debug, Args)]
+pub struct WaitArgs {
+    /// Which.
+    #[command(flatten)]
+    pub attempt: AttemptArgs,
+    /// At most so many seconds [default: until it has ended]
+    #[arg(long, value_name = "SECS")]
+    pub within: Option<u32>,
+}
+
+/// What `attempt stop` takes.
+#[derive(Debug, Args)]
+pub struct StopArgs {
+    /// Which.
+    #[command(flatten)]
+    pub attempt: AttemptArgs,
+    /// Seconds between asking the script to end and ending it, up to 3600; 0: at once [default: 5]
+    #[arg(long, value_name = "SECS", value_parser = clap::value_parser!(u32).range(..=3600))]
+    pub grace: Option<u32>,
+}
+
+/// What `attempt logs` takes.
+#[derive(Debug, Args)]
+pub struct LogsArgs {
+    /// Which.
+    #[command(flatten)]
+    pub attempt: AttemptArgs,
+    /// From this byte on
+    #[arg(long, value_name = "BYTE", default_value_t = 0)]
+    pub offset: u64,
+    /// Go on until the attempt has ended
+    #[arg(long, short)]
+    pub follow: bool,
+}
+
+/// Runs the command; gives the exit code.
+///
+/// # Errors
+/// When the supervisor cannot be reached or refuses.
+pub async fn run(session: &Session, command: &AttemptCommand) -> Result<u8, Failure> {
+    match command {
+        AttemptCommand::Run(args) => run::run(session, args).await,
+        AttemptCommand::Show(AttemptArgs { job_key }) => {
+            let answer = session.clients.get_attempt(job_key.to_string()).await?;
+            let text = || shown::whole(&answer.attempt.clone().unwrap_or_default());
+            output::answer(session.global.output, || json::of(&answer), text).map(|()| 0)
+        }
+        AttemptCommand::Wait(args) => wait(session, args).await,
+        AttemptCommand::Stop(StopArgs { attempt: AttemptArgs { job_key }, grace }) => {
+            let answer = session.clients.stop_attempt(job_key.to_string(), *grace).await?;
+            let text = || shown::whole(&answer.attempt.clone().unwrap_or_default());
+            output::answer(session.global.output, || json::of(&answer), text).map(|()| 0)
+        }
+        AttemptCommand::Logs(args) => logs(session, args).await.map(|()| 0),
+    }
+}
+
+async fn wait(session: &Session, args: &WaitArgs) -> Result<u8, Failure> {
+    let key = args.attempt.job_key.to_string();
+    let ended = within(args.within, session.clients.wait_attempt(&key));
+    let answer = match interrupted(ended, &key).await? {
+        Some(answer) => answer,
+        None => {
+            let secs = args.within.unwrap_or_default();
+            output::note(&format!("attempt {key} has not ended after {secs} s"));
+            let v1::GetAttemptResponse { attempt } = session.clients.get_attempt(key).await?;
+            v1::WaitAttemptResponse { attempt }
+        }
+    };
+    let attempt = answer.attempt.clone().unwrap_or_default();
+    output::answer(session.global.output, || json::of(&answer), || shown::whole(&attempt))?;
+    Ok(exit_code(&attempt))
+}
+
+/// What comes of it, or `None` when that takes longer.
+async fn within<T>(
+    secs: Option<u32>,
+    work: impl Future<Output = Result<T, Failure>>,
+) -> Result<Option<T>, Failure> {
+    match secs {
+        None => work.await.map(Some),
+        Some(secs) => match tokio::time::timeout(Duration::from_secs(secs.into()), work).await {
+            Ok(result) => result.map(Some),
+            Err(_) => Ok(None),
+        },
+    }
+}
+
+/// The same, unless somebody presses Ctrl-C: the attempt goes on then.
+async fn interrupted<T>(work: impl Future<Output = Result<T, Failure>>, key: &str) -> Result<T, Failure> {
+    tokio::select! {
+        result = work => result,
+        pressed = tokio::signal::ctrl_c() => Err(match pressed {
+            Ok(()) => Failure::Interrupted(format!(
+                "attempt {key} goes on; see `mycora attempt show {key}`, or end it with `mycora attempt stop {key}`"
+            )),
+            Err(error) => Failure::Failed(format!("cannot wait for signals: {error}")),
+        }),
+    }
+}
+
+/// 0 when it finished.
+fn exit_code(attempt: &v1::Attempt) -> u8 {
+    u8::from(attempt.state() != v1::AttemptState::Finished)
+}
+
+/// Prints what is kept of what an attempt printed.
+pub(super) async fn logs(session: &Session, args: &LogsArgs) -> Result<(), Failure> {
+    let request = v1::StreamAttemptLogsRequest {
+        job_key: args.attempt.job_key.to_string(),
+        offset: args.offset,
+        follow: args.follow,
+    };
+    let mut pieces = session.clients.stream_attempt_logs(request).await?;
+    let format = session.global.output;
+    let mut first = true;
+    let read = loop {
+        match pieces.next().await {
+            Ok(Some(piece)) if format == Format::Table => output::print_bytes(piece.text.as_bytes())?,
+            // Whoever follows need not wait for the last.
+            Ok(Some(piece)) if args.follow => output::print_one_of_many(format, &json::of(&piece))?,
+            Ok(Some(piece)) => output::print_item(format, first, &json::of(&piece))?,
+            Ok(None) => break Ok(()),
+            Err(error) => break Err(error),
+        }
+        first = false;
+    };
+    if format != Format::Table && !args.follow {
+        // Also what was begun is ended, so that a program can read it.
+        output::end_items(format, first)?;
+    }
+    read.map_err(|error: CallError| error.into())
+}

@@ -1,0 +1,116 @@
+//! `mycora attempt run`: what a machine does with a script, tried out.
+
+use clap::Args;
+use model::Isolation;
+use proto::convert::enums;
+use proto::v1;
+use uuid::Uuid;
+
+use super::{exit_code, interrupted, within};
+use crate::command::Session;
+use crate::command::job::SourceArgs;
+use crate::failure::Failure;
+use crate::output::{self, Format, attempt as shown, json, summary};
+
+/// Shown below the options.
+pub(super) const AFTER_HELP: &str = "\
+The machine takes it as it takes jobs of coordinators: it waits in the same queues, and the machine's policy holds for it. No coordinator knows of it. Needs the admin's certificate.
+
+Examples:
+  mycora attempt run check.py --timeout 60 --cert pki/admin.pem --key pki/admin.key
+  mycora attempt run --type shell --script 'nvidia-smi' --group gpu --detach --cert pki/admin.pem --key pki/admin.key
+
+Exit codes: 0 it finished, or was started with --detach; 1 it did not, or not within --wait.";
+
+/// What `attempt run` takes.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// What is run.
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// Run time in seconds [default: 3600]
+    #[arg(long, value_name = "SECS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub timeout: Option<u32>,
+    /// Run it on instances of this group only
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub group: String,
+    /// Run it on this instance of the group only
+    #[arg(long, value_name = "N", requires = "group")]
+    pub instance: Option<u32>,
+    /// The isolation that it needs at least: basic, confined or contained [default: basic]
+    #[arg(long, value_name = "LEVEL")]
+    pub isolation: Option<Isolation>,
+    /// Let it use the network
+    #[arg(long)]
+    pub network: bool,
+    /// Wait at most so many seconds for its end [default: until it has ended]
+    #[arg(long, value_name = "SECS")]
+    pub wait: Option<u32>,
+    /// Only start it
+    #[arg(long, conflicts_with = "wait")]
+    pub detach: bool,
+    /// Makes it repeatable: the same id with the same script starts one attempt only
+    #[arg(long, value_name = "UUID")]
+    pub request_id: Option<Uuid>,
+}
+
+pub(super) async fn run(session: &Session, args: &RunArgs) -> Result<u8, Failure> {
+    let started = session.clients.run_attempt(&request(args)?).await?;
+    let attempt = started.attempt.clone().unwrap_or_default();
+    let key = attempt.job_key;
+    if args.detach {
+        let text = || format!("attempt {key} is taken; see `mycora attempt wait {key}`\n");
+        return output::answer(session.global.output, || json::of(&started), text).map(|()| 0);
+    }
+    let both = async {
+        let (answer, ()) = tokio::try_join!(session.clients.wait_attempt(&key), printed(session, &key))?;
+        Ok(answer)
+    };
+    let Some(answer) = interrupted(within(args.wait, both), &key).await? else {
+        let waited = args.wait.unwrap_or_default();
+        output::note(&format!("attempt {key} goes on after {waited} s; see `mycora attempt wait {key}`"));
+        if session.global.output != Format::Table {
+            let answer = session.clients.get_attempt(key).await?;
+            output::answer(session.global.output, || json::of(&answer), String::new)?;
+        }
+        return Ok(1);
+    };
+    let attempt = answer.attempt.clone().unwrap_or_default();
+    if session.global.output == Format::Table && !session.global.quiet {
+        output::note(&shown::outcome(&attempt));
+    }
+    output::answer(session.global.output, || json::of(&answer), || summary::result(&attempt.result))?;
+    Ok(exit_code(&attempt))
+}
+
+fn request(args: &RunArgs) -> Result<v1::RunAttemptRequest, Failure> {
+    let (script, script_type) = args.source.read()?;
+    let isolation = args.isolation.map_or(v1::Isolation::Unspecified, enums::isolation_to_wire);
+    Ok(v1::RunAttemptRequest {
+        request_id: args.request_id.unwrap_or_else(Uuid::new_v4).to_string(),
+        script_type: enums::script_type_to_wire(script_type).into(),
+        script,
+        env_vars: args.source.env.iter().cloned().collect(),
+        timeout_secs: args.timeout.unwrap_or_default(),
+        group: args.group.clone(),
+        instance: args.instance,
+        isolation: isolation.into(),
+        network: args.network,
+    })
+}
+
+/// Shows what it prints until it has ended: beside the answer, where that is a document.
+async fn printed(session: &Session, key: &str) -> Result<(), Failure> {
+    if session.global.quiet && session.global.output != Format::Table {
+        return Ok(());
+    }
+    let request = v1::StreamAttemptLogsRequest { job_key: key.to_owned(), offset: 0, follow: true };
+    let mut pieces = session.clients.stream_attempt_logs(request).await?;
+    while let Some(piece) = pieces.next().await? {
+        match session.global.output {
+            Format::Table => output::print_bytes(piece.text.as_bytes())?,
+            Format::Json | Format::Yaml => output::note_bytes(piece.text.as_bytes()),
+        }
+    }
+    Ok(())
+}
