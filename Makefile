@@ -23,7 +23,7 @@ lint: ## formatting, clippy with warnings denied, buf where it is installed
 	cargo clippy --workspace --all-targets -- -D warnings
 	@if command -v buf >/dev/null; then set -x; buf lint; else echo "buf is not installed: the protos were not linted"; fi
 
-fuzz: ## looks for inputs that break a reader; needs a C++ compiler; a million of each, or MYCORA_FUZZ_RUNS
+fuzz: ## looks for inputs that break a reader; needs a C++ compiler; 10 minutes for each of them, or MYCORA_FUZZ_SECS
 	@deploy/local/need.sh cargo cc c++ python3
 	@tests/fuzz/run
 

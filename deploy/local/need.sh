@@ -23,7 +23,7 @@ advice() {
     cargo) echo "Rust: see https://rustup.rs, or: curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh" ;;
     cc) echo "a C compiler: apt-get install gcc libc6-dev | dnf install gcc | xcode-select --install" ;;
     c++) echo "a C++ compiler: apt-get install g++ | dnf install gcc-c++ | xcode-select --install" ;;
-    redis-server) echo "Redis 6.2 or newer: apt-get install redis-server | dnf install redis | brew install redis" ;;
+    redis-server) echo "Redis 7.0 or newer: apt-get install redis-server | dnf install redis | brew install redis" ;;
     python3) echo "Python 3: apt-get install python3 | dnf install python3 | brew install python" ;;
     venv) echo "Python's venv: apt-get install python3-venv" ;;
     npm) echo "npm: apt-get install npm | dnf install npm | brew install node" ;;
