@@ -7,6 +7,7 @@ package main
 
 import (
 	"context"
+	"crypto/ed25519"
 	"fmt"
 	"net"
 	"os"
@@ -105,18 +106,27 @@ func checkToken(ctx context.Context, checks *Checks, profile *Profile) error {
 	if profile.SigningKey == "" {
 		return nil
 	}
-	tokens, err := profile.WithTokens(profile.TrustDomain)
+	tokens, err := profile.Tokens()
 	if err != nil {
 		return err
 	}
-	if err := checkAll(ctx, checks, profile, nobody, tokens); err != nil {
+	if err := checkAll(ctx, checks, profile, nobody, grpc.WithPerRPCCredentials(tokens)); err != nil {
 		return err
 	}
-	elsewhere, err := profile.WithTokens("elsewhere")
+	_, other, err := ed25519.GenerateKey(nil)
 	if err != nil {
 		return err
 	}
-	return checkStranger(ctx, checks, profile, "who has one for another place", "IDENTITY_UNUSABLE", nobody, elsewhere)
+	elsewhere, misnamed := tokens, tokens
+	elsewhere.TrustDomain, misnamed.KeyID = "elsewhere", Thumbprint(other)
+	strange := map[string]Tokens{"who has one for another place": elsewhere, "who has one that names another key": misnamed}
+	for who, tokens := range strange {
+		shown := grpc.WithPerRPCCredentials(tokens)
+		if err := checkStranger(ctx, checks, profile, who, "IDENTITY_UNUSABLE", nobody, shown); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func checkStranger(

@@ -3,8 +3,11 @@ package main
 import (
 	"context"
 	"crypto"
+	"crypto/ed25519"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -87,14 +90,25 @@ func (p *Profile) WithCertificate() (grpc.DialOption, error) {
 	return grpc.WithTransportCredentials(credentials.NewTLS(config)), err
 }
 
-// WithTokens shows a token with each call, and no client certificate: it goes beside Nobody.
-func (p *Profile) WithTokens(trustDomain string) (grpc.DialOption, error) {
+// Tokens are the actor's, to be shown with each call. There is no client certificate: they go beside Nobody.
+func (p *Profile) Tokens() (Tokens, error) {
 	text, err := os.ReadFile(p.path(p.SigningKey))
 	if err != nil {
-		return nil, err
+		return Tokens{}, err
 	}
 	key, err := jwt.ParseEdPrivateKeyFromPEM(text)
-	return grpc.WithPerRPCCredentials(Tokens{trustDomain, p.Actor, key}), err
+	if err != nil {
+		return Tokens{}, err
+	}
+	own := key.(ed25519.PrivateKey)
+	return Tokens{p.TrustDomain, p.Actor, own, Thumbprint(own)}, nil
+}
+
+// Thumbprint is what names a key in the tokens that it signs, after RFC 7638.
+func Thumbprint(key ed25519.PrivateKey) string {
+	x := base64.RawURLEncoding.EncodeToString(key.Public().(ed25519.PublicKey))
+	hash := sha256.Sum256([]byte(fmt.Sprintf(`{"crv":"Ed25519","kty":"OKP","x":"%s"}`, x)))
+	return base64.RawURLEncoding.EncodeToString(hash[:])
 }
 
 // Tokens are made for each call, and signed with the key that the actor is registered with.
@@ -102,6 +116,7 @@ type Tokens struct {
 	TrustDomain string
 	Actor       uint32
 	Key         crypto.PrivateKey
+	KeyID       string
 }
 
 // GetRequestMetadata makes a token.
@@ -114,8 +129,10 @@ func (t Tokens) GetRequestMetadata(context.Context, ...string) (map[string]strin
 		"exp": now.Add(tokenLife).Unix(),
 		"jti": uuid.NewString(),
 	}
-	token, err := jwt.NewWithClaims(jwt.SigningMethodEdDSA, claims).SignedString(t.Key)
-	return map[string]string{"authorization": "Bearer " + token}, err
+	token := jwt.NewWithClaims(jwt.SigningMethodEdDSA, claims)
+	token.Header["kid"] = t.KeyID
+	signed, err := token.SignedString(t.Key)
+	return map[string]string{"authorization": "Bearer " + signed}, err
 }
 
 // RequireTransportSecurity keeps tokens from connections that others can read.

@@ -4,13 +4,13 @@
 // are what a program can act on: once with a client certificate and once with tokens. Prints a line for each check
 // and closes with the counts.
 
-import { randomUUID } from 'node:crypto';
+import { generateKeyPairSync, randomUUID } from 'node:crypto';
 import { isDeepStrictEqual, promisify } from 'node:util';
 
 import grpc from '@grpc/grpc-js';
 import { loadSync } from '@grpc/proto-loader';
 
-import { Profile, nobody, withCertificate, withTokens } from './connection.js';
+import { Profile, nobody, thumbprint, withCertificate, withTokens } from './connection.js';
 import { Refusal, pack, patiently } from './refusal.js';
 
 const DEADLINE_SECS = 60;
@@ -219,8 +219,10 @@ async function checkToken(checks, profile) {
   checks.that('the profile names a signing_key', profile.signing_key);
   if (!profile.signing_key) return;
   await checkAll(checks, profile, withTokens(profile));
-  const elsewhere = withTokens(profile, 'elsewhere');
+  const elsewhere = withTokens(profile, { trustDomain: 'elsewhere' });
   await checkStranger(checks, profile, 'who has one for another place', elsewhere, 'IDENTITY_UNUSABLE');
+  const misnamed = withTokens(profile, { kid: thumbprint(generateKeyPairSync('ed25519').publicKey) });
+  await checkStranger(checks, profile, 'who has one that names another key', misnamed, 'IDENTITY_UNUSABLE');
 }
 
 /** A server that has no time at first, as an overloaded scheduler. */

@@ -1,6 +1,6 @@
 // Where a coordinator is, and as whom we speak to it: with a client certificate, or with tokens.
 
-import { createPrivateKey, randomUUID, sign } from 'node:crypto';
+import { createHash, createPrivateKey, createPublicKey, randomUUID, sign } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { dirname, resolve } from 'node:path';
 
@@ -40,18 +40,25 @@ export function withCertificate(profile) {
 }
 
 /** No client certificate: a token with each call, signed with the key that the actor is registered with. */
-export function withTokens(profile, trustDomain = profile.trust_domain) {
+export function withTokens(profile, { trustDomain = profile.trust_domain, kid } = {}) {
   const key = createPrivateKey(profile.read(profile.signing_key));
+  kid ??= thumbprint(createPublicKey(key));
   const tokens = grpc.credentials.createFromMetadataGenerator((_, callback) => {
     const metadata = new grpc.Metadata();
-    metadata.set('authorization', `Bearer ${token(trustDomain, profile.actor, key)}`);
+    metadata.set('authorization', `Bearer ${token(trustDomain, profile.actor, key, kid)}`);
     callback(null, metadata);
   });
   return grpc.credentials.combineChannelCredentials(nobody(profile), tokens);
 }
 
+/** What names an Ed25519 key in the tokens that it signs, after RFC 7638. */
+export function thumbprint(publicKey) {
+  const { crv, kty, x } = publicKey.export({ format: 'jwk' });
+  return createHash('sha256').update(JSON.stringify({ crv, kty, x })).digest('base64url');
+}
+
 /** A short-lived token: a compact JWS over who calls, whom, and until when. */
-function token(trustDomain, actor, key) {
+function token(trustDomain, actor, key, kid) {
   const [audience, now] = [`spiffe://${trustDomain}`, Math.floor(Date.now() / 1000)];
   const claims = {
     sub: `${audience}/actor/${actor}`,
@@ -61,6 +68,6 @@ function token(trustDomain, actor, key) {
     jti: randomUUID(),
   };
   const encode = (part) => Buffer.from(JSON.stringify(part)).toString('base64url');
-  const signed = `${encode({ alg: 'EdDSA', typ: 'JWT' })}.${encode(claims)}`;
+  const signed = `${encode({ alg: 'EdDSA', typ: 'JWT', kid })}.${encode(claims)}`;
   return `${signed}.${sign(null, Buffer.from(signed), key).toString('base64url')}`;
 }

@@ -11,7 +11,8 @@ import uuid
 from concurrent import futures
 
 import grpc
-from connection import Profile, nobody, with_certificate, with_tokens
+from connection import Profile, nobody, thumbprint, with_certificate, with_tokens
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
@@ -220,6 +221,8 @@ def check_token(checks, profile):
     check_all(checks, profile, with_tokens(profile))
     elsewhere = with_tokens(profile, "elsewhere")
     check_stranger(checks, profile, "who has one for another place", elsewhere, "IDENTITY_UNUSABLE")
+    misnamed = with_tokens(profile, key_id=thumbprint(Ed25519PrivateKey.generate().public_key()))
+    check_stranger(checks, profile, "who has one that names another key", misnamed, "IDENTITY_UNUSABLE")
 
 
 class Busy(flows_grpc.FlowServiceServicer):

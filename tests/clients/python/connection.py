@@ -1,5 +1,8 @@
 """Where a coordinator is, and as whom we speak to it: with a client certificate, or with tokens."""
 
+import base64
+import hashlib
+import json
 import pathlib
 import time
 import tomllib
@@ -7,6 +10,7 @@ import uuid
 
 import grpc
 import jwt
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 TOKEN_LIFE_SECS = 60
 
@@ -45,25 +49,36 @@ def with_certificate(profile):
     return grpc.ssl_channel_credentials(profile.ca, private_key=profile.key, certificate_chain=profile.cert)
 
 
-def with_tokens(profile, trust_domain=None):
+def with_tokens(profile, trust_domain=None, key_id=None):
     """No client certificate: a token with each call, signed with the key that the actor is registered with."""
-    tokens = Tokens(trust_domain or profile.trust_domain, profile.actor, profile.signing_key)
+    key = load_pem_private_key(profile.signing_key, password=None)
+    tokens = Tokens(trust_domain or profile.trust_domain, profile.actor, key, key_id or thumbprint(key.public_key()))
     return grpc.composite_channel_credentials(nobody(profile), grpc.metadata_call_credentials(tokens))
+
+
+def thumbprint(public_key):
+    """What names an Ed25519 key in the tokens that it signs, after RFC 7638."""
+    jwk = {"crv": "Ed25519", "kty": "OKP", "x": base64url(public_key.public_bytes_raw())}
+    return base64url(hashlib.sha256(json.dumps(jwk, separators=(",", ":")).encode()).digest())
+
+
+def base64url(content):
+    return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
 
 
 class Tokens(grpc.AuthMetadataPlugin):
     """Makes a short-lived token for each call."""
 
-    def __init__(self, trust_domain, actor, signing_key):
+    def __init__(self, trust_domain, actor, signing_key, key_id):
         self.audience = f"spiffe://{trust_domain}"
         self.subject = f"{self.audience}/actor/{actor}"
-        self.signing_key = signing_key
+        self.signing_key, self.key_id = signing_key, key_id
 
     def token(self):
         now = int(time.time())
         claims = {"sub": self.subject, "aud": self.audience, "iat": now, "exp": now + TOKEN_LIFE_SECS}
         claims["jti"] = str(uuid.uuid4())
-        return jwt.encode(claims, self.signing_key, algorithm="EdDSA")
+        return jwt.encode(claims, self.signing_key, algorithm="EdDSA", headers={"kid": self.key_id})
 
     def __call__(self, _, callback):
         callback((("authorization", f"Bearer {self.token()}"),), None)
