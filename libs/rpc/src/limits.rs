@@ -4,14 +4,17 @@ use crate::gate::arrival::{HEADER_LIST_BYTES_MAX, REQUEST_ID_BYTES_MAX};
 use crate::gate::methods::CALL_SECS_MAX;
 use crate::gate::shed::{CONNECTION_PROBES_MAX, QUICK_MAX, STRANGERS_MAX, STREAMS_MAX, WAITING_MAX};
 use crate::server::accept::{CONNECTIONS_ANONYMOUS_MAX, CONNECTIONS_MAX, HANDSHAKES_MAX};
-use crate::server::origin::{HANDSHAKES_LOCAL_MAX, HANDSHAKES_OF_ONE_MAX};
+use crate::server::origin::{
+    CONNECTIONS_ANONYMOUS_LOCAL_MAX, CONNECTIONS_ANONYMOUS_OF_ONE_MAX, HANDSHAKES_LOCAL_MAX,
+    HANDSHAKES_OF_ONE_MAX,
+};
 use crate::server::{CONNECTION_STREAMS_MAX, CONNECTION_WINDOW_BYTES};
 
 /// What tonic decodes of one message, unless a service says otherwise.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// The named limits of every server, the unit in the name.
-pub const LIMITS: [(&str, u64); 16] = [
+pub const LIMITS: [(&str, u64); 18] = [
     ("rpc_message_bytes_max", MESSAGE_BYTES_MAX as u64),
     ("rpc_header_list_bytes_max", HEADER_LIST_BYTES_MAX as u64),
     ("rpc_request_id_bytes_max", REQUEST_ID_BYTES_MAX as u64),
@@ -23,6 +26,8 @@ pub const LIMITS: [(&str, u64); 16] = [
     ("rpc_connection_probes_max", CONNECTION_PROBES_MAX as u64),
     ("rpc_connections_max", CONNECTIONS_MAX as u64),
     ("rpc_connections_anonymous_max", CONNECTIONS_ANONYMOUS_MAX as u64),
+    ("rpc_connections_anonymous_of_one_max", CONNECTIONS_ANONYMOUS_OF_ONE_MAX as u64),
+    ("rpc_connections_anonymous_local_max", CONNECTIONS_ANONYMOUS_LOCAL_MAX as u64),
     ("rpc_connection_streams_max", CONNECTION_STREAMS_MAX as u64),
     ("rpc_connection_window_bytes", CONNECTION_WINDOW_BYTES as u64),
     ("rpc_handshakes_max", HANDSHAKES_MAX as u64),

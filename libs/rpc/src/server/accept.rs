@@ -18,7 +18,7 @@ use tonic::transport::server::Connected;
 use crate::caller::mesh::MeshTrust;
 use crate::caller::{Peer, PeerIdentity};
 use crate::metrics::Metrics;
-use crate::server::origin::Origins;
+use crate::server::origin::{Held, Origins};
 use crate::tls::ServerTls;
 
 /// A handshake that takes longer is given up.
@@ -27,7 +27,8 @@ pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) const HANDSHAKES_MAX: usize = 256;
 /// Connections at once of peers that showed a certificate of ours, or stand behind the sidecar.
 pub(crate) const CONNECTIONS_MAX: usize = 4096;
-/// Connections at once of peers without a certificate; they cannot take the others' places.
+/// Connections at once of peers without a certificate; they cannot take the others' places. Of one place only some
+/// ([`Origins`]).
 pub(crate) const CONNECTIONS_ANONYMOUS_MAX: usize = 1024;
 /// Pause after an error of `accept`, as when the process has no descriptors left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -75,25 +76,40 @@ pub(crate) struct Seats {
     known: Arc<Semaphore>,
     kept_from_actors: usize,
     anonymous: Arc<Semaphore>,
+    strangers: Origins,
+}
+
+/// A place that is taken, until it is dropped.
+#[derive(Debug)]
+struct Seat {
+    _seat: OwnedSemaphorePermit,
+    _held: Option<Held>,
 }
 
 impl Seats {
     pub(crate) fn new(known: usize, anonymous: usize) -> Self {
-        let (kept_from_actors, anonymous) = (known / 4, Arc::new(Semaphore::new(anonymous)));
-        Self { known: Arc::new(Semaphore::new(known)), kept_from_actors, anonymous }
+        let (known_of_all, kept_from_actors) = (Arc::new(Semaphore::new(known)), known / 4);
+        let (anonymous, strangers) = (Arc::new(Semaphore::new(anonymous)), Origins::of_strangers());
+        Self { known: known_of_all, kept_from_actors, anonymous, strangers }
     }
 
-    fn take(&self, peer: &Peer) -> io::Result<OwnedSemaphorePermit> {
-        let (seats, kept) = match &peer.identity {
-            PeerIdentity::Known(caller) if caller.actor().is_some() => (&self.known, self.kept_from_actors),
-            PeerIdentity::Anonymous | PeerIdentity::Unusable(_) if peer.mesh.is_none() => {
-                (&self.anonymous, 0)
+    fn take(&self, peer: &Peer) -> io::Result<Seat> {
+        let (seats, kept, held) = match &peer.identity {
+            PeerIdentity::Known(caller) if caller.actor().is_some() => {
+                (&self.known, self.kept_from_actors, None)
             }
-            _ => (&self.known, 0),
+            PeerIdentity::Anonymous | PeerIdentity::Unusable(_) if peer.mesh.is_none() => {
+                let held = self.strangers.take(peer.address.ip()).ok_or_else(|| {
+                    io::Error::other("there are too many connections without a certificate from that address")
+                })?;
+                (&self.anonymous, 0, Some(held))
+            }
+            _ => (&self.known, 0, None),
         };
         // Nothing is looked up here: a certificate that was revoked takes a place as well.
         let seat = seats.clone().try_acquire_owned().ok().filter(|_| seats.available_permits() >= kept);
-        seat.ok_or_else(|| io::Error::other("there are too many connections"))
+        let seat = seat.ok_or_else(|| io::Error::other("there are too many connections"))?;
+        Ok(Seat { _seat: seat, _held: held })
     }
 }
 
@@ -101,7 +117,7 @@ impl Seats {
 ///
 /// Each handshake is a task of its own: a slow peer holds up nobody else. Who has too many under way is sent away at once.
 pub(crate) async fn accept(door: Door, hall: Hall) {
-    let (permits, origins) = (Arc::new(Semaphore::new(HANDSHAKES_MAX)), Origins::default());
+    let (permits, origins) = (Arc::new(Semaphore::new(HANDSHAKES_MAX)), Origins::of_handshakes());
     loop {
         let next = async {
             let permit = permits.clone().acquire_owned().await;
@@ -119,23 +135,23 @@ pub(crate) async fn accept(door: Door, hall: Hall) {
                 continue;
             }
         };
-        let begun = match &door.entrance {
+        let held = match &door.entrance {
             // A sidecar speaks for many, and shakes no hands.
             Entrance::Mesh(_) => None,
-            Entrance::Tls(..) => match origins.begin(address.ip()) {
+            Entrance::Tls(..) => match origins.take(address.ip()) {
                 None => {
                     hall.metrics.connections_refused.inc();
                     tracing::debug!(peer = %address, "refused: too many handshakes with that address are under way");
                     continue;
                 }
-                begun => begun,
+                held => held,
             },
         };
         let (entrance, hall) = (door.entrance.clone(), hall.clone());
         tokio::spawn(async move {
             let greeted =
                 tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(socket, address, entrance, &hall)).await;
-            drop((permit, begun));
+            drop((permit, held));
             match greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
                 // Nobody receives any more when the server has stopped meanwhile.
                 Ok(connection) => drop(hall.ready.send(Ok(connection)).await),
@@ -204,7 +220,7 @@ pub(crate) struct Connection {
     wire: Wire,
     peer: Peer,
     severed: Pin<Box<WaitForCancellationFutureOwned>>,
-    _seat: OwnedSemaphorePermit,
+    _seat: Seat,
 }
 
 enum Wire {

@@ -7,12 +7,14 @@ use std::time::{Duration, SystemTime};
 
 use identity::IssueOptions;
 use prometheus::Registry;
-use rpc::{ErrorView, LIMITS, Retry};
+use rpc::{CallsMax, ErrorView, LIMITS, Retry, TlsMode};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::version::TLS13;
 use rustls::{AlertDescription, ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
@@ -97,7 +99,7 @@ async fn alert_of(server: &Running, ca: &Path, certificate: &Path, key: &Path) -
     let builder = builder.with_root_certificates(roots);
     let config = builder.with_client_auth_cert(chain.unwrap(), PrivateKeyDer::from_pem_file(key).unwrap());
     let connector = TlsConnector::from(Arc::new(config.unwrap()));
-    let socket = tokio::net::TcpStream::connect(server.address).await.unwrap();
+    let socket = TcpStream::connect(server.address).await.unwrap();
     // In TLS 1.3 a client is done before the server has looked at its certificate.
     let mut stream = connector.connect("localhost".try_into().unwrap(), socket).await.unwrap();
     let error = stream.read(&mut [0]).await.unwrap_err();
@@ -141,7 +143,7 @@ async fn a_peer_that_says_nothing_holds_up_nobody() {
     let server = Running::start(&authority).await;
     let mut silent = Vec::new();
     for _ in 0..20 {
-        silent.push(tokio::net::TcpStream::connect(server.address).await.unwrap());
+        silent.push(TcpStream::connect(server.address).await.unwrap());
     }
     let channel = server.channel(&authority.issue(SCHEDULER));
     assert_eq!(who_am_i(&channel).await.unwrap(), "service/scheduler");
@@ -155,8 +157,8 @@ async fn one_address_does_not_hold_every_handshake() {
     let server = Running::start(&authority).await;
     let registry = Registry::new();
     server.mount.metrics().register(&registry).unwrap();
-    let max = LIMITS.iter().find(|(name, _)| *name == "rpc_handshakes_local_max").unwrap().1;
-    let connect = || tokio::net::TcpStream::connect(server.address);
+    let max = limit("rpc_handshakes_local_max");
+    let connect = || TcpStream::connect(server.address);
     let mut silent = Vec::new();
     for _ in 0..max {
         silent.push(connect().await.unwrap());
@@ -177,6 +179,70 @@ async fn one_address_does_not_hold_every_handshake() {
         }
     };
     tokio::time::timeout(std::time::Duration::from_secs(20), came_in).await.expect("nobody is let in");
+}
+
+/// Connections of one address, without certificates: they are held, and nothing is done with them.
+#[tokio::test]
+async fn one_address_does_not_hold_every_place_of_those_without_a_certificate() {
+    allow_files(4096);
+    let authority = Authority::new();
+    let permissive = |server: rpc::Server| server.tls_mode(TlsMode::Permissive);
+    let server = Running::start_with(&authority, CallsMax::default(), permissive).await;
+    let registry = Registry::new();
+    server.mount.metrics().register(&registry).unwrap();
+    let max = limit("rpc_connections_anonymous_local_max");
+    assert!(max < limit("rpc_connections_anonymous_max"));
+    let mut idle = Vec::new();
+    for count in 1..=max {
+        idle.push(plain(&server).await);
+        // One after the other: they are not many handshakes.
+        while came_about(&registry) < count as f64 {
+            tokio::task::yield_now().await;
+        }
+    }
+    assert_eq!(refused_so_far(&registry), 0.0);
+    // Closed, or closed before it could be read from.
+    assert_eq!(plain(&server).await.read(&mut [0]).await.unwrap_or(0), 0);
+    assert_eq!(refused_so_far(&registry), 1.0);
+    let stranger = server.channel(&authority.anonymous());
+    who_am_i(&stranger).await.expect_err("it has no place");
+    assert_eq!(refused_so_far(&registry), 2.0, "with TLS it is the same");
+    // Who shows a certificate is not meant.
+    assert_eq!(who_am_i(&server.channel(&authority.issue(SCHEDULER))).await.unwrap(), "service/scheduler");
+    // With one that is gone there is room for the next.
+    drop(idle.pop());
+    let mut health = HealthClient::new(server.channel(&authority.anonymous()));
+    let came_in = async {
+        while health.check(HealthCheckRequest::default()).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), came_in).await.expect("nobody is let in");
+}
+
+/// A connection that says one byte, which is none of TLS.
+async fn plain(server: &Running) -> TcpStream {
+    let mut socket = TcpStream::connect(server.address).await.unwrap();
+    socket.write_all(b"P").await.unwrap();
+    socket
+}
+
+fn came_about(registry: &Registry) -> f64 {
+    let families = registry.gather();
+    let family = families.iter().find(|family| family.name() == "mycora_connections_total");
+    family.map_or(0.0, |family| family.get_metric().iter().map(|one| one.get_counter().get_value()).sum())
+}
+
+fn limit(name: &str) -> u64 {
+    LIMITS.iter().find(|(named, _)| *named == name).unwrap().1
+}
+
+/// Both ends of what is connected here are files of this process.
+fn allow_files(count: u64) {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|current| current < count) {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(count), ..limit }).unwrap();
+    }
 }
 
 #[tokio::test]
