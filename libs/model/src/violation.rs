@@ -5,10 +5,17 @@ use std::fmt;
 /// One field that cannot be accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// The path of the field, as in `nodes[3].depends[0]`.
+    /// The path of the field, as in `nodes[3].depends[0]`; empty where it is the request as a whole.
     pub field: String,
     /// What is wrong, and what would be right. A sentence without a period.
     pub description: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let colon = if self.field.is_empty() { "" } else { ": " };
+        write!(f, "{}{colon}{}", self.field, self.description)
+    }
 }
 
 /// Everything that is wrong with one request, in the order it was found.
@@ -65,10 +72,23 @@ impl fmt::Display for Violations {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, violation) in self.0.iter().enumerate() {
             let separator = if i == 0 { "" } else { "; " };
-            write!(f, "{separator}{}: {}", violation.field, violation.description)?;
+            write!(f, "{separator}{violation}")?;
         }
         Ok(())
     }
 }
 
 impl std::error::Error for Violations {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_about_no_field_stands_alone() {
+        let mut violations = Violations::new();
+        violations.add("", "the message cannot be read");
+        violations.add("nodes[3].name", "must not be empty");
+        assert_eq!(violations.to_string(), "the message cannot be read; nodes[3].name: must not be empty");
+    }
+}

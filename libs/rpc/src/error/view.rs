@@ -54,8 +54,7 @@ impl fmt::Display for ErrorView {
         }
         for (i, violation) in self.violations.iter().enumerate() {
             let line_break = if i == 0 { "" } else { "\n" };
-            let colon = if violation.field.is_empty() { "" } else { ": " };
-            write!(f, "{line_break}{}{colon}{}", violation.field, violation.description)?;
+            write!(f, "{line_break}{violation}")?;
         }
         Ok(())
     }

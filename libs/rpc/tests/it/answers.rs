@@ -88,6 +88,8 @@ async fn what_cannot_be_read_is_an_invalid_argument() {
     ] {
         let status = raw(&channel, WHO_AM_I, &[], body.clone()).await;
         is(&status, Code::InvalidArgument, "INVALID_REQUEST");
+        // It is about no field.
+        assert!(status.message().starts_with("the message cannot be read: "), "{status}");
         assert_eq!(ErrorView::from(&status).violations.len(), 1, "{body:?}");
     }
 }
