@@ -181,7 +181,7 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
     let signing_key = Some(dir.join(suite::ACTOR_KEY));
     let profile = Profile { signing_key, ..certificates.profile(port) };
     profile.save(&dir.join("client.toml")).map_err(UpError::Profile)?;
-    let banner = Banner::new(&dir, &redis, &profile, port, suite.standing());
+    let banner = Banner::new(&dir, &redis, &profile, certificates.admin(), port, suite.standing());
     let task = tokio::spawn(supervise(dir, redis, suite, stop.clone(), notice));
     Ok(Running { profile, banner, stop, task })
 }

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use identity::IssuedFiles;
 use model::Isolation;
 use sandbox::Standing;
 use serde::Serialize;
@@ -32,6 +33,10 @@ pub struct Banner {
     pub cert: PathBuf,
     /// Its key.
     pub key: PathBuf,
+    /// The certificate of who may do what actors may not, such as registering them.
+    pub admin_cert: PathBuf,
+    /// Its key.
+    pub admin_key: PathBuf,
     /// A command that looks into Redis.
     pub redis_cli: String,
     #[serde(skip)]
@@ -43,6 +48,7 @@ impl Banner {
         dir: &DataDir,
         redis: &PrivateRedis,
         profile: &Profile,
+        admin: &IssuedFiles,
         port: u16,
         standing: Option<&Standing>,
     ) -> Self {
@@ -57,6 +63,8 @@ impl Banner {
             ca: profile.ca.clone().unwrap_or_default(),
             cert: profile.cert.clone().unwrap_or_default(),
             key: profile.key.clone().unwrap_or_default(),
+            admin_cert: admin.certificate.clone(),
+            admin_key: admin.key.clone(),
             redis_cli: redis.cli_line(dir, 1),
             port,
         }
@@ -85,8 +93,9 @@ impl Banner {
     /// The same, and lines to copy.
     #[must_use]
     pub fn text(&self) -> String {
-        let Self { config, ca, cert, key, redis_cli, port, .. } = self;
-        let [config, ca, cert, key] = [config, ca, cert, key].map(|path| path.display());
+        let Self { config, ca, cert, key, admin_cert, admin_key, redis_cli, port, .. } = self;
+        let [config, ca, cert, key, admin_cert, admin_key] =
+            [config, ca, cert, key, admin_cert, admin_key].map(|path| path.display());
         let ready = self.line();
         let isolation = self.isolation_text();
         format!(
@@ -95,6 +104,8 @@ impl Banner {
              \n\
              command line  export MYCORA_CONFIG={config}\n\
              \x20             mycora flow submit FILE --watch\n\
+             as the admin  mycora actor register --new-key FILE --cert {admin_cert} --key {admin_key}\n\
+             \x20             (who may register actors and drain machines; actor 1 may not)\n\
              grpcurl       grpcurl -cacert {ca} -cert {cert} -key {key} localhost:{port} list\n\
              buf curl      buf curl --protocol grpc --cacert {ca} --cert {cert} --key {key} https://localhost:{port} --list-services\n\
              redis-cli     {redis_cli}\n\

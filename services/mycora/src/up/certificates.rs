@@ -26,6 +26,7 @@ pub(super) struct Certificates {
     server: IssuedFiles,
     gateway: IssuedFiles,
     actor: IssuedFiles,
+    admin: IssuedFiles,
     signing: SigningFiles,
 }
 
@@ -44,14 +45,14 @@ pub(super) fn prepare(dir: &DataDir, pki_dir: Option<&Path>) -> Result<Certifica
     let since = Timestamp::from(now);
     // Always its own: several coordinators may have certificates of one authority.
     let own = dir.private("pki")?;
-    // For who looks after the suite: actors may not drain machines, nor register actors.
-    issue(Identity::Admin)?;
     let signing = SigningFiles::issue(&own, SIGNING_NAME, since, since + LEAF_VALIDITY);
     Ok(Certificates {
         signing: signing.map_err(UpError::Signing)?,
         server: issue(Identity::Service(ServiceName::Mycora))?,
         gateway: issue(Identity::Service(ServiceName::MyceliumGateway))?,
         actor: issue(Identity::Actor(ACTOR))?,
+        // For who looks after the suite: actors may not drain machines, nor register actors.
+        admin: issue(Identity::Admin)?,
     })
 }
 
@@ -90,6 +91,12 @@ impl Certificates {
     #[must_use]
     pub(super) fn gateway(&self) -> TlsFiles {
         tls_files(&self.gateway)
+    }
+
+    /// Who may do what actors may not.
+    #[must_use]
+    pub(super) const fn admin(&self) -> &IssuedFiles {
+        &self.admin
     }
 
     /// How a client on this machine reaches this all-in-one, as actor 1.

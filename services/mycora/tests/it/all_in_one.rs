@@ -98,6 +98,16 @@ fn an_actor_may_write_to_itself_at_once() {
         serde_json::from_slice(&output.stdout).expect("a list")
     };
     assert!(stdout(&asked(&["actor", "show"], 0)).contains("home context  1\n"));
+    // Actors register nobody; what the banner says of the admin does.
+    let said = running.banner().text();
+    let words = said.lines().find_map(|line| line.strip_prefix("as the admin  mycora ")).expect("a line");
+    let words: Vec<&str> = words.split(' ').collect();
+    assert_eq!(words[..4], ["actor", "register", "--new-key", "FILE"]);
+    let new_key = |name| dir.path().join(name).display().to_string();
+    let (refused, taken) = (new_key("refused.ed25519"), new_key("taken.ed25519"));
+    asked(&[&words[..3], &[&refused]].concat(), 3);
+    asked(&[&words[..3], &[&taken], &words[4..]].concat(), 0);
+    asked(&["actor", "show", "2", words[4], words[5], words[6], words[7]], 0);
     let send = |more: &[&str], code: i32| -> serde_json::Value {
         let arguments = ["--output", "json", "message", "send", "--to", "1", "--wait"];
         let output = asked(&[&arguments, more].concat(), code);
