@@ -194,15 +194,21 @@ impl Store {
         service::crash_point("storage.commit.before");
         let answer = tenant.apply(change, read).await;
         service::crash_point("storage.commit.after");
-        let revision = answer.map_err(|error| Refusal::of(&error))?.unsigned_abs();
-        if let Some(router) = &router {
+        let revision = answer.map_err(|error| Refusal::of(&error))?;
+        if revision < 0 && router.is_some() {
+            // Whoever was chosen then may not have been sent them, and nobody else holds them.
+            let keys: Vec<_> = commit.messages.iter().map(|message| message.key).collect();
+            if let Err(error) = self.send_held(&tenant, routers, &keys, now).await {
+                tracing::warn!(context = %tenant.id, %error, "what was committed before is sent when its hold ends");
+            }
+        } else if let Some(router) = &router {
             for message in commit.messages {
                 let (key, body) = (message.key, message.into_body(commit.flow));
                 let held = Held { context: commit.context, context_uid: commit.context_uid, key, body };
                 routers.hand(router, held);
             }
         }
-        Ok(Revision(revision))
+        Ok(Revision(revision.unsigned_abs()))
     }
 }
 

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::raw::{self, Holder};
 use crate::record;
 use crate::record::message::{Body, Found};
+use crate::routers::Routers;
 use crate::scripts;
 use crate::store::{Store, Tenant};
 
@@ -135,6 +136,26 @@ impl Store {
     pub(crate) async fn held_by(&self, tenant: &Tenant, router: &str, now: Timestamp) -> Result<Vec<Held>> {
         let all = tenant.connection.cmd(Cmd::new("ZRANGE").arg(&tenant.held).arg(0).arg(-1)).await?;
         self.take_held((tenant, router), &Entry::list(tenant, all)?, None, now).await
+    }
+
+    /// Sends each of `routers` those of these messages that it holds; what it was sent already it is not sent again.
+    pub(crate) async fn send_held(
+        &self,
+        tenant: &Tenant,
+        routers: &Routers,
+        keys: &[MessageKey],
+        now: Timestamp,
+    ) -> Result<()> {
+        let entry = |key: &MessageKey| {
+            let text = tenant.keys.message(key.caller, key.id);
+            Entry { bytes: text.clone().into_bytes(), message: Some((*key, text)) }
+        };
+        let seen: Vec<Entry> = keys.iter().map(entry).collect();
+        for router in routers.all() {
+            let held = self.take_held((tenant, router.name()), &seen, None, now).await?;
+            held.into_iter().for_each(|message| router.send(message));
+        }
+        Ok(())
     }
 
     /// Takes those whose hold has ended at `until`; without one those that `router` holds already.

@@ -158,6 +158,11 @@ impl Routers {
         connected.retain(|known| !Arc::ptr_eq(known, router));
     }
 
+    /// All that are connected.
+    pub(crate) fn all(&self) -> Vec<Arc<Router>> {
+        self.0.connected.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Whether it is still the one of its name.
     pub(crate) fn is_current(&self, router: &Arc<Router>) -> bool {
         let connected = self.0.connected.read().unwrap_or_else(PoisonError::into_inner);
