@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use proto::v1;
 use tonic::{Code, Status};
 
-use crate::conformance::{self, Asked, End, Family, Kept};
+use crate::conformance::{self, Asked, Asking, End, Family, Kept};
 use crate::places::Redis;
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, key_of};
 
@@ -59,7 +59,7 @@ pub(crate) struct Op {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum Call {
+pub(crate) enum Call {
     Register(v1::RegisterActorRequest),
     UpdateActor(v1::UpdateActorRequest),
     Rotate(v1::RotateActorKeyRequest),
@@ -71,7 +71,7 @@ enum Call {
 
 /// What a call gives.
 #[derive(Debug, PartialEq)]
-enum Answer {
+pub(crate) enum Answer {
     Actor(v1::Actor),
     Context(v1::Context),
     Nothing,
@@ -210,33 +210,55 @@ impl Contexts {
     }
 }
 
-async fn perform(stage: &Stage<impl Redis>, who: u32, call: Call) -> Result<Answer, Status> {
-    let (mut actors, mut contexts) = (stage.actors(identity(who)), stage.contexts(identity(who)));
-    Ok(match call {
-        Call::Register(request) => {
-            Answer::Actor(actors.register_actor(request).await?.into_inner().actor.unwrap())
-        }
-        Call::UpdateActor(request) => {
-            Answer::Actor(actors.update_actor(request).await?.into_inner().actor.unwrap())
-        }
-        Call::Rotate(request) => {
-            Answer::Actor(actors.rotate_actor_key(request).await?.into_inner().actor.unwrap())
-        }
-        Call::DeleteActor(request) => {
-            actors.delete_actor(request).await?;
-            Answer::Nothing
-        }
-        Call::Create(request) => {
-            Answer::Context(contexts.create_context(request).await?.into_inner().context.unwrap())
-        }
-        Call::Update(request) => {
-            Answer::Context(contexts.update_context(request).await?.into_inner().context.unwrap())
-        }
-        Call::Delete(request) => {
-            contexts.delete_context(request).await?;
-            Answer::Nothing
-        }
-    })
+impl Asking for Contexts {
+    type Call = Call;
+    type Answer = Answer;
+
+    fn expect(&self, who: u32, call: &Call) -> End {
+        self.end_of(who, call)
+    }
+
+    async fn perform(&self, stage: &Stage<impl Redis>, who: u32, call: Call) -> Result<Answer, Status> {
+        let (mut actors, mut contexts) = (stage.actors(identity(who)), stage.contexts(identity(who)));
+        Ok(match call {
+            Call::Register(request) => {
+                Answer::Actor(actors.register_actor(request).await?.into_inner().actor.unwrap())
+            }
+            Call::UpdateActor(request) => {
+                Answer::Actor(actors.update_actor(request).await?.into_inner().actor.unwrap())
+            }
+            Call::Rotate(request) => {
+                Answer::Actor(actors.rotate_actor_key(request).await?.into_inner().actor.unwrap())
+            }
+            Call::DeleteActor(request) => {
+                actors.delete_actor(request).await?;
+                Answer::Nothing
+            }
+            Call::Create(request) => {
+                Answer::Context(contexts.create_context(request).await?.into_inner().context.unwrap())
+            }
+            Call::Update(request) => {
+                Answer::Context(contexts.update_context(request).await?.into_inner().context.unwrap())
+            }
+            Call::Delete(request) => {
+                contexts.delete_context(request).await?;
+                Answer::Nothing
+            }
+        })
+    }
+
+    fn take(&mut self, who: u32, call: &Call, answer: &Answer) {
+        self.carry_out(who, call, answer);
+    }
+
+    fn check_answer(&self, who: u32, call: &Call, answer: &Answer, _: End) {
+        let is_right = match answer {
+            Answer::Actor(actor) => self.is_as_kept(actor),
+            Answer::Context(context) => self.is_as_made(context),
+            Answer::Nothing => true,
+        };
+        assert!(is_right, "{who} asks {call:?}: {answer:?}");
+    }
 }
 
 impl Family for Contexts {
@@ -294,20 +316,9 @@ impl Family for Contexts {
     }
 
     async fn apply(&mut self, stage: &Stage<impl Redis>, op: Op) {
-        let Some((who, call)) = self.call(&op) else { return };
-        let expected = self.expect(who, &call);
-        let what = format!("{who} asks {call:?}");
-        let answer = perform(stage, who, call.clone()).await;
-        let Some(answer) = expected.meets(answer, &what) else { return };
-        if expected == End::Made {
-            self.take(who, &call, &answer);
+        if let Some((who, call)) = self.call(&op) {
+            self.ask(stage, who, call).await;
         }
-        let is_right = match &answer {
-            Answer::Actor(actor) => self.is_as_kept(actor),
-            Answer::Context(context) => self.is_as_made(context),
-            Answer::Nothing => true,
-        };
-        assert!(is_right, "{what}: {answer:?}");
     }
 
     async fn check(&mut self, stage: &Stage<impl Redis>) {

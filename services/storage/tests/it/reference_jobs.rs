@@ -11,12 +11,12 @@ use proptest::prelude::*;
 use proto::v1;
 use tonic::{Code, Status};
 
-use crate::conformance::{self, Asked, End, Family, Kept};
+use crate::conformance::{self, Asked, Asking, Chances, End, Family, Kept};
 use crate::places::Redis;
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage};
 
 #[derive(Debug, Clone, Copy)]
-enum What {
+pub(crate) enum What {
     Put,
     Create,
     Delete,
@@ -25,20 +25,8 @@ enum What {
     Again,
 }
 
-/// Chances, of which each operation takes those that it needs.
-#[derive(Debug, Clone)]
-pub(crate) struct Op {
-    what: What,
-    who: u32,
-    object: usize,
-    /// Which blobs.
-    blobs: u8,
-    request: Option<u8>,
-    other: bool,
-}
-
 #[derive(Debug, Clone, PartialEq)]
-enum Call {
+pub(crate) enum Call {
     Create(v1::CreateJobRequest),
     Delete(v1::DeleteJobRequest),
 }
@@ -124,12 +112,12 @@ impl Jobs {
         (0..self.bytes.len()).filter(|blob| named.contains(&&self.blob_ref(*blob))).collect()
     }
 
-    fn call(&self, op: &Op) -> Option<(u32, Call)> {
-        let request_id = op.request.map(|n| format!("r{n}")).unwrap_or_default();
+    fn call(&self, op: &Chances<What>) -> Option<(u32, Call)> {
+        let request_id = op.request_id();
         let caller_id = [0, op.who, EXECUTOR][op.object % 3];
         let call = match op.what {
             What::Create => {
-                let spec = Some(self.spec(&self.picked(op.blobs)));
+                let spec = Some(self.spec(&self.picked(op.mask)));
                 let request = v1::CreateJobRequest { request_id, context_id: CONTEXT, caller_id, spec };
                 Call::Create(request)
             }
@@ -140,64 +128,10 @@ impl Jobs {
                 };
                 Call::Delete(v1::DeleteJobRequest { request_id, context_id: CONTEXT, caller_id, job_id })
             }
-            What::Again => {
-                let (who, call) = self.asked.some(op.object)?;
-                return Some((who, if op.other { changed(call) } else { call }));
-            }
+            What::Again => return self.asked.again(op, changed),
             What::Put | What::Sweep => return None,
         };
         Some((op.who, call))
-    }
-
-    fn expect(&self, who: u32, call: &Call) -> End {
-        let caller = call.caller(who);
-        match who {
-            STRANGER => return End::UNSEEN,
-            READER => return End::DENIED,
-            EXECUTOR if caller != EXECUTOR => return End::DENIED,
-            _ => {}
-        }
-        let before = self.asked.before(who, call.request_id(), call);
-        match call {
-            Call::Create(request) => {
-                let made = self.made.get(&(who, request.request_id.clone()));
-                let named = self.named(request.spec.as_ref().unwrap());
-                match before {
-                    // What it made was removed.
-                    Some(End::MadeBefore) if made.is_none_or(|job| !self.jobs.contains_key(job)) => {
-                        End::UNSEEN
-                    }
-                    Some(end) => end,
-                    None if named.is_subset(&self.put) => End::Made,
-                    None => End::Refused(Code::FailedPrecondition, "BLOB_MISSING"),
-                }
-            }
-            Call::Delete(request) => before.unwrap_or({
-                let is_there = self.jobs.contains_key(&(caller, request.job_id));
-                if is_there { End::Made } else { End::UNSEEN }
-            }),
-        }
-    }
-
-    fn take(&mut self, who: u32, call: &Call, answer: Option<&v1::Job>) {
-        self.revision += 1;
-        match (call, answer) {
-            (Call::Create(request), Some(job)) => {
-                let spec = request.spec.clone().unwrap();
-                let (place, blobs) = ((call.caller(who), job.id), self.named(&spec));
-                assert!(self.jobs.insert(place, Job { spec, blobs }).is_none(), "no number is given twice");
-                assert!(!self.order.contains(&place), "no number is given again");
-                self.order.push(place);
-                if !request.request_id.is_empty() {
-                    self.made.insert((who, request.request_id.clone()), place);
-                }
-            }
-            (Call::Delete(request), _) => {
-                self.jobs.remove(&(call.caller(who), request.job_id)).unwrap();
-            }
-            (Call::Create(_), None) => panic!("no job was given"),
-        }
-        self.asked.remember(who, call.request_id(), call);
     }
 
     fn assert_kept(&self, said: &v1::Job) {
@@ -285,6 +219,81 @@ impl Jobs {
     }
 }
 
+impl Asking for Jobs {
+    type Call = Call;
+    type Answer = Option<v1::Job>;
+
+    fn expect(&self, who: u32, call: &Call) -> End {
+        let caller = call.caller(who);
+        match who {
+            STRANGER => return End::UNSEEN,
+            READER => return End::DENIED,
+            EXECUTOR if caller != EXECUTOR => return End::DENIED,
+            _ => {}
+        }
+        let before = self.asked.before(who, call.request_id(), call);
+        match call {
+            Call::Create(request) => {
+                let made = self.made.get(&(who, request.request_id.clone()));
+                let named = self.named(request.spec.as_ref().unwrap());
+                match before {
+                    // What it made was removed.
+                    Some(End::MadeBefore) if made.is_none_or(|job| !self.jobs.contains_key(job)) => {
+                        End::UNSEEN
+                    }
+                    Some(end) => end,
+                    None if named.is_subset(&self.put) => End::Made,
+                    None => End::Refused(Code::FailedPrecondition, "BLOB_MISSING"),
+                }
+            }
+            Call::Delete(request) => before.unwrap_or({
+                let is_there = self.jobs.contains_key(&(caller, request.job_id));
+                if is_there { End::Made } else { End::UNSEEN }
+            }),
+        }
+    }
+
+    async fn perform(
+        &self,
+        stage: &Stage<impl Redis>,
+        who: u32,
+        call: Call,
+    ) -> Result<Option<v1::Job>, Status> {
+        let mut jobs = stage.jobs(who);
+        Ok(match call {
+            Call::Create(request) => jobs.create_job(request).await?.into_inner().job,
+            Call::Delete(request) => jobs.delete_job(request).await.map(|_| None)?,
+        })
+    }
+
+    fn take(&mut self, who: u32, call: &Call, answer: &Option<v1::Job>) {
+        self.revision += 1;
+        match (call, answer) {
+            (Call::Create(request), Some(job)) => {
+                let spec = request.spec.clone().unwrap();
+                let (place, blobs) = ((call.caller(who), job.id), self.named(&spec));
+                assert!(self.jobs.insert(place, Job { spec, blobs }).is_none(), "no number is given twice");
+                assert!(!self.order.contains(&place), "no number is given again");
+                self.order.push(place);
+                if !request.request_id.is_empty() {
+                    self.made.insert((who, request.request_id.clone()), place);
+                }
+            }
+            (Call::Delete(request), _) => {
+                self.jobs.remove(&(call.caller(who), request.job_id)).unwrap();
+            }
+            (Call::Create(_), None) => panic!("no job was given"),
+        }
+        self.asked.remember(who, call.request_id(), call);
+    }
+
+    fn check_answer(&self, _: u32, _: &Call, answer: &Option<v1::Job>, _: End) {
+        if let Some(job) = answer {
+            self.assert_kept(job);
+        }
+    }
+}
+
 /// Another body under the same request id.
 fn changed(mut call: Call) -> Call {
     match &mut call {
@@ -296,18 +305,10 @@ fn changed(mut call: Call) -> Call {
     call
 }
 
-async fn perform(stage: &Stage<impl Redis>, who: u32, call: Call) -> Result<Option<v1::Job>, Status> {
-    let mut jobs = stage.jobs(who);
-    Ok(match call {
-        Call::Create(request) => jobs.create_job(request).await?.into_inner().job,
-        Call::Delete(request) => jobs.delete_job(request).await.map(|_| None)?,
-    })
-}
-
 impl Family for Jobs {
-    type Op = Op;
+    type Op = Chances<What>;
 
-    fn any_op() -> impl Strategy<Value = Op> {
+    fn any_op() -> impl Strategy<Value = Chances<What>> {
         let what = prop_oneof![
             4 => Just(What::Put),
             4 => Just(What::Create),
@@ -321,10 +322,7 @@ impl Family for Jobs {
             1 => Just(READER),
             1 => Just(STRANGER),
         ];
-        let request = prop::option::of(any::<u8>());
-        (what, who, 0_usize..1000, any::<u8>(), request, any::<bool>()).prop_map(
-            |(what, who, object, blobs, request, other)| Op { what, who, object, blobs, request, other },
-        )
+        Chances::any(what, who)
     }
 
     async fn new(_: &Stage<impl Redis>) -> Self {
@@ -341,21 +339,14 @@ impl Family for Jobs {
         }
     }
 
-    async fn apply(&mut self, stage: &Stage<impl Redis>, op: Op) {
+    async fn apply(&mut self, stage: &Stage<impl Redis>, op: Chances<What>) {
         match op.what {
             What::Put => return self.put(stage, op.who, op.object % self.bytes.len()).await,
             What::Sweep => return self.sweep(stage, op.other).await,
             What::Create | What::Delete | What::Again => {}
         }
-        let Some((who, call)) = self.call(&op) else { return };
-        let expected = self.expect(who, &call);
-        let answer = perform(stage, who, call.clone()).await;
-        let Some(answer) = expected.meets(answer, &format!("{who} asks {call:?}")) else { return };
-        if expected == End::Made {
-            self.take(who, &call, answer.as_ref());
-        }
-        if let Some(job) = answer {
-            self.assert_kept(&job);
+        if let Some((who, call)) = self.call(&op) {
+            self.ask(stage, who, call).await;
         }
     }
 

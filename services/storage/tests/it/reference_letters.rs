@@ -15,14 +15,14 @@ use proto::v1;
 use testkit::{PATIENCE, wait_until};
 use tonic::{Code, Status};
 
-use crate::conformance::{self, Asked, End, Family, Kept};
+use crate::conformance::{self, Asked, Asking, Chances, End, Family, Kept};
 use crate::places::Redis;
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, json, key_of};
 
 const ALL: [u32; 4] = [ADMIN, EXECUTOR, READER, STRANGER];
 
 #[derive(Debug, Clone, Copy)]
-enum What {
+pub(crate) enum What {
     Publish,
     /// Some of what is on its way arrives, or never will.
     Settle,
@@ -34,19 +34,8 @@ enum What {
     Again,
 }
 
-/// Chances, of which each operation takes those that it needs.
-#[derive(Debug, Clone)]
-pub(crate) struct Op {
-    what: What,
-    who: u32,
-    object: usize,
-    mask: u8,
-    request: Option<u8>,
-    other: bool,
-}
-
 #[derive(Debug, Clone, PartialEq)]
-enum Call {
+pub(crate) enum Call {
     Publish(v1::SendMessageRequest),
     Acknowledge(v1::AcknowledgeMessageRequest),
     Remove(v1::DeleteMessageRequest),
@@ -54,7 +43,7 @@ enum Call {
 }
 
 #[derive(Debug)]
-enum Answer {
+pub(crate) enum Answer {
     Message(Box<v1::Message>),
     Count(u32),
     Nothing,
@@ -154,9 +143,9 @@ impl Letters {
         self.letters.iter().filter(move |(_, letter)| letter.state == state).map(|(key, _)| key)
     }
 
-    fn call(&self, op: &Op) -> Option<(u32, Call)> {
-        let &Op { what, who, object, mask, request, other } = op;
-        let request_id = request.map(|n| format!("r{n}")).unwrap_or_default();
+    fn call(&self, op: &Chances<What>) -> Option<(u32, Call)> {
+        let &Chances { what, who, object, mask, other, .. } = op;
+        let request_id = op.request_id();
         let call = match what {
             What::Publish => {
                 let away = format!("{}@grpc://other.example:7703", "ab".repeat(32));
@@ -193,103 +182,10 @@ impl Letters {
                 let key = dead.unwrap_or_else(|| self.some(object));
                 Call::Resend(v1::ResendMessageRequest { request_id, context_id: CONTEXT, key })
             }
-            What::Again => {
-                let (who, call) = self.asked.some(object)?;
-                return Some((who, if other { changed(call) } else { call }));
-            }
+            What::Again => return self.asked.again(op, changed),
             What::Settle | What::Accept => return None,
         };
         Some((who, call))
-    }
-
-    fn expect(&self, who: u32, call: &Call) -> End {
-        match call {
-            Call::Publish(request) => {
-                let caller = if request.caller_id == 0 { who } else { request.caller_id };
-                let before = self.asked.before(who, &request.request_id, call);
-                let made = self.made.get(&(who, request.request_id.clone()));
-                match before {
-                    _ if who == STRANGER => End::UNSEEN,
-                    Some(End::REUSED) => End::REUSED,
-                    _ if who == READER || (who == EXECUTOR && caller != EXECUTOR) => End::DENIED,
-                    // What it made was removed.
-                    Some(_) if made.is_none_or(|(key, _)| !self.letters.contains_key(key)) => End::UNSEEN,
-                    before => before.unwrap_or(End::Made),
-                }
-            }
-            Call::Acknowledge(request) => match request.actor_id {
-                _ if who == STRANGER => End::UNSEEN,
-                actor if actor != 0 && actor != who && who != ADMIN => End::DENIED,
-                _ => self.asked.before(who, &request.request_id, call).unwrap_or(End::Made),
-            },
-            Call::Remove(request) => {
-                let before = self.asked.before(who, &request.request_id, call);
-                match self.letters.get(&request.key) {
-                    _ if who == STRANGER => End::UNSEEN,
-                    None => before.unwrap_or(End::UNSEEN),
-                    Some(letter) if who != ADMIN && !letter.is_owned_by(who) => End::DENIED,
-                    Some(letter) => before.unwrap_or(match letter.state {
-                        State::OnItsWay => End::Refused(Code::FailedPrecondition, "MESSAGE_UNDER_WAY"),
-                        _ => End::Made,
-                    }),
-                }
-            }
-            Call::Resend(request) => {
-                let before = self.asked.before(who, &request.request_id, call);
-                match self.letters.get(&request.key) {
-                    _ if who == STRANGER => End::UNSEEN,
-                    None => End::UNSEEN,
-                    Some(_) if who == READER => End::DENIED,
-                    Some(letter) if who == EXECUTOR && letter.caller != EXECUTOR => End::DENIED,
-                    Some(letter) => before.unwrap_or(match letter.state {
-                        State::Dead => End::Made,
-                        _ => End::Refused(Code::FailedPrecondition, "NOT_A_DEAD_LETTER"),
-                    }),
-                }
-            }
-        }
-    }
-
-    fn take(&mut self, who: u32, call: &Call, answer: &Answer) {
-        let (request_id, made) = match (call, answer) {
-            (Call::Publish(request), Answer::Message(message)) => {
-                let caller = if request.caller_id == 0 { who } else { request.caller_id };
-                let (to, text) = (request.to.parse().ok(), request.text.clone());
-                self.keep(&message.key, Known { caller, to, text, state: State::OnItsWay });
-                (&request.request_id, (message.key.clone(), 0))
-            }
-            (Call::Acknowledge(request), Answer::Count(count)) => {
-                let owner = if request.actor_id == 0 { who } else { request.actor_id };
-                let mut known = 0;
-                for key in &request.keys {
-                    let letter = self.letters.get_mut(key);
-                    let waits =
-                        |letter: &&mut Known| letter.state == State::Waits && letter.to == Some(owner);
-                    if let Some(letter) = letter.filter(waits) {
-                        letter.state = State::Read;
-                        known += 1;
-                    }
-                }
-                assert_eq!(*count, known);
-                self.revision += u64::from(known > 0);
-                (&request.request_id, (String::new(), known))
-            }
-            (Call::Remove(request), _) => {
-                self.letters.remove(&request.key).unwrap();
-                self.revision += 1;
-                (&request.request_id, (String::new(), 0))
-            }
-            (Call::Resend(request), _) => {
-                self.letters.get_mut(&request.key).unwrap().state = State::OnItsWay;
-                self.revision += 1;
-                (&request.request_id, (request.key.clone(), 0))
-            }
-            (call, answer) => panic!("{answer:?} to {call:?}"),
-        };
-        if !request_id.is_empty() {
-            self.made.insert((who, request_id.clone()), made);
-        }
-        self.asked.remember(who, request_id, call);
     }
 
     fn keep(&mut self, key: &str, letter: Known) {
@@ -305,7 +201,7 @@ impl Letters {
         assert_eq!(said.to.parse().ok(), letter.to);
     }
 
-    async fn accept(&mut self, stage: &Stage<impl Redis>, op: &Op) {
+    async fn accept(&mut self, stage: &Stage<impl Redis>, op: &Chances<What>) {
         let (number, to) = (u32::from(op.mask), op.who);
         let letter_json = json(&letter(number, to, op.other));
         let request = wire::AcceptLetterRequest { letter_json, verified: false };
@@ -327,7 +223,7 @@ impl Letters {
     }
 
     /// A router comes, is given everything that is on its way, tells what became of some of it, and goes.
-    async fn settle(&mut self, stage: &Stage<impl Redis>, op: &Op) {
+    async fn settle(&mut self, stage: &Stage<impl Redis>, op: &Chances<What>) {
         let under_way: BTreeSet<String> = self.in_state(State::OnItsWay).cloned().collect();
         if under_way.is_empty() {
             return;
@@ -423,6 +319,139 @@ impl Letters {
     }
 }
 
+impl Asking for Letters {
+    type Call = Call;
+    type Answer = Answer;
+
+    fn expect(&self, who: u32, call: &Call) -> End {
+        match call {
+            Call::Publish(request) => {
+                let caller = if request.caller_id == 0 { who } else { request.caller_id };
+                let before = self.asked.before(who, &request.request_id, call);
+                let made = self.made.get(&(who, request.request_id.clone()));
+                match before {
+                    _ if who == STRANGER => End::UNSEEN,
+                    Some(End::REUSED) => End::REUSED,
+                    _ if who == READER || (who == EXECUTOR && caller != EXECUTOR) => End::DENIED,
+                    // What it made was removed.
+                    Some(_) if made.is_none_or(|(key, _)| !self.letters.contains_key(key)) => End::UNSEEN,
+                    before => before.unwrap_or(End::Made),
+                }
+            }
+            Call::Acknowledge(request) => match request.actor_id {
+                _ if who == STRANGER => End::UNSEEN,
+                actor if actor != 0 && actor != who && who != ADMIN => End::DENIED,
+                _ => self.asked.before(who, &request.request_id, call).unwrap_or(End::Made),
+            },
+            Call::Remove(request) => {
+                let before = self.asked.before(who, &request.request_id, call);
+                match self.letters.get(&request.key) {
+                    _ if who == STRANGER => End::UNSEEN,
+                    None => before.unwrap_or(End::UNSEEN),
+                    Some(letter) if who != ADMIN && !letter.is_owned_by(who) => End::DENIED,
+                    Some(letter) => before.unwrap_or(match letter.state {
+                        State::OnItsWay => End::Refused(Code::FailedPrecondition, "MESSAGE_UNDER_WAY"),
+                        _ => End::Made,
+                    }),
+                }
+            }
+            Call::Resend(request) => {
+                let before = self.asked.before(who, &request.request_id, call);
+                match self.letters.get(&request.key) {
+                    _ if who == STRANGER => End::UNSEEN,
+                    None => End::UNSEEN,
+                    Some(_) if who == READER => End::DENIED,
+                    Some(letter) if who == EXECUTOR && letter.caller != EXECUTOR => End::DENIED,
+                    Some(letter) => before.unwrap_or(match letter.state {
+                        State::Dead => End::Made,
+                        _ => End::Refused(Code::FailedPrecondition, "NOT_A_DEAD_LETTER"),
+                    }),
+                }
+            }
+        }
+    }
+
+    async fn perform(
+        &self,
+        stage: &Stage<impl Redis>,
+        on_behalf_of: u32,
+        call: Call,
+    ) -> Result<Answer, Status> {
+        let mut letters = stage.letters();
+        Ok(match call {
+            Call::Publish(message) => {
+                let request = wire::PublishRequest { message: Some(message), on_behalf_of };
+                Answer::Message(Box::new(letters.publish(request).await?.into_inner().message.unwrap()))
+            }
+            Call::Acknowledge(acknowledge) => {
+                let request = wire::AcknowledgeRequest { acknowledge: Some(acknowledge), on_behalf_of };
+                Answer::Count(letters.acknowledge(request).await?.into_inner().acknowledged_count)
+            }
+            Call::Remove(message) => {
+                let request = wire::RemoveMessageRequest { message: Some(message), on_behalf_of };
+                letters.remove_message(request).await?;
+                Answer::Nothing
+            }
+            Call::Resend(resend) => {
+                let request = wire::ResendRequest { resend: Some(resend), on_behalf_of };
+                Answer::Message(Box::new(letters.resend(request).await?.into_inner().message.unwrap()))
+            }
+        })
+    }
+
+    fn take(&mut self, who: u32, call: &Call, answer: &Answer) {
+        let (request_id, made) = match (call, answer) {
+            (Call::Publish(request), Answer::Message(message)) => {
+                let caller = if request.caller_id == 0 { who } else { request.caller_id };
+                let (to, text) = (request.to.parse().ok(), request.text.clone());
+                self.keep(&message.key, Known { caller, to, text, state: State::OnItsWay });
+                (&request.request_id, (message.key.clone(), 0))
+            }
+            (Call::Acknowledge(request), Answer::Count(count)) => {
+                let owner = if request.actor_id == 0 { who } else { request.actor_id };
+                let mut known = 0;
+                for key in &request.keys {
+                    let letter = self.letters.get_mut(key);
+                    let waits =
+                        |letter: &&mut Known| letter.state == State::Waits && letter.to == Some(owner);
+                    if let Some(letter) = letter.filter(waits) {
+                        letter.state = State::Read;
+                        known += 1;
+                    }
+                }
+                assert_eq!(*count, known);
+                self.revision += u64::from(known > 0);
+                (&request.request_id, (String::new(), known))
+            }
+            (Call::Remove(request), _) => {
+                self.letters.remove(&request.key).unwrap();
+                self.revision += 1;
+                (&request.request_id, (String::new(), 0))
+            }
+            (Call::Resend(request), _) => {
+                self.letters.get_mut(&request.key).unwrap().state = State::OnItsWay;
+                self.revision += 1;
+                (&request.request_id, (request.key.clone(), 0))
+            }
+            (call, answer) => panic!("{answer:?} to {call:?}"),
+        };
+        if !request_id.is_empty() {
+            self.made.insert((who, request_id.clone()), made);
+        }
+        self.asked.remember(who, request_id, call);
+    }
+
+    fn check_answer(&self, who: u32, call: &Call, answer: &Answer, end: End) {
+        match (answer, call) {
+            (Answer::Message(message), _) => self.assert_kept(message),
+            (Answer::Count(count), Call::Acknowledge(request)) if end == End::MadeBefore => {
+                assert_eq!(*count, self.made[&(who, request.request_id.clone())].1, "{who} asks {call:?}");
+            }
+            _ => {}
+        }
+    }
+}
+
 /// Another body under the same request id.
 fn changed(mut call: Call) -> Call {
     match &mut call {
@@ -443,33 +472,10 @@ async fn find(stage: &Stage<impl Redis>, who: u32, key: &str) -> Result<v1::Mess
     found.map(|found| found.into_inner().message.unwrap())
 }
 
-async fn perform(stage: &Stage<impl Redis>, on_behalf_of: u32, call: Call) -> Result<Answer, Status> {
-    let mut letters = stage.letters();
-    Ok(match call {
-        Call::Publish(message) => {
-            let request = wire::PublishRequest { message: Some(message), on_behalf_of };
-            Answer::Message(Box::new(letters.publish(request).await?.into_inner().message.unwrap()))
-        }
-        Call::Acknowledge(acknowledge) => {
-            let request = wire::AcknowledgeRequest { acknowledge: Some(acknowledge), on_behalf_of };
-            Answer::Count(letters.acknowledge(request).await?.into_inner().acknowledged_count)
-        }
-        Call::Remove(message) => {
-            let request = wire::RemoveMessageRequest { message: Some(message), on_behalf_of };
-            letters.remove_message(request).await?;
-            Answer::Nothing
-        }
-        Call::Resend(resend) => {
-            let request = wire::ResendRequest { resend: Some(resend), on_behalf_of };
-            Answer::Message(Box::new(letters.resend(request).await?.into_inner().message.unwrap()))
-        }
-    })
-}
-
 impl Family for Letters {
-    type Op = Op;
+    type Op = Chances<What>;
 
-    fn any_op() -> impl Strategy<Value = Op> {
+    fn any_op() -> impl Strategy<Value = Chances<What>> {
         let what = prop_oneof![
             4 => Just(What::Publish),
             1 => Just(What::Settle),
@@ -485,36 +491,21 @@ impl Family for Letters {
             3 => Just(READER),
             1 => Just(STRANGER),
         ];
-        let request = prop::option::of(any::<u8>());
-        (what, who, 0_usize..1000, any::<u8>(), request, any::<bool>()).prop_map(
-            |(what, who, object, mask, request, other)| Op { what, who, object, mask, request, other },
-        )
+        Chances::any(what, who)
     }
 
     async fn new(_: &Stage<impl Redis>) -> Self {
         Self { revision: 1, ..Self::default() }
     }
 
-    async fn apply(&mut self, stage: &Stage<impl Redis>, op: Op) {
+    async fn apply(&mut self, stage: &Stage<impl Redis>, op: Chances<What>) {
         match op.what {
             What::Settle => return self.settle(stage, &op).await,
             What::Accept => return self.accept(stage, &op).await,
             _ => {}
         }
-        let Some((who, call)) = self.call(&op) else { return };
-        let expected = self.expect(who, &call);
-        let answer = perform(stage, who, call.clone()).await;
-        let what = format!("{who} asks {call:?}");
-        let Some(answer) = expected.meets(answer, &what) else { return };
-        if expected == End::Made {
-            self.take(who, &call, &answer);
-        }
-        match (&answer, &call) {
-            (Answer::Message(message), _) => self.assert_kept(message),
-            (Answer::Count(count), Call::Acknowledge(request)) if expected == End::MadeBefore => {
-                assert_eq!(*count, self.made[&(who, request.request_id.clone())].1, "{what}");
-            }
-            _ => {}
+        if let Some((who, call)) = self.call(&op) {
+            self.ask(stage, who, call).await;
         }
     }
 

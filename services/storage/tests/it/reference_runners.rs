@@ -10,12 +10,12 @@ use proto::internal::v1::change_runner_request::Change;
 use proto::v1;
 use tonic::{Code, Status};
 
-use crate::conformance::{self, Asked, End, Family, Kept};
+use crate::conformance::{self, Asked, Asking, Chances, End, Family, Kept};
 use crate::places::Redis;
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage};
 
 #[derive(Debug, Clone, Copy)]
-enum What {
+pub(crate) enum What {
     Register,
     Update,
     Drain,
@@ -25,21 +25,8 @@ enum What {
     Again,
 }
 
-/// Chances, of which each operation takes those that it needs.
-#[derive(Debug, Clone)]
-pub(crate) struct Op {
-    what: What,
-    who: u32,
-    object: usize,
-    label: u8,
-    /// Which revision it builds on: any, the last, or another.
-    builds: u8,
-    request: Option<u8>,
-    other: bool,
-}
-
 #[derive(Debug, Clone, PartialEq)]
-enum Call {
+pub(crate) enum Call {
     Register(v1::RegisterRunnerRequest),
     Change(Change),
 }
@@ -73,13 +60,14 @@ fn labels(label: &str) -> impl IntoIterator<Item = (String, String)> {
 }
 
 impl Runners {
-    fn call(&self, op: &Op) -> Option<(u32, Call)> {
-        let &Op { what, who, object, label, builds, request, other } = op;
-        let request_id = request.map(|n| format!("r{n}")).unwrap_or_default();
+    fn call(&self, op: &Chances<What>) -> Option<(u32, Call)> {
+        let &Chances { what, who, object, mask: label, number: builds, other, .. } = op;
+        let request_id = op.request_id();
         // The last ones, of which some are gone, and one that never was.
         let last = self.records.keys().rev().take(6).copied().chain([9999]).collect::<Vec<_>>();
         let runner_id = last[object % last.len()];
         let revision = self.records.get(&runner_id).map_or(5, |record| record.revision);
+        // Any, the last, or another.
         let expected_revision = [0, 0, revision, revision - 1][usize::from(builds) % 4];
         let address = format!("grpc://host:{}", 1 + u16::from(label));
         let (label, resume) = (label.to_string(), matches!(what, What::Resume));
@@ -95,10 +83,7 @@ impl Runners {
                 };
                 return Some((who, Call::Register(request)));
             }
-            What::Again => {
-                let (who, call) = self.asked.some(object)?;
-                return Some((who, if other { changed(call) } else { call }));
-            }
+            What::Again => return self.asked.again(op, changed),
             What::Update => Change::Update(v1::UpdateRunnerRequest {
                 request_id,
                 context_id: CONTEXT,
@@ -124,6 +109,17 @@ impl Runners {
         };
         Some((who, Call::Change(change)))
     }
+
+    fn assert_kept(&self, said: &v1::Runner) {
+        let record = &self.records[&said.id];
+        let is = (&said.labels["zone"], said.revision, said.drain_time.is_some(), said.delete_time.is_some());
+        assert_eq!(is, (&record.label, record.revision, record.is_drained, record.is_gone), "{said:?}");
+    }
+}
+
+impl Asking for Runners {
+    type Call = Call;
+    type Answer = v1::Runner;
 
     fn expect(&self, who: u32, call: &Call) -> End {
         match who {
@@ -156,6 +152,20 @@ impl Runners {
         }
     }
 
+    async fn perform(&self, stage: &Stage<impl Redis>, who: u32, call: Call) -> Result<v1::Runner, Status> {
+        let mut runners = stage.runners();
+        Ok(match call {
+            Call::Register(request) => {
+                let put = wire::PutRunnerRequest { runner: Some(request), on_behalf_of: who };
+                runners.put_runner(put).await?.into_inner().runner.unwrap()
+            }
+            Call::Change(change) => {
+                let change = wire::ChangeRunnerRequest { change: Some(change), on_behalf_of: who };
+                runners.change_runner(change).await?.into_inner().runner.unwrap()
+            }
+        })
+    }
+
     fn take(&mut self, who: u32, call: &Call, answer: &v1::Runner) {
         match call {
             Call::Register(request) => {
@@ -184,10 +194,8 @@ impl Runners {
         }
     }
 
-    fn assert_kept(&self, said: &v1::Runner) {
-        let record = &self.records[&said.id];
-        let is = (&said.labels["zone"], said.revision, said.drain_time.is_some(), said.delete_time.is_some());
-        assert_eq!(is, (&record.label, record.revision, record.is_drained, record.is_gone), "{said:?}");
+    fn check_answer(&self, _: u32, _: &Call, answer: &v1::Runner, _: End) {
+        self.assert_kept(answer);
     }
 }
 
@@ -210,24 +218,10 @@ fn changed(mut call: Call) -> Call {
     call
 }
 
-async fn perform(stage: &Stage<impl Redis>, who: u32, call: Call) -> Result<v1::Runner, Status> {
-    let mut runners = stage.runners();
-    Ok(match call {
-        Call::Register(request) => {
-            let put = wire::PutRunnerRequest { runner: Some(request), on_behalf_of: who };
-            runners.put_runner(put).await?.into_inner().runner.unwrap()
-        }
-        Call::Change(change) => {
-            let change = wire::ChangeRunnerRequest { change: Some(change), on_behalf_of: who };
-            runners.change_runner(change).await?.into_inner().runner.unwrap()
-        }
-    })
-}
-
 impl Family for Runners {
-    type Op = Op;
+    type Op = Chances<What>;
 
-    fn any_op() -> impl Strategy<Value = Op> {
+    fn any_op() -> impl Strategy<Value = Chances<What>> {
         let what = prop_oneof![
             2 => Just(What::Register),
             3 => Just(What::Update),
@@ -237,33 +231,17 @@ impl Family for Runners {
             3 => Just(What::Again),
         ];
         let who = prop_oneof![8 => Just(ADMIN), 1 => Just(EXECUTOR), 1 => Just(READER), 1 => Just(STRANGER)];
-        let request = prop::option::of(any::<u8>());
-        (what, who, 0_usize..1000, any::<u8>(), any::<u8>(), request, any::<bool>()).prop_map(
-            |(what, who, object, label, builds, request, other)| Op {
-                what,
-                who,
-                object,
-                label,
-                builds,
-                request,
-                other,
-            },
-        )
+        Chances::any(what, who)
     }
 
     async fn new(_: &Stage<impl Redis>) -> Self {
         Self { revision: 1, ..Self::default() }
     }
 
-    async fn apply(&mut self, stage: &Stage<impl Redis>, op: Op) {
-        let Some((who, call)) = self.call(&op) else { return };
-        let expected = self.expect(who, &call);
-        let answer = perform(stage, who, call.clone()).await;
-        let Some(answer) = expected.meets(answer, &format!("{who} asks {call:?}")) else { return };
-        if expected == End::Made {
-            self.take(who, &call, &answer);
+    async fn apply(&mut self, stage: &Stage<impl Redis>, op: Chances<What>) {
+        if let Some((who, call)) = self.call(&op) {
+            self.ask(stage, who, call).await;
         }
-        self.assert_kept(&answer);
     }
 
     async fn check(&mut self, stage: &Stage<impl Redis>) {

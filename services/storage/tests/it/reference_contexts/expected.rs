@@ -24,7 +24,8 @@ impl Context {
 }
 
 impl Contexts {
-    pub(super) fn expect(&self, who: u32, call: &Call) -> End {
+    /// What a call should come to.
+    pub(super) fn end_of(&self, who: u32, call: &Call) -> End {
         let before = |request_id: &str| self.asked.before(who, request_id, call);
         // Others learn not even that it exists.
         let may_change = |id: u32| who == BOOTSTRAP || who == id;

@@ -21,7 +21,7 @@ impl Call {
 
 impl Contexts {
     /// What a call that is carried out changes.
-    pub(super) fn take(&mut self, who: u32, call: &Call, answer: &Answer) {
+    pub(super) fn carry_out(&mut self, who: u32, call: &Call, answer: &Answer) {
         match call {
             Call::Create(_) | Call::Update(_) | Call::Delete(_) => self.take_of_contexts(who, call, answer),
             _ => self.take_of_actors(call, answer),
