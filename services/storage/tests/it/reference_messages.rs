@@ -1,0 +1,442 @@
+//! Random operations on messages that carry nodes against a short reference of where each of them is.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use keys::ContextKey;
+use kv::{Cmd, Pipeline};
+use model::{ActorId, FlowId, MessageId, MessageKey, NodeState};
+use proptest::prelude::*;
+use proto::internal::v1 as wire;
+use proto::v1;
+use testkit::{PATIENCE, wait_until};
+use tonic::Code;
+
+use crate::conformance::{self, Chances, End, Family, Kept, noticed};
+use crate::places::Redis;
+use crate::stage::{ADMIN, CONTEXT, EXECUTOR, Router, Running, Stage, json};
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+/// Of each flow.
+const NODES: u32 = 3;
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum What {
+    Send,
+    /// A router comes, perhaps under the name of one that is there.
+    Connect,
+    Leave,
+    /// What routers hold that are not there is given up.
+    Expire,
+    Settle,
+    /// Attempts end that a message carried.
+    End,
+    /// Somebody pushes the key of a message once more.
+    Push,
+    /// What is done to chat and mail.
+    Touch,
+    /// The flow ends and goes with all its messages.
+    Remove,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Place {
+    Out,
+    /// By the router of this name.
+    Held(String),
+    /// And why it did not arrive.
+    Settled(String),
+}
+
+#[derive(Debug)]
+struct Carrier {
+    sent: wire::OutgoingMessage,
+    place: Place,
+    /// Attempts that have not ended.
+    open: i64,
+    /// Its holder was not heard for long.
+    is_given_up: bool,
+}
+
+impl Carrier {
+    /// Its status, that of its transport, and why it did not arrive.
+    fn state(&self) -> [&str; 3] {
+        match &self.place {
+            Place::Out | Place::Held(_) => ["dispatched", "queued", ""],
+            Place::Settled(error) if !error.is_empty() => ["error", "failed", error],
+            Place::Settled(_) if self.open > 0 => ["acknowledged", "read", ""],
+            Place::Settled(_) => ["processed", "read", ""],
+        }
+    }
+
+    fn is_dead(&self) -> bool {
+        self.state()[0] == "error"
+    }
+}
+
+/// A router that is connected, and what it was given since.
+struct Connected {
+    router: Router,
+    given: BTreeSet<u32>,
+}
+
+pub(crate) struct Messages {
+    flow: Running,
+    /// Those of the flow.
+    messages: BTreeMap<u32, Carrier>,
+    last: u32,
+    /// What stands in `msg_out`, also of what is elsewhere or gone, the first to be taken first.
+    out: VecDeque<u32>,
+    routers: BTreeMap<&'static str, Connected>,
+    revision: u64,
+    untold: BTreeSet<u64>,
+}
+
+fn name(id: u32) -> String {
+    format!("message:{EXECUTOR}:{id}")
+}
+
+fn key(stage: &Stage<impl Redis>, id: u32) -> String {
+    stage.key_of(&name(id))
+}
+
+impl Messages {
+    /// One of the last, of which some are gone.
+    fn some(&self, op: &Chances<What>) -> u32 {
+        self.last.saturating_sub(u32::try_from(op.object % 8).unwrap())
+    }
+
+    async fn send(&mut self, stage: &Stage<impl Redis>, op: &Chances<What>) {
+        let count = u32::from(op.mask) % 3 + 1;
+        let reserve = wire::ReserveMessageIdsRequest { context_id: CONTEXT, caller_id: EXECUTOR, count };
+        let first = stage.flows().reserve_message_ids(reserve).await.unwrap().into_inner().first_message_id;
+        assert_eq!(first, self.last + 1, "one number after the other");
+        self.last += count;
+        let nodes = (0..=op.number % 3).map(|n| Bytes::from(format!(r#"{{"n":{n}}}"#)));
+        let nodes: Vec<Bytes> = nodes.collect();
+        let message = |id| wire::OutgoingMessage { nodes: nodes.clone(), ..self.flow.message(id) };
+        let messages: Vec<_> = (first..first + count).map(message).collect();
+        let step = wire::CommitRequest { messages: messages.clone(), ..self.flow.step() };
+        self.commit(stage, step, op.other).await;
+        for sent in messages {
+            let (id, open) = (sent.message_id, i64::try_from(sent.nodes.len()).unwrap());
+            let place = self.place_of(stage, id).await;
+            if place == Place::Out {
+                self.out.push_back(id);
+            }
+            self.messages.insert(id, Carrier { sent, place, open, is_given_up: false });
+        }
+    }
+
+    /// A step of the flow, `again` when its answer was lost.
+    async fn commit(&mut self, stage: &Stage<impl Redis>, step: wire::CommitRequest, again: bool) {
+        self.revision += 1;
+        assert_eq!(stage.apply(&mut self.flow, step.clone()).await, self.revision);
+        if again {
+            assert_eq!(stage.commit(step).await.revision, self.revision);
+        }
+    }
+
+    /// Where a message is that was out, or is new: any of those who are there may have it.
+    async fn place_of(&self, stage: &Stage<impl Redis>, id: u32) -> Place {
+        if self.routers.is_empty() {
+            return Place::Out;
+        }
+        let router = stage.ask(Cmd::new("HGET").arg(&key(stage, id)).arg("router")).await.text().unwrap();
+        assert!(self.routers.contains_key(&*router), "{router} is not there, and has {id}");
+        Place::Held(router)
+    }
+
+    async fn connect(&mut self, stage: &Stage<impl Redis>, name: &'static str) {
+        self.leave(name).await;
+        let router = stage.router(name).await;
+        self.routers.insert(name, Connected { router, given: BTreeSet::new() });
+        noticed().await;
+    }
+
+    async fn leave(&mut self, name: &'static str) {
+        self.routers.remove(name);
+        noticed().await;
+    }
+
+    async fn expire(&mut self, stage: &Stage<impl Redis>) {
+        for (id, message) in &mut self.messages {
+            if matches!(&message.place, Place::Held(router) if !self.routers.contains_key(&**router)) {
+                message.is_given_up = true;
+                let held = stage.keys().msg_out_coordinator();
+                stage.ask(Cmd::new("ZADD").arg(&held).arg(1).arg(&key(stage, *id))).await;
+            }
+        }
+        // Who is there looks around now and then, and when it comes.
+        if let Some(name) = self.routers.keys().next().copied() {
+            self.connect(stage, name).await;
+        }
+    }
+
+    /// A router tells what became of messages, also of those that it does not hold, or did not hold for long.
+    async fn settle(&mut self, stage: &Stage<impl Redis>, op: &Chances<What>) {
+        let name = NAMES[usize::from(op.number) % NAMES.len()];
+        let Some(connected) = self.routers.get(name) else { return };
+        let error = if op.other { "UNDELIVERABLE: nobody \"there\"" } else { "" };
+        let picked = (0..8).filter(|n| op.mask >> n & 1 == 1).map(|n| self.last.saturating_sub(n));
+        let picked: Vec<u32> = picked.collect();
+        // What it tells of it is heard after everything before.
+        let (mark, held) = (stage.key_of("message:9:9"), stage.keys().msg_out_coordinator());
+        stage.ask(Cmd::new("ZADD").arg(&held).arg("9e9").arg(&mark)).await;
+        let settled =
+            |message_key| wire::HeldMessage { context_id: CONTEXT, message_key, ..Default::default() };
+        let told =
+            picked.iter().map(|id| settled(self::name(*id))).chain([settled("message:9:9".to_owned())]);
+        connected.router.settle(&told.collect::<Vec<_>>(), error).await;
+        let is_heard =
+            || async { stage.ask(Cmd::new("ZSCORE").arg(&held).arg(&mark)).await.is_nil().then_some(()) };
+        wait_until(is_heard, PATIENCE, "what was told is heard").await;
+        let mut is_new = false;
+        for id in picked {
+            let message = self.messages.get_mut(&id);
+            if let Some(message) = message.filter(|message| matches!(message.place, Place::Held(_))) {
+                message.place = Place::Settled(error.to_owned());
+                is_new = true;
+            }
+        }
+        if is_new {
+            self.revision += 1;
+            self.untold.insert(self.revision);
+        }
+    }
+
+    async fn end(&mut self, stage: &Stage<impl Redis>, op: &Chances<What>) {
+        let (id, count) = (self.some(op), u32::from(op.number) % NODES + 1);
+        let node = |place| {
+            let mut node = self.flow.node(place);
+            node.state = NodeState::Completed;
+            wire::NodeCommit {
+                job_id: node.job_id.0,
+                node_json: json(&node),
+                job_status: "finished".to_owned(),
+                ended_message: name(id),
+                ..Default::default()
+            }
+        };
+        let step = wire::CommitRequest { nodes: (0..count).map(node).collect(), ..self.flow.step() };
+        self.commit(stage, step, op.other).await;
+        if let Some(message) = self.messages.get_mut(&id) {
+            message.open -= i64::from(count);
+        }
+    }
+
+    async fn push(&mut self, stage: &Stage<impl Redis>, id: u32) {
+        let (list, channel) = (stage.keys().msg_out(), stage.keys().hint_channel());
+        stage.ask(Cmd::new("LPUSH").arg(&list).arg(&key(stage, id))).await;
+        stage.ask(Cmd::new("PUBLISH").arg(&channel).arg("out")).await;
+        self.out.push_back(id);
+    }
+
+    /// It goes with its flow, and as that does.
+    async fn touch(&self, stage: &Stage<impl Redis>, id: u32) {
+        let (key, context_id, on_behalf_of) = (name(id), CONTEXT, ADMIN);
+        let carries = End::Refused(Code::FailedPrecondition, "CARRIES_NODES");
+        let end = if self.messages.contains_key(&id) { carries } else { End::UNSEEN };
+        let resend = v1::ResendMessageRequest { context_id, key: key.clone(), ..Default::default() };
+        let resend = wire::ResendRequest { resend: Some(resend), on_behalf_of };
+        assert!(end.meets(stage.letters().resend(resend).await, "it is sent again").is_none());
+        let message = Some(v1::DeleteMessageRequest { context_id, key, ..Default::default() });
+        let remove = wire::RemoveMessageRequest { message, on_behalf_of };
+        assert!(end.meets(stage.letters().remove_message(remove).await, "it is removed").is_none());
+    }
+
+    async fn remove(&mut self, stage: &Stage<impl Redis>) {
+        let end = self.flow.end();
+        self.commit(stage, end, false).await;
+        let remove = wire::RemoveFlowRequest {
+            context_id: CONTEXT,
+            flow_id: self.flow.id,
+            on_behalf_of: EXECUTOR,
+            ..Default::default()
+        };
+        stage.flows().remove_flow(remove).await.unwrap();
+        self.messages.clear();
+        self.routers.values_mut().for_each(|connected| connected.given.clear());
+        self.flow = stage.started(NODES).await;
+        // The end of the one; and the other one was made, filled and started.
+        self.revision += 4;
+    }
+
+    /// While somebody is there nothing is out for long, and nothing stays with whom it was taken from.
+    async fn await_routers(&mut self, stage: &Stage<impl Redis>) {
+        if self.routers.is_empty() {
+            return;
+        }
+        let (out, held) = (stage.keys().msg_out(), stage.keys().msg_out_coordinator());
+        let is_taken = || async {
+            let left = stage.ask(Cmd::new("LLEN").arg(&out)).await.uint().unwrap();
+            let given_up = stage.ask(Cmd::new("ZCOUNT").arg(&held).arg(0).arg(1)).await.uint().unwrap();
+            (left == 0 && given_up == 0).then_some(())
+        };
+        wait_until(is_taken, PATIENCE, "everything is taken").await;
+        self.out.clear();
+        for id in self.messages.keys().copied().collect::<Vec<_>>() {
+            let message = &self.messages[&id];
+            if message.place == Place::Out || message.is_given_up {
+                let place = self.place_of(stage, id).await;
+                let message = self.messages.get_mut(&id).unwrap();
+                (message.place, message.is_given_up) = (place, false);
+            }
+        }
+    }
+
+    /// Who is there is given what it holds, each once, and nothing else.
+    async fn check_given(&mut self, stage: &Stage<impl Redis>) {
+        for (name, Connected { router, given }) in &mut self.routers {
+            let is_its_own = |message: &Carrier| message.place == Place::Held((*name).to_owned());
+            loop {
+                let mut own = self.messages.iter().filter(|(_, message)| is_its_own(message));
+                let messages = if own.all(|(id, _)| given.contains(id)) {
+                    let Some(answer) = router.answers.message().now_or_never() else { break };
+                    answer.unwrap().unwrap().messages
+                } else {
+                    tokio::time::timeout(PATIENCE, router.take(1)).await.expect("it is given what it holds")
+                };
+                for message in messages {
+                    let id = message.message_key.rsplit(':').next().unwrap().parse().unwrap();
+                    assert!(given.insert(id), "{name} is given {id} twice");
+                    let known = self.messages.get(&id).filter(|message| is_its_own(message));
+                    let sent = &known.unwrap_or_else(|| panic!("{name} is given {id}")).sent;
+                    let said = (&message.nodes, message.created_millis, message.runner_id, message.flow_id);
+                    assert_eq!(said, (&sent.nodes, sent.created_millis, sent.runner_id, self.flow.id));
+                    assert_eq!((&message.context_uid, message.context_id), (&stage.context_uid, CONTEXT));
+                }
+            }
+        }
+    }
+
+    /// Each is in one place, and says so.
+    async fn check_places(&self, stage: &Stage<impl Redis>) {
+        let keys = stage.keys();
+        let mut ask = Pipeline::new();
+        ask.cmd(Cmd::new("LRANGE").arg(&keys.msg_out()).arg(0).arg(-1));
+        ask.cmd(Cmd::new("ZRANGE").arg(&keys.msg_out_coordinator()).arg(0).arg(-1));
+        ask.cmd(Cmd::new("ZRANGE").arg(&keys.dead_letters()).arg(0).arg(-1));
+        for id in self.messages.keys() {
+            let fields = ["status", "transport_status", "error", "open", "router"];
+            ask.cmd(Cmd::new("HMGET").arg(&key(stage, *id)).args(fields));
+        }
+        let mut answers = stage.connection().pipeline(&ask).await.unwrap().into_iter().map(Result::unwrap);
+        let mut names = || answers.next().unwrap().texts().unwrap();
+        let (mut out, held, dead) = (names(), names(), names());
+        out.reverse();
+        assert_eq!(out, self.out.iter().map(|id| key(stage, *id)).collect::<Vec<_>>(), "out");
+        let those = |is: fn(&Carrier) -> bool| {
+            let those = self.messages.iter().filter(move |(_, message)| is(message));
+            those.map(|(id, _)| key(stage, *id)).collect::<BTreeSet<_>>()
+        };
+        let is_held = |message: &Carrier| matches!(message.place, Place::Held(_));
+        assert_eq!(BTreeSet::from_iter(held), those(is_held), "held");
+        assert_eq!(BTreeSet::from_iter(dead), those(Carrier::is_dead), "dead letters");
+        for (id, message) in &self.messages {
+            let said = answers.next().unwrap().texts().unwrap();
+            assert_eq!(said[..3], message.state(), "{id}: {message:?}");
+            assert_eq!(said[3], message.open.to_string(), "{id}");
+            if let Place::Held(router) = &message.place {
+                assert_eq!(&said[4], router, "{id}");
+            }
+        }
+    }
+}
+
+impl Family for Messages {
+    type Op = Chances<What>;
+
+    fn any_op() -> impl Strategy<Value = Chances<What>> {
+        let what = prop_oneof![
+            6 => Just(What::Send),
+            4 => Just(What::Connect),
+            3 => Just(What::Leave),
+            2 => Just(What::Expire),
+            6 => Just(What::Settle),
+            4 => Just(What::End),
+            2 => Just(What::Push),
+            1 => Just(What::Touch),
+            1 => Just(What::Remove),
+        ];
+        Chances::any(what, Just(EXECUTOR))
+    }
+
+    async fn new(stage: &Stage<impl Redis>) -> Self {
+        let flow = stage.started(NODES).await;
+        Self {
+            revision: flow.revision,
+            flow,
+            messages: BTreeMap::new(),
+            last: 1 << 30,
+            out: VecDeque::new(),
+            routers: BTreeMap::new(),
+            untold: BTreeSet::new(),
+        }
+    }
+
+    async fn apply(&mut self, stage: &Stage<impl Redis>, op: Chances<What>) {
+        let router = NAMES[op.object % NAMES.len()];
+        match op.what {
+            What::Send => self.send(stage, &op).await,
+            What::Connect => self.connect(stage, router).await,
+            What::Leave => self.leave(router).await,
+            What::Expire => self.expire(stage).await,
+            What::Settle => self.settle(stage, &op).await,
+            What::End => self.end(stage, &op).await,
+            What::Push => self.push(stage, self.some(&op)).await,
+            What::Touch => self.touch(stage, self.some(&op)).await,
+            What::Remove => self.remove(stage).await,
+        }
+        self.await_routers(stage).await;
+        self.check_given(stage).await;
+        self.check_places(stage).await;
+        assert_eq!(stage.revision().await, self.revision, "one change, one revision");
+    }
+
+    async fn check(&mut self, stage: &Stage<impl Redis>) {
+        for (id, message) in &self.messages {
+            let (context_id, message_key, on_behalf_of) = (CONTEXT, name(*id), EXECUTOR);
+            let read = wire::ReadMessageRequest { context_id, message_key, on_behalf_of };
+            let read = stage.flows().read_message(read).await.unwrap().into_inner();
+            assert_eq!([&*read.status, &read.transport_status, &read.error], message.state());
+        }
+    }
+
+    fn kept(&self) -> Kept {
+        let mut kept = Kept::on_stage(self.revision);
+        kept.untold(&self.untold);
+        kept.started(&self.flow);
+        if !self.out.is_empty() {
+            kept.key(CONTEXT, &ContextKey::MsgOut);
+        }
+        for (id, message) in &self.messages {
+            let id = MessageKey { caller: ActorId(EXECUTOR), id: MessageId(*id) };
+            kept.key(CONTEXT, &ContextKey::Message(id));
+            kept.key(CONTEXT, &ContextKey::FlowMessages(FlowId(self.flow.id)));
+            if matches!(message.place, Place::Held(_)) {
+                kept.key(CONTEXT, &ContextKey::MsgOutCoordinator);
+            }
+            if message.is_dead() {
+                kept.key(CONTEXT, &ContextKey::DeadLetters);
+            }
+        }
+        kept
+    }
+}
+
+#[test]
+fn messages_are_as_the_reference_says() {
+    conformance::with_databases::<Messages>(20);
+}
+
+#[test]
+fn messages_are_as_the_reference_says_with_hash_tags() {
+    conformance::with_hash_tags::<Messages>(20);
+}
+
+#[test]
+fn messages_are_as_the_reference_says_in_a_cluster() {
+    conformance::in_a_cluster::<Messages>(20);
+}
