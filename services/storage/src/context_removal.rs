@@ -2,7 +2,7 @@
 //!
 //! First it is marked as going: from then on it takes no changes. Then its supervisors forget it, each told
 //! by a router until that one answers. Then its keys are removed, some hundred a script; then nobody finds
-//! it any more; then its own record goes, and its id is free. Any storage goes on where another one stopped:
+//! it any more, and its id is free; then its own record goes. Any storage goes on where another one stopped:
 //! what is left to do is read from what is there.
 
 use std::collections::BTreeMap;
@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::events::{Hint, Hub};
 use crate::permission::{self, Action};
 use crate::requests::Request;
+use crate::runners::RUNNERS_READ;
 use crate::scripts;
 use crate::store::{PERMISSION_TRIES, Store, Tenant, lock};
 
@@ -97,14 +98,22 @@ impl Removals {
             let tenant = store.place(context);
             let pending =
                 tenant.connection.cmd(Cmd::new("SMEMBERS").arg(&tenant.keys.drops())).await?.texts()?;
-            if pending.is_empty() {
-                continue;
-            }
-            for runner in store.runners_of(&tenant, false).await? {
-                if pending.contains(&runner.id.to_string()) {
-                    let address = runner.address.to_string();
-                    drops.push(PendingDrop { context, uid, runner: runner.id, address, topic: runner.topic });
+            let pending: Vec<RunnerId> = pending.iter().filter_map(|id| id.parse().ok()).collect();
+            for ids in pending.chunks(RUNNERS_READ) {
+                let runners = store.runners_at(&tenant, ids).await?;
+                let there: Vec<RunnerId> = runners.iter().map(|runner| runner.id).collect();
+                let gone: Vec<RunnerId> = ids.iter().filter(|id| !there.contains(id)).copied().collect();
+                // The record of a deleted one is kept for a while only, and nobody else knows where its supervisor is.
+                if !gone.is_empty() {
+                    self.forgotten(&tenant, uid, &gone).await?;
                 }
+                drops.extend(runners.into_iter().map(|runner| PendingDrop {
+                    context,
+                    uid,
+                    runner: runner.id,
+                    address: runner.address.to_string(),
+                    topic: runner.topic,
+                }));
             }
         }
         Ok(drops)
@@ -115,10 +124,14 @@ impl Removals {
         let found = lock(&self.0.going).iter().find(|(_, known)| **known == uid).map(|(id, _)| *id);
         // One that is not known here is gone, or will be asked for again.
         let Some(context) = found else { return Ok(()) };
-        let tenant = self.0.hub.store().place(context);
+        self.forgotten(&self.0.hub.store().place(context), uid, &[runner]).await
+    }
+
+    /// Nobody waits for these supervisors any more.
+    async fn forgotten(&self, tenant: &Tenant, uid: ContextUid, runners: &[RunnerId]) -> Result<()> {
         let change = tenant
             .begin(&scripts::CONTEXT_DROPPED, &[&tenant.keys.drops()], Some(uid), Timestamp::now())
-            .arg(runner.0);
+            .args(runners.iter().map(|runner| runner.0));
         match tenant.call(change).await {
             Ok(_) | Err(Error::NotFound(_)) => Ok(()),
             Err(error) => Err(error),
@@ -149,17 +162,39 @@ impl Removals {
     /// Whether everything that can be done was.
     async fn look_everywhere(&self) -> bool {
         let store = self.0.hub.store();
-        let tenants = match store.tenants().await {
-            Ok(tenants) => tenants,
+        let found = async { Ok::<_, Error>((store.tenants().await?, store.removals().await?)) };
+        let (tenants, marked) = match found.await {
+            Ok(found) => found,
             Err(error) => {
                 tracing::warn!(%error, "looking for contexts that go failed, trying again");
                 return false;
             }
         };
         // Also those that nobody finds any more.
+        let unseen: Vec<_> = marked.iter().map(|(id, _)| store.place(*id)).collect();
         let going: Vec<_> = lock(&self.0.going).keys().map(|id| store.place(*id)).collect();
-        let all = stream::iter(tenants.into_iter().chain(going)).map(|tenant| self.look(tenant));
-        all.buffer_unordered(CONTEXTS_AT_ONCE).fold(true, |all, one| async move { all && one }).await
+        let all =
+            stream::iter(tenants.into_iter().chain(unseen).chain(going)).map(|tenant| self.look(tenant));
+        let is_done = all.buffer_unordered(CONTEXTS_AT_ONCE).fold(true, |all, one| async move { all && one });
+        is_done.await & self.clear(marked).await
+    }
+
+    /// Takes away the marks that a storage left which died at the very end. Whether everything that can be done was.
+    async fn clear(&self, marked: Vec<(ContextId, ContextUid)>) -> bool {
+        let store = self.0.hub.store();
+        for (id, uid) in marked {
+            let cleared = async {
+                match record_of(&store.place(id)).await? {
+                    Some((known, _)) if known == uid => Ok(()),
+                    _ => store.forget_removal(id, uid).await,
+                }
+            };
+            if let Err(error) = cleared.await {
+                tracing::warn!(context = %id, %error, "ending the removal of a context failed, trying again");
+                return false;
+            }
+        }
+        true
     }
 
     async fn look(&self, tenant: Arc<Tenant>) -> bool {
@@ -242,7 +277,7 @@ impl Store {
             if then.is_none() {
                 self.remember_removal(&context, actor, request, now).await?;
             }
-            let touched = [tenant.keys.runners(), tenant.keys.drops()];
+            let touched = [tenant.keys.runners(), tenant.keys.drops(), tenant.keys.runners_deleted()];
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
             let deed = Deed::of(actor, Action::DeleteContext, format_args!("context {id}")).asked(request);
             let change = tenant
@@ -303,7 +338,7 @@ impl Store {
         while self.remove_keys(tenant, uid).await? > 0 {}
         service::crash_point("storage.context.emptied");
         // The id may become another context's as soon as nobody finds this one: the mark, which goes when
-        // that one is published, keeps a storage that is late from hiding it.
+        // that one is published, keeps a storage that is late from hiding it. Until then it names what is left.
         let ids = self.keys().ids();
         let mark = Cmd::new("HSET").arg(&ids).arg(&format!("removing:{}", tenant.id)).arg(&uid.to_string());
         self.connection().cmd(mark).await?;
@@ -320,8 +355,27 @@ impl Store {
         self.apply_global(change).await?;
         service::crash_point("storage.context.unpublished");
         tenant.call(tenant.begin(&scripts::END_CONTEXT_REMOVAL, &[], Some(uid), now)).await?;
+        self.forget_removal(tenant.id, uid).await?;
         tracing::info!(context = %tenant.id, %uid, "a context was removed");
         Ok(())
+    }
+
+    /// The contexts whose last keys are being removed, or were when a storage died.
+    async fn removals(&self) -> Result<Vec<(ContextId, ContextUid)>> {
+        let ids = self.connection().cmd(Cmd::new("HGETALL").arg(&self.keys().ids())).await?.hash()?;
+        let marked = |(name, uid): (&String, &String)| {
+            Some((name.strip_prefix("removing:")?.parse().ok()?, uid.parse().ok()?))
+        };
+        Ok(ids.iter().filter_map(marked).collect())
+    }
+
+    /// Nothing is left of a context.
+    async fn forget_removal(&self, id: ContextId, uid: ContextUid) -> Result<()> {
+        let call = self
+            .begin_global(&scripts::FORGET_REMOVAL, &[], Timestamp::now())
+            .arg(id.0)
+            .arg(&uid.to_string());
+        Ok(self.call_global(call).await.map(drop)?)
     }
 
     /// Goes once through all keys of a context and removes them, but for its record. Says how many there were.

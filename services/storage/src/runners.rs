@@ -158,17 +158,7 @@ impl Store {
         Ok((runners, String::new()))
     }
 
-    /// All records of a context, by id; with those that were deleted and are still kept, or without.
-    pub(crate) async fn runners_of(&self, tenant: &Tenant, with_deleted: bool) -> Result<Vec<Runner>> {
-        let ids = self.runner_ids(tenant, with_deleted).await?;
-        let mut runners = Vec::with_capacity(ids.len());
-        for ids in ids.chunks(RUNNERS_READ) {
-            runners.extend(self.runners_at(tenant, ids).await?);
-        }
-        Ok(runners)
-    }
-
-    /// The runners of a context, in order.
+    /// The runners of a context, in order; with those that were deleted and may still be kept, or without.
     pub(crate) async fn runner_ids(&self, tenant: &Tenant, with_deleted: bool) -> Result<Vec<RunnerId>> {
         let mut asked = Pipeline::new();
         asked.cmd(Cmd::new("SMEMBERS").arg(&tenant.keys.runners()));

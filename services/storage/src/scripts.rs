@@ -66,7 +66,8 @@ scripts! {
         TRIM_GLOBAL = "trim_global",
         ASK_CONTEXT_REMOVAL = "ask_context_removal",
         PUBLISH_CONTEXT = "publish_context",
-        UNPUBLISH_CONTEXT = "unpublish_context";
+        UNPUBLISH_CONTEXT = "unpublish_context",
+        FORGET_REMOVAL = "forget_removal";
 }
 
 #[cfg(test)]

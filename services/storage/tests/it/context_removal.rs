@@ -2,8 +2,9 @@
 
 use identity::Identity;
 use kv::Cmd;
-use model::{ActorId, FlowInput};
+use model::{ActorId, FlowInput, RunnerId};
 use proto::internal::v1 as wire;
+use proto::internal::v1::change_runner_request::Change;
 use proto::v1;
 use testkit::{PATIENCE, wait_until};
 use tokio::task::JoinHandle;
@@ -35,6 +36,12 @@ async fn add_runner(stage: &Stage<impl Redis>, id: u32) {
     stage.runners().put_runner(put).await.unwrap();
 }
 
+async fn delete_runner(stage: &Stage<impl Redis>, id: u32) {
+    let delete = v1::DeleteRunnerRequest { context_id: CONTEXT, runner_id: id, ..Default::default() };
+    let change = wire::ChangeRunnerRequest { change: Some(Change::Delete(delete)), on_behalf_of: ADMIN };
+    stage.runners().change_runner(change).await.unwrap();
+}
+
 /// The runner records of the next drops, each of this context.
 async fn drops(stage: &Stage<impl Redis>, router: &mut Router) -> Vec<u32> {
     loop {
@@ -57,8 +64,12 @@ async fn assert_gone(stage: &Stage<impl Redis>) {
     let (global, zero) = stage.global();
     let listed = zero.cmd(Cmd::new("SISMEMBER").arg(&global.contexts()).arg(CONTEXT)).await.unwrap();
     assert_eq!(listed.int(), Ok(0));
-    let marks = zero.cmd(Cmd::new("HKEYS").arg(&global.ids())).await.unwrap().texts().unwrap();
-    assert!(!marks.iter().any(|mark| mark.starts_with("removing:")), "{marks:?}");
+    // The last to go.
+    let unmarked = || async {
+        let marks = zero.cmd(Cmd::new("HKEYS").arg(&global.ids())).await.unwrap().texts().unwrap();
+        (!marks.iter().any(|mark| mark.starts_with("removing:"))).then_some(())
+    };
+    wait_until(unmarked, PATIENCE, "no mark is left").await;
 }
 
 async fn a_context_goes_with_everything_in_it(stage: Stage<impl Redis>) {
@@ -166,6 +177,45 @@ async fn supervisors_forget_it_first(stage: Stage<impl Redis>) {
     assert_ne!(fresh, [removed(3)]);
 }
 
+async fn supervisors_of_deleted_runners_forget_it_as_well(stage: Stage<impl Redis>) {
+    for id in [3, 8, 9] {
+        add_runner(&stage, id).await;
+    }
+    for id in [8, 9] {
+        delete_runner(&stage, id).await;
+    }
+    // As after some days: nobody knows any more where its supervisor was.
+    stage.ask(Cmd::new("DEL").arg(&stage.keys().runner(RunnerId(9)))).await;
+    let mut router = stage.router("r").await;
+    let deleted = deleting(&stage);
+    let mut asked = drops(&stage, &mut router).await;
+    asked.sort_unstable();
+    assert_eq!(asked, [3, 8]);
+    router.dropped(&stage.context_uid, 3).await;
+    let left = || async {
+        let left = stage.ask(Cmd::new("SMEMBERS").arg(&stage.keys().drops())).await.texts().unwrap();
+        (left == ["8"]).then_some(())
+    };
+    wait_until(left, PATIENCE, "only one is waited for").await;
+    // The days may also pass meanwhile.
+    stage.ask(Cmd::new("DEL").arg(&stage.keys().runner(RunnerId(8)))).await;
+    drop(router);
+    let _other = stage.router("s").await;
+    deleted.await.unwrap().unwrap();
+    assert_gone(&stage).await;
+}
+
+/// More than one script takes at once.
+async fn many_deleted_runners_are_no_obstacle(stage: Stage<impl Redis>) {
+    let long_gone = (1..=9000).fold(Cmd::new("ZADD").arg(&stage.keys().runners_deleted()), |all, id: u32| {
+        all.arg(u64::from(id)).arg(u64::from(id))
+    });
+    stage.ask(long_gone).await;
+    let _router = stage.router("r").await;
+    delete(&stage, Identity::Admin).await.unwrap();
+    assert_gone(&stage).await;
+}
+
 async fn another_storage_goes_on_where_one_stopped(mut stage: Stage<impl Redis>) {
     add_runner(&stage, 3).await;
     stage.created(20).await;
@@ -183,6 +233,14 @@ async fn another_storage_goes_on_where_one_stopped(mut stage: Stage<impl Redis>)
     assert_gone(&stage).await;
 }
 
+async fn until_no_record(stage: &Stage<impl Redis>) {
+    let gone = || async {
+        let there = stage.ask(Cmd::new("EXISTS").arg(&stage.keys().context())).await.int().unwrap();
+        (there == 0).then_some(())
+    };
+    wait_until(gone, PATIENCE, "the context is gone").await;
+}
+
 async fn each_step_is_taken_up_again(mut stage: Stage<impl Redis>) {
     stage.created(5).await;
     let keys = stage.keys();
@@ -190,16 +248,26 @@ async fn each_step_is_taken_up_again(mut stage: Stage<impl Redis>) {
     let set = Cmd::new("HSET").arg(&keys.context()).arg("state").arg("deleting").arg("emptied").arg("1");
     stage.ask(set).await;
     stage.start().await;
-    let gone = || async {
-        let there = stage.ask(Cmd::new("EXISTS").arg(&keys.context())).await.int().unwrap();
-        (there == 0).then_some(())
-    };
-    wait_until(gone, PATIENCE, "the context is gone").await;
+    until_no_record(&stage).await;
     assert_gone(&stage).await;
 
-    // As if it had died before the last one: nobody finds the record, and whoever makes the context anew
-    // writes over it.
+    // As if it had died when nobody found the record any more, or when that was gone as well.
+    let (global, zero) = stage.global();
     let uid = model::ContextUid::random().to_string();
+    for left in [true, false] {
+        if left {
+            let record =
+                Cmd::new("HSET").arg(&keys.context()).arg("uid").arg(&uid).arg("state").arg("deleting");
+            stage.ask(record.arg("emptied").arg("1")).await;
+        }
+        let mark = Cmd::new("HSET").arg(&global.ids()).arg(&format!("removing:{CONTEXT}")).arg(&uid);
+        zero.cmd(mark).await.unwrap();
+        stage.start().await;
+        until_no_record(&stage).await;
+        assert_gone(&stage).await;
+    }
+
+    // Of one that nobody finds the record may be there still: whoever makes the context anew writes over it.
     let old = Cmd::new("HSET").arg(&keys.context()).arg("uid").arg(&uid).arg("state").arg("deleting");
     stage.ask(old.arg("emptied").arg("1")).await;
     let again = v1::CreateContextRequest {
@@ -210,7 +278,6 @@ async fn each_step_is_taken_up_again(mut stage: Stage<impl Redis>) {
     };
     let made = stage.contexts(Identity::Admin).create_context(again.clone()).await.unwrap().into_inner();
     assert_ne!(made.context.as_ref().unwrap().uid, uid);
-    let (global, zero) = stage.global();
     // A storage that is late with its last steps hides nothing.
     let late = Cmd::new("HGET").arg(&global.ids()).arg(&format!("removing:{CONTEXT}"));
     assert!(zero.cmd(late).await.unwrap().is_nil());
@@ -223,4 +290,4 @@ async fn each_step_is_taken_up_again(mut stage: Stage<impl Redis>) {
     assert_eq!(refused.0, Code::NotFound);
 }
 
-scenarios!(sentinels: a_context_goes_with_everything_in_it, supervisors_forget_it_first, another_storage_goes_on_where_one_stopped, each_step_is_taken_up_again);
+scenarios!(sentinels: a_context_goes_with_everything_in_it, supervisors_forget_it_first, supervisors_of_deleted_runners_forget_it_as_well, many_deleted_runners_are_no_obstacle, another_storage_goes_on_where_one_stopped, each_step_is_taken_up_again);
