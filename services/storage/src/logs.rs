@@ -36,7 +36,7 @@ struct Arrived {
 
 impl Store {
     /// Appends pieces, those of one attempt in the order they are given. Repeating a piece changes nothing;
-    /// pieces of what is gone, or of another flow of the same number, are dropped.
+    /// pieces of what is gone, of another flow of the same number, or of an attempt that its node has not had are dropped.
     pub(crate) async fn append_logs(&self, chunks: Vec<LogChunk>, now: Timestamp) -> Result<()> {
         let mut attempts: BTreeMap<(ContextId, FlowId, JobKey), Arrived> = BTreeMap::new();
         for chunk in chunks {

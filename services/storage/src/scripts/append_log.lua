@@ -7,7 +7,12 @@ local no = closed()
 if no then return no end
 local flow = redis.call('HMGET', KEYS[4], 'uid', 'deleting')
 if flow[1] ~= ARGV[5] or flow[2] then return refuse('FLOW_GONE', 'flow ' .. ARGV[6]) end
-if redis.call('HEXISTS', KEYS[5], ARGV[7]) == 0 then return refuse('JOB_GONE', 'job ' .. ARGV[7]) end
+local node = redis.call('HGET', KEYS[5], ARGV[7])
+if not node then return refuse('JOB_GONE', 'job ' .. ARGV[7]) end
+-- What is kept of attempts that the node never had would go with nothing.
+if tonumber(ARGV[8]) > (tonumber(string.match(node, '"attempt":(%d+)')) or 1) then
+  return refuse('JOB_GONE', 'attempt ' .. ARGV[8] .. ' of job ' .. ARGV[7])
+end
 local log = redis.call('HMGET', KEYS[6], 'data', 'start', 'end')
 local data, from, till = log[1] or '', tonumber(log[2] or '0'), tonumber(log[3] or '0')
 local before, first = till, from

@@ -30,6 +30,7 @@ mod reference_contexts;
 mod reference_jobs;
 mod reference_leases;
 mod reference_letters;
+mod reference_logs;
 mod reference_messages;
 mod reference_runners;
 mod requests;
