@@ -44,24 +44,25 @@ pub fn parts<M: Message>(all: impl Iterator<Item = M>, count_max: usize) -> Vec<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::internal::v1::PeerAddress;
+    use crate::internal::v1::ReportPresenceRequest;
 
-    fn peer(bytes: usize) -> PeerAddress {
-        PeerAddress { address: "a".repeat(bytes), topic: String::new() }
+    fn entry(bytes: usize) -> ReportPresenceRequest {
+        ReportPresenceRequest { address: "a".repeat(bytes), ..ReportPresenceRequest::default() }
     }
 
     #[test]
     fn pages_end_at_their_bytes_and_have_one_entry_at_least() {
         let half = limits::PAGE_BYTES_MAX / 2;
         let sizes = [half - 100, half - 100, 300, 3 * half, 1, 2];
-        let lengths: Vec<usize> = parts(sizes.into_iter().map(peer), 10).iter().map(Vec::len).collect();
+        let lengths: Vec<usize> = parts(sizes.into_iter().map(entry), 10).iter().map(Vec::len).collect();
         assert_eq!(lengths, [2, 1, 1, 2]);
-        let lengths: Vec<usize> = parts([1; 5].into_iter().map(peer), 2).iter().map(Vec::len).collect();
+        let lengths: Vec<usize> = parts([1; 5].into_iter().map(entry), 2).iter().map(Vec::len).collect();
         assert_eq!(lengths, [2, 2, 1]);
-        assert!(parts(std::iter::empty::<PeerAddress>(), 2).is_empty());
-        let all =
-            |sizes: &[usize]| first(sizes.iter().map(|size| Ok::<_, ()>(peer(*size)))).map(|page| page.len());
+        assert!(parts(std::iter::empty::<ReportPresenceRequest>(), 2).is_empty());
+        let all = |sizes: &[usize]| {
+            first(sizes.iter().map(|size| Ok::<_, ()>(entry(*size)))).map(|page| page.len())
+        };
         assert_eq!((all(&sizes), all(&[3 * half, 1]), all(&[])), (Ok(2), Ok(1), Ok(0)));
-        assert_eq!(first([Ok(peer(1)), Err(()), Ok(peer(1))].into_iter()), Err(()));
+        assert_eq!(first([Ok(entry(1)), Err(()), Ok(entry(1))].into_iter()), Err(()));
     }
 }

@@ -317,7 +317,7 @@ pub(crate) async fn tell_registry(mut client: RegistryClient, heard: Heard, list
             let mut incoming = client.report_presence(ReceiverStream::new(requests)).await?.into_inner();
             listens.met();
             heard.begin_anew();
-            // Whom to speak to is known from the view; what comes in only shows that the stream stands.
+            // Nothing comes in; it shows that the stream stands.
             let reading = async {
                 while incoming.message().await?.is_some() {}
                 Ok::<_, Status>(())

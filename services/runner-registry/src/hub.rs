@@ -9,7 +9,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::metrics::Metrics;
-use crate::view::{Changed, Key, Peer, View};
+use crate::view::{Changed, Key, View};
 
 /// Runners in one part of a snapshot or of changes, which ends at [`limits::PAGE_BYTES_MAX`] as well.
 pub const PART_LEN_MAX: usize = 200;
@@ -26,7 +26,6 @@ struct Shared {
     state: Mutex<State>,
     /// The records at the start are complete.
     loaded: watch::Sender<bool>,
-    peers: watch::Sender<Arc<Vec<Peer>>>,
     /// The next deadline may have moved closer.
     rescheduled: Notify,
     metrics: Metrics,
@@ -63,7 +62,6 @@ impl Hub {
         Self(Arc::new(Shared {
             state: Mutex::new(State { view, watchers: Vec::new() }),
             loaded: watch::Sender::new(false),
-            peers: watch::Sender::new(Arc::default()),
             rescheduled: Notify::new(),
             metrics,
         }))
@@ -72,7 +70,7 @@ impl Hub {
     /// Takes over records.
     pub fn put_records(&self, records: Vec<(ContextId, Runner)>) {
         let now = Instant::now();
-        self.change_records(|view| {
+        self.change(|view| {
             records.into_iter().flat_map(|(context, runner)| view.put_record(now, context, runner)).collect()
         });
         self.0.rescheduled.notify_one();
@@ -80,24 +78,12 @@ impl Hub {
 
     /// Records were removed.
     pub fn remove_records(&self, keys: &[Key]) {
-        self.change_records(|view| keys.iter().flat_map(|key| view.remove_record(*key)).collect());
+        self.change(|view| keys.iter().flat_map(|key| view.remove_record(*key)).collect());
     }
 
     /// There are no other records than these.
     pub fn retain_records(&self, kept: &BTreeSet<Key>) {
-        self.change_records(|view| view.retain_records(kept));
-    }
-
-    fn change_records(&self, change: impl FnOnce(&mut View) -> Changed) {
-        self.change(change);
-        let peers = lock(&self.0.state).view.peers();
-        self.0.peers.send_if_modified(|before| {
-            let differs = **before != peers;
-            if differs {
-                *before = Arc::new(peers);
-            }
-            differs
-        });
+        self.change(|view| view.retain_records(kept));
     }
 
     /// The records at the start are complete.
@@ -132,7 +118,7 @@ impl Hub {
                 }
             };
             tokio::select! {
-                () = expired => self.change_records(|view| view.expire(Instant::now())),
+                () = expired => self.change(|view| view.expire(Instant::now())),
                 () = self.0.rescheduled.notified() => {}
             }
         }
@@ -142,12 +128,6 @@ impl Hub {
     #[must_use]
     pub fn describe(&self, runner: Runner) -> RunnerView {
         lock(&self.0.state).view.describe(runner)
-    }
-
-    /// Whom gateways are to talk to.
-    #[must_use]
-    pub fn peers(&self) -> watch::Receiver<Arc<Vec<Peer>>> {
-        self.0.peers.subscribe()
     }
 
     /// Begins to watch all runners, or those of one context. The first parts are the snapshot.

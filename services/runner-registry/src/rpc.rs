@@ -24,8 +24,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::app::Clock;
 use crate::clients::RunnerStoreClient;
-use crate::hub::{Hub, PART_LEN_MAX, Part};
-use crate::view::Peer;
+use crate::hub::{Hub, Part};
 use watching::Watched;
 
 /// What actors may call.
@@ -243,7 +242,8 @@ impl RegistryViewService for Rpc {
         request: Request<Streaming<internal::ReportPresenceRequest>>,
     ) -> Result<Response<Self::ReportPresenceStream>, Status> {
         let mut incoming = request.into_inner();
-        let (sender, stream) = mpsc::channel(STREAM_BUFFER);
+        // Nothing is said: that the stream stands is the answer.
+        let (sender, stream) = mpsc::channel(1);
         let this = self.clone();
         tokio::spawn(async move {
             let reading = async {
@@ -256,7 +256,7 @@ impl RegistryViewService for Rpc {
                 ended = reading => if let Err(status) = ended {
                     tracing::info!(%status, "a gateway's stream of presences ended");
                 },
-                () = send_peers(&this.hub, &sender) => {}
+                () = sender.closed() => {}
             }
         });
         Ok(Response::new(ReceiverStream::new(stream)))
@@ -310,33 +310,6 @@ fn part_to_wire(part: &Part, snapshot_end: bool) -> internal::WatchResponse {
     let gone =
         gone.iter().map(|(context, id)| internal::GoneRunner { context_id: context.0, runner_id: id.0 });
     internal::WatchResponse { runners: runners.collect(), snapshot_end, gone: gone.collect() }
-}
-
-/// Sends whom to talk to, and again whenever that changes, until nobody listens.
-async fn send_peers(hub: &Hub, sender: &mpsc::Sender<Result<internal::ReportPresenceResponse, Status>>) {
-    if hub.loaded().wait_for(|loaded| *loaded).await.is_err() {
-        return;
-    }
-    let mut peers = hub.peers();
-    peers.mark_changed();
-    while peers.changed().await.is_ok() {
-        let list = Arc::clone(&peers.borrow_and_update());
-        let peers = list.iter().map(|Peer { address, topic }| internal::PeerAddress {
-            address: address.clone(),
-            topic: topic.clone(),
-        });
-        let mut parts = pages::parts(peers, PART_LEN_MAX).into_iter().peekable();
-        loop {
-            let peers = parts.next().unwrap_or_default();
-            let more = parts.peek().is_some();
-            if sender.send(Ok(internal::ReportPresenceResponse { peers, more })).await.is_err() {
-                return;
-            }
-            if !more {
-                break;
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -13,15 +13,6 @@ pub type Key = (ContextId, RunnerId);
 /// Runners that look different after a change.
 pub type Changed = BTreeSet<Key>;
 
-/// An address and the topic under which the supervisor there takes requests.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Peer {
-    /// As the records spell it.
-    pub address: String,
-    /// The topic.
-    pub topic: String,
-}
-
 /// The whole view. What is heard of an address counts for every record that names it.
 #[derive(Debug)]
 pub struct View {
@@ -180,16 +171,6 @@ impl View {
         (self.records.len(), live)
     }
 
-    /// Every address that a record names, each once with one of its topics.
-    #[must_use]
-    pub fn peers(&self) -> Vec<Peer> {
-        let mut peers: BTreeMap<String, &str> = BTreeMap::new();
-        for runner in self.records.values() {
-            peers.entry(runner.address.to_string()).or_insert(&runner.topic);
-        }
-        peers.into_iter().map(|(address, topic)| Peer { address, topic: topic.to_owned() }).collect()
-    }
-
     fn at(&self, address: &str) -> Changed {
         self.by_address.get(address).cloned().unwrap_or_default()
     }
@@ -281,7 +262,7 @@ mod tests {
         view.put_record(secs(0), ContextId(1), runner(1, A));
         let deleted = Runner { deleted_at: Some(Timestamp::from_millis(1)), ..runner(1, A) };
         assert_eq!(view.put_record(secs(10), ContextId(1), deleted.clone()), keys(&[(1, 1)]));
-        assert_eq!((view.next_deadline(), view.peers().len()), (Some(secs(70)), 1), "it is listened to");
+        assert_eq!((view.next_deadline(), view.counts().0), (Some(secs(70)), 1), "it is listened to");
         view.put_presence(secs(60), Timestamp::default(), A, presence(1));
         view.put_presence(secs(80), Timestamp::default(), A, presence(0));
         assert_eq!(view.put_record(secs(81), ContextId(1), deleted), keys(&[]), "told again");
@@ -289,7 +270,7 @@ mod tests {
         assert_eq!(view.expire(secs(119)), keys(&[]));
         assert!(view.get(key).is_some_and(|view| view.live && !view.runner.takes_jobs()));
         assert_eq!(view.expire(secs(120)), keys(&[(1, 1)]), "nothing was to do there for long");
-        assert!(view.get(key).is_none() && view.peers().is_empty());
+        assert!(view.get(key).is_none() && view.by_address.is_empty());
     }
 
     #[test]
@@ -297,8 +278,7 @@ mod tests {
         let mut view = View::new(DEAD_AFTER, LINGER);
         view.put_record(Instant::now(), ContextId(1), runner(1, A));
         view.put_record(Instant::now(), ContextId(1), runner(1, "grpc://b:1"));
-        let peers: Vec<_> = view.peers().into_iter().map(|peer| peer.address).collect();
-        assert_eq!(peers, ["grpc://b:1"]);
+        assert_eq!(view.by_address.keys().collect::<Vec<_>>(), ["grpc://b:1"]);
         view.put_presence(Instant::now(), Timestamp::default(), A, presence(0));
         assert_eq!(view.counts(), (1, 0));
     }
@@ -317,6 +297,6 @@ mod tests {
         view.put_presence(Instant::now(), Timestamp::default(), A, presence(0));
         assert_eq!(view.counts(), (1, 1));
         view.retain_records(&BTreeSet::new());
-        assert!(view.peers().is_empty() && view.by_address.is_empty());
+        assert!(view.records.is_empty() && view.by_address.is_empty());
     }
 }

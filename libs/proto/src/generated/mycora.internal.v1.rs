@@ -6798,26 +6798,9 @@ pub struct ReportPresenceRequest {
     #[prost(bytes = "bytes", tag = "2")]
     pub presence_json: ::prost::bytes::Bytes,
 }
-/// Whom a gateway is to talk to.
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ReportPresenceResponse {
-    /// Every address that a runner record names, with its topic. Replaces the list before, once it is complete.
-    #[prost(message, repeated, tag = "1")]
-    pub peers: ::prost::alloc::vec::Vec<PeerAddress>,
-    /// The list goes on in the next answer.
-    #[prost(bool, tag = "2")]
-    pub more: bool,
-}
-/// An address to talk to.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct PeerAddress {
-    /// Where a supervisor is reached.
-    #[prost(string, tag = "1")]
-    pub address: ::prost::alloc::string::String,
-    /// The topic its requests travel under.
-    #[prost(string, tag = "2")]
-    pub topic: ::prost::alloc::string::String,
-}
+/// Whom to talk to is known from the view.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReportPresenceResponse {}
 /// Generated client implementations.
 pub mod registry_view_service_client {
     #![allow(
@@ -6926,7 +6909,7 @@ pub mod registry_view_service_client {
                 );
             self.inner.server_streaming(req, path, codec).await
         }
-        /// A gateway says what it hears of supervisors, and is told which addresses to talk to.
+        /// A gateway says what it hears of supervisors. Nothing is answered: the stream stands while it is listened to.
         pub async fn report_presence(
             &mut self,
             request: impl tonic::IntoStreamingRequest<
@@ -6990,7 +6973,7 @@ pub mod registry_view_service_server {
             >
             + std::marker::Send
             + 'static;
-        /// A gateway says what it hears of supervisors, and is told which addresses to talk to.
+        /// A gateway says what it hears of supervisors. Nothing is answered: the stream stands while it is listened to.
         async fn report_presence(
             &self,
             request: tonic::Request<tonic::Streaming<super::ReportPresenceRequest>>,

@@ -2,10 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use identity::ServiceName;
 use model::{InstanceInfo, Presence, limits};
 use proto::convert;
-use proto::internal::v1 as internal;
 use proto::v1;
 use proto::v1::watch_runners_response::Event;
 use rpc::ErrorView;
@@ -166,30 +164,4 @@ async fn all_that_is_wrong_with_a_registration_is_told_at_once() {
     };
     let refused = suite.actor(1).update_runner(change).await.expect_err("two mistakes");
     assert_eq!(fields(refused), ["request_id", "address"]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn addresses_to_talk_to_come_in_parts() {
-    let suite = Suite::start();
-    {
-        let mut kept = suite.storage.0.lock().expect("not poisoned");
-        for id in 1..=450 {
-            let address = format!("grpc://{id:0>width$}:1", width = limits::HOST_BYTES_MAX);
-            kept.records.insert((1, id), v1::Runner { id, address, topic: "t".into(), ..Default::default() });
-        }
-    }
-    let mut client = suite.service(ServiceName::MyceliumGateway);
-    let (_sender, outgoing) = tokio::sync::mpsc::channel(1);
-    let outgoing = tokio_stream::wrappers::ReceiverStream::new(outgoing);
-    let mut told = client.report_presence(outgoing).await.expect("allowed").into_inner();
-    let mut peers = Vec::new();
-    loop {
-        let internal::ReportPresenceResponse { peers: part, more } =
-            told.message().await.expect("no error").expect("no end");
-        peers.extend(part);
-        if !more {
-            break;
-        }
-    }
-    assert_eq!(peers.len(), 450);
 }
