@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::id::{
     ActorId, ContextId, Epoch, FlowId, FlowUid, Generation, JobId, OwnerId, ParseIdError, Revision,
 };
+use crate::limits;
 use crate::name::Name;
 use crate::node::NodeSpec;
 use crate::rerun::Rerun;
@@ -158,4 +159,42 @@ pub struct Flow {
     pub epoch: Epoch,
     /// Seconds between asking a script to end and ending it, since the flow is being cancelled.
     pub cancel_grace_secs: u32,
+}
+
+impl Flow {
+    /// A flow as it begins: nothing is in it, and nothing has happened to it.
+    #[must_use]
+    pub fn new(
+        id: FlowId,
+        uid: FlowUid,
+        name: Name,
+        context_id: ContextId,
+        caller_id: ActorId,
+        now: Timestamp,
+    ) -> Self {
+        Self {
+            id,
+            uid,
+            name,
+            caller_id,
+            context_id,
+            jobs: Vec::new(),
+            env_vars: EnvVars::new(),
+            result: ResultMap::new(),
+            result_truncated: false,
+            fail_fast: false,
+            deadline: None,
+            cancel_requested_time: None,
+            cancel_timeout_secs: limits::CANCEL_TIMEOUT_SECS,
+            created_at: now,
+            updated_at: now,
+            status: FlowStatus::Created,
+            generation: Generation(1),
+            rerun: None,
+            revision: Revision(0),
+            owner: None,
+            epoch: Epoch(0),
+            cancel_grace_secs: 0,
+        }
+    }
 }

@@ -52,6 +52,19 @@ pub struct JobSpec {
 }
 
 impl JobSpec {
+    /// A script, and nothing beside it.
+    #[must_use]
+    pub fn inline(script_type: ScriptType, script: impl Into<String>) -> Self {
+        Self {
+            script_type,
+            script: ScriptSource::Inline(script.into()),
+            env_vars: EnvVars::new(),
+            files: BTreeMap::new(),
+            outputs: Vec::new(),
+            signature: None,
+        }
+    }
+
     /// Every blob that it refers to, some of them perhaps twice.
     pub fn blobs(&self) -> impl Iterator<Item = &BlobRef> {
         let script = match &self.script {

@@ -398,6 +398,24 @@ pub struct NodeSpec {
     pub job: JobSpec,
 }
 
+impl NodeSpec {
+    /// A node that asks for nothing special.
+    #[must_use]
+    pub fn new(name: Name, job: JobSpec) -> Self {
+        Self {
+            name,
+            depends: Vec::new(),
+            run_if: RunIf::default(),
+            allow_failure: false,
+            target: Target::default(),
+            policy: NodePolicy::default(),
+            prerequisites: Vec::new(),
+            when: None,
+            job,
+        }
+    }
+}
+
 /// A node as it is kept: the persisted graph is the set of these.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FlowNode {

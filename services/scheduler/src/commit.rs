@@ -139,14 +139,13 @@ fn json(value: &impl serde::Serialize) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeMap, VecDeque};
+    use std::collections::VecDeque;
 
     use flow::engine::{Destinations, Input, NoDestination, NodeView, Outside};
     use model::execution::Outcome;
     use model::{
-        ActorId, AttemptEnd, ContextId, Epoch, Flow, FlowStatus, FlowUid, Generation, JobId, JobSpec,
-        NodePolicy, NodeReport, NodeSpec, ReportKind, ReportSource, Revision, RunIf, RunnerId, ScriptSource,
-        ScriptType, Target,
+        ActorId, AttemptEnd, ContextId, Flow, FlowUid, JobId, JobSpec, NodePolicy, NodeReport, NodeSpec,
+        ReportKind, ReportSource, Revision, RunnerId, ScriptType,
     };
 
     use super::*;
@@ -165,51 +164,17 @@ mod tests {
 
     /// A flow of one node that may be tried twice, and at once.
     fn engine() -> Engine {
+        let (uid, name, now) = (FlowUid::random(), "flow".parse().expect("a name"), Timestamp::default());
         let flow = Flow {
-            id: FlowId(1),
-            uid: FlowUid::random(),
-            name: "flow".parse().expect("a name"),
-            caller_id: ActorId(1),
-            context_id: ContextId(1),
             jobs: vec![JobId(1)],
-            env_vars: BTreeMap::new(),
-            result: BTreeMap::new(),
-            result_truncated: false,
-            fail_fast: false,
-            deadline: None,
-            cancel_requested_time: None,
-            cancel_timeout_secs: 30,
-            created_at: Timestamp::default(),
-            updated_at: Timestamp::default(),
-            status: FlowStatus::Created,
-            generation: Generation(1),
             revision: Revision(1),
-            owner: None,
-            epoch: Epoch(0),
-            rerun: None,
-            cancel_grace_secs: 0,
+            ..Flow::new(FlowId(1), uid, name, ContextId(1), ActorId(1), now)
         };
         let mut policy = NodePolicy { retries: 1, ..NodePolicy::default() };
         policy.backoff.initial_secs = 0.0;
         policy.backoff.max_secs = 0.0;
-        let spec = NodeSpec {
-            name: "a".parse().expect("a name"),
-            depends: Vec::new(),
-            run_if: RunIf::default(),
-            allow_failure: false,
-            target: Target::default(),
-            policy,
-            prerequisites: Vec::new(),
-            when: None,
-            job: JobSpec {
-                script_type: ScriptType::Shell,
-                script: ScriptSource::Inline("true".to_owned()),
-                env_vars: BTreeMap::new(),
-                files: BTreeMap::new(),
-                outputs: Vec::new(),
-                signature: None,
-            },
-        };
+        let job = JobSpec::inline(ScriptType::Shell, "true");
+        let spec = NodeSpec { policy, ..NodeSpec::new("a".parse().expect("a name"), job) };
         Engine::new(ContextUid::random(), flow, &[spec]).expect("a flow of one node")
     }
 

@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kv::{Cmd, Value};
-use model::flow::{EnvVars, ResultMap};
+use model::flow::EnvVars;
 use model::{
-    ActorId, BlobHash, Context, ContextId, ContextUid, Epoch, Flow, FlowId, FlowNode, FlowStatus, FlowUid,
-    Generation, JobId, JobSpec, MessageId, MessageKey, Name, OwnerId, Rerun, Revision, ScriptSource,
-    Timestamp, limits,
+    ActorId, BlobHash, Context, ContextId, ContextUid, Flow, FlowId, FlowNode, FlowUid, Generation, JobId,
+    JobSpec, MessageId, MessageKey, Name, OwnerId, Rerun, Revision, ScriptSource, Timestamp, limits,
 };
 
 use crate::audit::Deed;
@@ -501,29 +500,12 @@ enum Outcome {
 }
 
 fn fresh_flow(id: FlowId, context: ContextId, new: &NewFlow, now: Timestamp) -> Flow {
+    let uid = new.uid.unwrap_or_else(FlowUid::random);
     Flow {
-        id,
-        uid: new.uid.unwrap_or_else(FlowUid::random),
-        name: new.name.clone(),
-        caller_id: new.caller,
-        context_id: context,
-        jobs: Vec::new(),
         env_vars: new.env_vars.clone(),
-        result: ResultMap::new(),
-        result_truncated: false,
         fail_fast: new.fail_fast,
-        deadline: None,
-        cancel_requested_time: None,
         cancel_timeout_secs: new.cancel_timeout_secs,
-        created_at: now,
-        updated_at: now,
-        status: FlowStatus::Created,
-        generation: Generation(1),
-        revision: Revision(0),
-        rerun: None,
-        owner: None,
-        epoch: Epoch(0),
-        cancel_grace_secs: 0,
+        ..Flow::new(id, uid, new.name.clone(), context, new.caller, now)
     }
 }
 

@@ -1,35 +1,13 @@
-use std::collections::BTreeMap;
-
 use model::id::Uid;
-use model::limits::STOP_GRACE_SECS;
-use model::{ActorId, ContextId, Epoch, FlowId, FlowStatus, FlowUid, Generation, Revision, Timestamp};
+use model::{ActorId, ContextId, FlowId, FlowStatus, FlowUid, Timestamp};
 
 use super::*;
 
 fn flow() -> Flow {
+    let (id, uid, name) = (FlowId(4), FlowUid(Uid::from_bits(2)), "demo".parse().expect("a name"));
     Flow {
-        id: FlowId(4),
-        uid: FlowUid(Uid::from_bits(2)),
-        name: "demo".parse().expect("a name"),
-        caller_id: ActorId(5),
-        context_id: ContextId(3),
-        jobs: Vec::new(),
-        env_vars: BTreeMap::new(),
-        result: BTreeMap::new(),
-        result_truncated: false,
-        fail_fast: false,
-        deadline: None,
-        cancel_requested_time: None,
-        cancel_timeout_secs: 30,
-        created_at: Timestamp::default(),
-        updated_at: Timestamp::default(),
         status: FlowStatus::Started,
-        generation: Generation(1),
-        rerun: None,
-        revision: Revision(1),
-        owner: None,
-        epoch: Epoch(0),
-        cancel_grace_secs: STOP_GRACE_SECS,
+        ..Flow::new(id, uid, name, ContextId(3), ActorId(5), Timestamp::default())
     }
 }
 

@@ -1,25 +1,16 @@
 use super::*;
 use model::job::BlobRef;
-use model::{BlobHash, NodePolicy, ScriptSource, ScriptType, Target};
+use model::{BlobHash, ScriptType};
 
 fn spec(name: &str, depends: &[&str], env: &[(&str, &str)], outputs: &[&str]) -> NodeSpec {
+    let job = JobSpec {
+        env_vars: env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+        outputs: outputs.iter().map(|path| (*path).to_owned()).collect(),
+        ..JobSpec::inline(ScriptType::Shell, "true")
+    };
     NodeSpec {
-        name: name.parse().expect("a name"),
         depends: depends.iter().map(|d| d.parse().expect("a name")).collect(),
-        run_if: RunIf::AllSucceeded,
-        allow_failure: false,
-        target: Target::default(),
-        policy: NodePolicy::default(),
-        prerequisites: Vec::new(),
-        when: None,
-        job: JobSpec {
-            script_type: ScriptType::Shell,
-            script: ScriptSource::Inline("true".into()),
-            env_vars: env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
-            files: std::collections::BTreeMap::new(),
-            outputs: outputs.iter().map(|path| (*path).to_owned()).collect(),
-            signature: None,
-        },
+        ..NodeSpec::new(name.parse().expect("a name"), job)
     }
 }
 

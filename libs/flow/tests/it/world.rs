@@ -15,10 +15,9 @@ use model::id::Uid;
 use model::job::JobSpec;
 use model::limits::STOP_GRACE_SECS;
 use model::{
-    ActorId, Attempt, AttemptEnd, ContextId, ContextUid, Epoch, Flow, FlowId, FlowNode, FlowStatus, FlowUid,
-    Generation, JobId, JobKey, Name, NodePolicy, NodeReport, NodeSpec, NodeState, Reason, ReasonCode,
-    ReportKind, ReportSource, Rerun, Revision, RunIf, RunnerId, ScriptSource, ScriptType, SignalName, Target,
-    Timestamp,
+    ActorId, Attempt, AttemptEnd, ContextId, ContextUid, Flow, FlowId, FlowNode, FlowStatus, FlowUid,
+    Generation, JobId, JobKey, Name, NodeReport, NodeSpec, NodeState, Reason, ReasonCode, ReportKind,
+    ReportSource, Rerun, Revision, RunnerId, ScriptType, SignalName, Timestamp,
 };
 
 pub(crate) const CONTEXT: ContextUid = ContextUid(Uid::from_bits(1));
@@ -31,49 +30,18 @@ pub(crate) fn name(text: &str) -> Name {
 /// A node that says nothing special.
 pub(crate) fn spec(text: &str, depends: &[&str]) -> NodeSpec {
     NodeSpec {
-        name: name(text),
         depends: depends.iter().map(|d| name(d)).collect(),
-        run_if: RunIf::AllSucceeded,
-        allow_failure: false,
-        target: Target::default(),
-        policy: NodePolicy::default(),
-        prerequisites: Vec::new(),
-        when: None,
-        job: JobSpec {
-            script_type: ScriptType::Shell,
-            script: ScriptSource::Inline("true".into()),
-            env_vars: BTreeMap::new(),
-            files: BTreeMap::new(),
-            outputs: Vec::new(),
-            signature: None,
-        },
+        ..NodeSpec::new(name(text), JobSpec::inline(ScriptType::Shell, "true"))
     }
 }
 
 pub(crate) fn flow(count: usize) -> Flow {
+    let (id, uid, now) = (FlowId(1), FlowUid(Uid::from_bits(2)), Timestamp::default());
     Flow {
-        id: FlowId(1),
-        uid: FlowUid(Uid::from_bits(2)),
-        name: name("test"),
-        caller_id: ActorId(1),
-        context_id: ContextId(1),
         jobs: (1..).take(count).map(JobId).collect(),
-        env_vars: BTreeMap::new(),
-        result: BTreeMap::new(),
-        result_truncated: false,
-        fail_fast: false,
-        deadline: None,
-        cancel_requested_time: None,
-        cancel_timeout_secs: 30,
-        created_at: Timestamp::default(),
-        updated_at: Timestamp::default(),
-        status: FlowStatus::Created,
-        generation: Generation(1),
         revision: Revision(1),
-        owner: None,
-        epoch: Epoch(0),
-        rerun: None,
         cancel_grace_secs: STOP_GRACE_SECS,
+        ..Flow::new(id, uid, name("test"), ContextId(1), ActorId(1), now)
     }
 }
 

@@ -174,28 +174,11 @@ pub fn policy_to_wire(policy: &model::NodePolicy) -> v1::NodePolicy {
 mod tests {
     use super::*;
     use model::id::Uid;
-    use model::{Generation, JobSpec, NodeSpec, NodeState, RunIf, ScriptSource, ScriptType, Timestamp};
+    use model::{Generation, JobSpec, NodeSpec, NodeState, ScriptType, Timestamp};
 
     fn node() -> FlowNode {
-        let job = JobSpec {
-            script_type: ScriptType::Shell,
-            script: ScriptSource::Inline("true".to_owned()),
-            env_vars: std::collections::BTreeMap::new(),
-            files: std::collections::BTreeMap::new(),
-            outputs: Vec::new(),
-            signature: None,
-        };
-        let spec = NodeSpec {
-            name: "a".parse().expect("a name"),
-            depends: Vec::new(),
-            run_if: RunIf::default(),
-            allow_failure: false,
-            target: Target::default(),
-            policy: model::NodePolicy::default(),
-            prerequisites: Vec::new(),
-            when: None,
-            job,
-        };
+        let job = JobSpec::inline(ScriptType::Shell, "true");
+        let spec = NodeSpec::new("a".parse().expect("a name"), job);
         FlowNode::new(JobId(7), &spec, Vec::new())
     }
 

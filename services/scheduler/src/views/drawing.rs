@@ -143,29 +143,13 @@ const fn color(state: NodeState) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use model::{JobId, JobSpec, NodePolicy, NodeSpec, RunIf, ScriptSource, ScriptType, Target};
+    use model::{JobId, JobSpec, NodeSpec, ScriptType};
 
     use super::*;
 
     fn node(id: u32, name: &str, depends: &[u32]) -> FlowNode {
-        let spec = NodeSpec {
-            name: name.parse().expect("a name"),
-            depends: Vec::new(),
-            run_if: RunIf::default(),
-            allow_failure: false,
-            target: Target::default(),
-            policy: NodePolicy::default(),
-            prerequisites: Vec::new(),
-            when: None,
-            job: JobSpec {
-                script_type: ScriptType::Shell,
-                script: ScriptSource::Inline("true".into()),
-                env_vars: std::collections::BTreeMap::new(),
-                files: std::collections::BTreeMap::new(),
-                outputs: Vec::new(),
-                signature: None,
-            },
-        };
+        let job = JobSpec::inline(ScriptType::Shell, "true");
+        let spec = NodeSpec::new(name.parse().expect("a name"), job);
         FlowNode::new(JobId(id), &spec, depends.iter().copied().map(JobId).collect())
     }
 

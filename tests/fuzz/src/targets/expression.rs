@@ -3,7 +3,7 @@
 use flow::Condition;
 use model::id::Uid;
 use model::limits::WHEN_BYTES_MAX;
-use model::{ActorId, ContextId, Epoch, Flow, FlowId, FlowStatus, FlowUid, Generation, Revision};
+use model::{ActorId, ContextId, Flow, FlowId, FlowStatus, FlowUid};
 
 use super::NOW;
 use crate::input::{Input, join};
@@ -108,30 +108,8 @@ fn run(data: &[u8]) -> Verdict {
 }
 
 fn flow() -> Flow {
-    Flow {
-        id: FlowId(4),
-        uid: FlowUid(Uid::from_bits(2)),
-        name: "demo".parse().expect("a name"),
-        caller_id: ActorId(5),
-        context_id: ContextId(3),
-        jobs: Vec::new(),
-        env_vars: [].into(),
-        result: [].into(),
-        result_truncated: false,
-        fail_fast: false,
-        deadline: None,
-        cancel_requested_time: None,
-        cancel_timeout_secs: 30,
-        created_at: NOW,
-        updated_at: NOW,
-        status: FlowStatus::Started,
-        generation: Generation(1),
-        rerun: None,
-        revision: Revision(1),
-        owner: None,
-        epoch: Epoch(1),
-        cancel_grace_secs: 5,
-    }
+    let (id, uid, name) = (FlowId(4), FlowUid(Uid::from_bits(2)), "demo".parse().expect("a name"));
+    Flow { status: FlowStatus::Started, ..Flow::new(id, uid, name, ContextId(3), ActorId(5), NOW) }
 }
 
 fn seeds() -> Vec<Vec<u8>> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 use envelope::actor::sign_job;
 use identity::SigningKey;
 use model::id::Uid;
-use model::{FlowNode, ScriptSource, ScriptType};
+use model::{FlowNode, ScriptType};
 
 use super::*;
 
@@ -21,23 +21,11 @@ fn env(value: &str) -> EnvVars {
 
 /// `split` makes a file, on which `count` depends.
 fn nodes() -> Vec<NodeSpec> {
-    let node = |name: &str, depends: &[&str], outputs: &[&str]| NodeSpec {
-        name: name.parse().expect("a name"),
-        depends: depends.iter().map(|name| name.parse().expect("a name")).collect(),
-        run_if: model::RunIf::default(),
-        allow_failure: false,
-        target: model::Target::default(),
-        policy: NodePolicy::default(),
-        prerequisites: Vec::new(),
-        when: None,
-        job: JobSpec {
-            script_type: ScriptType::Shell,
-            script: ScriptSource::Inline(format!("echo {name}")),
-            env_vars: EnvVars::new(),
-            files: BTreeMap::new(),
-            outputs: outputs.iter().map(|output| (*output).to_owned()).collect(),
-            signature: None,
-        },
+    let node = |name: &str, depends: &[&str], outputs: &[&str]| {
+        let outputs = outputs.iter().map(|output| (*output).to_owned()).collect();
+        let job = JobSpec { outputs, ..JobSpec::inline(ScriptType::Shell, format!("echo {name}")) };
+        let depends = depends.iter().map(|name| name.parse().expect("a name")).collect();
+        NodeSpec { depends, ..NodeSpec::new(name.parse().expect("a name"), job) }
     };
     vec![node("split", &[], &["part.txt"]), node("count", &["split"], &[])]
 }
