@@ -124,6 +124,8 @@ pub(crate) enum WrongState {
     NotADeadLetter,
     /// The message was made too long ago to be sent again.
     MessageTooOld,
+    /// The key that the message is from counts no more.
+    SenderKeyOver,
     /// The message belongs to a flow.
     CarriesNodes,
     /// The job belongs to a flow.
@@ -188,6 +190,7 @@ impl Error {
             "MESSAGE_UNDER_WAY" => state(WrongState::MessageUnderWay),
             "NOT_A_DEAD_LETTER" => state(WrongState::NotADeadLetter),
             "MESSAGE_TOO_OLD" => state(WrongState::MessageTooOld),
+            "SENDER_KEY_OVER" => state(WrongState::SenderKeyOver),
             "CARRIES_NODES" => state(WrongState::CarriesNodes),
             "JOB_GONE" => Self::NotFound(message.clone()),
             "JOB_IN_FLOW" => state(WrongState::JobInFlow),

@@ -301,6 +301,10 @@ impl Store {
                 self.visible_message(context, key, asker, Extent::WithoutText).await?;
             permission::allow_for(&context, actor, Action::ResendMessage, key.caller)?;
             let addresses = self.addresses_now(&message).await?;
+            let (from, refusal) = match self.sender_now(&message, now).await? {
+                Ok(from) => (from, ""),
+                Err(why) => (String::new(), why),
+            };
             let mut touched = vec![
                 tenant.keys.message(key.caller, key.id),
                 tenant.letters.clone(),
@@ -318,7 +322,9 @@ impl Store {
                 .arg(&expiry_again(&message, now).to_string())
                 .arg(&addresses)
                 .arg(hash_of(request))
-                .arg(limits::REQUEST_ID_KEEP_SECS);
+                .arg(limits::REQUEST_ID_KEEP_SECS)
+                .arg(&from)
+                .arg(refusal);
             match tenant.apply_revision(change).await {
                 Err(Error::ContextChanged(_)) => {}
                 Err(error) => return Err(error),
@@ -326,6 +332,29 @@ impl Store {
             }
         }
         Err(Error::ContextChanged(context))
+    }
+
+    /// The key that a letter is from when it is sent now: the one that has signed it, as long as it counts, and without a
+    /// signature the one in force. Empty for what no actor here has sent. Otherwise why it is not sent.
+    async fn sender_now(
+        &self,
+        message: &KeptMessage,
+        now: Timestamp,
+    ) -> Result<std::result::Result<String, &'static str>> {
+        if message.message_type == MessageType::Job || message.key.caller == BOOTSTRAP {
+            return Ok(Ok(String::new()));
+        }
+        let sender = match self.actor(message.key.caller).await {
+            Ok(sender) => sender,
+            Err(Error::NotFound(_)) => return Ok(Err("is from an actor that was removed")),
+            Err(error) => return Err(error),
+        };
+        let keys = sender.keys_at(now);
+        let from = match message.verified {
+            true => keys.iter().find(|key| ***key == message.from_pubkey),
+            false => keys.first(),
+        };
+        Ok(from.map(|from| (*from).to_owned()).ok_or("is from a key that counts no more: send it anew"))
     }
 
     /// Where an actor of this coordinator is reached by now, as it is kept; empty for whoever has but one address.

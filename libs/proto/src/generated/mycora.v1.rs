@@ -4917,10 +4917,12 @@ pub mod message_service_client {
             self.inner.unary(req, path, codec).await
         }
         /// Sends a dead letter again, as the same message: should it have arrived after all, it is not handed
-        /// out twice. Who sent it may, and admins.
+        /// out twice. Who sent it may, and admins. It is from the key that has signed it, and without a signature
+        /// from the one that is in force by now.
         ///
         /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`NOT_A_DEAD_LETTER`; `MESSAGE_TOO_OLD`:
-        /// older than 6 days; `CARRIES_NODES`: the nodes went by their retry policy, RetryFlow runs them again).
+        /// older than 6 days; `SENDER_KEY_OVER`: the key that has signed it counts no more, or its sender was removed;
+        /// `CARRIES_NODES`: the nodes went by their retry policy, RetryFlow runs them again).
         pub async fn resend_message(
             &mut self,
             request: impl tonic::IntoRequest<super::ResendMessageRequest>,
@@ -5045,10 +5047,12 @@ pub mod message_service_server {
             tonic::Status,
         >;
         /// Sends a dead letter again, as the same message: should it have arrived after all, it is not handed
-        /// out twice. Who sent it may, and admins.
+        /// out twice. Who sent it may, and admins. It is from the key that has signed it, and without a signature
+        /// from the one that is in force by now.
         ///
         /// Errors: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION (`NOT_A_DEAD_LETTER`; `MESSAGE_TOO_OLD`:
-        /// older than 6 days; `CARRIES_NODES`: the nodes went by their retry policy, RetryFlow runs them again).
+        /// older than 6 days; `SENDER_KEY_OVER`: the key that has signed it counts no more, or its sender was removed;
+        /// `CARRIES_NODES`: the nodes went by their retry policy, RetryFlow runs them again).
         async fn resend_message(
             &self,
             request: tonic::Request<super::ResendMessageRequest>,

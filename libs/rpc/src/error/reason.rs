@@ -69,6 +69,8 @@ reasons! {
     NotADeadLetter = "NOT_A_DEAD_LETTER" as [FailedPrecondition],
     /// The message was made more than 6 days ago: whether it arrived may be forgotten by now.
     MessageTooOld = "MESSAGE_TOO_OLD" as [FailedPrecondition],
+    /// The key that the message is from counts no more: it is sent anew, under another.
+    SenderKeyOver = "SENDER_KEY_OVER" as [FailedPrecondition],
     /// The message carries nodes of a flow: it goes by the flow's policy, and with the flow.
     CarriesNodes = "CARRIES_NODES" as [FailedPrecondition],
     /// The job is a node of a flow, and goes with it.

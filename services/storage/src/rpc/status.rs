@@ -87,6 +87,7 @@ const fn reason_of(state: WrongState) -> Reason {
         WrongState::MessageUnderWay => Reason::MessageUnderWay,
         WrongState::NotADeadLetter => Reason::NotADeadLetter,
         WrongState::MessageTooOld => Reason::MessageTooOld,
+        WrongState::SenderKeyOver => Reason::SenderKeyOver,
         WrongState::CarriesNodes => Reason::CarriesNodes,
         WrongState::JobInFlow => Reason::JobInFlow,
     }

@@ -1,6 +1,6 @@
 //! Chat and mail that actors send: kept once, given into a router's care, looked at, sent again, removed.
 
-use identity::{Identity, ServiceName, SigningKey};
+use identity::{Identity, ServiceName};
 use kv::Cmd;
 use model::{ActorId, Letter, MessageFormat, MessageId, MessageType, Timestamp};
 use proto::internal::v1 as wire;
@@ -17,7 +17,7 @@ use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, Router, STRANGER, Stage, fa
 /// The number of an actor's first message: the ones below are for programs that choose theirs.
 const FIRST: u32 = (1 << 30) + 1;
 
-fn chat(to: &str, text: &str) -> v1::SendMessageRequest {
+pub(crate) fn chat(to: &str, text: &str) -> v1::SendMessageRequest {
     v1::SendMessageRequest {
         context_id: CONTEXT,
         to: to.to_owned(),
@@ -27,11 +27,15 @@ fn chat(to: &str, text: &str) -> v1::SendMessageRequest {
     }
 }
 
-fn publish(on_behalf_of: u32, message: v1::SendMessageRequest) -> wire::PublishRequest {
+pub(crate) fn publish(on_behalf_of: u32, message: v1::SendMessageRequest) -> wire::PublishRequest {
     wire::PublishRequest { message: Some(message), on_behalf_of }
 }
 
-async fn send(stage: &Stage<impl Redis>, actor: u32, message: v1::SendMessageRequest) -> v1::Message {
+pub(crate) async fn send(
+    stage: &Stage<impl Redis>,
+    actor: u32,
+    message: v1::SendMessageRequest,
+) -> v1::Message {
     stage.letters().publish(publish(actor, message)).await.unwrap().into_inner().message.unwrap()
 }
 
@@ -48,7 +52,7 @@ async fn remove(stage: &Stage<impl Redis>, actor: u32, key: &str) -> Result<(), 
     stage.letters().remove_message(request).await.map(drop)
 }
 
-async fn resend(
+pub(crate) async fn resend(
     stage: &Stage<impl Redis>,
     actor: u32,
     request_id: &str,
@@ -80,13 +84,13 @@ fn keys_of(messages: &[v1::Message]) -> Vec<&str> {
     messages.iter().map(|message| message.key.as_str()).collect()
 }
 
-async fn until(stage: &Stage<impl Redis>, key: &str, status: v1::MessageStatus) -> v1::Message {
+pub(crate) async fn until(stage: &Stage<impl Redis>, key: &str, status: v1::MessageStatus) -> v1::Message {
     let check = || async { find(stage, ADMIN, key).await.ok().filter(|message| message.status() == status) };
     wait_until(check, PATIENCE, format!("{key} is {status:?}")).await
 }
 
 /// A router that is known to storage: what is sent from now on goes straight into its hold.
-async fn connected(stage: &Stage<impl Redis>, name: &str) -> Router {
+pub(crate) async fn connected(stage: &Stage<impl Redis>, name: &str) -> Router {
     let mut router = stage.router(name).await;
     let first = send(stage, EXECUTOR, chat("1", "is anybody there?")).await;
     let taken = router.take(1).await;
@@ -96,7 +100,7 @@ async fn connected(stage: &Stage<impl Redis>, name: &str) -> Router {
     router
 }
 
-fn letter_in(message: &wire::HeldMessage) -> (Letter, Vec<String>) {
+pub(crate) fn letter_in(message: &wire::HeldMessage) -> (Letter, Vec<String>) {
     let Some(Kind::Letter(held)) = &message.kind else { panic!("{message:?} is no letter") };
     (serde_json::from_slice(&held.letter_json).unwrap(), held.addresses.clone())
 }
@@ -302,42 +306,6 @@ async fn methods_are_for_those_who_need_them(stage: Stage<impl Redis>) {
     }
     let mut actor = of(Identity::Actor(ActorId(ADMIN)));
     assert_eq!(failure(actor.publish(publish(ADMIN, chat("1", "x"))).await).0, Code::PermissionDenied);
-}
-
-async fn a_signature_is_the_senders_and_fits(stage: Stage<impl Redis>) {
-    let key = SigningKey::generate();
-    let register =
-        v1::RegisterActorRequest { id: 5, pubkey: key.verifying_key().to_string(), ..Default::default() };
-    stage.actors(Identity::Admin).register_actor(register).await.unwrap();
-    stage.ask(Cmd::new("HSET").arg(&stage.keys().context()).arg("executors").arg("[2,5]")).await;
-    let expires = Timestamp::now() + std::time::Duration::from_secs(600);
-    let sign = |text: &str, key: &SigningKey| {
-        let to = key_of(ADMIN);
-        let terms = envelope::actor::LetterTerms {
-            to: &to,
-            target_context: None,
-            message_type: MessageType::Chat,
-            format: MessageFormat::Text,
-            topic: "",
-            text,
-        };
-        envelope::actor::sign_letter(&terms, key, expires)
-    };
-    let signed = |signature| v1::SendMessageRequest { signature, ..chat("1", "mine") };
-    let sent = send(&stage, 5, signed(sign("mine", &key))).await;
-    assert!(sent.verified);
-    let mut router = stage.router("r").await;
-    let (letter, _) = letter_in(&router.take(1).await[0]);
-    assert!(letter.signature.is_some());
-    // An hour was asked for; what is signed holds for ten minutes.
-    assert_eq!(letter.expires_at, expires);
-
-    let others = sign("mine", &SigningKey::generate());
-    for (what, signature) in [("text", sign("other", &key)), ("key", others), ("form", "{}".to_owned())] {
-        let status = stage.letters().publish(publish(5, signed(signature))).await.unwrap_err();
-        assert_eq!(status.code(), Code::InvalidArgument, "{what}");
-        assert!(status.message().contains("signature"), "{}", status.message());
-    }
 }
 
 async fn pages_follow_each_other(stage: Stage<impl Redis>) {
@@ -548,7 +516,6 @@ scenarios!(
     everything_that_is_wrong_is_said_at_once,
     the_table_of_roles,
     methods_are_for_those_who_need_them,
-    a_signature_is_the_senders_and_fits,
     pages_follow_each_other,
     what_carried_a_flows_nodes_is_listed_with_the_flow,
     dead_letters_are_listed_and_sent_again,

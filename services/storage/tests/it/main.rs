@@ -16,6 +16,7 @@ mod inbox;
 mod jobs;
 mod layout;
 mod leases;
+mod letter_keys;
 mod letters;
 mod lists;
 mod logs;
