@@ -1,7 +1,12 @@
 //! Jobs that their actor has signed, at a machine that runs nothing else.
 
+use std::path::Path;
+
+use identity::SigningKey;
+use testkit::wait_until_blocking;
+
 use crate::scene::Scene;
-use crate::suite::{flow_file, stderr, stdout};
+use crate::suite::{PATIENCE, flow_file, stderr, stdout};
 
 /// A job that makes a file, and one that reads it and wants a variable to be right.
 const FLOW: &str = "\
@@ -93,5 +98,68 @@ fn a_flow_in_parts_is_signed_too_and_nobody_else_signs() {
     // The coordinator's own is a good key, and not the actor's.
     let (_, refused) = submit(&file_of(&scene, "pki/coordinator.key"), 2);
     assert!(refused.contains("the key in force of actor 1 is"), "{refused}");
+    scene.close();
+}
+
+/// A job that runs at once, and one that waits for a signal.
+const TWO: &str = "\
+name: by-a-former-key
+jobs:
+  now: { script_type: shell, script: 'true' }
+  later: { script_type: shell, prerequisites: ['signal:go'], script: 'true' }
+";
+
+#[test]
+fn a_former_key_signs_until_its_end() {
+    let (scene, _policy) = scene();
+    let file = flow_file(scene.path(), TWO);
+    let first = file_of(&scene, "actor-1.ed25519");
+    let new_key = |name: &str| scene.path().join("data").join(name).display().to_string();
+    let rotate = |key: &str, overlap: &str| {
+        scene.json(&["actor", "rotate-key", "1", "--new-key", key, "--overlap", overlap], 0)
+    };
+    let submit = |key: &str| {
+        let arguments = ["--output", "json", "flow", "submit", &file, "--signing-key", key];
+        scene.up.mycora(&arguments)
+    };
+    let accepted = |key: &str| {
+        let document: serde_json::Value = serde_json::from_str(&stdout(&submit(key), 0)).expect("a document");
+        document["flow"]["id"].as_u64().expect("an id")
+    };
+    let refused = |output: &std::process::Output, next: &str| {
+        let said = stderr(output, 2);
+        let next = SigningKey::load(Path::new(next)).expect("a key").verifying_key();
+        for job in ["now", "later"] {
+            let told = said.lines().find(|line| line.contains(&format!("jobs.{job}: "))).expect("a line");
+            assert!(told.ends_with(&format!("the key in force of actor 1 is {next}")), "{said}");
+        }
+    };
+
+    // While both count either may have signed.
+    let second = new_key("second.ed25519");
+    rotate(&second, "1h");
+    let flow = accepted(&first);
+    scene.wait_for(flow, "now", "COMPLETED");
+    accepted(&second);
+
+    // Revoked: both end at once. What was taken up goes on, and is not taken up again.
+    let third = new_key("third.ed25519");
+    rotate(&third, "0s");
+    for former in [&first, &second] {
+        refused(&submit(former), &third);
+    }
+    stdout(&scene.up.mycora(&["flow", "signal", &flow.to_string(), "go"]), 0);
+    let ended = scene.end(flow);
+    assert_eq!((ended.status.as_str(), ended.state("later").as_str()), ("FINISHED", "COMPLETED"));
+    let said = stderr(&scene.up.mycora(&["flow", "retry", &flow.to_string(), "--from", "now"]), 2);
+    assert!(said.contains("signatures[now]") && said.contains("give a new one"), "{said}");
+
+    // One that ends by itself signs until then, and is refused from then on.
+    let fourth = new_key("fourth.ed25519");
+    rotate(&fourth, "5s");
+    accepted(&third);
+    let over = || Some(submit(&third)).filter(|output| !output.status.success());
+    refused(&wait_until_blocking(over, PATIENCE, "the former key is over"), &fourth);
+    accepted(&fourth);
     scene.close();
 }
