@@ -25,6 +25,29 @@ fn assert_fields(hash: &BTreeMap<String, String>, fields: &str) {
 
 async fn check<R: Redis>(stage: Stage<R>) {
     let global = GlobalKeys::new(stage.layout);
+    let keys = stage.keys();
+    context_and_runner_are_as_specified(&stage, &global).await;
+    flow_and_job_are_as_specified(&stage).await;
+
+    // Every change has raised the counter by one and left its events, without a gap.
+    let events = stage.ask(Cmd::new("XRANGE").arg(&keys.events()).arg("-").arg("+")).await.entries().unwrap();
+    let mut revisions: Vec<u64> = Vec::new();
+    for event in &events {
+        assert_eq!(event.text("b").unwrap().len(), 16);
+        serde_json::from_str::<model::Event>(event.text("e").unwrap()).unwrap();
+        revisions.push(event.id.split_once('-').unwrap().0.parse().unwrap());
+    }
+    revisions.dedup();
+    assert_eq!(revisions, (1..=stage.revision().await).collect::<Vec<_>>());
+    for server in stage.kv.primaries().await.unwrap() {
+        for text in server.cmd(Cmd::new("KEYS").arg("*")).await.unwrap().texts().unwrap() {
+            let known = keys.parse(&text).is_some() || global.parse(&text).is_some();
+            assert!(known, "{text} is no key of ours");
+        }
+    }
+}
+
+async fn context_and_runner_are_as_specified(stage: &Stage<impl Redis>, global: &GlobalKeys) {
     let (zero, keys) = (stage.kv.at(global.database(), &global.tag()), stage.keys());
     let contexts = zero.cmd(Cmd::new("SMEMBERS").arg(&global.contexts())).await.unwrap().texts().unwrap();
     assert_eq!(contexts, ["1"]);
@@ -50,7 +73,10 @@ async fn check<R: Redis>(stage: Stage<R>) {
          updated_at drained_at deleted_at revision",
     );
     assert_eq!(runner["script_types"], r#"["shell"]"#);
+}
 
+async fn flow_and_job_are_as_specified(stage: &Stage<impl Redis>) {
+    let keys = stage.keys();
     let mut flow = stage.started(2).await;
     let message = wire::CommitRequest {
         messages: vec![flow.message(101)],
@@ -82,7 +108,12 @@ async fn check<R: Redis>(stage: Stage<R>) {
     );
     assert_eq!((job["script"].as_str(), job["script_type"].as_str()), ("true", "shell"));
     assert_eq!(job["status"], "waiting_for_prerequisites");
+    message_is_as_specified(stage).await;
+}
 
+/// The one that carries nodes of the flow.
+async fn message_is_as_specified(stage: &Stage<impl Redis>) {
+    let keys = stage.keys();
     let key = keys.message(ActorId(EXECUTOR), MessageId(101));
     let message = stage.hash(&key).await;
     assert_fields(
@@ -96,23 +127,6 @@ async fn check<R: Redis>(stage: Stage<R>) {
     assert_eq!(message["created_at"], "1763690000.125");
     let out = stage.ask(Cmd::new("LRANGE").arg(&keys.msg_out()).arg(0).arg(-1)).await.texts().unwrap();
     assert_eq!(out, [key]);
-
-    // Every change has raised the counter by one and left its events, without a gap.
-    let events = stage.ask(Cmd::new("XRANGE").arg(&keys.events()).arg("-").arg("+")).await.entries().unwrap();
-    let mut revisions: Vec<u64> = Vec::new();
-    for event in &events {
-        assert_eq!(event.text("b").unwrap().len(), 16);
-        serde_json::from_str::<model::Event>(event.text("e").unwrap()).unwrap();
-        revisions.push(event.id.split_once('-').unwrap().0.parse().unwrap());
-    }
-    revisions.dedup();
-    assert_eq!(revisions, (1..=stage.revision().await).collect::<Vec<_>>());
-    for server in stage.kv.primaries().await.unwrap() {
-        for text in server.cmd(Cmd::new("KEYS").arg("*")).await.unwrap().texts().unwrap() {
-            let known = keys.parse(&text).is_some() || global.parse(&text).is_some();
-            assert!(known, "{text} is no key of ours");
-        }
-    }
 }
 
 #[tokio::test]

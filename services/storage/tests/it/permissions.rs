@@ -6,91 +6,104 @@ use kv::Cmd;
 use model::{ActorId, FlowInput};
 use proto::internal::v1 as wire;
 use proto::v1;
-use tonic::Code;
+use tonic::{Code, Status};
 
-use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, create, failure};
+use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, Running, STRANGER, Stage, create, failure};
 
-const ALL: [u32; 4] = [ADMIN, EXECUTOR, READER, STRANGER];
+fn code<T>(result: Result<T, Status>) -> Code {
+    result.err().map_or(Code::Ok, |status| status.code())
+}
+
+fn cancel(flow: &Running) -> wire::PushInputRequest {
+    flow.push(&FlowInput::Cancel { grace_secs: 5 })
+}
+
+/// What an actor is answered who reads and cancels a flow of the executor, creates its own and one for somebody else,
+/// registers a runner, puts a blob and reads the context.
+async fn answers_in_context(stage: &Stage, flow: &Running, actor: u32) -> [(&'static str, Code); 7] {
+    let read =
+        wire::ReadFlowRequest { context_id: CONTEXT, flow_id: flow.id, on_behalf_of: actor, purpose: 0 };
+    let cancel = wire::PushInputRequest { on_behalf_of: actor, ..cancel(flow) };
+    let own = wire::CreateFlowRequest { caller_id: actor, on_behalf_of: actor, ..create(1) };
+    let others = wire::CreateFlowRequest { caller_id: 9, on_behalf_of: actor, ..create(1) };
+    let runner = v1::RegisterRunnerRequest {
+        context_id: CONTEXT,
+        address: "grpc://host:1".to_owned(),
+        ..Default::default()
+    };
+    let runner = wire::PutRunnerRequest { runner: Some(runner), on_behalf_of: actor };
+    let piece = v1::PutBlobRequest { context_id: CONTEXT, data: b"x".to_vec().into(), ..Default::default() };
+    let blob = stage.jobs(actor).put_blob(tokio_stream::iter([piece])).await;
+    let get = v1::GetContextRequest { id: CONTEXT };
+    let context = stage.contexts(Identity::Actor(ActorId(actor))).get_context(get).await;
+    let mut flows = stage.flows();
+    [
+        ("reads", code(flows.read_flow(read).await)),
+        ("cancels the executor's", code(flows.push_input(cancel).await)),
+        ("creates its own", code(flows.create_flow(own).await)),
+        ("creates for another", code(flows.create_flow(others).await)),
+        ("registers a runner", code(stage.runners().put_runner(runner).await)),
+        ("puts a blob", code(blob)),
+        ("reads the context", code(context)),
+    ]
+}
+
+/// What an actor is answered who fills a new flow of the executor, starts it, loads it and runs it again.
+async fn answers_about_a_flow(stage: &Stage, actor: u32) -> [(&'static str, Code); 4] {
+    let created = stage.created(1).await;
+    let fill = wire::AddNodesRequest { on_behalf_of: actor, ..created.add_nodes(&crate::stage::script("x")) };
+    let start = wire::StartFlowRequest {
+        context_id: CONTEXT,
+        flow_id: created.id,
+        flow_uid: created.uid.clone(),
+        on_behalf_of: actor,
+        ..Default::default()
+    };
+    let load = wire::LoadFlowRequest { context_id: CONTEXT, flow_id: created.id, on_behalf_of: actor };
+    let restart = wire::RestartFlowRequest {
+        context_id: CONTEXT,
+        flow_id: created.id,
+        flow_uid: created.uid.clone(),
+        on_behalf_of: actor,
+        rerun_json: r#"{"scope":"all"}"#.to_owned(),
+        generation: 1,
+        ..Default::default()
+    };
+    let mut flows = stage.flows();
+    [
+        ("fills", code(flows.add_nodes(fill).await)),
+        ("starts", code(flows.start_flow(start).await)),
+        ("loads", code(flows.load_flow(load).await)),
+        ("runs again", code(flows.restart_flow(restart).await)),
+    ]
+}
 
 #[tokio::test]
 async fn the_table_of_roles() {
     let stage = Stage::new(Layout::Database).await;
     let flow = stage.started(1).await;
-    let ok = Code::Ok;
-    let code = |result: Result<(), tonic::Status>| result.err().map_or(Code::Ok, |status| status.code());
-    let (denied, unseen) = (Code::PermissionDenied, Code::NotFound);
-    for (i, actor) in ALL.into_iter().enumerate() {
-        let read =
-            wire::ReadFlowRequest { context_id: CONTEXT, flow_id: flow.id, on_behalf_of: actor, purpose: 0 };
-        let read = code(stage.flows().read_flow(read).await.map(drop));
-        assert_eq!(read, [ok, ok, ok, unseen][i], "actor {actor} reads");
-
-        let own = wire::CreateFlowRequest { caller_id: actor, on_behalf_of: actor, ..create(1) };
-        let own = code(stage.flows().create_flow(own).await.map(drop));
-        assert_eq!(own, [ok, ok, denied, unseen][i], "actor {actor} creates its own");
-
-        let others = wire::CreateFlowRequest { caller_id: 9, on_behalf_of: actor, ..create(1) };
-        let others = code(stage.flows().create_flow(others).await.map(drop));
-        assert_eq!(others, [ok, denied, denied, unseen][i], "actor {actor} creates for another");
-
-        let cancel =
-            wire::PushInputRequest { on_behalf_of: actor, ..flow.push(&FlowInput::Cancel { grace_secs: 5 }) };
-        let cancel = code(stage.flows().push_input(cancel).await.map(drop));
-        assert_eq!(cancel, [ok, ok, denied, unseen][i], "actor {actor} cancels the executor's");
-
-        let runner = v1::RegisterRunnerRequest {
-            context_id: CONTEXT,
-            address: "grpc://host:1".to_owned(),
-            ..Default::default()
-        };
-        let runner = wire::PutRunnerRequest { runner: Some(runner), on_behalf_of: actor };
-        let runner = code(stage.runners().put_runner(runner).await.map(drop));
-        assert_eq!(runner, [ok, denied, denied, unseen][i], "actor {actor} registers a runner");
-
-        let piece =
-            v1::PutBlobRequest { context_id: CONTEXT, data: b"x".to_vec().into(), ..Default::default() };
-        let put = code(stage.jobs(actor).put_blob(tokio_stream::iter([piece])).await.map(drop));
-        assert_eq!(put, [ok, ok, denied, unseen][i], "actor {actor} puts a blob");
-
-        let get = v1::GetContextRequest { id: CONTEXT };
-        let get = code(stage.contexts(Identity::Actor(ActorId(actor))).get_context(get).await.map(drop));
-        assert_eq!(get, [ok, ok, ok, unseen][i], "actor {actor} reads the context");
+    let (ok, denied, unseen, early) =
+        (Code::Ok, Code::PermissionDenied, Code::NotFound, Code::FailedPrecondition);
+    for (actor, in_context, of_flow) in [
+        (ADMIN, [ok, ok, ok, ok, ok, ok, ok], [ok, ok, ok, early]),
+        (EXECUTOR, [ok, ok, ok, denied, denied, ok, ok], [ok, ok, ok, early]),
+        (READER, [ok, denied, denied, denied, denied, denied, ok], [denied, denied, ok, denied]),
+        (STRANGER, [unseen; 7], [unseen; 4]),
+    ] {
+        for ((what, answer), expected) in
+            answers_in_context(&stage, &flow, actor).await.into_iter().zip(in_context)
+        {
+            assert_eq!(answer, expected, "actor {actor} {what}");
+        }
+        for ((what, answer), expected) in answers_about_a_flow(&stage, actor).await.into_iter().zip(of_flow) {
+            assert_eq!(answer, expected, "actor {actor} {what} a flow");
+        }
     }
     // A flow of somebody else: only admins.
     let other = wire::CreateFlowRequest { caller_id: ADMIN, on_behalf_of: ADMIN, ..create(1) };
     let other = stage.flows().create_flow(other).await.unwrap().into_inner().flow.unwrap().flow.unwrap();
-    let cancel =
-        wire::PushInputRequest { flow_id: other.id, ..flow.push(&FlowInput::Cancel { grace_secs: 5 }) };
-    assert_eq!(failure(stage.flows().push_input(cancel).await).0, denied);
-    // Whoever may change the executor's flow may fill, start and run it again; who may read it, load it.
-    for (i, actor) in ALL.into_iter().enumerate() {
-        let created = stage.created(1).await;
-        let nodes =
-            wire::AddNodesRequest { on_behalf_of: actor, ..created.add_nodes(&crate::stage::script("x")) };
-        assert_eq!(code(stage.flows().add_nodes(nodes).await.map(drop)), [ok, ok, denied, unseen][i]);
-        let start = wire::StartFlowRequest {
-            context_id: CONTEXT,
-            flow_id: created.id,
-            flow_uid: created.uid.clone(),
-            on_behalf_of: actor,
-            ..Default::default()
-        };
-        assert_eq!(code(stage.flows().start_flow(start).await.map(drop)), [ok, ok, denied, unseen][i]);
-        let load = wire::LoadFlowRequest { context_id: CONTEXT, flow_id: created.id, on_behalf_of: actor };
-        assert_eq!(code(stage.flows().load_flow(load).await.map(drop)), [ok, ok, ok, unseen][i]);
-        let restart = wire::RestartFlowRequest {
-            context_id: CONTEXT,
-            flow_id: created.id,
-            flow_uid: created.uid.clone(),
-            on_behalf_of: actor,
-            rerun_json: r#"{"scope":"all"}"#.to_owned(),
-            generation: 1,
-            ..Default::default()
-        };
-        let early = Code::FailedPrecondition;
-        let restart = code(stage.flows().restart_flow(restart).await.map(drop));
-        assert_eq!(restart, [early, early, denied, unseen][i]);
-    }
+    let cancel = wire::PushInputRequest { flow_id: other.id, ..cancel(&flow) };
+    assert_eq!(code(stage.flows().push_input(cancel).await), denied);
 }
 
 #[tokio::test]
