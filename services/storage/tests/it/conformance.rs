@@ -358,36 +358,42 @@ impl End {
 
 /// The requests that were carried out, by who asked and their ids.
 #[derive(Debug)]
-pub(crate) struct Asked<C>(BTreeMap<(u32, String), C>);
+pub(crate) struct Asked<C> {
+    calls: BTreeMap<(u32, String), C>,
+    /// The last one last.
+    order: Vec<(u32, String)>,
+}
 
 impl<C> Default for Asked<C> {
     fn default() -> Self {
-        Self(BTreeMap::new())
+        Self { calls: BTreeMap::new(), order: Vec::new() }
     }
 }
 
 impl<C: PartialEq + Clone> Asked<C> {
     /// What comes of a call whose request id was used before.
     pub(crate) fn before(&self, who: u32, request_id: &str, call: &C) -> Option<End> {
-        let known = self.0.get(&(who, request_id.to_owned()))?;
+        let known = self.calls.get(&(who, request_id.to_owned()))?;
         Some(if known == call { End::MadeBefore } else { End::REUSED })
     }
 
     pub(crate) fn remember(&mut self, who: u32, request_id: &str, call: &C) {
         if !request_id.is_empty() {
-            self.0.insert((who, request_id.to_owned()), call.clone());
+            self.calls.insert((who, request_id.to_owned()), call.clone());
+            self.order.push((who, request_id.to_owned()));
         }
     }
 
-    /// One of them once more: as it was, or `changed`.
+    /// One of them once more, mostly one of the last: as it was, or `changed`.
     pub(crate) fn again<W>(&self, op: &Chances<W>, changed: impl FnOnce(C) -> C) -> Option<(u32, C)> {
-        let ((who, _), call) = self.0.iter().nth(op.object % self.0.len().max(1))?;
-        let call = call.clone();
-        Some((*who, if op.other { changed(call) } else { call }))
+        let among = if op.number.is_multiple_of(4) { self.order.len() } else { self.order.len().min(8) };
+        let asked = self.order.iter().rev().nth(op.object.checked_rem(among)?)?;
+        let call = self.calls[asked].clone();
+        Some((asked.0, if op.other { changed(call) } else { call }))
     }
 
     pub(crate) fn keys(&self) -> impl Iterator<Item = (ActorId, String)> {
-        self.0.keys().map(|(who, request_id)| (ActorId(*who), request_id.clone()))
+        self.calls.keys().map(|(who, request_id)| (ActorId(*who), request_id.clone()))
     }
 
     pub(crate) fn keep(&self, context: u32, kept: &mut Kept) {

@@ -1,0 +1,327 @@
+//! What actors ask of flows, and what comes of it.
+
+use std::collections::BTreeSet;
+
+use model::{BlobHash, FlowInput};
+use proto::internal::v1 as wire;
+use tonic::Code;
+
+use super::{Answer, Call, Expected, Flows, Status, What, Wish};
+use crate::conformance::{Asking, Chances, End};
+use crate::places::Redis;
+use crate::stage::{CONTEXT, READER, Running, STRANGER, Stage, create, script};
+
+impl Call {
+    fn request_hash(&self) -> String {
+        BlobHash::of(format!("{} {:?}", self.flow, self.wish).as_bytes()).to_string()
+    }
+}
+
+/// Another body under the same request id.
+fn changed(mut call: Call) -> Call {
+    call.wish = match call.wish {
+        Wish::Create { nodes } => Wish::Create { nodes: nodes + 1 },
+        // Another kind of request.
+        Wish::Add => Wish::Start { owner: None },
+        Wish::Start { .. } => Wish::Add,
+        Wish::Cancel { grace_secs } => Wish::Cancel { grace_secs: grace_secs + 1 },
+        Wish::Signal { name } => Wish::Signal { name: name + 1 },
+        Wish::Restart { expected_revision, .. } => Wish::Remove { expected_revision },
+        Wish::Remove { .. } => Wish::Cancel { grace_secs: 0 },
+    };
+    call
+}
+
+impl Flows {
+    pub(super) fn call(&self, op: &Chances<What>) -> Option<(u32, Call)> {
+        let request_id = op.request_id();
+        if matches!(op.what, What::Again) {
+            return self.asked.again(op, changed);
+        }
+        if matches!(op.what, What::Create) {
+            let wish = Wish::Create { nodes: u32::from(op.mask) % 3 + 1 };
+            return Some((op.who, Call { request_id, flow: 0, wish }));
+        }
+        let flow = self.some(op)?;
+        let Expected { running, generation, .. } = &self.flows[flow];
+        // Any, the last, or another.
+        let expected_revision = [0, 0, 0, running.revision, running.revision - 1][usize::from(op.number) % 5];
+        let wish = match op.what {
+            What::Add => Wish::Add,
+            What::Start => Wish::Start { owner: Some(usize::from(op.mask) % 3).filter(|owner| *owner < 2) },
+            What::Cancel => Wish::Cancel { grace_secs: u32::from(op.mask) % 3 },
+            What::Signal => Wish::Signal { name: op.mask % 4 },
+            What::Restart => {
+                Wish::Restart { generation: generation - u32::from(op.mask > 230), expected_revision }
+            }
+            What::Remove => Wish::Remove { expected_revision },
+            What::Create | What::Again | What::Take | What::Commit | What::CommitAgain => return None,
+        };
+        Some((op.who, Call { request_id, flow, wish }))
+    }
+
+    /// What a call comes to that was not made before, of a flow that is there.
+    fn end_of(&self, call: &Call) -> End {
+        let refused = |reason| End::Refused(Code::FailedPrecondition, reason);
+        let flow = &self.flows[call.flow];
+        let is_stale = |expected: u64| expected != 0 && expected != flow.running.revision;
+        const STALE: End = End::Refused(Code::Aborted, "REVISION_MISMATCH");
+        match call.wish {
+            Wish::Create { .. } | Wish::Cancel { .. } | Wish::Signal { .. } => End::Made,
+            Wish::Add if flow.status == Status::Created => End::Made,
+            Wish::Start { owner } if flow.is_started_by(owner.map(|owner| &self.owners[owner])) => End::Made,
+            Wish::Start { .. } if flow.status == Status::Created && !flow.has_nodes => {
+                refused("NODES_MISSING")
+            }
+            Wish::Start { .. } if flow.status == Status::Created => End::Made,
+            Wish::Add | Wish::Start { .. } => refused("FLOW_NOT_CREATED"),
+            Wish::Restart { expected_revision, .. } if is_stale(expected_revision) => STALE,
+            Wish::Restart { .. } if flow.status != Status::Finished => refused("FLOW_NOT_ENDED"),
+            Wish::Restart { generation, .. } if generation != flow.generation => STALE,
+            Wish::Restart { .. } => End::Made,
+            Wish::Remove { expected_revision } if is_stale(expected_revision) => STALE,
+            Wish::Remove { .. } if flow.status == Status::Finished || flow.is_given_up() => End::Made,
+            Wish::Remove { .. } => refused("FLOW_NOT_ENDED"),
+        }
+    }
+
+    fn take_created(&mut self, stage_uid: &str, nodes: u32, record: &wire::FlowRecord, first_job: u32) {
+        let flow = record.flow.clone().unwrap();
+        assert!(self.flows.iter().all(|known| known.running.id != flow.id), "no number is given again");
+        self.flows.push(Expected {
+            running: Running {
+                id: flow.id,
+                uid: flow.uid,
+                context_uid: stage_uid.to_owned(),
+                first_job,
+                count: nodes,
+                owner: self.owners[0].clone(),
+                epoch: 0,
+                last_commit: String::new(),
+                revision: 0,
+            },
+            status: Status::Created,
+            has_nodes: false,
+            cancel_wished: None,
+            signals: BTreeSet::new(),
+            inputs: 0,
+            active: false,
+            generation: 1,
+            is_owned: true,
+            last: None,
+        });
+    }
+
+    /// The flow has changed.
+    pub(super) fn raise(&mut self, flow: usize) {
+        self.revision += 1;
+        self.flows[flow].running.revision = self.revision;
+    }
+
+    /// Says whether it changed anything.
+    fn take_start(&mut self, flow: usize, owner: Option<usize>, record: &wire::FlowRecord) -> bool {
+        let expected = &mut self.flows[flow];
+        if expected.status != Status::Created {
+            return false;
+        }
+        (expected.running.epoch, expected.running.last_commit) = (1, record.last_commit.clone());
+        match owner {
+            Some(owner) => expected.running.owner.clone_from(&self.owners[owner]),
+            None => expected.is_left_alone(),
+        }
+        expected.status = Status::Started;
+        expected.active = true;
+        true
+    }
+
+    fn take_restart(&mut self, flow: usize, record: &wire::FlowRecord) {
+        let expected = &mut self.flows[flow];
+        expected.generation += 1;
+        expected.running.epoch += 1;
+        assert_eq!(record.owner, "");
+        expected.is_left_alone();
+        expected.running.last_commit.clone_from(&record.last_commit);
+        expected.status = Status::Started;
+        expected.active = true;
+        expected.cancel_wished = None;
+    }
+}
+
+impl Asking for Flows {
+    type Call = Call;
+    type Answer = Answer;
+
+    fn expect(&self, who: u32, call: &Call) -> End {
+        let before = self.asked.before(who, &call.request_id, call);
+        let told = self.told.get(&(who, call.request_id.clone()));
+        let is_gone = |flow: usize| self.flows[flow].status == Status::Gone;
+        match (&call.wish, before) {
+            _ if who == STRANGER => End::UNSEEN,
+            (Wish::Create { .. }, _) if who == READER => End::DENIED,
+            (Wish::Create { .. }, Some(End::MadeBefore)) if told.is_some_and(|told| is_gone(told.0)) => {
+                End::UNSEEN
+            }
+            (Wish::Create { .. }, before) => before.unwrap_or(End::Made),
+            // Whoever has removed it is told so again.
+            (Wish::Remove { .. }, Some(before)) => before,
+            _ if is_gone(call.flow) => End::UNSEEN,
+            _ if who == READER => End::DENIED,
+            (Wish::Start { .. }, Some(End::MadeBefore)) => match self.end_of(call) {
+                End::Made => End::MadeBefore,
+                // It is answered by those who look for the request first.
+                no => no,
+            },
+            (_, Some(before)) => before,
+            (_, None) => self.end_of(call),
+        }
+    }
+
+    async fn perform(
+        &self,
+        stage: &Stage<impl Redis>,
+        who: u32,
+        call: Call,
+    ) -> Result<Answer, tonic::Status> {
+        let (mut flows, context_id, on_behalf_of) = (stage.flows(), CONTEXT, who);
+        let (request_id, request_hash) = (call.request_id.clone(), call.request_hash());
+        let running = self.flows.get(call.flow).map(|flow| flow.running.clone());
+        let flow_id = running.as_ref().map_or(0, |running| running.id);
+        let flow_uid = running.as_ref().map(|running| running.uid.clone()).unwrap_or_default();
+        let push = match &call.wish {
+            Wish::Cancel { grace_secs } => FlowInput::Cancel { grace_secs: *grace_secs },
+            Wish::Signal { name } => FlowInput::Signal { name: format!("s{name}").parse().unwrap() },
+            Wish::Create { nodes } => {
+                let ask =
+                    wire::CreateFlowRequest { request_id, request_hash, on_behalf_of, ..create(*nodes) };
+                let made = flows.create_flow(ask).await?.into_inner();
+                return Ok(Answer::Flow(Box::new(made.flow.unwrap()), made.first_job_id));
+            }
+            Wish::Add => {
+                let ask = wire::AddNodesRequest {
+                    request_id,
+                    request_hash,
+                    request_ends: true,
+                    on_behalf_of,
+                    ..running.unwrap().add_nodes(&script("true"))
+                };
+                return flows.add_nodes(ask).await.map(|_| Answer::Nothing);
+            }
+            Wish::Start { owner } => {
+                let owner = owner.map(|owner| self.owners[owner].clone()).unwrap_or_default();
+                let ask = wire::StartFlowRequest {
+                    context_id,
+                    flow_id,
+                    flow_uid,
+                    owner,
+                    on_behalf_of,
+                    request_id,
+                    request_hash,
+                };
+                let started = flows.start_flow(ask).await?.into_inner();
+                let signals = started.signals.iter().map(|name| name[1..].parse().unwrap());
+                assert!(self.flows[call.flow].signals.iter().copied().eq(signals.collect::<BTreeSet<u8>>()));
+                return Ok(Answer::Flow(Box::new(started.flow.unwrap()), 0));
+            }
+            Wish::Restart { generation, expected_revision } => {
+                let ask = wire::RestartFlowRequest {
+                    context_id,
+                    flow_id,
+                    flow_uid,
+                    on_behalf_of,
+                    request_id,
+                    request_hash,
+                    rerun_json: r#"{"scope":"failed"}"#.to_owned(),
+                    generation: *generation,
+                    expected_revision: *expected_revision,
+                    ..Default::default()
+                };
+                let done = flows.restart_flow(ask).await?.into_inner();
+                return Ok(Answer::Restarted(Box::new(done.flow.unwrap()), done.restarted));
+            }
+            Wish::Remove { expected_revision } => {
+                let ask = wire::RemoveFlowRequest {
+                    context_id,
+                    flow_id,
+                    on_behalf_of,
+                    request_id,
+                    request_hash,
+                    expected_revision: *expected_revision,
+                };
+                return flows.remove_flow(ask).await.map(|_| Answer::Nothing);
+            }
+        };
+        let ask =
+            wire::PushInputRequest { request_id, request_hash, on_behalf_of, ..running.unwrap().push(&push) };
+        let pushed = flows.push_input(ask).await?.into_inner();
+        Ok(Answer::Pushed(Box::new(pushed.flow.unwrap()), pushed.unchanged))
+    }
+
+    fn take(&mut self, who: u32, call: &Call, answer: &Answer) {
+        let (mut flow, mut is_change) = (call.flow, true);
+        let mut unchanged = false;
+        match (&call.wish, answer) {
+            (Wish::Create { nodes }, Answer::Flow(record, first_job)) => {
+                self.take_created(&record.context_uid, *nodes, record, *first_job);
+                flow = self.flows.len() - 1;
+            }
+            (Wish::Add, _) => {
+                is_change = !self.flows[flow].has_nodes;
+                self.flows[flow].has_nodes = true;
+            }
+            (Wish::Start { owner }, Answer::Flow(record, _)) => {
+                is_change = self.take_start(flow, *owner, record);
+            }
+            (Wish::Cancel { grace_secs }, _) => {
+                let expected = &mut self.flows[flow];
+                is_change = expected.is_news(*grace_secs);
+                unchanged = !is_change;
+                if is_change {
+                    expected.cancel_wished = Some(*grace_secs);
+                    expected.pushed();
+                }
+            }
+            (Wish::Signal { name }, _) => {
+                // Only what stands beside the flow changes.
+                (is_change, unchanged) = (false, !self.flows[flow].signals.insert(*name));
+                if !unchanged {
+                    self.flows[flow].pushed();
+                }
+            }
+            (Wish::Restart { .. }, Answer::Restarted(record, _)) => self.take_restart(flow, record),
+            (Wish::Remove { .. }, _) => {
+                let expected = &mut self.flows[flow];
+                (expected.status, expected.inputs, expected.active) = (Status::Gone, 0, false);
+            }
+            (wish, answer) => panic!("{answer:?} to {wish:?}"),
+        }
+        if is_change {
+            self.raise(flow);
+        }
+        if !call.request_id.is_empty() {
+            self.told.insert((who, call.request_id.clone()), (flow, unchanged));
+        }
+        self.asked.remember(who, &call.request_id, call);
+    }
+
+    fn check_answer(&self, who: u32, call: &Call, answer: &Answer, end: End) {
+        let told = self.told.get(&(who, call.request_id.clone()));
+        let made = told.filter(|_| matches!(call.wish, Wish::Create { .. }));
+        let flow = match (&call.wish, made) {
+            (_, Some((flow, _))) => *flow,
+            (Wish::Create { .. }, None) => self.flows.len() - 1,
+            _ => call.flow,
+        };
+        match answer {
+            Answer::Nothing => {}
+            Answer::Flow(record, _) => self.flows[flow].check(record),
+            Answer::Pushed(record, unchanged) => {
+                self.flows[flow].check(record);
+                assert!(told.is_none_or(|told| told.1 == *unchanged), "{who} asks {call:?}");
+            }
+            Answer::Restarted(record, restarted) => {
+                self.flows[flow].check(record);
+                assert_eq!(*restarted, end == End::Made, "{who} asks {call:?}");
+            }
+        }
+    }
+}
