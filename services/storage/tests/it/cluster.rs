@@ -13,12 +13,12 @@ use proto::internal::v1::{self as wire, CommitRefusal};
 use proto::v1;
 use rpc::Channel;
 use storage::{Config, Deps, Durability, StartError};
-use testkit::{PATIENCE, RedisCluster, RedisServer, wait_until};
+use testkit::{PATIENCE, RedisCluster, RedisServer, wait_until, wait_until_blocking};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
-use crate::stage::{ADMIN, EXECUTOR, Running, Stage, create, script};
+use crate::stage::{ADMIN, CONTEXT, EXECUTOR, Running, Stage, create, script};
 
 /// Contexts that are served by all three primaries.
 const CONTEXTS: u32 = 6;
@@ -268,6 +268,65 @@ async fn lost(stage: &Stage<RedisCluster>, ended: &[Ended]) -> usize {
     lost
 }
 
+/// Waits until the replica of a node has what the node has, and gives it.
+fn replica_of(cluster: &RedisCluster, primary: usize) -> usize {
+    let said = |node: usize, name: &str| {
+        let info = cluster.nodes()[node].raw(0, &["INFO", "replication"]);
+        info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.trim().parse::<u64>().ok())
+    };
+    let port = cluster.nodes()[primary].port();
+    let nodes = 0..cluster.nodes().len();
+    let replica = nodes.clone().find(|node| said(*node, "master_port") == Some(port.into())).unwrap();
+    let written = said(primary, "master_repl_offset");
+    let has_all = || (said(replica, "slave_repl_offset") >= written).then_some(());
+    wait_until_blocking(has_all, PATIENCE, "the replica has everything");
+    replica
+}
+
+/// A primary has an end that its replica does not hear of, and dies; then another owner ends the flow. Gives both ends, of
+/// which the first was answered so.
+async fn ends_around_a_death(stage: &mut Stage<RedisCluster>, answered: CommitRefusal) -> [Ended; 2] {
+    let mut flow = stage.started(1).await;
+    let key = stage.keys().context();
+    let (primary, replica) = tokio::task::block_in_place(|| {
+        stage.redis.settle();
+        let primary = stage.redis.primary_of(&key);
+        (primary, replica_of(&stage.redis, primary))
+    });
+    stage.redis.nodes()[replica].pause();
+    // What is on its way to a process that is stopped it would find later.
+    let cut = stage.redis.nodes()[primary].raw(0, &["CLIENT", "KILL", "TYPE", "replica"]);
+    assert!(cut.starts_with(":1"), "{cut}");
+    let end = flow.end();
+    assert_eq!(stage.commit(end.clone()).await.refusal(), answered);
+    tokio::task::block_in_place(|| {
+        stage.redis.kill9(primary);
+        stage.redis.nodes()[replica].resume();
+        assert_eq!(stage.redis.successor_of(primary, &key), replica);
+        // It comes back with the end that nobody else has.
+        stage.redis.restart(primary);
+        stage.redis.settle();
+    });
+    let owner = OwnerId::random().to_string();
+    let take = wire::TakeFlowRequest { context_id: CONTEXT, flow_id: flow.id, owner: owner.clone() };
+    let taken = || async { stage.flows().take_flow(take.clone()).await.ok() };
+    let taken = wait_until(taken, PATIENCE, "somebody else owns the flow, which has not ended").await;
+    let taken = taken.into_inner().flow.unwrap();
+    (flow.owner, flow.epoch, flow.last_commit) = (owner, taken.epoch, taken.last_commit);
+    let other = flow.end();
+    let known = async |end: &wire::CommitRequest| {
+        let known = || async {
+            let answer = stage.commit(end.clone()).await;
+            (answer.refusal() != CommitRefusal::UnknownOutcome).then_some(answer.refusal())
+        };
+        wait_until(known, PATIENCE, "it is known what became of an end").await
+    };
+    assert_eq!(known(&other).await, CommitRefusal::Unspecified);
+    assert_eq!(known(&end).await, CommitRefusal::Fenced, "the first end is not made up for");
+    let of = |commit_id| Ended { context: CONTEXT, flow: flow.id, uid: flow.uid.clone(), commit_id };
+    [of(end.commit_id), of(other.commit_id)]
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_primaries_cost_nothing_that_was_replicated() {
     let setup = RedisServer::builder().persistent();
@@ -279,10 +338,14 @@ async fn dead_primaries_cost_nothing_that_was_replicated() {
     eprintln!("replicated: {} ends answered in {KILLS} deaths, {refused} refused, {gone} lost", ended.len());
     assert_eq!((gone, refused), (0, 0));
     assert!(ended.len() > KILLS * 20);
+    let [_, kept] = ends_around_a_death(&mut stage, CommitRefusal::UnknownOutcome).await;
+    assert_eq!(lost(&stage, &[kept]).await, 0);
     // What is not replicated may be gone; but none has two ends.
     for durability in [Durability::Fast, Durability::Synced] {
         stage.config.durability = durability;
         stage.start().await;
+        let [gone, kept] = ends_around_a_death(&mut stage, CommitRefusal::Unspecified).await;
+        assert_eq!((lost(&stage, &[gone]).await, lost(&stage, &[kept]).await), (1, 0), "{durability}");
         let (ended, refused) = killed(&mut stage, &contexts, KILLS_UNREPLICATED).await;
         let gone = lost(&stage, &ended).await;
         eprintln!("{durability}: {} ends answered, {refused} refused, {gone} lost", ended.len());
