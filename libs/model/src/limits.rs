@@ -168,6 +168,8 @@ pub const ACTOR_ADDRESSES_MAX: usize = 8;
 pub const ACTOR_KEYS_MAX: usize = 8;
 /// Keys of one actor that are remembered, those that are over with them.
 pub const ACTOR_KEYS_KEPT_MAX: usize = 64;
+/// An actor gives itself no more keys than are remembered within this long: 30 days. Whose a key was is known for good.
+pub const ACTOR_KEYS_SPAN_SECS: u32 = 30 * 24 * 3600;
 /// How long an actor's former keys count beside its new one, at most.
 pub const ACTOR_KEY_OVERLAP_SECS_MAX: u32 = 30 * 24 * 3600;
 /// Actors in one list of a context: its admins, its executors, its readers.
@@ -192,7 +194,7 @@ pub const JOB_SIGNATURE_SECS_MAX: u32 = 366 * 24 * 3600;
 pub const RETRY_SIGNATURES_MAX: usize = 500;
 
 /// All of them by their names in small letters, for `/info`: every service shows what all hold to.
-pub const TABLE: [(&str, u64); 92] = [
+pub const TABLE: [(&str, u64); 93] = [
     ("script_bytes_max", SCRIPT_BYTES_MAX as u64),
     ("script_inline_bytes_max", SCRIPT_INLINE_BYTES_MAX as u64),
     ("file_bytes_max", FILE_BYTES_MAX as u64),
@@ -274,6 +276,7 @@ pub const TABLE: [(&str, u64); 92] = [
     ("actor_addresses_max", ACTOR_ADDRESSES_MAX as u64),
     ("actor_keys_max", ACTOR_KEYS_MAX as u64),
     ("actor_keys_kept_max", ACTOR_KEYS_KEPT_MAX as u64),
+    ("actor_keys_span_secs", ACTOR_KEYS_SPAN_SECS as u64),
     ("actor_key_overlap_secs_max", ACTOR_KEY_OVERLAP_SECS_MAX as u64),
     ("context_members_max", CONTEXT_MEMBERS_MAX as u64),
     ("blob_idle_secs", BLOB_IDLE_SECS as u64),

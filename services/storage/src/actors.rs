@@ -156,6 +156,9 @@ impl Store {
             }
             let mut actor = found?;
             check_revision("actor", *id, actor.revision, *expected_revision)?;
+            if asker.is_some() {
+                check_pace(&actor, now)?;
+            }
             rotate(&mut actor, pubkey, now, Duration::from_secs((*overlap_secs).into()))?;
             if *revoke_certificates {
                 actor.certificates_not_before = Some(now);
@@ -330,6 +333,18 @@ pub(crate) fn check_revision(
         }
         _ => Ok(()),
     }
+}
+
+/// Whose a key was is known for good, and an actor pays nothing for its next one: there are only so many in a time.
+fn check_pace(actor: &Actor, now: Timestamp) -> Result<()> {
+    let span = Duration::from_secs(limits::ACTOR_KEYS_SPAN_SECS.into());
+    // These are remembered: what is forgotten first is over for longest.
+    let recent = actor.keys.iter().filter(|key| key.not_before + span > now).count();
+    if recent >= limits::ACTOR_KEYS_KEPT_MAX {
+        let (max, asked) = (limits::ACTOR_KEYS_KEPT_MAX as u64, recent as u64 + 1);
+        return Err(Error::Limit { limit: "keys that an actor gives itself within 30 days", max, asked });
+    }
+    Ok(())
 }
 
 /// Puts another key in force, unless the actor ever had it: one that was revoked never counts again.

@@ -3583,7 +3583,7 @@ pub mod actor_service_client {
         /// Errors: INVALID_ARGUMENT (all violations at once; also a key that the actor has or had, one that another actor has or had, also
         /// after that one was removed, one that anybody can sign for, and a proof that is missing or proves nothing),
         /// NOT_FOUND (also for another actor), ABORTED (another revision than the expected one), ALREADY_EXISTS (`REQUEST_ID_REUSED`),
-        /// RESOURCE_EXHAUSTED (too many keys that are still in force).
+        /// RESOURCE_EXHAUSTED (too many keys that are still in force, or that the actor gave itself within 30 days).
         pub async fn rotate_actor_key(
             &mut self,
             request: impl tonic::IntoRequest<super::RotateActorKeyRequest>,
@@ -3723,7 +3723,7 @@ pub mod actor_service_server {
         /// Errors: INVALID_ARGUMENT (all violations at once; also a key that the actor has or had, one that another actor has or had, also
         /// after that one was removed, one that anybody can sign for, and a proof that is missing or proves nothing),
         /// NOT_FOUND (also for another actor), ABORTED (another revision than the expected one), ALREADY_EXISTS (`REQUEST_ID_REUSED`),
-        /// RESOURCE_EXHAUSTED (too many keys that are still in force).
+        /// RESOURCE_EXHAUSTED (too many keys that are still in force, or that the actor gave itself within 30 days).
         async fn rotate_actor_key(
             &self,
             request: tonic::Request<super::RotateActorKeyRequest>,

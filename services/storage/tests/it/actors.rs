@@ -3,7 +3,7 @@
 use identity::{Identity, SigningKey, Token, TrustDomain, key_proof};
 use keys::{GlobalKeys, Layout};
 use kv::Cmd;
-use model::{ActorId, Timestamp};
+use model::{ActorId, Timestamp, limits};
 use proto::v1;
 use tonic::Code;
 
@@ -274,6 +274,13 @@ async fn keys_that_anybody_can_sign_for_are_refused_and_so_are_former_ones() {
     let ninth = failure(own.rotate_actor_key(rotate(READER, &SigningKey::generate(), 60)).await);
     assert_eq!(ninth, (Code::ResourceExhausted, "LIMIT_EXCEEDED".to_owned()));
     own.rotate_actor_key(rotate(READER, &SigningKey::generate(), 0)).await.unwrap();
+    // It has had ten, and has only so many within a month, unless somebody else looks at it.
+    for _ in 10..limits::ACTOR_KEYS_KEPT_MAX {
+        own.rotate_actor_key(rotate(READER, &SigningKey::generate(), 0)).await.unwrap();
+    }
+    let too_many = failure(own.rotate_actor_key(rotate(READER, &SigningKey::generate(), 0)).await);
+    assert_eq!(too_many, (Code::ResourceExhausted, "LIMIT_EXCEEDED".to_owned()));
+    admin.rotate_actor_key(rotate(READER, &SigningKey::generate(), 0)).await.unwrap();
     // Others learn nothing, also where they share a context.
     let other = rotate(EXECUTOR, &SigningKey::generate(), 0);
     assert_eq!(failure(own.rotate_actor_key(other).await).0, Code::NotFound);
