@@ -16,6 +16,9 @@ pub struct Setup {
     pub append_only: Option<String>,
     /// The setting `appendfsync`; nothing when we may not ask for it.
     pub append_fsync: Option<String>,
+    /// Whether its `WAITAOF` answers before the disk has what it was asked for, while `appendfsync` is `everysec`: a defect
+    /// of some versions.
+    pub waitaof_is_early: bool,
 }
 
 /// One server process for as long as it is a primary without a break.
@@ -84,16 +87,35 @@ impl Process {
             let known = settings.iter().find(|(known, _)| known == name);
             known.map(|(_, value)| value.clone().text()).transpose()
         };
-        let version = field(info, "redis_version").unwrap_or_default();
-        let mut version = version.split('.').map_while(|part| part.parse().ok());
+        let version = version(info, "redis_version").unwrap_or_default();
         let setup = Setup {
-            version: (version.next().unwrap_or(0), version.next().unwrap_or(0)),
+            version: (version.0, version.1),
             replicas: field(info, "connected_slaves").and_then(|count| count.parse().ok()).unwrap_or(0),
             append_only: setting("appendonly")?,
             append_fsync: setting("appendfsync")?,
+            waitaof_is_early: waitaof_is_early(info),
         };
         Ok(Self { history: History::read(info)?, setup })
     }
+}
+
+/// Whether it is one of those of <https://github.com/redis/redis/pull/13793>: Redis from 7.4 up to 7.4.2 and what led from
+/// there to 8.0, and every Valkey since 8.0, of which none has the correction.
+fn waitaof_is_early(info: &str) -> bool {
+    match version(info, "valkey_version") {
+        // It says of itself that it is Redis 7.2.
+        Some(valkey) => valkey >= (8, 0, 0),
+        None => version(info, "redis_version").is_some_and(|redis| {
+            ((7, 4, 0)..(7, 4, 3)).contains(&redis) || ((7, 5, 0)..(8, 0, 0)).contains(&redis)
+        }),
+    }
+}
+
+/// Major, minor and patch; what is no number counts as 0.
+fn version(info: &str, name: &str) -> Option<(u32, u32, u32)> {
+    let mut parts = field(info, name)?.split('.').map_while(|part| part.parse().ok());
+    let mut next = || parts.next().unwrap_or(0);
+    Some((next(), next(), next()))
 }
 
 fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
@@ -124,11 +146,32 @@ mod tests {
                 replicas: 2,
                 append_only: Some("yes".to_owned()),
                 append_fsync: Some("always".to_owned()),
+                waitaof_is_early: true,
             }
         );
         let refused = Error::Refused { code: "NOPERM".to_owned(), message: String::new() };
         let process = Process::read(INFO, Err(refused)).expect("a process");
         assert_eq!((process.setup.append_only, process.setup.append_fsync), (None, None));
+    }
+
+    #[test]
+    fn versions_that_confirm_too_early_are_known() {
+        for (info, is_early) in [
+            ("redis_version:7.0.15", false),
+            ("redis_version:7.2.6", false),
+            ("redis_version:7.4.0", true),
+            ("redis_version:7.4.2", true),
+            ("redis_version:7.4.3", false),
+            ("redis_version:7.9.225", true),
+            ("redis_version:8.0.0", false),
+            ("redis_version:8.10.1", false),
+            ("redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:7.2.7", false),
+            ("redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.0.1", true),
+            ("redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:9.1.2", true),
+            ("role:master", false),
+        ] {
+            assert_eq!(waitaof_is_early(info), is_early, "{info}");
+        }
     }
 
     #[test]

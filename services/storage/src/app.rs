@@ -41,11 +41,14 @@ impl App {
     pub(crate) async fn new(config: Config, deps: Deps) -> Result<Self, StartError> {
         let Config { layout, durability: asked, lease } = config;
         durability::check_layout(layout, &deps.kv).await?;
-        let confirmation = Confirmation::of(asked, &deps.kv).await?;
+        let (confirmation, doubts) = Confirmation::of(asked, &deps.kv).await?;
         let store = Store::open(deps.kv, layout, confirmation).await.map_err(|error| match error {
             Error::Store(error) if error.is_connection_trouble() => StartError::Unreachable(error),
             error => StartError::Unusable(Box::new(error)),
         })?;
+        for doubt in doubts {
+            tracing::warn!("{doubt}");
+        }
         let replicas = Replicas::new(store.clone(), lease);
         let identities = Identities::new(store.clone());
         let hub = Hub::new(store);

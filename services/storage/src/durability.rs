@@ -92,6 +92,22 @@ impl Durability {
         self.on(setup).map(drop)
     }
 
+    /// What a server that is set up so gives less than it says; nothing of most. With the way out.
+    #[must_use]
+    pub fn doubt(self, setup: &Setup) -> Option<String> {
+        let asked = self.on(setup).ok().flatten().map(|confirm| confirm.keeper);
+        let is_of_disks = matches!(asked, Some(Keeper::Disk | Keeper::Disks));
+        if !is_of_disks || !setup.waitaof_is_early || setup.append_fsync.as_deref() == Some("always") {
+            return None;
+        }
+        let sync = setup.append_fsync.as_deref().unwrap_or("untold");
+        Some(format!(
+            "durability `{self}` may lose the last second when the power fails: this Redis has `appendfsync {sync}`, and its \
+             version confirms a change before it is on the disk; set `appendfsync always` on every server, or use Redis 7.2, \
+             or 7.4.3 or later"
+        ))
+    }
+
     /// What a change waits for at a server that is set up so.
     ///
     /// # Errors
@@ -144,11 +160,13 @@ fn told<'a>(setting: Option<&'a str>, name: &str) -> Result<&'a str, String> {
 }
 
 impl Confirmation {
-    /// What `asked` comes to with this Redis, of which every server that takes writes has to give it.
+    /// What `asked` comes to with this Redis, of which every server that takes writes has to give it; and what those give
+    /// less than they say.
     ///
     /// # Errors
     /// Names what it cannot give.
-    pub(crate) async fn of(asked: Durability, kv: &Kv) -> Result<Self, Refusal> {
+    pub(crate) async fn of(asked: Durability, kv: &Kv) -> Result<(Self, Vec<String>), Refusal> {
+        let mut doubts = Vec::new();
         if asked != Durability::Fast {
             for primary in kv.primaries().await? {
                 let setup = primary.setup().await.map_err(|error| match error {
@@ -158,13 +176,15 @@ impl Confirmation {
                     }
                     error => error,
                 })?;
-                asked.on(&setup).map_err(|why| match kv.endpoint().is_cluster() {
-                    true => Refusal::NotGiven(format!("{}: {why}", primary.endpoint())),
-                    false => Refusal::NotGiven(why),
-                })?;
+                let of_server = |why: String| match kv.endpoint().is_cluster() {
+                    true => format!("{}: {why}", primary.endpoint()),
+                    false => why,
+                };
+                asked.on(&setup).map_err(|why| Refusal::NotGiven(of_server(why)))?;
+                doubts.extend(asked.doubt(&setup).map(of_server));
             }
         }
-        Ok(Self { asked })
+        Ok((Self { asked }, doubts))
     }
 
     /// Calls a script and waits for what makes its answer count. The server is asked again what it can give whenever
@@ -221,7 +241,34 @@ mod tests {
 
     fn setup(version: (u32, u32), replicas: u32, append_only: &str, append_fsync: &str) -> Setup {
         let setting = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-        Setup { version, replicas, append_only: setting(append_only), append_fsync: setting(append_fsync) }
+        Setup {
+            version,
+            replicas,
+            append_only: setting(append_only),
+            append_fsync: setting(append_fsync),
+            waitaof_is_early: false,
+        }
+    }
+
+    #[test]
+    fn what_is_confirmed_too_early_is_doubted() {
+        use Durability::{Fast, Replicated, Synced};
+        for (asked, version, replicas, append_fsync, is_doubted) in [
+            (Fast, (7, 4), 1, "everysec", false),
+            (Synced, (7, 4), 0, "everysec", true),
+            (Synced, (7, 4), 0, "always", false),
+            (Replicated, (7, 4), 1, "everysec", true),
+            (Replicated, (7, 4), 1, "", true),
+            (Replicated, (7, 4), 1, "always", false),
+            (Replicated, (7, 4), 0, "everysec", false),
+        ] {
+            let known = setup(version, replicas, "yes", append_fsync);
+            assert_eq!(asked.doubt(&known), None, "{asked} on {known:?}");
+            let early = Setup { waitaof_is_early: true, ..known };
+            let doubt = asked.doubt(&early);
+            assert_eq!(doubt.is_some(), is_doubted, "{asked} on {early:?}: {doubt:?}");
+            assert!(doubt.is_none_or(|why| why.contains("set `appendfsync always`")));
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use kv::{Cmd, Confirm, Connection, Error, Keeper, Setup, Value};
 use testkit::{PATIENCE, RedisServer, wait_until};
@@ -114,6 +115,25 @@ async fn changes_that_are_made_together_are_confirmed_together() {
     }
 }
 
+/// There is one sync a second: what is confirmed faster than that, one after the other, is on no disk yet.
+#[tokio::test]
+async fn a_server_that_confirms_too_early_is_known_for_it() {
+    let redis = RedisServer::builder().config("appendonly yes").config("appendfsync everysec").start();
+    let connection = open(&redis.url()).default_database();
+    let setup = connection.setup().await.expect("it tells");
+    assert_eq!(setup.append_fsync.as_deref(), Some("everysec"));
+    if setup.version < (7, 2) {
+        assert!(!setup.waitaof_is_early, "it has no such command");
+        return;
+    }
+    let begin = Instant::now();
+    for n in 1..=4 {
+        let confirm = Confirm { keeper: Keeper::Disk, patience: PATIENCE };
+        assert_eq!(raise(&connection, confirm).await, Ok(n));
+    }
+    assert!(setup.waitaof_is_early || begin.elapsed() >= Duration::from_secs(2), "{:?}", begin.elapsed());
+}
+
 #[tokio::test]
 async fn a_round_that_breaks_leaves_an_unknown_outcome() {
     let pair = Pair::start().await;
@@ -129,7 +149,7 @@ async fn a_round_that_breaks_leaves_an_unknown_outcome() {
     let (answer, ()) = tokio::join!(raise(&connection, REPLICA), broken);
     let why = doubt(answer);
     assert!(!why.contains("within"), "{why}");
-    let late = Confirm { patience: std::time::Duration::from_millis(1), ..REPLICA };
+    let late = Confirm { patience: Duration::from_millis(1), ..REPLICA };
     let why = doubt(raise(&connection, late).await);
     assert!(why.contains("within 1ms"), "{why}");
     pair.replica.resume();

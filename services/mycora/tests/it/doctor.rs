@@ -103,6 +103,30 @@ fn redis_is_asked_for_what_matters() {
     assert_eq!(level(&place.document(&["doctor", "--redis-url", &nowhere], 1), "redis"), "fail");
 }
 
+/// What it gives depends on its version; what helps, helps with all of them.
+#[test]
+fn a_disk_that_is_synced_once_a_second_is_judged_by_what_is_asked() {
+    let place = Place::new(Script::Wait);
+    let redis = RedisServer::builder().config("appendonly yes").config("appendfsync everysec").start();
+    let info = redis.raw(0, &["INFO", "server"]);
+    let is_one_of = |versions: &[&str]| versions.iter().any(|version| info.contains(version));
+    let is_early = is_one_of(&["redis_version:7.4.0\r", "redis_version:7.4.1\r", "redis_version:7.4.2\r"])
+        || is_one_of(&["valkey_version:8.", "valkey_version:9."]);
+    let (level_wanted, code) = match (is_one_of(&["redis_version:7.0."]), is_early) {
+        (true, _) => ("fail", 1),
+        (false, true) => ("warn", 0),
+        (false, false) => ("ok", 0),
+    };
+    let ask = ["doctor", "--redis-url", &redis.url(), "--durability", "synced"];
+    let document = place.document(&ask, code);
+    let (level_of, said) = found(&document, "redis durability");
+    assert_eq!(level_of, level_wanted, "{said}");
+    let is_advised = document.to_string().contains("`appendfsync always`");
+    assert_eq!(is_advised, level_wanted != "ok", "{document}");
+    assert_eq!(redis.raw(0, &["CONFIG", "SET", "appendfsync", "always"]), "+OK\r\n");
+    assert_eq!(level(&place.document(&ask, 0), "redis durability"), "ok");
+}
+
 #[test]
 fn the_nodes_of_a_cluster_are_asked() {
     let place = Place::new(Script::Wait);

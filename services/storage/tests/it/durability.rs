@@ -1,5 +1,8 @@
 //! What an answered change survives, and what is refused by name.
 
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+
 use keys::Layout;
 use model::FlowId;
 use proto::internal::v1::CommitRefusal;
@@ -60,6 +63,51 @@ async fn what_redis_cannot_give_is_refused_by_name() {
     } else {
         Stage::with(redis, config(Durability::Synced)).await.started(1).await;
     }
+}
+
+/// What storage logs while it is started over a Redis.
+async fn logged_at_the_start(redis: &RedisServer, durability: Durability) -> String {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    // Of this thread, on which all of it runs.
+    let _logged = tracing::subscriber::set_default(subscriber);
+    let deps = Deps { kv: kv::Kv::new(redis.url().parse().unwrap()), trust_domain: Default::default() };
+    config(durability).build(deps).await.unwrap();
+    let log = log.0.lock().unwrap();
+    String::from_utf8(log.clone()).unwrap()
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Some versions say too early that the disk has something; which they are, `kv` knows and tests.
+#[tokio::test]
+async fn what_is_confirmed_too_early_is_said_at_the_start() {
+    let doubted = |log: &str| log.lines().filter(|line| line.contains("set `appendfsync always`")).count();
+    let redis = RedisServer::builder().config("appendonly yes").config("appendfsync everysec").start();
+    assert_eq!(doubted(&logged_at_the_start(&redis, Durability::Fast).await), 0);
+    let kv = kv::Kv::new(redis.url().parse().unwrap());
+    let setup = kv.primaries().await.unwrap()[0].setup().await.unwrap();
+    if setup.version >= (7, 2) {
+        let log = logged_at_the_start(&redis, Durability::Synced).await;
+        assert_eq!(doubted(&log), usize::from(setup.waitaof_is_early), "{log}");
+        assert_eq!(log.contains("WARN"), setup.waitaof_is_early, "{log}");
+    }
+    // The way out, on every version.
+    assert_eq!(redis.raw(0, &["CONFIG", "SET", "appendfsync", "always"]), "+OK\r\n");
+    let log = logged_at_the_start(&redis, Durability::Synced).await;
+    assert_eq!(doubted(&log), 0, "{log}");
 }
 
 #[tokio::test]

@@ -90,12 +90,23 @@ async fn durability(check: String, connection: &Connection, asked: Durability) -
     };
     let replicas = words::count(usize::try_from(setup.replicas).unwrap_or(usize::MAX), "replica", "replicas");
     match asked.is_given_by(&setup) {
-        Ok(()) => Finding::ok(check, format!("`{asked}` is given, with {replicas}")),
+        Ok(()) => match asked.doubt(&setup) {
+            None => Finding::ok(check, format!("`{asked}` is given, with {replicas}")),
+            Some(why) => {
+                let (found, advice) = parts(&why, "storage says so when it starts");
+                Finding::warn(check, found, advice)
+            }
+        },
         Err(why) => {
-            let (found, advice) = why.split_once("; ").unwrap_or((&why, "storage refuses to start with it"));
+            let (found, advice) = parts(&why, "storage refuses to start with it");
             Finding::fail(check, found, advice)
         }
     }
+}
+
+/// What is so, and what helps.
+fn parts<'a>(why: &'a str, otherwise: &'a str) -> (&'a str, &'a str) {
+    why.split_once("; ").unwrap_or((why, otherwise))
 }
 
 fn judge_version(check: &str, version: &str) -> Finding {
