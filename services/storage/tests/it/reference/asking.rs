@@ -145,6 +145,48 @@ impl Flows {
         expected.active = true;
         expected.cancel_wished = None;
     }
+
+    /// What begins a generation of a flow.
+    async fn perform_run(
+        &self,
+        stage: &Stage<impl Redis>,
+        who: u32,
+        call: Call,
+    ) -> Result<Answer, tonic::Status> {
+        let (request_id, request_hash) = (call.request_id.clone(), call.request_hash());
+        let Expected { running, signals, .. } = &self.flows[call.flow];
+        let (flow_id, flow_uid) = (running.id, running.uid.clone());
+        if let Wish::Restart { generation, expected_revision } = call.wish {
+            let ask = wire::RestartFlowRequest {
+                context_id: CONTEXT,
+                flow_id,
+                flow_uid,
+                on_behalf_of: who,
+                request_id,
+                request_hash,
+                rerun_json: r#"{"scope":"failed"}"#.to_owned(),
+                generation,
+                expected_revision,
+                ..Default::default()
+            };
+            let done = stage.flows().restart_flow(ask).await?.into_inner();
+            return Ok(Answer::Restarted(Box::new(done.flow.unwrap()), done.restarted));
+        }
+        let Wish::Start { owner } = call.wish else { panic!("{call:?} begins nothing") };
+        let ask = wire::StartFlowRequest {
+            context_id: CONTEXT,
+            flow_id,
+            flow_uid,
+            owner: owner.map(|owner| self.owners[owner].clone()).unwrap_or_default(),
+            on_behalf_of: who,
+            request_id,
+            request_hash,
+        };
+        let started = stage.flows().start_flow(ask).await?.into_inner();
+        let given = started.signals.iter().map(|name| name[1..].parse().unwrap());
+        assert_eq!(*signals, given.collect());
+        Ok(Answer::Flow(Box::new(started.flow.unwrap()), 0))
+    }
 }
 
 impl Asking for Flows {
@@ -184,74 +226,44 @@ impl Asking for Flows {
     ) -> Result<Answer, tonic::Status> {
         let (mut flows, context_id, on_behalf_of) = (stage.flows(), CONTEXT, who);
         let (request_id, request_hash) = (call.request_id.clone(), call.request_hash());
-        let running = self.flows.get(call.flow).map(|flow| flow.running.clone());
-        let flow_id = running.as_ref().map_or(0, |running| running.id);
-        let flow_uid = running.as_ref().map(|running| running.uid.clone()).unwrap_or_default();
-        let push = match &call.wish {
-            Wish::Cancel { grace_secs } => FlowInput::Cancel { grace_secs: *grace_secs },
-            Wish::Signal { name } => FlowInput::Signal { name: format!("s{name}").parse().unwrap() },
+        let running = match &call.wish {
             Wish::Create { nodes } => {
                 let ask =
                     wire::CreateFlowRequest { request_id, request_hash, on_behalf_of, ..create(*nodes) };
                 let made = flows.create_flow(ask).await?.into_inner();
                 return Ok(Answer::Flow(Box::new(made.flow.unwrap()), made.first_job_id));
             }
+            _ => &self.flows[call.flow].running,
+        };
+        let flow_id = running.id;
+        let push = |input: FlowInput| running.push(&input);
+        let push = match &call.wish {
             Wish::Add => {
-                let ask = wire::AddNodesRequest {
-                    request_id,
-                    request_hash,
-                    request_ends: true,
-                    on_behalf_of,
-                    ..running.unwrap().add_nodes(&script("true"))
-                };
+                let add = running.add_nodes(&script("true"));
+                let request_ends = true;
+                let ask =
+                    wire::AddNodesRequest { request_id, request_hash, request_ends, on_behalf_of, ..add };
                 return flows.add_nodes(ask).await.map(|_| Answer::Nothing);
             }
-            Wish::Start { owner } => {
-                let owner = owner.map(|owner| self.owners[owner].clone()).unwrap_or_default();
-                let ask = wire::StartFlowRequest {
-                    context_id,
-                    flow_id,
-                    flow_uid,
-                    owner,
-                    on_behalf_of,
-                    request_id,
-                    request_hash,
-                };
-                let started = flows.start_flow(ask).await?.into_inner();
-                let signals = started.signals.iter().map(|name| name[1..].parse().unwrap());
-                assert!(self.flows[call.flow].signals.iter().copied().eq(signals.collect::<BTreeSet<u8>>()));
-                return Ok(Answer::Flow(Box::new(started.flow.unwrap()), 0));
-            }
-            Wish::Restart { generation, expected_revision } => {
-                let ask = wire::RestartFlowRequest {
-                    context_id,
-                    flow_id,
-                    flow_uid,
-                    on_behalf_of,
-                    request_id,
-                    request_hash,
-                    rerun_json: r#"{"scope":"failed"}"#.to_owned(),
-                    generation: *generation,
-                    expected_revision: *expected_revision,
-                    ..Default::default()
-                };
-                let done = flows.restart_flow(ask).await?.into_inner();
-                return Ok(Answer::Restarted(Box::new(done.flow.unwrap()), done.restarted));
-            }
             Wish::Remove { expected_revision } => {
+                let expected_revision = *expected_revision;
                 let ask = wire::RemoveFlowRequest {
                     context_id,
                     flow_id,
                     on_behalf_of,
                     request_id,
                     request_hash,
-                    expected_revision: *expected_revision,
+                    expected_revision,
                 };
                 return flows.remove_flow(ask).await.map(|_| Answer::Nothing);
             }
+            Wish::Create { .. } | Wish::Start { .. } | Wish::Restart { .. } => {
+                return self.perform_run(stage, who, call).await;
+            }
+            Wish::Cancel { grace_secs } => push(FlowInput::Cancel { grace_secs: *grace_secs }),
+            Wish::Signal { name } => push(FlowInput::Signal { name: format!("s{name}").parse().unwrap() }),
         };
-        let ask =
-            wire::PushInputRequest { request_id, request_hash, on_behalf_of, ..running.unwrap().push(&push) };
+        let ask = wire::PushInputRequest { request_id, request_hash, on_behalf_of, ..push };
         let pushed = flows.push_input(ask).await?.into_inner();
         Ok(Answer::Pushed(Box::new(pushed.flow.unwrap()), pushed.unchanged))
     }
