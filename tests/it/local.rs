@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use identity::ServiceName;
-use testkit::free_port;
+use testkit::{free_port, wait_until_blocking};
 
-use crate::suite::{metric, place_of_scripts, program, stdout};
+use crate::suite::{PATIENCE, metric, place_of_scripts, program, stdout};
 
 /// Replicas of the scheduler, and of the runner, that a suite may have: as many ports are kept free.
 const REPLICAS_MAX: u16 = 4;
@@ -114,9 +114,11 @@ impl Processes {
         self.port_base + 2 + 10 * (replica - 1)
     }
 
-    /// Kills a process without a warning.
+    /// Kills a process without a warning. It is gone when this returns: `up.sh` leaves alone what is not dead yet.
     pub(crate) fn kill9(&self, service: &str) {
         self.signal(service, "-KILL");
+        let gone = || (!self.runs(service)).then_some(());
+        wait_until_blocking(gone, PATIENCE, format!("{service} is dead"));
     }
 
     /// The same to one that may not run. Says whether it did.
