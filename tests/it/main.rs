@@ -19,6 +19,7 @@ mod processes;
 mod pushed;
 mod random;
 mod refusals;
+mod removals;
 mod repeats;
 mod replicas;
 mod request_ids;
