@@ -160,6 +160,10 @@ impl Taking {
     }
 
     async fn look(&self, tenant: &Tenant) -> Result<()> {
+        // What this one took now would be held in the name of the other, which is not sent it.
+        if !self.routers.is_current(&self.router) {
+            return Ok(());
+        }
         let store = self.hub.store();
         let is_ungreeted = lock(&self.ungreeted).contains(tenant.id);
         if is_ungreeted {
@@ -176,9 +180,10 @@ impl Taking {
         self.drain(tenant).await.map(drop)
     }
 
-    /// Takes what is out, as far as there is room. Says whether that was all.
+    /// Takes what is out, as far as there is room, unless another stream has taken the router's name. Says whether that
+    /// was all.
     async fn drain(&self, tenant: &Tenant) -> Result<bool> {
-        while self.router.has_room_for_all_of(tenant.id) {
+        while self.routers.is_current(&self.router) && self.router.has_room_for_all_of(tenant.id) {
             let now = Timestamp::now();
             let (messages, more) = self.hub.store().take_out(tenant, self.router.name(), now).await?;
             messages.into_iter().for_each(|message| self.router.send_taken(message));

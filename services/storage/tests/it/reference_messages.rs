@@ -89,6 +89,8 @@ pub(crate) struct Messages {
     /// What stands in `msg_out`, also of what is elsewhere or gone, the first to be taken first.
     out: VecDeque<u32>,
     routers: BTreeMap<&'static str, Connected>,
+    /// A stream in whose place there is another one.
+    former: Option<Router>,
     revision: u64,
     untold: BTreeSet<u64>,
 }
@@ -148,8 +150,12 @@ impl Messages {
         Place::Held(router)
     }
 
-    async fn connect(&mut self, stage: &Stage<impl Redis>, name: &'static str) {
-        self.leave(name).await;
+    /// Comes, and the stream that it had perhaps `lingers`: nobody has noticed yet that it is dead.
+    async fn connect(&mut self, stage: &Stage<impl Redis>, name: &'static str, lingers: bool) {
+        match self.routers.remove(name) {
+            Some(former) if lingers => self.former = Some(former.router),
+            _ => noticed().await,
+        }
         let router = stage.router(name).await;
         self.routers.insert(name, Connected { router, given: BTreeSet::new() });
         noticed().await;
@@ -170,7 +176,7 @@ impl Messages {
         }
         // Who is there looks around now and then, and when it comes.
         if let Some(name) = self.routers.keys().next().copied() {
-            self.connect(stage, name).await;
+            self.connect(stage, name, false).await;
         }
     }
 
@@ -288,6 +294,8 @@ impl Messages {
 
     /// Who is there is given what it holds, each once, and nothing else.
     async fn check_given(&mut self, stage: &Stage<impl Redis>) {
+        let said = self.former.as_mut().and_then(|former| former.answers.message().now_or_never());
+        assert!(said.is_none_or(|said| said.unwrap().is_none()), "who has left is given nothing");
         for (name, Connected { router, given }) in &mut self.routers {
             let is_its_own = |message: &Carrier| message.place == Place::Held((*name).to_owned());
             loop {
@@ -372,6 +380,7 @@ impl Family for Messages {
             last: 1 << 30,
             out: VecDeque::new(),
             routers: BTreeMap::new(),
+            former: None,
             untold: BTreeSet::new(),
         }
     }
@@ -380,7 +389,7 @@ impl Family for Messages {
         let router = NAMES[op.object % NAMES.len()];
         match op.what {
             What::Send => self.send(stage, &op).await,
-            What::Connect => self.connect(stage, router).await,
+            What::Connect => self.connect(stage, router, op.other).await,
             What::Leave => self.leave(router).await,
             What::Expire => self.expire(stage).await,
             What::Settle => self.settle(stage, &op).await,
