@@ -19,7 +19,7 @@ jobs:
     retries: 1
     backoff: { initial: 0 }
     script: |
-      [ "$MYCORA_ATTEMPT" -gt 1 ] || sleep 1000
+      [ "$MYCORA_ATTEMPT" -gt 1 ] || exec sleep 1000
       head -c 200000 /dev/zero | tr '\0' x
 "#;
 
