@@ -91,6 +91,8 @@ async fn what_was_not_popped_is_gone_after_a_restart_and_counts_as_received() {
             assert!(!["received", "aborted"].contains(&to_a.state(&id).await.as_str().unwrap_or_default()));
         }
         b.restart();
+        // The connection of before is gone, which whoever uses it next may be the first to notice.
+        let to_b = Naive::new(&b.url("http"));
         if armed {
             assert_eq!(to_b.pop(None).await, None);
             to_a.until_arrived(&id).await;
@@ -106,6 +108,7 @@ async fn a_sender_that_restarts_forgets_what_it_has_sent() {
     overlay.cut(b.identity());
     let id = to_a.push(&b_key, "t", "x").await;
     a.restart();
+    let to_a = Naive::new(&a.url("http"));
     overlay.restore(b.identity());
     assert_eq!(to_a.refused("getMessageInfo", json!([id])).await, -32019);
     to_a.push(&b_key, "t", "y").await;
