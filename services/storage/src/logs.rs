@@ -35,7 +35,7 @@ struct Arrived {
 }
 
 impl Store {
-    /// Appends pieces, those of one attempt in the order they are given. Repeating a piece changes nothing;
+    /// Appends pieces, those of one attempt in the order they are given. Repeating one that is kept changes nothing;
     /// pieces of what is gone, of another flow of the same number, or of an attempt that its node has not had are dropped.
     pub(crate) async fn append_logs(&self, chunks: Vec<LogChunk>, now: Timestamp) -> Result<()> {
         let mut attempts: BTreeMap<(ContextId, FlowId, JobKey), Arrived> = BTreeMap::new();

@@ -57,7 +57,7 @@ pub(crate) enum Foreign {
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
     Append(Vec<Piece>),
-    /// What was appended last, since its answer was lost.
+    /// What was appended last, since its answer was lost. A piece that reached nothing then may do so now.
     Again,
     Foreign(Foreign),
     /// The flow ends and goes with all its output.
@@ -87,6 +87,15 @@ impl Tail {
     }
 }
 
+/// A piece where it belongs: of which output, from where to where, and by whom.
+#[derive(Debug, Clone, Copy)]
+struct Sent {
+    place: (u32, u32),
+    from: u64,
+    till: u64,
+    runner_id: u32,
+}
+
 /// Of an output: what is at each place is always the same.
 fn bytes((node, attempt): (u32, u32), from: u64, till: u64) -> Vec<u8> {
     let seed = u64::from(node * 7 + attempt);
@@ -97,7 +106,7 @@ pub(crate) struct Logs {
     flow: Running,
     /// By place of the node, and attempt.
     tails: BTreeMap<(u32, u32), Tail>,
-    last: Vec<wire::LogChunk>,
+    last: Vec<Sent>,
     revision: u64,
 }
 
@@ -133,7 +142,7 @@ impl Logs {
         }
     }
 
-    fn chunk(&self, place: (u32, u32), from: u64, till: u64, runner_id: u32) -> wire::LogChunk {
+    fn chunk(&self, Sent { place, from, till, runner_id }: Sent) -> wire::LogChunk {
         wire::LogChunk {
             job_key: self.key(place).to_string(),
             context_id: CONTEXT,
@@ -144,16 +153,16 @@ impl Logs {
         }
     }
 
-    /// Pieces of one call count together: those of one output in their order.
-    async fn append(&mut self, stage: &Stage<impl Redis>, pieces: Vec<Piece>) {
-        let mut tails: BTreeMap<(u32, u32), Tail> = BTreeMap::new();
-        let mut chunks = Vec::new();
+    fn chunks(&self, sent: &[Sent]) -> Vec<wire::LogChunk> {
+        sent.iter().map(|sent| self.chunk(*sent)).collect()
+    }
+
+    /// Where pieces of one call belong, each after those before it.
+    fn place(&self, pieces: Vec<Piece>) -> Vec<Sent> {
+        let mut tails = self.tails.clone();
+        let mut sent = Vec::new();
         for Piece { node, attempt, from, by, bytes, runner_id } in pieces {
-            let place = (node, attempt);
-            let tail = tails.entry(place).or_insert_with(|| Tail {
-                runner_id: 0,
-                ..self.tails.get(&place).copied().unwrap_or_default()
-            });
+            let tail = tails.entry((node, attempt)).or_default();
             let from = match from {
                 From::Beginning => 0,
                 From::Before => tail.from.saturating_sub(by),
@@ -162,14 +171,25 @@ impl Logs {
                 From::Beyond => tail.till + by,
             };
             let till = from + bytes as u64;
-            chunks.push(self.chunk(place, from, till, runner_id));
             tail.add(from, till);
-            if runner_id > 0 {
-                tail.runner_id = runner_id;
+            sent.push(Sent { place: (node, attempt), from, till, runner_id });
+        }
+        sent
+    }
+
+    /// Pieces of one call count together: those of one output in their order.
+    async fn append(&mut self, stage: &Stage<impl Redis>, sent: Vec<Sent>) {
+        append(stage, self.chunks(&sent)).await;
+        let mut tails: BTreeMap<(u32, u32), Tail> = BTreeMap::new();
+        for Sent { place, from, till, runner_id } in &sent {
+            let before = self.tails.get(place).copied().unwrap_or_default();
+            let tail = tails.entry(*place).or_insert(Tail { runner_id: 0, ..before });
+            tail.add(*from, *till);
+            if *runner_id > 0 {
+                tail.runner_id = *runner_id;
             }
         }
-        append(stage, chunks.clone()).await;
-        self.last = chunks;
+        self.last = sent;
         for (place, mut tail) in tails {
             tail.trim();
             let before = self.tails.get(&place).copied().unwrap_or_default();
@@ -185,7 +205,7 @@ impl Logs {
     }
 
     async fn append_foreign(&self, stage: &Stage<impl Redis>, foreign: Foreign) {
-        let chunk = self.chunk((0, 1), 0, 9, 7);
+        let chunk = self.chunk(Sent { place: (0, 1), from: 0, till: 9, runner_id: 7 });
         let (mut key, mut context_id, mut flow_id) = (self.key((0, 1)), chunk.context_id, chunk.flow_id);
         match foreign {
             Foreign::Context => context_id = 99,
@@ -212,10 +232,11 @@ impl Logs {
         let gone = failure(stage.flows().read_log(self.read((0, 1), 0, READER)).await).0;
         assert_eq!(gone, Code::NotFound);
         // What was under way is dropped, also when there is another flow.
-        append(stage, self.last.clone()).await;
+        let under_way = self.chunks(&self.last);
+        append(stage, under_way.clone()).await;
         self.tails.clear();
         self.flow = tried(stage).await;
-        append(stage, self.last.clone()).await;
+        append(stage, under_way).await;
         self.last.clear();
         // The end of the one, and its removal; the other one was made, filled, started, and went on.
         self.revision += 6;
@@ -284,8 +305,8 @@ impl Family for Logs {
 
     async fn apply(&mut self, stage: &Stage<impl Redis>, op: Op) {
         match op {
-            Op::Append(pieces) => self.append(stage, pieces).await,
-            Op::Again => append(stage, self.last.clone()).await,
+            Op::Append(pieces) => self.append(stage, self.place(pieces)).await,
+            Op::Again => self.append(stage, self.last.clone()).await,
             Op::Foreign(foreign) => self.append_foreign(stage, foreign).await,
             Op::Remove => self.remove(stage).await,
         }
