@@ -246,8 +246,10 @@ impl Family for Runners {
 
     async fn check(&mut self, stage: &Stage<impl Redis>) {
         for (who, may) in [(ADMIN, true), (READER, true), (STRANGER, false)] {
+            // More than there can be: a page of the usual size would leave some out.
+            let (context_id, page_size) = (CONTEXT, 1000);
             let read =
-                wire::ReadRunnersRequest { context_id: CONTEXT, on_behalf_of: who, ..Default::default() };
+                wire::ReadRunnersRequest { context_id, on_behalf_of: who, page_size, ..Default::default() };
             let read = stage.runners().read_runners(read).await;
             assert_eq!(read.is_ok(), may);
             let Ok(read) = read else { continue };
