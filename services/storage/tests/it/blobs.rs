@@ -9,7 +9,6 @@ use model::limits::{BLOB_CHUNK_BYTES, FILE_BYTES_MAX};
 use model::{BlobHash, Timestamp};
 use proto::internal::v1 as wire;
 use proto::v1;
-use testkit::{PATIENCE, wait_until};
 use tonic::Code;
 
 use crate::places::{Redis, scenarios};
@@ -226,13 +225,7 @@ async fn old_events_go_where_nothing_happens(stage: Stage<impl Redis>) {
 
 async fn what_no_event_tells_of_is_no_end_of_the_events(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
-    let mut router = stage.router("r").await;
-    let step = wire::CommitRequest { messages: vec![flow.message(1)], ..flow.step() };
-    let told = stage.apply(&mut flow, step).await;
-    let taken = router.take(1).await;
-    router.settle(&taken, "").await;
-    let settled = || async { (stage.revision().await > told).then_some(()) };
-    wait_until(settled, PATIENCE, "the message is settled").await;
+    let told = stage.settle_one(&mut flow).await;
     stage.sweep(days(0)).await;
     stage.sweep(days(8)).await;
     let count = stage.ask(Cmd::new("XLEN").arg(&stage.keys().events())).await.int().unwrap();

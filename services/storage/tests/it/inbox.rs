@@ -174,16 +174,7 @@ async fn a_wish_to_cancel_a_node_that_has_ended_is_answered_and_not_kept(stage: 
     let end = flow.end();
     stage.apply(&mut flow, end).await;
     assert!(unchanged(&late).await);
-    let restart = wire::RestartFlowRequest {
-        context_id: CONTEXT,
-        flow_id: flow.id,
-        flow_uid: flow.uid.clone(),
-        on_behalf_of: EXECUTOR,
-        rerun_json: r#"{"scope":"all"}"#.to_owned(),
-        generation: 1,
-        ..Default::default()
-    };
-    stage.flows().restart_flow(restart).await.unwrap();
+    stage.flows().restart_flow(flow.restart()).await.unwrap();
     for wish in [&before, &late] {
         assert!(unchanged(wish).await, "it was for the run before");
     }

@@ -248,7 +248,7 @@ async fn touched_flows_find_their_owner() {
         stage.apply(&mut again, end).await;
         stage.push(&signalled, &FlowInput::Signal { name: "go".parse().unwrap() }).await;
         start(&stage, &started).await;
-        restart(&stage, &again).await;
+        stage.flows().restart_flow(again.restart()).await.unwrap();
         let ask = wire::AwaitFlowRequest {
             context_id: CONTEXT,
             flow_id: waiting.id,
@@ -322,17 +322,4 @@ async fn start(stage: &Stage, flow: &Running) {
         ..Default::default()
     };
     stage.flows().start_flow(request).await.unwrap();
-}
-
-async fn restart(stage: &Stage, flow: &Running) {
-    let request = wire::RestartFlowRequest {
-        context_id: CONTEXT,
-        flow_id: flow.id,
-        flow_uid: flow.uid.clone(),
-        on_behalf_of: EXECUTOR,
-        rerun_json: r#"{"scope":"all"}"#.to_owned(),
-        generation: 1,
-        ..Default::default()
-    };
-    stage.flows().restart_flow(request).await.unwrap();
 }

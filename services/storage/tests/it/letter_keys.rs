@@ -29,7 +29,7 @@ async fn signer(stage: &Stage<impl Redis>) -> SigningKey {
 }
 
 /// A signature of a chat for the admin.
-fn sign(text: &str, key: &SigningKey, expires: Timestamp) -> String {
+pub(crate) fn sign(text: &str, key: &SigningKey, expires: Timestamp) -> String {
     let to = key_of(ADMIN);
     let terms = envelope::actor::LetterTerms {
         to: &to,

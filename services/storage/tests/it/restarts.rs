@@ -18,14 +18,9 @@ fn restart(flow: &Running, request_id: &str) -> wire::RestartFlowRequest {
     wire::RestartFlowRequest {
         request_id: request_id.to_owned(),
         request_hash: "aa".to_owned(),
-        context_id: CONTEXT,
-        flow_id: flow.id,
-        flow_uid: flow.uid.clone(),
-        on_behalf_of: EXECUTOR,
         rerun_json: RERUN.to_owned(),
         env_vars: BTreeMap::from([("B".to_owned(), "2".to_owned())]),
-        generation: 1,
-        ..Default::default()
+        ..flow.restart()
     }
 }
 

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use identity::{Identity, SigningKey};
 use keys::Layout;
 use kv::Cmd;
-use model::{ActorId, JobId, MessageFormat, MessageType, Timestamp};
+use model::{ActorId, JobId, Timestamp};
 use proto::internal::v1 as wire;
 use proto::v1;
 use tonic::Code;
 
+use crate::letter_keys::sign;
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, failure, key_of};
 
 #[tokio::test]
@@ -56,22 +57,13 @@ async fn end_overlap(stage: &Stage) {
 async fn count(stage: &Stage, key: &SigningKey) -> (bool, Result<String, Code>) {
     let ask = wire::ReadSignerRequest { context_id: CONTEXT, caller_id: EXECUTOR, on_behalf_of: EXECUTOR };
     let keys = stage.flows().read_signer(ask).await.unwrap().into_inner().keys;
-    let to = key_of(ADMIN);
-    let terms = envelope::actor::LetterTerms {
-        to: &to,
-        target_context: None,
-        message_type: MessageType::Chat,
-        format: MessageFormat::Text,
-        topic: "",
-        text: "mine",
-    };
     let expires = Timestamp::now() + std::time::Duration::from_secs(600);
     let message = v1::SendMessageRequest {
         context_id: CONTEXT,
         to: ADMIN.to_string(),
         message_type: v1::MessageType::Chat.into(),
         text: "mine".to_owned(),
-        signature: envelope::actor::sign_letter(&terms, key, expires),
+        signature: sign("mine", key, expires),
         ..Default::default()
     };
     let request = wire::PublishRequest { message: Some(message), on_behalf_of: EXECUTOR };

@@ -25,7 +25,7 @@ use proto::v1::context_service_client::ContextServiceClient;
 use proto::v1::job_service_client::JobServiceClient;
 use rpc::{Channel, Directory, ErrorView, LocalServer, Mount};
 use storage::{App, Config, Deps, Swept};
-use testkit::RedisServer;
+use testkit::{PATIENCE, RedisServer, wait_until};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -303,6 +303,18 @@ impl<R: Redis> Stage<R> {
         answers.message().await.unwrap().unwrap()
     }
 
+    /// Has a message of a flow settled that carries nodes: a change that no event tells of. Gives the revision before it.
+    pub(crate) async fn settle_one(&self, flow: &mut Running) -> u64 {
+        let mut router = self.router("r").await;
+        let step = wire::CommitRequest { messages: vec![flow.message(1)], ..flow.step() };
+        let told = self.apply(flow, step).await;
+        let taken = router.take(1).await;
+        router.settle(&taken, "").await;
+        let settled = || async { (self.revision().await > told).then_some(()) };
+        wait_until(settled, PATIENCE, "the message is settled").await;
+        told
+    }
+
     /// Connects a router.
     pub(crate) async fn router(&self, name: &str) -> Router {
         let (frames, stream) = mpsc::channel(16);
@@ -445,6 +457,19 @@ impl Running {
             result_truncated: false,
         };
         wire::CommitRequest { flow: Some(change), ..self.step() }
+    }
+
+    /// All of it once more, after its first run.
+    pub(crate) fn restart(&self) -> wire::RestartFlowRequest {
+        wire::RestartFlowRequest {
+            context_id: CONTEXT,
+            flow_id: self.id,
+            flow_uid: self.uid.clone(),
+            on_behalf_of: EXECUTOR,
+            rerun_json: r#"{"scope":"all"}"#.to_owned(),
+            generation: 1,
+            ..Default::default()
+        }
     }
 
     /// A message with the node at `place`.

@@ -128,13 +128,7 @@ async fn a_change_that_no_event_tells_of_is_not_missed() {
         let mut stage = stage(layout).await;
         let mut flow = stage.started(1).await;
         let (_beats, mut news) = join(&stage).await;
-        let mut router = stage.router("r").await;
-        let step = wire::CommitRequest { messages: vec![flow.message(1)], ..flow.step() };
-        let told = stage.apply(&mut flow, step).await;
-        let taken = router.take(1).await;
-        router.settle(&taken, "").await;
-        let settled = || async { (stage.revision().await > told).then_some(()) };
-        wait_until(settled, PATIENCE, "the message is settled").await;
+        stage.settle_one(&mut flow).await;
         stage.redis.restart();
         assert_resync(&mut news).await;
     }

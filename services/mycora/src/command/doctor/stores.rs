@@ -33,7 +33,6 @@ pub(super) async fn redis(endpoint: Endpoint, asked: Option<Durability>) -> Vec<
     } else {
         Vec::new()
     };
-    let is_one = findings.is_empty();
     if findings.iter().any(|finding| finding.level == Level::Fail) {
         return findings;
     }
@@ -45,12 +44,10 @@ pub(super) async fn redis(endpoint: Endpoint, asked: Option<Durability>) -> Vec<
         }
     };
     for primary in primaries {
-        let check = match endpoint.is_cluster() {
-            true => format!("redis {}", several::place(primary.endpoint())),
-            false => "redis".to_owned(),
+        let (check, settings) = match endpoint.is_cluster() {
+            true => (format!("redis {}", several::place(primary.endpoint())), &SETTINGS[..SETTINGS_OF_NODES]),
+            false => ("redis".to_owned(), SETTINGS),
         };
-        let settings =
-            if is_one || !endpoint.is_cluster() { SETTINGS } else { &SETTINGS[..SETTINGS_OF_NODES] };
         findings.extend(server(&check, &primary, settings, asked).await);
     }
     findings
