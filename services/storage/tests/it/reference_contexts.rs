@@ -192,7 +192,8 @@ impl Contexts {
                 let got = contexts.get_context(v1::GetContextRequest { id }).await;
                 assert_eq!(got.is_ok(), self.contexts.get(&id).is_some_and(may_see), "{who} reads {id}");
             }
-            let listed = contexts.list_contexts(v1::ListContextsRequest::default()).await.unwrap();
+            let all = v1::ListContextsRequest { page_size: 1000, ..Default::default() };
+            let listed = contexts.list_contexts(all).await.unwrap();
             let known = self.contexts.iter().filter(|(_, context)| may_see(context)).map(|(id, _)| *id);
             assert!(listed.into_inner().contexts.iter().map(|context| context.id).eq(known), "{who} lists");
         }
