@@ -17,6 +17,7 @@ mod operators;
 mod places;
 mod processes;
 mod pushed;
+mod quarantine;
 mod random;
 mod refusals;
 mod removals;

@@ -92,8 +92,10 @@ fn a_machine_is_emptied_goes_on_and_gives_its_logs() {
     let finished = stdout(&up.mycora(&["--output", "json", "flow", "watch", "1"]), 0);
     let finished: Value = serde_json::from_str(&finished).expect("one document");
     assert_eq!(finished["flow"]["status"], "FLOW_STATUS_FINISHED");
-    let (tries, attempt) = (&finished["nodes"][0]["tries"], &finished["nodes"][0]["attempt"]);
-    assert_eq!(tries, 1, "to be refused while it drains is no try");
+    let node = &finished["nodes"][0];
+    let (losses, attempt) = (&node["losses"], &node["attempt"]);
+    assert_eq!(losses, 1, "it was ended by the drain once, and to be refused while it drains is no loss");
+    assert_eq!((node.get("tries"), node.get("deaths")), (None, None), "a drain is neither try nor death");
 
     let attempt_text = attempt.to_string();
     let logs_of_it = ["flow", "logs", "1", "long", "--attempt", &attempt_text];

@@ -91,15 +91,33 @@ fn a_supervisor_that_stays_away_has_lost_its_attempts() {
     wait_until_blocking(|| (!witness.lines().is_empty()).then_some(()), PATIENCE, "the script has started");
     // The runner lives on, and the script with it.
     processes.kill9("supervisor");
-    let watch = ["--output", "json", "flow", "watch", "1"];
-    let out = command(&processes.profile(), &watch).output().expect("it starts");
-    let document: Value = serde_json::from_str(&stdout(&out, 1)).expect("one document");
-    assert_eq!(document["nodes"][0]["reason"]["code"], "SUPERVISOR_LOST", "{document}");
+    let node = || {
+        let nodes = ["--output", "json", "flow", "nodes", "1"];
+        let out = command(&processes.profile(), &nodes).output().expect("it starts");
+        let document: Value = serde_json::from_str(&stdout(&out, 0)).expect("one document");
+        document["nodes"][0].clone()
+    };
+    let lost = || (node()["losses"] == 1).then(node);
+    let lost = wait_until_blocking(lost, PATIENCE, "the attempt is lost");
+    assert_eq!((&lost["state"], lost.get("tries")), (&"NODE_STATE_READY".into(), None), "{lost}");
     let work = suite_dir.join("work");
-    assert!(!processes_in(&work).is_empty(), "the script runs while nobody knows of it");
+    let scripts = processes_in(&work);
+    assert!(!scripts.is_empty(), "the script runs while nobody knows of it");
     processes.script("up.sh");
-    wait_until_blocking(|| processes_in(&work).is_empty().then_some(()), PATIENCE, "the script was stopped");
-    assert_eq!(witness.lines().len(), 1, "it came to no end");
+    let stopped = || (!processes_in(&work).iter().any(|script| scripts.contains(script))).then_some(());
+    wait_until_blocking(stopped, PATIENCE, "the script was stopped");
+    // Though it has no retries: a machine that was lost is no failure of its jobs.
+    let again = || (witness.lines().len() == 2).then_some(());
+    wait_until_blocking(again, PATIENCE, "the next attempt has started");
+    let numbers: Vec<_> = witness.lines().into_iter().map(|(mark, _, attempt)| (mark, attempt)).collect();
+    assert_eq!(
+        numbers,
+        [(Mark::Start, "1".to_owned()), (Mark::Start, "2".to_owned())],
+        "none came to an end"
+    );
+    let cancel = ["flow", "cancel", "1", "--grace", "0"];
+    stdout(&command(&processes.profile(), &cancel).output().expect("it starts"), 0);
+    wait_until_blocking(|| processes_in(&work).is_empty().then_some(()), PATIENCE, "it is cancelled");
 }
 
 /// SIGHUP means the same to every service: files are read again, and nothing ends.

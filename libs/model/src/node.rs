@@ -228,6 +228,10 @@ reason_codes! {
     InstanceLost = "INSTANCE_LOST",
     /// The supervisor that held it vanished.
     SupervisorLost = "SUPERVISOR_LOST",
+    /// The instance that ran it was drained and ended before the script did.
+    Drained = "DRAINED",
+    /// The instance that ran it vanished as often as a node may lose it in one generation.
+    Quarantined = "QUARANTINED",
     /// Somebody at its supervisor stopped it.
     Stopped = "STOPPED",
     /// The message that carried it could not be delivered.
@@ -455,6 +459,12 @@ pub struct FlowNode {
     /// Attempts of this generation that count against `retries`, the current one not included.
     #[serde(default)]
     pub tries: u32,
+    /// Attempts of this generation whose instance vanished.
+    #[serde(default, skip_serializing_if = "is_none_yet")]
+    pub deaths: u32,
+    /// Attempts of this generation that ended with their supervisor or with a drain.
+    #[serde(default, skip_serializing_if = "is_none_yet")]
+    pub losses: u32,
     /// How often it was run.
     pub generation: Generation,
     /// Where it stands.
@@ -518,6 +528,11 @@ const fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+const fn is_none_yet(count: &u32) -> bool {
+    *count == 0
+}
+
 impl FlowNode {
     /// A node that waits, in its first generation and before its first attempt.
     #[must_use]
@@ -536,6 +551,8 @@ impl FlowNode {
             policy: spec.policy.clone(),
             attempt: Attempt(1),
             tries: 0,
+            deaths: 0,
+            losses: 0,
             generation: Generation(1),
             state: NodeState::Pending,
             reason: None,

@@ -234,8 +234,7 @@ fn ending(
         Done::Interrupted => match interrupt.cause() {
             Some(Cause::Drained) => {
                 end.outcome = Outcome::Lost;
-                end.reason =
-                    Some(Reason::new(ReasonCode::InstanceLost, "the runner ended before the script did"));
+                end.reason = Some(Reason::new(ReasonCode::Drained, "the runner ended before the script did"));
             }
             _ => end.outcome = Outcome::Stopped,
         },

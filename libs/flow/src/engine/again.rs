@@ -54,6 +54,8 @@ fn begin_anew(node: &mut FlowNode, generation: Generation) {
     }
     node.generation = generation;
     node.tries = 0;
+    node.deaths = 0;
+    node.losses = 0;
     node.state = NodeState::Pending;
     node.reason = None;
     node.cancel_requested_time = None;

@@ -11,7 +11,7 @@ use super::expiry::note_unconfirmed;
 use super::is_in_flight;
 use super::pass::Pass;
 use crate::graph::NodeIndex;
-use crate::retry::{self, Verdict};
+use crate::retry::{self, Setback, Spent, Verdict};
 use crate::size;
 use crate::transition::NodeEvent;
 
@@ -24,6 +24,8 @@ pub(super) struct Ending {
     instance: Option<String>,
     /// What was killed with it, in words.
     killed: Option<String>,
+    /// Its instance vanished.
+    died: bool,
     /// Somebody who knows said that it is not under way any more.
     pub(super) confirmed: bool,
 }
@@ -38,6 +40,7 @@ impl Ending {
             output_bytes: 0,
             instance: None,
             killed: None,
+            died: false,
             confirmed,
         }
     }
@@ -52,6 +55,7 @@ impl Ending {
             output_bytes: end.output_bytes,
             instance: end.instance.clone(),
             killed: end.killed(),
+            died: is_death(end),
             confirmed: true,
         }
     }
@@ -227,28 +231,41 @@ impl Pass<'_, '_, '_> {
         }
     }
 
-    /// A try failed: another one, if there is one left, else the node's end.
+    /// The attempt did not succeed: another one, if one is left, else the node's end.
     pub(super) fn failed_try(
         &mut self,
         index: NodeIndex,
-        reason: Reason,
+        mut reason: Reason,
         exit_code: Option<i32>,
         ending: Ending,
     ) {
         let now = self.now;
         let node = self.engine.node(index);
         let jitter = (self.outside.jitter)();
-        match retry::after_failure(&node.policy, node.tries, exit_code, reason.code, jitter) {
+        let setback = Setback { reason: reason.code, exit_code, died: ending.died };
+        let (verdict, spent) = retry::after(&node.policy, Spent::of(node), setback, jitter);
+        if let Some(budget) = retry::describe(spent, setback) {
+            add(&mut reason, &budget);
+        }
+        if verdict == Verdict::Quarantine {
+            let detail = format!("its instance vanished {} times; the last time {reason}", spent.deaths);
+            reason = Reason::new(ReasonCode::Quarantined, detail);
+        }
+        let count = |node: &mut FlowNode| {
+            Spent { tries: node.tries, deaths: node.deaths, losses: node.losses } = spent;
+        };
+        match verdict {
             Verdict::Again(wait) => {
                 self.apply(index, NodeEvent::Retry, |node| {
                     next_attempt(node, now);
-                    node.tries += 1;
+                    count(node);
                     back_off(node, now, wait, &reason);
                 });
             }
-            Verdict::GiveUp => {
+            Verdict::GiveUp | Verdict::Quarantine => {
                 self.apply(index, NodeEvent::Fail, |node| {
                     ending.note(node);
+                    count(node);
                     node.reason = Some(reason);
                 });
             }
@@ -281,7 +298,7 @@ impl Pass<'_, '_, '_> {
             self.failed_try(index, reason, None, ending);
         } else {
             let node = self.engine.node(index);
-            let refusals = node.attempt.0.saturating_sub(1).saturating_sub(node.tries);
+            let refusals = node.attempt.0.saturating_sub(1).saturating_sub(Spent::of(node).sum());
             let wait = retry::after_refusal(refusals, (self.outside.jitter)());
             self.apply(index, NodeEvent::Return, |node| {
                 next_attempt(node, now);
@@ -314,6 +331,12 @@ pub(super) fn add(reason: &mut Reason, text: &str) {
 /// Whether a report says that the attempt is under way.
 pub(super) const fn lives(kind: &ReportKind) -> bool {
     matches!(kind, ReportKind::Accepted { .. } | ReportKind::Started { .. })
+}
+
+/// Whether the instance that had an attempt vanished with it.
+fn is_death(end: &AttemptEnd) -> bool {
+    let by_reason = end.reason.as_ref().is_none_or(|reason| reason.code == ReasonCode::InstanceLost);
+    end.outcome == Outcome::Lost && by_reason
 }
 
 /// Forgets the attempt that is closed.

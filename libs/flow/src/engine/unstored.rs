@@ -15,13 +15,16 @@
 //!
 //! So an attempt has one end still (I2), and the later one begins after it (I3).
 
-use model::limits::RETRIES_MAX;
+use model::limits::{DEATHS_MAX, LOSSES_MAX, RETRIES_MAX};
 use model::{NodeReport, NodeState, Reason, ReasonCode, ReportKind};
 
 use super::pass::Pass;
 use super::report::{lives, next_attempt};
 use crate::graph::NodeIndex;
 use crate::transition::NodeEvent;
+
+/// Attempts of one generation that may follow the one that is stored. Those that come back unstarted are not counted.
+const AHEAD_MAX: u32 = RETRIES_MAX + DEATHS_MAX + LOSSES_MAX;
 
 /// What is kept of one attempt: it is accepted, starts and ends.
 const KEPT_MAX: usize = 4;
@@ -37,7 +40,7 @@ impl Pass<'_, '_, '_> {
             NodeState::Dispatched | NodeState::Running => !self.is_cancel_requested(index),
             _ => false,
         };
-        may_be && ahead <= RETRIES_MAX && report.kind != ReportKind::Unknown && self.engine.is_started()
+        may_be && ahead <= AHEAD_MAX && report.kind != ReportKind::Unknown && self.engine.is_started()
     }
 
     /// Takes up what [`Pass::is_unstored`] found.

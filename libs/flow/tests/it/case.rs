@@ -1,5 +1,6 @@
 //! Random flows: what is asked of them, what their scripts do, and how they are run again.
 
+use model::limits::DEATHS_MAX;
 use model::{FlowId, FlowStatus, JobId, NodeSpec, Rerun, RunIf, SignalName, Timestamp};
 use proptest::prelude::*;
 
@@ -62,6 +63,8 @@ pub(crate) struct Case {
     pub(crate) whens: Vec<Option<When>>,
     /// Whether a try of a node succeeds, the same in every generation but for its parity.
     pub(crate) outcomes: Vec<Vec<bool>>,
+    /// How many attempts of a node end with their instance before the first one that is decided by its script.
+    pub(crate) kills: Vec<u32>,
     pub(crate) reruns: Vec<Rerun>,
     pub(crate) seed: u64,
     pub(crate) budget: usize,
@@ -82,6 +85,7 @@ struct Choices {
     allow_failure: bool,
     retries: u32,
     outcomes: Vec<bool>,
+    kills: u32,
     when: u32,
     prerequisite: u32,
 }
@@ -89,13 +93,15 @@ struct Choices {
 fn choices(i: usize) -> impl Strategy<Value = Choices> {
     let depends = prop::collection::btree_set(0..i.max(1), 0..=i.min(3));
     let outcomes = prop::collection::vec(prop::bool::weighted(0.6), 4);
-    (depends, 0..4_usize, any::<bool>(), 0..3_u32, outcomes, 0..400_u32, 0..40_u32).prop_map(
-        move |(depends, run_if, allow_failure, retries, outcomes, when, prerequisite)| Choices {
+    let kills = prop_oneof![8 => Just(0), 3 => 1..DEATHS_MAX, 1 => Just(DEATHS_MAX)];
+    (depends, 0..4_usize, any::<bool>(), 0..3_u32, outcomes, kills, 0..400_u32, 0..40_u32).prop_map(
+        move |(depends, run_if, allow_failure, retries, outcomes, kills, when, prerequisite)| Choices {
             depends: depends.into_iter().filter(|&d| d < i).collect(),
             run_if,
             allow_failure,
             retries,
             outcomes,
+            kills,
             when,
             prerequisite,
         },
@@ -173,8 +179,9 @@ pub(crate) fn case() -> impl Strategy<Value = Case> {
                 .enumerate()
                 .map(|(i, (choices, ancestors))| node(i, choices, &ancestors))
                 .unzip();
-            let outcomes = choices.into_iter().map(|choices| choices.outcomes).collect();
-            Case { specs, whens, outcomes, reruns, seed, budget }
+            let (kills, outcomes) =
+                choices.into_iter().map(|choices| (choices.kills, choices.outcomes)).unzip();
+            Case { specs, whens, outcomes, kills, reruns, seed, budget }
         })
     })
 }

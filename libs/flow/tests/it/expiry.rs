@@ -1,11 +1,10 @@
 //! Single cases: attempts that are given up, lost, stopped, or found again.
 
 use flow::Input;
-use model::execution::Outcome;
 use model::{Attempt, FlowStatus, NodeReport, NodeSpec, NodeState, ReasonCode, ReportKind, RunnerId};
 
 use crate::world::{
-    RUNNER, World, ended, failed, flow, rejected, report, source, spec, started, stopped, succeeded,
+    RUNNER, World, failed, flow, rejected, report, source, spec, started, stopped, succeeded,
 };
 
 fn accepted() -> ReportKind {
@@ -140,11 +139,14 @@ fn a_lost_supervisor_ends_what_it_had() {
     assert_eq!(world.state("d"), NodeState::Dispatched);
     world.budget = 1;
     world.feed([Input::SupervisorLost(RUNNER)]);
-    assert_eq!((world.state("a"), world.node("a").tries), (NodeState::Ready, 1));
     assert_eq!((world.state("b"), world.code("b")), (NodeState::Failed, Some(ReasonCode::TimeoutResult)));
     assert_eq!((world.state("c"), world.node("c").unconfirmed), (NodeState::Cancelled, true));
-    assert_eq!((world.state("d"), world.code("d")), (NodeState::Failed, Some(ReasonCode::SupervisorLost)));
-    assert_eq!(world.state("e"), NodeState::Failed);
+    for name in ["a", "d", "e"] {
+        let node = world.node(name);
+        assert_eq!((node.state, node.tries, node.losses), (NodeState::Ready, 0, 1), "{name}");
+        let detail = "SUPERVISOR_LOST: nothing was heard of runner 9, loss 1 of 5";
+        assert_eq!(node.reason.as_ref().unwrap().detail, detail);
+    }
 }
 
 #[test]
@@ -156,11 +158,10 @@ fn what_a_supervisor_does_not_know_is_lost_once_it_had_accepted_it() {
         world.end(name, ReportKind::Unknown);
     }
     assert_eq!(world.state("sent"), NodeState::Dispatched);
-    assert_eq!(
-        (world.state("queued"), world.code("queued")),
-        (NodeState::Failed, Some(ReasonCode::SupervisorLost))
-    );
-    assert_eq!((world.state("runs"), world.node("runs").tries), (NodeState::Ready, 1));
+    for name in ["queued", "runs"] {
+        let node = world.node(name);
+        assert_eq!((node.state, node.tries, node.losses), (NodeState::Ready, 0, 1), "{name}");
+    }
 }
 
 #[test]
@@ -285,7 +286,7 @@ fn a_later_attempt_than_the_stored_one_closes_that() {
             sent.clone_from(&world.sent);
         });
         if state == NodeState::Ready {
-            world.end("a", ended_lost());
+            world.end("a", failed(2));
         }
         assert_eq!((world.state("a"), world.node("a").tries), (state, u32::from(state == NodeState::Ready)));
         world.place.live = true;
@@ -297,10 +298,6 @@ fn a_later_attempt_than_the_stored_one_closes_that() {
         world.succeed("a");
         assert_eq!(world.status(), FlowStatus::Finished);
     }
-}
-
-fn ended_lost() -> ReportKind {
-    ReportKind::Ended(Box::new(ended(Outcome::Lost, None)))
 }
 
 #[test]

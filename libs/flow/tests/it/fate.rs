@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use flow::{Input, NodeEvent, NodeIndex, Step};
 use model::execution::Outcome;
+use model::limits::LOSSES_MAX;
 use model::{FlowId, FlowStatus, JobKey, NodeReport, NodeState, ReportKind};
 
 use crate::case::{BEGIN, Case, Dice, FINISHES_LATER, SIGNALS, end_of, signal, value};
 use crate::world::{
-    RUNNER, World, ended, failed, flow, rejected, report, source, started, stopped, succeeded,
+    RUNNER, World, drained, ended, failed, flow, rejected, report, source, started, stopped, succeeded,
+    vanished,
 };
 
 /// An attempt as its supervisor has it.
@@ -166,7 +168,10 @@ impl<'c> Fate<'c> {
             }
             return;
         }
-        let tries = self.world.engine.node(node).tries as usize;
+        let (tries, deaths, losses) = {
+            let node = self.world.engine.node(node);
+            (node.tries as usize, node.deaths, node.losses)
+        };
         let place = key.job.0 as usize - 1;
         if self.dice.one_in(8) {
             let kind = if self.dice.one_in(2) { ReportKind::Returned } else { rejected(false, false) };
@@ -174,12 +179,18 @@ impl<'c> Fate<'c> {
             self.mail.push(report(key, kind));
             return;
         }
-        let end = match self.case.succeeds(place, self.generation, tries) {
-            true => match value(place, self.generation) {
-                Some(value) => succeeded(&[("k", &value.to_string())]),
-                None => succeeded(&[("l", "1")]),
-            },
-            false => self.failure(key),
+        let end = if deaths < self.case.kills[place] {
+            vanished()
+        } else if self.dice.one_in(10) && losses + 1 < LOSSES_MAX {
+            drained()
+        } else {
+            match self.case.succeeds(place, self.generation, tries) {
+                true => match value(place, self.generation) {
+                    Some(value) => succeeded(&[("k", &value.to_string())]),
+                    None => succeeded(&[("l", "1")]),
+                },
+                false => self.failure(key),
+            }
         };
         let is_cut_off = self.hostile && self.dice.one_in(8);
         self.attempts.insert(key, Attempt { end, lives: true, is_cut_off });
@@ -195,7 +206,7 @@ impl<'c> Fate<'c> {
 
     fn failure(&mut self, key: JobKey) -> ReportKind {
         match self.dice.below(5) {
-            0 => ReportKind::Ended(Box::new(ended(Outcome::Lost, None))),
+            0 if self.hostile => vanished(),
             1 => ReportKind::Ended(Box::new(ended(Outcome::TimedOut, None))),
             2 => stopped(),
             _ => failed(i32::try_from(key.attempt.0).unwrap()),

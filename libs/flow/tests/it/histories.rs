@@ -68,12 +68,13 @@ proptest! {
 fn every_legal_transition_is_taken_by_some_history() {
     let mut runner = TestRunner::deterministic();
     let mut taken = BTreeSet::new();
-    let mut found = 0;
+    let (mut found, mut quarantined) = (0, 0);
     for _ in 0..150 {
         let case = case().new_tree(&mut runner).unwrap().current();
         let world = hostile(&case);
         taken.extend(world.taken);
         found += world.found;
+        quarantined += world.quarantined;
     }
     let nodes = node_table().map(|(from, event, _)| (format!("node {from}"), event.to_string()));
     let flows = flow_table().map(|(from, event, _)| (format!("flow {from}"), event.to_string()));
@@ -82,4 +83,5 @@ fn every_legal_transition_is_taken_by_some_history() {
     assert!(missing.is_empty(), "no history takes {missing:?}");
     assert_eq!(taken, legal);
     assert!(found > 0, "no history has found an attempt that the store had lost");
+    assert!(quarantined > 0, "no history has quarantined a node");
 }

@@ -9,6 +9,7 @@ mod expiry;
 mod fate;
 mod histories;
 mod large;
+mod losses;
 mod reference;
 mod waits;
 mod world;

@@ -1,6 +1,7 @@
 //! A short interpreter of flows, independent of the engine: what the end of
 //! every node must be when nothing is cancelled.
 
+use model::limits::DEATHS_MAX;
 use model::{FlowNode, FlowStatus, NodeSpec, NodeState, Prerequisite, ReasonCode, Rerun, RunIf};
 
 use crate::case::{Case, When, end_of, value};
@@ -111,6 +112,9 @@ fn end(case: &Case, ends: &[End], node: usize, generation: usize) -> End {
         Some(None) => return End::Failed,
         Some(Some(false)) => return End::Skipped,
         Some(Some(true)) | None => {}
+    }
+    if case.kills[node] >= DEATHS_MAX {
+        return End::Failed;
     }
     let mut tries = 0..=spec.policy.retries as usize;
     match tries.any(|tries| case.succeeds(node, generation, tries)) {

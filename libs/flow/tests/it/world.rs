@@ -13,7 +13,7 @@ use flow::{
 use model::execution::Outcome;
 use model::id::Uid;
 use model::job::JobSpec;
-use model::limits::STOP_GRACE_SECS;
+use model::limits::{DEATHS_MAX, LOSSES_MAX, STOP_GRACE_SECS};
 use model::{
     ActorId, Attempt, AttemptEnd, ContextId, ContextUid, Flow, FlowId, FlowNode, FlowStatus, FlowUid,
     Generation, JobId, JobKey, Name, NodeReport, NodeSpec, NodeState, Reason, ReasonCode, ReportKind,
@@ -72,6 +72,8 @@ struct Witness {
     closed: BTreeSet<(JobId, Attempt)>,
     ended: BTreeSet<(JobId, Generation)>,
     released: BTreeSet<(JobId, Generation)>,
+    /// Attempts that were closed since their instance vanished, by the engine's own words.
+    deaths: BTreeMap<(JobId, Generation), u32>,
 }
 
 /// A store as it was after some step.
@@ -97,6 +99,8 @@ pub(crate) struct World {
     pub(crate) stale: usize,
     /// Attempts that were found under way, though the store did not know it.
     pub(crate) found: usize,
+    /// Steps that left a node quarantined.
+    pub(crate) quarantined: usize,
     /// Every change of state that was made, of nodes and of the flow.
     pub(crate) taken: BTreeSet<(String, String)>,
     /// Signals as the store keeps them.
@@ -126,6 +130,7 @@ impl World {
             rests: false,
             stale: 0,
             found: 0,
+            quarantined: 0,
             taken: BTreeSet::new(),
             signals: BTreeSet::new(),
             stored: Stored { flow, nodes, witness: Witness::default() },
@@ -315,6 +320,7 @@ impl World {
             let carrier = stored.message_key.filter(|_| under_way(stored.state) && has_left);
             assert_eq!(change.ended_message, carrier, "the message of an attempt that has ended is named");
             assert!(node.tries <= node.policy.retries, "tries are those that the policy allows");
+            self.check_budgets(&node);
             self.stored.nodes.insert(node.job_id, json(&node));
         }
         for (from, to) in &step.flow_transitions {
@@ -337,13 +343,26 @@ impl World {
         }
     }
 
+    /// A quarantine is the third death and nothing else, and neither budget is overdrawn.
+    fn check_budgets(&mut self, node: &FlowNode) {
+        let quarantined = node.reason.as_ref().is_some_and(|reason| reason.code == ReasonCode::Quarantined);
+        assert!(node.deaths <= DEATHS_MAX && node.losses <= LOSSES_MAX, "{node:?}");
+        assert_eq!(quarantined, node.deaths == DEATHS_MAX, "the third death ends in quarantine: {node:?}");
+        assert!(!quarantined || node.state == NodeState::Failed, "{node:?}");
+        assert!(node.losses < LOSSES_MAX || node.state == NodeState::Failed, "{node:?}");
+        let witnessed = self.stored.witness.deaths.get(&(node.job_id, node.generation));
+        assert_eq!(witnessed.copied().unwrap_or_default(), node.deaths, "each death counts once: {node:?}");
+        self.quarantined += usize::from(quarantined);
+    }
+
     fn check_rest(&self, step: &Step) {
         assert!(!(step.rests && step.more), "who rests has nothing to do");
         let idle = |node: &FlowNode| node.state.is_end() || node.state == NodeState::Pending;
         assert!(!step.rests || self.engine.nodes().iter().all(idle), "nothing is READY or under way");
     }
 
-    fn witness(&mut self, node: &FlowNode, Transition { event, attempt, to, .. }: &Transition) {
+    fn witness(&mut self, node: &FlowNode, transition: &Transition) {
+        let Transition { event, attempt, to, reason, .. } = transition;
         let (id, generation) = (node.job_id, node.generation);
         let (event, attempt) = (*event, *attempt);
         let witness = &mut self.stored.witness;
@@ -357,6 +376,8 @@ impl World {
         if closes {
             assert!(witness.dispatched.contains(&(id, attempt)));
             assert!(witness.closed.insert((id, attempt)), "I2: an attempt of {} ends once", node.name);
+            let died = reason.as_ref().is_some_and(|reason| reason.detail.contains("death "));
+            *witness.deaths.entry((id, generation)).or_default() += u32::from(died);
         }
         if event == NodeEvent::Dispatch {
             let mut earlier = witness.dispatched.range((id, Attempt(0))..(id, attempt));
@@ -421,6 +442,18 @@ pub(crate) fn succeeded(result: &[(&str, &str)]) -> ReportKind {
 
 pub(crate) fn failed(exit_code: i32) -> ReportKind {
     ReportKind::Ended(Box::new(ended(Outcome::Failed, Some(exit_code))))
+}
+
+/// The attempt was lost with its instance.
+pub(crate) fn vanished() -> ReportKind {
+    ReportKind::Ended(Box::new(ended(Outcome::Lost, None)))
+}
+
+/// The attempt was ended by a drain.
+pub(crate) fn drained() -> ReportKind {
+    let mut end = ended(Outcome::Lost, None);
+    end.reason = Some(Reason::new(ReasonCode::Drained, "the runner ended before the script did"));
+    ReportKind::Ended(Box::new(end))
 }
 
 pub(crate) fn stopped() -> ReportKind {

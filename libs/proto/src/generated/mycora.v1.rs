@@ -452,6 +452,14 @@ pub struct FlowNode {
     /// only. Empty while the node was never dispatched.
     #[prost(string, tag = "32")]
     pub job_key: ::prost::alloc::string::String,
+    /// Attempts of this generation whose instance vanished. They use up no retries; with the third one the node is
+    /// FAILED with the reason QUARANTINED.
+    #[prost(uint32, tag = "33")]
+    pub deaths: u32,
+    /// Attempts of this generation that ended with their supervisor or with a drain. They use up no retries; with the
+    /// fifth one the node is FAILED.
+    #[prost(uint32, tag = "34")]
+    pub losses: u32,
 }
 /// Asks to create and start a flow.
 #[derive(Clone, PartialEq, ::prost::Message)]

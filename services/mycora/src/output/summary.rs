@@ -187,11 +187,24 @@ pub fn explanation(answer: &v1::ExplainNodeResponse) -> String {
     text
 }
 
-/// Why a node is where it is, and whether nobody knows that it is.
+/// Why a node is where it is, how many attempts it has lost, and whether nobody knows that it is.
 fn why(node: &v1::FlowNode) -> String {
     let reason = node.reason.as_ref().map(words::reason);
     let unconfirmed = node.unconfirmed.then(|| words::UNCONFIRMED.to_owned());
-    reason.into_iter().chain(unconfirmed).collect::<Vec<_>>().join(" ")
+    // A reason says it in its own words, with the limit.
+    let lost = reason.is_none().then(|| lost_attempts(node)).flatten();
+    reason.into_iter().chain(lost).chain(unconfirmed).collect::<Vec<_>>().join(" ")
+}
+
+/// Attempts of this generation that ended with their instance or their machine; nothing when there are none.
+fn lost_attempts(node: &v1::FlowNode) -> Option<String> {
+    let counts = [(node.deaths, "death", "deaths"), (node.losses, "loss", "losses")];
+    let told: Vec<_> = counts
+        .into_iter()
+        .filter(|(count, ..)| *count > 0)
+        .map(|(count, one, many)| words::count(count as usize, one, many))
+        .collect();
+    (!told.is_empty()).then(|| format!("({} before)", told.join(", ")))
 }
 
 fn node_row(node: &v1::FlowNode, now: Timestamp) -> Vec<String> {
@@ -338,6 +351,23 @@ mod tests {
         let jobs: Vec<_> = text.lines().skip_while(|line| !line.starts_with("JOB")).collect();
         assert!(jobs[1].starts_with("bad") && jobs[2].starts_with("j0"), "{text}");
         assert_eq!(jobs.last(), Some(&"… and 51 more; `mycora flow nodes 3 --context 2` lists them"));
+    }
+
+    #[test]
+    fn lost_attempts_are_shown() {
+        let mut node = v1::FlowNode {
+            name: "a".into(),
+            state: v1::NodeState::Running.into(),
+            attempt: 4,
+            deaths: 2,
+            losses: 1,
+            ..Default::default()
+        };
+        assert!(nodes(&[node.clone()], Timestamp::default()).contains("(2 deaths, 1 loss before)"));
+        let detail = "INSTANCE_LOST: instance shell:default:1 vanished, death 2 of 3";
+        node.reason = Some(v1::Reason { code: "BACKING_OFF".into(), detail: detail.into() });
+        let text = why(&node);
+        assert!(text.contains("death 2 of 3") && !text.contains("before)"), "{text}");
     }
 
     #[test]

@@ -101,6 +101,8 @@ const fn code_words(code: ReasonCode) -> &'static str {
         ReasonCode::Deadline => "the flow's deadline passed",
         ReasonCode::InstanceLost => "the instance that ran it vanished",
         ReasonCode::SupervisorLost => "the supervisor that held it vanished",
+        ReasonCode::Drained => "the instance that ran it was drained",
+        ReasonCode::Quarantined => "it is quarantined; `mycora flow retry` lets it run again",
         ReasonCode::Stopped => "somebody stopped it at its supervisor",
         ReasonCode::Undeliverable => "it could not be delivered",
         ReasonCode::Refused => "the supervisor refused it",

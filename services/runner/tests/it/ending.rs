@@ -151,7 +151,7 @@ async fn a_drain_lets_jobs_end_until_its_deadline() {
         }
     };
     assert_eq!(end.outcome, Kind::Lost);
-    assert_eq!(end.reason.as_ref().map(|reason| reason.code), Some(ReasonCode::InstanceLost));
+    assert_eq!(end.reason.as_ref().map(|reason| reason.code), Some(ReasonCode::Drained));
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use model::limits::{DEATHS_MAX, LOSSES_MAX};
 use model::{
     ContextId, Flow, FlowId, FlowNode, FlowStatus, NodeState, Prerequisite, ReasonCode, RunnerView, Timestamp,
 };
@@ -307,9 +308,15 @@ impl Facts {
         if self.node.state.is_end() {
             return None;
         }
-        let FlowNode { tries, policy, .. } = &self.node;
+        let FlowNode { tries, deaths, losses, policy, .. } = &self.node;
         let left = policy.retries.saturating_sub(*tries);
         let mut parts = vec![format!("{left} of {} retries left", policy.retries)];
+        if *deaths > 0 {
+            parts.push(format!("its instance vanished {deaths} times, {DEATHS_MAX} end it"));
+        }
+        if *losses > 0 {
+            parts.push(format!("its supervisor vanished or drained it {losses} times, {LOSSES_MAX} end it"));
+        }
         for (what, secs) in [
             ("run time", policy.timeout),
             ("ready to started", policy.timeout_queue),
