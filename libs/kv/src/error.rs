@@ -47,6 +47,9 @@ pub enum Error {
     /// The server is out of memory and takes no writes.
     #[error("Redis is out of memory: {0}")]
     Oom(String),
+    /// The server cannot write to its disk, and takes no changes until it can. Nothing was changed.
+    #[error("the disk of Redis takes no writes: {0}")]
+    DiskFull(String),
     /// The answer has another shape than the caller expected.
     #[error("unexpected answer from Redis: {0}")]
     Protocol(String),
@@ -72,7 +75,10 @@ impl Error {
     /// wait and try again what may be repeated.
     #[must_use]
     pub const fn is_connection_trouble(&self) -> bool {
-        matches!(self, Self::Unreachable { .. } | Self::UnknownOutcome { .. } | Self::Unfit { .. })
+        matches!(
+            self,
+            Self::Unreachable { .. } | Self::UnknownOutcome { .. } | Self::Unfit { .. } | Self::DiskFull(_)
+        )
     }
 
     /// Of an attempt to connect: nothing was executed yet.
@@ -106,6 +112,8 @@ impl Error {
             }
             _ => match error.code() {
                 Some("OOM") => Self::Oom(detail()),
+                // What cannot be appended, or saved, is refused: almost always for want of room.
+                Some("MISCONF") => Self::DiskFull(detail()),
                 // A script of somebody else runs for too long; ours was not begun. Or too few replicas are there for a
                 // write, or a command that waited does so no longer, since the server is a replica now.
                 Some("BUSY" | "NOREPLICAS" | "UNBLOCKED") => {

@@ -86,7 +86,7 @@ impl Route {
                 }
                 Error::Readonly(_) | Error::Unreachable { .. } => Direction::Elsewhere,
                 Error::UnknownOutcome { .. } | Error::Unfit { .. } => Direction::Doubt,
-                Error::Oom(_) | Error::Protocol(_) => Direction::Stay,
+                Error::Oom(_) | Error::DiskFull(_) | Error::Protocol(_) => Direction::Stay,
             },
         }
     }

@@ -10,7 +10,7 @@ use crate::isolation::Isolation;
 use crate::job::{BlobRef, ScriptSource};
 use crate::limits;
 use crate::name::Name;
-use crate::node::Reason;
+use crate::node::{Reason, ReasonCode};
 use crate::script_type::ScriptType;
 use crate::time::Timestamp;
 
@@ -226,6 +226,16 @@ pub struct AttemptEnd {
 }
 
 impl AttemptEnd {
+    /// Whether nothing of the script ran since a disk had no room: no try of its node.
+    #[must_use]
+    pub fn never_ran_for_want_of_disk(&self) -> bool {
+        let for_want_of_disk = self.reason.as_ref().is_some_and(|reason| reason.code == ReasonCode::DiskFull);
+        for_want_of_disk
+            && self.outcome == Outcome::Failed
+            && self.exit_code.is_none()
+            && self.start_time.is_none()
+    }
+
     /// How an attempt ends that no instance had.
     #[must_use]
     pub const fn unstarted(outcome: Outcome, reason: Option<Reason>, end_time: Timestamp) -> Self {

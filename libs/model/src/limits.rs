@@ -144,6 +144,13 @@ pub const JOB_DISK_BYTES_DEFAULT: u64 = 1024 * 1024 * 1024;
 /// What a context may hold on one machine, its running jobs and what it keeps between them, unless the supervisor's
 /// policy says otherwise.
 pub const CONTEXT_DISK_BYTES_DEFAULT: u64 = 10 * 1024 * 1024 * 1024;
+/// What has to stay free on the file system of a work directory, unless a flag says otherwise: below this floor the job ends that
+/// holds the most. Of a small file system it is a part, see the next.
+pub const DISK_FLOOR_BYTES_DEFAULT: u64 = 1024 * 1024 * 1024;
+/// The same as a part of the file system, in percent; the lesser of the two counts.
+pub const DISK_FLOOR_PERCENT_DEFAULT: u64 = 5;
+/// This part of that floor is the lower one, below which nothing starts.
+pub const DISK_STOP_PART: u64 = 4;
 /// Ended processes that the end of an attempt names at most.
 pub const ENDED_PROCESSES_MAX: usize = 16;
 
@@ -200,7 +207,7 @@ pub const JOB_SIGNATURE_SECS_MAX: u32 = 366 * 24 * 3600;
 pub const RETRY_SIGNATURES_MAX: usize = 500;
 
 /// All of them by their names in small letters, for `/info`: every service shows what all hold to.
-pub const TABLE: [(&str, u64); 96] = [
+pub const TABLE: [(&str, u64); 99] = [
     ("script_bytes_max", SCRIPT_BYTES_MAX as u64),
     ("script_inline_bytes_max", SCRIPT_INLINE_BYTES_MAX as u64),
     ("file_bytes_max", FILE_BYTES_MAX as u64),
@@ -271,6 +278,9 @@ pub const TABLE: [(&str, u64); 96] = [
     ("job_processes_default", JOB_PROCESSES_DEFAULT as u64),
     ("job_disk_bytes_default", JOB_DISK_BYTES_DEFAULT),
     ("context_disk_bytes_default", CONTEXT_DISK_BYTES_DEFAULT),
+    ("disk_floor_bytes_default", DISK_FLOOR_BYTES_DEFAULT),
+    ("disk_floor_percent_default", DISK_FLOOR_PERCENT_DEFAULT),
+    ("disk_stop_part", DISK_STOP_PART),
     ("ended_processes_max", ENDED_PROCESSES_MAX as u64),
     ("message_text_bytes_max", MESSAGE_TEXT_BYTES_MAX as u64),
     ("message_topic_chars_max", MESSAGE_TOPIC_CHARS_MAX as u64),

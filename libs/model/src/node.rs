@@ -264,6 +264,8 @@ reason_codes! {
     OutOfMemory = "OUT_OF_MEMORY",
     /// Its directory holds more than it may.
     QuotaExceeded = "QUOTA_EXCEEDED",
+    /// A disk had no room for what the runner has to write. Where nothing of the script ran it is tried again, uncounted.
+    DiskFull = "DISK_FULL",
     /// A node before it failed, or was skipped for this reason.
     UpstreamFailed = "UPSTREAM_FAILED",
     /// What comes before it ended so that its `run_if` or its `when` says no.

@@ -25,6 +25,8 @@ const VIOLATIONS_BYTES_MAX: usize = 3 * 1024;
 const DESCRIPTION_BYTES_MAX: usize = 512;
 /// What the encoding adds to each violation.
 const VIOLATION_OVERHEAD_BYTES: usize = 8;
+/// When to try again what a full disk was in the way of: room is made by ending jobs, which takes seconds.
+const DISK_FULL_RETRY: Duration = Duration::from_secs(5);
 
 /// A status that another service gave, as the answer to a caller: what it decided, for instance about permission, is what
 /// the caller hears. Its metadata stay behind.
@@ -148,10 +150,21 @@ impl Error {
         Self::new(ErrorKind::Unavailable, reason, message)
     }
 
+    /// UNAVAILABLE, with when to try again: a disk has no room.
+    #[must_use]
+    pub fn disk_full(message: impl Into<String>) -> Self {
+        Self::unavailable(Reason::DiskFull, message).retry_after(DISK_FULL_RETRY)
+    }
+
     /// INTERNAL: the cause is logged when this becomes a [`Status`], and the
-    /// caller learns only under which id.
+    /// caller learns only under which id. A cause that is a full disk is no defect, and is told by name.
     #[must_use]
     pub fn internal(cause: impl Into<BoxError>) -> Self {
+        let cause = cause.into();
+        if is_disk_full(&*cause) {
+            tracing::error!(%cause, "a disk is full");
+            return Self::disk_full("a disk of this service is full").because(cause);
+        }
         Self::new(ErrorKind::Internal, Reason::Internal, "internal error").because(cause)
     }
 
@@ -249,6 +262,15 @@ impl From<Violations> for Error {
     }
 }
 
+/// Whether something failed, at its root, for want of room on a disk.
+fn is_disk_full(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    causes.any(|cause| {
+        let kind = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        matches!(kind, Some(std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded))
+    })
+}
+
 fn add_violations(details: &mut ErrorDetails, violations: &Violations) {
     let all = violations.as_slice();
     let mut bytes = 0;
@@ -315,6 +337,22 @@ mod tests {
         assert_eq!(status.code(), Code::Internal);
         assert!(!status.message().contains("WRONGTYPE"), "{}", status.message());
         assert!(!String::from_utf8_lossy(status.details()).contains("WRONGTYPE"));
+    }
+
+    #[test]
+    fn a_full_disk_is_no_defect() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("a file cannot be written")]
+        struct NotWritten(#[source] std::io::Error);
+        let full = || std::io::Error::from(std::io::ErrorKind::StorageFull);
+        for error in [Error::internal(full()), Error::internal(NotWritten(full()))] {
+            let view = ErrorView::from(&error.into_status());
+            assert_eq!((view.code, view.reason.as_str()), (Code::Unavailable, "DISK_FULL"));
+            assert_eq!(view.retry_after, Some(DISK_FULL_RETRY));
+            assert!(!view.message.contains("written"), "{}", view.message);
+        }
+        let other = NotWritten(std::io::ErrorKind::PermissionDenied.into());
+        assert_eq!(Error::internal(other).reason(), Reason::Internal);
     }
 
     #[test]

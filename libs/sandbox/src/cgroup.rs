@@ -224,7 +224,7 @@ impl Drop for Slot {
 }
 
 /// Everything that is in one of these groups.
-pub(crate) fn members(dirs: &[PathBuf]) -> HashSet<u32> {
+pub fn members(dirs: &[PathBuf]) -> HashSet<u32> {
     let texts = dirs.iter().filter_map(|dir| fs::read_to_string(dir.join("cgroup.procs")).ok());
     texts.flat_map(|text| text.lines().filter_map(|line| line.parse().ok()).collect::<Vec<_>>()).collect()
 }

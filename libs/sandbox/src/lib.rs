@@ -10,7 +10,8 @@
 //! - [`Confinement`]: what is put around a script, as values; [`Probe`]: what of it stands on this machine.
 //! - [`Cgroups`], [`Owners`]: bounds for everything together, and a user for each context.
 //! - [`processes`], [`records`]: finding and ending what was left behind.
-//! - [`tree`]: measuring and removing the directories of scripts.
+//! - [`tree`], [`open_files`]: measuring what scripts hold on the disk, and removing their directories.
+//! - [`room`]: what is free on a disk, and the floors of that.
 //!
 //! Linux only.
 
@@ -20,15 +21,17 @@ mod confine;
 mod confinement;
 mod files;
 mod init;
+pub mod open_files;
 mod owners;
 mod probe;
 pub mod processes;
 pub mod protocol;
 pub mod records;
+pub mod room;
 mod syscalls;
 pub mod tree;
 
-pub use cgroup::{Cgroups, Slot};
+pub use cgroup::{Cgroups, Slot, members};
 pub use child::{Child, Launcher};
 pub use confinement::{Confinement, FileRules, Layers, Limits, Request, Syscalls, system_paths};
 pub use files::ruleset_descriptor;

@@ -87,7 +87,12 @@ fn read_lossy(pid: u32, file: &str) -> io::Result<String> {
 /// # Errors
 /// When `/proc` cannot be read.
 pub fn below(ancestor: u32) -> io::Result<Vec<Observed>> {
-    let mut rest = all()?;
+    Ok(below_among(ancestor, all()?))
+}
+
+/// The same among those that were observed together.
+#[must_use]
+pub fn below_among(ancestor: u32, mut rest: Vec<Observed>) -> Vec<Observed> {
     let mut found: Vec<Observed> = Vec::new();
     loop {
         let is_below = |process: &Observed| {
@@ -95,7 +100,7 @@ pub fn below(ancestor: u32) -> io::Result<Vec<Observed>> {
         };
         let (new, others): (Vec<_>, Vec<_>) = rest.into_iter().partition(is_below);
         if new.is_empty() {
-            return Ok(found);
+            return found;
         }
         found.extend(new);
         rest = others;

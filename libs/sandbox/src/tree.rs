@@ -13,6 +13,8 @@ use std::path::Path;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
+use crate::open_files::FileId;
+
 /// What everything that has a name counts as at least: also what is empty takes a place that there is a number of.
 const NAME_BYTES: u64 = 4096;
 /// What opens a directory.
@@ -100,6 +102,12 @@ fn empty(dir: &OwnedFd) -> io::Result<Vec<CString>> {
 /// that: nobody hides anything there.
 #[must_use]
 pub fn size(dir: &Path, bytes_max: u64) -> u64 {
+    size_noting(dir, bytes_max, |_| ())
+}
+
+/// The same, and tells of each thing that it finds which file it is.
+#[must_use]
+pub fn size_noting(dir: &Path, bytes_max: u64, mut note: impl FnMut(FileId)) -> u64 {
     let Ok(root) = rustix::fs::open(dir, DIRECTORY, Mode::empty()) else { return 0 };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let mut waiting = vec![b".".to_vec()];
@@ -119,6 +127,7 @@ pub fn size(dir: &Path, bytes_max: u64) -> u64 {
                 continue;
             }
             let Ok(stat) = rustix::fs::statat(&opened, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            note((stat.st_dev, stat.st_ino));
             let kept = u64::try_from(stat.st_blocks).unwrap_or_default() * 512;
             bytes = bytes.saturating_add(kept.max(NAME_BYTES));
             if bytes > bytes_max {

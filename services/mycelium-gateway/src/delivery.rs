@@ -178,6 +178,7 @@ fn refusal(error: &CallError) -> Option<ReportKind> {
                 }
                 "POLICY_REFUSED" => rejected(ReasonCode::PolicyRefused, detail(refused), lasting),
                 "SIGNATURE_REFUSED" => rejected(ReasonCode::SignatureRefused, detail(refused), lasting),
+                "DISK_FULL" => rejected(ReasonCode::DiskFull, detail(refused), lasting),
                 // It does not even look at the job now; the delivery is tried again.
                 "BUSY" | "UNAVAILABLE" => None,
                 // Nor does who does not hear what it is told. Whoever has the message learns the name of the reason.
@@ -269,6 +270,7 @@ mod tests {
             (refused("POLICY_REFUSED", true), Some((ReasonCode::PolicyRefused, true))),
             (refused("SIGNATURE_REFUSED", true), Some((ReasonCode::SignatureRefused, true))),
             (refused("DRAINING", false), Some((ReasonCode::Refused, false))),
+            (refused("DISK_FULL", false), Some((ReasonCode::DiskFull, false))),
             (refused("UNAVAILABLE", false), None),
             (CallError::TooLarge(9), Some((ReasonCode::InputsTooLarge, true))),
             (CallError::TimedOut, None),

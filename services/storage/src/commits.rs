@@ -128,11 +128,10 @@ pub(crate) enum RefusalKind {
     Invalid,
 }
 
-/// What Redis refuses for now: a disk that is full, replicas that are missing, a failover, credentials
+/// What Redis refuses for now: replicas that are missing, a failover, credentials
 /// that somebody is changing. Nothing is wrong with the commit.
-const PASSING: [&str; 10] = [
+const PASSING: [&str; 9] = [
     "NOREPLICAS",
-    "MISCONF",
     "NOPERM",
     "NOAUTH",
     "WRONGPASS",
@@ -162,7 +161,7 @@ impl Refusal {
                 };
                 return Self::new(kind, format!("{code} {message}"));
             }
-            // Not reached or out of memory: nothing was applied, but sending it again is right as well.
+            // Not reached, out of memory or of disk: nothing was applied, but sending it again is right as well.
             Error::Store(cause) => return Self::new(RefusalKind::UnknownOutcome, cause),
             _ => RefusalKind::Invalid,
         };

@@ -152,6 +152,7 @@ impl Pass<'_, '_, '_> {
     /// The attempt ended, by the supervisor's word.
     fn close(&mut self, index: NodeIndex, end: AttemptEnd) {
         let ending = Ending::reported(&end, self.engine.node(index), self.now);
+        let never_ran = end.never_ran_for_want_of_disk();
         let AttemptEnd { outcome, exit_code, reason, result, outputs, .. } = end;
         let reason = match (outcome, reason) {
             (Outcome::Succeeded, _) => {
@@ -185,7 +186,11 @@ impl Pass<'_, '_, '_> {
         if let Some(ending) = self.end_as_ordered(index, ending) {
             let mut reason = reason;
             ending.tell_killed(&mut reason);
-            self.failed_try(index, reason, exit_code, ending);
+            if never_ran {
+                self.put_off(index, NodeEvent::Retry, &reason);
+            } else {
+                self.failed_try(index, reason, exit_code, ending);
+            }
         }
     }
 
@@ -297,14 +302,20 @@ impl Pass<'_, '_, '_> {
         } else if counts {
             self.failed_try(index, reason, None, ending);
         } else {
-            let node = self.engine.node(index);
-            let refusals = node.attempt.0.saturating_sub(1).saturating_sub(Spent::of(node).sum());
-            let wait = retry::after_refusal(refusals, (self.outside.jitter)());
-            self.apply(index, NodeEvent::Return, |node| {
-                next_attempt(node, now);
-                back_off(node, now, wait, &reason);
-            });
+            self.put_off(index, NodeEvent::Return, &reason);
         }
+    }
+
+    /// Another attempt follows, later, and the one that is closed was no try: nothing of it ran.
+    fn put_off(&mut self, index: NodeIndex, event: NodeEvent, reason: &Reason) {
+        let now = self.now;
+        let node = self.engine.node(index);
+        let refusals = node.attempt.0.saturating_sub(1).saturating_sub(Spent::of(node).sum());
+        let wait = retry::after_refusal(refusals, (self.outside.jitter)());
+        self.apply(index, event, |node| {
+            next_attempt(node, now);
+            back_off(node, now, wait, reason);
+        });
     }
 
     /// The flow's cancellation counts before it has reached every node.

@@ -2,9 +2,10 @@
 
 use flow::Input;
 use model::limits::RESULT_BYTES_MAX;
-use model::{Attempt, FlowStatus, NodeState, ReasonCode, ReportKind, RunIf};
+use model::execution::Outcome;
+use model::{Attempt, FlowStatus, NodeState, Reason, ReasonCode, ReportKind, RunIf};
 
-use crate::world::{World, failed, rejected, report, spec, started, stopped, succeeded};
+use crate::world::{World, ended, failed, rejected, report, spec, started, stopped, succeeded};
 
 #[test]
 fn a_diamond_runs_in_order() {
@@ -117,6 +118,32 @@ fn what_comes_back_unstarted_is_no_try() {
     assert_eq!((world.node("a").attempt, world.node("a").tries), (Attempt(3), 0));
     world.end("a", rejected(false, true));
     assert_eq!(world.state("a"), NodeState::Failed, "a delivery that failed is a try");
+}
+
+#[test]
+fn what_a_full_disk_kept_from_running_is_no_try() {
+    let full = |start_time| {
+        let mut end = ended(Outcome::Failed, None);
+        (end.reason, end.start_time) = (Some(Reason::new(ReasonCode::DiskFull, "no room")), start_time);
+        ReportKind::Ended(Box::new(end))
+    };
+    let mut world = World::started(&[spec("a", &[])]);
+    for attempt in 2..=4 {
+        if attempt > 2 {
+            world.start("a");
+        }
+        world.end("a", full(None));
+        let node = world.node("a");
+        assert_eq!((node.state, node.attempt, node.tries), (NodeState::Ready, Attempt(attempt), 0));
+        let reason = node.reason.as_ref().map(ToString::to_string);
+        assert_eq!(reason.as_deref(), Some("BACKING_OFF: DISK_FULL: no room"));
+        world.crash();
+        world.pass(60.0);
+        assert_eq!(world.state("a"), NodeState::Dispatched);
+    }
+    world.start("a");
+    world.end("a", full(Some(world.now)));
+    assert_eq!((world.state("a"), world.code("a")), (NodeState::Failed, Some(ReasonCode::DiskFull)));
 }
 
 #[test]

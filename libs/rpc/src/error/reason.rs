@@ -95,6 +95,8 @@ reasons! {
     NotReady = "NOT_READY" as [Unavailable],
     /// The store does not answer.
     StoreUnavailable = "STORE_UNAVAILABLE" as [Unavailable],
+    /// A disk that is needed has no room, or takes no writes. Nothing was changed; it passes when there is room.
+    DiskFull = "DISK_FULL" as [Unavailable],
     /// Another service or machine that is needed does not answer.
     PeerUnavailable = "PEER_UNAVAILABLE" as [Unavailable],
     /// The deadline passed; whether the change was made is not known.

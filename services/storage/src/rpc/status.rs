@@ -68,6 +68,10 @@ fn of_store(error: kv::Error) -> ::rpc::Error {
             let message = error.to_string();
             ::rpc::Error::unavailable(Reason::StoreUnavailable, message).because(error)
         }
+        kv::Error::DiskFull(_) => {
+            tracing::error!(%error, "the disk of Redis is full");
+            ::rpc::Error::disk_full("the disk of the store is full: it takes no writes now").because(error)
+        }
         kv::Error::Readonly(_) | kv::Error::Oom(_) => {
             tracing::error!(%error, "Redis takes no writes");
             ::rpc::Error::unavailable(Reason::StoreUnavailable, "the store takes no writes now")
