@@ -31,6 +31,7 @@ mod shapes;
 mod signatures;
 mod sites;
 mod specs;
+mod strangers;
 mod suite;
 mod times;
 mod watching;

@@ -13,6 +13,7 @@ use tonic::Status;
 
 use crate::caller::mesh::MeshTrust;
 use crate::error::{Error, ErrorKind, Reason};
+use crate::server::connection_state::ConnectionState;
 
 /// The verified identity behind a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,11 +92,19 @@ pub(crate) struct Peer {
     pub(crate) mesh: Option<Arc<MeshTrust>>,
     /// How many calls of this connection ask for health and reflection.
     pub(crate) probes: Arc<AtomicUsize>,
+    /// State of its connection, while it is one of a stranger's.
+    pub(crate) connection: Option<Arc<ConnectionState>>,
 }
 
 impl Peer {
     pub(crate) fn new(address: SocketAddr, identity: PeerIdentity, trust_domain: TrustDomain) -> Self {
-        Self { address, identity, trust_domain, mesh: None, probes: Arc::default() }
+        Self { address, identity, trust_domain, mesh: None, probes: Arc::default(), connection: None }
+    }
+
+    /// Whether it has to say with each call who it is, as far as its certificate goes.
+    pub(crate) fn is_stranger(&self) -> bool {
+        let is_known = matches!(self.identity, PeerIdentity::Known(_));
+        self.mesh.is_none() && !is_known
     }
 
     /// Our own sidecar, which speaks for many.

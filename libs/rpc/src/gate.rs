@@ -35,6 +35,7 @@ use crate::gate::methods::{Found, Methods, Shape};
 use crate::gate::revocable::while_believed;
 use crate::gate::shed::{Guest, Place, Shed};
 use crate::metrics::Metrics;
+use crate::server::connection_state::ConnectionState;
 
 /// Health and reflection: they are asked when nothing else answers any more.
 const ALWAYS_ANSWERED: &str = "/grpc.";
@@ -116,7 +117,8 @@ impl Service<Request<Body>> for Gate {
         let span = tracing::info_span!("call", method = path, request_id = ambient.request_id.as_str());
         let received = self.rooms.receive(&request, shape);
         let metrics = self.rooms.metrics.clone();
-        let mut answering = Answering { path, ambient, span, metrics, place: None };
+        let open_call = connection_of(&request).map(ConnectionState::begin_call);
+        let mut answering = Answering { path, ambient, span, metrics, place: None, open_call };
         match received {
             Ok(place) => answering.place = place,
             Err(error) => return Box::pin(std::future::ready(Ok(answering.refuse(error)))),
@@ -144,6 +146,11 @@ impl Service<Request<Body>> for Gate {
     }
 }
 
+/// The connection that a stranger's call came over.
+fn connection_of(request: &Request<Body>) -> Option<&Arc<ConnectionState>> {
+    request.extensions().get::<Peer>()?.connection.as_ref()
+}
+
 /// From who it is to the handler's answer.
 async fn handle(
     rooms: Arc<Rooms>,
@@ -155,6 +162,9 @@ async fn handle(
         let Ok(answer) = routes.call(request).await;
         return Ok(answer);
     };
+    if let (Some(connection), Some(actor)) = (connection_of(&request), believed.caller.actor()) {
+        connection.identify(actor);
+    }
     let handling = routes.call(request);
     let Ok(answer) = if may_last {
         // Whoever sends, or waits, for a long time before there is an answer is stopped, too.

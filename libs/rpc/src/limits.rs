@@ -3,7 +3,10 @@
 use crate::gate::arrival::{HEADER_LIST_BYTES_MAX, REQUEST_ID_BYTES_MAX};
 use crate::gate::methods::CALL_SECS_MAX;
 use crate::gate::shed::{CONNECTION_PROBES_MAX, QUICK_MAX, STRANGERS_MAX, STREAMS_MAX, WAITING_MAX};
-use crate::server::accept::{CONNECTIONS_ANONYMOUS_MAX, CONNECTIONS_MAX, HANDSHAKES_MAX};
+use crate::server::accept::{
+    CONNECTIONS_ANONYMOUS_MAX, CONNECTIONS_LEAVING_MAX, CONNECTIONS_MAX, HANDSHAKES_MAX,
+};
+use crate::server::connection_state::IDENTITY_TIMEOUT;
 use crate::server::origin::{
     CONNECTIONS_ANONYMOUS_LOCAL_MAX, CONNECTIONS_ANONYMOUS_OF_ONE_MAX, HANDSHAKES_LOCAL_MAX,
     HANDSHAKES_OF_ONE_MAX,
@@ -14,7 +17,7 @@ use crate::server::{CONNECTION_STREAMS_MAX, CONNECTION_WINDOW_BYTES};
 pub(crate) const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// The named limits of every server, the unit in the name.
-pub const LIMITS: [(&str, u64); 18] = [
+pub const LIMITS: [(&str, u64); 20] = [
     ("rpc_message_bytes_max", MESSAGE_BYTES_MAX as u64),
     ("rpc_header_list_bytes_max", HEADER_LIST_BYTES_MAX as u64),
     ("rpc_request_id_bytes_max", REQUEST_ID_BYTES_MAX as u64),
@@ -28,6 +31,8 @@ pub const LIMITS: [(&str, u64); 18] = [
     ("rpc_connections_anonymous_max", CONNECTIONS_ANONYMOUS_MAX as u64),
     ("rpc_connections_anonymous_of_one_max", CONNECTIONS_ANONYMOUS_OF_ONE_MAX as u64),
     ("rpc_connections_anonymous_local_max", CONNECTIONS_ANONYMOUS_LOCAL_MAX as u64),
+    ("rpc_connections_leaving_max", CONNECTIONS_LEAVING_MAX as u64),
+    ("rpc_identity_secs_max", IDENTITY_TIMEOUT.as_secs()),
     ("rpc_connection_streams_max", CONNECTION_STREAMS_MAX as u64),
     ("rpc_connection_window_bytes", CONNECTION_WINDOW_BYTES as u64),
     ("rpc_handshakes_max", HANDSHAKES_MAX as u64),

@@ -7,6 +7,7 @@ use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
 pub struct Metrics {
     pub(crate) connections: IntCounterVec,
     pub(crate) connections_refused: IntCounter,
+    pub(crate) connections_given_up: IntCounterVec,
     pub(crate) in_flight: IntGaugeVec,
     pub(crate) shed: IntCounterVec,
     pub(crate) deadlines_passed: IntCounter,
@@ -22,7 +23,12 @@ impl Metrics {
             ),
             connections_refused: counter(
                 "mycora_connections_refused_total",
-                "Connections that did not come about: no handshake, too many, or too many at once from one address",
+                "Connections that did not come about: no handshake, one that gave way to a newer one, or too many",
+            ),
+            connections_given_up: counters(
+                "mycora_connections_given_up_total",
+                "Connections without a certificate that were ended, by why: unidentified or displaced",
+                "why",
             ),
             in_flight: IntGaugeVec::new(
                 Opts::new(
@@ -51,6 +57,7 @@ impl Metrics {
     pub fn register(&self, registry: &Registry) -> Result<(), prometheus::Error> {
         registry.register(Box::new(self.connections.clone()))?;
         registry.register(Box::new(self.connections_refused.clone()))?;
+        registry.register(Box::new(self.connections_given_up.clone()))?;
         registry.register(Box::new(self.in_flight.clone()))?;
         registry.register(Box::new(self.shed.clone()))?;
         registry.register(Box::new(self.deadlines_passed.clone()))

@@ -1,6 +1,7 @@
 //! Serving a mount: over mTLS, and to the sidecar of a mesh.
 
 pub(crate) mod accept;
+pub(crate) mod connection_state;
 pub(crate) mod health;
 pub(crate) mod mount;
 pub(crate) mod origin;
@@ -11,17 +12,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use futures_util::stream;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
+use tokio_stream::StreamExt as _;
 use tokio_util::sync::CancellationToken;
 
 use crate::caller::mesh::MeshTrust;
+use crate::gate::Gate;
 use crate::gate::arrival::HEADER_LIST_BYTES_MAX;
 use crate::server::accept::{
-    CONNECTIONS_ANONYMOUS_MAX, CONNECTIONS_MAX, Door, Entrance, Hall, Seats, TlsMode, accept,
+    CONNECTIONS_LEAVING_MAX, CONNECTIONS_MAX, Connection, Door, Entrance, Hall, Seats, TlsMode, accept,
 };
+use crate::server::connection_state::{ConnectionState, Leaving};
 use crate::server::mount::Mount;
+use crate::server::origin::ConnectionTable;
 use crate::tls::{ServerTls, TlsError, TlsFiles};
 
 /// Ping a silent peer after this long, and give it up when it does not answer in `KEEPALIVE_TIMEOUT`.
@@ -125,31 +131,21 @@ impl Server {
         // Connections never outlive this future, also when it is dropped.
         let _severing = sever.clone().drop_guard();
         let (ready, connections) = mpsc::channel(READY_QUEUE);
-        let (seats, metrics) =
-            (Seats::new(CONNECTIONS_MAX, CONNECTIONS_ANONYMOUS_MAX), self.mount.metrics().clone());
+        let seats = Seats::new(CONNECTIONS_MAX, ConnectionTable::of_strangers());
+        let metrics = self.mount.metrics().clone();
         let hall = Hall { ready, stop: stop.clone(), sever: sever.clone(), seats, metrics };
         let accepting = join_all(self.doors.into_iter().map(|door| accept(door, hall.clone())));
         // The channel ends with the last door.
         drop(hall);
 
         let health = self.mount.health().clone();
-        let jitter = rand::random_range(0..=2 * CONNECTION_AGE_JITTER_SECS);
-        let age = Duration::from_secs(CONNECTION_AGE_SECS - CONNECTION_AGE_JITTER_SECS + jitter);
-        // No `timeout` (the gate has deadlines) and no `max_connection_age_grace`: with it tonic 0.14.9
-        // closes connections hard instead of asking clients to leave.
-        let serving = tonic::transport::Server::builder()
-            .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-            .max_concurrent_streams(CONNECTION_STREAMS_MAX)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .initial_stream_window_size(CONNECTION_WINDOW_BYTES)
-            .http2_max_header_list_size(HEADERS_READ_BYTES_MAX)
-            .max_connection_age(age)
-            .serve_with_incoming_shutdown(
-                self.mount.gate,
-                ReceiverStream::new(connections),
-                stop.clone().cancelled_owned(),
-            );
+        let serving = Serving {
+            server: http2_server(),
+            gate: self.mount.gate,
+            stop: stop.clone(),
+            leaving: Arc::new(Semaphore::new(CONNECTIONS_LEAVING_MAX)),
+        };
+        let serving = serving.serve_all(connections);
         let stopping = async {
             shutdown.await;
             health.end();
@@ -163,5 +159,100 @@ impl Server {
             () = stopping => both.await.map(|()| Drained::Cut),
         };
         drained.map_err(io::Error::other)
+    }
+}
+
+fn http2_server() -> tonic::transport::Server {
+    let jitter = rand::random_range(0..=2 * CONNECTION_AGE_JITTER_SECS);
+    let age = Duration::from_secs(CONNECTION_AGE_SECS - CONNECTION_AGE_JITTER_SECS + jitter);
+    // No `timeout` (the gate has deadlines) and no `max_connection_age_grace`: with it tonic 0.14.9
+    // closes connections hard instead of asking clients to leave.
+    tonic::transport::Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .max_concurrent_streams(CONNECTION_STREAMS_MAX)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .initial_stream_window_size(CONNECTION_WINDOW_BYTES)
+        .http2_max_header_list_size(HEADERS_READ_BYTES_MAX)
+        .max_connection_age(age)
+}
+
+/// Serves connections, each by a server of its own: tonic sends GOAWAY to all connections of a server, and to no single
+/// one.
+#[derive(Clone)]
+struct Serving {
+    server: tonic::transport::Server,
+    gate: Gate,
+    stop: CancellationToken,
+    /// Permits of connections that are told that their place is another's now.
+    leaving: Arc<Semaphore>,
+}
+
+impl Serving {
+    /// Serves what comes until the stop, and ends with the last connection.
+    async fn serve_all(
+        self,
+        mut connections: mpsc::Receiver<Connection>,
+    ) -> Result<(), tonic::transport::Error> {
+        let mut open = JoinSet::new();
+        loop {
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => break,
+                Some(ended) = open.join_next() => ended.unwrap_or(Ok(()))?,
+                next = connections.recv() => match next {
+                    Some(connection) => drop(open.spawn(self.clone().serve(connection))),
+                    None => break,
+                },
+            }
+        }
+        drop(connections);
+        while let Some(ended) = open.join_next().await {
+            ended.unwrap_or(Ok(()))?;
+        }
+        Ok(())
+    }
+
+    /// Serves one connection to its end.
+    async fn serve(self, connection: Connection) -> Result<(), tonic::transport::Error> {
+        let Self { server, gate, stop, leaving } = self;
+        let (ended, severing, state) = (connection.ended(), connection.severing(), connection.state());
+        let (leave, metrics) = (CancellationToken::new(), gate.metrics().clone());
+        let asked_to_leave = leave.clone();
+        let until = async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = ended.cancelled() => {}
+                () = asked_to_leave.cancelled() => {}
+            }
+        };
+        let incoming = stream::iter([Ok::<_, io::Error>(connection)]).chain(stream::pending());
+        let serving = server.serve_with_incoming_shutdown(gate, incoming, until);
+        let Some(state) = state else { return serving.await };
+        let sending_away = async {
+            let why = state.leaving().await;
+            metrics.connections_given_up.with_label_values(&[why.label()]).inc();
+            leave.cancel();
+            say_farewell(&state, why, &leaving).await;
+            severing.cancel();
+            std::future::pending().await
+        };
+        tokio::select! {
+            served = serving => served,
+            never = sending_away => never,
+        }
+    }
+}
+
+/// Waits as long as a connection that has to leave may take.
+async fn say_farewell(state: &ConnectionState, why: Leaving, leaving: &Semaphore) {
+    match why {
+        // It has its place until it is gone.
+        Leaving::Unidentified => state.farewell(why).await,
+        Leaving::Displaced => {
+            if let Ok(_permit) = leaving.try_acquire() {
+                state.farewell(why).await;
+            }
+        }
     }
 }

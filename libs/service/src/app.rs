@@ -10,6 +10,7 @@ use rpc::{MeshTrust, TlsMode};
 use tokio::net::TcpListener;
 
 use crate::flags::{CommonFlags, ServingFlags, TlsFlags};
+use crate::open_files::raise_open_files_limit;
 use crate::ops::{Info, Limits, Ops};
 use crate::readiness::Readiness;
 use crate::shutdown::{Hangup, Shutdown};
@@ -134,6 +135,7 @@ async fn live<A: App>(
     shutdown: Shutdown,
 ) -> Result<ExitCode, Failure> {
     shutdown.on_signals(Hangup::Reloads)?;
+    raise_open_files_limit();
     let drain_deadline = common.drain_deadline();
     let ops_listener = match common.ops_listen {
         Some(address) => Some(bind(address, "--ops-listen").await?),

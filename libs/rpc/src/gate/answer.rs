@@ -22,6 +22,7 @@ use crate::gate::arrival::{REQUEST_ID_HEADER, RequestId, beyond};
 use crate::gate::deadline::{Ambient, deadline_exceeded};
 use crate::gate::shed::Place;
 use crate::metrics::Metrics;
+use crate::server::connection_state::OpenCall;
 
 /// One call, for as long as it is being answered.
 pub(crate) struct Answering {
@@ -31,6 +32,8 @@ pub(crate) struct Answering {
     pub(crate) metrics: Metrics,
     /// Given back with the end of the answer; health and reflection need none.
     pub(crate) place: Option<Place>,
+    /// Counts the call as under way on a stranger's connection; as long as `place`.
+    pub(crate) open_call: Option<OpenCall>,
 }
 
 impl Answering {
@@ -133,7 +136,7 @@ impl http_body::Body for AnswerBody {
             }
             Poll::Ready(ended) => {
                 (this.body, this.sleep) = (None, None);
-                this.answering.place = None;
+                (this.answering.place, this.answering.open_call) = (None, None);
                 Poll::Ready(ended)
             }
         }

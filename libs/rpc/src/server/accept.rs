@@ -12,24 +12,29 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio_util::sync::{CancellationToken, DropGuard, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
 use crate::caller::mesh::MeshTrust;
 use crate::caller::{Peer, PeerIdentity};
 use crate::metrics::Metrics;
-use crate::server::origin::{Held, Origins};
+use crate::server::connection_state::ConnectionState;
+use crate::server::origin::{ConnectionTable, Entered};
 use crate::tls::ServerTls;
 
 /// A handshake that takes longer is given up.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Handshakes under way at once; the others wait in the kernel's backlog. Of one place only some ([`Origins`]).
+/// Handshakes under way at once; beyond them one that is under way gives way to the next. Of one place only some
+/// ([`ConnectionTable`]).
 pub(crate) const HANDSHAKES_MAX: usize = 256;
 /// Connections at once of peers that showed a certificate of ours, or stand behind the sidecar.
 pub(crate) const CONNECTIONS_MAX: usize = 4096;
 /// Connections at once of peers without a certificate; they cannot take the others' places. Of one place only some
-/// ([`Origins`]).
+/// ([`ConnectionTable`]).
 pub(crate) const CONNECTIONS_ANONYMOUS_MAX: usize = 1024;
+/// Connections at once whose place was given to a newer one, and that are told so before they are cut; the others are cut
+/// at once.
+pub(crate) const CONNECTIONS_LEAVING_MAX: usize = 256;
 /// Pause after an error of `accept`, as when the process has no descriptors left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// How every TLS connection begins: a record with a handshake in it.
@@ -63,7 +68,7 @@ pub(crate) enum Entrance {
 /// What every door of a server shares.
 #[derive(Clone)]
 pub(crate) struct Hall {
-    pub(crate) ready: mpsc::Sender<io::Result<Connection>>,
+    pub(crate) ready: mpsc::Sender<Connection>,
     pub(crate) stop: CancellationToken,
     pub(crate) sever: CancellationToken,
     pub(crate) seats: Seats,
@@ -75,57 +80,50 @@ pub(crate) struct Hall {
 pub(crate) struct Seats {
     known: Arc<Semaphore>,
     kept_from_actors: usize,
-    anonymous: Arc<Semaphore>,
-    strangers: Origins,
+    strangers: ConnectionTable,
 }
 
 /// A place that is taken, until it is dropped.
 #[derive(Debug)]
-struct Seat {
-    _seat: OwnedSemaphorePermit,
-    _held: Option<Held>,
+enum Seat {
+    Known { _permit: OwnedSemaphorePermit },
+    Stranger { _entered: Entered },
 }
 
 impl Seats {
-    pub(crate) fn new(known: usize, anonymous: usize) -> Self {
-        let (known_of_all, kept_from_actors) = (Arc::new(Semaphore::new(known)), known / 4);
-        let (anonymous, strangers) = (Arc::new(Semaphore::new(anonymous)), Origins::of_strangers());
-        Self { known: known_of_all, kept_from_actors, anonymous, strangers }
+    pub(crate) fn new(known: usize, strangers: ConnectionTable) -> Self {
+        Self { known: Arc::new(Semaphore::new(known)), kept_from_actors: known / 4, strangers }
     }
 
-    fn take(&self, peer: &Peer) -> io::Result<Seat> {
-        let (seats, kept, held) = match &peer.identity {
-            PeerIdentity::Known(caller) if caller.actor().is_some() => {
-                (&self.known, self.kept_from_actors, None)
-            }
-            PeerIdentity::Anonymous | PeerIdentity::Unusable(_) if peer.mesh.is_none() => {
-                let held = self.strangers.take(peer.address.ip()).ok_or_else(|| {
-                    io::Error::other("there are too many connections without a certificate from that address")
-                })?;
-                (&self.anonymous, 0, Some(held))
-            }
-            _ => (&self.known, 0, None),
+    fn take(&self, peer: &Peer, state: &Arc<ConnectionState>) -> io::Result<Seat> {
+        if peer.is_stranger() {
+            let entered = self.strangers.enter(peer.address.ip(), state).ok_or_else(|| {
+                io::Error::other("too many known actors are calling over connections from that address")
+            })?;
+            return Ok(Seat::Stranger { _entered: entered });
+        }
+        let kept = match &peer.identity {
+            PeerIdentity::Known(caller) if caller.actor().is_some() => self.kept_from_actors,
+            _ => 0,
         };
         // Nothing is looked up here: a certificate that was revoked takes a place as well.
-        let seat = seats.clone().try_acquire_owned().ok().filter(|_| seats.available_permits() >= kept);
-        let seat = seat.ok_or_else(|| io::Error::other("there are too many connections"))?;
-        Ok(Seat { _seat: seat, _held: held })
+        let permit =
+            self.known.clone().try_acquire_owned().ok().filter(|_| self.known.available_permits() >= kept);
+        let permit = permit.ok_or_else(|| io::Error::other("there are too many connections"))?;
+        Ok(Seat::Known { _permit: permit })
     }
 }
 
 /// Accepts until the server stops, and hands on connections that are ready for HTTP/2.
 ///
-/// Each handshake is a task of its own: a slow peer holds up nobody else. Who has too many under way is sent away at once.
+/// Each handshake is a task of its own: a slow peer holds up nobody else. Where too many are under way one of them is given up
+/// for the next.
 pub(crate) async fn accept(door: Door, hall: Hall) {
-    let (permits, origins) = (Arc::new(Semaphore::new(HANDSHAKES_MAX)), Origins::of_handshakes());
+    let handshakes = ConnectionTable::of_handshakes();
     loop {
-        let next = async {
-            let permit = permits.clone().acquire_owned().await;
-            (door.listener.accept().await, permit)
-        };
-        let (accepted, permit) = tokio::select! {
+        let accepted = tokio::select! {
             () = hall.stop.cancelled() => return,
-            next = next => next,
+            accepted = door.listener.accept() => accepted,
         };
         let (socket, address) = match accepted {
             Ok(accepted) => accepted,
@@ -135,26 +133,17 @@ pub(crate) async fn accept(door: Door, hall: Hall) {
                 continue;
             }
         };
-        let held = match &door.entrance {
+        let state = ConnectionState::accepted();
+        let handshake = match &door.entrance {
             // A sidecar speaks for many, and shakes no hands.
             Entrance::Mesh(_) => None,
-            Entrance::Tls(..) => match origins.take(address.ip()) {
-                None => {
-                    hall.metrics.connections_refused.inc();
-                    tracing::debug!(peer = %address, "refused: too many handshakes with that address are under way");
-                    continue;
-                }
-                held => held,
-            },
+            Entrance::Tls(..) => handshakes.enter(address.ip(), &state),
         };
         let (entrance, hall) = (door.entrance.clone(), hall.clone());
         tokio::spawn(async move {
-            let greeted =
-                tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(socket, address, entrance, &hall)).await;
-            drop((permit, held));
-            match greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+            match begin(socket, address, entrance, handshake, &hall, state).await {
                 // Nobody receives any more when the server has stopped meanwhile.
-                Ok(connection) => drop(hall.ready.send(Ok(connection)).await),
+                Ok(connection) => drop(hall.ready.send(connection).await),
                 Err(error) => {
                     hall.metrics.connections_refused.inc();
                     tracing::info!(peer = %address, %error, "a connection did not come about");
@@ -164,33 +153,51 @@ pub(crate) async fn accept(door: Door, hall: Hall) {
     }
 }
 
+/// Does the handshake, as long as it has a place among those under way, and takes a place for the connection.
+async fn begin(
+    socket: TcpStream,
+    address: SocketAddr,
+    entrance: Entrance,
+    handshake: Option<Entered>,
+    hall: &Hall,
+    state: Arc<ConnectionState>,
+) -> io::Result<Connection> {
+    let greeting = tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(socket, address, entrance));
+    let greeted = tokio::select! {
+        greeted = greeting => greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
+        () = state.dismissed() => Err(io::Error::other("its handshake gave way to a newer one")),
+    };
+    let (wire, mut peer, kind) = greeted?;
+    drop(handshake);
+    let seat = hall.seats.take(&peer, &state)?;
+    hall.metrics.connections.with_label_values(&[kind]).inc();
+    peer.connection = peer.is_stranger().then_some(state);
+    Ok(Connection::new(wire, peer, seat, hall))
+}
+
 async fn greet(
     socket: TcpStream,
     address: SocketAddr,
     entrance: Entrance,
-    hall: &Hall,
-) -> io::Result<Connection> {
+) -> io::Result<(Wire, Peer, &'static str)> {
     // Without it every small answer waits some 40 ms for an acknowledgement.
     socket.set_nodelay(true)?;
-    let (wire, peer, kind) = match entrance {
-        Entrance::Mesh(trust) => (Wire::Plain(socket), Peer::behind_sidecar(address, trust), "mesh"),
-        Entrance::Tls(tls, mode) if !begins_with_tls(&socket).await? => {
-            if mode == TlsMode::Strict {
-                return Err(io::Error::other("it speaks no TLS, and this port speaks nothing else"));
-            }
-            tracing::info!(peer = %address, "a connection in plaintext; `--tls-mode strict` will refuse it");
-            let peer = Peer::new(address, PeerIdentity::Anonymous, tls.current().1.clone());
-            (Wire::Plain(socket), peer, "plaintext")
+    let (tls, mode) = match entrance {
+        Entrance::Mesh(trust) => {
+            return Ok((Wire::Plain(socket), Peer::behind_sidecar(address, trust), "mesh"));
         }
-        Entrance::Tls(tls, _) => {
-            let (stream, peer) = handshake(socket, address, &tls).await?;
-            (Wire::Tls(Box::new(stream)), peer, "tls")
-        }
+        Entrance::Tls(tls, mode) => (tls, mode),
     };
-    let seat = hall.seats.take(&peer)?;
-    hall.metrics.connections.with_label_values(&[kind]).inc();
-    let severed = Box::pin(hall.sever.clone().cancelled_owned());
-    Ok(Connection { wire, peer, severed, _seat: seat })
+    if begins_with_tls(&socket).await? {
+        let (stream, peer) = handshake(socket, address, &tls).await?;
+        return Ok((Wire::Tls(Box::new(stream)), peer, "tls"));
+    }
+    if mode == TlsMode::Strict {
+        return Err(io::Error::other("it speaks no TLS, and this port speaks nothing else"));
+    }
+    tracing::info!(peer = %address, "a connection in plaintext; `--tls-mode strict` will refuse it");
+    let peer = Peer::new(address, PeerIdentity::Anonymous, tls.current().1.clone());
+    Ok((Wire::Plain(socket), peer, "plaintext"))
 }
 
 /// Looks at the first byte and leaves it where it is.
@@ -219,7 +226,10 @@ async fn handshake(
 pub(crate) struct Connection {
     wire: Wire,
     peer: Peer,
+    severing: CancellationToken,
     severed: Pin<Box<WaitForCancellationFutureOwned>>,
+    ended: CancellationToken,
+    _ending: DropGuard,
     _seat: Seat,
 }
 
@@ -245,6 +255,28 @@ macro_rules! on_wire {
 }
 
 impl Connection {
+    fn new(wire: Wire, peer: Peer, seat: Seat, hall: &Hall) -> Self {
+        let (severing, ended) = (hall.sever.child_token(), CancellationToken::new());
+        let severed = Box::pin(severing.clone().cancelled_owned());
+        let ending = ended.clone().drop_guard();
+        Self { wire, peer, severing, severed, ended, _ending: ending, _seat: seat }
+    }
+
+    /// State of the connection, when it is a stranger's.
+    pub(crate) fn state(&self) -> Option<Arc<ConnectionState>> {
+        self.peer.connection.clone()
+    }
+
+    /// Cuts the connection, when it is cancelled.
+    pub(crate) fn severing(&self) -> CancellationToken {
+        self.severing.clone()
+    }
+
+    /// Cancelled with the end of the connection.
+    pub(crate) fn ended(&self) -> CancellationToken {
+        self.ended.clone()
+    }
+
     fn poll_severed(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         match self.severed.as_mut().poll(cx) {
             Poll::Ready(()) => Err(io::ErrorKind::ConnectionAborted.into()),
@@ -304,6 +336,7 @@ impl AsyncWrite for Connection {
 mod tests {
     use super::*;
     use crate::caller::Caller;
+    use futures_util::FutureExt as _;
     use identity::{Identity, ServiceName, TrustDomain};
     use model::ActorId;
 
@@ -313,14 +346,17 @@ mod tests {
         let (stranger, unusable) =
             (peer(PeerIdentity::Anonymous), peer(PeerIdentity::Unusable("why".into())));
         let known = peer(PeerIdentity::Known(Caller::local(Identity::Admin)));
-        let seats = Seats::new(1, 2);
-        let taken = [seats.take(&stranger), seats.take(&unusable)];
+        let seats = Seats::new(1, ConnectionTable::bounded(2, 2, 2));
+        let states = [(); 3].map(|()| ConnectionState::accepted());
+        let [first, second, third] = &states;
+        let taken = [seats.take(&stranger, first), seats.take(&unusable, second)];
         assert!(taken.iter().all(Result::is_ok));
-        assert!(seats.take(&stranger).is_err());
-        let seat = seats.take(&known).expect("a place of its own");
-        assert!(seats.take(&known).is_err());
-        drop((taken, seat));
-        assert!(seats.take(&known).is_ok() && seats.take(&stranger).is_ok());
+        let newest = seats.take(&stranger, third).expect("one of them gives way");
+        assert_eq!(states.each_ref().map(|state| state.dismissed().now_or_never()), [Some(()), None, None]);
+        let seat = seats.take(&known, first).expect("a place of its own");
+        assert!(seats.take(&known, first).is_err());
+        drop((taken, newest, seat));
+        assert!(seats.take(&known, first).is_ok() && seats.take(&stranger, first).is_ok());
     }
 
     #[test]
@@ -331,12 +367,13 @@ mod tests {
         };
         let (actor, service) =
             (peer(Identity::Actor(ActorId(7))), peer(Identity::Service(ServiceName::Router)));
-        let seats = Seats::new(4, 0);
-        let taken: Vec<_> = (0..3).map(|_| seats.take(&actor).expect("room")).collect();
-        assert!(seats.take(&actor).is_err());
-        let seat = seats.take(&service).expect("a place of its own");
-        assert!(seats.take(&service).is_err());
+        let (seats, state) = (Seats::new(4, ConnectionTable::of_strangers()), ConnectionState::accepted());
+        let take = |peer| seats.take(peer, &state);
+        let taken: Vec<_> = (0..3).map(|_| take(&actor).expect("room")).collect();
+        assert!(take(&actor).is_err());
+        let seat = take(&service).expect("a place of its own");
+        assert!(take(&service).is_err());
         drop((taken, seat));
-        assert!(seats.take(&actor).is_ok());
+        assert!(take(&actor).is_ok());
     }
 }

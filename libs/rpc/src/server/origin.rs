@@ -1,11 +1,17 @@
-//! Where connections come from, and how many of them one place may begin, or hold without a certificate, at once.
+//! Tables of handshakes and of strangers' connections: how many there may be at once, in all and from one place, and
+//! which of them gives way to a new one.
 //!
 //! A handshake that is begun and not gone on with costs its peer nothing, and a connection of nobody in particular hardly
-//! more. Without a bound for each place one of them could hold all, and keep everybody else out.
+//! more. Without a bound for each place one of them could hold all. Without giving way, peers that do nothing could keep
+//! out those behind the same address that want something.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::server::accept::{CONNECTIONS_ANONYMOUS_MAX, HANDSHAKES_MAX};
+use crate::server::connection_state::{Claim, ConnectionState};
 
 /// Handshakes under way at once with one place: an IPv4 address, or the first 64 bits of an IPv6 one, which is what a
 /// single host may be given.
@@ -36,100 +42,170 @@ impl Origin {
     }
 }
 
-/// How much one place may have at once.
+/// How many there may be at once.
 #[derive(Debug, Clone, Copy)]
 struct Bounds {
+    all: usize,
     elsewhere: usize,
     local: usize,
 }
 
-/// Counts what is held, by where it comes from. Cheap to clone.
+/// Connections that stand for the same, bounded in all and by where they come from. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Origins {
+pub(crate) struct ConnectionTable {
     bounds: Bounds,
-    counts: Arc<Mutex<HashMap<Origin, usize>>>,
+    entries: Arc<Mutex<Entries>>,
 }
 
-impl Origins {
-    /// Of handshakes.
+#[derive(Debug, Default)]
+struct Entries {
+    /// By their numbers, in the order in which they came.
+    by_number: BTreeMap<u64, Entry>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    origin: Origin,
+    state: Arc<ConnectionState>,
+}
+
+impl ConnectionTable {
+    /// Creates the table of handshakes under way.
     pub(crate) fn of_handshakes() -> Self {
-        Self::bounded(HANDSHAKES_OF_ONE_MAX, HANDSHAKES_LOCAL_MAX)
+        Self::bounded(HANDSHAKES_MAX, HANDSHAKES_OF_ONE_MAX, HANDSHAKES_LOCAL_MAX)
     }
 
-    /// Of connections without a certificate.
+    /// Creates the table of connections without a certificate.
     pub(crate) fn of_strangers() -> Self {
-        Self::bounded(CONNECTIONS_ANONYMOUS_OF_ONE_MAX, CONNECTIONS_ANONYMOUS_LOCAL_MAX)
+        let (elsewhere, local) = (CONNECTIONS_ANONYMOUS_OF_ONE_MAX, CONNECTIONS_ANONYMOUS_LOCAL_MAX);
+        Self::bounded(CONNECTIONS_ANONYMOUS_MAX, elsewhere, local)
     }
 
-    fn bounded(elsewhere: usize, local: usize) -> Self {
-        Self { bounds: Bounds { elsewhere, local }, counts: Arc::default() }
+    pub(crate) fn bounded(all: usize, elsewhere: usize, local: usize) -> Self {
+        Self { bounds: Bounds { all, elsewhere, local }, entries: Arc::default() }
     }
 
-    /// Room for one more; nothing where so many are held that the next has to be refused.
-    pub(crate) fn take(&self, address: IpAddr) -> Option<Held> {
+    /// Adds a connection. Where its place has as many as it may, one of that place is dismissed for it, and where all have,
+    /// one of the most crowded; nothing when none of them can be given up.
+    pub(crate) fn enter(&self, address: IpAddr, state: &Arc<ConnectionState>) -> Option<Entered> {
         let origin = Origin::of(address);
-        let max = match origin {
+        let of_one = match origin {
             Origin::Local => self.bounds.local,
             Origin::Elsewhere(_) => self.bounds.elsewhere,
         };
-        let mut counts = self.counts();
-        let count = counts.get(&origin).copied().unwrap_or_default();
-        if count >= max {
-            return None;
+        let mut entries = self.entries();
+        let here = entries.by_number.values().filter(|entry| entry.origin == origin).count();
+        let victim = if here >= of_one {
+            Some(entries.least(|entry| entry.origin == origin)?)
+        } else if entries.by_number.len() >= self.bounds.all {
+            Some(entries.least(|_| true)?)
+        } else {
+            None
+        };
+        if let Some(entry) = victim.and_then(|number| entries.by_number.remove(&number)) {
+            entry.state.dismiss();
         }
-        counts.insert(origin, count + 1);
-        Some(Held { origins: self.clone(), origin })
+        let number = entries.next;
+        entries.next += 1;
+        entries.by_number.insert(number, Entry { origin, state: Arc::clone(state) });
+        Some(Entered { table: self.clone(), number })
     }
 
-    fn counts(&self) -> MutexGuard<'_, HashMap<Origin, usize>> {
+    fn entries(&self) -> MutexGuard<'_, Entries> {
         // Nothing panics while it holds the lock.
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One of those that are counted, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Held {
-    origins: Origins,
-    origin: Origin,
+impl Entries {
+    /// The one with the least claim, and of those the oldest: of known actors of the one with most connections, of
+    /// strangers of the place with most.
+    fn least(&self, is_meant: impl Fn(&Entry) -> bool) -> Option<u64> {
+        #[derive(PartialEq, Eq, Hash)]
+        enum Crowd {
+            Of(Claim),
+            At(Origin),
+        }
+        let meant = self.by_number.iter().filter(|(_, entry)| is_meant(entry));
+        let claims: Vec<_> = meant
+            .filter_map(|(number, entry)| {
+                let claim = entry.state.claim()?;
+                let crowd = match claim {
+                    Claim::Known(_) => Crowd::Of(claim),
+                    Claim::Idle | Claim::Calling => Crowd::At(entry.origin),
+                };
+                Some((*number, claim, crowd))
+            })
+            .collect();
+        let mut counts = HashMap::new();
+        claims.iter().for_each(|(_, _, crowd)| *counts.entry(crowd).or_insert(0_usize) += 1);
+        let least = claims.iter().min_by_key(|(number, claim, crowd)| {
+            (claim.rank(), Reverse(counts.get(crowd).copied().unwrap_or_default()), *number)
+        });
+        least.map(|(number, _, _)| *number)
+    }
 }
 
-impl Drop for Held {
+/// Entry of a connection in a table, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Entered {
+    table: ConnectionTable,
+    number: u64,
+}
+
+impl Drop for Entered {
     fn drop(&mut self) {
-        let mut counts = self.origins.counts();
-        match counts.get_mut(&self.origin) {
-            Some(count) if *count > 1 => *count -= 1,
-            // Places that nobody comes from are not remembered.
-            _ => drop(counts.remove(&self.origin)),
-        }
+        self.table.entries().by_number.remove(&self.number);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use model::ActorId;
+
     use super::*;
-    use crate::server::accept::{CONNECTIONS_ANONYMOUS_MAX, HANDSHAKES_MAX};
 
     fn ip(text: &str) -> IpAddr {
         text.parse().expect("an address")
     }
 
-    fn take(origins: &Origins, address: &str, count: usize) -> Vec<Held> {
-        (0..count).map(|_| origins.take(ip(address)).expect("room")).collect()
+    struct Guest {
+        state: Arc<ConnectionState>,
+        _entered: Entered,
+    }
+
+    impl Guest {
+        fn is_dismissed(&self) -> bool {
+            use futures_util::FutureExt as _;
+            self.state.dismissed().now_or_never().is_some()
+        }
+    }
+
+    fn enter(table: &ConnectionTable, address: &str) -> Guest {
+        let state = ConnectionState::accepted();
+        let entered = table.enter(ip(address), &state).expect("somebody gives way");
+        Guest { state, _entered: entered }
+    }
+
+    fn dismissed(guests: &[Guest]) -> Vec<usize> {
+        (0..guests.len()).filter(|at| guests[*at].is_dismissed()).collect()
     }
 
     #[test]
     fn one_place_leaves_room_for_others() {
-        let origins = Origins::of_handshakes();
-        let mut held = take(&origins, "192.0.2.7", HANDSHAKES_OF_ONE_MAX);
-        assert!(origins.take(ip("192.0.2.7")).is_none());
-        assert!(origins.take(ip("::ffff:192.0.2.7")).is_none(), "the same, written otherwise");
-        let other = origins.take(ip("192.0.2.8")).expect("another place");
-        // What is over makes room.
-        drop(held.pop());
-        held.push(origins.take(ip("192.0.2.7")).expect("room again"));
-        drop((held, other));
-        assert!(origins.counts().is_empty(), "nobody is remembered");
+        let table = ConnectionTable::of_handshakes();
+        let mut guests: Vec<_> = (0..HANDSHAKES_OF_ONE_MAX).map(|_| enter(&table, "192.0.2.7")).collect();
+        guests.push(enter(&table, "192.0.2.8"));
+        assert!(dismissed(&guests).is_empty(), "another place");
+        guests.push(enter(&table, "192.0.2.7"));
+        guests.push(enter(&table, "::ffff:192.0.2.7"));
+        assert_eq!(dismissed(&guests), [0, 1], "the oldest of the same place, however it is written");
+        drop(guests.split_off(2));
+        guests.push(enter(&table, "192.0.2.7"));
+        assert_eq!(dismissed(&guests), [0, 1], "those that are gone make room");
+        drop(guests);
+        assert!(table.entries().by_number.is_empty(), "nobody is remembered");
     }
 
     #[test]
@@ -137,34 +213,73 @@ mod tests {
         for (address, max) in
             [("192.0.2.7", CONNECTIONS_ANONYMOUS_OF_ONE_MAX), ("::1", CONNECTIONS_ANONYMOUS_LOCAL_MAX)]
         {
-            let origins = Origins::of_strangers();
-            let held = take(&origins, address, max);
-            assert!(origins.take(ip(address)).is_none(), "{address}");
-            assert!(origins.take(ip("192.0.2.8")).is_some(), "another place");
-            drop(held);
+            let table = ConnectionTable::of_strangers();
+            let mut guests: Vec<_> = (0..max).map(|_| enter(&table, address)).collect();
+            guests.push(enter(&table, "192.0.2.8"));
+            assert!(dismissed(&guests).is_empty(), "{address}: another place");
+            guests.push(enter(&table, address));
+            assert_eq!(dismissed(&guests), [0], "{address}");
         }
     }
 
     #[test]
     fn an_ipv6_host_is_one_place_whatever_it_calls_itself() {
-        let origins = Origins::of_handshakes();
-        let held: Vec<_> = (0..HANDSHAKES_OF_ONE_MAX)
-            .map(|n| origins.take(ip(&format!("2001:db8:0:1::{n:x}"))).expect("room"))
-            .collect();
-        assert!(origins.take(ip("2001:db8:0:1:ffff::1")).is_none());
-        assert!(origins.take(ip("2001:db8:0:2::1")).is_some());
-        drop(held);
+        let table = ConnectionTable::of_handshakes();
+        let name = |n| format!("2001:db8:0:1::{n:x}");
+        let mut guests: Vec<_> = (0..HANDSHAKES_OF_ONE_MAX).map(|n| enter(&table, &name(n))).collect();
+        guests.push(enter(&table, "2001:db8:0:2::1"));
+        assert!(dismissed(&guests).is_empty());
+        guests.push(enter(&table, "2001:db8:0:1:ffff::1"));
+        assert_eq!(dismissed(&guests), [0]);
     }
 
     #[test]
     fn this_machine_has_most_and_never_all() {
         const { assert!(HANDSHAKES_LOCAL_MAX < HANDSHAKES_MAX) };
         const { assert!(CONNECTIONS_ANONYMOUS_LOCAL_MAX < CONNECTIONS_ANONYMOUS_MAX) };
-        let origins = Origins::of_handshakes();
-        let held = take(&origins, "127.0.0.1", HANDSHAKES_LOCAL_MAX);
-        for address in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
-            assert!(origins.take(ip(address)).is_none(), "{address}");
+        let table = ConnectionTable::of_handshakes();
+        let mut guests: Vec<_> = (0..HANDSHAKES_LOCAL_MAX).map(|_| enter(&table, "127.0.0.1")).collect();
+        for (count, address) in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"].iter().enumerate() {
+            guests.push(enter(&table, address));
+            assert_eq!(dismissed(&guests).len(), count + 1, "{address}");
         }
-        drop(held);
+    }
+
+    #[test]
+    fn those_with_the_least_claim_go_first_and_busy_known_actors_stay() {
+        let table = ConnectionTable::bounded(5, 5, 5);
+        let mut guests: Vec<_> = (0..5).map(|_| enter(&table, "192.0.2.7")).collect();
+        let mut calls = Vec::new();
+        // The two newest ask for nothing: the others have called, or shown who they are.
+        guests[0].state.identify(ActorId(7));
+        calls.push(guests[0].state.begin_call());
+        guests[1].state.identify(ActorId(7));
+        calls.push(guests[2].state.begin_call());
+        for expected in [3, 4, 2, 1] {
+            let next = enter(&table, "192.0.2.7");
+            assert!(guests[expected].is_dismissed(), "{expected}");
+            next.state.identify(ActorId(8));
+            calls.push(next.state.begin_call());
+            guests.push(next);
+        }
+        assert!(!guests[0].is_dismissed());
+        let state = ConnectionState::accepted();
+        assert!(table.enter(ip("192.0.2.7"), &state).is_none(), "all are busy and known");
+    }
+
+    #[test]
+    fn the_most_crowded_place_gives_way_when_all_are_full() {
+        let table = ConnectionTable::bounded(5, 4, 4);
+        let mut guests = vec![enter(&table, "192.0.2.1")];
+        guests.extend((0..3).map(|_| enter(&table, "192.0.2.7")));
+        guests.push(enter(&table, "192.0.2.2"));
+        guests.push(enter(&table, "192.0.2.3"));
+        assert_eq!(dismissed(&guests), [1]);
+        // Of known actors the one with most connections.
+        for (guest, actor) in guests.iter().zip([1, 9, 2, 2, 3, 4]) {
+            guest.state.identify(ActorId(actor));
+        }
+        guests.push(enter(&table, "192.0.2.4"));
+        assert_eq!(dismissed(&guests), [1, 2]);
     }
 }

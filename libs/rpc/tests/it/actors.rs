@@ -19,15 +19,15 @@ use crate::stage::{
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-struct Stage {
-    authority: Authority,
-    server: Running,
+pub(crate) struct Stage {
+    pub(crate) authority: Authority,
+    pub(crate) server: Running,
     key: SigningKey,
     known: Arc<Known>,
 }
 
 impl Stage {
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let authority = Authority::new();
         let key = SigningKey::generate();
         let known = Known::with(ACTOR_ID, &key);
@@ -39,11 +39,11 @@ impl Stage {
         self.server.channel(&self.authority.issue(identity))
     }
 
-    fn anonymous(&self) -> Channel {
+    pub(crate) fn anonymous(&self) -> Channel {
         self.server.channel(&self.authority.anonymous())
     }
 
-    fn token(&self) -> String {
+    pub(crate) fn token(&self) -> String {
         token(&self.key, ACTOR_ID)
     }
 }
@@ -52,13 +52,13 @@ fn token(key: &SigningKey, actor: ActorId) -> String {
     Token::sign(key, &TrustDomain::default(), actor, Timestamp::now(), Duration::from_secs(60))
 }
 
-fn with_token<T>(token: &str, message: T) -> Request<T> {
+pub(crate) fn with_token<T>(token: &str, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
     request
 }
 
-async fn ask(channel: &Channel, method: &str, token: &str) -> Result<String, Status> {
+pub(crate) async fn ask(channel: &Channel, method: &str, token: &str) -> Result<String, Status> {
     call(channel, method, with_token(token, text(""))).await
 }
 

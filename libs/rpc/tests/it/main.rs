@@ -11,5 +11,6 @@ mod lifecycle;
 mod rotation;
 mod sidecar;
 mod stage;
+mod strangers;
 mod streams;
 mod tls;

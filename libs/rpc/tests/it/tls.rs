@@ -1,19 +1,17 @@
 //! Who gets in, and as whom.
 
-use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use identity::IssueOptions;
 use prometheus::Registry;
-use rpc::{CallsMax, ErrorView, LIMITS, Retry, TlsMode};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rpc::{ErrorView, Retry};
 use rustls::version::TLS13;
 use rustls::{AlertDescription, ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tonic::Code;
@@ -109,7 +107,7 @@ async fn alert_of(server: &Running, ca: &Path, certificate: &Path, key: &Path) -
     }
 }
 
-fn refused_so_far(registry: &Registry) -> f64 {
+pub(crate) fn refused_so_far(registry: &Registry) -> f64 {
     let families = registry.gather();
     let family = families.iter().find(|family| family.name() == "mycora_connections_refused_total");
     family.unwrap().get_metric()[0].get_counter().get_value()
@@ -148,101 +146,6 @@ async fn a_peer_that_says_nothing_holds_up_nobody() {
     let channel = server.channel(&authority.issue(SCHEDULER));
     assert_eq!(who_am_i(&channel).await.unwrap(), "service/scheduler");
     drop(silent);
-}
-
-/// From here all come from one address.
-#[tokio::test]
-async fn one_address_does_not_hold_every_handshake() {
-    let authority = Authority::new();
-    let server = Running::start(&authority).await;
-    let registry = Registry::new();
-    server.mount.metrics().register(&registry).unwrap();
-    let max = limit("rpc_handshakes_local_max");
-    let connect = || TcpStream::connect(server.address);
-    let mut silent = Vec::new();
-    for _ in 0..max {
-        silent.push(connect().await.unwrap());
-    }
-    let mut refused = connect().await.unwrap();
-    // Closed, or closed before it could be read from.
-    assert_eq!(refused.read(&mut [0]).await.unwrap_or(0), 0);
-    let waits = silent[0].try_read(&mut [0]).unwrap_err();
-    assert_eq!(waits.kind(), ErrorKind::WouldBlock, "it was not sent away at once, but ran out of time");
-    assert!(refused_so_far(&registry) >= 1.0);
-    // With one that is gone there is room for the next.
-    drop(silent.pop());
-    let channel = server.channel(&authority.issue(SCHEDULER));
-    let came_in = async {
-        while who_am_i(&channel).await.is_err() {
-            // The server has not seen yet that the other is gone.
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(std::time::Duration::from_secs(20), came_in).await.expect("nobody is let in");
-}
-
-/// Connections of one address, without certificates: they are held, and nothing is done with them.
-#[tokio::test]
-async fn one_address_does_not_hold_every_place_of_those_without_a_certificate() {
-    allow_files(4096);
-    let authority = Authority::new();
-    let permissive = |server: rpc::Server| server.tls_mode(TlsMode::Permissive);
-    let server = Running::start_with(&authority, CallsMax::default(), permissive).await;
-    let registry = Registry::new();
-    server.mount.metrics().register(&registry).unwrap();
-    let max = limit("rpc_connections_anonymous_local_max");
-    assert!(max < limit("rpc_connections_anonymous_max"));
-    let mut idle = Vec::new();
-    for count in 1..=max {
-        idle.push(plain(&server).await);
-        // One after the other: they are not many handshakes.
-        while came_about(&registry) < count as f64 {
-            tokio::task::yield_now().await;
-        }
-    }
-    assert_eq!(refused_so_far(&registry), 0.0);
-    // Closed, or closed before it could be read from.
-    assert_eq!(plain(&server).await.read(&mut [0]).await.unwrap_or(0), 0);
-    assert_eq!(refused_so_far(&registry), 1.0);
-    let stranger = server.channel(&authority.anonymous());
-    who_am_i(&stranger).await.expect_err("it has no place");
-    assert_eq!(refused_so_far(&registry), 2.0, "with TLS it is the same");
-    // Who shows a certificate is not meant.
-    assert_eq!(who_am_i(&server.channel(&authority.issue(SCHEDULER))).await.unwrap(), "service/scheduler");
-    // With one that is gone there is room for the next.
-    drop(idle.pop());
-    let mut health = HealthClient::new(server.channel(&authority.anonymous()));
-    let came_in = async {
-        while health.check(HealthCheckRequest::default()).await.is_err() {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), came_in).await.expect("nobody is let in");
-}
-
-/// A connection that says one byte, which is none of TLS.
-async fn plain(server: &Running) -> TcpStream {
-    let mut socket = TcpStream::connect(server.address).await.unwrap();
-    socket.write_all(b"P").await.unwrap();
-    socket
-}
-
-fn came_about(registry: &Registry) -> f64 {
-    let families = registry.gather();
-    let family = families.iter().find(|family| family.name() == "mycora_connections_total");
-    family.map_or(0.0, |family| family.get_metric().iter().map(|one| one.get_counter().get_value()).sum())
-}
-
-fn limit(name: &str) -> u64 {
-    LIMITS.iter().find(|(named, _)| *named == name).unwrap().1
-}
-
-/// Both ends of what is connected here are files of this process.
-fn allow_files(count: u64) {
-    let limit = getrlimit(Resource::Nofile);
-    if limit.current.is_some_and(|current| current < count) {
-        setrlimit(Resource::Nofile, Rlimit { current: Some(count), ..limit }).unwrap();
-    }
 }
 
 #[tokio::test]

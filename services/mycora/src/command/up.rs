@@ -76,6 +76,7 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
     shutdown
         .on_signals(Hangup::Ends)
         .map_err(|error| Failure::Failed(format!("cannot wait for signals: {error}")))?;
+    service::raise_open_files_limit();
     let data_dir = match args.data {
         Some(dir) => dir,
         None => default_data_dir()?,

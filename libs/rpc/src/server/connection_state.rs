@@ -1,0 +1,205 @@
+//! State of one connection of a stranger: what it has shown so far, and whether it has to leave.
+//!
+//! A stranger is a peer without a client certificate. It becomes known with the first token that is accepted on its
+//! connection. Until then it is let in for [`IDENTITY_TIMEOUT`] only, and the first to go where room is short.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::ActorId;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::gate::methods::CALL_SECS_MAX;
+
+/// How long a connection may last on which nobody has shown an identity, from the moment that it was accepted.
+pub(crate) const IDENTITY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a connection that was asked to leave may take to do so.
+pub(crate) const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long the calls of a stranger may take once its connection was asked to leave.
+const CALLS_TIMEOUT: Duration = Duration::from_secs(CALL_SECS_MAX);
+
+/// Shared state of one connection: the server, the tables that count it, and the calls on it hold it together.
+#[derive(Debug)]
+pub(crate) struct ConnectionState {
+    accepted_at: Instant,
+    activity: watch::Sender<Activity>,
+    dismissed: CancellationToken,
+}
+
+/// Progress of a connection.
+#[derive(Debug, Clone, Copy, Default)]
+struct Activity {
+    /// The actor whose token was accepted last.
+    actor: Option<ActorId>,
+    /// Calls under way.
+    calls: usize,
+}
+
+/// Claim of a connection to its place where room is short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Claim {
+    /// A stranger that asks for nothing now.
+    Idle,
+    /// A stranger with calls under way.
+    Calling,
+    /// A known actor that asks for nothing now.
+    Known(ActorId),
+}
+
+impl Claim {
+    /// Compares claims whoever has them: the smallest goes first.
+    pub(crate) const fn rank(self) -> u8 {
+        match self {
+            Self::Idle => 0,
+            Self::Calling => 1,
+            Self::Known(_) => 2,
+        }
+    }
+}
+
+/// Why a connection has to leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// Nobody has shown an identity in time.
+    Unidentified,
+    /// Its place was given to a newer connection.
+    Displaced,
+}
+
+impl Leaving {
+    /// Name of the reason, as a label of metrics.
+    pub(crate) const fn label(self) -> &'static str {
+        match self {
+            Self::Unidentified => "unidentified",
+            Self::Displaced => "displaced",
+        }
+    }
+}
+
+/// One call under way, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct OpenCall(Arc<ConnectionState>);
+
+impl ConnectionState {
+    /// Creates the state of a connection that was accepted just now.
+    pub(crate) fn accepted() -> Arc<Self> {
+        let activity = watch::Sender::new(Activity::default());
+        Arc::new(Self { accepted_at: Instant::now(), activity, dismissed: CancellationToken::new() })
+    }
+
+    /// Notes that a token of this actor was accepted.
+    pub(crate) fn identify(&self, actor: ActorId) {
+        self.activity.send_if_modified(|activity| activity.actor.replace(actor) != Some(actor));
+    }
+
+    /// Counts a call as under way.
+    pub(crate) fn begin_call(self: &Arc<Self>) -> OpenCall {
+        self.activity.send_modify(|activity| activity.calls += 1);
+        OpenCall(Arc::clone(self))
+    }
+
+    /// Takes the place of the connection away from it.
+    pub(crate) fn dismiss(&self) {
+        self.dismissed.cancel();
+    }
+
+    /// Waits until the place of the connection was taken away. Cancel safe.
+    pub(crate) async fn dismissed(&self) {
+        self.dismissed.cancelled().await;
+    }
+
+    /// Claim of the connection to its place; nothing where it cannot be given up.
+    pub(crate) fn claim(&self) -> Option<Claim> {
+        match *self.activity.borrow() {
+            Activity { actor: Some(_), calls: 1.., .. } => None,
+            Activity { actor: Some(actor), .. } => Some(Claim::Known(actor)),
+            Activity { calls: 1.., .. } => Some(Claim::Calling),
+            Activity { .. } => Some(Claim::Idle),
+        }
+    }
+
+    /// Waits until the connection has to leave, and says why. Cancel safe.
+    pub(crate) async fn leaving(&self) -> Leaving {
+        tokio::select! {
+            () = self.dismissed() => Leaving::Displaced,
+            () = tokio::time::sleep_until(self.accepted_at + IDENTITY_TIMEOUT) => {
+                if self.activity.borrow().actor.is_none() {
+                    return Leaving::Unidentified;
+                }
+                self.dismissed().await;
+                Leaving::Displaced
+            }
+        }
+    }
+
+    /// Waits until a connection that was asked to leave has had its time: calls of a known actor are finished, those of a
+    /// stranger only where its place is not needed. Cancel safe.
+    pub(crate) async fn farewell(&self, why: Leaving) {
+        let is_known = self.activity.borrow().actor.is_some();
+        let finished = async {
+            // The sender is `self`: it cannot be gone.
+            drop(self.activity.subscribe().wait_for(|activity| activity.calls == 0).await);
+        };
+        match why {
+            _ if is_known => finished.await,
+            Leaving::Unidentified => drop(tokio::time::timeout(CALLS_TIMEOUT, finished).await),
+            Leaving::Displaced => {}
+        }
+        tokio::time::sleep(LEAVE_TIMEOUT).await;
+    }
+}
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        self.0.activity.send_modify(|activity| activity.calls -= 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_claims_its_place_by_what_it_has_shown() {
+        let state = ConnectionState::accepted();
+        assert_eq!(state.claim(), Some(Claim::Idle));
+        let call = state.begin_call();
+        assert_eq!(state.claim(), Some(Claim::Calling));
+        state.identify(ActorId(7));
+        assert_eq!(state.claim(), None, "a known caller has a call under way");
+        drop(call);
+        assert_eq!(state.claim(), Some(Claim::Known(ActorId(7))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn strangers_leave_in_time_and_known_actors_do_not() {
+        let (stranger, known) = (ConnectionState::accepted(), ConnectionState::accepted());
+        known.identify(ActorId(7));
+        let began = Instant::now();
+        assert_eq!(stranger.leaving().await, Leaving::Unidentified);
+        assert_eq!(began.elapsed(), IDENTITY_TIMEOUT);
+        tokio::time::timeout(CALLS_TIMEOUT, known.leaving()).await.expect_err("it is known");
+        known.dismiss();
+        assert_eq!(known.leaving().await, Leaving::Displaced);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_are_finished_where_there_is_room_for_them() {
+        let state = ConnectionState::accepted();
+        let call = state.begin_call();
+        let took = async |why| {
+            let began = Instant::now();
+            state.farewell(why).await;
+            began.elapsed()
+        };
+        assert_eq!(took(Leaving::Unidentified).await, CALLS_TIMEOUT + LEAVE_TIMEOUT);
+        assert_eq!(took(Leaving::Displaced).await, LEAVE_TIMEOUT);
+        state.identify(ActorId(7));
+        let farewell = state.farewell(Leaving::Displaced);
+        tokio::time::timeout(2 * CALLS_TIMEOUT, farewell).await.expect_err("it has a call under way");
+        drop(call);
+        assert_eq!(took(Leaving::Displaced).await, LEAVE_TIMEOUT);
+    }
+}
