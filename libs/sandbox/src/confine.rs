@@ -10,8 +10,11 @@ use rustix::process::{Gid, Pid, Resource, Rlimit, Signal, Uid};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use serde::{Deserialize, Serialize};
 
-use crate::confinement::{Limits, Request};
+use crate::confinement::{Builtin, Limits, Program, Request};
 use crate::{files, syscalls};
+
+/// What a builtin exits with that panicked, as other programs do.
+const PANICKED: i32 = 101;
 
 /// A layer that could not be put around the script.
 #[derive(Debug, Serialize, Deserialize)]
@@ -21,16 +24,60 @@ pub(crate) struct Refused {
 }
 
 /// Becomes the script, confined; returns only when that fails.
-pub(crate) fn become_script(request: &Request, init: Pid) -> Refused {
-    match confine(request, init) {
-        Err(refused) => refused,
-        Ok(()) => {
-            let mut command = Command::new(&request.program);
-            command.args(&request.args).env_clear().envs(&request.env).stdin(Stdio::null());
-            let error = command.exec();
-            Refused { layer: "exec".into(), detail: format!("{}: {error}", request.program.display()) }
+pub(crate) fn become_script(request: &Request, init: Pid, builtins: &[Builtin]) -> Refused {
+    let refused = |detail| Refused { layer: "exec".into(), detail };
+    match &request.program {
+        Program::File(program) => match confine(request, init) {
+            Err(refused) => refused,
+            Ok(()) => {
+                let mut command = Command::new(program);
+                command.args(&request.args).env_clear().envs(&request.env).stdin(Stdio::null());
+                let error = command.exec();
+                refused(format!("{}: {error}", program.display()))
+            }
+        },
+        Program::Builtin(name) => {
+            let Some(builtin) = builtins.iter().find(|builtin| builtin.name == name) else {
+                return refused(format!("the launcher has no builtin `{name}`"));
+            };
+            // The socket to the runner, by which it would be taken for its own init.
+            if let Err(refused) = layer("descriptors", without_input()) {
+                return refused;
+            }
+            match confine(request, init).and_then(|()| layer("descriptors", close_all())) {
+                Err(refused) => refused,
+                Ok(()) => {
+                    let code = std::panic::catch_unwind(builtin.run).unwrap_or(PANICKED);
+                    // Nothing of this process is run at its end: the descriptors that it would use are closed already.
+                    // SAFETY: ends the process.
+                    unsafe { libc::_exit(code) }
+                }
+            }
         }
     }
+}
+
+/// Nothing to read, for what is not executed: `exec` would see to it.
+fn without_input() -> io::Result<()> {
+    let null = fs::File::open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    Ok(())
+}
+
+/// Closes what [`close_on_exec`] has only marked, for what is not executed. The owners of these descriptors never drop
+/// them, since the process ends without that.
+fn close_all() -> io::Result<()> {
+    // SAFETY: nothing that this process still does uses a descriptor beyond standard error.
+    let closed = unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0_u32) };
+    if closed == 0 {
+        return Ok(());
+    }
+    // A kernel before 5.9. Whatever the bound is now, nothing was opened beyond the first of these.
+    for number in 3..1024 {
+        // SAFETY: as above.
+        unsafe { libc::close(number) };
+    }
+    Ok(())
 }
 
 fn confine(request: &Request, init: Pid) -> Result<(), Refused> {

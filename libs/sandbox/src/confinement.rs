@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 /// A program to be run, and what is put around it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// The executable.
-    pub program: PathBuf,
+    /// What runs.
+    pub program: Program,
     /// Its arguments.
     pub args: Vec<String>,
     /// All that its environment has.
@@ -18,6 +18,32 @@ pub struct Request {
     pub dir: PathBuf,
     /// What is put around it.
     pub confinement: Confinement,
+}
+
+/// What a request runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Program {
+    /// An executable.
+    File(PathBuf),
+    /// Part of the launcher's own program, by its name: nothing is executed.
+    Builtin(String),
+}
+
+impl<T: Into<PathBuf>> From<T> for Program {
+    fn from(path: T) -> Self {
+        Self::File(path.into())
+    }
+}
+
+/// Part of a program that [`crate::launch_if_asked`] runs as a confined process. Its standard output is what the request
+/// gave it; standard input is empty, and no other descriptor is open.
+#[derive(Debug, Clone, Copy)]
+pub struct Builtin {
+    /// Its name in requests.
+    pub name: &'static str,
+    /// Runs in a process of its own, which has one thread; gives the exit code.
+    pub run: fn() -> i32,
 }
 
 /// What is put around a script, beside what always is: a session of its own, closed descriptors, no core files, no
@@ -51,7 +77,8 @@ pub struct Limits {
     pub processes: Option<u64>,
 }
 
-/// What may be reached of the file system. What is not there is passed over.
+/// What may be reached of the file system. What is not there is passed over. Rules that name nothing leave nothing, not
+/// even the devices that every script may use.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRules {
     /// Files, and directories with everything below them, that may be read and executed.

@@ -47,7 +47,8 @@ pub(crate) fn ruleset(rules: &FileRules, network: bool) -> io::Result<RulesetCre
     for path in &rules.write {
         set = add(set, path, all)?;
     }
-    for device in DEVICES {
+    let devices = if rules.read.is_empty() && rules.write.is_empty() { &[] } else { DEVICES };
+    for device in devices {
         set = add(set, Path::new(device), read | AccessFs::WriteFile | AccessFs::Truncate)?;
     }
     Ok(set)

@@ -16,7 +16,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlag
 use rustix::process::{Pid, Signal, WaitOptions, kill_process_group};
 
 use crate::confine::{self, Refused};
-use crate::confinement::Request;
+use crate::confinement::{Builtin, Request};
 use crate::probe::{TRY_SOCKET, try_socket};
 use crate::processes;
 use crate::protocol::{DATAGRAM_BYTES_MAX, ENDED_MAX, Event, Order};
@@ -25,13 +25,13 @@ use crate::protocol::{DATAGRAM_BYTES_MAX, ENDED_MAX, Event, Order};
 pub(crate) const ARGUMENT: &str = "sandbox-launch";
 
 /// Becomes the launcher when this program was started as such, and does not return then. To be called before
-/// anything else in `main`, while there is one thread.
-pub fn launch_if_asked() {
+/// anything else in `main`, while there is one thread. Requests may name `builtins` in place of an executable.
+pub fn launch_if_asked(builtins: &[Builtin]) {
     if std::env::args_os().nth(1).is_some_and(|argument| argument == TRY_SOCKET) {
         exit(try_socket());
     }
     if std::env::args_os().nth(1).is_some_and(|argument| argument == ARGUMENT) {
-        match run() {
+        match run(builtins) {
             Ok(never) => match never {},
             Err(error) => {
                 // Nobody reads what it writes; the runner sees the socket closed.
@@ -44,7 +44,7 @@ pub fn launch_if_asked() {
 
 enum Never {}
 
-fn run() -> io::Result<Never> {
+fn run(builtins: &[Builtin]) -> io::Result<Never> {
     close_inherited();
     // The socket to the runner is standard input, output and error are the script's.
     let seat = io::stdin().as_fd().try_clone_to_owned()?;
@@ -65,7 +65,7 @@ fn run() -> io::Result<Never> {
             drop(failure);
             usual_signals();
             block_signals(false);
-            let refused = confine::become_script(&request, init);
+            let refused = confine::become_script(&request, init, builtins);
             let refused = serde_json::to_vec(&refused).unwrap_or_default();
             let _ = File::from(failing).write_all(&refused);
             exit(1);

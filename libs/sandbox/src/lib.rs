@@ -33,7 +33,9 @@ pub mod tree;
 
 pub use cgroup::{Cgroups, Slot, members};
 pub use child::{Child, Launcher};
-pub use confinement::{Confinement, FileRules, Layers, Limits, Request, Syscalls, system_paths};
+pub use confinement::{
+    Builtin, Confinement, FileRules, Layers, Limits, Program, Request, Syscalls, system_paths,
+};
 pub use files::ruleset_descriptor;
 pub use init::launch_if_asked;
 pub use owners::{Owners, reachable};

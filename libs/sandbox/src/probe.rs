@@ -196,7 +196,7 @@ impl Probe<'_> {
         confinement: Confinement,
     ) -> io::Result<Option<i32>> {
         let env = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned())]);
-        let request = Request { program, args, env, dir: "/".into(), confinement };
+        let request = Request { program: program.into(), args, env, dir: "/".into(), confinement };
         let mut child = Child::start(self.launcher, &request, Stdio::null(), Stdio::null())?;
         let mut status = None;
         while let Some(event) = child.next().await? {

@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use crate::config::{Config, Settings};
 use crate::isolation::Isolator;
 use crate::runtime::{self, Found, Tools};
+use crate::runtimes::rhai::Engines;
 use crate::work_dir::{WorkDir, sweep};
 use crate::worker::{Worker, WorkerError};
 use crate::{
@@ -180,7 +181,9 @@ pub(crate) async fn find_runtimes(
     let (root, running) = (work_dir.root.clone(), work_dir.running.clone());
     let (isolator, types, warm) = (Arc::clone(isolator), settings.types.clone(), settings.scripts.warm);
     let finding = tokio::task::spawn_blocking(move || {
-        runtime::find(&Tools { root: &root, running: &running, isolator: &isolator, warm }, &types)
+        let engines = Arc::new(Engines::new(running.clone(), Arc::clone(&isolator)));
+        let tools = Tools { root: &root, running: &running, isolator: &isolator, engines: &engines, warm };
+        runtime::find(&tools, &types)
     });
     // Should it panic, the types that were wanted are missing.
     finding.await.unwrap_or_else(|_| Found { runtimes: Vec::new(), missing: settings.types.clone() })

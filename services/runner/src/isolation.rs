@@ -135,6 +135,34 @@ impl Isolator {
         }
     }
 
+    /// Bounds for one engine, beside those of what its jobs start.
+    pub(crate) fn engine_slot(&self, name: &str) -> Option<Slot> {
+        let made = self.cgroups.as_ref()?.slot(name);
+        made.inspect_err(|error| tracing::warn!(%error, "a control group cannot be made")).ok()
+    }
+
+    /// Everything that is put around an engine, which has what it is given at its start and reaches nothing else: neither a
+    /// file nor a socket can be opened where all descriptors that there may be are in use.
+    pub(crate) fn engine_confinement(
+        &self,
+        owner: Option<u32>,
+        cgroups: Vec<PathBuf>,
+        address_bytes: u64,
+    ) -> Confinement {
+        Confinement {
+            limits: Limits {
+                address_space: cgroups.is_empty().then_some(address_bytes),
+                open_files: Some(3),
+                file_size: Some(0),
+                ..Limits::default()
+            },
+            cgroups,
+            owner,
+            files: self.standing.files.then(FileRules::default),
+            syscalls: self.standing.syscalls.then_some(Syscalls { network: false }),
+        }
+    }
+
     /// Everything that is put around a job, which may read `reads` beside what every script may.
     ///
     /// # Errors

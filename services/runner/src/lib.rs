@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! worker ── taken ──► attempt ── prepare ─► runtime (shell, python, rhai) ─► collect ─► finish
-//!   ▲ commands, presence          workspace      process, interrupt            result, outputs
+//!   ▲ commands, presence          workspace      process, engine, interrupt    result, outputs
 //! ```
 //!
 //! [`queue::work_dir`] tells what is where below the work directory; [`isolation`], how jobs are kept apart.
@@ -13,6 +13,7 @@ mod area;
 mod attempt;
 mod attend;
 mod config;
+mod engine;
 mod inputs;
 mod interrupt;
 mod isolation;
@@ -22,12 +23,14 @@ mod results;
 mod runtime;
 mod runtimes;
 mod survey;
+mod wire;
 mod work_dir;
 mod worker;
 mod workspace;
 
 pub use app::{RunnerApp, Running, StartError, start};
 pub use config::{Config, ScriptFlags, Settings};
+pub use engine::ENGINE;
 pub use runtime::available;
 pub use survey::{Survey, survey};
 pub use work_dir::sweep;

@@ -3,6 +3,6 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    sandbox::launch_if_asked();
+    sandbox::launch_if_asked(&[runner::ENGINE]);
     service::run::<runner::RunnerApp>()
 }

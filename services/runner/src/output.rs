@@ -39,11 +39,6 @@ impl Printer {
         // Nobody gathering any more means that the attempt is over.
         let _ = self.0.send((stream, bytes)).await;
     }
-
-    /// The same from a thread.
-    pub(crate) fn print_blocking(&self, stream: Stream, text: &str) {
-        let _ = self.0.blocking_send((stream, text.as_bytes().to_vec()));
-    }
 }
 
 /// What was printed and not reported yet when the script had ended.

@@ -106,7 +106,7 @@ impl Launcher {
         let confinement = confinement.map_err(|error| failed("its bounds cannot be set", &error))?;
         let cgroups = confinement.cgroups.clone();
         let request = Request {
-            program: program.path.to_owned(),
+            program: program.path.into(),
             args: texts(&program.args).map_err(|error| failed("an argument is no text", &error))?,
             env,
             dir: dir.to_owned(),
@@ -149,7 +149,7 @@ pub(crate) fn try_program(tools: &Tools<'_>, program: &Program<'_>) -> io::Resul
     }
     let env = BTreeMap::from([("PATH".to_owned(), SCRIPT_PATH.to_owned())]);
     let (path, args) = (program.path.to_owned(), texts(&program.args)?);
-    let request = Request { program: path, args, env, dir, confinement };
+    let request = Request { program: path.into(), args, env, dir, confinement };
     let (mut out, their_out) = io::pipe()?;
     let trying = async {
         let mut child = Child::start(tools.isolator.launcher(), &request, their_out.into(), Stdio::null())?;

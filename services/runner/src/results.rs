@@ -36,12 +36,19 @@ pub(crate) fn text_of(value: Value) -> String {
 /// # Errors
 /// `RESULT_TOO_LARGE`.
 pub(crate) fn check_size(result: &ResultMap) -> Result<(), Reason> {
-    let size = serde_json::to_string(result).map_or(usize::MAX, |json| json.len());
-    if size > RESULT_BYTES_MAX {
-        let detail = format!("the result has {size} bytes as JSON, the limit is {RESULT_BYTES_MAX}");
-        return Err(Reason::new(ReasonCode::ResultTooLarge, detail));
-    }
-    Ok(())
+    let size = size_of(result);
+    if size > RESULT_BYTES_MAX { Err(too_large(size as u64)) } else { Ok(()) }
+}
+
+/// The bytes of a result as JSON.
+pub(crate) fn size_of(result: &ResultMap) -> usize {
+    serde_json::to_string(result).map_or(usize::MAX, |json| json.len())
+}
+
+/// The reason of a result with this many bytes.
+pub(crate) fn too_large(bytes: u64) -> Reason {
+    let detail = format!("the result has {bytes} bytes as JSON, the limit is {RESULT_BYTES_MAX}");
+    Reason::new(ReasonCode::ResultTooLarge, detail)
 }
 
 fn parse_json(text: &str) -> Result<ResultMap, Reason> {

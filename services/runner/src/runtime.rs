@@ -15,6 +15,7 @@ use crate::attend::Killed;
 use crate::interrupt::Interrupt;
 use crate::isolation::Isolator;
 use crate::output::Printer;
+use crate::runtimes::rhai::Engines;
 use crate::runtimes::{osis, python, rhai, rust, sal, shell, v};
 use crate::workspace::Workspace;
 
@@ -90,6 +91,8 @@ pub(crate) struct Tools<'a> {
     pub(crate) running: &'a Path,
     /// How jobs are kept apart.
     pub(crate) isolator: &'a Arc<Isolator>,
+    /// Where scripts of embedded languages run.
+    pub(crate) engines: &'a Arc<Engines>,
     /// Interpreters may be kept warm from job to job.
     pub(crate) warm: bool,
 }

@@ -25,7 +25,7 @@ use report::Report;
 
 fn main() -> ExitCode {
     // The runner within starts this program as the first process of each job.
-    sandbox::launch_if_asked();
+    sandbox::launch_if_asked(&[runner::ENGINE]);
     match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime.block_on(bench()),
         Err(error) => {

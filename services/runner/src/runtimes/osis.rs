@@ -6,16 +6,17 @@ mod store;
 use queue::work_dir::context_dir;
 use std::sync::Arc;
 
+use self::functions::Objects;
 use crate::runtime::{Runtime, Tools};
 use crate::runtimes::rhai::Embedded;
+use crate::wire::Language;
 
 /// Built in.
 #[expect(clippy::unnecessary_wraps, reason = "every probe has this form; others find nothing at times")]
 pub(crate) fn probe(tools: &Tools<'_>) -> Option<Arc<dyn Runtime>> {
     let root = tools.root.to_owned();
-    Some(Arc::new(Embedded::with(move |engine, job, limits| {
+    Some(Arc::new(Embedded::new(tools, Language::Osis, move |job, limits, _| {
         let dir = context_dir(&root, job.execution.job_key.context).join("store");
-        functions::register(engine, &dir, limits);
-        Ok(())
+        Some(Box::new(Objects::new(dir, limits)))
     })))
 }

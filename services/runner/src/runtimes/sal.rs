@@ -6,41 +6,49 @@ mod processes;
 
 use std::sync::Arc;
 
-use rhai::{Dynamic, Engine};
+use rhai::Dynamic;
 
+use self::http::Client;
+use self::processes::Programs;
 use crate::process::Launcher;
-use crate::runtime::{Job, Runtime, Tools};
-use crate::runtimes::rhai::Embedded;
+use crate::runtime::{Runtime, Tools};
+use crate::runtimes::rhai::{Args, Embedded, Files, Functions, Outcome};
+use crate::wire::{Function, Language};
 
 /// Built in.
 #[expect(clippy::unnecessary_wraps, reason = "every probe has this form; others find nothing at times")]
 pub(crate) fn probe(tools: &Tools<'_>) -> Option<Arc<dyn Runtime>> {
     let launcher = Launcher::new(tools);
     let trust = http::Trust::find();
-    Some(Arc::new(Embedded::with(move |engine, job, limits| {
+    Some(Arc::new(Embedded::new(tools, Language::Sal, move |job, limits, files| {
         let runtime = tokio::runtime::Handle::current();
-        files::register(engine, job, limits);
-        processes::register(engine, &launcher, &runtime, job, limits);
-        http::register(engine, &trust, runtime, job, limits);
-        register_env(engine, job);
-        Ok(())
+        Some(Box::new(System {
+            programs: Programs::new(&launcher, &runtime, job, limits, files),
+            client: Client::new(&trust, runtime, job, limits),
+            files: files.clone(),
+        }))
     })))
 }
 
-/// `env(name)`: what a process of this job would find in its environment.
-fn register_env(engine: &mut Engine, job: &Arc<Job>) {
-    let job = Arc::clone(job);
-    engine.register_fn("env", move |name: &str| -> Dynamic {
-        let found = job.env.get(name).cloned().or_else(|| {
-            let execution = &job.execution;
-            Some(match name {
-                "MYCORA_CONTEXT" => execution.context_id.to_string(),
-                "MYCORA_FLOW" => execution.flow_id.to_string(),
-                "MYCORA_JOB" => execution.job_key.job.to_string(),
-                "MYCORA_ATTEMPT" => execution.job_key.attempt.to_string(),
-                _ => return None,
-            })
-        });
-        found.map_or(Dynamic::UNIT, Dynamic::from)
-    });
+/// The system, as a job reaches it.
+struct System {
+    files: Files,
+    programs: Programs,
+    client: Client,
+}
+
+impl Functions for System {
+    fn call(&self, function: Function, mut args: Args) -> Outcome<Dynamic> {
+        match function {
+            Function::Run => {
+                let program = args.text()?;
+                let (list, options) = (args.list_or_none()?, args.map_or_none()?);
+                self.programs.run(&program, &list, &options).map(Dynamic::from)
+            }
+            Function::HttpGet => self.client.get(&args.text()?).map(Dynamic::from),
+            Function::HttpPost => self.client.post(&args.text()?, &args.value()?).map(Dynamic::from),
+            Function::Http => self.client.ask(&args.map()?).map(Dynamic::from),
+            other => files::call(&self.files, other, args),
+        }
+    }
 }

@@ -1,16 +1,18 @@
 //! What an osis job can call beside what a rhai job can.
 
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use rhai::{Array, Dynamic, Engine, INT, ImmutableString, Map};
+use rhai::{Array, Dynamic, INT, ImmutableString};
 use serde_json::Value;
 use service::error_chain;
 
 use super::store::{Page, Patience, Store, StoreError};
 use crate::OSIS_STORE_BYTES_MAX;
-use crate::runtimes::rhai::{Limits, Outcome, from_json, to_json};
+use crate::engine::to_json;
+use crate::runtimes::rhai::{Args, Functions, Limits, Outcome, Refusal};
+use crate::wire::Function;
 
 /// What an operation counts as in steps, beside one for each kilobyte that is read or each ten ids.
 const STEPS: u64 = 100;
@@ -21,19 +23,64 @@ impl Patience for Limits {
     }
 
     fn wait(&self, time: Duration) -> bool {
-        self.sleep(time).is_ok()
+        self.wait(time).is_ok()
     }
 }
 
 /// The store of a job, opened when it is first asked for something.
-#[derive(Clone)]
-struct Objects {
+pub(super) struct Objects {
     dir: PathBuf,
     limits: Limits,
-    store: Arc<Mutex<Option<Store<Limits>>>>,
+    store: Mutex<Option<Store<Limits>>>,
+}
+
+impl Functions for Objects {
+    fn call(&self, function: Function, mut args: Args) -> Outcome<Dynamic> {
+        let called = function.name();
+        let collection = args.text()?;
+        match function {
+            Function::OsisSet => {
+                let id = args.text()?;
+                let Value::Object(object) = sought(called, &args.value()?)? else {
+                    return Err(Refusal::Malformed);
+                };
+                self.with(called, |store| store.set(&collection, &id, &object)).map(|()| Dynamic::UNIT)
+            }
+            Function::OsisGet => {
+                let id = args.text()?;
+                let body = self.with(called, |store| store.get(&collection, &id))?;
+                let Some(body) = body else { return Ok(Dynamic::UNIT) };
+                self.limits.spend(body.len() as u64 / 1024)?;
+                Ok(body.into())
+            }
+            Function::OsisDelete => {
+                let id = args.text()?;
+                Ok(self.with(called, |store| store.delete(&collection, &id))?.into())
+            }
+            Function::OsisIndex => {
+                let field = args.text()?;
+                self.with(called, |store| store.index(&collection, &field)).map(|()| Dynamic::UNIT)
+            }
+            Function::OsisList => {
+                let asked = Asked::read(&mut args)?;
+                self.ids(self.with(called, |store| store.list(&collection, asked.page()))?)
+            }
+            Function::OsisFind => {
+                let (field, value) = (args.text()?, sought(called, &args.value()?)?);
+                let asked = Asked::read(&mut args)?;
+                self.ids(self.with(called, |store| store.find(&collection, &field, &value, asked.page()))?)
+            }
+            _ => Err(Refusal::Malformed),
+        }
+    }
 }
 
 impl Objects {
+    /// Those of the store in `dir`.
+    pub(super) fn new(dir: PathBuf, limits: &Limits) -> Self {
+        Self { dir, limits: limits.clone(), store: Mutex::default() }
+    }
+
     fn with<T>(
         &self,
         called: &str,
@@ -53,76 +100,27 @@ impl Objects {
         })
     }
 
-    fn ids(&self, ids: Vec<String>) -> Outcome<Array> {
+    fn ids(&self, ids: Vec<String>) -> Outcome<Dynamic> {
         self.limits.spend(ids.len() as u64 / 10)?;
-        Ok(ids.into_iter().map(|id| ImmutableString::from(id).into()).collect())
+        Ok(ids.into_iter().map(|id| Dynamic::from(ImmutableString::from(id))).collect::<Array>().into())
     }
 }
 
-fn page(after: &str, count: INT) -> Page<'_> {
-    Page { after, count: usize::try_from(count).unwrap_or(0) }
+/// What is asked for of a list: all of it, or a page.
+struct Asked(Option<(ImmutableString, INT)>);
+
+impl Asked {
+    fn read(args: &mut Args) -> Outcome<Self> {
+        if args.is_empty() { Ok(Self(None)) } else { Ok(Self(Some((args.text()?, args.integer()?)))) }
+    }
+
+    fn page(&self) -> Option<Page<'_>> {
+        let (after, count) = self.0.as_ref()?;
+        Some(Page { after, count: usize::try_from(*count).unwrap_or(0) })
+    }
 }
 
 /// A value that is looked for.
 fn sought(called: &str, value: &Dynamic) -> Outcome<Value> {
     to_json(value).map_err(|why| format!("{called}: {why}").into())
-}
-
-pub(super) fn register(engine: &mut Engine, dir: &Path, limits: &Limits) {
-    let objects = Objects { dir: dir.to_owned(), limits: limits.clone(), store: Arc::default() };
-    register_objects(engine, &objects);
-    register_lists(engine, &objects);
-}
-
-/// `osis_set`, `osis_get` and `osis_delete`.
-fn register_objects(engine: &mut Engine, objects: &Objects) {
-    let all = objects.clone();
-    engine.register_fn("osis_set", move |collection: &str, id: &str, object: Map| -> Outcome<()> {
-        let Value::Object(object) = sought("osis_set", &Dynamic::from(object))? else {
-            return Err("osis_set: an object is a map".into());
-        };
-        all.with("osis_set", |store| store.set(collection, id, &object))
-    });
-    let all = objects.clone();
-    engine.register_fn("osis_get", move |collection: &str, id: &str| -> Outcome<Dynamic> {
-        let Some(body) = all.with("osis_get", |store| store.get(collection, id))? else {
-            return Ok(Dynamic::UNIT);
-        };
-        all.limits.spend(body.len() as u64 / 1024)?;
-        from_json(&body, &all.limits).map_err(|error| format!("osis_get: {error}").into())
-    });
-    let all = objects.clone();
-    engine.register_fn("osis_delete", move |collection: &str, id: &str| {
-        all.with("osis_delete", |store| store.delete(collection, id))
-    });
-}
-
-/// `osis_index`, and `osis_list` and `osis_find` as a whole and in pages.
-fn register_lists(engine: &mut Engine, objects: &Objects) {
-    let all = objects.clone();
-    engine.register_fn("osis_index", move |collection: &str, field: &str| {
-        all.with("osis_index", |store| store.index(collection, field))
-    });
-    let all = objects.clone();
-    engine.register_fn("osis_list", move |collection: &str| -> Outcome<Array> {
-        all.ids(all.with("osis_list", |store| store.list(collection, None))?)
-    });
-    let all = objects.clone();
-    engine.register_fn("osis_list", move |collection: &str, after: &str, count: INT| -> Outcome<Array> {
-        all.ids(all.with("osis_list", |store| store.list(collection, Some(page(after, count))))?)
-    });
-    let all = objects.clone();
-    engine.register_fn("osis_find", move |collection: &str, field: &str, value: Dynamic| -> Outcome<Array> {
-        let value = sought("osis_find", &value)?;
-        all.ids(all.with("osis_find", |store| store.find(collection, field, &value, None))?)
-    });
-    let all = objects.clone();
-    engine.register_fn(
-        "osis_find",
-        move |collection: &str, field: &str, value: Dynamic, after: &str, count: INT| -> Outcome<Array> {
-            let value = sought("osis_find", &value)?;
-            let page = Some(page(after, count));
-            all.ids(all.with("osis_find", |store| store.find(collection, field, &value, page))?)
-        },
-    );
 }

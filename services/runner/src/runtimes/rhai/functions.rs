@@ -1,93 +1,127 @@
-//! What a rhai job can call beside the standard functions.
+//! The functions of scripts that the runner serves: whatever has an effect outside of their engine.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use rhai::{Dynamic, Engine, EvalAltResult, FLOAT, INT, Map, Position};
+use rhai::{Array, Dynamic, FLOAT, INT, ImmutableString, Map};
 
-use super::{ExitCode, Files, Given, Limits, from_json, to_json};
-use crate::results::text_of;
-use crate::runtime::Job;
+use super::{Files, Limits};
+use crate::wire::{Answer, Function};
 
-/// What a function gives, or what it throws.
-pub(crate) type Outcome<T> = Result<T, Box<EvalAltResult>>;
-
-pub(super) fn register(engine: &mut Engine, job: &Job, limits: &Limits, given: &Given, code: &ExitCode) {
-    register_results(engine, given);
-    register_files(engine, Files::of(job, limits));
-    register_json(engine, limits);
-    register_sleep(engine, limits);
-    register_exit(engine, code);
+/// Why a function gives no value.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// A text that the script may catch.
+    Thrown(String),
+    /// The script has to end.
+    Ends,
+    /// The script has taken more steps than it may.
+    TooManySteps,
+    /// No engine would have called it so.
+    Malformed,
 }
 
-/// `result(key, value)` and `result(#{ … })`.
-fn register_results(engine: &mut Engine, given: &Given) {
-    let one = Arc::clone(given);
-    engine.register_fn("result", move |key: &str, value: Dynamic| -> Outcome<()> {
-        let text = text_of(to_json(&value)?);
-        one.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned(), text);
-        Ok(())
-    });
-    let many = Arc::clone(given);
-    engine.register_fn("result", move |values: Map| -> Outcome<()> {
-        for (key, value) in values {
-            let text = text_of(to_json(&value)?);
-            many.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_string(), text);
-        }
-        Ok(())
-    });
-}
-
-/// `read_file(path)` and `write_file(path, text)`, inside the job's directory.
-fn register_files(engine: &mut Engine, files: Files) {
-    let from = files.clone();
-    engine.register_fn("read_file", move |path: &str| -> Outcome<String> {
-        from.read(path).map_err(|why| format!("read_file({path:?}): {why}").into())
-    });
-    engine.register_fn("write_file", move |path: &str, text: &str| -> Outcome<()> {
-        files.write(path, text.as_bytes()).map_err(|why| format!("write_file({path:?}): {why}").into())
-    });
-}
-
-/// `parse_json(text)` and `to_json(value)`, for any value.
-fn register_json(engine: &mut Engine, limits: &Limits) {
-    let bounds = limits.clone();
-    engine.register_fn("parse_json", move |text: &str| -> Outcome<Dynamic> {
-        let read = from_json(text, &bounds);
-        bounds.look()?;
-        read.map_err(|error| format!("parse_json: {error}").into())
-    });
-    let text_of = |value: &Dynamic| -> Outcome<String> {
-        Ok(to_json(value).map_err(|why| format!("to_json: {why}"))?.to_string())
-    };
-    engine.register_fn("to_json", move |value: Dynamic| text_of(&value));
-    // The standard library knows it for maps, more specifically and without numbers in full.
-    engine.register_fn("to_json", move |value: Map| text_of(&Dynamic::from(value)));
-}
-
-/// `sleep(seconds)`, which ends with the job.
-fn register_sleep(engine: &mut Engine, limits: &Limits) {
-    let whole = limits.clone();
-    engine.register_fn("sleep", move |secs: INT| {
-        whole.sleep(Duration::from_secs(u64::try_from(secs).unwrap_or(0)))
-    });
-    let part = limits.clone();
-    engine.register_fn("sleep", move |secs: FLOAT| {
-        part.sleep(Duration::try_from_secs_f64(secs).unwrap_or(Duration::ZERO))
-    });
-}
-
-/// `exit()`, `exit(code)` and `exit(succeeded)`. The engine's own tells nobody the code.
-fn register_exit(engine: &mut Engine, code: &ExitCode) {
-    fn end(code: &ExitCode, value: i32) -> Outcome<()> {
-        code.store(value, Ordering::Relaxed);
-        Err(EvalAltResult::Exit(Dynamic::UNIT, Position::NONE).into())
+impl From<String> for Refusal {
+    fn from(text: String) -> Self {
+        Self::Thrown(text)
     }
-    let none = Arc::clone(code);
-    engine.register_fn("exit", move || end(&none, 0));
-    let number = Arc::clone(code);
-    engine.register_fn("exit", move |value: INT| end(&number, i32::try_from(value).unwrap_or(1)));
-    let truth = Arc::clone(code);
-    engine.register_fn("exit", move |succeeded: bool| end(&truth, i32::from(!succeeded)));
+}
+
+/// What a function gives.
+pub(crate) type Outcome<T> = Result<T, Refusal>;
+
+/// Functions of one job. They block.
+pub(crate) trait Functions: Send + Sync {
+    /// Does what a script asks for. The arguments are of a process that may have been taken over.
+    fn call(&self, function: Function, args: Args) -> Outcome<Dynamic>;
+}
+
+/// The arguments of a call, in order.
+pub(crate) struct Args(std::vec::IntoIter<Dynamic>);
+
+impl Args {
+    pub(super) fn new(values: Vec<Dynamic>) -> Self {
+        Self(values.into_iter())
+    }
+
+    /// The next one, whatever it is.
+    pub(crate) fn value(&mut self) -> Outcome<Dynamic> {
+        self.0.next().ok_or(Refusal::Malformed)
+    }
+
+    /// The next one, a text.
+    pub(crate) fn text(&mut self) -> Outcome<ImmutableString> {
+        self.value()?.into_immutable_string().map_err(|_| Refusal::Malformed)
+    }
+
+    /// The next one, an integer.
+    pub(crate) fn integer(&mut self) -> Outcome<INT> {
+        self.value()?.as_int().map_err(|_| Refusal::Malformed)
+    }
+
+    /// The next one, a list; an empty one when there is none.
+    pub(crate) fn list_or_none(&mut self) -> Outcome<Array> {
+        self.0.next().map_or(Ok(Array::new()), |value| value.into_array().map_err(|_| Refusal::Malformed))
+    }
+
+    /// The next one, a map.
+    pub(crate) fn map(&mut self) -> Outcome<Map> {
+        self.value()?.try_cast().ok_or(Refusal::Malformed)
+    }
+
+    /// The next one, a map; an empty one when there is none.
+    pub(crate) fn map_or_none(&mut self) -> Outcome<Map> {
+        if self.is_empty() { Ok(Map::new()) } else { self.map() }
+    }
+
+    /// The time to sleep, which is the only one.
+    pub(super) fn time(&mut self) -> Outcome<Duration> {
+        let secs: FLOAT = self.value()?.as_float().map_err(|_| Refusal::Malformed)?;
+        /// Longer than any job may run.
+        const AT_MOST: Duration = Duration::from_secs(model::limits::TIMEOUT_SECS_MAX as u64);
+        let forever = if secs > 0.0 { AT_MOST } else { Duration::ZERO };
+        Ok(Duration::try_from_secs_f64(secs).unwrap_or(forever).min(AT_MOST))
+    }
+
+    /// Whether there are no more.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.len() == 0
+    }
+}
+
+/// All functions of one job: those that every script has, and those of its language.
+pub(super) struct Serving {
+    pub(super) files: Files,
+    pub(super) more: Option<Box<dyn Functions>>,
+    pub(super) limits: Limits,
+}
+
+impl Serving {
+    /// Serves a call; nothing when no engine would have made it.
+    pub(super) fn answer(&self, function: Function, values: Vec<Dynamic>) -> Option<Answer> {
+        let called = self.limits.look().and_then(|()| self.call(function, Args::new(values)));
+        Some(match called {
+            Ok(value) => Answer::Value(value),
+            Err(Refusal::Thrown(text)) => Answer::Thrown(text),
+            Err(Refusal::Ends) => Answer::Ends,
+            Err(Refusal::TooManySteps) => Answer::TooManySteps,
+            Err(Refusal::Malformed) => return None,
+        })
+    }
+
+    fn call(&self, function: Function, mut args: Args) -> Outcome<Dynamic> {
+        match function {
+            Function::ReadFile => {
+                let path = args.text()?;
+                let read = self.files.read(&path).map_err(|why| format!("read_file({path:?}): {why}"));
+                Ok(read?.into())
+            }
+            Function::WriteFile => {
+                let (path, text) = (args.text()?, args.text()?);
+                let written = self.files.write(&path, text.as_bytes());
+                written.map_err(|why| format!("write_file({path:?}): {why}"))?;
+                Ok(Dynamic::UNIT)
+            }
+            other => self.more.as_ref().ok_or(Refusal::Malformed)?.call(other, args),
+        }
+    }
 }

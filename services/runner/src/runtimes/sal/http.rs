@@ -3,21 +3,21 @@
 mod client;
 mod hosts;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ::http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use ::http::{Method, Uri};
 use bytes::Bytes;
 use model::limits::FILE_BYTES_MAX;
-use rhai::{Dynamic, Engine, INT, Map};
+use rhai::{Dynamic, INT, Map};
 use tokio::runtime::Handle;
 
 pub(super) use self::client::Trust;
 use self::client::{Ask, Reply};
 use self::hosts::Hosts;
+use crate::engine::to_json;
 use crate::runtime::Job;
-use crate::runtimes::rhai::{Limits, Outcome, to_json, uncounted};
+use crate::runtimes::rhai::{Limits, Outcome};
 
 /// How long a request may take, unless it says otherwise.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -29,7 +29,7 @@ pub(super) const BODY_BYTES_MAX: usize = FILE_BYTES_MAX;
 const STEPS: u64 = 1000;
 
 /// What a job's requests are made with.
-struct Client {
+pub(super) struct Client {
     trust: Trust,
     runtime: Handle,
     /// Nothing when the job did not ask for the network.
@@ -38,6 +38,33 @@ struct Client {
 }
 
 impl Client {
+    pub(super) fn new(trust: &Trust, runtime: Handle, job: &Job, limits: &Limits) -> Self {
+        let hosts = job.execution.network.then(|| Hosts::new(&job.grants.hosts));
+        Self { trust: trust.clone(), runtime, hosts, limits: limits.clone() }
+    }
+
+    /// `http_get(url)`.
+    pub(super) fn get(&self, url: &str) -> Outcome<Map> {
+        let uri = uri(url).map_err(|why| format!("http_get: {why}"))?;
+        self.send("http_get", Ask::new(Method::GET, uri), TIMEOUT)
+    }
+
+    /// `http_post(url, body)`.
+    pub(super) fn post(&self, url: &str, body: &Dynamic) -> Outcome<Map> {
+        let ask = || -> Result<Ask, String> {
+            let mut ask = Ask::new(Method::POST, uri(url)?);
+            carry(&mut ask, body)?;
+            Ok(ask)
+        };
+        self.send("http_post", ask().map_err(|why| format!("http_post: {why}"))?, TIMEOUT)
+    }
+
+    /// `http(#{…})`.
+    pub(super) fn ask(&self, request: &Map) -> Outcome<Map> {
+        let (ask, timeout) = read(request).map_err(|why| format!("http: {why}"))?;
+        self.send("http", ask, timeout)
+    }
+
     fn send(&self, called: &str, ask: Ask, timeout: Duration) -> Outcome<Map> {
         self.limits.spend(STEPS)?;
         let Some(hosts) = &self.hosts else {
@@ -55,13 +82,10 @@ impl Client {
                 reply = client::send(&self.trust, hosts, ask) => reply,
             }
         };
-        // What is received comes from other threads in parts; it is counted when it is the script's.
-        let reply = uncounted(|| self.runtime.block_on(asking));
+        let reply = self.runtime.block_on(asking);
         self.limits.look()?;
         let reply = reply.map_err(|why| format!("{called}: {why}"))?;
-        let answer = answer(&reply);
-        uncounted(|| drop(reply));
-        Ok(answer)
+        Ok(answer(&reply))
     }
 }
 
@@ -77,29 +101,6 @@ fn answer(reply: &Reply) -> Map {
         ("headers".into(), headers.into()),
         ("body".into(), String::from_utf8_lossy(&reply.body).into_owned().into()),
     ])
-}
-
-pub(super) fn register(engine: &mut Engine, trust: &Trust, runtime: Handle, job: &Arc<Job>, limits: &Limits) {
-    let hosts = job.execution.network.then(|| Hosts::new(&job.grants.hosts));
-    let client = Arc::new(Client { trust: trust.clone(), runtime, hosts, limits: limits.clone() });
-    let own = Arc::clone(&client);
-    engine.register_fn("http_get", move |url: &str| -> Outcome<Map> {
-        let uri = uri(url).map_err(|why| format!("http_get: {why}"))?;
-        own.send("http_get", Ask::new(Method::GET, uri), TIMEOUT)
-    });
-    let own = Arc::clone(&client);
-    engine.register_fn("http_post", move |url: &str, body: Dynamic| -> Outcome<Map> {
-        let ask = || -> Result<Ask, String> {
-            let mut ask = Ask::new(Method::POST, uri(url)?);
-            carry(&mut ask, &body)?;
-            Ok(ask)
-        };
-        own.send("http_post", ask().map_err(|why| format!("http_post: {why}"))?, TIMEOUT)
-    });
-    engine.register_fn("http", move |request: Map| -> Outcome<Map> {
-        let (ask, timeout) = read(&request).map_err(|why| format!("http: {why}"))?;
-        client.send("http", ask, timeout)
-    });
 }
 
 fn uri(url: &str) -> Result<Uri, String> {

@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rhai::{Array, Dynamic, Engine, INT, Map};
+use rhai::{Array, Dynamic, INT, Map};
 use tokio::runtime::Handle;
 
 use crate::SCRIPT_PATH;
 use crate::output::{self, Stream};
 use crate::process::{Launcher, Program, base_environment};
 use crate::runtime::{End, Job};
-use crate::runtimes::rhai::{Files, Limits, Outcome, uncounted};
+use crate::runtimes::rhai::{Files, Limits, Outcome};
 
 /// The most of each of its outputs that a program gives back.
 const OUTPUT_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -25,7 +25,7 @@ const STEPS: u64 = 10_000;
 const STDIN: &str = ".mycora/stdin";
 
 /// What a job's programs are run with.
-struct Programs {
+pub(super) struct Programs {
     launcher: Launcher,
     runtime: Handle,
     job: Arc<Job>,
@@ -50,36 +50,29 @@ struct Ran {
     is_cut: bool,
 }
 
-pub(super) fn register(
-    engine: &mut Engine,
-    launcher: &Launcher,
-    runtime: &Handle,
-    job: &Arc<Job>,
-    limits: &Limits,
-) {
-    let programs = Arc::new(Programs {
-        launcher: launcher.clone(),
-        runtime: runtime.clone(),
-        job: Arc::clone(job),
-        limits: limits.clone(),
-        files: Files::of(job, limits),
-    });
-    let own = Arc::clone(&programs);
-    engine.register_fn("run", move |program: &str| own.run(program, &Array::new(), &Map::new()));
-    let own = Arc::clone(&programs);
-    engine.register_fn("run", move |program: &str, args: Array| own.run(program, &args, &Map::new()));
-    engine.register_fn("run", move |program: &str, args: Array, options: Map| {
-        programs.run(program, &args, &options)
-    });
-}
-
 impl Programs {
-    fn run(&self, program: &str, args: &Array, options: &Map) -> Outcome<Map> {
+    pub(super) fn new(
+        launcher: &Launcher,
+        runtime: &Handle,
+        job: &Arc<Job>,
+        limits: &Limits,
+        files: &Files,
+    ) -> Self {
+        Self {
+            launcher: launcher.clone(),
+            runtime: runtime.clone(),
+            job: Arc::clone(job),
+            limits: limits.clone(),
+            files: files.clone(),
+        }
+    }
+
+    /// `run(program, args, options)`.
+    pub(super) fn run(&self, program: &str, args: &Array, options: &Map) -> Outcome<Map> {
         self.limits.spend(STEPS)?;
         let ask = self.read(program, args, options).map_err(|why| format!("run({program:?}): {why}"))?;
         let timeout = ask.timeout;
-        // What it prints comes from other threads; it is counted when it is the script's.
-        let ran = uncounted(|| self.runtime.block_on(self.execute(ask)));
+        let ran = self.runtime.block_on(self.execute(ask));
         self.limits.look()?;
         let code = match &ran.end {
             End::Exited { code, .. } => *code,
@@ -94,14 +87,12 @@ impl Programs {
                 return Err(format!("run({program:?}): ended").into());
             }
         };
-        let answer = Map::from([
+        Ok(Map::from([
             ("code".into(), Dynamic::from(INT::from(code))),
             ("out".into(), String::from_utf8_lossy(&ran.out).into_owned().into()),
             ("err".into(), String::from_utf8_lossy(&ran.err).into_owned().into()),
             ("cut".into(), ran.is_cut.into()),
-        ]);
-        uncounted(|| drop(ran));
-        Ok(answer)
+        ]))
     }
 
     async fn execute(&self, ask: Ask) -> Ran {

@@ -87,7 +87,7 @@ impl Interpreter {
         // It looks for what its jobs have left behind.
         let reads: Vec<PathBuf> = recipe.reads.iter().cloned().chain([PathBuf::from("/proc")]).collect();
         let request = Request {
-            program: recipe.program.clone(),
+            program: recipe.program.as_path().into(),
             args: recipe.args.clone(),
             env: std::collections::BTreeMap::new(),
             dir: PathBuf::from("/"),

@@ -10,7 +10,7 @@ use super::Limits;
 use crate::RHAI_STRING_BYTES_MAX;
 
 /// How deep lists and maps may stand in each other where a value becomes text or JSON.
-const DEPTH_MAX: usize = 120;
+pub(crate) const DEPTH_MAX: usize = 120;
 
 /// A value as JSON.
 ///
@@ -63,7 +63,7 @@ fn scalar(value: &Dynamic) -> Option<Value> {
 ///
 /// # Errors
 /// What is wrong with the text.
-pub(crate) fn from_json(text: &str, limits: &Limits) -> serde_json::Result<Dynamic> {
+pub(super) fn from_json(text: &str, limits: &Limits) -> serde_json::Result<Dynamic> {
     let mut reader = serde_json::Deserializer::from_str(text);
     let value = Reader(limits).deserialize(&mut reader)?;
     reader.end()?;

@@ -1,10 +1,19 @@
 //! How much memory the script on this thread holds.
 //!
 //! The engine bounds each value, but neither how many of them there are nor what they cost. So whatever a
-//! script's thread allocates is counted where it is allocated; the engine looks at the count at every step.
+//! script's thread allocates is counted where it is allocated; the engine looks at the count at every step. What one
+//! step may take beyond that is bounded here: there is no way back from within an allocation, so the process ends.
+//!
+//! An allocator is a program's, not a process's, so programs with this crate in them have this one throughout. Outside of
+//! engines nothing is counted: an allocation costs one look at a thread's own flag.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+
+use super::EXIT_OUT_OF_MEMORY;
+
+/// What one step of a script may allocate beyond what the script may hold.
+pub(crate) const STEP_BYTES_MAX: u64 = 128 * 1024 * 1024;
 
 /// The system's allocator, with an account for each thread that wants one.
 struct Counting;
@@ -17,12 +26,32 @@ thread_local! {
     static COUNTS: Cell<bool> = const { Cell::new(false) };
     /// What it has allocated and not freed since it began to.
     static HELD: Cell<i64> = const { Cell::new(0) };
+    /// What it may not go beyond.
+    static MOST: Cell<i64> = const { Cell::new(i64::MAX) };
 }
 
 fn count(bytes: i64) {
     if COUNTS.get() {
-        HELD.set(HELD.get().saturating_add(bytes));
+        let held = HELD.get().saturating_add(bytes);
+        HELD.set(held);
+        if held > MOST.get() {
+            end_process();
+        }
     }
+}
+
+/// What the system gave, unless that is nothing on a thread that counts.
+fn given(pointer: *mut u8) -> *mut u8 {
+    if pointer.is_null() && COUNTS.get() {
+        end_process();
+    }
+    pointer
+}
+
+/// Ends the process in a way that tells the runner why; an abort would not.
+fn end_process() -> ! {
+    // SAFETY: ends the process, and needs no memory for it.
+    unsafe { libc::_exit(EXIT_OUT_OF_MEMORY) }
 }
 
 fn signed(bytes: usize) -> i64 {
@@ -35,13 +64,13 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(signed(layout.size()));
         // SAFETY: as for this function.
-        unsafe { System.alloc(layout) }
+        given(unsafe { System.alloc(layout) })
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(signed(layout.size()));
         // SAFETY: as for this function.
-        unsafe { System.alloc_zeroed(layout) }
+        given(unsafe { System.alloc_zeroed(layout) })
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
@@ -53,32 +82,25 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(signed(size) - signed(layout.size()));
         // SAFETY: as for this function.
-        unsafe { System.realloc(pointer, layout, size) }
+        given(unsafe { System.realloc(pointer, layout, size) })
     }
 }
 
-/// Counts on this thread from zero.
-pub(crate) fn begin() {
+/// Counts on this thread from zero, for a script that may hold this much.
+pub(super) fn begin(bytes_max: u64) {
     HELD.set(0);
+    MOST.set(i64::try_from(bytes_max.saturating_add(STEP_BYTES_MAX)).unwrap_or(i64::MAX));
     COUNTS.set(true);
 }
 
-/// What this thread holds since it began to count.
-pub(crate) fn held() -> u64 {
-    u64::try_from(HELD.get()).unwrap_or(0)
+/// Counts no more.
+pub(super) fn end() {
+    COUNTS.set(false);
 }
 
-/// Does something of ours whose memory goes to other threads, or comes from them: not the script's.
-pub(crate) fn uncounted<T>(work: impl FnOnce() -> T) -> T {
-    /// Counts again, however `work` ends.
-    struct Back(bool);
-    impl Drop for Back {
-        fn drop(&mut self) {
-            COUNTS.set(self.0);
-        }
-    }
-    let _back = Back(COUNTS.replace(false));
-    work()
+/// What this thread holds since it began to count.
+pub(super) fn held() -> u64 {
+    u64::try_from(HELD.get()).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -87,7 +109,7 @@ mod tests {
 
     #[test]
     fn what_is_allocated_is_counted_until_it_is_freed() {
-        begin();
+        begin(1 << 30);
         let first = held();
         let block = vec![0_u8; 1_000_000];
         assert_eq!(held() - first, 1_000_000);
@@ -97,13 +119,14 @@ mod tests {
             block
         };
         assert_eq!(held() - first, 2_000_000);
-        let foreign = uncounted(|| vec![0_u8; 5_000_000]);
-        assert_eq!(held() - first, 2_000_000);
-        uncounted(|| drop(foreign));
         drop(longer);
         assert_eq!(held(), first);
         let elsewhere = std::thread::spawn(|| drop(vec![0_u8; 3_000_000]));
         elsewhere.join().expect("it ends");
         assert!(held() < first + 100_000, "other threads have accounts of their own");
+        end();
+        let uncounted = vec![0_u8; 5_000_000];
+        assert!(held() < first + 100_000);
+        drop(uncounted);
     }
 }

@@ -1,0 +1,207 @@
+//! The process that scripts of `rhai`, `osis` and `sal` run in: one after another, for jobs of one context.
+//!
+//! It only computes. It has one socket, to the runner, and reaches nothing else: whatever a script does that has an effect is
+//! a call that the runner serves. Whatever ends this process (a panic, its stack, its memory, a kill) ends one job.
+//!
+//! The runner tells it to end by a signal, since a script that computes reads nothing.
+
+mod bounds;
+mod functions;
+mod limits;
+mod line;
+mod memory;
+mod panics;
+mod sort;
+mod value;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use model::flow::ResultMap;
+use model::limits::RESULT_BYTES_MAX;
+use rhai::packages::{Package as _, StandardPackage};
+use rhai::{Dynamic, Engine, EvalAltResult, Scope, Shared};
+
+pub(crate) use self::memory::STEP_BYTES_MAX;
+pub(crate) use self::value::{DEPTH_MAX, to_json};
+
+use self::limits::Limits;
+use self::line::{Line, Lines};
+use crate::output::Stream;
+use crate::results::size_of;
+use crate::wire::{Ended, Run};
+use crate::{
+    RHAI_COLLECTION_LEN_MAX, RHAI_FUNCTIONS_MAX, RHAI_OPERATIONS_MAX, RHAI_STRING_BYTES_MAX,
+    RHAI_VARIABLES_MAX,
+};
+
+/// The part of a launcher's program that is an engine.
+pub const ENGINE: sandbox::Builtin = sandbox::Builtin { name: NAME, run: main };
+/// Its name in requests.
+pub(crate) const NAME: &str = "engine";
+/// What an engine exits with that has no memory left.
+pub(crate) const EXIT_OUT_OF_MEMORY: i32 = 77;
+/// What it exits with when it cannot go on.
+const EXIT_FAILED: i32 = 1;
+/// The stack of scripts. Values may be nested as deep as there may be elements in them, and are copied and dropped
+/// level by level. Only what is used of it costs anything.
+pub(crate) const STACK_BYTES: usize = 512 * 1024 * 1024;
+/// How deep functions may call each other.
+const CALL_LEVELS_MAX: usize = 64;
+/// How deep expressions may be nested, outside and inside functions.
+const EXPRESSION_DEPTHS_MAX: (usize, usize) = (128, 64);
+/// The standard functions, made once: they cost more than many a script.
+static STANDARD: LazyLock<Shared<rhai::Module>> = LazyLock::new(|| StandardPackage::new().as_shared_module());
+
+/// Serves scripts until the runner has no more.
+fn main() -> i32 {
+    // What operators see in a list of processes.
+    let _ = rustix::thread::set_name(c"mycora-engine");
+    limits::hear_signals();
+    panics::keep_messages();
+    let thread = std::thread::Builder::new().name("script".to_owned()).stack_size(STACK_BYTES).spawn(serve);
+    thread.ok().and_then(|thread| thread.join().ok()).unwrap_or(EXIT_FAILED)
+}
+
+fn serve() -> i32 {
+    LazyLock::force(&STANDARD);
+    let line = Lines::new(Line::to_runner());
+    loop {
+        let Ok(order) = line.order() else { return EXIT_FAILED };
+        let Some(run) = order else { return 0 };
+        let ended = catch_unwind(AssertUnwindSafe(|| execute(*run, &line)));
+        let ended = ended.unwrap_or_else(|_| Ended::Panicked(panics::last_message()));
+        memory::end();
+        let panicked = matches!(ended, Ended::Panicked(_));
+        if line.end(&ended).is_err() || panicked {
+            return EXIT_FAILED;
+        }
+    }
+}
+
+/// What a script gives while it runs.
+type Given = Arc<Mutex<ResultMap>>;
+
+/// What a script that called `exit` ends with; the engine takes that for an end like any other.
+type ExitCode = Arc<AtomicI32>;
+
+fn execute(run: Run, line: &Lines) -> Ended {
+    memory::begin(run.memory_bytes);
+    let limits = Limits::new(run.memory_bytes);
+    let (given, code) = (Given::default(), ExitCode::default());
+    let mut engine = Engine::new_raw();
+    prepare(&mut engine, &limits, line);
+    functions::register(&mut engine, &run, &limits, line, &given, &code);
+    bounds::register(&mut engine);
+    sort::register(&mut engine, &limits);
+    let mut scope = match scope(&run, &limits) {
+        Ok(scope) => scope,
+        Err(why) => return Ended::Failed(why),
+    };
+    let outcome = engine
+        .compile_with_scope(&scope, &run.script)
+        .map_err(|error| Box::new(EvalAltResult::from(error)))
+        .and_then(|ast| engine.run_ast_with_scope(&mut scope, &ast));
+    let code = match outcome {
+        Ok(()) => code.load(Ordering::Relaxed),
+        Err(error) => match *error {
+            EvalAltResult::ErrorTerminated(..) if limits.is_over() => return Ended::Terminated,
+            EvalAltResult::ErrorTerminated(..) => return Ended::OutOfMemory,
+            other => {
+                let hint = hint(&other).unwrap_or_default();
+                line.print(Stream::Err, &format!("{other}{hint}\n"));
+                1
+            }
+        },
+    };
+    let result = std::mem::take(&mut *given.lock().unwrap_or_else(PoisonError::into_inner));
+    match size_of(&result) {
+        bytes if bytes > RESULT_BYTES_MAX => Ended::ResultTooLarge { bytes: bytes as u64 },
+        _ => Ended::Exited { code, result },
+    }
+}
+
+/// What is not told by the engine's message.
+fn hint(error: &EvalAltResult) -> Option<&'static str> {
+    match error {
+        EvalAltResult::ErrorInFunctionCall(name, _, inner, _) => match **inner {
+            EvalAltResult::ErrorVariableNotFound(..) if name.starts_with("anon$") => {
+                Some("; a closure does not see the variables around it")
+            }
+            ref deeper => hint(deeper),
+        },
+        _ => None,
+    }
+}
+
+/// Bounds the engine, and connects its voice to the log.
+fn prepare(engine: &mut Engine, limits: &Limits, line: &Lines) {
+    engine
+        .register_global_module(STANDARD.clone())
+        .set_max_operations(RHAI_OPERATIONS_MAX)
+        .set_max_call_levels(CALL_LEVELS_MAX)
+        .set_max_expr_depths(EXPRESSION_DEPTHS_MAX.0, EXPRESSION_DEPTHS_MAX.1)
+        .set_max_variables(RHAI_VARIABLES_MAX)
+        .set_max_functions(RHAI_FUNCTIONS_MAX)
+        .set_max_string_size(RHAI_STRING_BYTES_MAX)
+        .set_max_array_size(RHAI_COLLECTION_LEN_MAX)
+        .set_max_map_size(RHAI_COLLECTION_LEN_MAX)
+        // A script is all that there is to it: nothing is loaded from files, and nothing made up while it runs.
+        .set_max_modules(0)
+        .disable_symbol("import")
+        .disable_symbol("eval")
+        // What a function pointer carries along is not counted by the limits on values.
+        .disable_symbol("curry");
+    let (watched, printed) = (limits.clone(), line.clone());
+    engine.on_progress(move |steps| {
+        if steps % line::STEPS_BETWEEN_LOOKS == 0 {
+            printed.flush_if_due();
+        }
+        watched.exceeded().then_some(Dynamic::UNIT)
+    });
+    let printed = line.clone();
+    engine.on_print(move |text| printed.print(Stream::Out, &format!("{text}\n")));
+    let printed = line.clone();
+    engine.on_debug(move |text, _, position| {
+        printed.print(Stream::Err, &format!("{position:?} | {text}\n"));
+    });
+}
+
+fn scope(run: &Run, limits: &Limits) -> Result<Scope<'static>, String> {
+    let inputs = value::from_json(&run.inputs, limits)
+        .map_err(|error| format!("the inputs cannot be given to the engine: {error}"))?;
+    let env: rhai::Map =
+        run.env.iter().map(|(name, value)| (name.as_str().into(), Dynamic::from(value.clone()))).collect();
+    let mut scope = Scope::new();
+    scope.push_constant_dynamic("inputs", inputs);
+    scope.push_constant("env", env);
+    Ok(scope)
+}
+
+/// Runs a script as an engine does, in this process and without a runner: calls and prints go nowhere. Gives whether it
+/// ended well.
+///
+/// # Panics
+/// When the engine does, which is what is looked for.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn run_alone(script: &str, operations_max: u64) -> Result<(), String> {
+    let line = Lines::new(Line::to_nobody());
+    let run = Run {
+        language: crate::wire::Language::Rhai,
+        script: script.to_owned(),
+        env: std::collections::BTreeMap::new(),
+        own_env: std::collections::BTreeMap::new(),
+        inputs: "{}".to_owned(),
+        memory_bytes: crate::RHAI_MEMORY_BYTES_MAX,
+    };
+    let limits = Limits::new(run.memory_bytes);
+    let mut engine = Engine::new_raw();
+    prepare(&mut engine, &limits, &line);
+    engine.set_max_operations(operations_max).set_max_string_size(1 << 20).set_max_array_size(10_000);
+    functions::register(&mut engine, &run, &limits, &line, &Given::default(), &ExitCode::default());
+    bounds::register(&mut engine);
+    sort::register(&mut engine, &limits);
+    let mut scope = scope(&run, &limits)?;
+    engine.run_with_scope(&mut scope, &run.script).map_err(|error| error.to_string())
+}

@@ -1,0 +1,104 @@
+//! Engines that wait for a job: which are kept, and for how long.
+
+use std::time::{Duration, Instant};
+
+use model::ContextUid;
+
+use crate::runtime::Job;
+
+/// Engines that wait at once.
+const IDLE_MAX: usize = 16;
+/// How long one waits.
+const IDLE_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// Whose engine: nothing of it is ever anybody else's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Key {
+    pub(super) context: ContextUid,
+    /// The user that it runs as, when that is not the runner's.
+    pub(super) owner: Option<u32>,
+}
+
+impl Key {
+    pub(super) fn of(job: &Job) -> Self {
+        Self { context: job.execution.job_key.context, owner: job.workspace.owner() }
+    }
+}
+
+/// Engines that wait, the longest first.
+#[derive(Debug)]
+pub(super) struct Idle<T>(Vec<Waiting<T>>);
+
+#[derive(Debug)]
+struct Waiting<T> {
+    key: Key,
+    since: Instant,
+    engine: T,
+}
+
+impl<T> Default for Idle<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T> Idle<T> {
+    /// The one that was used last, which has most at hand.
+    pub(super) fn take(&mut self, key: Key) -> Option<T> {
+        let at = self.0.iter().rposition(|waiting| waiting.key == key)?;
+        Some(self.0.remove(at).engine)
+    }
+
+    /// Keeps one, and gives the one that had to make room.
+    pub(super) fn put(&mut self, key: Key, engine: T, now: Instant) -> Option<T> {
+        self.0.push(Waiting { key, since: now, engine });
+        (self.0.len() > IDLE_MAX).then(|| self.0.remove(0).engine)
+    }
+
+    /// Those that have waited long.
+    pub(super) fn take_unused(&mut self, now: Instant) -> Vec<T> {
+        let is_unused = |waiting: &Waiting<T>| now.duration_since(waiting.since) >= IDLE_TIME_MAX;
+        let count = self.0.iter().take_while(|waiting| is_unused(waiting)).count();
+        self.0.drain(..count).map(|waiting| waiting.engine).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::id::Uid;
+
+    use super::*;
+
+    fn key(number: u128) -> Key {
+        Key { context: ContextUid(Uid::from_bits(number)), owner: None }
+    }
+
+    #[test]
+    fn nobody_gets_the_engine_of_somebody_else() {
+        let (mut idle, now) = (Idle::default(), Instant::now());
+        idle.put(key(1), "a", now);
+        idle.put(key(1), "b", now);
+        assert_eq!(idle.take(key(2)), None);
+        assert_eq!(idle.take(Key { owner: Some(7), ..key(1) }), None);
+        assert_eq!((idle.take(key(1)), idle.take(key(1)), idle.take(key(1))), (Some("b"), Some("a"), None));
+    }
+
+    #[test]
+    fn the_longest_unused_makes_room() {
+        let (mut idle, now) = (Idle::default(), Instant::now());
+        for number in 0..IDLE_MAX {
+            assert_eq!(idle.put(key(number as u128), number, now), None);
+        }
+        assert_eq!(idle.put(key(0), 100, now), Some(0));
+    }
+
+    #[test]
+    fn what_waits_too_long_is_given_up() {
+        let (mut idle, now) = (Idle::default(), Instant::now());
+        idle.put(key(1), 1, now);
+        idle.put(key(1), 2, now + IDLE_TIME_MAX);
+        assert!(idle.take_unused(now).is_empty());
+        assert_eq!(idle.take_unused(now + IDLE_TIME_MAX), [1]);
+        assert_eq!(idle.take(key(1)), Some(2));
+    }
+}

@@ -1,0 +1,224 @@
+//! One engine: a process that was started by way of the launcher, and the socket to it.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use model::{Reason, ReasonCode};
+use rustix::net::RecvFlags;
+use sandbox::{Child, Event, Order, Program, Request, Slot, records};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::UnixStream;
+
+use super::idle::Key;
+use crate::RHAI_MEMORY_BYTES_MAX;
+use crate::engine::{EXIT_OUT_OF_MEMORY, NAME, STACK_BYTES, STEP_BYTES_MAX};
+use crate::isolation::Isolator;
+use crate::runtime::Job;
+use crate::wire::{self, FromEngine, HEAD_BYTES, Violation};
+use crate::workspace::runtime_error;
+
+/// How many jobs one serves.
+const JOBS_MAX: u32 = 1000;
+/// A script that took longer may have used much of the stack and of the memory, which only the end of the process gives
+/// back; to start another takes little of that time.
+const SHORT: Duration = Duration::from_millis(500);
+/// How long the end of a process may take of which the socket is closed.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// What an engine may hold beside what its script may: what one step may take, a deep stack, and itself.
+const OVERHEAD_BYTES: u64 = STEP_BYTES_MAX + STACK_BYTES as u64;
+/// The bound of the addresses of an engine, where no control group bounds its memory. The stack and the program are in it.
+const ADDRESS_BYTES: u64 = RHAI_MEMORY_BYTES_MAX + OVERHEAD_BYTES + 1024 * 1024 * 1024;
+
+/// One engine. Dropped, its process ends.
+#[derive(Debug)]
+pub(crate) struct EngineProcess {
+    child: Child,
+    receiver: Receiver,
+    slot: Option<Slot>,
+    /// How many jobs it has begun, and when it began the last.
+    jobs: u32,
+    begun: Instant,
+    _record: records::Recorded,
+}
+
+/// The socket to an engine.
+#[derive(Debug)]
+pub(crate) struct Receiver(BufReader<UnixStream>);
+
+/// How an engine ended that should not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    OutOfMemory,
+    Exited(i32),
+    Signalled(i32),
+    Unknown,
+}
+
+impl fmt::Display for Fate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |signal| match signal {
+            libc::SIGABRT => " (SIGABRT)",
+            libc::SIGBUS => " (SIGBUS)",
+            libc::SIGILL => " (SIGILL)",
+            libc::SIGKILL => " (SIGKILL)",
+            libc::SIGSEGV => " (SIGSEGV)",
+            libc::SIGSYS => " (SIGSYS)",
+            _ => "",
+        };
+        match self {
+            Self::OutOfMemory => f.write_str("the engine ended for its memory"),
+            Self::Exited(code) => write!(f, "the engine ended with exit code {code}"),
+            Self::Signalled(signal) => write!(f, "the engine ended by signal {signal}{}", name(*signal)),
+            Self::Unknown => f.write_str("the engine ended in an unknown way"),
+        }
+    }
+}
+
+impl EngineProcess {
+    /// Starts one.
+    ///
+    /// # Errors
+    /// Why that is not possible.
+    pub(super) async fn start(
+        running: &Path,
+        isolator: &Isolator,
+        key: Key,
+        job: &Job,
+    ) -> Result<Self, Reason> {
+        let failed =
+            |error: io::Error| runtime_error(&format!("no engine can be started for the script: {error}"));
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let name = format!("{NAME}-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        let slot = isolator.engine_slot(&name);
+        if let Some(slot) = &slot {
+            bound(slot, job).map_err(failed)?;
+        }
+        let cgroups: Vec<_> = slot.iter().flat_map(Slot::dirs).cloned().collect();
+        let confinement = isolator.engine_confinement(key.owner, cgroups.clone(), ADDRESS_BYTES);
+        let program = Program::Builtin(NAME.to_owned());
+        let request = Request {
+            program,
+            args: Vec::new(),
+            env: std::collections::BTreeMap::new(),
+            dir: "/".into(),
+            confinement,
+        };
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(failed)?;
+        let theirs = Stdio::from(OwnedFd::from(theirs));
+        let mut child = Child::start(isolator.launcher(), &request, theirs, Stdio::null()).map_err(failed)?;
+        // Nothing goes with it but its processes.
+        let nowhere = running.join(&name).join("nowhere");
+        let record = records::write(running, &name, child.pid(), nowhere, cgroups).map_err(failed)?;
+        match child.next().await.map_err(failed)? {
+            Some(Event::Started { .. }) => {}
+            Some(Event::Refused { layer, detail }) if layer != "exec" => {
+                let detail = format!("{layer}: {detail}");
+                return Err(Reason::new(ReasonCode::IsolationUnavailable, detail));
+            }
+            other => return Err(failed(io::Error::other(format!("{other:?}")))),
+        }
+        ours.set_nonblocking(true).map_err(failed)?;
+        let receiver = Receiver(BufReader::new(UnixStream::from_std(ours).map_err(failed)?));
+        Ok(Self { child, receiver, slot, jobs: 1, begun: Instant::now(), _record: record })
+    }
+
+    /// Whether it waits for a job, and takes the bounds of this one.
+    pub(super) fn is_ready(&mut self, job: &Job) -> bool {
+        let mut byte = [0; 1];
+        // Nothing is heard of one that waits; one that has ended has closed its end. Not by way of the event loop, which may
+        // not have seen it yet.
+        let heard = rustix::net::recv(
+            self.receiver.0.get_ref().as_fd(),
+            &mut byte[..],
+            RecvFlags::PEEK | RecvFlags::DONTWAIT,
+        );
+        let waits = matches!(heard, Err(rustix::io::Errno::AGAIN)) && self.receiver.0.buffer().is_empty();
+        self.jobs += 1;
+        self.begun = Instant::now();
+        waits && self.slot.as_ref().is_none_or(|slot| bound(slot, job).is_ok())
+    }
+
+    /// Whether it serves no further job.
+    pub(super) fn is_worn(&self) -> bool {
+        self.jobs >= JOBS_MAX || self.begun.elapsed() > SHORT
+    }
+
+    /// The socket, and what its processes are told by.
+    pub(crate) fn parts(&mut self) -> (&mut Receiver, &Child) {
+        (&mut self.receiver, &self.child)
+    }
+
+    /// Waits for the end of one whose socket is of no use any more, and gives what it was.
+    pub(crate) async fn fate(&mut self) -> Fate {
+        let mut fate = tokio::time::timeout(END_TIMEOUT, self.hear_end()).await;
+        if fate.is_err() {
+            // One that is gone needs no order.
+            let _ = self.child.order(Order::Kill).await;
+            fate = tokio::time::timeout(END_TIMEOUT, self.hear_end()).await;
+        }
+        let is_memory = self.slot.as_ref().is_some_and(|slot| slot.oom_kills() > 0);
+        match fate.unwrap_or(Fate::Unknown) {
+            Fate::Exited(EXIT_OUT_OF_MEMORY) => Fate::OutOfMemory,
+            Fate::Signalled(_) | Fate::Unknown if is_memory => Fate::OutOfMemory,
+            other => other,
+        }
+    }
+
+    async fn hear_end(&mut self) -> Fate {
+        loop {
+            match self.child.next().await {
+                Ok(Some(Event::Exited { code, .. })) => return Fate::Exited(code),
+                Ok(Some(Event::Signalled { signal, .. })) => return Fate::Signalled(signal),
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) => return Fate::Unknown,
+            }
+        }
+    }
+
+    /// Ends it, out of the way of everything else.
+    pub(crate) fn end(self) {
+        tokio::spawn(async move {
+            let Self { mut child, receiver, slot, .. } = self;
+            let _ = child.order(Order::Kill).await;
+            while let Ok(Some(_)) = child.next().await {}
+            drop(receiver);
+            // Looks for what is left, which is nothing, and removes the group.
+            let _ = tokio::task::spawn_blocking(move || drop(slot)).await;
+        });
+    }
+}
+
+/// Gives an engine the bounds of a job: its memory, and the two threads that it has.
+fn bound(slot: &Slot, job: &Job) -> io::Result<()> {
+    slot.set_limits(job.grants.memory_bytes.min(RHAI_MEMORY_BYTES_MAX) + OVERHEAD_BYTES, 2)
+}
+
+impl Receiver {
+    /// Sends a frame.
+    pub(crate) async fn send(&mut self, frame: &[u8]) -> io::Result<()> {
+        self.0.get_mut().write_all(frame).await
+    }
+
+    /// The next frame.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidData`] when it is none that an engine sends, which only one does that was taken over.
+    pub(crate) async fn receive(&mut self) -> io::Result<FromEngine> {
+        let invalid = |violation: Violation| io::Error::new(io::ErrorKind::InvalidData, violation);
+        let mut head = [0; HEAD_BYTES];
+        self.0.read_exact(&mut head).await?;
+        let (length, kind) = wire::head(head).map_err(invalid)?;
+        // Grows with what comes: a length is only a claim.
+        let mut body = Vec::new();
+        let taken = (&mut self.0).take(length as u64).read_to_end(&mut body).await?;
+        if taken < length {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        FromEngine::read(kind, body).map_err(invalid)
+    }
+}

@@ -1,0 +1,345 @@
+//! Frames between the runner and an engine, over one stream socket.
+//!
+//! A frame is its length (4 bytes, little endian), its kind (1 byte) and a body. The runner trusts nothing that it reads:
+//! lengths, counts and depths are bounded before anything is allocated for them.
+//!
+//! ```text
+//! runner ── Run ──► engine ── Print*, Call ──► runner ── Answer ──► engine … ── End ──► runner
+//! ```
+
+mod values;
+
+use std::collections::BTreeMap;
+
+use model::flow::ResultMap;
+use rhai::Dynamic;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::values::NotSent;
+use self::values::{Reader, write};
+use crate::RHAI_STRING_BYTES_MAX;
+use crate::output::Stream;
+
+/// The longest frame: two of the longest texts, and room for what is said with them.
+pub(crate) const FRAME_BYTES_MAX: usize = 2 * RHAI_STRING_BYTES_MAX + 4 * 1024 * 1024;
+/// The bytes of a frame before its body.
+pub(crate) const HEAD_BYTES: usize = 5;
+/// The longest text about what went wrong that is taken from an engine.
+const DETAIL_BYTES_MAX: usize = 1024;
+
+const RUN: u8 = b'R';
+const ANSWER: u8 = b'A';
+const PRINT_OUT: u8 = b'O';
+const PRINT_ERR: u8 = b'E';
+const CALL: u8 = b'C';
+const END: u8 = b'Z';
+
+/// A frame that cannot be what the other side should have sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Violation(pub(crate) &'static str);
+
+/// A language of the engine: which functions a script finds beside the standard ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Language {
+    /// The engine itself.
+    Rhai,
+    /// Rhai, and the objects of the context.
+    Osis,
+    /// Rhai, and the system.
+    Sal,
+}
+
+/// An order to run one script.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Run {
+    /// What it is written in.
+    pub(crate) language: Language,
+    /// Its text.
+    pub(crate) script: String,
+    /// The job's variables, as the constant `env`.
+    pub(crate) env: BTreeMap<String, String>,
+    /// Further variables, that `env(name)` of `sal` finds.
+    pub(crate) own_env: BTreeMap<String, String>,
+    /// Results of jobs before it, as JSON.
+    pub(crate) inputs: String,
+    /// What the script may hold in memory.
+    pub(crate) memory_bytes: u64,
+}
+
+/// How a script ended, as its engine says.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Ended {
+    /// By itself.
+    Exited {
+        /// 0 is success.
+        code: i32,
+        /// What it gave.
+        result: ResultMap,
+    },
+    /// By itself, with a result of more bytes than there may be.
+    ResultTooLarge {
+        /// How many, as JSON.
+        bytes: u64,
+    },
+    /// Since it was told to.
+    Terminated,
+    /// Since it held more memory than it may.
+    OutOfMemory,
+    /// The engine could not run it.
+    Failed(String),
+    /// The engine panicked, and serves nothing more.
+    Panicked(String),
+}
+
+/// A function that the runner serves, since it does more than compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Function {
+    Sleep,
+    ReadFile,
+    WriteFile,
+    OsisSet,
+    OsisGet,
+    OsisDelete,
+    OsisIndex,
+    OsisList,
+    OsisFind,
+    AppendFile,
+    ListDir,
+    Exists,
+    FileSize,
+    Remove,
+    Copy,
+    MakeDir,
+    Run,
+    HttpGet,
+    HttpPost,
+    Http,
+}
+
+impl Function {
+    /// All of them, each at its number.
+    const ALL: [(Self, &'static str, Language); 20] = [
+        (Self::Sleep, "sleep", Language::Rhai),
+        (Self::ReadFile, "read_file", Language::Rhai),
+        (Self::WriteFile, "write_file", Language::Rhai),
+        (Self::OsisSet, "osis_set", Language::Osis),
+        (Self::OsisGet, "osis_get", Language::Osis),
+        (Self::OsisDelete, "osis_delete", Language::Osis),
+        (Self::OsisIndex, "osis_index", Language::Osis),
+        (Self::OsisList, "osis_list", Language::Osis),
+        (Self::OsisFind, "osis_find", Language::Osis),
+        (Self::AppendFile, "append_file", Language::Sal),
+        (Self::ListDir, "list_dir", Language::Sal),
+        (Self::Exists, "exists", Language::Sal),
+        (Self::FileSize, "file_size", Language::Sal),
+        (Self::Remove, "remove", Language::Sal),
+        (Self::Copy, "copy", Language::Sal),
+        (Self::MakeDir, "make_dir", Language::Sal),
+        (Self::Run, "run", Language::Sal),
+        (Self::HttpGet, "http_get", Language::Sal),
+        (Self::HttpPost, "http_post", Language::Sal),
+        (Self::Http, "http", Language::Sal),
+    ];
+
+    /// What scripts call it.
+    pub(crate) fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+
+    /// Whether scripts of `language` have it.
+    pub(crate) fn is_of(self, language: Language) -> bool {
+        let own = Self::ALL[self as usize].2;
+        own == Language::Rhai || own == language
+    }
+
+    fn read(number: u8) -> Result<Self, Violation> {
+        Self::ALL.get(usize::from(number)).map(|known| known.0).ok_or(Violation("a call of no function"))
+    }
+}
+
+/// What a call comes to.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// A value.
+    Value(Dynamic),
+    /// A text that the script may catch.
+    Thrown(String),
+    /// The script has to end.
+    Ends,
+    /// The script has taken more steps than it may.
+    TooManySteps,
+    /// A value larger than a script may have.
+    TooLarge,
+}
+
+/// A frame that an engine reads.
+#[derive(Debug)]
+pub(crate) enum ToEngine {
+    Run(Box<Run>),
+    Answer(Answer),
+}
+
+/// A frame that the runner reads.
+#[derive(Debug)]
+pub(crate) enum FromEngine {
+    Print(Stream, Vec<u8>),
+    Call(Function, Vec<Dynamic>),
+    End(Ended),
+}
+
+/// The length of a body and its kind.
+///
+/// # Errors
+/// When it is longer than a frame may be.
+pub(crate) fn head(bytes: [u8; HEAD_BYTES]) -> Result<(usize, u8), Violation> {
+    let [a, b, c, d, kind] = bytes;
+    let length = usize::try_from(u32::from_le_bytes([a, b, c, d])).unwrap_or(usize::MAX);
+    if length > FRAME_BYTES_MAX { Err(Violation("a frame is too long")) } else { Ok((length, kind)) }
+}
+
+/// A frame whose body `fill` writes; nothing when that is longer than a frame may be.
+fn frame<E>(kind: u8, fill: impl FnOnce(&mut Vec<u8>) -> Result<(), E>) -> Result<Option<Vec<u8>>, E> {
+    let mut bytes = vec![0, 0, 0, 0, kind];
+    fill(&mut bytes)?;
+    let length = bytes.len() - HEAD_BYTES;
+    let Some(length) = u32::try_from(length).ok().filter(|_| length <= FRAME_BYTES_MAX) else {
+        return Ok(None);
+    };
+    bytes[..4].copy_from_slice(&length.to_le_bytes());
+    Ok(Some(bytes))
+}
+
+fn json_frame(kind: u8, value: &impl Serialize) -> Option<Vec<u8>> {
+    frame(kind, |bytes| serde_json::to_writer(bytes, value)).ok().flatten()
+}
+
+/// The frame of an order to run a script; nothing when it is longer than a frame may be.
+pub(crate) fn run_frame(run: &Run) -> Option<Vec<u8>> {
+    json_frame(RUN, run)
+}
+
+/// The frame of an answer.
+pub(crate) fn answer_frame(answer: &Answer) -> Vec<u8> {
+    let fill = |bytes: &mut Vec<u8>| match answer {
+        Answer::Value(value) => {
+            bytes.push(0);
+            write(value, bytes)
+        }
+        Answer::Thrown(text) => {
+            bytes.push(1);
+            bytes.extend_from_slice(text.as_bytes());
+            Ok(())
+        }
+        Answer::Ends => {
+            bytes.push(2);
+            Ok(())
+        }
+        Answer::TooManySteps => {
+            bytes.push(3);
+            Ok(())
+        }
+        Answer::TooLarge => {
+            bytes.push(4);
+            Ok(())
+        }
+    };
+    match frame(ANSWER, fill) {
+        Ok(Some(bytes)) => bytes,
+        // One byte fits, and has no values in it.
+        Ok(None) | Err(NotSent::TooMany) => vec![1, 0, 0, 0, ANSWER, 4],
+        Err(error) => answer_frame(&Answer::Thrown(error.to_string())),
+    }
+}
+
+/// The frame of printed text, which is shorter than a frame may be.
+pub(crate) fn print_frame(stream: Stream, text: &[u8]) -> Vec<u8> {
+    let kind = if stream == Stream::Out { PRINT_OUT } else { PRINT_ERR };
+    let fill = |bytes: &mut Vec<u8>| {
+        bytes.extend_from_slice(&text[..text.len().min(FRAME_BYTES_MAX)]);
+        Ok::<_, std::convert::Infallible>(())
+    };
+    match frame(kind, fill) {
+        Ok(bytes) => bytes.unwrap_or_default(),
+        Err(never) => match never {},
+    }
+}
+
+/// The frame of a call.
+///
+/// # Errors
+/// When a value cannot be sent.
+pub(crate) fn call_frame(function: Function, args: &[Dynamic]) -> Result<Vec<u8>, NotSent> {
+    let fill = |bytes: &mut Vec<u8>| {
+        bytes.push(function as u8);
+        args.iter().try_for_each(|arg| write(arg, bytes))
+    };
+    frame(CALL, fill)?.ok_or(NotSent::TooMany)
+}
+
+/// The frame of an end.
+pub(crate) fn end_frame(ended: &Ended) -> Vec<u8> {
+    let fallback = || json_frame(END, &Ended::Failed("its end cannot be told".to_owned()));
+    json_frame(END, ended).or_else(fallback).unwrap_or_default()
+}
+
+impl ToEngine {
+    /// Reads a frame.
+    ///
+    /// # Errors
+    /// When it is none that an engine is sent.
+    pub(crate) fn read(kind: u8, body: &[u8]) -> Result<Self, Violation> {
+        match kind {
+            RUN => {
+                serde_json::from_slice(body).map(Self::Run).map_err(|_| Violation("an order is malformed"))
+            }
+            ANSWER => {
+                let (kind, rest) = body.split_first().ok_or(Violation("an answer is empty"))?;
+                Ok(Self::Answer(match kind {
+                    0 => Answer::Value(Reader::new(rest).only()?),
+                    1 => Answer::Thrown(String::from_utf8_lossy(rest).into_owned()),
+                    2 => Answer::Ends,
+                    3 => Answer::TooManySteps,
+                    4 => Answer::TooLarge,
+                    _ => return Err(Violation("an answer of no kind")),
+                }))
+            }
+            _ => Err(Violation("a frame of no kind")),
+        }
+    }
+}
+
+impl FromEngine {
+    /// Reads a frame.
+    ///
+    /// # Errors
+    /// When it is none that an engine sends.
+    pub(crate) fn read(kind: u8, body: Vec<u8>) -> Result<Self, Violation> {
+        match kind {
+            PRINT_OUT => Ok(Self::Print(Stream::Out, body)),
+            PRINT_ERR => Ok(Self::Print(Stream::Err, body)),
+            CALL => {
+                let (number, rest) = body.split_first().ok_or(Violation("a call is empty"))?;
+                Ok(Self::Call(Function::read(*number)?, Reader::new(rest).all()?))
+            }
+            END => {
+                let ended = serde_json::from_slice(&body).map_err(|_| Violation("an end is malformed"))?;
+                Ok(Self::End(bounded(ended)))
+            }
+            _ => Err(Violation("a frame of no kind")),
+        }
+    }
+}
+
+/// The same end, its text bounded.
+fn bounded(mut ended: Ended) -> Ended {
+    if let Ended::Failed(text) | Ended::Panicked(text) = &mut ended {
+        let at = (0..=text.len().min(DETAIL_BYTES_MAX)).rev().find(|at| text.is_char_boundary(*at));
+        text.truncate(at.unwrap_or(0));
+    }
+    ended
+}
+
+#[cfg(test)]
+mod tests;
