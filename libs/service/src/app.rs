@@ -12,6 +12,7 @@ use tokio::net::TcpListener;
 use crate::flags::{CommonFlags, ServingFlags, TlsFlags};
 use crate::open_files::raise_open_files_limit;
 use crate::ops::{Info, Limits, Ops};
+use crate::panics::die_on_panic;
 use crate::readiness::Readiness;
 use crate::shutdown::{Hangup, Shutdown};
 use crate::tasks::Tasks;
@@ -98,6 +99,7 @@ pub fn run<A: App>() -> ExitCode {
                 return ExitCode::from(EXIT_USAGE);
             }
         };
+        die_on_panic();
         let code = match live::<A>(common, config, Shutdown::new()).await {
             Ok(code) => code,
             Err(error) => {

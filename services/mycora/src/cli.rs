@@ -124,6 +124,10 @@ pub enum Command {
 #[must_use]
 pub fn main() -> ExitCode {
     let Cli { global, command } = Cli::parse();
+    if matches!(command, Command::Up(_) | Command::Demo(_)) {
+        // These serve. What only asks others reports a panic and ends with it.
+        service::die_on_panic();
+    }
     let result = tokio::runtime::Runtime::new()
         .map_err(|error| Failure::Failed(format!("cannot start: {error}")))
         .and_then(|runtime| runtime.block_on(run(global, command)));
