@@ -5,10 +5,12 @@
 //!   several;
 //! - `FaultProxy`: a connection that can be cut, swallowed or delayed;
 //! - `Witness`: a file to which scripts append, and what it proves;
+//! - [`scripts`]: scripts of embedded languages, made up by chance;
 //! - `wait_until`: waiting for a condition, never for a time;
 //! - `Process`: a child whose output is shown when a test fails.
 
 pub mod crash;
+pub mod scripts;
 
 #[cfg(feature = "full")]
 mod port;

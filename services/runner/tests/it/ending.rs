@@ -120,7 +120,7 @@ async fn jobs_share_the_slots() {
 
 #[tokio::test]
 async fn a_drain_lets_jobs_end_until_its_deadline() {
-    let Bench { dir, supervisor, mut reader, runner, kv, redis: _redis } = Bench::new().await;
+    let Bench { dir, supervisor, mut reader, runner, kv, redis: _redis, .. } = Bench::new().await;
     assert!(runner.instances().len() >= 3, "shell, python and rhai are here");
     runner.drain().await;
     assert!(supervisor.instances().await.expect("an answer").is_empty(), "they have left");

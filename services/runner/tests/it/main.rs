@@ -2,11 +2,13 @@
 
 mod area;
 mod ending;
+mod engine;
 mod hostile;
 mod languages;
 mod osis;
 mod process;
 mod python;
+mod random;
 mod rhai;
 mod rust;
 mod sal;

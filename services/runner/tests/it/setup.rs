@@ -1,6 +1,6 @@
 //! A supervisor's queue, and a runner that works on it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::pending;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -25,6 +25,9 @@ pub(crate) struct Bench {
     pub(crate) reader: EventReader,
     pub(crate) runner: Running,
     pub(crate) kv: Kv,
+    /// Of jobs that were heard of among others.
+    ended: HashMap<JobKey, AttemptEnd>,
+    logs: HashMap<JobKey, String>,
     // Dropped last, so that the runner does not miss it.
     pub(crate) redis: RedisServer,
 }
@@ -60,7 +63,8 @@ impl Bench {
         let runner = runner.expect("a runner");
         let supervisor = Supervisor::new(kv.clone(), 0);
         let reader = supervisor.events();
-        Self { dir, supervisor, reader, runner, kv, redis }
+        let (ended, logs) = (HashMap::new(), HashMap::new());
+        Self { dir, supervisor, reader, runner, kv, ended, logs, redis }
     }
 
     pub(crate) async fn accept(&self, execution: Execution) -> JobKey {
@@ -115,6 +119,37 @@ impl Bench {
                     }
                     EventKind::Started { .. } | EventKind::Returned => {}
                 }
+            }
+        }
+    }
+
+    /// Waits for the end of one job among others, whose ends are kept for those who ask for them.
+    pub(crate) async fn end_among(&mut self, key: JobKey) -> Outcome {
+        loop {
+            if let Some(end) = self.ended.remove(&key) {
+                let log = self.logs.remove(&key).unwrap_or_default();
+                return Outcome { end, log };
+            }
+            self.hear().await;
+        }
+    }
+
+    /// Reads the logs of all jobs until one of them has printed something.
+    pub(crate) async fn printed_of(&mut self, key: JobKey, text: &str) {
+        while !self.logs.get(&key).is_some_and(|log| log.contains(text)) {
+            assert!(!self.ended.contains_key(&key), "it ended before it printed {text:?}: {:?}", self.ended);
+            self.hear().await;
+        }
+    }
+
+    async fn hear(&mut self) {
+        for event in self.reader.next(pending()).await.expect("events") {
+            match event.kind {
+                EventKind::Log(piece) => self.logs.entry(event.job_key).or_default().push_str(&piece.text),
+                EventKind::Ended(end) => {
+                    self.ended.insert(event.job_key, *end);
+                }
+                EventKind::Started { .. } | EventKind::Returned => {}
             }
         }
     }
