@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::flow::EnvVars;
 use crate::id::{ActorId, BlobHash, ContextId, FlowId, JobId};
 use crate::limits;
+use crate::printable::check_line;
 use crate::script_type::ScriptType;
 use crate::time::Timestamp;
 use crate::violation::Violations;
@@ -200,6 +201,9 @@ pub fn check_relative_path(path: &str) -> Result<(), &'static str> {
     if path.contains(['\0', '\\']) {
         return Err("a file's path has no zero bytes and no backslashes");
     }
+    if check_line(path).is_err() {
+        return Err("a file's path has no control characters, and none that cannot be seen");
+    }
     if path.split('/').any(|part| part.is_empty() || part == "." || part == "..") {
         return Err("a file's path is relative and has no empty, `.` or `..` parts");
     }
@@ -243,7 +247,21 @@ mod tests {
         for good in ["a", "a/b.txt", "..a", "a..b/c"] {
             assert_eq!(check_relative_path(good), Ok(()), "{good}");
         }
-        for bad in ["", "/a", "a/", "../a", "a/../b", "./a", "a//b", "a\0", "a\\b", ".mycora/x"] {
+        for bad in [
+            "",
+            "/a",
+            "a/",
+            "../a",
+            "a/../b",
+            "./a",
+            "a//b",
+            "a\0",
+            "a\\b",
+            ".mycora/x",
+            "a\u{1b}[2J",
+            "a\nb",
+            "a\u{202e}b",
+        ] {
             assert!(check_relative_path(bad).is_err(), "{bad}");
         }
     }

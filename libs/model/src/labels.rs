@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::limits;
+use crate::printable::{check_line, is_hidden};
 use crate::violation::Violations;
 
 /// Notes what is wrong with labels that somebody gives.
@@ -22,6 +23,9 @@ pub fn check_labels(labels: &BTreeMap<String, String>, at: &str, violations: &mu
             let (max, found) = (limits::LABEL_VALUE_BYTES_MAX, value.len());
             let wrong = format!("what a label says has at most {max} bytes, not {found}");
             violations.add(format!("{at}[{key}]"), wrong);
+        } else if let Err(hidden) = check_line(key).and_then(|()| check_line(value)) {
+            let key: String = key.chars().filter(|character| !is_hidden(*character)).collect();
+            violations.add(format!("{at}[{key}]"), hidden);
         }
     }
 }
@@ -45,6 +49,8 @@ mod tests {
             fields(vec![of(key + 1, 1), of(2, value + 1)]),
             ["labels[kk]", &format!("labels[{}…]", "k".repeat(32))]
         );
+        assert_eq!(fields(vec![("k\u{1b}[2J".into(), "v".into())]), ["labels[k[2J]"]);
+        assert_eq!(fields(vec![("k".into(), "\u{202e}v".into())]), ["labels[k]"]);
         assert_eq!(fields((1..=65).map(|key| of(key, 1)).collect()), ["labels"]);
     }
 }

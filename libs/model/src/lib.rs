@@ -24,6 +24,7 @@ pub mod name;
 pub mod node;
 pub mod placement;
 pub mod prerequisite;
+pub mod printable;
 pub mod request_id;
 pub mod rerun;
 pub mod runner;

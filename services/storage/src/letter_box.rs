@@ -415,6 +415,9 @@ fn check_form(letter: &Letter) -> Result<()> {
     if letter.message_type == MessageType::Job {
         violations.add("letter_json.type", "chat or mail");
     }
+    if let Err(hidden) = model::printable::check_line(&letter.topic) {
+        violations.add("letter_json.topic", hidden);
+    }
     Ok(violations.into_result(Some(()))?)
 }
 

@@ -107,6 +107,8 @@ impl NewLetter {
         if chars > limits::MESSAGE_TOPIC_CHARS_MAX {
             let max = limits::MESSAGE_TOPIC_CHARS_MAX;
             violations.add("topic", format!("a topic has at most {max} characters, not {chars}"));
+        } else if let Err(hidden) = model::printable::check_line(&topic) {
+            violations.add("topic", hidden);
         }
         if text.len() > limits::MESSAGE_TEXT_BYTES_MAX {
             let (max, size) = (limits::MESSAGE_TEXT_BYTES_MAX, text.len());

@@ -283,6 +283,8 @@ pub fn from_register(request: v1::RegisterRunnerRequest) -> Result<NewRunner, Vi
     if topic.len() > limits::RUNNER_TOPIC_BYTES_MAX {
         let (max, found) = (limits::RUNNER_TOPIC_BYTES_MAX, topic.len());
         violations.add("topic", format!("a topic has at most {max} bytes, not {found}"));
+    } else if let Err(hidden) = model::printable::check_line(&topic) {
+        violations.add("topic", hidden);
     }
     let script_types = script_types_from_wire(&script_types, &mut violations);
     let group = match group.as_str() {
@@ -392,6 +394,16 @@ mod tests {
         let found = from_register(more).expect_err("beyond every limit");
         let fields: Vec<_> = found.as_slice().iter().map(|violation| violation.field.as_str()).collect();
         assert_eq!(fields, ["request_id", "address", "topic", "script_types", "group", "labels"]);
+    }
+
+    #[test]
+    fn hidden_characters_are_refused_by_field() {
+        let mut hostile = largest();
+        hostile.topic = "t\u{1b}[2J".into();
+        hostile.labels = [("zone".to_owned(), "\u{202e}eu".to_owned())].into();
+        let found = from_register(hostile).expect_err("a terminal would obey");
+        let fields: Vec<_> = found.as_slice().iter().map(|violation| violation.field.as_str()).collect();
+        assert_eq!(fields, ["topic", "labels[zone]"]);
     }
 
     #[test]
