@@ -33,5 +33,6 @@ mod sites;
 mod specs;
 mod strangers;
 mod suite;
+mod terminals;
 mod times;
 mod watching;

@@ -21,6 +21,11 @@ const IMPURE: [&str; 8] = [
     "Timestamp::now",
     "Uid::random",
 ];
+/// Ways to the terminal beside the writer that shows what would steer it.
+const PRINTERS: [&str; 6] =
+    ["println!", "print!(", "io::stdout(", "io::stderr(", "io::stdout;", "io::stderr;"];
+/// What draws on standard error by itself: its texts have to be made drawable.
+const DRAWERS: [&str; 2] = ["indicatif::", "console::"];
 /// What the machines of some people look like; written so that this file is not found.
 const MACHINES: [&str; 4] =
     [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/Us", "ers/")];
@@ -45,6 +50,15 @@ fn wire_types_stay_at_the_edge() {
     let files = source::rust(&root());
     let inside = files.iter().filter(|file| !is_edge(file));
     check("wire types", &inside.flat_map(|file| hits(file, &file.shipped(), &WIRE)).collect::<Vec<_>>());
+}
+
+/// Everything that the command line prints passes one writer: scripts, strangers and files say what they like.
+#[test]
+fn the_command_line_prints_through_one_writer() {
+    let files = source::rust(&root());
+    let own = files.iter().filter(|file| file.path.starts_with("services/mycora/src/"));
+    let words = [&PRINTERS[..], &DRAWERS[..]].concat();
+    check("terminal", &own.flat_map(|file| hits(file, &file.shipped(), &words)).collect::<Vec<_>>());
 }
 
 #[test]

@@ -128,16 +128,21 @@ pub fn main() -> ExitCode {
         // These serve. What only asks others reports a panic and ends with it.
         service::die_on_panic();
     }
+    if global.raw {
+        output::terminal::let_raw_through();
+    }
     let result = tokio::runtime::Runtime::new()
         .map_err(|error| Failure::Failed(format!("cannot start: {error}")))
         .and_then(|runtime| runtime.block_on(run(global, command)));
-    match result {
-        Ok(code) => code.into(),
+    let code = match result {
+        Ok(code) => code,
         Err(failure) => {
             output::note(&failure.to_string());
-            failure.exit_code().into()
+            failure.exit_code()
         }
-    }
+    };
+    output::finish();
+    code.into()
 }
 
 /// Does what the arguments say; gives the exit code.

@@ -50,6 +50,10 @@ pub struct Global {
     /// Show no progress
     #[arg(long, short, global = true, help_heading = "Output")]
     pub quiet: bool,
+    /// Give a terminal every control character of scripts and strangers, instead of showing it as in \x1b. Pipes and
+    /// files get them always
+    #[arg(long, global = true, help_heading = "Output")]
+    pub raw: bool,
     /// The context to work in. Else what the flow file says, else what the profile says
     #[arg(long, global = true, value_name = "ID", env = "MYCORA_CONTEXT", value_parser = values::id, help_heading = "Connection")]
     pub context: Option<u32>,
@@ -184,7 +188,7 @@ fn find_profile_unless(global: &Global, enough: bool) -> Result<Profile, Failure
 }
 
 fn override_with(profile: &mut Profile, global: &Global) {
-    let Global { output: _, quiet: _, context: _, config: _, address, ca, cert, key, .. } = global;
+    let Global { output: _, quiet: _, raw: _, context: _, config: _, address, ca, cert, key, .. } = global;
     let Global { token_key, token_actor, server_name, .. } = global;
     if let Some(address) = address {
         profile.address = Some(address.clone());

@@ -12,14 +12,17 @@ pub mod places;
 pub mod progress;
 pub mod summary;
 pub mod table;
+pub mod terminal;
 pub mod time;
 pub mod tree;
 pub mod words;
 
-use std::io::{self, Write};
+use std::io;
 
+use model::printable::is_hidden;
 use serde::Serialize;
 
+use self::terminal::Stream;
 use crate::failure::Failure;
 
 /// How answers are written.
@@ -66,7 +69,7 @@ pub fn print_one_of_many(format: Format, document: &impl Serialize) -> Result<()
 pub fn one_of_many(format: Format, document: &impl Serialize) -> Result<String, Failure> {
     Ok(match format {
         Format::Table | Format::Json => {
-            format!("{}\n", serde_json::to_string(document).map_err(unwritable)?)
+            format!("{}\n", plain_json(serde_json::to_string(document).map_err(unwritable)?))
         }
         Format::Yaml => format!("---\n{}", document_text(format, document)?),
     })
@@ -88,7 +91,7 @@ pub fn list_item(format: Format, first: bool, item: &impl Serialize) -> Result<S
     Ok(match format {
         Format::Table | Format::Json => {
             let separator = if first { "[\n" } else { ",\n" };
-            format!("{separator}{}", serde_json::to_string(item).map_err(unwritable)?)
+            format!("{separator}{}", plain_json(serde_json::to_string(item).map_err(unwritable)?))
         }
         Format::Yaml => document_text(format, &[item])?,
     })
@@ -108,13 +111,35 @@ pub fn end_items(format: Format, empty: bool) -> Result<(), Failure> {
 
 fn document_text(format: Format, document: &impl Serialize) -> Result<String, Failure> {
     let mut text = match format {
-        Format::Table | Format::Json => serde_json::to_string_pretty(document).map_err(unwritable)?,
+        Format::Table | Format::Json => {
+            plain_json(serde_json::to_string_pretty(document).map_err(unwritable)?)
+        }
         Format::Yaml => serde_saphyr::to_string(document).map_err(unwritable)?,
     };
     if !text.ends_with('\n') {
         text.push('\n');
     }
     Ok(text)
+}
+
+/// The same JSON with every hidden character escaped: writers of JSON have to escape C0 only, and the others stand in
+/// strings alone.
+fn plain_json(json: String) -> String {
+    let stays = |character: char| character == '\n' || !is_hidden(character);
+    if json.chars().all(stays) {
+        return json;
+    }
+    let mut plain = String::with_capacity(json.len());
+    for character in json.chars() {
+        if stays(character) {
+            plain.push(character);
+        } else {
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                plain.push_str(&format!("\\u{unit:04x}"));
+            }
+        }
+    }
+    plain
 }
 
 fn unwritable(error: impl std::fmt::Display) -> Failure {
@@ -134,28 +159,33 @@ pub fn print(text: &str) -> Result<(), Failure> {
 /// # Errors
 /// When it cannot be written.
 pub fn hand_over(text: &str) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    written.map_err(|error| Failure::Failed(format!("cannot write to standard output: {error}")))
+    Stream::Out
+        .write(text.as_bytes())
+        .map_err(|error| Failure::Failed(format!("cannot write to standard output: {error}")))
 }
 
-/// Writes bytes to standard output as they are.
+/// Writes bytes to standard output, as they are unless it is a terminal.
 ///
 /// # Errors
 /// As [`print()`].
 pub fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    written(out.write_all(bytes).and_then(|()| out.flush()))
+    written(Stream::Out.write(bytes))
 }
 
 /// Writes a line to standard error. Without a reader there is nobody to tell.
 pub fn note(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{line}");
+    let _ = Stream::Err.write(format!("{line}\n").as_bytes());
 }
 
-/// Writes bytes to standard error as they are.
+/// Writes bytes to standard error, as they are unless it is a terminal.
 pub fn note_bytes(bytes: &[u8]) {
-    let _ = io::stderr().lock().write_all(bytes);
+    let _ = Stream::Err.write(bytes);
+}
+
+/// Writes what was held back of either stream, before the process ends.
+pub fn finish() {
+    // Without a reader there is nobody to tell.
+    let _ = Stream::Out.finish().and_then(|()| Stream::Err.finish());
 }
 
 fn written(result: io::Result<()>) -> Result<(), Failure> {
@@ -171,6 +201,19 @@ fn written(result: io::Result<()>) -> Result<(), Failure> {
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
+
+    #[test]
+    fn json_hides_nothing() {
+        let text = "a\u{1b}\u{9b}\u{202e}\u{7f}\u{e0041}\n\"ö";
+        for json in [
+            document_text(Format::Json, &[text]).expect("written"),
+            one_of_many(Format::Json, &[text]).expect("written"),
+        ] {
+            assert!(json.contains("\\u009b\\u202e\\u007f\\udb40\\udc41"), "{json}");
+            let read: [String; 1] = serde_json::from_str(&json).expect("JSON");
+            assert_eq!(read[0], text);
+        }
+    }
 
     #[test]
     fn yaml_says_what_json_says() {

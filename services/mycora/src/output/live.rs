@@ -8,6 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use proto::v1::NodeState;
 
 use super::progress::{News, View};
+use super::terminal::drawable;
 use super::{note, tree};
 
 /// How often a live tree is drawn anew, so that its times go on.
@@ -64,7 +65,7 @@ impl Progress {
             Self::Troubles => news.iter().filter(|news| news.passes).for_each(|news| note(&news.text)),
             Self::Live(picture) => {
                 for news in news.iter().filter(|news| news.passes) {
-                    picture.bar.println(&news.text);
+                    picture.bar.println(drawable(&news.text));
                 }
                 let due = picture.drawn.is_none_or(|drawn| now.duration_since(drawn) >= REDRAW_PAUSE);
                 if due || view.ended().is_some() {

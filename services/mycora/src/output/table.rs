@@ -1,5 +1,7 @@
 //! Aligned columns.
 
+use super::terminal::visible_line;
+
 /// A cell is cut here; the whole value is in the JSON form.
 const CELL_CHARS_MAX: usize = 120;
 
@@ -55,11 +57,7 @@ pub fn shown(text: &str) -> String {
 /// The same, however long it is.
 #[must_use]
 pub fn shown_whole(text: &str) -> String {
-    let mut shown = String::new();
-    for character in text.chars() {
-        if character.is_control() { shown.extend(character.escape_default()) } else { shown.push(character) }
-    }
-    shown
+    visible_line(text)
 }
 
 fn width(cell: &str) -> usize {
@@ -88,7 +86,7 @@ mod tests {
         let rows =
             [vec!["1".into(), "größer".into(), "x".into()], vec!["22".into(), "b".into(), String::new()]];
         assert_eq!(render(&["ID", "NAME", "C"], &rows), "ID  NAME    C\n1   größer  x\n22  b\n");
-        assert_eq!(render(&["V"], &[vec!["a\u{1b}[31m\n".into()]]), "V\na\\u{1b}[31m\\n\n");
+        assert_eq!(render(&["V"], &[vec!["a\u{1b}[31m\n".into()]]), "V\na\\x1b[31m\\n\n");
         assert_eq!(shown(&"x".repeat(200)).chars().count(), 121);
         assert_eq!(pairs(&[("a", "1".into()), ("long", "2".into())]), "a     1\nlong  2\n");
     }

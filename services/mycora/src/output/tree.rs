@@ -6,6 +6,7 @@ use std::time::Instant;
 use proto::v1::NodeState;
 
 use super::progress::{Node, View};
+use super::terminal::drawable;
 use super::time;
 
 /// One line of the picture.
@@ -38,7 +39,7 @@ pub fn lines(view: &View, now: Instant, height: usize, width: usize) -> Vec<Line
             let padding = name_width.saturating_sub(used);
             let text = format!("{:padding$}  {}", node.name, description(node, now, view.context()));
             // The symbol and a space stand between indent and text.
-            let text = cut(&text, width.saturating_sub(used + 2));
+            let text = cut(&drawable(&text), width.saturating_sub(used + 2));
             Line { indent, state: Some(node.state), text }
         })
         .collect();

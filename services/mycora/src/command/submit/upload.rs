@@ -8,6 +8,7 @@ use proto::v1;
 use crate::command::Session;
 use crate::failure::Failure;
 use crate::flow_file::FlowFile;
+use crate::output::terminal::drawable;
 
 /// Uploads smaller than this together show no bar.
 const BAR_FROM_BYTES: u64 = 1024 * 1024;
@@ -27,7 +28,7 @@ pub(in crate::command) async fn upload(
     let style = ProgressStyle::with_template("uploading {bar:30} {bytes}/{total_bytes} {msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     for upload in &file.uploads {
-        bar.set_message(upload.label.clone());
+        bar.set_message(drawable(&upload.label));
         let bytes = upload.bytes(&file.files).map_err(|error| Failure::Invalid(error.to_string()))?;
         session.clients.put_blob(&pieces(context, upload.blob.sha256.to_string(), bytes.into())).await?;
         bar.inc(upload.blob.size);
