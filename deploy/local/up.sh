@@ -12,6 +12,8 @@
 # MYCORA_MYCELIUM_IP, MYCORA_MYCELIUM_PORT: the Mycelium daemon that gateway and supervisor speak through; default none
 # MYCORA_DURABILITY what an answered change survives: fast (default) or synced
 set -euo pipefail
+# What is made here is for this user alone, unless it says otherwise.
+umask 077
 root=$(cd "$(dirname "$0")/../.." && pwd)
 dir=${1:-$root/.mycora/local}
 base=${MYCORA_PORT_BASE:-7700}
@@ -38,6 +40,8 @@ mkdir -p "$dir"/{redis,run,log,work}
 chmod 711 "$dir"
 chmod 700 "$dir"/{redis,run,log}
 dir=$(cd "$dir" && pwd)
+# What readers of /metrics and /info show.
+[ -s "$dir/ops.token" ] || od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$dir/ops.token"
 socket=$dir/redis.sock
 if [ ${#socket} -gt 100 ]; then
   echo "$socket is too long for a socket; choose a directory with a shorter name" >&2
@@ -106,6 +110,7 @@ start_service() { # NAME NUMBER
   case $name in supervisor | runner | runner-[0-9]*) database=63 ;; esac
   case $name in runner-[0-9]*) instance=${name#runner-} ;; esac
   MYCORA_LISTEN=127.0.0.1:$((base + number)) MYCORA_OPS_LISTEN=127.0.0.1:$((base + 100 + number)) \
+    MYCORA_OPS_TOKEN_FILE=$dir/ops.token \
     MYCORA_TLS_CA=$dir/pki/ca.pem MYCORA_TLS_CERT=$dir/pki/$program.pem MYCORA_TLS_KEY=$dir/pki/$program.key \
     MYCORA_REDIS_URL="unix://$socket?db=$database" MYCORA_WORK_DIR=$dir/work \
     MYCORA_STORAGE=$storage MYCORA_RUNNER_REGISTRY=$(url 4) MYCORA_MYCELIUM_GATEWAY=$(url 5) \

@@ -88,7 +88,7 @@ fn whoever_has_lost_what_it_needs_does_not_serve() {
     let dir = tempfile::tempdir().expect("a directory");
     let processes = Processes::start(&dir.path().join("suite"), &[]);
     let runtime = Runtime::new().expect("a runtime");
-    let readyz = |service| get(processes.port_of(service) + 100, "/readyz");
+    let readyz = |service| get(processes.dir(), processes.port_of(service) + 100, "/readyz");
 
     // Everything that the suite remembers: also the supervisor's.
     lose(&runtime, &processes, "redis", &ALL, || {
@@ -124,7 +124,7 @@ fn one_process_serves_while_all_of_it_can() {
     change(password.trim(), "another");
     up.redis_with("another", 0, &["CLIENT", "KILL", "TYPE", "pubsub"]);
     runtime.block_on(watch.until("mycora", ServingStatus::NotServing));
-    let readyz = get(up.port() + 100, "/readyz");
+    let readyz = get(up.dir(), up.port() + 100, "/readyz");
     assert!(readyz.contains("503") && readyz.contains("storage redis: "), "{readyz}");
     change("another", password.trim());
     runtime.block_on(watch.until("mycora", ServingStatus::Serving));

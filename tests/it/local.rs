@@ -167,7 +167,7 @@ impl Processes {
 
     /// One of a scheduler replica's metrics, as it stands now.
     pub(crate) fn scheduler_metric(&self, replica: u16, name: &str) -> f64 {
-        metric(self.scheduler_port(replica) + 100, name)
+        metric(&self.dir, self.scheduler_port(replica) + 100, name)
     }
 
     /// Answers of `redis-cli` in one database.

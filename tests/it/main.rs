@@ -1,6 +1,7 @@
 //! The suite as a whole.
 
 mod cancels;
+mod closed;
 mod coordinators;
 mod crashes;
 mod demo;

@@ -64,6 +64,11 @@ impl Up {
         self.dir.join("client.toml")
     }
 
+    /// Its data directory.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Its port on this machine.
     pub(crate) const fn port(&self) -> u16 {
         self.port
@@ -117,7 +122,8 @@ fn spawn(dir: &Path, port: u16, arguments: &[String]) -> Process {
 /// Where scripts tell what they do in files: beside a suite's directory, whatever user they run as.
 pub(crate) fn place_of_scripts(dir: &Path) -> &Path {
     let place = dir.parent().expect("a suite's directory lies in another");
-    std::fs::set_permissions(place, Permissions::from_mode(0o777)).expect("it is ours");
+    // Sticky, as /tmp is: scripts do not exchange the suite beside them.
+    std::fs::set_permissions(place, Permissions::from_mode(0o1777)).expect("it is ours");
     place
 }
 
@@ -142,6 +148,12 @@ pub(crate) fn stdout(output: &Output, code: i32) -> String {
 pub(crate) fn stderr(output: &Output, code: i32) -> String {
     stdout(output, code);
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Writes a file that only its owner reads.
+pub(crate) fn write_secret(path: &Path, text: &str) {
+    std::fs::write(path, text).expect("written");
+    std::fs::set_permissions(path, Permissions::from_mode(0o600)).expect("it is ours");
 }
 
 /// Writes a flow file and gives its path as text.
@@ -170,10 +182,16 @@ pub(crate) fn processes_in(dir: &Path) -> Vec<String> {
     found
 }
 
-/// What an operators' port answers now, as it comes.
-pub(crate) fn get(port: u16, path: &str) -> String {
+/// What an operators' port answers now, as it comes, to who shows the token of the suite in `dir`.
+pub(crate) fn get(dir: &Path, port: u16, path: &str) -> String {
+    let token = std::fs::read_to_string(dir.join("ops.token")).expect("the token of the operators' port");
+    get_with(&format!("Authorization: Bearer {}\r\n", token.trim()), port, path)
+}
+
+/// What an operators' port answers to a request with this header.
+pub(crate) fn get_with(header: &str, port: u16, path: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("the operators' port");
-    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{header}Connection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("it reads");
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("text");
@@ -181,8 +199,8 @@ pub(crate) fn get(port: u16, path: &str) -> String {
 }
 
 /// A metric as an operators' port tells it now.
-pub(crate) fn metric(port: u16, name: &str) -> f64 {
-    let text = get(port, "/metrics");
+pub(crate) fn metric(dir: &Path, port: u16, name: &str) -> f64 {
+    let text = get(dir, port, "/metrics");
     let line = text.lines().find(|line| line.starts_with(&format!("{name} ")));
     let line = line.unwrap_or_else(|| panic!("no metric {name} in:\n{text}"));
     line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")

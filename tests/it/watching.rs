@@ -203,7 +203,8 @@ fn one_that_stops_reading_is_ended_and_told_where_to_go_on() {
         }
         stdout(&scene.up.mycora(&["flow", "signal", &id.to_string(), "go"]), 0);
         let all = all.await.expect("the other watch");
-        let ended = || (metric(scene.up.port() + 100, SLOW) >= f64::from(STALLED)).then_some(());
+        let ended =
+            || (metric(scene.up.dir(), scene.up.port() + 100, SLOW) >= f64::from(STALLED)).then_some(());
         wait_until_blocking(ended, PATIENCE, "those that do not read are ended");
         let grown = resident(scene.up.process.pid()).saturating_sub(before);
         assert!(grown < 200 * 1024, "{grown} KiB for {STALLED} watchers that do not read");

@@ -1,8 +1,11 @@
 //! Keys and certificates in files.
 
-use std::io;
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use identity::exposure;
 use identity::{SigningKey, SigningKeyError, VerifyingKey};
 use model::Timestamp;
 
@@ -106,7 +109,8 @@ impl SigningFiles {
     pub fn sealer(&self) -> Result<Sealer, FilesError> {
         let key = SigningKey::load(&self.key)?;
         let path = &self.certificate;
-        let text = std::fs::read(path).map_err(|source| FilesError::File { path: path.clone(), source })?;
+        let read = exposure::check_trusted(path).map_err(io::Error::from).and_then(|()| std::fs::read(path));
+        let text = read.map_err(|source| FilesError::File { path: path.clone(), source })?;
         let sealer = Envelope::from_json(&text).and_then(|certificate| {
             Certificate::read(&certificate)?.check(key.verifying_key(), Timestamp::now())?;
             Sealer::certified(key, &certificate)
@@ -190,7 +194,13 @@ pub fn read_changes(path: &Path) -> Result<(Vec<Envelope>, Succession), FilesErr
 /// Puts another text into the place of a file's, in one step.
 fn replace(path: &Path, text: &[u8]) -> Result<(), FilesError> {
     let fresh = path.with_extension("new");
-    let written = std::fs::write(&fresh, text).and_then(|()| std::fs::rename(&fresh, path));
+    let write = || {
+        // Not with whatever a umask would let others do.
+        let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o644).open(&fresh)?;
+        file.write_all(text)?;
+        std::fs::rename(&fresh, path)
+    };
+    let written = write();
     written.map_err(|source| FilesError::File { path: path.to_owned(), source })
 }
 

@@ -2,13 +2,19 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// For what only its owner may read.
 pub(crate) const SECRET: u32 = 0o600;
 /// For what everybody may read.
 pub(crate) const PUBLIC: u32 = 0o644;
+
+/// Makes a directory, and those that lead to it, for their owner alone, whatever the umask. One that is there stays
+/// as it is.
+pub(crate) fn private_dir(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
 
 /// Replaces or creates `path` with `text` in one step, with these permissions from the first byte on.
 pub(crate) fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {

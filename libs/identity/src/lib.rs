@@ -5,6 +5,7 @@
 //! what the verified leaf means.
 
 pub mod certificate;
+pub mod exposure;
 mod file;
 pub mod key_proof;
 pub mod pki;
@@ -13,6 +14,7 @@ pub mod spiffe;
 pub mod token;
 
 pub use certificate::{CertificateError, CertificateSummary, LeafIdentity};
+pub use exposure::Exposed;
 pub use key_proof::KeyProofError;
 pub use pki::{IssueOptions, IssuedCertificate, IssuedFiles, Pki, PkiError};
 pub use signing_key::{BadVerifyingKey, SIGNATURE_BYTES, SigningKey, SigningKeyError, VerifyingKey};

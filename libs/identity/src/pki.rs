@@ -16,7 +16,10 @@ use rcgen::{
     KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
 };
 
+use zeroize::Zeroizing;
+
 use crate::certificate::{CertificateError, CertificateSummary};
+use crate::exposure::{self, Exposed};
 use crate::file;
 use crate::spiffe::{Identity, SpiffeId, TrustDomain};
 
@@ -63,8 +66,8 @@ impl IssueOptions {
 pub struct IssuedCertificate {
     /// The certificate.
     pub certificate_pem: String,
-    /// Its private key (PKCS#8).
-    pub key_pem: String,
+    /// Its private key (PKCS#8), which is wiped when it is dropped.
+    pub key_pem: Zeroizing<String>,
 }
 
 /// Where an issued certificate was put.
@@ -79,12 +82,13 @@ pub struct IssuedFiles {
 }
 
 impl Pki {
-    /// Makes a new authority in `dir`, which is created when it is not there.
+    /// Makes a new authority in `dir`, which is created for its owner alone when it is not there.
     ///
     /// # Errors
     /// [`PkiError::Exists`] when there is one already; others when it cannot be written.
     pub fn init(dir: &Path, trust_domain: &TrustDomain, now: SystemTime) -> Result<Self, PkiError> {
-        std::fs::create_dir_all(dir).map_err(|source| PkiError::Write { path: dir.to_owned(), source })?;
+        file::private_dir(dir).map_err(|source| PkiError::Write { path: dir.to_owned(), source })?;
+        exposure::check_trusted(dir)?;
         // The certificate is written last: an authority exists when `ca.pem` does.
         for name in [CA_CERTIFICATE_FILE, CA_KEY_FILE] {
             let path = dir.join(name);
@@ -94,7 +98,7 @@ impl Pki {
         }
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(sign_error)?;
         let certificate = ca_params(trust_domain, now).self_signed(&key).map_err(sign_error)?;
-        write_new(&dir.join(CA_KEY_FILE), &key.serialize_pem(), file::SECRET)?;
+        write_new(&dir.join(CA_KEY_FILE), &Zeroizing::new(key.serialize_pem()), file::SECRET)?;
         write_new(&dir.join(CA_CERTIFICATE_FILE), &certificate.pem(), file::PUBLIC)?;
         Self::open(dir)
     }
@@ -102,11 +106,13 @@ impl Pki {
     /// Opens the authority in `dir`. Its trust domain is the one in its certificate.
     ///
     /// # Errors
-    /// When there is none, it cannot be read, or key and certificate are no pair.
+    /// When there is none, it cannot be read, others can read its key or change anything in it, or key and certificate
+    /// are no pair.
     pub fn open(dir: &Path) -> Result<Self, PkiError> {
+        check_closed(dir)?;
         let ca_pem = read(&dir.join(CA_CERTIFICATE_FILE))?;
         let key_path = dir.join(CA_KEY_FILE);
-        let key_pem = read(&key_path)?;
+        let key_pem = Zeroizing::new(read(&key_path)?);
         let summary = CertificateSummary::from_pem_file(&dir.join(CA_CERTIFICATE_FILE))?;
         let trust_domain = summary
             .authority_of()
@@ -154,7 +160,7 @@ impl Pki {
         let params = self.leaf_params(identity, options)?;
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(sign_error)?;
         let certificate = params.signed_by(&key, &self.issuer).map_err(sign_error)?;
-        Ok(IssuedCertificate { certificate_pem: certificate.pem(), key_pem: key.serialize_pem() })
+        Ok(IssuedCertificate { certificate_pem: certificate.pem(), key_pem: key.serialize_pem().into() })
     }
 
     /// Makes a certificate and writes it and its key beside the authority,
@@ -166,7 +172,7 @@ impl Pki {
         let issued = self.sign(identity, options)?;
         let files = self.files(identity);
         for (path, text, mode) in [
-            (&files.key, &issued.key_pem, file::SECRET),
+            (&files.key, &*issued.key_pem, file::SECRET),
             (&files.certificate, &issued.certificate_pem, file::PUBLIC),
         ] {
             file::write(path, text, mode).map_err(|source| PkiError::Write { path: path.clone(), source })?;
@@ -264,6 +270,9 @@ pub enum PkiError {
         /// The file.
         path: PathBuf,
     },
+    /// Others can read a key, or change what is relied upon.
+    #[error("the certificate authority cannot be used")]
+    Exposed(#[source] Exposed),
     /// A private key cannot be understood.
     #[error("{} holds no private key in PEM (PKCS#8): {message}", path.display())]
     Key {
@@ -290,6 +299,27 @@ impl From<CertificateError> for PkiError {
     fn from(source: CertificateError) -> Self {
         Self::Certificate(source)
     }
+}
+
+impl From<Exposed> for PkiError {
+    fn from(source: Exposed) -> Self {
+        Self::Exposed(source)
+    }
+}
+
+/// Checks the directory and what is in it: keys are closed to others, and nothing can be changed by them. Entries
+/// that are neither certificates nor keys are somebody else's.
+fn check_closed(dir: &Path) -> Result<(), PkiError> {
+    exposure::check_trusted(dir)?;
+    let Ok(entries) = std::fs::read_dir(dir) else { return Ok(()) };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("key" | "ed25519") => exposure::check_secret(&path)?,
+            Some("pem" | "json") => exposure::check_trusted(&path)?,
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "it is the argument of map_err")]
@@ -381,6 +411,32 @@ mod tests {
         for path in [dir.path().join(CA_KEY_FILE), files.key] {
             assert_eq!(path.metadata().expect("there").permissions().mode() & 0o777, 0o600);
         }
+    }
+
+    #[test]
+    fn an_exposed_authority_is_refused() {
+        let outer = tempfile::tempdir().expect("a directory");
+        let path = outer.path().join("pki");
+        let pki = Pki::init(&path, &TrustDomain::default(), now()).expect("an authority");
+        assert_eq!(path.metadata().expect("there").permissions().mode() & 0o777, 0o700);
+        let dir = path.as_path();
+        let files = pki.issue(Identity::Admin, &IssueOptions::from(now())).expect("issued");
+        let set = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("it is ours");
+        };
+        let refused = |path: &Path, open: u32, closed: u32| {
+            set(path, open);
+            let error = Pki::open(dir).err().expect("refused");
+            set(path, closed);
+            let PkiError::Exposed(exposed) = error else { panic!("{error}") };
+            assert!(exposed.to_string().contains(&path.display().to_string()), "{exposed}");
+        };
+        refused(&dir.join(CA_KEY_FILE), 0o644, 0o600);
+        refused(&dir.join(CA_CERTIFICATE_FILE), 0o646, 0o644);
+        refused(&files.key, 0o604, 0o600);
+        refused(&files.certificate, 0o666, 0o644);
+        refused(dir, 0o777, 0o700);
+        Pki::open(dir).expect("closed again");
     }
 
     #[test]

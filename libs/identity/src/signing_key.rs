@@ -14,7 +14,9 @@ use ed25519_dalek::{Signature, Signer as _};
 use rustls_pki_types::PrivatePkcs8KeyDer;
 use rustls_pki_types::pem::PemObject;
 use sha2::{Digest as _, Sha256};
+use zeroize::Zeroizing;
 
+use crate::exposure::{self, Exposed};
 use crate::file;
 
 /// What PKCS#8 version 1 has before the seed. Version 2, with the public key behind it, is refused by OpenSSL before
@@ -32,16 +34,20 @@ impl SigningKey {
     /// Makes a new one, from the operating system's random bytes.
     #[must_use]
     pub fn generate() -> Self {
-        Self(ed25519_dalek::SigningKey::from_bytes(&rand::random()))
+        Self(ed25519_dalek::SigningKey::from_bytes(&Zeroizing::new(rand::random())))
     }
 
     /// Reads one from a PEM file (`BEGIN PRIVATE KEY`).
     ///
     /// # Errors
-    /// [`SigningKeyError::Read`] when the file cannot be read, or holds no Ed25519 key.
+    /// [`SigningKeyError::Read`] when the file cannot be read, or holds no Ed25519 key; [`SigningKeyError::Exposed`]
+    /// when others can read or change it.
     pub fn load(path: &Path) -> Result<Self, SigningKeyError> {
+        exposure::check_secret(path).map_err(SigningKeyError::Exposed)?;
         let refused = |message: String| SigningKeyError::Read { path: path.to_owned(), message };
-        let der = PrivatePkcs8KeyDer::from_pem_file(path).map_err(|error| refused(error.to_string()))?;
+        let pem = std::fs::read(path).map(Zeroizing::new).map_err(|error| refused(error.to_string()))?;
+        let der = PrivatePkcs8KeyDer::from_pem_slice(&pem).map_err(|error| refused(error.to_string()))?;
+        let der = Zeroizing::new(der);
         let key = ed25519_dalek::SigningKey::from_pkcs8_der(der.secret_pkcs8_der());
         key.map(Self).map_err(|error| refused(error.to_string()))
     }
@@ -84,12 +90,13 @@ impl SigningKey {
         self.0.sign(bytes).to_bytes()
     }
 
-    /// The secret half as PKCS#8 in PEM.
+    /// The secret half as PKCS#8 in PEM, which is wiped when it is dropped.
     #[must_use]
-    pub fn to_pem(&self) -> String {
-        let der = [&PKCS8_V1_PREFIX[..], self.0.as_bytes()].concat();
+    pub fn to_pem(&self) -> Zeroizing<String> {
+        let der = Zeroizing::new([&PKCS8_V1_PREFIX[..], self.0.as_bytes()].concat());
+        let base64 = Zeroizing::new(STANDARD.encode(&*der));
         // 48 bytes are exactly one line of 64 characters.
-        format!("-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n", STANDARD.encode(der))
+        Zeroizing::new(format!("-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n", *base64))
     }
 }
 
@@ -169,6 +176,9 @@ impl fmt::Debug for VerifyingKey {
 /// What can go wrong with a key file.
 #[derive(Debug, thiserror::Error)]
 pub enum SigningKeyError {
+    /// Others can read or change the file.
+    #[error("the key cannot be used")]
+    Exposed(#[source] Exposed),
     /// The file holds no such key.
     #[error("{} holds no Ed25519 private key in PEM (PKCS#8): {message}", path.display())]
     Read {
@@ -209,12 +219,30 @@ mod tests {
         assert_eq!(std::fs::read_dir(dir.path()).expect("listed").count(), 1, "a draft was left behind");
     }
 
+    /// A key that loses this bound is no longer wiped.
+    #[test]
+    fn keys_are_wiped_when_they_are_dropped() {
+        fn is_wiped<T: zeroize::ZeroizeOnDrop>(_: &T) {}
+        let key = SigningKey::generate();
+        is_wiped(&key.0);
+        is_wiped(&key.to_pem());
+    }
+
+    #[test]
+    fn a_key_that_others_read_is_refused() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("alice.key");
+        SigningKey::generate().write(&path).expect("written");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o604)).expect("it is ours");
+        assert!(matches!(SigningKey::load(&path), Err(SigningKeyError::Exposed(_))));
+    }
+
     #[test]
     fn other_keys_are_named() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("p256.key");
         let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).expect("a key");
-        std::fs::write(&path, pair.serialize_pem()).expect("written");
+        crate::file::write(&path, &pair.serialize_pem(), crate::file::SECRET).expect("written");
         let error = SigningKey::load(&path).expect_err("no Ed25519 key").to_string();
         assert!(error.contains("p256.key") && error.contains("Ed25519"), "{error}");
     }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo};
+use zeroize::Zeroizing;
 
 mod parse;
 
@@ -16,7 +17,8 @@ mod parse;
 /// - `redis+sentinel://[user[:password]@]host[:port],…/<master name>[/database][?sentinel_user=<user>&sentinel_pass=<password>]`:
 ///   the server that Sentinels say is the master. The credentials in front are those of the server.
 ///
-/// Passwords are never shown, neither by `Display` nor by `Debug`.
+/// Passwords are never shown, neither by `Display` nor by `Debug`, and are wiped when the endpoint is dropped. What the
+/// client of a connection keeps of them is its own.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Endpoint {
     place: Place,
@@ -42,7 +44,7 @@ pub(crate) struct Address {
 #[derive(Clone, PartialEq, Eq, Default)]
 pub(crate) struct Credentials {
     user: Option<String>,
-    password: Option<String>,
+    password: Option<Zeroizing<String>>,
 }
 
 /// Why a text is no [`Endpoint`]. The text itself is not repeated, since it may hold a password.
@@ -93,7 +95,7 @@ impl Endpoint {
     /// The same server with these credentials, for passwords that must not stand in a URL.
     #[must_use]
     pub fn with_credentials(mut self, user: Option<String>, password: impl Into<String>) -> Self {
-        self.credentials = Credentials { user, password: Some(password.into()) };
+        self.credentials = Credentials { user, password: Some(Zeroizing::new(password.into())) };
         self
     }
 
@@ -166,7 +168,7 @@ impl Endpoint {
             settings = settings.set_username(user);
         }
         if let Some(password) = &self.credentials.password {
-            settings = settings.set_password(password);
+            settings = settings.set_password(password.as_str());
         }
         let addr = match &self.place {
             Place::Tcp(Address { host, port }) => ConnectionAddr::Tcp(host.clone(), *port),
@@ -255,8 +257,12 @@ mod tests {
             assert_eq!(endpoint.to_string(), shown);
         }
         let endpoint: Endpoint = "redis://:pa%40ss@host/1".parse().expect("an endpoint");
-        assert_eq!(endpoint.credentials.password.as_deref(), Some("pa@ss"));
+        let password = endpoint.credentials.password.expect("there is one");
+        assert_eq!(*password, "pa@ss");
         assert_eq!(endpoint.credentials.user, None);
+        // A password that loses this bound is no longer wiped.
+        fn is_wiped<T: zeroize::ZeroizeOnDrop>(_: &T) {}
+        is_wiped(&password);
     }
 
     #[test]

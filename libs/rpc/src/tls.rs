@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use identity::exposure::{self, Exposed};
 use identity::{CertificateError, CertificateSummary, LeafIdentity, TrustDomain};
 use model::Timestamp;
 use rustls::client::Resumption;
@@ -294,6 +295,9 @@ pub enum TlsError {
         /// What is wrong.
         message: String,
     },
+    /// Others can read the key, or change what is relied upon.
+    #[error("a file for TLS cannot be used")]
+    Exposed(#[source] Exposed),
     /// Our own certificate is no identity.
     #[error("{} names no identity of ours; `mycora pki issue` makes one that does", path.display())]
     Identity {
@@ -337,6 +341,7 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    exposure::check_trusted(path).map_err(TlsError::Exposed)?;
     let certificates: Vec<_> = CertificateDer::pem_file_iter(path)
         .map_err(|e| TlsError::pem(path, e))?
         .collect::<Result<_, _>>()
@@ -348,6 +353,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
 }
 
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    exposure::check_secret(path).map_err(TlsError::Exposed)?;
     PrivateKeyDer::from_pem_file(path).map_err(|e| TlsError::pem(path, e))
 }
 

@@ -14,6 +14,8 @@ use rustix::net::{
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use zeroize::Zeroizing;
+
 use crate::confinement::Request;
 use crate::init::ARGUMENT;
 use crate::protocol::{DATAGRAM_BYTES_MAX, Event, Order};
@@ -134,7 +136,8 @@ impl Child {
 fn hand_over(seat: &OwnedFd, request: &Request) -> io::Result<()> {
     let file = rustix::fs::memfd_create("request", MemfdFlags::CLOEXEC)?;
     let mut file = File::from(file);
-    file.write_all(&serde_json::to_vec(request)?)?;
+    // It has the secrets of the job in it.
+    file.write_all(&Zeroizing::new(serde_json::to_vec(request)?))?;
     rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut extra = SendAncillaryBuffer::new(&mut space);

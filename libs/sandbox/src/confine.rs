@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use rustix::fs::Mode;
 use rustix::process::{Gid, Pid, Resource, Rlimit, Signal, Uid};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use serde::{Deserialize, Serialize};
@@ -15,6 +16,8 @@ use crate::{files, syscalls};
 
 /// What a builtin exits with that panicked, as other programs do.
 const PANICKED: i32 = 101;
+/// Which access a script's files lack by default: others do not write them.
+const SCRIPT_UMASK: Mode = Mode::WGRP.union(Mode::WOTH);
 
 /// A layer that could not be put around the script.
 #[derive(Debug, Serialize, Deserialize)]
@@ -110,6 +113,8 @@ fn layer<T>(name: &str, result: io::Result<T>) -> Result<T, Refused> {
 
 fn session() -> io::Result<()> {
     rustix::process::setsid()?;
+    // The ordinary one: that of the service is for its own files. What a script makes lies in a closed directory.
+    rustix::process::umask(SCRIPT_UMASK);
     Ok(())
 }
 

@@ -78,7 +78,11 @@ impl fmt::Display for Shortage {
             Resource::Bytes => "bytes",
             Resource::Names => "inodes",
         };
-        write!(f, "the disk of the scripts has {} {what} free, less than its floor of {}", self.free, self.floor)
+        write!(
+            f,
+            "the disk of the scripts has {} {what} free, less than its floor of {}",
+            self.free, self.floor
+        )
     }
 }
 
@@ -175,10 +179,7 @@ mod tests {
         let judge = |names_free| floors.judge(Space { names: 1000, names_free, ..space(1000, 9 * GIB) });
         assert_eq!(judge(500), Room::Enough(450 * BYTES_PER_NAME));
         let Room::Low(low) = judge(49) else { panic!("few are left") };
-        assert_eq!(
-            low.to_string(),
-            "the disk of the scripts has 49 inodes free, less than its floor of 50"
-        );
+        assert_eq!(low.to_string(), "the disk of the scripts has 49 inodes free, less than its floor of 50");
         assert!(matches!(judge(11), Room::Out(Shortage { of: Resource::Names, floor: 12, .. })));
         let none = floors.judge(Space { names: 1000, names_free: 500, ..space(1000, 0) });
         assert!(matches!(none, Room::Out(Shortage { of: Resource::Bytes, .. })));

@@ -11,7 +11,8 @@ use tokio::net::TcpListener;
 
 use crate::flags::{CommonFlags, ServingFlags, TlsFlags};
 use crate::open_files::raise_open_files_limit;
-use crate::ops::{Info, Limits, Ops};
+use crate::ops::{Info, Limits, Ops, OpsAccess, OpsAddress, OpsListener};
+use crate::own_process::{close_memory, close_new_files};
 use crate::panics::die_on_panic;
 use crate::readiness::Readiness;
 use crate::shutdown::{Hangup, Shutdown};
@@ -77,6 +78,7 @@ pub struct Host {
 /// several services on a machine, threads cost more than they bring.
 #[must_use]
 pub fn run<A: App>() -> ExitCode {
+    close_new_files();
     let matches = command::<A>().get_matches();
     let parsed = CommonFlags::from_arg_matches(&matches)
         .and_then(|common| A::Config::from_arg_matches(&matches).map(|config| (common, config)));
@@ -84,6 +86,12 @@ pub fn run<A: App>() -> ExitCode {
         Ok(parsed) => parsed,
         Err(error) => error.exit(),
     };
+    if !common.allow_core
+        && let Err(error) = close_memory()
+    {
+        eprintln!("{}: its memory cannot be closed to others: {error}", A::NAME);
+        return ExitCode::FAILURE;
+    }
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -139,8 +147,13 @@ async fn live<A: App>(
     shutdown.on_signals(Hangup::Reloads)?;
     raise_open_files_limit();
     let drain_deadline = common.drain_deadline();
-    let ops_listener = match common.ops_listen {
-        Some(address) => Some(bind(address, "--ops-listen").await?),
+    let access = common.ops_access();
+    access.check()?;
+    if access == OpsAccess::NoOne {
+        tracing::info!("without --ops-token-file nobody reads /metrics and /info on the ops port");
+    }
+    let ops_listener = match &common.ops_listen {
+        Some(address) => Some(bind_ops(address).await?),
         None => None,
     };
     let (listener, mesh) = match A::GRPC_PORT {
@@ -150,7 +163,7 @@ async fn live<A: App>(
     let (readiness, metrics) = (Readiness::new(), Registry::new());
     let started = readiness.condition("start");
     let info = Info { name: A::NAME, version: env!("CARGO_PKG_VERSION"), limits: limits::<A>(&config) };
-    let ops = Ops::new(info, readiness.clone(), metrics.clone());
+    let ops = Ops::new(info, readiness.clone(), metrics.clone(), access);
     // Probes are answered until the very end of the drain.
     let serving_ops = ops_listener.map(|l| tokio::spawn(ops.serve(l, std::future::pending())));
 
@@ -210,9 +223,18 @@ async fn grpc_ports(
     Ok((listener, mesh))
 }
 
+async fn bind_ops(address: &OpsAddress) -> Result<OpsListener, BindError> {
+    let refused = |source| BindError { address: address.to_string(), flag: "--ops-listen", source };
+    let listener = OpsListener::bind(address).await.map_err(refused)?;
+    if let Ok(address) = listener.address() {
+        tracing::info!(%address, "--ops-listen is bound");
+    }
+    Ok(listener)
+}
+
 async fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpListener, BindError> {
     let listener = TcpListener::bind(address).await;
-    let listener = listener.map_err(|source| BindError { address, flag, source })?;
+    let listener = listener.map_err(|source| BindError { address: address.to_string(), flag, source })?;
     if let Ok(bound) = listener.local_addr() {
         tracing::info!(address = %bound, "{flag} is bound");
     }
@@ -223,7 +245,7 @@ async fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpListener, Bi
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}; name another address with {flag}")]
 struct BindError {
-    address: SocketAddr,
+    address: String,
     flag: &'static str,
     source: std::io::Error,
 }

@@ -7,18 +7,27 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use rpc::{MeshKind, MeshTrust, TlsMode, TrustDomain};
 
+use crate::ops::{OpsAccess, OpsAddress};
+
 /// What every service is told.
 #[derive(Debug, Clone, Args)]
 pub struct CommonFlags {
     /// Where to serve gRPC
     #[arg(long, env = "MYCORA_LISTEN", value_name = "ADDRESS:PORT")]
     pub listen: Option<SocketAddr>,
-    /// Where to serve /livez, /readyz, /metrics and /info (plain HTTP)
-    #[arg(long, env = "MYCORA_OPS_LISTEN", value_name = "ADDRESS:PORT")]
-    pub ops_listen: Option<SocketAddr>,
+    /// Where to serve /livez, /readyz, /metrics and /info (plain HTTP): a port, or a socket file of this user alone as
+    /// unix:/PATH
+    #[arg(long, env = "MYCORA_OPS_LISTEN", value_name = "ADDRESS:PORT|unix:PATH")]
+    pub ops_listen: Option<OpsAddress>,
+    /// File with the bearer token that readers of /metrics and /info show at an ops port; without it they are closed
+    #[arg(long, env = "MYCORA_OPS_TOKEN_FILE", value_name = "FILE")]
+    pub ops_token_file: Option<PathBuf>,
     /// How long calls, streams and tasks may go on after the first signal, in seconds
     #[arg(long, env = "MYCORA_DRAIN_SECS", value_name = "SECONDS", default_value_t = 20)]
     pub drain_secs: u64,
+    /// Allow core files and debuggers, which show keys and secrets to whoever reads them
+    #[arg(long, env = "MYCORA_ALLOW_CORE")]
+    pub allow_core: bool,
     /// Certificates of this process.
     #[command(flatten)]
     pub tls: TlsFlags,
@@ -31,6 +40,16 @@ pub struct CommonFlags {
 }
 
 impl CommonFlags {
+    /// Who may read what the ops port tells.
+    #[must_use]
+    pub fn ops_access(&self) -> OpsAccess {
+        match (&self.ops_listen, &self.ops_token_file) {
+            (_, Some(file)) => OpsAccess::Token(file.clone()),
+            (Some(OpsAddress::Unix(_)), None) => OpsAccess::Everyone,
+            (_, None) => OpsAccess::NoOne,
+        }
+    }
+
     /// How long a drain may take.
     #[must_use]
     pub const fn drain_deadline(&self) -> Duration {

@@ -1,17 +1,24 @@
 //! The ops port: plain HTTP for probes, scrapers and people.
+//!
+//! Probes are answered with yes or no, whoever asks: a job with network reaches a port of its machine as well. What a
+//! process is and does is told to those who show a token, or reach the socket file.
+
+mod access;
+mod listener;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus::{Encoder as _, IntGauge, Opts, Registry, TextEncoder};
 use serde::Serialize;
-use tokio::net::TcpListener;
 
+pub use self::access::{OpsAccess, TokenFileError};
+pub use self::listener::{BadOpsAddress, OpsAddress, OpsListener};
 use crate::readiness::Readiness;
 
 /// Named limits and their values, as `/info` shows them. The name carries the unit.
@@ -34,12 +41,13 @@ pub struct Ops {
     info: Arc<Info>,
     readiness: Readiness,
     metrics: Registry,
+    access: OpsAccess,
 }
 
 impl Ops {
-    /// Shows these; registers `mycora_build_info`.
+    /// Shows these to whom `access` allows it; registers `mycora_build_info`.
     #[must_use]
-    pub fn new(info: Info, readiness: Readiness, metrics: Registry) -> Self {
+    pub fn new(info: Info, readiness: Readiness, metrics: Registry, access: OpsAccess) -> Self {
         let labels = Opts::new("mycora_build_info", "Always 1; the labels say what is running")
             .const_label("service", info.name)
             .const_label("version", info.version);
@@ -47,7 +55,7 @@ impl Ops {
         build.set(1);
         // Several services of one process may share a registry; the first one is shown.
         let _ = metrics.register(Box::new(build));
-        Self { info: Arc::new(info), readiness, metrics }
+        Self { info: Arc::new(info), readiness, metrics, access }
     }
 
     /// Answers `/livez`, `/readyz`, `/metrics` and `/info` until the future is dropped or `end` comes.
@@ -56,7 +64,7 @@ impl Ops {
     /// When the listener fails.
     pub async fn serve(
         self,
-        listener: TcpListener,
+        listener: OpsListener,
         end: impl Future<Output = ()> + Send + 'static,
     ) -> std::io::Result<()> {
         let router = Router::new()
@@ -66,20 +74,35 @@ impl Ops {
             .route("/metrics", get(metrics))
             .route("/info", get(info))
             .with_state(self);
-        axum::serve(listener, router).with_graceful_shutdown(end).await
+        match listener {
+            OpsListener::Tcp(listener) => axum::serve(listener, router).with_graceful_shutdown(end).await,
+            OpsListener::Unix(listener) => axum::serve(listener, router).with_graceful_shutdown(end).await,
+        }
     }
 }
 
-async fn readyz(State(ops): State<Ops>) -> (StatusCode, String) {
+async fn readyz(State(ops): State<Ops>, headers: HeaderMap) -> (StatusCode, String) {
     let missing = ops.readiness.missing();
     if missing.is_empty() {
         return (StatusCode::OK, "ready\n".to_owned());
+    }
+    if !ops.access.allows(&headers).await {
+        return (StatusCode::SERVICE_UNAVAILABLE, "not ready\n".to_owned());
     }
     let lines: String = missing.iter().map(|(name, why)| format!("{name}: {why}\n")).collect();
     (StatusCode::SERVICE_UNAVAILABLE, lines)
 }
 
-async fn metrics(State(ops): State<Ops>) -> impl IntoResponse {
+/// What is said to those who may not read it.
+fn refused() -> Response {
+    let text = "this needs the token of --ops-token-file, as `Authorization: Bearer TOKEN`\n";
+    (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], text).into_response()
+}
+
+async fn metrics(State(ops): State<Ops>, headers: HeaderMap) -> Response {
+    if !ops.access.allows(&headers).await {
+        return refused();
+    }
     let encoder = TextEncoder::new();
     let mut text = Vec::new();
     match encoder.encode(&ops.metrics.gather(), &mut text) {
@@ -91,7 +114,10 @@ async fn metrics(State(ops): State<Ops>) -> impl IntoResponse {
     }
 }
 
-async fn info(State(ops): State<Ops>) -> impl IntoResponse {
+async fn info(State(ops): State<Ops>, headers: HeaderMap) -> Response {
+    if !ops.access.allows(&headers).await {
+        return refused();
+    }
     let text = serde_json::to_string_pretty(&*ops.info).expect("texts and numbers are JSON");
-    ([(header::CONTENT_TYPE, "application/json")], text + "\n")
+    ([(header::CONTENT_TYPE, "application/json")], text + "\n").into_response()
 }

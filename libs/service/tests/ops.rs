@@ -2,40 +2,72 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
 use prometheus::{IntCounter, Registry};
-use service::{CertificateMetrics, Info, Limits, Ops, Readiness, Shutdown, Tasks};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use service::{
+    CertificateMetrics, Info, Limits, Ops, OpsAccess, OpsAddress, OpsListener, Readiness, Shutdown, Tasks,
+};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UnixStream};
+
+const TOKEN: &str = "0123456789abcdef";
 
 struct Port {
-    address: std::net::SocketAddr,
+    address: String,
+    token_file: PathBuf,
     readiness: Readiness,
     metrics: Registry,
     shutdown: Shutdown,
     tasks: Tasks,
+    // Goes last: the token is in it.
+    dir: tempfile::TempDir,
 }
 
 impl Port {
     async fn open() -> Self {
+        Self::at(&"127.0.0.1:0".parse().unwrap(), |token_file| OpsAccess::Token(token_file)).await
+    }
+
+    async fn at(address: &OpsAddress, access: impl FnOnce(PathBuf) -> OpsAccess) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let token_file = dir.path().join("ops.token");
+        std::fs::write(&token_file, format!("{TOKEN}\n")).unwrap();
+        std::fs::set_permissions(&token_file, std::fs::Permissions::from_mode(0o600)).unwrap();
         let (readiness, metrics, shutdown) = (Readiness::new(), Registry::new(), Shutdown::new());
         let info = Info { name: "small", version: "1.2.3", limits: Limits::from([("slots_max", 3)]) };
-        let ops = Ops::new(info, readiness.clone(), metrics.clone());
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
+        let ops = Ops::new(info, readiness.clone(), metrics.clone(), access(token_file.clone()));
+        let listener = OpsListener::bind(address).await.unwrap();
+        let address = listener.address().unwrap();
         let tasks = Tasks::new(shutdown.clone());
         let end = shutdown.begun_owned();
         tasks.spawn("ops", async move { Ok(ops.serve(listener, end).await?) });
-        Self { address, readiness, metrics, shutdown, tasks }
+        Self { address, token_file, readiness, metrics, shutdown, tasks, dir }
     }
 
     async fn get(&self, path: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(self.address).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nHost: ops\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+        self.get_as(&format!("Bearer {TOKEN}"), path).await
     }
+
+    async fn get_as(&self, authorization: &str, path: &str) -> (u16, String) {
+        match self.address.strip_prefix("unix:") {
+            Some(socket) => ask(UnixStream::connect(socket).await.unwrap(), authorization, path).await,
+            None => ask(TcpStream::connect(&self.address).await.unwrap(), authorization, path).await,
+        }
+    }
+}
+
+async fn ask(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    authorization: &str,
+    path: &str,
+) -> (u16, String) {
+    let header = format!("Authorization: {authorization}\r\nConnection: close");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: ops\r\n{header}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
 #[tokio::test]
@@ -88,6 +120,73 @@ async fn the_ends_of_certificates_are_metrics() {
     std::fs::remove_file(&issued.certificate).unwrap();
     let (status, text) = port.get("/metrics").await;
     assert_eq!((status, text.matches("certificate_expiry_seconds{").count()), (200, 1), "{text}");
+}
+
+#[tokio::test]
+async fn who_shows_no_token_hears_yes_or_no() {
+    let port = Port::open().await;
+    let storage = port.readiness.condition("storage");
+    storage.unmet("connection refused");
+    for stranger in
+        ["", "Bearer", "Bearer 0123456789abcdeX", "Bearer 0123456789abcde", "Basic 0123456789abcdef"]
+    {
+        for path in ["/metrics", "/info"] {
+            let (status, text) = port.get_as(stranger, path).await;
+            assert_eq!(status, 401, "{stranger} {path}: {text}");
+            assert!(text.contains("--ops-token-file") && !text.contains("mycora_build_info"), "{text}");
+        }
+        assert_eq!(port.get_as(stranger, "/readyz").await, (503, "not ready\n".to_owned()), "{stranger}");
+        assert_eq!(port.get_as(stranger, "/livez").await.0, 200);
+    }
+    assert_eq!(port.get_as("bearer 0123456789abcdef", "/info").await.0, 200, "the scheme has no case");
+    storage.met();
+    assert_eq!(port.get_as("", "/readyz").await, (200, "ready\n".to_owned()));
+}
+
+#[tokio::test]
+async fn a_token_may_be_exchanged_and_has_to_be_closed() {
+    let port = Port::open().await;
+    std::fs::write(&port.token_file, "another token, of today").unwrap();
+    assert_eq!(port.get("/info").await.0, 401);
+    assert_eq!(port.get_as("Bearer another token, of today", "/info").await.0, 200);
+    let access = OpsAccess::Token(port.token_file.clone());
+    access.check().unwrap();
+    std::fs::set_permissions(&port.token_file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    assert_eq!(port.get_as("Bearer another token, of today", "/info").await.0, 401, "others read it");
+    access.check().unwrap_err();
+    std::fs::set_permissions(&port.token_file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    std::fs::write(&port.token_file, "").unwrap();
+    assert_eq!(port.get_as("Bearer ", "/info").await.0, 401, "an empty token is none");
+    access.check().unwrap_err();
+}
+
+#[tokio::test]
+async fn without_a_token_file_nobody_reads_a_port() {
+    let port = Port::at(&"127.0.0.1:0".parse().unwrap(), |_| OpsAccess::NoOne).await;
+    assert_eq!(port.get("/metrics").await.0, 401);
+    assert_eq!(port.get("/livez").await.0, 200);
+}
+
+#[tokio::test]
+async fn a_socket_file_is_its_owners() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ops.sock");
+    let address: OpsAddress = format!("unix:{}", path.display()).parse().unwrap();
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    // What an ended process left behind is replaced.
+    let port = Port::at(&address, |_| OpsAccess::Everyone).await;
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(port.get_as("", "/info").await.0, 200);
+    // What somebody answers on is not.
+    let taken = OpsListener::bind(&address).await.unwrap_err();
+    assert_eq!(taken.kind(), std::io::ErrorKind::AddrInUse);
+    let file = port.dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    OpsListener::bind(&OpsAddress::Unix(file.clone())).await.unwrap_err();
+    assert!(file.exists());
+    for bad in ["unix:relative", "unix:", "nowhere"] {
+        bad.parse::<OpsAddress>().unwrap_err();
+    }
 }
 
 #[tokio::test]

@@ -2,9 +2,14 @@
 //! that is a flag of the service, this program is that service.
 
 use std::io::{BufRead as _, BufReader, Lines};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, ChildStderr, Command, ExitCode, Stdio};
 
 use service::{App, Failure, Host, Limits};
+
+/// The user that a service of root's tests runs as.
+const ORDINARY: u32 = 65_534;
 
 struct Small;
 
@@ -48,12 +53,12 @@ struct Running {
 impl Running {
     fn start(flags: &[&str]) -> Self {
         let program = std::env::current_exe().expect("this program");
-        let mut child = Command::new(program)
-            .args(["--ops-listen", "127.0.0.1:0", "--log-format", "json"])
-            .args(flags)
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("started");
+        let mut command = Command::new(program);
+        Self::of(command.args(["--ops-listen", "127.0.0.1:0", "--log-format", "json"]).args(flags))
+    }
+
+    fn of(command: &mut Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("started");
         let log = BufReader::new(child.stderr.take().expect("piped")).lines();
         let mut running = Self { child, log };
         running.wait_for_log("small started");
@@ -110,6 +115,67 @@ fn the_second_signal_ends_it_at_once() {
     assert_eq!(running.status(), Some(130));
 }
 
+/// A service of an ordinary user: root looks into everything.
+struct Owned {
+    running: Running,
+    user: u32,
+}
+
+impl Owned {
+    /// Starts it with core files allowed by whoever starts it, in a directory that others pass.
+    fn start(dir: &std::path::Path, flags: &[&str]) -> Self {
+        let own = rustix::process::geteuid();
+        let user = if own.is_root() { ORDINARY } else { own.as_raw() };
+        let program = dir.join("small");
+        std::fs::copy(std::env::current_exe().expect("this program"), &program).expect("a copy");
+        let mut command = Command::new("sh");
+        command.args(["-c", "umask 000; ulimit -c \"$(ulimit -H -c)\"; exec \"$@\"", "sh"]).arg(program);
+        command.args(["--ops-listen", "127.0.0.1:0", "--log-format", "json"]).args(flags);
+        if own.is_root() {
+            command.uid(user).gid(user);
+        }
+        Self { running: Running::of(&mut command), user }
+    }
+
+    fn proc(&self, file: &str) -> std::path::PathBuf {
+        std::path::Path::new("/proc").join(self.running.child.id().to_string()).join(file)
+    }
+
+    /// Soft and hard limit of core files.
+    fn core_limits(&self) -> Vec<String> {
+        let limits = std::fs::read_to_string(self.proc("limits")).expect("it lives");
+        let line = limits.lines().find_map(|line| line.strip_prefix("Max core file size")).expect("a line");
+        line.split_whitespace().take(2).map(str::to_owned).collect()
+    }
+
+    /// To whom the kernel gives its memory: to root when it is not dumpable.
+    fn memory_owner(&self) -> u32 {
+        self.proc("mem").metadata().expect("it lives").uid()
+    }
+
+    fn umask(&self) -> String {
+        let status = std::fs::read_to_string(self.proc("status")).expect("it lives");
+        let line = status.lines().find_map(|line| line.strip_prefix("Umask:")).expect("a line");
+        line.trim().to_owned()
+    }
+}
+
+fn its_memory_and_its_files_are_closed() {
+    let dir = tempfile::Builder::new().permissions(std::fs::Permissions::from_mode(0o755)).tempdir();
+    let dir = dir.expect("a directory");
+    let closed = Owned::start(dir.path(), &[]);
+    assert_eq!((closed.core_limits().join(" ").as_str(), closed.memory_owner()), ("0 0", 0));
+    assert_eq!(closed.umask(), "0077");
+    closed.running.signal("ABRT");
+    let mut running = closed.running;
+    let status = running.child.wait().expect("ended");
+    assert!(!status.core_dumped() && status.signal() == Some(6), "{status}");
+    std::fs::remove_file(dir.path().join("small")).expect("there");
+    let open = Owned::start(dir.path(), &["--allow-core"]);
+    assert_eq!(open.memory_owner(), open.user);
+    assert_eq!(open.umask(), "0077");
+}
+
 fn wrong_flags_are_a_usage_error() {
     for flags in [["--no-such-flag", ""], ["--log-level", "a=b=c"], ["--listen", "nowhere"]] {
         let program = std::env::current_exe().expect("this program");
@@ -128,7 +194,8 @@ fn main() -> ExitCode {
     the_first_signal_ends_it_in_order("INT");
     a_hangup_ends_nothing();
     the_second_signal_ends_it_at_once();
+    its_memory_and_its_files_are_closed();
     wrong_flags_are_a_usage_error();
-    println!("process: 5 tests passed");
+    println!("process: 6 tests passed");
     ExitCode::SUCCESS
 }

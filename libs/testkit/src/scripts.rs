@@ -366,7 +366,9 @@ impl<S: Source> Generator<S> {
         let own = match self.dialect {
             Dialect::Rhai => Vec::new(),
             Dialect::Osis => vec![
-                format!("osis_index(\"things\", \"n\"); osis_set(\"things\", \"id\" + ({number} % 5), #{{ n: {number}, t: {text} }});"),
+                format!(
+                    "osis_index(\"things\", \"n\"); osis_set(\"things\", \"id\" + ({number} % 5), #{{ n: {number}, t: {text} }});"
+                ),
                 format!("print(osis_get(\"things\", \"id\" + ({number} % 5)));"),
                 "print(osis_list(\"things\"));".to_owned(),
                 format!("try {{ print(osis_find(\"things\", \"n\", {number}, \"\", 3)); }} catch {{ }}"),

@@ -8,8 +8,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use bytes::Bytes;
+use identity::exposure;
 use model::ContextId;
 use serde_json::value::{RawValue, to_raw_value};
+use zeroize::Zeroizing;
 
 /// A secret's length, at most.
 pub const SECRET_BYTES_MAX: usize = 4096;
@@ -25,8 +27,8 @@ const CONTEXT: &str = "context_id";
 #[derive(Debug, Clone, Default)]
 pub struct Secrets(Option<PathBuf>);
 
-/// One of them. Nothing prints it.
-pub struct Secret(String);
+/// One of them. Nothing prints it, and it is wiped when it is dropped.
+pub struct Secret(Zeroizing<String>);
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -64,8 +66,12 @@ impl Secrets {
         }
         let dir = self.0.as_ref().ok_or_else(|| refused(&"this gateway has no directory of secrets"))?;
         let own = dir.join(context.to_string()).join(name);
-        let file = match File::open(own) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => File::open(dir.join(name)),
+        // Whoever may change a directory on the way to a secret could say what it is.
+        let open = |path: PathBuf| {
+            exposure::check_trusted(&path).map_err(io::Error::from).and_then(|()| File::open(path))
+        };
+        let file = match open(own) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => open(dir.join(name)),
             other => other,
         };
         let file = file.map_err(|error| refused(&error))?;
@@ -76,14 +82,15 @@ impl Secrets {
         if about.permissions().mode() & 0o007 != 0 {
             return Err(refused(&"everybody may read its file, or change it: take that away"));
         }
-        let mut text = String::new();
+        // Of its full size at once: what it grows out of would not be wiped.
+        let mut text = Zeroizing::new(String::with_capacity(SECRET_BYTES_MAX + 1));
         let read = file.take(SECRET_BYTES_MAX as u64 + 1).read_to_string(&mut text);
         read.map_err(|error| refused(&error))?;
         let secret = text.trim_end_matches(['\r', '\n']);
         if secret.is_empty() || text.len() > SECRET_BYTES_MAX {
             return Err(refused(&format_args!("its file has to hold 1 to {SECRET_BYTES_MAX} bytes")));
         }
-        Ok(Secret(secret.to_owned()))
+        Ok(Secret(Zeroizing::new(secret.to_owned())))
     }
 }
 
@@ -136,7 +143,7 @@ fn put(
     };
     let context = params.get(CONTEXT).map(|context| serde_json::from_str(context.get())).transpose();
     let Some(Secret(secret)) = of(context.map_err(NoPlace::NotNamed)?)? else { return Ok(()) };
-    params.insert(PARAMETER.to_owned(), to_raw_value(&secret).map_err(NoPlace::NotNamed)?);
+    params.insert(PARAMETER.to_owned(), to_raw_value(secret.as_str()).map_err(NoPlace::NotNamed)?);
     member.insert("params".to_owned(), to_raw_value(&params).map_err(NoPlace::NotNamed)?);
     Ok(())
 }
@@ -162,7 +169,9 @@ mod tests {
         }
         put("long", &"x".repeat(SECRET_BYTES_MAX + 1), 0o600);
         let secrets = Secrets::new(Some(dir.path().to_owned()));
-        let read = |context, name: &str| secrets.read(ContextId(context), name).map(|secret| secret.0);
+        let read = |context, name: &str| {
+            secrets.read(ContextId(context), name).map(|secret| secret.0.as_str().to_owned())
+        };
         assert_eq!(read(1, "a").as_deref(), Ok("for all"));
         assert_eq!(read(2, "a").as_deref(), Ok("for 2"), "its own goes first");
         for bad in ["", "2/a", "../a", "none", "open", "empty", "long", "2"] {
@@ -172,13 +181,19 @@ mod tests {
         assert!(Secrets::default().read(ContextId(1), "a").is_err());
         let shown = format!("{:?}", secrets.read(ContextId(1), "a"));
         assert_eq!(shown, "Ok(Secret)");
+        // A secret that loses this bound is no longer wiped.
+        fn is_wiped<T: zeroize::ZeroizeOnDrop>(_: &T) {}
+        is_wiped(&secrets.read(ContextId(1), "a").expect("there is one").0);
+        set_permissions(dir.path(), Permissions::from_mode(0o777)).expect("it is ours");
+        let error = secrets.read(ContextId(1), "a").expect_err("anybody may exchange it").to_string();
+        assert!(error.contains("chmod go-w"), "{error}");
     }
 
     #[test]
     fn it_goes_with_each_request_and_no_answer() {
         let of = |context| match context {
-            None => Ok(Some(Secret("q\"".into()))),
-            Some(ContextId(7)) => Ok(Some(Secret("of 7".into()))),
+            None => Ok(Some(Secret(Zeroizing::new("q\"".into())))),
+            Some(ContextId(7)) => Ok(Some(Secret(Zeroizing::new("of 7".into())))),
             Some(ContextId(8)) => Secrets::default().read(ContextId(8), "a").map(Some),
             Some(_) => Ok(None),
         };

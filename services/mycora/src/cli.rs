@@ -131,6 +131,10 @@ pub fn main() -> ExitCode {
     if global.raw {
         output::terminal::let_raw_through();
     }
+    if let Err(failure) = close_up(&command) {
+        output::note(&failure.to_string());
+        return failure.exit_code().into();
+    }
     let result = tokio::runtime::Runtime::new()
         .map_err(|error| Failure::Failed(format!("cannot start: {error}")))
         .and_then(|runtime| runtime.block_on(run(global, command)));
@@ -143,6 +147,21 @@ pub fn main() -> ExitCode {
     };
     output::finish();
     code.into()
+}
+
+/// Closes files and memory of a process that is to be a whole suite, before it has threads.
+fn close_up(command: &Command) -> Result<(), Failure> {
+    let allow_core = match command {
+        Command::Up(args) => args.allow_core,
+        Command::Demo(_) => false,
+        _ => return Ok(()),
+    };
+    service::close_new_files();
+    if allow_core {
+        return Ok(());
+    }
+    service::close_memory()
+        .map_err(|error| Failure::Failed(format!("its memory cannot be closed to others: {error}")))
 }
 
 /// Does what the arguments say; gives the exit code.

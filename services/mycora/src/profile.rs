@@ -5,7 +5,7 @@ pub mod switch;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use identity::{CertificateSummary, SigningKey, TrustDomain};
+use identity::{CertificateSummary, SigningKey, TrustDomain, exposure};
 use model::ActorId;
 use rpc::{Channel, TlsFiles};
 use serde::{Deserialize, Serialize};
@@ -182,9 +182,12 @@ impl Profile {
     /// # Errors
     /// When it is not there, cannot be read, or says something else than a profile does.
     pub fn load(path: &Path) -> Result<Self, ProfileError> {
+        let failed = |source| ProfileError::Io { path: path.to_owned(), source };
+        // It names the authority to trust and the address to call.
+        exposure::check_trusted(path).map_err(|exposed| failed(exposed.into()))?;
         let text = std::fs::read_to_string(path).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => ProfileError::Missing { path: path.to_owned() },
-            _ => ProfileError::Io { path: path.to_owned(), source },
+            _ => failed(source),
         })?;
         let mut profile: Self = toml::from_str(&text).map_err(|error| ProfileError::Content {
             path: path.to_owned(),

@@ -17,6 +17,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use model::Address;
+use model::id::Uid;
 use storage::Durability;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -33,6 +34,8 @@ use crate::profile::Profile;
 pub const PORT_DEFAULT: u16 = 7700;
 /// Where jobs run, within the data directory.
 const WORK_DIR: &str = "work";
+/// The token that readers of the ops port show, within the data directory.
+const OPS_TOKEN: &str = "ops.token";
 /// The ops port lies this far above the port.
 pub const OPS_PORT_OFFSET: u16 = 100;
 
@@ -100,7 +103,7 @@ impl Notice {
     /// One line on standard error.
     pub fn say(&self, line: &str) {
         if !self.quiet {
-            eprintln!("{line}");
+            crate::output::note(line);
         }
     }
 }
@@ -211,6 +214,12 @@ async fn supervise(
     // The lock is the last thing that is given up.
     drop(dir);
     result
+}
+
+/// The file with the token for the ops port, which is made with the first start.
+fn ops_token(dir: &DataDir) -> Result<PathBuf, UpError> {
+    dir.once(OPS_TOKEN, || format!("{}{}", Uid::random(), Uid::random()))?;
+    Ok(dir.join(OPS_TOKEN))
 }
 
 async fn bind(port: Option<u16>) -> Result<(TcpListener, TcpListener), UpError> {

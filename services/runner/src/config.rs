@@ -142,14 +142,13 @@ impl Config {
     /// The Redis with its credentials.
     ///
     /// # Errors
-    /// When the password file cannot be read.
+    /// When the password file cannot be read, or others can read or change it.
     pub fn endpoint(&self) -> std::io::Result<kv::Endpoint> {
         match &self.redis_password_file {
             None => Ok(self.redis_url.clone()),
             Some(path) => {
-                let password = std::fs::read_to_string(path)?;
-                let password = password.trim_end_matches(['\n', '\r']);
-                Ok(self.redis_url.clone().with_credentials(self.redis_user.clone(), password))
+                let password = service::read_secret(path)?;
+                Ok(self.redis_url.clone().with_credentials(self.redis_user.clone(), password.as_str()))
             }
         }
     }

@@ -266,6 +266,7 @@ impl Policy {
 
 fn read(path: &Path) -> Result<String, PolicyError> {
     let unreadable = |source| PolicyError::Unreadable { path: path.to_owned(), source };
+    identity::exposure::check_trusted(path).map_err(|exposed| unreadable(exposed.into()))?;
     let size = std::fs::metadata(path).map_err(unreadable)?.len();
     if size > FILE_BYTES_MAX as u64 {
         return Err(unreadable(io::Error::other(format!("it has more than {FILE_BYTES_MAX} bytes"))));

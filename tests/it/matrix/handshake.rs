@@ -34,9 +34,9 @@ pub(crate) async fn ends_with_the_alert_that_says_why(stage: &Stage) {
     ] {
         let port = stage.port_of(host);
         for (issued, alert) in &refused {
-            let before = metric(port + 100, REFUSED);
+            let before = metric(stage.dir(), port + 100, REFUSED);
             assert_eq!(alert_of(stage, port, issued).await, *alert, "{host}");
-            let counted = || async { (metric(port + 100, REFUSED) > before).then_some(()) };
+            let counted = || async { (metric(stage.dir(), port + 100, REFUSED) > before).then_some(()) };
             wait_until(counted, testkit::PATIENCE, "the connection is counted").await;
         }
     }

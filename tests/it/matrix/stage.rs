@@ -14,6 +14,7 @@ use tonic::Status;
 
 use super::wire::{self, Methods};
 use crate::local::Processes;
+use crate::suite::write_secret;
 
 /// The context that everything is about.
 pub(crate) const CONTEXT: u32 = 1;
@@ -93,6 +94,11 @@ impl Stage {
         format!("grpc://127.0.0.1:{}", self.processes.port_of(ServiceName::Supervisor))
     }
 
+    /// Where the suite has its files.
+    pub(crate) fn dir(&self) -> &Path {
+        self.processes.dir()
+    }
+
     pub(crate) fn port_of(&self, service: ServiceName) -> u16 {
         self.processes.port_of(service)
     }
@@ -113,7 +119,7 @@ impl Stage {
         let path = |kind: &str| self.certificates.join(format!("{number}.{kind}"));
         let (certificate, key) = (path("pem"), path("key"));
         std::fs::write(&certificate, issued.certificate_pem).expect("written");
-        std::fs::write(&key, issued.key_pem).expect("written");
+        write_secret(&key, &issued.key_pem);
         let files = TlsFiles::new(self.ca_file(), &certificate, &key);
         Issued { certificate, key, files }
     }
@@ -189,7 +195,7 @@ pub(crate) fn everybody(pki: &Pki, dir: &Path) -> Vec<(String, TlsFiles)> {
         let issued = pki.sign(identity, &IssueOptions::from(SystemTime::now())).expect("signed");
         let path = |kind: &str| dir.join(format!("{number}.{kind}"));
         std::fs::write(path("pem"), issued.certificate_pem).expect("written");
-        std::fs::write(path("key"), issued.key_pem).expect("written");
+        write_secret(&path("key"), &issued.key_pem);
         (identity.to_string(), TlsFiles::new(pki.ca_file(), path("pem"), path("key")))
     });
     known.chain([("nobody".to_owned(), TlsFiles::anonymous(pki.ca_file()))]).collect()

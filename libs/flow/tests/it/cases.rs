@@ -1,8 +1,8 @@
 //! Single cases: order, branches, tries, places and reports.
 
 use flow::Input;
-use model::limits::RESULT_BYTES_MAX;
 use model::execution::Outcome;
+use model::limits::RESULT_BYTES_MAX;
 use model::{Attempt, FlowStatus, NodeState, Reason, ReasonCode, ReportKind, RunIf};
 
 use crate::world::{World, ended, failed, rejected, report, spec, started, stopped, succeeded};

@@ -50,8 +50,8 @@ fn sentinel(rest: &str) -> Result<Endpoint> {
     let mut asking = Credentials::default();
     for (name, value) in parameters(query) {
         match name {
-            "sentinel_user" => asking.user = Some(unescape(value)?),
-            "sentinel_pass" => asking.password = Some(unescape(value)?),
+            "sentinel_user" => asking.user = Some(unescape(value)?.into()),
+            "sentinel_pass" => asking.password = Some(unescape(value)?.into()),
             other => return Err(unknown(other)),
         }
     }
@@ -72,8 +72,8 @@ fn unix(rest: &str) -> Result<Endpoint> {
     for (name, value) in parameters(query) {
         match name {
             "db" => endpoint.database = number(value)?,
-            "user" => endpoint.credentials.user = Some(unescape(value)?),
-            "pass" => endpoint.credentials.password = Some(unescape(value)?),
+            "user" => endpoint.credentials.user = Some(unescape(value)?.into()),
+            "pass" => endpoint.credentials.password = Some(unescape(value)?.into()),
             other => return Err(unknown(other)),
         }
     }
@@ -93,7 +93,7 @@ fn parameters(query: &str) -> impl Iterator<Item = (&str, &str)> {
 fn authority(rest: &str) -> Result<(Credentials, &str)> {
     let Some((credentials, rest)) = rest.rsplit_once('@') else { return Ok((Credentials::default(), rest)) };
     let (user, password) = match credentials.split_once(':') {
-        Some((user, password)) => (unescape(user)?, Some(unescape(password)?)),
+        Some((user, password)) => (unescape(user)?, Some(unescape(password)?.into())),
         None => (unescape(credentials)?, None),
     };
     Ok((Credentials { user: Some(user).filter(|user| !user.is_empty()), password }, rest))

@@ -60,6 +60,7 @@ impl Rotation {
     fn put(&self, name: &str, text: &str) {
         let draft = self.path("draft");
         std::fs::write(&draft, text).unwrap();
+        std::fs::set_permissions(&draft, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         std::fs::rename(&draft, self.path(name)).unwrap();
     }
 

@@ -91,7 +91,8 @@ fn flags_have_the_defaults_of_the_service() {
     let matches = command::<Small>().get_matches_from(["small"]);
     let common = CommonFlags::from_arg_matches(&matches).expect("good flags");
     assert_eq!(common.listen, Some(SocketAddr::from(([127, 0, 0, 1], 7999))));
-    assert_eq!(common.ops_listen, Some(SocketAddr::from(([127, 0, 0, 1], 7998))));
+    assert_eq!(common.ops_listen, Some(OpsAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 7998)))));
+    assert_eq!(common.ops_access(), OpsAccess::NoOne);
     let missing = common.tls.required().expect_err("no files were named").to_string();
     assert!(missing.contains("--tls-ca, --tls-cert, --tls-key"), "{missing}");
 }

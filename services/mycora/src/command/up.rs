@@ -23,7 +23,8 @@ pub struct UpArgs {
     /// Keep everything in this directory [default: $XDG_DATA_HOME/mycora, or ~/.local/share/mycora]
     #[arg(long, value_name = "DIR", env = "MYCORA_DATA")]
     pub data: Option<PathBuf>,
-    /// Serve clients on this port of 127.0.0.1; /livez, /readyz, /metrics and /info are 100 above it
+    /// Serve clients on this port of 127.0.0.1; /livez, /readyz, /metrics and /info are 100 above it,
+    /// the last two for who shows the token in DIR/ops.token
     #[arg(long, value_name = "PORT", default_value_t = PORT_DEFAULT, env = "MYCORA_PORT",
           value_parser = clap::value_parser!(u16).range(1..=65435))]
     pub port: u16,
@@ -49,6 +50,9 @@ pub struct UpArgs {
     #[arg(long, value_name = "LEVEL", env = "MYCORA_DURABILITY", default_value = "fast",
           value_parser = durability)]
     pub durability: Durability,
+    /// Allow core files and debuggers, which show keys and secrets to whoever reads them
+    #[arg(long, env = "MYCORA_ALLOW_CORE")]
+    pub allow_core: bool,
     /// Logs and traces.
     #[command(flatten)]
     pub telemetry: TelemetryFlags,

@@ -32,7 +32,8 @@ pub(super) struct Certificates {
 
 /// Opens the authority, or makes one, and issues what is missing or about to expire.
 pub(super) fn prepare(dir: &DataDir, pki_dir: Option<&Path>) -> Result<Certificates, UpError> {
-    let own = dir.join("pki");
+    // Always its own as well: several coordinators may have certificates of one authority.
+    let own = dir.private("pki")?;
     let path = pki_dir.unwrap_or(&own);
     let now = SystemTime::now();
     let exists = path.join(identity::pki::CA_CERTIFICATE_FILE).exists();
@@ -43,8 +44,6 @@ pub(super) fn prepare(dir: &DataDir, pki_dir: Option<&Path>) -> Result<Certifica
     };
     let issue = |identity| issue(&pki, identity, now);
     let since = Timestamp::from(now);
-    // Always its own: several coordinators may have certificates of one authority.
-    let own = dir.private("pki")?;
     let signing = SigningFiles::issue(&own, SIGNING_NAME, since, since + LEAF_VALIDITY);
     Ok(Certificates {
         signing: signing.map_err(UpError::Signing)?,

@@ -1,9 +1,11 @@
 //! The data directory: what is where, and the lock that makes it ours alone.
 
-use std::fs::OpenOptions;
+use std::fs::{OpenOptions, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+
+use identity::exposure;
 
 use super::UpError;
 
@@ -23,8 +25,9 @@ impl DataDir {
     /// [`UpError::DirectoryInUse`] when another process has it; others when it cannot be used.
     pub(super) fn open(path: &Path) -> Result<Self, UpError> {
         let cannot = |source| UpError::Directory { path: path.to_owned(), source };
-        std::fs::DirBuilder::new().recursive(true).mode(0o711).create(path).map_err(cannot)?;
+        make_passable(path).map_err(cannot)?;
         let path = path.canonicalize().map_err(cannot)?;
+        exposure::check_trusted(&path).map_err(UpError::Exposed)?;
         let lock_path = path.join("lock");
         let lock = OpenOptions::new()
             .create(true)
@@ -53,14 +56,18 @@ impl DataDir {
         self.path.join(name)
     }
 
-    /// A directory in it that only its owner may use.
+    /// A directory in it that only its owner may use. One that others may read is closed; one that they may write is
+    /// refused, since nobody knows what they put there.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be made or closed, or [`UpError::Exposed`].
     pub(super) fn private(&self, name: &str) -> Result<PathBuf, UpError> {
         let path = self.join(name);
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path);
-        made.map(|()| path.clone()).map_err(|source| UpError::Directory { path, source })
+        let cannot = |source| UpError::Directory { path: path.clone(), source };
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(cannot)?;
+        exposure::check_trusted(&path).map_err(UpError::Exposed)?;
+        std::fs::set_permissions(&path, Permissions::from_mode(0o700)).map_err(cannot)?;
+        Ok(path)
     }
 
     /// The text of a small file that is made once: read when it is there, else made and kept.
@@ -69,6 +76,7 @@ impl DataDir {
     /// When it cannot be read or written.
     pub(super) fn once(&self, name: &str, make: impl FnOnce() -> String) -> Result<String, UpError> {
         let path = self.join(name);
+        exposure::check_secret(&path).map_err(UpError::Exposed)?;
         match std::fs::read_to_string(&path) {
             Ok(text) => Ok(text.trim().to_owned()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -88,8 +96,12 @@ impl DataDir {
         let path = self.join(name);
         let fresh = self.join(&format!("{name}.new"));
         let write = || {
-            let mut file =
-                OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
+            // Not into one that is there: it would keep its mode, and whoever has it open.
+            match std::fs::remove_file(&fresh) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&fresh)?;
             file.write_all(text.as_bytes())?;
             file.sync_all()?;
             std::fs::rename(&fresh, &path)
@@ -98,9 +110,49 @@ impl DataDir {
     }
 }
 
+/// Makes a directory, and those that lead to it, so that other users pass through, whatever the umask.
+fn make_passable(path: &Path) -> io::Result<()> {
+    let missing = path.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
+    for dir in missing.collect::<Vec<_>>().into_iter().rev() {
+        match std::fs::create_dir(dir) {
+            Ok(()) => std::fs::set_permissions(dir, Permissions::from_mode(0o711))?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        path.metadata().expect("there").permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn a_directory_that_others_write_is_refused() {
+        let parent = tempfile::tempdir().expect("a temporary directory");
+        let path = parent.path().join("a/data");
+        let dir = DataDir::open(&path).expect("it is free");
+        assert_eq!((mode(&path), mode(&parent.path().join("a"))), (0o711, 0o711), "others pass through");
+        let own = dir.private("own").expect("made");
+        let set = |path: &Path, mode| {
+            std::fs::set_permissions(path, Permissions::from_mode(mode)).expect("it is ours");
+        };
+        set(&own, 0o755);
+        assert_eq!(mode(&dir.private("own").expect("closed")), 0o700);
+        set(&own, 0o777);
+        assert!(matches!(dir.private("own"), Err(UpError::Exposed(_))));
+        std::fs::write(dir.join("secret.new"), "left behind").expect("written");
+        set(&dir.join("secret.new"), 0o666);
+        dir.write_secret("secret", "text").expect("written");
+        assert_eq!(mode(&dir.join("secret")), 0o600);
+        drop(dir);
+        set(&parent.path().join("a"), 0o777);
+        assert!(matches!(DataDir::open(&path), Err(UpError::Exposed(_))));
+    }
 
     #[test]
     fn a_directory_has_one_owner() {

@@ -20,6 +20,9 @@ pub enum UpError {
         /// Why.
         source: io::Error,
     },
+    /// Others can read a secret in the directory, or change what is relied upon.
+    #[error("the data directory cannot be used")]
+    Exposed(#[source] identity::Exposed),
     /// A port is taken.
     #[error("port {port} of 127.0.0.1 cannot be used; choose another with --port")]
     Port {

@@ -14,6 +14,7 @@ use model::id::Uid;
 use storage::Durability;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::{Child, Command};
+use zeroize::Zeroizing;
 
 use super::directory::DataDir;
 use super::process::ProcessRecord;
@@ -45,8 +46,8 @@ const RUNNER_RULES: &str = "~hero:* resetchannels -@all +@read +@write +@stream 
 pub(super) struct PrivateRedis {
     child: Child,
     socket: PathBuf,
-    password: String,
-    runner_password: String,
+    password: Zeroizing<String>,
+    runner_password: Zeroizing<String>,
     record: PathBuf,
 }
 
@@ -66,7 +67,7 @@ impl PrivateRedis {
         }
         stop_orphan(dir, notice).await?;
         prepare_files(dir)?;
-        let (password, runner_password) = (Uid::random().to_string(), Uid::random().to_string());
+        let (password, runner_password) = (secret(), secret());
         dir.write_secret(PASSWORD, &password)?;
         let mut child = spawn(dir)?;
         let record = dir.join(RECORD);
@@ -86,7 +87,7 @@ impl PrivateRedis {
     /// For the coordinator: every database, every command.
     #[must_use]
     pub(super) fn endpoint(&self) -> Endpoint {
-        Endpoint::unix(&self.socket).with_credentials(None, self.password.clone())
+        Endpoint::unix(&self.socket).with_credentials(None, self.password.as_str())
     }
 
     /// For the supervisor: its own database.
@@ -99,7 +100,7 @@ impl PrivateRedis {
     #[must_use]
     pub(super) fn runner_endpoint(&self) -> Endpoint {
         Endpoint::unix(&self.socket)
-            .with_credentials(Some("runner".into()), self.runner_password.clone())
+            .with_credentials(Some("runner".into()), self.runner_password.as_str())
             .with_database(SUPERVISOR_DATABASE)
     }
 
@@ -166,6 +167,11 @@ impl PrivateRedis {
     }
 }
 
+/// A password that nobody guesses.
+fn secret() -> Zeroizing<String> {
+    Zeroizing::new(Uid::random().to_string())
+}
+
 fn spawn(dir: &DataDir) -> Result<Child, UpError> {
     let spawned = Command::new("redis-server")
         .arg("-")
@@ -194,10 +200,15 @@ fn prepare_files(dir: &DataDir) -> Result<(), UpError> {
     }
 }
 
-fn configuration(dir: &DataDir, durability: Durability, password: &str, runner_password: &str) -> String {
+fn configuration(
+    dir: &DataDir,
+    durability: Durability,
+    password: &str,
+    runner_password: &str,
+) -> Zeroizing<String> {
     let fsync = if durability == Durability::Fast { "everysec" } else { "always" };
     let quoted = |name: &str| format!("{:?}", dir.join(name).display().to_string());
-    format!(
+    Zeroizing::new(format!(
         "port 0\n\
          unixsocket {socket}\n\
          unixsocketperm 600\n\
@@ -213,7 +224,7 @@ fn configuration(dir: &DataDir, durability: Durability, password: &str, runner_p
         socket = quoted(SOCKET),
         directory = quoted(FILES),
         log = quoted(LOG),
-    )
+    ))
 }
 
 /// Ends the server that a `kill -9` of an earlier `up` left behind.

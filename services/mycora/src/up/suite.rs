@@ -11,7 +11,7 @@ use mycelium::{Bus, MemoryNetwork, PublicKey};
 use prometheus::Registry;
 use rpc::{Channel, LocalServer, MethodPolicy, Mount, MountBuilder, Server, TlsFiles};
 use sandbox::Standing;
-use service::{CertificateMetrics, Info, Limits, Ops, Readiness, Shutdown};
+use service::{CertificateMetrics, Info, Limits, Ops, OpsAccess, OpsListener, Readiness, Shutdown};
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -94,7 +94,8 @@ impl Suite {
             readiness: Readiness::new(),
         };
         let started = suite.readiness.condition("start");
-        suite.serve_ops(ops_listener, metrics.clone());
+        let access = OpsAccess::Token(super::ops_token(parts.dir)?);
+        suite.serve_ops(ops_listener, metrics.clone(), access);
         let mount = suite.build(&parts, &metrics).await?;
         let tls = parts.certificates.server();
         let server = Server::new(mount.clone(), &tls).map_err(build_error("the port"))?;
@@ -208,9 +209,10 @@ impl Suite {
         }
     }
 
-    fn serve_ops(&mut self, listener: TcpListener, metrics: Registry) {
+    fn serve_ops(&mut self, listener: TcpListener, metrics: Registry, access: OpsAccess) {
         let info = Info { name: "mycora", version: env!("CARGO_PKG_VERSION"), limits: limits() };
-        let ops = Ops::new(info, self.readiness.clone(), metrics);
+        let ops = Ops::new(info, self.readiness.clone(), metrics, access);
+        let listener = OpsListener::Tcp(listener);
         let stop = self.stop.clone();
         self.tasks.spawn(async move {
             if let Err(error) = ops.serve(listener, stop.cancelled_owned()).await {

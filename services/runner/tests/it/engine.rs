@@ -27,7 +27,8 @@ fn code(outcome: &Outcome) -> Option<ReasonCode> {
 /// The engines of the runner in a work directory, as their processes.
 fn engines(work: &Path) -> BTreeSet<u32> {
     let instances = fs::read_dir(work.join("instances")).expect("instances").flatten();
-    let running = instances.flat_map(|instance| fs::read_dir(instance.path().join("running")).expect("records"));
+    let running =
+        instances.flat_map(|instance| fs::read_dir(instance.path().join("running")).expect("records"));
     let inits = running.flatten().filter_map(|record| {
         let name = record.file_name().display().to_string();
         name.strip_prefix("engine-")?.rsplit_once('.')?.1.parse().ok()
@@ -118,8 +119,10 @@ async fn an_engine_reaches_nothing() {
         let line = limits.lines().find(|line| line.starts_with(name)).expect("a limit");
         line[name.len()..].split_whitespace().next().expect("a value").to_owned()
     };
-    assert_eq!((limit("Max open files"), limit("Max file size"), limit("Max core file size")),
-        ("3".to_owned(), "0".to_owned(), "0".to_owned()));
+    assert_eq!(
+        (limit("Max open files"), limit("Max file size"), limit("Max core file size")),
+        ("3".to_owned(), "0".to_owned(), "0".to_owned())
+    );
     let status = proc("status");
     let field = |name: &str| {
         let line = status.lines().find(|line| line.starts_with(name)).expect("a field");
@@ -145,7 +148,8 @@ async fn an_engine_reaches_nothing() {
 async fn an_engine_that_dies_ends_one_job_by_name() {
     let mut bench = Bench::new().await;
     let work = bench.work();
-    let mut other = rhai("print(\"ready\"); let n = 0; while n < 50 { sleep(0.1); n += 1; } result(\"n\", n);");
+    let mut other =
+        rhai("print(\"ready\"); let n = 0; while n < 50 { sleep(0.1); n += 1; } result(\"n\", n);");
     other.job_key.context = ContextUid(Uid::from_bits(2));
     let other = bench.accept(other).await;
     bench.printed(other, "ready").await;

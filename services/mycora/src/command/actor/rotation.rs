@@ -4,6 +4,7 @@
 //! answer was lost: nobody is left with a key in force that is nowhere kept.
 
 use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -167,7 +168,8 @@ impl<'a> KeyFile<'a> {
     }
 
     fn write_note(&self, asked: &Asked) -> std::io::Result<()> {
-        let mut file = std::fs::File::create(&self.note)?;
+        let mut options = std::fs::OpenOptions::new();
+        let mut file = options.create(true).truncate(true).write(true).mode(0o600).open(&self.note)?;
         file.write_all(&serde_json::to_vec(asked)?)?;
         file.sync_all()
     }

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use identity::CertificateSummary;
+use identity::{CertificateSummary, exposure};
 use model::Timestamp;
 use rpc::TlsFiles;
 
@@ -69,6 +69,11 @@ fn authorities(profile: &Profile, now: Timestamp) -> Vec<Finding> {
 
 fn own(ca: &Path, cert: &Path, key: &Path, now: Timestamp) -> Finding {
     const CHECK: &str = "certificate";
+    const CLOSE: &str = "close it; when others could write, make it anew with `mycora pki`";
+    let closed = exposure::check_trusted(ca).and_then(|()| exposure::check_trusted(cert));
+    if let Err(exposed) = closed.and_then(|()| exposure::check_secret(key)) {
+        return Finding::fail(CHECK, exposed.to_string(), CLOSE);
+    }
     let summary = match CertificateSummary::from_pem_file(cert) {
         Ok(summary) => summary,
         Err(error) => return Finding::fail(CHECK, error_chain(&error), "name another file with --cert"),

@@ -85,7 +85,7 @@ fn service(host: Host, health: Result<Health, Failure>) -> Finding {
         Ok(Health { condition: Condition::NotServing, .. }) => Finding::fail(
             check,
             "is there, and does not serve",
-            "it starts, ends, or lacks something: /readyz on its ops port says what",
+            "it starts, ends, or lacks something: /readyz on its ops port says what, to who shows the token",
         ),
         Ok(Health { condition: Condition::Absent, .. }) => Finding::warn(
             check,

@@ -42,6 +42,8 @@ impl Cache {
     /// Takes a program in as a copy, and removes others if it is too much then. `job` names who does it.
     pub(super) fn keep(&self, key: BlobHash, from: &Path, name: &str, job: &str) -> io::Result<PathBuf> {
         DirBuilder::new().recursive(true).mode(0o711).create(&self.dir)?;
+        // Scripts of other users pass, whatever the umask.
+        fs::set_permissions(&self.dir, Permissions::from_mode(0o711))?;
         let made = File::from(open_inside(from, name, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())?);
         if !made.metadata()?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
