@@ -364,6 +364,10 @@ pub enum GlobalKey {
     ActorKeys,
     /// Set: ids of all contexts.
     Contexts,
+    /// Set: ids of the contexts that an actor created.
+    ContextsOf(ActorId),
+    /// Hash: context → the actor that created it.
+    ContextCreators,
     /// Hash: who this coordinator is towards others.
     Coordinator,
     /// Hash: leases of scheduler replicas.
@@ -389,6 +393,8 @@ impl fmt::Display for GlobalKey {
             Self::Actors => f.write_str("actors"),
             Self::ActorKeys => f.write_str("actor_keys"),
             Self::Contexts => f.write_str("contexts"),
+            Self::ContextsOf(actor) => write!(f, "contexts_of:{actor}"),
+            Self::ContextCreators => f.write_str("context_creators"),
             Self::Coordinator => f.write_str("coordinator"),
             Self::Replicas => f.write_str("replicas"),
             Self::Request(caller, id) => write!(f, "requests:{caller}:{id}"),
@@ -409,6 +415,7 @@ impl GlobalKey {
             "actors" => Self::Actors,
             "actor_keys" => Self::ActorKeys,
             "contexts" => Self::Contexts,
+            "context_creators" => Self::ContextCreators,
             "coordinator" => Self::Coordinator,
             "replicas" => Self::Replicas,
             "events" => Self::Events,
@@ -417,6 +424,7 @@ impl GlobalKey {
             "ids" => Self::Ids,
             other => match other.split_once(':')? {
                 ("actor", id) => Self::Actor(exact(id)?),
+                ("contexts_of", id) => Self::ContextsOf(exact(id)?),
                 ("requests", rest) => {
                     let (caller, id) = rest.split_once(':')?;
                     Self::Request(exact(caller)?, id.to_owned())
@@ -484,6 +492,10 @@ impl GlobalKeys {
         actor_keys() = GlobalKey::ActorKeys;
         /// Set: ids of all contexts.
         contexts() = GlobalKey::Contexts;
+        /// Set: ids of the contexts that an actor created.
+        contexts_of(creator: ActorId) = GlobalKey::ContextsOf(creator);
+        /// Hash: context → the actor that created it.
+        context_creators() = GlobalKey::ContextCreators;
         /// Hash: who this coordinator is towards others.
         coordinator() = GlobalKey::Coordinator;
         /// Hash: leases of scheduler replicas.

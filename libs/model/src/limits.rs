@@ -187,8 +187,30 @@ pub const ACTOR_KEYS_SPAN_SECS: u32 = 30 * 24 * 3600;
 pub const ACTOR_KEY_OVERLAP_SECS_MAX: u32 = 30 * 24 * 3600;
 /// Actors in one list of a context: its admins, its executors, its readers.
 pub const CONTEXT_MEMBERS_MAX: usize = 10_000;
+/// Contexts that one actor created and that still exist. The bootstrap identity may create more.
+pub const ACTOR_CONTEXTS_MAX: u64 = 64;
+/// Calls a second that one actor may make of one server, on average.
+pub const ACTOR_CALLS_PER_SEC: u64 = 1000;
+/// Calls that one actor may make of one server at once, after it has been quiet for a while.
+pub const ACTOR_CALLS_BURST: u64 = 2000;
+/// Flows of one context that are kept, those that have ended with them.
+pub const CONTEXT_FLOWS_MAX: u64 = 1_000_000;
+/// Flows of one context that have not ended, whether they were started or not.
+pub const CONTEXT_FLOWS_OPEN_MAX: u64 = 200_000;
+/// Nodes of those flows: jobs that are queued, run, or wait for others.
+pub const CONTEXT_JOBS_OPEN_MAX: u64 = 1_000_000;
+/// Kept jobs of one context: those that belong to no flow.
+pub const CONTEXT_JOBS_KEPT_MAX: u64 = 100_000;
+/// Bytes of the blobs of one context.
+pub const CONTEXT_BLOB_BYTES_MAX: u64 = 1024 * 1024 * 1024;
+/// Runner records of one context.
+pub const CONTEXT_RUNNERS_MAX: u64 = 1000;
+/// Deleted runner records of one context that are still kept.
+pub const CONTEXT_RUNNERS_DELETED_MAX: u64 = 10_000;
 /// How long a blob is kept that nobody refers to.
-pub const BLOB_IDLE_SECS: u32 = 24 * 3600;
+pub const BLOB_IDLE_SECS: u32 = 600;
+/// The same for an output of a job that no end of an attempt has named yet: its report may be late.
+pub const OUTPUT_IDLE_SECS: u32 = 24 * 3600;
 /// How long events are kept.
 pub const EVENTS_KEEP_SECS: u32 = 7 * 24 * 3600;
 /// How long it is remembered who did what.
@@ -207,7 +229,7 @@ pub const JOB_SIGNATURE_SECS_MAX: u32 = 366 * 24 * 3600;
 pub const RETRY_SIGNATURES_MAX: usize = 500;
 
 /// All of them by their names in small letters, for `/info`: every service shows what all hold to.
-pub const TABLE: [(&str, u64); 99] = [
+pub const TABLE: [(&str, u64); 110] = [
     ("script_bytes_max", SCRIPT_BYTES_MAX as u64),
     ("script_inline_bytes_max", SCRIPT_INLINE_BYTES_MAX as u64),
     ("file_bytes_max", FILE_BYTES_MAX as u64),
@@ -298,7 +320,18 @@ pub const TABLE: [(&str, u64); 99] = [
     ("actor_keys_span_secs", ACTOR_KEYS_SPAN_SECS as u64),
     ("actor_key_overlap_secs_max", ACTOR_KEY_OVERLAP_SECS_MAX as u64),
     ("context_members_max", CONTEXT_MEMBERS_MAX as u64),
+    ("actor_contexts_max", ACTOR_CONTEXTS_MAX),
+    ("actor_calls_per_sec", ACTOR_CALLS_PER_SEC),
+    ("actor_calls_burst", ACTOR_CALLS_BURST),
+    ("context_flows_max", CONTEXT_FLOWS_MAX),
+    ("context_flows_open_max", CONTEXT_FLOWS_OPEN_MAX),
+    ("context_jobs_open_max", CONTEXT_JOBS_OPEN_MAX),
+    ("context_jobs_kept_max", CONTEXT_JOBS_KEPT_MAX),
+    ("context_blob_bytes_max", CONTEXT_BLOB_BYTES_MAX),
+    ("context_runners_max", CONTEXT_RUNNERS_MAX),
+    ("context_runners_deleted_max", CONTEXT_RUNNERS_DELETED_MAX),
     ("blob_idle_secs", BLOB_IDLE_SECS as u64),
+    ("output_idle_secs", OUTPUT_IDLE_SECS as u64),
     ("events_keep_secs", EVENTS_KEEP_SECS as u64),
     ("audit_keep_secs", AUDIT_KEEP_SECS as u64),
     ("raw_jobs_max", RAW_JOBS_MAX as u64),

@@ -204,7 +204,8 @@ async fn live<A: App>(
 /// The limits of the service, those that all hold to, and those of serving gRPC when it does.
 fn limits<A: App>(config: &A::Config) -> Limits {
     let serving = rpc::LIMITS.into_iter().filter(|_| A::GRPC_PORT.is_some());
-    A::limits(config).into_iter().chain(model::limits::TABLE).chain(serving).collect()
+    // What the operator chose of them stands in the place of what all hold to.
+    model::limits::TABLE.into_iter().chain(serving).chain(A::limits(config)).collect()
 }
 
 /// The port for everybody, and the one for the sidecar. In a mesh that has all the certificates there is nobody

@@ -39,13 +39,14 @@ pub struct App {
 
 impl App {
     pub(crate) async fn new(config: Config, deps: Deps) -> Result<Self, StartError> {
-        let Config { layout, durability: asked, lease } = config;
+        let Config { layout, durability: asked, lease, quotas } = config;
         durability::check_layout(layout, &deps.kv).await?;
         let (confirmation, doubts) = Confirmation::of(asked, &deps.kv).await?;
-        let store = Store::open(deps.kv, layout, confirmation).await.map_err(|error| match error {
-            Error::Store(error) if error.is_connection_trouble() => StartError::Unreachable(error),
-            error => StartError::Unusable(Box::new(error)),
-        })?;
+        let store =
+            Store::open(deps.kv, layout, confirmation, quotas).await.map_err(|error| match error {
+                Error::Store(error) if error.is_connection_trouble() => StartError::Unreachable(error),
+                error => StartError::Unusable(Box::new(error)),
+            })?;
         for doubt in doubts {
             tracing::warn!("{doubt}");
         }

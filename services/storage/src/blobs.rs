@@ -10,15 +10,19 @@ use bytes::Bytes;
 use kv::{Cmd, Pipeline};
 use model::job::BlobRef;
 use model::limits::{BLOB_CHUNK_BYTES, FILE_BYTES_MAX};
-use model::{BlobHash, ContextId, ContextUid, Timestamp};
+use model::{BlobHash, ContextId, ContextUid, Timestamp, limits};
 
 use crate::audit::Deed;
 use crate::error::{Error, Result};
+use crate::quotas::Quota;
 use crate::scripts;
 use crate::store::{Asker, Store, Tenant};
 
 /// How long chunks are kept that belong to no visible blob.
-const UNFINISHED: Duration = Duration::from_secs(3600);
+const UNFINISHED: Duration = Duration::from_secs(600);
+
+/// What an output of a job has more than a blob that an actor put, before it goes unless somebody refers to it.
+const OUTPUT_MORE: Duration = Duration::from_secs((limits::OUTPUT_IDLE_SECS - limits::BLOB_IDLE_SECS) as u64);
 
 /// How often a blob is written that is swept at the same moment.
 const PUT_TRIES: u32 = 3;
@@ -217,7 +221,7 @@ async fn put_once(
     let chunks =
         bytes.chunks(BLOB_CHUNK_BYTES).zip(0..).map(|(chunk, n)| (tenant.keys.blob_chunk(hash, n), chunk));
     let chunks: Vec<(String, &[u8])> = chunks.collect();
-    if tenant.connection.cmd(Cmd::new("EXISTS").arg(&key)).await?.int()? == 0 {
+    if !is_there(tenant, &key, bytes.len() as u64).await? {
         for (key, chunk) in &chunks {
             // Not over one that is there: it has the same bytes, and may belong to a visible blob by now.
             let set = Cmd::new("SET").arg(key).arg(*chunk).arg("NX").arg("EX").arg(UNFINISHED.as_secs());
@@ -227,8 +231,32 @@ async fn put_once(
     let refs = tenant.keys.blob_refs(hash);
     let mut touched = vec![key.as_str(), &refs, &tenant.blob_idle];
     touched.extend(chunks.iter().map(|(key, _)| key.as_str()));
-    let call =
-        tenant.begin_by(deed, &scripts::PUT_BLOB, &touched, uid, now).arg(&hash.to_string()).arg(bytes.len());
+    // What a service puts is the output of a job, whose report may be late.
+    let since = if uid.is_some() { now + OUTPUT_MORE } else { now };
+    let call = tenant
+        .begin_by(deed, &scripts::PUT_BLOB, &touched, uid, now)
+        .arg(&hash.to_string())
+        .arg(bytes.len())
+        .arg(&since.to_string())
+        .arg(tenant.quotas.of(Quota::ContextBlobBytes));
     tenant.call(call).await?;
     Ok(BlobRef { sha256: hash, size: bytes.len() as u64 })
+}
+
+/// Whether a blob is there. Fails when it is not, and there is no room for it: nothing of it is written then.
+async fn is_there(tenant: &Tenant, key: &str, size: u64) -> Result<bool> {
+    let mut pipeline = Pipeline::new();
+    pipeline.cmd(Cmd::new("EXISTS").arg(key));
+    pipeline.cmd(Cmd::new("HGET").arg(&tenant.ids).arg("blob_bytes"));
+    let answers = tenant.connection.pipeline(&pipeline).await?.into_iter().collect::<kv::Result<Vec<_>>>()?;
+    let [there, bytes] = kv::Value::Array(answers).tuple()?;
+    if there.int()? != 0 {
+        return Ok(true);
+    }
+    let bytes = if bytes.is_nil() { 0 } else { bytes.uint()? };
+    let (max, asked) = (tenant.quotas.of(Quota::ContextBlobBytes), bytes.saturating_add(size));
+    if asked > max {
+        return Err(Error::Quota { quota: Quota::ContextBlobBytes, max, asked });
+    }
+    Ok(false)
 }

@@ -7,6 +7,7 @@ use model::limits;
 
 use crate::app::{App, Deps, StartError};
 use crate::durability::Durability;
+use crate::quotas::Quotas;
 
 /// The storage service's own settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub struct Config {
     pub durability: Durability,
     /// How long a scheduler replica holds its lease without a word.
     pub lease: Duration,
+    /// How much an actor and a context may have.
+    pub quotas: Quotas,
 }
 
 impl Default for Config {
@@ -25,6 +28,7 @@ impl Default for Config {
             layout: Layout::default(),
             durability: Durability::default(),
             lease: Duration::from_secs(limits::LEASE_SECS.into()),
+            quotas: Quotas::default(),
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::actors::{BOOTSTRAP, check_revision};
 use crate::audit::Deed;
 use crate::error::{Error, Result};
 use crate::permission::{self, Action};
+use crate::quotas::Quota;
 use crate::record::{self, Written};
 use crate::requests::{Request, hash_of, was_asked};
 use crate::scripts;
@@ -143,8 +144,8 @@ impl Store {
     ) -> Result<Reserved> {
         let keys = self.keys();
         let mut touched = vec![keys.contexts()];
-        let creator = creator.unwrap_or(BOOTSTRAP);
-        touched.extend(request.map(|request| keys.request(creator, &request.id)));
+        let asker = creator.unwrap_or(BOOTSTRAP);
+        touched.extend(request.map(|request| keys.request(asker, &request.id)));
         let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
         let lapsed =
             now.as_millis().saturating_sub(u64::try_from(RESERVATION.as_millis()).unwrap_or(u64::MAX));
@@ -155,14 +156,16 @@ impl Store {
             .arg(hash_of(request))
             .arg(limits::REQUEST_ID_KEEP_SECS)
             .arg(&Timestamp::from_millis(lapsed).to_string())
-            .arg(self.greatest_context_id());
+            .arg(self.greatest_context_id())
+            .arg(&creator.map(|creator| creator.to_string()).unwrap_or_default())
+            .arg(self.quotas().of(Quota::ActorContexts));
         let answer = self.call_global(call).await.map_err(|error| match error.code() {
             Some("REQUEST_ID_REUSED") => Error::RequestIdReused,
             Some("CONTEXT_GONE") => Error::NotFound("the context that this request made".to_owned()),
             Some("CONTEXTS_EXHAUSTED") => {
                 Error::contexts_exhausted(self.greatest_context_id(), &self.contexts_end())
             }
-            _ => Error::Store(error),
+            _ => Error::of_global_script(error),
         })?;
         let [id, uid, is_new] = answer.tuple()?;
         let bad = |error: &dyn std::fmt::Display| kv::Error::Protocol(format!("a reservation: {error}"));

@@ -4,6 +4,7 @@ use model::context::Denied;
 use model::{ActorId, ContextId, Violations, limits};
 
 use crate::events::Position;
+use crate::quotas::Quota;
 use crate::record::BadRecord;
 use crate::store::ID_TRIES;
 
@@ -87,6 +88,16 @@ pub(crate) enum Error {
         /// What was asked.
         asked: u64,
     },
+    /// An actor or a context would have more than it may.
+    #[error("{} is {max}, and this would be {asked}: {}", quota.name(), quota.remedy())]
+    Quota {
+        /// Of what.
+        quota: Quota,
+        /// How much there may be.
+        max: u64,
+        /// How much there would be.
+        asked: u64,
+    },
     /// No more ids of a kind.
     #[error("{message}")]
     Exhausted {
@@ -134,6 +145,8 @@ pub(crate) enum WrongState {
 
 /// What scripts refuse with when a change is gone that this storage has seen.
 pub(crate) const STORE_WENT_BACK: &str = "STORE_WENT_BACK";
+/// What scripts refuse with when there would be more of something than there may be.
+const LIMIT_EXCEEDED: &str = "LIMIT_EXCEEDED";
 
 impl Error {
     /// Something that is not there.
@@ -172,6 +185,16 @@ impl Error {
         }
     }
 
+    /// What it means that a script of what belongs to no context refused.
+    pub(crate) fn of_global_script(error: kv::Error) -> Self {
+        match &error {
+            kv::Error::Refused { code, message } if code == LIMIT_EXCEEDED => {
+                beyond(message).unwrap_or(Self::Store(error))
+            }
+            _ => Self::Store(error),
+        }
+    }
+
     /// What a script's refusal means; `context` is where it ran.
     pub(crate) fn of_script(error: kv::Error, context: ContextId) -> Self {
         let kv::Error::Refused { code, message } = &error else { return Self::Store(error) };
@@ -201,9 +224,18 @@ impl Error {
             "FLOW_CHANGED" | "RUNNER_CHANGED" => Self::Changed(message.clone()),
             "TOO_MANY_INPUTS" => limit("inputs that wait", limits::FLOW_INPUTS_MAX, message),
             "TOO_MANY_SIGNALS" => limit("signals of a flow", limits::FLOW_SIGNALS_MAX, message),
-            _ => Self::Store(error),
+            _ => Self::of_global_script(error),
         }
     }
+}
+
+/// The quota that a script's refusal names, as `<name> <how much there may be> <how much there would be>`.
+fn beyond(message: &str) -> Option<Error> {
+    let mut words = message.split(' ');
+    let mut next = || words.next();
+    let name = next()?;
+    let quota = *Quota::ALL.iter().find(|quota| quota.name() == name)?;
+    Some(Error::Quota { quota, max: next()?.parse().ok()?, asked: next()?.parse().ok()? })
 }
 
 /// Contexts of which a message tells; the first ones.

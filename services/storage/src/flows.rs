@@ -14,6 +14,7 @@ use model::{
 use crate::audit::Deed;
 use crate::error::{Error, Result};
 use crate::permission::{self, Action};
+use crate::quotas::Quota;
 use crate::record::flow::StoredFlow;
 use crate::record::{self, Fields, Written};
 use crate::requests::{Asked, Filling, Request, expected_text, hash_of};
@@ -381,6 +382,8 @@ impl Store {
                 .arg(limits::REQUEST_ID_KEEP_SECS)
                 .arg(tenant.keys.prefix())
                 .arg(&expected_text(restart.expected_revision))
+                .arg(tenant.quotas.of(Quota::ContextFlowsOpen))
+                .arg(tenant.quotas.of(Quota::ContextJobsOpen))
                 .args(restart.signatures.iter().map(|(_, signature)| signature));
             match tenant.apply_revision(change).await {
                 Err(Error::ContextChanged(_)) => {}
@@ -533,6 +536,9 @@ async fn write_flow(
         .arg(new.id.is_none())
         .arg(&message)
         .arg(asked.taken_revision(&message))
+        .arg(tenant.quotas.of(Quota::ContextFlowsOpen))
+        .arg(tenant.quotas.of(Quota::ContextJobsOpen))
+        .arg(tenant.quotas.of(Quota::ContextFlows))
         .args(record::flow::write(&flow, new).args());
     let read = |value: Value| {
         let answer = value.array()?;

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::letter_lists::scored_texts;
 use crate::pages::{Page, PageOf};
 use crate::permission::{self, Action};
+use crate::quotas::Quota;
 use crate::record::job::{KeptJob, Place};
 use crate::record::{self, Fields};
 use crate::requests::{Request, hash_of, was_asked};
@@ -60,6 +61,7 @@ impl Store {
                 .arg(hash_of(request))
                 .arg(limits::REQUEST_ID_KEEP_SECS)
                 .arg(blobs.len())
+                .arg(tenant.quotas.of(Quota::ContextJobsKept))
                 .args(record::job::write_alone(place, spec, now).args());
             let read = |value: Value| {
                 let [id, revision] = value.tuple()?;

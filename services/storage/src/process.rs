@@ -13,6 +13,7 @@ use crate::app::{App, Deps, StartError};
 use crate::commits::COMMIT_NODES_MAX;
 use crate::config::Config;
 use crate::durability::Durability;
+use crate::quotas::{QuotaSetting, Quotas};
 use crate::routers::{HELD_MAX, HELD_WHOLE_MAX};
 use crate::rpc::{
     COMMITS_IN_FLIGHT_MAX, PIECE_SECS_MAX, UPLOAD_SECS_MAX, UPLOADS_EACH_MAX, UPLOADS_MAX, policy,
@@ -45,6 +46,10 @@ pub struct Flags {
     /// The trust domain of this suite's identities
     #[arg(long, env = "MYCORA_TRUST_DOMAIN", value_name = "NAME", default_value = TrustDomain::DEFAULT)]
     trust_domain: TrustDomain,
+    /// How much of something an actor or a context may have, as in context_flows_open_max=1000; may be repeated. `/info`
+    /// shows all of them
+    #[arg(long = "limit", env = "MYCORA_LIMITS", value_name = "NAME=NUMBER", value_delimiter = ',')]
+    limits: Vec<QuotaSetting>,
 }
 
 impl service::App for App {
@@ -54,8 +59,8 @@ impl service::App for App {
     const OPS_PORT: u16 = 7801;
     type Config = Flags;
 
-    fn limits(_: &Flags) -> Limits {
-        Limits::from([
+    fn limits(flags: &Flags) -> Limits {
+        let own = Limits::from([
             ("commit_nodes_max", COMMIT_NODES_MAX as u64),
             ("commits_in_flight_max", COMMITS_IN_FLIGHT_MAX as u64),
             ("held_messages_max", HELD_MAX as u64),
@@ -67,7 +72,8 @@ impl service::App for App {
             ("upload_piece_secs_max", PIECE_SECS_MAX),
             ("upload_secs_max", UPLOAD_SECS_MAX),
             ("watch_bytes_max", limits::PAGE_BYTES_MAX as u64),
-        ])
+        ]);
+        own.into_iter().chain(Quotas::with(&flags.limits).named()).collect()
     }
 
     async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
@@ -77,7 +83,9 @@ impl service::App for App {
         let app = loop {
             let deps =
                 Deps { kv: Kv::new(flags.redis_url.clone()), trust_domain: flags.trust_domain.clone() };
-            let config = Config { layout: flags.layout, durability: flags.durability, ..Config::default() };
+            let quotas = Quotas::with(&flags.limits);
+            let config =
+                Config { layout: flags.layout, durability: flags.durability, quotas, ..Config::default() };
             match config.build(deps).await {
                 Ok(app) => break app,
                 Err(StartError::Unreachable(error)) => {

@@ -8,6 +8,7 @@ use crate::audit::Deed;
 use crate::error::{Error, Result};
 use crate::pages::{Page, PageOf};
 use crate::permission::{self, Action};
+use crate::quotas::Quota;
 use crate::record::{self, Fields, Written};
 use crate::requests::{Request, hash_of};
 use crate::scripts;
@@ -48,6 +49,8 @@ impl Store {
                 .arg(hash_of(request))
                 .arg(limits::REQUEST_ID_KEEP_SECS)
                 .arg(new.id.is_none())
+                .arg(tenant.quotas.of(Quota::ContextRunners))
+                .arg(tenant.quotas.of(Quota::ContextRunnersDeleted))
                 .args(record::runner::write(&runner).args());
             match tenant.call(call).await {
                 Ok(answer) => {

@@ -47,6 +47,7 @@ scripts! {
         DELETE_JOB = "delete_job",
         PUT_BLOB = "put_blob",
         COLLECT_BLOBS = "collect_blobs",
+        COUNT_KEPT = "count_kept",
         TRIM = "trim",
         PUT_RUNNER = "put_runner",
         CHANGE_RUNNER = "change_runner",

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use keys::{ContextKeys, GlobalKeys, Layout};
@@ -16,6 +16,7 @@ use crate::error::{Error, Result, STORE_WENT_BACK};
 use crate::events::Position;
 use crate::permission::{self, Action};
 use crate::positions::Seen;
+use crate::quotas::Quotas;
 use crate::record::{self, Fields};
 
 /// Callers of this many flows are remembered, so that a commit need not ask for them.
@@ -36,6 +37,7 @@ struct Inner {
     kv: Kv,
     layout: Layout,
     confirmation: Confirmation,
+    quotas: Quotas,
     databases: u32,
     keys: GlobalKeys,
     connection: Connection,
@@ -91,6 +93,9 @@ pub(crate) struct Tenant {
     pub(crate) flows_active: String,
     pub(crate) due: String,
     pub(crate) seen: Seen,
+    pub(crate) quotas: Quotas,
+    /// Everything in it is counted, also what an earlier version made.
+    pub(crate) counted: AtomicBool,
     went_back: watch::Sender<u64>,
     confirmation: Confirmation,
     hint: String,
@@ -137,7 +142,12 @@ impl Change {
 
 impl Store {
     /// Asks Redis how many databases it has and who this coordinator is.
-    pub(crate) async fn open(kv: Kv, layout: Layout, confirmation: Confirmation) -> Result<Self> {
+    pub(crate) async fn open(
+        kv: Kv,
+        layout: Layout,
+        confirmation: Confirmation,
+        quotas: Quotas,
+    ) -> Result<Self> {
         let keys = GlobalKeys::new(layout);
         let connection = kv.at(keys.database(), &keys.tag());
         let databases = databases_of(&connection, layout).await?;
@@ -150,6 +160,7 @@ impl Store {
             kv,
             layout,
             confirmation,
+            quotas,
             databases,
             keys,
             connection,
@@ -168,6 +179,11 @@ impl Store {
 
     pub(crate) fn layout(&self) -> Layout {
         self.0.layout
+    }
+
+    /// How much an actor and a context may have.
+    pub(crate) fn quotas(&self) -> Quotas {
+        self.0.quotas
     }
 
     /// The keys of what belongs to no context.
@@ -388,6 +404,8 @@ impl Tenant {
             flows_active: keys.flows_active(),
             due: keys.due(),
             seen: Seen::default(),
+            quotas: store.0.quotas,
+            counted: AtomicBool::new(false),
             went_back: store.0.went_back.clone(),
             confirmation: store.0.confirmation,
             hint: keys.hint_channel(),

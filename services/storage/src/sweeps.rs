@@ -13,9 +13,10 @@ use crate::letter_lists::scored_texts;
 use crate::scripts;
 use crate::store::{Store, Tenant};
 
-/// The longest and the shortest pause between two sweeps.
-const PAUSE_MAX: Duration = Duration::from_secs(3600);
-const PAUSE_MIN: Duration = Duration::from_secs(60);
+/// The pause between two sweeps: a blob goes at most this long after its time.
+const PAUSE: Duration = Duration::from_secs(60);
+/// Events and the audit are looked at less often: their times are days.
+const TRIMS_APART: Duration = Duration::from_secs(3600);
 /// How long a blob is kept that nobody refers to.
 const BLOB_IDLE: Duration = Duration::from_secs(limits::BLOB_IDLE_SECS as u64);
 /// How long events are kept.
@@ -41,31 +42,32 @@ pub struct Swept {
 impl Store {
     /// Sweeps until `stop`.
     pub(crate) async fn sweep_always(self, stop: CancellationToken) {
-        let mut pause = PAUSE_MIN;
+        let mut trimmed: Option<Timestamp> = None;
         loop {
+            let now = Timestamp::now();
+            let trims = trimmed.is_none_or(|trimmed| now.since(trimmed) >= TRIMS_APART);
+            match self.sweep_and(now, trims).await {
+                Ok(_) if trims => trimmed = Some(now),
+                Ok(_) => {}
+                Err(error) => tracing::warn!(%error, "sweeping failed; the next sweep goes on with it"),
+            }
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep(PAUSE) => {}
             }
-            let now = Timestamp::now();
-            pause = match self.sweep(now).await {
-                Ok(swept) => {
-                    let age = swept.next.map_or(PAUSE_MAX, |next| next.since(now));
-                    age.clamp(PAUSE_MIN, PAUSE_MAX)
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "sweeping failed; the next sweep goes on with it");
-                    PAUSE_MAX
-                }
-            };
         }
     }
 
     /// Removes everything that is old enough at this moment, in all contexts.
     pub(crate) async fn sweep(&self, now: Timestamp) -> Result<Swept> {
-        let mut all = Swept { events: self.trim(now).await?, ..Swept::default() };
+        self.sweep_and(now, true).await
+    }
+
+    /// The same; events and the audit only where it `trims`.
+    async fn sweep_and(&self, now: Timestamp, trims: bool) -> Result<Swept> {
+        let mut all = Swept { events: if trims { self.trim(now).await? } else { 0 }, ..Swept::default() };
         for tenant in self.tenants().await? {
-            let swept = match tenant.sweep(now).await {
+            let swept = match tenant.sweep(now, trims).await {
                 // It is removed with everything in it.
                 Err(Error::NotFound(_) | Error::ContextDeleting) => continue,
                 swept => swept?,
@@ -93,16 +95,13 @@ impl Store {
 }
 
 impl Tenant {
-    async fn sweep(&self, now: Timestamp) -> Result<Swept> {
-        let marks = self.keys.event_marks();
-        let change = self
-            .begin(&scripts::TRIM, &[&marks], None, now)
-            .arg(&before(now, EVENTS_KEEP).to_string())
-            .arg(before(now, AUDIT_KEEP).as_millis())
-            .arg(&before(now, MARKS_APART).to_string());
-        let events = self.call(change).await?.uint()?;
+    async fn sweep(&self, now: Timestamp, trims: bool) -> Result<Swept> {
+        self.count_kept(now).await?;
+        let events = if trims { self.trim(now).await? } else { 0 };
         let mut blobs = 0;
-        loop {
+        // Mostly there is nothing that nobody refers to.
+        let mut next = self.next_idle().await?;
+        while next.is_some_and(|next| next <= now) {
             let idle = self.idle_blobs(before(now, BLOB_IDLE)).await?;
             if idle.is_empty() {
                 break;
@@ -112,8 +111,19 @@ impl Tenant {
                 .arg(&before(now, BLOB_IDLE).to_string())
                 .args(&idle);
             blobs += self.call(change).await?.uint()?;
+            next = self.next_idle().await?;
         }
-        Ok(Swept { blobs, events, next: self.next_idle().await? })
+        Ok(Swept { blobs, events, next })
+    }
+
+    async fn trim(&self, now: Timestamp) -> Result<u64> {
+        let marks = self.keys.event_marks();
+        let change = self
+            .begin(&scripts::TRIM, &[&marks], None, now)
+            .arg(&before(now, EVENTS_KEEP).to_string())
+            .arg(before(now, AUDIT_KEEP).as_millis())
+            .arg(&before(now, MARKS_APART).to_string());
+        Ok(self.call(change).await?.uint()?)
     }
 
     /// Some of the blobs that were idle at this moment already.

@@ -2,8 +2,8 @@
 //!
 //! Besides what every reader may rely on it has `result_truncated`, and for this service alone
 //! `node_count`, `first_job_id`, `deadline_secs`, `rerun` (what was chosen when it was last run again),
-//! `cancel_grace_secs`, `message` (the key, without a tag, of the message that it was made of; empty for most),
-//! `last_commit` (the owner's last change, which fences) with `last_commit_revision`, and
+//! `cancel_grace_secs`, `counted` (1 while it is one of those that have not ended), `message` (the key, without a tag, of the
+//! message that it was made of; empty for most), `last_commit` (the owner's last change, which fences) with `last_commit_revision`, and
 //! `deleting` while the flow is being removed.
 
 use model::{Flow, FlowStatus, JobId};

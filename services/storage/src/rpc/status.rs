@@ -40,6 +40,16 @@ impl From<Error> for ::rpc::Error {
                 .with("limit", limit)
                 .with("max", max)
                 .with("asked", asked),
+            Error::Quota { quota, max, asked } => {
+                let full = new(ErrorKind::ResourceExhausted, Reason::LimitExceeded)
+                    .with("limit", quota.name())
+                    .with("max", max)
+                    .with("asked", asked);
+                match quota.retry_after() {
+                    Some(delay) => full.retry_after(delay),
+                    None => full,
+                }
+            }
             Error::Exhausted { limit, max, .. } => new(ErrorKind::ResourceExhausted, Reason::LimitExceeded)
                 .with("limit", limit)
                 .with("max", max)

@@ -9,7 +9,8 @@ if other then return other end
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
-local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'cancel_requested_time', 'deleting', 'revision')
+local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'cancel_requested_time', 'deleting', 'revision',
+  'node_count', 'counted')
 if flow[1] ~= ARGV[7] then return refuse('FLOW_GONE', 'flow ' .. ARGV[6]) end
 if ARGV[10] ~= '' and flow[5] ~= ARGV[10] then
   return refuse('FLOW_CHANGED', 'flow ' .. ARGV[6] .. ' is at revision ' .. flow[5])
@@ -19,7 +20,9 @@ if flow[2] == 'started' or (flow[2] == 'created' and not given_up) then
   return refuse('FLOW_NOT_ENDED', 'flow ' .. ARGV[6] .. ' is ' .. flow[2] .. ': cancel it first')
 end
 if not flow[4] then audit(0) end
-redis.call('HSET', KEYS[4], 'deleting', '1')
+redis.call('HSET', KEYS[4], 'deleting', '1', 'counted', '')
+-- One that was never started has not ended, and does not any more.
+if flow[7] == '1' then count_open(-1, -tonumber(flow[6])) end
 remember(KEYS[7], ARGV[8], ARGV[9], 'flow_uid', ARGV[7])
 local me = ARGV[6] .. '-' .. ARGV[7]
 redis.call('SREM', KEYS[5], me)

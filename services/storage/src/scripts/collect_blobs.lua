@@ -12,8 +12,10 @@ for a = 6, #ARGV do
   if redis.call('EXISTS', refs) == 1 then
     redis.call('ZREM', KEYS[4], hash)
   elseif since and tonumber(since) <= tonumber(ARGV[5]) then
+    local known = redis.call('HMGET', blob, 'chunks', 'size', 'counted')
+    if known[3] == '1' then redis.call('HINCRBY', KEYS[2], 'blob_bytes', '-' .. known[2]) end
     -- Whatever was written there, no blob has more.
-    for n = 0, math.min(tonumber(redis.call('HGET', blob, 'chunks') or '0') or 0, 32) - 1 do
+    for n = 0, math.min(tonumber(known[1] or '0') or 0, 32) - 1 do
       redis.call('UNLINK', blob .. ':' .. n)
     end
     redis.call('UNLINK', blob)

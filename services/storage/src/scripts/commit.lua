@@ -13,7 +13,7 @@
 local no = closed()
 if no then return no end
 local flow = redis.call('HMGET', KEYS[4], 'uid', 'owner', 'epoch', 'last_commit', 'status', 'generation', 'deleting',
-  'last_commit_revision', 'message')
+  'last_commit_revision', 'message', 'node_count', 'counted')
 if flow[1] ~= ARGV[6] or flow[7] then return refuse('FLOW_GONE', 'the flow') end
 if flow[4] == ARGV[10] then return -tonumber(flow[8]) end
 if flow[2] ~= ARGV[7] or flow[3] ~= ARGV[8] then
@@ -131,13 +131,17 @@ for c = 1, C do
   end
 end
 redis.call('HSET', KEYS[4], 'revision', revision, 'last_commit', ARGV[10], 'last_commit_revision', revision, 'updated_at', ARGV[3])
+local ends = ARGV[11] ~= '' and ARGV[11] ~= 'started'
 if ARGV[11] ~= '' then
-  redis.call('HSET', KEYS[4], 'status', ARGV[11], 'result', ARGV[12], 'result_truncated', ARGV[13])
+  redis.call('HSET', KEYS[4], 'status', ARGV[11], 'result', ARGV[12], 'result_truncated', ARGV[13],
+    'counted', ends and '' or flow[11] or '')
   emit_flow(revision, ARGV[5], ARGV[11], flow[6])
 elseif E == 0 then
   emit_flow(revision, ARGV[5], 'started', flow[6])
 end
-local me, ends = ARGV[5] .. '-' .. ARGV[6], ARGV[11] ~= '' and ARGV[11] ~= 'started'
+-- What began with an earlier version may have been counted never.
+if ends and flow[11] == '1' then count_open(-1, -tonumber(flow[10])) end
+local me = ARGV[5] .. '-' .. ARGV[6]
 local taken = tonumber(ARGV[22])
 if ends then
   redis.call('UNLINK', KEYS[12])

@@ -12,6 +12,8 @@ elseif there[1] then
 end
 local revision = raise()
 redis.call('HSET', KEYS[1], 'revision', revision, unpack(ARGV, 6))
+-- There is nothing in it yet that was not counted.
+redis.call('HSET', KEYS[2], 'counted', 1)
 emit(revision, '{"kind":"context"}')
 hint('context')
 return revision

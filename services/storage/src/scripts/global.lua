@@ -10,12 +10,16 @@ local function refuse(code, message)
   return redis.error_reply(code .. ' ' .. message)
 end
 
+-- A key of what belongs to no context.
+local function own(name)
+  return string.match(KEYS[1], '^(.*)ids$') .. name
+end
+
 -- Writes down who does what, where somebody has asked for this change.
 local function audit(revision)
   if #ARGV[3] == 16 then return end
   local deed, keep = cjson.decode(string.sub(ARGV[3], 17)), 90 * 24 * 3600
-  local key = string.match(KEYS[1], '^(.*)ids$') .. 'audit'
-  redis.call('XADD', key, 'MINID', '~', string.format('%.0f', math.max(0, tonumber(ARGV[2]) - keep) * 1000), '*',
+  redis.call('XADD', own('audit'), 'MINID', '~', string.format('%.0f', math.max(0, tonumber(ARGV[2]) - keep) * 1000), '*',
     'identity', deed.identity, 'action', deed.action, 'object', deed.object, 'revision', revision, 'request_id', deed.request_id)
 end
 

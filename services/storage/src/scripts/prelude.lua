@@ -44,6 +44,18 @@ local function audit(revision)
     'identity', deed.identity, 'action', deed.action, 'object', deed.object, 'revision', revision, 'request_id', deed.request_id)
 end
 
+-- Refuses what would be more than there may be; nothing when it is not.
+local function beyond(limit, most, asked)
+  if asked <= tonumber(most) then return nil end
+  return refuse('LIMIT_EXCEEDED', limit .. ' ' .. most .. ' ' .. string.format('%.0f', asked))
+end
+
+-- Counts flows that have not ended, and their nodes.
+local function count_open(flows, nodes)
+  redis.call('HINCRBY', KEYS[2], 'flows_open', flows)
+  redis.call('HINCRBY', KEYS[2], 'jobs_open', nodes)
+end
+
 -- The number of this change. Called once, after every check.
 local function raise()
   local revision = redis.call('HINCRBY', KEYS[2], 'revision', 1)

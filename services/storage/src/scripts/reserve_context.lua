@@ -1,7 +1,8 @@
 -- Reserves a context's id, so that nobody else writes that context.
 -- KEYS 3 contexts, 4 request (only with a request id)
 -- ARGV 4 context id ('' for any that is free), 5 its uid, 6 request hash, 7 seconds to remember it, 8 a reservation from before this moment
---      lapsed, 9 the greatest id that a context can have
+--      lapsed, 9 the greatest id that a context can have, 10 the actor that creates it ('' for the bootstrap identity), 11 how many
+--      an actor may have created
 -- Gives id and uid: its own and 1, or those of the same request before and 0.
 
 -- How many ids one call looks at.
@@ -23,6 +24,27 @@ local function why_not(id)
   local reserved = redis.call('HGET', KEYS[1], 'context:' .. id)
   local made_at = reserved and tonumber(string.match(reserved, ' ([%d.]+)$'))
   return made_at and made_at > tonumber(ARGV[8]) and 'CONTEXT_RESERVED'
+end
+
+-- How many contexts there are that an actor created. One that was never written does not count any more, nor one that is
+-- somebody else's by now.
+local function created_by(actor)
+  local created = own('contexts_of:' .. actor)
+  local count = redis.call('SCARD', created)
+  if count < tonumber(ARGV[11]) then return count end
+  for _, id in ipairs(redis.call('SMEMBERS', created)) do
+    if redis.call('HGET', own('context_creators'), id) ~= actor or not why_not(id) then
+      redis.call('SREM', created, id)
+      count = count - 1
+    end
+  end
+  return count
+end
+
+local actor = ARGV[10]
+local asked = actor ~= '' and created_by(actor) + 1
+if asked and asked > tonumber(ARGV[11]) then
+  return refuse('LIMIT_EXCEEDED', 'actor_contexts_max ' .. ARGV[11] .. ' ' .. asked)
 end
 
 local id = ARGV[4]
@@ -48,5 +70,14 @@ else
 end
 
 redis.call('HSET', KEYS[1], 'context:' .. id, ARGV[5] .. ' ' .. ARGV[2])
+local former = redis.call('HGET', own('context_creators'), id)
+if former then
+  redis.call('SREM', own('contexts_of:' .. former), id)
+  redis.call('HDEL', own('context_creators'), id)
+end
+if actor ~= '' then
+  redis.call('SADD', own('contexts_of:' .. actor), id)
+  redis.call('HSET', own('context_creators'), id, actor)
+end
 remember(KEYS[4], ARGV[6], ARGV[7], 'context_id', id, 'uid', ARGV[5])
 return {id, ARGV[5], 1}

@@ -5,4 +5,9 @@
 -- The mark stays until the record is gone: by it the record is found when this storage dies before.
 if redis.call('HGET', KEYS[1], 'removing:' .. ARGV[4]) ~= ARGV[5] then return 0 end
 if redis.call('SREM', KEYS[3], ARGV[4]) == 0 then return 0 end
+local creator = redis.call('HGET', own('context_creators'), ARGV[4])
+if creator then
+  redis.call('SREM', own('contexts_of:' .. creator), ARGV[4])
+  redis.call('HDEL', own('context_creators'), ARGV[4])
+end
 return change('{"kind":"context","context_id":' .. ARGV[4] .. '}')

@@ -24,6 +24,7 @@ mod messages;
 mod permissions;
 mod places;
 mod processed;
+mod quotas;
 mod raw;
 mod received;
 mod reference;

@@ -336,6 +336,10 @@ impl Family for Flows {
             assert_eq!(active, u64::from(expected.active));
             assert_eq!(inputs, expected.inputs as u64, "inputs are trimmed exactly");
         }
+        let open = self.flows.iter().filter(|flow| matches!(flow.status, Status::Created | Status::Started));
+        let nodes: u64 = open.clone().map(|flow| u64::from(flow.running.count)).sum();
+        let counted = (stage.counted("flows_open").await, stage.counted("jobs_open").await);
+        assert_eq!(counted, (open.count() as u64, nodes), "flows that have not ended, and their nodes");
     }
 
     fn kept(&self) -> Kept {

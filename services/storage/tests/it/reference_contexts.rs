@@ -94,6 +94,8 @@ struct Context {
     /// Admins, executors, readers.
     lists: [BTreeSet<u32>; 3],
     revision: u64,
+    /// Whose it counts as; nobody's when the bootstrap identity created it.
+    creator: Option<u32>,
     asked: Asked<Call>,
 }
 
@@ -311,7 +313,8 @@ impl Family for Contexts {
             known.actors.insert(id, actor);
         }
         let lists = [ADMIN, EXECUTOR, READER].map(|id| BTreeSet::from([id]));
-        let context = Context { uid: stage.context_uid.clone(), lists, revision: 1, asked: Asked::default() };
+        let (uid, asked) = (stage.context_uid.clone(), Asked::default());
+        let context = Context { uid, lists, revision: 1, creator: None, asked };
         known.contexts.insert(CONTEXT, context);
         known
     }
@@ -342,6 +345,10 @@ impl Family for Contexts {
             kept.global(&GlobalKey::Contexts);
         }
         for (id, context) in &self.contexts {
+            if let Some(creator) = context.creator {
+                kept.global(&GlobalKey::ContextsOf(ActorId(creator)));
+                kept.global(&GlobalKey::ContextCreators);
+            }
             kept.context(*id, context.revision);
             context.asked.keep(*id, &mut kept);
         }

@@ -159,10 +159,10 @@ impl Jobs {
         }
     }
 
-    /// Whoever looks a day later finds everything that nobody refers to old enough.
+    /// Whoever looks ten minutes later finds everything that nobody refers to old enough.
     async fn sweep(&mut self, stage: &Stage<impl Redis>, is_late: bool) {
-        let hours = if is_late { 25 } else { 23 };
-        let swept = stage.sweep(Timestamp::now() + Duration::from_secs(hours * 3600)).await;
+        let minutes = if is_late { 11 } else { 9 };
+        let swept = stage.sweep(Timestamp::now() + Duration::from_secs(minutes * 60)).await;
         let idle: BTreeSet<usize> = self.put.iter().copied().filter(|blob| self.users(*blob) == 0).collect();
         let goes = if is_late { idle.len() } else { 0 };
         assert_eq!((swept.blobs, swept.events), (goes as u64, 0));
@@ -353,6 +353,8 @@ impl Family for Jobs {
     async fn check(&mut self, stage: &Stage<impl Redis>) {
         self.check_blobs(stage).await;
         self.check_jobs(stage).await;
+        let bytes: usize = self.put.iter().map(|blob| self.bytes[*blob].len()).sum();
+        assert_eq!(stage.counted("blob_bytes").await, bytes as u64);
         assert_eq!(stage.revision().await, self.revision, "one change, one revision");
     }
 

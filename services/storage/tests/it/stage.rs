@@ -235,6 +235,11 @@ impl<R: Redis> Stage<R> {
         self.ask(Cmd::new("HGET").arg(&self.keys().ids()).arg("revision")).await.uint().unwrap()
     }
 
+    /// How much of something the context is counted to have.
+    pub(crate) async fn counted(&self, what: &str) -> u64 {
+        self.ask(Cmd::new("HGET").arg(&self.keys().ids()).arg(what)).await.uint().unwrap_or(0)
+    }
+
     /// Creates a flow of the executor with `count` nodes, and starts it.
     pub(crate) async fn started(&self, count: u32) -> Running {
         let created = self.created(count).await;

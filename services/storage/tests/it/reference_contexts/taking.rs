@@ -85,8 +85,10 @@ impl Contexts {
                 self.revision += 1;
                 let mut lists = [&request.admins, &request.executors, &request.readers]
                     .map(|ids| ids.iter().copied().collect::<BTreeSet<u32>>());
-                lists[0].extend(Some(who).filter(|who| *who != BOOTSTRAP));
-                let new = Context { uid: context.uid.clone(), lists, revision: 1, asked: Asked::default() };
+                let creator = Some(who).filter(|who| *who != BOOTSTRAP);
+                lists[0].extend(creator);
+                let (uid, asked) = (context.uid.clone(), Asked::default());
+                let new = Context { uid, lists, revision: 1, creator, asked };
                 assert!(self.contexts.insert(context.id, new).is_none(), "no number is given twice");
                 self.made.insert((who, request.request_id.clone()), context.uid.clone());
             }

@@ -1,0 +1,182 @@
+//! How much an actor and a context may have. The defaults are limits of the whole; operators change them with flags.
+//!
+//! What is counted is counted by the script that changes it, beside what it reads anyway: in `ids` of the context, or as
+//! the size of the set that names everything of the kind.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use model::limits;
+
+/// When to look again for room that makes itself.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The same where it is made by blobs that nobody refers to.
+const RETRY_AFTER_BLOBS: Duration = Duration::from_secs(60);
+
+macro_rules! quotas {
+    ($($(#[$doc:meta])* $quota:ident = ($name:literal, $default:ident, $remedy:literal, $retry:expr)),+ $(,)?) => {
+        /// One of the amounts that are bounded.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Quota {
+            $($(#[$doc])* $quota),+
+        }
+
+        impl Quota {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$quota),+];
+
+            /// Its name, as `/info` shows it and flags set it.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$quota => $name),+ }
+            }
+
+            const fn default(self) -> u64 {
+                match self { $(Self::$quota => limits::$default),+ }
+            }
+
+            /// What makes room.
+            pub(crate) const fn remedy(self) -> &'static str {
+                match self { $(Self::$quota => $remedy),+ }
+            }
+
+            /// When to try again, where room makes itself. There is none where somebody has to delete something.
+            pub(crate) const fn retry_after(self) -> Option<Duration> {
+                match self { $(Self::$quota => $retry),+ }
+            }
+        }
+    };
+}
+
+quotas! {
+    /// Contexts that an actor created.
+    ActorContexts = ("actor_contexts_max", ACTOR_CONTEXTS_MAX, "delete one of them first", None),
+    /// Flows that are kept.
+    ContextFlows = ("context_flows_max", CONTEXT_FLOWS_MAX, "delete some that have ended", None),
+    /// Flows that have not ended.
+    ContextFlowsOpen =
+        ("context_flows_open_max", CONTEXT_FLOWS_OPEN_MAX, "flows that end make room", Some(RETRY_AFTER)),
+    /// Their nodes.
+    ContextJobsOpen =
+        ("context_jobs_open_max", CONTEXT_JOBS_OPEN_MAX, "flows that end make room", Some(RETRY_AFTER)),
+    /// Jobs that belong to no flow.
+    ContextJobsKept = ("context_jobs_kept_max", CONTEXT_JOBS_KEPT_MAX, "delete some of them first", None),
+    /// Bytes of blobs.
+    ContextBlobBytes = (
+        "context_blob_bytes_max",
+        CONTEXT_BLOB_BYTES_MAX,
+        "delete flows or jobs; what nobody refers to goes after a while",
+        Some(RETRY_AFTER_BLOBS)
+    ),
+    /// Runner records.
+    ContextRunners = ("context_runners_max", CONTEXT_RUNNERS_MAX, "delete some of them first", None),
+    /// Deleted runner records that are still kept.
+    ContextRunnersDeleted = (
+        "context_runners_deleted_max",
+        CONTEXT_RUNNERS_DELETED_MAX,
+        "each goes some days after it was deleted",
+        None
+    ),
+}
+
+/// How much of each there may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quotas([u64; Quota::ALL.len()]);
+
+impl Default for Quotas {
+    fn default() -> Self {
+        let mut values = [0; Quota::ALL.len()];
+        for quota in Quota::ALL {
+            values[*quota as usize] = quota.default();
+        }
+        Self(values)
+    }
+}
+
+impl Quotas {
+    /// The defaults but for what `settings` says; of two for the same the last one counts.
+    #[must_use]
+    pub fn with(settings: &[QuotaSetting]) -> Self {
+        let mut quotas = Self::default();
+        for setting in settings {
+            quotas.0[setting.quota as usize] = setting.value;
+        }
+        quotas
+    }
+
+    /// How much of it there may be.
+    #[must_use]
+    pub const fn of(&self, quota: Quota) -> u64 {
+        self.0[quota as usize]
+    }
+
+    /// All of them by name, for `/info`.
+    pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        Quota::ALL.iter().map(|quota| (quota.name(), self.of(*quota)))
+    }
+}
+
+/// `NAME=VALUE`, as a flag says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QuotaSetting {
+    quota: Quota,
+    value: u64,
+}
+
+impl QuotaSetting {
+    /// Sets one of them.
+    #[must_use]
+    pub const fn new(quota: Quota, value: u64) -> Self {
+        Self { quota, value }
+    }
+}
+
+impl FromStr for QuotaSetting {
+    type Err = BadSetting;
+
+    fn from_str(text: &str) -> Result<Self, BadSetting> {
+        let (name, value) = text.split_once('=').ok_or(BadSetting)?;
+        let quota = Quota::ALL.iter().find(|quota| quota.name() == name.trim()).ok_or(BadSetting)?;
+        let value = value.trim().parse().map_err(|_| BadSetting)?;
+        Ok(Self { quota: *quota, value })
+    }
+}
+
+/// A text that sets no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BadSetting;
+
+impl fmt::Display for BadSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = Quota::ALL.iter().map(|quota| quota.name()).collect();
+        write!(f, "write NAME=NUMBER; there are {}", names.join(", "))
+    }
+}
+
+impl std::error::Error for BadSetting {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_quota_is_a_limit_of_the_whole() {
+        for (name, value) in Quotas::default().named() {
+            assert!(limits::TABLE.contains(&(name, value)), "{name} = {value}");
+        }
+    }
+
+    #[test]
+    fn a_setting_names_a_quota_and_a_number() {
+        let settings = ["actor_contexts_max=3", "context_flows_max = 7", "actor_contexts_max=5"];
+        let settings: Vec<QuotaSetting> = settings.iter().map(|text| text.parse().expect("good")).collect();
+        let quotas = Quotas::with(&settings);
+        assert_eq!(quotas.of(Quota::ActorContexts), 5);
+        assert_eq!(quotas.of(Quota::ContextFlows), 7);
+        assert_eq!(quotas.of(Quota::ContextRunners), limits::CONTEXT_RUNNERS_MAX);
+        for text in ["actor_contexts_max", "nothing=1", "actor_contexts_max=-1", "=", ""] {
+            assert_eq!(text.parse::<QuotaSetting>(), Err(BadSetting), "{text}");
+        }
+    }
+}
