@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::address_range::AddressRange;
 use crate::flow::{EnvVars, ResultMap};
 use crate::id::{ActorId, BlobHash, ContextId, FlowId, JobKey};
 use crate::isolation::Isolation;
@@ -118,6 +119,9 @@ pub struct Grants {
     pub context_disk_bytes: u64,
     /// Hosts that the functions of `sal` may reach; `*` is any.
     pub hosts: Vec<String>,
+    /// Inner addresses that a job with the network reaches all the same: those of this machine, link-local ones,
+    /// metadata services.
+    pub addresses: Vec<AddressRange>,
 }
 
 impl Default for Grants {
@@ -130,6 +134,7 @@ impl Default for Grants {
             disk_bytes: limits::JOB_DISK_BYTES_DEFAULT,
             context_disk_bytes: limits::CONTEXT_DISK_BYTES_DEFAULT,
             hosts: Vec::new(),
+            addresses: Vec::new(),
         }
     }
 }

@@ -7,6 +7,7 @@
 
 pub mod actor;
 pub mod address;
+pub mod address_range;
 pub mod context;
 pub mod draft;
 pub mod event;
@@ -35,6 +36,7 @@ pub mod violation;
 
 pub use actor::Actor;
 pub use address::Address;
+pub use address_range::{AddressRange, AddressRangeError};
 pub use context::{Context, ContextState, Role};
 pub use draft::{FlowDraft, NodeDraft};
 pub use event::{Event, FlowEvent, NodeEvent};

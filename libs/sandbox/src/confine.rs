@@ -11,8 +11,9 @@ use rustix::process::{Gid, Pid, Resource, Rlimit, Signal, Uid};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use serde::{Deserialize, Serialize};
 
+use crate::broker::Handing;
 use crate::confinement::{Builtin, Limits, Program, Request};
-use crate::{files, syscalls};
+use crate::{broker, files, syscalls};
 
 /// What a builtin exits with that panicked, as other programs do.
 const PANICKED: i32 = 101;
@@ -27,10 +28,15 @@ pub(crate) struct Refused {
 }
 
 /// Becomes the script, confined; returns only when that fails.
-pub(crate) fn become_script(request: &Request, init: Pid, builtins: &[Builtin]) -> Refused {
+pub(crate) fn become_script(
+    request: &Request,
+    init: Pid,
+    handing: Option<Handing>,
+    builtins: &[Builtin],
+) -> Refused {
     let refused = |detail| Refused { layer: "exec".into(), detail };
     match &request.program {
-        Program::File(program) => match confine(request, init) {
+        Program::File(program) => match confine(request, init, handing) {
             Err(refused) => refused,
             Ok(()) => {
                 let mut command = Command::new(program);
@@ -47,7 +53,7 @@ pub(crate) fn become_script(request: &Request, init: Pid, builtins: &[Builtin]) 
             if let Err(refused) = layer("descriptors", without_input()) {
                 return refused;
             }
-            match confine(request, init).and_then(|()| layer("descriptors", close_all())) {
+            match confine(request, init, handing).and_then(|()| layer("descriptors", close_all())) {
                 Err(refused) => refused,
                 Ok(()) => {
                     let code = std::panic::catch_unwind(builtin.run).unwrap_or(PANICKED);
@@ -83,7 +89,7 @@ fn close_all() -> io::Result<()> {
     Ok(())
 }
 
-fn confine(request: &Request, init: Pid) -> Result<(), Refused> {
+fn confine(request: &Request, init: Pid, handing: Option<Handing>) -> Result<(), Refused> {
     let confinement = &request.confinement;
     layer("session", session())?;
     layer("cgroup", enter(&confinement.cgroups))?;
@@ -103,6 +109,9 @@ fn confine(request: &Request, init: Pid) -> Result<(), Refused> {
     }
     if let Some(allowed) = confinement.syscalls {
         layer("seccomp", syscalls::restrict(allowed))?;
+    }
+    if let Some(handing) = handing {
+        layer("broker", broker::hand_over(&confinement.broker, handing))?;
     }
     Ok(())
 }

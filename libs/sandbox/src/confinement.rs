@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use model::AddressRange;
 use serde::{Deserialize, Serialize};
 
 /// A program to be run, and what is put around it.
@@ -60,6 +61,34 @@ pub struct Confinement {
     pub files: Option<FileRules>,
     /// The system calls that it may use; all when absent.
     pub syscalls: Option<Syscalls>,
+    /// What it has its init do instead of doing it itself.
+    #[serde(default)]
+    pub broker: Broker,
+}
+
+/// What a script does not do itself, since the kernel asks too little before it lets it: its init looks at each such call, and
+/// does it in the script's place or refuses it. Nothing by default.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Broker {
+    /// Connections and datagrams to addresses. They reach no inner address (see [`crate::addresses::is_inner`]) and none of this
+    /// machine, but those that are listed here.
+    pub addresses: Option<Vec<AddressRange>>,
+    /// Modes, owners, times and extended attributes of files. They change only for files in these places.
+    pub attributes: Option<Vec<PathBuf>>,
+    /// How many processes and threads there are at once. What the script's process starts counts together.
+    pub processes: Option<u32>,
+    /// Each child of the script's process is a job of its own, counted by itself.
+    #[serde(default)]
+    pub jobs_below: bool,
+}
+
+impl Broker {
+    /// Returns whether there is nothing that the init does.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let Self { addresses, attributes, processes, jobs_below: _ } = self;
+        addresses.is_none() && attributes.is_none() && processes.is_none()
+    }
 }
 
 /// Bounds of one process, as `setrlimit` knows them. Absent: as the runner has them.
@@ -105,11 +134,13 @@ pub struct Layers {
     pub cgroup: bool,
     /// A user of its own for each context.
     pub owner: bool,
+    /// The init that does what scripts may not do themselves.
+    pub broker: bool,
 }
 
 impl Default for Layers {
     fn default() -> Self {
-        Self { files: true, syscalls: true, cgroup: true, owner: true }
+        Self { files: true, syscalls: true, cgroup: true, owner: true, broker: true }
     }
 }
 

@@ -22,8 +22,8 @@ pub(crate) fn version() -> i32 {
     i32::try_from(version).unwrap_or_default().max(0)
 }
 
-/// Opens everything that the rules name, in a set that [`restrict`] puts in force. Without `network` it takes TCP
-/// away as well, where the kernel can: the filter of system calls comes first, this is behind it.
+/// Opens everything that the rules name, in a set that [`restrict`] puts in force. It takes TCP away as well, where
+/// the kernel can, with `network` only what binds ports: the filter of system calls comes first, this is behind it.
 ///
 /// # Errors
 /// When the kernel has no Landlock.
@@ -37,7 +37,7 @@ pub(crate) fn ruleset(rules: &FileRules, network: bool) -> io::Result<RulesetCre
         // What the kernel does not know it does not restrict; that it has something was asked above.
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(all)
-        .and_then(|set| if network { Ok(set) } else { set.handle_access(AccessNet::from_all(ABI_MAX)) })
+        .and_then(|set| set.handle_access(ports(network)))
         .and_then(|set| set.scope(Scope::Signal | Scope::AbstractUnixSocket))
         .and_then(Ruleset::create)
         .map_err(io::Error::other)?;
@@ -52,6 +52,11 @@ pub(crate) fn ruleset(rules: &FileRules, network: bool) -> io::Result<RulesetCre
         set = add(set, Path::new(device), read | AccessFs::WriteFile | AccessFs::Truncate)?;
     }
     Ok(set)
+}
+
+/// What is taken away of TCP. Who serves a port is never a script.
+fn ports(network: bool) -> landlock::BitFlags<AccessNet> {
+    if network { AccessNet::BindTcp.into() } else { AccessNet::from_all(ABI_MAX) }
 }
 
 fn add(set: RulesetCreated, path: &Path, access: landlock::BitFlags<AccessFs>) -> io::Result<RulesetCreated> {

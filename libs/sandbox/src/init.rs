@@ -15,9 +15,10 @@ use model::EndedProcess;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process_group};
 
+use crate::broker::{self, Broker};
 use crate::confine::{self, Refused};
 use crate::confinement::{Builtin, Request};
-use crate::probe::{TRY_SOCKET, try_socket};
+use crate::probe::{TRY_CONNECT, TRY_SOCKET, try_connect, try_socket};
 use crate::processes;
 use crate::protocol::{DATAGRAM_BYTES_MAX, ENDED_MAX, Event, Order};
 
@@ -27,8 +28,10 @@ pub(crate) const ARGUMENT: &str = "sandbox-launch";
 /// Becomes the launcher when this program was started as such, and does not return then. To be called before
 /// anything else in `main`, while there is one thread. Requests may name `builtins` in place of an executable.
 pub fn launch_if_asked(builtins: &[Builtin]) {
-    if std::env::args_os().nth(1).is_some_and(|argument| argument == TRY_SOCKET) {
-        exit(try_socket());
+    for (asked, attack) in [(TRY_SOCKET, try_socket as fn() -> i32), (TRY_CONNECT, try_connect)] {
+        if std::env::args_os().nth(1).is_some_and(|argument| argument == asked) {
+            exit(attack());
+        }
     }
     if std::env::args_os().nth(1).is_some_and(|argument| argument == ARGUMENT) {
         match run(builtins) {
@@ -54,6 +57,8 @@ fn run(builtins: &[Builtin]) -> io::Result<Never> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     // Nobody of the same user looks into it, or changes it.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
+    let rules = &request.confinement.broker;
+    let handing = broker::pipes(rules)?;
     let (failure, failing) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     // Whoever ends a whole service sends signals to all of its processes: this one still has to end the others.
     block_signals(true);
@@ -65,7 +70,7 @@ fn run(builtins: &[Builtin]) -> io::Result<Never> {
             drop(failure);
             usual_signals();
             block_signals(false);
-            let refused = confine::become_script(&request, init, builtins);
+            let refused = confine::become_script(&request, init, handing, builtins);
             let refused = serde_json::to_vec(&refused).unwrap_or_default();
             let _ = File::from(failing).write_all(&refused);
             exit(1);
@@ -73,6 +78,10 @@ fn run(builtins: &[Builtin]) -> io::Result<Never> {
         pid => Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidData)?,
     };
     drop(failing);
+    let listener = match handing {
+        Some(handing) => broker::take(script, handing)?,
+        None => None,
+    };
     // The script's, and not ours: their other ends would not be seen closed.
     let null = File::options().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
@@ -86,9 +95,14 @@ fn run(builtins: &[Builtin]) -> io::Result<Never> {
         exit(0);
     }
     say(&seat, &Event::Started { pid: script.as_raw_nonzero().get().unsigned_abs() });
+    let broker =
+        listener.map(|listener| Broker::new(listener, rules, script.as_raw_nonzero().get().unsigned_abs()));
     let job = Job { seat, state: Mutex::new(State { script: Some(script), ended: Vec::new() }) };
     std::thread::scope(|scope| {
         scope.spawn(|| obey(&job));
+        if let Some(broker) = &broker {
+            scope.spawn(|| broker.serve(scope));
+        }
         collect(&job, script)
     })
 }

@@ -8,6 +8,8 @@
 //!
 //! - [`Child`]: a job's processes as the runner holds them; [`protocol`]: what is said over the socket.
 //! - [`Confinement`]: what is put around a script, as values; [`Probe`]: what of it stands on this machine.
+//! - [`Broker`]: what a script does not do itself, but has its init do: connections, modes and times of files, forks. [`addresses`]: which
+//!   ones are this machine's.
 //! - [`Cgroups`], [`Owners`]: bounds for everything together, and a user for each context.
 //! - [`processes`], [`records`]: finding and ending what was left behind.
 //! - [`tree`], [`open_files`]: measuring what scripts hold on the disk, and removing their directories.
@@ -15,6 +17,8 @@
 //!
 //! Linux only.
 
+pub mod addresses;
+mod broker;
 mod cgroup;
 mod child;
 mod confine;
@@ -34,7 +38,7 @@ pub mod tree;
 pub use cgroup::{Cgroups, Slot, members};
 pub use child::{Child, Launcher};
 pub use confinement::{
-    Builtin, Confinement, FileRules, Layers, Limits, Program, Request, Syscalls, system_paths,
+    Broker, Builtin, Confinement, FileRules, Layers, Limits, Program, Request, Syscalls, system_paths,
 };
 pub use files::ruleset_descriptor;
 pub use init::launch_if_asked;

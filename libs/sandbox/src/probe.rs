@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use model::Isolation;
+use model::{AddressRange, AddressRangeError, Isolation};
 
 use crate::cgroup::Cgroups;
 use crate::child::{Child, Launcher};
-use crate::confinement::{Confinement, FileRules, Layers, Request, Syscalls, system_paths};
+use crate::confinement::{Broker, Confinement, FileRules, Layers, Request, Syscalls, system_paths};
 use crate::files;
 use crate::protocol::Event;
 
@@ -28,6 +29,12 @@ pub struct Standing {
     pub cgroup: bool,
     /// Scripts run as users of their own.
     pub owner: bool,
+    /// Connections reach no inner address that is not listed.
+    pub network: bool,
+    /// Modes, owners, times and attributes change only for files in a script's own places.
+    pub attributes: bool,
+    /// Processes are counted where no control group does.
+    pub processes: bool,
     /// What does not stand.
     pub missing: Vec<Missing>,
 }
@@ -78,6 +85,10 @@ impl Probe<'_> {
         }
         let (files, scopes, syscalls, cgroup, owner) =
             tokio::join!(self.files(secret), self.scopes(), self.syscalls(), self.cgroup(), self.owner(),);
+        // The init looks into processes of the user that scripts run as.
+        let user = self.owner.as_ref().ok().copied().filter(|_| owner.is_ok());
+        let (network, attributes, processes) =
+            tokio::join!(self.network(user), self.attributes(secret), self.processes(user));
         let mut standing = Standing {
             level: Isolation::Basic,
             layers: vec!["session".to_owned()],
@@ -85,6 +96,9 @@ impl Probe<'_> {
             syscalls: syscalls.is_ok(),
             cgroup: cgroup.is_ok(),
             owner: owner.is_ok(),
+            network: network.is_ok(),
+            attributes: attributes.is_ok(),
+            processes: processes.is_ok(),
             missing: Vec::new(),
         };
         let group = self.cgroups.as_ref().map_or("cgroup", |groups| groups.layer());
@@ -95,15 +109,18 @@ impl Probe<'_> {
             ("seccomp", "seccomp".to_owned(), syscalls),
             ("cgroup", group.to_owned(), cgroup),
             ("own-uid", "own-uid".to_owned(), owner),
+            ("network", "network".to_owned(), network),
+            ("attributes", "attributes".to_owned(), attributes),
+            ("processes", "processes".to_owned(), processes),
         ] {
             match held {
                 Ok(()) => standing.layers.push(name),
                 Err(why) => standing.missing.push(Missing { layer, why }),
             }
         }
-        // What belongs to root is root's to change in ways that Landlock does not know: modes and times.
-        let as_root = rustix::process::geteuid().is_root() && !standing.owner;
-        if standing.files && standing.syscalls && !as_root {
+        // What belongs to a user is its own to change in ways that Landlock does not know: modes, owners and times.
+        let keeps_attributes = standing.owner || standing.attributes;
+        if standing.files && standing.syscalls && keeps_attributes {
             standing.level = if bounded { Isolation::Contained } else { Isolation::Confined };
         }
         Ok(standing)
@@ -149,13 +166,11 @@ impl Probe<'_> {
                 self.shell(attack, Confinement { cgroups, ..Confinement::default() }).await
             }
         };
-        // A shell that cannot start another process ends at once.
-        let fork = format!("trap 'exit {WITHSTOOD}' EXIT; /bin/true & wait $!; trap - EXIT");
-        match within(PLENTY_BYTES, 20, &fork).await {
+        match within(PLENTY_BYTES, 20, FORK).await {
             Ok(Some(0)) => {}
             other => return Err(format!("nothing runs in it: {other:?}")),
         }
-        withstood(within(PLENTY_BYTES, 1, &fork).await, "more processes can be started than are allowed")?;
+        withstood(within(PLENTY_BYTES, 1, FORK).await, "more processes can be started than are allowed")?;
         let kills = slot.oom_kills();
         let swell =
             within(LITTLE_BYTES, 20, "x=01234567; while [ ${#x} -lt 33554432 ]; do x=$x$x; done").await;
@@ -175,6 +190,58 @@ impl Probe<'_> {
             Ok(_) => Err("scripts do not run as another user".to_owned()),
             Err(error) => Err(error.to_string()),
         }
+    }
+
+    async fn network(&self, owner: Option<u32>) -> Held {
+        wanted(self.layers.broker)?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| error.to_string())?;
+        let port = listener.local_addr().map_err(|error| error.to_string())?.port();
+        let connect = async |addresses: Vec<AddressRange>| {
+            let broker = Broker { addresses: Some(addresses), ..Broker::default() };
+            let args = vec![TRY_CONNECT.to_owned(), port.to_string()];
+            self.start(
+                self.launcher.program.clone(),
+                args,
+                Confinement { owner, broker, ..Confinement::default() },
+            )
+            .await
+        };
+        let listed =
+            format!("127.0.0.1:{port}").parse().map_err(|error: AddressRangeError| error.to_string())?;
+        match connect(vec![listed]).await {
+            Ok(Some(0)) => {}
+            Ok(other) => return Err(format!("what is listed is not reached either: {other:?}")),
+            Err(error) => return Err(error.to_string()),
+        }
+        withstood(connect(Vec::new()).await, "ports of this machine can be reached")
+    }
+
+    async fn attributes(&self, secret: &Path) -> Held {
+        wanted(self.layers.broker)?;
+        let own = secret.with_extension("own");
+        std::fs::write(&own, "").map_err(|error| error.to_string())?;
+        let broker = Broker { attributes: Some(vec![own.clone()]), ..Broker::default() };
+        let attack = format!(
+            "chmod 640 '{}' || exit 8; chmod 640 '{}' && exit; exit {WITHSTOOD}",
+            own.display(),
+            secret.display()
+        );
+        let status = self.shell(&attack, Confinement { broker, ..Confinement::default() }).await;
+        std::fs::remove_file(&own).map_err(|error| error.to_string())?;
+        withstood(status, "the mode of a file that is not its own can be changed")
+    }
+
+    async fn processes(&self, owner: Option<u32>) -> Held {
+        wanted(self.layers.broker)?;
+        let within = |processes| {
+            let broker = Broker { processes: Some(processes), ..Broker::default() };
+            self.shell(FORK, Confinement { owner, broker, ..Confinement::default() })
+        };
+        match within(20).await {
+            Ok(Some(0)) => {}
+            other => return Err(format!("nothing runs in it: {other:?}")),
+        }
+        withstood(within(1).await, "more processes can be started than are allowed")
     }
 
     fn rules(&self) -> FileRules {
@@ -220,6 +287,8 @@ fn wanted(wanted: bool) -> Held {
     if wanted { Ok(()) } else { Err("it is switched off".to_owned()) }
 }
 
+/// A shell that cannot start another process ends at once, and exits with [`WITHSTOOD`].
+const FORK: &str = "trap 'exit 7' EXIT; /bin/true & wait $!; trap - EXIT";
 /// What an attack exits with that failed as it should. One that exits with something else has proved nothing.
 const WITHSTOOD: i32 = 7;
 /// Memory that is enough for a shell, and less than the one needs that swells: 32 MiB.
@@ -245,6 +314,20 @@ pub(crate) fn try_socket() -> i32 {
     match socket(AddressFamily::INET, SocketType::STREAM, None) {
         Ok(_) => 0,
         Err(rustix::io::Errno::PERM | rustix::io::Errno::ACCESS) => WITHSTOOD,
+        Err(_) => 1,
+    }
+}
+
+/// The argument by which a program knows that it is to try to connect to a port of this machine.
+pub(crate) const TRY_CONNECT: &str = "sandbox-try-connect";
+
+/// Tries to connect to a port that somebody listens at; 0 when that works.
+pub(crate) fn try_connect() -> i32 {
+    let port = std::env::args().nth(2).and_then(|port| port.parse::<u16>().ok());
+    let Some(port) = port else { return 1 };
+    match std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)) {
+        Ok(_) => 0,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => WITHSTOOD,
         Err(_) => 1,
     }
 }

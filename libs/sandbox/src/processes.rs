@@ -107,6 +107,68 @@ pub fn below_among(ancestor: u32, mut rest: Vec<Observed>) -> Vec<Observed> {
     }
 }
 
+/// Counts the processes and threads below this process, whose own do not count.
+///
+/// # Errors
+/// When `/proc` cannot be read.
+pub(crate) fn tasks_below(ancestor: u32) -> io::Result<u32> {
+    let mut count = 0;
+    let mut above = vec![ancestor];
+    while let Some(process) = above.pop() {
+        let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { continue };
+        for thread in threads.flatten() {
+            count += u32::from(process != ancestor);
+            match fs::read_to_string(thread.path().join("children")) {
+                Ok(children) => {
+                    above.extend(children.split_ascii_whitespace().filter_map(|pid| pid.parse::<u32>().ok()))
+                }
+                // A kernel that does not tell has to be asked about every process there is.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && !tells_children() => {
+                    return slowly_below(ancestor);
+                }
+                Err(_) => {}
+            }
+        }
+    }
+    Ok(count)
+}
+
+fn tells_children() -> bool {
+    let own = std::process::id();
+    std::path::Path::new(&format!("/proc/{own}/task/{own}/children")).exists()
+}
+
+fn slowly_below(ancestor: u32) -> io::Result<u32> {
+    let threads =
+        |process: Observed| fs::read_dir(format!("/proc/{}/task", process.pid)).map_or(0, Iterator::count);
+    let count: usize = below(ancestor)?.into_iter().map(threads).sum();
+    Ok(u32::try_from(count).unwrap_or(u32::MAX))
+}
+
+/// The process that a process, or a thread, is a child of.
+///
+/// # Errors
+/// When there is none with this number.
+pub(crate) fn parent(pid: u32) -> io::Result<u32> {
+    status_number(pid, "PPid:")
+}
+
+/// The process that a thread belongs to.
+///
+/// # Errors
+/// When there is none with this number.
+pub(crate) fn first_thread(pid: u32) -> io::Result<u32> {
+    status_number(pid, "Tgid:")
+}
+
+fn status_number(pid: u32, field: &str) -> io::Result<u32> {
+    let status = read_lossy(pid, "status")?;
+    let number = status.lines().find_map(|line| line.strip_prefix(field)?.trim().parse().ok());
+    number.ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/status has no {field}"))
+    })
+}
+
 /// Whether the environment a process was started with has an entry that begins with `prefix`.
 #[must_use]
 pub fn environ_has(pid: u32, prefix: &[u8]) -> bool {

@@ -85,6 +85,8 @@ const REFUSED: &[libc::c_long] = &[
     // There is a number of these for the whole machine, and whoever has them all keeps its databases from starting.
     libc::SYS_io_setup,
     libc::SYS_mq_unlink,
+    // Who serves a port is taken for the service that had it before, and is reached by strangers.
+    libc::SYS_listen,
 ];
 
 /// The same, of one machine's own.
@@ -153,9 +155,43 @@ fn filters(allowed: Syscalls) -> io::Result<[BpfProgram; 2]> {
     }
     refused.insert(libc::SYS_setpriority, vec![differs(0, PRIO_PROCESS)?, differs(1, 0)?]);
     refused.insert(libc::SYS_ioprio_set, vec![differs(0, IOPRIO_WHO_PROCESS)?, differs(1, 0)?]);
-    // Its flags lie in memory, where no filter sees them. Libraries fall back on `clone`.
-    let unknown = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    refused.insert(libc::SYS_setsockopt, options()?);
+    refused.insert(libc::SYS_ioctl, requests()?);
+    // The flags of the first lie in memory, where no filter sees them. Libraries fall back on the older call of each.
+    let unknown = [libc::SYS_clone3, SETXATTRAT, REMOVEXATTRAT, FILE_SETATTR];
+    let unknown = unknown.map(|number| (number, Vec::new())).into();
     Ok([program(refused, libc::EPERM)?, program(unknown, libc::ENOSYS)?])
+}
+
+/// Newer than the C library's list.
+const SETXATTRAT: libc::c_long = 463;
+const REMOVEXATTRAT: libc::c_long = 466;
+const FILE_SETATTR: libc::c_long = 469;
+
+/// Options by which a packet goes elsewhere than where it is sent to: routes that the sender chooses.
+fn options() -> io::Result<Vec<SeccompRule>> {
+    const IPV6_2292RTHDR: i32 = 5;
+    const IPV6_FLOWLABEL_MGR: i32 = 32;
+    let refused = [
+        (libc::IPPROTO_IP, libc::IP_OPTIONS),
+        (libc::IPPROTO_IPV6, IPV6_2292RTHDR),
+        (libc::IPPROTO_IPV6, libc::IPV6_2292PKTOPTIONS),
+        (libc::IPPROTO_IPV6, IPV6_FLOWLABEL_MGR),
+        (libc::IPPROTO_IPV6, libc::IPV6_RTHDR),
+    ];
+    refused.into_iter().map(|(level, option)| rule(vec![equals(1, level)?, equals(2, option)?])).collect()
+}
+
+/// Requests that change what a file is by a descriptor that only reads it.
+fn requests() -> io::Result<Vec<SeccompRule>> {
+    const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
+    const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
+    let refused = [FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR];
+    refused.into_iter().map(|request| rule(vec![condition(1, SeccompCmpOp::Eq, request.into())?])).collect()
+}
+
+fn equals(argument: u8, value: i32) -> io::Result<SeccompCondition> {
+    condition(argument, SeccompCmpOp::Eq, value.unsigned_abs().into())
 }
 
 /// The arguments that mean one process, and with 0 behind them the one that calls.
@@ -167,19 +203,33 @@ fn differs(argument: u8, value: u64) -> io::Result<SeccompRule> {
     rule(vec![condition(argument, SeccompCmpOp::Ne, value)?])
 }
 
-/// The families of sockets that are refused: all of them, or all but those of the network.
+/// The sockets that are refused: all of them, or all but those of TCP, UDP and pings. Others connect by options, or to
+/// addresses that the other side names.
 fn sockets(Syscalls { network }: Syscalls) -> io::Result<Vec<SeccompRule>> {
     if !network {
         return Ok(Vec::new());
     }
-    let differs = |family: i32| condition(0, SeccompCmpOp::Ne, family.unsigned_abs().into());
-    Ok(vec![rule(vec![differs(libc::AF_INET)?, differs(libc::AF_INET6)?])?])
+    let differs = |argument, value: i32| condition(argument, SeccompCmpOp::Ne, value.unsigned_abs().into());
+    let kind = |kind| u64::from(i32::unsigned_abs(kind));
+    let kinds = [kind(libc::SOCK_STREAM), kind(libc::SOCK_DGRAM)];
+    let protocols =
+        [libc::IPPROTO_IP, libc::IPPROTO_TCP, libc::IPPROTO_UDP, libc::IPPROTO_ICMP, libc::IPPROTO_ICMPV6];
+    let mut refused = vec![
+        rule(vec![differs(0, libc::AF_INET)?, differs(0, libc::AF_INET6)?])?,
+        rule(protocols.map(|protocol| differs(2, protocol)).into_iter().collect::<io::Result<_>>()?)?,
+    ];
+    for kind in (0..=KIND).filter(|kind| !kinds.contains(kind)) {
+        refused.push(rule(vec![condition(1, SeccompCmpOp::MaskedEq(KIND), kind)?])?);
+    }
+    Ok(refused)
 }
+
+/// The bits of a socket's type that say its kind.
+const KIND: u64 = 0xf;
 
 /// The pairs of sockets that are refused: all but those whose ends reach nothing but each other. A datagram can be
 /// sent to any path, also from a pair; and to ask for another family has the kernel load it.
 fn pairs() -> io::Result<Vec<SeccompRule>> {
-    const KIND: u64 = 0xf;
     let tied = [libc::SOCK_STREAM, libc::SOCK_SEQPACKET].map(|kind| u64::from(kind.unsigned_abs()));
     let others = (0..=KIND).filter(|kind| !tied.contains(kind));
     let kinds = others.map(|kind| rule(vec![condition(1, SeccompCmpOp::MaskedEq(KIND), kind)?]));

@@ -21,16 +21,17 @@ async fn every_layer_stands_here_and_each_can_be_taken_away() {
     println!("{standing:?}");
     if standing.missing.is_empty() {
         assert_eq!(standing.level, Isolation::Contained);
-        assert_eq!(standing.layers.len(), 6, "{standing:?}");
+        assert_eq!(standing.layers.len(), 9, "{standing:?}");
     }
-    let none = Layers { files: false, syscalls: false, cgroup: false, owner: false };
+    let none = Layers { files: false, syscalls: false, cgroup: false, owner: false, broker: false };
     let bare = probe(none).run().await.unwrap();
     assert_eq!((bare.level, bare.layers), (Isolation::Basic, vec!["session".to_owned()]));
-    assert_eq!(bare.missing.len(), 5, "each with its reason");
+    assert_eq!(bare.missing.len(), 8, "each with its reason");
     let unbounded = probe(Layers { cgroup: false, owner: false, ..Layers::default() }).run().await.unwrap();
-    // Scripts of root alone are never more: what is root's has modes and times, which no other layer keeps.
-    let most = if rustix::process::geteuid().is_root() { Isolation::Basic } else { Isolation::Confined };
-    assert_eq!(unbounded.level, standing.level.min(most));
+    assert_eq!(unbounded.level, standing.level.min(Isolation::Confined));
+    // Without a user of its own a script could change the modes of what is its user's, unless they are kept.
+    let open = Layers { cgroup: false, owner: false, broker: false, ..Layers::default() };
+    assert_eq!(probe(open).run().await.unwrap().level, Isolation::Basic);
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use identity::VerifyingKey;
-use model::{ContextUid, Isolation, ScriptType, Violations};
+use model::{AddressRange, ContextUid, Isolation, ScriptType, Violations};
 use toml::{Table, Value};
 
 use super::{Rule, Rules};
@@ -33,7 +33,7 @@ const LIST_LEN_MAX: usize = 1000;
 /// One host, in characters: a domain name and a port.
 const HOST_CHARS_MAX: usize = 260;
 
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 13] = [
     "allow",
     "script_types",
     "network",
@@ -43,6 +43,7 @@ const KEYS: [&str; 12] = [
     "disk_mib",
     "context_disk_mib",
     "hosts",
+    "addresses",
     "coordinators",
     "require_actor_signature",
     "actor_keys",
@@ -121,6 +122,9 @@ impl Reader<'_> {
         let processes = self.number("processes", PROCESSES);
         set(&mut grants.processes, processes.and_then(|count| u32::try_from(count).ok()));
         set(&mut grants.hosts, self.list("hosts", |text| host(text).map(str::to_owned)));
+        let addresses =
+            self.list("addresses", |text| AddressRange::from_str(text).map_err(|e| e.to_string()));
+        set(&mut grants.addresses, addresses);
         if let Some(types) =
             self.list("script_types", |text| ScriptType::from_str(text).map_err(|e| e.to_string()))
         {

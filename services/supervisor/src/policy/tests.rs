@@ -47,7 +47,7 @@ fn a_context_has_what_it_says_and_else_the_default() {
     let text = format!(
         "[default]\nnetwork = false\nisolation = \"confined\"\nprocesses = 8\nscript_types = [\"python\"]\n\
          [contexts.{}]\nnetwork = true\nmemory_mib = 64\ndisk_mib = 2\ncontext_disk_mib = 3\n\
-         hosts = [\"*.test:8443\", \"[::1]\", \"*\"]\n\
+         hosts = [\"*.test:8443\", \"[::1]\", \"*\"]\naddresses = [\"127.0.0.53:53\", \"fd00::/8\"]\n\
          script_types = [\"shell\", \"rhai\"]\ncoordinators = [\"{COORDINATOR}\"]\n\
          [contexts.{}]\nallow = false\n",
         uid(1),
@@ -66,6 +66,7 @@ fn a_context_has_what_it_says_and_else_the_default() {
         disk_bytes: 2 << 20,
         context_disk_bytes: 3 << 20,
         hosts,
+        addresses: vec!["127.0.0.53:53".parse().expect("a range"), "fd00::/8".parse().expect("a range")],
     };
     assert_eq!(grants, expected);
     let denied = rules.grant(&job, "somebody else", None).expect_err("another coordinator");
@@ -125,7 +126,7 @@ fn without_a_policy_everything_is_taken() {
 #[test]
 fn everything_that_is_wrong_is_told_at_once() {
     let text = "other = 1\n[default]\nnetwork = \"no\"\nprocesses = 0\nmemory = 1\nisolation = \"jail\"\n\
-                hosts = [\"a b\", 1]\nscript_types = [\"perl\"]\n[contexts.x]\ndisk_mib = -1\ncoordinators = [\"me\"]\n\
+                hosts = [\"a b\", 1]\naddresses = [\"localhost\"]\nscript_types = [\"perl\"]\n[contexts.x]\ndisk_mib = -1\ncoordinators = [\"me\"]\n\
                 actor_keys = [\"me\"]\nrequire_actor_signature = 1\n";
     let wrong = Rules::parse(text).expect_err("wrong");
     let mut fields: Vec<_> = wrong.as_slice().iter().map(|violation| violation.field.as_str()).collect();
@@ -136,6 +137,7 @@ fn everything_that_is_wrong_is_told_at_once() {
         "contexts.x.coordinators[0]",
         "contexts.x.disk_mib",
         "contexts.x.require_actor_signature",
+        "default.addresses[0]",
         "default.hosts[0]",
         "default.hosts[1]",
         "default.isolation",

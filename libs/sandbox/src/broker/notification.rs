@@ -1,0 +1,82 @@
+//! What the kernel tells of calls, and what it is answered.
+
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+
+use super::checked;
+
+/// A system call that waits for its answer.
+pub(super) struct Call {
+    /// Its number among calls, for the answer.
+    pub(super) id: u64,
+    /// Who made it.
+    pub(super) thread: u32,
+    /// Which it is.
+    pub(super) number: libc::c_long,
+    pub(super) args: [u64; 6],
+}
+
+impl Call {
+    /// An argument that the kernel takes as a number of 32 bits.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "as the kernel takes it")]
+    pub(super) const fn int(&self, at: usize) -> i32 {
+        self.args[at] as i32
+    }
+}
+
+/// Where calls are told of.
+pub(super) struct Listener(OwnedFd);
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Listener {
+    pub(super) const fn new(descriptor: OwnedFd) -> Self {
+        Self(descriptor)
+    }
+
+    /// Takes the next call.
+    pub(super) fn receive(&self) -> Result<Call, Errno> {
+        // SAFETY: all of it may be zero, as the kernel demands.
+        let mut told: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+        // SAFETY: the kernel fills the structure, which outlives the call.
+        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut told) })?;
+        let number = libc::c_long::from(told.data.nr);
+        Ok(Call { id: told.id, thread: told.pid, number, args: told.data.args })
+    }
+
+    /// Returns whether the call still waits, so that its thread is still who made it.
+    pub(super) fn is_valid(&self, id: u64) -> bool {
+        // SAFETY: the kernel reads one number, which outlives the call.
+        let result =
+            unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &raw const id) };
+        result == 0
+    }
+
+    /// Answers a call. Should it not wait any more, then nobody needs the answer.
+    pub(super) fn answer(&self, id: u64, result: Result<i64, Errno>) {
+        let (val, error) = match result {
+            Ok(value) => (value, 0),
+            Err(error) => (0, -error.raw_os_error()),
+        };
+        self.send(&libc::seccomp_notif_resp { id, val, error, flags: 0 });
+    }
+
+    /// Has the kernel do what was asked.
+    pub(super) fn proceed(&self, id: u64) {
+        #[expect(clippy::cast_possible_truncation, reason = "it is 1")]
+        let flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
+        self.send(&libc::seccomp_notif_resp { id, val: 0, error: 0, flags });
+    }
+
+    fn send(&self, answer: &libc::seccomp_notif_resp) {
+        // SAFETY: the kernel reads the structure, which outlives the call.
+        unsafe {
+            libc::ioctl(self.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, std::ptr::from_ref(answer));
+        }
+    }
+}
