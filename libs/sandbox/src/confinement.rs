@@ -68,7 +68,7 @@ pub struct Confinement {
 
 /// What a script does not do itself, since the kernel asks too little before it lets it: its init looks at each such call, and
 /// does it in the script's place or refuses it. Nothing by default.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Broker {
     /// Connections and datagrams to addresses. They reach no inner address (see [`crate::addresses::is_inner`]) and none of this
     /// machine, but those that are listed here.

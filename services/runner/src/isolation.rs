@@ -7,7 +7,7 @@ use std::sync::Arc;
 use model::execution::Grants;
 use model::{ContextUid, Execution, Isolation, Reason, ReasonCode, ScriptType};
 use queue::work_dir::{context_dir, contexts_dir};
-use sandbox::{Cgroups, Confinement, FileRules, Launcher, Limits, Owners, Slot, Standing, Syscalls};
+use sandbox::{Broker, Cgroups, Confinement, FileRules, Launcher, Limits, Owners, Slot, Standing, Syscalls};
 
 use crate::area::Areas;
 use crate::attend::Time;
@@ -105,6 +105,10 @@ impl Isolator {
         if execution.network && !grants.network {
             return Err(Reason::new(ReasonCode::NetworkRefused, "the policy of this supervisor gives none"));
         }
+        if execution.network && demanded >= Isolation::Confined && !self.standing.network {
+            let detail = "it demands the network and to be confined, and nothing here keeps it from the ports of this machine";
+            return Err(Reason::new(ReasonCode::IsolationUnavailable, detail));
+        }
         Ok(())
     }
 
@@ -173,6 +177,7 @@ impl Isolator {
         }
         let mut confinement =
             self.around(job.workspace.dir(), job.workspace.owner(), reads, job.execution.network);
+        confinement.broker = self.broker(job, job.workspace.dir());
         confinement.limits = self.limits(job);
         confinement.cgroups = job.slot.iter().flat_map(|slot| slot.dirs()).cloned().collect();
         Ok(confinement)
@@ -197,6 +202,23 @@ impl Isolator {
             owner,
             files: self.standing.files.then_some(FileRules { read, write }),
             syscalls: self.standing.syscalls.then_some(Syscalls { network }),
+            broker: Broker::default(),
+        }
+    }
+
+    /// What the init of a job does in its place, since nothing else keeps it: connections, changes to what files are outside of
+    /// `dir`, forks.
+    pub(crate) fn broker(&self, job: &Job, dir: &Path) -> Broker {
+        let Standing { network, attributes, processes, .. } = self.standing;
+        let has_network = job.execution.network;
+        // Files of others are out of reach of a user of its own.
+        let is_ours = job.workspace.owner().is_none();
+        let places = || std::iter::once(dir.to_owned()).chain(self.scripts.allow_write.iter().cloned()).collect();
+        Broker {
+            addresses: (has_network && network).then(|| job.grants.addresses.clone()),
+            attributes: (is_ours && attributes).then(places),
+            processes: (job.slot.is_none() && processes).then_some(job.grants.processes),
+            jobs_below: false,
         }
     }
 
@@ -208,8 +230,12 @@ impl Isolator {
             address_space: (!bounded).then_some(job.grants.memory_bytes),
             open_files: Some(OPEN_FILES_MAX),
             file_size: Some(job.grants.disk_bytes.min(job.grants.context_disk_bytes)),
-            // Counted by user: only an own one makes it a bound of the context's jobs.
-            processes: job.workspace.owner().map(|_| u64::from(job.grants.processes)),
+            // Counted by user, and so for all jobs of a context together: only where nothing counts those of one job.
+            processes: job
+                .workspace
+                .owner()
+                .filter(|_| !bounded && !self.standing.processes)
+                .map(|_| u64::from(job.grants.processes)),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Bounds of everything that a job starts, together, and of each of its processes.
 
-use sandbox::{Cgroups, Confinement, Limits, Slot};
+use sandbox::{Broker, Cgroups, Confinement, Limits, Slot};
 
 use crate::setup::Place;
 
@@ -42,6 +42,50 @@ async fn a_user_of_its_own_bounds_processes_as_well() {
     assert_eq!((kept.code, kept.output.as_str()), (Some(0), "19\n"), "{kept:?}");
     let broken = place.python(attack, Confinement { owner, ..Confinement::default() }).await;
     assert_eq!(broken.output, "60\n");
+}
+
+/// Without control groups, for every user, and for each job by itself.
+#[tokio::test]
+async fn the_init_counts_processes_where_nothing_else_does() {
+    let place = Place::new();
+    let counted = |processes| Broker { processes: Some(processes), ..Broker::default() };
+    let attack = "import os, signal, threading, time\nn = 0\nwhile n < 60:\n  try: pid = os.fork()\n  except BlockingIOError: break\n\
+                  \x20 if pid == 0: signal.pause()\n  n += 1\nprint(n)";
+    for owner in [None, Some(1_900_000_778)] {
+        let mut jobs = Vec::new();
+        // Two jobs of one user do not share the bound.
+        for _ in 0..2 {
+            let confinement = Confinement { owner, broker: counted(20), ..Confinement::default() };
+            jobs.push(place.python(attack, confinement).await.output);
+        }
+        assert_eq!(jobs, ["19\n", "19\n"]);
+    }
+    let broken = place.python(attack, Confinement::default()).await;
+    assert_eq!(broken.output, "60\n");
+    // Threads count as well, and what has ended does not.
+    let threads = "import threading, os\nfor _ in range(50): os.waitpid(os.posix_spawn('/bin/true', ['true'], {}), 0)\n\
+                   wait = threading.Event()\nn = 0\nwhile n < 60:\n  try: threading.Thread(target=wait.wait, daemon=True).start()\n\
+                   \x20 except RuntimeError: break\n  n += 1\nprint(n, flush=True); wait.set()";
+    let kept = place.python(threads, Confinement { broker: counted(8), ..Confinement::default() }).await;
+    assert_eq!(kept.output, "7\n", "{kept:?}");
+}
+
+/// A warm interpreter is above several jobs.
+#[tokio::test]
+async fn jobs_below_one_process_are_counted_by_themselves() {
+    let place = Place::new();
+    let attack = "import os, signal\n\
+                  def job():\n  n = 0\n  while n < 60:\n    try: pid = os.fork()\n    except BlockingIOError: break\n\
+                  \x20   if pid == 0: signal.pause()\n    n += 1\n  os.write(1, b'%d\\n' % n); signal.pause()\n\
+                  r, w = os.pipe()\n\
+                  for _ in range(3):\n  if os.fork() == 0: job()\nos.close(w); os.waitpid(-1, 0)";
+    let broker = Broker { processes: Some(10), jobs_below: true, ..Broker::default() };
+    let (child, mut out) =
+        place.start("/usr/bin/python3", &["-I", "-S", "-c", attack], Confinement { broker, ..Confinement::default() });
+    let mut text = [0; 9];
+    std::io::Read::read_exact(&mut out, &mut text).unwrap();
+    assert_eq!(String::from_utf8_lossy(&text), "10\n10\n10\n");
+    drop(child);
 }
 
 #[tokio::test]

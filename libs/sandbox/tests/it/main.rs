@@ -3,10 +3,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that meets what it does not expect has failed")]
 
+mod attributes;
 mod bounds;
 mod ending;
 mod files;
 mod init;
+mod network;
 mod others;
 mod setup;
 mod sockets;

@@ -85,14 +85,11 @@ async fn the_network_is_that_of_the_internet() {
     let with_network = Confinement { syscalls: Some(Syscalls { network: true }), ..place.confined() };
     let attack = "import socket as s\nfor family in (2, 10, 1, 16, 17, 38, 40):\n  for kind in (s.SOCK_DGRAM, s.SOCK_RAW):\n\
                   \x20   try: s.socket(family, kind, int(kind == s.SOCK_RAW)); print(family)\n    except PermissionError: pass\n    except OSError: print(family, 'absent')";
-    let kept = place.run("/usr/bin/python3", &["-I", "-c", attack], with_network.clone()).await;
+    let kept = place.run("/usr/bin/python3", &["-I", "-c", attack], with_network).await;
     assert_eq!(kept.output, "2\n10\n", "no raw ones either: {kept:?}");
     let broken = Confinement { syscalls: None, ..place.confined() };
     let broken = place.run("/usr/bin/python3", &["-I", "-c", attack], broken).await;
     assert!(broken.output.lines().any(|line| line == "1"), "{broken:?}");
-    let serve = "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); print('out')";
-    let served = place.run("/usr/bin/python3", &["-I", "-c", serve], with_network).await;
-    assert_eq!(served.output, "out\n", "{served:?}");
 }
 
 #[tokio::test]

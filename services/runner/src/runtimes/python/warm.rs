@@ -22,7 +22,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use model::ReasonCode;
-use sandbox::{FileRules, Limits};
+use queue::work_dir::jobs_dir;
+use sandbox::{Broker, FileRules, Limits};
 use serde::Serialize;
 
 use self::interpreter::{Begun, Interpreter, Recipe, Seat};
@@ -111,36 +112,40 @@ impl Shared {
 
     /// An init of the context's interpreter, which is started unless it is there.
     async fn lease(self: &Arc<Self>, job: &Job) -> io::Result<Option<Lease>> {
+        let context = job.execution.job_key.context;
+        let broker = self.recipe.launcher.isolator().broker(job, &jobs_dir(&self.recipe.root, context));
         let key = Key {
-            context: job.execution.job_key.context,
+            context,
             owner: job.workspace.owner(),
             network: job.execution.network,
+            // Each of its forks is the init of one job.
+            broker: Broker { jobs_below: true, ..broker },
         };
-        let Some(mut given) = self.pool().give(key, Instant::now()) else { return Ok(None) };
+        let Some(mut given) = self.pool().give(key.clone(), Instant::now()) else { return Ok(None) };
         if given.place.get().is_some_and(|interpreter| interpreter.is_gone()) {
-            self.pool().forget(key, &given.place);
-            match self.pool().give(key, Instant::now()) {
+            self.pool().forget(&key, &given.place);
+            match self.pool().give(key.clone(), Instant::now()) {
                 Some(other) => given = other,
                 None => return Ok(None),
             }
         }
         let place = given.place;
-        let start = async || Interpreter::start(&self.recipe, key).await.map(Arc::new);
+        let start = async || Interpreter::start(&self.recipe, &key).await.map(Arc::new);
         let interpreter = match place.get_or_try_init(start).await {
             Ok(interpreter) => Arc::clone(interpreter),
             Err(error) => {
-                self.pool().fail(key, &place, Instant::now());
+                self.pool().fail(&key, &place, Instant::now());
                 return Err(error);
             }
         };
         if given.worn {
-            tokio::spawn(Arc::clone(self).renew(key, Arc::clone(&place)));
+            tokio::spawn(Arc::clone(self).renew(key.clone(), Arc::clone(&place)));
         }
         match interpreter.seat(job.slot.as_ref()).await {
             Ok(seat) => Ok(Some(Lease { interpreter, seat })),
             Err(error) => {
                 // Whatever it is, the next job does better with another one.
-                self.pool().forget(key, &place);
+                self.pool().forget(&key, &place);
                 Err(error)
             }
         }
@@ -148,11 +153,11 @@ impl Shared {
 
     /// Starts another interpreter beside one that is worn, and puts it into its place then.
     async fn renew(self: Arc<Self>, key: Key, worn: Place<Interpreter>) {
-        match Interpreter::start(&self.recipe, key).await {
-            Ok(interpreter) => self.pool().replace(key, &worn, Arc::new(interpreter), Instant::now()),
+        match Interpreter::start(&self.recipe, &key).await {
+            Ok(interpreter) => self.pool().replace(&key, &worn, Arc::new(interpreter), Instant::now()),
             Err(error) => {
                 tracing::debug!(%error, "a worn warm python stays");
-                self.pool().keep_worn(key, &worn);
+                self.pool().keep_worn(&key, &worn);
             }
         }
     }

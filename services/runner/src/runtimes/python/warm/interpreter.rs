@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use sandbox::{Child, Event, FileRules, Request, Slot, processes, records};
+use sandbox::{Child, Confinement, Event, FileRules, Request, Slot, processes, records};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 use tokio::task::AbortHandle;
@@ -80,18 +80,20 @@ pub(super) struct Seat {
 
 impl Interpreter {
     /// Starts one for the jobs of `key`, and waits until it is warm.
-    pub(super) async fn start(recipe: &Recipe, key: Key) -> io::Result<Self> {
+    pub(super) async fn start(recipe: &Recipe, key: &Key) -> io::Result<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let jobs = jobs_dir(&recipe.root, key.context);
         let identity = identity(&jobs)?;
         // It looks for what its jobs have left behind.
         let reads: Vec<PathBuf> = recipe.reads.iter().cloned().chain([PathBuf::from("/proc")]).collect();
+        let isolator = recipe.launcher.isolator();
+        let around = isolator.around(&jobs, key.owner, &reads, key.network);
         let request = Request {
             program: recipe.program.as_path().into(),
             args: recipe.args.clone(),
             env: std::collections::BTreeMap::new(),
             dir: PathBuf::from("/"),
-            confinement: recipe.launcher.isolator().around(&jobs, key.owner, &reads, key.network),
+            confinement: Confinement { broker: key.broker.clone(), ..around },
         };
         let (control, theirs) = Line::open()?;
         let (trouble, their_trouble) = io::pipe()?;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use model::ContextUid;
+use sandbox::Broker;
 use tokio::sync::OnceCell;
 
 /// Interpreters that are kept at once.
@@ -17,12 +18,14 @@ pub(super) const JOBS_MAX: u32 = 1000;
 const FAILURE_PAUSE: Duration = Duration::from_secs(30);
 
 /// Whose interpreter: nothing of it is ever anybody else's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) context: ContextUid,
     /// The user that it runs as, when that is not the runner's.
     pub(super) owner: Option<u32>,
     pub(super) network: bool,
+    /// What its init does for the jobs: another policy makes it another interpreter.
+    pub(super) broker: Broker,
 }
 
 /// Where one is, or is being started: whoever comes meanwhile waits for the same one.
@@ -75,7 +78,7 @@ impl<T> Pool<T> {
     pub(super) fn give(&mut self, key: Key, now: Instant) -> Option<Given<T>> {
         if !self.kept.contains_key(&key) && self.kept.len() >= INTERPRETERS_MAX {
             let idle = self.kept.iter().filter(|(_, kept)| kept.is_idle());
-            let least = idle.min_by_key(|(_, kept)| kept.used).map(|(key, _)| *key)?;
+            let least = idle.min_by_key(|(_, kept)| kept.used).map(|(key, _)| key.clone())?;
             self.kept.remove(&least);
         }
         let kept = self.kept.entry(key).or_insert_with(|| Kept::new(Place::default(), now));
@@ -88,30 +91,30 @@ impl<T> Pool<T> {
     }
 
     /// Puts another one into the place of one that is worn. Jobs that have that one keep it.
-    pub(super) fn replace(&mut self, key: Key, old: &Place<T>, new: Arc<T>, now: Instant) {
-        if let Some(kept) = self.kept.get_mut(&key).filter(|kept| Arc::ptr_eq(&kept.place, old)) {
+    pub(super) fn replace(&mut self, key: &Key, old: &Place<T>, new: Arc<T>, now: Instant) {
+        if let Some(kept) = self.kept.get_mut(key).filter(|kept| Arc::ptr_eq(&kept.place, old)) {
             *kept = Kept::new(Arc::new(OnceCell::new_with(Some(new))), now);
         }
     }
 
     /// Notes that none could be started in the place of a worn one, which goes on.
-    pub(super) fn keep_worn(&mut self, key: Key, old: &Place<T>) {
-        if let Some(kept) = self.kept.get_mut(&key).filter(|kept| Arc::ptr_eq(&kept.place, old)) {
+    pub(super) fn keep_worn(&mut self, key: &Key, old: &Place<T>) {
+        if let Some(kept) = self.kept.get_mut(key).filter(|kept| Arc::ptr_eq(&kept.place, old)) {
             kept.jobs = 0;
         }
     }
 
     /// Notes that none could be started.
-    pub(super) fn fail(&mut self, key: Key, place: &Place<T>, now: Instant) {
-        if let Some(kept) = self.kept.get_mut(&key).filter(|kept| Arc::ptr_eq(&kept.place, place)) {
+    pub(super) fn fail(&mut self, key: &Key, place: &Place<T>, now: Instant) {
+        if let Some(kept) = self.kept.get_mut(key).filter(|kept| Arc::ptr_eq(&kept.place, place)) {
             kept.failed_until = Some(now + FAILURE_PAUSE);
         }
     }
 
     /// Gives up one that is of no use any more.
-    pub(super) fn forget(&mut self, key: Key, place: &Place<T>) {
-        if self.kept.get(&key).is_some_and(|kept| Arc::ptr_eq(&kept.place, place)) {
-            self.kept.remove(&key);
+    pub(super) fn forget(&mut self, key: &Key, place: &Place<T>) {
+        if self.kept.get(key).is_some_and(|kept| Arc::ptr_eq(&kept.place, place)) {
+            self.kept.remove(key);
         }
     }
 
@@ -132,7 +135,7 @@ mod tests {
     use super::*;
 
     fn key(number: u128) -> Key {
-        Key { context: ContextUid(Uid::from_bits(number)), owner: None, network: false }
+        Key { context: ContextUid(Uid::from_bits(number)), owner: None, network: false, broker: Broker::default() }
     }
 
     fn fill(given: &Given<u32>, interpreter: u32) -> Arc<u32> {
@@ -141,12 +144,14 @@ mod tests {
     }
 
     #[test]
-    fn one_for_each_context_and_kind_of_network() {
+    fn one_for_each_context_and_what_it_may() {
         let (mut pool, now) = (Pool::<u32>::default(), Instant::now());
         let given = pool.give(key(1), now).expect("a place");
         let same = pool.give(key(1), now).expect("a place");
         assert!(Arc::ptr_eq(&given.place, &same.place), "who comes meanwhile waits for the same one");
-        let others = [key(2), Key { network: true, ..key(1) }, Key { owner: Some(7), ..key(1) }];
+        let broker = Broker { processes: Some(1), ..Broker::default() };
+        let others =
+            [key(2), Key { network: true, ..key(1) }, Key { owner: Some(7), ..key(1) }, Key { broker, ..key(1) }];
         for other in others {
             assert!(!Arc::ptr_eq(&given.place, &pool.give(other, now).expect("a place").place));
         }
@@ -193,11 +198,11 @@ mod tests {
             worn += u32::from(pool.give(key(1), now).expect("a place").worn);
         }
         assert_eq!(worn, 1);
-        pool.replace(key(1), &first.place, Arc::new(2), now);
-        pool.replace(key(1), &first.place, Arc::new(3), now);
+        pool.replace(&key(1), &first.place, Arc::new(2), now);
+        pool.replace(&key(1), &first.place, Arc::new(3), now);
         let next = pool.give(key(1), now).expect("a place");
         assert_eq!(next.place.get().map(|interpreter| **interpreter), Some(2));
-        pool.forget(key(1), &first.place);
+        pool.forget(&key(1), &first.place);
         assert_eq!((pool.kept.len(), *old), (1, 1));
     }
 
@@ -205,10 +210,10 @@ mod tests {
     fn what_cannot_be_started_is_not_tried_for_every_job() {
         let (mut pool, now) = (Pool::<u32>::default(), Instant::now());
         let given = pool.give(key(1), now).expect("a place");
-        pool.fail(key(1), &given.place, now);
+        pool.fail(&key(1), &given.place, now);
         assert!(pool.give(key(1), now).is_none());
         assert!(pool.give(key(1), now + FAILURE_PAUSE).is_some());
-        pool.forget(key(1), &given.place);
+        pool.forget(&key(1), &given.place);
         assert!(pool.give(key(1), now).is_some());
     }
 }

@@ -1,6 +1,8 @@
 //! Which hosts a job may reach, and which addresses.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
+
+use sandbox::addresses::{is_public, leads_here};
 
 /// The hosts of a job's grants.
 #[derive(Debug, Clone)]
@@ -25,10 +27,10 @@ impl Hosts {
         self.0.iter().any(|entry| entry.matches(&host) && entry.port.is_none_or(|allowed| allowed == port))
     }
 
-    /// Whether an allowed host may be reached at this address: one of the public network, or one that the list
-    /// names itself. So no name can lead into the networks behind this machine.
+    /// Whether an allowed host may be reached at this address: one of the public network that is not this machine's, or
+    /// one that the list names itself. So no name can lead into the networks behind this machine, or to its own ports.
     pub(super) fn reach(&self, address: IpAddr, port: u16) -> bool {
-        is_public(address)
+        (is_public(address) && !leads_here(address).unwrap_or(true))
             || self.0.iter().any(|entry| {
                 entry.host.parse() == Ok(address) && entry.port.is_none_or(|allowed| allowed == port)
             })
@@ -62,44 +64,6 @@ fn bare(host: &str) -> String {
     let host = host.strip_suffix('.').unwrap_or(host);
     // An address has several forms.
     host.parse::<IpAddr>().map_or_else(|_| host.to_ascii_lowercase(), |address| address.to_string())
-}
-
-fn is_public(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => is_public_v4(address),
-        IpAddr::V6(address) => is_public_v6(address),
-    }
-}
-
-/// By the registry of special addresses of the IANA.
-fn is_public_v4(address: Ipv4Addr) -> bool {
-    let [a, b, c, _] = address.octets();
-    !(a == 0
-        || a >= 240
-        || address.is_loopback()
-        || address.is_private()
-        || address.is_link_local()
-        || address.is_multicast()
-        || address.is_documentation()
-        || (a, b & 0xc0) == (100, 64)
-        || (a, b, c) == (192, 0, 0)
-        || (a, b & 0xfe) == (198, 18))
-}
-
-fn is_public_v6(address: Ipv6Addr) -> bool {
-    let embedded = |high: u16, low: u16| {
-        let [[a, b], [c, d]] = [high.to_be_bytes(), low.to_be_bytes()];
-        is_public_v4(Ipv4Addr::new(a, b, c, d))
-    };
-    match address.segments() {
-        // IPv4 in its coat, and through a translator.
-        [0, 0, 0, 0, 0, 0xffff, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => embedded(high, low),
-        [0x2002, high, low, ..] => embedded(high, low),
-        // Teredo, benchmarks, documentation.
-        [0x2001, 0 | 2 | 0xdb8, ..] => false,
-        // What is given away to the public.
-        [first, ..] => (0x2000..0x4000).contains(&first),
-    }
 }
 
 #[cfg(test)]
