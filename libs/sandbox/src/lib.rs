@@ -24,6 +24,7 @@ mod child;
 mod confine;
 mod confinement;
 mod files;
+mod gaps;
 mod init;
 pub mod open_files;
 mod owners;

@@ -22,9 +22,12 @@ pub struct Banner {
     /// What stands between scripts and everything else; nothing where no script runs here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isolation: Option<Isolation>,
-    /// Layers of it that do not stand here, each with the reason.
+    /// Layers of it that do not stand here, each with the reason and what a script may do then.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
+    /// That jobs with the network do not reach the name servers of this machine, where it is so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name_servers: Option<String>,
     /// The client profile.
     pub config: PathBuf,
     /// The certificate authority.
@@ -52,13 +55,12 @@ impl Banner {
         port: u16,
         standing: Option<&Standing>,
     ) -> Self {
-        let missing = standing.iter().flat_map(|standing| &standing.missing);
-        let missing = missing.map(|missing| format!("{}: {}", missing.layer, missing.why)).collect();
         Self {
             address: format!("https://127.0.0.1:{port}"),
             data: dir.path().to_owned(),
             isolation: standing.map(|standing| standing.level),
-            missing,
+            missing: standing.map(Standing::gaps).unwrap_or_default(),
+            name_servers: standing.and_then(Standing::unreached_name_servers),
             config: dir.join("client.toml"),
             ca: profile.ca.clone().unwrap_or_default(),
             cert: profile.cert.clone().unwrap_or_default(),
@@ -86,6 +88,9 @@ impl Banner {
         let mut text = format!("isolation: {level}, {what}\n");
         for missing in &self.missing {
             let _ = writeln!(text, "\x20          without {missing}");
+        }
+        if let Some(name_servers) = &self.name_servers {
+            let _ = writeln!(text, "\x20          {name_servers}");
         }
         text
     }

@@ -1,6 +1,7 @@
 //! A runner on a real Redis, with real scripts.
 
 mod area;
+mod broker;
 mod ending;
 mod engine;
 mod hostile;

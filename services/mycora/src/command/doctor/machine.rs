@@ -31,6 +31,7 @@ pub(super) async fn look() -> Vec<Finding> {
         Ok(survey) => {
             findings.extend(languages(&survey));
             findings.push(isolation(&survey));
+            findings.extend(name_servers(&survey));
         }
         Err(why) => {
             let advice = "no runner can start here; `mycora up --no-supervisor` does without";
@@ -67,11 +68,7 @@ fn isolation(survey: &Survey) -> Finding {
     const CHECK: &str = "isolation";
     let standing = &survey.standing;
     let found = format!("{}, by {}", standing.level, standing.layers.join(", "));
-    let missing: Vec<_> = standing
-        .missing
-        .iter()
-        .map(|missing| format!("without {}: {}", missing.layer, missing.why))
-        .collect();
+    let missing: Vec<_> = standing.gaps().into_iter().map(|gap| format!("without {gap}")).collect();
     match (standing.level, missing.is_empty()) {
         (_, true) => Finding::ok(CHECK, found),
         (Isolation::Contained, false) => Finding::ok(CHECK, format!("{found}; {}", missing.join("; "))),
@@ -82,6 +79,12 @@ fn isolation(survey: &Survey) -> Finding {
              root bound what scripts use",
         ),
     }
+}
+
+/// Whether jobs with the network can resolve names.
+fn name_servers(survey: &Survey) -> Option<Finding> {
+    let found = survey.standing.unreached_name_servers()?;
+    Some(Finding::warn("name servers", found, "list them in the supervisor's policy when jobs are to resolve names"))
 }
 
 /// What `mycora up` starts.
