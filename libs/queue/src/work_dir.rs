@@ -1,14 +1,16 @@
 //! The work directory: what a supervisor and the runners of its machine share besides Redis.
 //!
 //! - `instances/<group>-<number>/`: one runner's own: its `lock`, in `running/` a record of everything that
-//!   it has started, for whoever comes after it, and in `held/` how many bytes its jobs hold, by context;
+//!   it has started, for whoever comes after it, and in `held/` how many bytes its jobs hold, by context, and the largest of them
+//!   when the disk is nearly full;
 //! - `contexts/<context uid>/jobs/<job key>/`: where one attempt runs; removed with its end;
 //! - `contexts/<context uid>/{store,cache}/`: what the jobs of a context keep between them;
 //! - `blobs/<context uid>/<sha256>`: files by their hash. The supervisor puts here, before it queues a job,
 //!   what the job needs and does not carry inline; a runner puts here the outputs that it collected, for the
 //!   supervisor to push. Whoever writes one does so under another name and renames it;
 //! - `logs/<context uid>/<job key>.log`: what an attempt printed, all of it. The supervisor removes it in time;
-//! - `runtimes/<version>/`: what interpreters need of ours.
+//! - `runtimes/<version>/`: what interpreters need of ours;
+//! - `relief`: locked by the runner that ends a job since the disk is nearly full.
 
 use std::path::{Path, PathBuf};
 
@@ -84,6 +86,12 @@ pub fn held_dir(instance_dir: &Path) -> PathBuf {
 #[must_use]
 pub fn running_dir(instance_dir: &Path) -> PathBuf {
     instance_dir.join("running")
+}
+
+/// What a runner locks while it ends a job to make room on the disk.
+#[must_use]
+pub fn relief_path(work_dir: &Path) -> PathBuf {
+    work_dir.join("relief")
 }
 
 /// What interpreters need of ours.

@@ -19,7 +19,9 @@ impl Standing {
             "landlock" => "scripts reach every file that their user reaches",
             "scopes" => "scripts may signal other processes of their user",
             "seccomp" => "scripts reach the network and every call of the kernel that their user may make",
-            "cgroup" if self.processes => "memory is bounded for each process of a job, not for all of them together",
+            "cgroup" if self.processes => {
+                "memory is bounded for each process of a job, not for all of them together"
+            }
             "cgroup" => "memory and processes of a job are not bounded together",
             "own-uid" => "the scripts of all contexts run as one user",
             "network" => {
@@ -28,7 +30,9 @@ impl Standing {
             }
             // Files of others are out of reach of a user of its own.
             "attributes" if self.owner => return None,
-            "attributes" => "scripts may change modes, owners and times of all files of their user, its keys too",
+            "attributes" => {
+                "scripts may change modes, owners and times of all files of their user, its keys too"
+            }
             "processes" if self.cgroup => return None,
             "processes" if self.owner => "jobs of one context share the bound on processes",
             "processes" => "jobs may have as many processes as their user",

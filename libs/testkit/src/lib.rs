@@ -6,6 +6,7 @@
 //! - `FaultProxy`: a connection that can be cut, swallowed or delayed;
 //! - `Witness`: a file to which scripts append, and what it proves;
 //! - [`scripts`]: scripts of embedded languages, made up by chance;
+//! - `SmallDisk`: a file system that is soon full, where this process may make one;
 //! - `wait_until`: waiting for a condition, never for a time;
 //! - `Process`: a child whose output is shown when a test fails.
 
@@ -21,6 +22,8 @@ mod proxy;
 #[cfg(feature = "full")]
 mod redis;
 #[cfg(feature = "full")]
+mod small_disk;
+#[cfg(feature = "full")]
 mod wait;
 #[cfg(feature = "full")]
 mod witness;
@@ -31,6 +34,7 @@ pub use self::{
     process::Process,
     proxy::{Fault, FaultProxy, Target},
     redis::{RedisBuilder, RedisServer, cluster::RedisCluster, sentinel::RedisSentinels},
+    small_disk::SmallDisk,
     wait::{PATIENCE, wait_until, wait_until_blocking},
     witness::{Mark, Span, Witness},
 };

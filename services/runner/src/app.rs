@@ -169,6 +169,7 @@ pub async fn start(
     let standing = isolator.standing().clone();
     let mut looks = JoinSet::new();
     looks.spawn(isolator.areas().clone().keep());
+    looks.spawn(isolator.areas().clone().guard());
     Ok(Running { instances, workers, shutdown, standing, _looks: looks, _work_dir: work_dir })
 }
 

@@ -13,16 +13,20 @@ use std::time::{Duration, Instant};
 
 use model::{ContextUid, JobKey, Reason, ReasonCode};
 use queue::work_dir::{context_dir, held_dir, instances_dir, jobs_dir};
-use tokio::sync::Notify;
+use sandbox::open_files::Scope;
+use sandbox::room::{Floors, Room, Shortage};
+use tokio::sync::{Notify, watch};
 use tokio::time::MissedTickBehavior;
 
 use crate::QUOTA_INTERVAL;
+use crate::look::{Crowd, Holding, Look};
+use crate::relief::Candidate;
 use crate::workspace::size_of_tree;
 
 /// How long a context is looked after when its last job is gone.
 const LINGER: Duration = Duration::from_secs(60);
 /// What a runner has told counts for as long as this: it tells anew with each look.
-const TOLD: Duration = Duration::from_secs(6);
+pub(crate) const TOLD: Duration = Duration::from_secs(6);
 
 /// The areas of all contexts that have jobs here. Clones are the same.
 #[derive(Debug, Clone)]
@@ -36,6 +40,11 @@ struct Inner {
     areas: Mutex<HashMap<ContextUid, Area>>,
     /// There is one again.
     wanted: Notify,
+    /// How many jobs have come to the disk, and are there still.
+    jobs: watch::Sender<usize>,
+    /// What has to stay free.
+    floors: Floors,
+    crowd: Crowd,
 }
 
 /// What is known of one context.
@@ -48,11 +57,15 @@ struct Area {
 }
 
 /// What one job's directory held when it was looked at.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Held {
     bytes: u64,
     /// It is a process that can be ended.
     can_end: bool,
+    /// How it is looked at, while there are processes of it.
+    look: Option<Look>,
+    /// Takes why it has to end.
+    end: Arc<watch::Sender<Option<Reason>>>,
 }
 
 impl Area {
@@ -66,19 +79,88 @@ impl Area {
 }
 
 impl Areas {
-    /// Those in a work directory; `held` is where this runner tells others of them.
-    pub(crate) fn new(root: &Path, held: &Path) -> Self {
+    /// Those in a work directory, whose file system has these floors; `held` is where this runner tells others of them.
+    pub(crate) fn new(root: &Path, held: &Path, floors: Floors) -> Self {
         Self(Arc::new(Inner {
             root: root.to_owned(),
             held: held.to_owned(),
             areas: Mutex::default(),
             wanted: Notify::new(),
+            jobs: watch::Sender::new(0),
+            floors,
+            crowd: Crowd::default(),
         }))
     }
 
     /// The part of a job whose context may hold `bytes_max`.
     pub(crate) fn share(&self, key: JobKey, bytes_max: u64) -> Share {
-        Share { areas: self.clone(), key, bytes_max }
+        Share { areas: self.clone(), key, bytes_max, end: Arc::new(watch::Sender::new(None)) }
+    }
+
+    /// Where they are.
+    pub(crate) fn root(&self) -> &Path {
+        &self.0.root
+    }
+
+    /// Where this runner tells others of them.
+    pub(crate) fn held(&self) -> &Path {
+        &self.0.held
+    }
+
+    /// What has to stay free there.
+    pub(crate) fn floors(&self) -> &Floors {
+        &self.0.floors
+    }
+
+    /// Why nothing may start now: there is no room.
+    pub(crate) fn shortage(&self) -> Option<Shortage> {
+        match self.0.floors.look() {
+            Ok(Room::Out(shortage)) => Some(shortage),
+            // What cannot be looked at is no reason; whoever writes there hears of it.
+            Ok(Room::Enough(_) | Room::Low(_)) | Err(_) => None,
+        }
+    }
+
+    /// Whether any job has come to the disk, and is there still.
+    pub(crate) fn has_jobs(&self) -> bool {
+        *self.0.jobs.borrow() > 0
+    }
+
+    /// Waits until there are jobs.
+    pub(crate) async fn some_jobs(&self) {
+        // The sender is here: it cannot be gone.
+        let _ = self.0.jobs.subscribe().wait_for(|count| *count > 0).await;
+    }
+
+    /// Whether a job is here still.
+    pub(crate) fn has(&self, key: JobKey) -> bool {
+        self.lock().get(&key.context).is_some_and(|area| area.jobs.contains_key(&key))
+    }
+
+    /// Tells a job to end.
+    pub(crate) fn end(&self, key: JobKey, reason: Reason) {
+        if let Some(held) = self.lock().get(&key.context).and_then(|area| area.jobs.get(&key)) {
+            held.end.send_replace(Some(reason));
+        }
+    }
+
+    /// Measures every job that has processes, and gives the one that holds the most. Blocks.
+    pub(crate) fn measure(&self) -> Option<(Candidate, JobKey)> {
+        let looks: Vec<_> = {
+            let areas = self.lock();
+            let jobs = areas.values().flat_map(|area| &area.jobs);
+            jobs.filter_map(|(key, held)| Some((*key, held.look.clone()?))).collect()
+        };
+        let measured = looks.into_iter().map(|(key, look)| {
+            let Holding { bytes, unseen, .. } = look.take(u64::MAX);
+            if let Some(area) = self.lock().get_mut(&key.context)
+                && let Some(held) = area.jobs.get_mut(&key)
+            {
+                held.bytes = bytes;
+            }
+            (Candidate { unseen, bytes }, key)
+        });
+        measured.max_by_key(|(candidate, _)| *candidate)
     }
 
     /// Looks for ever at what lies there beside the jobs. The caller drops it to end it.
@@ -166,14 +248,18 @@ pub(crate) struct Share {
     areas: Areas,
     key: JobKey,
     bytes_max: u64,
+    end: Arc<watch::Sender<Option<Reason>>>,
 }
 
 impl Share {
     /// The job comes to the disk.
     ///
     /// # Errors
-    /// `QUOTA_EXCEEDED` when nothing is left for it.
+    /// `QUOTA_EXCEEDED` when nothing is left for it, `DISK_FULL` when nothing is for anybody.
     pub(crate) fn enter(&self) -> Result<(), Reason> {
+        if let Some(shortage) = self.areas.shortage() {
+            return Err(Reason::new(ReasonCode::DiskFull, shortage.to_string()));
+        }
         let mut areas = self.areas.lock();
         if areas.is_empty() {
             self.areas.0.wanted.notify_one();
@@ -184,8 +270,37 @@ impl Share {
         if area.bytes() >= self.bytes_max {
             return Err(self.exceeded());
         }
-        area.jobs.insert(self.key, Held::default());
+        if area.jobs.insert(self.key, self.nothing()).is_none() {
+            self.areas.0.jobs.send_modify(|count| *count += 1);
+        }
         Ok(())
+    }
+
+    fn nothing(&self) -> Held {
+        Held { bytes: 0, can_end: false, look: None, end: Arc::clone(&self.end) }
+    }
+
+    /// The job has processes below `init`, in these control groups, which work in the directory of the scope. Gives how they are
+    /// looked at.
+    pub(crate) fn watch(&self, init: u32, cgroups: Vec<PathBuf>, scope: Scope) -> Look {
+        let look = Look { scope, init, cgroups, crowd: self.areas.0.crowd.clone() };
+        if let Some(area) = self.areas.lock().get_mut(&self.key.context)
+            && let Some(held) = area.jobs.get_mut(&self.key)
+        {
+            held.look = Some(look.clone());
+        }
+        look
+    }
+
+    /// Waits until the job has to end since the disk is nearly full, and gives why.
+    pub(crate) async fn told_to_end(&self) -> Reason {
+        let mut told = self.end.subscribe();
+        let reason = told.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+        match reason {
+            Some(reason) => reason,
+            // The sender is here: it cannot be gone.
+            None => std::future::pending().await,
+        }
     }
 
     /// Notes what a look at the directory of the job, a process, has found. Gives why it has to end: of a context
@@ -193,7 +308,8 @@ impl Share {
     pub(crate) fn note(&self, bytes: u64) -> Option<Reason> {
         let mut areas = self.areas.lock();
         let area = areas.get_mut(&self.key.context)?;
-        area.jobs.insert(self.key, Held { bytes, can_end: true });
+        let held = area.jobs.entry(self.key).or_insert_with(|| self.nothing());
+        (held.bytes, held.can_end) = (bytes, true);
         let is_beyond = area.bytes() > self.bytes_max;
         let most = area.jobs.values().filter(|held| held.can_end).map(|held| held.bytes).max();
         (is_beyond && most == Some(bytes)).then(|| self.exceeded())
@@ -206,11 +322,11 @@ impl Share {
     pub(crate) fn take(&self, bytes: u64, more: u64) -> Result<(), String> {
         let mut areas = self.areas.lock();
         let Some(area) = areas.get_mut(&self.key.context) else { return Ok(()) };
-        area.jobs.entry(self.key).or_default().bytes = bytes;
+        area.jobs.entry(self.key).or_insert_with(|| self.nothing()).bytes = bytes;
         if area.bytes().saturating_add(more) > self.bytes_max {
             return Err(self.exceeded().to_string());
         }
-        area.jobs.entry(self.key).or_default().bytes = bytes.saturating_add(more);
+        area.jobs.entry(self.key).or_insert_with(|| self.nothing()).bytes = bytes.saturating_add(more);
         Ok(())
     }
 
@@ -223,7 +339,9 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         if let Some(area) = self.areas.lock().get_mut(&self.key.context) {
-            area.jobs.remove(&self.key);
+            if area.jobs.remove(&self.key).is_some() {
+                self.areas.0.jobs.send_modify(|count| *count = count.saturating_sub(1));
+            }
             area.used = Instant::now();
         }
     }
@@ -243,7 +361,7 @@ mod tests {
     fn runner(root: &Path, number: u32) -> Areas {
         let own = queue::work_dir::instance_dir(root, &"g".parse().expect("a name"), number);
         fs::create_dir_all(held_dir(&own)).expect("a directory");
-        Areas::new(root, &held_dir(&own))
+        Areas::new(root, &held_dir(&own), Floors::new(root.to_owned(), Some(0)))
     }
 
     fn key(job: u32) -> JobKey {

@@ -60,6 +60,7 @@ pub(crate) async fn run(context: Context<'_>, taken: Taken, interrupt: Arc<Inter
 enum Done {
     Succeeded { result: ResultMap, outputs: std::collections::BTreeMap<String, BlobRef> },
     Failed { exit_code: Option<i32>, reason: Reason },
+    NotRun(Reason),
     TimedOut,
     Interrupted,
 }
@@ -95,7 +96,7 @@ async fn execute(context: &Context<'_>, execution: Arc<Execution>, grants: Grant
     };
     let prepared = match prepared {
         Ok(prepared) => prepared,
-        Err(reason) => return failed(reason),
+        Err(reason) => return Done::NotRun(reason),
     };
     let workspace = Arc::new(prepared.workspace);
     let job = Job {
@@ -115,6 +116,7 @@ async fn execute(context: &Context<'_>, execution: Arc<Execution>, grants: Grant
         End::TimedOut => Done::TimedOut,
         End::Interrupted => Done::Interrupted,
         End::Broken(reason) => failed(reason),
+        End::NotRun(reason) => Done::NotRun(reason),
         End::Signalled(signal) => {
             failed(Reason::new(ReasonCode::ExitCode, format!("the script was ended by signal {signal}")))
         }
@@ -224,6 +226,13 @@ fn ending(
         }
         Done::Failed { exit_code, reason } => {
             end.exit_code = exit_code;
+            end.reason = Some(reason);
+        }
+        Done::NotRun(reason) => {
+            if reason.code == ReasonCode::DiskFull {
+                // That is how its coordinator knows that it was no try.
+                end.start_time = None;
+            }
             end.reason = Some(reason);
         }
         Done::TimedOut => {

@@ -7,15 +7,17 @@ use std::time::Duration;
 use model::execution::EndedProcess;
 use model::limits::ENDED_PROCESSES_MAX;
 use model::{Reason, ReasonCode};
+use sandbox::open_files::Scope;
 use sandbox::{Child, Event, Order};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 use tokio::time::Instant;
 
 use crate::interrupt::Interrupt;
+use crate::look::{Holding, Look};
 use crate::output::{Printer, Stream};
 use crate::runtime::{End, Job};
-use crate::workspace::{runtime_error, size_of_tree};
+use crate::workspace::runtime_error;
 use crate::{OUTPUT_GRACE, QUOTA_INTERVAL, RESULT_FILE_BYTES_MAX, TERMINATE_GRACE, results};
 
 /// Why the wait for a script was over before it ended by itself.
@@ -52,10 +54,11 @@ struct Seen {
 /// # Errors
 /// Gives the job's start back as refused, when its script did not run.
 pub(crate) async fn attend(mut child: Child, outputs: [OwnedFd; 2], job: &Job) -> Result<End, NotStarted> {
+    let look = watched(&child, job);
     let kills_before = job.slot.as_ref().map_or(0, |slot| slot.oom_kills());
     let [out, err] = outputs;
     let pumps = [pump(out, Stream::Out, job.printer.clone()), pump(err, Stream::Err, job.printer.clone())];
-    let seen = watch(&mut child, job).await;
+    let seen = watch(&mut child, &look, job).await;
     if !seen.over {
         // Whoever had to end everything was ended itself.
         end_by_slot(job).await;
@@ -84,7 +87,7 @@ pub(crate) async fn attend(mut child: Child, outputs: [OwnedFd; 2], job: &Job) -
 pub(crate) struct NotStarted(pub(crate) Reason);
 
 /// Hears what becomes of the job until nothing is left of it, and has it ended when that is due.
-async fn watch(child: &mut Child, job: &Job) -> Seen {
+async fn watch(child: &mut Child, look: &Look, job: &Job) -> Seen {
     let mut seen = Seen::default();
     let time = Time::of(job);
     let mut killing = false;
@@ -108,7 +111,7 @@ async fn watch(child: &mut Child, job: &Job) -> Seen {
                 seen.cut = Some(Cut::OutOfTime);
                 Some(Order::Terminate)
             }
-            reason = beyond_quota(job), if running => {
+            reason = beyond_quota(look, job), if running => {
                 seen.cut = Some(Cut::Quota(reason));
                 Some(Order::Kill)
             }
@@ -192,24 +195,43 @@ impl Time {
     }
 }
 
-/// Waits until the job's directory, or its context, holds more than it may, and gives which. No kernel tells of that,
-/// so it is looked at now and then; what one file may hold is a limit of each process.
-async fn beyond_quota(job: &Job) -> Reason {
-    loop {
-        tokio::time::sleep(QUOTA_INTERVAL).await;
-        if let Some(reason) = quota_exceeded(job).await {
-            return reason;
+/// How the job's processes are looked at from now on.
+fn watched(child: &Child, job: &Job) -> Look {
+    let workspace = &job.workspace;
+    let owner = workspace.owner().unwrap_or_else(|| rustix::process::geteuid().as_raw());
+    let scope = Scope { dir: workspace.dir().to_owned(), owner };
+    let cgroups = job.slot.iter().flat_map(|slot| slot.dirs()).cloned().collect();
+    workspace.share().watch(child.pid(), cgroups, scope)
+}
+
+/// Waits until the job, or its context, holds more than it may, or the disk is nearly full, and gives which. No kernel
+/// tells of that, so it is looked at now and then; what one file may hold is a limit of each process.
+async fn beyond_quota(look: &Look, job: &Job) -> Reason {
+    let looks = async {
+        loop {
+            tokio::time::sleep(QUOTA_INTERVAL).await;
+            if let Some(reason) = quota_exceeded(look, job).await {
+                return reason;
+            }
         }
+    };
+    tokio::select! {
+        reason = looks => reason,
+        reason = job.workspace.share().told_to_end() => reason,
     }
 }
 
-async fn quota_exceeded(job: &Job) -> Option<Reason> {
-    let (dir, bytes_max) = (job.workspace.dir().to_owned(), job.grants.disk_bytes);
-    let looked = tokio::task::spawn_blocking(move || size_of_tree(&dir, bytes_max));
-    let bytes = looked.await.ok()?;
+async fn quota_exceeded(look: &Look, job: &Job) -> Option<Reason> {
+    let (look, bytes_max) = (look.clone(), job.grants.disk_bytes);
+    let looked = tokio::task::spawn_blocking(move || look.take(bytes_max));
+    let Holding { bytes, memory_bytes, .. } = looked.await.ok()?;
     if bytes > bytes_max {
-        let detail = format!("its directory may hold {bytes_max} bytes");
+        let detail = format!("its directory, with what is open of it, may hold {bytes_max} bytes");
         return Some(Reason::new(ReasonCode::QuotaExceeded, detail));
+    }
+    if job.slot.is_none() && memory_bytes > job.grants.memory_bytes {
+        // Nothing else counts files that are memory where there is no control group.
+        return Some(out_of_memory(job));
     }
     job.workspace.share().note(bytes)
 }

@@ -64,6 +64,10 @@ pub struct ScriptFlags {
     #[arg(long, env = "MYCORA_UID_BASE", value_name = "UID",
           value_parser = clap::value_parser!(u32).range(1000..=4_294_000_000))]
     pub uid_base: Option<u32>,
+    /// Free bytes of the work directory's file system below which the job that holds the most is ended; below a quarter of them
+    /// nothing starts; 0: never [default: 1 GiB, or 5 % of a file system where that is less]
+    #[arg(long, env = "MYCORA_DISK_FLOOR", value_name = "BYTES")]
+    pub disk_floor: Option<u64>,
     /// Whether python is kept warm for each context, which takes some memory and saves most of the time of short jobs
     #[arg(long, env = "MYCORA_WARM", value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     pub warm: bool,
@@ -76,6 +80,7 @@ impl Default for ScriptFlags {
             allow_read: Vec::new(),
             allow_write: Vec::new(),
             uid_base: None,
+            disk_floor: None,
             warm: true,
         }
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use model::execution::Grants;
 use model::{ContextUid, Execution, Isolation, Reason, ReasonCode, ScriptType};
 use queue::work_dir::{context_dir, contexts_dir};
+use sandbox::room::Floors;
 use sandbox::{Broker, Cgroups, Confinement, FileRules, Launcher, Limits, Owners, Slot, Standing, Syscalls};
 
 use crate::area::Areas;
@@ -66,7 +67,11 @@ impl Isolator {
             standing,
             root: work_dir.root.clone(),
             scripts: settings.scripts.clone(),
-            areas: Areas::new(&work_dir.root, &work_dir.held),
+            areas: Areas::new(
+                &work_dir.root,
+                &work_dir.held,
+                Floors::new(work_dir.root.clone(), settings.scripts.disk_floor),
+            ),
         })
     }
 
@@ -213,7 +218,8 @@ impl Isolator {
         let has_network = job.execution.network;
         // Files of others are out of reach of a user of its own.
         let is_ours = job.workspace.owner().is_none();
-        let places = || std::iter::once(dir.to_owned()).chain(self.scripts.allow_write.iter().cloned()).collect();
+        let places =
+            || std::iter::once(dir.to_owned()).chain(self.scripts.allow_write.iter().cloned()).collect();
         Broker {
             addresses: (has_network && network).then(|| job.grants.addresses.clone()),
             attributes: (is_ours && attributes).then(places),

@@ -15,7 +15,7 @@ use crate::SCRIPT_PATH;
 use crate::attend::{NotStarted, attend};
 use crate::isolation::Isolator;
 use crate::runtime::{End, Job, Tools};
-use crate::workspace::runtime_error;
+use crate::workspace::{broken, runtime_error};
 
 /// Runs scripts as processes.
 #[derive(Debug, Clone)]
@@ -64,7 +64,7 @@ impl Launcher {
     pub(crate) async fn run(&self, interpreter: &Interpreter, job: Job) -> End {
         let script = match job.workspace.write_own(interpreter.script_name, &job.script) {
             Ok(script) => script,
-            Err(reason) => return End::Broken(reason),
+            Err(reason) => return End::NotRun(reason),
         };
         let mut args = interpreter.args.clone();
         args.push(script.into());
@@ -76,7 +76,7 @@ impl Launcher {
     pub(crate) async fn run_program(&self, program: &Program<'_>, job: &Job) -> End {
         match environment(job) {
             Ok(env) => self.run_in(program, env, job.workspace.dir(), job).await,
-            Err(reason) => End::Broken(reason),
+            Err(reason) => End::NotRun(reason),
         }
     }
 
@@ -118,7 +118,7 @@ impl Launcher {
         let child = Child::start(self.isolator.launcher(), &request, their_out.into(), their_err.into());
         let child = child.map_err(|error| failed(&format!("{shown} cannot be started"), &error))?;
         let record = self.record(job, &child, cgroups);
-        let record = record.map_err(|error| failed("the process cannot be recorded", &error))?;
+        let record = record.map_err(|error| broken("the process cannot be recorded", &error))?;
         let end = attend(child, [out.into(), err.into()], job).await;
         drop(record);
         end.map_err(|NotStarted(reason)| reason)

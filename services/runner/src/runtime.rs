@@ -79,8 +79,10 @@ pub(crate) enum End {
     TimedOut,
     /// Killed, since it was told to end.
     Interrupted,
-    /// It could not be run.
+    /// It could not be run, or not to its end.
     Broken(Reason),
+    /// Nothing of it ran.
+    NotRun(Reason),
 }
 
 /// What runtimes are made with.

@@ -20,6 +20,9 @@ use crate::runtime::Runtime;
 /// The pauses after trouble with Redis, the first and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
+/// How often is looked whether a full disk has room again.
+const ROOM_LOOK: Duration = Duration::from_millis(500);
+
 /// Why an instance stopped working.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WorkerError {
@@ -171,6 +174,7 @@ async fn take_jobs(with: With, mut intake: Intake, slots: usize, drain: &Shutdow
     let mut busy = with.jobs.count.subscribe();
     let mut pause = RETRY.0;
     while !drain.has_begun() {
+        with.wait_for_room(drain).await;
         while attempts.try_join_next().is_some() {}
         let running = tokio::select! {
             count = busy.wait_for(|count| *count < slots) => count.map_or(slots, |count| *count),
@@ -207,6 +211,24 @@ struct With {
 }
 
 impl With {
+    /// Waits while the disk has no room for anything to start: what is not taken waits in its queue, or is given back by the
+    /// supervisor.
+    async fn wait_for_room(&self, drain: &Shutdown) {
+        let mut is_told = false;
+        while let Some(shortage) = self.isolator.areas().shortage() {
+            if !std::mem::replace(&mut is_told, true) {
+                tracing::warn!(instance = %self.instance.who(), %shortage, "no jobs are taken: DISK_FULL");
+            }
+            tokio::select! {
+                () = tokio::time::sleep(ROOM_LOOK) => {}
+                () = drain.begun() => return,
+            }
+        }
+        if is_told {
+            tracing::info!(instance = %self.instance.who(), "there is room: jobs are taken again");
+        }
+    }
+
     fn start(&self, attempts: &mut JoinSet<()>, taken: Taken) {
         let key = taken.execution.job_key;
         let interrupt = self.jobs.add(key);

@@ -49,7 +49,7 @@ impl Workspace {
     /// Makes it, fresh, when that was not done before.
     ///
     /// # Errors
-    /// `QUOTA_EXCEEDED` when its context has no room left.
+    /// `QUOTA_EXCEEDED` when its context has no room left, `DISK_FULL` when the disk has none.
     pub(crate) fn make(&self) -> Result<(), Reason> {
         let make = || {
             self.share.enter()?;
@@ -335,8 +335,11 @@ fn check_blob(bytes: &[u8], blob: &BlobRef, what: &str) -> Result<(), Reason> {
     Ok(())
 }
 
-fn broken(what: &str, error: &io::Error) -> Reason {
-    runtime_error(&format!("{what}: {error}"))
+/// What is said of something that could not be written.
+pub(crate) fn broken(what: &str, error: &io::Error) -> Reason {
+    let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+    let code = if is_full { ReasonCode::DiskFull } else { ReasonCode::RuntimeError };
+    Reason::new(code, format!("{what}: {error}"))
 }
 
 pub(crate) fn runtime_error(detail: &str) -> Reason {
@@ -384,7 +387,8 @@ mod tests {
         let context = ContextUid(model::id::Uid::from_bits(1));
         let (flow, job) = (model::FlowUid(model::id::Uid::from_bits(2)), model::JobId(3));
         let key = JobKey { context, flow, job, attempt: model::Attempt(1) };
-        let areas = crate::area::Areas::new(root.path(), &root.path().join("held"));
+        let floors = sandbox::room::Floors::new(root.path().to_owned(), Some(0));
+        let areas = crate::area::Areas::new(root.path(), &root.path().join("held"), floors);
         let workspace = Workspace::new(root.path(), key, None, areas.share(key, 1 << 20));
         workspace.make().expect("a directory");
         workspace.write_own("before", "text").expect("written");

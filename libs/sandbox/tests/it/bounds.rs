@@ -80,8 +80,11 @@ async fn jobs_below_one_process_are_counted_by_themselves() {
                   r, w = os.pipe()\n\
                   for _ in range(3):\n  if os.fork() == 0: job()\nos.close(w); os.waitpid(-1, 0)";
     let broker = Broker { processes: Some(10), jobs_below: true, ..Broker::default() };
-    let (child, mut out) =
-        place.start("/usr/bin/python3", &["-I", "-S", "-c", attack], Confinement { broker, ..Confinement::default() });
+    let (child, mut out) = place.start(
+        "/usr/bin/python3",
+        &["-I", "-S", "-c", attack],
+        Confinement { broker, ..Confinement::default() },
+    );
     let mut text = [0; 9];
     std::io::Read::read_exact(&mut out, &mut text).unwrap();
     assert_eq!(String::from_utf8_lossy(&text), "10\n10\n10\n");

@@ -141,7 +141,15 @@ async fn no_address_of_this_machine_is_reached() {
     tcp.set_nonblocking(true).unwrap();
     assert!(tcp.accept().is_err(), "nobody came");
     let broken = place.run("/usr/bin/python3", &args, unguarded(&place)).await;
-    for way in ["tcp 127.0.0.1", "tcp ::1", "sendto ::ffff:127.0.0.1", "sendmsg 0.0.0.0", "sendmmsg", "fast_open_later", "v4_on_v6"] {
+    for way in [
+        "tcp 127.0.0.1",
+        "tcp ::1",
+        "sendto ::ffff:127.0.0.1",
+        "sendmsg 0.0.0.0",
+        "sendmmsg",
+        "fast_open_later",
+        "v4_on_v6",
+    ] {
         assert!(broken.output.lines().any(|line| line == format!("in {way}")), "{way}: {broken:?}");
     }
 }

@@ -147,7 +147,7 @@ impl Runtime for Python {
         let script = job.workspace.write_own("script.py", &job.script);
         let (script, env) = match script.and_then(|script| Ok((script, environment(&job)?))) {
             Ok(prepared) => prepared,
-            Err(reason) => return End::Broken(reason),
+            Err(reason) => return End::NotRun(reason),
         };
         if let Some(warm) = &self.warm
             && let Some(end) = warm.run(&script, &env, &job).await

@@ -16,7 +16,7 @@ use queue::work_dir::context_dir;
 
 use crate::process::{Launcher, Program, base_environment, find_program, find_programs, try_program};
 use crate::runtime::{End, Job, Runtime, Tools};
-use crate::workspace::{read_inside, runtime_error};
+use crate::workspace::{broken, read_inside, runtime_error};
 
 /// How scripts are compiled. Warnings are left out: a job whose program is there already would not have them.
 const FLAGS: [&str; 8] = [
@@ -101,7 +101,8 @@ impl Runtime for Rust {
         let compiled = match self.compiled(&job).await {
             Ok(Compiled::Program(program)) => program,
             Ok(Compiled::Ended(end)) => return end,
-            Err(reason) => return End::Broken(reason),
+            // The compiler did, at most.
+            Err(reason) => return End::NotRun(reason),
         };
         // Compiling is part of the job.
         job.time_limit = job.time_limit.map(|limit| limit.saturating_sub(begin.elapsed()));
@@ -132,7 +133,7 @@ impl Rust {
         let kept = blocking(move || {
             cache
                 .keep(key, &dir, PROGRAM, &name)
-                .map_err(|error| runtime_error(&format!("the compiled script cannot be kept: {error}")))
+                .map_err(|error| broken("the compiled script cannot be kept", &error))
         });
         kept.await.map(Compiled::Program)
     }

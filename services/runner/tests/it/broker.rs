@@ -41,7 +41,8 @@ async fn a_job_with_the_network_reaches_this_machine_only_where_that_is_listed()
     let udp = UdpSocket::bind("127.0.0.1:0").expect("a port");
     udp.set_nonblocking(true).expect("a socket");
     tcp.set_nonblocking(true).expect("a socket");
-    let [port, datagrams] = [tcp.local_addr(), udp.local_addr()].map(|address| address.expect("an address").port());
+    let [port, datagrams] =
+        [tcp.local_addr(), udp.local_addr()].map(|address| address.expect("an address").port());
     let reach = REACH.replace("TCP", &port.to_string()).replace("UDP", &datagrams.to_string());
     let jobs = [
         job(ScriptType::Python, &reach),
@@ -111,7 +112,10 @@ async fn a_job_of_the_runners_own_user_changes_no_mode_outside() {
         let kept = run(&mut bench, job(ScriptType::Python, &script), Grants::default()).await;
         assert_eq!(kept.log, "tried\n", "{kept:?}");
         let after = std::fs::metadata(&secret).expect("a file");
-        assert_eq!((before.mode(), before.ctime(), before.ctime_nsec()), (after.mode(), after.ctime(), after.ctime_nsec()));
+        assert_eq!(
+            (before.mode(), before.ctime(), before.ctime_nsec()),
+            (after.mode(), after.ctime(), after.ctime_nsec())
+        );
     }
 }
 
@@ -134,7 +138,12 @@ async fn the_bound_on_processes_is_each_jobs_own() {
         };
         let keys = [
             bench.accept_with(job(ScriptType::Python, &script("a", "b")), grants.clone()).await,
-            bench.accept_with(job(ScriptType::Shell, &format!("exec python3 - <<'END'\n{}\nEND\n", script("b", "a"))), grants).await,
+            bench
+                .accept_with(
+                    job(ScriptType::Shell, &format!("exec python3 - <<'END'\n{}\nEND\n", script("b", "a"))),
+                    grants,
+                )
+                .await,
         ];
         let mut logs = std::collections::BTreeMap::new();
         while logs.len() < keys.len() || logs.values().any(|(_, ended)| !ended) {

@@ -2,6 +2,7 @@
 
 mod area;
 mod broker;
+mod disk;
 mod ending;
 mod engine;
 mod hostile;

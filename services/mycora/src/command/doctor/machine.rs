@@ -84,7 +84,11 @@ fn isolation(survey: &Survey) -> Finding {
 /// Whether jobs with the network can resolve names.
 fn name_servers(survey: &Survey) -> Option<Finding> {
     let found = survey.standing.unreached_name_servers()?;
-    Some(Finding::warn("name servers", found, "list them in the supervisor's policy when jobs are to resolve names"))
+    Some(Finding::warn(
+        "name servers",
+        found,
+        "list them in the supervisor's policy when jobs are to resolve names",
+    ))
 }
 
 /// What `mycora up` starts.

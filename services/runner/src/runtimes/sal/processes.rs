@@ -82,7 +82,9 @@ impl Programs {
                 let secs = timeout.unwrap_or_default().as_secs_f64();
                 return Err(format!("run({program:?}): it ran longer than {secs} s").into());
             }
-            End::Broken(reason) => return Err(format!("run({program:?}): {reason}").into()),
+            End::Broken(reason) | End::NotRun(reason) => {
+                return Err(format!("run({program:?}): {reason}").into());
+            }
             End::NotCompiled { .. } | End::Interrupted => {
                 return Err(format!("run({program:?}): ended").into());
             }

@@ -135,7 +135,12 @@ mod tests {
     use super::*;
 
     fn key(number: u128) -> Key {
-        Key { context: ContextUid(Uid::from_bits(number)), owner: None, network: false, broker: Broker::default() }
+        Key {
+            context: ContextUid(Uid::from_bits(number)),
+            owner: None,
+            network: false,
+            broker: Broker::default(),
+        }
     }
 
     fn fill(given: &Given<u32>, interpreter: u32) -> Arc<u32> {
@@ -150,8 +155,12 @@ mod tests {
         let same = pool.give(key(1), now).expect("a place");
         assert!(Arc::ptr_eq(&given.place, &same.place), "who comes meanwhile waits for the same one");
         let broker = Broker { processes: Some(1), ..Broker::default() };
-        let others =
-            [key(2), Key { network: true, ..key(1) }, Key { owner: Some(7), ..key(1) }, Key { broker, ..key(1) }];
+        let others = [
+            key(2),
+            Key { network: true, ..key(1) },
+            Key { owner: Some(7), ..key(1) },
+            Key { broker, ..key(1) },
+        ];
         for other in others {
             assert!(!Arc::ptr_eq(&given.place, &pool.give(other, now).expect("a place").place));
         }
