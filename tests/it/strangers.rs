@@ -89,9 +89,9 @@ fn slow_handshakes(address: SocketAddr, from: Vec<Ipv4Addr>) -> Vec<JoinHandle<(
 }
 
 /// Connections of the server that were ended, for any reason.
-fn given_up(ops_port: u16, why: &str) -> u64 {
+fn given_up(dir: &Path, ops_port: u16, why: &str) -> u64 {
     let name = format!("mycora_connections_given_up_total{{why=\"{why}\"}} ");
-    let text = get(ops_port, "/metrics");
+    let text = get(dir, ops_port, "/metrics");
     let value = text.lines().find_map(|line| line.strip_prefix(&name));
     value.map_or(0, |value| value.trim().parse().expect("a number"))
 }
@@ -121,7 +121,7 @@ async fn idle_strangers_keep_no_client_with_a_token_out() {
         }
     }
     let ops_port = up.port() + 100;
-    assert!(given_up(ops_port, "displaced") > 0, "there were not too many");
+    assert!(given_up(&data, ops_port, "displaced") > 0, "there were not too many");
     for from in [vec![Ipv4Addr::LOCALHOST; 300], (1..=250).map(|n| Ipv4Addr::new(127, 7, 0, n)).collect()] {
         let slow = slow_handshakes(address, from);
         for _ in 0..10 {
@@ -136,7 +136,7 @@ async fn idle_strangers_keep_no_client_with_a_token_out() {
         }
     };
     tokio::time::timeout(PATIENCE, gone).await.expect("they were sent away");
-    assert!(given_up(ops_port, "unidentified") > 0);
+    assert!(given_up(&data, ops_port, "unidentified") > 0);
     client.calls("after").await;
     drop(silent);
     up.stop();

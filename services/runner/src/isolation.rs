@@ -169,6 +169,8 @@ impl Isolator {
             owner,
             files: self.standing.files.then(FileRules::default),
             syscalls: self.standing.syscalls.then_some(Syscalls { network: false }),
+            // It opens no file and no socket, so that nothing is left to be done in its place.
+            broker: Broker::default(),
         }
     }
 
