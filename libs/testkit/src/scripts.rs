@@ -4,9 +4,9 @@
 //! From a seed it makes the same scripts each time; from the bytes of a fuzzer, whatever these say.
 
 /// How deep expressions and blocks stand in each other.
-const DEPTH_MAX: usize = 4;
+const DEPTH_MAX: usize = 3;
 /// How many statements a block has.
-const STATEMENTS_MAX: usize = 6;
+const STATEMENTS_MAX: usize = 4;
 
 /// Which functions a script may call beside the standard ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

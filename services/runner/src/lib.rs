@@ -14,6 +14,8 @@ mod attempt;
 mod attend;
 mod config;
 mod engine;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod inputs;
 mod interrupt;
 mod isolation;

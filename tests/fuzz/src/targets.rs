@@ -1,5 +1,6 @@
 //! The readers.
 
+pub mod engine_frame;
 pub mod envelope;
 pub mod expression;
 #[cfg(feature = "flow-file")]
@@ -12,6 +13,7 @@ pub mod page_token;
 pub mod queue_record;
 pub mod raw_jobs;
 pub mod said;
+pub mod script;
 pub mod storage_record;
 pub mod succession;
 pub mod template;
@@ -39,6 +41,8 @@ pub const TARGETS: &[Target] = &[
     storage_record::TARGET,
     raw_jobs::TARGET,
     queue_record::TARGET,
+    engine_frame::TARGET,
+    script::TARGET,
 ];
 
 /// When everything is read.

@@ -21,7 +21,7 @@ const SEED: u64 = 16;
 /// One of so many means harm.
 const HARM: u64 = 10;
 /// Jobs that are in the queue at once.
-const WINDOW: usize = 24;
+const WINDOW: usize = 16;
 
 fn setting(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).map_or(otherwise, |text| text.parse().expect("a number"))
@@ -63,7 +63,7 @@ async fn survives(script_type: ScriptType, dialect: Dialect) {
     let (seed, count) = (setting("MYCORA_SCRIPTS_SEED", SEED), setting("MYCORA_SCRIPTS_COUNT", COUNT));
     let begin = Instant::now();
     let types = vec![script_type];
-    let mut bench = Bench::with(|settings| Settings { types, slots: 8, ..settings }).await;
+    let mut bench = Bench::with(|settings| Settings { types, slots: 4, ..settings }).await;
     let mut generator = Generator::new(Seeded::new(seed), dialect);
     let mut open = Open::new();
     let mut outcomes: HashMap<String, u32> = HashMap::new();

@@ -1,0 +1,4 @@
+//! libFuzzer over `fuzz::targets::script`.
+#![no_main]
+
+fuzz::libfuzzer!(script);
