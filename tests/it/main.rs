@@ -6,6 +6,7 @@ mod coordinators;
 mod crashes;
 mod demo;
 mod draw;
+mod engines;
 mod flows;
 mod health;
 mod kept_jobs;

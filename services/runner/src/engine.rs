@@ -70,14 +70,18 @@ fn serve() -> i32 {
     loop {
         let Ok(order) = line.order() else { return EXIT_FAILED };
         let Some(run) = order else { return 0 };
-        let ended = catch_unwind(AssertUnwindSafe(|| execute(*run, &line)));
-        let ended = ended.unwrap_or_else(|_| Ended::Panicked(panics::last_message()));
+        let ended = caught(|| execute(*run, &line));
         memory::end();
         let panicked = matches!(ended, Ended::Panicked(_));
         if line.end(&ended).is_err() || panicked {
             return EXIT_FAILED;
         }
     }
+}
+
+/// Runs a script, and takes its panic for its end.
+fn caught(script: impl FnOnce() -> Ended) -> Ended {
+    catch_unwind(AssertUnwindSafe(script)).unwrap_or_else(|_| Ended::Panicked(panics::last_message()))
 }
 
 /// What a script gives while it runs.

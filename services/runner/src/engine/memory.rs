@@ -129,4 +129,31 @@ mod tests {
         assert!(held() < first + 100_000);
         drop(uncounted);
     }
+
+    const ROLE: &str = "MYCORA_TEST_ALLOCATES";
+
+    /// Does nothing unless the test below starts this program anew for it.
+    #[test]
+    fn a_process_that_allocates() {
+        let Some(bytes) = std::env::var_os(ROLE) else { return };
+        let bytes = bytes.to_str().and_then(|bytes| bytes.parse().ok()).expect("a number");
+        begin(1 << 20);
+        let block: Vec<u8> = Vec::with_capacity(std::hint::black_box(bytes));
+        end();
+        drop(std::hint::black_box(block));
+    }
+
+    #[test]
+    fn one_step_that_takes_too_much_ends_the_process_by_name() {
+        let exits = |bytes: u64| {
+            let mut again = std::process::Command::new(std::env::current_exe().expect("this program"));
+            let test = "engine::memory::tests::a_process_that_allocates";
+            again.args(["--exact", test]).env(ROLE, bytes.to_string());
+            again.output().expect("it is started").status.code()
+        };
+        assert_eq!(exits(STEP_BYTES_MAX), Some(0));
+        assert_eq!(exits(STEP_BYTES_MAX + (2 << 20)), Some(EXIT_OUT_OF_MEMORY));
+        // More than any machine has: the system gives none.
+        assert_eq!(exits(1 << 60), Some(EXIT_OUT_OF_MEMORY));
+    }
 }

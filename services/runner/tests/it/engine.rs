@@ -8,8 +8,9 @@ use std::time::Duration;
 use model::execution::{Grants, Outcome as Kind};
 use model::id::Uid;
 use model::{ContextUid, Execution, JobKey, ReasonCode, ScriptType};
+use runner::Settings;
 use rustix::process::{Pid, Signal, kill_process};
-use sandbox::processes;
+use sandbox::{Layers, processes};
 use testkit::{PATIENCE, wait_until};
 
 use crate::setup::{Bench, Outcome, job};
@@ -98,12 +99,47 @@ async fn one_engine_serves_jobs_of_one_context_one_after_another() {
     }
 }
 
+/// Also where nothing of what confines scripts stands.
 #[tokio::test]
 async fn an_engine_reaches_nothing() {
-    let mut bench = Bench::new().await;
-    next_works(&mut bench).await;
-    let engine = engine(&bench);
-    let proc = |file: &str| fs::read_to_string(format!("/proc/{engine}/{file}")).expect("it lives");
+    let none = Layers { files: false, syscalls: false, cgroup: false, owner: false };
+    for layers in [Layers::default(), none] {
+        let mut bench = Bench::with(|settings| Settings { layers, ..settings }).await;
+        next_works(&mut bench).await;
+        let engine = engine(&bench);
+        nothing_can_be_opened(engine);
+        let standing = bench.runner.standing().layers.clone();
+        let has = |layer: &str| standing.iter().any(|one| one.starts_with(layer));
+        let status = proc_file(engine, "status");
+        assert_eq!(field(&status, "CapEff:"), "0000000000000000");
+        assert_eq!(field(&status, "NoNewPrivs:"), "1");
+        assert_eq!(field(&status, "Seccomp:") == "2", has("seccomp"), "{standing:?}");
+        let own = rustix::process::getuid().as_raw().to_string();
+        let user = field(&status, "Uid:").split_whitespace().next().expect("a user").to_owned();
+        assert_eq!(user != own, has("own-uid"), "{standing:?}");
+        assert_eq!(proc_file(engine, "cgroup").contains("/engine-"), has("cgroup"), "{standing:?}");
+        let addresses = limit(engine, "Max address space");
+        assert_eq!(addresses == "unlimited", has("cgroup"), "{addresses}");
+        // What is in the environment of the runner is not in it.
+        assert_eq!(proc_file(engine, "environ"), "");
+    }
+}
+
+fn proc_file(pid: u32, file: &str) -> String {
+    fs::read_to_string(format!("/proc/{pid}/{file}")).expect("it lives")
+}
+
+fn field(status: &str, name: &str) -> String {
+    let line = status.lines().find(|line| line.starts_with(name)).expect("a field");
+    line[name.len()..].trim().to_owned()
+}
+
+fn limit(pid: u32, name: &str) -> String {
+    field(&proc_file(pid, "limits"), name).split_whitespace().next().expect("a value").to_owned()
+}
+
+/// All the descriptors that there may be are in use, and none of them leads anywhere but to the runner.
+fn nothing_can_be_opened(engine: u32) {
     let open = fs::read_dir(format!("/proc/{engine}/fd")).expect("it lives").flatten();
     let open: BTreeSet<_> = open
         .map(|entry| {
@@ -113,34 +149,9 @@ async fn an_engine_reaches_nothing() {
         .collect();
     let expected = [("0", "/dev/null"), ("1", "socket"), ("2", "/dev/null")];
     assert_eq!(open, expected.map(|(fd, target)| (fd.to_owned(), target.to_owned())).into());
-    // No more descriptors than these, so neither a file nor a socket can be opened, whatever else there is.
-    let limits = proc("limits");
-    let limit = |name: &str| {
-        let line = limits.lines().find(|line| line.starts_with(name)).expect("a limit");
-        line[name.len()..].split_whitespace().next().expect("a value").to_owned()
-    };
-    assert_eq!(
-        (limit("Max open files"), limit("Max file size"), limit("Max core file size")),
-        ("3".to_owned(), "0".to_owned(), "0".to_owned())
-    );
-    let status = proc("status");
-    let field = |name: &str| {
-        let line = status.lines().find(|line| line.starts_with(name)).expect("a field");
-        line[name.len()..].trim().to_owned()
-    };
-    assert_eq!(field("CapEff:"), "0000000000000000");
-    assert_eq!(field("NoNewPrivs:"), "1");
-    let layers = bench.runner.standing().layers.clone();
-    let has = |layer: &str| layers.iter().any(|one| one.starts_with(layer));
-    assert_eq!(field("Seccomp:") == "2", has("seccomp"), "{layers:?}");
-    let own = rustix::process::getuid().as_raw().to_string();
-    let user = field("Uid:").split_whitespace().next().expect("a user").to_owned();
-    assert_eq!(user != own, has("own-uid"), "{layers:?}");
-    if has("cgroup") {
-        assert!(proc("cgroup").contains("/engine-"), "{}", proc("cgroup"));
+    for (name, most) in [("Max open files", "3"), ("Max file size", "0"), ("Max core file size", "0")] {
+        assert_eq!(limit(engine, name), most, "{name}");
     }
-    // What is in the environment of the runner is not in it.
-    assert_eq!(proc("environ"), "");
 }
 
 /// As a panic within a panic, a stack that is over, and the kernel would.
@@ -224,18 +235,22 @@ async fn a_script_that_is_stopped_ends_at_its_next_step() {
 
 #[tokio::test]
 async fn memory_ends_one_job() {
-    let mut bench = Bench::new().await;
-    for script in [
-        "fn f(n) { let s = `${n}`; s.pad(4_000_000, 'x'); f(n + 1); s } f(0)",
-        "let a = []; a.pad(100_000, 1.5); fn g(a, n) { let b = a; let c = a; g([b, n], n) } g(a, 1)",
-        "let s = \"\"; s.pad(4_000_000, 'x'); let n = 0; loop { result(`${n}`, s); n += 1; }",
-    ] {
-        let grants = Grants { memory_bytes: 32 << 20, ..Grants::default() };
-        let key = bench.accept_with(rhai(script), grants).await;
-        let outcome = tokio::time::timeout(PATIENCE, bench.end_of(key)).await.expect("an end");
-        assert_eq!(code(&outcome), Some(ReasonCode::OutOfMemory), "{script}: {outcome:?}");
-        assert!(outcome.reason().contains("33554432"), "{outcome:?}");
-        next_works(&mut bench).await;
+    // Without control groups as well, where the addresses of an engine are bounded.
+    for cgroup in [true, false] {
+        let layers = Layers { cgroup, ..Layers::default() };
+        let mut bench = Bench::with(|settings| Settings { layers, ..settings }).await;
+        for script in [
+            "fn f(n) { let s = `${n}`; s.pad(4_000_000, 'x'); f(n + 1); s } f(0)",
+            "let a = []; a.pad(100_000, 1.5); fn g(a, n) { let b = a; let c = a; g([b, n], n) } g(a, 1)",
+            "let s = \"\"; s.pad(4_000_000, 'x'); let n = 0; loop { result(`${n}`, s); n += 1; }",
+        ] {
+            let grants = Grants { memory_bytes: 32 << 20, ..Grants::default() };
+            let key = bench.accept_with(rhai(script), grants).await;
+            let outcome = tokio::time::timeout(PATIENCE, bench.end_of(key)).await.expect("an end");
+            assert_eq!(code(&outcome), Some(ReasonCode::OutOfMemory), "{script}: {outcome:?}");
+            assert!(outcome.reason().contains("33554432"), "{outcome:?}");
+            next_works(&mut bench).await;
+        }
     }
 }
 
@@ -255,7 +270,7 @@ async fn what_a_script_prints_is_seen_while_it_runs() {
 /// Not longer than it has to be: no thread of the runner waits for it.
 #[tokio::test]
 async fn sleeping_scripts_hold_no_thread() {
-    let bench = Bench::with(|settings| runner::Settings { slots: 8, ..settings }).await;
+    let bench = Bench::with(|settings| Settings { slots: 8, ..settings }).await;
     let mut keys = BTreeSet::new();
     for _ in 0..8 {
         keys.insert(bench.accept(rhai("sleep(600)")).await);

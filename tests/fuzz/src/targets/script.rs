@@ -93,7 +93,8 @@ fn seeds() -> Vec<Vec<u8>> {
         .filter(|script| script.len() < 4000)
         .collect();
     seeds.extend((0..20).map(|seed| text(&Generator::new(Seeded::new(seed), Dialect::Rhai).hostile())));
-    seeds.push(text("let a = [3.5, 0.0 / 0.0, 1.5]; a.sort(); a.sort(|x, y| x > y); result(\"a\", a.len());"));
+    seeds
+        .push(text("let a = [3.5, 0.0 / 0.0, 1.5]; a.sort(); a.sort(|x, y| x > y); result(\"a\", a.len());"));
     seeds.push(b"\x01choices of a generator that knows the language".to_vec());
     seeds.push(b"\x02harm".to_vec());
     seeds
