@@ -29,9 +29,37 @@ fn ended(up: &Up, key: &str) -> (BTreeMap<String, String>, Value) {
     (message, serde_json::from_str(&told["message"]).expect("JSON"))
 }
 
+/// A suite whose context 1 takes what programs push.
+fn open_scene() -> Scene {
+    let scene = Scene::new(&[]);
+    scene.json(&["context", "update", "1", "--set", "raw-publish=true"], 0);
+    scene
+}
+
+#[test]
+fn the_first_context_takes_nothing_that_was_pushed() {
+    let scene = Scene::new(&[]);
+    let up = &scene.up;
+    let shown = scene.json(&["context", "show", "1"], 0);
+    assert_eq!(shown["context"]["settings"].get("rawPublish"), None, "{shown}");
+    let job = json!({"id": 1, "script_type": "shell", "script": "true"}).to_string();
+    up.redis(1, &["HSET", "message:1:101", "job", &job]);
+    up.redis(1, &["LPUSH", "msg_out", "message:1:101"]);
+    // A message of ours makes a router look at the list.
+    let (_, ours) = scene.run("name: ours\njobs:\n  one: { script_type: shell, script: 'true' }\n");
+    assert_eq!(ours.status, "FINISHED");
+    let refused = || Some(hash(up, "message:1:101")).filter(|message| message.contains_key("error"));
+    let message = wait_until_blocking(refused, PATIENCE, "the pushed message is refused");
+    assert_eq!(message["status"], "error");
+    assert!(message["error"].contains("raw_publish is off in this context"), "{message:?}");
+    let flows = scene.json(&["flow", "list"], 0);
+    assert_eq!(flows["flows"].as_array().map(Vec::len), Some(1), "it became no flow: {flows}");
+    scene.close();
+}
+
 #[test]
 fn jobs_that_were_pushed_run_and_tell_how_they_ended() {
-    let scene = Scene::new(&[]);
+    let scene = open_scene();
     let up = &scene.up;
     let jobs = json!([
         {"id": 2001, "caller_id": 1, "script_type": "python", "script": "import os; print('answer=42', file=open(os.environ['MYCORA_RESULT'], 'a'))",
@@ -78,7 +106,7 @@ fn jobs_that_were_pushed_run_and_tell_how_they_ended() {
 
 #[test]
 fn a_pushed_message_is_acknowledged_before_it_is_processed() {
-    let scene = Scene::new(&[]);
+    let scene = open_scene();
     let up = &scene.up;
     let gate = scene.path().join("gate");
     let script = format!(
