@@ -59,7 +59,8 @@ export MYCORA_BIN
 start_daemon a b
 start_daemon b a
 start_site a
-start_site b
+# Site b's supervisor takes jobs of its own coordinator and of site a's.
+MYCORA_COORDINATOR=$("$MYCORA_BIN/mycora" pki root --dir "$sites/a/pki") start_site b
 # Where site b's supervisor is: its node's key, which it tells whoever looks after the machine.
 admin=$sites/b/pki/admin
 address=$(mycora b --output json --cert "$admin.pem" --key "$admin.key" supervisor show | sed -n 's/.*"myceliumAddress": *"\([^"]*\)".*/\1/p')

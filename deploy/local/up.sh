@@ -9,6 +9,7 @@
 # MYCORA_RUNNERS    how many runners there are; default 1. The others are runner-2 on + 17, runner-3 on + 27 … and instance 2, 3 …
 # MYCORA_GROUP_OF_runner_2 (and so on): the group of that runner; default "default"
 # MYCORA_SLOTS, MYCORA_TYPES, MYCORA_ISOLATION, MYCORA_ALLOW_READ, MYCORA_ALLOW_WRITE, MYCORA_POLICY: as the services take them
+# MYCORA_COORDINATOR: root keys of further coordinators whose jobs the supervisor takes, with commas between them; its own it takes anyway
 # MYCORA_MYCELIUM_IP, MYCORA_MYCELIUM_PORT: the Mycelium daemon that gateway and supervisor speak through; default none
 # MYCORA_DURABILITY what an answered change survives: fast (default) or synced
 set -euo pipefail
@@ -114,7 +115,7 @@ start_service() { # NAME NUMBER
     MYCORA_TLS_CA=$dir/pki/ca.pem MYCORA_TLS_CERT=$dir/pki/$program.pem MYCORA_TLS_KEY=$dir/pki/$program.key \
     MYCORA_REDIS_URL="unix://$socket?db=$database" MYCORA_WORK_DIR=$dir/work \
     MYCORA_STORAGE=$storage MYCORA_RUNNER_REGISTRY=$(url 4) MYCORA_MYCELIUM_GATEWAY=$(url 5) \
-    MYCORA_DURABILITY=$durability MYCORA_GROUP=${!group:-default} MYCORA_INSTANCE=$instance \
+    MYCORA_COORDINATOR=$coordinators MYCORA_DURABILITY=$durability MYCORA_GROUP=${!group:-default} MYCORA_INSTANCE=$instance \
     start "$name" env "${signing[@]}" "$bin/mycora-$program"
 }
 
@@ -138,6 +139,7 @@ END
 
 start_redis
 make_certificates
+coordinators=$("$bin/mycora" pki root --dir "$dir/pki")${MYCORA_COORDINATOR:+,$MYCORA_COORDINATOR}
 for service in "${services[@]}"; do
   start_service "${service%:*}" "${service#*:}"
 done

@@ -37,4 +37,5 @@ mod strangers;
 mod suite;
 mod terminals;
 mod times;
+mod unnamed;
 mod watching;

@@ -51,7 +51,7 @@ pub enum FilesError {
         path: PathBuf,
     },
     /// There is no root that another could come after.
-    #[error("{} is not here: there is no root to be changed", path.display())]
+    #[error("{} is not here: there is no root", path.display())]
     NoRoot {
         /// Where it would be.
         path: PathBuf,
@@ -134,6 +134,18 @@ pub struct NewRoot {
     pub changes: PathBuf,
 }
 
+/// Reads the root key of the coordinator whose root is in `dir`.
+///
+/// # Errors
+/// [`FilesError::NoRoot`], [`FilesError::Key`].
+pub fn root_in(dir: &Path) -> Result<VerifyingKey, FilesError> {
+    let path = dir.join(ROOT_KEY_FILE);
+    if !path.exists() {
+        return Err(FilesError::NoRoot { path });
+    }
+    Ok(SigningKey::load(&path)?.verifying_key())
+}
+
 impl NewRoot {
     /// Makes another root for the coordinator whose root is in `dir`: signs that with the old one, then puts the new one into its
     /// place. Where it breaks off, the next one goes on with the same key. Certificates have to be issued anew.
@@ -214,7 +226,9 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path();
         assert!(matches!(NewRoot::make(path), Err(FilesError::NoRoot { .. })));
+        assert!(matches!(root_in(path), Err(FilesError::NoRoot { .. })), "and makes none");
         let first = SigningKey::load_or_make(&path.join(ROOT_KEY_FILE)).expect("made").verifying_key();
+        assert_eq!(root_in(path).expect("there"), first);
         let second = NewRoot::make(path).expect("made");
         assert_eq!(second.old, first);
         assert_eq!(SigningKey::load(&second.old_key).expect("kept").verifying_key(), first);

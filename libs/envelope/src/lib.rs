@@ -27,7 +27,7 @@ pub mod succession;
 pub use certificate::{Certificate, RootChange};
 pub use conversation::{Beyond, Conversation, Heirs, Memory, OnRefusal, Voice};
 pub use dsse::Envelope;
-pub use files::{FilesError, NewRoot, SigningFiles};
+pub use files::{FilesError, NewRoot, SigningFiles, root_in};
 pub use replay::ReplayWindow;
 pub use statement::{Heard, Sealer, hear};
 pub use succession::Succession;

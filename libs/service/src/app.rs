@@ -10,6 +10,7 @@ use rpc::{MeshTrust, TlsMode};
 use tokio::net::TcpListener;
 
 use crate::flags::{CommonFlags, ServingFlags, TlsFlags};
+use crate::notices::Notices;
 use crate::open_files::raise_open_files_limit;
 use crate::ops::{Info, Limits, Ops, OpsAccess, OpsAddress, OpsListener};
 use crate::own_process::{close_memory, close_new_files};
@@ -70,6 +71,8 @@ pub struct Host {
     pub tasks: Tasks,
     /// What has to be so before calls are welcome.
     pub readiness: Readiness,
+    /// What operators should know, for `/info`.
+    pub notices: Notices,
     /// Where metrics are registered.
     pub metrics: Registry,
 }
@@ -163,7 +166,8 @@ async fn live<A: App>(
     let (readiness, metrics) = (Readiness::new(), Registry::new());
     let started = readiness.condition("start");
     let info = Info { name: A::NAME, version: env!("CARGO_PKG_VERSION"), limits: limits::<A>(&config) };
-    let ops = Ops::new(info, readiness.clone(), metrics.clone(), access);
+    let notices = Notices::default();
+    let ops = Ops::new(info, readiness.clone(), metrics.clone(), access).with_notices(notices.clone());
     // Probes are answered until the very end of the drain.
     let serving_ops = ops_listener.map(|l| tokio::spawn(ops.serve(l, std::future::pending())));
 
@@ -177,6 +181,7 @@ async fn live<A: App>(
         drain_deadline,
         tasks: tasks.clone(),
         readiness: readiness.clone(),
+        notices,
         metrics,
     };
     tokio::select! {

@@ -19,6 +19,7 @@ use serde::Serialize;
 
 pub use self::access::{OpsAccess, TokenFileError};
 pub use self::listener::{BadOpsAddress, OpsAddress, OpsListener};
+use crate::notices::Notices;
 use crate::readiness::Readiness;
 
 /// Named limits and their values, as `/info` shows them. The name carries the unit.
@@ -35,10 +36,21 @@ pub struct Info {
     pub limits: Limits,
 }
 
+/// The answer of `/info`.
+#[derive(Serialize)]
+struct InfoDocument<'a> {
+    #[serde(flatten)]
+    info: &'a Info,
+    /// What operators should know, by what it is about.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    notices: BTreeMap<&'static str, String>,
+}
+
 /// What the ops port shows. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Ops {
     info: Arc<Info>,
+    notices: Notices,
     readiness: Readiness,
     metrics: Registry,
     access: OpsAccess,
@@ -55,7 +67,13 @@ impl Ops {
         build.set(1);
         // Several services of one process may share a registry; the first one is shown.
         let _ = metrics.register(Box::new(build));
-        Self { info: Arc::new(info), readiness, metrics, access }
+        Self { info: Arc::new(info), notices: Notices::default(), readiness, metrics, access }
+    }
+
+    /// Shows these notices as well.
+    #[must_use]
+    pub fn with_notices(self, notices: Notices) -> Self {
+        Self { notices, ..self }
     }
 
     /// Answers `/livez`, `/readyz`, `/metrics` and `/info` until the future is dropped or `end` comes.
@@ -118,6 +136,7 @@ async fn info(State(ops): State<Ops>, headers: HeaderMap) -> Response {
     if !ops.access.allows(&headers).await {
         return refused();
     }
-    let text = serde_json::to_string_pretty(&*ops.info).expect("texts and numbers are JSON");
+    let document = InfoDocument { info: &ops.info, notices: ops.notices.told() };
+    let text = serde_json::to_string_pretty(&document).expect("texts and numbers are JSON");
     ([(header::CONTENT_TYPE, "application/json")], text + "\n").into_response()
 }

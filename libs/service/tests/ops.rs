@@ -3,7 +3,8 @@
 
 use prometheus::{IntCounter, Registry};
 use service::{
-    CertificateMetrics, Info, Limits, Ops, OpsAccess, OpsAddress, OpsListener, Readiness, Shutdown, Tasks,
+    CertificateMetrics, Info, Limits, Notices, Ops, OpsAccess, OpsAddress, OpsListener, Readiness, Shutdown,
+    Tasks,
 };
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -16,6 +17,7 @@ struct Port {
     address: String,
     token_file: PathBuf,
     readiness: Readiness,
+    notices: Notices,
     metrics: Registry,
     shutdown: Shutdown,
     tasks: Tasks,
@@ -35,13 +37,15 @@ impl Port {
         std::fs::set_permissions(&token_file, std::fs::Permissions::from_mode(0o600)).unwrap();
         let (readiness, metrics, shutdown) = (Readiness::new(), Registry::new(), Shutdown::new());
         let info = Info { name: "small", version: "1.2.3", limits: Limits::from([("slots_max", 3)]) };
+        let notices = Notices::default();
         let ops = Ops::new(info, readiness.clone(), metrics.clone(), access(token_file.clone()));
+        let ops = ops.with_notices(notices.clone());
         let listener = OpsListener::bind(address).await.unwrap();
         let address = listener.address().unwrap();
         let tasks = Tasks::new(shutdown.clone());
         let end = shutdown.begun_owned();
         tasks.spawn("ops", async move { Ok(ops.serve(listener, end).await?) });
-        Self { address, token_file, readiness, metrics, shutdown, tasks, dir }
+        Self { address, token_file, readiness, notices, metrics, shutdown, tasks, dir }
     }
 
     async fn get(&self, path: &str) -> (u16, String) {
@@ -97,6 +101,9 @@ async fn metrics_and_info() {
     assert_eq!(status, 200);
     let info: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(info, serde_json::json!({"name": "small", "version": "1.2.3", "limits": {"slots_max": 3}}));
+    port.notices.notice("intake").set(Some("takes no jobs"));
+    let info: serde_json::Value = serde_json::from_str(&port.get("/info").await.1).unwrap();
+    assert_eq!(info["notices"], serde_json::json!({"intake": "takes no jobs"}));
     assert_eq!(port.get("/other").await.0, 404);
 }
 

@@ -328,6 +328,23 @@ impl Clients {
         Ok(call!(client, get_supervisor, v1::GetSupervisorRequest {}).await?)
     }
 
+    /// Asks the supervisor why it takes no jobs: empty when it takes some, nothing when this identity is not told.
+    pub async fn intake_problem(&self) -> Result<Option<String>, Failure> {
+        let client = self.supervisor.as_ref().map_err(Clone::clone)?;
+        match call!(client, get_supervisor, v1::GetSupervisorRequest {}).await {
+            Ok(supervisor) => Ok(Some(supervisor.intake_problem)),
+            Err(error)
+                if matches!(
+                    error.view.code,
+                    tonic::Code::PermissionDenied | tonic::Code::Unauthenticated
+                ) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Reads the instances of the supervisor.
     pub async fn list_instances(&self) -> Result<v1::ListInstancesResponse, Failure> {
         let client = self.supervisor.as_ref().map_err(Clone::clone)?;

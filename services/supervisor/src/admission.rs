@@ -4,9 +4,10 @@ use envelope::actor::{SignedJob, check_job};
 use keys::supervisor::DEFAULT_GROUP;
 use model::{Execution, Grants, InstanceInfo, Isolation, Name, Timestamp};
 use mycelium::RpcError;
-use queue::{ActorNonce, Condition};
+use queue::{ActorNonce, Condition, OPERATOR};
 
 use crate::intake::{Supervisor, unavailable};
+use crate::policy::Sender;
 
 /// What the policy gives a job, and on what condition; a refusal when it is not taken. Of a job that is known already it
 /// is not asked: what was accepted stays accepted.
@@ -45,13 +46,20 @@ async fn judge(
         RpcError::refused("SIGNATURE_REFUSED", true, message)
     })?;
     let signer = signed.map(|signed| signed.signer);
-    let granted = supervisor.policy.rules().grant(job, coordinator, signer);
+    let granted = supervisor.policy.rules().grant(job, sender(supervisor, coordinator), signer);
     let grants = granted.map_err(|denial| RpcError::refused(denial.code(), true, denial.to_string()))?;
     let wanted = job.isolation.max(grants.isolation);
     if wanted > Isolation::Basic {
         demand(supervisor, job, wanted).await?;
     }
     Ok((grants, signed.map_or(Condition::None, only_once)))
+}
+
+/// What is known of the coordinator. Operators are admitted: they have shown the certificate of this machine's admin.
+fn sender<'a>(supervisor: &Supervisor, coordinator: &'a str) -> Sender<'a> {
+    let is_admitted = coordinator == OPERATOR
+        || supervisor.policy.admits(coordinator, |named| supervisor.coordinators.current(named));
+    Sender { root: coordinator, is_admitted }
 }
 
 /// A signature is for one job, of which there may be many attempts.

@@ -13,7 +13,7 @@ use model::supervision::COORDINATOR_TOPIC;
 use mycelium::{Bus, BusPeers, Guard, PublicKey, Refused, Side};
 use proto::v1::supervisor_service_server::SupervisorServiceServer;
 use queue::{DemandWatch, LossWatch};
-use service::{Condition, Readiness};
+use service::{Condition, Notices, Readiness};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -60,6 +60,7 @@ pub struct App {
     legacy: Bindings,
     instance_patience: Duration,
     readiness: Readiness,
+    notices: Notices,
     needs: Needs,
     /// Ends the streams of coordinators.
     stop: CancellationToken,
@@ -84,7 +85,7 @@ impl App {
             blobs: Blobs::new(&work_dir, config.blob_bytes_max),
             logs: Logs::new(&work_dir, config.log_retention),
             work_dir,
-            policy: Policy::load(config.policy.as_deref()).map_err(Error::Policy)?,
+            policy: Policy::load(config.policy.as_deref(), config.admitted.clone()).map_err(Error::Policy)?,
             draining: Draining::default(),
             coordinators: Coordinators::default(),
             presence: PresenceView::default(),
@@ -108,6 +109,7 @@ impl App {
             legacy: config.legacy.clone(),
             instance_patience: config.instance_patience,
             readiness,
+            notices: Notices::default(),
             needs,
             stop: CancellationToken::new(),
         })
@@ -129,10 +131,16 @@ impl App {
         self.readiness.clone()
     }
 
+    /// What its operators should know.
+    #[must_use]
+    pub fn notices(&self) -> Notices {
+        self.notices.clone()
+    }
+
     /// Works until `shutdown`. Jobs in queues, and events that were not
     /// answered, stay in the store for the next start.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Self { supervisor, bus, legacy, instance_patience, readiness: _, needs, stop } = self;
+        let Self { supervisor, bus, legacy, instance_patience, readiness: _, notices, needs, stop } = self;
         let Needs { store, known } = needs;
         let (tell_known, told_known) = oneshot::channel();
         let serving_bus = serve_bus(supervisor.clone(), bus, told_known);
@@ -153,7 +161,7 @@ impl App {
                 ),
                 outbox::keep(supervisor.clone(), &store, stop.clone()),
                 legacy::keep(supervisor.clone(), legacy),
-                policy::keep(supervisor.policy.clone(), supervisor.metrics.clone()),
+                policy::keep(supervisor.policy.clone(), supervisor.metrics.clone(), notices.notice("intake")),
                 upkeep::keep(supervisor.clone()),
                 serving_bus,
                 tell_of_what_runs(&supervisor),

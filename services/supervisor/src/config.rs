@@ -7,6 +7,7 @@ use crate::app::{App, Deps};
 use crate::error::Error;
 use crate::legacy::Bindings;
 use crate::logs::Retention;
+use crate::policy::Admitted;
 
 /// The supervisor's own settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub struct Config {
     pub legacy: Bindings,
     /// What the operator lets jobs do; absent: everything.
     pub policy: Option<PathBuf>,
+    /// Coordinators whose jobs are taken where the policy names none.
+    pub admitted: Admitted,
     /// Bytes of scripts, files and outputs that are kept, beside those that are needed.
     pub blob_bytes_max: u64,
     /// How long, and how much of it, is kept of what jobs print.
@@ -43,6 +46,7 @@ impl Config {
             signing_key: None,
             legacy: Bindings::default(),
             policy: None,
+            admitted: Admitted::Anyone,
             blob_bytes_max: BLOB_BYTES_DEFAULT,
             log_retention: Retention::default(),
             instance_patience: queue::PRESENCE_TTL,

@@ -26,6 +26,7 @@ use queue::{Command, OLD_WORKER_PATIENCE, OldQueue, PopBinding, PushBinding};
 use serde::Deserialize;
 
 use crate::intake::Supervisor;
+use crate::policy::Sender;
 
 /// How often old queues are looked at.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -210,7 +211,9 @@ async fn sweep_once(supervisor: &Supervisor, bindings: &Bindings) -> kv::Result<
         let served = presence.instances.iter().any(|instance| instance.script_type == binding.script_type);
         if served && !presence.draining {
             let rules = supervisor.policy.rules();
-            let grant = |job: &Execution| rules.grant(job, "", None).map_err(|denial| denial.to_string());
+            // The operator of this machine has bound the queue: that names its sender.
+            let bound = Sender { root: "", is_admitted: true };
+            let grant = |job: &Execution| rules.grant(job, bound, None).map_err(|denial| denial.to_string());
             let imported = supervisor.queue.import(binding, grant, WAITING_MAX).await?;
             if imported.taken > 0 {
                 tracing::debug!(queue = %binding.queue, jobs = imported.taken, "taken in from an old queue");

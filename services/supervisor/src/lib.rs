@@ -42,3 +42,4 @@ pub mod work_dir;
 pub use app::{App, Deps};
 pub use config::Config;
 pub use error::Error;
+pub use policy::Admitted;

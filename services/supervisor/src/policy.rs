@@ -11,8 +11,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use identity::VerifyingKey;
 use model::{ContextUid, Execution, Grants, ScriptType, Violations};
+use service::Notice;
 
 use crate::metrics::Metrics;
+
+/// Said to operators while no coordinator is named.
+const TAKES_NOBODY: &str = "takes no jobs of any coordinator, since none is named: start it with `--coordinator KEY`, or name \
+                            some in its policy. `mycora pki root` shows the key of a coordinator";
 
 /// A policy's text, at most.
 const FILE_BYTES_MAX: usize = 1024 * 1024;
@@ -45,6 +50,25 @@ impl Default for Rule {
     }
 }
 
+/// Coordinators whose jobs are taken where the policy names none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Admitted {
+    /// Any that finds the supervisor: for one that only its own coordinator can find.
+    #[default]
+    Anyone,
+    /// Those with these root keys, and with roots that came after them.
+    Only(BTreeSet<String>),
+}
+
+/// The coordinator that sent a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sender<'a> {
+    /// Its root key.
+    pub root: &'a str,
+    /// Its jobs are taken where the policy names no coordinators.
+    pub is_admitted: bool,
+}
+
 /// Everything that a file says. The default takes every job and gives the default grants.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rules {
@@ -58,6 +82,12 @@ pub enum Denial {
     /// Nothing of its context is taken.
     #[error("the policy of this supervisor takes no jobs of context {0}")]
     Context(ContextUid),
+    /// Nobody has named its coordinator.
+    #[error(
+        "this supervisor takes no jobs of coordinator {0}: its operator has to name it with `--coordinator {0}`, \
+         or in `coordinators` of its policy"
+    )]
+    Unnamed(String),
     /// Its coordinator may not send it.
     #[error(
         "the policy of this supervisor takes no jobs of context {context} from coordinator {coordinator}"
@@ -114,6 +144,7 @@ impl Denial {
         match self {
             Self::Network(_) => "NETWORK_REFUSED",
             Self::Context(_)
+            | Self::Unnamed(_)
             | Self::Coordinator { .. }
             | Self::Type { .. }
             | Self::Unsigned(_)
@@ -147,6 +178,14 @@ impl Rules {
         Ok(())
     }
 
+    /// Whether some rule names a coordinator whose jobs it takes.
+    #[must_use]
+    pub fn names_somebody(&self) -> bool {
+        let names =
+            |rule: &Rule| rule.allow && rule.coordinators.as_ref().is_some_and(|named| !named.is_empty());
+        names(&self.default) || self.contexts.values().any(names)
+    }
+
     /// What a job gets that comes from this coordinator, and was signed by this actor, if by any.
     ///
     /// # Errors
@@ -154,7 +193,7 @@ impl Rules {
     pub fn grant(
         &self,
         job: &Execution,
-        coordinator: &str,
+        sender: Sender<'_>,
         signer: Option<VerifyingKey>,
     ) -> Result<Grants, Denial> {
         let context = job.job_key.context;
@@ -162,8 +201,12 @@ impl Rules {
         if !rule.allow {
             return Err(Denial::Context(context));
         }
-        if rule.coordinators.as_ref().is_some_and(|known| !known.contains(coordinator)) {
-            return Err(Denial::Coordinator { context, coordinator: coordinator.to_owned() });
+        match &rule.coordinators {
+            Some(known) if !known.contains(sender.root) => {
+                return Err(Denial::Coordinator { context, coordinator: sender.root.to_owned() });
+            }
+            None if !sender.is_admitted => return Err(Denial::Unnamed(sender.root.to_owned())),
+            _ => {}
         }
         if let Some(types) = &rule.script_types
             && !types.contains(&job.script_type)
@@ -214,6 +257,7 @@ pub struct Policy(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     path: Option<PathBuf>,
+    admitted: Admitted,
     state: Mutex<State>,
 }
 
@@ -225,16 +269,35 @@ struct State {
 }
 
 impl Policy {
-    /// What a file says; without one, the default for everybody.
+    /// What a file says; without one, the default for everybody who is admitted.
     ///
     /// # Errors
     /// A [`PolicyError`].
-    pub fn load(path: Option<&Path>) -> Result<Self, PolicyError> {
-        let Some(path) = path else { return Ok(Self::default()) };
+    pub fn load(path: Option<&Path>, admitted: Admitted) -> Result<Self, PolicyError> {
+        let Some(path) = path else {
+            return Ok(Self(Arc::new(Shared { admitted, ..Shared::default() })));
+        };
         let judged = read(path)?;
         let rules = Arc::new(judge(path, &judged)?);
         let state = Mutex::new(State { rules, judged });
-        Ok(Self(Arc::new(Shared { path: Some(path.to_owned()), state })))
+        Ok(Self(Arc::new(Shared { path: Some(path.to_owned()), admitted, state })))
+    }
+
+    /// Whether jobs of a coordinator are taken where the file names none. `current` gives the root that a coordinator
+    /// has now whose root was this once.
+    #[must_use]
+    pub fn admits(&self, root: &str, current: impl Fn(&str) -> String) -> bool {
+        match &self.0.admitted {
+            Admitted::Anyone => true,
+            Admitted::Only(named) => named.contains(root) || named.iter().any(|named| current(named) == root),
+        }
+    }
+
+    /// Why no job of any coordinator is taken, and what to do about it; nothing while some are.
+    #[must_use]
+    pub fn takes_nobody(&self) -> Option<&'static str> {
+        let nobody = matches!(&self.0.admitted, Admitted::Only(named) if named.is_empty());
+        (nobody && !self.rules().names_somebody()).then_some(TAKES_NOBODY)
     }
 
     /// What holds now.
@@ -279,7 +342,8 @@ fn judge(path: &Path, text: &str) -> Result<Rules, PolicyError> {
 }
 
 /// Follows the file for ever: when it changes, and at once on SIGHUP. The caller drops it to end it.
-pub async fn keep(policy: Policy, metrics: Metrics) {
+pub async fn keep(policy: Policy, metrics: Metrics, intake: Notice) {
+    tell(&policy, &intake);
     if policy.0.path.is_none() {
         return;
     }
@@ -287,6 +351,7 @@ pub async fn keep(policy: Policy, metrics: Metrics) {
         Ok(true) => {
             metrics.policy_read("taken");
             tracing::info!("the policy file was read; it holds from now on");
+            tell(&policy, &intake);
         }
         Ok(false) if asked => tracing::info!("the policy file is as it was"),
         Ok(false) => {}
@@ -297,6 +362,15 @@ pub async fn keep(policy: Policy, metrics: Metrics) {
         }
     };
     service::look_at_files("the policy file", look).await;
+}
+
+/// Tells operators when no coordinator is named.
+fn tell(policy: &Policy, intake: &Notice) {
+    let problem = policy.takes_nobody();
+    if let Some(problem) = problem {
+        tracing::warn!("this supervisor {problem}");
+    }
+    intake.set(problem);
 }
 
 #[cfg(test)]

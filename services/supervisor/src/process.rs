@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ::rpc::{MethodPolicy, Mount};
+use identity::VerifyingKey;
 use kv::{Endpoint, Kv};
 use mycelium::MyceliumFlags;
 use service::{Failure, Host, Limits};
@@ -12,6 +13,7 @@ use crate::app::{App, Deps};
 use crate::config::{BLOB_BYTES_DEFAULT, Config};
 use crate::legacy::Bindings;
 use crate::logs::Retention;
+use crate::policy::Admitted;
 use crate::rpc::PUBLIC_POLICY;
 
 /// What the supervisor is told.
@@ -42,6 +44,10 @@ pub struct Flags {
     /// What jobs may do, by their context: a TOML file. Read again when it changes, and on SIGHUP
     #[arg(long, env = "MYCORA_POLICY", value_name = "FILE")]
     policy: Option<PathBuf>,
+    /// Coordinators whose jobs are taken where the policy names none, by their root keys: 64 hex digits, as `mycora pki root` shows
+    /// them. Without any, and without a policy that names some, no jobs are taken
+    #[arg(long = "coordinator", env = "MYCORA_COORDINATOR", value_name = "KEY", value_delimiter = ',')]
+    coordinators: Vec<VerifyingKey>,
     /// Scripts, files and outputs that are kept, beside those that are needed
     #[arg(long, env = "MYCORA_BLOBS_MAX_MIB", value_name = "MIB", default_value_t = BLOB_BYTES_DEFAULT / MIB)]
     blobs_max_mib: u64,
@@ -100,6 +106,7 @@ impl service::App for App {
             signing_key: flags.signing_key,
             legacy,
             policy: flags.policy,
+            admitted: Admitted::Only(flags.coordinators.iter().map(ToString::to_string).collect()),
             blob_bytes_max,
             log_retention,
             ..Config::new(flags.work_dir)
@@ -108,6 +115,7 @@ impl service::App for App {
         let builder = Mount::builder(MethodPolicy::new(&[PUBLIC_POLICY])?);
         let mount = app.mount_public(builder).descriptors(proto::DESCRIPTORS).build()?;
         host.readiness.include("", &app.readiness());
+        host.notices.include(&app.notices());
         host.serve(mount, &tls)?;
         host.run("supervisor", |stop| app.run(stop));
         Ok(())

@@ -142,6 +142,7 @@ impl SupervisorService for SupervisorRpc {
             key: self.supervisor.voice.root().to_string(),
             mycelium_address: mycelium_address.unwrap_or_default(),
             mycelium_problem: bus.problem,
+            intake_problem: self.supervisor.policy.takes_nobody().unwrap_or_default().to_owned(),
             supervisor: presence.supervisor,
             version: presence.version,
             queued,

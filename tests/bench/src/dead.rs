@@ -148,6 +148,16 @@ impl Drop for Machine {
     }
 }
 
+/// The root key of the suite's coordinator.
+fn root(dir: &Path) -> Result<String, Error> {
+    let program = std::env::current_exe()?.with_file_name("mycora");
+    let output = Command::new(program).args(["pki", "root", "--dir"]).arg(dir.join("pki")).output()?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned().into());
+    }
+    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+}
+
 fn spawn(dir: &Path, service: &str, number: u16) -> Result<Child, Error> {
     let program = std::env::current_exe()?.with_file_name(format!("mycora-{service}"));
     let pki = |ending: &str| -> PathBuf { dir.join("pki").join(format!("{service}.{ending}")) };
@@ -165,6 +175,7 @@ fn spawn(dir: &Path, service: &str, number: u16) -> Result<Child, Error> {
             format!("unix://{}?db={}", dir.join("redis.sock").display(), FIRST_DATABASE + number),
         )
         .env("MYCORA_WORK_DIR", dir.join(format!("work-{number}")))
+        .env("MYCORA_COORDINATOR", root(dir)?)
         .env("MYCORA_GROUP", "default")
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)

@@ -9242,6 +9242,9 @@ pub struct GetSupervisorResponse {
     /// What is wrong with the daemon; empty when nothing is.
     #[prost(string, tag = "11")]
     pub mycelium_problem: ::prost::alloc::string::String,
+    /// Why it takes no jobs of any coordinator, and what its operator can do about it; empty while it takes those of some.
+    #[prost(string, tag = "12")]
+    pub intake_problem: ::prost::alloc::string::String,
 }
 /// Asks to drain the machine.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -30,6 +30,12 @@ pub enum PkiCommand {
     /// Make another root key of the coordinator, and have the old one sign that
     #[command(after_help = CHANGE_ROOT_HELP)]
     ChangeRoot(ChangeRootArgs),
+    /// Show the coordinator's root key: what the `--coordinator` of a supervisor names
+    #[command(
+        after_help = "The root is made with the gateway's certificate, by `mycora pki issue service/mycelium-gateway`.\n\n\
+                            Example:\n  mycora-supervisor --coordinator $(mycora pki root --dir pki)"
+    )]
+    Root(RootArgs),
     /// Show what certificates say
     #[command(after_help = "Example:\n  mycora pki show pki/actor-1.pem")]
     Show(ShowArgs),
@@ -50,6 +56,14 @@ pub struct ChangeRootArgs {
     /// How long the gateway's certificate lasts
     #[arg(long, default_value_t = 90, value_name = "DAYS", value_parser = clap::value_parser!(u16).range(1..))]
     pub days: u16,
+}
+
+/// What `pki root` takes.
+#[derive(Debug, Args)]
+pub struct RootArgs {
+    /// Where the root is.
+    #[command(flatten)]
+    pub dir: Dir,
 }
 
 /// Where the authority is.
@@ -159,6 +173,7 @@ pub fn run(command: &PkiCommand, format: Format) -> Result<(), Failure> {
         PkiCommand::Init(args) => init(args, format),
         PkiCommand::Issue(args) => issue(args, format),
         PkiCommand::ChangeRoot(args) => change_root(args, format),
+        PkiCommand::Root(args) => root(args, format),
         PkiCommand::Show(args) => show(args, format),
     }
 }
@@ -217,6 +232,12 @@ fn change_root(args: &ChangeRootArgs, format: Format) -> Result<(), Failure> {
         ])
     };
     output::answer(format, || &document, text)
+}
+
+fn root(args: &RootArgs, format: Format) -> Result<(), Failure> {
+    let root = envelope::root_in(&args.dir.path()?).map_err(|e| failed(&e))?.to_string();
+    let document = serde_json::json!({ "root": root });
+    output::answer(format, || &document, || format!("{root}\n"))
 }
 
 fn print_issued(

@@ -41,7 +41,7 @@ pub enum SupervisorCommand {
 }
 
 const SUCCEED_HELP: &str = "\
-For a root that is lost or in wrong hands; `mycora pki change-root` makes one that announces itself. Contexts and jobs of OLD are those of NEW from now on, and OLD is refused. Where the policy names OLD among its coordinators it has to name NEW first. May be repeated. Needs the admin's certificate.
+For a root that is lost or in wrong hands; `mycora pki change-root` makes one that announces itself. Contexts and jobs of OLD are those of NEW from now on, and OLD is refused. Where the policy names OLD among its coordinators it has to name NEW first; `--coordinator OLD` means NEW as well from then on. May be repeated. Needs the admin's certificate.
 
 Example:
   mycora supervisor succeed 3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c \\

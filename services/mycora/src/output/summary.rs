@@ -288,6 +288,7 @@ pub fn runners(runners: &[v1::Runner], now: Timestamp) -> String {
 #[must_use]
 pub fn supervisor(supervisor: &v1::GetSupervisorResponse) -> String {
     let state = match supervisor.drain_time.map(wire_time::from_wire) {
+        None if !supervisor.intake_problem.is_empty() => supervisor.intake_problem.clone(),
         None => "takes jobs".to_owned(),
         Some(since) => {
             let deadline = supervisor.drain_deadline_time.map(wire_time::from_wire);

@@ -86,7 +86,8 @@ fn exit_codes_are_as_promised() {
             "none.toml is not there\nname another profile with --config",
         ),
         (&["--address", "https://127.0.0.1:1", "flow", "list"], 2, "no certificate authority"),
-        (&["pki", "change-root"], 2, "there is no root to be changed"),
+        (&["pki", "change-root"], 2, "there is no root"),
+        (&["pki", "root"], 2, "there is no root"),
         (&["pki", "show"], 2, "`mycora pki init` makes one"),
         (&["pki", "issue", "nobody"], 2, "expected service/<name>, actor/<id> or admin"),
     ];

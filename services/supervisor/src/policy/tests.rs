@@ -8,6 +8,10 @@ fn rules(text: &str) -> Rules {
     Rules::parse(text).unwrap_or_else(|wrong| panic!("{wrong}"))
 }
 
+const fn admitted(root: &str) -> Sender<'_> {
+    Sender { root, is_admitted: true }
+}
+
 fn uid(bits: u128) -> ContextUid {
     ContextUid(Uid::from_bits(bits))
 }
@@ -56,7 +60,7 @@ fn a_context_has_what_it_says_and_else_the_default() {
     let rules = rules(&text);
     let mut job = of(1);
     job.network = true;
-    let grants = rules.grant(&job, COORDINATOR, None).expect("granted");
+    let grants = rules.grant(&job, admitted(COORDINATOR), None).expect("granted");
     let hosts = ["*.test:8443", "[::1]", "*"].map(str::to_owned).to_vec();
     let expected = Grants {
         network: true,
@@ -69,23 +73,30 @@ fn a_context_has_what_it_says_and_else_the_default() {
         addresses: vec!["127.0.0.53:53".parse().expect("a range"), "fd00::/8".parse().expect("a range")],
     };
     assert_eq!(grants, expected);
-    let denied = rules.grant(&job, "somebody else", None).expect_err("another coordinator");
+    let denied = rules.grant(&job, admitted("somebody else"), None).expect_err("another coordinator");
     assert!(matches!(denied, Denial::Coordinator { .. }) && denied.code() == "POLICY_REFUSED");
     job.script_type = ScriptType::Python;
-    let denied = rules.grant(&job, COORDINATOR, None).expect_err("another type");
+    let denied = rules.grant(&job, admitted(COORDINATOR), None).expect_err("another type");
     assert!(
         denied
             .to_string()
             .ends_with(&format!("takes no python jobs of context {}, only shell, rhai", uid(1)))
     );
 
-    let denied = rules.grant(&of(2), COORDINATOR, None).expect_err("no jobs at all");
+    let denied = rules.grant(&of(2), admitted(COORDINATOR), None).expect_err("no jobs at all");
     assert_eq!(denied, Denial::Context(uid(2)));
     let mut job = of(3);
     job.script_type = ScriptType::Python;
-    assert!(rules.grant(&job, "anybody", None).is_ok_and(|grants| grants.processes == 8 && !grants.network));
+    assert!(
+        rules
+            .grant(&job, admitted("anybody"), None)
+            .is_ok_and(|grants| grants.processes == 8 && !grants.network)
+    );
     job.network = true;
-    assert_eq!(rules.grant(&job, "anybody", None).expect_err("no network").code(), "NETWORK_REFUSED");
+    assert_eq!(
+        rules.grant(&job, admitted("anybody"), None).expect_err("no network").code(),
+        "NETWORK_REFUSED"
+    );
 }
 
 #[test]
@@ -100,7 +111,8 @@ fn only_what_some_actors_signed_is_taken() {
     );
     let keyed = rules(&text);
     let required = rules("[default]\nrequire_actor_signature = true\n");
-    let denied = |rules: &Rules, context, signer| rules.grant(&of(context), "anybody", signer).err();
+    let denied =
+        |rules: &Rules, context, signer| rules.grant(&of(context), admitted("anybody"), signer).err();
     let by = |context, signer: VerifyingKey| {
         Some(Denial::Actor { context: uid(context), signer: signer.to_string() })
     };
@@ -119,7 +131,7 @@ fn without_a_policy_everything_is_taken() {
     let mut job = of(1);
     job.network = true;
     for rules in [Rules::default(), rules("")] {
-        assert_eq!(rules.grant(&job, "anybody", None), Ok(Grants::default()));
+        assert_eq!(rules.grant(&job, admitted("anybody"), None), Ok(Grants::default()));
     }
 }
 
@@ -156,13 +168,13 @@ fn everything_that_is_wrong_is_told_at_once() {
 fn a_broken_file_never_takes_effect() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("policy.toml");
-    assert!(matches!(Policy::load(Some(&path)), Err(PolicyError::Unreadable { .. })));
+    assert!(matches!(Policy::load(Some(&path), Admitted::Anyone), Err(PolicyError::Unreadable { .. })));
     let write = |text: &str| std::fs::write(&path, text).expect("written");
     write("[default]\nallow = 3\n");
-    assert!(matches!(Policy::load(Some(&path)), Err(PolicyError::Wrong { .. })));
+    assert!(matches!(Policy::load(Some(&path), Admitted::Anyone), Err(PolicyError::Wrong { .. })));
     write("[default]\nallow = false\n");
-    let policy = Policy::load(Some(&path)).expect("a policy");
-    let takes = || policy.rules().grant(&of(1), "anybody", None).is_ok();
+    let policy = Policy::load(Some(&path), Admitted::Anyone).expect("a policy");
+    let takes = || policy.rules().grant(&of(1), admitted("anybody"), None).is_ok();
     assert!(!takes() && !policy.look_again().expect("as before"));
     write("[default]\nallow = true\nalow = 1\n");
     assert!(policy.look_again().is_err() && !takes());
@@ -171,4 +183,59 @@ fn a_broken_file_never_takes_effect() {
     assert!(policy.look_again().is_err() && !policy.look_again().expect("told once") && !takes());
     write("[default]\nallow = true\n");
     assert!(policy.look_again().expect("read") && takes());
+}
+
+#[test]
+fn who_is_named_nowhere_is_refused_and_told_the_way_out() {
+    let stranger = Sender { root: COORDINATOR, is_admitted: false };
+    let denied = Rules::default().grant(&of(1), stranger, None).expect_err("nobody has named it");
+    assert_eq!((&denied, denied.code()), (&Denial::Unnamed(COORDINATOR.to_owned()), "POLICY_REFUSED"));
+    let said = denied.to_string();
+    assert!(said.contains(&format!("`--coordinator {COORDINATOR}`")) && said.contains("policy"), "{said}");
+
+    // A policy names it for one context, and the others stay closed.
+    let named = rules(&format!("[contexts.{}]\ncoordinators = [\"{COORDINATOR}\"]\n", uid(1)));
+    assert!(named.grant(&of(1), stranger, None).is_ok());
+    assert!(matches!(named.grant(&of(2), stranger, None), Err(Denial::Unnamed(_))));
+    let other = Sender { root: "other", is_admitted: true };
+    assert!(matches!(named.grant(&of(1), other, None), Err(Denial::Coordinator { .. })));
+    assert!(named.grant(&of(2), other, None).is_ok());
+}
+
+#[test]
+fn a_supervisor_says_when_it_takes_nobody() {
+    let load = |text: Option<&str>, admitted: Admitted| {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = text.map(|text| {
+            let path = dir.path().join("policy.toml");
+            std::fs::write(&path, text).expect("written");
+            path
+        });
+        Policy::load(path.as_deref(), admitted).expect("a policy")
+    };
+    let nobody = || Admitted::Only(BTreeSet::new());
+    let named = format!("[default]\ncoordinators = [\"{COORDINATOR}\"]\n");
+    let none_named = "[default]\ncoordinators = []\n";
+    for (text, admitted, takes_nobody) in [
+        (None, Admitted::Anyone, false),
+        (None, nobody(), true),
+        (Some(""), nobody(), true),
+        (Some(none_named), nobody(), true),
+        (Some(&*named), nobody(), false),
+        (None, Admitted::Only(BTreeSet::from([COORDINATOR.to_owned()])), false),
+    ] {
+        assert_eq!(
+            load(text, admitted.clone()).takes_nobody().is_some(),
+            takes_nobody,
+            "{text:?} {admitted:?}"
+        );
+    }
+}
+
+#[test]
+fn whoever_comes_after_a_named_root_is_admitted() {
+    let policy = Policy::load(None, Admitted::Only(BTreeSet::from(["old".to_owned()]))).expect("a policy");
+    let current = |name: &str| if name == "old" { "new".to_owned() } else { name.to_owned() };
+    assert!(policy.admits("old", str::to_owned) && policy.admits("new", current));
+    assert!(!policy.admits("new", str::to_owned) && !policy.admits("other", current));
 }

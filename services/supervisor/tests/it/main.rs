@@ -1,6 +1,7 @@
 //! The supervisor on a real Redis, with coordinators that speak to it.
 
 mod actor_signatures;
+mod admission;
 mod attempts;
 mod backlog;
 mod draining;

@@ -35,7 +35,27 @@ pub(super) async fn look(profile: &Profile) -> Vec<Finding> {
     }
     findings.push(clock(&dates));
     findings.push(identity_there(profile).await);
+    findings.extend(intake(profile).await);
     findings
+}
+
+/// Whether the supervisor of the profile takes jobs of anybody; nothing where the profile names none.
+async fn intake(profile: &Profile) -> Option<Finding> {
+    const CHECK: &str = "intake";
+    profile.address_of(Host::Supervisor).ok()?;
+    let asked = async { Clients::new(profile)?.intake_problem().await };
+    match asked.await {
+        Ok(Some(problem)) if problem.is_empty() => Some(Finding::ok(CHECK, "the supervisor takes jobs")),
+        Ok(Some(problem)) => {
+            let (found, advice) = problem.split_once(": ").unwrap_or((&problem, ""));
+            Some(Finding::fail(CHECK, format!("the supervisor {found}"), advice))
+        }
+        Ok(None) => {
+            Some(Finding::ok(CHECK, "told to the admin only, whose certificate --cert and --key can name"))
+        }
+        // Whether it is there is another check.
+        Err(_) => None,
+    }
 }
 
 /// Each address once, with whose certificate it shows.
