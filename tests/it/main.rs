@@ -29,6 +29,7 @@ mod request_ids;
 mod reruns;
 mod revocation;
 mod scene;
+mod scripts;
 mod shapes;
 mod signatures;
 mod sites;

@@ -25,6 +25,8 @@ pub(crate) fn program(name: &str) -> PathBuf {
 /// A `mycora up` that runs.
 pub(crate) struct Up {
     dir: PathBuf,
+    /// Who starts it, when that is not who runs the tests.
+    user: Option<u32>,
     /// Kept over a restart: others know it by this port.
     port: u16,
     arguments: Vec<String>,
@@ -34,17 +36,22 @@ pub(crate) struct Up {
 impl Up {
     /// Starts one on a directory and a free port.
     pub(crate) fn start(dir: &Path, arguments: &[&str]) -> Self {
+        Self::start_as(None, dir, arguments)
+    }
+
+    /// The same, started by another user than who runs the tests.
+    pub(crate) fn start_as(user: Option<u32>, dir: &Path, arguments: &[&str]) -> Self {
         let arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
         let port = free_port_pair();
-        let process = spawn(dir, port, &arguments);
-        let mut up = Self { dir: dir.to_owned(), port, arguments, process };
+        let process = spawn(user, dir, port, &arguments);
+        let mut up = Self { dir: dir.to_owned(), user, port, arguments, process };
         up.wait_ready();
         up
     }
 
     /// Starts it again after its process has ended.
     pub(crate) fn restart(&mut self) {
-        self.process = spawn(&self.dir, self.port, &self.arguments);
+        self.process = spawn(self.user, &self.dir, self.port, &self.arguments);
         self.wait_ready();
     }
 
@@ -112,10 +119,18 @@ pub(crate) fn command(profile: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-fn spawn(dir: &Path, port: u16, arguments: &[String]) -> Process {
+fn spawn(user: Option<u32>, dir: &Path, port: u16, arguments: &[String]) -> Process {
     let mut command = Command::new(program("mycora"));
+    if let Some(user) = user {
+        command = Command::new("setpriv");
+        command.args(["--reuid", "--regid"].iter().flat_map(|flag| [(*flag).to_owned(), user.to_string()]));
+        command.arg("--clear-groups").arg(program("mycora"));
+    }
     command.arg("up").arg("--data").arg(dir).args(["--port", &port.to_string()]).args(arguments);
-    command.arg("--allow-write").arg(place_of_scripts(dir));
+    let place = place_of_scripts(dir);
+    if !arguments.iter().any(|argument| argument == "--allow-write") {
+        command.arg("--allow-write").arg(place);
+    }
     Process::spawn("mycora up", &mut command)
 }
 
