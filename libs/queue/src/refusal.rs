@@ -46,6 +46,7 @@ impl Refusal {
             Self::SignatureRefused(_) => "SIGNATURE_REFUSED",
             Self::QueueFull(_) => "QUEUE_FULL",
             Self::RootSucceeded(_) => "ROOT_SUCCEEDED",
+            Self::Store(Error::DiskFull(_)) => "DISK_FULL",
             Self::Forgotten(_) | Self::Store(_) => "UNAVAILABLE",
         }
     }

@@ -109,6 +109,16 @@ impl Floors {
         Space::of(&self.path).map(|space| self.judge(space))
     }
 
+    /// Why nothing may start now: there is too little room for that.
+    #[must_use]
+    pub fn shortage(&self) -> Option<Shortage> {
+        match self.look() {
+            Ok(Room::Out(shortage)) => Some(shortage),
+            // What cannot be looked at is no reason; whoever writes there hears of it.
+            Ok(Room::Enough(_) | Room::Low(_)) | Err(_) => None,
+        }
+    }
+
     /// The first floor of such a file system, in bytes.
     #[must_use]
     pub fn bytes(&self, space: Space) -> u64 {

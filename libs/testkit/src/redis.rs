@@ -184,6 +184,23 @@ impl RedisServer {
         self.signal(rustix::process::Signal::CONT);
     }
 
+    /// Makes it fail to save what it has, as on a full disk: soon it takes no writes, and answers `MISCONF`. Until it is
+    /// started again.
+    ///
+    /// # Panics
+    /// When its directory cannot be replaced.
+    pub fn lose_disk(&self) {
+        let _ = self.raw(0, &["CONFIG", "SET", "save", "3600 1"]);
+        // It stays in the directory that it was started in, which is gone then; its socket is not.
+        let (dir, away) = (self.dir().to_owned(), self.dir().with_extension("away"));
+        std::fs::rename(&dir, &away).expect("moved");
+        std::fs::create_dir(&dir).expect("another directory");
+        std::fs::rename(away.join("redis.sock"), self.socket()).expect("moved");
+        std::fs::remove_dir_all(&away).expect("removed");
+        let _ = self.raw(0, &["SET", "something", "to save"]);
+        let _ = self.raw(0, &["BGSAVE"]);
+    }
+
     fn signal(&self, signal: rustix::process::Signal) {
         let pid = i32::try_from(self.pid()).ok().and_then(rustix::process::Pid::from_raw);
         let pid = pid.expect("the pid of a child is positive");

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use model::{ContextUid, JobKey, Reason, ReasonCode};
 use queue::work_dir::{context_dir, held_dir, instances_dir, jobs_dir};
 use sandbox::open_files::Scope;
-use sandbox::room::{Floors, Room, Shortage};
+use sandbox::room::Floors;
 use tokio::sync::{Notify, watch};
 use tokio::time::MissedTickBehavior;
 
@@ -110,15 +110,6 @@ impl Areas {
     /// What has to stay free there.
     pub(crate) fn floors(&self) -> &Floors {
         &self.0.floors
-    }
-
-    /// Why nothing may start now: there is no room.
-    pub(crate) fn shortage(&self) -> Option<Shortage> {
-        match self.0.floors.look() {
-            Ok(Room::Out(shortage)) => Some(shortage),
-            // What cannot be looked at is no reason; whoever writes there hears of it.
-            Ok(Room::Enough(_) | Room::Low(_)) | Err(_) => None,
-        }
     }
 
     /// Whether any job has come to the disk, and is there still.
@@ -257,7 +248,7 @@ impl Share {
     /// # Errors
     /// `QUOTA_EXCEEDED` when nothing is left for it, `DISK_FULL` when nothing is for anybody.
     pub(crate) fn enter(&self) -> Result<(), Reason> {
-        if let Some(shortage) = self.areas.shortage() {
+        if let Some(shortage) = self.areas.floors().shortage() {
             return Err(Reason::new(ReasonCode::DiskFull, shortage.to_string()));
         }
         let mut areas = self.areas.lock();

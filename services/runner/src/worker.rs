@@ -215,7 +215,7 @@ impl With {
     /// supervisor.
     async fn wait_for_room(&self, drain: &Shutdown) {
         let mut is_told = false;
-        while let Some(shortage) = self.isolator.areas().shortage() {
+        while let Some(shortage) = self.isolator.areas().floors().shortage() {
             if !std::mem::replace(&mut is_told, true) {
                 tracing::warn!(instance = %self.instance.who(), %shortage, "no jobs are taken: DISK_FULL");
             }

@@ -40,6 +40,9 @@ async fn judge(
         let message = "this machine is being drained and takes no new jobs";
         return Err(RpcError::refused("DRAINING", false, message));
     }
+    if let Some(shortage) = supervisor.floors.shortage() {
+        return Err(disk_full(shortage.to_string()));
+    }
     let signed = check_job(job, Timestamp::now());
     let signed = signed.map_err(|refusal| {
         let message = format!("the signature of its actor is not taken: {refusal}");
@@ -60,6 +63,11 @@ fn sender<'a>(supervisor: &Supervisor, coordinator: &'a str) -> Sender<'a> {
     let is_admitted = coordinator == OPERATOR
         || supervisor.policy.admits(coordinator, |named| supervisor.coordinators.current(named));
     Sender { root: coordinator, is_admitted }
+}
+
+/// What is not taken for want of room may be sent again, here or elsewhere.
+pub(crate) fn disk_full(message: String) -> RpcError {
+    RpcError::refused("DISK_FULL", false, message)
 }
 
 /// A signature is for one job, of which there may be many attempts.

@@ -13,6 +13,7 @@ use model::supervision::COORDINATOR_TOPIC;
 use mycelium::{Bus, BusPeers, Guard, PublicKey, Refused, Side};
 use proto::v1::supervisor_service_server::SupervisorServiceServer;
 use queue::{DemandWatch, LossWatch};
+use sandbox::room::Floors;
 use service::{Condition, Notices, Readiness};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -87,6 +88,7 @@ impl App {
             work_dir,
             policy: Policy::load(config.policy.as_deref(), config.admitted.clone()).map_err(Error::Policy)?,
             draining: Draining::default(),
+            floors: Floors::new(config.work_dir.clone(), config.disk_floor),
             coordinators: Coordinators::default(),
             presence: PresenceView::default(),
             dropped: Dropped::default(),

@@ -239,7 +239,11 @@ impl Blobs {
             tokio::fs::write(&draft, &bytes).await?;
             tokio::fs::rename(&draft, &path).await
         };
-        write.await.map_err(|source| BlobError::Directory { path: path.clone(), source })?;
+        if let Err(source) = write.await {
+            // Half of it would take the room that is missing.
+            let _ = tokio::fs::remove_file(&draft).await;
+            return Err(BlobError::Directory { path: path.clone(), source });
+        }
         let written = self.0.written.fetch_add(bytes.len() as u64, Ordering::Relaxed) + bytes.len() as u64;
         if written > self.0.bytes_max / PART_WRITTEN {
             self.0.grown.notify_one();

@@ -25,6 +25,8 @@ pub struct Config {
     pub policy: Option<PathBuf>,
     /// Coordinators whose jobs are taken where the policy names none.
     pub admitted: Admitted,
+    /// What has to stay free on the file system of the work directory, as its instances are told; absent: the usual.
+    pub disk_floor: Option<u64>,
     /// Bytes of scripts, files and outputs that are kept, beside those that are needed.
     pub blob_bytes_max: u64,
     /// How long, and how much of it, is kept of what jobs print.
@@ -47,6 +49,7 @@ impl Config {
             legacy: Bindings::default(),
             policy: None,
             admitted: Admitted::Anyone,
+            disk_floor: None,
             blob_bytes_max: BLOB_BYTES_DEFAULT,
             log_retention: Retention::default(),
             instance_patience: queue::PRESENCE_TTL,

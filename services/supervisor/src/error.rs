@@ -59,6 +59,13 @@ pub enum BlobError {
 }
 
 impl BlobError {
+    /// Whether there was no room for it.
+    #[must_use]
+    pub fn is_disk_full(&self) -> bool {
+        let Self::Directory { source, .. } = self else { return false };
+        matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    }
+
     /// Whether trying again cannot help.
     #[must_use]
     pub fn is_lasting(&self) -> bool {

@@ -11,9 +11,10 @@ use model::{ContextUid, Execution, JobKey, ScriptSource};
 use mycelium::PublicKey;
 use mycelium::json_rpc::{Answer, Handler, METHOD_NOT_FOUND, Peer, Request, RpcError, answer};
 use queue::{Offer, Refusal, StopOutcome, Supervisor as Queue};
+use sandbox::room::Floors;
 use service::crash_point;
 
-use crate::admission::admit;
+use crate::admission::{admit, disk_full};
 use crate::attempts::Requests;
 use crate::blobs::{Blobs, InUse, Purpose};
 use crate::coordinators::Coordinators;
@@ -43,6 +44,8 @@ pub struct Supervisor {
     pub policy: Policy,
     /// Whether it takes new jobs.
     pub draining: Draining,
+    /// What has to stay free on the disk of its jobs.
+    pub floors: Floors,
     /// Who can be spoken to.
     pub coordinators: Coordinators,
     /// Who works here.
@@ -208,8 +211,9 @@ impl Work {
         let in_use = self.supervisor.blobs.use_for(&execution);
         let purpose = Purpose { job_key: execution.job_key, context_id: execution.context_id };
         let blobs = &self.supervisor.blobs;
-        let refused = |error: crate::error::BlobError| {
-            RpcError::refused("BLOB_MISSING", error.is_lasting(), error.to_string())
+        let refused = |error: crate::error::BlobError| match error.is_disk_full() {
+            true => disk_full(error.to_string()),
+            false => RpcError::refused("BLOB_MISSING", error.is_lasting(), error.to_string()),
         };
         for file in execution.files.values_mut() {
             blobs.settle(file, purpose, &self.peer).await.map_err(refused)?;
@@ -378,5 +382,10 @@ fn not_read(error: ReadError) -> RpcError {
 
 pub(crate) fn unavailable(error: impl std::error::Error + 'static) -> RpcError {
     tracing::warn!(error = service::error_chain(&error), "a request could not be answered");
+    let mut causes =
+        std::iter::successors(Some(&error as &(dyn std::error::Error + 'static)), |error| error.source());
+    if causes.any(|cause| matches!(cause.downcast_ref(), Some(kv::Error::DiskFull(_)))) {
+        return disk_full("the disk of the supervisor's store is full; try again".to_owned());
+    }
     RpcError::refused("UNAVAILABLE", false, "the supervisor's store gives trouble; try again")
 }

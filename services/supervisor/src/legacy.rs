@@ -209,7 +209,7 @@ async fn sweep_once(supervisor: &Supervisor, bindings: &Bindings) -> kv::Result<
     for binding in bindings.pop() {
         // What nobody here can run is left to old workers of the same queue.
         let served = presence.instances.iter().any(|instance| instance.script_type == binding.script_type);
-        if served && !presence.draining {
+        if served && !presence.draining && supervisor.floors.shortage().is_none() {
             let rules = supervisor.policy.rules();
             // The operator of this machine has bound the queue: that names its sender.
             let bound = Sender { root: "", is_admitted: true };

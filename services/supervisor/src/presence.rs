@@ -162,6 +162,13 @@ async fn look_once(
         let count = queue.refuse_waiting(&hopeless).await?;
         tracing::warn!(queue = %hopeless, count, "jobs were refused: nobody here gives the isolation they demand");
     }
+    if let Some(shortage) = supervisor.floors.shortage() {
+        let returned = queue.hand_back().await?;
+        if returned > 0 {
+            // Sent here again they are refused by name, until there is room.
+            tracing::warn!(returned, %shortage, "jobs that waited were given back");
+        }
+    }
     if draining {
         // What was accepted while the drain began, or was put back since.
         queue.hand_back().await?;

@@ -48,6 +48,10 @@ pub struct Flags {
     /// them. Without any, and without a policy that names some, no jobs are taken
     #[arg(long = "coordinator", env = "MYCORA_COORDINATOR", value_name = "KEY", value_delimiter = ',')]
     coordinators: Vec<VerifyingKey>,
+    /// Free bytes of the work directory's file system below a quarter of which no job is taken, as its instances are told; 0:
+    /// never [default: 1 GiB, or 5 % of a file system where that is less]
+    #[arg(long, env = "MYCORA_DISK_FLOOR", value_name = "BYTES")]
+    disk_floor: Option<u64>,
     /// Scripts, files and outputs that are kept, beside those that are needed
     #[arg(long, env = "MYCORA_BLOBS_MAX_MIB", value_name = "MIB", default_value_t = BLOB_BYTES_DEFAULT / MIB)]
     blobs_max_mib: u64,
@@ -107,6 +111,7 @@ impl service::App for App {
             legacy,
             policy: flags.policy,
             admitted: Admitted::Only(flags.coordinators.iter().map(ToString::to_string).collect()),
+            disk_floor: flags.disk_floor,
             blob_bytes_max,
             log_retention,
             ..Config::new(flags.work_dir)

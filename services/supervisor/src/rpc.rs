@@ -333,6 +333,9 @@ fn not_read(error: ReadError) -> Status {
 }
 
 fn store_trouble(error: kv::Error) -> Status {
+    if let kv::Error::DiskFull(_) = error {
+        return Error::disk_full("the disk of the supervisor's store is full").because(error).into();
+    }
     let message = "the supervisor's store does not answer; try again";
     Error::unavailable(Reason::StoreUnavailable, message).because(error).into()
 }

@@ -157,15 +157,7 @@ async fn a_server_that_cannot_write_to_its_disk_is_told_apart() {
     let connection = open(&redis.url()).default_database();
     let write = || connection.cmd(Cmd::new("SET").arg("a").arg("1"));
     write().await.expect("there is room");
-    // Without its directory it cannot save what it has, as on a full disk.
-    let _ = redis.raw(0, &["CONFIG", "SET", "save", "3600 1"]);
-    let (dir, away) = (redis.dir().to_owned(), redis.dir().with_extension("away"));
-    std::fs::rename(&dir, &away).expect("moved");
-    let socket = away.join("redis.sock");
-    std::fs::create_dir(&dir).expect("a directory");
-    std::fs::rename(socket, redis.socket()).expect("moved");
-    std::fs::remove_dir_all(&away).expect("removed");
-    let _ = redis.raw(0, &["BGSAVE"]);
+    redis.lose_disk();
     let refused = async || write().await.err();
     let error = testkit::wait_until(refused, testkit::PATIENCE, "writes are refused").await;
     assert!(matches!(error, Error::DiskFull(_)) && error.is_connection_trouble(), "{error}");

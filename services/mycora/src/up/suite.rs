@@ -399,6 +399,7 @@ impl Suite {
             supervisor::Deps { kv: Kv::new(parts.redis.supervisor_endpoint()), bus: Some(bus), metrics };
         let config = supervisor::Config {
             policy: parts.options.policy.clone(),
+            disk_floor: parts.options.scripts.disk_floor,
             ..supervisor::Config::new(work_dir.clone())
         };
         let app = config.build(deps).map_err(build_error("supervisor"))?;

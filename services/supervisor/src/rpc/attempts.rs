@@ -147,6 +147,9 @@ pub(super) fn not_run(error: NotRun) -> Status {
 }
 
 fn of_refusal(refusal: &RpcError) -> Status {
+    if refusal.reason() == "DISK_FULL" {
+        return Error::disk_full(refusal.message.clone()).into();
+    }
     let (kind, reason) = match refusal.reason() {
         "DRAINING" => (ErrorKind::Unavailable, Reason::Draining),
         "POLICY_REFUSED" => (ErrorKind::PermissionDenied, Reason::PolicyRefused),

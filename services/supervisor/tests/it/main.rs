@@ -4,6 +4,7 @@ mod actor_signatures;
 mod admission;
 mod attempts;
 mod backlog;
+mod disk;
 mod draining;
 mod keeping;
 mod legacy;

@@ -1,0 +1,110 @@
+//! A disk without room: what cannot be kept is refused by name, and what waits is given back.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use identity::Identity;
+use model::job::BlobRef;
+use model::supervision::JobEventKind;
+use model::{BlobHash, Execution, FileSource};
+use proto::v1::{RunAttemptRequest, ScriptType};
+use rpc::ErrorView;
+use testkit::SmallDisk;
+use tonic::Code;
+
+use crate::backlog::execution;
+use crate::setup::Machine;
+
+const MIB: u64 = 1 << 20;
+
+fn full() -> Result<(), (String, bool)> {
+    Err(("DISK_FULL".to_owned(), false))
+}
+
+fn with_file(mut execution: Execution, bytes: &[u8]) -> Execution {
+    let blob = BlobRef { sha256: BlobHash::of(bytes), size: bytes.len() as u64 };
+    let file = FileSource { blob, inline: Some(STANDARD.encode(bytes)) };
+    execution.files.insert("file".to_owned(), file);
+    execution
+}
+
+async fn run_of_operator(machine: &Machine) -> Result<(), ErrorView> {
+    let request = RunAttemptRequest {
+        script_type: ScriptType::Shell.into(),
+        script: "true".to_owned(),
+        ..Default::default()
+    };
+    let answer = machine.client(Identity::Admin).run_attempt(request).await;
+    answer.map(|_| ()).map_err(|status| ErrorView::from(&status))
+}
+
+#[tokio::test]
+async fn below_the_lower_floor_nothing_is_taken_and_what_waits_is_given_back() {
+    let Some(disk) = SmallDisk::new(16) else { return below_a_floor_that_is_told().await };
+    let machine = Machine::start(|_, config| config.work_dir = disk.path().join("work")).await;
+    let coordinator = machine.coordinator().await;
+    let waits = execution(1, 1);
+    coordinator.run(&waits).await.expect("there is room");
+    disk.fill_up("other", MIB / 16);
+    assert_eq!(coordinator.run(&execution(1, 2)).await, full());
+    assert_eq!(coordinator.run(&waits).await, Ok(()), "what was accepted stays accepted");
+    coordinator.hears(waits.job_key, |kind| matches!(kind, JobEventKind::Returned).then_some(())).await;
+    let refused = run_of_operator(&machine).await.expect_err("there is no room");
+    assert_eq!((refused.code, refused.reason.as_str()), (Code::Unavailable, "DISK_FULL"));
+    assert!(refused.retry_after.is_some() && refused.message.contains("less than its floor"), "{refused:?}");
+    disk.empty("other");
+    assert_eq!(coordinator.run(&execution(1, 2)).await, Ok(()));
+    run_of_operator(&machine).await.expect("there is room");
+}
+
+/// Without a disk of its own: the floor lies above what is free.
+async fn below_a_floor_that_is_told() {
+    let mut machine = Machine::start(|_, config| config.disk_floor = Some(u64::MAX)).await;
+    assert_eq!(machine.coordinator().await.run(&execution(1, 2)).await, full());
+    let refused = run_of_operator(&machine).await.expect_err("there is no room");
+    assert_eq!((refused.code, refused.reason.as_str()), (Code::Unavailable, "DISK_FULL"));
+    machine.stop_supervisor().await;
+    machine.config.disk_floor = Some(0);
+    machine.start_supervisor().await;
+    assert_eq!(machine.coordinator().await.run(&execution(1, 2)).await, Ok(()));
+}
+
+#[tokio::test]
+async fn a_floor_that_is_told_may_lie_anywhere() {
+    below_a_floor_that_is_told().await;
+}
+
+#[tokio::test]
+async fn a_file_that_has_no_room_is_refused_by_name_and_leaves_nothing() {
+    let Some(disk) = SmallDisk::new(16) else { return below_a_floor_that_is_told().await };
+    let machine = Machine::start(|_, config| {
+        config.work_dir = disk.path().join("work");
+        config.disk_floor = Some(0);
+    })
+    .await;
+    let coordinator = machine.coordinator().await;
+    let job = with_file(execution(1, 1), &[7; 200_000]);
+    disk.fill_up("other", 100_000);
+    assert_eq!(coordinator.run(&job).await, full());
+    let blobs = machine.work_dir().join("blobs").join(job.job_key.context.to_string());
+    let left: Vec<_> = std::fs::read_dir(blobs).expect("a directory").flatten().collect();
+    assert!(left.is_empty(), "{left:?}");
+    disk.empty("other");
+    assert_eq!(coordinator.run(&job).await, Ok(()));
+}
+
+#[tokio::test]
+async fn a_store_whose_disk_is_full_is_told_by_name() {
+    let machine = Machine::start(|_, _| {}).await;
+    let coordinator = machine.coordinator().await;
+    coordinator.run(&execution(1, 1)).await.expect("taken");
+    machine.redis.lose_disk();
+    let number = std::sync::atomic::AtomicU32::new(2);
+    let refused = || async {
+        let next = number.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        coordinator.run(&execution(1, next)).await.err()
+    };
+    let error = testkit::wait_until(refused, testkit::PATIENCE, "it is refused").await;
+    assert_eq!(Err(error), full());
+    let refused = run_of_operator(&machine).await.expect_err("it cannot be kept");
+    assert_eq!((refused.code, refused.reason.as_str()), (Code::Unavailable, "DISK_FULL"), "{refused:?}");
+}
