@@ -8,6 +8,7 @@
 mod banner;
 mod certificates;
 mod directory;
+pub(crate) mod disk;
 mod error;
 mod process;
 mod redis;
@@ -33,7 +34,9 @@ use crate::profile::Profile;
 /// The port when nobody says.
 pub const PORT_DEFAULT: u16 = 7700;
 /// Where jobs run, within the data directory.
-const WORK_DIR: &str = "work";
+pub(crate) const WORK_DIR: &str = "work";
+/// Where its Redis writes, there too.
+pub(crate) const REDIS_DIR: &str = redis::FILES;
 /// The token that readers of the ops port show, within the data directory.
 const OPS_TOKEN: &str = "ops.token";
 /// The ops port lies this far above the port.
@@ -184,7 +187,9 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
     let signing_key = Some(dir.join(suite::ACTOR_KEY));
     let profile = Profile { signing_key, ..certificates.profile(port) };
     profile.save(&dir.join("client.toml")).map_err(UpError::Profile)?;
-    let banner = Banner::new(&dir, &redis, &profile, certificates.admin(), port, suite.standing());
+    let scripts = options.supervisor.then_some((work_dir.as_path(), options.scripts.disk_floor));
+    let banner = Banner::new(&dir, &redis, &profile, certificates.admin(), port, suite.standing())
+        .with_disk(scripts.and_then(|(work_dir, floor)| redis.shared_disk(&dir, work_dir, floor)));
     let task = tokio::spawn(supervise(dir, redis, suite, stop.clone(), notice));
     Ok(Running { profile, banner, stop, task })
 }

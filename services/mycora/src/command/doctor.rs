@@ -2,12 +2,14 @@
 
 mod certificates;
 mod coordinator;
+mod disk;
 mod finding;
 mod machine;
 mod mesh;
 mod stores;
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
 
 use clap::Args;
 use kv::Endpoint;
@@ -22,12 +24,13 @@ use crate::profile::Profile;
 
 /// Shown below the options.
 pub const AFTER_HELP: &str = "\
-Looks at the profile and its certificates, at the coordinator and its services, at the clock, and at what can run on this machine. Changes nothing.
+Looks at the profile and its certificates, at the coordinator and its services, at the clock, at the disks of scripts and Redis, and at what can run on this machine. Changes nothing.
 
 Examples:
   mycora doctor
   mycora doctor --redis-url redis://127.0.0.1:6379 --mycelium-ip 127.0.0.1 --output json
   mycora doctor --redis-url redis+cluster://10.0.0.1,10.0.0.2 --durability replicated
+  mycora doctor --data /srv/mycora
   mycora doctor --mesh-address http://10.0.0.7:7790
 
 Exit codes: 0 nothing fails; 1 something does. What could be better, `warn`, does not count.";
@@ -39,6 +42,12 @@ pub struct DoctorArgs {
     /// redis+sentinel://host,host,…/MASTER
     #[arg(long, value_name = "URL", env = "MYCORA_REDIS_URL", hide_env_values = true)]
     pub redis_url: Option<Endpoint>,
+    /// Where scripts work that this Redis, or a supervisor beside it, has to do with
+    #[arg(long, value_name = "DIR", env = "MYCORA_WORK_DIR", default_value = "/var/lib/mycora/work")]
+    pub work_dir: PathBuf,
+    /// The data directory of a `mycora up` on this machine [default: $XDG_DATA_HOME/mycora, or ~/.local/share/mycora]
+    #[arg(long, value_name = "DIR", env = "MYCORA_DATA")]
+    pub data: Option<PathBuf>,
     /// Whether that Redis gives this durability, as storage is started with: fast, synced or replicated
     #[arg(long, value_name = "LEVEL", env = "MYCORA_DURABILITY", requires = "redis_url")]
     pub durability: Option<Durability>,
@@ -74,6 +83,7 @@ pub async fn run(args: &DoctorArgs, global: &Global) -> Result<u8, Failure> {
         findings
             .push(stores::mycelium(ip, args.mycelium_port.unwrap_or(mycelium::daemon::PORT_DEFAULT)).await);
     }
+    findings.extend(disk::look(args).await);
     findings.extend(machine::look().await);
     let report = Report::new(findings);
     output::answer(global.output, || &report, || report.text())?;

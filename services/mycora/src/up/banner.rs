@@ -9,6 +9,7 @@ use sandbox::Standing;
 use serde::Serialize;
 
 use super::directory::DataDir;
+use super::disk::SharedDisk;
 use super::redis::PrivateRedis;
 use crate::profile::Profile;
 
@@ -28,6 +29,9 @@ pub struct Banner {
     /// That jobs with the network do not reach the name servers of this machine, where it is so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name_servers: Option<String>,
+    /// That scripts can fill the disk of Redis, and the way out; nothing where they cannot.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub disk: Vec<String>,
     /// The client profile.
     pub config: PathBuf,
     /// The certificate authority.
@@ -61,6 +65,7 @@ impl Banner {
             isolation: standing.map(|standing| standing.level),
             missing: standing.map(Standing::gaps).unwrap_or_default(),
             name_servers: standing.and_then(Standing::unreached_name_servers),
+            disk: Vec::new(),
             config: dir.join("client.toml"),
             ca: profile.ca.clone().unwrap_or_default(),
             cert: profile.cert.clone().unwrap_or_default(),
@@ -70,6 +75,12 @@ impl Banner {
             redis_cli: redis.cli_line(dir, 1),
             port,
         }
+    }
+
+    /// Says that scripts and Redis share a disk, when they do.
+    pub(super) fn with_disk(mut self, shared: Option<SharedDisk>) -> Self {
+        self.disk = shared.iter().flat_map(|shared| [shared.to_string(), shared.way_out()]).collect();
+        self
     }
 
     /// That it serves, and where.
@@ -95,6 +106,11 @@ impl Banner {
         text
     }
 
+    fn disk_text(&self) -> String {
+        let begin = std::iter::once("disk:").chain(std::iter::repeat("     "));
+        begin.zip(&self.disk).map(|(begin, line)| format!("{begin}      {line}\n")).collect()
+    }
+
     /// The same, and lines to copy.
     #[must_use]
     pub fn text(&self) -> String {
@@ -102,10 +118,11 @@ impl Banner {
         let [config, ca, cert, key, admin_cert, admin_key] =
             [config, ca, cert, key, admin_cert, admin_key].map(|path| path.display());
         let ready = self.line();
-        let isolation = self.isolation_text();
+        let (isolation, disk) = (self.isolation_text(), self.disk_text());
         format!(
             "{ready}\
              {isolation}\
+             {disk}\
              \n\
              command line  export MYCORA_CONFIG={config}\n\
              \x20             mycora flow submit FILE --watch\n\

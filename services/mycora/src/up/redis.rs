@@ -5,7 +5,7 @@
 //! stand neither in arguments nor in the environment.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use tokio::process::{Child, Command};
 use zeroize::Zeroizing;
 
 use super::directory::DataDir;
+use super::disk::SharedDisk;
 use super::process::ProcessRecord;
 use super::{Notice, UpError};
 
@@ -26,7 +27,7 @@ pub(super) const DATABASES: u32 = 4096;
 pub(super) const SUPERVISOR_DATABASE: u32 = DATABASES - 1;
 
 /// Where it keeps its data and its log.
-const FILES: &str = "redis";
+pub(super) const FILES: &str = "redis";
 const LOG: &str = "redis/redis.log";
 const SOCKET: &str = "redis.sock";
 const PASSWORD: &str = "redis.password";
@@ -112,6 +113,17 @@ impl PrivateRedis {
             dir.join(PASSWORD).display(),
             self.socket.display()
         )
+    }
+
+    /// What is to be said when scripts can fill its disk.
+    #[must_use]
+    pub(super) fn shared_disk(
+        &self,
+        dir: &DataDir,
+        scripts: &Path,
+        floor: Option<u64>,
+    ) -> Option<SharedDisk> {
+        SharedDisk::of(scripts, &dir.join(FILES), floor)
     }
 
     /// Returns when the server has ended by itself, which it should not.

@@ -72,6 +72,23 @@ fn scripts_have_users_of_their_own_where_others_may_pass() {
 }
 
 #[test]
+fn one_disk_for_scripts_and_redis_is_named_with_the_way_out() {
+    let way_out = |data: &Path| format!("mount a file system of its own on {}", data.join("work").display());
+    with_data_below(0o711, |data, banner| {
+        let said = banner.text();
+        assert!(said.contains("disk:      scripts (") && said.contains("share one file system"), "{said}");
+        assert!(said.contains(&way_out(data)), "{said}");
+        let output = mycora(data).args(["doctor", "--output", "json", "--data"]).arg(data).output();
+        let output = output.expect("it starts");
+        let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let findings = document["findings"].as_array().expect("findings");
+        let disk = findings.iter().find(|finding| finding["check"] == "disk").expect("it is looked at");
+        assert_eq!(disk["level"], "warn", "{disk}");
+        assert!(disk["advice"].as_str().is_some_and(|advice| advice.contains(&way_out(data))), "{disk}");
+    });
+}
+
+#[test]
 fn an_actor_may_write_to_itself_at_once() {
     let dir = tempfile::tempdir().expect("a directory");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");

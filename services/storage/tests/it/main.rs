@@ -8,6 +8,7 @@ mod cluster;
 mod conformance;
 mod context_removal;
 mod contexts;
+mod disk;
 mod durability;
 mod flows;
 mod hostile;

@@ -169,7 +169,7 @@ async fn version(connection: &Connection) -> kv::Result<String> {
     Ok(version.unwrap_or_default())
 }
 
-async fn setting(connection: &Connection, name: &str) -> kv::Result<Option<String>> {
+pub(super) async fn setting(connection: &Connection, name: &str) -> kv::Result<Option<String>> {
     let pairs = connection.cmd(Cmd::new("CONFIG").arg("GET").arg(name)).await?.pairs()?;
     pairs.into_iter().next().map(|(_, value)| value.text()).transpose()
 }
