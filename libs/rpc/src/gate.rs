@@ -10,6 +10,7 @@ pub(crate) mod deadline;
 pub(crate) mod methods;
 pub(crate) mod policy;
 pub(crate) mod revocable;
+pub(crate) mod share;
 pub(crate) mod shed;
 
 use std::convert::Infallible;
@@ -33,6 +34,7 @@ use crate::gate::arrival::{RequestId, bound_headers};
 use crate::gate::deadline::{Ambient, Deadline};
 use crate::gate::methods::{Found, Methods, Shape};
 use crate::gate::revocable::while_believed;
+use crate::gate::share::CallRate;
 use crate::gate::shed::{Guest, Place, Shed};
 use crate::metrics::Metrics;
 use crate::server::connection_state::ConnectionState;
@@ -59,6 +61,11 @@ pub(crate) struct Rooms {
 impl Gate {
     pub(crate) fn new(routes: Routes, rooms: Rooms) -> Self {
         Self { routes: routes.prepare(), rooms: Arc::new(rooms) }
+    }
+
+    /// Bounds how often one actor may call.
+    pub(crate) fn bound_actors(&self, rate: CallRate) {
+        self.rooms.admission.shares().set_rate(rate);
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {
@@ -127,8 +134,8 @@ impl Service<Request<Body>> for Gate {
             request.extensions_mut().insert(deadline);
         }
         let is_stream = shape == Some(Shape::Stream);
-        let may_last = matches!(shape, Some(Shape::Stream | Shape::Waiting(_)));
-        let handling = handle(self.rooms.clone(), self.routes.clone(), request, may_last);
+        let handling =
+            handle(self.rooms.clone(), self.routes.clone(), request, shape.unwrap_or(Shape::Quick));
         let handling = answering.ambient.scope(handling).instrument(answering.span.clone());
         Box::pin(async move {
             let handled = match deadline {
@@ -156,9 +163,9 @@ async fn handle(
     rooms: Arc<Rooms>,
     mut routes: Routes,
     mut request: Request<Body>,
-    may_last: bool,
+    shape: Shape,
 ) -> Result<Response<Body>, Error> {
-    let Some(believed) = rooms.admission.admit(&mut request).await? else {
+    let Some(believed) = rooms.admission.admit(&mut request, shape).await? else {
         let Ok(answer) = routes.call(request).await;
         return Ok(answer);
     };
@@ -166,7 +173,7 @@ async fn handle(
         connection.identify(actor);
     }
     let handling = routes.call(request);
-    let Ok(answer) = if may_last {
+    let Ok(answer) = if matches!(shape, Shape::Stream | Shape::Waiting(_)) {
         // Whoever sends, or waits, for a long time before there is an answer is stopped, too.
         tokio::select! {
             biased;

@@ -28,6 +28,7 @@ pub use error::{ERROR_DOMAIN, Error, ErrorKind, Reason, passed_on};
 pub use gate::deadline::Deadline;
 pub use gate::methods::PatienceTable;
 pub use gate::policy::{Allow, MethodPolicy, PolicyError, PolicyTable};
+pub use gate::share::CallRate;
 pub use gate::shed::CallsMax;
 pub use identity::TrustDomain;
 pub use limits::LIMITS;

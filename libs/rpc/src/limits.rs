@@ -2,6 +2,7 @@
 
 use crate::gate::arrival::{HEADER_LIST_BYTES_MAX, REQUEST_ID_BYTES_MAX};
 use crate::gate::methods::CALL_SECS_MAX;
+use crate::gate::share::{ACTOR_QUICK_MAX, ACTOR_STREAMS_MAX, ACTOR_WAITING_MAX};
 use crate::gate::shed::{CONNECTION_PROBES_MAX, QUICK_MAX, STRANGERS_MAX, STREAMS_MAX, WAITING_MAX};
 use crate::server::accept::{
     CONNECTIONS_ANONYMOUS_MAX, CONNECTIONS_LEAVING_MAX, CONNECTIONS_MAX, HANDSHAKES_MAX,
@@ -17,7 +18,7 @@ use crate::server::{CONNECTION_STREAMS_MAX, CONNECTION_WINDOW_BYTES};
 pub(crate) const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// The named limits of every server, the unit in the name.
-pub const LIMITS: [(&str, u64); 20] = [
+pub const LIMITS: [(&str, u64); 23] = [
     ("rpc_message_bytes_max", MESSAGE_BYTES_MAX as u64),
     ("rpc_header_list_bytes_max", HEADER_LIST_BYTES_MAX as u64),
     ("rpc_request_id_bytes_max", REQUEST_ID_BYTES_MAX as u64),
@@ -26,6 +27,9 @@ pub const LIMITS: [(&str, u64); 20] = [
     ("rpc_waiting_calls_in_flight_max", WAITING_MAX as u64),
     ("rpc_streams_in_flight_max", STREAMS_MAX as u64),
     ("rpc_strangers_calls_in_flight_max", STRANGERS_MAX as u64),
+    ("rpc_actor_calls_in_flight_max", ACTOR_QUICK_MAX as u64),
+    ("rpc_actor_waiting_calls_in_flight_max", ACTOR_WAITING_MAX as u64),
+    ("rpc_actor_streams_in_flight_max", ACTOR_STREAMS_MAX as u64),
     ("rpc_connection_probes_max", CONNECTION_PROBES_MAX as u64),
     ("rpc_connections_max", CONNECTIONS_MAX as u64),
     ("rpc_connections_anonymous_max", CONNECTIONS_ANONYMOUS_MAX as u64),

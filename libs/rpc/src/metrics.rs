@@ -40,7 +40,7 @@ impl Metrics {
             .expect("the name and the label are well formed"),
             shed: counters(
                 "mycora_calls_shed_total",
-                "Calls refused because too many were being answered, by kind",
+                "Calls refused because too many were being answered, by kind; `actor` where one actor made too many",
                 "kind",
             ),
             deadlines_passed: counter(

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use clap::{Args, Command, FromArgMatches as _};
 use prometheus::Registry;
-use rpc::{MeshTrust, TlsMode};
+use rpc::{CallRate, MeshTrust, TlsMode};
 use tokio::net::TcpListener;
 
-use crate::flags::{CommonFlags, ServingFlags, TlsFlags};
+use crate::flags::{ActorFlags, CommonFlags, ServingFlags, TlsFlags};
 use crate::notices::Notices;
 use crate::open_files::raise_open_files_limit;
 use crate::ops::{Info, Limits, Ops, OpsAccess, OpsAddress, OpsListener};
@@ -59,6 +59,8 @@ pub struct Host {
     pub listener: Option<TcpListener>,
     /// What its gRPC port takes.
     pub tls_mode: TlsMode,
+    /// How often one actor may call.
+    pub actor_calls: CallRate,
     /// The port for the sidecar, bound, and what is believed there; only in a mesh.
     pub mesh: Option<(TcpListener, MeshTrust)>,
     /// The files to serve and to call with.
@@ -165,7 +167,11 @@ async fn live<A: App>(
     };
     let (readiness, metrics) = (Readiness::new(), Registry::new());
     let started = readiness.condition("start");
-    let info = Info { name: A::NAME, version: env!("CARGO_PKG_VERSION"), limits: limits::<A>(&config) };
+    let info = Info {
+        name: A::NAME,
+        version: env!("CARGO_PKG_VERSION"),
+        limits: limits::<A>(&config, common.serving.actors),
+    };
     let notices = Notices::default();
     let ops = Ops::new(info, readiness.clone(), metrics.clone(), access).with_notices(notices.clone());
     // Probes are answered until the very end of the drain.
@@ -175,6 +181,7 @@ async fn live<A: App>(
     let host = Host {
         listener,
         tls_mode: common.serving.tls_mode.into(),
+        actor_calls: common.serving.actors.rate(),
         mesh,
         tls: common.tls,
         shutdown: shutdown.clone(),
@@ -207,8 +214,8 @@ async fn live<A: App>(
 }
 
 /// The limits of the service, those that all hold to, and those of serving gRPC when it does.
-fn limits<A: App>(config: &A::Config) -> Limits {
-    let serving = rpc::LIMITS.into_iter().filter(|_| A::GRPC_PORT.is_some());
+fn limits<A: App>(config: &A::Config, actors: ActorFlags) -> Limits {
+    let serving = rpc::LIMITS.into_iter().chain(actors.limits()).filter(|_| A::GRPC_PORT.is_some());
     // What the operator chose of them stands in the place of what all hold to.
     model::limits::TABLE.into_iter().chain(serving).chain(A::limits(config)).collect()
 }

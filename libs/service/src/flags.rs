@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use rpc::{MeshKind, MeshTrust, TlsMode, TrustDomain};
+use model::limits;
+use rpc::{CallRate, MeshKind, MeshTrust, TlsMode, TrustDomain};
 
 use crate::ops::{OpsAccess, OpsAddress};
 
@@ -92,12 +93,50 @@ pub struct ServingFlags {
     /// Our trust domain, for which the tokens of actors that come through the mesh are made
     #[arg(long, env = "MYCORA_MESH_TRUST_DOMAIN", value_name = "DOMAIN", default_value = "mycora")]
     pub mesh_trust_domain: TrustDomain,
+    /// How often one actor may call.
+    #[command(flatten)]
+    pub actors: ActorFlags,
+}
+
+/// How often one actor may call a process.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct ActorFlags {
+    /// How many calls a second one actor may make, on average; what is more is refused until later
+    #[arg(long, env = "MYCORA_ACTOR_CALLS_PER_SEC", value_name = "COUNT", default_value_t = limits::ACTOR_CALLS_PER_SEC,
+          value_parser = clap::value_parser!(u64).range(1..))]
+    pub actor_calls_per_sec: u64,
+    /// How many calls one actor may make at once, after it has been quiet for a while
+    #[arg(long, env = "MYCORA_ACTOR_CALLS_BURST", value_name = "COUNT", default_value_t = limits::ACTOR_CALLS_BURST,
+          value_parser = clap::value_parser!(u64).range(1..))]
+    pub actor_calls_burst: u64,
+}
+
+impl ActorFlags {
+    /// What the gate keeps to.
+    #[must_use]
+    pub const fn rate(self) -> CallRate {
+        CallRate { per_sec: self.actor_calls_per_sec, burst: self.actor_calls_burst }
+    }
+
+    /// For `/info`.
+    #[must_use]
+    pub const fn limits(self) -> [(&'static str, u64); 2] {
+        [("actor_calls_per_sec", self.actor_calls_per_sec), ("actor_calls_burst", self.actor_calls_burst)]
+    }
 }
 
 impl ServingFlags {
     /// Names of the flags, as clap knows them.
-    pub(crate) const IDS: [&'static str; 6] =
-        ["tls_mode", "mesh", "mesh_listen", "mesh_namespace", "mesh_domain", "mesh_trust_domain"];
+    pub(crate) const IDS: [&'static str; 8] = [
+        "tls_mode",
+        "mesh",
+        "mesh_listen",
+        "mesh_namespace",
+        "mesh_domain",
+        "mesh_trust_domain",
+        "actor_calls_per_sec",
+        "actor_calls_burst",
+    ];
 
     /// Where the sidecar comes in, and what it is believed; none outside of a mesh.
     #[must_use]

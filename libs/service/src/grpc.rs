@@ -29,6 +29,7 @@ impl Host {
     pub fn serve(&mut self, mount: Mount, tls: &TlsFiles) -> Result<(), Failure> {
         mount.metrics().register(&self.metrics)?;
         self.metrics.register(Box::new(CertificateMetrics::of(tls)))?;
+        mount.bound_actors(self.actor_calls);
         let health = mount.health().clone();
         let (listener, mesh) = (self.listener.take(), self.mesh.take());
         if listener.is_none() && mesh.is_none() {

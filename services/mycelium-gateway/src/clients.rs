@@ -149,10 +149,11 @@ pub(crate) async fn accept_letter(
 
 fn refusal(status: &Status) -> RpcError {
     let reason = rpc::ErrorView::from(status).reason;
+    // An output for which its context has no room fails its job: it would be brought again and again.
     let lasting = matches!(
         status.code(),
         Code::NotFound | Code::InvalidArgument | Code::PermissionDenied | Code::OutOfRange
-    );
+    ) || reason == rpc::Reason::LimitExceeded.as_str();
     let reason = if reason.is_empty() { "UNAVAILABLE" } else { &reason };
     RpcError::refused(reason, lasting, status.message())
 }

@@ -19,7 +19,8 @@ use std::path::{Path, PathBuf};
 
 use model::Address;
 use model::id::Uid;
-use storage::Durability;
+use rpc::CallRate;
+use storage::{Durability, QuotaSetting};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -41,6 +42,10 @@ pub(crate) const REDIS_DIR: &str = redis::FILES;
 const OPS_TOKEN: &str = "ops.token";
 /// The ops port lies this far above the port.
 pub const OPS_PORT_OFFSET: u16 = 100;
+
+/// Between these lies what the private Redis may use when nobody says.
+const REDIS_MEMORY_MIN: u64 = 256 * 1024 * 1024;
+const REDIS_MEMORY_MAX: u64 = 4 * 1024 * 1024 * 1024;
 
 /// How an all-in-one is started.
 #[derive(Debug, Clone)]
@@ -65,12 +70,18 @@ pub struct Options {
     pub launcher: sandbox::Launcher,
     /// What an answered change survives: what the private Redis is set up for.
     pub durability: Durability,
+    /// How much an actor and a context may have, where that is not the default.
+    pub limits: Vec<QuotaSetting>,
+    /// How often one actor may call.
+    pub actor_calls: CallRate,
+    /// How much memory the private Redis may use, in bytes.
+    pub redis_memory: u64,
     /// Say nothing of what happens on the way.
     pub quiet: bool,
 }
 
 impl Options {
-    /// On free ports, with a supervisor, and quiet: for demonstrations, tests and measurements.
+    /// On free ports, with a supervisor, quiet, and without a bound on calls: for demonstrations, tests and measurements.
     #[must_use]
     pub fn private(data_dir: &Path) -> Self {
         Self {
@@ -84,6 +95,9 @@ impl Options {
             scripts: runner::ScriptFlags::default(),
             launcher: sandbox::Launcher::this_program(),
             durability: Durability::Fast,
+            limits: Vec::new(),
+            actor_calls: CallRate { per_sec: u64::from(u32::MAX), burst: u64::from(u32::MAX) },
+            redis_memory: redis_memory_default(),
             quiet: true,
         }
     }
@@ -94,6 +108,23 @@ impl Options {
 pub fn slots_default() -> u32 {
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     u32::try_from(cores * 2).unwrap_or(4).max(4)
+}
+
+/// A quarter of the machine's memory, and no more than 4 GiB: jobs want the rest.
+#[must_use]
+pub fn redis_memory_default() -> u64 {
+    let machine = std::fs::read_to_string("/proc/meminfo").ok();
+    memory_share(machine.as_deref().and_then(memory_of))
+}
+
+/// The machine's memory in bytes, as `/proc/meminfo` says it.
+fn memory_of(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn memory_share(machine: Option<u64>) -> u64 {
+    machine.map_or(REDIS_MEMORY_MIN, |bytes| (bytes / 4).clamp(REDIS_MEMORY_MIN, REDIS_MEMORY_MAX))
 }
 
 /// Says what happens on the way, unless it is to be quiet.
@@ -174,7 +205,7 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
     for ended in runner::sweep(&work_dir).map_err(UpError::Sweep)? {
         notice.say(&format!("ended a script of an earlier start: {ended}"));
     }
-    let redis = PrivateRedis::start(&dir, options.durability, &notice).await?;
+    let redis = PrivateRedis::start(&dir, options.durability, options.redis_memory, &notice).await?;
     let stop = CancellationToken::new();
     let parts = suite::Parts { dir: &dir, redis: &redis, certificates: &certificates, options: &options };
     let suite = match Suite::start(parts, listener, ops_listener, stop.clone()).await {
@@ -238,5 +269,22 @@ async fn bind(port: Option<u16>) -> Result<(TcpListener, TcpListener), UpError> 
             Ok((listen(port).await?, listen(ops).await?))
         }
         None => Ok((listen(0).await?, listen(0).await?)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redis_gets_a_share_of_the_machine() {
+        const GIB: u64 = 1024 * 1024 * 1024;
+        let machine = memory_of("MemTotal:        8388608 kB\nMemFree:          123 kB\n");
+        assert_eq!(machine, Some(8 * GIB));
+        assert_eq!(memory_share(machine), 2 * GIB);
+        assert_eq!(memory_share(Some(512 * GIB)), 4 * GIB);
+        assert_eq!(memory_share(Some(GIB / 2)), GIB / 4);
+        assert_eq!(memory_of("MemTotal: much"), None);
+        assert_eq!(memory_share(None), GIB / 4);
     }
 }

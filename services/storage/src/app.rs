@@ -115,9 +115,18 @@ impl App {
         let removals = self.rpc.removals.clone().run(shutdown.clone());
         let reconnects = self.hub.clone().check_reconnects(shutdown.clone());
         let sweeps = self.hub.store().clone().sweep_always(shutdown.clone());
+        let room = self.hub.store().clone().watch_room(shutdown.clone());
         // Subscribed before the first hint is heard.
         let identities = keep_true(self.rpc.identities.clone(), self.hub.news(), shutdown.clone());
-        tokio::join!(self.hub.clone().run(shutdown), replicas, removals, reconnects, sweeps, identities);
+        tokio::join!(
+            self.hub.clone().run(shutdown),
+            replicas,
+            removals,
+            reconnects,
+            sweeps,
+            room,
+            identities
+        );
         self.stop.cancel();
     }
 }

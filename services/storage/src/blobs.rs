@@ -70,6 +70,7 @@ impl Store {
         deed: &Deed,
         now: Timestamp,
     ) -> Result<BlobRef> {
+        self.check_room()?;
         let tenant = self.tenant(context).await?;
         put(&tenant, None, BlobHash::of(bytes), bytes, Some(deed), now).await
     }
@@ -95,6 +96,10 @@ impl Store {
         }
         let tenant = self.tenant(context).await?;
         if offset + expected < size {
+            if offset == 0 {
+                // Not only the last piece hears that there is no room for the whole.
+                is_there(&tenant, &tenant.keys.blob(hash), size).await?;
+            }
             let key = tenant.keys.blob_part(hash, chunk);
             let set = Cmd::new("SET").arg(&key).arg(&data[..]).arg("EX").arg(UNFINISHED.as_secs());
             tenant.connection.cmd(set).await?;

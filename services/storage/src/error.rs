@@ -108,6 +108,9 @@ pub(crate) enum Error {
         /// Its value.
         max: u32,
     },
+    /// The store keeps what room it has for what is there already.
+    #[error("the store is full")]
+    StoreFull,
     /// Redis.
     #[error("the store failed")]
     Store(#[source] kv::Error),

@@ -109,6 +109,7 @@ impl Store {
         request: Option<&Request>,
         now: Timestamp,
     ) -> Result<FlowInContext> {
+        self.check_room()?;
         let actor = asker.actor()?;
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context) = self.context(context).await?;
@@ -201,6 +202,7 @@ impl Store {
         (asker, filling): (Asker, Option<&Filling>),
         now: Timestamp,
     ) -> Result<()> {
+        self.check_room()?;
         if nodes.len() > ADD_NODES_MAX {
             let asked = nodes.len() as u64;
             return Err(Error::Limit { limit: "nodes of one AddNodes", max: ADD_NODES_MAX as u64, asked });

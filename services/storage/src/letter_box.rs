@@ -114,6 +114,7 @@ struct Delivery<'a> {
 impl Store {
     /// Puts a letter into its recipient's inbox, once.
     pub(crate) async fn accept_letter(&self, arrival: &Arrival, now: Timestamp) -> Result<Acceptance> {
+        self.check_room()?;
         let Arrival { letter, verified } = arrival;
         check_form(letter)?;
         if let Some(detail) = too_large(letter) {

@@ -199,6 +199,7 @@ impl Store {
         routers: &Routers,
         now: Timestamp,
     ) -> Result<KeptMessage> {
+        self.check_room()?;
         let Sender { context, asker, caller } = sender;
         let actor = asker.actor()?;
         let caller = caller.unwrap_or(actor);

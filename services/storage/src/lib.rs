@@ -6,6 +6,7 @@
 //! - `actors`, `contexts`, `jobs`, `flows`, `commits`, `reads`, `removal`, `messages`, `blobs`, `logs`, `runners`:
 //!   what can be asked, one module for each kind of thing; `sweeps`: what nobody needs any more goes;
 //! - `quotas`: how much an actor and a context may have; `counting`: what was made before that was counted;
+//!   `room`: whether Redis has room for anything new;
 //! - `letters`, `letter_box`, `letter_lists`, `letter_watch`: chat and mail that leave, arrive, are looked at, are read;
 //! - `events`, `tailer`, `watches`, `runner_watch`: hints, streams, and those who watch;
 //! - `routers`, `taking`: the routers that are connected, and what they hold; `pushed`: waits for what programs push;
@@ -49,6 +50,7 @@ mod removal;
 mod replicas;
 mod requests;
 mod roles;
+mod room;
 mod routers;
 mod rpc;
 mod runner_watch;

@@ -27,6 +27,7 @@ impl Store {
         request: Option<&Request>,
         now: Timestamp,
     ) -> Result<Runner> {
+        self.check_room()?;
         let actor = asker.actor()?;
         let mut changes = 0;
         for _ in 0..ID_TRIES {

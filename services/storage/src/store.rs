@@ -38,6 +38,8 @@ struct Inner {
     layout: Layout,
     confirmation: Confirmation,
     quotas: Quotas,
+    /// Redis has no room for anything new.
+    full: AtomicBool,
     databases: u32,
     keys: GlobalKeys,
     connection: Connection,
@@ -161,6 +163,7 @@ impl Store {
             layout,
             confirmation,
             quotas,
+            full: AtomicBool::new(false),
             databases,
             keys,
             connection,
@@ -184,6 +187,11 @@ impl Store {
     /// How much an actor and a context may have.
     pub(crate) fn quotas(&self) -> Quotas {
         self.0.quotas
+    }
+
+    /// Whether Redis was found to have no room for anything new.
+    pub(crate) fn full(&self) -> &AtomicBool {
+        &self.0.full
     }
 
     /// The keys of what belongs to no context.

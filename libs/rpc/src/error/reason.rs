@@ -97,6 +97,8 @@ reasons! {
     StoreUnavailable = "STORE_UNAVAILABLE" as [Unavailable],
     /// A disk that is needed has no room, or takes no writes. Nothing was changed; it passes when there is room.
     DiskFull = "DISK_FULL" as [Unavailable],
+    /// The store has no room for anything new. What deletes works.
+    StoreFull = "STORE_FULL" as [ResourceExhausted],
     /// Another service or machine that is needed does not answer.
     PeerUnavailable = "PEER_UNAVAILABLE" as [Unavailable],
     /// The deadline passed; whether the change was made is not known.

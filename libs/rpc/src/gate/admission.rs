@@ -10,18 +10,29 @@ use crate::caller::directory::Directory;
 use crate::caller::{Caller, Peer, identity_required};
 use crate::error::{Error, ErrorKind, Reason};
 use crate::gate::authenticate::{Believed, Claim, Shown, cannot_look_up, shown};
+use crate::gate::methods::Shape;
 use crate::gate::policy::{MethodPolicy, Verdict};
+use crate::gate::share::Shares;
 
 /// The policy of a mount, and who knows its actors.
 #[derive(Debug)]
 pub(crate) struct Admission {
     policy: MethodPolicy,
     directory: Option<Arc<dyn Directory>>,
+    shares: Shares,
 }
 
 impl Admission {
-    pub(crate) const fn new(policy: MethodPolicy, directory: Option<Arc<dyn Directory>>) -> Self {
-        Self { policy, directory }
+    pub(crate) const fn new(
+        policy: MethodPolicy,
+        directory: Option<Arc<dyn Directory>>,
+        shares: Shares,
+    ) -> Self {
+        Self { policy, directory, shares }
+    }
+
+    pub(crate) const fn shares(&self) -> &Shares {
+        &self.shares
     }
 
     /// Whether anyone may call it.
@@ -30,12 +41,16 @@ impl Admission {
     }
 
     /// Finds out who calls and whether it may; leaves the caller in the extensions. Gives what an actor was believed
-    /// for.
-    pub(crate) async fn admit(&self, request: &mut Request<Body>) -> Result<Option<Believed>, Error> {
+    /// for, with its share of the server.
+    pub(crate) async fn admit(
+        &self,
+        request: &mut Request<Body>,
+        shape: Shape,
+    ) -> Result<Option<Believed>, Error> {
         let is_open = self.is_open(request.uri().path());
         match shown(request, is_open) {
             Shown::Settled(caller) => self.judge(request, caller).map(|()| None),
-            Shown::Actor(claim) => self.admit_actor(request, &claim).await.map(Some),
+            Shown::Actor(claim) => self.admit_actor(request, &claim, shape).await.map(Some),
         }
     }
 
@@ -56,7 +71,12 @@ impl Admission {
     }
 
     /// Looks an actor up, and whether it may.
-    async fn admit_actor(&self, request: &mut Request<Body>, claim: &Claim) -> Result<Believed, Error> {
+    async fn admit_actor(
+        &self,
+        request: &mut Request<Body>,
+        claim: &Claim,
+        shape: Shape,
+    ) -> Result<Believed, Error> {
         let verdict = self.policy.decide(request.uri().path(), Some(claim.identity()));
         let Some(directory) = &self.directory else {
             return Err(match verdict {
@@ -64,7 +84,9 @@ impl Admission {
                 Verdict::Denied | Verdict::IdentityRequired => denied(request, claim.identity()),
             });
         };
+        // Not before it is known who calls: nobody uses up what is another's.
         let believed = claim.verify(directory).await?;
+        let believed = believed.sharing(self.shares.take(claim.actor(), shape)?);
         self.judge(request, Ok(Some(believed.caller)))?;
         if self.policy.is_administrative(request.uri().path()) {
             claim.spend(directory).await?;

@@ -19,6 +19,7 @@ use tonic::body::Body;
 use crate::caller::directory::{Directory, KnownActor, Subject};
 use crate::caller::{Caller, Peer, PeerIdentity, identity_required};
 use crate::error::{Error, ErrorKind, Reason};
+use crate::gate::share::Share;
 use crate::stream::member::{Standing, until_lost};
 
 /// How long the directory may take.
@@ -45,6 +46,8 @@ pub(crate) struct Claim {
 pub(crate) struct Believed {
     pub(crate) caller: Caller,
     credential: Credential,
+    /// Its share of the server, for as long as the call lasts.
+    share: Option<Arc<Share>>,
 }
 
 /// What has to stay in force while an actor's stream goes on.
@@ -118,6 +121,11 @@ fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Error> {
 }
 
 impl Claim {
+    /// The same, as an actor.
+    pub(crate) const fn actor(&self) -> ActorId {
+        self.actor
+    }
+
     /// Who it says that it is.
     pub(crate) const fn identity(&self) -> Identity {
         Identity::Actor(self.actor)
@@ -175,15 +183,20 @@ impl Claim {
             certificate: self.certificate,
             key,
         };
-        Believed { caller, credential }
+        Believed { caller, credential, share: None }
     }
 }
 
 impl Believed {
+    /// The same with a share of the server.
+    pub(crate) fn sharing(self, share: Share) -> Self {
+        Self { share: Some(Arc::new(share)), ..self }
+    }
+
     /// Waits until the caller is believed no more, and gives what it is told. That a token has expired does not matter:
     /// it was good when the stream began.
     pub(crate) async fn until_revoked(self) -> Status {
-        let Credential { directory, actor, certificate, key } = self.credential;
+        let Self { credential: Credential { directory, actor, certificate, key }, share: _share, .. } = self;
         until_lost(&*directory, Subject::Actor(actor), || async {
             let known = directory.actor(actor).await?;
             let judged =

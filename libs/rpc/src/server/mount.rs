@@ -16,6 +16,7 @@ use crate::caller::directory::Directory;
 use crate::gate::admission::Admission;
 use crate::gate::methods::{Methods, PatienceTable};
 use crate::gate::policy::{Allow, MethodPolicy, PolicyError};
+use crate::gate::share::{CallRate, Shares};
 use crate::gate::shed::{CallsMax, Shed};
 use crate::gate::{Gate, Rooms};
 use crate::metrics::Metrics;
@@ -55,6 +56,11 @@ impl Mount {
     #[must_use]
     pub const fn health(&self) -> &Health {
         &self.health
+    }
+
+    /// How often one actor may call, whichever way it comes.
+    pub fn bound_actors(&self, rate: CallRate) {
+        self.gate.bound_actors(rate);
     }
 
     /// What is counted of its calls and connections.
@@ -153,7 +159,7 @@ impl MountBuilder {
         }
         let (methods, metrics) = (self.methods()?, Metrics::new());
         let shed = Shed::new(self.calls_max, metrics.clone());
-        let admission = Admission::new(self.policy, self.directory);
+        let admission = Admission::new(self.policy, self.directory, Shares::new(metrics.clone()));
         Ok(Mount { gate: Gate::new(self.routes, Rooms { admission, methods, shed, metrics }), health })
     }
 

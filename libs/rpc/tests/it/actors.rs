@@ -8,7 +8,7 @@ use futures_util::{FutureExt as _, StreamExt as _, stream};
 use identity::{Identity, SigningKey, Token, TrustDomain};
 use model::{ActorId, ContextId, Role, Timestamp};
 use prometheus::Registry;
-use rpc::{Channel, Directory, ErrorView, Membership, answer_while_member, while_member};
+use rpc::{CallRate, Channel, Directory, ErrorView, Membership, answer_while_member, while_member};
 use tonic::{Code, Request, Status};
 
 use crate::known::Known;
@@ -401,4 +401,46 @@ async fn a_stream_that_ends_by_itself_ends() {
     let finite = stream::iter([Ok::<_, Status>(1)]);
     let watched = while_member(finite, known, CONTEXT, ACTOR_ID, Role::Reader);
     assert_eq!(watched.map(Result::unwrap).collect::<Vec<_>>().await, [1]);
+}
+
+/// A server that lets an actor make two calls at once, and one a second.
+async fn stage_with_a_slow_rate() -> Stage {
+    let stage = Stage::new().await;
+    stage.server.mount.bound_actors(CallRate { per_sec: 1, burst: 2 });
+    stage
+}
+
+#[tokio::test]
+async fn who_calls_too_often_is_told_when_to_come_again_and_others_are_answered() {
+    let stage = stage_with_a_slow_rate().await;
+    // Over connections of its own or with tokens it is the same actor.
+    let (certificate, token) = (stage.channel(ACTOR), stage.token());
+    who_am_i(&certificate).await.unwrap();
+    ask(&stage.anonymous(), "WhoAmI", &token).await.unwrap();
+    let mut refusal = None;
+    for _ in 0..100 {
+        if let Err(status) = who_am_i(&stage.channel(ACTOR)).await {
+            refusal = Some(ErrorView::from(&status));
+            break;
+        }
+    }
+    let refusal = refusal.expect("a hundred calls are not made in a second for each of them");
+    assert_eq!((refusal.code, refusal.reason.as_str()), (Code::ResourceExhausted, "LIMIT_EXCEEDED"));
+    assert_eq!(refusal.metadata["limit"], "actor_calls_per_sec");
+    assert!(refusal.retry_after.is_some_and(|after| after <= Duration::from_secs(1)), "{refusal:?}");
+    for _ in 0..10 {
+        who_am_i(&stage.channel(SCHEDULER)).await.expect("services are not bounded");
+    }
+}
+
+#[tokio::test]
+async fn who_only_says_that_it_is_an_actor_uses_nothing_of_its_share() {
+    let stage = stage_with_a_slow_rate().await;
+    let forged = token(&SigningKey::generate(), ACTOR_ID);
+    for _ in 0..20 {
+        let refused = refused(ask(&stage.anonymous(), "WhoAmI", &forged).await);
+        assert_eq!(refused, unauthenticated("IDENTITY_UNUSABLE"));
+    }
+    who_am_i(&stage.channel(ACTOR)).await.unwrap();
+    who_am_i(&stage.channel(ACTOR)).await.unwrap();
 }

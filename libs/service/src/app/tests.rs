@@ -99,8 +99,8 @@ fn flags_have_the_defaults_of_the_service() {
 
 #[test]
 fn the_limits_of_serving_are_shown_with_those_of_the_service() {
-    let (_, config) = flags();
-    let limits = limits::<Small>(&config);
+    let (common, config) = flags();
+    let limits = limits::<Small>(&config, common.serving.actors);
     assert_eq!(limits.get("slots_max"), Some(&3));
     assert_eq!(limits.get("rpc_message_bytes_max"), Some(&(4 * 1024 * 1024)));
     assert_eq!(limits.get("env_entries_max"), Some(&256), "what all hold to");

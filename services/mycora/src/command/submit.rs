@@ -8,7 +8,7 @@ use model::Violation;
 use proto::v1;
 use uuid::Uuid;
 
-pub(super) use self::upload::upload;
+pub(super) use self::upload::{upload, with_uploads};
 use super::signing::{self, SigningArgs};
 use super::{Session, validate, values, watch};
 use crate::failure::{CallError, Failure};
@@ -99,7 +99,9 @@ pub async fn submit(
         caller_id: session.actor(),
         flow: Some(file.spec.clone()),
     };
-    session.clients.submit_flow(&request).await.map_err(|error| located(file, 0, error))
+    let submitted =
+        with_uploads(session, context, file, async || session.clients.submit_flow(&request).await);
+    submitted.await?.map_err(|error| located(file, 0, error))
 }
 
 /// What was refused, at its places in the file. `first_index` is the place of the first node of the request.

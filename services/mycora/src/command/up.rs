@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use model::Address;
-use service::{Hangup, Shutdown, TelemetryFlags, telemetry};
-use storage::Durability;
+use service::{ActorFlags, Hangup, Shutdown, TelemetryFlags, telemetry};
+use storage::{Durability, QuotaSetting};
 
 use crate::command::Global;
 use crate::failure::{Failure, error_chain};
@@ -53,6 +53,17 @@ pub struct UpArgs {
     /// Allow core files and debuggers, which show keys and secrets to whoever reads them
     #[arg(long, env = "MYCORA_ALLOW_CORE")]
     pub allow_core: bool,
+    /// How much of something an actor or a context may have, as in context_flows_open_max=1000; may be repeated. `/info`
+    /// shows all of them
+    #[arg(long = "limit", env = "MYCORA_LIMITS", value_name = "NAME=NUMBER", value_delimiter = ',')]
+    pub limits: Vec<QuotaSetting>,
+    /// How often one actor may call.
+    #[command(flatten)]
+    pub actors: ActorFlags,
+    /// How many MiB of memory the private Redis may use; then changes are refused [default: a quarter of the machine's, at
+    /// most 4096]
+    #[arg(long, env = "MYCORA_REDIS_MEMORY", value_name = "MIB", value_parser = clap::value_parser!(u64).range(16..=1_048_576))]
+    pub redis_memory: Option<u64>,
     /// Logs and traces.
     #[command(flatten)]
     pub telemetry: TelemetryFlags,
@@ -96,6 +107,9 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
         scripts: args.scripts,
         launcher: sandbox::Launcher::this_program(),
         durability: args.durability,
+        limits: args.limits,
+        actor_calls: args.actors.rate(),
+        redis_memory: args.redis_memory.map_or_else(up::redis_memory_default, |mib| mib * 1024 * 1024),
         quiet: global.quiet,
     };
     let running = up::start(options).await.map_err(|error| failed(&error))?;

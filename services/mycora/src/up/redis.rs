@@ -60,6 +60,7 @@ impl PrivateRedis {
     pub(super) async fn start(
         dir: &DataDir,
         durability: Durability,
+        memory: u64,
         notice: &Notice,
     ) -> Result<Self, UpError> {
         let socket = dir.join(SOCKET);
@@ -75,7 +76,7 @@ impl PrivateRedis {
         let pid = child.id().unwrap_or_default();
         let process = ProcessRecord::of(pid).map_err(UpError::RedisStart)?;
         dir.write_secret(RECORD, &process.to_string())?;
-        let text = configuration(dir, durability, &password, &runner_password);
+        let text = configuration(dir, durability, memory, &password, &runner_password);
         let mut stdin =
             child.stdin.take().ok_or_else(|| UpError::RedisStart(io::ErrorKind::BrokenPipe.into()))?;
         stdin.write_all(text.as_bytes()).await.map_err(UpError::RedisStart)?;
@@ -215,6 +216,7 @@ fn prepare_files(dir: &DataDir) -> Result<(), UpError> {
 fn configuration(
     dir: &DataDir,
     durability: Durability,
+    memory: u64,
     password: &str,
     runner_password: &str,
 ) -> Zeroizing<String> {
@@ -230,6 +232,7 @@ fn configuration(
          appendonly yes\n\
          appendfsync {fsync}\n\
          save \"\"\n\
+         maxmemory {memory}\n\
          maxmemory-policy noeviction\n\
          user default on >{password} ~* &* +@all\n\
          user runner on >{runner_password} {RUNNER_RULES}\n",

@@ -9,9 +9,10 @@ use kv::Kv;
 use model::{Address, Timestamp};
 use mycelium::{Bus, MemoryNetwork, PublicKey};
 use prometheus::Registry;
-use rpc::{Channel, LocalServer, MethodPolicy, Mount, MountBuilder, Server, TlsFiles};
+use rpc::{CallRate, Channel, LocalServer, MethodPolicy, Mount, MountBuilder, Server, TlsFiles};
 use sandbox::Standing;
 use service::{CertificateMetrics, Info, Limits, Ops, OpsAccess, OpsListener, Readiness, Shutdown};
+use storage::Quotas;
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -95,8 +96,9 @@ impl Suite {
         };
         let started = suite.readiness.condition("start");
         let access = OpsAccess::Token(super::ops_token(parts.dir)?);
-        suite.serve_ops(ops_listener, metrics.clone(), access);
+        suite.serve_ops(ops_listener, metrics.clone(), limits(parts.options), access);
         let mount = suite.build(&parts, &metrics).await?;
+        mount.bound_actors(parts.options.actor_calls);
         let tls = parts.certificates.server();
         let server = Server::new(mount.clone(), &tls).map_err(build_error("the port"))?;
         mount.metrics().register(&metrics).map_err(build_error("the metrics"))?;
@@ -209,8 +211,8 @@ impl Suite {
         }
     }
 
-    fn serve_ops(&mut self, listener: TcpListener, metrics: Registry, access: OpsAccess) {
-        let info = Info { name: "mycora", version: env!("CARGO_PKG_VERSION"), limits: limits() };
+    fn serve_ops(&mut self, listener: TcpListener, metrics: Registry, limits: Limits, access: OpsAccess) {
+        let info = Info { name: "mycora", version: env!("CARGO_PKG_VERSION"), limits };
         let ops = Ops::new(info, self.readiness.clone(), metrics, access);
         let listener = OpsListener::Tcp(listener);
         let stop = self.stop.clone();
@@ -273,7 +275,9 @@ impl Suite {
     ) -> Result<MountBuilder, UpError> {
         let deps =
             storage::Deps { kv: Kv::new(parts.redis.endpoint()), trust_domain: TrustDomain::default() };
-        let config = storage::Config { durability: parts.options.durability, ..storage::Config::default() };
+        let quotas = Quotas::with(&parts.options.limits);
+        let config =
+            storage::Config { durability: parts.options.durability, quotas, ..storage::Config::default() };
         let app = config.build(deps).await.map_err(build_error("storage"))?;
         let mount = app.mount_public(mount).directory(app.directory());
         let readiness = app.readiness();
@@ -511,8 +515,16 @@ where
 }
 
 /// The limits that `/info` shows.
-fn limits() -> Limits {
-    model::limits::TABLE.into_iter().chain(rpc::LIMITS).collect()
+fn limits(options: &Options) -> Limits {
+    let CallRate { per_sec, burst } = options.actor_calls;
+    let mut limits: Limits = model::limits::TABLE.into_iter().chain(rpc::LIMITS).collect();
+    limits.extend(Quotas::with(&options.limits).named());
+    limits.extend([
+        ("actor_calls_per_sec", per_sec),
+        ("actor_calls_burst", burst),
+        ("redis_memory_bytes", options.redis_memory),
+    ]);
+    limits
 }
 
 #[cfg(test)]

@@ -68,6 +68,37 @@ fn a_large_flow_is_sent_in_parts_and_a_lost_answer_asked_again() {
 }
 
 #[test]
+fn what_went_before_anything_referred_to_it_is_uploaded_again() {
+    let script = "# long\n".repeat(4000);
+    let long = |place: &Place| std::fs::write(place.home.path().join("long.py"), &script).expect("written");
+    let flow = "name: f\njobs:\n  a: {script_type: python, script_file: long.py}\n";
+    for command in [
+        &["job", "run", "long.py", "--detach"][..],
+        &["job", "create", "long.py"],
+        &["flow", "submit", "flow.yaml"],
+    ] {
+        let place = Place::new(Script::ForgetUploads);
+        long(&place);
+        std::fs::write(place.home.path().join("flow.yaml"), flow).expect("written");
+        place.asked(command, 0);
+        place.coordinator.asked(|asked| {
+            assert_eq!(asked.uploaded.len(), 2, "{command:?}");
+            assert!(asked.uploaded.iter().all(|bytes| *bytes == script.as_bytes()), "{command:?}");
+        });
+    }
+    // A large one that is sent in parts goes on with the part that was refused.
+    let place = Place::new(Script::ForgetUploads);
+    long(&place);
+    let path = place.home.path().join(large(&place));
+    let mut text = std::fs::read_to_string(&path).expect("written just now");
+    text.push_str("  last: {script_type: python, script_file: long.py}\n");
+    std::fs::write(&path, text).expect("written");
+    place.asked(&["flow", "submit", "large.yaml"], 0);
+    place.coordinator.asked(|asked| assert_eq!(asked.uploaded.len(), 2));
+    assert_eq!(place.calls().iter().filter(|call| call.starts_with("create")).count(), 1);
+}
+
+#[test]
 fn a_large_flow_that_is_refused_leaves_nothing() {
     let place = Place::new(Script::RefusePart);
     let output = place.asked(&["flow", "submit", large(&place)], 2);

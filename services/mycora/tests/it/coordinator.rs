@@ -41,6 +41,8 @@ pub(crate) enum Script {
     Wait,
     /// The second part of a large flow is refused.
     RefusePart,
+    /// What was uploaded has gone, until it is uploaded again.
+    ForgetUploads,
 }
 
 /// What the coordinator was asked.
@@ -130,6 +132,15 @@ impl Coordinator {
 impl Scripted {
     fn note<T>(&self, change: impl FnOnce(&mut Asked) -> T) -> T {
         change(&mut self.asked.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Refuses what refers to uploads that have gone.
+    fn look_for_uploads(&self) -> Result<(), Status> {
+        let uploads = self.note(|asked| asked.uploaded.len());
+        if self.script == Script::ForgetUploads && uploads < 2 {
+            return Err(refused(rpc::Reason::BlobMissing, "the blob is missing: put it first"));
+        }
+        Ok(())
     }
 
     /// Notes a call; gives how often it came with these words.

@@ -1,10 +1,15 @@
 //! From what went wrong here to what the caller is told.
 
+use std::time::Duration;
+
 use ::rpc::{ErrorKind, Reason};
 use model::Violations;
 use tonic::Status;
 
 use crate::error::{Error, WrongState};
+
+/// When to try again what the store has no room for.
+const RETRY_WHEN_FULL: Duration = Duration::from_secs(5);
 
 impl From<Error> for ::rpc::Error {
     fn from(error: Error) -> Self {
@@ -54,6 +59,7 @@ impl From<Error> for ::rpc::Error {
                 .with("limit", limit)
                 .with("max", max)
                 .with("asked", u64::from(max) + 1),
+            Error::StoreFull => store_full(),
             Error::Store(cause) => of_store(cause),
             Error::Broken(record) => Self::internal(record),
         }
@@ -64,6 +70,12 @@ impl From<Error> for Status {
     fn from(error: Error) -> Self {
         ::rpc::Error::from(error).into_status()
     }
+}
+
+/// Room is made by deletion, and by what goes by itself.
+fn store_full() -> ::rpc::Error {
+    let message = "the store is full: delete flows, jobs or contexts that are not needed any more";
+    ::rpc::Error::new(ErrorKind::ResourceExhausted, Reason::StoreFull, message).retry_after(RETRY_WHEN_FULL)
 }
 
 fn of_store(error: kv::Error) -> ::rpc::Error {
@@ -82,7 +94,11 @@ fn of_store(error: kv::Error) -> ::rpc::Error {
             tracing::error!(%error, "the disk of Redis is full");
             ::rpc::Error::disk_full("the disk of the store is full: it takes no writes now").because(error)
         }
-        kv::Error::Readonly(_) | kv::Error::Oom(_) => {
+        kv::Error::Oom(_) => {
+            tracing::error!(%error, "Redis is out of memory");
+            store_full().because(error)
+        }
+        kv::Error::Readonly(_) => {
             tracing::error!(%error, "Redis takes no writes");
             ::rpc::Error::unavailable(Reason::StoreUnavailable, "the store takes no writes now")
                 .because(error)

@@ -350,3 +350,50 @@ async fn what_is_counted_goes_with_the_context() {
     try_create(&stage, 1).await.unwrap();
     assert_eq!(stage.counted("flows_open").await, 1);
 }
+
+/// What Redis uses now, as its bound on memory, and a part more.
+async fn bound_memory(stage: &Stage, numerator: u64, denominator: u64) {
+    let info = stage.ask(Cmd::new("INFO").arg("memory")).await.text().unwrap();
+    let used = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
+    let bound = used.trim().parse::<u64>().unwrap() * numerator / denominator;
+    stage.ask(Cmd::new("CONFIG").arg("SET").arg("maxmemory").arg(bound)).await;
+}
+
+fn store_full(status: &Status) -> bool {
+    let view = ErrorView::from(status);
+    view.reason == "STORE_FULL" && view.code == Code::ResourceExhausted && view.retry_after.is_some()
+}
+
+#[tokio::test]
+async fn what_is_there_goes_on_and_can_be_deleted_when_nothing_new_is_taken() {
+    let stage = stage(Layout::Database, &[]).await;
+    let (mut runs, mut ended) = (stage.started(1).await, stage.started(1).await);
+    let end = ended.end();
+    stage.apply(&mut ended, end).await;
+    // Less than an eighth is left.
+    bound_memory(&stage, 16, 15).await;
+    let full = || async { try_create(&stage, 1).await.err().filter(store_full) };
+    wait_until(full, PATIENCE, "nothing new is taken").await;
+    assert!(store_full(&put(&stage, vec![1; 10]).await.err().unwrap()));
+    assert!(store_full(&create_context(&stage, Identity::Admin).await.err().unwrap()));
+    let end = runs.end();
+    stage.apply(&mut runs, end).await;
+    remove(&stage, &ended).await;
+    let key = stage.keys().flow(FlowId(ended.id));
+    let gone =
+        || async { stage.ask(Cmd::new("EXISTS").arg(&key)).await.int().is_ok_and(|n| n == 0).then_some(()) };
+    wait_until(gone, PATIENCE, "it is removed").await;
+    stage.ask(Cmd::new("CONFIG").arg("SET").arg("maxmemory").arg(0)).await;
+    let free = || async { try_create(&stage, 1).await.ok() };
+    wait_until(free, PATIENCE, "there is room again").await;
+}
+
+#[tokio::test]
+async fn a_redis_that_is_out_of_memory_is_no_defect() {
+    let stage = stage(Layout::Database, &[]).await;
+    let created = stage.created(1).await;
+    bound_memory(&stage, 1, 2).await;
+    let signal = created.push(&FlowInput::Signal { name: "go".parse().unwrap() });
+    let status = stage.flows().push_input(signal).await.err().unwrap();
+    assert!(store_full(&status), "{status:?}");
+}

@@ -65,9 +65,10 @@ pub(super) async fn create(session: &Session, args: &CreateArgs) -> Result<(), F
         request_id: Uuid::new_v4().to_string(),
         context_id: context,
         caller_id: session.actor(),
-        spec: file.spec.nodes.into_iter().next().and_then(|node| node.job),
+        spec: file.spec.nodes.first().and_then(|node| node.job.clone()),
     };
-    let answer = session.clients.create_job(&request).await?;
+    let create = async || session.clients.create_job(&request).await;
+    let answer = submit::with_uploads(session, context, &file, create).await??;
     let text = || {
         let job = answer.job.clone().unwrap_or_default();
         format!("job {} is kept; see `mycora job get {} --context {context}`\n", job.id, job.id)

@@ -76,8 +76,9 @@ pub(super) async fn run(session: &Session, args: &RunArgs) -> Result<u8, Failure
         node: file.spec.nodes.first().cloned(),
         wait_secs: 0,
     };
-    let started =
-        session.clients.run_job(&request).await.map_err(|error| submit::located(&file, 0, error))?;
+    let run = async || session.clients.run_job(&request).await;
+    let started = submit::with_uploads(session, context, &file, run).await?;
+    let started = started.map_err(|error| submit::located(&file, 0, error))?;
     let id = started.flow.as_ref().map_or(0, |flow| flow.id);
     if args.detach {
         output::answer(

@@ -5,7 +5,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use proto::v1;
 use uuid::Uuid;
 
-use super::located;
+use super::{located, with_uploads};
 use crate::command::Session;
 use crate::failure::Failure;
 use crate::flow_file::{FlowFile, parts};
@@ -76,7 +76,9 @@ async fn fill_and_start(session: &Session, file: &FlowFile, flow: &v1::Flow) -> 
                 nodes: nodes.to_vec(),
                 request_id: Uuid::new_v4().to_string(),
             };
-            session.clients.add_nodes(&request).await.map_err(|error| located(file, first, error))?;
+            let added =
+                with_uploads(session, context_id, file, async || session.clients.add_nodes(&request).await);
+            added.await?.map_err(|error| located(file, first, error))?;
             bar.inc(nodes.len() as u64);
         }
         bar.set_message("starting");

@@ -4,12 +4,15 @@ use bytes::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
 use model::limits::BLOB_CHUNK_BYTES;
 use proto::v1;
+use rpc::Reason;
 
 use crate::command::Session;
-use crate::failure::Failure;
+use crate::failure::{CallError, Failure};
 use crate::flow_file::FlowFile;
 use crate::output::terminal::drawable;
 
+/// How often what has gone is uploaded again for one call.
+const UPLOADS_AGAIN: u32 = 2;
 /// Uploads smaller than this together show no bar.
 const BAR_FROM_BYTES: u64 = 1024 * 1024;
 
@@ -35,6 +38,25 @@ pub(in crate::command) async fn upload(
     }
     bar.finish_and_clear();
     Ok(())
+}
+
+/// Makes a call that refers to what a flow carries along. When something of it has gone meanwhile, since nobody had referred to
+/// it for too long, all of it is uploaded again, and the call is made once more.
+pub(in crate::command) async fn with_uploads<T>(
+    session: &Session,
+    context: u32,
+    file: &FlowFile,
+    mut call: impl AsyncFnMut() -> Result<T, CallError>,
+) -> Result<Result<T, CallError>, Failure> {
+    for _ in 0..UPLOADS_AGAIN {
+        match call().await {
+            Err(error) if error.view.reason == Reason::BlobMissing.as_str() && !file.uploads.is_empty() => {
+                upload(session, context, file).await?;
+            }
+            answer => return Ok(answer),
+        }
+    }
+    Ok(call().await)
 }
 
 /// The first piece names context and hash; an empty blob is one piece as well.

@@ -54,6 +54,7 @@ impl FlowService for Scripted {
         request: Request<v1::SubmitFlowRequest>,
     ) -> Result<Response<v1::SubmitFlowResponse>, Status> {
         let v1::SubmitFlowRequest { request_id, flow: spec, .. } = request.into_inner();
+        self.look_for_uploads()?;
         let calls = self.note(|asked| {
             asked.signatures = spec.into_iter().flat_map(|flow| flow.nodes).map(signature).collect();
             asked.request_ids.push(request_id);
@@ -80,6 +81,7 @@ impl FlowService for Scripted {
         request: Request<v1::AddFlowNodesRequest>,
     ) -> Result<Response<v1::AddFlowNodesResponse>, Status> {
         let v1::AddFlowNodesRequest { first_index, nodes, .. } = request.into_inner();
+        self.look_for_uploads()?;
         let calls = self.call(&format!("add {} at {first_index}", nodes.len()));
         match self.script {
             Script::RefusePart if first_index > 0 => {
@@ -279,6 +281,7 @@ impl FlowService for Scripted {
         request: Request<v1::RunJobRequest>,
     ) -> Result<Response<v1::RunJobResponse>, Status> {
         let v1::RunJobRequest { node: job, wait_secs, .. } = request.into_inner();
+        self.look_for_uploads()?;
         let job = job.unwrap_or_default();
         let name = job.name.clone();
         self.note(|asked| asked.signatures = [signature(job)].into());

@@ -28,6 +28,7 @@ impl JobService for Scripted {
         request: Request<v1::CreateJobRequest>,
     ) -> Result<Response<v1::CreateJobResponse>, Status> {
         let v1::CreateJobRequest { request_id: _, context_id, caller_id, spec } = request.into_inner();
+        self.look_for_uploads()?;
         let named = spec.clone().unwrap_or_default();
         let (env, files, outputs) = (named.env_vars, named.files.into_keys(), named.outputs);
         let files: Vec<_> = files.collect();
