@@ -24,6 +24,10 @@ pub const INSTANCES: &str = "hero:instances";
 pub const SUPERVISOR: &str = "hero:supervisor";
 /// Hash: roots of coordinators that have another root now, each with that.
 pub const SUCCESSORS: &str = "hero:successors";
+/// Set: where something was set aside, and of whom, as `<queue> <owner>`.
+pub const ASIDE: &str = "hero:aside";
+/// Sorted set: owners of jobs, by when one of theirs was last taken in.
+pub const CALLERS: &str = "hero:callers";
 /// The group of an instance that names none.
 pub const DEFAULT_GROUP: &str = "default";
 /// The priority of a job that names none: its queue has no suffix.
@@ -405,6 +409,12 @@ pub enum SupervisorKey {
     Supervisor,
     /// [`SUCCESSORS`].
     Successors,
+    /// [`ASIDE`].
+    Aside,
+    /// Sorted set: what instances have set aside of an owner in a queue, by place in line.
+    AsideOf(WorkQueue, String),
+    /// [`CALLERS`].
+    Callers,
 }
 
 impl fmt::Display for SupervisorKey {
@@ -435,6 +445,9 @@ impl fmt::Display for SupervisorKey {
             Self::Instances => f.write_str(INSTANCES),
             Self::Supervisor => f.write_str(SUPERVISOR),
             Self::Successors => f.write_str(SUCCESSORS),
+            Self::Aside => f.write_str(ASIDE),
+            Self::AsideOf(queue, owner) => write!(f, "{ASIDE}:{queue} {owner}"),
+            Self::Callers => f.write_str(CALLERS),
         }
     }
 }
@@ -450,11 +463,13 @@ impl SupervisorKey {
             INSTANCES => return Some(Self::Instances),
             SUPERVISOR => return Some(Self::Supervisor),
             SUCCESSORS => return Some(Self::Successors),
+            ASIDE => return Some(Self::Aside),
+            CALLERS => return Some(Self::Callers),
             old::OLD_QUEUES => return Some(Self::OldQueues),
             _ => {}
         }
         type Parse = fn(&str) -> Option<SupervisorKey>;
-        let prefixes: [(&str, Parse); 13] = [
+        let prefixes: [(&str, Parse); 14] = [
             (old::OLD_WAITING_PREFIX, |rest| exact(rest).map(Self::OldWaiting)),
             (old::OLD_NUMBERED_PREFIX, |rest| exact(rest).map(Self::OldNumbered)),
             (REPLY_PREFIX, |rest| exact(rest).map(Self::Reply)),
@@ -470,6 +485,11 @@ impl SupervisorKey {
             }),
             (PRESENCE_PREFIX, |rest| InstanceRef::parse(rest).map(Self::Presence)),
             (UNCLAIMED_PREFIX, |rest| exact(rest).map(Self::Unclaimed)),
+            ("hero:aside:", |rest| {
+                let (queue, owner) = rest.split_once(' ')?;
+                let is_one = !owner.is_empty() && !owner.contains(char::is_whitespace);
+                is_one.then_some(Self::AsideOf(exact(queue)?, owner.to_owned()))
+            }),
             ("hero:meta:queue:stats:", |rest| exact(rest).map(Self::QueueStats)),
         ];
         for (prefix, parse) in prefixes {

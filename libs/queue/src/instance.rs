@@ -160,6 +160,11 @@ impl Instance {
         self.0.about.isolation
     }
 
+    /// How many jobs it runs at once.
+    pub(crate) fn slots(&self) -> u32 {
+        self.0.about.slots
+    }
+
     /// How many jobs it has taken and not finished.
     #[must_use]
     pub fn busy(&self) -> usize {

@@ -98,6 +98,7 @@ impl Intake {
             .arg(popped)
             .arg(from)
             .arg(self.places)
+            .arg(self.instance.slots())
             .args(self.queues.iter());
         let answer = self.instance.db().call(call).await?;
         crash_point!("queue.taken");

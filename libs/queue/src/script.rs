@@ -85,6 +85,8 @@ mod tests {
             ("INSTANCES", k::INSTANCES),
             ("SUPERVISOR", k::SUPERVISOR),
             ("SUCCESSORS", k::SUCCESSORS),
+            ("ASIDE", k::ASIDE),
+            ("CALLERS", k::CALLERS),
             ("BINDING", k::BINDING_PREFIX),
             ("CONTEXTS", k::CONTEXTS_PREFIX),
             ("NODE", k::NODE_FIELD_PREFIX),

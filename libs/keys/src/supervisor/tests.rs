@@ -73,6 +73,9 @@ fn any_key() -> impl Strategy<Value = SupervisorKey> {
                 22 => K::BoundContexts(format!("{a:064x}")),
                 23 => K::Successors,
                 24 => K::Request(format!("{a}-{b}")),
+                25 => K::AsideOf(queue, format!("{a:064x}/{b}")),
+                26 => K::Aside,
+                27 => K::Callers,
                 _ => K::Supervisor,
             }
         },

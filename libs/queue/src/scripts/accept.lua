@@ -66,6 +66,12 @@ redis.call('DEL', job)
 local seq = redis.call('INCR', SEQ)
 redis.call('HSET', job, 'key', key, 'hash', hash, 'coordinator', coordinator, 'queue', queue, 'seq', seq,
   'state', 'queued', 'status', 'queued', 'queued_at', time, 'log_offset', 0, unpack(ARGV, 10))
+-- Who else is there decides whether anybody may have all slots.
+local caller
+for i = 10, #ARGV - 1, 2 do
+  if ARGV[i] == 'caller' then caller = ARGV[i + 1] end
+end
+redis.call('ZADD', CALLERS, time, owner_of(coordinator, caller))
 redis.call('ZADD', KEYS[2], '+inf', key)
 redis.call('ZADD', UNCLAIMED .. queue, seq, key)
 redis.call('SADD', QUEUES, queue)

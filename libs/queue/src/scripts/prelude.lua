@@ -7,6 +7,8 @@ local QUEUES = 'hero:queues'
 local INSTANCES = 'hero:instances'
 local SUPERVISOR = 'hero:supervisor'
 local SUCCESSORS = 'hero:successors'
+local ASIDE = 'hero:aside'
+local CALLERS = 'hero:callers'
 local BINDING = 'hero:uid:'
 local CONTEXTS = 'hero:contexts:'
 local NODE = 'node:'
@@ -70,6 +72,38 @@ local function tell(key, kind, data)
     'coordinator', o[1], 'context_id', o[2], 'flow_id', o[3], 'data', data)
 end
 
+-- Whose share of the slots a job counts for: that of an actor of a coordinator.
+local function owner_of(coordinator, caller)
+  return (coordinator or '') .. '/' .. (caller or '')
+end
+
+-- An instance came to an entry whose owner has as many of its slots as one may have: it is out of the way of others until the
+-- owner has room.
+local function set_aside(key, queue, owner, seq)
+  redis.call('HSET', JOB .. key, 'aside', 1)
+  redis.call('SADD', ASIDE, queue .. ' ' .. owner)
+  redis.call('ZADD', ASIDE .. ':' .. queue .. ' ' .. owner, seq, key)
+end
+
+-- The first of what was set aside of an owner in a queue.
+local function next_aside(queue, owner)
+  local place = queue .. ' ' .. owner
+  local key = redis.call('ZPOPMIN', ASIDE .. ':' .. place)[1]
+  if not key then redis.call('SREM', ASIDE, place) end
+  return key
+end
+
+-- An owner has room again: one that was set aside in each queue is seen by whoever waits there.
+local function offer_aside(owner)
+  if redis.call('EXISTS', ASIDE) == 0 then return end
+  for _, place in ipairs(redis.call('SMEMBERS', ASIDE)) do
+    local queue, whose = string.match(place, '^(%S+) (%S+)$')
+    -- It stays where it is as well: whoever looks there first takes it from there, in its order.
+    local key = whose == owner and redis.call('ZRANGE', ASIDE .. ':' .. place, 0, 0)[1]
+    if key then redis.call('LPUSH', queue, key) end
+  end
+end
+
 -- What an ended job needed to run is of no use any more; how it ended is kept for a while.
 local function keep_end(key, context, secs)
   local job = JOB .. key
@@ -108,7 +142,9 @@ local function end_job(key, status, data)
   tell(key, 'ended', data)
   redis.call('RPUSH', REPLY .. key, data)
   redis.call('EXPIRE', REPLY .. key, 3600)
-  local o = redis.call('HMGET', job, 'legacy', 'seq', 'old_hash', 'old_id', 'output', 'result', 'error', 'context')
+  local o = redis.call('HMGET', job, 'legacy', 'seq', 'old_hash', 'old_id', 'output', 'result', 'error', 'context',
+    'coordinator', 'caller')
+  offer_aside(owner_of(o[9], o[10]))
   if o[1] then
     -- Kept for a while, so that what an old worker may still write expires with it.
     redis.call('EXPIRE', OLD_NUMBERED .. o[2], 86400)

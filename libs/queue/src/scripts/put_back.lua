@@ -19,7 +19,16 @@ for _ = 1, 1000 do
   redis.call('LPOP', queue)
 end
 if not before then return -1 end
-local missing = redis.call('ZREVRANGEBYSCORE', unclaimed, before, '-inf', 'LIMIT', 0, ARGV[1])
+-- What was set aside waits for its owner, and is not lost.
+local are_aside = redis.call('EXISTS', ASIDE) == 1
+local missing, from, page = {}, 0, nil
+repeat
+  page = redis.call('ZREVRANGEBYSCORE', unclaimed, before, '-inf', 'LIMIT', from, ARGV[1])
+  for _, key in ipairs(page) do
+    if not are_aside or redis.call('HEXISTS', JOB .. key, 'aside') == 0 then missing[#missing + 1] = key end
+  end
+  from = from + #page
+until #missing > 0 or not are_aside or #page < tonumber(ARGV[1]) or from >= 10000
 for _, key in ipairs(missing) do
   redis.call('LPUSH', queue, key)
 end

@@ -3,6 +3,8 @@ local queue = KEYS[1]
 local stats = STATS .. queue
 local depth = redis.call('ZCARD', UNCLAIMED .. queue)
 local time = now()
+-- Whoever had nothing sent here for so long is not looked for any more.
+redis.call('ZREMRANGEBYSCORE', CALLERS, '-inf', time - 3600)
 local age = 0
 local oldest = redis.call('ZRANGE', UNCLAIMED .. queue, 0, 0)[1]
 if oldest then

@@ -1,14 +1,44 @@
 -- ARGV: 1 instance  2 free slots  3 a job key that a blocking pop gave, or nothing  4 its queue
---       5 how many of the queues demand nothing  6… these in order, then those of each level in the same order
-local instance, free, places = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[5])
+--       5 how many of the queues demand nothing  6 how many slots the instance has
+--       7… these queues in order, then those of each level in the same order
+local instance, free, places, slots = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local taken = {}
+-- How long somebody counts as there who had a job sent here.
+local PRESENT_SECS = 600
+-- Where several are there, the last slots are for those that have less: nobody waits for long jobs of somebody else only.
+local most = slots > 1 and slots - math.max(1, math.floor(slots / 4)) or slots
+local running, held = redis.call('ZCARD', CLAIMS .. instance), nil
+
+-- How many slots each owner has; nothing when there is but one.
+local function slots_of_all()
+  if redis.call('ZCOUNT', CALLERS, now() - PRESENT_SECS, '+inf') < 2 then return false end
+  local all = {}
+  for _, key in ipairs(redis.call('ZRANGE', CLAIMS .. instance, 0, -1)) do
+    local owner = owner_of(unpack(redis.call('HMGET', JOB .. key, 'coordinator', 'caller'), 1, 2))
+    all[owner] = (all[owner] or 0) + 1
+  end
+  return all
+end
+
+-- Whether an owner has as many slots as one may have. Mostly there are slots enough, and nobody is looked at.
+local function has_most(owner)
+  if running < most then return false end
+  if held == nil then held = slots_of_all() end
+  return held and (held[owner] or 0) >= most
+end
 
 -- An entry counts only in the queue that its job was sent to.
 local function claim(key, queue)
   if not is_job_key(key) then return end
   local job = JOB .. key
-  local known = redis.call('HMGET', job, 'state', 'queue', 'seq', 'job', 'script', 'grants', 'legacy', 'old_hash')
+  local known = redis.call('HMGET', job, 'state', 'queue', 'seq', 'job', 'script', 'grants', 'legacy', 'old_hash',
+    'coordinator', 'caller')
   if known[1] ~= 'queued' or known[2] ~= queue then
+    return
+  end
+  local owner = owner_of(known[9], known[10])
+  if has_most(owner) then
+    set_aside(key, queue, owner, known[3])
     return
   end
   if known[7] and not withdraw(key, known[7], known[3]) then
@@ -16,6 +46,8 @@ local function claim(key, queue)
     return
   end
   local time = now()
+  running = running + 1
+  if held then held[owner] = (held[owner] or 0) + 1 end
   redis.call('ZREM', UNCLAIMED .. queue, key)
   redis.call('ZADD', CLAIMS .. instance, known[3], key)
   redis.call('HINCRBY', STATS .. queue, 'taken', 1)
@@ -28,7 +60,7 @@ local function claim(key, queue)
 end
 
 -- Whether something waits that demands isolation. Mostly nothing does, and a place has one queue.
-local demanding = #ARGV > 5 + places and redis.call('EXISTS', unpack(ARGV, 6 + places)) > 0
+local demanding = #ARGV > 6 + places and redis.call('EXISTS', unpack(ARGV, 7 + places)) > 0
 
 -- The queue of a place whose head came first; an entry that is of no use goes before all.
 local function next_queue(from)
@@ -53,7 +85,31 @@ end
 -- Entries of jobs that were stopped or claimed otherwise are passed over; a few at a time, so that
 -- the server is never held up.
 local looks = 0
-for i = 6, 5 + places do
+
+-- Those who had been set aside, by queue, when there are any.
+local aside = {}
+if redis.call('EXISTS', ASIDE) == 1 then
+  for _, place in ipairs(redis.call('SMEMBERS', ASIDE)) do
+    local queue, owner = string.match(place, '^(%S+) (%S+)$')
+    aside[queue] = aside[queue] or {}
+    table.insert(aside[queue], owner)
+  end
+end
+
+-- Takes what was set aside in a queue of those who have room by now.
+local function take_aside(queue)
+  for _, owner in ipairs(aside[queue] or {}) do
+    while #taken < free and looks < 1000 and not has_most(owner) do
+      looks = looks + 1
+      local key = next_aside(queue, owner)
+      if not key then break end
+      claim(key, queue)
+    end
+  end
+end
+
+for i = 7, 6 + places do
+  for level = i, #ARGV, places do take_aside(ARGV[level]) end
   while #taken < free and looks < 1000 do
     looks = looks + 1
     local queue = next_queue(i)

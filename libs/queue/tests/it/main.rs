@@ -11,6 +11,7 @@ mod old_pool;
 mod old_worker;
 mod pool;
 mod setup;
+mod shares;
 mod stopping;
 mod succession;
 mod upkeep;
