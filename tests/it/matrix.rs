@@ -59,6 +59,8 @@ async fn every_method_answers_everybody_as_written() {
             wrong.extend(differs(&stage, caller, method, &body, &row[*column]).await);
             object = Some(body).filter(|_| row[*column] != OK);
         }
+        let refused = known.iter().filter(|(column, _)| row[*column] != OK);
+        wrong.extend(of_nothing(&stage, method, refused.map(|(_, caller)| caller)).await);
         let body = plain(objects::request(&name));
         for (caller, reason) in &unknown {
             wrong.extend(differs(&stage, caller, method, &body, told(&name, caller, reason)).await);
@@ -90,6 +92,34 @@ fn plain(value: Value) -> Value {
         Value::Object(all) => all.into_iter().map(|(name, one)| (name, plain(one))).collect(),
         other => other,
     }
+}
+
+/// Whoever may not call a method may not ask it for nothing either.
+async fn of_nothing(
+    stage: &Stage,
+    method: &MethodDescriptor,
+    refused: impl Iterator<Item = &Caller>,
+) -> Vec<String> {
+    let name = short(method);
+    let body = bare(objects::filled(stage, objects::request(&name)).await);
+    let mut wrong = Vec::new();
+    for caller in refused {
+        if callers::answer(stage, caller, method, &body).await == OK {
+            wrong.push(format!("{name} asked for nothing answers {}: {body}", caller.name));
+        }
+    }
+    wrong
+}
+
+/// A request that names its object and says nothing more.
+fn bare(value: Value) -> Value {
+    let Value::Object(all) = value else { return value };
+    let kept = all.into_iter().filter_map(|(name, one)| match one {
+        Value::Array(_) => Some((name, json!([]))),
+        one if name == "id" || name == "key" || name.ends_with("Id") => Some((name, one)),
+        _ => None,
+    });
+    Value::Object(kept.collect())
 }
 
 /// A public method is for the services that the page names, and no other.

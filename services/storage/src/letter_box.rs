@@ -179,8 +179,9 @@ impl Store {
         request: Option<&Request>,
         now: Timestamp,
     ) -> Result<u32> {
-        let mut count = 0;
-        for (part, keys) in keys.chunks(ACKNOWLEDGED_MAX).enumerate() {
+        // Who asks for nothing is judged all the same.
+        let (mut count, nothing) = (0, keys.is_empty().then_some(keys));
+        for (part, keys) in nothing.into_iter().chain(keys.chunks(ACKNOWLEDGED_MAX)).enumerate() {
             count += self.acknowledge_some(context, (asker, actor), (part, keys), request, now).await?;
         }
         Ok(count)
