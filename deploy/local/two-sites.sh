@@ -42,8 +42,21 @@ start_daemon() { # SITE OTHER
   wait_until mycelium "answers" answers "$(port "$1" 251)"
 }
 
-start_site() { # SITE
-  MYCORA_PORT_BASE=$(port "$1" 0) MYCORA_MYCELIUM_IP=127.0.0.1 MYCORA_MYCELIUM_PORT=$(port "$1" 251) \
+# Makes what up.sh would make as well, before either gateway starts: each is told of the other's root.
+make_root() { # SITE
+  local pki=$sites/$1/pki
+  mkdir -p "$sites/$1"
+  [ -f "$pki/ca.pem" ] || "$MYCORA_BIN/mycora" pki init --dir "$pki" >/dev/null
+  [ -f "$pki/mycelium-gateway.signing.json" ] ||
+    "$MYCORA_BIN/mycora" pki issue service/mycelium-gateway --dir "$pki" >/dev/null
+}
+
+root_of() { # SITE
+  "$MYCORA_BIN/mycora" pki root --dir "$sites/$1/pki"
+}
+
+start_site() { # SITE OTHER
+  MYCORA_MAIL_FROM=$(root_of "$2") MYCORA_PORT_BASE=$(port "$1" 0) MYCORA_MYCELIUM_IP=127.0.0.1 MYCORA_MYCELIUM_PORT=$(port "$1" 251) \
     "$root/deploy/local/up.sh" "$sites/$1"
 }
 
@@ -58,9 +71,11 @@ MYCORA_BIN=${MYCORA_BIN:-$root/target/release}
 export MYCORA_BIN
 start_daemon a b
 start_daemon b a
-start_site a
+make_root a
+make_root b
+start_site a b
 # Site b's supervisor takes jobs of its own coordinator and of site a's.
-MYCORA_COORDINATOR=$("$MYCORA_BIN/mycora" pki root --dir "$sites/a/pki") start_site b
+MYCORA_COORDINATOR=$(root_of a) start_site b a
 # Where site b's supervisor is: its node's key, which it tells whoever looks after the machine.
 admin=$sites/b/pki/admin
 address=$(mycora b --output json --cert "$admin.pem" --key "$admin.key" supervisor show | sed -n 's/.*"myceliumAddress": *"\([^"]*\)".*/\1/p')

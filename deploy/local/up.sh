@@ -11,6 +11,8 @@
 # MYCORA_SLOTS, MYCORA_TYPES, MYCORA_ISOLATION, MYCORA_ALLOW_READ, MYCORA_ALLOW_WRITE, MYCORA_POLICY: as the services take them
 # MYCORA_COORDINATOR: root keys of further coordinators whose jobs the supervisor takes, with commas between them; its own it takes anyway
 # MYCORA_MYCELIUM_IP, MYCORA_MYCELIUM_PORT: the Mycelium daemon that gateway and supervisor speak through; default none
+# MYCORA_RUNNER_ADDRESSES which addresses actors may give for runners and mail; default 127.0.0.1
+# MYCORA_MAIL_FROM, MYCORA_MAIL_FROM_STRANGERS: whose letters the gateway takes; default nobody's from elsewhere
 # MYCORA_DURABILITY what an answered change survives: fast (default) or synced
 set -euo pipefail
 # What is made here is for this user alone, unless it says otherwise.
@@ -21,6 +23,8 @@ base=${MYCORA_PORT_BASE:-7700}
 schedulers=${MYCORA_SCHEDULERS:-1}
 runners=${MYCORA_RUNNERS:-1}
 durability=${MYCORA_DURABILITY:-fast}
+# The supervisor is on this machine.
+export MYCORA_RUNNER_ADDRESSES=${MYCORA_RUNNER_ADDRESSES:-127.0.0.1}
 # shellcheck source=deploy/local/processes.sh
 source "$root/deploy/local/processes.sh"
 

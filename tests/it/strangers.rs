@@ -37,7 +37,7 @@ struct Client {
 impl Client {
     fn new(dir: &Path, address: SocketAddr) -> Self {
         let pki = dir.join("pki");
-        let key = SigningKey::load(&pki.join("actor-1.ed25519")).expect("`up` makes it");
+        let key = SigningKey::load(&dir.join("actor-1.ed25519")).expect("`up` makes it");
         Self { address, tls: TlsFiles::anonymous(pki.join("ca.pem")), key }
     }
 

@@ -9,6 +9,7 @@ pub mod actor;
 pub mod address;
 pub mod address_range;
 pub mod context;
+pub mod dialing;
 pub mod draft;
 pub mod event;
 pub mod execution;

@@ -4,6 +4,7 @@ pub(crate) mod health;
 pub(crate) mod introduction;
 pub(crate) mod local;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -35,6 +36,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Other stacks' servers refuse pings that come more often.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Decides whether an address is connected to; else says why not.
+pub type AddressCheck = Arc<dyn Fn(SocketAddr) -> Result<(), String> + Send + Sync>;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -76,9 +80,23 @@ impl Channel {
     /// # Errors
     /// When the address or a certificate file cannot be used.
     pub fn remote(address: &str, tls: &TlsFiles, server_name: Option<&str>) -> Result<Self, ChannelError> {
+        Self::remote_where(address, tls, server_name, any_address())
+    }
+
+    /// The same to where others said. All that the name of the host leads to is given to `check` with each connection, and no
+    /// connection is made when that refuses any of it; what was checked is what is connected to.
+    ///
+    /// # Errors
+    /// As [`Channel::remote`].
+    pub fn remote_where(
+        address: &str,
+        tls: &TlsFiles,
+        server_name: Option<&str>,
+        check: AddressCheck,
+    ) -> Result<Self, ChannelError> {
         if let Some(authority) = plaintext_address(address) {
             return if tls.allows_plaintext() {
-                Ok(Self::to_sidecar(&authority))
+                Ok(Self::to_sidecar(&authority, check))
             } else {
                 Err(ChannelError::Plaintext { address: address.to_owned() })
             };
@@ -92,16 +110,17 @@ impl Channel {
         let target = authority.clone();
         let channel = endpoint.connect_with_connector_lazy(service_fn(move |_: Uri| {
             let (authority, name, tls) = (authority.clone(), name.clone(), tls.clone());
-            async move { connect(&authority, name, &tls).await.map(TokioIo::new) }
+            let check = Arc::clone(&check);
+            async move { connect(&authority, name, &tls, &check).await.map(TokioIo::new) }
         }));
         Ok(Self(Way::Remote { channel, target: target.as_str().into() }))
     }
 
-    fn to_sidecar(authority: &Authority) -> Self {
+    fn to_sidecar(authority: &Authority, check: AddressCheck) -> Self {
         let (endpoint, target) = (endpoint(authority), authority.clone());
         let channel = endpoint.connect_with_connector_lazy(service_fn(move |_: Uri| {
-            let authority = target.clone();
-            async move { open(&authority).await.map(TokioIo::new) }
+            let (authority, check) = (target.clone(), Arc::clone(&check));
+            async move { open(&authority, &check).await.map(TokioIo::new) }
         }));
         Self(Way::Remote { channel, target: authority.as_str().into() })
     }
@@ -159,8 +178,9 @@ pub(crate) async fn connect(
     authority: &Authority,
     name: ServerName<'static>,
     tls: &ClientTls,
+    check: &AddressCheck,
 ) -> Result<TlsStream<TcpStream>, BoxError> {
-    let socket = open(authority).await?;
+    let socket = open(authority, check).await?;
     let config = Arc::clone(&*tls.current());
     let stream = TlsConnector::from(config).connect(name, socket).await?;
     if stream.get_ref().1.alpn_protocol() != Some(ALPN_H2) {
@@ -169,9 +189,17 @@ pub(crate) async fn connect(
     Ok(stream)
 }
 
-async fn open(authority: &Authority) -> Result<TcpStream, BoxError> {
+/// Connects wherever a name leads to.
+pub(crate) fn any_address() -> AddressCheck {
+    Arc::new(|_| Ok(()))
+}
+
+async fn open(authority: &Authority, check: &AddressCheck) -> Result<TcpStream, BoxError> {
     let port = authority.port_u16().unwrap_or(443);
-    let socket = TcpStream::connect((authority.host().trim_matches(['[', ']']), port)).await?;
+    let found = tokio::net::lookup_host((authority.host().trim_matches(['[', ']']), port)).await?;
+    let addresses: Vec<_> = found.collect();
+    addresses.iter().try_for_each(|address| check(*address))?;
+    let socket = TcpStream::connect(addresses.as_slice()).await?;
     socket.set_nodelay(true)?;
     Ok(socket)
 }

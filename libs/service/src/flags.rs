@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use model::dialing::{AddressRule, AddressRules};
 use model::limits;
 use rpc::{CallRate, MeshKind, MeshTrust, TlsMode, TrustDomain};
 
@@ -55,6 +56,29 @@ impl CommonFlags {
     #[must_use]
     pub const fn drain_deadline(&self) -> Duration {
         Duration::from_secs(self.drain_secs)
+    }
+}
+
+/// Which `grpc://` addresses that actors give are dialed.
+#[derive(Debug, Clone, Default, Args)]
+pub struct AddressFlags {
+    /// Which grpc:// addresses actors may give for runners and mail, as [!]HOST[:PORT], separated by commas; HOST is a name, an IP
+    /// address, a network or *, and ! refuses. The first that fits decides. Where none does, loopback, link-local, metadata,
+    /// unspecified and multicast addresses are refused, and all others are dialed
+    #[arg(
+        long = "runner-addresses",
+        env = "MYCORA_RUNNER_ADDRESSES",
+        value_name = "RULE",
+        value_delimiter = ','
+    )]
+    pub runner_addresses: Vec<AddressRule>,
+}
+
+impl AddressFlags {
+    /// The rules, in their order.
+    #[must_use]
+    pub fn rules(&self) -> AddressRules {
+        AddressRules::new(self.runner_addresses.clone())
     }
 }
 

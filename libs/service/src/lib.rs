@@ -27,7 +27,7 @@ mod watched;
 pub use app::{App, Host, run};
 pub use certificates::CertificateMetrics;
 pub use crash::crash_point;
-pub use flags::{ActorFlags, CommonFlags, ServingFlags, TelemetryFlags, TlsFlags};
+pub use flags::{ActorFlags, AddressFlags, CommonFlags, ServingFlags, TelemetryFlags, TlsFlags};
 pub use lock::Lock;
 pub use notices::{Notice, Notices};
 pub use open_files::raise_open_files_limit;

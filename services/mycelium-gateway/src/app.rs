@@ -14,10 +14,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bus_link;
 use crate::clients::{self, RegistryClient};
+use crate::dialing::Dial;
 use crate::error::Error;
 use crate::front::Desk;
 use crate::letters::Letters;
 use crate::listening;
+use crate::mail_policy::MailPolicy;
 use crate::metrics::Metrics;
 use crate::peers::{Peers, Wanted};
 use crate::ping::Pinger;
@@ -26,9 +28,6 @@ use crate::routers::Routers;
 use crate::rpc::Rpc;
 use crate::secrets::Secrets;
 use crate::signing::{Root, Signing, SigningSource};
-
-/// Makes a way to the supervisor at `host` and `port`.
-pub type Dial = Arc<dyn Fn(&str, u16) -> Result<::rpc::Channel, ::rpc::ChannelError> + Send + Sync>;
 
 /// What the gateway needs of others.
 pub struct Deps<'a> {
@@ -78,6 +77,7 @@ impl App {
         mut deps: Deps<'_>,
         secrets: Secrets,
         signing: Option<SigningSource>,
+        mail: MailPolicy,
     ) -> Result<Self, Error> {
         let mut changes = Vec::new();
         if let Some(source) = &signing {
@@ -116,7 +116,7 @@ impl App {
         };
         let (letters, letters_inbox) = {
             let (storage, dial) = (clients::message_box(deps.storage), Arc::clone(&deps.dial_others));
-            let letters = Letters::new(deps.sealer, storage, on_bus.clone(), dial, metrics.clone());
+            let letters = Letters::new(deps.sealer, storage, on_bus.clone(), dial, mail, metrics.clone());
             letters.map_err(Error::Bus)?
         };
         let signing = signing.map(|source| {

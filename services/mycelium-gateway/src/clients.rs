@@ -30,9 +30,9 @@ use tonic::{Code, Status, Streaming};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::app::Dial;
 use crate::bus_link::ask_who;
 use crate::delivery::{cut, refused_text};
+use crate::dialing::Dial;
 use crate::front::{Desk, Who};
 use crate::peers::{Peers, Seat};
 use crate::presence::Heard;
@@ -127,9 +127,11 @@ pub(crate) async fn accept_letter(
     storage: &MessageBoxClient,
     letter: &Letter,
     verified: bool,
+    foreign: bool,
 ) -> Result<(), RpcError> {
     let letter_json = serde_json::to_vec(letter).expect("a letter is JSON").into();
-    let asked = storage.clone().accept_letter(wire::AcceptLetterRequest { letter_json, verified }).await;
+    let asked =
+        storage.clone().accept_letter(wire::AcceptLetterRequest { letter_json, verified, foreign }).await;
     let answer = asked.map_err(|status| match status.code() {
         Code::InvalidArgument => refusal(&status),
         _ => {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::app::{App, Deps};
 use crate::error::Error;
+use crate::mail_policy::MailPolicy;
 use crate::secrets::Secrets;
 use crate::signing::SigningSource;
 
@@ -14,6 +15,8 @@ pub struct Config {
     pub secrets_dir: Option<PathBuf>,
     /// The files that it signs with, which are followed; absent: it signs as [`Deps::sealer`] says for good.
     pub signing: Option<SigningSource>,
+    /// Whose mail is taken.
+    pub mail: MailPolicy,
 }
 
 impl Config {
@@ -22,7 +25,7 @@ impl Config {
     /// # Errors
     /// [`Error::Bus`] when somebody listens to the coordinator's topic already, [`Error::Signing`], [`Error::Metrics`].
     pub fn build(self, deps: Deps<'_>) -> Result<App, Error> {
-        let Self { secrets_dir, signing } = self;
-        App::new(deps, Secrets::new(secrets_dir), signing)
+        let Self { secrets_dir, signing, mail } = self;
+        App::new(deps, Secrets::new(secrets_dir), signing, mail)
     }
 }

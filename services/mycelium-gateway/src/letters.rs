@@ -24,6 +24,7 @@ use tokio::time::Instant;
 
 use crate::clients::{Coordinators, MessageBoxClient, WayError, accept_letter};
 use crate::delivery::{self, Failed};
+use crate::mail_policy::{MailGate, MailPolicy, NotAdmitted};
 use crate::metrics::Metrics;
 
 /// Letters of others that are worked on at once. Beyond it they are refused as `BUSY`, and come again.
@@ -49,6 +50,8 @@ struct Shared {
     bus: Option<BusPeers>,
     coordinators: Coordinators,
     at_once: Semaphore,
+    /// Whose letters are taken.
+    gate: MailGate,
     /// Letters with several addresses begin with another one each time.
     tries: AtomicUsize,
     on_refusal: OnRefusal,
@@ -101,10 +104,51 @@ pub enum NotHeard {
     /// There is too much to do.
     #[error("too many letters are being worked on")]
     Busy,
+    /// More letters than there may be in a minute.
+    #[error("{limit}: more letters than {max} in a minute")]
+    TooFast {
+        /// The name of the limit.
+        limit: &'static str,
+        /// Its value.
+        max: u32,
+        /// How long until there is room for one again.
+        wait: Duration,
+    },
+}
+
+/// Why a letter was not taken.
+#[derive(Debug)]
+enum NotTaken {
+    /// The operator's policy does not let it in.
+    NotAdmitted(NotAdmitted),
+    /// Something else is wrong.
+    Refused(RpcError),
+}
+
+impl From<NotAdmitted> for NotTaken {
+    fn from(error: NotAdmitted) -> Self {
+        Self::NotAdmitted(error)
+    }
+}
+
+impl From<RpcError> for NotTaken {
+    fn from(error: RpcError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<NotTaken> for RpcError {
+    fn from(error: NotTaken) -> Self {
+        match error {
+            NotTaken::NotAdmitted(error) => error.refusal(),
+            NotTaken::Refused(error) => error,
+        }
+    }
 }
 
 impl Letters {
-    /// Signs with `sealer`, keeps what comes in `storage`. Gives what it listens to on the bus as well.
+    /// Signs with `sealer`, keeps what comes in `storage` as far as the policy lets it in. Gives what it listens to on the
+    /// bus as well.
     ///
     /// # Errors
     /// [`BusError::TopicTaken`] when somebody listens to the topic of letters already.
@@ -112,7 +156,8 @@ impl Letters {
         sealer: Sealer,
         storage: MessageBoxClient,
         bus: Option<Arc<dyn Bus>>,
-        dial: crate::app::Dial,
+        dial: crate::dialing::Dial,
+        policy: MailPolicy,
         metrics: Metrics,
     ) -> Result<(Self, Option<Inbox>), BusError> {
         let own = sealer.root().to_string();
@@ -135,6 +180,7 @@ impl Letters {
                 voice,
                 storage,
                 at_once: Semaphore::new(LETTERS_AT_ONCE_MAX),
+                gate: MailGate::new(policy),
                 tries: AtomicUsize::new(0),
                 on_refusal,
                 metrics,
@@ -199,7 +245,7 @@ impl Letters {
         // What leaves here is from here, and nobody but the gateway knows the root key.
         letter.origin.coordinator = self.0.voice.root().to_string();
         if addresses.is_empty() {
-            let taken = self.take(&letter, self.0.voice.root()).await.map_err(LetterError::from);
+            let taken = self.take_own(&letter).await.map_err(LetterError::from);
             return taken.err().into_iter().map(|error| (error.to_string(), error.is_lasting())).collect();
         }
         let begin = begin(deadline.saturating_duration_since(Instant::now()), addresses.len(), || {
@@ -262,7 +308,7 @@ impl Letters {
         let bus = self.0.bus.as_ref().ok_or(LetterError::NoBus)?;
         if bus.bus().key() == Some(node) {
             // A daemon does not carry what is for itself.
-            self.take(letter, self.0.voice.root()).await?;
+            self.take_own(letter).await?;
             return Ok(());
         }
         let peer = bus.peer(Destination::Key(node), GATEWAY_TOPIC).await.map_err(LetterError::Bus)?;
@@ -291,27 +337,44 @@ impl Letters {
             return Err(NotHeard::NoRequest);
         };
         let id = request.id.clone().ok_or(NotHeard::NoRequest)?;
-        let answer = self.answer(&request, root).await;
+        let answer = match self.handle(&request, root).await {
+            Err(NotTaken::NotAdmitted(NotAdmitted::TooFast { limit, max, wait })) => {
+                return Err(NotHeard::TooFast { limit, max, wait });
+            }
+            handled => answer_of(handled),
+        };
         conversation.say(&response(Some(&id), &answer), Timestamp::now()).map_err(refused)
     }
 
-    /// Answers a request of the coordinator with this root.
-    async fn answer(&self, request: &Request, root: VerifyingKey) -> Answer {
+    /// Handles a request of the coordinator with this root.
+    async fn handle(&self, request: &Request, root: VerifyingKey) -> Result<LetterAccepted, NotTaken> {
         if request.method != method::MESSAGE_DELIVER {
             let message = format!("there is no method `{}`", request.method);
-            return Err(RpcError::of_protocol(METHOD_NOT_FOUND, message));
+            return Err(RpcError::of_protocol(METHOD_NOT_FOUND, message).into());
         }
-        answer(&self.take(&request.read()?, root).await?)
+        self.take(&request.read()?, root).await
+    }
+
+    /// Takes a letter that was sent here.
+    async fn take_own(&self, letter: &Letter) -> Result<LetterAccepted, RpcError> {
+        Ok(self.take(letter, self.0.voice.root()).await?)
     }
 
     /// Takes a letter that the coordinator with this root says is from it.
-    async fn take(&self, letter: &Letter, root: VerifyingKey) -> Result<LetterAccepted, RpcError> {
+    async fn take(&self, letter: &Letter, root: VerifyingKey) -> Result<LetterAccepted, NotTaken> {
+        let is_foreign = root != self.0.voice.root();
         let taken = async {
+            if is_foreign {
+                self.0.gate.admit_root(root)?;
+            }
             let verified = check(letter, root, Timestamp::now())?;
-            let accepting = accept_letter(&self.0.storage, letter, verified);
+            if is_foreign {
+                self.0.gate.admit(letter, root, verified, Instant::now())?;
+            }
+            let accepting = accept_letter(&self.0.storage, letter, verified, is_foreign);
             let accepted = tokio::time::timeout(ACCEPT_TIMEOUT, accepting).await;
-            accepted
-                .unwrap_or_else(|_| Err(RpcError::refused("UNAVAILABLE", false, "storage does not answer")))
+            let silent = || Err(RpcError::refused("UNAVAILABLE", false, "storage does not answer"));
+            Ok::<_, NotTaken>(accepted.unwrap_or_else(|_| silent())?)
         };
         match taken.await {
             Ok(()) => {
@@ -324,6 +387,10 @@ impl Letters {
             }
         }
     }
+}
+
+fn answer_of(handled: Result<LetterAccepted, NotTaken>) -> Answer {
+    answer(&handled?)
 }
 
 /// With which of several addresses it begins: the first while there is time for all, else each time with another.
@@ -375,7 +442,10 @@ impl Handler for Front {
             let place = letters.0.at_once.try_acquire();
             let mut answers = Vec::with_capacity(requests.len());
             for request in &requests {
-                answers.push(if place.is_ok() { letters.answer(request, root).await } else { busy() });
+                answers.push(match place {
+                    Ok(_) => answer_of(letters.handle(request, root).await),
+                    Err(_) => busy(),
+                });
             }
             answers
         })

@@ -9,9 +9,9 @@ use model::supervision::{GATEWAY_TOPIC, InfoRequest, SUPERVISOR_TOPIC, method};
 use mycelium::{Bus, BusError, CallError, Destination, Form, PublicKey};
 use tokio::time::Instant;
 
-use crate::app::Dial;
 use crate::clients::knock;
 use crate::delivery::told;
+use crate::dialing::Dial;
 use crate::error::PeerError;
 use crate::front::Desk;
 

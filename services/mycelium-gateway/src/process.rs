@@ -1,16 +1,20 @@
 //! The gateway as a process of its own.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use ::rpc::{Channel, Mount, TlsFiles};
 use envelope::SigningFiles;
 use mycelium::MyceliumFlags;
-use service::{Failure, Host, Limits};
+use service::{AddressFlags, Failure, Host, Limits};
 
 use crate::app::{App, Deps};
 use crate::config::Config;
+use crate::dialing::dial;
 use crate::letters::{CORRESPONDENTS_MAX, LETTERS_AT_ONCE_MAX};
+use crate::mail_policy::{
+    LISTED_LETTERS_PER_MINUTE_MAX, MailPolicy, RECIPIENT_LETTERS_PER_MINUTE_MAX,
+    STRANGER_LETTERS_PER_MINUTE_MAX, STRANGERS_LETTERS_PER_MINUTE_MAX,
+};
 use crate::routers::UNACKNOWLEDGED_MAX;
 use crate::rpc::policy;
 use crate::secrets::SECRET_BYTES_MAX;
@@ -52,6 +56,12 @@ pub struct Flags {
     /// Authorities of other coordinators' certificates, for letters to grpc:// addresses; ours when absent
     #[arg(long, env = "MYCORA_OTHERS_CA", value_name = "FILE")]
     others_ca: Option<PathBuf>,
+    /// Which addresses are dialed.
+    #[command(flatten)]
+    addresses: AddressFlags,
+    /// Whose mail is taken.
+    #[command(flatten)]
+    mail: MailPolicy,
 }
 
 impl service::App for App {
@@ -66,26 +76,28 @@ impl service::App for App {
             ("unacknowledged_max", UNACKNOWLEDGED_MAX as u64),
             ("letters_at_once_max", LETTERS_AT_ONCE_MAX as u64),
             ("correspondents_max", CORRESPONDENTS_MAX as u64),
+            ("listed_letters_per_minute_max", LISTED_LETTERS_PER_MINUTE_MAX.into()),
+            ("stranger_letters_per_minute_max", STRANGER_LETTERS_PER_MINUTE_MAX.into()),
+            ("strangers_letters_per_minute_max", STRANGERS_LETTERS_PER_MINUTE_MAX.into()),
+            ("recipient_letters_per_minute_max", RECIPIENT_LETTERS_PER_MINUTE_MAX.into()),
             ("secret_bytes_max", SECRET_BYTES_MAX as u64),
         ])
     }
 
     async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
         let tls = host.tls_files()?;
-        let dialing = tls.clone();
+        let rules = flags.addresses.rules();
         let others = flags.others_ca.map_or_else(|| tls.without_certificate(), TlsFiles::anonymous);
         let signing = SigningFiles { key: flags.signing_key, certificate: flags.signing_certificate };
         let sealer = signing.sealer()?;
         let signing = SigningSource { files: signing, root_change: flags.root_change };
-        let config = Config { secrets_dir: flags.secrets_dir, signing: Some(signing) };
+        let config = Config { secrets_dir: flags.secrets_dir, signing: Some(signing), mail: flags.mail };
         let deps = Deps {
             storage: Channel::remote(&flags.storage, &tls, Some("storage"))?,
             registry: Channel::remote(&flags.runner_registry, &tls, Some("runner-registry"))?,
             bus: flags.mycelium.bus(&host.metrics)?,
-            dial: Arc::new(move |host, port| Channel::remote(&format!("{host}:{port}"), &dialing, None)),
-            dial_others: Arc::new(move |host, port| {
-                Channel::remote(&format!("{host}:{port}"), &others, None)
-            }),
+            dial: dial(tls.clone(), rules.clone()),
+            dial_others: dial(others, rules),
             sealer,
             metrics: &host.metrics,
         };

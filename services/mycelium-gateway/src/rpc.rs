@@ -177,6 +177,12 @@ fn not_heard(error: NotHeard) -> Error {
     };
     match error {
         NotHeard::Busy => overloaded(),
+        NotHeard::TooFast { limit, max, wait } => {
+            Error::new(ErrorKind::ResourceExhausted, Reason::LimitExceeded, message)
+                .with("limit", limit)
+                .with("max", max)
+                .retry_after(wait)
+        }
         NotHeard::Refused(refusal) => {
             let error = match refusal {
                 Refusal::TooMuch => overloaded(),

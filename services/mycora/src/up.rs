@@ -18,7 +18,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use model::Address;
+use model::dialing::AddressRules;
 use model::id::Uid;
+use mycelium_gateway::mail_policy::MailPolicy;
 use rpc::CallRate;
 use storage::{Durability, QuotaSetting};
 use tokio::net::TcpListener;
@@ -64,6 +66,10 @@ pub struct Options {
     pub pki_dir: Option<PathBuf>,
     /// What the operator lets jobs do; absent: everything.
     pub policy: Option<PathBuf>,
+    /// Which addresses actors may give; `runners` are dialed whatever they say.
+    pub addresses: AddressRules,
+    /// Whose mail is taken.
+    pub mail: MailPolicy,
     /// How scripts are run.
     pub scripts: runner::ScriptFlags,
     /// What becomes the first process of each job: this program, which `main` has to know of.
@@ -92,6 +98,8 @@ impl Options {
             runners: Vec::new(),
             pki_dir: None,
             policy: None,
+            addresses: AddressRules::default(),
+            mail: MailPolicy::default(),
             scripts: runner::ScriptFlags::default(),
             launcher: sandbox::Launcher::this_program(),
             durability: Durability::Fast,

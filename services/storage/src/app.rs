@@ -39,7 +39,7 @@ pub struct App {
 
 impl App {
     pub(crate) async fn new(config: Config, deps: Deps) -> Result<Self, StartError> {
-        let Config { layout, durability: asked, lease, quotas } = config;
+        let Config { layout, durability: asked, lease, addresses, quotas } = config;
         durability::check_layout(layout, &deps.kv).await?;
         let (confirmation, doubts) = Confirmation::of(asked, &deps.kv).await?;
         let store =
@@ -62,6 +62,7 @@ impl App {
             identities,
             trust_domain: Arc::new(deps.trust_domain),
             uploads: Uploads::default(),
+            addresses: Arc::new(addresses),
             stop: stop.clone(),
         };
         Ok(Self { hub, rpc, stop })

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use keys::Layout;
+use model::dialing::AddressRules;
 use model::limits;
 
 use crate::app::{App, Deps, StartError};
@@ -20,6 +21,8 @@ pub struct Config {
     pub lease: Duration,
     /// How much an actor and a context may have.
     pub quotas: Quotas,
+    /// Which addresses actors may give for runners and for mail.
+    pub addresses: AddressRules,
 }
 
 impl Default for Config {
@@ -29,6 +32,7 @@ impl Default for Config {
             durability: Durability::default(),
             lease: Duration::from_secs(limits::LEASE_SECS.into()),
             quotas: Quotas::default(),
+            addresses: AddressRules::default(),
         }
     }
 }

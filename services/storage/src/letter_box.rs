@@ -70,6 +70,8 @@ pub(crate) enum LetterReason {
     InboxFull,
     /// Its text or its topic is too long.
     TooLarge,
+    /// Another coordinator says that it is from an actor of this one, who has not signed it.
+    ForgedSender,
 }
 
 impl LetterReason {
@@ -83,6 +85,7 @@ impl LetterReason {
             Self::Expired => "EXPIRED",
             Self::InboxFull => "INBOX_FULL",
             Self::TooLarge => "TOO_LARGE",
+            Self::ForgedSender => "FORGED_SENDER",
         }
     }
 
@@ -99,11 +102,15 @@ pub(crate) struct Arrival {
     pub(crate) letter: Letter,
     /// Its sender's signature was checked and fits.
     pub(crate) verified: bool,
+    /// Another coordinator has brought it.
+    pub(crate) foreign: bool,
 }
 
 /// A letter that may be put into an inbox.
 struct Delivery<'a> {
     letter: &'a Letter,
+    /// Another coordinator has brought it.
+    foreign: bool,
     /// Who signed it, and which of the signer's letters it is.
     signed: Option<(String, String)>,
     recipient: ActorId,
@@ -115,7 +122,7 @@ impl Store {
     /// Puts a letter into its recipient's inbox, once.
     pub(crate) async fn accept_letter(&self, arrival: &Arrival, now: Timestamp) -> Result<Acceptance> {
         self.check_room()?;
-        let Arrival { letter, verified } = arrival;
+        let Arrival { letter, verified, foreign } = arrival;
         check_form(letter)?;
         if let Some(detail) = too_large(letter) {
             return Ok(Acceptance::refused(LetterReason::TooLarge, detail));
@@ -125,6 +132,10 @@ impl Store {
             Err(refusal) => return Ok(Acceptance::refused(LetterReason::BadSignature, refusal)),
             Ok(signed) => signed.map(|signed| (signed.signer.to_string(), signed.id.to_string())),
         };
+        if *foreign && signed.is_none() && self.is_of_an_actor(&letter.from).await? {
+            let detail = "its sender is an actor of this coordinator, and has not signed it";
+            return Ok(Acceptance::refused(LetterReason::ForgedSender, detail));
+        }
         let Some(actor) = self.actor_by_key(&letter.to).await? else {
             return Ok(Acceptance::unknown_recipient());
         };
@@ -142,7 +153,8 @@ impl Store {
                 return Ok(Acceptance::unknown_recipient());
             }
             let refusal = refusal_of(letter, &context, signed.is_some(), now);
-            let delivery = Delivery { letter, signed: signed.clone(), recipient: actor.id, refusal };
+            let (foreign, signed) = (*foreign, signed.clone());
+            let delivery = Delivery { letter, foreign, signed, recipient: actor.id, refusal };
             match deliver(&tenant, &context, delivery, now).await {
                 Err(Error::ContextChanged(_)) => {}
                 Err(Error::NotFound(_) | Error::ContextDeleting) => {
@@ -152,6 +164,12 @@ impl Store {
             }
         }
         Err(Error::ContextChanged(context))
+    }
+
+    /// Whether an actor has, or had, this public key.
+    async fn is_of_an_actor(&self, key: &str) -> Result<bool> {
+        let ask = Cmd::new("HEXISTS").arg(&self.keys().actor_keys()).arg(key);
+        Ok(self.connection().cmd(ask).await?.int()? == 1)
     }
 
     /// The actor with this public key.
@@ -461,7 +479,7 @@ async fn deliver(
     delivery: Delivery<'_>,
     now: Timestamp,
 ) -> Result<Acceptance> {
-    let Delivery { letter, signed, recipient, refusal } = delivery;
+    let Delivery { letter, foreign, signed, recipient, refusal } = delivery;
     let keys = &tenant.keys;
     let mut touched = vec![
         keys.inbox(recipient),
@@ -475,6 +493,7 @@ async fn deliver(
     let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
     let to = recipient.to_string();
     let posting = Posting { context: context.id, to: &to, addresses: &[], timeout_ack_secs: 0, verified };
+    let written = record::letter::write_received(letter, &posting, foreign, now);
     let change = tenant
         .begin(&scripts::ACCEPT_LETTER, &touched, Some(context.uid), now)
         .arg(context.revision.0)
@@ -484,7 +503,7 @@ async fn deliver(
         .arg(letter.text.len() + letter.topic.len() + letter.signature.as_ref().map_or(0, String::len))
         .arg(limits::MSG_IN_MAX)
         .arg(limits::LETTER_SEEN_SECS)
-        .args(record::letter::write_received(letter, &posting, now).args());
+        .args(written.args());
     let read = |value: Value| {
         let [outcome, key, revision] = value.tuple()?;
         let revision = revision.uint()?;

@@ -7,7 +7,7 @@ use identity::TrustDomain;
 use keys::Layout;
 use kv::{Endpoint, Kv};
 use model::limits;
-use service::{Failure, Host, Limits};
+use service::{AddressFlags, Failure, Host, Limits};
 
 use crate::app::{App, Deps, StartError};
 use crate::commits::COMMIT_NODES_MAX;
@@ -50,6 +50,9 @@ pub struct Flags {
     /// shows all of them
     #[arg(long = "limit", env = "MYCORA_LIMITS", value_name = "NAME=NUMBER", value_delimiter = ',')]
     limits: Vec<QuotaSetting>,
+    /// Which addresses actors may give.
+    #[command(flatten)]
+    addresses: AddressFlags,
 }
 
 impl service::App for App {
@@ -84,8 +87,13 @@ impl service::App for App {
             let deps =
                 Deps { kv: Kv::new(flags.redis_url.clone()), trust_domain: flags.trust_domain.clone() };
             let quotas = Quotas::with(&flags.limits);
-            let config =
-                Config { layout: flags.layout, durability: flags.durability, quotas, ..Config::default() };
+            let config = Config {
+                layout: flags.layout,
+                durability: flags.durability,
+                quotas,
+                addresses: flags.addresses.rules(),
+                ..Config::default()
+            };
             match config.build(deps).await {
                 Ok(app) => break app,
                 Err(StartError::Unreachable(error)) => {

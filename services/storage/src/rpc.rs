@@ -1,6 +1,7 @@
 //! The gRPC side: parses, asks, converts.
 
 mod actor;
+mod addresses;
 mod blob_store;
 mod context;
 mod flow_parse;
@@ -22,6 +23,7 @@ use std::time::Duration;
 use ::rpc::{Allow, Caller, MethodPolicy, MountBuilder, PatienceTable, PolicyTable};
 use futures_util::{Stream, StreamExt as _};
 use identity::{Identity, ServiceName, TrustDomain};
+use model::dialing::AddressRules;
 use model::{ActorId, Violations, limits};
 use prost::Message;
 use proto::internal::v1::blob_store_service_server::BlobStoreServiceServer;
@@ -153,6 +155,8 @@ pub(crate) struct Rpc {
     pub(crate) identities: Identities,
     pub(crate) trust_domain: Arc<TrustDomain>,
     pub(crate) uploads: Uploads,
+    /// Which addresses actors may give.
+    pub(crate) addresses: Arc<AddressRules>,
     /// Ends every stream.
     pub(crate) stop: CancellationToken,
 }

@@ -5051,6 +5051,9 @@ pub struct AcceptLetterRequest {
     /// Its sender's signature was checked and fits.
     #[prost(bool, tag = "2")]
     pub verified: bool,
+    /// Another coordinator has brought it. Without a signature it cannot be of an actor of this one.
+    #[prost(bool, tag = "3")]
+    pub foreign: bool,
 }
 /// What became of a letter.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -4203,6 +4203,9 @@ pub struct MessageOrigin {
     /// Its number within the caller there.
     #[prost(uint32, tag = "4")]
     pub message_id: u32,
+    /// It was sent at this coordinator. Else another one has brought it, whose word it is.
+    #[prost(bool, tag = "5")]
+    pub own: bool,
 }
 /// Something that happened to a message.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use identity::{CertificateError, CertificateSummary};
 
-use crate::channel::{ChannelError, connect, name_of, parse_address};
+use crate::channel::{ChannelError, any_address, connect, name_of, parse_address};
 use crate::tls::{ClientTls, TlsFiles};
 
 /// TCP and TLS together.
@@ -25,7 +25,7 @@ pub async fn server_certificate(
     let tls = ClientTls::load(tls).map_err(ChannelError::Tls)?;
     let unreachable =
         |message: String| IntroductionError::Unreachable { address: authority.to_string(), message };
-    let connected = tokio::time::timeout(PATIENCE, connect(&authority, name, &tls)).await;
+    let connected = tokio::time::timeout(PATIENCE, connect(&authority, name, &tls, &any_address())).await;
     let stream = match connected {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return Err(unreachable(error.to_string())),

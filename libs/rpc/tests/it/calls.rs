@@ -1,8 +1,12 @@
 //! Calls within the process, deadlines, and errors of wiring.
 
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rpc::{Allow, Channel, ErrorView, LocalServer, MethodPolicy, Mount, MountError, PolicyTable};
+use rpc::{
+    AddressCheck, Allow, Channel, ErrorView, LocalServer, MethodPolicy, Mount, MountError, PolicyTable,
+};
 use tonic::{Code, Request};
 
 use crate::stage::{
@@ -87,4 +91,33 @@ async fn a_policy_that_names_a_method_that_is_not_there_is_not_mounted() {
     // A service that is not mounted here may be mounted elsewhere.
     let elsewhere = MethodPolicy::new(&[open, &[("/test.Other/Any", &[Allow::Admin])]]);
     Mount::builder(elsewhere.unwrap()).service(Echo::new()).descriptors(descriptors()).build().unwrap();
+}
+
+#[tokio::test]
+async fn what_a_name_leads_to_is_checked_and_then_connected_to() {
+    let authority = Authority::new();
+    let server = Running::start(&authority).await;
+    let files = authority.issue(SCHEDULER);
+    let (seen, address) = (Arc::new(Mutex::new(Vec::new())), format!("localhost:{}", server.address.port()));
+    for (allowed, called) in [(true, true), (false, false)] {
+        let seen = Arc::clone(&seen);
+        let check: AddressCheck = Arc::new(move |address: SocketAddr| {
+            seen.lock().unwrap().push(address);
+            if allowed { Ok(()) } else { Err(format!("REFUSED {address}")) }
+        });
+        let channel = Channel::remote_where(&address, &files, None, check).unwrap();
+        let answer = who_am_i(&channel).await;
+        assert_eq!(answer.is_ok(), called, "{answer:?}");
+        if let Err(refused) = answer {
+            assert!(
+                refused.code() == Code::Unavailable && refused.message().contains("REFUSED"),
+                "{refused}"
+            );
+        }
+    }
+    let seen = seen.lock().unwrap();
+    assert!(
+        seen.contains(&server.address) && seen.iter().all(|address| address.ip().is_loopback()),
+        "{seen:?}"
+    );
 }

@@ -7,9 +7,11 @@ use std::time::SystemTime;
 
 use envelope::{Certificate, Sealer};
 use identity::{Identity, IssueOptions, Pki, ServiceName, SigningKey, TrustDomain};
+use model::dialing::AddressRules;
 use model::{Letter, Timestamp};
 use mycelium::Bus;
-use mycelium_gateway::{Config, Deps, Dial};
+use mycelium_gateway::mail_policy::{MailPolicy, Strangers};
+use mycelium_gateway::{Config, Deps, dial};
 use proto::internal::v1 as wire;
 use proto::internal::v1::message_box_service_server::{MessageBoxService, MessageBoxServiceServer};
 use proto::internal::v1::registry_view_service_server::RegistryViewServiceServer;
@@ -59,6 +61,10 @@ pub(crate) struct With {
     pub(crate) runner: v1::Runner,
     /// Records of other contexts.
     pub(crate) also: Vec<(u32, v1::Runner)>,
+    /// Which addresses it dials; nothing for those of this machine as well.
+    pub(crate) addresses: Option<AddressRules>,
+    /// Whose letters it takes; nothing for anybody's.
+    pub(crate) mail: Option<MailPolicy>,
 }
 
 pub(crate) struct Coordinator {
@@ -76,7 +82,8 @@ pub(crate) struct Coordinator {
 
 impl Coordinator {
     pub(crate) async fn start(with: With) -> Self {
-        let With { bus, others, secrets_dir, runner, also } = with;
+        let With { bus, others, secrets_dir, runner, also, addresses, mail } = with;
+        let mail = mail.unwrap_or(MailPolicy { listed: Vec::new(), strangers: Strangers::Any });
         let authority = Authority::new();
         let inbox = FakeBox::default();
         let storage = {
@@ -98,20 +105,20 @@ impl Coordinator {
         let certificate = Certificate::issue(&root, key.verifying_key(), now, until);
         let us = Identity::Service(ServiceName::MyceliumGateway);
         let tls = authority.gateway();
-        let dial = |files: TlsFiles| -> Dial {
-            Arc::new(move |host, port| Channel::remote(&format!("{host}:{port}"), &files, None))
-        };
+        let local = || AddressRules::new(vec!["127.0.0.1".parse().expect("a rule")]);
+        let rules = addresses.unwrap_or_else(local);
+        let others = others.map_or_else(|| tls.without_certificate(), TlsFiles::anonymous);
         let deps = Deps {
             storage: Channel::local(storage.handle(), us),
             registry: Channel::local(registry_server.handle(), us),
             bus,
-            dial: dial(tls.clone()),
-            dial_others: dial(others.map_or_else(|| tls.without_certificate(), TlsFiles::anonymous)),
+            dial: dial(tls.clone(), rules.clone()),
+            dial_others: dial(others, rules),
             sealer: Sealer::certified(key.clone(), &certificate).expect("its own"),
             metrics: &prometheus::Registry::new(),
         };
         let shutdown = CancellationToken::new();
-        let app = Config { secrets_dir, ..Config::default() }.build(deps).expect("built");
+        let app = Config { secrets_dir, mail, ..Config::default() }.build(deps).expect("built");
         let mount = || Mount::builder(mycelium_gateway::rpc::policy());
         let gateway = publish("mycelium-gateway", app.mount_internal(app.mount_public(mount())));
         let policy = MethodPolicy::new(&[mycelium_gateway::PUBLIC_POLICY]).expect("well-formed");
@@ -162,6 +169,8 @@ pub(crate) struct FakeBox(Arc<Mutex<Taken>>);
 #[derive(Debug, Default)]
 struct Taken {
     letters: Vec<(Letter, bool)>,
+    /// Of each letter that was taken, whether another coordinator has brought it.
+    foreign: Vec<bool>,
     duplicates: usize,
     refusal: Option<(&'static str, bool)>,
     failure: Option<Status>,
@@ -172,6 +181,11 @@ impl FakeBox {
     pub(crate) fn taken(&self) -> (Vec<(Letter, bool)>, usize) {
         let taken = self.0.lock().expect("not poisoned");
         (taken.letters.clone(), taken.duplicates)
+    }
+
+    /// Of each letter that was taken, whether another coordinator has brought it.
+    pub(crate) fn foreign(&self) -> Vec<bool> {
+        self.0.lock().expect("not poisoned").foreign.clone()
     }
 
     /// Refuses everything from now on.
@@ -193,7 +207,7 @@ impl MessageBoxService for FakeBox {
         &self,
         request: Request<wire::AcceptLetterRequest>,
     ) -> Result<Response<wire::AcceptLetterResponse>, Status> {
-        let wire::AcceptLetterRequest { letter_json, verified } = request.into_inner();
+        let wire::AcceptLetterRequest { letter_json, verified, foreign } = request.into_inner();
         let letter: Letter = serde_json::from_slice(&letter_json).expect("a letter");
         let mut taken = self.0.lock().expect("not poisoned");
         if let Some(status) = &taken.failure {
@@ -212,6 +226,7 @@ impl MessageBoxService for FakeBox {
             taken.duplicates += 1;
         } else {
             taken.letters.push((letter, verified));
+            taken.foreign.push(foreign);
         }
         let message_key = format!("message:0:{}", taken.letters.len());
         Ok(Response::new(wire::AcceptLetterResponse { message_key, duplicate, ..Default::default() }))

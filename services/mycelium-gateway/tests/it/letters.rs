@@ -6,12 +6,14 @@ use std::time::Duration;
 use envelope::actor::{LetterTerms, sign_letter};
 use envelope::{Envelope, Sealer};
 use identity::{Identity, SigningKey};
+use model::dialing::AddressRules;
 use model::id::Uid;
 use model::supervision::{GATEWAY_TOPIC, method};
 use model::{ActorId, ContextUid, Letter, MessageFormat, MessageId, MessageType, Origin, Timestamp};
 use mycelium::daemon::{Config as BusConfig, Metrics as BusMetrics};
 use mycelium::json_rpc::{Message, Payload, parse, request};
 use mycelium::{Bus, Call, DaemonBus, Destination, Form, MemoryNetwork, Parcel, PublicKey};
+use mycelium_gateway::mail_policy::{MailPolicy, STRANGER_LETTERS_PER_MINUTE_MAX, Strangers};
 use proto::convert::envelope as envelope_convert;
 use proto::internal::v1 as wire;
 use proto::internal::v1::exchange_request::Frame;
@@ -325,4 +327,102 @@ async fn what_comes_over_the_bus_is_signed_and_heard_once() {
     send(said(3, there.root_text()).to_json()).await;
     tokio::time::timeout(PATIENCE, answers.next()).await.expect("in time").expect("there");
     assert_eq!(there.inbox.taken().0.len(), 3);
+}
+
+/// What a coordinator answers to a letter that `sealer` has signed for: the result, or the name of the refusal.
+async fn delivered(there: &Coordinator, sealer: &Sealer, letter: &Letter) -> Result<(), (String, bool)> {
+    let mut letter = letter.clone();
+    letter.origin.coordinator = sealer.root().to_string();
+    let mut anybody = GatewayServiceClient::new(there.anybody());
+    let answer = anybody.deliver(say(sealer, &there.root_text(), &letter)).await.expect("heard").into_inner();
+    let envelope = envelope_convert::from_wire(answer.envelope.expect("signed")).expect("an envelope");
+    let own = sealer.root().to_string();
+    let heard = envelope::hear(&envelope, &[own], Timestamp::now()).expect("for us");
+    let Ok(Payload::Single(Ok(Message::Response(response)))) = parse(&heard.body) else {
+        panic!("an answer")
+    };
+    response.answer.map(drop).map_err(|refused| (refused.reason().to_owned(), refused.is_lasting()))
+}
+
+#[tokio::test]
+async fn strangers_are_refused_unless_they_are_listed_or_allowed() {
+    let (listed, stranger) =
+        (Sealer::of_root(SigningKey::generate()), Sealer::of_root(SigningKey::generate()));
+    let actor = SigningKey::generate();
+    let (signed, unsigned) = (letter(1, &actor, true), letter(2, &actor, false));
+    let refused = |reason: &str| Err((reason.to_owned(), true));
+    for (strangers, of_signed, of_unsigned) in [
+        (Strangers::Refused, refused("STRANGER"), refused("STRANGER")),
+        (Strangers::Signed, Ok(()), refused("UNVERIFIED")),
+        (Strangers::Any, Ok(()), Ok(())),
+    ] {
+        let mail = Some(MailPolicy { listed: vec![listed.root()], strangers });
+        let there = Coordinator::start(With { mail, ..With::default() }).await;
+        assert_eq!(delivered(&there, &stranger, &signed).await, of_signed, "{strangers:?}");
+        assert_eq!(delivered(&there, &stranger, &unsigned).await, of_unsigned, "{strangers:?}");
+        assert_eq!(delivered(&there, &listed, &unsigned).await, Ok(()), "{strangers:?}");
+        assert!(there.inbox.foreign().iter().all(|foreign| *foreign), "storage is not told");
+        // What is sent here needs nobody's permission.
+        let mut router = there.router().await;
+        router.says(deliver(1, &unsigned, &[])).await;
+        assert_eq!(router.outcome(1).await, "");
+        assert_eq!(there.inbox.foreign().last(), Some(&false));
+    }
+}
+
+#[tokio::test]
+async fn nobody_is_flooded_with_letters() {
+    let there = Coordinator::start(With::default()).await;
+    let stranger = Sealer::of_root(SigningKey::generate());
+    let actor = SigningKey::generate();
+    for number in 1..=STRANGER_LETTERS_PER_MINUTE_MAX {
+        assert_eq!(delivered(&there, &stranger, &letter(number, &actor, false)).await, Ok(()), "{number}");
+    }
+    let mut next = letter(1000, &actor, false);
+    next.origin.coordinator = stranger.root().to_string();
+    let mut anybody = GatewayServiceClient::new(there.anybody());
+    let refused = anybody.deliver(say(&stranger, &there.root_text(), &next)).await.expect_err("too many");
+    let view = ErrorView::from(&refused);
+    assert_eq!((view.code, view.reason.as_str()), (Code::ResourceExhausted, "LIMIT_EXCEEDED"));
+    assert_eq!(view.metadata["limit"], "stranger_letters_per_minute_max");
+    assert!(matches!(view.retry_after, Some(wait) if wait <= HOUR), "{:?}", view.retry_after);
+    // Somebody else has not written too much.
+    let other = Sealer::of_root(SigningKey::generate());
+    assert_eq!(delivered(&there, &other, &next).await, Ok(()));
+    let taken = usize::try_from(STRANGER_LETTERS_PER_MINUTE_MAX).expect("small") + 1;
+    assert_eq!(there.inbox.taken().0.len(), taken);
+}
+
+#[tokio::test]
+async fn letters_make_nobody_knock_at_this_machine() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    // What a name leads to is looked at when it is dialed.
+    for host in ["127.0.0.1", "localhost"] {
+        let address = format!("grpc://{host}:{port}");
+        let runner = v1::Runner { id: 1, address: address.clone(), ..Default::default() };
+        let addresses = Some(AddressRules::default());
+        let here = Coordinator::start(With { runner, addresses, ..With::default() }).await;
+        let mut router = here.router().await;
+        router.says(deliver(1, &letter(1, &SigningKey::generate(), false), &[address.clone()])).await;
+        let outcome = router.delivered(1).await;
+        assert!(outcome.error.contains("ADDRESS_REFUSED"), "{outcome:?}");
+        let mut gateway = GatewayServiceClient::new(here.channel(Identity::Admin));
+        let ping = gateway.ping_peer(v1::PingPeerRequest { address }).await.expect_err("it is not dialed");
+        assert!(ping.message().contains("ADDRESS_REFUSED"), "{ping}");
+        let told = || {
+            let mut gateway = gateway.clone();
+            async move {
+                let shown = gateway.get_gateway(v1::GetGatewayRequest {}).await.expect("an answer");
+                let mut peers = shown.into_inner().peers.into_iter();
+                peers.find(|peer| peer.last_error.contains("ADDRESS_REFUSED"))
+            }
+        };
+        let peer = wait_until(told, PATIENCE, "the supervisor's place is not dialed").await;
+        assert!(!peer.connected);
+    }
+    // All of it was tried by now, and nobody has come.
+    let nobody =
+        std::future::poll_fn(|cx| std::task::Poll::Ready(listener.poll_accept(cx).is_pending())).await;
+    assert!(nobody, "somebody has connected");
 }

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use model::Address;
-use service::{ActorFlags, Hangup, Shutdown, TelemetryFlags, telemetry};
+use mycelium_gateway::mail_policy::MailPolicy;
+use service::{ActorFlags, AddressFlags, Hangup, Shutdown, TelemetryFlags, telemetry};
 use storage::{Durability, QuotaSetting};
 
 use crate::command::Global;
@@ -43,6 +44,12 @@ pub struct UpArgs {
     /// What jobs may do, by their context: a TOML file. Read again when it changes
     #[arg(long, value_name = "FILE", env = "MYCORA_POLICY")]
     pub policy: Option<PathBuf>,
+    /// Which addresses are dialed.
+    #[command(flatten)]
+    pub addresses: AddressFlags,
+    /// Whose mail is taken.
+    #[command(flatten)]
+    pub mail: MailPolicy,
     /// How scripts are run.
     #[command(flatten)]
     pub scripts: runner::ScriptFlags,
@@ -104,6 +111,8 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
         runners: args.runners,
         pki_dir: args.pki,
         policy: args.policy,
+        addresses: args.addresses.rules(),
+        mail: args.mail,
         scripts: args.scripts,
         launcher: sandbox::Launcher::this_program(),
         durability: args.durability,

@@ -39,6 +39,7 @@ pub fn list(messages: &[v1::Message], now: Timestamp) -> String {
                 message.key.clone(),
                 message_type(message.message_type()).to_owned(),
                 shortened(&sender(message)),
+                shortened(&origin(message)),
                 shortened(&recipient(message)),
                 message.topic.clone(),
                 status(message.status()).to_owned(),
@@ -46,7 +47,7 @@ pub fn list(messages: &[v1::Message], now: Timestamp) -> String {
             ]
         })
         .collect();
-    table::render(&["KEY", "TYPE", "FROM", "TO", "TOPIC", "STATUS", "CREATED"], &rows)
+    table::render(&["KEY", "TYPE", "FROM", "ORIGIN", "TO", "TOPIC", "STATUS", "CREATED"], &rows)
 }
 
 /// A list of messages that will not arrive.
@@ -100,8 +101,10 @@ pub fn whole(message: &v1::Message) -> String {
         pairs.push(("signed", signed(message).to_owned()));
     }
     if let Some(origin) = &message.origin {
-        let v1::MessageOrigin { coordinator, context_uid, caller_id, message_id } = origin;
-        let text = format!("message {caller_id}:{message_id} of context {context_uid} at {coordinator}");
+        let v1::MessageOrigin { coordinator, context_uid, caller_id, message_id, own } = origin;
+        let whose = if *own { "this coordinator" } else { "coordinator" };
+        let text =
+            format!("message {caller_id}:{message_id} of context {context_uid} at {whose} {coordinator}");
         pairs.push(("origin", table::shown_whole(&text)));
     }
     pairs.push(("created", time::utc(wire_time::required(message.create_time))));
@@ -124,6 +127,7 @@ pub fn received(message: &v1::Message) -> String {
     let mut pairs = vec![
         (message_type(message.message_type()), message.key.clone()),
         ("from", table::shown_whole(&sender(message))),
+        ("origin", table::shown_whole(&origin(message))),
         ("signed", signed(message).to_owned()),
         ("sent", time::utc(wire_time::required(message.create_time))),
     ];
@@ -146,6 +150,16 @@ fn signed(message: &v1::Message) -> &'static str {
         (true, _) => "yes, by the sender",
         (false, true) => "no: only the coordinator that it came from says who sent it",
         (false, false) => "no",
+    }
+}
+
+/// The coordinator that it came from, and whether only that says who sent it.
+fn origin(message: &v1::Message) -> String {
+    match &message.origin {
+        None => "here".to_owned(),
+        Some(origin) if origin.own => "here".to_owned(),
+        Some(origin) if message.verified => format!("{}, verified", origin.coordinator),
+        Some(origin) => format!("{}, not verified", origin.coordinator),
     }
 }
 

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use identity::{Identity, ServiceName, TrustDomain};
 use kv::Kv;
+use model::dialing::AddressRules;
 use model::{Address, Timestamp};
 use mycelium::{Bus, MemoryNetwork, PublicKey};
+use mycelium_gateway::dial;
 use prometheus::Registry;
-use rpc::{CallRate, Channel, LocalServer, MethodPolicy, Mount, MountBuilder, Server, TlsFiles};
+use rpc::{CallRate, Channel, LocalServer, MethodPolicy, Mount, MountBuilder, Server};
 use sandbox::Standing;
 use service::{CertificateMetrics, Info, Limits, Ops, OpsAccess, OpsListener, Readiness, Shutdown};
 use storage::Quotas;
@@ -276,8 +278,8 @@ impl Suite {
         let deps =
             storage::Deps { kv: Kv::new(parts.redis.endpoint()), trust_domain: TrustDomain::default() };
         let quotas = Quotas::with(&parts.options.limits);
-        let config =
-            storage::Config { durability: parts.options.durability, quotas, ..storage::Config::default() };
+        let (durability, addresses) = (parts.options.durability, addresses(parts.options));
+        let config = storage::Config { durability, addresses, quotas, ..storage::Config::default() };
         let app = config.build(deps).await.map_err(build_error("storage"))?;
         let mount = app.mount_public(mount).directory(app.directory());
         let readiness = app.readiness();
@@ -323,13 +325,14 @@ impl Suite {
             storage: channel(&places.storage, ServiceName::MyceliumGateway),
             registry: channel(&places.registry, ServiceName::MyceliumGateway),
             bus: Some(bus),
-            dial: dial(parts.certificates.gateway()),
-            dial_others: dial(parts.certificates.gateway().without_certificate()),
+            dial: dial(parts.certificates.gateway(), addresses(parts.options)),
+            dial_others: dial(parts.certificates.gateway().without_certificate(), addresses(parts.options)),
             sealer: parts.certificates.sealer()?,
             metrics,
         };
         let signing = Some(parts.certificates.signing());
-        let config = mycelium_gateway::Config { signing, ..mycelium_gateway::Config::default() };
+        let mail = parts.options.mail.clone();
+        let config = mycelium_gateway::Config { signing, mail, ..mycelium_gateway::Config::default() };
         let app = config.build(deps).map_err(build_error("mycelium-gateway"))?;
         let mount = app.mount_public(mount);
         let tables = [mycelium_gateway::rpc::PUBLIC_POLICY, mycelium_gateway::rpc::INTERNAL_POLICY];
@@ -471,9 +474,9 @@ fn mounted(
     add(Mount::builder(policy)).descriptors(proto::DESCRIPTORS).build().map_err(build_error("a service"))
 }
 
-/// Makes ways to supervisors elsewhere; their certificates carry the host of the address.
-fn dial(tls: TlsFiles) -> mycelium_gateway::Dial {
-    Arc::new(move |host, port| Channel::remote(&format!("https://{host}:{port}"), &tls, None))
+/// Which addresses are dialed: what whoever starts this names is.
+fn addresses(options: &Options) -> AddressRules {
+    options.addresses.clone().with_addresses(&options.runners)
 }
 
 fn clock() -> Arc<dyn Fn() -> Timestamp + Send + Sync> {

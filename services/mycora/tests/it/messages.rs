@@ -165,8 +165,8 @@ fn messages_are_listed_shown_sent_again_and_removed() {
     let arguments = ["message", "list", "--status", "error", "--type", "mail", "--limit", "1"];
     let output = place.asked(&arguments, 0);
     let table = stdout(&output);
-    assert!(table.starts_with("KEY          TYPE  FROM     TO       TOPIC   STATUS"), "{table}");
-    assert!(table.contains("message:1:7  chat  actor 1  actor 2  Report  acknowledged"), "{table}");
+    assert!(table.starts_with("KEY          TYPE  FROM     ORIGIN  TO       TOPIC   STATUS"), "{table}");
+    assert!(table.contains("message:1:7  chat  actor 1  here    actor 2  Report  acknowledged"), "{table}");
     assert_eq!(stderr(&output), "there are more than 1; ask for them with --limit\n");
     let document = place.document(&["message", "list", "--flow", "3", "--limit", "1"], 0);
     assert_eq!(document["messages"][0]["key"], "message:1:7");

@@ -19,7 +19,7 @@ use crate::commits::COMMIT_NODES_MAX;
 use crate::error::Result;
 
 /// What is read of a message; the last of them only for whoever wants the text.
-const READ: [&str; 22] = [
+const READ: [&str; 23] = [
     "caller_id",
     "from_pubkey",
     "to",
@@ -34,6 +34,7 @@ const READ: [&str; 22] = [
     "error",
     "transport_status",
     "origin",
+    "foreign",
     "verified",
     "logs",
     "created_at",
@@ -103,6 +104,8 @@ pub(crate) struct KeptMessage {
     pub(crate) transport_status: TransportStatus,
     /// Where it came from; nothing for one that was sent here.
     pub(crate) origin: Option<Origin>,
+    /// Another coordinator has brought it, or may have: it is not known of what came before that was kept.
+    pub(crate) foreign: bool,
     /// Its sender's signature fits.
     pub(crate) verified: bool,
     /// What happened to it, oldest first.
@@ -152,6 +155,7 @@ pub(crate) fn read(key: MessageKey, extent: Extent, value: Value) -> Result<Opti
         status: fields.lenient("status").unwrap_or(MessageStatus::Dispatched),
         transport_status: fields.lenient("transport_status").unwrap_or(TransportStatus::Queued),
         origin: fields.short_json("origin").unwrap_or_default(),
+        foreign: fields.text("foreign") != "false",
         verified: fields.flag("verified"),
         logs: fields.short_json("logs").unwrap_or_default(),
         created_at: fields.lenient("created_at").unwrap_or_default(),
@@ -223,12 +227,18 @@ pub(crate) fn write_sent(letter: &Letter, posting: &Posting<'_>, now: Timestamp)
 }
 
 /// What is written of one that has arrived, but for its number and the revision.
-pub(crate) fn write_received(letter: &Letter, posting: &Posting<'_>, now: Timestamp) -> Written {
+pub(crate) fn write_received(
+    letter: &Letter,
+    posting: &Posting<'_>,
+    foreign: bool,
+    now: Timestamp,
+) -> Written {
     let mut written = write(letter, posting, now);
     written
         .text("caller_id", 0)
         .text("router", "")
         .json("origin", &letter.origin)
+        .text("foreign", foreign)
         .text("status", MessageStatus::Acknowledged)
         .text("transport_status", TransportStatus::Delivered);
     written

@@ -67,6 +67,7 @@ impl ActorService for Rpc {
         let repeatable = request_of(&request_id, &body, &mut violations);
         check_key(&body.pubkey, &mut violations);
         let new = violations.absorb(convert::actor::from_register(body));
+        self.check_addresses(new.iter().flat_map(|new| &new.address), &mut violations);
         let convert::actor::NewActor { id, pubkey, address } =
             violations.into_result(new).map_err(Error::from)?;
         let new = NewActor { id, pubkey, address };
@@ -104,6 +105,7 @@ impl ActorService for Rpc {
         let repeatable = request_of(&request_id, &body, &mut violations);
         let asker = changer(caller, body.id)?;
         let change = violations.absorb(convert::actor::from_update(body));
+        self.check_addresses(change.iter().flat_map(|change| &change.address), &mut violations);
         let change = violations.into_result(change).map_err(Error::from)?;
         let store = self.hub.store();
         let actor = store.update_actor(&change, asker, repeatable.as_ref(), Timestamp::now()).await?;

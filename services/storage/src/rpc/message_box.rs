@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::letter_box::{Acceptance, Arrival};
 use crate::letter_lists::MessageFilter;
 use crate::letter_watch::InboxWatch;
-use crate::letters::{NewLetter, Sender};
+use crate::letters::{NewLetter, Recipient, Sender};
 use crate::messages::{message_key, parse_message_key};
 use crate::pages::Page;
 use crate::record::letter::{Extent, KeptMessage, LogEntry};
@@ -38,6 +38,9 @@ impl MessageBoxService for Rpc {
         let context = ContextId(body.context_id);
         let caller = (body.caller_id != 0).then_some(ActorId(body.caller_id));
         let new = parse_new(body, &mut violations);
+        if let Some(NewLetter { to: Recipient::Elsewhere { address, .. }, .. }) = &new {
+            self.check_address("to", Some(address), &mut violations);
+        }
         let new = violations.into_result(new).map_err(Error::from)?;
         let sender = Sender { context, asker: Asker::from_wire(on_behalf_of), caller };
         let store = self.hub.store();
@@ -189,9 +192,9 @@ impl MessageBoxService for Rpc {
         &self,
         request: Request<wire::AcceptLetterRequest>,
     ) -> Result<Response<wire::AcceptLetterResponse>, Status> {
-        let wire::AcceptLetterRequest { letter_json, verified } = request.into_inner();
+        let wire::AcceptLetterRequest { letter_json, verified, foreign } = request.into_inner();
         let letter: Letter = field("letter_json", serde_json::from_slice(&letter_json))?;
-        let arrival = Arrival { letter, verified };
+        let arrival = Arrival { letter, verified, foreign };
         let answer = match self.hub.store().accept_letter(&arrival, Timestamp::now()).await? {
             Acceptance::Kept { key, duplicate } => {
                 wire::AcceptLetterResponse { message_key: key, duplicate, ..Default::default() }
@@ -270,6 +273,7 @@ fn to_wire(context: ContextId, kept: KeptMessage) -> v1::Message {
         error,
         transport_status,
         origin,
+        foreign,
         verified,
         logs,
         created_at,
@@ -295,7 +299,7 @@ fn to_wire(context: ContextId, kept: KeptMessage) -> v1::Message {
         status: enums::message_status_to_wire(status).into(),
         error,
         transport_status: enums::transport_status_to_wire(transport_status).into(),
-        origin: origin.map(origin_to_wire),
+        origin: origin.map(|origin| origin_to_wire(origin, !foreign)),
         verified,
         logs: logs.into_iter().map(entry).collect(),
         create_time: Some(time::to_wire(created_at)),
@@ -304,12 +308,13 @@ fn to_wire(context: ContextId, kept: KeptMessage) -> v1::Message {
     }
 }
 
-fn origin_to_wire(origin: Origin) -> v1::MessageOrigin {
+fn origin_to_wire(origin: Origin, own: bool) -> v1::MessageOrigin {
     let Origin { coordinator, context_uid, caller_id, message_id } = origin;
     v1::MessageOrigin {
         coordinator,
         context_uid: context_uid.to_string(),
         caller_id: caller_id.0,
         message_id: message_id.0,
+        own,
     }
 }

@@ -45,6 +45,8 @@ impl RunnerStoreService for Rpc {
         let repeatable = request_of(&request_id, &body, &mut violations);
         let context = ContextId(body.context_id);
         let new = violations.absorb(convert::runner::from_register(body));
+        let given = new.as_ref().map(|new| &new.address);
+        self.check_address("address", given, &mut violations);
         let new = violations.into_result(new).map_err(Error::from)?;
         let asker = Asker::from_wire(on_behalf_of);
         let put = self.hub.store().put_runner(context, &new, asker, repeatable.as_ref(), Timestamp::now());
@@ -68,6 +70,9 @@ impl RunnerStoreService for Rpc {
         let repeatable = request_of(&request_id, &body, &mut violations);
         let asked = body.change.ok_or_else(|| Error::field("change", "missing"))?;
         let parsed = violations.absorb(parse(asked));
+        if let Some(Parsed { change: RunnerChange::Update(update), .. }) = &parsed {
+            self.check_address("address", Some(&update.address), &mut violations);
+        }
         let Parsed { place, expected, change } = violations.into_result(parsed).map_err(Error::from)?;
         let asker = Asker::from_wire(on_behalf_of);
         let store = self.hub.store();

@@ -60,7 +60,7 @@ async fn context_and_runner_are_as_specified(stage: &Stage<impl Redis>, global: 
 
     let runner = v1::RegisterRunnerRequest {
         context_id: CONTEXT,
-        address: "grpc://127.0.0.1:7706".to_owned(),
+        address: "grpc://host:7706".to_owned(),
         script_types: vec![v1::ScriptType::Shell.into()],
         ..Default::default()
     };

@@ -292,7 +292,8 @@ async fn the_table_of_roles(stage: Stage<impl Redis>) {
 
 async fn methods_are_for_those_who_need_them(stage: Stage<impl Redis>) {
     let of = |identity| MessageBoxServiceClient::new(stage.channel(identity));
-    let accept = wire::AcceptLetterRequest { letter_json: b"{}".to_vec().into(), verified: false };
+    let accept =
+        wire::AcceptLetterRequest { letter_json: b"{}".to_vec().into(), verified: false, foreign: false };
     for (name, publishes, accepts) in [
         (ServiceName::Router, Code::Ok, Code::InvalidArgument),
         (ServiceName::Mycora, Code::Ok, Code::InvalidArgument),

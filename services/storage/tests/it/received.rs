@@ -39,7 +39,7 @@ fn letter(number: u32) -> Letter {
 }
 
 async fn accept(stage: &Stage<impl Redis>, letter: &Letter, verified: bool) -> wire::AcceptLetterResponse {
-    let request = wire::AcceptLetterRequest { letter_json: json(letter), verified };
+    let request = wire::AcceptLetterRequest { letter_json: json(letter), verified, foreign: false };
     stage.letters().accept_letter(request).await.unwrap().into_inner()
 }
 
@@ -233,11 +233,12 @@ async fn what_cannot_be_taken_is_refused_with_the_reason(stage: Stage<impl Redis
     accepted(&stage, &letter(1)).await;
 
     for none in [&b"{}"[..], b"x", b""] {
-        let request = wire::AcceptLetterRequest { letter_json: none.to_vec().into(), verified: false };
+        let request =
+            wire::AcceptLetterRequest { letter_json: none.to_vec().into(), verified: false, foreign: false };
         assert_eq!(failure(stage.letters().accept_letter(request).await).0, Code::InvalidArgument);
     }
     let job = Letter { message_type: MessageType::Job, from: "me".to_owned(), ..letter(1) };
-    let request = wire::AcceptLetterRequest { letter_json: json(&job), verified: false };
+    let request = wire::AcceptLetterRequest { letter_json: json(&job), verified: false, foreign: false };
     let status = stage.letters().accept_letter(request).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
     assert!(status.message().contains("letter_json.from") && status.message().contains("letter_json.type"));
@@ -366,6 +367,39 @@ async fn acknowledging_again_changes_nothing(stage: Stage<impl Redis>) {
     assert!(present(&stage).await.is_empty());
 }
 
+async fn whoever_acknowledges_nothing_is_judged_all_the_same(stage: Stage<impl Redis>) {
+    assert_eq!(acknowledge(&stage, READER, 0, &[]).await.unwrap(), 0);
+    assert_eq!(acknowledge(&stage, ADMIN, READER, &[]).await.unwrap(), 0);
+    assert_eq!(failure(acknowledge(&stage, EXECUTOR, READER, &[]).await).0, Code::PermissionDenied);
+    assert_eq!(failure(acknowledge(&stage, STRANGER, 0, &[]).await).0, Code::NotFound);
+}
+
+async fn what_another_coordinator_brings_is_nobodys_here_without_a_signature(stage: Stage<impl Redis>) {
+    let bring = async |letter: &Letter, verified, foreign| {
+        let request = wire::AcceptLetterRequest { letter_json: json(letter), verified, foreign };
+        stage.letters().accept_letter(request).await.unwrap().into_inner()
+    };
+    // In the name of an actor of this coordinator: a colleague, or the recipient itself.
+    for actor in [EXECUTOR, READER] {
+        let before = stage.revision().await;
+        let forged = Letter { from: key_of(actor), ..letter(actor) };
+        let answer = bring(&forged, false, true).await;
+        assert_eq!((answer.reason.as_str(), answer.lasting), ("FORGED_SENDER", true), "{}", answer.refusal);
+        assert_eq!(stage.revision().await, before);
+    }
+    // What was sent here is what it says, and of somebody else it is their coordinator's word.
+    let here = bring(&Letter { from: key_of(EXECUTOR), ..letter(1) }, false, false).await.message_key;
+    let there = bring(&letter(2), false, true).await.message_key;
+    let own = async |key: &str| find(&stage, READER, key).await.unwrap().origin.unwrap().own;
+    assert!(own(&here).await && !own(&there).await);
+    let lists = present(&stage).await;
+    let shown: Vec<_> = lists.iter().map(|m| (m.origin.as_ref().unwrap().own, m.verified)).collect();
+    assert_eq!(shown, [(true, false), (false, false)]);
+    // Nobody knows of what was kept before that was noted.
+    stage.ask(Cmd::new("HDEL").arg(&stage.key_of(&here)).arg("foreign")).await;
+    assert!(!own(&here).await);
+}
+
 async fn many_are_acknowledged_in_one_call(stage: Stage<impl Redis>) {
     let mut fill = Pipeline::new();
     for n in 1..=1000 {
@@ -490,6 +524,8 @@ scenarios!(
     of_what_was_read_the_oldest_goes,
     whoever_crashes_before_it_acknowledges_gets_it_again,
     acknowledging_again_changes_nothing,
+    whoever_acknowledges_nothing_is_judged_all_the_same,
+    what_another_coordinator_brings_is_nobodys_here_without_a_signature,
     many_are_acknowledged_in_one_call,
     inboxes_are_private,
     a_watch_ends_with_the_role_that_allowed_it,

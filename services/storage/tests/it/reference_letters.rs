@@ -204,7 +204,7 @@ impl Letters {
     async fn accept(&mut self, stage: &Stage<impl Redis>, op: &Chances<What>) {
         let (number, to) = (u32::from(op.mask), op.who);
         let letter_json = json(&letter(number, to, op.other));
-        let request = wire::AcceptLetterRequest { letter_json, verified: false };
+        let request = wire::AcceptLetterRequest { letter_json, verified: false, foreign: false };
         let answer = stage.letters().accept_letter(request).await.unwrap().into_inner();
         let is = (answer.message_key.as_str(), answer.duplicate, answer.reason.as_str());
         match self.seen.get(&number) {

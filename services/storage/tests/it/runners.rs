@@ -1,7 +1,8 @@
 //! What becomes of runner records, and who is told.
 
+use identity::Identity;
 use kv::Cmd;
-use model::RunnerId;
+use model::{ActorId, RunnerId};
 use proto::internal::v1 as wire;
 use proto::internal::v1::change_runner_request::Change;
 use proto::v1;
@@ -178,8 +179,50 @@ async fn records_are_followed_from_a_position_and_nothing_else_is_told(stage: St
     );
 }
 
+async fn addresses_that_the_coordinator_does_not_dial_are_refused(stage: Stage<impl Redis>) {
+    put(&stage, 1).await.unwrap();
+    for address in
+        ["grpc://127.0.0.1:7706", "grpc://169.254.169.254:80", "grpc://[::1]:1", "grpc://localhost:1"]
+    {
+        let register = v1::RegisterRunnerRequest {
+            context_id: CONTEXT,
+            runner_id: 2,
+            address: address.into(),
+            ..Default::default()
+        };
+        let put = wire::PutRunnerRequest { runner: Some(register), on_behalf_of: ADMIN };
+        let update = v1::UpdateRunnerRequest { address: address.into(), ..update("a") };
+        let to = format!("{}@{address}", "ab".repeat(32));
+        let message = v1::SendMessageRequest {
+            context_id: CONTEXT,
+            to,
+            message_type: v1::MessageType::Chat.into(),
+            ..Default::default()
+        };
+        let send = wire::PublishRequest { message: Some(message), on_behalf_of: EXECUTOR };
+        let actor =
+            v1::UpdateActorRequest { id: READER, address: vec![address.into()], ..Default::default() };
+        let refused = [
+            (stage.runners().put_runner(put).await.unwrap_err(), "address"),
+            (self::change(&stage, ADMIN, Change::Update(update)).await.unwrap_err(), "address"),
+            (stage.letters().publish(send).await.unwrap_err(), "to"),
+            (
+                stage.actors(Identity::Actor(ActorId(READER))).update_actor(actor).await.unwrap_err(),
+                "address[0]",
+            ),
+        ];
+        for (status, field) in refused {
+            let view = rpc::ErrorView::from(&status);
+            let fields: Vec<_> = view.violations.iter().map(|violation| violation.field.as_str()).collect();
+            assert_eq!((view.code, fields), (Code::InvalidArgument, vec![field]), "{address}: {status}");
+        }
+    }
+    assert_eq!(read(&stage).await.len(), 1);
+}
+
 scenarios!(
     a_record_is_changed_drained_and_deleted,
+    addresses_that_the_coordinator_does_not_dial_are_refused,
     a_change_builds_on_the_revision_that_it_names,
     a_repeated_change_has_one_effect,
     only_admins_change_runners,

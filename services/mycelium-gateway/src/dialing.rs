@@ -1,0 +1,24 @@
+//! Connections to addresses that actors gave.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use ::rpc::{Channel, ChannelError, TlsFiles};
+use model::dialing::AddressRules;
+
+/// Dials a host and a port, and gives the channel.
+pub type Dial = Arc<dyn Fn(&str, u16) -> Result<Channel, ChannelError> + Send + Sync>;
+
+/// Dials with these certificates what the rules allow. What a name leads to is checked with each connection, and what was
+/// checked is what is connected to.
+#[must_use]
+pub fn dial(tls: TlsFiles, rules: AddressRules) -> Dial {
+    let rules = Arc::new(rules);
+    Arc::new(move |host, port| {
+        let (rules, named) = (Arc::clone(&rules), host.to_owned());
+        let check = move |address: SocketAddr| {
+            rules.check_resolved(&named, address).map_err(|refused| format!("ADDRESS_REFUSED: {refused}"))
+        };
+        Channel::remote_where(&format!("{host}:{port}"), &tls, None, Arc::new(check))
+    })
+}

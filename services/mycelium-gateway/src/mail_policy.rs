@@ -1,0 +1,257 @@
+//! Policy for mail of other coordinators: whose letters are taken, and how many.
+//!
+//! Anybody can make up a root key and be a coordinator. So letters are taken of the coordinators that the operator lists, and
+//! of strangers only where the operator says so, signed by their senders unless the operator does without. Rates hold by
+//! the root that has signed and by recipient, for listed coordinators and for strangers apart.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use identity::VerifyingKey;
+use model::Letter;
+use mycelium::RpcError;
+use tokio::time::Instant;
+
+/// Letters that one listed coordinator may bring in a minute.
+pub const LISTED_LETTERS_PER_MINUTE_MAX: u32 = 600;
+/// Letters that one coordinator that is not listed may bring in a minute.
+pub const STRANGER_LETTERS_PER_MINUTE_MAX: u32 = 30;
+/// Letters that all coordinators that are not listed may bring in a minute, together.
+pub const STRANGERS_LETTERS_PER_MINUTE_MAX: u32 = 300;
+/// Letters for one recipient in a minute: of listed coordinators, and again as many of the others.
+pub const RECIPIENT_LETTERS_PER_MINUTE_MAX: u32 = 120;
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// Rates that are remembered before those that are used up no more are forgotten.
+const RATES_KEPT: usize = 1024;
+
+/// Letters of coordinators that are not listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Strangers {
+    /// Refused.
+    #[default]
+    Refused,
+    /// Taken when their senders have signed them.
+    Signed,
+    /// Taken, and marked as what they are.
+    Any,
+}
+
+/// The operator's word on mail of other coordinators.
+#[derive(Debug, Clone, PartialEq, Eq, Default, clap::Args)]
+pub struct MailPolicy {
+    /// Root keys of other coordinators whose letters are taken, separated by commas; `mycora gateway show` tells a coordinator's own
+    #[arg(long = "mail-from", env = "MYCORA_MAIL_FROM", value_name = "KEY", value_delimiter = ',')]
+    pub listed: Vec<VerifyingKey>,
+    /// Letters of coordinators that are not listed
+    #[arg(
+        long = "mail-from-strangers",
+        env = "MYCORA_MAIL_FROM_STRANGERS",
+        value_name = "WHICH",
+        value_enum,
+        default_value_t
+    )]
+    pub strangers: Strangers,
+}
+
+/// Why a letter is not let in.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NotAdmitted {
+    #[error("this coordinator takes no letters of coordinators that it does not list")]
+    Stranger,
+    #[error("of a coordinator that is not listed only letters are taken that their senders have signed")]
+    Unsigned,
+    #[error("{limit}: more letters than {max} in a minute; the next is taken in {} s", wait.as_secs() + 1)]
+    TooFast { limit: &'static str, max: u32, wait: Duration },
+}
+
+impl NotAdmitted {
+    /// The answer in JSON-RPC.
+    pub(crate) fn refusal(&self) -> RpcError {
+        let (reason, lasting) = match self {
+            Self::Stranger => ("STRANGER", true),
+            Self::Unsigned => ("UNVERIFIED", true),
+            Self::TooFast { .. } => ("TOO_MANY_LETTERS", false),
+        };
+        RpcError::refused(reason, lasting, self.to_string())
+    }
+}
+
+/// Decides about letters, and counts them.
+#[derive(Debug)]
+pub(crate) struct MailGate {
+    policy: MailPolicy,
+    rates: Mutex<Rates>,
+}
+
+#[derive(Debug, Default)]
+struct Rates {
+    strangers: Rate<()>,
+    by_root: Rate<[u8; 32]>,
+    by_recipient: Rate<(bool, String)>,
+}
+
+impl MailGate {
+    pub(crate) fn new(policy: MailPolicy) -> Self {
+        Self { policy, rates: Mutex::default() }
+    }
+
+    /// Whether letters of this coordinator are of a stranger.
+    fn is_stranger(&self, root: VerifyingKey) -> bool {
+        !self.policy.listed.contains(&root)
+    }
+
+    /// Decides about a coordinator before anything of its letter is looked at.
+    pub(crate) fn admit_root(&self, root: VerifyingKey) -> Result<(), NotAdmitted> {
+        let is_refused = self.policy.strangers == Strangers::Refused && self.is_stranger(root);
+        if is_refused { Err(NotAdmitted::Stranger) } else { Ok(()) }
+    }
+
+    /// Decides about a letter that the coordinator with this root has brought, and counts it.
+    pub(crate) fn admit(
+        &self,
+        letter: &Letter,
+        root: VerifyingKey,
+        is_signed: bool,
+        now: Instant,
+    ) -> Result<(), NotAdmitted> {
+        self.admit_root(root)?;
+        let is_stranger = self.is_stranger(root);
+        if is_stranger && !is_signed && self.policy.strangers != Strangers::Any {
+            return Err(NotAdmitted::Unsigned);
+        }
+        let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
+        let Rates { strangers, by_root, by_recipient } = &mut *rates;
+        let too_fast = |limit, max| move |wait| NotAdmitted::TooFast { limit, max, wait };
+        let (limit, max) = if is_stranger {
+            ("stranger_letters_per_minute_max", STRANGER_LETTERS_PER_MINUTE_MAX)
+        } else {
+            ("listed_letters_per_minute_max", LISTED_LETTERS_PER_MINUTE_MAX)
+        };
+        by_root.take(*root.as_bytes(), max, now).map_err(too_fast(limit, max))?;
+        if is_stranger {
+            let (limit, max) = ("strangers_letters_per_minute_max", STRANGERS_LETTERS_PER_MINUTE_MAX);
+            strangers.take((), max, now).map_err(too_fast(limit, max))?;
+        }
+        let (limit, max) = ("recipient_letters_per_minute_max", RECIPIENT_LETTERS_PER_MINUTE_MAX);
+        by_recipient.take((is_stranger, letter.to.clone()), max, now).map_err(too_fast(limit, max))
+    }
+}
+
+/// How much of a minute's worth each key has used up: the moment at which nothing of it is any more.
+#[derive(Debug)]
+struct Rate<K>(HashMap<K, Instant>);
+
+impl<K> Default for Rate<K> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<K: Eq + Hash> Rate<K> {
+    /// Counts one; or says after how long there is room for it again.
+    fn take(&mut self, key: K, max: u32, now: Instant) -> Result<(), Duration> {
+        if self.0.len() >= RATES_KEPT {
+            self.0.retain(|_, over| *over > now);
+        }
+        let each = MINUTE / max;
+        let over = self.0.get(&key).copied().filter(|over| *over > now).unwrap_or(now) + each;
+        match (over - now).checked_sub(MINUTE).filter(|wait| !wait.is_zero()) {
+            Some(wait) => Err(wait),
+            None => {
+                self.0.insert(key, over);
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use identity::SigningKey;
+    use model::id::Uid;
+    use model::{ActorId, ContextUid, MessageFormat, MessageId, MessageType, Origin, Timestamp};
+
+    fn root() -> VerifyingKey {
+        SigningKey::generate().verifying_key()
+    }
+
+    fn letter(to: &str) -> Letter {
+        Letter {
+            origin: Origin {
+                coordinator: String::new(),
+                context_uid: ContextUid(Uid::from_bits(1)),
+                caller_id: ActorId(1),
+                message_id: MessageId(1),
+            },
+            from: String::new(),
+            to: to.to_owned(),
+            target_context: None,
+            message_type: MessageType::Chat,
+            format: MessageFormat::Text,
+            topic: String::new(),
+            text: String::new(),
+            created_at: Timestamp::default(),
+            expires_at: Timestamp::default(),
+            signature: None,
+        }
+    }
+
+    #[test]
+    fn strangers_are_refused_unless_allowed_and_have_to_sign() {
+        let (listed, stranger, now) = (root(), root(), Instant::now());
+        for (strangers, signed, unsigned) in [
+            (Strangers::Refused, Err(NotAdmitted::Stranger), Err(NotAdmitted::Stranger)),
+            (Strangers::Signed, Ok(()), Err(NotAdmitted::Unsigned)),
+            (Strangers::Any, Ok(()), Ok(())),
+        ] {
+            let gate = MailGate::new(MailPolicy { listed: vec![listed], strangers });
+            assert_eq!(gate.admit(&letter("a"), stranger, true, now), signed, "{strangers:?}");
+            assert_eq!(gate.admit(&letter("a"), stranger, false, now), unsigned, "{strangers:?}");
+            assert_eq!(gate.admit(&letter("a"), listed, false, now), Ok(()), "{strangers:?}");
+        }
+        assert_eq!(MailPolicy::default().strangers, Strangers::Refused);
+    }
+
+    #[test]
+    fn each_root_and_each_recipient_has_its_rate() {
+        let gate = MailGate::new(MailPolicy { listed: Vec::new(), strangers: Strangers::Any });
+        let (one, now) = (root(), Instant::now());
+        let limit = |refused: Result<(), NotAdmitted>| match refused {
+            Err(NotAdmitted::TooFast { limit, .. }) => limit,
+            other => panic!("{other:?}"),
+        };
+        for _ in 0..STRANGER_LETTERS_PER_MINUTE_MAX {
+            gate.admit(&letter("a"), one, true, now).expect("within its rate");
+        }
+        assert_eq!(limit(gate.admit(&letter("b"), one, true, now)), "stranger_letters_per_minute_max");
+        // Made-up roots share what a recipient may be sent.
+        for _ in STRANGER_LETTERS_PER_MINUTE_MAX..RECIPIENT_LETTERS_PER_MINUTE_MAX {
+            gate.admit(&letter("a"), root(), true, now).expect("another root");
+        }
+        assert_eq!(limit(gate.admit(&letter("a"), root(), true, now)), "recipient_letters_per_minute_max");
+        // And what all of them may send, of which the last is one.
+        for n in RECIPIENT_LETTERS_PER_MINUTE_MAX + 1..STRANGERS_LETTERS_PER_MINUTE_MAX {
+            gate.admit(&letter(&n.to_string()), root(), true, now).expect("another recipient");
+        }
+        assert_eq!(limit(gate.admit(&letter("c"), root(), true, now)), "strangers_letters_per_minute_max");
+        gate.admit(&letter("a"), one, true, now + MINUTE).expect("a minute later");
+    }
+
+    #[test]
+    fn a_rate_says_when_there_is_room_again_and_forgets() {
+        let (mut rate, now) = (Rate::default(), Instant::now());
+        for _ in 0..60 {
+            rate.take("a".to_owned(), 60, now).expect("a minute's worth");
+        }
+        assert_eq!(rate.take("a".to_owned(), 60, now), Err(Duration::from_secs(1)));
+        rate.take("a".to_owned(), 60, now + Duration::from_secs(1)).expect("room for one");
+        for n in 0..2 * RATES_KEPT {
+            rate.take(n.to_string(), 60, now + MINUTE * u32::try_from(n).expect("small")).expect("another");
+        }
+        assert!(rate.0.len() <= RATES_KEPT);
+    }
+}

@@ -1,0 +1,147 @@
+//! Mail of coordinators that nobody has heard of, brought to `mycora up` over gRPC.
+
+use std::path::Path;
+use std::time::Duration;
+
+use envelope::Sealer;
+use identity::SigningKey;
+use model::id::Uid;
+use model::supervision::method;
+use model::{ActorId, ContextUid, Letter, MessageFormat, MessageId, MessageType, Origin, Timestamp};
+use mycelium::Call;
+use mycelium::json_rpc::{Message, Payload, parse, request};
+use proto::convert::envelope as envelope_convert;
+use proto::v1;
+use proto::v1::gateway_service_client::GatewayServiceClient;
+use rpc::{Channel, ErrorView, TlsFiles};
+use serde_json::Value;
+use tonic::{Code, Status};
+
+use crate::suite::{Up, stdout};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A coordinator that somebody has made up.
+struct Stranger {
+    sealer: Sealer,
+    gateway: GatewayServiceClient<Channel>,
+    /// The root of the coordinator that it writes to.
+    there: String,
+    letters: u32,
+}
+
+impl Stranger {
+    async fn before(up: &Up, data: &Path) -> Self {
+        let tls = TlsFiles::anonymous(data.join("pki/ca.pem"));
+        let channel = Channel::remote(&format!("https://127.0.0.1:{}", up.port()), &tls, None);
+        let mut gateway = GatewayServiceClient::new(channel.expect("an address"));
+        let asked = gateway.deliver(v1::DeliverRequest { envelope: None }).await.expect("open to anybody");
+        let there = asked.into_inner().coordinator;
+        Self { sealer: Sealer::of_root(SigningKey::generate()), gateway, there, letters: 0 }
+    }
+
+    /// Brings a letter, which nobody has signed. Gives the name of the refusal.
+    async fn writes(&mut self, from: &str, to: &str) -> Result<Result<(), String>, Status> {
+        self.letters += 1;
+        let now = Timestamp::now();
+        let letter = Letter {
+            origin: Origin {
+                coordinator: self.sealer.root().to_string(),
+                context_uid: ContextUid(Uid::from_bits(1)),
+                caller_id: ActorId(1),
+                message_id: MessageId(self.letters),
+            },
+            from: from.to_owned(),
+            to: to.to_owned(),
+            target_context: None,
+            message_type: MessageType::Mail,
+            format: MessageFormat::Text,
+            topic: "urgent".to_owned(),
+            text: format!("number {}", self.letters),
+            created_at: now,
+            expires_at: now + MINUTE,
+            signature: None,
+        };
+        let call = Call::new(method::MESSAGE_DELIVER, &letter).expect("JSON");
+        let said = self.sealer.seal(&self.there, &request(7, &call), now, MINUTE).expect("JSON");
+        let said = v1::DeliverRequest { envelope: Some(envelope_convert::to_wire(said)) };
+        let answer = self.gateway.deliver(said).await?.into_inner();
+        let envelope = envelope_convert::from_wire(answer.envelope.expect("signed")).expect("an envelope");
+        let own = self.sealer.root().to_string();
+        let heard = envelope::hear(&envelope, &[own], Timestamp::now()).expect("for us");
+        let Ok(Payload::Single(Ok(Message::Response(response)))) = parse(&heard.body) else {
+            panic!("an answer")
+        };
+        Ok(response.answer.map(drop).map_err(|refused| refused.reason().to_owned()))
+    }
+}
+
+fn document(up: &Up, arguments: &[&str]) -> Value {
+    let answer = up.mycora(&[&["--output", "json"], arguments].concat());
+    serde_json::from_str(&stdout(&answer, 0)).expect("one document")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_writes_in_the_name_of_an_actor_here() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let data = dir.path().join("data");
+    let up = Up::start(&data, &[]);
+    let actor = document(&up, &["actor", "show"])["actor"]["pubkey"].as_str().expect("a key").to_owned();
+    let somebody = SigningKey::generate().verifying_key().to_string();
+
+    // Strangers are not heard unless the operator says so.
+    let mut stranger = Stranger::before(&up, &data).await;
+    for from in [&actor, &somebody] {
+        assert_eq!(stranger.writes(from, &actor).await.expect("heard"), Err("STRANGER".to_owned()));
+    }
+    up.stop();
+
+    // Where they are, they have to sign.
+    let up = Up::start(&data, &["--mail-from-strangers", "signed"]);
+    let mut stranger = Stranger::before(&up, &data).await;
+    for from in [&actor, &somebody] {
+        assert_eq!(stranger.writes(from, &actor).await.expect("heard"), Err("UNVERIFIED".to_owned()));
+    }
+    up.stop();
+
+    // Where they need not, nobody here has written what nobody has signed.
+    let up = Up::start(&data, &["--mail-from-strangers", "any"]);
+    let mut stranger = Stranger::before(&up, &data).await;
+    assert_eq!(stranger.writes(&actor, &actor).await.expect("heard"), Err("FORGED_SENDER".to_owned()));
+    assert_eq!(stranger.writes(&somebody, &actor).await.expect("heard"), Ok(()));
+    assert_eq!(
+        stdout(&up.mycora(&["message", "send", "--wait", "--to", "1", "from here"]), 0).lines().count(),
+        1
+    );
+    let listed = document(&up, &["message", "list"]);
+    let received = document(&up, &["message", "receive"]);
+    let (theirs, ours) = (&received[0], &received[1]);
+    let root = stranger.sealer.root().to_string();
+    assert_eq!(theirs["origin"]["coordinator"], root.as_str(), "{received}");
+    assert_eq!((&theirs["origin"]["own"], &theirs["verified"]), (&Value::Null, &Value::Null), "{received}");
+    assert_eq!(ours["origin"]["own"], true, "{received}");
+    let messages = listed["messages"].as_array().expect("a list");
+    assert!(messages.iter().any(|message| message["origin"]["coordinator"] == root.as_str()), "{listed}");
+    let shown = stdout(&up.mycora(&["message", "receive"]), 0);
+    assert!(shown.contains(&format!("{root}, not verified")) && shown.contains("origin  here"), "{shown}");
+    let shown = stdout(&up.mycora(&["message", "list"]), 0);
+    assert!(
+        shown.contains("ORIGIN") && shown.contains(&format!("{}…, not verified", &root[..12])),
+        "{shown}"
+    );
+
+    // And nobody fills an inbox.
+    let mut taken = 1;
+    let refused = loop {
+        match stranger.writes(&somebody, &actor).await {
+            Ok(answer) => assert_eq!(answer, Ok(())),
+            Err(refused) => break refused,
+        }
+        taken += 1;
+        assert!(taken < 100, "there is no end to it");
+    };
+    let view = ErrorView::from(&refused);
+    assert_eq!((view.code, view.reason.as_str()), (Code::ResourceExhausted, "LIMIT_EXCEEDED"));
+    assert!(view.retry_after.is_some(), "{refused}");
+    up.stop();
+}
