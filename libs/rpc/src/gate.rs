@@ -170,7 +170,7 @@ async fn handle(
         return Ok(answer);
     };
     if let (Some(connection), Some(actor)) = (connection_of(&request), believed.caller.actor()) {
-        connection.identify(actor);
+        connection.identify(actor)?;
     }
     let handling = routes.call(request);
     let Ok(answer) = if matches!(shape, Shape::Stream | Shape::Waiting(_)) {

@@ -7,6 +7,7 @@ use crate::gate::shed::{CONNECTION_PROBES_MAX, QUICK_MAX, STRANGERS_MAX, STREAMS
 use crate::server::accept::{
     CONNECTIONS_ANONYMOUS_MAX, CONNECTIONS_LEAVING_MAX, CONNECTIONS_MAX, HANDSHAKES_MAX,
 };
+use crate::server::actor_connections::CONNECTIONS_OF_ACTOR_MAX;
 use crate::server::connection_state::IDENTITY_TIMEOUT;
 use crate::server::origin::{
     CONNECTIONS_ANONYMOUS_LOCAL_MAX, CONNECTIONS_ANONYMOUS_OF_ONE_MAX, HANDSHAKES_LOCAL_MAX,
@@ -18,7 +19,7 @@ use crate::server::{CONNECTION_STREAMS_MAX, CONNECTION_WINDOW_BYTES};
 pub(crate) const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// The named limits of every server, the unit in the name.
-pub const LIMITS: [(&str, u64); 23] = [
+pub const LIMITS: [(&str, u64); 24] = [
     ("rpc_message_bytes_max", MESSAGE_BYTES_MAX as u64),
     ("rpc_header_list_bytes_max", HEADER_LIST_BYTES_MAX as u64),
     ("rpc_request_id_bytes_max", REQUEST_ID_BYTES_MAX as u64),
@@ -35,6 +36,7 @@ pub const LIMITS: [(&str, u64); 23] = [
     ("rpc_connections_anonymous_max", CONNECTIONS_ANONYMOUS_MAX as u64),
     ("rpc_connections_anonymous_of_one_max", CONNECTIONS_ANONYMOUS_OF_ONE_MAX as u64),
     ("rpc_connections_anonymous_local_max", CONNECTIONS_ANONYMOUS_LOCAL_MAX as u64),
+    ("rpc_connections_of_actor_max", CONNECTIONS_OF_ACTOR_MAX as u64),
     ("rpc_connections_leaving_max", CONNECTIONS_LEAVING_MAX as u64),
     ("rpc_identity_secs_max", IDENTITY_TIMEOUT.as_secs()),
     ("rpc_connection_streams_max", CONNECTION_STREAMS_MAX as u64),

@@ -1,6 +1,7 @@
 //! Serving a mount: over mTLS, and to the sidecar of a mesh.
 
 pub(crate) mod accept;
+pub(crate) mod actor_connections;
 pub(crate) mod connection_state;
 pub(crate) mod health;
 pub(crate) mod mount;

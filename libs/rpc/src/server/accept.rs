@@ -18,6 +18,7 @@ use tonic::transport::server::Connected;
 use crate::caller::mesh::MeshTrust;
 use crate::caller::{Peer, PeerIdentity};
 use crate::metrics::Metrics;
+use crate::server::actor_connections::{ActorConnections, OfActor};
 use crate::server::connection_state::ConnectionState;
 use crate::server::origin::{ConnectionTable, Entered};
 use crate::tls::ServerTls;
@@ -81,18 +82,20 @@ pub(crate) struct Seats {
     known: Arc<Semaphore>,
     kept_from_actors: usize,
     strangers: ConnectionTable,
+    actors: ActorConnections,
 }
 
 /// A place that is taken, until it is dropped.
 #[derive(Debug)]
 enum Seat {
-    Known { _permit: OwnedSemaphorePermit },
+    Known { _permit: OwnedSemaphorePermit, _of_actor: Option<OfActor> },
     Stranger { _entered: Entered },
 }
 
 impl Seats {
     pub(crate) fn new(known: usize, strangers: ConnectionTable) -> Self {
-        Self { known: Arc::new(Semaphore::new(known)), kept_from_actors: known / 4, strangers }
+        let (known, kept_from_actors) = (Arc::new(Semaphore::new(known)), known / 4);
+        Self { known, kept_from_actors, strangers, actors: ActorConnections::default() }
     }
 
     fn take(&self, peer: &Peer, state: &Arc<ConnectionState>) -> io::Result<Seat> {
@@ -102,15 +105,17 @@ impl Seats {
             })?;
             return Ok(Seat::Stranger { _entered: entered });
         }
-        let kept = match &peer.identity {
-            PeerIdentity::Known(caller) if caller.actor().is_some() => self.kept_from_actors,
-            _ => 0,
+        let actor = match &peer.identity {
+            PeerIdentity::Known(caller) => caller.actor(),
+            PeerIdentity::Anonymous | PeerIdentity::Unusable(_) => None,
         };
+        let kept = if actor.is_some() { self.kept_from_actors } else { 0 };
+        let of_actor = actor.map(|actor| self.actors.take(actor)).transpose().map_err(io::Error::other)?;
         // Nothing is looked up here: a certificate that was revoked takes a place as well.
         let permit =
             self.known.clone().try_acquire_owned().ok().filter(|_| self.known.available_permits() >= kept);
         let permit = permit.ok_or_else(|| io::Error::other("there are too many connections"))?;
-        Ok(Seat::Known { _permit: permit })
+        Ok(Seat::Known { _permit: permit, _of_actor: of_actor })
     }
 }
 
@@ -133,7 +138,7 @@ pub(crate) async fn accept(door: Door, hall: Hall) {
                 continue;
             }
         };
-        let state = ConnectionState::accepted();
+        let state = ConnectionState::accepted(hall.seats.actors.clone());
         let handshake = match &door.entrance {
             // A sidecar speaks for many, and shakes no hands.
             Entrance::Mesh(_) => None,
@@ -347,7 +352,7 @@ mod tests {
             (peer(PeerIdentity::Anonymous), peer(PeerIdentity::Unusable("why".into())));
         let known = peer(PeerIdentity::Known(Caller::local(Identity::Admin)));
         let seats = Seats::new(1, ConnectionTable::bounded(2, 2, 2));
-        let states = [(); 3].map(|()| ConnectionState::accepted());
+        let states = [(); 3].map(|()| ConnectionState::accepted(ActorConnections::default()));
         let [first, second, third] = &states;
         let taken = [seats.take(&stranger, first), seats.take(&unusable, second)];
         assert!(taken.iter().all(Result::is_ok));
@@ -367,7 +372,8 @@ mod tests {
         };
         let (actor, service) =
             (peer(Identity::Actor(ActorId(7))), peer(Identity::Service(ServiceName::Router)));
-        let (seats, state) = (Seats::new(4, ConnectionTable::of_strangers()), ConnectionState::accepted());
+        let seats = Seats::new(4, ConnectionTable::of_strangers());
+        let state = ConnectionState::accepted(ActorConnections::default());
         let take = |peer| seats.take(peer, &state);
         let taken: Vec<_> = (0..3).map(|_| take(&actor).expect("room")).collect();
         assert!(take(&actor).is_err());

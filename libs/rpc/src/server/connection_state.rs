@@ -3,7 +3,7 @@
 //! A stranger is a peer without a client certificate. It becomes known with the first token that is accepted on its
 //! connection. Until then it is let in for [`IDENTITY_TIMEOUT`] only, and the first to go where room is short.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use model::ActorId;
@@ -11,7 +11,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::error::Error;
 use crate::gate::methods::CALL_SECS_MAX;
+use crate::server::actor_connections::{ActorConnections, OfActor};
 
 /// How long a connection may last on which nobody has shown an identity, from the moment that it was accepted.
 pub(crate) const IDENTITY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -26,6 +28,9 @@ pub(crate) struct ConnectionState {
     accepted_at: Instant,
     activity: watch::Sender<Activity>,
     dismissed: CancellationToken,
+    actors: ActorConnections,
+    /// Counts the connection as one of the actor's.
+    of_actor: Mutex<Option<OfActor>>,
 }
 
 /// Progress of a connection.
@@ -84,14 +89,27 @@ pub(crate) struct OpenCall(Arc<ConnectionState>);
 
 impl ConnectionState {
     /// Creates the state of a connection that was accepted just now.
-    pub(crate) fn accepted() -> Arc<Self> {
-        let activity = watch::Sender::new(Activity::default());
-        Arc::new(Self { accepted_at: Instant::now(), activity, dismissed: CancellationToken::new() })
+    pub(crate) fn accepted(actors: ActorConnections) -> Arc<Self> {
+        Arc::new(Self {
+            accepted_at: Instant::now(),
+            activity: watch::Sender::new(Activity::default()),
+            dismissed: CancellationToken::new(),
+            actors,
+            of_actor: Mutex::default(),
+        })
     }
 
-    /// Notes that a token of this actor was accepted.
-    pub(crate) fn identify(&self, actor: ActorId) {
+    /// Notes that a token of this actor was accepted; refuses it where the actor has too many connections.
+    pub(crate) fn identify(&self, actor: ActorId) -> Result<(), Error> {
+        {
+            // Nothing panics while it holds the lock.
+            let mut of_actor = self.of_actor.lock().unwrap_or_else(PoisonError::into_inner);
+            if of_actor.as_ref().is_none_or(|held| held.actor != actor) {
+                *of_actor = Some(self.actors.take(actor)?);
+            }
+        }
         self.activity.send_if_modified(|activity| activity.actor.replace(actor) != Some(actor));
+        Ok(())
     }
 
     /// Counts a call as under way.
@@ -163,11 +181,11 @@ mod tests {
 
     #[test]
     fn a_connection_claims_its_place_by_what_it_has_shown() {
-        let state = ConnectionState::accepted();
+        let state = ConnectionState::accepted(ActorConnections::default());
         assert_eq!(state.claim(), Some(Claim::Idle));
         let call = state.begin_call();
         assert_eq!(state.claim(), Some(Claim::Calling));
-        state.identify(ActorId(7));
+        state.identify(ActorId(7)).expect("room");
         assert_eq!(state.claim(), None, "a known caller has a call under way");
         drop(call);
         assert_eq!(state.claim(), Some(Claim::Known(ActorId(7))));
@@ -175,8 +193,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn strangers_leave_in_time_and_known_actors_do_not() {
-        let (stranger, known) = (ConnectionState::accepted(), ConnectionState::accepted());
-        known.identify(ActorId(7));
+        let [stranger, known] = [(); 2].map(|()| ConnectionState::accepted(ActorConnections::default()));
+        known.identify(ActorId(7)).expect("room");
         let began = Instant::now();
         assert_eq!(stranger.leaving().await, Leaving::Unidentified);
         assert_eq!(began.elapsed(), IDENTITY_TIMEOUT);
@@ -187,7 +205,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn calls_are_finished_where_there_is_room_for_them() {
-        let state = ConnectionState::accepted();
+        let state = ConnectionState::accepted(ActorConnections::default());
         let call = state.begin_call();
         let took = async |why| {
             let began = Instant::now();
@@ -196,7 +214,7 @@ mod tests {
         };
         assert_eq!(took(Leaving::Unidentified).await, CALLS_TIMEOUT + LEAVE_TIMEOUT);
         assert_eq!(took(Leaving::Displaced).await, LEAVE_TIMEOUT);
-        state.identify(ActorId(7));
+        state.identify(ActorId(7)).expect("room");
         let farewell = state.farewell(Leaving::Displaced);
         tokio::time::timeout(2 * CALLS_TIMEOUT, farewell).await.expect_err("it has a call under way");
         drop(call);

@@ -165,6 +165,7 @@ mod tests {
     use model::ActorId;
 
     use super::*;
+    use crate::server::actor_connections::ActorConnections;
 
     fn ip(text: &str) -> IpAddr {
         text.parse().expect("an address")
@@ -183,7 +184,7 @@ mod tests {
     }
 
     fn enter(table: &ConnectionTable, address: &str) -> Guest {
-        let state = ConnectionState::accepted();
+        let state = ConnectionState::accepted(ActorConnections::default());
         let entered = table.enter(ip(address), &state).expect("somebody gives way");
         Guest { state, _entered: entered }
     }
@@ -251,19 +252,19 @@ mod tests {
         let mut guests: Vec<_> = (0..5).map(|_| enter(&table, "192.0.2.7")).collect();
         let mut calls = Vec::new();
         // The two newest ask for nothing: the others have called, or shown who they are.
-        guests[0].state.identify(ActorId(7));
+        guests[0].state.identify(ActorId(7)).expect("room");
         calls.push(guests[0].state.begin_call());
-        guests[1].state.identify(ActorId(7));
+        guests[1].state.identify(ActorId(7)).expect("room");
         calls.push(guests[2].state.begin_call());
         for expected in [3, 4, 2, 1] {
             let next = enter(&table, "192.0.2.7");
             assert!(guests[expected].is_dismissed(), "{expected}");
-            next.state.identify(ActorId(8));
+            next.state.identify(ActorId(8)).expect("room");
             calls.push(next.state.begin_call());
             guests.push(next);
         }
         assert!(!guests[0].is_dismissed());
-        let state = ConnectionState::accepted();
+        let state = ConnectionState::accepted(ActorConnections::default());
         assert!(table.enter(ip("192.0.2.7"), &state).is_none(), "all are busy and known");
     }
 
@@ -277,7 +278,7 @@ mod tests {
         assert_eq!(dismissed(&guests), [1]);
         // Of known actors the one with most connections.
         for (guest, actor) in guests.iter().zip([1, 9, 2, 2, 3, 4]) {
-            guest.state.identify(ActorId(actor));
+            guest.state.identify(ActorId(actor)).expect("room");
         }
         guests.push(enter(&table, "192.0.2.4"));
         assert_eq!(dismissed(&guests), [1, 2]);

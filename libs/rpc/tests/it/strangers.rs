@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Registry;
-use rpc::LIMITS;
+use rpc::{ErrorView, LIMITS};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore};
@@ -17,6 +17,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
@@ -229,4 +230,30 @@ async fn clients_with_tokens_come_in_whatever_strangers_hold() {
     }
     a_token_is_heard(&stage).await;
     drop((silent, strangers, slow));
+}
+
+#[tokio::test]
+async fn one_actor_leaves_room_for_others() {
+    allow_files(4096);
+    let stage = Stage::new().await;
+    let mut busy = Vec::new();
+    for _ in 0..limit("rpc_connections_of_actor_max") {
+        let channel = stage.anonymous();
+        assert_eq!(ask(&channel, "WhoAmI", &stage.token()).await.unwrap(), "actor/7");
+        busy.push(channel);
+    }
+    let next = stage.anonymous();
+    let refused = ErrorView::from(&ask(&next, "WhoAmI", &stage.token()).await.unwrap_err());
+    assert_eq!((refused.code, refused.reason.as_str()), (Code::ResourceExhausted, "LIMIT_EXCEEDED"));
+    assert_eq!(refused.metadata["limit"], "rpc_connections_of_actor_max");
+    assert!(refused.retry_after.is_some());
+    // What is its own already goes on, and with one that is gone there is room for the next.
+    assert_eq!(ask(&busy[0], "WhoAmI", &stage.token()).await.unwrap(), "actor/7");
+    drop(busy.pop());
+    let came_in = async {
+        while ask(&next, "WhoAmI", &stage.token()).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(PATIENCE, came_in).await.expect("there is no room again");
 }
