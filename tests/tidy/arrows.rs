@@ -20,7 +20,7 @@ const LIBS: [(&str, &[&str]); 14] = [
     ("mycelium", &[]),
     ("sandbox", &["model"]),
     ("directory", &["model", "identity", "proto", "rpc"]),
-    ("service", &["model", "rpc"]),
+    ("service", &["model", "identity", "rpc"]),
     ("testkit", &[]),
 ];
 /// Crates from outside that only these of ours may name.

@@ -43,13 +43,15 @@ impl SigningKey {
     /// [`SigningKeyError::Read`] when the file cannot be read, or holds no Ed25519 key; [`SigningKeyError::Exposed`]
     /// when others can read or change it.
     pub fn load(path: &Path) -> Result<Self, SigningKeyError> {
-        exposure::check_secret(path).map_err(SigningKeyError::Exposed)?;
         let refused = |message: String| SigningKeyError::Read { path: path.to_owned(), message };
         let pem = std::fs::read(path).map(Zeroizing::new).map_err(|error| refused(error.to_string()))?;
         let der = PrivatePkcs8KeyDer::from_pem_slice(&pem).map_err(|error| refused(error.to_string()))?;
         let der = Zeroizing::new(der);
         let key = ed25519_dalek::SigningKey::from_pkcs8_der(der.secret_pkcs8_der());
-        key.map(Self).map_err(|error| refused(error.to_string()))
+        let key = key.map_err(|error| refused(error.to_string()))?;
+        // A file that is no key at all is told before.
+        exposure::check_secret(path).map_err(SigningKeyError::Exposed)?;
+        Ok(Self(key))
     }
 
     /// Reads the one in a file, which is made with a new one when it is not there.

@@ -238,7 +238,7 @@ mod tests {
         };
         let text = received(&message);
         assert!(!text.contains('\u{1b}') && !text.contains('\u{7}'), "{text}");
-        assert!(text.ends_with("\n\none\n\ttwo\\u{1b}]0;x\\u{7}\n\n"), "{text}");
+        assert!(text.ends_with("\n\none\n\ttwo\\x1b]0;x\\x07\n\n"), "{text}");
         assert!(text.starts_with("chat    message:0:3\nfrom    0123"), "{text}");
         assert!(text.contains("signed  no: only the coordinator"), "{text}");
         assert!(!whole(&message).contains('\u{1b}'));
