@@ -4,7 +4,7 @@
 # Named one by one: what is built together with the tests can be made to die by them.
 programs = -p mycora $(addprefix -p mycora-,bench storage scheduler router runner-registry mycelium-gateway supervisor runner)
 
-.PHONY: help demo test lint fuzz bench bench-dead bench-size
+.PHONY: help demo test lint deny sbom fuzz bench bench-dead bench-size
 
 help: ## says what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,14 @@ lint: ## formatting, clippy with warnings denied, buf where it is installed
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	@if command -v buf >/dev/null; then set -x; buf lint; else echo "buf is not installed: the protos were not linted"; fi
+
+deny: ## checks licenses, sources and duplicates of what is depended on; builds cargo-deny once, in minutes
+	@deploy/local/need.sh cargo cc
+	@.ci/dependencies
+
+sbom: ## writes a bill of materials for each program into target/sbom; builds cargo-sbom once
+	@deploy/local/need.sh cargo cc
+	@.ci/sbom
 
 fuzz: ## looks for inputs that break a reader; needs a C++ compiler; 10 minutes for each of them, or MYCORA_FUZZ_SECS
 	@deploy/local/need.sh cargo cc c++ python3
