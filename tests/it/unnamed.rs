@@ -49,7 +49,7 @@ fn a_supervisor_takes_no_jobs_of_a_coordinator_that_nobody_named() {
     let told = alone.wait_for_line("takes no jobs of any coordinator", PATIENCE);
     assert!(told.contains("WARN") && told.contains("--coordinator"), "{told}");
     alone.wait_for_line("supervisor started", PATIENCE);
-    let info = get(processes.port_of(ServiceName::Supervisor) + 100, "/info");
+    let info = get(processes.dir(), processes.port_of(ServiceName::Supervisor) + 100, "/info");
     assert!(info.contains("\"intake\": \"takes no jobs of any coordinator"), "{info}");
     let admin = ["--cert", &cert, "--key", &key];
     let shown = json(&[&admin[..], &["supervisor", "show"]].concat(), 0);
