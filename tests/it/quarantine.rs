@@ -69,6 +69,7 @@ fn a_job_whose_instance_dies_three_times_is_quarantined() {
     assert_eq!(second["state"], "NODE_STATE_READY", "not before the third: {second}");
     let told = scene.mycora(&["flow", "explain", "1", "mortal"], 0);
     assert!(told.contains("death 2 of 3") && told.contains("death_wait_secs"), "{told}");
+    assert!(told.contains("2 of 3 deaths"), "the limits say what is left: {told}");
     scene.processes.script("up.sh");
     scene.wait_for_start(3);
     let waited = Timestamp::now().since(killed);

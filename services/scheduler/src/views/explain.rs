@@ -312,10 +312,10 @@ impl Facts {
         let left = policy.retries.saturating_sub(*tries);
         let mut parts = vec![format!("{left} of {} retries left", policy.retries)];
         if *deaths > 0 {
-            parts.push(format!("its instance vanished {deaths} times, {DEATHS_MAX} end it"));
+            parts.push(format!("{deaths} of {DEATHS_MAX} deaths"));
         }
         if *losses > 0 {
-            parts.push(format!("its supervisor vanished or drained it {losses} times, {LOSSES_MAX} end it"));
+            parts.push(format!("{losses} of {LOSSES_MAX} losses"));
         }
         for (what, secs) in [
             ("run time", policy.timeout),
