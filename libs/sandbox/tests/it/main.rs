@@ -5,6 +5,7 @@
 
 mod attributes;
 mod bounds;
+mod builtins;
 mod ending;
 mod files;
 mod init;

@@ -12,6 +12,8 @@ use crate::wire::{self, Answer, Ended, Function, HEAD_BYTES, NotSent, Run, ToEng
 
 /// How much is read at once: a small order in one go.
 const READ_BYTES: usize = 16 * 1024;
+/// The same of a long frame.
+const LONG_READ_BYTES: usize = 1024 * 1024;
 /// How much printed text is gathered before it is sent.
 const PRINTED_BYTES_MAX: usize = 32 * 1024;
 /// How long printed text is gathered while the script goes on.
@@ -81,7 +83,7 @@ impl Line {
     fn fill(&mut self, length: usize) -> io::Result<Option<&[u8]>> {
         while self.read.len() < length {
             let before = self.read.len();
-            self.read.resize(before + READ_BYTES.max(length - before), 0);
+            self.read.resize(before + (length - before).clamp(READ_BYTES, LONG_READ_BYTES), 0);
             let taken = loop {
                 match rustix::io::read(rustix::stdio::stdout(), &mut self.read[before..]) {
                     Err(Errno::INTR) => {}

@@ -162,7 +162,9 @@ async fn a_greedy_script_ends_before_the_machine_does() {
     let mut reader = supervisor.events();
     let before = peak_bytes(runner.pid());
     for script in GREEDY {
-        let execution = job(ScriptType::Rhai, script);
+        let mut execution = job(ScriptType::Rhai, script);
+        // Memory ends it, not the clock of a machine with other work.
+        execution.timeout_secs = 600;
         let hash = execution.content_hash();
         let offer = Offer {
             hash,
@@ -182,8 +184,8 @@ async fn a_greedy_script_ends_before_the_machine_does() {
         let peak = peak_bytes(runner.pid());
         println!("{} MiB more at most, {:?}: {script}", (peak - before) >> 20, end.reason);
         assert_eq!(end.outcome, Kind::Failed, "{script}: {end:?}");
-        // What a script may hold, and what the one step more that it takes can make.
-        assert!(peak - before < 640 << 20, "{} MiB: {script}", (peak - before) >> 20);
+        // What it held was in its engine; what comes of that to the runner is a result at most.
+        assert!(peak - before < 64 << 20, "{} MiB: {script}", (peak - before) >> 20);
     }
 }
 
