@@ -16,13 +16,13 @@ use crate::scene::Scene;
 
 type Client = FlowServiceClient<rpc::Channel>;
 
-fn node(name: &str, text: impl Into<String>) -> NodeSpec {
+pub(crate) fn node(name: &str, text: impl Into<String>) -> NodeSpec {
     let script = Some(Script { source: Some(script::Source::Text(text.into())) });
     let job = JobSpec { script_type: ScriptType::Shell.into(), script, ..JobSpec::default() };
     NodeSpec { name: name.into(), job: Some(job), ..NodeSpec::default() }
 }
 
-fn flow(nodes: Vec<NodeSpec>) -> FlowSpec {
+pub(crate) fn flow(nodes: Vec<NodeSpec>) -> FlowSpec {
     FlowSpec { name: "limits".into(), nodes, ..FlowSpec::default() }
 }
 

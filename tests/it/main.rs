@@ -6,6 +6,7 @@ mod coordinators;
 mod crashes;
 mod demo;
 mod dialing;
+mod disk;
 mod draw;
 mod engines;
 mod flows;

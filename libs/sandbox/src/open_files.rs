@@ -51,16 +51,35 @@ impl OpenFiles {
     }
 }
 
+/// Whether this process may look at what processes of that user have open.
+///
+/// # Errors
+/// Says what is missing.
+pub fn can_be_seen(owner: u32) -> Result<(), String> {
+    let is_own = rustix::process::geteuid().as_raw() == owner;
+    let may = || {
+        let own = rustix::thread::capabilities(None);
+        own.is_ok_and(|own| own.effective.contains(rustix::thread::CapabilitySet::SYS_PTRACE))
+    };
+    if is_own || may() {
+        return Ok(());
+    }
+    Err("what scripts hold open after they have removed it cannot be seen without CAP_SYS_PTRACE".to_owned())
+}
+
 /// Looks at what these processes have open and mapped. Files of the scope that have a name count when they lie below its
 /// directory: whoever walks it takes out what it finds there, and what is left was moved about meanwhile.
 #[must_use]
 pub fn of(processes: &[u32], scope: &Scope) -> OpenFiles {
     let Ok(device) = fs::metadata(&scope.dir).map(|dir| dir.dev()) else { return OpenFiles::default() };
     let mut look = Look { scope, device, open: OpenFiles::default(), left: LOOKS_MAX };
+    // Where nobody can be seen, nobody hides.
+    let can_hide = can_be_seen(scope.owner).is_ok();
     for pid in processes {
         if let Err(error) = look.descriptors(*pid).and_then(|()| look.mappings(*pid)) {
             // What ends meanwhile holds nothing.
-            look.open.unseen |= error.kind() == io::ErrorKind::PermissionDenied && is_there(*pid);
+            let is_refused = error.kind() == io::ErrorKind::PermissionDenied;
+            look.open.unseen |= can_hide && is_refused && is_there(*pid);
         }
     }
     look.open

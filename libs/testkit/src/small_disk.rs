@@ -1,5 +1,7 @@
 //! A file system that is soon full.
 
+use std::fs::File;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -32,22 +34,21 @@ impl SmallDisk {
         self.dir.path()
     }
 
-    /// Takes room, as a file of this name; the same name again takes it anew.
+    /// Takes all room that is left, as a file of this name, but for so many bytes. Others may take and give back room meanwhile.
     ///
     /// # Panics
-    /// When there is less room than that.
-    pub fn fill(&self, name: &str, bytes: u64) {
-        let bytes = usize::try_from(bytes).expect("it is small");
-        std::fs::write(self.path().join(name), vec![1; bytes]).expect("there is room");
-    }
-
-    /// Takes all room that is left, but for so many bytes.
-    ///
-    /// # Panics
-    /// As [`SmallDisk::fill`].
+    /// When the file cannot be written for another reason than that.
     pub fn fill_up(&self, name: &str, but: u64) {
-        let space = rustix::fs::statvfs(self.path()).expect("a file system");
-        self.fill(name, (space.f_bavail * space.f_frsize).saturating_sub(but));
+        let mut file = File::create(self.path().join(name)).expect("a file");
+        // What was a part of the last piece is written in ever smaller ones.
+        for piece in [1 << 20, 1 << 12] {
+            let bytes = vec![1; piece];
+            while let Ok(written @ 1..) = file.write(&bytes) {
+                assert!(written <= piece);
+            }
+        }
+        let taken = file.metadata().expect("its length").len();
+        file.set_len(taken.saturating_sub(but)).expect("shorter");
     }
 
     /// Gives the room back that a file has taken.

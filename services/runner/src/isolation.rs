@@ -47,7 +47,12 @@ impl Isolator {
             owner: owners.as_ref().map(Owners::first).map_err(Clone::clone),
             dir: &work_dir.running,
         };
-        let standing = probe.run().await.map_err(StartError::Launcher)?;
+        let mut standing = probe.run().await.map_err(StartError::Launcher)?;
+        if let Some(owner) = owners.as_ref().ok().filter(|_| standing.owner)
+            && let Err(why) = sandbox::open_files::can_be_seen(owner.first())
+        {
+            standing.missing.push(sandbox::Missing { layer: "open-files", why });
+        }
         for missing in &standing.missing {
             tracing::info!(layer = missing.layer, why = %missing.why, "a layer of isolation does not stand here");
         }

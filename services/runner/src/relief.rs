@@ -231,3 +231,57 @@ fn shown(candidate: Candidate) -> String {
         Candidate { unseen: true, bytes } => format!("{bytes} bytes, and what nobody can look into"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn the_floor_is_watched_more_closely_the_sooner_it_can_be_reached() {
+        let begin = Instant::now();
+        let at = |millis| begin + Duration::from_millis(millis);
+        let mut pace = Pace::default();
+        assert_eq!(pace.pause(100 * GIB, at(0)), QUOTA_INTERVAL);
+        assert_eq!(pace.pause(99 * GIB, at(1000)), QUOTA_INTERVAL);
+        assert_eq!(pace.pause(2 * GIB + 99 * GIB / 100, at(100_000)), Duration::from_millis(1495));
+        assert_eq!(pace.pause(GIB / 10, at(110_000)), LOOK_MIN);
+        // Somebody is faster than any disk was taken for: half of the time that is left.
+        let mut pace = Pace::default();
+        assert_eq!(pace.pause(50 * GIB, at(0)), QUOTA_INTERVAL);
+        assert_eq!(pace.pause(30 * GIB, at(2000)), Duration::from_millis(1500));
+        assert_eq!(pace.pause(30 * GIB, at(2000)), QUOTA_INTERVAL, "nobody writes any more");
+    }
+
+    #[test]
+    fn who_hides_goes_first_and_then_who_holds_the_most() {
+        let candidate = |unseen, bytes| Candidate { unseen, bytes };
+        assert!(candidate(true, 0) > candidate(false, 9) && candidate(false, 9) > candidate(false, 8));
+        assert!(candidate(true, 0).is_worth(5) && !candidate(false, 4).is_worth(5));
+        assert_eq!(read("1 00000000000000000042"), Some(candidate(true, 42)));
+        assert_eq!(read("0 7"), Some(candidate(false, 7)));
+        assert_eq!(["", "1", "1 x"].map(read), [None; 3]);
+    }
+
+    #[test]
+    fn others_count_while_they_have_jobs_and_as_they_told_lately() {
+        let root = tempfile::tempdir().expect("a directory");
+        let dirs = [1, 2, 3].map(|number| {
+            let own = queue::work_dir::instance_dir(root.path(), &"g".parse().expect("a name"), number);
+            let held = held_dir(&own);
+            fs::create_dir_all(&held).expect("a directory");
+            held
+        });
+        let told =
+            |own: &Path| -> Vec<_> { others(root.path(), own).map(|(_, told)| told.largest.bytes).collect() };
+        assert_eq!(told(&dirs[0]), [0; 0]);
+        for held in &dirs[..2] {
+            fs::write(held.join(LARGEST), "0 00000000000000000042").expect("a file");
+        }
+        assert_eq!((told(&dirs[0]), told(&dirs[2])), (vec![42], vec![42, 42]));
+        let before = SystemTime::now() - 2 * TOLD;
+        File::open(dirs[1].join(LARGEST)).and_then(|file| file.set_modified(before)).expect("an older file");
+        assert_eq!(told(&dirs[0]), [0], "it has jobs, and is asked again");
+    }
+}
