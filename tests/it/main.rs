@@ -39,6 +39,7 @@ mod sites;
 mod specs;
 mod strangers;
 mod suite;
+mod tenants;
 mod terminals;
 mod times;
 mod unnamed;

@@ -184,7 +184,7 @@ fn the_keys_of_a_context_are_as_written() {
 fn the_global_keys_are_as_written() {
     variants!(
         first("redis-layout.md", "Global keys", 1),
-        GlobalKey { Actor(_), Actors, ActorKeys, Contexts, ContextsOf(_), ContextCreators, Coordinator, Replicas, Request(..), Token(..), Events, EventMarks, Audit, Ids }
+        GlobalKey { Actor(_), Actors, ActorKeys, Contexts, ContextsOf(_), ContextCreators, BlobBytes, Coordinator, Replicas, Request(..), Token(..), Events, EventMarks, Audit, Ids }
     );
 }
 

@@ -368,6 +368,8 @@ pub enum GlobalKey {
     ContextsOf(ActorId),
     /// Hash: context → the actor that created it.
     ContextCreators,
+    /// Hash: context → how many bytes of blobs it was last seen to have.
+    BlobBytes,
     /// Hash: who this coordinator is towards others.
     Coordinator,
     /// Hash: leases of scheduler replicas.
@@ -395,6 +397,7 @@ impl fmt::Display for GlobalKey {
             Self::Contexts => f.write_str("contexts"),
             Self::ContextsOf(actor) => write!(f, "contexts_of:{actor}"),
             Self::ContextCreators => f.write_str("context_creators"),
+            Self::BlobBytes => f.write_str("blob_bytes"),
             Self::Coordinator => f.write_str("coordinator"),
             Self::Replicas => f.write_str("replicas"),
             Self::Request(caller, id) => write!(f, "requests:{caller}:{id}"),
@@ -416,6 +419,7 @@ impl GlobalKey {
             "actor_keys" => Self::ActorKeys,
             "contexts" => Self::Contexts,
             "context_creators" => Self::ContextCreators,
+            "blob_bytes" => Self::BlobBytes,
             "coordinator" => Self::Coordinator,
             "replicas" => Self::Replicas,
             "events" => Self::Events,
@@ -496,6 +500,8 @@ impl GlobalKeys {
         contexts_of(creator: ActorId) = GlobalKey::ContextsOf(creator);
         /// Hash: context → the actor that created it.
         context_creators() = GlobalKey::ContextCreators;
+        /// Hash: context → how many bytes of blobs it was last seen to have.
+        blob_bytes() = GlobalKey::BlobBytes;
         /// Hash: who this coordinator is towards others.
         coordinator() = GlobalKey::Coordinator;
         /// Hash: leases of scheduler replicas.

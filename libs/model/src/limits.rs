@@ -189,6 +189,8 @@ pub const ACTOR_KEY_OVERLAP_SECS_MAX: u32 = 30 * 24 * 3600;
 pub const CONTEXT_MEMBERS_MAX: usize = 10_000;
 /// Contexts that one actor created and that still exist. The bootstrap identity may create more.
 pub const ACTOR_CONTEXTS_MAX: u64 = 64;
+/// Bytes of the blobs of all contexts that one actor created.
+pub const ACTOR_BLOB_BYTES_MAX: u64 = 2 * 1024 * 1024 * 1024;
 /// Calls a second that one actor may make of one server, on average.
 pub const ACTOR_CALLS_PER_SEC: u64 = 1000;
 /// Calls that one actor may make of one server at once, after it has been quiet for a while.
@@ -229,7 +231,7 @@ pub const JOB_SIGNATURE_SECS_MAX: u32 = 366 * 24 * 3600;
 pub const RETRY_SIGNATURES_MAX: usize = 500;
 
 /// All of them by their names in small letters, for `/info`: every service shows what all hold to.
-pub const TABLE: [(&str, u64); 110] = [
+pub const TABLE: [(&str, u64); 111] = [
     ("script_bytes_max", SCRIPT_BYTES_MAX as u64),
     ("script_inline_bytes_max", SCRIPT_INLINE_BYTES_MAX as u64),
     ("file_bytes_max", FILE_BYTES_MAX as u64),
@@ -321,6 +323,7 @@ pub const TABLE: [(&str, u64); 110] = [
     ("actor_key_overlap_secs_max", ACTOR_KEY_OVERLAP_SECS_MAX as u64),
     ("context_members_max", CONTEXT_MEMBERS_MAX as u64),
     ("actor_contexts_max", ACTOR_CONTEXTS_MAX),
+    ("actor_blob_bytes_max", ACTOR_BLOB_BYTES_MAX),
     ("actor_calls_per_sec", ACTOR_CALLS_PER_SEC),
     ("actor_calls_burst", ACTOR_CALLS_BURST),
     ("context_flows_max", CONTEXT_FLOWS_MAX),

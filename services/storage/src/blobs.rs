@@ -10,7 +10,7 @@ use bytes::Bytes;
 use kv::{Cmd, Pipeline};
 use model::job::BlobRef;
 use model::limits::{BLOB_CHUNK_BYTES, FILE_BYTES_MAX};
-use model::{BlobHash, ContextId, ContextUid, Timestamp, limits};
+use model::{ActorId, BlobHash, ContextId, ContextUid, Timestamp, limits};
 
 use crate::audit::Deed;
 use crate::error::{Error, Result};
@@ -26,6 +26,8 @@ const OUTPUT_MORE: Duration = Duration::from_secs((limits::OUTPUT_IDLE_SECS - li
 
 /// How often a blob is written that is swept at the same moment.
 const PUT_TRIES: u32 = 3;
+/// Contexts that are asked for in one command.
+const CONTEXTS_ASKED: usize = 256;
 /// Blobs that are looked for in one round trip.
 const BLOBS_LOOKED_FOR: usize = 1000;
 
@@ -70,9 +72,8 @@ impl Store {
         deed: &Deed,
         now: Timestamp,
     ) -> Result<BlobRef> {
-        self.check_room()?;
         let tenant = self.tenant(context).await?;
-        put(&tenant, None, BlobHash::of(bytes), bytes, Some(deed), now).await
+        self.put(&tenant, None, BlobHash::of(bytes), bytes, Some(deed), now).await
     }
 
     /// Keeps one piece; the last one has the whole checked and made visible.
@@ -98,7 +99,8 @@ impl Store {
         if offset + expected < size {
             if offset == 0 {
                 // Not only the last piece hears that there is no room for the whole.
-                is_there(&tenant, &tenant.keys.blob(hash), size).await?;
+                let room = self.blob_room(&tenant).await?;
+                is_there(&tenant, &tenant.keys.blob(hash), size, room).await?;
             }
             let key = tenant.keys.blob_part(hash, chunk);
             let set = Cmd::new("SET").arg(&key).arg(&data[..]).arg("EX").arg(UNFINISHED.as_secs());
@@ -116,7 +118,7 @@ impl Store {
         }
         whole.extend_from_slice(&data);
         let result = if BlobHash::of(&whole) == hash {
-            put(&tenant, Some(uid), hash, &whole, None, now).await.map(|_| ())
+            self.put(&tenant, Some(uid), hash, &whole, None, now).await.map(|_| ())
         } else {
             Err(Error::field("sha256", "the bytes have another hash: begin again"))
         };
@@ -176,6 +178,12 @@ impl Store {
 }
 
 impl Tenant {
+    /// How many bytes of blobs there are.
+    pub(crate) async fn blob_bytes(&self) -> Result<u64> {
+        let bytes = self.connection.cmd(Cmd::new("HGET").arg(&self.ids).arg("blob_bytes")).await?;
+        Ok(if bytes.is_nil() { 0 } else { bytes.uint()? })
+    }
+
     /// Fails when one of `blobs` is not here.
     pub(crate) async fn check_blobs(&self, blobs: &BTreeSet<BlobHash>) -> Result<()> {
         let blobs: Vec<&BlobHash> = blobs.iter().collect();
@@ -194,39 +202,106 @@ impl Tenant {
     }
 }
 
-/// Writes bytes whose hash was checked.
-async fn put(
-    tenant: &Tenant,
-    uid: Option<ContextUid>,
-    hash: BlobHash,
-    bytes: &[u8],
-    deed: Option<&Deed>,
-    now: Timestamp,
-) -> Result<BlobRef> {
-    check_size(bytes.len() as u64)?;
-    for _ in 1..PUT_TRIES {
-        match put_once(tenant, uid, hash, bytes, deed, now).await {
-            // It was there, and was swept just now.
-            Err(error) if error.code() == Some("CHUNK_MISSING") => {}
-            result => return result,
-        }
+impl Store {
+    /// Writes bytes whose hash was checked.
+    async fn put(
+        &self,
+        tenant: &Tenant,
+        uid: Option<ContextUid>,
+        hash: BlobHash,
+        bytes: &[u8],
+        deed: Option<&Deed>,
+        now: Timestamp,
+    ) -> Result<BlobRef> {
+        let size = bytes.len() as u64;
+        check_size(size)?;
+        self.take_room(size)?;
+        let room = self.blob_room(tenant).await?;
+        let mut tries = 1;
+        let total = loop {
+            match put_once(tenant, uid, (hash, bytes), room, deed, now).await {
+                // It was there, and was swept just now.
+                Err(error) if error.code() == Some("CHUNK_MISSING") && tries < PUT_TRIES => tries += 1,
+                result => break result?,
+            }
+        };
+        self.tell_blob_bytes(tenant.id, total).await?;
+        Ok(BlobRef { sha256: hash, size })
     }
-    put_once(tenant, uid, hash, bytes, deed, now).await
+
+    /// How many bytes of blobs there may be in a context: as many as in any, and no more than its creator's other contexts leave.
+    /// What is put into several of them at the same moment may be that much more.
+    async fn blob_room(&self, tenant: &Tenant) -> Result<Room> {
+        let max = self.quotas().of(Quota::ContextBlobBytes);
+        let of_context = Room { quota: Quota::ContextBlobBytes, max, others: 0 };
+        let (keys, connection) = (self.keys(), self.connection());
+        let ask = Cmd::new("HGET").arg(&keys.context_creators()).arg(tenant.id.0);
+        let Some(creator) = connection.cmd(ask).await?.optional_text()? else { return Ok(of_context) };
+        let creator: ActorId = match creator.parse() {
+            Ok(creator) => creator,
+            Err(_) => return Ok(of_context),
+        };
+        let mut ids = connection.cmd(Cmd::new("SMEMBERS").arg(&keys.contexts_of(creator))).await?.texts()?;
+        ids.retain(|id| *id != tenant.id.to_string());
+        let mut others = 0_u64;
+        for ids in ids.chunks(CONTEXTS_ASKED) {
+            let ask = Cmd::new("HMGET").arg(&keys.blob_bytes()).args(ids);
+            for bytes in connection.cmd(ask).await?.array()? {
+                others = others.saturating_add(bytes.uint().unwrap_or_default());
+            }
+        }
+        let of_actor =
+            Room { quota: Quota::ActorBlobBytes, max: self.quotas().of(Quota::ActorBlobBytes), others };
+        Ok(if of_actor.here() < of_context.here() { of_actor } else { of_context })
+    }
+
+    /// Notes how many bytes of blobs a context has, for the sum over all of its creator.
+    pub(crate) async fn tell_blob_bytes(&self, context: ContextId, bytes: u64) -> Result<()> {
+        let key = self.keys().blob_bytes();
+        let change = match bytes {
+            0 => Cmd::new("HDEL").arg(&key).arg(context.0),
+            _ => Cmd::new("HSET").arg(&key).arg(context.0).arg(bytes),
+        };
+        self.connection().cmd(change).await?;
+        Ok(())
+    }
 }
 
+/// Which limit there is for the blobs of a context.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    quota: Quota,
+    max: u64,
+    /// What of it lies in other contexts.
+    others: u64,
+}
+
+impl Room {
+    /// How many bytes there may be in the context itself.
+    const fn here(&self) -> u64 {
+        self.max.saturating_sub(self.others)
+    }
+
+    /// What is said when there would be `asked` bytes in the context.
+    const fn beyond(&self, asked: u64) -> Error {
+        Error::Quota { quota: self.quota, max: self.max, asked: asked.saturating_add(self.others) }
+    }
+}
+
+/// Gives how many bytes of blobs there are afterwards.
 async fn put_once(
     tenant: &Tenant,
     uid: Option<ContextUid>,
-    hash: BlobHash,
-    bytes: &[u8],
+    (hash, bytes): (BlobHash, &[u8]),
+    room: Room,
     deed: Option<&Deed>,
     now: Timestamp,
-) -> Result<BlobRef> {
+) -> Result<u64> {
     let key = tenant.keys.blob(hash);
     let chunks =
         bytes.chunks(BLOB_CHUNK_BYTES).zip(0..).map(|(chunk, n)| (tenant.keys.blob_chunk(hash, n), chunk));
     let chunks: Vec<(String, &[u8])> = chunks.collect();
-    if !is_there(tenant, &key, bytes.len() as u64).await? {
+    if !is_there(tenant, &key, bytes.len() as u64, room).await? {
         for (key, chunk) in &chunks {
             // Not over one that is there: it has the same bytes, and may belong to a visible blob by now.
             let set = Cmd::new("SET").arg(key).arg(*chunk).arg("NX").arg("EX").arg(UNFINISHED.as_secs());
@@ -243,13 +318,17 @@ async fn put_once(
         .arg(&hash.to_string())
         .arg(bytes.len())
         .arg(&since.to_string())
-        .arg(tenant.quotas.of(Quota::ContextBlobBytes));
-    tenant.call(call).await?;
-    Ok(BlobRef { sha256: hash, size: bytes.len() as u64 })
+        .arg(room.here())
+        .arg(room.quota.name());
+    match tenant.call(call).await {
+        Ok(total) => Ok(total.uint()?),
+        Err(Error::Quota { asked, .. }) => Err(room.beyond(asked)),
+        Err(error) => Err(error),
+    }
 }
 
 /// Whether a blob is there. Fails when it is not, and there is no room for it: nothing of it is written then.
-async fn is_there(tenant: &Tenant, key: &str, size: u64) -> Result<bool> {
+async fn is_there(tenant: &Tenant, key: &str, size: u64, room: Room) -> Result<bool> {
     let mut pipeline = Pipeline::new();
     pipeline.cmd(Cmd::new("EXISTS").arg(key));
     pipeline.cmd(Cmd::new("HGET").arg(&tenant.ids).arg("blob_bytes"));
@@ -259,9 +338,9 @@ async fn is_there(tenant: &Tenant, key: &str, size: u64) -> Result<bool> {
         return Ok(true);
     }
     let bytes = if bytes.is_nil() { 0 } else { bytes.uint()? };
-    let (max, asked) = (tenant.quotas.of(Quota::ContextBlobBytes), bytes.saturating_add(size));
-    if asked > max {
-        return Err(Error::Quota { quota: Quota::ContextBlobBytes, max, asked });
+    let asked = bytes.saturating_add(size);
+    if asked > room.here() {
+        return Err(room.beyond(asked));
     }
     Ok(false)
 }

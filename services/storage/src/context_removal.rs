@@ -336,6 +336,7 @@ impl Store {
     /// Removes what there is of a context that every supervisor has forgotten, its record last.
     async fn remove_context(&self, tenant: &Tenant, uid: ContextUid) -> Result<()> {
         while self.remove_keys(tenant, uid).await? > 0 {}
+        self.tell_blob_bytes(tenant.id, 0).await?;
         service::crash_point("storage.context.emptied");
         // The id may become another context's as soon as nobody finds this one: the mark, which goes when
         // that one is published, keeps a storage that is late from hiding it. Until then it names what is left.

@@ -65,7 +65,7 @@ impl Store {
         request: Option<&Request>,
         now: Timestamp,
     ) -> Result<Context> {
-        self.check_room()?;
+        self.take_room(0)?;
         if let Some(creator) = creator {
             self.actor(creator).await.map_err(|error| match error {
                 Error::NotFound(_) => Error::NotAllowed(format!("actor {creator} is not registered")),

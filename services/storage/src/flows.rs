@@ -27,6 +27,8 @@ pub(crate) const ADD_NODES_MAX: usize = 500;
 pub(crate) const RESERVE_MESSAGES_MAX: u32 = 10_000;
 /// Records of the flow and the context that adding nodes touches, and the node that is added itself.
 const ADD_RECORDS: usize = 8;
+/// What a node needs besides what it brings, with its state and its events.
+const NODE_BYTES: u64 = 4096;
 /// Where a part of the nodes ends: the next node, whatever it has, still fits into the script.
 const PART_BYTES_MAX: usize = limits::COMMIT_BYTES_MAX / 2;
 
@@ -109,7 +111,7 @@ impl Store {
         request: Option<&Request>,
         now: Timestamp,
     ) -> Result<FlowInContext> {
-        self.check_room()?;
+        self.take_room(0)?;
         let actor = asker.actor()?;
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context) = self.context(context).await?;
@@ -202,7 +204,7 @@ impl Store {
         (asker, filling): (Asker, Option<&Filling>),
         now: Timestamp,
     ) -> Result<()> {
-        self.check_room()?;
+        self.take_room(nodes.iter().map(|node| node.bytes() as u64 + NODE_BYTES).sum())?;
         if nodes.len() > ADD_NODES_MAX {
             let asked = nodes.len() as u64;
             return Err(Error::Limit { limit: "nodes of one AddNodes", max: ADD_NODES_MAX as u64, asked });

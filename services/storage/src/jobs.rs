@@ -41,7 +41,7 @@ impl Store {
         request: Option<&Request>,
         now: Timestamp,
     ) -> Result<KeptJob> {
-        self.check_room()?;
+        self.take_room(0)?;
         let blobs: BTreeSet<BlobHash> = spec.blobs().map(|blob| blob.sha256).collect();
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context) = self.context(context).await?;

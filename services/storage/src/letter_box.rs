@@ -121,12 +121,12 @@ struct Delivery<'a> {
 impl Store {
     /// Puts a letter into its recipient's inbox, once.
     pub(crate) async fn accept_letter(&self, arrival: &Arrival, now: Timestamp) -> Result<Acceptance> {
-        self.check_room()?;
         let Arrival { letter, verified, foreign } = arrival;
         check_form(letter)?;
         if let Some(detail) = too_large(letter) {
             return Ok(Acceptance::refused(LetterReason::TooLarge, detail));
         }
+        self.take_room(letter.text.len() as u64)?;
         let signed = match envelope::actor::check_letter(letter, now) {
             _ if !verified => None,
             Err(refusal) => return Ok(Acceptance::refused(LetterReason::BadSignature, refusal)),

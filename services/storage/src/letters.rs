@@ -199,7 +199,7 @@ impl Store {
         routers: &Routers,
         now: Timestamp,
     ) -> Result<KeptMessage> {
-        self.check_room()?;
+        self.take_room(new.text.len() as u64)?;
         let Sender { context, asker, caller } = sender;
         let actor = asker.actor()?;
         let caller = caller.unwrap_or(actor);

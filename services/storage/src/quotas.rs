@@ -52,6 +52,13 @@ macro_rules! quotas {
 quotas! {
     /// Contexts that an actor created.
     ActorContexts = ("actor_contexts_max", ACTOR_CONTEXTS_MAX, "delete one of them first", None),
+    /// Bytes of blobs in the contexts that an actor created.
+    ActorBlobBytes = (
+        "actor_blob_bytes_max",
+        ACTOR_BLOB_BYTES_MAX,
+        "delete flows, jobs or contexts of whoever created this one; what nobody refers to goes after a while",
+        Some(RETRY_AFTER_BLOBS)
+    ),
     /// Flows that are kept.
     ContextFlows = ("context_flows_max", CONTEXT_FLOWS_MAX, "delete some that have ended", None),
     /// Flows that have not ended.

@@ -14,6 +14,8 @@ use crate::store::Store;
 
 /// How often Redis is asked.
 const LOOKS_APART: Duration = Duration::from_secs(1);
+/// What anything new is taken to need at least: its record, its events, its entry in the audit.
+const NEW_BYTES: u64 = 4096;
 /// Which part of its memory is kept for what is there already.
 const RESERVE: u64 = 8;
 
@@ -22,12 +24,10 @@ impl Store {
     pub(crate) async fn watch_room(self, stop: CancellationToken) {
         while !stop.is_cancelled() {
             // Whoever cannot be asked cannot be written to either.
-            if let Ok(is_full) = self.is_nearly_full().await {
-                let was_full = self.full().swap(is_full, Ordering::Relaxed);
-                if is_full && !was_full {
+            if let Ok(room) = self.look_for_room().await {
+                let before = self.room().swap(room, Ordering::Relaxed);
+                if room == 0 && before > 0 {
                     tracing::error!("Redis is nearly full: nothing new is taken until something is deleted");
-                } else if was_full && !is_full {
-                    tracing::warn!("Redis has room again");
                 }
             }
             tokio::select! {
@@ -37,33 +37,37 @@ impl Store {
         }
     }
 
-    /// Fails when nothing new can be taken.
-    pub(crate) fn check_room(&self) -> Result<()> {
-        if self.full().load(Ordering::Relaxed) { Err(Error::StoreFull) } else { Ok(()) }
+    /// Takes room for something new of about so many bytes; fails when there is none. What was taken since the last look counts, so that
+    /// nothing fills Redis between two of them.
+    pub(crate) fn take_room(&self, bytes: u64) -> Result<()> {
+        let less = |room: u64| room.checked_sub(bytes.max(NEW_BYTES));
+        self.room()
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
+            .map_or(Err(Error::StoreFull), |_| Ok(()))
     }
 
-    async fn is_nearly_full(&self) -> Result<bool> {
+    /// The least room that any server has.
+    async fn look_for_room(&self) -> Result<u64> {
+        let mut least = u64::MAX;
         for server in self.kv().primaries().await? {
-            if is_nearly_full(&server).await? {
-                return Ok(true);
-            }
+            least = least.min(room_of(&server).await?);
         }
-        Ok(false)
+        Ok(least)
     }
 }
 
-async fn is_nearly_full(server: &Connection) -> Result<bool> {
+async fn room_of(server: &Connection) -> Result<u64> {
     let info = server.cmd(Cmd::new("INFO").arg("memory")).await?.text()?;
-    Ok(leaves_no_room(&info))
+    Ok(room_in(&info))
 }
 
-fn leaves_no_room(info: &str) -> bool {
+fn room_in(info: &str) -> u64 {
     let number = |name: &str| -> Option<u64> {
         info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.trim().parse().ok())
     };
     match (number("used_memory"), number("maxmemory")) {
-        (Some(used), Some(max)) if max > 0 => used > max - max / RESERVE,
-        _ => false,
+        (Some(used), Some(max)) if max > 0 => (max - max / RESERVE).saturating_sub(used),
+        _ => u64::MAX,
     }
 }
 
@@ -76,9 +80,9 @@ mod tests {
         let info = |used: u64, max: u64| {
             format!("# Memory\r\nused_memory:{used}\r\nused_memory_human:x\r\nmaxmemory:{max}\r\n")
         };
-        assert!(!leaves_no_room(&info(875, 1000)));
-        assert!(leaves_no_room(&info(876, 1000)));
-        assert!(!leaves_no_room(&info(u64::MAX, 0)), "no bound");
-        assert!(!leaves_no_room(""));
+        assert_eq!(room_in(&info(800, 1000)), 75);
+        assert_eq!(room_in(&info(876, 1000)), 0);
+        assert_eq!(room_in(&info(u64::MAX, 0)), u64::MAX, "no bound");
+        assert_eq!(room_in(""), u64::MAX);
     }
 }

@@ -27,7 +27,7 @@ impl Store {
         request: Option<&Request>,
         now: Timestamp,
     ) -> Result<Runner> {
-        self.check_room()?;
+        self.take_room(0)?;
         let actor = asker.actor()?;
         let mut changes = 0;
         for _ in 0..ID_TRIES {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use keys::{ContextKeys, GlobalKeys, Layout};
@@ -38,8 +38,8 @@ struct Inner {
     layout: Layout,
     confirmation: Confirmation,
     quotas: Quotas,
-    /// Redis has no room for anything new.
-    full: AtomicBool,
+    /// How many bytes Redis has left for anything new, as far as is known.
+    room: AtomicU64,
     databases: u32,
     keys: GlobalKeys,
     connection: Connection,
@@ -163,7 +163,7 @@ impl Store {
             layout,
             confirmation,
             quotas,
-            full: AtomicBool::new(false),
+            room: AtomicU64::new(u64::MAX),
             databases,
             keys,
             connection,
@@ -189,9 +189,9 @@ impl Store {
         self.0.quotas
     }
 
-    /// Whether Redis was found to have no room for anything new.
-    pub(crate) fn full(&self) -> &AtomicBool {
-        &self.0.full
+    /// How many bytes Redis has left for anything new.
+    pub(crate) fn room(&self) -> &AtomicU64 {
+        &self.0.room
     }
 
     /// The keys of what belongs to no context.

@@ -72,6 +72,10 @@ impl Store {
                 Err(Error::NotFound(_) | Error::ContextDeleting) => continue,
                 swept => swept?,
             };
+            // Whoever died before it told what it had changed is made up for with the first sweep.
+            if trims || swept.blobs > 0 {
+                self.tell_blob_bytes(tenant.id, tenant.blob_bytes().await?).await?;
+            }
             all.blobs += swept.blobs;
             all.events += swept.events;
             all.next = all.next.into_iter().chain(swept.next).min();

@@ -8627,7 +8627,7 @@ pub mod job_service_client {
             self.inner.unary(req, path, codec).await
         }
         /// Uploads a blob in pieces of at most 512 KiB, the first of which names the context. A blob
-        /// that nothing refers to is removed after 24 hours.
+        /// that nothing refers to is removed after 10 minutes.
         ///
         /// Errors: INVALID_ARGUMENT (hash or size is not that of the bytes), RESOURCE_EXHAUSTED (larger
         /// than 16 MiB; `OVERLOADED`: 4 uploads of the caller, 4 into the context or 16 in all are under way),
@@ -8739,7 +8739,7 @@ pub mod job_service_server {
             tonic::Status,
         >;
         /// Uploads a blob in pieces of at most 512 KiB, the first of which names the context. A blob
-        /// that nothing refers to is removed after 24 hours.
+        /// that nothing refers to is removed after 10 minutes.
         ///
         /// Errors: INVALID_ARGUMENT (hash or size is not that of the bytes), RESOURCE_EXHAUSTED (larger
         /// than 16 MiB; `OVERLOADED`: 4 uploads of the caller, 4 into the context or 16 in all are under way),

@@ -1,6 +1,7 @@
 -- Makes a blob visible whose chunks were written before.
 -- KEYS 4 blob, 5 blob_refs, 6 blob_idle, 7.. chunks
--- ARGV 5 hash, 6 size, 7 since when it counts as idle, 8 how many bytes of blobs there may be
+-- ARGV 5 hash, 6 size, 7 since when it counts as idle, 8 how many bytes of blobs there may be, 9 of which limit that comes
+-- Gives how many there are.
 local no = closed()
 if no then return no end
 if redis.call('EXISTS', KEYS[4]) == 0 then
@@ -8,7 +9,7 @@ if redis.call('EXISTS', KEYS[4]) == 0 then
     if redis.call('EXISTS', KEYS[k]) == 0 then return refuse('CHUNK_MISSING', KEYS[k]) end
   end
   local bytes = tonumber(redis.call('HGET', KEYS[2], 'blob_bytes') or '0') + tonumber(ARGV[6])
-  local full = beyond('context_blob_bytes_max', ARGV[8], bytes)
+  local full = beyond(ARGV[9], ARGV[8], bytes)
   if full then
     -- Until they expire they would be kept without being counted.
     if #KEYS > 6 then redis.call('UNLINK', unpack(KEYS, 7)) end
@@ -24,4 +25,4 @@ if redis.call('EXISTS', KEYS[5]) == 0 then
   local since = redis.call('ZSCORE', KEYS[6], ARGV[5])
   if not since or tonumber(since) < tonumber(ARGV[7]) then redis.call('ZADD', KEYS[6], ARGV[7], ARGV[5]) end
 end
-return 1
+return tonumber(redis.call('HGET', KEYS[2], 'blob_bytes') or '0')

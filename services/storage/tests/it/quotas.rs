@@ -242,6 +242,40 @@ async fn blobs_that_come_at_once_do_not_share_the_last_room() {
     assert_eq!(chunks.len(), 2, "{chunks:?}");
 }
 
+/// Puts a blob into this context.
+async fn put_into(stage: &Stage, context_id: u32, data: Vec<u8>) -> Result<(), Status> {
+    let piece = v1::PutBlobRequest { context_id, data: data.into(), ..Default::default() };
+    stage.jobs(EXECUTOR).put_blob(tokio_stream::iter([piece])).await.map(drop)
+}
+
+#[tokio::test]
+async fn bytes_of_all_contexts_that_an_actor_created_are_bounded_together() {
+    for layout in LAYOUTS {
+        let stage = stage(layout, &[(Quota::ActorBlobBytes, 1000)]).await;
+        let actor = Identity::Actor(ActorId(EXECUTOR));
+        let (one, other) =
+            (create_context(&stage, actor).await.unwrap(), create_context(&stage, actor).await.unwrap());
+        put_into(&stage, one, vec![1; 600]).await.unwrap();
+        let status = put_into(&stage, other, vec![2; 401]).await.unwrap_err();
+        assert_eq!(refused(&status), ("actor_blob_bytes_max".to_owned(), true));
+        assert!(status.message().contains("is 1000, and this would be 1001"), "{status}");
+        put_into(&stage, other, vec![2; 400]).await.unwrap();
+        // What somebody else created is no part of it, whoever puts there.
+        put(&stage, vec![3; 5000]).await.unwrap();
+        // A sweep, and the removal of a context, make room.
+        assert_eq!(stage.sweep(Timestamp::now() + Duration::from_secs(660)).await.blobs, 3);
+        put_into(&stage, other, vec![4; 900]).await.unwrap();
+        assert!(put_into(&stage, one, vec![5; 200]).await.is_err());
+        let delete = v1::DeleteContextRequest { context_id: other, ..Default::default() };
+        stage.contexts(actor).delete_context(delete).await.unwrap();
+        let free = || async { put_into(&stage, one, vec![5; 200]).await.ok() };
+        wait_until(free, PATIENCE, "the other context is gone").await;
+        let (keys, zero) = stage.global();
+        let told = zero.cmd(Cmd::new("HLEN").arg(&keys.blob_bytes())).await.unwrap();
+        assert_eq!(told.int(), Ok(1), "nothing is kept of a context that is gone");
+    }
+}
+
 async fn create_context(stage: &Stage, identity: Identity) -> Result<u32, Status> {
     let request = v1::CreateContextRequest { admins: vec![ADMIN], ..Default::default() };
     let made = stage.contexts(identity).create_context(request).await?.into_inner();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
-use keys::ContextKey;
+use keys::{ContextKey, GlobalKey};
 use model::limits::BLOB_CHUNK_BYTES;
 use model::{ActorId, BlobHash, JobId, Timestamp};
 use proptest::prelude::*;
@@ -364,6 +364,9 @@ impl Family for Jobs {
         for (caller, id) in self.jobs.keys() {
             kept.key(CONTEXT, &ContextKey::Jobs);
             kept.key(CONTEXT, &ContextKey::Job(ActorId(*caller), JobId(*id)));
+        }
+        if !self.put.is_empty() {
+            kept.global(&GlobalKey::BlobBytes);
         }
         for blob in &self.put {
             let hash = self.hash(*blob);
