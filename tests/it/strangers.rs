@@ -121,7 +121,7 @@ async fn idle_strangers_keep_no_client_with_a_token_out() {
         }
     }
     let ops_port = up.port() + 100;
-    assert!(given_up(&data, ops_port, "displaced") > 0, "there were not too many");
+    assert!(given_up(&data, ops_port, "evicted") > 0, "there were not too many");
     for from in [vec![Ipv4Addr::LOCALHOST; 300], (1..=250).map(|n| Ipv4Addr::new(127, 7, 0, n)).collect()] {
         let slow = slow_handshakes(address, from);
         for _ in 0..10 {

@@ -27,7 +27,7 @@ impl Metrics {
             ),
             connections_given_up: counters(
                 "mycora_connections_given_up_total",
-                "Connections without a certificate that were ended, by why: unidentified or displaced",
+                "Connections without a certificate that were ended, by why: unidentified or evicted",
                 "why",
             ),
             in_flight: IntGaugeVec::new(

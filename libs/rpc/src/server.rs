@@ -250,7 +250,7 @@ async fn say_farewell(state: &ConnectionState, why: Leaving, leaving: &Semaphore
     match why {
         // It has its place until it is gone.
         Leaving::Unidentified => state.farewell(why).await,
-        Leaving::Displaced => {
+        Leaving::Evicted => {
             if let Ok(_permit) = leaving.try_acquire() {
                 state.farewell(why).await;
             }

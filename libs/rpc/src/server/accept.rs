@@ -170,7 +170,7 @@ async fn begin(
     let greeting = tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(socket, address, entrance));
     let greeted = tokio::select! {
         greeted = greeting => greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
-        () = state.dismissed() => Err(io::Error::other("its handshake gave way to a newer one")),
+        () = state.evicted() => Err(io::Error::other("its handshake gave way to a newer one")),
     };
     let (wire, mut peer, kind) = greeted?;
     drop(handshake);
@@ -357,7 +357,7 @@ mod tests {
         let taken = [seats.take(&stranger, first), seats.take(&unusable, second)];
         assert!(taken.iter().all(Result::is_ok));
         let newest = seats.take(&stranger, third).expect("one of them gives way");
-        assert_eq!(states.each_ref().map(|state| state.dismissed().now_or_never()), [Some(()), None, None]);
+        assert_eq!(states.each_ref().map(|state| state.evicted().now_or_never()), [Some(()), None, None]);
         let seat = seats.take(&known, first).expect("a place of its own");
         assert!(seats.take(&known, first).is_err());
         drop((taken, newest, seat));

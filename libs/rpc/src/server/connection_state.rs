@@ -27,7 +27,7 @@ const CALLS_TIMEOUT: Duration = Duration::from_secs(CALL_SECS_MAX);
 pub(crate) struct ConnectionState {
     accepted_at: Instant,
     activity: watch::Sender<Activity>,
-    dismissed: CancellationToken,
+    evicted: CancellationToken,
     actors: ActorConnections,
     /// Counts the connection as one of the actor's.
     of_actor: Mutex<Option<OfActor>>,
@@ -42,9 +42,9 @@ struct Activity {
     calls: usize,
 }
 
-/// Claim of a connection to its place where room is short.
+/// EvictionClass of a connection to its place where room is short.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Claim {
+pub(crate) enum EvictionClass {
     /// A stranger that asks for nothing now.
     Idle,
     /// A stranger with calls under way.
@@ -53,8 +53,8 @@ pub(crate) enum Claim {
     Known(ActorId),
 }
 
-impl Claim {
-    /// Compares claims whoever has them: the smallest goes first.
+impl EvictionClass {
+    /// Orders the classes: the smallest goes first.
     pub(crate) const fn rank(self) -> u8 {
         match self {
             Self::Idle => 0,
@@ -70,7 +70,7 @@ pub(crate) enum Leaving {
     /// Nobody has shown an identity in time.
     Unidentified,
     /// Its place was given to a newer connection.
-    Displaced,
+    Evicted,
 }
 
 impl Leaving {
@@ -78,7 +78,7 @@ impl Leaving {
     pub(crate) const fn label(self) -> &'static str {
         match self {
             Self::Unidentified => "unidentified",
-            Self::Displaced => "displaced",
+            Self::Evicted => "evicted",
         }
     }
 }
@@ -93,7 +93,7 @@ impl ConnectionState {
         Arc::new(Self {
             accepted_at: Instant::now(),
             activity: watch::Sender::new(Activity::default()),
-            dismissed: CancellationToken::new(),
+            evicted: CancellationToken::new(),
             actors,
             of_actor: Mutex::default(),
         })
@@ -119,35 +119,35 @@ impl ConnectionState {
     }
 
     /// Takes the place of the connection away from it.
-    pub(crate) fn dismiss(&self) {
-        self.dismissed.cancel();
+    pub(crate) fn evict(&self) {
+        self.evicted.cancel();
     }
 
     /// Waits until the place of the connection was taken away. Cancel safe.
-    pub(crate) async fn dismissed(&self) {
-        self.dismissed.cancelled().await;
+    pub(crate) async fn evicted(&self) {
+        self.evicted.cancelled().await;
     }
 
-    /// Claim of the connection to its place; nothing where it cannot be given up.
-    pub(crate) fn claim(&self) -> Option<Claim> {
+    /// EvictionClass of the connection to its place; nothing where it cannot be given up.
+    pub(crate) fn eviction_class(&self) -> Option<EvictionClass> {
         match *self.activity.borrow() {
             Activity { actor: Some(_), calls: 1.., .. } => None,
-            Activity { actor: Some(actor), .. } => Some(Claim::Known(actor)),
-            Activity { calls: 1.., .. } => Some(Claim::Calling),
-            Activity { .. } => Some(Claim::Idle),
+            Activity { actor: Some(actor), .. } => Some(EvictionClass::Known(actor)),
+            Activity { calls: 1.., .. } => Some(EvictionClass::Calling),
+            Activity { .. } => Some(EvictionClass::Idle),
         }
     }
 
     /// Waits until the connection has to leave, and says why. Cancel safe.
     pub(crate) async fn leaving(&self) -> Leaving {
         tokio::select! {
-            () = self.dismissed() => Leaving::Displaced,
+            () = self.evicted() => Leaving::Evicted,
             () = tokio::time::sleep_until(self.accepted_at + IDENTITY_TIMEOUT) => {
                 if self.activity.borrow().actor.is_none() {
                     return Leaving::Unidentified;
                 }
-                self.dismissed().await;
-                Leaving::Displaced
+                self.evicted().await;
+                Leaving::Evicted
             }
         }
     }
@@ -163,7 +163,7 @@ impl ConnectionState {
         match why {
             _ if is_known => finished.await,
             Leaving::Unidentified => drop(tokio::time::timeout(CALLS_TIMEOUT, finished).await),
-            Leaving::Displaced => {}
+            Leaving::Evicted => {}
         }
         tokio::time::sleep(LEAVE_TIMEOUT).await;
     }
@@ -180,15 +180,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_claims_its_place_by_what_it_has_shown() {
+    fn a_connection_is_classed_by_what_it_has_shown() {
         let state = ConnectionState::accepted(ActorConnections::default());
-        assert_eq!(state.claim(), Some(Claim::Idle));
+        assert_eq!(state.eviction_class(), Some(EvictionClass::Idle));
         let call = state.begin_call();
-        assert_eq!(state.claim(), Some(Claim::Calling));
+        assert_eq!(state.eviction_class(), Some(EvictionClass::Calling));
         state.identify(ActorId(7)).expect("room");
-        assert_eq!(state.claim(), None, "a known caller has a call under way");
+        assert_eq!(state.eviction_class(), None, "a known caller has a call under way");
         drop(call);
-        assert_eq!(state.claim(), Some(Claim::Known(ActorId(7))));
+        assert_eq!(state.eviction_class(), Some(EvictionClass::Known(ActorId(7))));
     }
 
     #[tokio::test(start_paused = true)]
@@ -199,8 +199,8 @@ mod tests {
         assert_eq!(stranger.leaving().await, Leaving::Unidentified);
         assert_eq!(began.elapsed(), IDENTITY_TIMEOUT);
         tokio::time::timeout(CALLS_TIMEOUT, known.leaving()).await.expect_err("it is known");
-        known.dismiss();
-        assert_eq!(known.leaving().await, Leaving::Displaced);
+        known.evict();
+        assert_eq!(known.leaving().await, Leaving::Evicted);
     }
 
     #[tokio::test(start_paused = true)]
@@ -213,11 +213,11 @@ mod tests {
             began.elapsed()
         };
         assert_eq!(took(Leaving::Unidentified).await, CALLS_TIMEOUT + LEAVE_TIMEOUT);
-        assert_eq!(took(Leaving::Displaced).await, LEAVE_TIMEOUT);
+        assert_eq!(took(Leaving::Evicted).await, LEAVE_TIMEOUT);
         state.identify(ActorId(7)).expect("room");
-        let farewell = state.farewell(Leaving::Displaced);
+        let farewell = state.farewell(Leaving::Evicted);
         tokio::time::timeout(2 * CALLS_TIMEOUT, farewell).await.expect_err("it has a call under way");
         drop(call);
-        assert_eq!(took(Leaving::Displaced).await, LEAVE_TIMEOUT);
+        assert_eq!(took(Leaving::Evicted).await, LEAVE_TIMEOUT);
     }
 }

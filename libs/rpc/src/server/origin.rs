@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::server::accept::{CONNECTIONS_ANONYMOUS_MAX, HANDSHAKES_MAX};
-use crate::server::connection_state::{Claim, ConnectionState};
+use crate::server::connection_state::{ConnectionState, EvictionClass};
 
 /// Handshakes under way at once with one place: an IPv4 address, or the first 64 bits of an IPv6 one, which is what a
 /// single host may be given.
@@ -86,7 +86,7 @@ impl ConnectionTable {
         Self { bounds: Bounds { all, elsewhere, local }, entries: Arc::default() }
     }
 
-    /// Adds a connection. Where its place has as many as it may, one of that place is dismissed for it, and where all have,
+    /// Adds a connection. Where its place has as many as it may, one of that place is evicted for it, and where all have,
     /// one of the most crowded; nothing when none of them can be given up.
     pub(crate) fn enter(&self, address: IpAddr, state: &Arc<ConnectionState>) -> Option<Entered> {
         let origin = Origin::of(address);
@@ -104,7 +104,7 @@ impl ConnectionTable {
             None
         };
         if let Some(entry) = victim.and_then(|number| entries.by_number.remove(&number)) {
-            entry.state.dismiss();
+            entry.state.evict();
         }
         let number = entries.next;
         entries.next += 1;
@@ -119,29 +119,29 @@ impl ConnectionTable {
 }
 
 impl Entries {
-    /// The one with the least claim, and of those the oldest: of known actors of the one with most connections, of
+    /// The one of the lowest class, and of those the oldest: of known actors of the one with most connections, of
     /// strangers of the place with most.
     fn least(&self, is_meant: impl Fn(&Entry) -> bool) -> Option<u64> {
         #[derive(PartialEq, Eq, Hash)]
-        enum Crowd {
-            Of(Claim),
+        enum Group {
+            Of(EvictionClass),
             At(Origin),
         }
         let meant = self.by_number.iter().filter(|(_, entry)| is_meant(entry));
-        let claims: Vec<_> = meant
+        let classes: Vec<_> = meant
             .filter_map(|(number, entry)| {
-                let claim = entry.state.claim()?;
-                let crowd = match claim {
-                    Claim::Known(_) => Crowd::Of(claim),
-                    Claim::Idle | Claim::Calling => Crowd::At(entry.origin),
+                let class = entry.state.eviction_class()?;
+                let group = match class {
+                    EvictionClass::Known(_) => Group::Of(class),
+                    EvictionClass::Idle | EvictionClass::Calling => Group::At(entry.origin),
                 };
-                Some((*number, claim, crowd))
+                Some((*number, class, group))
             })
             .collect();
         let mut counts = HashMap::new();
-        claims.iter().for_each(|(_, _, crowd)| *counts.entry(crowd).or_insert(0_usize) += 1);
-        let least = claims.iter().min_by_key(|(number, claim, crowd)| {
-            (claim.rank(), Reverse(counts.get(crowd).copied().unwrap_or_default()), *number)
+        classes.iter().for_each(|(_, _, group)| *counts.entry(group).or_insert(0_usize) += 1);
+        let least = classes.iter().min_by_key(|(number, class, group)| {
+            (class.rank(), Reverse(counts.get(group).copied().unwrap_or_default()), *number)
         });
         least.map(|(number, _, _)| *number)
     }
@@ -177,9 +177,9 @@ mod tests {
     }
 
     impl Guest {
-        fn is_dismissed(&self) -> bool {
+        fn is_evicted(&self) -> bool {
             use futures_util::FutureExt as _;
-            self.state.dismissed().now_or_never().is_some()
+            self.state.evicted().now_or_never().is_some()
         }
     }
 
@@ -189,8 +189,8 @@ mod tests {
         Guest { state, _entered: entered }
     }
 
-    fn dismissed(guests: &[Guest]) -> Vec<usize> {
-        (0..guests.len()).filter(|at| guests[*at].is_dismissed()).collect()
+    fn evicted(guests: &[Guest]) -> Vec<usize> {
+        (0..guests.len()).filter(|at| guests[*at].is_evicted()).collect()
     }
 
     #[test]
@@ -198,13 +198,13 @@ mod tests {
         let table = ConnectionTable::of_handshakes();
         let mut guests: Vec<_> = (0..HANDSHAKES_OF_ONE_MAX).map(|_| enter(&table, "192.0.2.7")).collect();
         guests.push(enter(&table, "192.0.2.8"));
-        assert!(dismissed(&guests).is_empty(), "another place");
+        assert!(evicted(&guests).is_empty(), "another place");
         guests.push(enter(&table, "192.0.2.7"));
         guests.push(enter(&table, "::ffff:192.0.2.7"));
-        assert_eq!(dismissed(&guests), [0, 1], "the oldest of the same place, however it is written");
+        assert_eq!(evicted(&guests), [0, 1], "the oldest of the same place, however it is written");
         drop(guests.split_off(2));
         guests.push(enter(&table, "192.0.2.7"));
-        assert_eq!(dismissed(&guests), [0, 1], "those that are gone make room");
+        assert_eq!(evicted(&guests), [0, 1], "those that are gone make room");
         drop(guests);
         assert!(table.entries().by_number.is_empty(), "nobody is remembered");
     }
@@ -217,9 +217,9 @@ mod tests {
             let table = ConnectionTable::of_strangers();
             let mut guests: Vec<_> = (0..max).map(|_| enter(&table, address)).collect();
             guests.push(enter(&table, "192.0.2.8"));
-            assert!(dismissed(&guests).is_empty(), "{address}: another place");
+            assert!(evicted(&guests).is_empty(), "{address}: another place");
             guests.push(enter(&table, address));
-            assert_eq!(dismissed(&guests), [0], "{address}");
+            assert_eq!(evicted(&guests), [0], "{address}");
         }
     }
 
@@ -229,9 +229,9 @@ mod tests {
         let name = |n| format!("2001:db8:0:1::{n:x}");
         let mut guests: Vec<_> = (0..HANDSHAKES_OF_ONE_MAX).map(|n| enter(&table, &name(n))).collect();
         guests.push(enter(&table, "2001:db8:0:2::1"));
-        assert!(dismissed(&guests).is_empty());
+        assert!(evicted(&guests).is_empty());
         guests.push(enter(&table, "2001:db8:0:1:ffff::1"));
-        assert_eq!(dismissed(&guests), [0]);
+        assert_eq!(evicted(&guests), [0]);
     }
 
     #[test]
@@ -242,12 +242,12 @@ mod tests {
         let mut guests: Vec<_> = (0..HANDSHAKES_LOCAL_MAX).map(|_| enter(&table, "127.0.0.1")).collect();
         for (count, address) in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"].iter().enumerate() {
             guests.push(enter(&table, address));
-            assert_eq!(dismissed(&guests).len(), count + 1, "{address}");
+            assert_eq!(evicted(&guests).len(), count + 1, "{address}");
         }
     }
 
     #[test]
-    fn those_with_the_least_claim_go_first_and_busy_known_actors_stay() {
+    fn those_of_the_lowest_class_go_first_and_busy_known_actors_stay() {
         let table = ConnectionTable::bounded(5, 5, 5);
         let mut guests: Vec<_> = (0..5).map(|_| enter(&table, "192.0.2.7")).collect();
         let mut calls = Vec::new();
@@ -258,12 +258,12 @@ mod tests {
         calls.push(guests[2].state.begin_call());
         for expected in [3, 4, 2, 1] {
             let next = enter(&table, "192.0.2.7");
-            assert!(guests[expected].is_dismissed(), "{expected}");
+            assert!(guests[expected].is_evicted(), "{expected}");
             next.state.identify(ActorId(8)).expect("room");
             calls.push(next.state.begin_call());
             guests.push(next);
         }
-        assert!(!guests[0].is_dismissed());
+        assert!(!guests[0].is_evicted());
         let state = ConnectionState::accepted(ActorConnections::default());
         assert!(table.enter(ip("192.0.2.7"), &state).is_none(), "all are busy and known");
     }
@@ -275,12 +275,12 @@ mod tests {
         guests.extend((0..3).map(|_| enter(&table, "192.0.2.7")));
         guests.push(enter(&table, "192.0.2.2"));
         guests.push(enter(&table, "192.0.2.3"));
-        assert_eq!(dismissed(&guests), [1]);
+        assert_eq!(evicted(&guests), [1]);
         // Of known actors the one with most connections.
         for (guest, actor) in guests.iter().zip([1, 9, 2, 2, 3, 4]) {
             guest.state.identify(ActorId(actor)).expect("room");
         }
         guests.push(enter(&table, "192.0.2.4"));
-        assert_eq!(dismissed(&guests), [1, 2]);
+        assert_eq!(evicted(&guests), [1, 2]);
     }
 }
