@@ -70,7 +70,7 @@ fn serve() -> i32 {
     loop {
         let Ok(order) = line.order() else { return EXIT_FAILED };
         let Some(run) = order else { return 0 };
-        let ended = caught(|| execute(*run, &line));
+        let ended = caught(|| execute(&run, &line));
         memory::end();
         let panicked = matches!(ended, Ended::Panicked(_));
         if line.end(&ended).is_err() || panicked {
@@ -90,16 +90,16 @@ type Given = Arc<Mutex<ResultMap>>;
 /// What a script that called `exit` ends with; the engine takes that for an end like any other.
 type ExitCode = Arc<AtomicI32>;
 
-fn execute(run: Run, line: &Lines) -> Ended {
+fn execute(run: &Run, line: &Lines) -> Ended {
     memory::begin(run.memory_bytes);
     let limits = Limits::new(run.memory_bytes);
     let (given, code) = (Given::default(), ExitCode::default());
     let mut engine = Engine::new_raw();
     prepare(&mut engine, &limits, line);
-    functions::register(&mut engine, &run, &limits, line, &given, &code);
+    functions::register(&mut engine, run, &limits, line, &given, &code);
     bounds::register(&mut engine);
     sort::register(&mut engine, &limits);
-    let mut scope = match scope(&run, &limits) {
+    let mut scope = match scope(run, &limits) {
         Ok(scope) => scope,
         Err(why) => return Ended::Failed(why),
     };
