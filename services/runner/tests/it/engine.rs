@@ -159,9 +159,11 @@ fn nothing_can_be_opened(engine: u32) {
 async fn an_engine_that_dies_ends_one_job_by_name() {
     let mut bench = Bench::new().await;
     let work = bench.work();
-    let mut other =
-        rhai("print(\"ready\"); let n = 0; while n < 50 { sleep(0.1); n += 1; } result(\"n\", n);");
+    let waits =
+        "print(\"ready\"); loop { try { result(\"n\", read_file(\"go\")); break; } catch { sleep(0.05); } }";
+    let mut other = rhai(waits);
     other.job_key.context = ContextUid(Uid::from_bits(2));
+    other.timeout_secs = 600;
     let other = bench.accept(other).await;
     bench.printed(other, "ready").await;
     let others = engines(&work);
@@ -195,6 +197,9 @@ async fn an_engine_that_dies_ends_one_job_by_name() {
         signal(left, Signal::KILL);
         wait_until(gone, PATIENCE, "it is gone").await;
     }
+    let dir = queue::work_dir::jobs_dir(&work, other.context).join(other.to_string());
+    fs::write(dir.join("half"), "50").expect("its directory is there");
+    fs::rename(dir.join("half"), dir.join("go")).expect("a file");
     let outcome = bench.end_among(other).await;
     assert_eq!(outcome.result("n"), "50", "another context has noticed nothing: {outcome:?}");
 }
@@ -267,9 +272,8 @@ async fn what_a_script_prints_is_seen_while_it_runs() {
     assert!(outcome.log.len() > 200_000 && outcome.log.ends_with("\"b\"\nc\n"), "{}", outcome.log.len());
 }
 
-/// Not longer than it has to be: no thread of the runner waits for it.
 #[tokio::test]
-async fn sleeping_scripts_hold_no_thread() {
+async fn scripts_that_sleep_at_once_are_stopped() {
     let bench = Bench::with(|settings| Settings { slots: 8, ..settings }).await;
     let mut keys = BTreeSet::new();
     for _ in 0..8 {
