@@ -68,8 +68,8 @@ pub(crate) struct Broker {
     /// As the kernel names them.
     places: Vec<PathBuf>,
     count: Mutex<Count>,
-    /// Calls that block, and who executes them.
-    blocked: Mutex<Vec<(u64, libc::pthread_t)>>,
+    /// Calls that block, and who executes them, from when that thread runs.
+    blocked: Mutex<Vec<(u64, Option<libc::pthread_t>)>>,
     capabilities: Option<CapabilitySets>,
 }
 
@@ -122,7 +122,9 @@ impl Broker {
         };
         if ready == 0 {
             for (id, thread) in self.blocked().iter() {
-                if !self.listener.is_valid(*id) {
+                if let Some(thread) = thread
+                    && !self.listener.is_valid(*id)
+                {
                     // SAFETY: a thread takes itself out of the list, under its lock, before it ends.
                     unsafe { libc::pthread_kill(*thread, libc::SIGUSR1) };
                 }
@@ -132,24 +134,29 @@ impl Broker {
         if polled[0].revents().contains(PollFlags::IN) { Ok(true) } else { Err(Errno::PIPE) }
     }
 
-    fn blocked(&self) -> MutexGuard<'_, Vec<(u64, libc::pthread_t)>> {
+    fn blocked(&self) -> MutexGuard<'_, Vec<(u64, Option<libc::pthread_t>)>> {
         self.blocked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does what may block on a thread of its own, so that no other call waits for it.
     fn block<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, id: u64, act: Act) {
         let run = move || {
+            interruptible();
             // SAFETY: gives a number.
             let own = unsafe { libc::pthread_self() };
-            self.blocked().push((id, own));
-            interruptible();
+            for (_, thread) in self.blocked().iter_mut().filter(|(other, _)| *other == id) {
+                *thread = Some(own);
+            }
             let done = self.unprivileged(|| act.execute());
             self.blocked().retain(|(other, _)| *other != id);
             self.listener.answer(id, done);
         };
-        let builder = std::thread::Builder::new().stack_size(STACK_BYTES);
         let has_room = self.blocked().len() < BLOCKED_MAX;
+        // Known before it runs, so that it is looked after from the next wait on.
+        self.blocked().push((id, None));
+        let builder = std::thread::Builder::new().stack_size(STACK_BYTES);
         if !has_room || builder.spawn_scoped(scope, run).is_err() {
+            self.blocked().retain(|(other, _)| *other != id);
             self.listener.answer(id, Err(Errno::AGAIN));
         }
     }
@@ -173,7 +180,8 @@ impl Broker {
             libc::SYS_sendto => send::send_to(&caller, call, &self.addresses),
             libc::SYS_sendmsg => send::send_message(&caller, call, &self.addresses),
             libc::SYS_sendmmsg => send::send_messages(&caller, call, &self.addresses, self),
-            _ => attributes::change(&caller, call, &self.places).map(Prepared::Change),
+            // Nor is a file found with more rights than the script's.
+            _ => self.unprivileged(|| attributes::change(&caller, call, &self.places)).map(Prepared::Change),
         };
         match judged {
             Err(error) => Verdict::Failed(error),

@@ -18,6 +18,8 @@ const CLAIMS_MAX: u32 = 20;
 const CLAIM_PAUSE: Duration = Duration::from_millis(1);
 /// How the names of all groups of ours begin.
 const PREFIX: &str = "mycora-";
+/// Where we are ourselves, in a group that is ours to divide.
+const ASIDE: &str = "mycora-self";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Version {
@@ -234,6 +236,12 @@ fn make_two(name: &str, own: &str, mounts: &str) -> io::Result<Cgroups> {
     let place = own.lines().find_map(|line| line.strip_prefix("0::")).ok_or_else(|| unsupported("none"))?;
     let mount = mounts.lines().find_map(|line| Mount::read(line, "cgroup2", None));
     let mount = mount.ok_or_else(|| unsupported("not mounted"))?;
+    // Another runner of the same group may have moved us aside with itself.
+    let place = match place.strip_suffix(ASIDE).and_then(|place| place.strip_suffix('/')) {
+        Some("") => "/",
+        Some(above) => above,
+        None => place,
+    };
     let own = mount.dir_of(place).ok_or_else(|| unsupported("our own group cannot be seen"))?;
     let controllers = fs::read_to_string(own.join("cgroup.controllers"))?;
     for wanted in ["memory", "pids"] {
@@ -242,11 +250,47 @@ fn make_two(name: &str, own: &str, mounts: &str) -> io::Result<Cgroups> {
         }
     }
     let dir = own.join(name);
-    fs::write(own.join("cgroup.subtree_control"), "+memory +pids")?;
+    match fs::write(own.join("cgroup.subtree_control"), "+memory +pids") {
+        // A group with processes of its own has none below it that are bounded.
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+            move_aside(&own)?;
+            fs::write(own.join("cgroup.subtree_control"), "+memory +pids")?;
+        }
+        other => other?,
+    }
     let groups = Cgroups(Arc::new(Parent::new(Version::Two, vec![dir])?));
     groups.remove_leftovers()?;
     fs::write(groups.0.dirs[0].join("cgroup.subtree_control"), "+memory +pids")?;
     Ok(groups)
+}
+
+/// Moves this process, and what it has started, into a group below the one that they are in: that one has been given to us to
+/// divide, as systemd does with `Delegate=yes`.
+fn move_aside(own: &Path) -> io::Result<()> {
+    let dirs = [own.to_owned()];
+    let mut ours: HashSet<u32> = processes::below(std::process::id())?.iter().map(|process| process.pid).collect();
+    ours.insert(std::process::id());
+    if members(&dirs).iter().any(|pid| !ours.contains(pid)) {
+        let why = "other processes are in our group: start it in one of its own (systemd-run --scope -p Delegate=yes, with \
+                   --user as an ordinary user)";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+    }
+    let aside = own.join(ASIDE);
+    make_dir(&aside)?;
+    // What they start meanwhile is found by the next look.
+    for _ in 0..CLAIMS_MAX {
+        let left = members(&dirs);
+        if left.is_empty() {
+            return Ok(());
+        }
+        for pid in left {
+            match fs::write(aside.join("cgroup.procs"), pid.to_string()) {
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                other => other?,
+            }
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, "what is in our group does not leave it"))
 }
 
 fn make_one(name: &str, own: &str, mounts: &str) -> io::Result<Cgroups> {
@@ -364,6 +408,39 @@ mod tests {
         let mount = Mount::read(inside, "cgroup", Some("pids")).expect("the hierarchy of pids");
         assert_eq!(mount.dir_of("/docker/1f/x"), Some("/sys/fs/cgroup/pids/x".into()));
         assert_eq!(mount.dir_of("/docker/2e"), None, "somebody else's");
+    }
+
+    /// In a hierarchy that needs no controllers, so that it can be tried wherever one is mounted.
+    #[test]
+    fn only_what_is_ours_is_moved_aside() {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+        let Some(mount) = mounts.lines().find_map(|line| Mount::read(line, "cgroup2", None)) else { return };
+        let own = mount.point.join(format!("mycora-test-{}-aside", std::process::id()));
+        if fs::create_dir(&own).is_err() {
+            // Not ours to divide.
+            return;
+        }
+        let place = |pid: u32| fs::write(own.join("cgroup.procs"), pid.to_string()).expect("placed");
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("a child");
+        place(child.id());
+        move_aside(&own).expect("moved");
+        assert_eq!(members(&[own.join(ASIDE)]), HashSet::from([child.id()]));
+        // A process of somebody else: its parent has ended.
+        let script = "sleep 600 > /dev/null & echo $!";
+        let other = std::process::Command::new("sh").args(["-c", script]).output().expect("a shell");
+        let other: u32 = String::from_utf8_lossy(&other.stdout).trim().parse().expect("a number");
+        place(other);
+        let refused = move_aside(&own).expect_err("not ours");
+        assert!(refused.to_string().contains("Delegate=yes"), "{refused}");
+        assert_eq!(members(&[own.clone()]), HashSet::from([other]), "it stays where it is");
+        assert!(processes::kill(processes::observe(other).expect("it runs")));
+        child.kill().expect("killed");
+        child.wait().expect("ended");
+        let is_removed = || {
+            let _ = fs::remove_dir(own.join(ASIDE));
+            fs::remove_dir(&own).ok()
+        };
+        testkit::wait_until_blocking(is_removed, testkit::PATIENCE, "nothing is left in it");
     }
 
     #[test]

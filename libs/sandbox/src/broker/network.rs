@@ -44,8 +44,10 @@ impl Act {
         match self {
             Self::Connect { waits: true, .. } => None,
             Self::Connect { .. } | Self::Bind { .. } => Some(self.execute()),
+            // One that connects as well would be half done.
+            Self::Send { message, waits: true, .. } if message.connects() => None,
             Self::Send { socket, message, waits } => match message.send(socket, libc::MSG_DONTWAIT) {
-                Err(Errno::AGAIN | Errno::INPROGRESS) if *waits => None,
+                Err(Errno::AGAIN) if *waits => None,
                 other => Some(other),
             },
         }

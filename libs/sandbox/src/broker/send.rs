@@ -37,6 +37,11 @@ pub(super) struct Message {
 }
 
 impl Message {
+    /// Returns whether it makes a connection and is the first that goes over it.
+    pub(super) const fn connects(&self) -> bool {
+        self.flags & libc::MSG_FASTOPEN != 0
+    }
+
     /// Sends it, with more flags.
     pub(super) fn send(&self, socket: &OwnedFd, flags: i32) -> Result<i64, Errno> {
         // A signal would be this process's; the script sees the error alone.

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketType};
 use sandbox::{Broker, Confinement, Event, Order, Syscalls};
+use testkit::{PATIENCE, wait_until};
 
 use crate::setup::{Place, end_of};
 
@@ -291,6 +292,11 @@ signal.pause()
     });
     let (got, out) = reading.join().unwrap();
     assert_eq!(got, "EINPROGRESS\n-9\nin\n");
+    // Of the five that waited, four still do: nobody waits for the one whose process was killed.
+    let tasks = format!("/proc/{}/task", child.pid());
+    let own = 3;
+    let is_left = || async { (std::fs::read_dir(&tasks).unwrap().count() == own + 4).then_some(()) };
+    wait_until(is_left, PATIENCE, "what nobody waits for has ended").await;
     child.order(Order::Kill).await.unwrap();
     assert_eq!(end_of(child, out).await.signal, Some(9), "what waits does not keep it from ending");
 }

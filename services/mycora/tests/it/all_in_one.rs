@@ -65,7 +65,7 @@ fn scripts_have_users_of_their_own_where_others_may_pass() {
         let (said, parent) = (banner.text(), data.parent().expect("a parent").display());
         assert!(without_users(banner), "{said}");
         assert!(
-            !is_root || said.contains(&format!("own-uid: other users cannot pass through {parent}\n")),
+            !is_root || said.contains(&format!("own-uid: other users cannot pass through {parent}; ")),
             "{said}"
         );
     });
