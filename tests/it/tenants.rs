@@ -299,7 +299,7 @@ fn an_operator_chooses_what_an_actor_and_a_context_may_have() {
         "--actor-calls-burst=300",
     ];
     let scene = Scene::new(&chosen);
-    let info = get(scene.up.port() + 100, "/info");
+    let info = get(scene.up.dir(), scene.up.port() + 100, "/info");
     for shown in [
         "\"context_flows_open_max\":2,",
         "\"actor_contexts_max\":1,",
