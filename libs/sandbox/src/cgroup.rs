@@ -268,7 +268,8 @@ fn make_two(name: &str, own: &str, mounts: &str) -> io::Result<Cgroups> {
 /// divide, as systemd does with `Delegate=yes`.
 fn move_aside(own: &Path) -> io::Result<()> {
     let dirs = [own.to_owned()];
-    let mut ours: HashSet<u32> = processes::below(std::process::id())?.iter().map(|process| process.pid).collect();
+    let mut ours: HashSet<u32> =
+        processes::below(std::process::id())?.iter().map(|process| process.pid).collect();
     ours.insert(std::process::id());
     if members(&dirs).iter().any(|pid| !ours.contains(pid)) {
         let why = "other processes are in our group: start it in one of its own (systemd-run --scope -p Delegate=yes, with \
@@ -426,7 +427,7 @@ mod tests {
         move_aside(&own).expect("moved");
         assert_eq!(members(&[own.join(ASIDE)]), HashSet::from([child.id()]));
         // A process of somebody else: its parent has ended.
-        let script = "sleep 600 > /dev/null & echo $!";
+        let script = "sleep 600 > /dev/null 2>&1 & echo $!";
         let other = std::process::Command::new("sh").args(["-c", script]).output().expect("a shell");
         let other: u32 = String::from_utf8_lossy(&other.stdout).trim().parse().expect("a number");
         place(other);
