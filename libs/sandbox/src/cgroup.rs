@@ -433,7 +433,7 @@ mod tests {
         place(other);
         let refused = move_aside(&own).expect_err("not ours");
         assert!(refused.to_string().contains("Delegate=yes"), "{refused}");
-        assert_eq!(members(&[own.clone()]), HashSet::from([other]), "it stays where it is");
+        assert_eq!(members(std::slice::from_ref(&own)), HashSet::from([other]), "it stays where it is");
         assert!(processes::kill(processes::observe(other).expect("it runs")));
         child.kill().expect("killed");
         child.wait().expect("ended");

@@ -19,7 +19,7 @@ pub(super) struct Call {
 
 impl Call {
     /// An argument that the kernel takes as a number of 32 bits.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "as the kernel takes it")]
+    #[expect(clippy::cast_possible_truncation, reason = "as the kernel takes it")]
     pub(super) const fn int(&self, at: usize) -> i32 {
         self.args[at] as i32
     }
