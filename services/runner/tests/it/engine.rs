@@ -102,7 +102,7 @@ async fn one_engine_serves_jobs_of_one_context_one_after_another() {
 /// Also where nothing of what confines scripts stands.
 #[tokio::test]
 async fn an_engine_reaches_nothing() {
-    let none = Layers { files: false, syscalls: false, cgroup: false, owner: false };
+    let none = Layers { files: false, syscalls: false, cgroup: false, owner: false, broker: false };
     for layers in [Layers::default(), none] {
         let mut bench = Bench::with(|settings| Settings { layers, ..settings }).await;
         next_works(&mut bench).await;
