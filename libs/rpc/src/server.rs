@@ -154,12 +154,14 @@ impl Server {
             tokio::time::sleep(self.drain_deadline).await;
             sever.cancel();
         };
-        let mut both = std::pin::pin!(async { tokio::join!(accepting, serving).1 });
-        let drained = tokio::select! {
-            result = &mut both => result.map(|()| Drained::Completely),
-            () = stopping => both.await.map(|()| Drained::Cut),
-        };
-        drained.map_err(io::Error::other)
+        let mut both = std::pin::pin!(async { drop(tokio::join!(accepting, serving)) });
+        Ok(tokio::select! {
+            () = &mut both => Drained::Completely,
+            () = stopping => {
+                both.await;
+                Drained::Cut
+            }
+        })
     }
 }
 
@@ -191,16 +193,13 @@ struct Serving {
 
 impl Serving {
     /// Serves what comes until the stop, and ends with the last connection.
-    async fn serve_all(
-        self,
-        mut connections: mpsc::Receiver<Connection>,
-    ) -> Result<(), tonic::transport::Error> {
+    async fn serve_all(self, mut connections: mpsc::Receiver<Connection>) {
         let mut open = JoinSet::new();
         loop {
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => break,
-                Some(ended) = open.join_next() => ended.unwrap_or(Ok(()))?,
+                Some(_) = open.join_next() => {}
                 next = connections.recv() => match next {
                     Some(connection) => drop(open.spawn(self.clone().serve(connection))),
                     None => break,
@@ -208,14 +207,11 @@ impl Serving {
             }
         }
         drop(connections);
-        while let Some(ended) = open.join_next().await {
-            ended.unwrap_or(Ok(()))?;
-        }
-        Ok(())
+        while open.join_next().await.is_some() {}
     }
 
     /// Serves one connection to its end.
-    async fn serve(self, connection: Connection) -> Result<(), tonic::transport::Error> {
+    async fn serve(self, connection: Connection) {
         let Self { server, gate, stop, leaving } = self;
         let (ended, severing, state) = (connection.ended(), connection.severing(), connection.state());
         let (leave, metrics) = (CancellationToken::new(), gate.metrics().clone());
@@ -228,7 +224,12 @@ impl Serving {
             }
         };
         let incoming = stream::iter([Ok::<_, io::Error>(connection)]).chain(stream::pending());
-        let serving = server.serve_with_incoming_shutdown(gate, incoming, until);
+        let serving = async {
+            // What goes wrong with one connection is its own affair.
+            if let Err(error) = server.serve_with_incoming_shutdown(gate, incoming, until).await {
+                tracing::debug!(%error, "a connection cannot be served");
+            }
+        };
         let Some(state) = state else { return serving.await };
         let sending_away = async {
             let why = state.leaving().await;
@@ -239,8 +240,8 @@ impl Serving {
             std::future::pending().await
         };
         tokio::select! {
-            served = serving => served,
-            never = sending_away => never,
+            () = serving => {}
+            () = sending_away => {}
         }
     }
 }

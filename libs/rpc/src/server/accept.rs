@@ -146,12 +146,16 @@ pub(crate) async fn accept(door: Door, hall: Hall) {
         };
         let (entrance, hall) = (door.entrance.clone(), hall.clone());
         tokio::spawn(async move {
-            match begin(socket, address, entrance, handshake, &hall, state).await {
+            match begin(socket, address, entrance, handshake, &hall, &state).await {
                 // Nobody receives any more when the server has stopped meanwhile.
                 Ok(connection) => drop(hall.ready.send(connection).await),
                 Err(error) => {
                     hall.metrics.connections_refused.inc();
-                    tracing::info!(peer = %address, %error, "a connection did not come about");
+                    // Whoever has others evicted must not fill the log with that.
+                    match state.is_evicted() {
+                        true => tracing::debug!(peer = %address, %error, "a connection did not come about"),
+                        false => tracing::info!(peer = %address, %error, "a connection did not come about"),
+                    }
                 }
             }
         });
@@ -165,7 +169,7 @@ async fn begin(
     entrance: Entrance,
     handshake: Option<Entered>,
     hall: &Hall,
-    state: Arc<ConnectionState>,
+    state: &Arc<ConnectionState>,
 ) -> io::Result<Connection> {
     let greeting = tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(socket, address, entrance));
     let greeted = tokio::select! {
@@ -174,9 +178,9 @@ async fn begin(
     };
     let (wire, mut peer, kind) = greeted?;
     drop(handshake);
-    let seat = hall.seats.take(&peer, &state)?;
+    let seat = hall.seats.take(&peer, state)?;
     hall.metrics.connections.with_label_values(&[kind]).inc();
-    peer.connection = peer.is_stranger().then_some(state);
+    peer.connection = peer.is_stranger().then(|| Arc::clone(state));
     Ok(Connection::new(wire, peer, seat, hall))
 }
 
@@ -341,7 +345,6 @@ impl AsyncWrite for Connection {
 mod tests {
     use super::*;
     use crate::caller::Caller;
-    use futures_util::FutureExt as _;
     use identity::{Identity, ServiceName, TrustDomain};
     use model::ActorId;
 
@@ -357,7 +360,7 @@ mod tests {
         let taken = [seats.take(&stranger, first), seats.take(&unusable, second)];
         assert!(taken.iter().all(Result::is_ok));
         let newest = seats.take(&stranger, third).expect("one of them gives way");
-        assert_eq!(states.each_ref().map(|state| state.evicted().now_or_never()), [Some(()), None, None]);
+        assert_eq!(states.each_ref().map(|state| state.is_evicted()), [true, false, false]);
         let seat = seats.take(&known, first).expect("a place of its own");
         assert!(seats.take(&known, first).is_err());
         drop((taken, newest, seat));

@@ -123,6 +123,11 @@ impl ConnectionState {
         self.evicted.cancel();
     }
 
+    /// Whether the place of the connection was taken away.
+    pub(crate) fn is_evicted(&self) -> bool {
+        self.evicted.is_cancelled()
+    }
+
     /// Waits until the place of the connection was taken away. Cancel safe.
     pub(crate) async fn evicted(&self) {
         self.evicted.cancelled().await;

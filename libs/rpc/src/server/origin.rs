@@ -178,8 +178,7 @@ mod tests {
 
     impl Guest {
         fn is_evicted(&self) -> bool {
-            use futures_util::FutureExt as _;
-            self.state.evicted().now_or_never().is_some()
+            self.state.is_evicted()
         }
     }
 

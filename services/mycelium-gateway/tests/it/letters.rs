@@ -404,7 +404,8 @@ async fn letters_make_nobody_knock_at_this_machine() {
         let addresses = Some(AddressRules::default());
         let here = Coordinator::start(With { runner, addresses, ..With::default() }).await;
         let mut router = here.router().await;
-        router.says(deliver(1, &letter(1, &SigningKey::generate(), false), &[address.clone()])).await;
+        let sent = letter(1, &SigningKey::generate(), false);
+        router.says(deliver(1, &sent, std::slice::from_ref(&address))).await;
         let outcome = router.delivered(1).await;
         assert!(outcome.error.contains("ADDRESS_REFUSED"), "{outcome:?}");
         let mut gateway = GatewayServiceClient::new(here.channel(Identity::Admin));
