@@ -299,10 +299,10 @@ mod tests {
 
     #[test]
     fn mappings_are_read_as_the_kernel_writes_them() {
-        let line = "7f00-9f00 rw-s 00001000 fd:01 42                     /work/a b (deleted)";
+        let line = "7f00-9f00 rw-s 00001000 fd:01 42                     /place/a b (deleted)";
         let mapping = Mapping::read(line).expect("a mapping");
         assert_eq!((mapping.range, mapping.end, mapping.inode), ("7f00-9f00", 0x3000, 42));
-        assert_eq!((mapping.device, mapping.path), (rustix::fs::makedev(0xfd, 1), "/work/a b"));
+        assert_eq!((mapping.device, mapping.path), (rustix::fs::makedev(0xfd, 1), "/place/a b"));
         for other in ["", "7f00 rw-s 0 fd:01 42 /a (deleted)", "9f00-7f00 rw-s 0 fd:01 42 /a (deleted)"] {
             assert!(Mapping::read(other).is_none(), "{other}");
         }

@@ -25,7 +25,7 @@ impl SmallDisk {
         let mut mount = Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", &options, "mycora-test"]).arg(dir.path());
         let mounted = mount.stdin(Stdio::null()).stderr(Stdio::null()).status();
-        mounted.is_ok_and(|status| status.success()).then_some(Self { dir })
+        mounted.is_ok_and(|status| status.success()).then(|| Self { dir })
     }
 
     /// Where it is.

@@ -245,8 +245,8 @@ mod tests {
         let mut pace = Pace::default();
         assert_eq!(pace.pause(100 * GIB, at(0)), QUOTA_INTERVAL);
         assert_eq!(pace.pause(99 * GIB, at(1000)), QUOTA_INTERVAL);
-        assert_eq!(pace.pause(2 * GIB + 99 * GIB / 100, at(100_000)), Duration::from_millis(1495));
-        assert_eq!(pace.pause(GIB / 10, at(110_000)), LOOK_MIN);
+        assert_eq!(pace.pause(3 * GIB, at(200_000)), Duration::from_millis(1500));
+        assert_eq!(pace.pause(GIB / 10, at(210_000)), LOOK_MIN);
         // Somebody is faster than any disk was taken for: half of the time that is left.
         let mut pace = Pace::default();
         assert_eq!(pace.pause(50 * GIB, at(0)), QUOTA_INTERVAL);

@@ -118,7 +118,7 @@ const fn code_words(code: ReasonCode) -> &'static str {
         ReasonCode::PolicyRefused => "the supervisor's policy does not take it",
         ReasonCode::SignatureRefused => "the signature of its actor is not taken",
         ReasonCode::OutOfMemory => "it used more memory than it may",
-        ReasonCode::QuotaExceeded => "its directory holds more than it may",
+        ReasonCode::QuotaExceeded => "it holds more on the disk than it may",
         ReasonCode::DiskFull => "a disk has no room",
         ReasonCode::UpstreamFailed => "a job before it failed",
         ReasonCode::ConditionNotMet => "its run_if or when says no",

@@ -13,7 +13,7 @@ use sandbox::Layers;
 use sandbox::room::Space;
 use testkit::{PATIENCE, SmallDisk, wait_until};
 
-use crate::setup::{Bench, job, shell};
+use crate::setup::{Bench, job, place, shell};
 
 const MIB: u64 = 1 << 20;
 
@@ -183,25 +183,34 @@ async fn the_floor_may_lie_anywhere() {
 
 #[tokio::test]
 async fn runners_of_one_machine_agree_on_who_is_the_greediest() {
-    let Some(disk) = SmallDisk::new(64) else { return };
-    let (mut one, mut two) = (
-        bench_on(&disk).await,
-        Bench::with(|settings| Settings { work_dir: disk.path().join("work"), instance: 2, ..settings })
-            .await,
-    );
-    let released = [one.seen().join("go"), two.seen().join("go")];
+    let (disk, shared) = (SmallDisk::new(64), place());
+    let work_dir = disk.as_ref().map_or(shared.path(), SmallDisk::path).join("work");
+    // Without a disk of its own the floor lies above what is free, and the smaller job holds next to nothing.
+    let free = Space::of(shared.path()).expect("a file system").bytes_free;
+    let (floor, sizes) = if disk.is_some() { (None, [20, 25]) } else { (Some(free * 2), [8, 40]) };
+    let runner = async |instance| {
+        Bench::with(|mut settings| {
+            settings.scripts.disk_floor = floor;
+            Settings { work_dir: work_dir.clone(), instance, ..settings }
+        })
+        .await
+    };
+    let (mut one, mut two) = (runner(1).await, runner(2).await);
+    let released = one.seen().join("go");
     let holds = |seen: &Path, mebibytes: u64, then: &str| {
         shell(&format!("head -c {mebibytes}M /dev/zero > f; touch {}/holds; {then}", seen.display()))
     };
-    let less = one.accept(holds(&one.seen(), 20, &waits_for(&released[0]))).await;
-    let more = two.accept(holds(&two.seen(), 25, "sleep 600")).await;
-    let both_hold =
-        || async { (one.seen().join("holds").exists() && two.seen().join("holds").exists()).then_some(()) };
-    wait_until(both_hold, PATIENCE, "both hold what they want").await;
-    disk.fill_up("other", 2 * MIB);
+    let less = one.accept(holds(&one.seen(), sizes[0], &waits_for(&released))).await;
+    let more = two.accept(holds(&two.seen(), sizes[1], "sleep 600")).await;
+    if let Some(disk) = &disk {
+        let hold = [one.seen().join("holds"), two.seen().join("holds")];
+        let both_hold = || async { hold.iter().all(|path| path.exists()).then_some(()) };
+        wait_until(both_hold, PATIENCE, "both hold what they want").await;
+        disk.fill_up("other", 2 * MIB);
+    }
     let (code, detail) = reason(&ends(&mut two, &[more]).await[&more]);
     assert_eq!(code, Some(ReasonCode::QuotaExceeded), "{detail}");
-    std::fs::write(&released[0], "").expect("a file");
+    std::fs::write(&released, "").expect("a file");
     assert_eq!(ends(&mut one, &[less]).await[&less].outcome, Kind::Succeeded);
 }
 
@@ -239,7 +248,7 @@ async fn nothing_starts_below_the_lower_floor() {
 
 #[tokio::test]
 async fn what_cannot_be_written_is_told_by_name() {
-    let Some(disk) = SmallDisk::new(16) else { return };
+    let Some(disk) = SmallDisk::new(16) else { return nothing_starts_below_the_lower_floor().await };
     let mut bench = Bench::with(|mut settings| {
         settings.scripts.disk_floor = Some(0);
         Settings { work_dir: disk.path().join("work"), ..settings }
