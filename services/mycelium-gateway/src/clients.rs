@@ -512,3 +512,20 @@ pub(crate) async fn knock(channel: rpc::Channel) -> Result<(), String> {
     let ask = HealthCheckRequest { service: String::new() };
     HealthClient::new(channel).check(ask).await.map(drop).map_err(|status| status_text(&status))
 }
+
+#[cfg(test)]
+mod tests {
+    use rpc::{ErrorKind, Reason};
+
+    use super::*;
+
+    #[test]
+    fn what_its_context_has_no_room_for_is_not_brought_again_and_what_the_store_has_none_for_is() {
+        for (reason, lasting) in
+            [(Reason::LimitExceeded, true), (Reason::StoreFull, false), (Reason::Overloaded, false)]
+        {
+            let status = rpc::Error::new(ErrorKind::ResourceExhausted, reason, "no room").into_status();
+            assert_eq!(refusal(&status).is_lasting(), lasting, "{reason}");
+        }
+    }
+}

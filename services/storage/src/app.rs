@@ -115,7 +115,8 @@ impl App {
         let replicas = self.rpc.replicas.clone().run(self.hub.clone(), shutdown.clone());
         let removals = self.rpc.removals.clone().run(shutdown.clone());
         let reconnects = self.hub.clone().check_reconnects(shutdown.clone());
-        let sweeps = self.hub.store().clone().sweep_always(shutdown.clone());
+        // Large, and only one of them.
+        let sweeps = Box::pin(self.hub.store().clone().sweep_always(shutdown.clone()));
         let room = self.hub.store().clone().watch_room(shutdown.clone());
         // Subscribed before the first hint is heard.
         let identities = keep_true(self.rpc.identities.clone(), self.hub.news(), shutdown.clone());
