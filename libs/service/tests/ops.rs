@@ -27,7 +27,7 @@ struct Port {
 
 impl Port {
     async fn open() -> Self {
-        Self::at(&"127.0.0.1:0".parse().unwrap(), |token_file| OpsAccess::Token(token_file)).await
+        Self::at(&"127.0.0.1:0".parse().unwrap(), OpsAccess::Token).await
     }
 
     async fn at(address: &OpsAddress, access: impl FnOnce(PathBuf) -> OpsAccess) -> Self {

@@ -50,7 +50,7 @@ fn sentinel(rest: &str) -> Result<Endpoint> {
     let mut asking = Credentials::default();
     for (name, value) in parameters(query) {
         match name {
-            "sentinel_user" => asking.user = Some(unescape(value)?.into()),
+            "sentinel_user" => asking.user = Some(unescape(value)?),
             "sentinel_pass" => asking.password = Some(unescape(value)?.into()),
             other => return Err(unknown(other)),
         }
@@ -72,7 +72,7 @@ fn unix(rest: &str) -> Result<Endpoint> {
     for (name, value) in parameters(query) {
         match name {
             "db" => endpoint.database = number(value)?,
-            "user" => endpoint.credentials.user = Some(unescape(value)?.into()),
+            "user" => endpoint.credentials.user = Some(unescape(value)?),
             "pass" => endpoint.credentials.password = Some(unescape(value)?.into()),
             other => return Err(unknown(other)),
         }
