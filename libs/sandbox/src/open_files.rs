@@ -162,7 +162,7 @@ impl Look<'_> {
     fn guess(&mut self, mapping: &Mapping<'_>) {
         let id = (mapping.device, mapping.inode);
         let ours = mapping.device == self.device && Path::new(mapping.path).starts_with(&self.scope.dir);
-        if ours && !self.open.files.get(&id).is_some_and(|known| *known >= mapping.end) {
+        if ours && self.open.files.get(&id).is_none_or(|known| *known < mapping.end) {
             self.open.files.insert(id, mapping.end);
             self.open.unseen = true;
         }

@@ -13,7 +13,10 @@ const LIST_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// All processes of the machine, listed once for the looks that are taken at one time. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Crowd(Arc<Mutex<Option<(Instant, Vec<Observed>)>>>);
+pub(crate) struct Crowd(Arc<Mutex<Listed>>);
+
+/// A list of processes, and when it was made.
+type Listed = Option<(Instant, Vec<Observed>)>;
 
 impl Crowd {
     fn now(&self) -> Vec<Observed> {
