@@ -227,8 +227,9 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
     let profile = Profile { signing_key, ..certificates.profile(port) };
     profile.save(&dir.join("client.toml")).map_err(UpError::Profile)?;
     let scripts = options.supervisor.then_some((work_dir.as_path(), options.scripts.disk_floor));
+    let shared = scripts.and_then(|(work_dir, floor)| redis.shared_disk(&dir, work_dir, floor));
     let banner = Banner::new(&dir, &redis, &profile, certificates.admin(), port, suite.standing())
-        .with_disk(scripts.and_then(|(work_dir, floor)| redis.shared_disk(&dir, work_dir, floor)));
+        .with_disk(shared.as_ref());
     let task = tokio::spawn(supervise(dir, redis, suite, stop.clone(), notice));
     Ok(Running { profile, banner, stop, task })
 }

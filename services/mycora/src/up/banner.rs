@@ -78,7 +78,7 @@ impl Banner {
     }
 
     /// Says that scripts and Redis share a disk, when they do.
-    pub(super) fn with_disk(mut self, shared: Option<SharedDisk>) -> Self {
+    pub(super) fn with_disk(mut self, shared: Option<&SharedDisk>) -> Self {
         self.disk = shared.iter().flat_map(|shared| [shared.to_string(), shared.way_out()]).collect();
         self
     }
