@@ -1,5 +1,7 @@
 //! Keys that are the same each time, so that what an input means never changes. They are nobody's.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::sync::LazyLock;
 
 use base64::Engine as _;
@@ -21,6 +23,7 @@ static KEYS: LazyLock<[SigningKey; COUNT]> = LazyLock::new(|| {
         let body = STANDARD.encode([&PREFIX[..], &seed].concat());
         let path = dir.path().join(i.to_string());
         std::fs::write(&path, format!("-----BEGIN {label}-----\n{body}\n-----END {label}-----\n"))
+            .and_then(|()| std::fs::set_permissions(&path, Permissions::from_mode(0o600)))
             .expect("a file is written");
         SigningKey::load(&path).expect("a key in its own form")
     })
