@@ -175,7 +175,7 @@ async fn runner_records_are_bounded_also_those_that_were_deleted() {
     let put = || {
         let runner = v1::RegisterRunnerRequest {
             context_id: CONTEXT,
-            address: "grpc://127.0.0.1:7706".to_owned(),
+            address: "grpc://host:7706".to_owned(),
             script_types: vec![v1::ScriptType::Shell.into()],
             ..Default::default()
         };
