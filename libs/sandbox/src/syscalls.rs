@@ -157,13 +157,53 @@ fn filters(allowed: Syscalls) -> io::Result<[BpfProgram; 2]> {
     refused.insert(libc::SYS_ioprio_set, vec![differs(0, IOPRIO_WHO_PROCESS)?, differs(1, 0)?]);
     refused.insert(libc::SYS_setsockopt, options()?);
     refused.insert(libc::SYS_ioctl, requests()?);
-    // The flags of the first lie in memory, where no filter sees them. Libraries fall back on the older call of each.
-    let unknown = [libc::SYS_clone3, SETXATTRAT, REMOVEXATTRAT, FILE_SETATTR];
+    refused.extend(borrowed_rights()?);
+    // What the first two are told lies in memory, where no filter sees it. Libraries fall back on the older call of each.
+    let unknown = [libc::SYS_clone3, libc::SYS_openat2, SETXATTRAT, REMOVEXATTRAT, FILE_SETATTR];
     let unknown = unknown.map(|number| (number, Vec::new())).into();
     Ok([program(refused, libc::EPERM)?, program(unknown, libc::ENOSYS)?])
 }
 
+/// Calls that give a file its mode, each with the argument that is the mode.
+const MODE_CALLS: &[(libc::c_long, u8)] =
+    &[(libc::SYS_fchmod, 1), (libc::SYS_fchmodat, 2), (FCHMODAT2, 2), (libc::SYS_mknodat, 2)];
+/// Calls that may create a file, each with the arguments that are flags and mode.
+const OPEN_CALLS: &[(libc::c_long, u8, u8)] = &[(libc::SYS_openat, 2, 3)];
+#[cfg(target_arch = "x86_64")]
+const OLD_MODE_CALLS: &[(libc::c_long, u8)] =
+    &[(libc::SYS_chmod, 1), (libc::SYS_creat, 1), (libc::SYS_mknod, 1)];
+#[cfg(target_arch = "x86_64")]
+const OLD_OPEN_CALLS: &[(libc::c_long, u8, u8)] = &[(libc::SYS_open, 1, 2)];
+#[cfg(not(target_arch = "x86_64"))]
+const OLD_MODE_CALLS: &[(libc::c_long, u8)] = &[];
+#[cfg(not(target_arch = "x86_64"))]
+const OLD_OPEN_CALLS: &[(libc::c_long, u8, u8)] = &[];
+
+/// Modes by which a program runs with the rights of its file's user or group (`chmod u+s`). Whoever else comes to the
+/// directory of a job would run it as the script's user, outside of everything that confines scripts.
+fn borrowed_rights() -> io::Result<BTreeMap<i64, Vec<SeccompRule>>> {
+    /// The part of `O_TMPFILE` that no other flag has.
+    const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
+    const BITS: [u32; 2] = [libc::S_ISUID, libc::S_ISGID];
+    const CREATING: [i32; 2] = [libc::O_CREAT, TMPFILE];
+    let has = |argument: u8, bit: u32| condition(argument, SeccompCmpOp::MaskedEq(bit.into()), bit.into());
+    let mut refused = BTreeMap::new();
+    for &(number, mode) in MODE_CALLS.iter().chain(OLD_MODE_CALLS) {
+        let rules: io::Result<Vec<_>> = BITS.iter().map(|bit| rule(vec![has(mode, *bit)?])).collect();
+        refused.insert(number, rules?);
+    }
+    for &(number, flags, mode) in OPEN_CALLS.iter().chain(OLD_OPEN_CALLS) {
+        let pairs = CREATING.iter().flat_map(|flag| BITS.map(|bit| (flag.unsigned_abs(), bit)));
+        // Without a file that is made there is no mode, and its argument is whatever was there before.
+        let rules: io::Result<Vec<_>> =
+            pairs.map(|(flag, bit)| rule(vec![has(flags, flag)?, has(mode, bit)?])).collect();
+        refused.insert(number, rules?);
+    }
+    Ok(refused)
+}
+
 /// Newer than the C library's list.
+const FCHMODAT2: libc::c_long = 452;
 const SETXATTRAT: libc::c_long = 463;
 const REMOVEXATTRAT: libc::c_long = 466;
 const FILE_SETATTR: libc::c_long = 469;

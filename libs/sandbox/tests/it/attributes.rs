@@ -147,3 +147,44 @@ async fn a_script_changes_what_is_its_own() {
     assert_eq!(outcome.output, expected, "{outcome:?}");
     assert_eq!(text(&place.dir), place.dir.display().to_string());
 }
+
+const BORROWED: &str = r#"
+import ctypes, errno, os, stat
+libc = ctypes.CDLL(None, use_errno=True)
+def tries(name, way):
+    try: way()
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOSYS): print('failed', name, errno.errorcode.get(error.errno))
+    else: print('made', name)
+def call(number, *args):
+    if libc.syscall(ctypes.c_long(number), *args) < 0: raise OSError(ctypes.get_errno(), 'refused')
+open('own', 'w').close()
+own = os.open('own', os.O_RDWR)
+for bit in (0o4000, 0o2000):
+    mode = bit | 0o755
+    tries('chmod', lambda: os.chmod('own', mode))
+    tries('fchmod', lambda: os.fchmod(own, mode))
+    tries('fchmodat2', lambda: call(452, -100, b'own', mode, 0))
+    tries('open', lambda: os.open('opened%o' % bit, os.O_CREAT | os.O_WRONLY, mode))
+    tries('tmpfile', lambda: os.open('.', os.O_TMPFILE | os.O_WRONLY, mode))
+    tries('mknod', lambda: os.mknod('made%o' % bit, stat.S_IFREG | mode))
+    how = (ctypes.c_uint64 * 3)(os.O_CREAT | os.O_WRONLY, mode, 0)
+    tries('openat2', lambda: call(437, -100, b'two%o' % bit, how, 24))
+os.chmod('own', 0o755)
+os.open('plain', os.O_CREAT | os.O_WRONLY, 0o755)
+borrowed = [name for name in os.listdir('.') if os.stat(name).st_mode & 0o6000]
+print('borrowed', borrowed)
+"#;
+
+#[tokio::test]
+async fn no_script_makes_a_program_that_runs_as_its_user() {
+    let place = Place::new();
+    let outcome = place.python(BORROWED, kept(&place)).await;
+    assert_eq!((outcome.code, outcome.output.trim()), (Some(0), "borrowed []"));
+    // Without the layer each of them is made.
+    let place = Place::new();
+    let broken = place.python(BORROWED, Confinement { syscalls: None, ..place.confined() }).await;
+    for way in ["chmod", "fchmod", "open", "tmpfile", "mknod", "openat2"] {
+        assert!(broken.output.contains(&format!("made {way}\n")), "{way}: {}", broken.output);
+    }
+}
