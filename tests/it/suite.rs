@@ -86,9 +86,11 @@ impl Up {
         self.command(arguments).output().expect("`mycora` starts")
     }
 
-    /// The same, to be started by the caller.
+    /// The same, to be started by the caller, as whoever has started the suite: its keys are closed to others.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
-        command(&self.profile(), arguments)
+        let mut command = program_as(self.user);
+        command.env("MYCORA_CONFIG", self.profile()).args(arguments);
+        command
     }
 
     /// Answers of `redis-cli` in one database, as the line that `up` prints calls it.
@@ -119,13 +121,17 @@ pub(crate) fn command(profile: &Path, arguments: &[&str]) -> Command {
     command
 }
 
+/// `mycora`, to be started by this user.
+fn program_as(user: Option<u32>) -> Command {
+    let Some(user) = user else { return Command::new(program("mycora")) };
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "--regid"].iter().flat_map(|flag| [(*flag).to_owned(), user.to_string()]));
+    command.arg("--clear-groups").arg(program("mycora"));
+    command
+}
+
 fn spawn(user: Option<u32>, dir: &Path, port: u16, arguments: &[String]) -> Process {
-    let mut command = Command::new(program("mycora"));
-    if let Some(user) = user {
-        command = Command::new("setpriv");
-        command.args(["--reuid", "--regid"].iter().flat_map(|flag| [(*flag).to_owned(), user.to_string()]));
-        command.arg("--clear-groups").arg(program("mycora"));
-    }
+    let mut command = program_as(user);
     command.arg("up").arg("--data").arg(dir).args(["--port", &port.to_string()]).args(arguments);
     let place = place_of_scripts(dir);
     if !arguments.iter().any(|argument| argument == "--allow-write") {

@@ -19,6 +19,7 @@ fn supervisor(processes: &Processes) -> Process {
         .env_remove("MYCORA_COORDINATOR")
         .env("MYCORA_LISTEN", format!("127.0.0.1:{port}"))
         .env("MYCORA_OPS_LISTEN", format!("127.0.0.1:{}", port + 100))
+        .env("MYCORA_OPS_TOKEN_FILE", dir.join("ops.token"))
         .env("MYCORA_TLS_CA", pki("ca.pem"))
         .env("MYCORA_TLS_CERT", pki("supervisor.pem"))
         .env("MYCORA_TLS_KEY", pki("supervisor.key"))
