@@ -231,17 +231,19 @@ for thread in threads: thread.start()
 sys.setswitchinterval(1e-5)
 refused = reached = 0
 s = socket.socket(type=socket.SOCK_DGRAM)
-for _ in range(3000):
+for _ in range(1000000):
     if libc.connect(s.fileno(), address, 16) < 0: refused += 1
     elif s.getpeername()[0].startswith('127.'): reached += 1
+    # How often the threads take turns is up to the machine.
+    if reached or refused == 300: break
 done = True
-print(reached, refused > 0)
+print(reached, refused)
 "#
     );
     let kept = place.run("/usr/bin/python3", &["-I", "-c", &script], networked(&place, &[])).await;
-    assert!(kept.output == "0 True\n", "{kept:?}");
+    assert!(kept.output == "0 300\n", "{kept:?}");
     let broken = place.run("/usr/bin/python3", &["-I", "-c", &script], unguarded(&place)).await;
-    assert!(broken.code == Some(0) && !broken.output.starts_with("0 "), "{broken:?}");
+    assert!(broken.output == "1 0\n", "{broken:?}");
 }
 
 /// A listener that takes nobody: its queue is full.
