@@ -114,8 +114,9 @@ async fn a_link_that_changes_meanwhile_leads_nowhere_else() {
                   def flip():\n  while not done:\n    for to in (sys.argv[1], 'own'):\n      os.symlink(to, 'y'); os.rename('y', 'x')\n\
                   thread = threading.Thread(target=flip); thread.start()\n\
                   changed = refused = 0\n\
-                  for n in range(2000):\n  try: os.chmod('x', 0o600 + n % 64); changed += 1\n  except PermissionError: refused += 1\n\
-                  done = True; thread.join(); print(changed > 0, refused > 0)";
+                  for n in range(1000000):\n  try: os.chmod('x', 0o600 + n % 64); changed += 1\n  except PermissionError: refused += 1\n\
+                  \x20 if min(changed, refused) == 50: break\n\
+                  done = True; thread.join(); print(changed >= 50, refused >= 50)";
     let args = ["-I", "-c", attack, secret.to_str().unwrap()];
     let outcome = place.run("/usr/bin/python3", &args, kept(&place)).await;
     assert_eq!(outcome.output, "True True\n", "{outcome:?}");
