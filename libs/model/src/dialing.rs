@@ -4,10 +4,11 @@
 //! it knock at ports of its own machine, at a cloud's metadata service, or at whatever else only it reaches.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use crate::address::Address;
+use crate::inner_address::inner_kind;
 
 /// Rules in the order in which they are tried: the first that fits decides. Where none does, all is dialed but what is
 /// special to the machine or its network, such as loopback and link-local addresses.
@@ -105,7 +106,7 @@ impl AddressRules {
         match self.0.iter().find(fits) {
             Some(rule) if rule.refuses => Err(RefusedAddress::ByRule(address.to_string())),
             Some(_) => Ok(()),
-            None => match special(ip) {
+            None => match inner_kind(ip) {
                 Some(kind) => Err(RefusedAddress::Special { address: address.to_string(), kind }),
                 None => Ok(()),
             },
@@ -215,48 +216,6 @@ fn ip_of(host: &str) -> Option<IpAddr> {
 fn is_this_machine(host: &str) -> bool {
     let host = host.trim_end_matches('.').to_ascii_lowercase();
     host == "localhost" || host.ends_with(".localhost")
-}
-
-/// Why an address is special to the machine or its network, when it is.
-fn special(ip: IpAddr) -> Option<&'static str> {
-    match ip {
-        IpAddr::V4(ip) => special_v4(ip),
-        IpAddr::V6(ip) => special_v6(ip),
-    }
-}
-
-fn special_v4(ip: Ipv4Addr) -> Option<&'static str> {
-    // Of Alibaba; those of the other clouds are link-local.
-    const METADATA: Ipv4Addr = Ipv4Addr::new(100, 100, 100, 200);
-    match ip {
-        // 0.0.0.0/8 is this network; Linux connects to this machine.
-        _ if ip.octets()[0] == 0 => Some("an unspecified address"),
-        _ if ip.is_loopback() => Some("a loopback address"),
-        _ if ip.is_link_local() => Some("a link-local address, as of metadata services"),
-        METADATA => Some("an address of a metadata service"),
-        _ if ip.is_multicast() => Some("a multicast address"),
-        _ if ip.is_broadcast() => Some("the broadcast address"),
-        _ => None,
-    }
-}
-
-fn special_v6(ip: Ipv6Addr) -> Option<&'static str> {
-    // Of AWS.
-    const METADATA: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
-    let [a, b, c, _, _, _, g, h] = ip.segments();
-    let low = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low));
-    match ip {
-        Ipv6Addr::UNSPECIFIED => Some("an unspecified address"),
-        Ipv6Addr::LOCALHOST => Some("a loopback address"),
-        METADATA => Some("an address of a metadata service"),
-        _ if ip.is_unicast_link_local() => Some("a link-local address"),
-        _ if ip.is_multicast() => Some("a multicast address"),
-        // IPv4 addresses that gateways find in IPv6 ones: NAT64, 6to4, and the old compatible form.
-        _ if (a, b) == (0x64, 0xff9b) => special_v4(low(g, h)),
-        _ if a == 0x2002 => special_v4(low(b, c)),
-        _ if ip.segments()[..6] == [0; 6] => special_v4(low(g, h)),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

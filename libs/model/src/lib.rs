@@ -15,6 +15,7 @@ pub mod event;
 pub mod execution;
 pub mod flow;
 pub mod id;
+pub mod inner_address;
 pub mod input;
 pub mod isolation;
 pub mod job;

@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 
+use model::inner_address::{embedded_v4, inner_kind};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
@@ -12,7 +13,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 pub fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
-        IpAddr::V6(address) => match (address.segments(), embedded(address)) {
+        IpAddr::V6(address) => match (address.segments(), embedded_v4(address)) {
             // A form that nothing uses any more.
             ([0, 0, 0, 0, 0, 0, ..], _) => false,
             (_, Some(inside)) => is_public_v4(inside),
@@ -21,18 +22,11 @@ pub fn is_public(address: IpAddr) -> bool {
     }
 }
 
-/// Returns whether an address leads to this machine, to its neighbors on one wire, to several machines at once, or to the
-/// service that tells a virtual machine its secrets: none of them is for scripts unless it is listed. An address that this
+/// Returns whether an address is an inner one ([`inner_kind`]): none of them is for scripts unless it is listed. An address that this
 /// machine has been given is none of these; [`leads_here`] knows it.
 #[must_use]
 pub fn is_inner(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => is_inner_v4(address),
-        IpAddr::V6(address) => match embedded(address) {
-            Some(inside) => is_inner_v4(inside),
-            None => is_inner_v6(address),
-        },
-    }
+    inner_kind(address).is_some()
 }
 
 /// Asks the kernel whether it would deliver what is sent to an address on this machine, or to several at once. An address
@@ -86,47 +80,6 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         [0x2001, 0 | 2 | 0xdb8, ..] => false,
         // What is given away to the public.
         [first, ..] => (0x2000..0x4000).contains(&first),
-    }
-}
-
-/// The service of Alibaba's machines; those of others are link-local.
-const METADATA_V4: Ipv4Addr = Ipv4Addr::new(100, 100, 100, 200);
-/// The service of Amazon's and Google's machines.
-const METADATA_V6: [Ipv6Addr; 2] =
-    [Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254), Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)];
-
-fn is_inner_v4(address: Ipv4Addr) -> bool {
-    let [a, ..] = address.octets();
-    a == 0
-        || a >= 240
-        || address.is_loopback()
-        || address.is_link_local()
-        || address.is_multicast()
-        || address == METADATA_V4
-}
-
-fn is_inner_v6(address: Ipv6Addr) -> bool {
-    let [first, ..] = address.segments();
-    address.is_unspecified()
-        || address.is_loopback()
-        || address.is_multicast()
-        // Link-local, and what was site-local once.
-        || first & 0xff80 == 0xfe80
-        || METADATA_V6.contains(&address)
-}
-
-/// The IPv4 address that an IPv6 address is another form of, or is translated to on its way.
-fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
-    let from = |high: u16, low: u16| {
-        let [[a, b], [c, d]] = [high.to_be_bytes(), low.to_be_bytes()];
-        Some(Ipv4Addr::new(a, b, c, d))
-    };
-    match address.segments() {
-        // Not the unspecified address and loopback, which are IPv6's own.
-        [0, 0, 0, 0, 0, 0, 0, 0 | 1] => None,
-        [0, 0, 0, 0, 0, 0 | 0xffff, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => from(high, low),
-        [0x2002, high, low, ..] => from(high, low),
-        _ => None,
     }
 }
 
