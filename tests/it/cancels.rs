@@ -124,13 +124,15 @@ fn cancelled_before_it_could_be_sent() {
     let (machine, scene) = Scene::with_a_machine_elsewhere();
     scene.run(&format!("name: first\njobs:\n  only: {{ {GOOD} }}\n"));
     let Scene { mut up, dir } = machine;
-    up.process.kill9();
+    // It hangs, so that the job is sent to it, and dies before it can take it: seen to be dead it would be sent nothing.
+    up.process.suspend();
     let witness = scene.witness();
     let script = witness.shell("only", ":").replace('\n', "\n      ");
     let id = scene.submit(&format!(
         "name: overtaken\njobs:\n  only:\n    script_type: shell\n    script: |\n      {script}\n"
     ));
     scene.wait_for(id, "only", "DISPATCHED");
+    up.process.kill9();
     stdout(&scene.up.mycora(&["flow", "cancel", &id.to_string()]), 0);
     let ended = scene.end(id);
     assert_eq!(

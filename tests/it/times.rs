@@ -56,9 +56,7 @@ fn a_job_that_nobody_accepts() {
     scene.run(&format!("name: first\njobs:\n  only: {{ {GOOD} }}\n"));
     let Scene { mut up, dir } = machine;
     // It hangs, so that the job is sent to it, and dies before it can take it: seen to be dead it would be sent nothing.
-    let pid = up.process.pid().to_string();
-    let stopped = std::process::Command::new("kill").args(["-STOP", &pid]).status();
-    assert!(stopped.expect("kill starts").success());
+    up.process.suspend();
     let id = scene.submit(&format!("name: ack\njobs:\n  only: {{ {GOOD}, timeout_ack: 1 }}\n"));
     scene.wait_for(id, "only", "DISPATCHED");
     up.process.kill9();

@@ -120,6 +120,14 @@ impl Process {
         self.signal(rustix::process::Signal::TERM);
     }
 
+    /// Suspends it: it keeps its connections and hears nothing, until it is killed.
+    ///
+    /// # Panics
+    /// When it is gone.
+    pub fn suspend(&self) {
+        self.signal(rustix::process::Signal::STOP);
+    }
+
     /// Kills it without a warning and waits until it is gone.
     pub fn kill9(&mut self) {
         // Failing means that it is dead already, which is what was asked for.
