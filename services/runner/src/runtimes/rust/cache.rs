@@ -50,10 +50,15 @@ impl Cache {
         }
         let path = self.dir.join(key.to_string());
         let unfinished = self.dir.join(format!("{job}.{UNFINISHED}"));
-        // Under its name it is whole; another that was faster made the same.
-        copy(made, &unfinished)
-            .and_then(|()| fs::rename(&unfinished, &path))
-            .inspect_err(|_| drop(fs::remove_file(&unfinished)))?;
+        // Under its name it is whole. Another that was faster made the same, which stays: rules of jobs that are about to run it
+        // are about that very file.
+        let linked = copy(made, &unfinished).and_then(|()| fs::hard_link(&unfinished, &path));
+        // One that stays is removed later on.
+        let _ = fs::remove_file(&unfinished);
+        match linked {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
         self.thin_out(&path)?;
         Ok(path)
     }
@@ -104,6 +109,8 @@ fn copy(made: File, to: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
     use super::*;
 
     #[test]
@@ -121,6 +128,10 @@ mod tests {
         assert!(cache.find(key(0)).is_some(), "used again");
         cache.keep(key(2), root.path(), "made", "job").expect("kept");
         assert_eq!([0, 1, 2].map(|n| cache.find(key(n)).is_some()), [true, false, true]);
+        let inode = |path: &Path| fs::metadata(path).expect("it is there").ino();
+        let before = inode(&cache.find(key(2)).expect("kept"));
+        let again = cache.keep(key(2), root.path(), "made", "other").expect("kept");
+        assert_eq!(inode(&again), before, "the file that jobs are about to run");
         std::os::unix::fs::symlink("/etc/passwd", root.path().join("link")).expect("a link");
         assert!(cache.keep(key(3), root.path(), "link", "job").is_err());
         assert_eq!(fs::read_dir(&cache.dir).expect("a directory").count(), 2, "nothing unfinished is left");
