@@ -102,6 +102,7 @@ fn jobs_that_were_pushed_run_and_tell_how_they_ended() {
     assert_eq!(dead.trim(), "message:1:103");
     let (failed, told) = ended(up, "message:1:102");
     assert_eq!((&*failed["status"], told["status"].as_str()), ("error", Some("error")));
+    scene.close();
 }
 
 #[test]
@@ -126,4 +127,5 @@ fn a_pushed_message_is_acknowledged_before_it_is_processed() {
     let (message, told) = ended(up, "message:1:7");
     assert_eq!(&*message["status"], "processed");
     assert_eq!(told["jobs"]["1"]["result"], json!({"gone": "on"}));
+    scene.close();
 }
