@@ -8,6 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use crate::address::Address;
+use crate::address_range::{AddressBlock, split_port};
 use crate::inner_address::inner_kind;
 
 /// Rules in the order in which they are tried: the first that fits decides. Where none does, all is dialed but what is
@@ -28,7 +29,7 @@ pub struct AddressRule {
 enum HostPattern {
     Any,
     Name(String),
-    Network(IpAddr, u8),
+    Network(AddressBlock),
 }
 
 /// The text is no rule.
@@ -123,7 +124,7 @@ impl AddressRule {
 impl HostPattern {
     fn of_host(host: &str) -> Self {
         match ip_of(host) {
-            Some(ip) => Self::Network(ip, if ip.is_ipv4() { 32 } else { 128 }),
+            Some(ip) => Self::Network(AddressBlock::of(ip)),
             None => Self::Name(host.to_ascii_lowercase()),
         }
     }
@@ -137,18 +138,7 @@ impl HostPattern {
     }
 
     fn contains(&self, ip: IpAddr) -> bool {
-        let Self::Network(network, prefix) = self else { return false };
-        match (network, ip) {
-            (IpAddr::V4(network), IpAddr::V4(ip)) => {
-                let mask = u32::MAX.checked_shl(32 - u32::from(*prefix)).unwrap_or(0);
-                network.to_bits() & mask == ip.to_bits() & mask
-            }
-            (IpAddr::V6(network), IpAddr::V6(ip)) => {
-                let mask = u128::MAX.checked_shl(128 - u32::from(*prefix)).unwrap_or(0);
-                network.to_bits() & mask == ip.to_bits() & mask
-            }
-            (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => false,
-        }
+        matches!(self, Self::Network(block) if block.contains(ip))
     }
 }
 
@@ -172,40 +162,21 @@ impl fmt::Display for AddressRule {
         match &self.host {
             HostPattern::Any => f.write_str("*")?,
             HostPattern::Name(name) => f.write_str(name)?,
-            HostPattern::Network(ip @ IpAddr::V4(_), prefix) => write!(f, "{ip}/{prefix}")?,
-            HostPattern::Network(ip @ IpAddr::V6(_), prefix) => write!(f, "[{ip}/{prefix}]")?,
+            HostPattern::Network(AddressBlock { address: ip @ IpAddr::V4(_), prefix }) => {
+                write!(f, "{ip}/{prefix}")?;
+            }
+            HostPattern::Network(AddressBlock { address: ip @ IpAddr::V6(_), prefix }) => {
+                write!(f, "[{ip}/{prefix}]")?;
+            }
         }
         self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
     }
 }
 
-/// The host and the port of a rule. IPv6 addresses with a port stand in brackets.
-fn split_port(text: &str) -> Option<(&str, Option<u16>)> {
-    let parse = |port: &str| port.parse().ok().filter(|port| *port != 0);
-    if let Some(rest) = text.strip_prefix('[') {
-        let (host, rest) = rest.split_once(']')?;
-        return match rest.strip_prefix(':') {
-            Some(port) => Some((host, Some(parse(port)?))),
-            None => rest.is_empty().then_some((host, None)),
-        };
-    }
-    match text.split_once(':') {
-        // More than one: an IPv6 address.
-        Some((_, rest)) if rest.contains(':') => Some((text, None)),
-        Some((host, port)) => Some((host, Some(parse(port)?))),
-        None => Some((text, None)),
-    }
-}
-
 fn parse_host(host: &str) -> Option<HostPattern> {
-    let (ip, prefix) = host.split_once('/').map_or((host, None), |(ip, prefix)| (ip, Some(prefix)));
-    let Ok(ip) = ip.parse::<IpAddr>() else {
-        let plain = host.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'.' || b == b'-');
-        return (plain && !host.is_empty()).then(|| HostPattern::Name(host.to_ascii_lowercase()));
-    };
-    let longest = if ip.is_ipv4() { 32 } else { 128 };
-    let prefix = prefix.map_or(Some(longest), |prefix| prefix.parse().ok())?;
-    (prefix <= longest).then_some(HostPattern::Network(ip, prefix))
+    let plain = host.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'.' || b == b'-');
+    let name = || (plain && !host.is_empty()).then(|| HostPattern::Name(host.to_ascii_lowercase()));
+    AddressBlock::parse(host).map(HostPattern::Network).or_else(name)
 }
 
 /// The address that a host is, when it is no name.
@@ -301,6 +272,9 @@ mod tests {
         ] {
             assert_eq!(dials(&only, address), dialed, "{address}");
         }
+        // A mapped address is the IPv4 address that it stands for.
+        let mapped = rules(&["![::ffff:192.0.2.1]"]);
+        assert!(!dials(&mapped, "grpc://192.0.2.1:1") && dials(&mapped, "grpc://192.0.2.2:1"));
         let given = ["grpc://127.0.0.1:1".parse().expect("an address")];
         let with = AddressRules::default().with_addresses(&given);
         assert!(dials(&with, "grpc://127.0.0.1:1") && !dials(&with, "grpc://127.0.0.1:2"));
