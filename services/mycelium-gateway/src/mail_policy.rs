@@ -4,14 +4,13 @@
 //! of strangers only where the operator says so, signed by their senders unless the operator does without. Rates hold by
 //! the root that has signed and by recipient, for listed coordinators and for strangers apart.
 
-use std::collections::HashMap;
-use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use identity::VerifyingKey;
 use model::Letter;
 use mycelium::RpcError;
+use rpc::Rates;
 use tokio::time::Instant;
 
 /// Letters that one listed coordinator may bring in a minute.
@@ -24,8 +23,6 @@ pub const STRANGERS_LETTERS_PER_MINUTE_MAX: u32 = 300;
 pub const RECIPIENT_LETTERS_PER_MINUTE_MAX: u32 = 120;
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// Rates that are remembered before those that are used up no more are forgotten.
-const RATES_KEPT: usize = 1024;
 
 /// Letters of coordinators that are not listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -83,14 +80,14 @@ impl NotAdmitted {
 #[derive(Debug)]
 pub(crate) struct MailGate {
     policy: MailPolicy,
-    rates: Mutex<Rates>,
+    rates: Mutex<LetterRates>,
 }
 
 #[derive(Debug, Default)]
-struct Rates {
-    strangers: Rate<()>,
-    by_root: Rate<[u8; 32]>,
-    by_recipient: Rate<(bool, String)>,
+struct LetterRates {
+    strangers: Rates<()>,
+    by_root: Rates<[u8; 32]>,
+    by_recipient: Rates<(bool, String)>,
 }
 
 impl MailGate {
@@ -123,48 +120,22 @@ impl MailGate {
             return Err(NotAdmitted::Unsigned);
         }
         let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
-        let Rates { strangers, by_root, by_recipient } = &mut *rates;
+        let LetterRates { strangers, by_root, by_recipient } = &mut *rates;
         let too_fast = |limit, max| move |wait| NotAdmitted::TooFast { limit, max, wait };
         let (limit, max) = if is_stranger {
             ("stranger_letters_per_minute_max", STRANGER_LETTERS_PER_MINUTE_MAX)
         } else {
             ("listed_letters_per_minute_max", LISTED_LETTERS_PER_MINUTE_MAX)
         };
-        by_root.take(*root.as_bytes(), max, now).map_err(too_fast(limit, max))?;
+        by_root.take(*root.as_bytes(), MINUTE / max, MINUTE, now).map_err(too_fast(limit, max))?;
         if is_stranger {
             let (limit, max) = ("strangers_letters_per_minute_max", STRANGERS_LETTERS_PER_MINUTE_MAX);
-            strangers.take((), max, now).map_err(too_fast(limit, max))?;
+            strangers.take((), MINUTE / max, MINUTE, now).map_err(too_fast(limit, max))?;
         }
         let (limit, max) = ("recipient_letters_per_minute_max", RECIPIENT_LETTERS_PER_MINUTE_MAX);
-        by_recipient.take((is_stranger, letter.to.clone()), max, now).map_err(too_fast(limit, max))
-    }
-}
-
-/// How much of a minute's worth each key has used up: the moment at which nothing of it is any more.
-#[derive(Debug)]
-struct Rate<K>(HashMap<K, Instant>);
-
-impl<K> Default for Rate<K> {
-    fn default() -> Self {
-        Self(HashMap::new())
-    }
-}
-
-impl<K: Eq + Hash> Rate<K> {
-    /// Counts one; or says after how long there is room for it again.
-    fn take(&mut self, key: K, max: u32, now: Instant) -> Result<(), Duration> {
-        if self.0.len() >= RATES_KEPT {
-            self.0.retain(|_, over| *over > now);
-        }
-        let each = MINUTE / max;
-        let over = self.0.get(&key).copied().filter(|over| *over > now).unwrap_or(now) + each;
-        match (over - now).checked_sub(MINUTE).filter(|wait| !wait.is_zero()) {
-            Some(wait) => Err(wait),
-            None => {
-                self.0.insert(key, over);
-                Ok(())
-            }
-        }
+        by_recipient
+            .take((is_stranger, letter.to.clone()), MINUTE / max, MINUTE, now)
+            .map_err(too_fast(limit, max))
     }
 }
 
@@ -239,19 +210,5 @@ mod tests {
         }
         assert_eq!(limit(gate.admit(&letter("c"), root(), true, now)), "strangers_letters_per_minute_max");
         gate.admit(&letter("a"), one, true, now + MINUTE).expect("a minute later");
-    }
-
-    #[test]
-    fn a_rate_says_when_there_is_room_again_and_forgets() {
-        let (mut rate, now) = (Rate::default(), Instant::now());
-        for _ in 0..60 {
-            rate.take("a".to_owned(), 60, now).expect("a minute's worth");
-        }
-        assert_eq!(rate.take("a".to_owned(), 60, now), Err(Duration::from_secs(1)));
-        rate.take("a".to_owned(), 60, now + Duration::from_secs(1)).expect("room for one");
-        for n in 0..2 * RATES_KEPT {
-            rate.take(n.to_string(), 60, now + MINUTE * u32::try_from(n).expect("small")).expect("another");
-        }
-        assert!(rate.0.len() <= RATES_KEPT);
     }
 }

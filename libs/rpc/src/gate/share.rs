@@ -12,6 +12,7 @@ use crate::error::{Error, ErrorKind, Reason};
 use crate::gate::methods::Shape;
 use crate::gate::shed::{QUICK_MAX, STREAMS_MAX, WAITING_MAX};
 use crate::metrics::Metrics;
+use crate::rate::Rates;
 
 /// Calls at once of one actor, by kind.
 pub(crate) const ACTOR_QUICK_MAX: usize = QUICK_MAX / 4;
@@ -19,8 +20,6 @@ pub(crate) const ACTOR_WAITING_MAX: usize = WAITING_MAX / 4;
 pub(crate) const ACTOR_STREAMS_MAX: usize = STREAMS_MAX / 4;
 /// When to try again where too many are under way.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
-/// Actors whose rate is remembered before those are looked for that have been quiet.
-const REMEMBERED: usize = 1024;
 
 /// How often one actor may call one server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,8 +58,7 @@ pub(crate) struct Shares {
 #[derive(Debug, Default)]
 struct Actors {
     rate: CallRate,
-    /// Until when the calls of an actor have used up the time; none for one that is not ahead of it.
-    used_until: HashMap<ActorId, Instant>,
+    rates: Rates<ActorId>,
     /// How many calls are under way.
     under_way: HashMap<(ActorId, Kind), usize>,
 }
@@ -106,7 +104,9 @@ impl Shares {
         if actors.under_way.get(&(actor, kind)).is_some_and(|count| *count >= max) {
             return Err(self.refuse(too_many(actor, max)));
         }
-        actors.count(actor, Instant::now()).map_err(|error| self.refuse(error))?;
+        let rate = actors.rate;
+        let counted = actors.rates.take(actor, rate.interval(), rate.ahead(), Instant::now());
+        counted.map_err(|over| self.refuse(too_often(actor, rate, over)))?;
         *actors.under_way.entry((actor, kind)).or_default() += 1;
         Ok(Share { actors: Arc::clone(&self.actors), of: (actor, kind) })
     }
@@ -114,22 +114,6 @@ impl Shares {
     fn refuse(&self, error: Error) -> Error {
         self.metrics.shed.with_label_values(&["actor"]).inc();
         error
-    }
-}
-
-impl Actors {
-    /// Takes the time of one call.
-    fn count(&mut self, actor: ActorId, now: Instant) -> Result<(), Error> {
-        let until = self.used_until.get(&actor).copied().unwrap_or(now).max(now) + self.rate.interval();
-        let over = until.saturating_duration_since(now).saturating_sub(self.rate.ahead());
-        if over > Duration::ZERO {
-            return Err(too_often(actor, self.rate, over));
-        }
-        if self.used_until.len() >= REMEMBERED && !self.used_until.contains_key(&actor) {
-            self.used_until.retain(|_, until| *until > now);
-        }
-        self.used_until.insert(actor, until);
-        Ok(())
     }
 }
 
@@ -226,15 +210,5 @@ mod tests {
         shares.take(ONE, Shape::Quick).expect("they are free again");
         assert!(lock(&shares.actors).under_way.is_empty());
         assert_eq!(shares.metrics.shed.with_label_values(&["actor"]).get(), 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn actors_that_are_quiet_are_forgotten() {
-        let shares = shares(1, 1);
-        for id in 0..2 * REMEMBERED {
-            tokio::time::advance(Duration::from_secs(2)).await;
-            assert_eq!(taken(&shares, ActorId(u32::try_from(id).expect("small")), 1), 1);
-        }
-        assert!(lock(&shares.actors).used_until.len() <= REMEMBERED);
     }
 }
