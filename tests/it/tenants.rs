@@ -1,8 +1,9 @@
 //! Two tenants, one of whom takes all it can get of contexts, blobs, jobs, memory, disk, connections and calls. The other is
 //! never refused, and its single flows wait neither behind the jobs of the first nor for a slot.
 //!
-//! `MYCORA_TENANTS_SECS` says for how long. What a flow takes alone and beside the other is printed. Everything is on this machine and
-//! ends by itself.
+//! What a flow takes alone and beside the other is printed. Where `MYCORA_TENANTS_SECS` says for how long, the machine is taken for a quiet one: the
+//! p99 beside the other is at most three times that alone (`MYCORA_TENANTS_SECS=60 cargo test --release -p mycora-tests --test it tenants`). Everything
+//! is on this machine and ends by itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +18,7 @@ use proto::v1::flow_service_client::FlowServiceClient;
 use proto::v1::job_service_client::JobServiceClient;
 use proto::v1::runner_service_client::RunnerServiceClient;
 use rpc::{Channel, ErrorView, TlsFiles};
+use rustix::process::setpriority_process;
 use testkit::wait_until;
 use tokio::task::JoinSet;
 use tonic::{Code, Status};
@@ -27,10 +29,12 @@ use crate::suite::{PATIENCE, get};
 /// How long one takes all it can get, unless the environment says otherwise.
 const SECS_DEFAULT: u64 = 15;
 /// Flows that are measured alone; before them those that nobody counts.
-const FLOWS_ALONE: usize = 100;
+const FLOWS_ALONE: usize = 500;
 const FLOWS_BEFORE: usize = 20;
 /// What no flow of one job takes, on the busiest machine: half of what a single job of the greedy one keeps its slot.
 const FLOW_MAX: Duration = Duration::from_secs(10);
+/// What the other brings upon it at most, on a quiet machine.
+const SLOWER_MAX: u32 = 3;
 /// How many of each kind the greedy one has under way.
 const CALLERS: usize = 16;
 const SUBMITTERS: usize = 4;
@@ -338,8 +342,9 @@ fn one_who_takes_all_it_can_get_neither_refuses_the_other_nor_holds_it_up() {
         let alone = alone.split_off(FLOWS_BEFORE);
         let greedy = tenant(&scene, &pki).await;
         let end = Instant::now() + Duration::from_secs(secs.unwrap_or(SECS_DEFAULT));
-        // On a thread of its own: how long its own work takes is nothing that the other waits for.
+        // On a thread of its own, and after all others: how long its own work takes is nothing that the other waits for.
         let greed = std::thread::spawn(move || {
+            setpriority_process(None, 19).expect("anybody may be nicer");
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.expect("a runtime").block_on(take_everything(&greedy, end));
         });
@@ -357,5 +362,9 @@ fn one_who_takes_all_it_can_get_neither_refuses_the_other_nor_holds_it_up() {
         beside.len()
     );
     assert!(beside.iter().all(|time| *time < FLOW_MAX), "{beside:?}");
+    assert!(
+        secs.is_none() || beside_p99 <= alone_p99 * SLOWER_MAX,
+        "{beside_p99:?} instead of {alone_p99:?}"
+    );
     scene.close();
 }

@@ -12,6 +12,7 @@ pub(crate) mod policy;
 pub(crate) mod revocable;
 pub(crate) mod share;
 pub(crate) mod shed;
+pub(crate) mod turns;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -36,6 +37,7 @@ use crate::gate::methods::{Found, Methods, Shape};
 use crate::gate::revocable::while_believed;
 use crate::gate::share::CallRate;
 use crate::gate::shed::{Guest, Place, Shed};
+use crate::gate::turns::Turns;
 use crate::metrics::Metrics;
 use crate::server::connection_state::ConnectionState;
 
@@ -55,6 +57,7 @@ pub(crate) struct Rooms {
     pub(crate) admission: Admission,
     pub(crate) methods: Methods,
     pub(crate) shed: Shed,
+    pub(crate) turns: Turns,
     pub(crate) metrics: Metrics,
 }
 
@@ -172,6 +175,15 @@ async fn handle(
     if let (Some(connection), Some(actor)) = (connection_of(&request), believed.caller.actor()) {
         connection.identify(actor)?;
     }
+    // Until there is an answer: how long its caller takes to read it is no work of this server.
+    let _turn = match believed.caller.actor() {
+        Some(actor) => {
+            let turn = rooms.turns.take(actor, shape).await?;
+            request.extensions_mut().insert(turn.left());
+            Some(turn)
+        }
+        None => None,
+    };
     let handling = routes.call(request);
     let Ok(answer) = if matches!(shape, Shape::Stream | Shape::Waiting(_)) {
         // Whoever sends, or waits, for a long time before there is an answer is stopped, too.

@@ -31,6 +31,7 @@ pub use gate::methods::PatienceTable;
 pub use gate::policy::{Allow, MethodPolicy, PolicyError, PolicyTable};
 pub use gate::share::CallRate;
 pub use gate::shed::CallsMax;
+pub use gate::turns::leaves_jobs;
 pub use identity::TrustDomain;
 pub use limits::LIMITS;
 pub use metrics::Metrics;

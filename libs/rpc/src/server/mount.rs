@@ -18,6 +18,7 @@ use crate::gate::methods::{Methods, PatienceTable};
 use crate::gate::policy::{Allow, MethodPolicy, PolicyError};
 use crate::gate::share::{CallRate, Shares};
 use crate::gate::shed::{CallsMax, Shed};
+use crate::gate::turns::Turns;
 use crate::gate::{Gate, Rooms};
 use crate::metrics::Metrics;
 use crate::server::health::{Health, HealthRpc, Part};
@@ -160,7 +161,8 @@ impl MountBuilder {
         let (methods, metrics) = (self.methods()?, Metrics::new());
         let shed = Shed::new(self.calls_max, metrics.clone());
         let admission = Admission::new(self.policy, self.directory, Shares::new(metrics.clone()));
-        Ok(Mount { gate: Gate::new(self.routes, Rooms { admission, methods, shed, metrics }), health })
+        let turns = Turns::new(metrics.clone());
+        Ok(Mount { gate: Gate::new(self.routes, Rooms { admission, methods, shed, turns, metrics }), health })
     }
 
     fn methods(&self) -> Result<Methods, MountError> {

@@ -138,6 +138,7 @@ impl FlowService for FlowRpc {
         request: Request<SubmitFlowRequest>,
     ) -> Result<Response<SubmitFlowResponse>, Status> {
         let actor = actor_of(&request)?;
+        rpc::leaves_jobs(&request, request.get_ref().flow.as_ref().map_or(0, |flow| flow.nodes.len()));
         let flow = unbroken(self.submitter.clone().submit(actor, request.into_inner())).await?;
         self.metrics.flows_submitted.inc();
         Ok(Response::new(SubmitFlowResponse { flow: Some(flow) }))
@@ -157,6 +158,7 @@ impl FlowService for FlowRpc {
         request: Request<AddFlowNodesRequest>,
     ) -> Result<Response<AddFlowNodesResponse>, Status> {
         let actor = actor_of(&request)?;
+        rpc::leaves_jobs(&request, request.get_ref().nodes.len());
         let first = unbroken(self.submitter.clone().fill(actor, request.into_inner())).await?;
         Ok(Response::new(AddFlowNodesResponse { first_job_id: first.0 }))
     }
@@ -173,6 +175,7 @@ impl FlowService for FlowRpc {
 
     async fn run_job(&self, request: Request<RunJobRequest>) -> Result<Response<RunJobResponse>, Status> {
         let actor = actor_of(&request)?;
+        rpc::leaves_jobs(&request, 1);
         let wait = Duration::from_secs(request.get_ref().wait_secs.into());
         let flow = unbroken(self.submitter.clone().submit_job(actor, request.into_inner())).await?;
         self.metrics.flows_submitted.inc();

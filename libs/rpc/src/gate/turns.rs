@@ -1,0 +1,321 @@
+//! Whose call is carried out next: while several actors call a server, none of them has more than a share of its time.
+//!
+//! A call reserves the time that the latest ones of its actor took, and is put right by what it took. Time passes for an actor at
+//! the pace of its share (virtual scheduling, as in the GCRA of ITU-T I.371), so that whoever calls much waits for its own calls and
+//! nobody else's. On a machine that is busy calls take longer: then fewer of them begin.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use model::ActorId;
+use tokio::time::Instant;
+
+use crate::error::{Error, ErrorKind, Reason};
+use crate::gate::methods::Shape;
+use crate::metrics::Metrics;
+
+/// How long after its latest call an actor counts as one who calls.
+const PRESENT: Duration = Duration::from_secs(10);
+/// What part of all cores' time the calls of one actor may take, as a divisor.
+const SHARE: u32 = 10;
+/// Time that an actor may use at once after it has been quiet for a while.
+const AHEAD: Duration = Duration::from_millis(50);
+/// What one call counts at most: its caller may be slow, or Redis.
+const COST_MAX: Duration = Duration::from_millis(50);
+/// What a call counts that waits for something, or lasts: its time says nothing of what there is to do.
+const COST_OF_WAITING: Duration = Duration::from_micros(500);
+/// What each job counts that a call leaves to be started; what it takes of the processors.
+const COST_OF_JOB: Duration = Duration::from_micros(200);
+/// Jobs that are counted for one call at most.
+const JOBS_COUNTED_MAX: u32 = 5000;
+/// Calls whose turn comes later than that are refused.
+const WAIT_MAX: Duration = Duration::from_secs(5);
+/// Actors that are remembered before those are looked for that have been quiet.
+const ACTORS_KEPT: usize = 1024;
+
+/// The turns of all actors of one server.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    actors: Arc<Mutex<Actors>>,
+    /// More of them carry out more.
+    cores: u32,
+    metrics: Metrics,
+}
+
+#[derive(Debug, Default)]
+struct Actors {
+    accounts: HashMap<ActorId, Account>,
+    /// The two actors that called last, the latest first.
+    latest: [Option<(ActorId, Instant)>; 2],
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Account {
+    /// Until when this actor's calls have used up its time.
+    used_until: Instant,
+    /// What its latest calls took, on average.
+    cost: Duration,
+}
+
+/// A call that is being carried out, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    actors: Arc<Mutex<Actors>>,
+    actor: ActorId,
+    cores: u32,
+    began: Instant,
+    reserved: Duration,
+    /// What it counts whatever time it takes.
+    fixed: Option<Duration>,
+    left: JobsLeft,
+}
+
+/// Jobs that a call leaves to be started. In the extensions of every request of an actor.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct JobsLeft(Arc<AtomicU32>);
+
+/// Notes that a request leaves so many jobs to be started: they count as its actor's use of the server, whose next calls begin
+/// later where others call as well. Of no effect for callers that are no actors.
+pub fn leaves_jobs<T>(request: &tonic::Request<T>, jobs: usize) {
+    if let Some(left) = request.extensions().get::<JobsLeft>() {
+        left.note(jobs);
+    }
+}
+
+impl JobsLeft {
+    fn note(&self, jobs: usize) {
+        // What a request says may be anything, until it was read.
+        let jobs = u32::try_from(jobs).unwrap_or(JOBS_COUNTED_MAX).min(JOBS_COUNTED_MAX);
+        self.0.store(jobs, Ordering::Relaxed);
+    }
+
+    fn cost(&self) -> Duration {
+        COST_OF_JOB * self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Turn {
+    /// Where what is left to do is noted.
+    pub(crate) fn left(&self) -> JobsLeft {
+        self.left.clone()
+    }
+}
+
+impl Turns {
+    pub(crate) fn new(metrics: Metrics) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let cores = u32::try_from(cores).unwrap_or(u32::MAX);
+        Self { actors: Arc::default(), cores, metrics }
+    }
+
+    /// Waits for the turn of one more call of this actor.
+    ///
+    /// # Errors
+    /// `OVERLOADED` when so many of its calls come before that it would be too late.
+    pub(crate) async fn take(&self, actor: ActorId, shape: Shape) -> Result<Turn, Error> {
+        let now = Instant::now();
+        let fixed = match shape {
+            Shape::Quick => None,
+            Shape::Waiting(_) | Shape::Stream => Some(COST_OF_WAITING),
+        };
+        let (actors, cores) = (Arc::clone(&self.actors), self.cores);
+        let (wait, reserved) = lock(&actors).reserve(actor, fixed, cores, now);
+        let mut turn = Turn { actors, actor, cores, began: now, reserved, fixed, left: JobsLeft::default() };
+        if wait > WAIT_MAX {
+            turn.fixed = Some(Duration::ZERO);
+            return Err(self.refuse(actor, wait));
+        }
+        if wait > Duration::ZERO {
+            // Whoever waits no longer gives back what was reserved.
+            let fixed = turn.fixed.replace(Duration::ZERO);
+            tokio::time::sleep(wait).await;
+            (turn.fixed, turn.began) = (fixed, Instant::now());
+        }
+        Ok(turn)
+    }
+
+    fn refuse(&self, actor: ActorId, wait: Duration) -> Error {
+        self.metrics.shed.with_label_values(&["turn"]).inc();
+        let message =
+            format!("others call this server as well, and actor {actor} has used up its share of it");
+        Error::new(ErrorKind::ResourceExhausted, Reason::Overloaded, message)
+            .with("kind", "turn")
+            .retry_after(wait - WAIT_MAX + Duration::from_millis(1))
+    }
+}
+
+impl Actors {
+    /// Gives how long it is until that turn, and what was reserved for it.
+    fn reserve(
+        &mut self,
+        actor: ActorId,
+        fixed: Option<Duration>,
+        cores: u32,
+        now: Instant,
+    ) -> (Duration, Duration) {
+        let crowded = self.note(actor, now);
+        if self.accounts.len() >= ACTORS_KEPT && !self.accounts.contains_key(&actor) {
+            self.accounts.retain(|_, account| account.used_until > now);
+        }
+        let new = Account { used_until: now, cost: COST_OF_WAITING };
+        let account = self.accounts.entry(actor).or_insert(new);
+        let reserved = fixed.unwrap_or(account.cost);
+        if !crowded {
+            // Alone nobody waits, and nothing is held against it later.
+            account.used_until = now;
+            return (Duration::ZERO, Duration::ZERO);
+        }
+        let begin = account.used_until.max(now);
+        account.used_until = begin + of_share(reserved, cores);
+        (begin.saturating_duration_since(now).saturating_sub(AHEAD), reserved)
+    }
+
+    /// Notes that an actor calls, and says whether another one does as well.
+    fn note(&mut self, actor: ActorId, now: Instant) -> bool {
+        if self.latest[0].is_none_or(|(latest, _)| latest != actor) {
+            self.latest.swap(0, 1);
+        }
+        self.latest[0] = Some((actor, now));
+        self.latest[1].is_some_and(|(_, at)| now.saturating_duration_since(at) < PRESENT)
+    }
+
+    /// Puts right what was reserved.
+    fn settle(&mut self, turn: &Turn, now: Instant) {
+        let Some(account) = self.accounts.get_mut(&turn.actor) else { return };
+        let took = now.saturating_duration_since(turn.began).min(COST_MAX);
+        let cost = turn.fixed.unwrap_or(took) + turn.left.cost();
+        if turn.fixed.is_none() {
+            account.cost = (account.cost * 7 + cost) / 8;
+        }
+        if turn.reserved == Duration::ZERO {
+            return;
+        }
+        let (cost, reserved) = (of_share(cost, turn.cores), of_share(turn.reserved, turn.cores));
+        account.used_until = match account.used_until.checked_sub(reserved) {
+            Some(before) => before + cost,
+            None => account.used_until,
+        };
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let actors = Arc::clone(&self.actors);
+        lock(&actors).settle(self, Instant::now());
+    }
+}
+
+/// How much of an actor's time goes by with so much work.
+fn of_share(work: Duration, cores: u32) -> Duration {
+    work * SHARE / cores
+}
+
+/// Nothing here panics while it holds the lock, so a poisoned one is as good as any.
+fn lock(actors: &Mutex<Actors>) -> MutexGuard<'_, Actors> {
+    actors.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Poll;
+
+    use super::*;
+    use crate::error::view::ErrorView;
+
+    const GREEDY: ActorId = ActorId(1);
+    const MODEST: ActorId = ActorId(2);
+    const MILLI: Duration = Duration::from_millis(1);
+
+    fn turns() -> Turns {
+        Turns { cores: 2, ..Turns::new(Metrics::new()) }
+    }
+
+    /// Carries out one call, and gives how long it waited for its turn.
+    async fn call(turns: &Turns, actor: ActorId, took: Duration) -> Duration {
+        let asked = Instant::now();
+        let turn = turns.take(actor, Shape::Quick).await.expect("soon enough");
+        let waited = asked.elapsed();
+        tokio::time::advance(took).await;
+        drop(turn);
+        waited
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn alone_nobody_waits() {
+        let turns = turns();
+        for _ in 0..1000 {
+            assert_eq!(call(&turns, GREEDY, 10 * MILLI).await, Duration::ZERO);
+        }
+        call(&turns, MODEST, MILLI).await;
+        assert_eq!(call(&turns, GREEDY, 10 * MILLI).await, Duration::ZERO, "nothing is held against it");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn beside_another_an_actor_has_its_share_and_the_other_never_waits() {
+        let turns = turns();
+        let began = Instant::now();
+        for _ in 0..100 {
+            call(&turns, GREEDY, 10 * MILLI).await;
+            assert_eq!(call(&turns, MODEST, MILLI).await, Duration::ZERO);
+        }
+        // 100 calls of 10 ms are 5 s of its time, of which it may be a little ahead.
+        let took = began.elapsed();
+        assert!((4800 * MILLI..=5200 * MILLI).contains(&took), "{took:?}");
+        // When the other has gone for a while, all is its own again.
+        tokio::time::advance(PRESENT).await;
+        for _ in 0..100 {
+            assert_eq!(call(&turns, GREEDY, 10 * MILLI).await, Duration::ZERO);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_left_to_do_counts_with_the_call_that_leaves_it() {
+        let turns = turns();
+        call(&turns, MODEST, MILLI).await;
+        let turn = turns.take(GREEDY, Shape::Quick).await.expect("the first");
+        turn.left().note(1000);
+        drop(turn);
+        let waited = call(&turns, GREEDY, MILLI).await;
+        assert!(waited >= of_share(COST_OF_JOB * 1000, 2) - AHEAD, "{waited:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn too_many_are_refused_and_told_when_there_is_room() {
+        let turns = turns();
+        call(&turns, GREEDY, COST_MAX).await;
+        call(&turns, MODEST, MILLI).await;
+        let (mut begun, mut waiting) = (Vec::new(), Vec::new());
+        let refused = loop {
+            let mut turn = Box::pin(turns.take(GREEDY, Shape::Quick));
+            match futures_util::poll!(&mut turn) {
+                Poll::Ready(Err(error)) => break error,
+                Poll::Ready(Ok(turn)) => begun.push(turn),
+                Poll::Pending => waiting.push(turn),
+            }
+        };
+        assert!(!waiting.is_empty());
+        assert_eq!(refused.reason(), Reason::Overloaded);
+        let view = ErrorView::from(&refused.into_status());
+        tokio::time::advance(view.retry_after.expect("it helps to wait")).await;
+        assert!(
+            futures_util::poll!(Box::pin(turns.take(GREEDY, Shape::Quick))).is_pending(),
+            "it is not refused"
+        );
+        // Those who do not wait any longer give back what they had reserved; those that had begun count.
+        drop((begun, waiting));
+        tokio::time::advance(WAIT_MAX / 5).await;
+        assert_eq!(call(&turns, GREEDY, MILLI).await, Duration::ZERO);
+        assert_eq!(turns.metrics.shed.with_label_values(&["turn"]).get(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn actors_that_are_quiet_are_forgotten() {
+        let turns = turns();
+        for actor in 0..3 * u32::try_from(ACTORS_KEPT).expect("few") {
+            call(&turns, ActorId(actor), Duration::from_secs(1)).await;
+        }
+        assert!(lock(&turns.actors).accounts.len() <= ACTORS_KEPT);
+    }
+}
