@@ -166,6 +166,51 @@ fn one_that_resumes_after_the_end_is_told_what_led_to_it() {
     scene.close();
 }
 
+/// What a watch from this place on is told until its end: the changes of nodes, and how the flow ended.
+async fn told(client: &mut Client, flow: u64, from: &str) -> (Vec<WatchFlowResponse>, FlowStatus) {
+    let mut answers = watch(client, flow, from).await.expect("a stream");
+    let (mut changes, mut last) = (Vec::new(), None);
+    while let Some(answer) = answers.message().await.expect("it ends well") {
+        match answer.event {
+            Some(Event::NodeChange(_)) => changes.push(answer),
+            Some(Event::Flow(flow)) => last = Some(flow.status()),
+            _ => {}
+        }
+    }
+    (changes, last.expect("the flow as it ended"))
+}
+
+#[test]
+fn one_that_resumes_after_any_change_is_told_all_the_others() {
+    let scene = Scene::new(&[]);
+    let profile = Profile::load(&scene.up.profile()).expect("a profile");
+    // One whose nodes end one after the other, and one that ends as a whole, with all its nodes in one commit.
+    let ends: [(&str, &[&str], FlowStatus); 2] =
+        [("signal", &["go"], FlowStatus::Finished), ("cancel", &[], FlowStatus::Cancelled)];
+    for (order, arguments, end) in ends {
+        let id = submitted(&scene, 12);
+        runtime().block_on(async {
+            let mut client = FlowServiceClient::new(profile.channel().expect("a channel"));
+            let mut begun = watch(&mut client, id, "").await.expect("a stream");
+            let mut from = String::new();
+            while from.is_empty() {
+                from = begun.message().await.expect("an answer").expect("more").resume_position;
+            }
+            let flow = id.to_string();
+            stdout(&scene.up.mycora(&[&["flow", order, &flow], arguments].concat()), 0);
+            scene.end(id);
+            let (all, status) = told(&mut client, id, &from).await;
+            assert_eq!(status, end);
+            assert!(all.len() >= 13, "each node has ended, at least");
+            for (n, last) in all.iter().enumerate() {
+                let rest = told(&mut client, id, &last.resume_position).await;
+                assert_eq!(rest, (all[n + 1..].to_vec(), end), "{order}, after {n} of {}", all.len());
+            }
+        });
+    }
+    scene.close();
+}
+
 /// The memory that a process has, in KiB.
 fn resident(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");

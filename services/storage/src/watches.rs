@@ -43,7 +43,8 @@ pub(crate) struct Watched {
 type Out = mpsc::Sender<Result<Watched>>;
 
 impl Hub {
-    /// Begins a watch. Its first answer says where it begins; nothing after that is missing or comes twice.
+    /// Begins a watch. Its first answer says where it begins; nothing after that is missing or comes twice. One with a position
+    /// is given a sign of life when it has been told all that was there.
     pub(crate) async fn watch(&self, watch: Watch) -> Result<mpsc::Receiver<Result<Watched>>> {
         let (tenant, context, _) = self.store().read(watch.context, watch.asker, |_, _| {}).await?;
         if context.state == ContextState::Deleting {
@@ -89,6 +90,8 @@ impl Task {
         let mut position = match at {
             Some(mut position) => {
                 self.catch_up(&mut position, Some(joined)).await?;
+                // Now it is known that all came that was there.
+                self.say(position).await;
                 position
             }
             None => {

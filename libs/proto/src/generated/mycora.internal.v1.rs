@@ -1318,7 +1318,7 @@ pub struct WatchEventsRequest {
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WatchEventsResponse {
     /// The event as JSON; empty in the first answer, which only says that the watch stands, and in
-    /// signs of life.
+    /// signs of life. One that was given a position gets such a sign after all that was there.
     #[prost(bytes = "bytes", tag = "1")]
     pub event_json: ::prost::bytes::Bytes,
     /// The position after this answer: revision and random bits.

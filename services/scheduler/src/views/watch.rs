@@ -90,15 +90,10 @@ impl Watch {
         let resumed = !resume_position.is_empty();
         let mut events = self.reader.events(resume_position.clone()).await?;
         let flow = self.reader.flow().await?;
-        let ended = is_end(&flow);
-        if resumed {
-            // The end may lie before the position: then there is nothing more to come.
-            if ended && Revision(flow.revision) <= revision_of(&resume_position) {
-                return self.send(Answer::Flow(flow), resume_position).await;
-            }
-        } else {
+        let mut ended = is_end(&flow).then(|| flow.clone());
+        if !resumed {
             self.snapshot(flow, &events.begin).await?;
-            if ended {
+            if ended.is_some() {
                 return Ok(());
             }
         }
@@ -110,10 +105,18 @@ impl Watch {
             };
             let (event, position) = next?;
             reached.clone_from(&position);
-            if let Some(event) = event
-                && self.change(event, position).await?
-            {
-                return Ok(());
+            match (event, ended.take()) {
+                (Some(event), before) => {
+                    // Where it was run again since, another end is to come.
+                    let revision = revision_of(&position);
+                    ended = before.filter(|flow| !is_run(&event) || revision <= Revision(flow.revision));
+                    if self.change(event, position).await? {
+                        return Ok(());
+                    }
+                }
+                // All that was there has come, and its end was not in it: that lies before the position.
+                (None, Some(flow)) => return self.send(Answer::Flow(flow), position).await,
+                (None, None) => {}
             }
         }
     }
@@ -186,6 +189,11 @@ impl Watch {
         self.pulse.sent();
         Ok(())
     }
+}
+
+/// Whether a flow runs from there on.
+fn is_run(event: &Event) -> bool {
+    matches!(event, Event::Flow(FlowEvent { status: Some(status), .. }) if !status.is_end())
 }
 
 /// RESOURCE_EXHAUSTED, with where to go on.
