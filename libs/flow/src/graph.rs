@@ -156,12 +156,12 @@ impl Graph {
         self.edges.edge_count()
     }
 
-    /// The nodes that must end before `node`.
+    /// The nodes that must end before `node`, as it names them.
     pub fn dependencies(&self, node: NodeIndex) -> impl Iterator<Item = NodeIndex> + '_ {
         self.edges.neighbors_directed(node, Direction::Incoming)
     }
 
-    /// The nodes that wait for `node`.
+    /// The nodes that wait for `node`, in the order of the flow.
     pub fn dependants(&self, node: NodeIndex) -> impl Iterator<Item = NodeIndex> + '_ {
         self.edges.neighbors_directed(node, Direction::Outgoing)
     }
@@ -220,7 +220,7 @@ pub(crate) fn name_index<'a>(
 /// Collects edges, then orders them or finds the cycles.
 struct Builder<'a> {
     names: &'a [Option<&'a Name>],
-    edges: DiGraph<(), ()>,
+    edges: Vec<(NodeIndex, NodeIndex)>,
     /// For each node, 1 + the last node that named it as a dependency.
     named_by: Vec<usize>,
 }
@@ -243,13 +243,8 @@ impl<'a> Builder<'a> {
         if names.is_empty() {
             note(violations, "nodes".to_owned(), "a flow has at least one node");
         }
-        within.then(|| {
-            let mut edges = DiGraph::with_capacity(names.len(), edge_count);
-            for _ in names {
-                edges.add_node(());
-            }
-            Self { names, edges, named_by: vec![0; names.len()] }
-        })
+        let edges = Vec::with_capacity(if within { edge_count } else { 0 });
+        within.then(|| Self { names, edges, named_by: vec![0; names.len()] })
     }
 
     /// Notes that node `from`'s dependency number `at` is node `on`.
@@ -265,29 +260,39 @@ impl<'a> Builder<'a> {
             note(violations, format!("nodes[{from}].depends[{at}]"), format_args!("{name} is named twice"));
         } else {
             self.named_by[on] = from + 1;
-            self.edges.add_edge(NodeIndex::new(on), NodeIndex::new(from), ());
+            self.edges.push((NodeIndex::new(on), NodeIndex::new(from)));
         }
+    }
+
+    /// Every list of neighbours is in the order of the nodes: petgraph gives what was added last first.
+    fn graph(&self) -> DiGraph<(), ()> {
+        let mut graph = DiGraph::with_capacity(self.names.len(), self.edges.len());
+        for _ in self.names {
+            graph.add_node(());
+        }
+        graph.extend_with_edges(self.edges.iter().rev());
+        graph
     }
 
     /// Orders the nodes. What is left when no node is free to go contains the
     /// cycles; one is named and taken out at a time, to find the next.
     fn finish(self, violations: &mut Violations) -> Option<Graph> {
         let count = self.names.len();
-        let mut waits_for: Vec<usize> = self
-            .edges
+        let edges = self.graph();
+        let mut waits_for: Vec<usize> = edges
             .node_indices()
-            .map(|node| self.edges.neighbors_directed(node, Direction::Incoming).count())
+            .map(|node| edges.neighbors_directed(node, Direction::Incoming).count())
             .collect();
         let mut done = vec![false; count];
         let mut order: Vec<NodeIndex> =
-            self.edges.node_indices().filter(|node| waits_for[node.index()] == 0).collect();
+            edges.node_indices().filter(|node| waits_for[node.index()] == 0).collect();
         let mut next = 0;
         let mut cycles = 0;
         loop {
             while let Some(&node) = order.get(next) {
                 next += 1;
                 done[node.index()] = true;
-                for after in self.edges.neighbors_directed(node, Direction::Outgoing) {
+                for after in edges.neighbors_directed(node, Direction::Outgoing) {
                     waits_for[after.index()] = waits_for[after.index()].saturating_sub(1);
                     if waits_for[after.index()] == 0 && !done[after.index()] {
                         order.push(after);
@@ -297,7 +302,7 @@ impl<'a> Builder<'a> {
             if next >= count || cycles == CYCLES_MAX {
                 break;
             }
-            let Some(cycle) = self.cycle_among(&done) else { break };
+            let Some(cycle) = cycle_among(&edges, &done) else { break };
             cycles += 1;
             self.note_cycle(&cycle, violations);
             for &member in &cycle {
@@ -313,28 +318,7 @@ impl<'a> Builder<'a> {
         for (position, node) in (0_u32..).zip(&order) {
             rank[node.index()] = position;
         }
-        Some(Graph { edges: self.edges, order, rank })
-    }
-
-    /// A cycle among the nodes that are not done, each depending on the next.
-    fn cycle_among(&self, done: &[bool]) -> Option<Vec<NodeIndex>> {
-        let mut node = self.edges.node_indices().find(|node| !done[node.index()])?;
-        let mut position = HashMap::new();
-        let mut path = Vec::new();
-        while !position.contains_key(&node) {
-            position.insert(node, path.len());
-            path.push(node);
-            // A node that is not done waits for one that is not done.
-            node = self
-                .edges
-                .neighbors_directed(node, Direction::Incoming)
-                .filter(|n| !done[n.index()])
-                .min()?;
-        }
-        let mut cycle = path.split_off(position[&node]);
-        let first = (0..cycle.len()).min_by_key(|&i| cycle[i])?;
-        cycle.rotate_left(first);
-        Some(cycle)
+        Some(Graph { edges, order, rank })
     }
 
     fn note_cycle(&self, cycle: &[NodeIndex], violations: &mut Violations) {
@@ -351,6 +335,23 @@ impl<'a> Builder<'a> {
             format_args!("the dependencies form a cycle, each waits for the next: {}", names.join(" -> ")),
         );
     }
+}
+
+/// A cycle among the nodes that are not done, each depending on the next.
+fn cycle_among(edges: &DiGraph<(), ()>, done: &[bool]) -> Option<Vec<NodeIndex>> {
+    let mut node = edges.node_indices().find(|node| !done[node.index()])?;
+    let mut position = HashMap::new();
+    let mut path = Vec::new();
+    while !position.contains_key(&node) {
+        position.insert(node, path.len());
+        path.push(node);
+        // A node that is not done waits for one that is not done.
+        node = edges.neighbors_directed(node, Direction::Incoming).filter(|n| !done[n.index()]).min()?;
+    }
+    let mut cycle = path.split_off(position[&node]);
+    let first = (0..cycle.len()).min_by_key(|&i| cycle[i])?;
+    cycle.rotate_left(first);
+    Some(cycle)
 }
 
 /// `; did you mean …?` when one of `names` is near, else nothing.
@@ -412,6 +413,18 @@ mod tests {
     fn problems(nodes: &[(&str, &[&str])]) -> Vec<String> {
         let violations = build(nodes).expect_err("something is wrong");
         violations.as_slice().iter().map(|v| format!("{}: {}", v.field, v.description)).collect()
+    }
+
+    #[test]
+    fn what_is_free_together_keeps_the_order_of_the_flow() {
+        let graph =
+            build(&[("a", &[]), ("b", &["a"]), ("c", &["a"]), ("d", &["a"]), ("e", &["c", "b", "d"])]);
+        let graph = graph.expect("fine");
+        let indices =
+            |nodes: &mut dyn Iterator<Item = NodeIndex>| nodes.map(NodeIndex::index).collect::<Vec<_>>();
+        assert_eq!(indices(&mut graph.dependants(NodeIndex::new(0))), [1, 2, 3]);
+        assert_eq!(indices(&mut graph.dependencies(NodeIndex::new(4))), [2, 1, 3]);
+        assert_eq!(indices(&mut graph.order().iter().copied()), [0, 1, 2, 3, 4]);
     }
 
     #[test]
