@@ -1,6 +1,6 @@
 //! Whose call is carried out next: while several actors call a server, none of them has more than a share of its time.
 //!
-//! A call reserves the time that the latest ones of its actor took, and is put right by what it took. Time passes for an actor at
+//! An actor's calls begin one after the other. Each reserves the time that the latest ones took, and is put right by what it took. Time passes for an actor at
 //! the pace of its share (virtual scheduling, as in the GCRA of ITU-T I.371), so that whoever calls much waits for its own calls and
 //! nobody else's. On a machine that is busy calls take longer: then fewer of them begin.
 
@@ -30,8 +30,10 @@ const COST_OF_WAITING: Duration = Duration::from_micros(500);
 const COST_OF_JOB: Duration = Duration::from_micros(200);
 /// Jobs that are counted for one call at most.
 const JOBS_COUNTED_MAX: u32 = 5000;
-/// Calls whose turn comes later than that are refused.
-const WAIT_MAX: Duration = Duration::from_secs(5);
+/// Calls whose turn has not come by then are refused.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+/// When to try again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Actors that are remembered before those are looked for that have been quiet.
 const ACTORS_KEPT: usize = 1024;
 
@@ -51,12 +53,36 @@ struct Actors {
     latest: [Option<(ActorId, Instant)>; 2],
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Account {
     /// Until when this actor's calls have used up its time.
     used_until: Instant,
     /// What its latest calls took, on average.
     cost: Duration,
+    /// Its calls that are being carried out.
+    running: u32,
+    /// How much time its calls have taken: calls that are carried out together share the time.
+    taken: Duration,
+    /// Until when that was counted.
+    counted_until: Instant,
+    /// Held by the call that is next; the others wait for it in their order.
+    next: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Account {
+    fn new(now: Instant) -> Self {
+        let (cost, taken) = (COST_OF_WAITING, Duration::ZERO);
+        Self { used_until: now, cost, running: 0, taken, counted_until: now, next: Arc::default() }
+    }
+
+    /// Counts the time until now.
+    fn count(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.counted_until);
+        if self.running > 0 {
+            self.taken = self.taken.saturating_add(passed / self.running);
+        }
+        self.counted_until = now;
+    }
 }
 
 /// A call that is being carried out, until it is dropped.
@@ -65,7 +91,8 @@ pub(crate) struct Turn {
     actors: Arc<Mutex<Actors>>,
     actor: ActorId,
     cores: u32,
-    began: Instant,
+    /// What its actor's calls had taken when it began.
+    began: Duration,
     reserved: Duration,
     /// What it counts whatever time it takes.
     fixed: Option<Duration>,
@@ -113,63 +140,81 @@ impl Turns {
     /// Waits for the turn of one more call of this actor.
     ///
     /// # Errors
-    /// `OVERLOADED` when so many of its calls come before that it would be too late.
+    /// `OVERLOADED` when so many of its calls come before that it has not come in time.
     pub(crate) async fn take(&self, actor: ActorId, shape: Shape) -> Result<Turn, Error> {
-        let now = Instant::now();
         let fixed = match shape {
             Shape::Quick => None,
             Shape::Waiting(_) | Shape::Stream => Some(COST_OF_WAITING),
         };
+        let waiting = tokio::time::timeout(WAIT_MAX, self.wait(actor, fixed));
+        let (reserved, began) = waiting.await.map_err(|_| self.refuse(actor))?;
         let (actors, cores) = (Arc::clone(&self.actors), self.cores);
-        let (wait, reserved) = lock(&actors).reserve(actor, fixed, cores, now);
-        let mut turn = Turn { actors, actor, cores, began: now, reserved, fixed, left: JobsLeft::default() };
-        if wait > WAIT_MAX {
-            turn.fixed = Some(Duration::ZERO);
-            return Err(self.refuse(actor, wait));
-        }
-        if wait > Duration::ZERO {
-            // Whoever waits no longer gives back what was reserved.
-            let fixed = turn.fixed.replace(Duration::ZERO);
-            tokio::time::sleep(wait).await;
-            (turn.fixed, turn.began) = (fixed, Instant::now());
-        }
-        Ok(turn)
+        Ok(Turn { actors, actor, cores, began, reserved, fixed, left: JobsLeft::default() })
     }
 
-    fn refuse(&self, actor: ActorId, wait: Duration) -> Error {
+    /// Gives what was reserved, and what the actor's calls had taken.
+    async fn wait(&self, actor: ActorId, fixed: Option<Duration>) -> (Duration, Duration) {
+        let next = lock(&self.actors).next(actor, Instant::now());
+        let _is_next = next.lock().await;
+        loop {
+            // What the calls before took may be known by now.
+            let begun = lock(&self.actors).begin(actor, fixed, self.cores, Instant::now());
+            match begun {
+                Ok(begun) => return begun,
+                Err(wait) => tokio::time::sleep(wait).await,
+            }
+        }
+    }
+
+    fn refuse(&self, actor: ActorId) -> Error {
         self.metrics.shed.with_label_values(&["turn"]).inc();
         let message =
             format!("others call this server as well, and actor {actor} has used up its share of it");
         Error::new(ErrorKind::ResourceExhausted, Reason::Overloaded, message)
             .with("kind", "turn")
-            .retry_after(wait - WAIT_MAX + Duration::from_millis(1))
+            .retry_after(RETRY_AFTER)
     }
 }
 
 impl Actors {
-    /// Gives how long it is until that turn, and what was reserved for it.
-    fn reserve(
+    /// Where the calls of an actor wait for each other.
+    fn next(&mut self, actor: ActorId, now: Instant) -> Arc<tokio::sync::Mutex<()>> {
+        if self.accounts.len() >= ACTORS_KEPT && !self.accounts.contains_key(&actor) {
+            let is_used = |account: &Account| account.running > 0 || Arc::strong_count(&account.next) > 1;
+            self.accounts.retain(|_, account| is_used(account) || account.used_until > now);
+        }
+        let account = self.accounts.entry(actor).or_insert_with(|| Account::new(now));
+        Arc::clone(&account.next)
+    }
+
+    /// Lets a call begin: gives what was reserved for it, and what its actor's calls had taken until then.
+    ///
+    /// # Errors
+    /// Gives how long it is until its turn.
+    fn begin(
         &mut self,
         actor: ActorId,
         fixed: Option<Duration>,
         cores: u32,
         now: Instant,
-    ) -> (Duration, Duration) {
+    ) -> Result<(Duration, Duration), Duration> {
         let crowded = self.note(actor, now);
-        if self.accounts.len() >= ACTORS_KEPT && !self.accounts.contains_key(&actor) {
-            self.accounts.retain(|_, account| account.used_until > now);
-        }
-        let new = Account { used_until: now, cost: COST_OF_WAITING };
-        let account = self.accounts.entry(actor).or_insert(new);
-        let reserved = fixed.unwrap_or(account.cost);
-        if !crowded {
+        let account = self.accounts.entry(actor).or_insert_with(|| Account::new(now));
+        let mut reserved = Duration::ZERO;
+        if crowded {
+            let wait = account.used_until.saturating_duration_since(now).saturating_sub(AHEAD);
+            if wait > Duration::ZERO {
+                return Err(wait);
+            }
+            reserved = fixed.unwrap_or(account.cost);
+            account.used_until = account.used_until.max(now) + of_share(reserved, cores);
+        } else {
             // Alone nobody waits, and nothing is held against it later.
             account.used_until = now;
-            return (Duration::ZERO, Duration::ZERO);
         }
-        let begin = account.used_until.max(now);
-        account.used_until = begin + of_share(reserved, cores);
-        (begin.saturating_duration_since(now).saturating_sub(AHEAD), reserved)
+        account.count(now);
+        account.running += 1;
+        Ok((reserved, account.taken))
     }
 
     /// Notes that an actor calls, and says whether another one does as well.
@@ -184,7 +229,9 @@ impl Actors {
     /// Puts right what was reserved.
     fn settle(&mut self, turn: &Turn, now: Instant) {
         let Some(account) = self.accounts.get_mut(&turn.actor) else { return };
-        let took = now.saturating_duration_since(turn.began).min(COST_MAX);
+        account.count(now);
+        account.running = account.running.saturating_sub(1);
+        let took = account.taken.saturating_sub(turn.began).min(COST_MAX);
         let cost = turn.fixed.unwrap_or(took) + turn.left.cost();
         if turn.fixed.is_none() {
             account.cost = (account.cost * 7 + cost) / 8;
@@ -193,10 +240,9 @@ impl Actors {
             return;
         }
         let (cost, reserved) = (of_share(cost, turn.cores), of_share(turn.reserved, turn.cores));
-        account.used_until = match account.used_until.checked_sub(reserved) {
-            Some(before) => before + cost,
-            None => account.used_until,
-        };
+        if let Some(before) = account.used_until.checked_sub(reserved) {
+            account.used_until = before + cost;
+        }
     }
 }
 
@@ -219,8 +265,6 @@ fn lock(actors: &Mutex<Actors>) -> MutexGuard<'_, Actors> {
 
 #[cfg(test)]
 mod tests {
-    use std::task::Poll;
-
     use super::*;
     use crate::error::view::ErrorView;
 
@@ -271,6 +315,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn calls_that_are_carried_out_together_share_the_time_they_take() {
+        let turns = turns();
+        call(&turns, MODEST, MILLI).await;
+        let mut together = Vec::new();
+        for _ in 0..100 {
+            together.push(turns.take(GREEDY, Shape::Quick).await.expect("soon enough"));
+        }
+        tokio::time::advance(100 * MILLI).await;
+        drop(together);
+        call(&turns, MODEST, MILLI).await;
+        let waited = call(&turns, GREEDY, MILLI).await;
+        // As long as all of them were there, and not each: that were 100 times as long.
+        assert!((MILLI..=Duration::from_secs(2)).contains(&waited), "{waited:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn what_is_left_to_do_counts_with_the_call_that_leaves_it() {
         let turns = turns();
         call(&turns, MODEST, MILLI).await;
@@ -282,32 +342,35 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn too_many_are_refused_and_told_when_there_is_room() {
+    async fn whose_turn_does_not_come_is_refused_and_the_others_keep_their_order() {
         let turns = turns();
-        call(&turns, GREEDY, COST_MAX).await;
         call(&turns, MODEST, MILLI).await;
-        let (mut begun, mut waiting) = (Vec::new(), Vec::new());
-        let refused = loop {
-            let mut turn = Box::pin(turns.take(GREEDY, Shape::Quick));
-            match futures_util::poll!(&mut turn) {
-                Poll::Ready(Err(error)) => break error,
-                Poll::Ready(Ok(turn)) => begun.push(turn),
-                Poll::Pending => waiting.push(turn),
+        // 1,000 jobs a call are a second of the server's time: so many have more than a minute to wait.
+        let calls = (0..100).map(|n| {
+            let turns = &turns;
+            async move {
+                let turn = turns.take(GREEDY, Shape::Quick).await?;
+                turn.left().note(1000);
+                Ok::<_, Error>(n)
+            }
+        });
+        let others = async {
+            for _ in 0..60 {
+                call(&turns, MODEST, MILLI).await;
+                tokio::time::sleep(Duration::from_secs(1)).await;
             }
         };
-        assert!(!waiting.is_empty());
-        assert_eq!(refused.reason(), Reason::Overloaded);
-        let view = ErrorView::from(&refused.into_status());
-        tokio::time::advance(view.retry_after.expect("it helps to wait")).await;
-        assert!(
-            futures_util::poll!(Box::pin(turns.take(GREEDY, Shape::Quick))).is_pending(),
-            "it is not refused"
-        );
-        // Those who do not wait any longer give back what they had reserved; those that had begun count.
-        drop((begun, waiting));
-        tokio::time::advance(WAIT_MAX / 5).await;
+        let (answers, ()) = tokio::join!(futures_util::future::join_all(calls), others);
+        let begun: Vec<_> = answers.iter().map_while(|answer| answer.as_ref().ok().copied()).collect();
+        assert!((10..60).contains(&begun.len()) && begun.is_sorted(), "{begun:?}");
+        for refused in answers.into_iter().skip(begun.len()) {
+            let refused = refused.expect_err("those behind are refused");
+            assert_eq!(refused.reason(), Reason::Overloaded);
+            assert!(ErrorView::from(&refused.into_status()).retry_after.is_some());
+        }
+        // They have left nothing behind.
+        tokio::time::advance(WAIT_MAX).await;
         assert_eq!(call(&turns, GREEDY, MILLI).await, Duration::ZERO);
-        assert_eq!(turns.metrics.shed.with_label_values(&["turn"]).get(), 1);
     }
 
     #[tokio::test(start_paused = true)]
