@@ -355,9 +355,8 @@ mod tests {
             }
         });
         let others = async {
-            for _ in 0..60 {
-                call(&turns, MODEST, MILLI).await;
-                tokio::time::sleep(Duration::from_secs(1)).await;
+            for _ in 0..600 {
+                call(&turns, MODEST, 100 * MILLI).await;
             }
         };
         let (answers, ()) = tokio::join!(futures_util::future::join_all(calls), others);
