@@ -51,6 +51,17 @@ async fn watch(client: &mut Client, flow: u64, from: &str) -> Result<Streaming<W
     Ok(client.watch_flow(request(flow, from)).await?.into_inner())
 }
 
+/// Where a watch of this flow begins to tell of changes.
+async fn end_of_snapshot(client: &mut Client, flow: u64) -> String {
+    let mut answers = watch(client, flow, "").await.expect("a stream");
+    loop {
+        let position = answers.message().await.expect("an answer").expect("more").resume_position;
+        if !position.is_empty() {
+            return position;
+        }
+    }
+}
+
 /// A client whose connection holds little that was not read: 64 KiB.
 async fn narrow_client(profile: &Profile) -> FlowServiceClient<Channel> {
     const WINDOW: u32 = 65_535;
@@ -145,12 +156,7 @@ fn one_that_resumes_after_the_end_is_told_what_led_to_it() {
     let profile = Profile::load(&scene.up.profile()).expect("a profile");
     runtime().block_on(async {
         let mut client = FlowServiceClient::new(profile.channel().expect("a channel"));
-        let mut answers = watch(&mut client, id, "").await.expect("a stream");
-        let mut position = String::new();
-        while position.is_empty() {
-            position = answers.message().await.expect("an answer").expect("more").resume_position;
-        }
-        drop(answers);
+        let position = end_of_snapshot(&mut client, id).await;
         stdout(&scene.up.mycora(&["flow", "cancel", &id.to_string()]), 0);
         scene.end(id);
         let mut answers = watch(&mut client, id, &position).await.expect("a stream");
@@ -191,11 +197,7 @@ fn one_that_resumes_after_any_change_is_told_all_the_others() {
         let id = submitted(&scene, 12);
         runtime().block_on(async {
             let mut client = FlowServiceClient::new(profile.channel().expect("a channel"));
-            let mut begun = watch(&mut client, id, "").await.expect("a stream");
-            let mut from = String::new();
-            while from.is_empty() {
-                from = begun.message().await.expect("an answer").expect("more").resume_position;
-            }
+            let from = end_of_snapshot(&mut client, id).await;
             let flow = id.to_string();
             stdout(&scene.up.mycora(&[&["flow", order, &flow], arguments].concat()), 0);
             scene.end(id);

@@ -243,8 +243,7 @@ impl<'a> Builder<'a> {
         if names.is_empty() {
             note(violations, "nodes".to_owned(), "a flow has at least one node");
         }
-        let edges = Vec::with_capacity(if within { edge_count } else { 0 });
-        within.then(|| Self { names, edges, named_by: vec![0; names.len()] })
+        within.then(|| Self { names, edges: Vec::with_capacity(edge_count), named_by: vec![0; names.len()] })
     }
 
     /// Notes that node `from`'s dependency number `at` is node `on`.
@@ -264,7 +263,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Every list of neighbours is in the order of the nodes: petgraph gives what was added last first.
+    /// Makes the graph, with all neighbours in the order of the nodes: petgraph gives the edge that was added last first.
     fn graph(&self) -> DiGraph<(), ()> {
         let mut graph = DiGraph::with_capacity(self.names.len(), self.edges.len());
         for _ in self.names {

@@ -172,18 +172,16 @@ async fn handle(
         let Ok(answer) = routes.call(request).await;
         return Ok(answer);
     };
-    if let (Some(connection), Some(actor)) = (connection_of(&request), believed.caller.actor()) {
-        connection.identify(actor)?;
-    }
     // Until there is an answer: how long its caller takes to read it is no work of this server.
-    let _turn = match believed.caller.actor() {
-        Some(actor) => {
-            let turn = rooms.turns.take(actor, shape).await?;
-            request.extensions_mut().insert(turn.left());
-            Some(turn)
+    let mut _turn = None;
+    if let Some(actor) = believed.caller.actor() {
+        if let Some(connection) = connection_of(&request) {
+            connection.identify(actor)?;
         }
-        None => None,
-    };
+        let turn = rooms.turns.take(actor, shape).await?;
+        request.extensions_mut().insert(turn.left());
+        _turn = Some(turn);
+    }
     let handling = routes.call(request);
     let Ok(answer) = if matches!(shape, Shape::Stream | Shape::Waiting(_)) {
         // Whoever sends, or waits, for a long time before there is an answer is stopped, too.

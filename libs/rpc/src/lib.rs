@@ -11,6 +11,7 @@ mod channel;
 mod error;
 mod gate;
 mod limits;
+mod lock;
 mod metrics;
 mod rate;
 mod server;

@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use identity::exposure::{self, Exposed};
 use identity::{CertificateError, CertificateSummary, LeafIdentity, TrustDomain};
@@ -19,6 +19,8 @@ use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+
+use crate::lock::lock;
 
 /// The only protocol that is spoken.
 pub(crate) const ALPN_H2: &[u8] = b"h2";
@@ -243,7 +245,7 @@ impl<T> Reloading<T> {
     /// The present configuration; the former one when the files cannot be used now.
     pub(crate) fn current(&self) -> Arc<T> {
         let stamp = self.files.stamp();
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = lock(&self.loaded);
         if loaded.stamp != stamp {
             loaded.stamp = stamp;
             match (self.make)(&self.files) {

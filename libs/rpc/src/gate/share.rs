@@ -2,7 +2,7 @@
 //! bounded so, and neither is whoever calls what is open to anyone: there are other places for them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use model::{ActorId, limits};
@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use crate::error::{Error, ErrorKind, Reason};
 use crate::gate::methods::Shape;
 use crate::gate::shed::{QUICK_MAX, STREAMS_MAX, WAITING_MAX};
+use crate::lock::lock;
 use crate::metrics::Metrics;
 use crate::rate::Rates;
 
@@ -148,11 +149,6 @@ fn too_often(actor: ActorId, rate: CallRate, over: Duration) -> Error {
         .with("asked", per_sec.saturating_add(1))
         // In whole milliseconds, and not too early.
         .retry_after(over + Duration::from_millis(1))
-}
-
-/// Nothing here panics while it holds the lock, so a poisoned one is as good as any.
-fn lock(actors: &Mutex<Actors>) -> MutexGuard<'_, Actors> {
-    actors.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! Whose call is carried out next: while several actors call a server, none of them has more than a share of its time.
+//! Turns of calls: while several actors call a server, none of them has more than a share of its time.
 //!
-//! An actor's calls begin one after the other. Each reserves the time that the latest ones took, and is put right by what it took. Time passes for an actor at
-//! the pace of its share (virtual scheduling, as in the GCRA of ITU-T I.371), so that whoever calls much waits for its own calls and
-//! nobody else's. On a machine that is busy calls take longer: then fewer of them begin.
+//! An actor's calls begin one after the other. Each reserves the time that the latest ones took, and is put right by what
+//! it took. Time passes for an actor at the pace of its share (virtual scheduling, as in the GCRA of ITU-T I.371), so that
+//! whoever calls much waits for its own calls and nobody else's. On a busy machine calls take longer, and fewer begin.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use model::ActorId;
@@ -14,34 +14,35 @@ use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind, Reason};
 use crate::gate::methods::Shape;
+use crate::lock::lock;
 use crate::metrics::Metrics;
 
-/// How long after its latest call an actor counts as one who calls.
+/// An actor counts as one who calls for so long after its latest call.
 const PRESENT: Duration = Duration::from_secs(10);
-/// What part of all cores' time the calls of one actor may take, as a divisor.
+/// One actor's calls may take this part of all cores' time: one in so many.
 const SHARE: u32 = 10;
 /// Time that an actor may use at once after it has been quiet for a while.
 const AHEAD: Duration = Duration::from_millis(50);
-/// What one call counts at most: its caller may be slow, or Redis.
+/// One call counts so much at most: its caller may be slow, or Redis.
 const COST_MAX: Duration = Duration::from_millis(50);
-/// What a call counts that waits for something, or lasts: its time says nothing of what there is to do.
+/// A call that waits for something, or a stream, counts so much: its time says nothing of the work.
 const COST_OF_WAITING: Duration = Duration::from_micros(500);
-/// What each job counts that a call leaves to be started; what it takes of the processors.
+/// Each job that a call leaves to be started counts so much, which is about what it takes of the processors.
 const COST_OF_JOB: Duration = Duration::from_micros(200);
-/// Jobs that are counted for one call at most.
+/// One call leaves so many jobs at most, as they are counted.
 const JOBS_COUNTED_MAX: u32 = 5000;
-/// Calls whose turn has not come by then are refused.
+/// A call whose turn has not come by then is refused.
 const WAIT_MAX: Duration = Duration::from_secs(30);
-/// When to try again.
+/// A refused call may be tried again after so long.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Actors that are remembered before those are looked for that have been quiet.
+/// So many actors are remembered before the quiet ones are forgotten.
 const ACTORS_KEPT: usize = 1024;
 
 /// The turns of all actors of one server.
 #[derive(Debug)]
 pub(crate) struct Turns {
     actors: Arc<Mutex<Actors>>,
-    /// More of them carry out more.
+    /// The cores of this machine, which the share is a part of.
     cores: u32,
     metrics: Metrics,
 }
@@ -55,15 +56,15 @@ struct Actors {
 
 #[derive(Debug)]
 struct Account {
-    /// Until when this actor's calls have used up its time.
+    /// This actor's calls have used up its time until then.
     used_until: Instant,
-    /// What its latest calls took, on average.
+    /// The average time of its latest calls.
     cost: Duration,
     /// Its calls that are being carried out.
     running: u32,
-    /// How much time its calls have taken: calls that are carried out together share the time.
+    /// The time that its calls have taken: those that are carried out together share it.
     taken: Duration,
-    /// Until when that was counted.
+    /// The moment until which that was counted.
     counted_until: Instant,
     /// Held by the call that is next; the others wait for it in their order.
     next: Arc<tokio::sync::Mutex<()>>,
@@ -91,10 +92,10 @@ pub(crate) struct Turn {
     actors: Arc<Mutex<Actors>>,
     actor: ActorId,
     cores: u32,
-    /// What its actor's calls had taken when it began.
+    /// The time that its actor's calls had taken when it began.
     began: Duration,
     reserved: Duration,
-    /// What it counts whatever time it takes.
+    /// A fixed cost, whatever time it takes; none for a call that counts its time.
     fixed: Option<Duration>,
     left: JobsLeft,
 }
@@ -124,7 +125,7 @@ impl JobsLeft {
 }
 
 impl Turn {
-    /// Where what is left to do is noted.
+    /// The place where the jobs that it leaves are noted.
     pub(crate) fn left(&self) -> JobsLeft {
         self.left.clone()
     }
@@ -177,7 +178,7 @@ impl Turns {
 }
 
 impl Actors {
-    /// Where the calls of an actor wait for each other.
+    /// The lock on which the calls of an actor wait for each other.
     fn next(&mut self, actor: ActorId, now: Instant) -> Arc<tokio::sync::Mutex<()>> {
         if self.accounts.len() >= ACTORS_KEPT && !self.accounts.contains_key(&actor) {
             let is_used = |account: &Account| account.running > 0 || Arc::strong_count(&account.next) > 1;
@@ -256,11 +257,6 @@ impl Drop for Turn {
 /// How much of an actor's time goes by with so much work.
 fn of_share(work: Duration, cores: u32) -> Duration {
     work * SHARE / cores
-}
-
-/// Nothing here panics while it holds the lock, so a poisoned one is as good as any.
-fn lock(actors: &Mutex<Actors>) -> MutexGuard<'_, Actors> {
-    actors.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

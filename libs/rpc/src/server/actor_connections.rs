@@ -1,11 +1,12 @@
 //! How many connections each actor has, so that one of them leaves room for the others.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use model::ActorId;
 
 use crate::error::{Error, ErrorKind, Reason};
+use crate::lock::lock;
 use crate::server::connection_state::IDENTITY_TIMEOUT;
 
 /// Connections at once of one actor, with its certificate or with its tokens.
@@ -39,8 +40,7 @@ impl ActorConnections {
     }
 
     fn counts(&self) -> MutexGuard<'_, HashMap<ActorId, usize>> {
-        // Nothing panics while it holds the lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

@@ -3,7 +3,7 @@
 //! A stranger is a peer without a client certificate. It becomes known with the first token that is accepted on its
 //! connection. Until then it is let in for [`IDENTITY_TIMEOUT`] only, and the first to go where room is short.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use model::ActorId;
@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
 use crate::gate::methods::CALL_SECS_MAX;
+use crate::lock::lock;
 use crate::server::actor_connections::{ActorConnections, OfActor};
 
 /// How long a connection may last on which nobody has shown an identity, from the moment that it was accepted.
@@ -102,8 +103,7 @@ impl ConnectionState {
     /// Notes that a token of this actor was accepted; refuses it where the actor has too many connections.
     pub(crate) fn identify(&self, actor: ActorId) -> Result<(), Error> {
         {
-            // Nothing panics while it holds the lock.
-            let mut of_actor = self.of_actor.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut of_actor = lock(&self.of_actor);
             if of_actor.as_ref().is_none_or(|held| held.actor != actor) {
                 *of_actor = Some(self.actors.take(actor)?);
             }

@@ -8,8 +8,9 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::lock::lock;
 use crate::server::accept::{CONNECTIONS_ANONYMOUS_MAX, HANDSHAKES_MAX};
 use crate::server::connection_state::{ConnectionState, EvictionClass};
 
@@ -113,8 +114,7 @@ impl ConnectionTable {
     }
 
     fn entries(&self) -> MutexGuard<'_, Entries> {
-        // Nothing panics while it holds the lock.
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.entries)
     }
 }
 

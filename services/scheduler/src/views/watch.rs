@@ -90,10 +90,14 @@ impl Watch {
         let resumed = !resume_position.is_empty();
         let mut events = self.reader.events(resume_position.clone()).await?;
         let flow = self.reader.flow().await?;
-        let mut ended = is_end(&flow).then(|| flow.clone());
-        if !resumed {
+        let is_over = is_end(&flow);
+        // Of one that resumes, the flow when it had ended: its end may lie before the position.
+        let mut ended = None;
+        if resumed {
+            ended = is_over.then_some(flow);
+        } else {
             self.snapshot(flow, &events.begin).await?;
-            if ended.is_some() {
+            if is_over {
                 return Ok(());
             }
         }
@@ -105,18 +109,16 @@ impl Watch {
             };
             let (event, position) = next?;
             reached.clone_from(&position);
-            match (event, ended.take()) {
-                (Some(event), before) => {
-                    // Where it was run again since, another end is to come.
-                    let revision = revision_of(&position);
-                    ended = before.filter(|flow| !is_run(&event) || revision <= Revision(flow.revision));
-                    if self.change(event, position).await? {
-                        return Ok(());
-                    }
-                }
-                // All that was there has come, and its end was not in it: that lies before the position.
-                (None, Some(flow)) => return self.send(Answer::Flow(flow), position).await,
-                (None, None) => {}
+            let Some(event) = event else {
+                // All that was there has come, and its end was not in it.
+                let Some(flow) = ended.take() else { continue };
+                return self.send(Answer::Flow(flow), position).await;
+            };
+            // Where it was run again since, another end is to come.
+            let revision = revision_of(&position);
+            ended = ended.filter(|flow| !is_run(&event) || revision <= Revision(flow.revision));
+            if self.change(event, position).await? {
+                return Ok(());
             }
         }
     }
