@@ -6,7 +6,9 @@ pub(crate) mod admission;
 pub(crate) mod answer;
 pub(crate) mod arrival;
 pub(crate) mod authenticate;
+pub(crate) mod budget;
 pub(crate) mod deadline;
+pub(crate) mod measured;
 pub(crate) mod methods;
 pub(crate) mod policy;
 pub(crate) mod revocable;
@@ -32,6 +34,7 @@ use crate::error::Error;
 use crate::gate::admission::Admission;
 use crate::gate::answer::{Answering, unknown_method};
 use crate::gate::arrival::{RequestId, bound_headers};
+use crate::gate::budget::Budget;
 use crate::gate::deadline::{Ambient, Deadline};
 use crate::gate::methods::{Found, Methods, Shape};
 use crate::gate::revocable::while_believed;
@@ -58,6 +61,7 @@ pub(crate) struct Rooms {
     pub(crate) methods: Methods,
     pub(crate) shed: Shed,
     pub(crate) turns: Turns,
+    pub(crate) budget: Budget,
     pub(crate) metrics: Metrics,
 }
 
@@ -168,7 +172,9 @@ async fn handle(
     mut request: Request<Body>,
     shape: Shape,
 ) -> Result<Response<Body>, Error> {
-    let Some(believed) = rooms.admission.admit(&mut request, shape).await? else {
+    let believed = rooms.admission.admit(&mut request, shape).await?;
+    let (mut request, _handled) = rooms.budget.measure(request, shape);
+    let Some(believed) = believed else {
         let Ok(answer) = routes.call(request).await;
         return Ok(answer);
     };

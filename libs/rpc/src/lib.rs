@@ -27,6 +27,7 @@ pub use channel::local::{LocalHandle, LocalServer};
 pub use channel::{AddressCheck, Channel, ChannelError};
 pub use error::view::{ErrorView, Retry, code_name};
 pub use error::{ERROR_DOMAIN, Error, ErrorKind, Reason, passed_on};
+pub use gate::budget::MessageBytesMax;
 pub use gate::deadline::Deadline;
 pub use gate::methods::PatienceTable;
 pub use gate::policy::{Allow, MethodPolicy, PolicyError, PolicyTable};

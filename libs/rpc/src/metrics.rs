@@ -9,6 +9,7 @@ pub struct Metrics {
     pub(crate) connections_refused: IntCounter,
     pub(crate) connections_given_up: IntCounterVec,
     pub(crate) in_flight: IntGaugeVec,
+    pub(crate) message_bytes: IntGaugeVec,
     pub(crate) shed: IntCounterVec,
     pub(crate) deadlines_passed: IntCounter,
 }
@@ -38,9 +39,17 @@ impl Metrics {
                 &["kind"],
             )
             .expect("the name and the label are well formed"),
+            message_bytes: IntGaugeVec::new(
+                Opts::new(
+                    "mycora_message_bytes_in_flight",
+                    "Bytes of large messages, by kind: received and not answered yet, or handled of these",
+                ),
+                &["kind"],
+            )
+            .expect("the name and the label are well formed"),
             shed: counters(
                 "mycora_calls_shed_total",
-                "Calls refused because too many were being answered, by kind; `actor` where one actor made too many",
+                "Calls refused because too many were being answered, by kind; `actor` where one actor made too many, `bytes` where large messages were too many",
                 "kind",
             ),
             deadlines_passed: counter(
@@ -59,6 +68,7 @@ impl Metrics {
         registry.register(Box::new(self.connections_refused.clone()))?;
         registry.register(Box::new(self.connections_given_up.clone()))?;
         registry.register(Box::new(self.in_flight.clone()))?;
+        registry.register(Box::new(self.message_bytes.clone()))?;
         registry.register(Box::new(self.shed.clone()))?;
         registry.register(Box::new(self.deadlines_passed.clone()))
     }

@@ -14,6 +14,7 @@ use tower::Service;
 
 use crate::caller::directory::Directory;
 use crate::gate::admission::Admission;
+use crate::gate::budget::{Budget, MessageBytesMax};
 use crate::gate::methods::{Methods, PatienceTable};
 use crate::gate::policy::{Allow, MethodPolicy, PolicyError};
 use crate::gate::share::{CallRate, Shares};
@@ -50,6 +51,7 @@ impl Mount {
             parts: Vec::new(),
             patience: Vec::new(),
             calls_max: CallsMax::default(),
+            message_bytes_max: None,
         }
     }
 
@@ -82,6 +84,7 @@ pub struct MountBuilder {
     parts: Vec<Part>,
     patience: Vec<(String, Duration)>,
     calls_max: CallsMax,
+    message_bytes_max: Option<MessageBytesMax>,
 }
 
 impl MountBuilder {
@@ -126,6 +129,13 @@ impl MountBuilder {
         self
     }
 
+    /// How much its callers' large messages may take; without it they take from what the process has for all its servers.
+    #[must_use]
+    pub const fn message_bytes_max(mut self, max: MessageBytesMax) -> Self {
+        self.message_bytes_max = Some(max);
+        self
+    }
+
     /// Adds an encoded `FileDescriptorSet` for reflection. Only mounted services are listed.
     #[must_use]
     pub fn descriptors(mut self, encoded: &'static [u8]) -> Self {
@@ -162,7 +172,9 @@ impl MountBuilder {
         let shed = Shed::new(self.calls_max, metrics.clone());
         let admission = Admission::new(self.policy, self.directory, Shares::new(metrics.clone()));
         let turns = Turns::new(metrics.clone());
-        Ok(Mount { gate: Gate::new(self.routes, Rooms { admission, methods, shed, turns, metrics }), health })
+        let budget = Budget::new(self.message_bytes_max, metrics.clone());
+        let rooms = Rooms { admission, methods, shed, turns, budget, metrics };
+        Ok(Mount { gate: Gate::new(self.routes, rooms), health })
     }
 
     fn methods(&self) -> Result<Methods, MountError> {

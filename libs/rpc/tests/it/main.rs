@@ -14,3 +14,4 @@ mod stage;
 mod strangers;
 mod streams;
 mod tls;
+mod volumes;

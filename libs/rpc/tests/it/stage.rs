@@ -13,8 +13,8 @@ use model::ActorId;
 use prost::Message as _;
 use prost_types::{FileDescriptorProto, FileDescriptorSet, MethodDescriptorProto, ServiceDescriptorProto};
 use rpc::{
-    Allow, Caller, CallsMax, Channel, Deadline, Directory, Drained, LocalServer, MethodPolicy, Mount,
-    PolicyTable, Server, TlsFiles, passed_on,
+    Allow, Caller, CallsMax, Channel, Deadline, Directory, Drained, LocalServer, MessageBytesMax,
+    MethodPolicy, Mount, MountBuilder, PolicyTable, Server, TlsFiles, passed_on,
 };
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -185,6 +185,10 @@ pub(crate) fn mount(echo: &Echo) -> Mount {
 }
 
 fn mount_knowing(echo: &Echo, directory: Option<Arc<dyn Directory>>, calls_max: CallsMax) -> Mount {
+    builder(echo, directory).calls_max(calls_max).build().unwrap()
+}
+
+fn builder(echo: &Echo, directory: Option<Arc<dyn Directory>>) -> MountBuilder {
     let policy = MethodPolicy::new(&[POLICY]).unwrap();
     let policy = policy.with_administrative(&["/test.Echo/Administer"]).unwrap();
     let builder = Mount::builder(policy);
@@ -196,9 +200,6 @@ fn mount_knowing(echo: &Echo, directory: Option<Arc<dyn Directory>>, calls_max: 
         .service(echo.clone())
         .descriptors(descriptors())
         .patience(&[("/test.Echo/Wait", PATIENCE), ("/test.Echo/Relay", PATIENCE)])
-        .calls_max(calls_max)
-        .build()
-        .unwrap()
 }
 
 /// An authority in a directory of its own.
@@ -236,6 +237,18 @@ pub(crate) struct Running {
 impl Running {
     pub(crate) async fn start(authority: &Authority) -> Self {
         Self::start_knowing(authority, Some(Known::with(ACTOR_ID, &SigningKey::generate()))).await
+    }
+
+    /// A server with room for so much of large messages.
+    pub(crate) async fn start_holding(
+        authority: &Authority,
+        known: Arc<Known>,
+        max: MessageBytesMax,
+    ) -> Self {
+        let files = authority.issue(Identity::Service(ServiceName::Storage));
+        let mount = |echo: &Echo| builder(echo, Some(known)).message_bytes_max(max).build().unwrap();
+        let server = |mount| Server::new(mount, &files).unwrap();
+        Self::serve_mount(Echo::new(), mount, "127.0.0.1:0".parse().unwrap(), server).await
     }
 
     pub(crate) async fn start_on(address: SocketAddr, files: &TlsFiles) -> Self {
