@@ -43,4 +43,5 @@ mod tenants;
 mod terminals;
 mod times;
 mod unnamed;
+mod volumes;
 mod watching;

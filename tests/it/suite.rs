@@ -226,3 +226,11 @@ pub(crate) fn metric(dir: &Path, port: u16, name: &str) -> f64 {
     let line = line.unwrap_or_else(|| panic!("no metric {name} in:\n{text}"));
     line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")
 }
+
+/// The memory of a process, in KiB: `VmRSS` as it is, `VmHWM` at its peak.
+pub(crate) fn memory_kib(pid: u32, field: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let of_field = |line: &str| Some(line.strip_prefix(field)?.strip_prefix(':')?.trim().to_owned());
+    let value = status.lines().find_map(of_field).expect("such a field");
+    value.split(' ').next().and_then(|kib| kib.parse().ok()).expect("a number")
+}

@@ -13,7 +13,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use tonic::{Code, Status, Streaming};
 
 use crate::scene::Scene;
-use crate::suite::{PATIENCE, metric, stdout};
+use crate::suite::{PATIENCE, memory_kib, metric, stdout};
 
 type Client = FlowServiceClient<rpc::Channel>;
 
@@ -213,13 +213,6 @@ fn one_that_resumes_after_any_change_is_told_all_the_others() {
     scene.close();
 }
 
-/// The memory that a process has, in KiB.
-fn resident(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
-    line.split_whitespace().next().and_then(|kib| kib.parse().ok()).expect("a number")
-}
-
 #[test]
 fn one_that_stops_reading_is_ended_and_told_where_to_go_on() {
     const STALLED: u32 = 20;
@@ -241,7 +234,7 @@ fn one_that_stops_reading_is_ended_and_told_where_to_go_on() {
                 }
             }
         };
-        let before = resident(scene.up.process.pid());
+        let before = memory_kib(scene.up.process.pid(), "VmRSS");
         let mut stalled = Vec::new();
         for _ in 0..STALLED {
             // Each on a connection of its own: one that is full must not hold up the others.
@@ -253,7 +246,7 @@ fn one_that_stops_reading_is_ended_and_told_where_to_go_on() {
         let ended =
             || (metric(scene.up.dir(), scene.up.port() + 100, SLOW) >= f64::from(STALLED)).then_some(());
         wait_until_blocking(ended, PATIENCE, "those that do not read are ended");
-        let grown = resident(scene.up.process.pid()).saturating_sub(before);
+        let grown = memory_kib(scene.up.process.pid(), "VmRSS").saturating_sub(before);
         assert!(grown < 200 * 1024, "{grown} KiB for {STALLED} watchers that do not read");
 
         // Those that come back to read find what waited for them, and then the reason of the end.

@@ -13,7 +13,7 @@ use crate::flags::{ActorFlags, CommonFlags, ServingFlags, TlsFlags};
 use crate::notices::Notices;
 use crate::open_files::raise_open_files_limit;
 use crate::ops::{Info, Limits, Ops, OpsAccess, OpsAddress, OpsListener};
-use crate::own_process::{close_memory, close_new_files};
+use crate::own_process::{close_memory, close_new_files, give_back_large_allocations};
 use crate::panics::die_on_panic;
 use crate::readiness::Readiness;
 use crate::shutdown::{Hangup, Shutdown};
@@ -84,6 +84,7 @@ pub struct Host {
 #[must_use]
 pub fn run<A: App>() -> ExitCode {
     close_new_files();
+    give_back_large_allocations();
     let matches = command::<A>().get_matches();
     let parsed = CommonFlags::from_arg_matches(&matches)
         .and_then(|common| A::Config::from_arg_matches(&matches).map(|config| (common, config)));

@@ -32,7 +32,7 @@ pub use lock::Lock;
 pub use notices::{Notice, Notices};
 pub use open_files::raise_open_files_limit;
 pub use ops::{BadOpsAddress, Info, Limits, Ops, OpsAccess, OpsAddress, OpsListener, TokenFileError};
-pub use own_process::{close_memory, close_new_files, read_secret};
+pub use own_process::{close_memory, close_new_files, give_back_large_allocations, read_secret};
 pub use panics::die_on_panic;
 pub use readiness::{Condition, Readiness};
 pub use shutdown::{Hangup, Shutdown};

@@ -149,7 +149,7 @@ pub fn main() -> ExitCode {
     code.into()
 }
 
-/// Closes files and memory of a process that is to be a whole suite, before it has threads.
+/// Closes files and memory of a process that is to be a whole suite, and has it give back what it frees, before it has threads.
 fn close_up(command: &Command) -> Result<(), Failure> {
     let allow_core = match command {
         Command::Up(args) => args.allow_core,
@@ -157,6 +157,7 @@ fn close_up(command: &Command) -> Result<(), Failure> {
         _ => return Ok(()),
     };
     service::close_new_files();
+    service::give_back_large_allocations();
     if allow_core {
         return Ok(());
     }
