@@ -1,5 +1,6 @@
 //! Where nodes can run: the registry's view, and the choice among live runners.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
 use model::{ContextId, Isolation, Name, RunnerId, RunnerView, ScriptType, Target, Timestamp};
@@ -68,8 +69,11 @@ impl Load {
 
     /// An attempt there has ended.
     pub fn remove(&mut self, context: ContextId, runner: RunnerId) {
-        if let Some(count) = self.0.get_mut(&(context, runner)) {
-            *count = count.saturating_sub(1);
+        if let Entry::Occupied(mut count) = self.0.entry((context, runner)) {
+            *count.get_mut() = count.get().saturating_sub(1);
+            if *count.get() == 0 {
+                count.remove();
+            }
         }
     }
 
@@ -239,6 +243,20 @@ mod tests {
             last_seen: None,
             live,
         }
+    }
+
+    #[test]
+    fn a_runner_with_nothing_to_do_is_forgotten() {
+        let mut load = Load::default();
+        for runner in (1..=3).map(RunnerId) {
+            load.add(ContextId(1), runner);
+            load.add(ContextId(1), runner);
+            load.remove(ContextId(1), runner);
+            assert_eq!(load.of(ContextId(1), runner), 1);
+            load.remove(ContextId(1), runner);
+            load.remove(ContextId(1), runner);
+        }
+        assert!(load.0.is_empty());
     }
 
     #[test]

@@ -12,6 +12,9 @@ pub const BLOCK: u32 = 4096;
 /// A step needs at most this many: one message for each node it changes.
 pub const STEP_MAX: u32 = 1024;
 
+/// Callers whose blocks are kept. Beyond that those go that nobody waits for; ids are not used up so soon.
+pub const BLOCKS_MAX: usize = 4096;
+
 /// The blocks at hand.
 #[derive(Debug, Default)]
 pub struct MessageIds {
@@ -60,6 +63,9 @@ impl MessageIds {
 
     /// A reservation was answered; the rest of the block before is given up.
     pub fn add(&mut self, caller: Caller, first: u32) {
+        if self.blocks.len() >= BLOCKS_MAX {
+            self.blocks.retain(|_, block| block.asked);
+        }
         self.blocks.insert(caller, Block { next: first, end: first.saturating_add(BLOCK), asked: false });
     }
 
@@ -81,6 +87,19 @@ impl MessageIds {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_of_very_many_callers_go_and_those_that_were_asked_for_stay() {
+        let (mut ids, waiting) = (MessageIds::default(), (ContextId(1), ActorId(0)));
+        assert_eq!(ids.supply(waiting), Supply::Ask);
+        for caller in (1..=3 * 4096).map(|actor| (ContextId(1), ActorId(actor))) {
+            assert_eq!(ids.supply(caller), Supply::Ask);
+            ids.add(caller, 1);
+            assert_eq!(ids.supply(caller), Supply::Enough);
+            assert!(ids.blocks.len() <= BLOCKS_MAX);
+        }
+        assert_eq!(ids.supply(waiting), Supply::Wait);
+    }
 
     #[test]
     fn a_block_is_asked_for_once() {
