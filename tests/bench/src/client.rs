@@ -10,8 +10,8 @@ use proto::v1::runner_service_client::RunnerServiceClient;
 use proto::v1::watch_flow_response::Event;
 use proto::v1::{
     AddFlowNodesRequest, CreateFlowRequest, Flow, FlowSpec, FlowStatus, GetRunnerRequest, JobSpec,
-    ListFlowNodesRequest, ListRunnersRequest, NodeSpec, RegisterRunnerRequest, Script, SignalFlowRequest,
-    StartFlowRequest, SubmitFlowRequest, WatchFlowRequest, script,
+    ListFlowNodesRequest, ListFlowsRequest, ListRunnersRequest, NodeSpec, RegisterRunnerRequest, Script,
+    SignalFlowRequest, StartFlowRequest, SubmitFlowRequest, WatchFlowRequest, script,
 };
 use testkit::wait_until;
 
@@ -138,6 +138,17 @@ impl Client {
         } else {
             Err(format!("flow {flow_id} ended as {status:?}").into())
         }
+    }
+
+    /// Asks for the first page of flows, newest first, of this status if one is specified.
+    pub(crate) async fn list(&self, status: FlowStatus) -> Result<(), Error> {
+        let request = ListFlowsRequest {
+            context_id: self.context,
+            status: status.into(),
+            ..ListFlowsRequest::default()
+        };
+        self.flows.clone().list_flows(request).await?;
+        Ok(())
     }
 
     /// When the first node of a flow started, in milliseconds since 1970.

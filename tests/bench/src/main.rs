@@ -6,10 +6,11 @@
 //! one run with each other, or two commits on one machine.
 //!
 //! `make bench-size` measures one flow of 100,000 nodes, through separate processes, and 100,000 flows
-//! that wait for a signal. `make bench-dead` measures what one dead supervisor costs nine others.
+//! that wait for a signal; `mycora-bench finished [N]` what flows cost that have ended. `make bench-dead` measures what one dead supervisor costs nine others.
 
 mod client;
 mod dead;
+mod finished;
 mod load;
 mod machine;
 mod processes;
@@ -17,6 +18,7 @@ mod report;
 mod runtimes;
 mod size;
 
+use std::num::ParseIntError;
 use std::process::ExitCode;
 
 use client::Client;
@@ -45,8 +47,10 @@ async fn bench() -> ExitCode {
         ["large"] => sizes(true, false).await,
         ["waiting"] => sizes(false, true).await,
         ["size"] => sizes(true, true).await,
+        ["finished"] => finished(Ok(finished::FINISHED)).await,
+        ["finished", flows] => finished(flows.parse()).await,
         _ => {
-            eprintln!("give nothing, or one of: runtimes, dead, large, waiting, size (both)");
+            eprintln!("give nothing, or one of: runtimes, dead, large, waiting, size (both), finished [N]");
             return ExitCode::from(2);
         }
     };
@@ -70,6 +74,14 @@ async fn run() -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
     running.stop().await?;
     let mut report = measured?;
     runtimes::measure(&mut report).await?;
+    Ok(report)
+}
+
+async fn finished(
+    flows: Result<u32, ParseIntError>,
+) -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
+    let mut report = Report::new(machine::describe());
+    finished::measure(&mut report, flows?).await?;
     Ok(report)
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::finished::Finished;
 use crate::runtimes::Language;
 
 /// Gathers figures and prints them in the end.
@@ -99,6 +100,19 @@ impl Report {
         self.row("  idle for a minute", format!("suite {}, Redis {}", percent(suite), percent(redis)));
         self.row("  memory", format!("suite {}, Redis {}", mib(suite_bytes), mib(redis_bytes)));
         self.row("  one of them, from signal to end", millis(woke));
+    }
+
+    /// Flows that have ended.
+    pub(crate) fn finished(&mut self, finished: &Finished) {
+        let Finished { flows, rates, suite_bytes, redis_bytes, lists, start } = finished;
+        let rates: Vec<String> = rates.iter().map(|rate| format!("{rate:.0}")).collect();
+        self.row(&format!("{flows} flows of one job"), format!("{} a second", rates.join(", ")));
+        let memory: Vec<String> = suite_bytes.iter().map(|bytes| mib(*bytes)).collect();
+        self.row("  memory of the suite", memory.join(", "));
+        self.row("  memory of Redis", mib(*redis_bytes));
+        let [all, of_status, none] = (*lists).map(millis);
+        self.row("  a page of all, of finished, of failed", format!("{all}, {of_status}, {none}"));
+        self.row("  a start", secs(*start));
     }
 
     /// Times of whole flows of one job at nine supervisors, with a tenth alive, killed and hanging.
