@@ -184,7 +184,12 @@ async fn handle(
         if let Some(connection) = connection_of(&request) {
             connection.identify(actor)?;
         }
-        let turn = rooms.turns.take(actor, shape).await?;
+        let turn = tokio::select! {
+            biased;
+            turn = rooms.turns.take(actor, shape) => turn?,
+            // A turn may be long in coming, and nothing is done then for whoever is believed no more.
+            revoked = believed.clone().until_revoked() => return Ok(revoked.into_http()),
+        };
         request.extensions_mut().insert(turn.left());
         _turn = Some(turn);
     }

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use futures_util::future::{pending, ready};
 use futures_util::{FutureExt as _, StreamExt as _, stream};
-use identity::{Identity, SigningKey, Token, TrustDomain};
+use identity::{ActorKey, Identity, SigningKey, Token, TrustDomain};
 use model::{ActorId, ContextId, Role, Timestamp};
 use prometheus::Registry;
-use rpc::{CallRate, Channel, Directory, ErrorView, Membership, answer_while_member, while_member};
+use rpc::{
+    CallRate, Channel, Directory, ErrorView, KnownActor, Membership, answer_while_member, while_member,
+};
 use tonic::{Code, Request, Status};
 
 use crate::known::Known;
@@ -286,6 +288,31 @@ async fn calls_that_wait_end_with_what_allowed_them() {
     assert_eq!(refused(ended), unauthenticated("IDENTITY_REVOKED"));
     stage.known.forget(ACTOR_ID);
     let ended = tokio::time::timeout(PATIENCE, by_certificate).await.expect("it goes on");
+    assert_eq!(refused(ended), unauthenticated("IDENTITY_REVOKED"));
+}
+
+/// A call that waits until the share of its actor allows for it has done nothing yet, and does nothing any more.
+#[tokio::test]
+async fn a_call_that_waits_for_its_turn_ends_with_what_allowed_it() {
+    let stage = Stage::new().await;
+    let other = SigningKey::generate();
+    let key = ActorKey { key: other.verifying_key(), not_before: Timestamp::default(), revoked_at: None };
+    stage.known.put(ActorId(8), KnownActor { keys: vec![key], certificates_not_before: None });
+    who_am_i(&stage.channel(Identity::Actor(ActorId(8)))).await.unwrap();
+    let channel = stage.channel(ACTOR);
+    call(&channel, "Use", Request::new(text(""))).await.unwrap();
+
+    let asked = stage.known.asked();
+    let mut waiting = Box::pin(who_am_i(&channel));
+    let arrived = async {
+        while stage.known.asked() == asked {
+            assert!(futures_util::poll!(&mut waiting).is_pending());
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, arrived).await.expect("it arrives");
+    stage.known.forget(ACTOR_ID);
+    let ended = tokio::time::timeout(PATIENCE, waiting).await.expect("it goes on");
     assert_eq!(refused(ended), unauthenticated("IDENTITY_REVOKED"));
 }
 

@@ -41,6 +41,7 @@ pub(crate) const POLICY: PolicyTable<'static> = &[
     ("/test.Echo/Administer", &[Allow::AnyActor]),
     ("/test.Echo/Wait", &[Allow::Service(ServiceName::Scheduler), Allow::AnyActor]),
     ("/test.Echo/Stream", &[Allow::Service(ServiceName::Scheduler), Allow::AnyActor]),
+    ("/test.Echo/Use", &[Allow::AnyActor]),
     ("/test.Echo/Header", &[Allow::Anyone]),
 ];
 
@@ -56,7 +57,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// `Stream` sends back what it gets, `WhoAmI` and `Administer` say who calls, `Never` and `Wait` never answer. `Header`
 /// gives a header of the request, `Left` the milliseconds until the deadline, `Relay` what the next service answers to
-/// that method, `Bare` fails with that code and nothing else.
+/// that method, `Bare` fails with that code and nothing else, `Use` leaves more jobs than its caller's share allows for.
 #[derive(Clone)]
 pub(crate) struct Echo {
     /// How many streams its tasks are serving.
@@ -115,6 +116,10 @@ impl Echo {
                     .await
                     .map_err(passed_on)?
             }
+            "Use" => {
+                rpc::leaves_jobs(&request, usize::MAX);
+                asked
+            }
             "Bare" => return Err(Status::new(Code::from_i32(asked.parse().unwrap()), "bare")),
             _ => std::future::pending().await,
         };
@@ -133,7 +138,8 @@ pub(crate) fn descriptors() -> &'static [u8] {
         options: None,
     };
     let methods =
-        ["Stream", "WhoAmI", "Administer", "Never", "Wait", "Header", "Left", "Relay", "Bare"].map(method);
+        ["Stream", "WhoAmI", "Administer", "Never", "Wait", "Header", "Left", "Relay", "Bare", "Use"]
+            .map(method);
     let service =
         ServiceDescriptorProto { name: Some("Echo".to_owned()), method: methods.into(), options: None };
     let mut file =
