@@ -1,5 +1,6 @@
 //! The one client type: over mTLS, or straight into the same process.
 
+pub(crate) mod answer;
 pub(crate) mod health;
 pub(crate) mod introduction;
 pub(crate) mod local;
@@ -18,17 +19,16 @@ use rustls_pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tonic::Status;
 use tonic::body::Body;
 use tonic::transport::Endpoint;
-use tonic::{Code, Status, TimeoutExpired};
 use tower::{Service, service_fn};
 
 use crate::caller::Caller;
+use crate::channel::answer::{not_reached, received};
 use crate::channel::local::LocalHandle;
-use crate::error::view::connection_broke;
-use crate::error::{Error, ErrorKind, Reason};
 use crate::gate::Gate;
-use crate::gate::deadline::{deadline_exceeded, pass_on};
+use crate::gate::deadline::pass_on;
 use crate::tls::{ALPN_H2, ClientTls, TlsError, TlsFiles};
 
 /// TCP and TLS together.
@@ -140,7 +140,7 @@ impl Service<Request<Body>> for Channel {
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
         match &mut self.0 {
             Way::Remote { channel, target } => {
-                channel.poll_ready(cx).map_err(|error| unreachable_status(target, error.into()))
+                channel.poll_ready(cx).map_err(|error| not_reached(target, &error))
             }
             Way::Local { .. } => Poll::Ready(Ok(())),
         }
@@ -153,7 +153,10 @@ impl Service<Request<Body>> for Channel {
         match &mut self.0 {
             Way::Remote { channel, target } => {
                 let (answer, target) = (channel.call(request), target.clone());
-                Box::pin(async move { answer.await.map_err(|e| unreachable_status(&target, e.into())) })
+                Box::pin(async move {
+                    let answer = answer.await.map_err(|error| not_reached(&target, &error))?;
+                    received(answer, &target)
+                })
             }
             Way::Local { handle, caller } => {
                 // Whatever the caller was asked with stays with the caller.
@@ -210,26 +213,6 @@ fn endpoint(authority: &Authority) -> Endpoint {
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .keep_alive_while_idle(true)
-}
-
-/// What broke before there was an answer. Tonic calls some of it UNKNOWN or CANCELLED; every other
-/// stack says UNAVAILABLE, or DEADLINE_EXCEEDED when the call's own time was up, and so do we.
-fn unreachable_status(target: &str, error: BoxError) -> Status {
-    let mut cause: &dyn std::error::Error = &*error;
-    let mut timed_out = cause.is::<TimeoutExpired>();
-    while let Some(deeper) = cause.source() {
-        cause = deeper;
-        timed_out |= cause.is::<TimeoutExpired>();
-    }
-    if timed_out {
-        return deadline_exceeded(target).into();
-    }
-    let message = format!("cannot reach {target}: {cause}");
-    let status = Status::from_error(error);
-    if status.code() == Code::Unavailable || connection_broke(&status) {
-        return Error::new(ErrorKind::Unavailable, Reason::PeerUnavailable, message).into();
-    }
-    status
 }
 
 pub(crate) fn parse_address(address: &str) -> Result<Authority, ChannelError> {

@@ -94,7 +94,7 @@ impl Retry {
 
 /// Whether this status was not sent by the server but made on this side, from
 /// an error of the connection: only such a one has a source.
-pub(crate) fn connection_broke(status: &Status) -> bool {
+fn connection_broke(status: &Status) -> bool {
     matches!(status.code(), Code::Unknown | Code::Cancelled | Code::Internal) && status.source().is_some()
 }
 

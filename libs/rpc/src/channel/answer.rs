@@ -1,0 +1,213 @@
+//! Answers that came over a connection: what breaks off, or is no answer of a gRPC server, is told as that.
+//!
+//! Tonic tells a broken connection as INTERNAL, UNKNOWN or CANCELLED, as it comes, and reads the page of a proxy as if it
+//! were a message. Here the one becomes UNAVAILABLE, so that whoever reads a stream knows that it may go on elsewhere,
+//! and the other is told by its HTTP status.
+
+use std::error::Error as StdError;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, Response, StatusCode};
+use http_body::{Frame, SizeHint};
+use tonic::body::Body;
+use tonic::{Code, Status, TimeoutExpired};
+
+use crate::error::{Error, ErrorKind, Reason};
+use crate::gate::deadline::deadline_exceeded;
+
+/// How the content types of gRPC begin.
+const GRPC: &str = "application/grpc";
+
+/// Takes over an answer of `target`.
+///
+/// # Errors
+/// When it is none of a gRPC server.
+pub(crate) fn received(answer: Response<Body>, target: &Arc<str>) -> Result<Response<Body>, Status> {
+    let told = answer.headers().contains_key(Status::GRPC_STATUS);
+    if !told && !is_grpc(answer.headers()) {
+        return Err(foreign(&answer, target).into());
+    }
+    let target = Arc::clone(target);
+    Ok(answer.map(|body| Body::new(ReceivedBody { body: Some(body), target, told })))
+}
+
+/// UNAVAILABLE for what broke before there was an answer; DEADLINE_EXCEEDED when the call's own time was up.
+pub(crate) fn not_reached(target: &str, error: &(dyn StdError + 'static)) -> Status {
+    failed(error, target, |cause| format!("cannot reach {target}: {cause}"))
+}
+
+/// The same for what broke while an answer was read.
+fn broken_off(target: &str, error: &(dyn StdError + 'static)) -> Status {
+    failed(error, target, |cause| format!("the connection to {target} broke: {cause}"))
+}
+
+fn failed(
+    error: &(dyn StdError + 'static),
+    target: &str,
+    message: impl FnOnce(&dyn StdError) -> String,
+) -> Status {
+    let mut cause = error;
+    loop {
+        if cause.is::<TimeoutExpired>() {
+            return deadline_exceeded(target).into();
+        }
+        if let Some(own) = of_this_side(cause) {
+            return own.clone();
+        }
+        match cause.source() {
+            Some(deeper) => cause = deeper,
+            None => break,
+        }
+    }
+    Error::unavailable(Reason::PeerUnavailable, message(cause)).into()
+}
+
+/// What this side decided, as about a request that is too large to be sent: no connection broke.
+fn of_this_side<'a>(cause: &'a (dyn StdError + 'static)) -> Option<&'a Status> {
+    let status = cause.downcast_ref::<Status>().filter(|status| status.source().is_none())?;
+    let decided =
+        !matches!(status.code(), Code::Unknown | Code::Cancelled | Code::Internal | Code::Unavailable);
+    decided.then_some(status)
+}
+
+fn is_grpc(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(GRPC.as_bytes()))
+}
+
+/// What an answer that is none of a gRPC server means, by its HTTP status.
+fn foreign(answer: &Response<Body>, target: &str) -> Error {
+    let status = answer.status();
+    let kind = answer.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let kind = kind.map(|kind| format!(" ({kind})")).unwrap_or_default();
+    let (error_kind, reason) = match status {
+        StatusCode::UNAUTHORIZED => (ErrorKind::Unauthenticated, Reason::IdentityRequired),
+        StatusCode::FORBIDDEN => (ErrorKind::PermissionDenied, Reason::MethodNotAllowed),
+        StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => {
+            (ErrorKind::ResourceExhausted, Reason::LimitExceeded)
+        }
+        StatusCode::TOO_MANY_REQUESTS => (ErrorKind::Unavailable, Reason::PeerUnavailable),
+        status if status.is_server_error() => (ErrorKind::Unavailable, Reason::PeerUnavailable),
+        _ => (ErrorKind::Unimplemented, Reason::Unimplemented),
+    };
+    let message = format!(
+        "{target} answers with HTTP {status}{kind}, as a proxy or a web server does: no gRPC server of Mycora was \
+         reached. Look at the proxy in between, or at the address"
+    );
+    Error::new(error_kind, reason, message).with("http_status", status.as_u16())
+}
+
+/// The rest of an answer.
+struct ReceivedBody {
+    /// Dropped when it is over.
+    body: Option<Body>,
+    target: Arc<str>,
+    /// How the call ended was told: what ends now is whole.
+    told: bool,
+}
+
+impl http_body::Body for ReceivedBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        let Some(body) = &mut this.body else { return Poll::Ready(None) };
+        let ended = match Pin::new(body).poll_frame(cx) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Some(Ok(frame))) => {
+                this.told |= frame.trailers_ref().is_some_and(|all| all.contains_key(Status::GRPC_STATUS));
+                return Poll::Ready(Some(Ok(frame)));
+            }
+            Poll::Ready(ended) => ended,
+        };
+        this.body = None;
+        Poll::Ready(match ended {
+            Some(Err(error)) => Some(Err(broken_off(&this.target, &error))),
+            // Hyper tells nothing of a stream that was reset without an error.
+            _ if !this.told => Some(Err(Error::unavailable(
+                Reason::PeerUnavailable,
+                format!("{} broke off in the middle of its answer", this.target),
+            )
+            .into())),
+            _ => None,
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.told && self.body.as_ref().is_none_or(http_body::Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+    use crate::error::view::{ErrorView, Retry};
+
+    fn target() -> Arc<str> {
+        Arc::from("storage:7701")
+    }
+
+    fn page(status: u16, kind: &str) -> Response<Body> {
+        let page = Response::builder().status(status).header(CONTENT_TYPE, kind);
+        page.body(Body::new("<html>".to_owned())).expect("a response")
+    }
+
+    #[test]
+    fn what_a_proxy_answers_is_told_as_that() {
+        for (status, code, retry) in [
+            (200, Code::Unimplemented, Retry::Never),
+            (401, Code::Unauthenticated, Retry::Never),
+            (403, Code::PermissionDenied, Retry::Never),
+            (404, Code::Unimplemented, Retry::Never),
+            (429, Code::Unavailable, Retry::Again { after: None }),
+            (431, Code::ResourceExhausted, Retry::Never),
+            (500, Code::Unavailable, Retry::Again { after: None }),
+            (502, Code::Unavailable, Retry::Again { after: None }),
+            (503, Code::Unavailable, Retry::Again { after: None }),
+        ] {
+            let refused = received(page(status, "text/html"), &target()).expect_err("no gRPC");
+            let view = ErrorView::from(&refused);
+            assert_eq!((view.code, Retry::of(&refused)), (code, retry), "{status}");
+            assert!(view.message.contains(&format!("HTTP {status}")), "{view}");
+            assert!(view.message.contains("storage:7701") && view.message.contains("text/html"), "{view}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_whole_when_its_end_was_told() {
+        let answer = |headers: &[(&str, &str)]| {
+            let answer = Response::builder().header(CONTENT_TYPE, "application/grpc+proto");
+            let answer = headers.iter().fold(answer, |answer, (name, value)| answer.header(*name, *value));
+            received(answer.body(Body::empty()).expect("a response"), &target()).expect("gRPC")
+        };
+        let whole = answer(&[("grpc-status", "5")]).into_body().collect().await.expect("it is whole");
+        assert!(whole.to_bytes().is_empty());
+        let broken = answer(&[]).into_body().collect().await.expect_err("nothing said how it ended");
+        let view = ErrorView::from(&broken);
+        assert_eq!((view.code, view.reason.as_str()), (Code::Unavailable, "PEER_UNAVAILABLE"));
+    }
+
+    #[tokio::test]
+    async fn whatever_breaks_an_answer_it_is_unavailable() {
+        for told in [Status::internal("h2 protocol error"), Status::unknown("x"), Status::cancelled("x")] {
+            let body = http_body_util::StreamBody::new(tokio_stream::once(Err::<Frame<Bytes>, _>(told)));
+            let answer = Response::builder().header(CONTENT_TYPE, GRPC).body(Body::new(body));
+            let answer = received(answer.expect("a response"), &target()).expect("gRPC");
+            let broken = answer.into_body().collect().await.expect_err("it breaks");
+            assert_eq!(broken.code(), Code::Unavailable, "{broken}");
+        }
+    }
+}
