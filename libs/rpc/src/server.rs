@@ -36,6 +36,10 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Streams of one connection at once.
 pub(crate) const CONNECTION_STREAMS_MAX: u32 = 1024;
+/// Streams of one connection that a client may give up before this server has come to look at them. H2 would end the
+/// connection after 20, which a client is beyond that was stopped for a moment, or found this process stopped, with more
+/// calls under way. As many as it may have open are its right.
+const PENDING_RESETS_MAX: usize = CONNECTION_STREAMS_MAX as usize;
 /// Headers up to this are read, so that the gate can say what is wrong with those that are too large; beyond it
 /// HTTP/2 itself answers, with status 431.
 const HEADERS_READ_BYTES_MAX: u32 = 4 * HEADER_LIST_BYTES_MAX as u32;
@@ -174,6 +178,7 @@ fn http2_server() -> tonic::transport::Server {
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         .max_concurrent_streams(CONNECTION_STREAMS_MAX)
+        .http2_max_pending_accept_reset_streams(Some(PENDING_RESETS_MAX))
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .initial_stream_window_size(CONNECTION_WINDOW_BYTES)
         .http2_max_header_list_size(HEADERS_READ_BYTES_MAX)
