@@ -1,12 +1,13 @@
 //! What clients see of flows: read from storage, never from memory.
 //!
-//! - [`reader`]: one flow in the name of one actor, on which the others stand;
+//! - [`reader`]: one flow in the name of one actor, on which the others stand; [`patience`]: what it does while storage is away;
 //! - [`watch`]: a snapshot, then each change; [`position`]: where a watch stands; [`logs`]: output;
 //! - [`explain`]: why a node is where it is; [`drawing`]: a flow as a picture.
 
 pub mod drawing;
 pub mod explain;
 pub mod logs;
+pub mod patience;
 pub mod position;
 pub mod reader;
 pub mod watch;

@@ -68,6 +68,7 @@ pub async fn outcome(mut reader: FlowReader, wait: Duration) -> Result<RunJobRes
 
 async fn wait_for_end(reader: &mut FlowReader) -> Result<(), Status> {
     let mut events = reader.events(String::new()).await?;
+    reader.is_patient = true;
     if is_end(&reader.flow().await?) {
         return Ok(());
     }

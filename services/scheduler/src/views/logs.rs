@@ -98,6 +98,7 @@ impl LogStream {
     async fn stream(&mut self, wanted: &Wanted) -> Result<(), Status> {
         let node = wanted.node.as_str();
         let mut events = self.reader.events(String::new()).await?;
+        self.reader.is_patient = true;
         let Page { nodes, home, .. } = self.reader.all_nodes().await?;
         self.nodes = nodes
             .iter()

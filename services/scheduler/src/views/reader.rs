@@ -7,10 +7,11 @@ use proto::internal::v1::{
     ReadMessageResponse, ReadNodesRequest, ReadNodesResponse, WatchEventsRequest, WatchEventsResponse,
 };
 use proto::v1::{Flow, FlowStatus};
-use tonic::{Status, Streaming};
+use tonic::{Response, Status, Streaming};
 
 use crate::clients::FlowStoreClient;
 use crate::error::bad_store;
+use crate::views::patience::Patience;
 
 /// Nodes read in one call.
 const PAGE: u32 = 500;
@@ -26,6 +27,8 @@ pub struct FlowReader {
     pub context: ContextId,
     /// Which flow.
     pub flow: FlowId,
+    /// What is read is waited for while storage is away.
+    pub is_patient: bool,
 }
 
 /// Some nodes, and as of which change of the context.
@@ -44,7 +47,23 @@ impl FlowReader {
     /// A reader of the flow of this number.
     #[must_use]
     pub const fn new(store: FlowStoreClient, actor: ActorId, context_id: u32, flow_id: u32) -> Self {
-        Self { store, actor, context: ContextId(context_id), flow: FlowId(flow_id) }
+        let (context, flow) = (ContextId(context_id), FlowId(flow_id));
+        Self { store, actor, context, flow, is_patient: false }
+    }
+
+    /// Asks storage, and asks again as long as a patient reader waits.
+    async fn ask<T, F>(&self, mut ask: impl FnMut(FlowStoreClient) -> F) -> Result<T, Status>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let mut patience = Patience::default();
+        loop {
+            match ask(self.store.clone()).await {
+                Ok(answer) => return Ok(answer.into_inner()),
+                Err(status) if self.is_patient => patience.after(status).await?,
+                Err(status) => return Err(status),
+            }
+        }
     }
 
     /// The flow without its nodes.
@@ -74,7 +93,7 @@ impl FlowReader {
             on_behalf_of: self.actor.0,
             purpose: purpose.into(),
         };
-        let record = self.store.read_flow(request).await?.into_inner().flow;
+        let record = self.ask(|mut store| async move { store.read_flow(request).await }).await?.flow;
         record.ok_or_else(|| bad_store("a flow without its record"))
     }
 
@@ -102,7 +121,7 @@ impl FlowReader {
         for part in jobs.chunks(PAGE as usize) {
             let job_ids = part.iter().map(|job| job.0).collect();
             let request = ReadNodesRequest { job_ids, ..self.nodes_request(String::new()) };
-            let page = self.store.read_nodes(request).await?.into_inner();
+            let page = self.read_nodes(request).await?;
             let part: Result<Vec<_>, _> =
                 page.nodes.iter().map(|json| serde_json::from_slice(json)).collect();
             nodes.extend(part.map_err(bad_store)?);
@@ -118,6 +137,14 @@ impl FlowReader {
         let request =
             ReadMessageRequest { context_id: self.context.0, message_key, on_behalf_of: self.actor.0 };
         Ok(self.store.read_message(request).await?.into_inner())
+    }
+
+    async fn read_nodes(&self, request: ReadNodesRequest) -> Result<ReadNodesResponse, Status> {
+        self.ask(|mut store| {
+            let request = request.clone();
+            async move { store.read_nodes(request).await }
+        })
+        .await
     }
 
     fn nodes_request(&self, page_token: String) -> ReadNodesRequest {
@@ -141,7 +168,7 @@ impl FlowReader {
             return Ok(None);
         }
         let request = self.nodes_request(after.map(|page| page.next.clone()).unwrap_or_default());
-        let page = self.store.read_nodes(request).await?.into_inner();
+        let page = self.read_nodes(request).await?;
         let home = home(&page)?;
         let nodes = page.nodes.iter().map(|json| serde_json::from_slice(json));
         let nodes = nodes.collect::<Result<_, _>>().map_err(bad_store)?;
@@ -181,15 +208,26 @@ impl FlowReader {
             offset,
             on_behalf_of: self.actor.0,
         };
-        Ok(self.store.read_log(request).await?.into_inner())
+        self.ask(|mut store| async move { store.read_log(request).await }).await
     }
 
     /// The flow's events after a position, from now on when it is empty. The first answer is there:
-    /// from it on nothing is missed.
+    /// from it on nothing is missed, also where storage is away for a while.
     ///
     /// # Errors
     /// As storage's; OUT_OF_RANGE when the position is gone.
     pub async fn events(&mut self, position: String) -> Result<Events, Status> {
+        let (begin, answers) = self.watch_events(position).await?;
+        let reader = Self { is_patient: false, ..self.clone() };
+        let (position, patience) = (begin.clone(), Patience::default());
+        Ok(Events { reader, answers: Some(answers), position, patience, begin })
+    }
+
+    /// One stream of events, and where it begins.
+    async fn watch_events(
+        &mut self,
+        position: String,
+    ) -> Result<(String, Streaming<WatchEventsResponse>), Status> {
         let request = WatchEventsRequest {
             context_id: self.context.0,
             flow_id: self.flow.0,
@@ -197,31 +235,57 @@ impl FlowReader {
             position,
         };
         let mut answers = self.store.watch_events(request).await?.into_inner();
-        let first = next(&mut answers).await?;
-        Ok(Events { answers, begin: first.position })
+        Ok((next(&mut answers).await?.position, answers))
     }
 }
 
-/// The events of a flow.
+/// The events of a flow, over as many streams as it takes.
 #[derive(Debug)]
 pub struct Events {
-    answers: Streaming<WatchEventsResponse>,
+    reader: FlowReader,
+    /// Nothing after a stream that broke, until the next one stands.
+    answers: Option<Streaming<WatchEventsResponse>>,
+    /// Behind the last answer.
+    position: String,
+    patience: Patience,
     /// The position before the first of them.
     pub begin: String,
 }
 
 impl Events {
-    /// The next event, nothing for a sign of life; with the position after it.
+    /// The next event, nothing for a sign of life; with the position after it. Cancel safe.
     ///
     /// # Errors
-    /// UNAVAILABLE when the stream ends, else as storage's.
+    /// UNAVAILABLE when storage is away for too long, else as storage's.
     pub async fn next(&mut self) -> Result<(Option<Event>, String), Status> {
-        let answer = next(&mut self.answers).await?;
+        let answer = loop {
+            match self.answer().await {
+                Ok(answer) => break answer,
+                Err(status) => {
+                    self.answers = None;
+                    self.patience.after(status).await?;
+                }
+            }
+        };
+        self.patience.answered();
+        self.position.clone_from(&answer.position);
         if answer.event_json.is_empty() {
             return Ok((None, answer.position));
         }
         let event = serde_json::from_slice(&answer.event_json).map_err(bad_store)?;
         Ok((Some(event), answer.position))
+    }
+
+    /// The next answer of the stream, or of a new one that goes on where the last one broke.
+    async fn answer(&mut self) -> Result<WatchEventsResponse, Status> {
+        let answers = match &mut self.answers {
+            Some(answers) => answers,
+            None => {
+                let (_, answers) = self.reader.watch_events(self.position.clone()).await?;
+                self.answers.insert(answers)
+            }
+        };
+        next(answers).await
     }
 }
 

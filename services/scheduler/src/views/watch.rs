@@ -89,6 +89,7 @@ impl Watch {
     async fn watch(&mut self, resume_position: String) -> Result<(), Ended> {
         let resumed = !resume_position.is_empty();
         let mut events = self.reader.events(resume_position.clone()).await?;
+        self.reader.is_patient = true;
         let flow = self.reader.flow().await?;
         let is_over = is_end(&flow);
         // Of one that resumes, the flow when it had ended: its end may lie before the position.
