@@ -24,6 +24,7 @@ mod processes;
 mod pushed;
 mod quarantine;
 mod random;
+mod redis_ends;
 mod refusals;
 mod removals;
 mod repeats;

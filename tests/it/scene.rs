@@ -151,3 +151,9 @@ impl Scene {
         self.up.stop();
     }
 }
+
+/// The process of the private Redis, as `up` has recorded it.
+pub(crate) fn redis_pid(scene: &Scene) -> Option<String> {
+    let record = std::fs::read_to_string(scene.path().join("data/redis.pid")).ok()?;
+    record.split(' ').next().map(str::to_owned)
+}

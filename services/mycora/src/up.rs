@@ -16,6 +16,7 @@ mod suite;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use model::Address;
 use model::dialing::AddressRules;
@@ -205,7 +206,7 @@ impl Running {
 /// no `redis-server`.
 pub async fn start(options: Options) -> Result<Running, UpError> {
     let notice = Notice { quiet: options.quiet };
-    let dir = DataDir::open(&options.data_dir)?;
+    let dir = Arc::new(DataDir::open(&options.data_dir)?);
     let (listener, ops_listener) = bind(options.port).await?;
     let port = listener.local_addr().map_err(UpError::Address)?.port();
     let certificates = certificates::prepare(&dir, options.pki_dir.as_deref())?;
@@ -236,7 +237,7 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
 
 /// Runs until asked to end, or until a part ends by itself; then ends the rest.
 async fn supervise(
-    dir: DataDir,
+    dir: Arc<DataDir>,
     mut redis: PrivateRedis,
     mut suite: Suite,
     stop: CancellationToken,
@@ -246,7 +247,7 @@ async fn supervise(
         // First: once the end was asked for, parts that end are no failure.
         biased;
         () = stop.cancelled() => Ok(()),
-        error = redis.ended() => Err(error),
+        error = redis.lost() => Err(error),
         error = suite.failed() => Err(error),
     };
     if let Err(error) = &result {

@@ -144,7 +144,7 @@ fn failed(error: &UpError) -> Failure {
     let text = error_chain(error);
     match error {
         UpError::PortTooHigh { .. } | UpError::SocketPath { .. } => Failure::Invalid(text),
-        UpError::Task(_) | UpError::Ended { .. } | UpError::RedisEnded { .. } => Failure::Failed(text),
+        UpError::Task(_) | UpError::Ended { .. } | UpError::RedisLost { .. } => Failure::Failed(text),
         _ => Failure::Unreachable(text),
     }
 }

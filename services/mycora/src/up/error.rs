@@ -58,10 +58,12 @@ pub enum UpError {
     #[error("redis-server cannot be started")]
     RedisStart(#[source] io::Error),
     /// Redis ended while it started.
-    #[error("redis-server ended while it started ({status}); {} says why", log.display())]
+    #[error("redis-server ended while it started ({status}); the end of {}, which says why:\n{last}", log.display())]
     RedisEarlyEnd {
         /// How it ended.
         status: String,
+        /// The last lines of its log.
+        last: String,
         /// Where it says why.
         log: PathBuf,
     },
@@ -73,11 +75,19 @@ pub enum UpError {
         /// Where it may say why.
         log: PathBuf,
     },
-    /// Redis ended while it was needed.
-    #[error("redis-server ended ({status}); start again to go on where it was")]
-    RedisEnded {
-        /// How it ended.
-        status: String,
+    /// Redis ended while it was needed, and does not start any more.
+    #[error(
+        "redis-server ended and could not be started again in {starts} tries; mend what is in its way ({}) and start again to go \
+         on where it was. The last try: {why}",
+        log.display()
+    )]
+    RedisLost {
+        /// How many tries there were.
+        starts: u32,
+        /// What came of the last one.
+        why: String,
+        /// Its log.
+        log: PathBuf,
     },
     /// Redis cannot be ended.
     #[error("redis-server cannot be stopped")]

@@ -2,11 +2,16 @@
 //!
 //! It listens on a socket in the data directory only. Its configuration, the
 //! passwords included, reaches it through its standard input, so that they
-//! stand neither in arguments nor in the environment.
+//! stand neither in arguments nor in the environment. When it ends by itself
+//! it is started again on the same data, and clients connect anew.
+
+mod keeper;
 
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kv::Endpoint;
@@ -14,8 +19,12 @@ use model::id::Uid;
 use storage::Durability;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::{Child, Command};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
+use self::keeper::{Keeper, Loss};
 use super::directory::DataDir;
 use super::disk::SharedDisk;
 use super::process::ProcessRecord;
@@ -34,31 +43,37 @@ const PASSWORD: &str = "redis.password";
 const RECORD: &str = "redis.pid";
 /// The longest path that a unix socket can have, on Linux.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// How long it may say nothing while it starts. One that reads its data says so, and may take as long as it needs.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(5);
+/// How much of the end of its log an error shows.
+const LAST_LINES: usize = 5;
+const LAST_BYTES: u64 = 4096;
 
 /// What the runner pool may do: its queues, and nothing administrative.
 const RUNNER_RULES: &str = "~hero:* resetchannels -@all +@read +@write +@stream +@blocking +@connection \
      +@scripting +time -@dangerous -script|flush -script|kill -function +client|unblock +client|id";
 
-/// The server, and how to reach it.
+/// The server, kept running, and how to reach it.
 #[derive(Debug)]
 pub(super) struct PrivateRedis {
-    child: Child,
     socket: PathBuf,
     password: Zeroizing<String>,
     runner_password: Zeroizing<String>,
-    record: PathBuf,
+    /// Ends it, and what keeps it running.
+    stop: CancellationToken,
+    keeper: JoinHandle<io::Result<()>>,
+    lost: watch::Receiver<Option<Loss>>,
 }
 
 impl PrivateRedis {
-    /// Stops an orphan of an earlier life, and starts the server on the directory's data.
+    /// Stops an orphan of an earlier life, starts the server on the directory's data, and keeps it running.
     ///
     /// # Errors
     /// When there is no `redis-server`, it cannot start, or the path of its socket is too long.
     pub(super) async fn start(
-        dir: &DataDir,
+        dir: &Arc<DataDir>,
         durability: Durability,
         memory: u64,
         notice: &Notice,
@@ -71,25 +86,20 @@ impl PrivateRedis {
         prepare_files(dir)?;
         let (password, runner_password) = (secret(), secret());
         dir.write_secret(PASSWORD, &password)?;
-        let mut child = spawn(dir)?;
-        let record = dir.join(RECORD);
-        let pid = child.id().unwrap_or_default();
-        let process = ProcessRecord::of(pid).map_err(UpError::RedisStart)?;
-        dir.write_secret(RECORD, &process.to_string())?;
-        let text = configuration(dir, durability, memory, &password, &runner_password);
-        let mut stdin =
-            child.stdin.take().ok_or_else(|| UpError::RedisStart(io::ErrorKind::BrokenPipe.into()))?;
-        stdin.write_all(text.as_bytes()).await.map_err(UpError::RedisStart)?;
-        drop(stdin);
-        let mut redis = Self { child, socket, password, runner_password, record };
-        redis.wait_until_ready(dir).await?;
-        Ok(redis)
+        let configuration = configuration(dir, durability, memory, &password, &runner_password);
+        let endpoint = endpoint(&socket, &password);
+        let server = Server { dir: Arc::clone(dir), configuration, endpoint };
+        let child = server.start().await?;
+        let (stop, (lose, lost)) = (CancellationToken::new(), watch::channel(None));
+        let keeper = Keeper { server, notice: *notice, stop: stop.clone(), lose };
+        let keeper = tokio::spawn(keeper.keep(child));
+        Ok(Self { socket, password, runner_password, stop, keeper, lost })
     }
 
     /// For the coordinator: every database, every command.
     #[must_use]
     pub(super) fn endpoint(&self) -> Endpoint {
-        Endpoint::unix(&self.socket).with_credentials(None, self.password.as_str())
+        endpoint(&self.socket, &self.password)
     }
 
     /// For the supervisor: its own database.
@@ -127,57 +137,120 @@ impl PrivateRedis {
         SharedDisk::of(scripts, &dir.join(FILES), floor)
     }
 
-    /// Returns when the server has ended by itself, which it should not.
-    pub(super) async fn ended(&mut self) -> UpError {
-        match self.child.wait().await {
-            Ok(status) => UpError::RedisEnded { status: status.to_string() },
-            Err(error) => UpError::RedisStart(error),
+    /// Returns when the server has ended by itself and cannot be started again. Cancel safe.
+    pub(super) async fn lost(&mut self) -> UpError {
+        match self.lost.wait_for(Option::is_some).await.as_deref() {
+            Ok(Some(loss)) => loss.error(),
+            _ => UpError::Task("what keeps redis-server running".to_owned()),
         }
     }
 
-    /// Whether the server has ended.
+    /// Whether the server has ended and cannot be started again.
     #[must_use]
-    pub(super) fn has_ended(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(Some(_)))
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.borrow().is_some()
     }
 
     /// Lets the server write what it has and end.
     ///
     /// # Errors
     /// When it cannot be ended.
-    pub(super) async fn stop(mut self) -> io::Result<()> {
-        let pid = self.child.id().unwrap_or_default();
-        if let Some(pid) = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap_or_default()) {
-            rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+    pub(super) async fn stop(self) -> io::Result<()> {
+        self.stop.cancel();
+        self.keeper.await.map_err(io::Error::other)?
+    }
+}
+
+/// What a server is started from, as often as it has to be.
+#[derive(Debug)]
+struct Server {
+    dir: Arc<DataDir>,
+    configuration: Zeroizing<String>,
+    endpoint: Endpoint,
+}
+
+impl Server {
+    /// Starts it on what its directory holds, and returns when it answers. Dropped before, it is killed.
+    ///
+    /// # Errors
+    /// When it cannot be started, or ends before it answers.
+    async fn start(&self) -> Result<Child, UpError> {
+        let mut child = spawn(&self.dir)?;
+        let pid = child.id().unwrap_or_default();
+        let process = ProcessRecord::of(pid).map_err(UpError::RedisStart)?;
+        self.dir.write_secret(RECORD, &process.to_string())?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // One that has ended by now says why below.
+            let _ = stdin.write_all(self.configuration.as_bytes()).await;
         }
-        if tokio::time::timeout(STOP_TIMEOUT, self.child.wait()).await.is_err() {
-            self.child.kill().await?;
-        }
-        // A record that stays is recognised as stale by the next start.
-        let _ = std::fs::remove_file(&self.record);
-        Ok(())
+        self.wait_until_ready(&mut child).await?;
+        Ok(child)
     }
 
-    async fn wait_until_ready(&mut self, dir: &DataDir) -> Result<(), UpError> {
-        let deadline = Instant::now() + START_TIMEOUT;
+    async fn wait_until_ready(&self, child: &mut Child) -> Result<(), UpError> {
+        let (socket, log) = (self.dir.join(SOCKET), self.dir.join(LOG));
+        let mut deadline = Instant::now() + START_TIMEOUT;
         loop {
-            if let Some(status) = self.child.try_wait().map_err(UpError::RedisStart)? {
-                return Err(UpError::RedisEarlyEnd { status: status.to_string(), log: dir.join(LOG) });
+            if let Some(status) = child.try_wait().map_err(UpError::RedisStart)? {
+                let last = last_lines(&log);
+                return Err(UpError::RedisEarlyEnd { status: status.to_string(), last, log });
             }
             // The socket is there before the data is read; only an answer says that it was.
-            if self.socket.exists() && self.answers().await {
-                return Ok(());
+            if socket.exists() {
+                match kv::Kv::new(self.endpoint.clone()).database(0).ping().await {
+                    // A full disk does not hinder it from answering what is asked.
+                    Ok(()) | Err(kv::Error::DiskFull(_)) => return Ok(()),
+                    Err(kv::Error::Unreachable { reason, .. }) if reason.contains("LOADING") => {
+                        deadline = Instant::now() + START_TIMEOUT;
+                    }
+                    Err(_) => {}
+                }
             }
             if Instant::now() > deadline {
-                return Err(UpError::RedisSlow { secs: START_TIMEOUT.as_secs(), log: dir.join(LOG) });
+                return Err(UpError::RedisSlow { secs: START_TIMEOUT.as_secs(), log });
             }
             tokio::time::sleep(POLL).await;
         }
     }
 
-    async fn answers(&self) -> bool {
-        kv::Kv::new(self.endpoint()).database(0).ping().await.is_ok()
+    /// Lets it write what it has and end; kills it when that takes too long.
+    async fn end(&self, mut child: Child) -> io::Result<()> {
+        let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
+        if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+        }
+        if tokio::time::timeout(STOP_TIMEOUT, child.wait()).await.is_err() {
+            child.kill().await?;
+        }
+        self.forget();
+        Ok(())
     }
+
+    /// Removes the record of its process.
+    fn forget(&self) {
+        // A record that stays is recognised as stale by the next start.
+        let _ = std::fs::remove_file(self.dir.join(RECORD));
+    }
+}
+
+fn endpoint(socket: &Path, password: &Zeroizing<String>) -> Endpoint {
+    Endpoint::unix(socket).with_credentials(None, password.as_str())
+}
+
+/// The end of its log; empty when there is none.
+fn last_lines(log: &Path) -> String {
+    let read = || {
+        let mut file = std::fs::File::open(log)?;
+        let from = file.metadata()?.len().saturating_sub(LAST_BYTES);
+        io::Seek::seek(&mut file, io::SeekFrom::Start(from))?;
+        let mut bytes = Vec::new();
+        io::Read::read_to_end(&mut io::Read::take(file, LAST_BYTES), &mut bytes)?;
+        io::Result::Ok(bytes)
+    };
+    let bytes = read().unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
 }
 
 /// A password that nobody guesses.
@@ -186,12 +259,15 @@ fn secret() -> Zeroizing<String> {
 }
 
 fn spawn(dir: &DataDir) -> Result<Child, UpError> {
+    // What it says before it has read where its log is.
+    let log = std::fs::OpenOptions::new().create(true).append(true).mode(0o600).open(dir.join(LOG));
     let spawned = Command::new("redis-server")
         .arg("-")
         .current_dir(dir.path())
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(log.map_or_else(|_| Stdio::null(), Stdio::from))
+        .kill_on_drop(true)
         // Ctrl-C at the terminal is for us: we end the server when its clients have ended.
         .process_group(0)
         .spawn();

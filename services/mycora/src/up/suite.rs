@@ -29,7 +29,7 @@ use crate::bootstrap::{self, ACTOR};
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long open calls, and scripts that run, may go on after the end was asked for.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
-/// How long scripts may go on when Redis has ended: their ends cannot be recorded.
+/// How long scripts may go on when Redis is lost: their ends cannot be recorded.
 const JOBS_WITHOUT_REDIS: Duration = Duration::from_secs(5);
 /// The same for the services, which cannot write anything either.
 const SERVICES_WITHOUT_REDIS: Duration = Duration::from_secs(2);
@@ -185,7 +185,7 @@ impl Suite {
         self.serving.cancel();
         if let Some(runner) = self.runner.take() {
             let cut = async {
-                redis.ended().await;
+                redis.lost().await;
                 tokio::time::sleep(JOBS_WITHOUT_REDIS).await;
             };
             let drained = tokio::select! {
@@ -197,7 +197,7 @@ impl Suite {
             }
         }
         self.stop.cancel();
-        let deadline = if redis.has_ended() { SERVICES_WITHOUT_REDIS } else { DRAIN_DEADLINE };
+        let deadline = if redis.is_lost() { SERVICES_WITHOUT_REDIS } else { DRAIN_DEADLINE };
         let (stop_storage, storage) = (self.stop_storage.clone(), self.storage.take());
         let ended = async {
             while self.tasks.join_next().await.is_some() {}

@@ -11,26 +11,41 @@ use mycora_cli::up::{self, Banner, Options, UpError};
 
 use crate::{mycora, stderr, stdout};
 
-/// Longer than an end without Redis may take.
-const END_WITHIN: Duration = Duration::from_secs(30);
+/// Longer than all tries to start Redis again, and an end without it, may take.
+const END_WITHIN: Duration = Duration::from_secs(120);
+
+fn kill_redis(data: &Path) {
+    let record = std::fs::read_to_string(data.join("redis.pid")).expect("a record");
+    let pid = record.split(' ').next().expect("a process id");
+    let killed = Command::new("kill").args(["-KILL", pid]).status();
+    assert!(killed.expect("`kill` starts").success());
+}
 
 #[test]
-fn without_its_redis_it_ends_and_says_so() {
+fn where_its_redis_cannot_start_again_it_ends_and_says_why() {
     let dir = tempfile::tempdir().expect("a directory");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let ended = runtime.block_on(async {
         let launcher = sandbox::Launcher::at(env!("CARGO_BIN_EXE_mycora").into());
         let options = Options { launcher, ..Options::private(dir.path()) };
         let running = up::start(options).await.expect("it starts");
-        let record = std::fs::read_to_string(dir.path().join("redis.pid")).expect("a record");
-        let pid = record.split(' ').next().expect("a process id");
-        let killed = Command::new("kill").args(["-KILL", pid]).status();
-        assert!(killed.expect("`kill` starts").success());
+        // No server reads such data.
+        let appended = dir.path().join("redis/appendonlydir");
+        for entry in std::fs::read_dir(&appended).expect("its data").map(|entry| entry.expect("an entry")) {
+            if entry.file_name().to_string_lossy().ends_with(".manifest") {
+                std::fs::write(entry.path(), "nonsense\n").expect("written");
+            }
+        }
+        kill_redis(dir.path());
         tokio::time::timeout(END_WITHIN, running.wait()).await.expect("in time")
     });
     let said = ended.expect_err("not as asked");
-    assert!(matches!(said, UpError::RedisEnded { .. }), "{said}");
-    assert!(said.to_string().contains("start again to go on"), "{said}");
+    assert!(matches!(said, UpError::RedisLost { .. }), "{said}");
+    let said = said.to_string();
+    assert!(
+        said.contains("start again to go on") && said.contains("Invalid AOF manifest file format"),
+        "{said}"
+    );
 }
 
 /// Starts one whose data directory lies in a directory of this mode, looks at it, and ends it.

@@ -3,6 +3,7 @@
 mod all_in_one;
 mod commands;
 mod coordinator;
+mod deployed;
 mod doctor;
 mod messages;
 mod objects;
