@@ -299,14 +299,19 @@ impl Store {
 
     /// Reads an actor, or what is left of one that was removed.
     pub(crate) async fn actor_ever(&self, id: ActorId) -> Result<Actor> {
-        let value = self.connection().cmd(Cmd::new("HGETALL").arg(&self.keys().actor(id))).await?;
-        self.actor_of(id, value)?.ok_or_else(|| Error::not_found("actor", id))
+        let key = self.keys().actor(id);
+        let value = self.connection().cmd(Cmd::new("HGETALL").arg(&key)).await;
+        self.actor_of(id, value.map_err(|error| Error::of_record(error, key))?)?
+            .ok_or_else(|| Error::not_found("actor", id))
     }
 
     /// The actor in the answer to `HGETALL`.
     pub(crate) fn actor_of(&self, id: ActorId, value: Value) -> Result<Option<Actor>> {
-        let fields = Fields::of_hash(self.keys().actor(id), value)?;
-        Ok(fields.map(record::actor::read).transpose()?)
+        let key = self.keys().actor(id);
+        let Some(fields) = Fields::of_hash(&key, value)? else { return Ok(None) };
+        let actor = record::actor::read(fields)?;
+        record::check_id(key, actor.id, id)?;
+        Ok(Some(actor))
     }
 }
 

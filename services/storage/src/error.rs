@@ -115,7 +115,7 @@ pub(crate) enum Error {
     #[error("the store failed")]
     Store(#[source] kv::Error),
     /// A record in Redis cannot be read.
-    #[error("a record is broken")]
+    #[error("a record cannot be read")]
     Broken(#[source] BadRecord),
 }
 
@@ -152,6 +152,23 @@ pub(crate) const STORE_WENT_BACK: &str = "STORE_WENT_BACK";
 const LIMIT_EXCEEDED: &str = "LIMIT_EXCEEDED";
 
 impl Error {
+    /// What it means that Redis did not give a record.
+    pub(crate) fn of_record(error: kv::Error, what: impl std::fmt::Display) -> Self {
+        if error.code() == Some("WRONGTYPE") {
+            let problem = "what stands under this key is no hash".to_owned();
+            return Self::Broken(BadRecord::Whole { what: what.to_string(), problem });
+        }
+        Self::Store(error)
+    }
+
+    /// The same where it was asked together with others.
+    pub(crate) fn at_record(self, what: impl std::fmt::Display) -> Self {
+        match self {
+            Self::Store(error) => Self::of_record(error, what),
+            other => other,
+        }
+    }
+
     /// Something that is not there.
     pub(crate) fn not_found(kind: &str, id: impl std::fmt::Display) -> Self {
         Self::NotFound(format!("{kind} {id}"))

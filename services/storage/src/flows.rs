@@ -170,8 +170,8 @@ impl Store {
     /// Reads a flow that is not being removed.
     pub(crate) async fn stored_flow(&self, tenant: &Tenant, id: FlowId) -> Result<StoredFlow> {
         let key = tenant.keys.flow(id);
-        let value = tenant.connection.cmd(Cmd::new("HMGET").arg(&key).args(record::flow::READ)).await?;
-        self.flow_of(id, value)
+        let value = tenant.connection.cmd(Cmd::new("HMGET").arg(&key).args(record::flow::READ)).await;
+        self.flow_of(id, value.map_err(|error| Error::of_record(error, format_args!("flow {id}")))?)
     }
 
     /// The flow in the answer to `HMGET` of what is read of flows.
@@ -179,6 +179,7 @@ impl Store {
         let fields = Fields::of_some(format_args!("flow {id}"), &record::flow::READ, value)?;
         let stored = fields.map(|mut fields| record::flow::read(&mut fields)).transpose()?.flatten();
         let stored = stored.ok_or_else(|| Error::not_found("flow", id))?;
+        record::check_id(format_args!("flow {id}"), stored.flow.id, id)?;
         self.remember_caller(stored.flow.uid, stored.flow.caller_id);
         Ok(stored)
     }

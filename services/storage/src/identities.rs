@@ -12,11 +12,11 @@ use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::error::{Error, Result};
-use crate::record::Fields;
+use crate::record::{self, Fields};
 use crate::store::Store;
 
 /// What is read of an actor. The first is in every actor's hash.
-const FIELDS: [&str; 4] = ["id", "keys", "certificates_not_before", "deleted_at"];
+const FIELDS: [&str; 6] = ["id", "keys", "pubkey", "created_at", "certificates_not_before", "deleted_at"];
 
 impl Store {
     /// What makes an actor believable; nothing for one that does not exist, or no more.
@@ -29,7 +29,7 @@ impl Store {
         if fields.optional::<Timestamp>("deleted_at")?.is_some() {
             return Ok(None);
         }
-        let keys: Vec<model::actor::ActorKey> = fields.json("keys")?;
+        let keys = record::actor::keys(&fields)?;
         // One that is none has signed nothing.
         let keys = keys.iter().filter_map(|key| ActorKey::try_from(key).ok()).collect();
         let certificates_not_before = fields.optional("certificates_not_before")?;

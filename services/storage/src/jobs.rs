@@ -90,8 +90,9 @@ impl Store {
             .read(context, asker, |tenant, pipeline| {
                 pipeline.cmd(Cmd::new("HGETALL").arg(&tenant.keys.job(caller, job)));
             })
-            .await?;
-        kept_job(caller, job, answers.pop().unwrap_or(Value::Nil))?
+            .await
+            .map_err(|error| error.at_record(format_args!("job {caller}:{job}")))?;
+        kept_job(caller, job, Ok(answers.pop().unwrap_or(Value::Nil)))?
             .ok_or_else(|| Error::not_found("job", format_args!("{caller}:{job}")))
     }
 
@@ -108,7 +109,7 @@ impl Store {
         for part in jobs.chunks(JOBS_READ) {
             let keys: Vec<_> = part.iter().map(|job| (caller, *job)).collect();
             for ((_, job), kept) in keys.iter().zip(jobs_at(&tenant, &keys).await?) {
-                let kept = kept.ok_or_else(|| Error::not_found("job", format_args!("{caller}:{job}")))?;
+                let kept = kept?.ok_or_else(|| Error::not_found("job", format_args!("{caller}:{job}")))?;
                 let size = kept.bytes();
                 if !found.is_empty() && bytes + size > limits::PAGE_BYTES_MAX {
                     return Ok(found);
@@ -139,6 +140,7 @@ impl Store {
             scanned += places.len();
             let keys: Vec<_> = places.iter().map(|(key, _)| *key).collect();
             for ((_, place), kept) in places.iter().zip(jobs_at(&tenant, &keys).await?) {
+                let kept = record::listed(kept)?;
                 let kept = kept.filter(|kept| filter.caller.is_none_or(|caller| kept.place.caller == caller));
                 let size = kept.as_ref().map_or(0, KeptJob::listed_bytes);
                 if found.len() >= page.size || (!found.is_empty() && bytes + size > limits::PAGE_BYTES_MAX) {
@@ -237,12 +239,12 @@ impl Store {
 }
 
 async fn job_at(tenant: &Tenant, caller: ActorId, job: JobId) -> Result<KeptJob> {
-    let value = tenant.connection.cmd(Cmd::new("HGETALL").arg(&tenant.keys.job(caller, job))).await?;
+    let value = tenant.connection.cmd(Cmd::new("HGETALL").arg(&tenant.keys.job(caller, job))).await;
     kept_job(caller, job, value)?.ok_or_else(|| Error::not_found("job", format_args!("{caller}:{job}")))
 }
 
 /// Jobs; nothing in the places of those that are gone.
-async fn jobs_at(tenant: &Tenant, keys: &[(ActorId, JobId)]) -> Result<Vec<Option<KeptJob>>> {
+async fn jobs_at(tenant: &Tenant, keys: &[(ActorId, JobId)]) -> Result<Vec<Result<Option<KeptJob>>>> {
     if keys.is_empty() {
         return Ok(Vec::new());
     }
@@ -251,10 +253,13 @@ async fn jobs_at(tenant: &Tenant, keys: &[(ActorId, JobId)]) -> Result<Vec<Optio
         pipeline.cmd(Cmd::new("HGETALL").arg(&tenant.keys.job(*caller, *job)));
     }
     let answers = tenant.connection.pipeline(&pipeline).await?;
-    keys.iter().zip(answers).map(|((caller, job), answer)| kept_job(*caller, *job, answer?)).collect()
+    Ok(keys.iter().zip(answers).map(|((caller, job), answer)| kept_job(*caller, *job, answer)).collect())
 }
 
-fn kept_job(caller: ActorId, job: JobId, value: Value) -> Result<Option<KeptJob>> {
-    let fields = Fields::of_hash(format_args!("job {caller}:{job}"), value)?;
+/// The job in the answer to `HGETALL`.
+fn kept_job(caller: ActorId, job: JobId, answer: kv::Result<Value>) -> Result<Option<KeptJob>> {
+    let what = format!("job {caller}:{job}");
+    let answer = answer.map_err(|error| Error::of_record(error, &what))?;
+    let fields = Fields::of_hash(what, answer)?;
     Ok(fields.map(record::job::read_kept).transpose()?)
 }

@@ -160,7 +160,8 @@ impl Store {
             .read(context, asker, |tenant, pipeline| {
                 pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
             })
-            .await?;
+            .await
+            .map_err(|error| error.at_record(format_args!("flow {flow}")))?;
         let stored = self.flow_of(flow, answers.pop().unwrap_or(Value::Nil))?;
         allow_asker(&context, asker, action, stored.flow.caller_id)?;
         Ok((stored, context.uid))
@@ -215,10 +216,10 @@ impl Store {
         let answers = tenant.connection.pipeline(&pipeline).await?;
         let mut flows = Vec::with_capacity(ids.len());
         for ((id, revision), answer) in ids.iter().zip(answers) {
-            let stored = match self.flow_of(*id, answer?) {
-                Ok(stored) => Some(stored),
+            let answer = answer.map_err(|error| Error::of_record(error, format_args!("flow {id}")));
+            let stored = match answer.and_then(|answer| self.flow_of(*id, answer)) {
                 Err(Error::NotFound(_)) => None,
-                Err(error) => return Err(error),
+                read => record::listed(read.map(Some))?,
             };
             let size = stored.as_ref().map_or(0, |stored| {
                 let maps = stored.flow.env_vars.iter().chain(&stored.flow.result);
@@ -243,7 +244,8 @@ impl Store {
                 pipeline.cmd(Cmd::new("HGET").arg(&tenant.ids).arg("revision"));
                 pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
             })
-            .await?;
+            .await
+            .map_err(|error| error.at_record(format_args!("flow {flow}")))?;
         let [revision, stored] = Value::Array(answers).tuple()?;
         let revision = Revision(revision.uint()?);
         let stored = self.flow_of(flow, stored)?;
@@ -289,7 +291,8 @@ impl Store {
             .read(context, asker, |tenant, pipeline| {
                 pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
             })
-            .await?;
+            .await
+            .map_err(|error| error.at_record(format_args!("flow {flow}")))?;
         let stored = self.flow_of(flow, answers.pop().unwrap_or(Value::Nil))?;
         // Whoever owns it builds on this, also when it was written through another storage.
         tenant.note_last(context.uid).await?;
@@ -369,7 +372,8 @@ impl Store {
                 let ask = Cmd::new("HMGET").arg(&tenant.keys.message(key.caller, key.id)).args(fields);
                 pipeline.cmd(ask);
             })
-            .await?;
+            .await
+            .map_err(|error| error.at_record(message_key(key)))?;
         let [status, transport, router, error, created] = answers.pop().unwrap_or(Value::Nil).tuple()?;
         let text = |value: Value| value.optional_text().map(Option::unwrap_or_default);
         let status = text(status)?;
@@ -401,7 +405,8 @@ impl Store {
                 let log = tenant.keys.log(flow, job, attempt);
                 pipeline.cmd(Cmd::new("HMGET").arg(&log).arg("data").arg("start").arg("runner"));
             })
-            .await?;
+            .await
+            .map_err(|error| error.at_record(format_args!("flow {flow}")))?;
         let [stored, log] = Value::Array(answers).tuple()?;
         self.flow_of(flow, stored)?;
         let [data, start, runner] = log.tuple()?;

@@ -16,15 +16,52 @@ use kv::Value;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
-/// A record that does not fit its description.
+/// A record that does not fit its description. Programs may write with plain Redis commands, so that this is no defect.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("field `{field}` of {what}: {problem}")]
-pub(crate) struct BadRecord {
-    what: String,
-    field: String,
-    problem: String,
+pub(crate) enum BadRecord {
+    /// One field of it.
+    #[error("field `{field}` of {what}: {problem}")]
+    Field {
+        /// Which record.
+        what: String,
+        /// Which field of it.
+        field: String,
+        /// What is wrong with that.
+        problem: String,
+    },
+    /// All of it.
+    #[error("{what}: {problem}")]
+    Whole {
+        /// Which record.
+        what: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+/// Fails when a record says another number of itself than its key.
+pub(crate) fn check_id<T>(what: impl fmt::Display, found: T, of_key: T) -> std::result::Result<(), BadRecord>
+where
+    T: PartialEq + fmt::Display,
+{
+    if found == of_key {
+        return Ok(());
+    }
+    let problem = format!("{found}, where its key says {of_key}");
+    Err(BadRecord::Field { what: what.to_string(), field: "id".to_owned(), problem })
+}
+
+/// What was read for a list. A record that cannot be read is left out of it, and hides no others.
+pub(crate) fn listed<T>(read: Result<Option<T>>) -> Result<Option<T>> {
+    match read {
+        Err(Error::Broken(record)) => {
+            tracing::warn!(%record, "a record cannot be read, and is left out of a list");
+            Ok(None)
+        }
+        read => read,
+    }
 }
 
 /// As much of a text as fits into `max` bytes.
@@ -43,8 +80,15 @@ pub(crate) struct Fields {
 impl Fields {
     /// From the answer to `HGETALL`; nothing when there is no such hash.
     pub(crate) fn of_hash(what: impl fmt::Display, value: Value) -> Result<Option<Self>> {
-        let fields = value.hash()?;
-        Ok((!fields.is_empty()).then(|| Self { what: what.to_string(), fields }))
+        let mut read = Self { what: what.to_string(), fields: BTreeMap::new() };
+        let whole =
+            |problem: kv::Error| BadRecord::Whole { what: what.to_string(), problem: problem.to_string() };
+        for (field, value) in value.pairs().map_err(whole)? {
+            let text =
+                String::from_utf8(value.bytes()?).map_err(|error| read.bad(&field, error.utf8_error()))?;
+            read.fields.insert(field, text);
+        }
+        Ok((!read.fields.is_empty()).then_some(read))
     }
 
     /// From the answer to `HMGET` of `names`, of which the first is in every such hash; nothing when it is not.
@@ -74,7 +118,7 @@ impl Fields {
     }
 
     fn bad(&self, field: &str, problem: impl fmt::Display) -> BadRecord {
-        BadRecord { what: self.what.clone(), field: field.to_owned(), problem: problem.to_string() }
+        BadRecord::Field { what: self.what.clone(), field: field.to_owned(), problem: problem.to_string() }
     }
 
     /// A text; empty when it is not there.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures_util::stream::{self, Stream, StreamExt as _};
-use kv::{Cmd, Pipeline};
+use kv::{Cmd, Pipeline, Value};
 use model::{Actor, ActorId, Context, ContextId, ContextState, Role, limits};
 use proto::convert::actor::wire_bytes as actor_bytes;
 
@@ -12,6 +12,7 @@ use crate::audit::Deed;
 use crate::contexts::Members;
 use crate::error::{Error, Result};
 use crate::pages::{Page, PageOf};
+use crate::record::listed;
 use crate::store::{Asker, PERMISSION_TRIES, Store, Tenant};
 
 /// Contexts that are read at once.
@@ -32,9 +33,15 @@ impl Store {
             let store = self.clone();
             async move { (tenant.id, store.context(tenant.id).await.map(|(_, context)| context)) }
         });
-        // One that went meanwhile is passed over.
+        // One that went meanwhile is passed over, and one that cannot be read.
         let read = stream::iter(reads).buffered(CONTEXTS_AT_ONCE);
-        read.filter(|(_, context)| std::future::ready(!matches!(context, Err(Error::NotFound(_)))))
+        read.filter_map(|(id, context)| {
+            let context = match context {
+                Err(Error::NotFound(_)) => Ok(None),
+                context => listed(context.map(Some)),
+            };
+            std::future::ready(context.transpose().map(|context| (id, context)))
+        })
     }
 
     /// Every context in which an actor has a role.
@@ -201,7 +208,10 @@ impl Store {
             pipeline.cmd(Cmd::new("HGETALL").arg(&self.keys().actor(*id)));
         }
         let answers = self.connection().pipeline(&pipeline).await?;
-        ids.iter().zip(answers).map(|(id, answer)| self.actor_of(*id, answer?)).collect()
+        let read = |id: ActorId, answer: kv::Result<Value>| {
+            self.actor_of(id, answer.map_err(|error| Error::of_record(error, self.keys().actor(id)))?)
+        };
+        ids.iter().zip(answers).map(|(id, answer)| listed(read(*id, answer))).collect()
     }
 }
 

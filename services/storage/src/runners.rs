@@ -117,9 +117,8 @@ impl Store {
 
     pub(crate) async fn runner(&self, tenant: &Tenant, id: RunnerId) -> Result<Runner> {
         let key = tenant.keys.runner(id);
-        let value = tenant.connection.cmd(Cmd::new("HGETALL").arg(&key)).await?;
-        let fields = Fields::of_hash(&key, value)?.ok_or_else(|| Error::not_found("runner", id))?;
-        Ok(record::runner::read(fields)?)
+        let value = tenant.connection.cmd(Cmd::new("HGETALL").arg(&key)).await;
+        runner_of(id, value)?.ok_or_else(|| Error::not_found("runner", id))
     }
 
     /// A record that `asker` may read. One that was deleted is not found any more.
@@ -127,9 +126,8 @@ impl Store {
         let read = self.read(context, asker, |tenant, pipeline| {
             pipeline.cmd(Cmd::new("HGETALL").arg(&tenant.keys.runner(id)));
         });
-        let (_, _, mut answers) = read.await?;
-        let found = Fields::of_hash(format_args!("runner {id}"), answers.pop().unwrap_or(Value::Nil))?;
-        let runner = found.map(record::runner::read).transpose()?;
+        let (_, _, mut answers) = read.await.map_err(|error| error.at_record(format_args!("runner {id}")))?;
+        let runner = runner_of(id, Ok(answers.pop().unwrap_or(Value::Nil)))?;
         runner.filter(|runner| runner.deleted_at.is_none()).ok_or_else(|| Error::not_found("runner", id))
     }
 
@@ -186,12 +184,20 @@ impl Store {
         }
         let mut runners = Vec::with_capacity(ids.len());
         for (id, answer) in ids.iter().zip(tenant.connection.pipeline(&pipeline).await?) {
-            if let Some(fields) = Fields::of_hash(format_args!("runner {id}"), answer?)? {
-                runners.push(record::runner::read(fields)?);
-            }
+            runners.extend(record::listed(runner_of(*id, answer))?);
         }
         Ok(runners)
     }
+}
+
+/// The record in the answer to `HGETALL`.
+fn runner_of(id: RunnerId, answer: kv::Result<Value>) -> Result<Option<Runner>> {
+    let what = format!("runner {id}");
+    let answer = answer.map_err(|error| Error::of_record(error, &what))?;
+    let Some(fields) = Fields::of_hash(&what, answer)? else { return Ok(None) };
+    let runner = record::runner::read(fields)?;
+    record::check_id(what, runner.id, id)?;
+    Ok(Some(runner))
 }
 
 /// What may become of a runner record.

@@ -353,8 +353,9 @@ impl Store {
     /// A context and what is in its record.
     pub(crate) async fn context(&self, id: ContextId) -> Result<(Arc<Tenant>, Context)> {
         let tenant = self.tenant(id).await?;
-        let value = tenant.connection.cmd(Cmd::new("HGETALL").arg(&tenant.context)).await?;
-        let context = tenant.read_context(value)?;
+        let value = tenant.connection.cmd(Cmd::new("HGETALL").arg(&tenant.context)).await;
+        let context =
+            tenant.read_context(value.map_err(|error| Error::of_record(error, &tenant.context))?)?;
         Ok((tenant, context))
     }
 
@@ -370,8 +371,9 @@ impl Store {
         pipeline.cmd(Cmd::new("HGETALL").arg(&tenant.context));
         questions(&tenant, &mut pipeline);
         let mut answers = tenant.connection.pipeline(&pipeline).await?.into_iter();
-        let context = answers.next().unwrap_or(Ok(Value::Nil))?;
-        let context = tenant.read_context(context)?;
+        let context = answers.next().unwrap_or(Ok(Value::Nil));
+        let context =
+            tenant.read_context(context.map_err(|error| Error::of_record(error, &tenant.context))?)?;
         if let Asker::Actor(actor) = asker {
             permission::allow(&context, actor, Action::Read)?;
         }

@@ -75,6 +75,8 @@ reasons! {
     CarriesNodes = "CARRIES_NODES" as [FailedPrecondition],
     /// The job is a node of a flow, and goes with it.
     JobInFlow = "JOB_IN_FLOW" as [FailedPrecondition],
+    /// A record in the store cannot be read, as others have written it; the message names it, and what is wrong with it.
+    RecordUnreadable = "RECORD_UNREADABLE" as [FailedPrecondition],
     /// The record changed since the caller read it.
     RevisionMismatch = "REVISION_MISMATCH" as [Aborted],
     /// The lease of a scheduler replica ran out, or another start of the same name has taken it.

@@ -1,6 +1,7 @@
 //! `actor:<id>`
 
-use model::{Actor, ActorId};
+use model::actor::ActorKey;
+use model::{Actor, ActorId, Revision, Timestamp};
 
 use super::{BadRecord, Fields, Written};
 
@@ -32,18 +33,29 @@ pub(crate) fn write(actor: &Actor) -> Written {
     written
 }
 
-/// The actor in these fields.
+/// The actor in these fields. One that a program wrote has neither keys nor a revision: it has one key from its beginning
+/// on, and no change of ours was made to it.
 pub(crate) fn read(mut fields: Fields) -> Result<Actor, BadRecord> {
     Ok(Actor {
         id: fields.parse::<ActorId>("id")?,
         address: fields.json("address")?,
-        keys: fields.json("keys")?,
+        keys: keys(&fields)?,
         home_context: fields.optional("home_context")?,
-        created_at: fields.parse("created_at")?,
-        updated_at: fields.parse("updated_at")?,
+        created_at: fields.optional("created_at")?.unwrap_or_default(),
+        updated_at: fields.optional("updated_at")?.unwrap_or_default(),
         certificates_not_before: fields.optional("certificates_not_before")?,
         deleted_at: fields.optional("deleted_at")?,
-        revision: fields.parse("revision")?,
+        revision: fields.optional("revision")?.unwrap_or(Revision(0)),
         pubkey: fields.text("pubkey"),
     })
+}
+
+/// Every key that the actor in these fields has or had.
+pub(crate) fn keys(fields: &Fields) -> Result<Vec<ActorKey>, BadRecord> {
+    if fields.has("keys") {
+        return fields.json("keys");
+    }
+    let Some(key) = fields.optional::<String>("pubkey")? else { return Ok(Vec::new()) };
+    let not_before: Option<Timestamp> = fields.optional("created_at")?;
+    Ok(vec![ActorKey { key, not_before: not_before.unwrap_or_default(), revoked_at: None }])
 }

@@ -61,7 +61,7 @@ impl From<Error> for ::rpc::Error {
                 .with("asked", u64::from(max) + 1),
             Error::StoreFull => store_full(),
             Error::Store(cause) => of_store(cause),
-            Error::Broken(record) => Self::internal(record),
+            Error::Broken(record) => unreadable(record),
         }
     }
 }
@@ -76,6 +76,19 @@ impl From<Error> for Status {
 fn store_full() -> ::rpc::Error {
     let message = "the store is full: delete flows, jobs or contexts that are not needed any more";
     ::rpc::Error::new(ErrorKind::ResourceExhausted, Reason::StoreFull, message).retry_after(RETRY_WHEN_FULL)
+}
+
+/// Others may write into this Redis, so that this is no defect; whoever reads is told which record it is.
+fn unreadable(record: impl std::error::Error + Send + Sync + 'static) -> ::rpc::Error {
+    tracing::warn!(%record, "a record cannot be read");
+    let message =
+        format!("{record}. What other programs may write, and how, stands in specs/redis-layout.md");
+    ::rpc::Error::new(ErrorKind::FailedPrecondition, Reason::RecordUnreadable, message).because(record)
+}
+
+/// What scripts and commands are refused with where a key is of another type than it has to be.
+fn is_wrong_type(error: &kv::Error) -> bool {
+    matches!(error, kv::Error::Refused { code, message } if code == "WRONGTYPE" || message.contains("WRONGTYPE"))
 }
 
 fn of_store(error: kv::Error) -> ::rpc::Error {
@@ -103,6 +116,7 @@ fn of_store(error: kv::Error) -> ::rpc::Error {
             ::rpc::Error::unavailable(Reason::StoreUnavailable, "the store takes no writes now")
                 .because(error)
         }
+        error if is_wrong_type(&error) => unreadable(error),
         kv::Error::Refused { .. } | kv::Error::Protocol(_) => ::rpc::Error::internal(error),
     }
 }

@@ -8,6 +8,8 @@ local before, no = asked_before(KEYS[6], ARGV[6])
 if no then return no end
 if before then return 0 end
 local actor = redis.call('HMGET', KEYS[3], 'revision', 'deleted_at')
+-- One that a program wrote has none.
+if redis.call('EXISTS', KEYS[3]) == 1 then actor[1] = actor[1] or '0' end
 if not actor[1] or (actor[2] or '') ~= '' then return refuse('ACTOR_GONE', 'actor ' .. ARGV[4]) end
 if actor[1] ~= ARGV[5] then return refuse('ACTOR_CHANGED', 'actor ' .. ARGV[4] .. ' is at revision ' .. actor[1]) end
 

@@ -11,6 +11,7 @@ mod contexts;
 mod disk;
 mod durability;
 mod flows;
+mod foreign;
 mod hostile;
 mod identities;
 mod inbox;
