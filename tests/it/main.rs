@@ -18,6 +18,7 @@ mod local;
 mod logs;
 mod mail;
 mod matrix;
+mod open_queues;
 mod operators;
 mod places;
 mod processes;

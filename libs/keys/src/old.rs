@@ -9,7 +9,7 @@ use std::str::FromStr;
 use model::JobKey;
 
 use crate::suffix::exact;
-use crate::supervisor::{CLAIMS_PREFIX, JOB_PREFIX, REPLY_PREFIX};
+use crate::supervisor::{CLAIMS_PREFIX, JOB_PREFIX, REPLY_PREFIX, WorkQueue};
 
 /// Set: every old queue that jobs were pushed to and not all heard of since.
 pub const OLD_QUEUES: &str = "hero:legacy";
@@ -72,6 +72,8 @@ pub enum OldQueue {
     WorkQueue(OldName),
     /// `queue:<suffix>`
     Queue(OldName),
+    /// A work queue of ours, where it is open to workers of others.
+    Work(WorkQueue),
 }
 
 impl OldQueue {
@@ -97,7 +99,9 @@ impl OldQueue {
             (JOB_PREFIX, OldQueue::Actor),
             (QUEUE, OldQueue::Queue),
         ];
-        forms.into_iter().find_map(|(prefix, make)| text.strip_prefix(prefix)?.parse().ok().map(make))
+        let old =
+            forms.into_iter().find_map(|(prefix, make)| text.strip_prefix(prefix)?.parse().ok().map(make));
+        old.or_else(|| WorkQueue::parse(text).filter(WorkQueue::is_open).map(Self::Work))
     }
 }
 
@@ -108,14 +112,16 @@ impl fmt::Display for OldQueue {
             Self::Actor(id) => write!(f, "{JOB_PREFIX}{id}"),
             Self::WorkQueue(id) => write!(f, "{WORK_QUEUE}{id}"),
             Self::Queue(suffix) => write!(f, "{QUEUE}{suffix}"),
+            Self::Work(queue) => queue.fmt(f),
         }
     }
 }
 
 impl FromStr for OldQueue {
     type Err = NotOld;
+    /// Reads those that can be bound to a context, which ours are not: they are open or closed together.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::parse(text).ok_or_else(|| NotOld::of(text))
+        Self::parse(text).filter(|queue| !matches!(queue, Self::Work(_))).ok_or_else(|| NotOld::of(text))
     }
 }
 
@@ -155,6 +161,10 @@ impl OldJob {
     /// Undoes [`OldJob::entry`] for entries of this queue; nothing for another text.
     #[must_use]
     pub fn parse(queue: &OldQueue, entry: &str) -> Option<Self> {
+        if let OldQueue::Work(_) = queue {
+            // Some write the name of the hash.
+            return entry.strip_prefix(JOB_PREFIX).unwrap_or(entry).parse().ok().map(Self::Id);
+        }
         if !queue.is_numbered() {
             return entry.parse().ok().map(Self::Id);
         }
@@ -162,7 +172,7 @@ impl OldJob {
         Some(Self::Numbered(exact(n)?, exact(m)?))
     }
 
-    /// As it stands in the queue.
+    /// As it stands in the queue, but for one of ours, which may name the hash.
     #[must_use]
     pub fn entry(&self) -> String {
         match self {

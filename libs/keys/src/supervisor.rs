@@ -28,6 +28,10 @@ pub const SUCCESSORS: &str = "hero:successors";
 pub const ASIDE: &str = "hero:aside";
 /// Sorted set: owners of jobs, by when one of theirs was last taken in.
 pub const CALLERS: &str = "hero:callers";
+/// List: what others pushed into work queues, as `<queue> <entry>`, until the supervisor adopts or refuses it.
+pub const FOREIGN: &str = "hero:foreign";
+/// The field of [`SUPERVISOR`] that is there while others may push into work queues, and take from them.
+pub const OPEN_FIELD: &str = "open_queues";
 /// The group of an instance that names none.
 pub const DEFAULT_GROUP: &str = "default";
 /// The priority of a job that names none: its queue has no suffix.
@@ -154,17 +158,25 @@ impl InstanceRef {
     }
 
     /// The queues it takes from when it gives this isolation: first those that demand nothing, in the order it looks,
-    /// which is priority before closeness, own before group before type. Those that demand something follow, level by
-    /// level in the same order; among the queues of one place goes first what came first.
+    /// which is priority before closeness, own before group before type. Those for our instances alone follow, and those
+    /// that demand something, level by level in the same order; among the queues of one place goes first what came first.
     #[must_use]
     pub fn queues(&self, gives: Isolation) -> Vec<WorkQueue> {
         let own = WorkQueue::instance(self.script_type, self.group.clone(), self.number);
         let group = WorkQueue::group(self.script_type, self.group.clone());
         let shared = WorkQueue::shared(self.script_type);
         let mut queues = Vec::new();
-        for level in Isolation::ALL.into_iter().filter(|level| *level <= gives) {
+        let levels = Isolation::ALL.into_iter().filter(|level| *level <= gives);
+        let demands = levels.flat_map(|level| {
+            let alone = level.is_basic().then_some((level, true));
+            [Some((level, false)), alone].into_iter().flatten()
+        });
+        for (level, closed) in demands {
             for priority in 0..=PRIORITY_MAX {
-                let queue = |place: &WorkQueue| place.clone().with_isolation(level).with_priority(priority);
+                let queue = |place: &WorkQueue| {
+                    let queue = place.clone().with_isolation(level).with_priority(priority);
+                    if closed { queue.closed() } else { queue }
+                };
                 queues.extend([&own, &group, &shared].map(queue));
             }
         }
@@ -172,13 +184,15 @@ impl InstanceRef {
     }
 }
 
-/// A list of job keys that wait: `hero:q:work:type:<type>[:group:<group>[:inst:<n>]][:iso:<level>][:prio:<p>]`.
+/// A list of job keys that wait: `hero:q:work:type:<type>[:group:<group>[:inst:<n>]][:closed | :iso:<level>][:prio:<p>]`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkQueue {
     script_type: ScriptType,
     group: Option<Name>,
     instance: Option<u32>,
     isolation: Isolation,
+    /// Only where nothing is demanded: of the other queues nobody else knows.
+    closed: bool,
     priority: u8,
 }
 
@@ -202,14 +216,35 @@ impl WorkQueue {
     }
 
     const fn at(script_type: ScriptType, group: Option<Name>, instance: Option<u32>) -> Self {
-        Self { script_type, group, instance, isolation: Isolation::Basic, priority: DEFAULT_PRIORITY }
+        Self {
+            script_type,
+            group,
+            instance,
+            isolation: Isolation::Basic,
+            closed: false,
+            priority: DEFAULT_PRIORITY,
+        }
     }
 
     /// The same queue for jobs that demand this isolation: only instances that give it take from it.
     #[must_use]
     pub const fn with_isolation(mut self, isolation: Isolation) -> Self {
         self.isolation = isolation;
+        self.closed = self.closed && matches!(isolation, Isolation::Basic);
         self
+    }
+
+    /// The same queue for jobs that only our instances can run: workers of others do not know its name.
+    #[must_use]
+    pub const fn closed(mut self) -> Self {
+        self.closed = matches!(self.isolation, Isolation::Basic);
+        self
+    }
+
+    /// Whether workers of others, who know its type, group and number, may come to its jobs.
+    #[must_use]
+    pub const fn is_open(&self) -> bool {
+        matches!(self.isolation, Isolation::Basic) && !self.closed
     }
 
     /// The same queue at another priority; anything beyond the last is the last.
@@ -223,6 +258,18 @@ impl WorkQueue {
     #[must_use]
     pub const fn script_type(&self) -> ScriptType {
         self.script_type
+    }
+
+    /// The group that its jobs are for; nothing for all of its type.
+    #[must_use]
+    pub const fn for_group(&self) -> Option<&Name> {
+        self.group.as_ref()
+    }
+
+    /// The instance of its group that its jobs are for; nothing for all.
+    #[must_use]
+    pub const fn for_instance(&self) -> Option<u32> {
+        self.instance
     }
 
     /// What its jobs demand.
@@ -257,8 +304,12 @@ impl WorkQueue {
             Some((rest, level)) => (rest, level.parse().ok().filter(|level: &Isolation| !level.is_basic())?),
             None => (rest, Isolation::Basic),
         };
+        let (rest, closed) = match rest.strip_suffix(":closed") {
+            Some(rest) if isolation.is_basic() => (rest, true),
+            _ => (rest, false),
+        };
         let (script_type, group, instance) = parse_place(rest)?;
-        Some(Self { script_type, group, instance, isolation, priority })
+        Some(Self { script_type, group, instance, isolation, closed, priority })
     }
 }
 
@@ -294,6 +345,9 @@ impl fmt::Display for WorkQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("hero:q:work:type:")?;
         write_place(f, self.script_type, self.group.as_ref(), self.instance)?;
+        if self.closed {
+            f.write_str(":closed")?;
+        }
         if !self.isolation.is_basic() {
             write!(f, ":iso:{}", self.isolation)?;
         }
@@ -409,6 +463,8 @@ pub enum SupervisorKey {
     Supervisor,
     /// [`SUCCESSORS`].
     Successors,
+    /// [`FOREIGN`].
+    Foreign,
     /// [`ASIDE`].
     Aside,
     /// Sorted set: what instances have set aside of an owner in a queue, by place in line.
@@ -445,6 +501,7 @@ impl fmt::Display for SupervisorKey {
             Self::Instances => f.write_str(INSTANCES),
             Self::Supervisor => f.write_str(SUPERVISOR),
             Self::Successors => f.write_str(SUCCESSORS),
+            Self::Foreign => f.write_str(FOREIGN),
             Self::Aside => f.write_str(ASIDE),
             Self::AsideOf(queue, owner) => write!(f, "{ASIDE}:{queue} {owner}"),
             Self::Callers => f.write_str(CALLERS),
@@ -463,6 +520,7 @@ impl SupervisorKey {
             INSTANCES => return Some(Self::Instances),
             SUPERVISOR => return Some(Self::Supervisor),
             SUCCESSORS => return Some(Self::Successors),
+            FOREIGN => return Some(Self::Foreign),
             ASIDE => return Some(Self::Aside),
             CALLERS => return Some(Self::Callers),
             old::OLD_QUEUES => return Some(Self::OldQueues),
@@ -480,7 +538,7 @@ impl SupervisorKey {
             (CONTEXTS_PREFIX, |rest| root(rest).map(Self::BoundContexts)),
             ("hero:jobs:", |rest| exact(rest).map(Self::ContextJobs)),
             (CLAIMS_PREFIX, |rest| match rest.strip_prefix(old::OLD_WORKER_PREFIX) {
-                Some(queue) => exact(queue).map(Self::OldClaims),
+                Some(queue) => OldQueue::parse(queue).map(Self::OldClaims),
                 None => InstanceRef::parse(rest).map(Self::Claims),
             }),
             (PRESENCE_PREFIX, |rest| InstanceRef::parse(rest).map(Self::Presence)),

@@ -34,7 +34,7 @@ pub struct Intake {
     instance: Instance,
     blocking: Blocking,
     queues: Arc<[String]>,
-    /// How many of them demand nothing.
+    /// How many of them are open: demand nothing, and are not for ours alone.
     places: usize,
     /// An answer was lost: jobs may be popped and not claimed, or claimed and not known here.
     unsure: bool,
@@ -43,7 +43,7 @@ pub struct Intake {
 impl Intake {
     pub(crate) fn new(instance: Instance, blocking: Blocking) -> Self {
         let queues = instance.who().queues(instance.isolation());
-        let places = queues.iter().filter(|queue| queue.isolation().is_basic()).count();
+        let places = queues.iter().filter(|queue| queue.is_open()).count();
         let queues = queues.iter().map(ToString::to_string).collect();
         Self { instance, blocking, queues, places, unsure: true }
     }
@@ -74,7 +74,7 @@ impl Intake {
     }
 
     async fn take_or_wait(&mut self, free: usize, cancel: impl Future<Output = ()>) -> Result<Vec<Taken>> {
-        let taken = self.take(free, "", "").await?;
+        let taken = self.take(free, b"", "").await?;
         if !taken.is_empty() {
             return Ok(taken);
         }
@@ -85,12 +85,11 @@ impl Intake {
         }
         crash_point!("queue.popped");
         let [queue, key] = answer.tuple()?;
-        // Anybody can push anything; what is no text is no job of ours.
-        let key = key.text().unwrap_or_default();
-        self.take(free, &key, &queue.text()?).await
+        // Anybody can push anything.
+        self.take(free, &key.bytes()?, &queue.text()?).await
     }
 
-    async fn take(&self, free: usize, popped: &str, from: &str) -> Result<Vec<Taken>> {
+    async fn take(&self, free: usize, popped: &[u8], from: &str) -> Result<Vec<Taken>> {
         let call = TAKE
             .call::<&str>(&[])
             .arg(&self.instance.who().to_string())

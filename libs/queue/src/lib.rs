@@ -44,7 +44,10 @@ pub use job::{JobState, JobStatus};
 pub use keys::{ActorNonce, ControlScope, InstanceRef, OldQueue, WorkQueue};
 pub use loss::LossWatch;
 pub use offer::{Condition, Offer};
-pub use old::{Imported, OLD_OUTPUT_BYTES_MAX, OLD_WORKER_PATIENCE, PopBinding, PushBinding, Swept};
+pub use old::{
+    Foreign, ForeignWatch, Imported, OLD_OUTPUT_BYTES_MAX, OLD_WORKER_PATIENCE, PopBinding, PushBinding,
+    Swept,
+};
 pub use operators::OPERATOR;
 pub use place::{PlaceError, parse_place};
 pub use presence::{PRESENCE_INTERVAL, PRESENCE_TTL, PresenceRecord};

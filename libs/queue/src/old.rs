@@ -5,8 +5,10 @@
 //! command, and a sweep notices, and reads what it writes into the job's hash.
 
 pub(crate) mod end;
+pub(crate) mod foreign;
 pub(crate) mod import;
 
+pub use foreign::{Foreign, ForeignWatch};
 pub use import::{Imported, PopBinding};
 
 use std::time::Duration;
@@ -47,15 +49,20 @@ impl PushBinding {
     /// variables as they stand, and nothing else.
     #[must_use]
     pub fn fits(&self, job: &Execution, grants: &Grants) -> bool {
-        let plain = |text: &String| !text.contains("${{");
         job.job_key.context == self.context
             && job.script_type == self.script_type
-            && matches!(job.script, ScriptSource::Inline(_))
             && (job.group.is_none() && job.instance.is_none())
-            && (job.files.is_empty() && job.outputs.is_empty() && job.inputs.is_empty())
-            && (job.isolation == Isolation::Basic && grants.isolation == Isolation::Basic)
-            && job.env_vars.values().all(plain)
+            && is_plain(job, grants)
     }
+}
+
+/// Whether a job is nothing but a script and variables as they stand: others can run it as well as an instance.
+pub(crate) fn is_plain(job: &Execution, grants: &Grants) -> bool {
+    let plain = |text: &String| !text.contains("${{");
+    matches!(job.script, ScriptSource::Inline(_))
+        && (job.files.is_empty() && job.outputs.is_empty() && job.inputs.is_empty())
+        && (job.isolation == Isolation::Basic && grants.isolation == Isolation::Basic)
+        && job.env_vars.values().all(plain)
 }
 
 /// What a sweep found.

@@ -59,6 +59,10 @@ scripts! {
     IMPORT = "import";
     /// Refuses what an old dispatcher wants run.
     REFUSE_OLD = "refuse_old";
+    /// Looks after a queue from which others take as well.
+    SWEEP_OPEN = "sweep_open";
+    /// Finds what others pushed into a queue that nobody takes from.
+    FIND_FOREIGN = "find_foreign";
     /// Keeps where a coordinator is heard from.
     NOTE_NODE = "note_node";
     /// Notes that a coordinator has another root.
@@ -86,6 +90,8 @@ mod tests {
             ("SUPERVISOR", k::SUPERVISOR),
             ("SUCCESSORS", k::SUCCESSORS),
             ("ASIDE", k::ASIDE),
+            ("FOREIGN", k::FOREIGN),
+            ("OPEN", k::OPEN_FIELD),
             ("CALLERS", k::CALLERS),
             ("BINDING", k::BINDING_PREFIX),
             ("CONTEXTS", k::CONTEXTS_PREFIX),

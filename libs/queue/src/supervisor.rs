@@ -15,7 +15,7 @@ use crate::control::{Command, TypeControl};
 use crate::event::{EventKind, EventReader, Origin, encode};
 use crate::job::{JobState, JobStatus, fields};
 use crate::offer::{Condition, Offer};
-use crate::old::PushBinding;
+use crate::old::{PushBinding, is_plain};
 use crate::presence::PresenceRecord;
 use crate::refusal::Refusal;
 use crate::script::{
@@ -73,6 +73,8 @@ pub struct Supervisor {
     kv: Kv,
     db: Connection,
     push: Arc<[PushBinding]>,
+    /// Whether others may push into queues, and take from them.
+    pub(crate) open: bool,
 }
 
 impl Supervisor {
@@ -80,13 +82,19 @@ impl Supervisor {
     #[must_use]
     pub fn new(kv: Kv, database: u32) -> Self {
         let db = kv.database(database);
-        Self { kv, db, push: Arc::default() }
+        Self { kv, db, push: Arc::default(), open: false }
     }
 
     /// Shows jobs to old workers as well, from now on. What was shown before stays so.
     #[must_use]
     pub fn with_old_workers(self, push: Vec<PushBinding>) -> Self {
         Self { push: push.into(), ..self }
+    }
+
+    /// Whether the queues are open to others; [`Self::note_open`] says so to the instances.
+    #[must_use]
+    pub fn with_open_queues(self, open: bool) -> Self {
+        Self { open, ..self }
     }
 
     /// The supervisor's own name: random, made with its store.
@@ -430,7 +438,10 @@ impl Supervisor {
     }
 
     fn accept_call(&self, offer: Offer, node: Option<&str>) -> Result<Call> {
-        let queue = offer.queue();
+        let mut queue = offer.queue();
+        if self.open && !is_plain(&offer.execution, &offer.grants) {
+            queue = queue.closed();
+        }
         let key = offer.execution.job_key;
         let keys = [k::context_binding(key.context), k::context_jobs(key.context), queue.to_string()];
         let old = self.push.iter().find(|binding| binding.fits(&offer.execution, &offer.grants));
@@ -455,7 +466,11 @@ impl Supervisor {
         Ok(call)
     }
 
-    async fn queues(&self) -> Result<Vec<WorkQueue>> {
+    pub(crate) fn kv(&self) -> &Kv {
+        &self.kv
+    }
+
+    pub(crate) async fn queues(&self) -> Result<Vec<WorkQueue>> {
         let names = self.db.cmd(Cmd::new("SMEMBERS").arg(k::QUEUES)).await?.texts()?;
         let mut queues: Vec<_> = names.iter().filter_map(|name| WorkQueue::parse(name)).collect();
         queues.sort();

@@ -67,6 +67,10 @@ pub struct Options {
     pub pki_dir: Option<PathBuf>,
     /// What the operator lets jobs do; absent: everything.
     pub policy: Option<PathBuf>,
+    /// Whether others may push jobs into work queues and take from them.
+    pub open_queues: bool,
+    /// Queues that are shared with old workers and old dispatchers: a file of TOML tables.
+    pub legacy: Option<PathBuf>,
     /// Which addresses actors may give; `runners` are dialed whatever they say.
     pub addresses: AddressRules,
     /// Whose mail is taken.
@@ -99,6 +103,8 @@ impl Options {
             runners: Vec::new(),
             pki_dir: None,
             policy: None,
+            open_queues: false,
+            legacy: None,
             addresses: AddressRules::default(),
             mail: MailPolicy::default(),
             scripts: runner::ScriptFlags::default(),

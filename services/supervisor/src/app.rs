@@ -82,7 +82,9 @@ impl App {
         let voice = voice(config)?;
         let supervisor = Supervisor {
             voice,
-            queue: queue::Supervisor::new(deps.kv, database).with_old_workers(config.legacy.push().to_vec()),
+            queue: queue::Supervisor::new(deps.kv, database)
+                .with_old_workers(config.legacy.push().to_vec())
+                .with_open_queues(config.open_queues),
             blobs: Blobs::new(&work_dir, config.blob_bytes_max),
             logs: Logs::new(&work_dir, config.log_retention),
             work_dir,

@@ -21,6 +21,8 @@ pub struct Config {
     pub signing_key: Option<PathBuf>,
     /// Queues that it shares with old workers and old dispatchers.
     pub legacy: Bindings,
+    /// Whether others may push jobs into work queues and take from them; else what they push is refused.
+    pub open_queues: bool,
     /// What the operator lets jobs do; absent: everything.
     pub policy: Option<PathBuf>,
     /// Coordinators whose jobs are taken where the policy names none.
@@ -47,6 +49,7 @@ impl Config {
             topic: model::supervision::SUPERVISOR_TOPIC.to_owned(),
             signing_key: None,
             legacy: Bindings::default(),
+            open_queues: false,
             policy: None,
             admitted: Admitted::Anyone,
             disk_floor: None,

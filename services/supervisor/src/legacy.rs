@@ -1,5 +1,5 @@
-//! What is shared with the old world: queues of old workers and old dispatchers, and commands that anybody may
-//! give to all instances of a type.
+//! What is shared with the old world: queues of old workers and old dispatchers, what others push into our own queues, and
+//! commands that anybody may give to all instances of a type.
 //!
 //! Bindings stand in a file of TOML tables, one old queue, one script type and one context uid each:
 //!
@@ -185,7 +185,65 @@ impl Bindings {
 
 /// Looks after old queues, and passes commands on, for ever. The caller drops it to end it.
 pub async fn keep(supervisor: Supervisor, bindings: Bindings) {
-    tokio::join!(sweep(&supervisor, &bindings), pass_on(&supervisor));
+    note_open(&supervisor).await;
+    tokio::join!(sweep(&supervisor, &bindings), settle_foreign(&supervisor), pass_on(&supervisor));
+}
+
+/// Says to the instances whether queues are open, before anything is done about it.
+async fn note_open(supervisor: &Supervisor) {
+    let mut pause = RETRY.0;
+    while let Err(error) = supervisor.queue.note_open().await {
+        tracing::warn!(%error, "whether queues are open cannot be kept; trying again");
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(RETRY.1);
+    }
+}
+
+/// Adopts or refuses what others push into our queues, as it comes.
+async fn settle_foreign(supervisor: &Supervisor) {
+    let mut watch = supervisor.queue.foreign_watch();
+    let mut drains = supervisor.draining.changes();
+    let mut pause = RETRY.0;
+    loop {
+        // What is adopted now would be handed back. The sender lives as long as the supervisor.
+        let _ = drains.wait_for(Option::is_none).await;
+        let settled = match watch.wait(pending()).await {
+            Ok(()) => settle_foreign_once(supervisor).await,
+            Err(error) => Err(error),
+        };
+        match settled {
+            Ok(()) => pause = RETRY.0,
+            Err(error) => {
+                tracing::warn!(%error, "what others pushed into work queues cannot be settled for now");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(RETRY.1);
+            }
+        }
+    }
+}
+
+async fn settle_foreign_once(supervisor: &Supervisor) -> kv::Result<()> {
+    let rules = supervisor.policy.rules();
+    // The operator of this machine has opened the queues: that names their sender.
+    let opened = Sender { root: "", is_admitted: true };
+    let grant = |job: &Execution| match supervisor.floors.shortage() {
+        Some(shortage) => Err(shortage.to_string()),
+        None => rules.grant(job, opened, None).map_err(|denial| denial.to_string()),
+    };
+    for foreign in supervisor.queue.settle_foreign(grant).await? {
+        let (queue, entry) = (&foreign.queue, &foreign.entry);
+        match &foreign.refused {
+            None => {
+                supervisor.metrics.foreign("adopted");
+                tracing::info!(%queue, %entry, "a job that others pushed into a work queue is adopted");
+            }
+            Some(why) => {
+                supervisor.metrics.foreign("refused");
+                tracing::warn!(%queue, %entry, why, "a job that others pushed into a work queue is refused");
+            }
+        }
+    }
+    Ok(())
 }
 
 async fn sweep(supervisor: &Supervisor, bindings: &Bindings) {
@@ -205,11 +263,14 @@ async fn sweep_once(supervisor: &Supervisor, bindings: &Bindings) -> kv::Result<
         supervisor.metrics.lost.inc_by(swept.lost);
         tracing::warn!(lost = swept.lost, "old workers have not ended what they took; it ended as lost");
     }
+    supervisor.queue.sweep_open().await?;
     let presence = supervisor.presence.now();
+    let is_served =
+        |script_type| presence.instances.iter().any(|instance| instance.script_type == script_type);
+    supervisor.queue.find_foreign(ScriptType::ALL.into_iter().filter(|kind| !is_served(*kind))).await?;
     for binding in bindings.pop() {
         // What nobody here can run is left to old workers of the same queue.
-        let served = presence.instances.iter().any(|instance| instance.script_type == binding.script_type);
-        if served && !presence.draining && supervisor.floors.shortage().is_none() {
+        if is_served(binding.script_type) && !presence.draining && supervisor.floors.shortage().is_none() {
             let rules = supervisor.policy.rules();
             // The operator of this machine has bound the queue: that names its sender.
             let bound = Sender { root: "", is_admitted: true };

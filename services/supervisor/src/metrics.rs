@@ -38,6 +38,7 @@ pub struct Metrics {
     pub log_bytes: IntGauge,
     /// Bytes of logs that were read back.
     pub log_bytes_read: IntCounter,
+    foreign: IntCounterVec,
     policies_read: IntCounterVec,
 }
 
@@ -81,6 +82,13 @@ impl Metrics {
                 name("log_bytes_read_total"),
                 "Bytes of logs that were read back",
             )?,
+            foreign: IntCounterVec::new(
+                Opts::new(
+                    name("foreign_total"),
+                    "Jobs that others pushed into work queues, by what became of them",
+                ),
+                &["outcome"],
+            )?,
             policies_read: IntCounterVec::new(
                 Opts::new(name("policies_read_total"), "Policy files read again, by what became of them"),
                 &["outcome"],
@@ -104,6 +112,7 @@ impl Metrics {
             Box::new(metrics.logs_removed.clone()),
             Box::new(metrics.log_bytes.clone()),
             Box::new(metrics.log_bytes_read.clone()),
+            Box::new(metrics.foreign.clone()),
             Box::new(metrics.policies_read.clone()),
         ] {
             registry.register(collector)?;
@@ -114,6 +123,11 @@ impl Metrics {
     /// Counts a refusal.
     pub(crate) fn refused(&self, reason: &str) {
         self.refused.with_label_values(&[reason]).inc();
+    }
+
+    /// Counts a job that others pushed into a work queue: `adopted` or `refused`.
+    pub(crate) fn foreign(&self, outcome: &str) {
+        self.foreign.with_label_values(&[outcome]).inc();
     }
 
     /// Counts a policy file that was read again: `taken` or `refused`.

@@ -41,6 +41,10 @@ pub struct Flags {
     /// Queues shared with old workers and old dispatchers: a file of TOML tables
     #[arg(long, env = "MYCORA_LEGACY", value_name = "FILE")]
     legacy: Option<PathBuf>,
+    /// Let others push jobs into the work queues, which are run and answered, and let their workers take jobs from them. Without it
+    /// what others push there is refused: its record and its reply say so
+    #[arg(long, env = "MYCORA_OPEN_QUEUES", value_parser = clap::builder::FalseyValueParser::new(), action = clap::ArgAction::SetTrue)]
+    open_queues: bool,
     /// What jobs may do, by their context: a TOML file. Read again when it changes, and on SIGHUP
     #[arg(long, env = "MYCORA_POLICY", value_name = "FILE")]
     policy: Option<PathBuf>,
@@ -109,6 +113,7 @@ impl service::App for App {
         let config = Config {
             signing_key: flags.signing_key,
             legacy,
+            open_queues: flags.open_queues,
             policy: flags.policy,
             admitted: Admitted::Only(flags.coordinators.iter().map(ToString::to_string).collect()),
             disk_floor: flags.disk_floor,

@@ -5,20 +5,23 @@ use proptest::prelude::*;
 
 fn any_queue() -> impl Strategy<Value = WorkQueue> {
     let place = proptest::option::of(("[a-zA-Z0-9_-]{1,12}", proptest::option::of(any::<u32>())));
-    (0_usize..7, place, 0_usize..3, 0_u8..3).prop_map(|(script_type, place, level, priority)| {
-        let script_type = ScriptType::ALL[script_type];
-        let queue = match place {
-            None => WorkQueue::shared(script_type),
-            Some((group, number)) => {
-                let group: Name = group.parse().expect("made of allowed characters");
-                match number {
-                    None => WorkQueue::group(script_type, group),
-                    Some(number) => WorkQueue::instance(script_type, group, number),
+    (0_usize..7, place, 0_usize..3, 0_u8..3, any::<bool>()).prop_map(
+        |(script_type, place, level, priority, closed)| {
+            let script_type = ScriptType::ALL[script_type];
+            let queue = match place {
+                None => WorkQueue::shared(script_type),
+                Some((group, number)) => {
+                    let group: Name = group.parse().expect("made of allowed characters");
+                    match number {
+                        None => WorkQueue::group(script_type, group),
+                        Some(number) => WorkQueue::instance(script_type, group, number),
+                    }
                 }
-            }
-        };
-        queue.with_isolation(Isolation::ALL[level]).with_priority(priority)
-    })
+            };
+            let queue = queue.with_isolation(Isolation::ALL[level]).with_priority(priority);
+            if closed { queue.closed() } else { queue }
+        },
+    )
 }
 
 fn any_instance() -> impl Strategy<Value = InstanceRef> {
@@ -36,11 +39,17 @@ fn any_old() -> impl Strategy<Value = OldQueue> {
     })
 }
 
+/// Queues of others, and those of ours that they may work at.
+fn any_shared() -> impl Strategy<Value = OldQueue> {
+    let ours = any_queue().prop_filter_map("only ours know it", |queue| OldQueue::parse(&queue.to_string()));
+    prop_oneof![any_old(), ours]
+}
+
 fn any_key() -> impl Strategy<Value = SupervisorKey> {
     use SupervisorKey as K;
     let uids = (0_u128..3, 0_u128..3, 0_u32..3, 0_u32..3);
-    (0_u8..26, uids, any_queue(), any_instance(), any_old()).prop_map(
-        |(kind, (a, b, job, attempt), queue, at, old)| {
+    (0_u8..30, uids, any_queue(), any_instance(), any_old(), any_shared()).prop_map(
+        |(kind, (a, b, job, attempt), queue, at, old, shared)| {
             let key = JobKey {
                 context: ContextUid(Uid::from_bits(a)),
                 flow: FlowUid(Uid::from_bits(b)),
@@ -66,7 +75,7 @@ fn any_key() -> impl Strategy<Value = SupervisorKey> {
                 15 => K::Instances,
                 16 => K::Old(old),
                 17 => K::OldWaiting(old),
-                18 => K::OldClaims(old),
+                18 => K::OldClaims(shared),
                 19 => K::OldNumbered(job.into()),
                 20 => K::OldQueues,
                 21 => K::Nonce(ActorNonce { signer: format!("{a:064x}"), nonce: Uid::from_bits(b) }),
@@ -76,6 +85,7 @@ fn any_key() -> impl Strategy<Value = SupervisorKey> {
                 25 => K::AsideOf(queue, format!("{a:064x}/{b}")),
                 26 => K::Aside,
                 27 => K::Callers,
+                28 => K::Foreign,
                 _ => K::Supervisor,
             }
         },
@@ -121,22 +131,45 @@ fn as_they_are_specified() {
             "hero:q:work:type:python:group:gpu:inst:3:prio:2",
             "hero:q:work:type:python:group:gpu:prio:2",
             "hero:q:work:type:python:prio:2",
+            "hero:q:work:type:python:group:gpu:inst:3:closed:prio:0",
+            "hero:q:work:type:python:group:gpu:closed:prio:0",
+            "hero:q:work:type:python:closed:prio:0",
+            "hero:q:work:type:python:group:gpu:inst:3:closed",
+            "hero:q:work:type:python:group:gpu:closed",
+            "hero:q:work:type:python:closed",
+            "hero:q:work:type:python:group:gpu:inst:3:closed:prio:2",
+            "hero:q:work:type:python:group:gpu:closed:prio:2",
+            "hero:q:work:type:python:closed:prio:2",
         ]
     );
     let confined: Vec<_> = at.queues(Isolation::Confined).iter().map(ToString::to_string).collect();
-    assert_eq!(confined.len(), 18);
+    assert_eq!(confined.len(), 27);
     assert_eq!(
-        confined[8..10],
-        ["hero:q:work:type:python:prio:2", "hero:q:work:type:python:group:gpu:inst:3:iso:confined:prio:0"]
+        confined[17..19],
+        [
+            "hero:q:work:type:python:closed:prio:2",
+            "hero:q:work:type:python:group:gpu:inst:3:iso:confined:prio:0"
+        ]
     );
     assert!(at.queues(Isolation::Contained).iter().all(|queue| queue.is_for(&at)));
     let elsewhere = InstanceRef { number: 4, ..at.clone() };
     let fitting = at.queues(Isolation::Basic).into_iter().filter(|queue| queue.is_for(&elsewhere)).count();
-    assert_eq!(fitting, 6, "all but its own");
+    assert_eq!(fitting, 12, "all but its own");
     assert_eq!(ControlScope::Instance(at).to_string(), "hero:q:ctl:type:python:group:gpu:inst:3");
     let normal = WorkQueue::parse("hero:q:work:type:shell:prio:1");
     assert_eq!(normal, Some(WorkQueue::shared(ScriptType::Shell)));
     assert_eq!(WorkQueue::parse("hero:q:work:type:shell:prio:3"), None);
     assert_eq!(WorkQueue::parse("hero:q:work:type:shell:iso:basic"), None);
     assert_eq!(WorkQueue::parse("hero:q:work:type:cobol"), None);
+    assert_eq!(WorkQueue::parse("hero:q:work:type:shell:closed:iso:confined"), None);
+    let closed = WorkQueue::shared(ScriptType::Shell).closed();
+    assert!(
+        !closed.is_open()
+            && closed
+                .clone()
+                .with_isolation(Isolation::Confined)
+                .closed()
+                .to_string()
+                .ends_with(":iso:confined")
+    );
 }

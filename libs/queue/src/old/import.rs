@@ -10,8 +10,8 @@ use model::limits::{
     ENV_BYTES_MAX, ENV_ENTRIES_MAX, SCRIPT_BYTES_MAX, TIMEOUT_SECS_DEFAULT, TIMEOUT_SECS_MAX,
 };
 use model::{
-    ActorId, Attempt, ContextId, ContextUid, Execution, FlowId, FlowUid, Grants, Isolation, JobId, JobKey,
-    Name, ScriptSource, ScriptType,
+    ActorId, Attempt, ContextId, ContextUid, Execution, FlowId, FlowUid, Grants, JobId, JobKey, Name,
+    ScriptSource, ScriptType,
 };
 
 use crate::job::fields;
@@ -44,11 +44,27 @@ pub struct Imported {
     pub refused: u64,
 }
 
+/// Where a job that only others know stands, and as what it would run.
+pub(crate) struct Entry {
+    /// The list that it is taken out of.
+    pub(crate) list: String,
+    /// As it stands there, whatever it is.
+    pub(crate) entry: Vec<u8>,
+    /// The list that it was pushed to, and what it was there.
+    pub(crate) pushed: (String, String),
+    /// What is known of it by that.
+    pub(crate) job: Option<OldJob>,
+    /// What it has to be.
+    pub(crate) script_type: ScriptType,
+    /// As whose it would run.
+    pub(crate) context: ContextUid,
+    /// Where it would wait, if nothing is demanded.
+    pub(crate) queue: WorkQueue,
+}
+
 /// What was found at the head of an old queue.
 pub(crate) struct Found {
-    /// As it stands there, whatever it is.
-    entry: Vec<u8>,
-    job: Option<OldJob>,
+    at: Entry,
     /// What is to run, or why it cannot.
     pub(crate) work: std::result::Result<(Execution, Grants), String>,
 }
@@ -78,12 +94,12 @@ impl Supervisor {
             let mut pipeline = Pipeline::new();
             let (fits, wrong): (Vec<_>, Vec<_>) = found.iter().partition(|found| found.work.is_ok());
             for found in &wrong {
-                let entry = String::from_utf8_lossy(&found.entry);
+                let entry = &found.at.pushed.1;
                 tracing::warn!(queue = %from.queue, %entry, why = found.why(), "a job of an old dispatcher is refused");
-                pipeline.call(found.refuse_call(from));
+                pipeline.call(found.refuse_call(found.why()));
             }
             for found in &fits {
-                if let Some(call) = found.import_call(from, waiting_max)? {
+                if let Some(call) = found.import_call(waiting_max)? {
                     pipeline.call(call);
                 }
             }
@@ -112,22 +128,39 @@ impl Found {
         value: Value,
         grant: impl Fn(&Execution) -> std::result::Result<Grants, String>,
     ) -> Result<Self> {
+        let at = |entry: Vec<u8>| {
+            let shown = String::from_utf8_lossy(&entry).into_owned();
+            Entry {
+                list: from.queue.to_string(),
+                job: OldJob::parse(&from.queue, &shown),
+                pushed: (from.queue.to_string(), shown),
+                entry,
+                script_type: from.script_type,
+                context: from.context,
+                queue: WorkQueue::shared(from.script_type),
+            }
+        };
+        Self::read(value, at, grant)
+    }
+
+    /// Reads what stands in a list, and decides whether it is run.
+    pub(crate) fn read(
+        value: Value,
+        at: impl FnOnce(Vec<u8>) -> Entry,
+        grant: impl Fn(&Execution) -> std::result::Result<Grants, String>,
+    ) -> Result<Self> {
         let [entry, what, script_type, timeout, caller, hash, script, env_vars] = value.tuple()?;
-        let entry = entry.bytes()?;
-        let shown = String::from_utf8_lossy(&entry).into_owned();
-        let job = OldJob::parse(&from.queue, &shown);
+        let at = at(entry.bytes()?);
         let (script_type, timeout) = (any_text(script_type)?, any_text(timeout)?);
         let read = || {
             match what.text().as_deref() {
-                Ok("job") if job.is_some() => {}
+                Ok("job") if at.job.is_some() => {}
                 Ok("large") => return Err("its script or its variables are too long".to_owned()),
                 _ => return Err("nobody knows this job".to_owned()),
             }
-            if script_type.parse() != Ok(from.script_type) {
-                return Err(format!(
-                    "its type is `{script_type}`, and this queue is for {}",
-                    from.script_type
-                ));
+            // Who pushes into the queue of a type need not say it.
+            if !script_type.is_empty() && script_type.parse() != Ok(at.script_type) {
+                return Err(format!("its type is `{script_type}`, and this queue is for {}", at.script_type));
             }
             let timeout_secs = match timeout.as_str() {
                 "" => TIMEOUT_SECS_DEFAULT,
@@ -141,40 +174,50 @@ impl Found {
             let env_vars = variables(&env_vars.text().map_err(|_| "its variables are no text")?)?;
             let caller_id =
                 ActorId(caller.text().ok().and_then(|text| text.parse().ok()).unwrap_or_default());
-            let job = Work { timeout_secs, script, env_vars, caller_id }.into_execution(from, &shown);
+            let job = Work { timeout_secs, script, env_vars, caller_id }.into_execution(&at);
             let grants = grant(&job)?;
             Ok((job, grants))
         };
         let work =
             if any_text(hash)?.is_empty() { read() } else { Err("it is no job of an old dispatcher".into()) };
-        Ok(Self { entry, job, work })
+        Ok(Self { at, work })
     }
 
-    fn why(&self) -> &str {
+    /// Where it stands.
+    pub(crate) const fn at(&self) -> &Entry {
+        &self.at
+    }
+
+    /// Why it is not run; empty for one that is.
+    pub(crate) fn why(&self) -> &str {
         self.work.as_ref().err().map_or("", String::as_str)
     }
 
-    fn refuse_call(&self, from: &PopBinding) -> Call {
+    /// Ends it, and tells its dispatcher why.
+    pub(crate) fn refuse_call(&self, why: &str) -> Call {
         // Of what nobody knows there is nothing to write to.
-        let known = self.job.as_ref();
+        let known = self.at.job.as_ref();
         let hash = known.map(OldJob::hash).unwrap_or_default();
         let id = known.map(OldJob::id).unwrap_or_default();
-        REFUSE_OLD.call(&[from.queue.to_string()]).arg(&self.entry).arg(&hash).arg(&id).arg(self.why())
+        REFUSE_OLD.call(&[&self.at.list]).arg(&self.at.entry).arg(&hash).arg(&id).arg(why)
     }
 
-    fn import_call(&self, from: &PopBinding, waiting_max: usize) -> Result<Option<Call>> {
-        let (Some(job), Ok((execution, grants))) = (&self.job, &self.work) else { return Ok(None) };
+    /// Takes it in; nothing for one that is not run.
+    pub(crate) fn import_call(&self, waiting_max: usize) -> Result<Option<Call>> {
+        let (Some(job), Ok((execution, grants))) = (&self.at.job, &self.work) else { return Ok(None) };
         let key = execution.job_key;
-        let queue = WorkQueue::shared(from.script_type).with_isolation(grants.isolation);
-        let keys = [from.queue.to_string(), queue.to_string(), k::context_jobs(from.context)];
+        let queue = self.at.queue.clone().with_isolation(execution.isolation.max(grants.isolation));
+        let keys = [self.at.list.clone(), queue.to_string(), k::context_jobs(self.at.context)];
         let mut call = IMPORT
             .call(&keys)
-            .arg(&self.entry)
+            .arg(&self.at.entry)
             .arg(&job.hash())
             .arg(&job.id())
             .arg(&key.to_string())
             .arg(&execution.content_hash().to_string())
-            .arg(waiting_max);
+            .arg(waiting_max)
+            .arg(&self.at.pushed.0)
+            .arg(&self.at.pushed.1);
         for (name, value) in fields(execution.clone(), grants)? {
             call = call.arg(name).arg(&value);
         }
@@ -191,10 +234,10 @@ struct Work {
 }
 
 impl Work {
-    fn into_execution(self, from: &PopBinding, entry: &str) -> Execution {
+    fn into_execution(self, at: &Entry) -> Execution {
         Execution {
             job_key: JobKey {
-                context: from.context,
+                context: at.context,
                 flow: FlowUid(Uid::random()),
                 job: JobId(1),
                 attempt: Attempt(1),
@@ -203,18 +246,18 @@ impl Work {
             flow_id: FlowId(0),
             caller_id: self.caller_id,
             flow_name: name_of(FLOW_NAME),
-            node: name_of(entry),
-            script_type: from.script_type,
+            node: name_of(&at.pushed.1),
+            script_type: at.script_type,
             script: ScriptSource::Inline(self.script),
             env_vars: self.env_vars,
             files: BTreeMap::new(),
             outputs: Vec::new(),
             inputs: BTreeMap::new(),
             timeout_secs: self.timeout_secs,
-            priority: k::DEFAULT_PRIORITY,
-            group: None,
-            instance: None,
-            isolation: Isolation::Basic,
+            priority: at.queue.priority(),
+            group: at.queue.for_group().cloned(),
+            instance: at.queue.for_instance(),
+            isolation: at.queue.isolation(),
             network: false,
             signature: None,
             traceparent: None,

@@ -1,11 +1,14 @@
--- What waits at the head of an old queue, each with what its dispatcher wrote.
--- KEYS: 1 <old queue>   ARGV: 1 how many  2 most bytes of a script  3 most bytes of variables
+-- What waits at the head of an old queue, or of what was pushed into ours, each with what its dispatcher wrote.
+-- KEYS: 1 <old queue>, or hero:foreign   ARGV: 1 how many  2 most bytes of a script  3 most bytes of variables
 local found = {}
 local entries = redis.pcall('LRANGE', KEYS[1], 0, ARGV[1] - 1)
 if entries.err then return found end
 for _, entry in ipairs(entries) do
   local hash
-  if string.sub(KEYS[1], 1, 6) == 'queue:' then
+  if KEYS[1] == FOREIGN then
+    local id = foreign_id(string.match(entry, '^%S+ (.*)$') or '')
+    hash = id and JOB .. id
+  elseif string.sub(KEYS[1], 1, 6) == 'queue:' then
     hash = string.match(entry, '^job:%d+:%d+$')
   else
     hash = #entry <= 128 and string.match(entry, '^[%w_.@-]+$') and JOB .. entry

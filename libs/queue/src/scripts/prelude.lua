@@ -8,6 +8,8 @@ local INSTANCES = 'hero:instances'
 local SUPERVISOR = 'hero:supervisor'
 local SUCCESSORS = 'hero:successors'
 local ASIDE = 'hero:aside'
+local FOREIGN = 'hero:foreign'
+local OPEN = 'open_queues'
 local CALLERS = 'hero:callers'
 local BINDING = 'hero:uid:'
 local CONTEXTS = 'hero:contexts:'
@@ -59,6 +61,21 @@ end
 -- Whether an entry may be a job of ours. Anybody can push anything.
 local function is_job_key(text)
   return #text < 100 and string.match(text, '^%x+%-%x+%-%d+%-%d+$') ~= nil
+end
+
+-- Whether others may take from a queue: these are open all together, but for those whose names they do not know.
+local function is_open(queue)
+  return not string.find(queue, ':iso:', 1, true) and not string.find(queue, ':closed', 1, true)
+    and redis.call('HEXISTS', SUPERVISOR, OPEN) == 1
+end
+
+-- What may wait for the supervisor of what others pushed into work queues, and how much of an entry is kept.
+local FOREIGN_MAX, FOREIGN_BYTES_MAX = 10000, 1024
+
+-- The id of a job of others, as an entry of a work queue names it; nothing for what names none.
+local function foreign_id(entry)
+  local id = string.match(entry, '^hero:job:(.*)$') or entry
+  return #id <= 128 and string.match(id, '^[%w_.@-]+$') and not is_job_key(id) and id
 end
 
 -- Appends an event of a job to the stream that the supervisor reads; numbered per job. A job that came from an
@@ -135,6 +152,17 @@ local function answer_old(old, id, status, output, result, error)
   end
 end
 
+-- Somebody else has pushed this into a work queue: the supervisor says what becomes of it. When it does not come to that, the
+-- dispatcher is told at once.
+local function put_foreign(queue, entry)
+  if redis.call('LLEN', FOREIGN) < FOREIGN_MAX then
+    redis.call('RPUSH', FOREIGN, queue .. ' ' .. string.sub(entry, 1, FOREIGN_BYTES_MAX))
+    return
+  end
+  local id = foreign_id(entry)
+  if id then answer_old(JOB .. id, id, 'error', '', '{}', 'QUEUE_FULL: too much of others waits here') end
+end
+
 -- Ends a job: record, event, reply; and what of the old world has to do with it. `data` is the event.
 local function end_job(key, status, data)
   local job = JOB .. key
@@ -164,7 +192,11 @@ local function sweep(queue)
     local seqs = redis.call('ZMSCORE', UNCLAIMED .. queue, unpack(entries, from, last))
     local kept = {}
     for i = from, last do
-      if seqs[i - from + 1] then kept[#kept + 1] = entries[i] end
+      if seqs[i - from + 1] then
+        kept[#kept + 1] = entries[i]
+      elseif not is_job_key(entries[i]) then
+        put_foreign(queue, entries[i])
+      end
     end
     if #kept > 0 then redis.call('RPUSH', queue, unpack(kept)) end
   end

@@ -4,6 +4,8 @@
 -- KEYS: 1 <queue>   ARGV: 1 how many at most
 -- Gives how many, or -1 when it is to be called again: nobody's entries were all that it came to.
 local queue, unclaimed = KEYS[1], UNCLAIMED .. KEYS[1]
+-- What is missing where others take from as well may be theirs: that is found out otherwise.
+if is_open(queue) then return 0 end
 local before
 for _ = 1, 1000 do
   local head = redis.call('LINDEX', queue, 0)
@@ -17,6 +19,7 @@ for _ = 1, 1000 do
     break
   end
   redis.call('LPOP', queue)
+  if not is_job_key(head) then put_foreign(queue, head) end
 end
 if not before then return -1 end
 -- What was set aside waits for its owner, and is not lost.

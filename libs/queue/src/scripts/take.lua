@@ -1,5 +1,5 @@
 -- ARGV: 1 instance  2 free slots  3 a job key that a blocking pop gave, or nothing  4 its queue
---       5 how many of the queues demand nothing  6 how many slots the instance has
+--       5 how many of the queues are open: demand nothing, and are not for our instances alone  6 how many slots the instance has
 --       7… these queues in order, then those of each level in the same order
 local instance, free, places, slots = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local taken = {}
@@ -29,7 +29,7 @@ end
 
 -- An entry counts only in the queue that its job was sent to.
 local function claim(key, queue)
-  if not is_job_key(key) then return end
+  if not is_job_key(key) then return put_foreign(queue, key) end
   local job = JOB .. key
   local known = redis.call('HMGET', job, 'state', 'queue', 'seq', 'job', 'script', 'grants', 'legacy', 'old_hash',
     'coordinator', 'caller')
@@ -59,7 +59,7 @@ local function claim(key, queue)
   taken[#taken + 1] = {key, time, known[4], known[5], known[6]}
 end
 
--- Whether something waits that demands isolation. Mostly nothing does, and a place has one queue.
+-- Whether something waits that demands isolation, or is for our instances alone. Mostly nothing does, and a place has one queue.
 local demanding = #ARGV > 6 + places and redis.call('EXISTS', unpack(ARGV, 7 + places)) > 0
 
 -- The queue of a place whose head came first; an entry that is of no use goes before all.

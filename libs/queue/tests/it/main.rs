@@ -4,6 +4,7 @@ mod conditions;
 mod demands;
 mod dispatcher;
 mod flow_of_work;
+mod foreign;
 mod interleavings;
 mod loss;
 mod old;

@@ -44,6 +44,13 @@ pub struct UpArgs {
     /// What jobs may do, by their context: a TOML file. Read again when it changes
     #[arg(long, value_name = "FILE", env = "MYCORA_POLICY")]
     pub policy: Option<PathBuf>,
+    /// Let others push jobs into the work queues, which are run and answered, and let their workers take jobs from them
+    #[arg(long, env = "MYCORA_OPEN_QUEUES", value_parser = clap::builder::FalseyValueParser::new(), action = clap::ArgAction::SetTrue)]
+    pub open_queues: bool,
+    /// Serve the programs of the old world: opens the work queues, and shares those that this file of TOML tables binds, if one is
+    /// named
+    #[arg(long, env = "MYCORA_LEGACY", value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    pub legacy: Option<Option<PathBuf>>,
     /// Which addresses are dialed.
     #[command(flatten)]
     pub addresses: AddressFlags,
@@ -111,6 +118,8 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
         runners: args.runners,
         pki_dir: args.pki,
         policy: args.policy,
+        open_queues: args.open_queues || args.legacy.is_some(),
+        legacy: args.legacy.flatten(),
         addresses: args.addresses.rules(),
         mail: args.mail,
         scripts: args.scripts,

@@ -404,7 +404,10 @@ impl Suite {
         let bus: Arc<dyn Bus> = Arc::new(network.node(node_key(parts.dir, SUPERVISOR_NODE)?));
         let deps =
             supervisor::Deps { kv: Kv::new(parts.redis.supervisor_endpoint()), bus: Some(bus), metrics };
+        let legacy = parts.options.legacy.as_deref().map(supervisor::legacy::Bindings::load).transpose();
         let config = supervisor::Config {
+            legacy: legacy.map_err(build_error("supervisor"))?.unwrap_or_default(),
+            open_queues: parts.options.open_queues,
             policy: parts.options.policy.clone(),
             disk_floor: parts.options.scripts.disk_floor,
             ..supervisor::Config::new(work_dir.clone())

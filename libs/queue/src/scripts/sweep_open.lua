@@ -1,0 +1,49 @@
+-- Looks after a queue from which others may take: which of ours they have taken, and what was taken by nobody who says so.
+-- KEYS: 1 <queue>   ARGV: 1 how many to look at  2 seconds after which a job is put back of which nobody has said anything
+-- Gives how many were noticed as taken, and how many were put back.
+local queue, unclaimed, count = KEYS[1], UNCLAIMED .. KEYS[1], tonumber(ARGV[1])
+
+-- The place in line of the first of ours from an end of the queue; nothing, and how many others there are, without any.
+local function edge(from, to, step)
+  local entries = redis.call('LRANGE', queue, from, to)
+  for i = step > 0 and 1 or #entries, step > 0 and #entries or 1, step do
+    local seq = redis.call('ZSCORE', unclaimed, entries[i])
+    if seq then return seq end
+  end
+  return nil, #entries
+end
+
+-- Ours stand in their order, and are taken at the ends.
+local missing = {}
+local function note(keys, side)
+  for _, key in ipairs(keys) do missing[#missing + 1] = {key, side} end
+end
+local first, others = edge(0, 999, 1)
+if first then
+  note(redis.call('ZREVRANGEBYSCORE', unclaimed, '(' .. first, '-inf', 'LIMIT', 0, count), 'LPUSH')
+  local last = edge(-1000, -1, -1)
+  if last then note(redis.call('ZRANGEBYSCORE', unclaimed, '(' .. last, '+inf', 'LIMIT', 0, count), 'RPUSH') end
+elseif others < 1000 then
+  note(redis.call('ZREVRANGEBYSCORE', unclaimed, '+inf', '-inf', 'LIMIT', 0, count), 'LPUSH')
+end
+
+local time, taken, back = tonumber(now()), 0, 0
+for _, of in ipairs(missing) do
+  local key, side = of[1], of[2]
+  local job = JOB .. key
+  local known = redis.call('HMGET', job, 'state', 'status', 'seq', 'missing_since', 'aside')
+  if known[1] == 'queued' and not known[5] then
+    if known[2] ~= 'queued' then
+      redis.call('SADD', OLD_QUEUES, queue)
+      hand_over(key, queue, queue, known[3])
+      taken = taken + 1
+    elseif not known[4] then
+      redis.call('HSET', job, 'missing_since', time)
+    elseif time - known[4] >= tonumber(ARGV[2]) then
+      redis.call('HDEL', job, 'missing_since')
+      redis.call(side, queue, key)
+      back = back + 1
+    end
+  end
+end
+return {taken, back}

@@ -1,0 +1,99 @@
+//! Programs that know nothing but the names of the work queues: they push jobs there, and take some.
+
+use testkit::wait_until_blocking;
+
+use crate::scene::Scene;
+use crate::suite::{PATIENCE, get};
+
+/// The database of the supervisor within `mycora up`.
+const SUPERVISOR: u32 = 4095;
+const SHELL: &str = "hero:q:work:type:shell";
+
+/// Waits for the reply to a job, as its dispatcher would.
+fn reply(scene: &Scene, id: &str) -> String {
+    let secs = PATIENCE.as_secs().to_string();
+    let popped = scene.up.redis(SUPERVISOR, &["BLPOP", &format!("hero:q:reply:{id}"), &secs]);
+    popped.lines().nth(1).unwrap_or_else(|| panic!("no reply to {id}: {popped}")).to_owned()
+}
+
+fn field(scene: &Scene, key: &str, field: &str) -> String {
+    scene.up.redis(SUPERVISOR, &["HGET", key, field]).trim_end().to_owned()
+}
+
+/// Writes a job as the old world does, and pushes it.
+fn push(scene: &Scene, queue: &str, id: &str, fields: &[&str]) {
+    let key = format!("hero:job:{id}");
+    scene.up.redis(SUPERVISOR, &[&["HSET", &key, "status", "dispatched"], fields].concat());
+    scene.up.redis(SUPERVISOR, &["LPUSH", queue, id]);
+}
+
+/// Waits until so many jobs of others had this outcome.
+fn counted(scene: &Scene, outcome: &str, count: u32) {
+    let line = format!("mycora_supervisor_foreign_total{{outcome=\"{outcome}\"}} {count}");
+    let told = || get(scene.up.dir(), scene.up.port() + 100, "/metrics").lines().any(|one| one == line);
+    wait_until_blocking(|| told().then_some(()), PATIENCE, line.as_str());
+}
+
+#[test]
+fn what_others_push_is_refused_by_name_where_queues_are_closed() {
+    let mut scene = Scene::new(&[]);
+    push(&scene, SHELL, "abc", &["script", "echo hi", "script_type", "shell"]);
+    let why = reply(&scene, "abc");
+    assert!(why.starts_with("QUEUES_CLOSED") && why.contains("--open-queues"), "{why}");
+    assert_eq!(field(&scene, "hero:job:abc", "status"), "error");
+    assert_eq!(field(&scene, "hero:job:abc", "error"), why);
+    scene.up.process.wait_for_line("a job that others pushed into a work queue is refused", PATIENCE);
+    // By its id and by its hash; at another priority.
+    push(&scene, SHELL, "named", &["script", "true"]);
+    scene.up.redis(SUPERVISOR, &["RPUSH", SHELL, "hero:job:named"]);
+    assert!(reply(&scene, "named").starts_with("QUEUES_CLOSED"));
+    push(&scene, "hero:q:work:type:python:prio:0", "early", &["script", "1"]);
+    assert!(reply(&scene, "early").starts_with("QUEUES_CLOSED"));
+    counted(&scene, "refused", 4);
+    // Ours go on.
+    let (_, ended) = scene.run("name: ours\njobs:\n  one: { script_type: shell, script: 'true' }\n");
+    assert_eq!(ended.status, "FINISHED");
+    scene.close();
+}
+
+#[test]
+fn others_push_and_take_where_queues_are_open() {
+    let scene = Scene::new(&["--legacy", "--slots", "1"]);
+    // A job of theirs: adopted, run and answered.
+    let fields =
+        ["script", "echo \"$A\"", "script_type", "shell", "env_vars", r#"{"A":"hi"}"#, "timeout", "60"];
+    push(&scene, SHELL, "abc", &fields);
+    assert_eq!(reply(&scene, "abc"), "hi");
+    assert_eq!(field(&scene, "hero:job:abc", "status"), "finished");
+    assert_eq!(field(&scene, "hero:job:abc", "output"), "hi");
+    push(&scene, SHELL, "bad", &["script", "exit 3", "script_type", "shell"]);
+    assert!(reply(&scene, "bad").starts_with("EXIT_CODE"));
+    assert_eq!(field(&scene, "hero:job:bad", "status"), "error");
+    counted(&scene, "adopted", 2);
+
+    // A worker of theirs takes a job of ours while the one slot is busy; one that it could not run it does not see.
+    let gate = scene.path().join("gate");
+    let wait = format!("while [ ! -e '{}' ]; do sleep 0.05; done", gate.display());
+    let busy =
+        scene.submit(&format!("name: busy\njobs:\n  waits: {{ script_type: shell, script: \"{wait}\" }}\n"));
+    scene.wait_for(busy, "waits", "RUNNING");
+    let flow = "name: ours\njobs:\n  \
+                needs: { script_type: shell, outputs: [a.txt], script: 'echo kept > a.txt' }\n  \
+                plain: { script_type: shell, script: 'echo theirs' }\n";
+    let id = scene.submit(flow);
+    let pop = || {
+        let popped = scene.up.redis(SUPERVISOR, &["LPOP", SHELL]);
+        Some(popped.trim().to_owned()).filter(|key| !key.is_empty())
+    };
+    let key = format!("hero:job:{}", wait_until_blocking(pop, PATIENCE, "a job for a worker of others"));
+    assert_eq!(field(&scene, &key, "script"), "echo theirs");
+    scene.up.redis(SUPERVISOR, &["HSET", &key, "status", "started"]);
+    let node = scene.wait_for(id, "plain", "RUNNING");
+    assert!(node.to_string().contains("legacy:hero:q:work:type:shell"), "{node}");
+    scene.up.redis(SUPERVISOR, &["HSET", &key, "status", "finished", "result", r#"{"answer":"42"}"#]);
+    scene.wait_for(id, "plain", "COMPLETED");
+    std::fs::write(&gate, "").expect("a file");
+    let ended = scene.end(id);
+    assert_eq!((ended.status.as_str(), &ended.flow["result"]["plain.answer"]), ("FINISHED", &"42".into()));
+    scene.close();
+}
