@@ -21,6 +21,7 @@ mod matrix;
 mod open_queues;
 mod operators;
 mod places;
+mod plain;
 mod processes;
 mod pushed;
 mod quarantine;

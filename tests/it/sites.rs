@@ -12,13 +12,13 @@ use crate::suite::{PATIENCE, command, flow_file, place_of_scripts, program, stdo
 const JOBS: usize = 400;
 
 /// What `deploy/local/two-sites.sh` started.
-struct Sites {
+pub(crate) struct Sites {
     dir: PathBuf,
     port_base: u16,
 }
 
 impl Sites {
-    fn start(dir: &Path) -> Self {
+    pub(crate) fn start(dir: &Path) -> Self {
         let sites = Self { dir: dir.to_owned(), port_base: free_ports() };
         stdout(&sites.script("two-sites.sh", &sites.dir), 0);
         sites
@@ -43,12 +43,17 @@ impl Sites {
         self.dir.join(name)
     }
 
-    fn mycora(&self, site: &str, arguments: &[&str]) -> Output {
+    pub(crate) fn mycora(&self, site: &str, arguments: &[&str]) -> Output {
         command(&self.site(site).join("client.toml"), arguments).output().expect("it starts")
     }
 
+    /// Where other daemons link to that of a site.
+    pub(crate) fn daemon_port(&self, site: &str) -> u16 {
+        self.port_base + 250 + if site == "b" { 300 } else { 0 }
+    }
+
     /// The answer to a command as JSON.
-    fn json(&self, site: &str, arguments: &[&str]) -> Value {
+    pub(crate) fn json(&self, site: &str, arguments: &[&str]) -> Value {
         let answer = self.mycora(site, &[&["--output", "json"], arguments].concat());
         serde_json::from_str(&stdout(&answer, 0)).expect("one document")
     }

@@ -238,6 +238,8 @@ reason_codes! {
     Undeliverable = "UNDELIVERABLE",
     /// The supervisor refused it.
     Refused = "REFUSED",
+    /// The supervisor was sent it and answered what cannot be read: nobody knows whether it ran.
+    Unknown = "UNKNOWN",
     /// A drained instance handed it back unstarted.
     Returned = "RETURNED",
     /// The script could not be started, or what it left could not be read.

@@ -114,7 +114,13 @@ pub struct Parcel<'a> {
     /// When nobody wants it any more; the bus's own limit when absent. Whoever receives it later than
     /// that drops it, where the bus can tell.
     pub deadline: Option<Instant>,
+    /// What it answers, when whoever sent that waits for a bare reply instead of something under the topic.
+    pub reply_to: Option<ReplyTo>,
 }
+
+/// A plain message that came in, as its bus names it: its sender may wait for a bare reply to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplyTo(pub(crate) String);
 
 /// A payload that came in.
 #[derive(Debug)]
@@ -132,16 +138,31 @@ pub struct Incoming {
 /// Kept until what came in is persisted, or needs not be. A bus that can keeps the payload for that long
 /// where a crash of this process does not lose it; it may stop waiting at any time.
 #[derive(Debug, Default)]
-pub struct Receipt(
-    #[expect(dead_code, reason = "the other end sees that it is dropped")] Option<oneshot::Sender<()>>,
-);
+pub struct Receipt {
+    #[expect(dead_code, reason = "the other end sees that it is dropped")]
+    kept: Option<oneshot::Sender<()>>,
+    reply_to: Option<ReplyTo>,
+}
 
 impl Receipt {
     /// One that a bus waits for by the other end, which resolves, with an error, when it is dropped.
     #[must_use]
     pub fn new() -> (Self, oneshot::Receiver<()>) {
         let (sender, receiver) = oneshot::channel();
-        (Self(Some(sender)), receiver)
+        (Self { kept: Some(sender), reply_to: None }, receiver)
+    }
+
+    /// Notes that the sender is answered by a bare reply.
+    #[must_use]
+    pub(crate) fn answered_by_reply(mut self, to: Option<ReplyTo>) -> Self {
+        self.reply_to = to;
+        self
+    }
+
+    /// What an answer replies to, when its sender waits for that.
+    #[must_use]
+    pub fn reply_to(&self) -> Option<ReplyTo> {
+        self.reply_to.clone()
     }
 }
 

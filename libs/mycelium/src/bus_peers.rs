@@ -245,7 +245,7 @@ async fn send_all(
     while !(ended && sends.is_empty()) {
         tokio::select! {
             next = payloads.recv(), if !ended && sends.len() < bus.window() => match next {
-                Some(Outgoing { payload, deadline, context }) => {
+                Some(Outgoing { payload, deadline, context, reply_to, batch }) => {
                     let payload = match guard.seal_of(payload, context) {
                         Ok(payload) => payload,
                         Err(why) => {
@@ -256,18 +256,24 @@ async fn send_all(
                             continue;
                         }
                     };
-                    let parcel = Parcel { to: Destination::Key(to), topic, payload, form: *form, deadline };
+                    let parcel = Parcel { to: Destination::Key(to), topic, payload, form: *form, deadline, reply_to };
                     let sent = bus.send(parcel);
-                    sends.push(async move { (sent.await, deadline) });
+                    sends.push(async move { (sent.await, deadline, batch) });
                 }
                 None => ended = true,
             },
-            Some((sent, deadline)) = sends.next(), if !sends.is_empty() => {
-                let Err(error) = sent else { continue };
+            Some((sent, deadline, batch)) = sends.next(), if !sends.is_empty() => {
+                let Err(error) = sent else {
+                    peer.upgrade().iter().for_each(|peer| peer.note_sent(batch));
+                    continue;
+                };
                 tracing::debug!(%to, %topic, %error, "a payload was not sent");
                 let too_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
-                if let Some(peer) = peer.upgrade().filter(|_| !too_late) {
-                    peer.fail_waiting();
+                match (peer.upgrade(), form) {
+                    // What such a node has already is answered whenever it is done, and is not asked for again.
+                    (Some(peer), Form::Plain) => peer.fail_batch(batch),
+                    (Some(peer), Form::Framed) if !too_late => peer.fail_waiting(),
+                    _ => {}
                 }
             }
         }

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 
 pub use parse::{Id, Invalid, Message, ParseError, Payload, Response, parse};
 pub(crate) use peer::WeakPeer;
-pub use peer::{CallError, HANDLERS_MAX, Handler, IN_FLIGHT_MAX, Outgoing, Peer, SentBatch};
+pub use peer::{CallError, HANDLERS_MAX, Handler, IN_FLIGHT_MAX, Outgoing, Passage, Peer, SentBatch};
 pub use write::{request, response};
 
 /// What an envelope with such a payload says of its type.

@@ -133,7 +133,7 @@ impl Bus for MemoryBus {
     }
 
     async fn send(&self, parcel: Parcel<'_>) -> Result<(), BusError> {
-        let Parcel { to, topic, payload, form, deadline: _ } = parcel;
+        let Parcel { to, topic, payload, form, deadline: _, reply_to: _ } = parcel;
         let listener = self.find(to, topic)?;
         let incoming = Incoming { from: self.key, payload, form, receipt: Receipt::default() };
         listener.send(incoming).await.map_err(|_| unreachable(to, topic))
@@ -163,7 +163,14 @@ mod tests {
     use bytes::Bytes;
 
     fn parcel(to: Destination, payload: &'static str) -> Parcel<'static> {
-        Parcel { to, topic: "t", payload: Bytes::from(payload), form: Form::Framed, deadline: None }
+        Parcel {
+            to,
+            topic: "t",
+            payload: Bytes::from(payload),
+            form: Form::Framed,
+            deadline: None,
+            reply_to: None,
+        }
     }
 
     fn two() -> (MemoryBus, MemoryBus, MemoryNetwork) {

@@ -23,6 +23,7 @@ use crate::mail_policy::MailPolicy;
 use crate::metrics::Metrics;
 use crate::peers::{Peers, Wanted};
 use crate::ping::Pinger;
+use crate::plain::SentAttempts;
 use crate::presence::Heard;
 use crate::routers::Routers;
 use crate::rpc::Rpc;
@@ -100,6 +101,7 @@ impl App {
             voice: Voice::new(deps.sealer.clone(), vec![root.to_string()]),
             root: Root::new(root, changes),
             secrets,
+            sent: SentAttempts::default(),
             metrics: metrics.clone(),
         };
         let on_bus = deps.bus.clone();

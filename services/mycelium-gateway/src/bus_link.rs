@@ -79,16 +79,36 @@ async fn introduce(desk: &Desk, bus: &BusPeers, to: Destination, address: &str) 
 
 /// Asks a supervisor who it is, which introduces us: it listens to whoever has signed something for it.
 pub(crate) async fn ask_who(desk: &Desk, peer: &Peer, address: &str) -> Result<(), String> {
-    let answer = match peer.call(method::SUPERVISOR_INFO, &InfoRequest {}, INFO_TIMEOUT).await {
-        Err(CallError::Refused(refused)) if desk.peers.form(address) == Form::Plain => {
-            // This goes with the secret of whichever context. Those of others may be taken.
-            tracing::info!(address, %refused, "a plain supervisor does not say who it is");
-            return Ok(());
+    let answer = peer.call(method::SUPERVISOR_INFO, &InfoRequest {}, INFO_TIMEOUT).await;
+    let is_plain = desk.peers.form(address) == Form::Plain;
+    let presence = match answer {
+        // This goes with the secret of whichever context. Those of others may be taken. Or it knows no such method.
+        Err(CallError::Refused(refused)) if is_plain => {
+            tracing::debug!(address, %refused, "a plain supervisor does not say who it is");
+            unnamed(desk, address)
         }
-        answer => answer.map_err(|error| told(&error))?,
+        // It may do nothing else while a job runs.
+        Err(CallError::TimedOut) if is_plain && desk.sent.waits_for(address) => unnamed(desk, address),
+        answer => match serde_json::from_str(answer.map_err(|error| told(&error))?.get()) {
+            Err(error) if is_plain => {
+                tracing::debug!(address, %error, "a plain supervisor says something else of itself");
+                unnamed(desk, address)
+            }
+            presence => presence.map_err(|error| error.to_string())?,
+        },
     };
-    let presence: Presence = serde_json::from_str(answer.get()).map_err(|error| error.to_string())?;
     desk.note_presence(address, presence).map_err(|error| error.to_string())
+}
+
+/// What is known of a plain supervisor that says nothing of itself: it answers, and does what its records say.
+fn unnamed(desk: &Desk, address: &str) -> Presence {
+    Presence {
+        supervisor: desk.peers.node_of(address).map_or_else(|| address.to_owned(), |node| node.to_string()),
+        version: String::new(),
+        instances: desk.peers.offered(address),
+        queued: 0,
+        draining: false,
+    }
 }
 
 /// Waits until nothing has come for too long since it was introduced.

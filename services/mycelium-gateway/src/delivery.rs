@@ -9,7 +9,7 @@ use model::{
     AttemptEnd, ContextId, FlowId, JobKey, NodeReport, Reason, ReasonCode, ReportKind, ReportSource,
     Timestamp,
 };
-use mycelium::{Call, CallError, RpcError};
+use mycelium::{Call, CallError, Form, RpcError};
 use proto::internal::v1 as wire;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use crate::error::PeerError;
 use crate::front::Desk;
 use crate::inline::Inliner;
+use crate::plain_delivery;
 use crate::routers::Answers;
 
 /// What is told of a refusal, at most.
@@ -28,15 +29,19 @@ pub(crate) const CONNECT_WAIT: Duration = Duration::from_secs(2);
 
 /// What has to be known of an execution to report about it.
 #[derive(Debug, Clone, Copy, Deserialize)]
-struct Head {
-    job_key: JobKey,
+pub(crate) struct Head {
+    pub(crate) job_key: JobKey,
     context_id: ContextId,
     flow_id: FlowId,
+    /// How long it may run; 0 for as long as it likes.
+    #[serde(default)]
+    pub(crate) timeout_secs: u32,
 }
 
 impl Head {
-    fn report(self, source: &ReportSource, kind: ReportKind) -> NodeReport {
-        let Self { job_key, context_id, flow_id } = self;
+    /// What is reported of it.
+    pub(crate) fn report(self, source: &ReportSource, kind: ReportKind) -> NodeReport {
+        let Self { job_key, context_id, flow_id, timeout_secs: _ } = self;
         NodeReport { job_key, context_id, flow_id, source: Some(source.clone()), kind }
     }
 }
@@ -91,7 +96,7 @@ impl From<PeerError> for Failed {
 }
 
 /// What may go well the next time.
-fn passing(error: impl Into<String>) -> Failed {
+pub(crate) fn passing(error: impl Into<String>) -> Failed {
     Failed { error: error.into(), lasting: false }
 }
 
@@ -113,6 +118,10 @@ async fn try_deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> 
         heads.push(head);
         calls.push(call.of_context(context_id));
     }
+    if desk.peers.form(&source.address) == Form::Plain {
+        let jobs = heads.into_iter().zip(calls).collect();
+        return plain_delivery::deliver(desk, answers, &peer, &source, jobs, deadline).await;
+    }
     let sent = tokio::time::timeout_at(deadline, peer.send_batch_until(calls, Some(deadline))).await;
     let sent = sent.map_err(|_| passing(CallError::TimedOut.to_string()))?;
     crash_point("gateway.sent");
@@ -129,7 +138,20 @@ async fn try_deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> 
                 // Nobody waits for this one: what follows says the same and more.
                 drop(answers.report(&head.report(&source, kind)));
             }
-            Ok(Err(error)) => unanswered = Some(format!("an answer to job.run cannot be read: {error}")),
+            // It has taken the job and says something else of it: to ask again would not make it clearer.
+            Ok(Err(error)) => {
+                let detail = format!(
+                    "an answer to job.run cannot be read, so that nobody knows whether it ran: {error}"
+                );
+                let reason = Reason::new(ReasonCode::Unknown, cut(&detail));
+                if refusals.is_empty() {
+                    refused.first = reason.to_string();
+                }
+                refused.count += 1;
+                refusals.push(
+                    head.report(&source, ReportKind::Rejected { reason, lasting: true, counts: false }),
+                );
+            }
             Err(error) => match refusal(&error) {
                 Some(kind) => {
                     if refusals.is_empty() {
@@ -162,7 +184,7 @@ fn call(json: &[u8]) -> Result<(Head, Call), serde_json::Error> {
 }
 
 /// What a failed call means for its attempt; nothing when the supervisor did not answer.
-fn refusal(error: &CallError) -> Option<ReportKind> {
+pub(crate) fn refusal(error: &CallError) -> Option<ReportKind> {
     let rejected = |code, detail: String, lasting| {
         Some(ReportKind::Rejected { reason: Reason::new(code, detail), lasting, counts: false })
     };

@@ -19,6 +19,7 @@ use crate::clients::{BlobStoreClient, read_blob, write_blob};
 use crate::error::PeerError;
 use crate::metrics::Metrics;
 use crate::peers::Peers;
+use crate::plain::SentAttempts;
 use crate::presence::Heard;
 use crate::routers::{Handled, Routers, Said};
 use crate::secrets::{Secret, SecretError, Secrets};
@@ -44,6 +45,8 @@ pub struct Desk {
     pub root: Root,
     /// What plain supervisors ask for.
     pub secrets: Secrets,
+    /// What they were sent.
+    pub sent: SentAttempts,
     /// What is counted.
     pub metrics: Metrics,
 }

@@ -33,6 +33,8 @@ mod metrics;
 pub mod nodes;
 pub mod peers;
 pub mod ping;
+pub mod plain;
+mod plain_delivery;
 pub mod presence;
 pub mod process;
 pub mod records;

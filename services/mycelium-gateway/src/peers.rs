@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use identity::VerifyingKey;
-use model::{Address, ContextId, ReportSource, RunnerId};
+use model::{Address, ContextId, InstanceInfo, Isolation, Name, ReportSource, RunnerId, ScriptType};
 use mycelium::{Form, Peer, PublicKey};
+use proto::convert::enums::script_type_from_wire;
 use proto::internal::v1 as wire;
 use proto::v1::{EnvelopeForm, Runner};
 use tokio::sync::{mpsc, watch};
@@ -261,6 +262,24 @@ impl Peers {
         table.form(&table.nodes.spellings(address))
     }
 
+    /// What a supervisor that does not say so executes, as its records say, with one slot each.
+    #[must_use]
+    pub fn offered(&self, address: &str) -> Vec<InstanceInfo> {
+        let table = self.lock();
+        let offered = table.records.offered(&table.nodes.spellings(address)).into_iter();
+        let instance = |(script_type, group): (ScriptType, Option<Name>)| InstanceInfo {
+            script_type,
+            group: group.unwrap_or_else(|| "default".parse().expect("a constant that is a name")),
+            number: 1,
+            slots: 1,
+            busy: 0,
+            isolation: Isolation::Basic,
+            layers: Vec::new(),
+            version: String::new(),
+        };
+        offered.map(instance).collect()
+    }
+
     /// The names of secrets that may go with plain requests, of a context or of whichever, and the contexts that name them.
     #[must_use]
     pub fn secrets(&self, address: &str, context: Option<ContextId>) -> Vec<(ContextId, String)> {
@@ -414,6 +433,8 @@ fn demands(runner: &Runner) -> Demands {
         signing_key: runner.signing_key.clone(),
         plain: runner.envelope() == EnvelopeForm::Plain,
         secret: runner.secret_ref.clone(),
+        script_types: runner.script_types.iter().filter_map(|kind| script_type_from_wire(*kind)).collect(),
+        group: runner.group.parse().ok(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use model::{ContextId, RunnerId};
+use model::{ContextId, Name, RunnerId, ScriptType};
 
 /// Names a record.
 pub type RecordKey = (ContextId, RunnerId);
@@ -16,6 +16,10 @@ pub struct Demands {
     pub plain: bool,
     /// The name of the secret that goes with plain requests; empty: none.
     pub secret: String,
+    /// What it executes, as the record says; empty: anything.
+    pub script_types: Vec<ScriptType>,
+    /// The group that its jobs are for.
+    pub group: Option<Name>,
 }
 
 impl Demands {
@@ -129,6 +133,18 @@ impl Records {
         named.map(|((of, _), demands)| (*of, demands.secret.clone())).collect()
     }
 
+    /// What the records say that whoever is there executes, and in which group.
+    #[must_use]
+    pub fn offered(&self, at: &[String]) -> BTreeSet<(ScriptType, Option<Name>)> {
+        let mut offered = BTreeSet::new();
+        for demands in self.demands(at) {
+            let types =
+                if demands.script_types.is_empty() { &ScriptType::ALL[..] } else { &demands.script_types };
+            offered.extend(types.iter().map(|script_type| (*script_type, demands.group.clone())));
+        }
+        offered
+    }
+
     /// What is asked of whoever is there: by the records, or where none is left by those that went last.
     fn demands<'a>(&'a self, at: &'a [String]) -> Vec<&'a Demands> {
         let stand: Vec<_> = self.places(at).flat_map(|place| place.records.values()).collect();
@@ -161,7 +177,12 @@ mod tests {
     }
 
     fn demands(signing_key: &str, plain: bool, secret: &str) -> Demands {
-        Demands { signing_key: signing_key.to_owned(), plain, secret: secret.to_owned() }
+        Demands {
+            signing_key: signing_key.to_owned(),
+            plain,
+            secret: secret.to_owned(),
+            ..Demands::default()
+        }
     }
 
     fn records(of: &[(u32, Demands)]) -> Records {

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-use crate::bus::{BusError, Form, INBOX_LEN, Inbox, Incoming, PublicKey, Receipt, check_topic};
+use crate::bus::{BusError, Form, INBOX_LEN, Inbox, Incoming, PublicKey, Receipt, ReplyTo, check_topic};
 
 use super::Shared;
 use super::api::{Api, ApiError, DaemonId, Filter, Received};
@@ -276,7 +276,7 @@ impl Shared {
             }
         };
         memory.seen.note(from, frame.id);
-        self.hand_over(room, from, payload, Form::Framed).await;
+        self.hand_over(room, from, payload, (Form::Framed, None)).await;
         said(Verdict::Taken)
     }
 
@@ -310,7 +310,8 @@ impl Shared {
         if memory.handed_over.len() > HANDED_OVER_MAX {
             memory.handed_over.pop_front();
         }
-        self.hand_over(room, message.from, payload, Form::Plain).await;
+        let reply_to = Some(ReplyTo(message.id.0.clone()));
+        self.hand_over(room, message.from, payload, (Form::Plain, reply_to)).await;
         Disposal::DROP
     }
 
@@ -375,8 +376,15 @@ impl Shared {
     }
 
     /// Hands over, and waits until it is persisted, for a while.
-    async fn hand_over(&self, room: mpsc::Permit<'_, Incoming>, from: PublicKey, payload: Bytes, form: Form) {
+    async fn hand_over(
+        &self,
+        room: mpsc::Permit<'_, Incoming>,
+        from: PublicKey,
+        payload: Bytes,
+        (form, reply_to): (Form, Option<ReplyTo>),
+    ) {
         let (receipt, persisted) = Receipt::new();
+        let receipt = receipt.answered_by_reply(reply_to);
         room.send(Incoming { from, payload, form, receipt });
         self.metrics.received.inc();
         self.lanes.heard(from);

@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::bus::{BusError, Destination, Form, Parcel, PublicKey, check_topic};
+use crate::bus::{BusError, Destination, Form, Parcel, PublicKey, ReplyTo, check_topic};
 
 use super::Shared;
 use super::api::{Api, ApiError, DaemonId, Progress, Pushed, Received};
@@ -26,6 +26,8 @@ const BUSY_PAUSE: Duration = Duration::from_millis(200);
 const PROBE_REPLY_SECS: u64 = 2;
 /// Plain messages whose answers may still come.
 const LATE_ANSWERS_MAX: usize = 1024;
+/// How long they may: who knows nothing but JSON-RPC may answer when what it was asked to run has ended.
+const LATE_ANSWERS_KEEP: Duration = Duration::from_secs(24 * 3600);
 
 /// The acknowledgements that are waited for. An entry lives as long as its sender waits.
 #[derive(Debug, Default)]
@@ -133,9 +135,11 @@ impl LateAnswers {
     fn expect(&self, id: DaemonId, from: PublicKey, until: Instant) {
         let (now, mut table) = (Instant::now(), self.table());
         table.retain(|_, (_, until)| *until > now);
-        if table.len() < LATE_ANSWERS_MAX {
-            table.insert(id, (from, until));
+        if table.len() >= LATE_ANSWERS_MAX {
+            let oldest = table.iter().min_by_key(|(_, (_, until))| *until).map(|(id, _)| id.clone());
+            oldest.and_then(|id| table.remove(&id));
         }
+        table.insert(id, (from, until));
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<DaemonId, (PublicKey, Instant)>> {
@@ -146,7 +150,7 @@ impl LateAnswers {
 impl Shared {
     /// See [`crate::Bus::send`].
     pub(super) async fn send(&self, parcel: Parcel<'_>) -> Result<(), BusError> {
-        let Parcel { to, topic, payload, form, deadline } = parcel;
+        let Parcel { to, topic, payload, form, deadline, reply_to } = parcel;
         check_topic(topic)?;
         let bytes_max = match form {
             Form::Framed => MESSAGE_BYTES_MAX,
@@ -161,7 +165,10 @@ impl Shared {
             let lane = self.lane(to, topic).await?;
             match form {
                 Form::Framed => self.deliver(&lane, topic, &payload, deadline).await,
-                Form::Plain => self.deliver_plain(&lane, topic, payload, deadline).await,
+                Form::Plain => match reply_to {
+                    Some(ReplyTo(id)) => self.reply_plain(&lane, &DaemonId(id), payload).await,
+                    None => self.deliver_plain(&lane, topic, payload, deadline).await,
+                },
             }
         };
         self.until(deadline, to, topic, sending).await
@@ -363,6 +370,20 @@ impl Shared {
         }
     }
 
+    /// Until our daemon has it: whoever waits for a reply hears nothing else, and asks again when it gets lost.
+    async fn reply_plain(&self, lane: &Lane, id: &DaemonId, payload: Bytes) -> Result<(), BusError> {
+        let before = payload.len();
+        let payload = pad_plain(payload);
+        self.count_padding(before, &payload);
+        loop {
+            let (api, _place) = self.connection.place(lane.is_here()).await;
+            match api.reply(id, lane.key, &payload).await {
+                Ok(()) => return Ok(()),
+                Err(error) => self.push_failed(&api, error).await?,
+            }
+        }
+    }
+
     /// Until the daemon at the other end has it. Nothing more can be known of a node that knows no frames;
     /// what it answers by a reply is handed over like what it pushes.
     async fn deliver_plain(
@@ -407,7 +428,7 @@ impl Shared {
             match api.progress(&id).await {
                 Ok(Progress::Received) => {
                     lane.answered();
-                    self.late_answers.expect(id, lane.key, deadline);
+                    self.late_answers.expect(id, lane.key, deadline.max(Instant::now() + LATE_ANSWERS_KEEP));
                     self.listeners.wake.notify_one();
                     return Ok(());
                 }

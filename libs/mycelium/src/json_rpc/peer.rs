@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use serde_json::value::RawValue;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
-use crate::bus::Receipt;
+use crate::bus::{Receipt, ReplyTo};
 use crate::guard::Refused;
 
 use super::parse::{Id, Invalid, Message, Payload, Response, parse};
@@ -68,6 +69,10 @@ pub struct Outgoing {
     pub deadline: Option<Instant>,
     /// The context that its calls are of, when they are of one.
     pub context: Option<u32>,
+    /// What it answers, when whoever asked waits for a bare reply.
+    pub reply_to: Option<ReplyTo>,
+    /// Which calls it carries, when it carries calls.
+    pub batch: Option<u64>,
 }
 
 /// Where payloads go out.
@@ -112,6 +117,8 @@ struct Batch {
     answers: Vec<Option<Answer>>,
     missing: usize,
     done: Option<oneshot::Sender<()>>,
+    /// A part of it is in the hands of the other side.
+    sent: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for Peer {
@@ -197,8 +204,10 @@ impl Peer {
             Err(error) => return failed(error),
         };
         let context = calls.first().and_then(|call| call.context);
+        let batch = Some(entry.first);
         for payload in write::requests(entry.first, &calls) {
-            if let Err(error) = self.0.outbox.send(Outgoing { payload, deadline, context }).await {
+            let outgoing = Outgoing { payload, deadline, context, reply_to: None, batch };
+            if let Err(error) = self.0.outbox.send(outgoing).await {
                 return failed(error);
             }
         }
@@ -215,7 +224,8 @@ impl Peer {
         if payload.len() > PAYLOAD_BYTES_MAX {
             return Err(CallError::TooLarge(payload.len()));
         }
-        self.0.outbox.send(Outgoing { payload, deadline: None, context: None }).await
+        let outgoing = Outgoing { payload, deadline: None, context: None, reply_to: None, batch: None };
+        self.0.outbox.send(outgoing).await
     }
 
     /// Takes a payload that came in. Never waits: answers wake their callers, requests are worked on in
@@ -229,11 +239,12 @@ impl Peer {
     /// The same for a payload that the way it came keeps until `receipt` is dropped: after the handler has
     /// done its work, and before the answer leaves.
     pub fn receive_with(&self, payload: &[u8], receipt: Receipt) {
+        let reply_to = receipt.reply_to();
         let (members, batch) = match parse(payload) {
             Ok(Payload::Single(member)) => (vec![member], false),
             Ok(Payload::Batch(members)) => (members, true),
             Err(error) => {
-                self.reply_now(vec![(None, Err(error.into()))], false);
+                self.reply_now(vec![(None, Err(error.into()))], false, reply_to);
                 return;
             }
         };
@@ -249,14 +260,14 @@ impl Peer {
             }
         }
         if requests.is_empty() {
-            self.reply_now(refused, batch);
+            self.reply_now(refused, batch, reply_to);
             return;
         }
         let ids: Vec<_> = requests.iter().map(|request| request.id.clone()).collect();
         let Ok(permit) = Arc::clone(&self.0.handlers).try_acquire_owned() else {
             let busy = RpcError::refused("BUSY", false, "too many requests are being worked on");
             refused.extend(ids.into_iter().flatten().map(|id| (Some(id), Err(busy.clone()))));
-            self.reply_now(refused, batch);
+            self.reply_now(refused, batch, reply_to);
             return;
         };
         let work = self.0.handler.handle(self, requests);
@@ -266,7 +277,7 @@ impl Peer {
             drop(receipt);
             let answered = ids.into_iter().zip(answers).filter_map(|(id, answer)| Some((Some(id?), answer)));
             refused.extend(answered);
-            peer.reply(refused, batch).await;
+            peer.reply(refused, batch, reply_to).await;
             drop(permit);
         });
     }
@@ -303,7 +314,7 @@ impl Peer {
         let answers = requests.map(|id| (Some(id), Err(error.clone()))).collect();
         let peer = self.clone();
         tokio::spawn(async move {
-            peer.reply(answers, batch).await;
+            peer.reply(answers, batch, None).await;
             drop(permit);
         });
     }
@@ -318,6 +329,21 @@ impl Peer {
     /// Ends every call that waits, as after a payload that could not be sent. The conversation goes on.
     pub fn fail_waiting(&self) {
         self.waiting().batches.clear();
+    }
+
+    /// Ends one batch of calls that waits, as after its payload could not be sent.
+    pub(crate) fn fail_batch(&self, batch: Option<u64>) {
+        if let Some(batch) = batch {
+            self.waiting().batches.remove(&batch);
+        }
+    }
+
+    /// A part of a batch of calls is in the hands of the other side.
+    pub(crate) fn note_sent(&self, batch: Option<u64>) {
+        let mut waiting = self.waiting();
+        if let Some(batch) = batch.and_then(|batch| waiting.batches.get_mut(&batch)) {
+            batch.sent.store(true, Ordering::Relaxed);
+        }
     }
 
     /// A handle that does not keep the conversation alive.
@@ -336,6 +362,7 @@ impl Peer {
     }
 
     fn register(&self, count: usize) -> Result<(Entry, oneshot::Receiver<()>), CallError> {
+        let sent = Arc::new(AtomicBool::new(false));
         let mut waiting = self.waiting();
         if waiting.closed {
             return Err(CallError::Closed);
@@ -347,8 +374,10 @@ impl Peer {
         waiting.next_id += count as u64;
         let (done, receiver) = oneshot::channel();
         let answers = (0..count).map(|_| None).collect();
-        waiting.batches.insert(first, Batch { answers, missing: count, done: Some(done) });
-        Ok((Entry { peer: self.clone(), first }, receiver))
+        waiting
+            .batches
+            .insert(first, Batch { answers, missing: count, done: Some(done), sent: Arc::clone(&sent) });
+        Ok((Entry { peer: self.clone(), first, sent }, receiver))
     }
 
     /// Notes an answer. One that nobody waits for, or that came before, changes nothing.
@@ -371,21 +400,25 @@ impl Peer {
         }
     }
 
-    fn reply_now(&self, answers: Vec<(Option<Id>, Answer)>, batch: bool) {
+    fn reply_now(&self, answers: Vec<(Option<Id>, Answer)>, batch: bool, reply_to: Option<ReplyTo>) {
         if !answers.is_empty() {
             let peer = self.clone();
-            tokio::spawn(async move { peer.reply(answers, batch).await });
+            tokio::spawn(async move { peer.reply(answers, batch, reply_to).await });
         }
     }
 
-    async fn reply(&self, answers: Vec<(Option<Id>, Answer)>, batch: bool) {
+    async fn reply(&self, answers: Vec<(Option<Id>, Answer)>, batch: bool, reply_to: Option<ReplyTo>) {
         let payloads = match answers.as_slice() {
             [] => return,
             [(id, answer)] if !batch => vec![write::response(id.as_ref(), answer)],
             several => write::responses(several),
         };
+        // There is one reply to a message; more than fits into it goes under the topic.
+        let reply_to = reply_to.filter(|_| payloads.len() == 1);
         for payload in payloads {
-            if self.0.outbox.send(Outgoing { payload, deadline: None, context: None }).await.is_err() {
+            let outgoing =
+                Outgoing { payload, deadline: None, context: None, reply_to: reply_to.clone(), batch: None };
+            if self.0.outbox.send(outgoing).await.is_err() {
                 tracing::debug!("an answer was not sent: the connection is closed");
             }
         }
@@ -408,6 +441,12 @@ pub struct SentBatch {
 }
 
 impl SentBatch {
+    /// How far it is.
+    #[must_use]
+    pub fn passage(&self) -> Passage {
+        self.state.as_ref().map_or_else(|_| Passage::default(), |(entry, _)| Passage(Arc::clone(&entry.sent)))
+    }
+
     /// Waits for the answers until `deadline`; gives one outcome for each call, in their order.
     pub async fn outcomes(self, deadline: Instant) -> Vec<Result<Box<RawValue>, CallError>> {
         let (entry, done) = match self.state {
@@ -427,10 +466,23 @@ impl SentBatch {
     }
 }
 
+/// Tells of one batch of calls how far it is.
+#[derive(Debug, Clone, Default)]
+pub struct Passage(Arc<AtomicBool>);
+
+impl Passage {
+    /// Whether a part of it came into the hands of the other side.
+    #[must_use]
+    pub fn is_sent(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// Forgets a batch when its caller is through, or gone.
 struct Entry {
     peer: Peer,
     first: u64,
+    sent: Arc<AtomicBool>,
 }
 
 impl Entry {
@@ -449,129 +501,4 @@ impl Drop for Entry {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::json_rpc::{METHOD_NOT_FOUND, answer};
-
-    /// Gives back the parameters of `echo`; sends `ask` back to whoever asked, and refuses the rest.
-    struct Echo;
-
-    impl Handler for Echo {
-        fn handle(&self, from: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
-            let from = from.clone();
-            Box::pin(async move {
-                let mut answers = Vec::new();
-                for request in requests {
-                    answers.push(match request.method.as_str() {
-                        "echo" => Ok(request.params),
-                        "ask" => match from.call("echo", &["from the other side"], WAIT).await {
-                            Ok(result) => Ok(result),
-                            Err(error) => answer(&error.to_string()),
-                        },
-                        _ => Err(RpcError::of_protocol(METHOD_NOT_FOUND, request.method)),
-                    });
-                }
-                answers
-            })
-        }
-    }
-
-    const WAIT: Duration = Duration::from_secs(20);
-
-    /// Two ends, and what went from the first to the second.
-    fn pair() -> (Peer, Peer, mpsc::UnboundedReceiver<Bytes>) {
-        let (a_out, mut a_payloads) = mpsc::channel::<Bytes>(4);
-        let (b_out, mut b_payloads) = mpsc::channel::<Bytes>(4);
-        let (a, b) = (Peer::new(a_out, Arc::new(Echo)), Peer::new(b_out, Arc::new(Echo)));
-        let (seen, witness) = mpsc::unbounded_channel();
-        let (to_a, to_b) = (a.downgrade(), b.downgrade());
-        tokio::spawn(async move {
-            while let (Some(payload), Some(peer)) = (a_payloads.recv().await, to_b.upgrade()) {
-                seen.send(payload.clone()).ok();
-                peer.receive(&payload);
-            }
-        });
-        tokio::spawn(async move {
-            while let (Some(payload), Some(peer)) = (b_payloads.recv().await, to_a.upgrade()) {
-                peer.receive(&payload);
-            }
-        });
-        (a, b, witness)
-    }
-
-    #[tokio::test]
-    async fn calls_cross_each_other() {
-        let (a, _b, _) = pair();
-        let (one, two) = tokio::join!(a.call("echo", &[1], WAIT), a.call("ask", &[0], WAIT));
-        assert_eq!(one.expect("answered").get(), "[1]");
-        assert_eq!(two.expect("answered").get(), r#"["from the other side"]"#);
-    }
-
-    #[tokio::test]
-    async fn a_batch_is_one_payload_with_one_outcome_each() {
-        let (a, _b, mut witness) = pair();
-        let calls = vec![
-            Call::new("echo", &[1]).expect("JSON"),
-            Call::new("nothing", &[2]).expect("JSON"),
-            Call::new("echo", &[3]).expect("JSON"),
-        ];
-        let outcomes = a.call_batch(calls, WAIT).await;
-        assert_eq!(outcomes[0].as_ref().expect("answered").get(), "[1]");
-        assert!(
-            matches!(&outcomes[1], Err(CallError::Refused(e)) if e.code == METHOD_NOT_FOUND && e.is_lasting())
-        );
-        assert_eq!(outcomes[2].as_ref().expect("answered").get(), "[3]");
-        assert_eq!(witness.recv().await.expect("sent")[0], b'[');
-        assert!(witness.try_recv().is_err(), "one payload");
-    }
-
-    #[tokio::test]
-    async fn a_batch_beyond_the_size_goes_in_parts() {
-        let (a, _b, mut witness) = pair();
-        let long = "x".repeat(300 * 1024);
-        let calls = (0..7).map(|n| Call::new("echo", &(n, &long)).expect("JSON")).collect();
-        let outcomes = a.call_batch(calls, WAIT).await;
-        assert!(outcomes.iter().all(Result::is_ok));
-        let mut payloads = 0;
-        while let Ok(payload) = witness.try_recv() {
-            assert!(payload.len() <= crate::json_rpc::BATCH_BYTES_MAX);
-            payloads += 1;
-        }
-        assert_eq!(payloads, 3);
-        let huge = a.call("echo", &"x".repeat(PAYLOAD_BYTES_MAX), WAIT).await;
-        assert!(matches!(huge, Err(CallError::TooLarge(_))));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn who_is_not_answered_learns_why() {
-        let (outbox, mut payloads) = mpsc::channel(4);
-        let peer = Peer::new(outbox, Arc::new(Echo));
-        let second = Duration::from_secs(1);
-        assert_eq!(peer.call("echo", &[1], second).await.err(), Some(CallError::TimedOut));
-        let (called, ()) = tokio::join!(peer.call("echo", &[1], WAIT), async {
-            payloads.recv().await;
-            payloads.recv().await;
-            peer.close();
-        });
-        assert_eq!(called.err(), Some(CallError::Closed));
-        assert_eq!(peer.call("echo", &[1], WAIT).await.err(), Some(CallError::Closed));
-        assert!(peer.is_closed() && peer.waiting().batches.is_empty());
-    }
-
-    #[tokio::test]
-    async fn what_is_no_message_is_answered_with_an_error() {
-        let (outbox, mut payloads) = mpsc::channel(4);
-        let peer = Peer::new(outbox, Arc::new(Echo));
-        for (sent, code) in [("{", "-32700"), ("[]", "-32600"), ("[7]", "-32600")] {
-            peer.receive(sent.as_bytes());
-            let answer = payloads.recv().await.expect("answered");
-            let text = std::str::from_utf8(&answer).expect("JSON");
-            assert!(text.contains(code) && text.contains(r#""id":null"#), "{sent} got {text}");
-        }
-        peer.receive(br#"{"jsonrpc":"2.0","method":"echo"}"#);
-        peer.receive(br#"{"jsonrpc":"2.0","result":1,"id":77}"#);
-        peer.receive(br#"[{"jsonrpc":"2.0","method":"echo"},{"jsonrpc":"2.0","method":"echo","id":"x"}]"#);
-        let answer = payloads.recv().await.expect("answered");
-        assert_eq!(&answer[..], br#"[{"jsonrpc":"2.0","id":"x","result":null}]"#, "notifications are not");
-    }
-}
+mod tests;

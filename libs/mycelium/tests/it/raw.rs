@@ -52,6 +52,15 @@ impl Raw {
         pushed["id"].as_str().unwrap().to_owned()
     }
 
+    /// Pushes, and waits for the reply.
+    pub(crate) async fn ask(&self, to: PublicKey, topic: &str, payload: &[u8]) -> Bytes {
+        let topic = STANDARD.encode(topic);
+        let message =
+            json!({ "dst": { "pk": to.to_string() }, "topic": topic, "payload": STANDARD.encode(payload) });
+        let replied = self.call("pushMessage", json!([message, 30])).await.unwrap();
+        STANDARD.decode(replied["payload"].as_str().expect("a reply")).unwrap().into()
+    }
+
     pub(crate) async fn reply(&self, id: &str, to: PublicKey, payload: &[u8]) {
         let message = json!({ "dst": { "pk": to.to_string() }, "payload": STANDARD.encode(payload) });
         self.call("pushMessageReply", json!([id, message])).await.unwrap();

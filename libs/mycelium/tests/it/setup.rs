@@ -138,7 +138,14 @@ impl End {
 
 pub(crate) fn parcel(to: PublicKey, payload: impl Into<Bytes>) -> Parcel<'static> {
     let payload = payload.into();
-    Parcel { to: Destination::Key(to), topic: TOPIC, payload, form: Form::Framed, deadline: None }
+    Parcel {
+        to: Destination::Key(to),
+        topic: TOPIC,
+        payload,
+        form: Form::Framed,
+        deadline: None,
+        reply_to: None,
+    }
 }
 
 /// What comes next, if it comes in time.

@@ -300,8 +300,14 @@ async fn what_comes_over_the_bus_is_signed_and_heard_once() {
     };
     let send = async |payload| {
         let destination = Destination::Key(to);
-        let parcel =
-            Parcel { to: destination, topic: GATEWAY_TOPIC, payload, form: Form::Framed, deadline: None };
+        let parcel = Parcel {
+            to: destination,
+            topic: GATEWAY_TOPIC,
+            payload,
+            form: Form::Framed,
+            deadline: None,
+            reply_to: None,
+        };
         stranger.send(parcel).await.expect("taken");
     };
     // Plain, of somebody else's, and again: nobody answers. Then once more, by the name of its root.

@@ -4,6 +4,7 @@ mod attempt_logs;
 mod conversation;
 mod coordinator;
 mod letters;
+mod plain;
 mod reloading;
 mod suite;
 mod supervisors;

@@ -474,6 +474,11 @@ impl FakeRegistry {
         self.runners.send_modify(|runners| runners.push((context_id, runner)));
     }
 
+    /// What was heard last.
+    pub(crate) fn heard(&self) -> Option<Presence> {
+        self.heard.borrow().clone()
+    }
+
     async fn heard_an_instance(&self) {
         let mut heard = self.heard.subscribe();
         let there = heard.wait_for(|heard| heard.as_ref().is_some_and(|p| !p.instances.is_empty()));

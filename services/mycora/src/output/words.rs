@@ -106,6 +106,7 @@ const fn code_words(code: ReasonCode) -> &'static str {
         ReasonCode::Stopped => "somebody stopped it at its supervisor",
         ReasonCode::Undeliverable => "it could not be delivered",
         ReasonCode::Refused => "the supervisor refused it",
+        ReasonCode::Unknown => "nobody knows whether it ran: its supervisor answered what cannot be read",
         ReasonCode::Returned => "it was handed back unstarted",
         ReasonCode::RuntimeError => "running the script failed",
         ReasonCode::MissingResult => "a result that it refers to was not given",

@@ -43,7 +43,14 @@ impl<'a> Node<'a> {
 
     async fn say(&self, payload: Bytes) {
         let to = Destination::Key(self.machine.key);
-        let parcel = Parcel { to, topic: SUPERVISOR_TOPIC, payload, form: Form::Framed, deadline: None };
+        let parcel = Parcel {
+            to,
+            topic: SUPERVISOR_TOPIC,
+            payload,
+            form: Form::Framed,
+            deadline: None,
+            reply_to: None,
+        };
         self.bus.send(parcel).await.expect("the bus takes it");
     }
 

@@ -1,0 +1,243 @@
+//! What supervisors answer that know nothing but JSON-RPC: to `job.run`, at once or when the job has ended, in one of several
+//! shapes; and what is remembered of them, since they may run twice what they are sent twice.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use model::execution::Outcome;
+use model::flow::ResultMap;
+use model::limits::RESULT_BYTES_MAX;
+use model::supervision::{STATE_QUEUED, STATE_STARTED};
+use model::{AttemptEnd, JobKey, Reason, ReasonCode, ReportKind, Timestamp};
+use serde_json::Value;
+
+use crate::delivery::cut;
+
+/// Attempts that are remembered; of more those that were sent first are forgotten.
+const ATTEMPTS_MAX: usize = 10_000;
+/// The key of a result that is only a text.
+const OUTPUT_KEY: &str = "output";
+
+/// What an answer to `job.run` means for its attempt.
+///
+/// An answer that cannot be read says that the job was taken and nothing else: whether it ran is not known.
+#[must_use]
+pub fn read(answer: &str, job: JobKey, supervisor: &str) -> ReportKind {
+    let accepted = |name: &str| ReportKind::Accepted { supervisor: cut(name) };
+    let Ok(value) = serde_json::from_str::<Value>(answer) else { return unreadable(answer) };
+    let members = match value {
+        Value::Bool(true) => return accepted(supervisor),
+        Value::String(text) if text == job.to_string() => return accepted(supervisor),
+        Value::String(text) => return ended(&Value::String(text)),
+        // As some languages write their variants.
+        Value::Object(members) => members.into_iter().map(|(name, value)| (name.to_ascii_lowercase(), value)),
+        _ => return unreadable(answer),
+    };
+    let members: BTreeMap<String, Value> = members.collect();
+    let text = |name: &str| members.get(name).and_then(Value::as_str).unwrap_or_default();
+    let gave = || members.get("result").or_else(|| members.get("output")).unwrap_or(&Value::Null);
+    let error = members.get("error").filter(|error| !error.is_null() && error.as_str() != Some(""));
+    let status = text("status").to_ascii_lowercase();
+    match (members.get("accepted"), members.get("success"), error) {
+        (Some(Value::Bool(true)), ..) => {
+            accepted(Some(text("supervisor")).filter(|name| !name.is_empty()).unwrap_or(supervisor))
+        }
+        (_, Some(Value::Bool(true)), _) => ended(gave()),
+        (_, Some(success), None) if *success != Value::Bool(false) => ended(success),
+        (.., Some(error)) => failed(&words(error)),
+        _ => match status.as_str() {
+            "finished" | "completed" | "success" => ended(gave()),
+            "error" | "failed" => failed("it says no more than that"),
+            STATE_QUEUED
+            | STATE_STARTED
+            | "accepted"
+            | "dispatched"
+            | "running"
+            | "waiting_for_prerequisites" => accepted(supervisor),
+            _ => unreadable(answer),
+        },
+    }
+}
+
+fn unreadable(answer: &str) -> ReportKind {
+    let answer: String = answer.chars().take(200).collect();
+    let detail = format!(
+        "the supervisor was sent the job and answered what cannot be read, so that nobody knows whether it ran: {answer}"
+    );
+    ReportKind::Rejected { reason: Reason::new(ReasonCode::Unknown, detail), lasting: true, counts: false }
+}
+
+fn ended(gave: &Value) -> ReportKind {
+    let result: ResultMap = match gave {
+        Value::Null => ResultMap::new(),
+        Value::Object(members) => members.iter().map(|(key, value)| (key.clone(), words(value))).collect(),
+        other => ResultMap::from([(OUTPUT_KEY.to_owned(), words(other))]),
+    };
+    let bytes = serde_json::to_string(&result).map_or(usize::MAX, |json| json.len());
+    if bytes > RESULT_BYTES_MAX {
+        let detail = format!("the result has {bytes} bytes, the limit is {RESULT_BYTES_MAX}");
+        return end(Outcome::Failed, Some(Reason::new(ReasonCode::ResultTooLarge, detail)), ResultMap::new());
+    }
+    end(Outcome::Succeeded, None, result)
+}
+
+fn failed(why: &str) -> ReportKind {
+    end(Outcome::Failed, Some(Reason::new(ReasonCode::RuntimeError, cut(why))), ResultMap::new())
+}
+
+fn end(outcome: Outcome, reason: Option<Reason>, result: ResultMap) -> ReportKind {
+    let end = AttemptEnd::unstarted(outcome, reason, Timestamp::now());
+    ReportKind::Ended(Box::new(AttemptEnd { result, ..end }))
+}
+
+fn words(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Where an attempt stands that was sent to a plain supervisor.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Sent {
+    /// It is with the supervisor, which has not said anything yet.
+    Waiting,
+    /// What its answer meant, which no router has taken care of yet.
+    Answered(Box<ReportKind>),
+    /// A router has taken care of that.
+    Told,
+}
+
+/// The attempts that were sent to plain supervisors, which are never sent again. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub struct SentAttempts(Arc<Mutex<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    attempts: HashMap<JobKey, (String, Sent)>,
+    order: VecDeque<JobKey>,
+}
+
+impl SentAttempts {
+    /// Notes that an attempt is being sent, unless it was before: then where it stands.
+    #[must_use]
+    pub fn begin(&self, job: JobKey, address: &str) -> Option<Sent> {
+        let mut known = self.lock();
+        if let Some((_, sent)) = known.attempts.get(&job) {
+            return Some(sent.clone());
+        }
+        if known.order.len() >= ATTEMPTS_MAX
+            && let Some(oldest) = known.order.pop_front()
+        {
+            known.attempts.remove(&oldest);
+        }
+        known.order.push_back(job);
+        known.attempts.insert(job, (address.to_owned(), Sent::Waiting));
+        None
+    }
+
+    /// What an attempt's answer meant.
+    pub fn answered(&self, job: JobKey, kind: &ReportKind) {
+        self.becomes(job, Sent::Answered(Box::new(kind.clone())));
+    }
+
+    /// A router has taken care of what an attempt's answer meant.
+    pub fn told(&self, job: JobKey) {
+        self.becomes(job, Sent::Told);
+    }
+
+    fn becomes(&self, job: JobKey, now: Sent) {
+        if let Some((_, sent)) = self.lock().attempts.get_mut(&job) {
+            *sent = now;
+        }
+    }
+
+    /// It was not sent after all.
+    pub fn forget(&self, job: JobKey) {
+        let mut known = self.lock();
+        known.attempts.remove(&job);
+        known.order.retain(|other| *other != job);
+    }
+
+    /// Whether a supervisor has attempts of which it has not said anything: it may be busy with one.
+    #[must_use]
+    pub fn waits_for(&self, address: &str) -> bool {
+        self.lock().attempts.values().any(|(at, sent)| at == address && *sent == Sent::Waiting)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::Uid;
+    use model::{Attempt, ContextUid, FlowUid, JobId};
+
+    fn job(attempt: u32) -> JobKey {
+        let (context, flow) = (ContextUid(Uid::from_bits(1)), FlowUid(Uid::from_bits(2)));
+        JobKey { context, flow, job: JobId(3), attempt: Attempt(attempt) }
+    }
+
+    /// What an answer means, in short.
+    fn told(answer: &str) -> String {
+        match read(answer, job(1), "s") {
+            ReportKind::Accepted { supervisor } => format!("accepted by {supervisor}"),
+            ReportKind::Ended(end) => {
+                let reason = end.reason.map(|reason| reason.to_string()).unwrap_or_default();
+                format!("{:?} {}{reason}", end.outcome, serde_json::to_string(&end.result).expect("JSON"))
+            }
+            ReportKind::Rejected { reason, lasting: true, counts: false } => reason.code.as_str().to_owned(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_the_supervisors_of_old_answer() {
+        let key = format!("\"{}\"", job(1));
+        for (answer, expected) in [
+            (r#"{"accepted":true,"supervisor":"old"}"#, "accepted by old"),
+            (r#"{"accepted":true}"#, "accepted by s"),
+            ("true", "accepted by s"),
+            (key.as_str(), "accepted by s"),
+            (r#"{"job_id":"7","status":"dispatched"}"#, "accepted by s"),
+            (r#"{"success":"42"}"#, r#"Succeeded {"output":"42"}"#),
+            (r#"{"Success":{"answer":42,"who":"me"}}"#, r#"Succeeded {"answer":"42","who":"me"}"#),
+            (r#"{"success":true,"output":"42"}"#, r#"Succeeded {"output":"42"}"#),
+            (r#"{"status":"Finished","result":null,"error":null}"#, "Succeeded {}"),
+            (r#""printed""#, r#"Succeeded {"output":"printed"}"#),
+            (r#"{"error":"no such file"}"#, "Failed {}RUNTIME_ERROR: no such file"),
+            (r#"{"success":false,"error":"no"}"#, "Failed {}RUNTIME_ERROR: no"),
+            (r#"{"status":"error"}"#, "Failed {}RUNTIME_ERROR: it says no more than that"),
+            ("null", "UNKNOWN"),
+            ("7", "UNKNOWN"),
+            ("[]", "UNKNOWN"),
+            ("{}", "UNKNOWN"),
+            (r#"{"accepted":false}"#, "UNKNOWN"),
+        ] {
+            assert_eq!(told(answer), expected, "{answer}");
+        }
+        let huge = format!(r#"{{"success":"{}"}}"#, "x".repeat(RESULT_BYTES_MAX));
+        assert!(told(&huge).contains("RESULT_TOO_LARGE"));
+    }
+
+    #[test]
+    fn what_was_sent_is_remembered() {
+        let sent = SentAttempts::default();
+        assert_eq!((sent.begin(job(1), "a"), sent.begin(job(1), "a")), (None, Some(Sent::Waiting)));
+        assert!(sent.waits_for("a") && !sent.waits_for("b"));
+        sent.answered(job(1), &ReportKind::Unknown);
+        assert_eq!(sent.begin(job(1), "a"), Some(Sent::Answered(Box::new(ReportKind::Unknown))));
+        assert!(!sent.waits_for("a"));
+        sent.told(job(1));
+        assert_eq!(sent.begin(job(1), "a"), Some(Sent::Told));
+        sent.forget(job(1));
+        for attempt in 1..=20_000 {
+            assert_eq!(sent.begin(job(attempt), "a"), None);
+        }
+        assert_eq!(sent.begin(job(1), "a"), None, "it is long ago");
+        assert_eq!(sent.lock().attempts.len(), ATTEMPTS_MAX);
+    }
+}
