@@ -1,4 +1,4 @@
-//! Logs on standard error, and traces over OTLP when a collector is named.
+//! Logs on standard error or in a file, and traces over OTLP when a collector is named.
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -11,11 +11,13 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use tracing::Subscriber;
 use tracing_subscriber::filter::{Filtered, LevelFilter};
+use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layered, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 
 use crate::flags::{LogFormat, TelemetryFlags};
+use crate::log_file::LogFile;
 
 /// At exit, a collector that does not answer is not waited for any longer.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
@@ -64,14 +66,32 @@ pub enum TelemetryError {
 /// # Errors
 /// When a flag cannot be used, or logging is set up already.
 pub fn init(service: &'static str, flags: &TelemetryFlags) -> Result<Telemetry, TelemetryError> {
+    init_to(service, flags, std::io::stderr, std::io::stderr().is_terminal())
+}
+
+/// Does what [`init`] does, for a process without a terminal: lines go to this file.
+///
+/// # Errors
+/// As [`init`].
+pub fn init_to_file(
+    service: &'static str,
+    flags: &TelemetryFlags,
+    file: LogFile,
+) -> Result<Telemetry, TelemetryError> {
+    init_to(service, flags, file, false)
+}
+
+fn init_to(
+    service: &'static str,
+    flags: &TelemetryFlags,
+    writer: impl for<'a> MakeWriter<'a> + Send + Sync + 'static,
+    colors: bool,
+) -> Result<Telemetry, TelemetryError> {
     let filter = EnvFilter::try_new(&flags.log_level)
         .map_err(|source| TelemetryError::Filter { filter: flags.log_level.clone(), source })?;
     let logs: Logs = match flags.log_format {
-        LogFormat::Json => fmt::layer().json().flatten_event(true).with_writer(std::io::stderr).boxed(),
-        LogFormat::Text => {
-            let colors = std::io::stderr().is_terminal();
-            fmt::layer().with_ansi(colors).with_writer(std::io::stderr).boxed()
-        }
+        LogFormat::Json => fmt::layer().json().flatten_event(true).with_writer(writer).boxed(),
+        LogFormat::Text => fmt::layer().with_ansi(colors).with_writer(writer).boxed(),
     };
     let tracer = flags.otlp_endpoint.as_deref().map(|url| tracer_provider(service, url)).transpose()?;
     let traces =

@@ -11,6 +11,7 @@ use crate::command::completions::CompletionsArgs;
 use crate::command::context::ContextCommand;
 use crate::command::demo::DemoArgs;
 use crate::command::doctor::DoctorArgs;
+use crate::command::down::DownArgs;
 use crate::command::flow::FlowCommand;
 use crate::command::gateway::GatewayCommand;
 use crate::command::job::JobCommand;
@@ -21,7 +22,7 @@ use crate::command::supervisor::SupervisorCommand;
 use crate::command::token::TokenArgs;
 use crate::command::up::UpArgs;
 use crate::command::{
-    Global, Session, actor, attempt, bootstrap, completions, context, demo, doctor, flow, gateway, job,
+    Global, Session, actor, attempt, bootstrap, completions, context, demo, doctor, down, flow, gateway, job,
     message, pki, runner, supervisor, token, up, validate,
 };
 use crate::failure::Failure;
@@ -32,7 +33,7 @@ const ABOUT: &str = "Run flows of scripts: one binary for every service and for 
 const AFTER_HELP: &str = "\
 Examples:
   mycora demo
-  mycora up --data ./data
+  mycora up --data ./data --detach
   mycora flow validate flow.yaml
   mycora flow submit flow.yaml --env LANG=C.UTF-8 --watch
   mycora flow logs 3 --follow
@@ -67,8 +68,13 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run every service in one process, on a data directory
-    #[command(after_help = "Example:\n  mycora up --data ./data --port 7700")]
+    #[command(
+        after_help = "Examples:\n  mycora up --data ./data --port 7700\n  mycora up --data ./data --detach"
+    )]
     Up(UpArgs),
+    /// End what `mycora up` started, and wait until it has ended
+    #[command(after_help = down::AFTER_HELP)]
+    Down(DownArgs),
     /// Show a real flow running through every service, and leave nothing behind
     #[command(after_help = "Example:\n  mycora demo --data ./demo")]
     Demo(DemoArgs),
@@ -172,6 +178,7 @@ fn close_up(command: &Command) -> Result<(), Failure> {
 pub async fn run(global: Global, command: Command) -> Result<u8, Failure> {
     match command {
         Command::Up(args) => up::run(args, &global).await,
+        Command::Down(args) => down::run(&args, &global).await,
         Command::Demo(args) => demo::run(&args, global).await,
         Command::Pki(command) => pki::run(&command, global.output).map(|()| 0),
         Command::Doctor(args) => doctor::run(&args, &global).await,

@@ -9,6 +9,7 @@ pub mod context;
 pub mod delete;
 pub mod demo;
 pub mod doctor;
+pub mod down;
 pub mod explain;
 pub mod flow;
 pub mod gateway;

@@ -23,6 +23,7 @@ use model::dialing::AddressRules;
 use model::id::Uid;
 use mycelium_gateway::mail_policy::MailPolicy;
 use rpc::CallRate;
+use service::LogFile;
 use storage::{Durability, QuotaSetting};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -30,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::banner::Banner;
 use self::directory::DataDir;
+pub(crate) use self::directory::{Owner, owner};
 pub use self::error::UpError;
 use self::redis::PrivateRedis;
 use self::suite::Suite;
@@ -41,6 +43,8 @@ pub const PORT_DEFAULT: u16 = 7700;
 pub(crate) const WORK_DIR: &str = "work";
 /// Where its Redis writes, there too.
 pub(crate) const REDIS_DIR: &str = redis::FILES;
+/// Where it logs when it has no terminal, there too.
+pub(crate) const LOG: &str = "up.log";
 /// The token that readers of the ops port show, within the data directory.
 const OPS_TOKEN: &str = "ops.token";
 /// The ops port lies this far above the port.
@@ -202,6 +206,18 @@ impl Running {
     }
 }
 
+/// The log of an all-in-one without a terminal, in a data directory that nobody else has. The directory is made when it
+/// is not there, and free again when this returns.
+///
+/// # Errors
+/// When another process has the directory, or it cannot be used.
+pub fn log_file(data_dir: &Path) -> Result<(PathBuf, LogFile), UpError> {
+    let dir = DataDir::open(data_dir)?;
+    let path = dir.join(LOG);
+    let file = LogFile::open(&path).map_err(|source| UpError::Directory { path: path.clone(), source })?;
+    Ok((path, file))
+}
+
 /// Starts an all-in-one and returns when it serves.
 ///
 /// Not cancel safe: a start that is dropped may leave Redis running, which the
@@ -213,6 +229,7 @@ impl Running {
 pub async fn start(options: Options) -> Result<Running, UpError> {
     let notice = Notice { quiet: options.quiet };
     let dir = Arc::new(DataDir::open(&options.data_dir)?);
+    dir.sign()?;
     let (listener, ops_listener) = bind(options.port).await?;
     let port = listener.local_addr().map_err(UpError::Address)?.port();
     let certificates = certificates::prepare(&dir, options.pki_dir.as_deref())?;

@@ -1,4 +1,6 @@
-//! `mycora up`: every service in one process, until Ctrl-C.
+//! `mycora up`: every service in one process, until Ctrl-C or `mycora down`.
+
+mod detach;
 
 use std::path::PathBuf;
 
@@ -29,6 +31,12 @@ pub struct UpArgs {
     #[arg(long, value_name = "PORT", default_value_t = PORT_DEFAULT, env = "MYCORA_PORT",
           value_parser = clap::value_parser!(u16).range(1..=65435))]
     pub port: u16,
+    /// Return when it serves, and leave it running without a terminal until `mycora down`; it logs to DIR/up.log
+    #[arg(long)]
+    pub detach: bool,
+    /// What `--detach` starts
+    #[arg(long, hide = true, conflicts_with = "detach")]
+    pub detached: bool,
     /// How many jobs of each script type run at once [default: two for each core]
     #[arg(long, value_name = "COUNT", env = "MYCORA_SLOTS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub slots: Option<u32>,
@@ -94,22 +102,29 @@ fn durability(text: &str) -> Result<Durability, String> {
     }
 }
 
-/// Runs everything until Ctrl-C or SIGTERM; a second one ends it at once.
+/// Runs everything until Ctrl-C or SIGTERM; a second one ends it at once. With `--detach` it is another process that runs it.
 ///
 /// # Errors
 /// When something is in the way, or a part fails while it runs.
 pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
-    let telemetry =
-        telemetry::init("mycora", &args.telemetry).map_err(|error| Failure::Invalid(error_chain(&error)))?;
+    let data_dir = match args.data {
+        Some(dir) => dir,
+        None => default_data_dir()?,
+    };
+    if args.detach {
+        return detach::run(&data_dir).await;
+    }
+    let log = args.detached.then(|| data_dir.join(up::LOG));
+    let telemetry = if args.detached {
+        detach::become_independent(&data_dir, &args.telemetry)?
+    } else {
+        telemetry::init("mycora", &args.telemetry).map_err(|error| Failure::Invalid(error_chain(&error)))?
+    };
     let shutdown = Shutdown::new();
     shutdown
         .on_signals(Hangup::Ends)
         .map_err(|error| Failure::Failed(format!("cannot wait for signals: {error}")))?;
     service::raise_open_files_limit();
-    let data_dir = match args.data {
-        Some(dir) => dir,
-        None => default_data_dir()?,
-    };
     let options = Options {
         data_dir,
         port: Some(args.port),
@@ -131,8 +146,14 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
         quiet: global.quiet,
     };
     let running = up::start(options).await.map_err(|error| failed(&error))?;
-    let banner = running.banner();
-    output::answer(global.output, || banner, || if global.quiet { banner.line() } else { banner.text() })?;
+    let banner = match log {
+        Some(log) => running.banner().clone().with_log(std::path::absolute(&log).unwrap_or(log)),
+        None => running.banner().clone(),
+    };
+    output::answer(global.output, || &banner, || if global.quiet { banner.line() } else { banner.text() })?;
+    if args.detached {
+        detach::ready();
+    }
     let stop = running.stopper();
     let quiet = global.quiet;
     let signalled = tokio::spawn(async move {

@@ -46,6 +46,9 @@ pub struct Banner {
     pub admin_key: PathBuf,
     /// A command that looks into Redis.
     pub redis_cli: String,
+    /// Where it logs, when nobody sees its standard error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log: Option<PathBuf>,
     #[serde(skip)]
     port: u16,
 }
@@ -73,6 +76,7 @@ impl Banner {
             admin_cert: admin.certificate.clone(),
             admin_key: admin.key.clone(),
             redis_cli: redis.cli_line(dir, 1),
+            log: None,
             port,
         }
     }
@@ -81,6 +85,12 @@ impl Banner {
     pub(super) fn with_disk(mut self, shared: Option<&SharedDisk>) -> Self {
         self.disk = shared.iter().flat_map(|shared| [shared.to_string(), shared.way_out()]).collect();
         self
+    }
+
+    /// Says where it logs, and how to end what has no terminal.
+    #[must_use]
+    pub fn with_log(self, log: PathBuf) -> Self {
+        Self { log: Some(log), ..self }
     }
 
     /// That it serves, and where.
@@ -111,6 +121,11 @@ impl Banner {
         begin.zip(&self.disk).map(|(begin, line)| format!("{begin}      {line}\n")).collect()
     }
 
+    fn log_text(&self) -> String {
+        let Some(log) = &self.log else { return String::new() };
+        format!("log           {}\nto end it     mycora down --data {}\n", log.display(), self.data.display())
+    }
+
     /// The same, and lines to copy.
     #[must_use]
     pub fn text(&self) -> String {
@@ -118,7 +133,7 @@ impl Banner {
         let [config, ca, cert, key, admin_cert, admin_key] =
             [config, ca, cert, key, admin_cert, admin_key].map(|path| path.display());
         let ready = self.line();
-        let (isolation, disk) = (self.isolation_text(), self.disk_text());
+        let (isolation, disk, log) = (self.isolation_text(), self.disk_text(), self.log_text());
         format!(
             "{ready}\
              {isolation}\
@@ -131,7 +146,8 @@ impl Banner {
              grpcurl       grpcurl -cacert {ca} -cert {cert} -key {key} localhost:{port} list\n\
              buf curl      buf curl --protocol grpc --cacert {ca} --cert {cert} --key {key} https://localhost:{port} --list-services\n\
              redis-cli     {redis_cli}\n\
-             \x20             (context 1; then HGETALL flow:1)\n"
+             \x20             (context 1; then HGETALL flow:1)\n\
+             {log}"
         )
     }
 }

@@ -8,6 +8,46 @@ use std::path::{Path, PathBuf};
 use identity::exposure;
 
 use super::UpError;
+use super::process::ProcessRecord;
+
+/// What is locked, within the directory.
+const LOCK: &str = "lock";
+/// Says which process has locked it.
+const OWNER: &str = "up.pid";
+
+/// Who has a data directory.
+#[derive(Debug)]
+pub(crate) enum Owner {
+    /// Nobody.
+    None,
+    /// This process.
+    Process(ProcessRecord),
+    /// A process that cannot be told: it is just starting, it runs where its number is not known here, or it is of a
+    /// version that did not write it down.
+    Unknown,
+}
+
+/// Finds out who has locked a data directory.
+///
+/// # Errors
+/// When there is no such directory, none was started on it, or it cannot be looked at.
+pub(crate) fn owner(path: &Path) -> Result<Owner, UpError> {
+    let lock_path = path.join(LOCK);
+    let lock = OpenOptions::new().read(true).write(true).open(&lock_path);
+    let lock = lock.map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => UpError::NoDirectory { path: path.to_owned() },
+        _ => UpError::Directory { path: lock_path.clone(), source },
+    })?;
+    match service::Lock::try_take(lock) {
+        Ok(Ok(_free)) => Ok(Owner::None),
+        Ok(Err(_held)) => {
+            let record = std::fs::read_to_string(path.join(OWNER)).ok();
+            let record = record.and_then(|text| text.trim().parse::<ProcessRecord>().ok());
+            Ok(record.filter(ProcessRecord::is_alive).map_or(Owner::Unknown, Owner::Process))
+        }
+        Err(source) => Err(UpError::Directory { path: lock_path, source }),
+    }
+}
 
 /// A data directory that this process has locked.
 #[derive(Debug)]
@@ -28,7 +68,7 @@ impl DataDir {
         make_passable(path).map_err(cannot)?;
         let path = path.canonicalize().map_err(cannot)?;
         exposure::check_trusted(&path).map_err(UpError::Exposed)?;
-        let lock_path = path.join("lock");
+        let lock_path = path.join(LOCK);
         let lock = OpenOptions::new()
             .create(true)
             .truncate(false)
@@ -42,6 +82,16 @@ impl DataDir {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(UpError::DirectoryInUse { path }),
             Err(source) => Err(UpError::Directory { path, source }),
         }
+    }
+
+    /// Writes down that it is this process that has it, for [`owner`].
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(super) fn sign(&self) -> Result<(), UpError> {
+        let own = ProcessRecord::of(std::process::id());
+        let own = own.map_err(|source| UpError::Directory { path: self.join(OWNER), source })?;
+        self.write_secret(OWNER, &own.to_string())
     }
 
     /// The directory, absolute and without links.
@@ -158,10 +208,20 @@ mod tests {
     fn a_directory_has_one_owner() {
         let parent = tempfile::tempdir().expect("a temporary directory");
         let path = parent.path().join("a/b");
+        assert!(matches!(owner(&path), Err(UpError::NoDirectory { .. })));
         let first = DataDir::open(&path).expect("it is free");
         assert!(matches!(DataDir::open(&path), Err(UpError::DirectoryInUse { .. })));
         assert_eq!(first.once("key", || "x".into()).expect("it is made"), "x");
+        // Whoever has it is known once it has signed, and nobody else is taken for it.
+        assert!(matches!(owner(&path), Ok(Owner::Unknown)));
+        first.sign().expect("written");
+        let signed = owner(&path).expect("it is looked at");
+        assert!(matches!(&signed, Owner::Process(record) if record.pid == std::process::id()), "{signed:?}");
+        let another = std::fs::read_to_string(path.join(OWNER)).expect("there").replace(' ', " 1");
+        std::fs::write(path.join(OWNER), another).expect("written");
+        assert!(matches!(owner(&path), Ok(Owner::Unknown)), "a later process with its number");
         drop(first);
+        assert!(matches!(owner(&path), Ok(Owner::None)));
         let second = DataDir::open(&path).expect("it is free again");
         assert_eq!(second.once("key", || "y".into()).expect("it is kept"), "x");
     }

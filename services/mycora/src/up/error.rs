@@ -7,8 +7,17 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum UpError {
     /// Another process has the directory.
-    #[error("{} is in use by another `mycora up`; end that one, or choose another directory with --data", path.display())]
+    #[error(
+        "{0} is in use by another `mycora up`; end that one with `mycora down --data {0}`, or choose another directory with --data",
+        path.display()
+    )]
     DirectoryInUse {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// No all-in-one was ever started on the directory.
+    #[error("{} is no data directory: no `mycora up` was ever started on it; name the right one with --data", path.display())]
+    NoDirectory {
         /// The directory.
         path: PathBuf,
     },

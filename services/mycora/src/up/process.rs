@@ -3,19 +3,22 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use sandbox::processes::{boot_id, observe};
 
 const POLL: Duration = Duration::from_millis(5);
 
 /// A process id, when that process started, and in which boot of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ProcessRecord {
+pub(crate) struct ProcessRecord {
     /// Its process id.
-    pub(super) pid: u32,
+    pub(crate) pid: u32,
     start_ticks: u64,
     boot: String,
 }
@@ -31,7 +34,7 @@ impl ProcessRecord {
 
     /// Whether the very same process still runs.
     #[must_use]
-    pub(super) fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         Self::of(self.pid).is_ok_and(|now| now == *self)
     }
 
@@ -51,10 +54,41 @@ impl ProcessRecord {
         Ok(())
     }
 
+    /// Asks it to end, and waits until it has, for `patience` at most. What is signalled is this process, never a later
+    /// one with its number.
+    ///
+    /// # Errors
+    /// When it cannot be signalled; `TimedOut` when it has not ended.
+    pub(crate) async fn finish(&self, patience: Duration) -> io::Result<()> {
+        let Some(handle) = self.open()? else { return Ok(()) };
+        match pidfd_send_signal(&handle, Signal::TERM) {
+            Err(Errno::SRCH) => return Ok(()),
+            sent => sent?,
+        }
+        let patience = Timespec::try_from(patience).map_err(io::Error::other)?;
+        let wait = move || poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&patience));
+        match tokio::task::spawn_blocking(wait).await {
+            Ok(Ok(0)) => Err(io::ErrorKind::TimedOut.into()),
+            Ok(Ok(_ended)) => Ok(()),
+            Ok(Err(errno)) => Err(errno.into()),
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+
+    /// A handle to the very same process; none when it has ended.
+    fn open(&self) -> io::Result<Option<OwnedFd>> {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            Err(Errno::SRCH) => Ok(None),
+            // Opened by its number: it is the one that was recorded only if that still runs.
+            handle => Ok(Some(handle?).filter(|_| self.is_alive())),
+        }
+    }
+
     fn signal(&self, signal: Signal) -> io::Result<()> {
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
         match kill_process(pid, signal) {
-            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
     }
@@ -96,5 +130,19 @@ mod tests {
         again.end(Duration::from_secs(10)).await.expect("it may be signalled");
         child.wait().expect("it ended");
         assert!(!record.is_alive());
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn only_the_recorded_process_is_asked_to_end() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("sleep starts");
+        let record = ProcessRecord::of(child.id()).expect("it runs");
+        let other = ProcessRecord { start_ticks: record.start_ticks + 1, ..record.clone() };
+        other.finish(PATIENCE).await.expect("it is gone, which is what was asked for");
+        assert!(record.is_alive(), "another process has the number");
+        record.finish(PATIENCE).await.expect("it may be signalled");
+        assert!(!record.is_alive());
+        child.wait().expect("it ended");
     }
 }

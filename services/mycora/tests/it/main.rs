@@ -4,6 +4,7 @@ mod all_in_one;
 mod commands;
 mod coordinator;
 mod deployed;
+mod detached;
 mod doctor;
 mod messages;
 mod objects;

@@ -1,0 +1,145 @@
+//! `mycora up --detach` and `mycora down`, and what the README says of a first flow.
+
+use std::fs::Permissions;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use testkit::free_port;
+
+use crate::{stderr, stdout};
+
+/// A data directory whose all-in-one is ended with the test, however that ends.
+struct Place {
+    dir: tempfile::TempDir,
+    port: u16,
+}
+
+impl Place {
+    fn new() -> Self {
+        let ports = std::iter::repeat_with(free_port).take(100);
+        let has_ops = |port: &u16| {
+            port.checked_add(100).is_some_and(|ops| TcpListener::bind(("127.0.0.1", ops)).is_ok())
+        };
+        let port = { ports }.find(has_ops).expect("two free ports, 100 apart");
+        Self { dir: tempfile::tempdir().expect("a directory"), port }
+    }
+
+    fn data(&self) -> PathBuf {
+        self.dir.path().join(".mycora")
+    }
+
+    /// The program, with the search path of whoever runs the tests.
+    fn mycora(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mycora"));
+        self.settle(&mut command).args(arguments).output().expect("it starts")
+    }
+
+    fn settle<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        command.env_clear().env("PATH", path).env("HOME", self.dir.path());
+        command.env("MYCORA_PORT", self.port.to_string()).current_dir(self.dir.path()).stdin(Stdio::null())
+    }
+
+    fn owner(&self) -> Option<u32> {
+        let record = std::fs::read_to_string(self.data().join("up.pid")).ok()?;
+        record.split(' ').next()?.parse().ok()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.data().exists() {
+            let down = self.mycora(&["down", "--data", ".mycora"]);
+            assert!(down.status.success() || std::thread::panicking(), "{}", stderr(&down));
+        }
+    }
+}
+
+/// Checks how something ended, and gives what it said on standard output.
+fn ended(output: &Output, code: i32) -> String {
+    assert_eq!(output.status.code(), Some(code), "{}\n{}", stdout(output), stderr(output));
+    stdout(output)
+}
+
+#[test]
+fn a_detached_suite_runs_until_it_is_ended() {
+    let place = Place::new();
+    let up = ["up", "--data", ".mycora", "--no-supervisor", "--detach"];
+    let said = ended(&place.mycora(&up), 0);
+    let data = place.data().canonicalize().expect("it was made");
+    assert!(said.starts_with(&format!("mycora is ready on https://127.0.0.1:{}, ", place.port)), "{said}");
+    assert!(said.contains(&format!("log           {}/up.log\n", data.display())), "{said}");
+    assert!(said.contains(&format!("to end it     mycora down --data {}\n", data.display())), "{said}");
+    let pid = place.owner().expect("it has signed");
+    let process = sandbox::processes::observe(pid).expect("it runs");
+    assert_eq!(process.session, pid, "it has left the session of the terminal");
+    let listed = place.mycora(&["flow", "list", "--config", ".mycora/client.toml"]);
+    ended(&listed, 0);
+
+    let refused = place.mycora(&up);
+    ended(&refused, 3);
+    let way_out = format!(
+        "is in use by another `mycora up`; end that one with `mycora down --data {}`",
+        data.display()
+    );
+    assert!(stderr(&refused).contains(&way_out), "{}", stderr(&refused));
+    assert_eq!(place.owner(), Some(pid), "it goes on");
+
+    let down = ["down", "--data", ".mycora", "--output", "json"];
+    let document = |output| -> serde_json::Value { serde_json::from_str(&ended(&output, 0)).expect("JSON") };
+    assert_eq!(document(place.mycora(&down))["pid"], pid);
+    assert!(sandbox::processes::observe(pid).is_err(), "it has ended when this is said");
+    assert_eq!(document(place.mycora(&down))["ended"], false);
+    assert_eq!(ended(&place.mycora(&down[..3]), 0), "nothing runs on .mycora\n");
+    let log = std::fs::read_to_string(data.join("up.log")).expect("a log");
+    assert!(log.contains("ending: nothing new is taken"), "{log}");
+}
+
+#[test]
+fn what_does_not_start_says_why() {
+    let place = Place::new();
+    let _taken = TcpListener::bind(("127.0.0.1", place.port)).expect("it is free");
+    let refused = place.mycora(&["up", "--data", ".mycora", "--detach"]);
+    ended(&refused, 3);
+    let said = stderr(&refused);
+    assert!(
+        said.starts_with("mycora did not start; ") && said.contains("choose another with --port"),
+        "{said}"
+    );
+    let elsewhere = place.mycora(&["down", "--data", "elsewhere"]);
+    ended(&elsewhere, 2);
+    assert!(stderr(&elsewhere).contains("elsewhere is no data directory"), "{}", stderr(&elsewhere));
+}
+
+/// The first block of the README that submits a flow, as it stands there.
+fn first_flow() -> String {
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
+    let readme = std::fs::read_to_string(readme).expect("a README");
+    let blocks = readme.split("```sh\n").skip(1).filter_map(|rest| rest.split_once("```\n"));
+    let block = { blocks }.map(|(block, _)| block).find(|block| block.contains("mycora flow submit"));
+    block.expect("a first flow").to_owned()
+}
+
+#[test]
+fn the_first_flow_of_the_readme_works_pasted_as_one_block() {
+    let place = Place::new();
+    let here = place.dir.path();
+    // Cargo has built it already, and left it where the block looks for it.
+    for dir in ["stand-in", "target/release"] {
+        std::fs::create_dir_all(here.join(dir)).expect("a directory");
+    }
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_mycora"), here.join("target/release/mycora"))
+        .expect("a link");
+    let cargo = here.join("stand-in/cargo");
+    std::fs::write(&cargo, "#!/bin/sh\n[ \"$*\" = 'build --release -p mycora' ]\n").expect("written");
+    std::fs::set_permissions(&cargo, Permissions::from_mode(0o755)).expect("it is ours");
+    std::fs::write(here.join("first.sh"), first_flow()).expect("written");
+    let mut bash = Command::new("bash");
+    place.settle(&mut bash);
+    let path = format!("{}:{}", here.join("stand-in").display(), std::env::var("PATH").unwrap_or_default());
+    let pasted = bash.env("PATH", path).args(["-eu", "first.sh"]).output().expect("bash starts");
+    let said = ended(&pasted, 0);
+    assert!(said.contains("HELLO WORLD"), "{said}\n{}", stderr(&pasted));
+}
