@@ -291,8 +291,8 @@ pub trait Bus: Send + Sync + 'static {
     /// How the bus fares.
     fn standing(&self) -> watch::Receiver<Standing>;
 
-    /// Whether everybody on it is a part of this program, so that it says of itself who speaks.
-    fn is_within_one_program(&self) -> bool {
+    /// Whether this node is a part of this program, so that the bus says of itself who speaks.
+    fn is_within_one_program(&self, _node: PublicKey) -> bool {
         false
     }
 

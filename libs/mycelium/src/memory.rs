@@ -76,6 +76,15 @@ impl MemoryBus {
         self.key
     }
 
+    /// Whether somebody of its network is meant.
+    pub(crate) fn leads_to(&self, to: Destination) -> bool {
+        let nodes = self.network.nodes();
+        match to {
+            Destination::Key(key) => nodes.contains_key(&key),
+            Destination::Ip(ip) => nodes.keys().any(|key| overlay_ip(key) == ip),
+        }
+    }
+
     fn find(&self, to: Destination, topic: &str) -> Result<mpsc::Sender<Incoming>, BusError> {
         check_topic(topic)?;
         let listener = self.network.listener(to, topic).filter(|listener| !listener.is_closed());
@@ -106,7 +115,7 @@ impl Bus for MemoryBus {
         "memory"
     }
 
-    fn is_within_one_program(&self) -> bool {
+    fn is_within_one_program(&self, _: PublicKey) -> bool {
         self.network.is_one_program
     }
 

@@ -102,6 +102,17 @@ pub struct ServingFlags {
     /// Whether the gRPC port takes plaintext as well, while callers move to TLS: those that come that way have no identity
     #[arg(long, env = "MYCORA_TLS_MODE", value_enum, default_value_t = TlsModeFlag::Strict)]
     pub tls_mode: TlsModeFlag,
+    /// The mesh, where there is one.
+    #[command(flatten)]
+    pub mesh: MeshFlags,
+    /// How often one actor may call.
+    #[command(flatten)]
+    pub actors: ActorFlags,
+}
+
+/// The mesh that a process is part of.
+#[derive(Debug, Clone, Args)]
+pub struct MeshFlags {
     /// Behind the sidecar of this mesh, which does mTLS and says who calls; `http://` addresses are called as well
     #[arg(long, env = "MYCORA_MESH", value_enum, requires_all = ["mesh_listen", "mesh_namespace"])]
     pub mesh: Option<MeshFlag>,
@@ -117,9 +128,6 @@ pub struct ServingFlags {
     /// Our trust domain, for which the tokens of actors that come through the mesh are made
     #[arg(long, env = "MYCORA_MESH_TRUST_DOMAIN", value_name = "DOMAIN", default_value = "mycora")]
     pub mesh_trust_domain: TrustDomain,
-    /// How often one actor may call.
-    #[command(flatten)]
-    pub actors: ActorFlags,
 }
 
 /// How often one actor may call a process.
@@ -165,6 +173,14 @@ impl ServingFlags {
     /// Where the sidecar comes in, and what it is believed; none outside of a mesh.
     #[must_use]
     pub fn mesh(&self) -> Option<(SocketAddr, MeshTrust)> {
+        self.mesh.entrance()
+    }
+}
+
+impl MeshFlags {
+    /// Where the sidecar comes in, and what it is believed; none outside of a mesh.
+    #[must_use]
+    pub fn entrance(&self) -> Option<(SocketAddr, MeshTrust)> {
         let kind = match self.mesh? {
             MeshFlag::Linkerd => MeshKind::Linkerd,
             MeshFlag::Istio => MeshKind::Istio,

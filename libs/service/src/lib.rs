@@ -28,7 +28,7 @@ mod watched;
 pub use app::{App, Host, run};
 pub use certificates::CertificateMetrics;
 pub use crash::crash_point;
-pub use flags::{ActorFlags, AddressFlags, CommonFlags, ServingFlags, TelemetryFlags, TlsFlags};
+pub use flags::{ActorFlags, AddressFlags, CommonFlags, MeshFlags, ServingFlags, TelemetryFlags, TlsFlags};
 pub use lock::Lock;
 pub use log_file::{LOG_FILE_BYTES_MAX, LogFile};
 pub use notices::{Notice, Notices};

@@ -111,8 +111,10 @@ impl App {
             Some(bus) => {
                 let inbox = bus.listen(COORDINATOR_TOPIC).map_err(Error::Bus)?;
                 let answering = desk.clone();
-                let is_one_program = bus.is_within_one_program();
-                let accept: Accept = Arc::new(move |node| listening::side(&answering, node, is_one_program));
+                let side_of = Arc::clone(&bus);
+                let accept: Accept = Arc::new(move |node| {
+                    listening::side(&answering, node, side_of.is_within_one_program(node))
+                });
                 Some((BusPeers::new(bus, accept), inbox))
             }
         };

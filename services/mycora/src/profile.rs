@@ -3,6 +3,7 @@
 pub mod switch;
 
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use identity::{CertificateSummary, SigningKey, TrustDomain, exposure};
@@ -165,9 +166,9 @@ pub enum ProfileError {
 impl Profile {
     /// The profile of a coordinator that is one process on this machine.
     #[must_use]
-    pub fn local(port: u16, ca: &Path, cert: &Path, key: &Path, context: u32, actor: u32) -> Self {
+    pub fn local(at: SocketAddr, ca: &Path, cert: &Path, key: &Path, context: u32, actor: u32) -> Self {
         Self {
-            address: Some(format!("https://127.0.0.1:{port}")),
+            address: Some(format!("https://{at}")),
             ca: Some(ca.to_owned()),
             cert: Some(cert.to_owned()),
             key: Some(key.to_owned()),
@@ -361,7 +362,7 @@ mod tests {
         let path = dir.path().join(PROFILE_FILE);
         let pki = Path::new("/pki");
         let local = Profile::local(
-            7700,
+            SocketAddr::from(([127, 0, 0, 1], 7700)),
             &pki.join("ca.pem"),
             &pki.join("actor-1.pem"),
             &pki.join("actor-1.key"),

@@ -12,17 +12,20 @@ pub(crate) mod disk;
 mod error;
 mod process;
 mod redis;
+mod store;
 mod suite;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kv::Endpoint;
 use model::Address;
 use model::dialing::AddressRules;
 use model::id::Uid;
+use mycelium::MyceliumFlags;
 use mycelium_gateway::mail_policy::MailPolicy;
-use rpc::CallRate;
+use rpc::{CallRate, MeshTrust};
 use service::LogFile;
 use storage::{Durability, QuotaSetting};
 use tokio::net::TcpListener;
@@ -33,7 +36,7 @@ pub use self::banner::Banner;
 use self::directory::DataDir;
 pub(crate) use self::directory::{Owner, owner};
 pub use self::error::UpError;
-use self::redis::PrivateRedis;
+use self::store::Store;
 use self::suite::Suite;
 use crate::profile::Profile;
 
@@ -59,8 +62,16 @@ const REDIS_MEMORY_MAX: u64 = 4 * 1024 * 1024 * 1024;
 pub struct Options {
     /// Where everything is kept. Made when it is not there.
     pub data_dir: PathBuf,
+    /// Where clients are served.
+    pub address: IpAddr,
     /// The port; `None` lets the system choose one, and one for operations.
     pub port: Option<u16>,
+    /// Where the sidecar of a mesh comes in, and what it is believed.
+    pub mesh: Option<(SocketAddr, MeshTrust)>,
+    /// The daemon that leads to other machines.
+    pub mycelium: MyceliumFlags,
+    /// The Redis to use instead of a private child.
+    pub redis_url: Option<Endpoint>,
     /// Jobs that run at once, per script type.
     pub slots: u32,
     /// Start a supervisor and a pool of runners here.
@@ -101,7 +112,11 @@ impl Options {
     pub fn private(data_dir: &Path) -> Self {
         Self {
             data_dir: data_dir.to_owned(),
+            address: Ipv4Addr::LOCALHOST.into(),
             port: None,
+            mesh: None,
+            mycelium: MyceliumFlags::default(),
+            redis_url: None,
             slots: slots_default(),
             supervisor: true,
             runners: Vec::new(),
@@ -230,17 +245,17 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
     let notice = Notice { quiet: options.quiet };
     let dir = Arc::new(DataDir::open(&options.data_dir)?);
     dir.sign()?;
-    let (listener, ops_listener) = bind(options.port).await?;
-    let port = listener.local_addr().map_err(UpError::Address)?.port();
-    let certificates = certificates::prepare(&dir, options.pki_dir.as_deref())?;
+    let listeners = Listeners::bind(&options).await?;
+    let served = listeners.port.local_addr().map_err(UpError::Address)?;
+    let certificates = certificates::prepare(&dir, options.pki_dir.as_deref(), &served_as(served.ip()))?;
     let work_dir = dir.join(WORK_DIR);
     for ended in runner::sweep(&work_dir).map_err(UpError::Sweep)? {
         notice.say(&format!("ended a script of an earlier start: {ended}"));
     }
-    let redis = PrivateRedis::start(&dir, options.durability, options.redis_memory, &notice).await?;
+    let redis = Store::start(&dir, &options, &notice).await?;
     let stop = CancellationToken::new();
     let parts = suite::Parts { dir: &dir, redis: &redis, certificates: &certificates, options: &options };
-    let suite = match Suite::start(parts, listener, ops_listener, stop.clone()).await {
+    let suite = match Suite::start(parts, listeners, stop.clone()).await {
         Ok(suite) => suite,
         Err(error) => {
             redis.stop().await.map_err(UpError::RedisStop)?;
@@ -248,11 +263,11 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
         }
     };
     let signing_key = Some(dir.join(suite::ACTOR_KEY));
-    let profile = Profile { signing_key, ..certificates.profile(port) };
+    let profile = Profile { signing_key, ..certificates.profile(dialed(served)) };
     profile.save(&dir.join("client.toml")).map_err(UpError::Profile)?;
     let scripts = options.supervisor.then_some((work_dir.as_path(), options.scripts.disk_floor));
     let shared = scripts.and_then(|(work_dir, floor)| redis.shared_disk(&dir, work_dir, floor));
-    let banner = Banner::new(&dir, &redis, &profile, certificates.admin(), port, suite.standing())
+    let banner = Banner::new(&dir, &redis, &profile, certificates.admin(), served.port(), suite.standing())
         .with_disk(shared.as_ref());
     let task = tokio::spawn(supervise(dir, redis, suite, stop.clone(), notice));
     Ok(Running { profile, banner, stop, task })
@@ -261,7 +276,7 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
 /// Runs until asked to end, or until a part ends by itself; then ends the rest.
 async fn supervise(
     dir: Arc<DataDir>,
-    mut redis: PrivateRedis,
+    mut redis: Store,
     mut suite: Suite,
     stop: CancellationToken,
     notice: Notice,
@@ -291,17 +306,62 @@ fn ops_token(dir: &DataDir) -> Result<PathBuf, UpError> {
     Ok(dir.join(OPS_TOKEN))
 }
 
-async fn bind(port: Option<u16>) -> Result<(TcpListener, TcpListener), UpError> {
-    let listen = async |port: u16| {
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        TcpListener::bind(address).await.map_err(|source| UpError::Port { port, source })
-    };
-    match port {
-        Some(port) => {
-            let ops = port.checked_add(OPS_PORT_OFFSET).ok_or(UpError::PortTooHigh { port })?;
-            Ok((listen(port).await?, listen(ops).await?))
+/// What is listened on, bound before anything starts.
+struct Listeners {
+    /// For clients.
+    port: TcpListener,
+    /// For operators.
+    ops: TcpListener,
+    /// For the sidecar of a mesh, and what it is believed.
+    mesh: Option<(TcpListener, MeshTrust)>,
+}
+
+impl Listeners {
+    async fn bind(options: &Options) -> Result<Self, UpError> {
+        let listen = async |address: SocketAddr| {
+            TcpListener::bind(address).await.map_err(|source| UpError::Port { address, source })
+        };
+        let ops_port = match options.port {
+            Some(port) => port.checked_add(OPS_PORT_OFFSET).ok_or(UpError::PortTooHigh { port })?,
+            None => 0,
+        };
+        Ok(Self {
+            port: listen((options.address, options.port.unwrap_or(0)).into()).await?,
+            ops: listen((Ipv4Addr::LOCALHOST, ops_port).into()).await?,
+            mesh: match &options.mesh {
+                Some((address, trust)) => Some((listen(*address).await?, trust.clone())),
+                None => None,
+            },
+        })
+    }
+}
+
+/// Names beside the usual ones under which clients reach what is served on this address: the address itself, or, where it
+/// stands for all of them, this machine's name.
+fn served_as(address: IpAddr) -> Vec<String> {
+    // Every certificate of a service has these two.
+    if [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()].contains(&address) {
+        return Vec::new();
+    }
+    if !address.is_unspecified() {
+        return vec![address.to_string()];
+    }
+    let hostname = sandbox::processes::hostname();
+    let is_name =
+        !hostname.is_empty() && hostname.bytes().all(|b| b.is_ascii_alphanumeric() || b"-.".contains(&b));
+    is_name.then_some(hostname).into_iter().collect()
+}
+
+/// Where clients on this machine reach what is served on this address.
+const fn dialed(served: SocketAddr) -> SocketAddr {
+    match served.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => {
+            SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), served.port())
         }
-        None => Ok((listen(0).await?, listen(0).await?)),
+        IpAddr::V6(ip) if ip.is_unspecified() => {
+            SocketAddr::new(IpAddr::V6(Ipv6Addr::LOCALHOST), served.port())
+        }
+        _ => served,
     }
 }
 
@@ -319,5 +379,16 @@ mod tests {
         assert_eq!(memory_share(Some(GIB / 2)), GIB / 4);
         assert_eq!(memory_of("MemTotal: much"), None);
         assert_eq!(memory_share(None), GIB / 4);
+    }
+
+    #[test]
+    fn clients_of_this_machine_dial_what_is_served() {
+        let dialed = |served: &str| dialed(served.parse().expect("an address")).to_string();
+        assert_eq!(dialed("0.0.0.0:7700"), "127.0.0.1:7700");
+        assert_eq!(dialed("[::]:7700"), "[::1]:7700");
+        assert_eq!(dialed("10.0.0.7:1"), "10.0.0.7:1");
+        let named = |address: &str| served_as(address.parse().expect("an address"));
+        assert_eq!(named("127.0.0.1"), Vec::<String>::new());
+        assert_eq!(named("10.0.0.7"), ["10.0.0.7"]);
     }
 }

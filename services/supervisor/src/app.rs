@@ -231,10 +231,10 @@ async fn serve_bus(
     }
     restore_nodes(&supervisor).await;
     let accepting = supervisor.clone();
-    let is_one_program = bus.is_within_one_program();
+    let nodes = Arc::clone(&bus);
     let accept = move |node| {
         let mut conversation = accepting.conversation();
-        if is_one_program {
+        if nodes.is_within_one_program(node) {
             conversation = conversation.within_one_program();
         }
         if let Some(coordinator) = accepting.coordinators.behind(node) {

@@ -2,12 +2,15 @@
 
 mod detach;
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::Args;
+use kv::Endpoint;
 use model::Address;
+use mycelium::MyceliumFlags;
 use mycelium_gateway::mail_policy::MailPolicy;
-use service::{ActorFlags, AddressFlags, Hangup, Shutdown, TelemetryFlags, telemetry};
+use service::{ActorFlags, AddressFlags, Hangup, MeshFlags, Shutdown, TelemetryFlags, telemetry};
 use storage::{Durability, QuotaSetting};
 
 use crate::command::Global;
@@ -31,6 +34,27 @@ pub struct UpArgs {
     #[arg(long, value_name = "PORT", default_value_t = PORT_DEFAULT, env = "MYCORA_PORT",
           value_parser = clap::value_parser!(u16).range(1..=65435))]
     pub port: u16,
+    /// Serve clients at this address instead, as in 0.0.0.0:7700; /livez and so on stay on 127.0.0.1, 100 above the port. Clients
+    /// elsewhere need `ca.pem` and a certificate, or a token
+    #[arg(long, value_name = "ADDRESS:PORT", env = "MYCORA_LISTEN")]
+    pub listen: Option<SocketAddr>,
+    /// The mesh, where there is one.
+    #[command(flatten)]
+    pub mesh: MeshFlags,
+    /// The daemon that leads to other machines.
+    #[command(flatten)]
+    pub mycelium: MyceliumFlags,
+    /// Keep everything in this Redis instead of a private one: redis://[user[:password]@]host[:port], unix:///path or
+    /// redis+sentinel://host,host,…/MASTER, or a cluster with --no-supervisor. For one `mycora up` at a time; the supervisor
+    /// takes the last database
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "MYCORA_REDIS_URL",
+        hide_env_values = true,
+        conflicts_with = "redis_memory"
+    )]
+    pub redis_url: Option<Endpoint>,
     /// Return when it serves, and leave it running without a terminal until `mycora down`; it logs to DIR/up.log
     #[arg(long)]
     pub detach: bool,
@@ -68,9 +92,9 @@ pub struct UpArgs {
     /// How scripts are run.
     #[command(flatten)]
     pub scripts: runner::ScriptFlags,
-    /// What an answered change survives: `fast` the end of any process, `synced` also that of the machine
-    #[arg(long, value_name = "LEVEL", env = "MYCORA_DURABILITY", default_value = "fast",
-          value_parser = durability)]
+    /// What an answered change survives: `fast` the end of any process, `synced` also that of the machine; with --redis-url also
+    /// `replicated`, as storage says
+    #[arg(long, value_name = "LEVEL", env = "MYCORA_DURABILITY", default_value = "fast")]
     pub durability: Durability,
     /// Allow core files and debuggers, which show keys and secrets to whoever reads them
     #[arg(long, env = "MYCORA_ALLOW_CORE")]
@@ -92,14 +116,12 @@ pub struct UpArgs {
 }
 
 /// The private Redis has no replica.
-fn durability(text: &str) -> Result<Durability, String> {
-    match text.parse() {
-        Ok(Durability::Replicated) => {
-            Err("the Redis of `mycora up` has no replica; there are fast and synced".to_owned())
-        }
-        Ok(durability) => Ok(durability),
-        Err(_) => Err("there are fast and synced".to_owned()),
+fn check_durability(args: &UpArgs) -> Result<(), Failure> {
+    if args.durability == Durability::Replicated && args.redis_url.is_none() {
+        let said = "--durability: the private Redis of `mycora up` has no replica; there are fast and synced, or --redis-url";
+        return Err(Failure::Invalid(said.to_owned()));
     }
+    Ok(())
 }
 
 /// Runs everything until Ctrl-C or SIGTERM; a second one ends it at once. With `--detach` it is another process that runs it.
@@ -107,6 +129,7 @@ fn durability(text: &str) -> Result<Durability, String> {
 /// # Errors
 /// When something is in the way, or a part fails while it runs.
 pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
+    check_durability(&args)?;
     let data_dir = match args.data {
         Some(dir) => dir,
         None => default_data_dir()?,
@@ -127,7 +150,11 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
     service::raise_open_files_limit();
     let options = Options {
         data_dir,
-        port: Some(args.port),
+        address: args.listen.map_or(Ipv4Addr::LOCALHOST.into(), |listen| listen.ip()),
+        port: Some(args.listen.map_or(args.port, |listen| listen.port())),
+        mesh: args.mesh.entrance(),
+        mycelium: args.mycelium,
+        redis_url: args.redis_url,
         slots: args.slots.unwrap_or_else(up::slots_default),
         supervisor: !args.no_supervisor,
         runners: args.runners,
@@ -173,7 +200,9 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
 fn failed(error: &UpError) -> Failure {
     let text = error_chain(error);
     match error {
-        UpError::PortTooHigh { .. } | UpError::SocketPath { .. } => Failure::Invalid(text),
+        UpError::PortTooHigh { .. } | UpError::SocketPath { .. } | UpError::ClusterForSupervisor { .. } => {
+            Failure::Invalid(text)
+        }
         UpError::Task(_) | UpError::Ended { .. } | UpError::RedisLost { .. } => Failure::Failed(text),
         _ => Failure::Unreachable(text),
     }

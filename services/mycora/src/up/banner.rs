@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::directory::DataDir;
 use super::disk::SharedDisk;
-use super::redis::PrivateRedis;
+use super::store::Store;
 use crate::profile::Profile;
 
 /// What one has to know to use an all-in-one.
@@ -56,14 +56,14 @@ pub struct Banner {
 impl Banner {
     pub(super) fn new(
         dir: &DataDir,
-        redis: &PrivateRedis,
+        redis: &Store,
         profile: &Profile,
         admin: &IssuedFiles,
         port: u16,
         standing: Option<&Standing>,
     ) -> Self {
         Self {
-            address: format!("https://127.0.0.1:{port}"),
+            address: profile.address.clone().unwrap_or_default(),
             data: dir.path().to_owned(),
             isolation: standing.map(|standing| standing.level),
             missing: standing.map(Standing::gaps).unwrap_or_default(),

@@ -1,5 +1,6 @@
 //! The certificates of an all-in-one: its own authority unless one is named.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -30,8 +31,13 @@ pub(super) struct Certificates {
     signing: SigningFiles,
 }
 
-/// Opens the authority, or makes one, and issues what is missing or about to expire.
-pub(super) fn prepare(dir: &DataDir, pki_dir: Option<&Path>) -> Result<Certificates, UpError> {
+/// Opens the authority, or makes one, and issues what is missing or about to expire. What the port shows carries the
+/// names in `served_as` as well.
+pub(super) fn prepare(
+    dir: &DataDir,
+    pki_dir: Option<&Path>,
+    served_as: &[String],
+) -> Result<Certificates, UpError> {
     // Always its own as well: several coordinators may have certificates of one authority.
     let own = dir.private("pki")?;
     let path = pki_dir.unwrap_or(&own);
@@ -42,12 +48,12 @@ pub(super) fn prepare(dir: &DataDir, pki_dir: Option<&Path>) -> Result<Certifica
     } else {
         Pki::init(path, &TrustDomain::default(), now)?
     };
-    let issue = |identity| issue(&pki, identity, now);
+    let issue = |identity| issue(&pki, identity, &[], now);
     let since = Timestamp::from(now);
     let signing = SigningFiles::issue(&own, SIGNING_NAME, since, since + LEAF_VALIDITY);
     Ok(Certificates {
         signing: signing.map_err(UpError::Signing)?,
-        server: issue(Identity::Service(ServiceName::Mycora))?,
+        server: self::issue(&pki, Identity::Service(ServiceName::Mycora), served_as, now)?,
         gateway: issue(Identity::Service(ServiceName::MyceliumGateway))?,
         actor: issue(Identity::Actor(ACTOR))?,
         // For who looks after the suite: actors may not drain machines, nor register actors.
@@ -55,14 +61,21 @@ pub(super) fn prepare(dir: &DataDir, pki_dir: Option<&Path>) -> Result<Certifica
     })
 }
 
-fn issue(pki: &Pki, identity: Identity, now: SystemTime) -> Result<IssuedFiles, UpError> {
+fn issue(pki: &Pki, identity: Identity, names: &[String], now: SystemTime) -> Result<IssuedFiles, UpError> {
     let files = pki.files(identity);
     let lasts = CertificateSummary::from_pem_file(&files.certificate)
-        .is_ok_and(|summary| summary.not_after > Timestamp::from(now) + RENEW_BEFORE);
+        .is_ok_and(|summary| summary.not_after > Timestamp::from(now) + RENEW_BEFORE && has(&summary, names));
     if lasts && files.key.exists() {
         return Ok(files);
     }
-    Ok(pki.issue(identity, &IssueOptions::from(now))?)
+    Ok(pki.issue(identity, &IssueOptions { names: names.to_owned(), ..IssueOptions::from(now) })?)
+}
+
+fn has(summary: &CertificateSummary, names: &[String]) -> bool {
+    names.iter().all(|name| match name.parse() {
+        Ok(address) => summary.ip_addresses.contains(&address),
+        Err(_) => summary.dns_names.contains(name),
+    })
 }
 
 impl Certificates {
@@ -100,8 +113,9 @@ impl Certificates {
 
     /// How a client on this machine reaches this all-in-one, as actor 1.
     #[must_use]
-    pub(super) fn profile(&self, port: u16) -> Profile {
-        Profile::local(port, &self.actor.ca, &self.actor.certificate, &self.actor.key, CONTEXT.0, ACTOR.0)
+    pub(super) fn profile(&self, address: SocketAddr) -> Profile {
+        let Self { actor, .. } = self;
+        Profile::local(address, &actor.ca, &actor.certificate, &actor.key, CONTEXT.0, ACTOR.0)
     }
 }
 

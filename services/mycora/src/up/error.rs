@@ -1,6 +1,7 @@
 //! Why an all-in-one cannot start, or ended.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// Says what is in the way, and the way around it.
@@ -33,10 +34,10 @@ pub enum UpError {
     #[error("the data directory cannot be used")]
     Exposed(#[source] identity::Exposed),
     /// A port is taken.
-    #[error("port {port} of 127.0.0.1 cannot be used; choose another with --port")]
+    #[error("port {} of {} cannot be used; choose another with --port or --listen", address.port(), address.ip())]
     Port {
-        /// The port.
-        port: u16,
+        /// The address with the port.
+        address: SocketAddr,
         /// Why.
         source: io::Error,
     },
@@ -83,6 +84,23 @@ pub enum UpError {
         secs: u64,
         /// Where it may say why.
         log: PathBuf,
+    },
+    /// The Redis that was named cannot be used.
+    #[error("{endpoint} cannot be used; `mycora doctor --redis-url` looks at it more closely")]
+    NamedRedis {
+        /// Which, without its password.
+        endpoint: kv::Endpoint,
+        /// Why.
+        source: Box<kv::Error>,
+    },
+    /// The supervisor cannot share a cluster.
+    #[error(
+        "{endpoint} is a cluster, which the supervisor of this process cannot share: start one elsewhere, and this with \
+         --no-supervisor --runner grpc://HOST:PORT"
+    )]
+    ClusterForSupervisor {
+        /// Which, without its password.
+        endpoint: kv::Endpoint,
     },
     /// Redis ended while it was needed, and does not start any more.
     #[error(

@@ -8,7 +8,7 @@ use identity::{Identity, ServiceName, TrustDomain};
 use kv::Kv;
 use model::dialing::AddressRules;
 use model::{Address, Timestamp};
-use mycelium::{Bus, MemoryNetwork, PublicKey};
+use mycelium::{Bus, JoinedBus, MemoryNetwork, PublicKey};
 use mycelium_gateway::dial;
 use prometheus::Registry;
 use rpc::{CallRate, Channel, LocalServer, MethodPolicy, Mount, MountBuilder, Server};
@@ -21,8 +21,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::certificates::Certificates;
 use super::directory::DataDir;
-use super::redis::{PrivateRedis, SUPERVISOR_DATABASE};
-use super::{Options, UpError, WORK_DIR};
+use super::store::Store;
+use super::{Listeners, Options, UpError, WORK_DIR};
 use crate::bootstrap::{self, ACTOR};
 
 /// How long the services may take to become ready.
@@ -48,7 +48,7 @@ const SUPERVISOR_NODE: &str = "supervisor.node";
 /// What a suite is made from.
 pub(super) struct Parts<'a> {
     pub(super) dir: &'a DataDir,
-    pub(super) redis: &'a PrivateRedis,
+    pub(super) redis: &'a Store,
     pub(super) certificates: &'a Certificates,
     pub(super) options: &'a Options,
 }
@@ -58,7 +58,7 @@ pub(super) struct Suite {
     tasks: JoinSet<&'static str>,
     runner: Option<runner::Running>,
     /// What the runners are started with, also anew when their machine was drained.
-    runner_start: Option<(runner::Settings, Kv)>,
+    runner_start: Option<(runner::Settings, Kv, u32)>,
     /// Ends the services, after the runners have ended.
     stop: CancellationToken,
     /// Ends storage, after everyone who leans on it.
@@ -81,8 +81,7 @@ impl Suite {
     /// Builds every service, starts it, and returns when all are ready and the port serves.
     pub(super) async fn start(
         parts: Parts<'_>,
-        listener: TcpListener,
-        ops_listener: TcpListener,
+        listeners: Listeners,
         serving: CancellationToken,
     ) -> Result<Self, UpError> {
         let metrics = Registry::new();
@@ -98,13 +97,18 @@ impl Suite {
         };
         let started = suite.readiness.condition("start");
         let access = OpsAccess::Token(super::ops_token(parts.dir)?);
-        suite.serve_ops(ops_listener, metrics.clone(), limits(parts.options), access);
+        let Listeners { port: listener, ops, mesh } = listeners;
+        suite.serve_ops(ops, metrics.clone(), limits(parts.options), access);
         let mount = suite.build(&parts, &metrics).await?;
         mount.bound_actors(parts.options.actor_calls);
         let tls = parts.certificates.server();
         let server = Server::new(mount.clone(), &tls).map_err(build_error("the port"))?;
         mount.metrics().register(&metrics).map_err(build_error("the metrics"))?;
         metrics.register(Box::new(CertificateMetrics::of(&tls))).map_err(build_error("the metrics"))?;
+        let server = match mesh {
+            Some((sidecar, trust)) => server.mesh(sidecar, trust),
+            None => server,
+        };
         let serving = suite.serving.clone();
         suite.tasks.spawn(async move {
             let served =
@@ -140,10 +144,10 @@ impl Suite {
     }
 
     async fn start_runner(&mut self) -> Result<(), UpError> {
-        let Some((settings, kv)) = self.runner_start.clone() else { return Ok(()) };
+        let Some((settings, kv, database)) = self.runner_start.clone() else { return Ok(()) };
         // The one before gives up what is its own by being dropped.
         self.runner = None;
-        let running = runner::start(settings, &kv, SUPERVISOR_DATABASE, &Shutdown::new()).await;
+        let running = runner::start(settings, &kv, database, &Shutdown::new()).await;
         self.runner = Some(running.map_err(build_error("runner"))?);
         Ok(())
     }
@@ -180,7 +184,7 @@ impl Suite {
 
     /// Ends the runners first, so that what they report is still taken up, and the services then. Without
     /// Redis nothing can be reported any more: then all of it is cut after a short while.
-    pub(super) async fn drain(mut self, redis: &mut PrivateRedis, dir: &DataDir) {
+    pub(super) async fn drain(mut self, redis: &mut Store, dir: &DataDir) {
         self.readiness.close("ending");
         self.serving.cancel();
         if let Some(runner) = self.runner.take() {
@@ -279,7 +283,8 @@ impl Suite {
             storage::Deps { kv: Kv::new(parts.redis.endpoint()), trust_domain: TrustDomain::default() };
         let quotas = Quotas::with(&parts.options.limits);
         let (durability, addresses) = (parts.options.durability, addresses(parts.options));
-        let config = storage::Config { durability, addresses, quotas, ..storage::Config::default() };
+        let layout = parts.redis.layout();
+        let config = storage::Config { layout, durability, addresses, quotas, ..storage::Config::default() };
         let app = config.build(deps).await.map_err(build_error("storage"))?;
         let mount = app.mount_public(mount).directory(app.directory());
         let readiness = app.readiness();
@@ -320,7 +325,12 @@ impl Suite {
         network: &MemoryNetwork,
         mount: MountBuilder,
     ) -> Result<MountBuilder, UpError> {
-        let bus: Arc<dyn Bus> = Arc::new(network.node(node_key(parts.dir, GATEWAY_NODE)?));
+        let near = network.node(node_key(parts.dir, GATEWAY_NODE)?);
+        let bus: Arc<dyn Bus> =
+            match parts.options.mycelium.bus(metrics).map_err(build_error("the Mycelium bus"))? {
+                Some(far) => Arc::new(JoinedBus::new(near, far)),
+                None => Arc::new(near),
+            };
         let deps = mycelium_gateway::Deps {
             storage: channel(&places.storage, ServiceName::MyceliumGateway),
             registry: channel(&places.registry, ServiceName::MyceliumGateway),
@@ -427,7 +437,7 @@ impl Suite {
             launcher: parts.options.launcher.clone(),
             ..runner::Settings::new(work_dir)
         };
-        self.runner_start = Some((settings, kv));
+        self.runner_start = Some((settings, kv, parts.redis.supervisor_database()));
         self.start_runner().await?;
         Ok(mount)
     }

@@ -116,10 +116,12 @@ impl Coordinator {
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
         let listener = runtime.block_on(tokio::net::TcpListener::bind(any_port)).expect("a port");
-        let port = listener.local_addr().expect("an address").port();
+        let served = listener.local_addr().expect("an address");
         runtime.spawn(server.serve(listener, std::future::pending()));
         let profile = dir.join("client.toml");
-        Profile::local(port, &actor.ca, &actor.certificate, &actor.key, 1, 1).save(&profile).expect("saved");
+        Profile::local(served, &actor.ca, &actor.certificate, &actor.key, 1, 1)
+            .save(&profile)
+            .expect("saved");
         mount_health.set_serving(true);
         Self { profile, asked, _runtime: runtime }
     }

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use stand_in::{Overlay, StandIn, Traps};
 use testkit::free_port;
 
 use crate::{stderr, stdout};
@@ -95,6 +96,44 @@ fn a_detached_suite_runs_until_it_is_ended() {
     assert_eq!(ended(&place.mycora(&down[..3]), 0), "nothing runs on .mycora\n");
     let log = std::fs::read_to_string(data.join("up.log")).expect("a log");
     assert!(log.contains("ending: nothing new is taken"), "{log}");
+}
+
+#[test]
+fn it_takes_what_single_services_take() {
+    let place = Place::new();
+    let redis = testkit::RedisServer::start();
+    let daemon = StandIn::start(&Overlay::default(), Traps::default());
+    let daemon_url = daemon.url("http");
+    let (_, daemon_port) = daemon_url.rsplit_once(':').expect("a port");
+    let (listen, mesh) = (format!("127.0.0.2:{}", place.port), format!("127.0.0.1:{}", free_port()));
+    let redis_url = redis.url();
+    let mut up = vec!["up", "--data", ".mycora", "--detach", "--output", "json"];
+    up.extend(["--listen", &listen, "--redis-url", &redis_url, "--mycelium-port", daemon_port]);
+    up.extend(["--mesh", "linkerd", "--mesh-listen", &mesh, "--mesh-namespace", "mycora"]);
+    let said: serde_json::Value = serde_json::from_str(&ended(&place.mycora(&up), 0)).expect("JSON");
+    assert_eq!(said["address"], format!("https://{listen}"));
+    assert!(!place.data().join("redis").exists(), "it has no Redis of its own");
+
+    let client = |arguments: &[&str]| {
+        let config = ["--config", ".mycora/client.toml", "--output", "json"];
+        let said = ended(&place.mycora(&[&config, arguments].concat()), 0);
+        serde_json::from_str::<serde_json::Value>(&said).expect("JSON")
+    };
+    // The supervisor of this program is reached beside the daemon, which leads to all others.
+    let ran = client(&["job", "run", "--type", "shell", "--script", "true"]);
+    assert_eq!(ran["flow"]["status"], "FLOW_STATUS_FINISHED", "{ran}");
+    let gateway = client(&["gateway", "show"]);
+    assert!(gateway.to_string().contains(&daemon.identity().key_text()), "{gateway}");
+    let kept = Command::new("redis-cli")
+        .arg("-s")
+        .arg(redis.socket())
+        .args(["-n", "1", "EXISTS", "flow:1"])
+        .output();
+    assert_eq!(stdout(&kept.expect("redis-cli starts")), "1\n");
+    let doctor = client(&["doctor", "--mesh-address", &format!("http://{mesh}")]);
+    let findings = doctor["findings"].as_array().expect("findings");
+    let port = findings.iter().find(|finding| finding["check"] == "mesh port").expect("it is looked at");
+    assert!(port.to_string().contains("answers on this machine"), "{port}");
 }
 
 #[test]

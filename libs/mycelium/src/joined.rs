@@ -1,0 +1,131 @@
+//! Two buses as one: the nodes of this program, and everybody else.
+
+use std::net::Ipv6Addr;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use crate::bus::{Bus, BusError, Destination, INBOX_LEN, Inbox, Incoming, Parcel, PublicKey, Standing};
+use crate::memory::MemoryBus;
+
+/// Reaches nodes of this program in memory, and all others through another bus, whose node it is to them.
+pub struct JoinedBus {
+    near: MemoryBus,
+    far: Arc<dyn Bus>,
+}
+
+impl JoinedBus {
+    /// Joins a node of this program with the bus that leads elsewhere.
+    #[must_use]
+    pub const fn new(near: MemoryBus, far: Arc<dyn Bus>) -> Self {
+        Self { near, far }
+    }
+
+    fn towards(&self, to: Destination) -> &dyn Bus {
+        if self.near.leads_to(to) { &self.near } else { &*self.far }
+    }
+}
+
+#[async_trait]
+impl Bus for JoinedBus {
+    fn key(&self) -> Option<PublicKey> {
+        self.far.key()
+    }
+
+    fn kind(&self) -> &'static str {
+        self.far.kind()
+    }
+
+    fn standing(&self) -> watch::Receiver<Standing> {
+        self.far.standing()
+    }
+
+    fn is_within_one_program(&self, node: PublicKey) -> bool {
+        self.near.leads_to(Destination::Key(node)) && self.near.is_within_one_program(node)
+    }
+
+    fn window(&self) -> usize {
+        self.far.window()
+    }
+
+    async fn key_of(&self, ip: Ipv6Addr) -> Result<PublicKey, BusError> {
+        self.towards(Destination::Ip(ip)).key_of(ip).await
+    }
+
+    async fn send(&self, parcel: Parcel<'_>) -> Result<(), BusError> {
+        self.towards(parcel.to).send(parcel).await
+    }
+
+    async fn ping(&self, to: Destination, topic: &str, deadline: Instant) -> Result<(), BusError> {
+        self.towards(to).ping(to, topic, deadline).await
+    }
+
+    fn listen(&self, topic: &str) -> Result<Inbox, BusError> {
+        let inboxes = [self.near.listen(topic)?, self.far.listen(topic)?];
+        let (sender, receiver) = mpsc::channel(INBOX_LEN);
+        for inbox in inboxes {
+            tokio::spawn(pass_on(inbox, sender.clone()));
+        }
+        Ok(Inbox::new(receiver))
+    }
+}
+
+/// Hands on what comes in, until nobody listens any more.
+async fn pass_on(mut inbox: Inbox, to: mpsc::Sender<Incoming>) {
+    loop {
+        let next = tokio::select! {
+            next = inbox.next() => next,
+            () = to.closed() => return,
+        };
+        let Some(incoming) = next else { return };
+        if to.send(incoming).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::bus::Form;
+    use crate::memory::MemoryNetwork;
+
+    #[tokio::test]
+    async fn each_node_is_reached_through_its_own_bus() {
+        let (program, elsewhere) = (MemoryNetwork::within_one_program(), MemoryNetwork::default());
+        let node = |network: &MemoryNetwork| network.node(PublicKey::random());
+        let (part, stranger) = (node(&program), node(&elsewhere));
+        let (near, far) = (node(&program), node(&elsewhere));
+        let (near_key, far_key) = (near.key(), far.key());
+        let joined = JoinedBus::new(near, Arc::new(far));
+        assert_eq!(Bus::key(&joined), Some(far_key));
+        assert!(joined.is_within_one_program(part.key()));
+        assert!(!joined.is_within_one_program(stranger.key()));
+
+        let mut inbox = joined.listen("t").expect("free");
+        for (other, here) in [(&part, near_key), (&stranger, far_key)] {
+            let parcel = |to| Parcel {
+                to: Destination::Key(to),
+                topic: "t",
+                payload: Bytes::from_static(b"{}"),
+                form: Form::Framed,
+                deadline: None,
+            };
+            let mut there = other.listen("t").expect("free");
+            joined.send(parcel(other.key())).await.expect("sent");
+            assert_eq!(there.next().await.expect("it came").from, here);
+            other.send(parcel(here)).await.expect("sent");
+            assert_eq!(inbox.next().await.expect("it came").from, other.key());
+            assert_eq!(joined.key_of(other.ip()).await, Ok(other.key()));
+        }
+        drop(inbox);
+        // The tasks that passed on let go of both topics.
+        while joined.listen("t").is_err() {
+            tokio::task::yield_now().await;
+        }
+    }
+}
