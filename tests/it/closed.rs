@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 
 use testkit::{Process, free_port};
 
-use crate::suite::{PATIENCE, get_with, program, stderr, stdout};
+use crate::suite::{PATIENCE, end_redis_of, get_with, program, stderr, stdout};
 
 /// The ordinary user of root's tests.
 const ORDINARY: u32 = 65_534;
@@ -80,6 +80,12 @@ impl Home {
             &self.output("022", &["up", "--data", data, "--port", &ports().to_string(), "--no-supervisor"]),
             3,
         )
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        end_redis_of(&self.path("data"));
     }
 }
 

@@ -6,7 +6,7 @@ use std::process::Command;
 use identity::ServiceName;
 use testkit::{free_port, wait_until_blocking};
 
-use crate::suite::{PATIENCE, metric, place_of_scripts, program, stdout};
+use crate::suite::{PATIENCE, metric, place_of_scripts, program, started_at, stdout};
 
 /// Replicas of the scheduler, and of the runner, that a suite may have: as many ports are kept free.
 const REPLICAS_MAX: u16 = 4;
@@ -132,11 +132,7 @@ impl Processes {
         let record = std::fs::read_to_string(self.dir.join("run").join(format!("{service}.pid"))).ok()?;
         let (pid, since) = record.trim().split_once(' ')?;
         // Not a later process with its number, and not one that is dead already.
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let fields: Vec<&str> =
-            stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
-        let lives = fields.first().is_some_and(|state| *state != "Z") && fields.get(19) == Some(&since);
-        lives.then(|| pid.to_owned())
+        (started_at(pid).as_deref() == Some(since)).then(|| pid.to_owned())
     }
 
     /// How many flows of context 1 have ended, however.

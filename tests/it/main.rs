@@ -13,6 +13,7 @@ mod flows;
 mod health;
 mod kept_jobs;
 mod kills;
+mod leftovers;
 mod limits;
 mod local;
 mod logs;

@@ -114,6 +114,35 @@ impl Up {
     }
 }
 
+impl Drop for Up {
+    fn drop(&mut self) {
+        self.process.kill9();
+        end_redis_of(&self.dir);
+    }
+}
+
+/// Ends the Redis of a `mycora up` that was killed: it outlives that one, until the next start in the same directory finds it.
+pub(crate) fn end_redis_of(dir: &Path) {
+    let record = std::fs::read_to_string(dir.join("redis.pid")).unwrap_or_default();
+    let mut words = record.split_whitespace();
+    let (Some(pid), Some(since)) = (words.next(), words.next()) else { return };
+    // Never a later process of the same number.
+    if started_at(pid).as_deref() == Some(since) {
+        let killed = Command::new("kill").args(["-KILL", pid]).status();
+        assert!(killed.is_ok_and(|status| status.success()) || std::thread::panicking(), "{pid} goes on");
+    }
+}
+
+/// When a living process began, in clock ticks since the start of the machine.
+pub(crate) fn started_at(pid: &str) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit(')').next()?.split_ascii_whitespace().collect();
+    fields
+        .first()
+        .is_some_and(|state| *state != "Z")
+        .then(|| fields.get(19).map(|since| (*since).to_owned()))?
+}
+
 /// The command line with a profile.
 pub(crate) fn command(profile: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(program("mycora"));

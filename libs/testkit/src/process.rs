@@ -93,6 +93,12 @@ impl Process {
         status
     }
 
+    /// Whether it has not ended.
+    #[must_use]
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// Sends it a signal.
     ///
     /// # Panics

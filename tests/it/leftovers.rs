@@ -1,0 +1,61 @@
+//! What a run of tests leaves behind: nothing, or it fails.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use testkit::{Process, wait_until_blocking};
+
+use crate::suite::{PATIENCE, Up, processes_in, stdout};
+
+/// The Redis of a `mycora up` outlives it when that is killed. A test that ends there, well or not, leaves none.
+#[test]
+fn a_killed_up_takes_its_redis_along() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let data = dir.path().join("data");
+    let mut up = Up::start(&data, &[]);
+    up.process.kill9();
+    let left = processes_in(&data);
+    assert!(
+        left.iter().any(|process| process.contains("redis-server")),
+        "it was to outlive the kill: {left:?}"
+    );
+    drop(up);
+    let gone = || processes_in(&data).is_empty().then_some(());
+    wait_until_blocking(gone, PATIENCE, "nothing of it runs");
+}
+
+/// What `tests/run` and `.ci/run` close with.
+fn left_running(dir: &Path) -> Output {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("left-running");
+    Command::new(script).arg(dir).arg("0").output().expect("it starts")
+}
+
+#[test]
+fn what_is_left_running_is_named_and_fails_the_run() {
+    let (ours, others) =
+        (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+    let sleeper = |secs: &str| {
+        let mut command = Command::new("sleep");
+        command.arg(secs).env_remove("TMPDIR");
+        command
+    };
+    // One of somebody else, whose directory only begins like ours.
+    let beside =
+        others.path().with_file_name(format!("{}x", ours.path().file_name().expect("a name").display()));
+    let mut other =
+        Process::spawn("another's", sleeper("1001").env("TMPDIR", &beside).current_dir(others.path()));
+    assert_eq!(stdout(&left_running(ours.path()), 0), "");
+
+    let mut by_environment = Process::spawn("one of ours", sleeper("1002").env("TMPDIR", ours.path()));
+    let mut by_directory = Process::spawn("another of ours", sleeper("1003").current_dir(ours.path()));
+    let said = stdout(&left_running(ours.path()), 1);
+    for (process, secs) in [(&by_environment, "1002"), (&by_directory, "1003")] {
+        assert!(said.contains(&format!("{}: sleep {secs}", process.pid())), "{said}");
+    }
+    assert_eq!(said.lines().count(), 3, "{said}");
+    for process in [&mut by_environment, &mut by_directory] {
+        assert!(!process.wait(PATIENCE).success(), "it was ended");
+    }
+    assert_eq!(stdout(&left_running(ours.path()), 0), "");
+    assert!(other.is_running(), "what belongs to others goes on");
+}
