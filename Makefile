@@ -4,7 +4,7 @@
 # Named one by one: what is built together with the tests can be made to die by them.
 programs = -p mycora $(addprefix -p mycora-,bench storage scheduler router runner-registry mycelium-gateway supervisor runner)
 
-.PHONY: help demo test lint deny sbom fuzz bench bench-dead bench-size
+.PHONY: help demo test lint deny sbom fuzz faults bench bench-dead bench-size
 
 help: ## says what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,11 @@ sbom: ## writes a bill of materials for each program into target/sbom; builds ca
 fuzz: ## looks for inputs that break a reader; needs a C++ compiler; 10 minutes for each of them, or MYCORA_FUZZ_SECS
 	@deploy/local/need.sh cargo cc c++ python3
 	@tests/fuzz/run
+
+faults: ## breaks suites 600 times by ten seeds, checks the invariants and measures recovery; an hour, or MYCORA_FAULTS_SEEDS
+	@deploy/local/need.sh cargo cc redis-server
+	@cargo build --release --quiet $(programs) -p mycora-faults
+	@target/release/mycora-faults
 
 bench: ## measures chains, fan-outs, jobs per second and latency; release build
 	@deploy/local/need.sh cargo cc redis-server

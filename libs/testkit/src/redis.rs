@@ -150,6 +150,12 @@ impl RedisServer {
         self.child.as_ref().expect("the server is running").id()
     }
 
+    /// Whether it has not ended, by itself or by [`RedisServer::kill9`].
+    #[must_use]
+    pub fn is_running(&mut self) -> bool {
+        self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+
     /// Kills it without a warning, and leaves it dead.
     pub fn kill9(&mut self) {
         if let Some(mut child) = self.child.take() {

@@ -1,0 +1,93 @@
+//! What has to be true of what watchers were told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Findings;
+use crate::history::{Change, History, Watch};
+
+/// I2, I6 and I8.
+pub(super) fn check(history: &History, found: &mut Findings) {
+    for watch in &history.watches {
+        no_gap_no_duplicate(watch, found);
+        as_it_may_go(watch, found);
+    }
+    told_the_same(history, found);
+}
+
+fn who(watch: &Watch) -> String {
+    format!("{} of flow {}", watch.watcher, watch.flow)
+}
+
+/// I8: over all its streams a watcher is told what one stream would have told.
+fn no_gap_no_duplicate(watch: &Watch, found: &mut Findings) {
+    if let Some(why) = &watch.refused {
+        found.add(8, format!("{}: a position was refused: {why}", who(watch)));
+    }
+    let mut seen = BTreeSet::new();
+    for change in &watch.told {
+        if !seen.insert(&change.position) {
+            found.add(8, format!("{} was told {change:?} twice", who(watch)));
+        }
+    }
+    let shown = shown_already(watch);
+    let happened = &watch.replayed[shown..];
+    // What it was still to be told when everything ended is no gap.
+    let whole = watch.status.is_some();
+    let happened = if whole { happened } else { &happened[..happened.len().min(watch.told.len())] };
+    if watch.told != happened {
+        let differ = watch.told.iter().zip(happened).take_while(|(told, is)| told == is).count();
+        let (told, is) = (watch.told.get(differ), happened.get(differ));
+        let counts = format!("{} changes and {} happened", watch.told.len(), happened.len());
+        found.add(8, format!("{} was told {counts}; number {differ} is {told:?}, not {is:?}", who(watch)));
+    }
+}
+
+/// How many of the changes behind a snapshot the snapshot shows: those before the first that was told, as far as it does.
+fn shown_already(watch: &Watch) -> usize {
+    let shows = |change: &Change| {
+        let mut nodes = watch.snapshot.iter().filter(|(job_id, ..)| *job_id == change.job_id);
+        nodes.any(|(_, state, attempt)| (*attempt, state.rank()) >= (change.attempt, change.state.rank()))
+    };
+    let is_first = |change: &Change| watch.told.first() == Some(change);
+    watch.replayed.iter().take_while(|change| !is_first(change) && shows(change)).count()
+}
+
+/// I8: two watchers of a flow are told the same from where the later one began.
+fn told_the_same(history: &History, found: &mut Findings) {
+    let mut by_flow: BTreeMap<u32, Vec<&Watch>> = BTreeMap::new();
+    for watch in history.watches.iter().filter(|watch| watch.status.is_some()) {
+        by_flow.entry(watch.flow).or_default().push(watch);
+    }
+    for watches in by_flow.values() {
+        for (one, other) in watches.iter().zip(watches.iter().skip(1)) {
+            let (long, short) = if one.told.len() >= other.told.len() { (one, other) } else { (other, one) };
+            if !long.told.ends_with(&short.told) {
+                found.add(8, format!("{} and {} were told different things", who(one), who(other)));
+            }
+        }
+    }
+}
+
+/// I2 and I6: a node goes forward, and has one end. An owner that was taken over would lead it back, or end it again.
+fn as_it_may_go(watch: &Watch, found: &mut Findings) {
+    let mut last: BTreeMap<u32, &Change> = BTreeMap::new();
+    for change in &watch.replayed {
+        if let Some(before) = last.insert(change.job_id, change) {
+            if before.state.is_end() && change.state.is_end() {
+                found.add(2, format!("{}: a second end: {before:?}, {change:?}", who(watch)));
+            } else if !may_follow(before, change) {
+                found.add(6, format!("{}: {change:?} after {before:?}", who(watch)));
+            }
+        }
+    }
+}
+
+/// Whether a node may change so. What changes but its reason stays where it is.
+fn may_follow(before: &Change, after: &Change) -> bool {
+    match after.attempt.cmp(&before.attempt) {
+        std::cmp::Ordering::Less => false,
+        std::cmp::Ordering::Equal => before.state.rank() <= after.state.rank() && !before.state.is_end(),
+        // Whatever was under way is closed with it.
+        std::cmp::Ordering::Greater => !before.state.is_end(),
+    }
+}

@@ -1,0 +1,106 @@
+//! What clients ask of a suite while it is broken, drawn from a seed alone.
+
+use proto::v1::{Backoff, FlowSpec, JobSpec, NodePolicy, NodeSpec, Script, ScriptType, script};
+use testkit::Witness;
+
+use crate::draw::Draw;
+use crate::history::{PlannedFlow, PlannedJob};
+
+/// Tells what is drawn for the load from what is drawn for the schedule.
+const PURPOSE: u64 = 2;
+/// A job that does what it should outlives everything but the death of its instance.
+const RETRIES: u32 = 100;
+/// Tries of a job that fails by itself.
+const FAILING_RETRIES: u32 = 1;
+/// One flow in so many begins with a job that fails: all others end with it, in one commit.
+const FAILING_EACH: u64 = 6;
+
+/// The flow of this number: its name, and what is in it.
+#[must_use]
+pub fn flow(seed: u64, number: u64) -> (String, PlannedFlow) {
+    let mut draw = Draw::new(seed, PURPOSE + (number << 8));
+    let name = format!("f{number}");
+    let count = usize::try_from(draw.between(1, 6)).unwrap_or(1);
+    let fails = draw.below(FAILING_EACH) == 0;
+    let mut jobs: Vec<PlannedJob> = Vec::new();
+    for place in 0..count {
+        let depends: Vec<usize> = match draw.below(3) {
+            _ if fails && place > 0 => vec![0],
+            // A chain, a fan-out, or by itself.
+            0 => place.checked_sub(1).into_iter().collect(),
+            1 if place > 0 => vec![0],
+            _ => Vec::new(),
+        };
+        let fails = fails && place == 0;
+        jobs.push(PlannedJob {
+            name: format!("{name}-{place}"),
+            token: format!("{:08x}", draw.below(1 << 31)),
+            depends,
+            retries: if fails { FAILING_RETRIES } else { RETRIES },
+            fails,
+        });
+    }
+    (name, PlannedFlow { jobs })
+}
+
+/// One job that does what it should: whether the suite works.
+#[must_use]
+pub fn probe(seed: u64, number: u64) -> (String, PlannedFlow) {
+    let mut draw = Draw::new(seed, PURPOSE + (number << 8) + 1);
+    let name = format!("probe{number}");
+    let job = PlannedJob {
+        name: format!("{name}-0"),
+        token: format!("{:08x}", draw.below(1 << 31)),
+        depends: Vec::new(),
+        retries: RETRIES,
+        fails: false,
+    };
+    (name, PlannedFlow { jobs: vec![job] })
+}
+
+/// The same as a client submits it. Scripts take as long as their token says, and tell the witness.
+#[must_use]
+pub fn spec(name: &str, flow: &PlannedFlow, witness: &Witness) -> FlowSpec {
+    let node = |job: &PlannedJob| {
+        let millis = job.token.bytes().map(u64::from).sum::<u64>() % 300;
+        let said = format!("{}/{}", job.name, job.token);
+        let mut text = witness.shell(&said, &format!("sleep 0.{millis:03}"));
+        if job.fails {
+            text.push_str("exit 1\n");
+        }
+        let script = Some(Script { source: Some(script::Source::Text(text)) });
+        let backoff = Backoff { initial_secs: 0.1, multiplier: 1.0, max_secs: 1.0 };
+        NodeSpec {
+            name: job.name.clone(),
+            depends: job.depends.iter().map(|place| flow.jobs[*place].name.clone()).collect(),
+            policy: Some(NodePolicy {
+                retries: job.retries,
+                backoff: Some(backoff),
+                ..NodePolicy::default()
+            }),
+            job: Some(JobSpec { script_type: ScriptType::Shell.into(), script, ..JobSpec::default() }),
+            ..NodeSpec::default()
+        }
+    };
+    FlowSpec { name: name.to_owned(), nodes: flow.jobs.iter().map(node).collect(), ..FlowSpec::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_replays_and_what_fails_comes_first() {
+        for number in 0..200 {
+            let (_, planned) = flow(5, number);
+            assert_eq!(flow(5, number).1, planned);
+            for (place, job) in planned.jobs.iter().enumerate() {
+                assert!(job.depends.iter().all(|before| *before < place));
+                assert!(!job.fails || place == 0);
+            }
+        }
+        let failing = (0..200).filter(|number| flow(5, *number).1.jobs.iter().any(|job| job.fails)).count();
+        assert!((5..60).contains(&failing), "{failing} of 200 fail");
+        assert_ne!(flow(5, 1).1, flow(6, 1).1);
+    }
+}

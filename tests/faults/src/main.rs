@@ -1,0 +1,95 @@
+//! `make faults`: breaks suites by chance that can be repeated, and says whether they kept their promises.
+//!
+//! - `MYCORA_FAULTS_SEEDS`: which, such as `3`, `1-10` or `1,5,9`; default 1-10
+//! - `MYCORA_FAULTS_COUNT`: faults of each seed; default 30
+//! - `MYCORA_FAULTS_FORMS`: `up`, `processes`, or both with a comma between them; default both
+//! - `MYCORA_FAULTS_KEEP`: a directory for histories and logs of runs that broke a promise; default target/faults
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use faults::report;
+use faults::run::{Outcome, Plan, run};
+use faults::suite::Form;
+
+/// After so long whatever does not work hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn main() -> ExitCode {
+    let plans = match plans() {
+        Ok(plans) => plans,
+        Err(why) => {
+            eprintln!("{why}");
+            return ExitCode::from(2);
+        }
+    };
+    let keep =
+        std::env::var_os("MYCORA_FAULTS_KEEP").map_or_else(|| PathBuf::from("target/faults"), PathBuf::from);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("there is no runtime: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut outcomes = Vec::new();
+    for plan in plans {
+        let outcome = runtime.block_on(run(plan));
+        println!("{}", report::line(&outcome));
+        if !outcome.violations.is_empty() {
+            print!("{}", report::violations(&outcome));
+            match kept(&outcome, &keep) {
+                Ok(dir) => println!("its history and logs are in {}", dir.display()),
+                Err(error) => eprintln!("its history cannot be kept: {error}"),
+            }
+        }
+        outcomes.push(outcome);
+    }
+    println!("\n{}\n{}", report::recoveries(&outcomes), report::breaks(&outcomes));
+    let (faults, broken) = outcomes.iter().fold((0, 0), |(faults, broken), outcome| {
+        (faults + outcome.recoveries.len(), broken + outcome.violations.len())
+    });
+    println!("{faults} faults, {broken} violations");
+    if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// What the environment asks for.
+fn plans() -> Result<Vec<Plan>, String> {
+    let setting = |name: &str, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
+    let faults = setting("MYCORA_FAULTS_COUNT", "30");
+    let faults = faults.parse().map_err(|_| format!("MYCORA_FAULTS_COUNT is a number, not `{faults}`"))?;
+    let mut plans = Vec::new();
+    for form in setting("MYCORA_FAULTS_FORMS", "up,processes").split(',') {
+        let form = [Form::AllInOne, Form::Processes].into_iter().find(|known| known.as_str() == form.trim());
+        let form = form.ok_or("MYCORA_FAULTS_FORMS is `up`, `processes` or `up,processes`")?;
+        for seed in seeds(&setting("MYCORA_FAULTS_SEEDS", "1-10"))? {
+            plans.push(Plan { seed, form, faults, patience: PATIENCE });
+        }
+    }
+    Ok(plans)
+}
+
+/// `3`, `1-10`, or several with commas.
+fn seeds(text: &str) -> Result<Vec<u64>, String> {
+    let bad = || format!("MYCORA_FAULTS_SEEDS is such as `3`, `1-10` or `1,5,9`, not `{text}`");
+    let mut seeds = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number = |text: &str| text.trim().parse::<u64>().map_err(|_| bad());
+        seeds.extend(number(first)?..=number(last)?);
+    }
+    if seeds.is_empty() { Err(bad()) } else { Ok(seeds) }
+}
+
+/// Writes what a run that broke a promise saw, and what the processes said.
+fn kept(outcome: &Outcome, keep: &Path) -> std::io::Result<PathBuf> {
+    let dir = keep.join(format!("{}-{}", outcome.plan.form.as_str(), outcome.plan.seed));
+    std::fs::create_dir_all(&dir)?;
+    std::fs::write(dir.join("history.txt"), format!("{:#?}", outcome.history))?;
+    std::fs::write(dir.join("faults.txt"), format!("{:#?}", outcome.recoveries))?;
+    for (name, output) in &outcome.outputs {
+        std::fs::write(dir.join(format!("{name}.log")), output)?;
+    }
+    Ok(dir)
+}

@@ -1,0 +1,251 @@
+//! One run: a suite, a load, and faults one after the other, all of one seed; then a look at what became of it.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use testkit::{Mark, Witness};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::check::{Violation, check};
+use crate::client::{Clients, pause};
+use crate::history::{Answer, History, Line, PlannedFlow, Ran};
+use crate::load;
+use crate::schedule::{Fault, schedule};
+use crate::suite::{Form, Suite, Who};
+
+/// Clients that submit one flow after the other.
+const WORKERS: u64 = 3;
+/// How often somebody looks whether a process has ended by itself.
+const LOOK_AFTER: Duration = Duration::from_millis(100);
+/// How the witness is told of a death: `start` with this name.
+const KILLED: &str = "killed";
+
+/// What a run is to do.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// Load and faults come from it.
+    pub seed: u64,
+    /// What is broken.
+    pub form: Form,
+    /// How many faults there are.
+    pub faults: usize,
+    /// How long anything may take to come back: longer is a hang. A generous bound, not a goal.
+    pub patience: Duration,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What was to be done.
+    pub plan: Plan,
+    /// Promises that were broken.
+    pub violations: Vec<Violation>,
+    /// How long it took after each fault until a new flow was submitted, run and seen to its end.
+    pub recoveries: Vec<(Fault, Duration)>,
+    /// What was seen.
+    pub history: History,
+    /// What ended by itself and had to be started again, beside what the faults killed.
+    pub fallen: Vec<String>,
+    /// What the processes wrote.
+    pub outputs: Vec<(String, String)>,
+}
+
+impl Outcome {
+    /// What broke streams and calls, and how often.
+    #[must_use]
+    pub fn breaks(&self) -> BTreeMap<String, usize> {
+        let calls = self.history.submissions.iter().filter_map(|submission| match &submission.answer {
+            Answer::Unknown(why) | Answer::Refused(why) => Some(format!("submit: {why}")),
+            Answer::Taken(_) => None,
+        });
+        let streams = self.history.watches.iter().flat_map(|watch| &watch.breaks);
+        let mut counts = BTreeMap::new();
+        for why in calls.chain(streams.map(|why| format!("watch: {why}"))) {
+            *counts.entry(why).or_default() += 1;
+        }
+        counts
+    }
+}
+
+/// Runs a plan. Needs a runtime of several threads.
+///
+/// # Panics
+/// When the suite does not start, or cannot be broken as the plan says.
+pub async fn run(plan: Plan) -> Outcome {
+    let mut run = Run::start(plan).await;
+    let enough = CancellationToken::new();
+    let next = Arc::new(AtomicU64::new(0));
+    let mut tasks = JoinSet::new();
+    for _ in 0..WORKERS {
+        let (clients, next, enough) = (run.clients.clone(), Arc::clone(&next), enough.clone());
+        tasks.spawn(async move { work(&clients, plan.seed, &next, &enough).await });
+    }
+    let (intruder, until) = (run.clients.clone(), enough.clone());
+    tasks.spawn(async move { intruder.intrude(&until).await });
+
+    let faults = schedule(plan.seed, &run.suite.targets(), plan.faults);
+    run.probe().await;
+    for fault in faults {
+        if !run.survive(fault).await {
+            break;
+        }
+    }
+    enough.cancel();
+    run.finish(tasks).await
+}
+
+/// A client's day: one flow after the other.
+async fn work(clients: &Clients, seed: u64, next: &AtomicU64, enough: &CancellationToken) {
+    while !enough.is_cancelled() {
+        let number = next.fetch_add(1, Ordering::Relaxed);
+        let (name, flow) = load::flow(seed, number);
+        clients.see_through(number, name, flow).await;
+    }
+}
+
+/// A run under way.
+struct Run {
+    plan: Plan,
+    suite: Suite,
+    witness: Witness,
+    clients: Clients,
+    probes: u64,
+    recoveries: Vec<(Fault, Duration)>,
+    violations: Vec<Violation>,
+    fallen: Vec<String>,
+}
+
+impl Run {
+    async fn start(plan: Plan) -> Self {
+        let suite = Suite::start(plan.form).await;
+        let witness = suite.witness();
+        let (admin, stranger) = (suite.profiles(Who::Admin), suite.profiles(Who::Stranger));
+        let clients = Clients::new(plan.seed, &admin, &stranger, witness.clone(), suite.slots());
+        Self {
+            plan,
+            suite,
+            witness,
+            clients,
+            probes: 0,
+            recoveries: Vec::new(),
+            violations: Vec::new(),
+            fallen: Vec::new(),
+        }
+    }
+
+    /// Breaks something, mends it, and waits until the suite works again; says whether it does.
+    async fn survive(&mut self, fault: Fault) -> bool {
+        pause(fault.before).await;
+        let ends_scripts = self.suite.ends_scripts(&fault);
+        if ends_scripts {
+            self.tell_of_death();
+        }
+        tokio::task::block_in_place(|| self.suite.begin(&fault));
+        pause(fault.lasts).await;
+        tokio::task::block_in_place(|| self.suite.lift(&fault));
+        if ends_scripts {
+            self.tell_of_death();
+        }
+        let lifted = Instant::now();
+        let patience = self.plan.patience;
+        let works = tokio::time::timeout(patience, self.recover()).await.is_ok();
+        if works {
+            self.recoveries.push((fault, lifted.elapsed()));
+        } else {
+            let what = format!("nothing works {patience:?} after {fault:?}");
+            self.violations.push(Violation { invariant: 1, what });
+        }
+        works
+    }
+
+    /// Returns when a new flow was seen to its end. What falls meanwhile is started again.
+    async fn recover(&mut self) {
+        let clients = self.clients.clone();
+        let (number, name, flow) = self.next_probe();
+        let probe = clients.see_through(number, name, flow);
+        tokio::pin!(probe);
+        loop {
+            tokio::select! {
+                _ = &mut probe => return,
+                () = pause(LOOK_AFTER) => self.revive(),
+            }
+        }
+    }
+
+    async fn probe(&mut self) {
+        let (number, name, flow) = self.next_probe();
+        self.clients.see_through(number, name, flow).await;
+    }
+
+    fn next_probe(&mut self) -> (u64, String, PlannedFlow) {
+        self.probes += 1;
+        let (name, flow) = load::probe(self.plan.seed, self.probes);
+        (self.probes, name, flow)
+    }
+
+    fn revive(&mut self) {
+        let fallen = tokio::task::block_in_place(|| self.suite.revive());
+        self.fallen.extend(fallen);
+    }
+
+    fn tell_of_death(&self) {
+        let file = std::fs::OpenOptions::new().append(true).create(true).open(self.witness.path());
+        let told = file.and_then(|mut file| file.write_all(format!("start {KILLED} 0\n").as_bytes()));
+        told.expect("the witness can be written");
+    }
+
+    /// Waits for the load's end, looks at everything, and judges.
+    async fn finish(mut self, mut tasks: JoinSet<()>) -> Outcome {
+        let patience = self.plan.patience;
+        self.revive();
+        let ended =
+            tokio::time::timeout(patience, async { while tasks.join_next().await.is_some() {} }).await;
+        if ended.is_err() {
+            // Whatever has not ended by now hangs: the checker names it.
+            self.clients.give_up();
+            while tasks.join_next().await.is_some() {}
+        }
+        self.clients.look().await;
+        let settled = async {
+            while self.suite.messages_left() > 0 {
+                pause(LOOK_AFTER).await;
+            }
+        };
+        let _ = tokio::time::timeout(patience, settled).await;
+        let mut history = self.clients.history().clone();
+        history.messages_left = self.suite.messages_left();
+        history.witness = lines(&self.witness);
+        let mut violations = self.violations;
+        violations.extend(check(&history));
+        let outputs = self.suite.outputs();
+        Outcome {
+            plan: self.plan,
+            violations,
+            recoveries: self.recoveries,
+            history,
+            fallen: self.fallen,
+            outputs,
+        }
+    }
+}
+
+/// What scripts wrote, as history.
+fn lines(witness: &Witness) -> Vec<Line> {
+    let line = |(mark, job, attempt): (Mark, String, String)| {
+        if job == KILLED {
+            return Line::Killed;
+        }
+        let (job, token) = job.split_once('/').unwrap_or((&job, ""));
+        let attempt = attempt.parse().unwrap_or_default();
+        let ran = Ran { job: job.to_owned(), token: token.to_owned(), attempt };
+        match mark {
+            Mark::Start => Line::Start(ran),
+            Mark::End => Line::End(ran),
+        }
+    };
+    witness.lines().into_iter().map(line).collect()
+}
