@@ -234,6 +234,7 @@ pub(crate) fn find_programs(name: &str) -> impl Iterator<Item = PathBuf> {
     candidates.into_iter().map(move |dir| dir.join(name)).filter(|path| is_executable(path))
 }
 
-fn is_executable(path: &Path) -> bool {
+/// Returns whether this process may execute a file.
+pub(crate) fn is_executable(path: &Path) -> bool {
     path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }

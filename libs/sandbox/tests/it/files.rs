@@ -92,6 +92,15 @@ async fn what_every_script_needs_is_there() {
     let script = "import json, ssl, subprocess, tempfile; print(subprocess.run(['id'], capture_output=True).returncode)";
     let outcome = place.run("/usr/bin/python3", &["-I", "-c", script], place.confined()).await;
     assert_eq!((outcome.code, outcome.output.as_str()), (Some(0), "0\n"));
+    // pip and others end when they cannot open one that there is.
+    let entries = std::fs::read_dir("/etc").unwrap().flatten();
+    let names = entries.map(|entry| entry.file_name().into_string().unwrap());
+    let says_what_runs_here =
+        |name: &String| name.ends_with("-release") || name.ends_with("_version") || name == "os-release";
+    for name in names.filter(says_what_runs_here) {
+        let outcome = place.shell(&format!("cat /etc/{name} > /dev/null"), place.confined()).await;
+        assert_eq!(outcome.code, Some(0), "{name}: {outcome:?}");
+    }
     for hidden in ["/etc/shadow", "/etc/ssh", "/root", "/home", "/var", "/proc/1/environ", "/run", "/tmp"] {
         let outcome = place.shell(&format!("cat {hidden} || ls {hidden}/"), place.confined()).await;
         assert!(outcome.code != Some(0), "{hidden}: {outcome:?}");

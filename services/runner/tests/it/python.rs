@@ -482,3 +482,74 @@ async fn nothing_is_left_when_the_runner_ends() {
     let gone = || async { interpreters(&work).is_empty().then_some(()) };
     wait_until(gone, PATIENCE, "the interpreters have ended").await;
 }
+
+/// Whether an interpreter that scripts of any user reach has pip.
+fn has_pip() -> bool {
+    let asked = std::process::Command::new("/usr/bin/python3").args(["-m", "pip", "--version"]).output();
+    asked.is_ok_and(|output| output.status.success())
+}
+
+/// Its modules come behind those beside the script, and before those of the interpreter.
+#[tokio::test]
+async fn modules_come_from_where_pythonpath_says() {
+    for warm in [true, false] {
+        let mut bench = bench(warm).await;
+        let mut execution = python(
+            "import json, mine, os, sys\nprint(json.HERE, mine.HERE)\n\
+             print([os.path.relpath(place) for place in sys.path[1:4]], 'other' in sys.modules)\n\
+             import subprocess\nsubprocess.run([sys.executable, '-c', 'import mine; print(mine.HERE)'], check=True)",
+        );
+        execution.env_vars.insert("PYTHONPATH".into(), "lib:more:/nowhere".into());
+        for (name, text) in [
+            ("lib/json/__init__.py", "HERE = 'lib'"),
+            ("lib/mine.py", "HERE = 'lib'"),
+            ("mine.py", "HERE = 'beside the script'"),
+            ("more/json.py", "HERE = 'more'"),
+        ] {
+            execution = with_file(execution, name, text);
+        }
+        let outcome = succeed(&mut bench, execution).await;
+        let expected = "lib beside the script\n['.', 'lib', 'more'] False\nbeside the script\n";
+        assert_eq!(outcome.log, expected, "warm: {warm}");
+        let outcome = succeed(&mut bench, python("import json\nprint(hasattr(json, 'HERE'))")).await;
+        assert_eq!(outcome.log, "False\n", "the next job is not concerned");
+    }
+}
+
+#[tokio::test]
+async fn pip_installs_into_the_directory_of_a_job() {
+    if !has_pip() {
+        println!("left out: /usr/bin/python3 has no pip");
+        return;
+    }
+    let mut bench = bench(true).await;
+    let mut execution = python(
+        r#"
+import importlib, subprocess, sys, zipfile
+with zipfile.ZipFile("greeting-1.0-py3-none-any.whl", "w") as wheel:
+    wheel.writestr("greeting.py", "TEXT = 'installed'")
+    about = "greeting-1.0.dist-info/"
+    wheel.writestr(about + "METADATA", "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
+    wheel.writestr(about + "WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    names = ["greeting.py", about + "METADATA", about + "WHEEL", about + "RECORD"]
+    wheel.writestr(about + "RECORD", "".join(name + ",,\n" for name in names))
+install = [sys.executable, "-m", "pip", "install", "--no-index", "--find-links", ".", "--target", "lib", "greeting"]
+subprocess.run(install, check=True)
+importlib.invalidate_caches()
+import greeting
+print(greeting.TEXT)
+"#,
+    );
+    execution.network = true;
+    execution.env_vars.insert("PYTHONPATH".into(), "lib".into());
+    let key = bench.accept_with(execution, model::Grants { network: true, ..Default::default() }).await;
+    let outcome = bench.end_of(key).await;
+    assert_eq!(outcome.end.outcome, Kind::Succeeded, "{outcome:?}");
+    assert!(
+        outcome.log.ends_with(
+            "installed
+"
+        ),
+        "{outcome:?}"
+    );
+}

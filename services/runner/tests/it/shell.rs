@@ -47,3 +47,31 @@ async fn a_signal_is_told() {
     assert_eq!(outcome.end.exit_code, None);
     assert!(outcome.reason().contains("signal 9"), "{}", outcome.reason());
 }
+
+#[tokio::test]
+async fn a_first_line_chooses_the_interpreter() {
+    let mut bench = Bench::new().await;
+    let bash = "list=(a b)\necho \"${list[1]} ${BASH_VERSION:+bash} $-\"";
+    for (line, ends) in [("#!/bin/bash", "B"), ("#! /bin/bash -eu", "euB"), ("#!/usr/bin/env bash", "B")] {
+        let outcome = bench.run(shell(&format!("{line}\n{bash}"))).await;
+        assert_eq!(outcome.end.outcome, Kind::Succeeded, "{line}: {outcome:?}");
+        assert!(
+            outcome.log.starts_with("b bash ") && outcome.log.trim().ends_with('B'),
+            "{line}: {outcome:?}"
+        );
+        let has_flags = |flags: &str| flags.chars().all(|flag| outcome.log.contains(flag));
+        assert!(has_flags(ends), "{line}: {outcome:?}");
+    }
+    let outcome = bench.run(shell("echo \"${BASH_VERSION:-sh}\"")).await;
+    let is_sh = std::fs::canonicalize("/bin/sh").expect("a shell") != std::path::Path::new("/usr/bin/bash");
+    assert!(!is_sh || outcome.log == "sh\n", "{outcome:?}");
+    for (line, part) in [
+        ("#!/opt/nothing/here", "names `/opt/nothing/here`, which is no program of the machine"),
+        ("#!bash", "write `#!/usr/bin/env bash`"),
+        ("#!/etc/passwd", "names `/etc/passwd`, which is no program"),
+    ] {
+        let outcome = bench.run(shell(&format!("{line}\necho ran"))).await;
+        assert_eq!((outcome.end.outcome, outcome.log.as_str()), (Kind::Failed, ""), "{outcome:?}");
+        assert!(outcome.reason().contains(part), "{}", outcome.reason());
+    }
+}

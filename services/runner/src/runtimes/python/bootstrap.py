@@ -8,10 +8,18 @@ import sys
 LIBRARY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
 
 
+def places():
+    """Directories that modules of the job come from: its own, then those of its `PYTHONPATH`."""
+    # The interpreter is isolated, so that it does not read the variable itself.
+    named = os.environ.get("PYTHONPATH")
+    others = named.split(os.pathsep) if named else []
+    return [os.getcwd(), *map(os.path.abspath, others)]
+
+
 def run(script):
     """Runs the script at this path and gives what to exit with, as the interpreter itself would."""
-    # Ours first, then the job's own directory, as for any script that is started by its path.
-    sys.path[:0] = [LIBRARY, os.getcwd()]
+    # Ours first, then the job's, as for any script that is started by its path.
+    sys.path[:0] = [LIBRARY, *places()]
     sys.argv = [script]
     main_module = type(sys)("__main__")
     main_module.__file__ = script

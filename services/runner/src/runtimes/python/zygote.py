@@ -349,7 +349,7 @@ def become_script(job, request, out, err, ruleset, init):
     if SYSCALL(SYS_CLOSE_RANGE, 3, 0xFFFFFFFF, 0) < 0:
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     gc.enable()
-    unhide(told["dir"])
+    unhide(bootstrap.places())
     known = len(sys.modules)
     finish(bootstrap.run(told["script"]), known)
 
@@ -373,14 +373,20 @@ def environment(variables):
         time.tzset()
 
 
-def unhide(directory):
+def unhide(directories):
     """Forgets what the job has modules of its own for: those come first where nothing is imported yet."""
-    for entry in os.scandir(directory):
-        name, dot, suffix = entry.name.partition(".")
-        if name in sys.modules and name not in STARTED and name != "mycora":
-            if suffix == "py" or not dot and os.path.exists(os.path.join(entry.path, "__init__.py")):
-                for module in [known for known in sys.modules if known.partition(".")[0] == name]:
-                    del sys.modules[module]
+    for directory in directories:
+        try:
+            entries = list(os.scandir(directory))
+        except OSError:
+            # Not made yet, or out of reach.
+            continue
+        for entry in entries:
+            name, dot, suffix = entry.name.partition(".")
+            if name in sys.modules and name not in STARTED and name != "mycora":
+                if suffix == "py" or not dot and os.path.exists(os.path.join(entry.path, "__init__.py")):
+                    for module in [known for known in sys.modules if known.partition(".")[0] == name]:
+                        del sys.modules[module]
 
 
 def finish(code, known):
