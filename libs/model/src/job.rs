@@ -126,13 +126,29 @@ pub fn check_outputs(outputs: &[String], at: &str, violations: &mut Violations) 
     check_count(outputs.len(), &format!("{at}.outputs"), violations);
     let mut known = HashSet::new();
     for (i, name) in outputs.iter().enumerate() {
-        if let Err(error) = check_relative_path(name) {
+        if let Some(why) = not_one_file(name) {
+            violations.add(format!("{at}.outputs[{i}]"), why);
+        } else if let Err(error) = check_relative_path(name) {
             violations.add(format!("{at}.outputs[{i}]"), error);
         }
         if !known.insert(name) {
             violations.add(format!("{at}.outputs[{i}]"), format!("`{name}` is named twice"));
         }
     }
+}
+
+/// Says why an output names more than one file. Which files a job receives is fixed before it runs, and may be signed, so
+/// neither patterns nor directories can stand for names that nobody knows yet.
+fn not_one_file(name: &str) -> Option<String> {
+    let (what, stem) = if name.contains(['*', '?']) {
+        ("a pattern", "outputs")
+    } else {
+        ("a directory", name.strip_suffix('/').filter(|dir| !dir.is_empty())?)
+    };
+    Some(format!(
+        "`{name}` is {what}, and each output is one file: name its files, or let the script pack them \
+         (`tar cf {stem}.tar {name}`) and name `{stem}.tar`"
+    ))
 }
 
 /// Notes a signature that is too long to look at.
@@ -264,6 +280,28 @@ mod tests {
         ] {
             assert!(check_relative_path(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn an_output_is_one_file() {
+        for (name, said) in [
+            (
+                "*.csv",
+                "`*.csv` is a pattern, and each output is one file: name its files, or let the script pack them \
+                       (`tar cf outputs.tar *.csv`) and name `outputs.tar`",
+            ),
+            ("part-?.csv", "is a pattern"),
+            ("out/", "(`tar cf out.tar out/`) and name `out.tar`"),
+            ("/", "is relative"),
+        ] {
+            let mut violations = Violations::new();
+            check_outputs(&[name.to_owned()], "job", &mut violations);
+            let described: Vec<_> = violations.as_slice().iter().map(|v| v.description.as_str()).collect();
+            assert!(matches!(described[..], [one] if one.contains(said)), "{name}: {described:?}");
+        }
+        let mut violations = Violations::new();
+        check_outputs(&["a[1].csv".to_owned(), "{a}".to_owned()], "job", &mut violations);
+        assert!(violations.is_empty(), "{violations:?}");
     }
 
     #[test]

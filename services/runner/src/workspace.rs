@@ -225,12 +225,9 @@ impl Workspace {
         let mut collected = std::collections::BTreeMap::new();
         let mut total = 0;
         for name in outputs {
-            let bytes = self.read_inside(name, FILE_BYTES_MAX).map_err(|error| {
-                runtime_error(&match error.kind() {
-                    io::ErrorKind::NotFound => format!("it did not make output `{name}`"),
-                    _ => format!("output `{name}` cannot be taken: {error}"),
-                })
-            })?;
+            let bytes = self
+                .read_inside(name, FILE_BYTES_MAX)
+                .map_err(|error| runtime_error(&self.cannot_be_taken(name, &error)))?;
             total += bytes.len();
             if total > JOB_FILES_BYTES_MAX {
                 return Err(runtime_error(&format!(
@@ -243,6 +240,29 @@ impl Workspace {
             collected.insert(name.clone(), blob);
         }
         Ok(collected)
+    }
+
+    /// Says why an output cannot be taken, and what can be named instead.
+    fn cannot_be_taken(&self, name: &str, error: &io::Error) -> String {
+        let is_dir = || {
+            let flags = OFlags::PATH | OFlags::DIRECTORY;
+            open_inside(&self.dir, name, flags, Mode::empty()).is_ok()
+        };
+        match error.kind() {
+            io::ErrorKind::NotFound => {
+                let pattern = if name.contains(['*', '?', '[', '{']) {
+                    ", and names of outputs are no patterns"
+                } else {
+                    ""
+                };
+                format!("it did not make output `{name}`{pattern}")
+            }
+            _ if is_dir() => format!(
+                "output `{name}` is a directory, and each output is one file: name its files, or pack them \
+                 (`tar cf {name}.tar {name}`) and name `{name}.tar`"
+            ),
+            _ => format!("output `{name}` cannot be taken: {error}"),
+        }
     }
 
     fn keep(&self, blob: &BlobRef, bytes: &[u8]) -> io::Result<()> {

@@ -304,6 +304,11 @@ fn what_is_wrong_with_a_job_has_line_and_column() {
         ("files: {../x: book.txt}", "6:13: jobs.a.files.../x: a file's path is relative"),
         ("files: [book.txt]", "6:12: `files` has to be a mapping from names to paths"),
         ("outputs: [o, o]", "6:18: jobs.a.outputs: `o` is named twice"),
+        (
+            "outputs: [a, '*.csv']",
+            "6:18: jobs.a.outputs: `*.csv` is a pattern, and each output is one file: name its files, or let",
+        ),
+        ("outputs: [out/]", "6:15: jobs.a.outputs: `out/` is a directory, and each output is one file"),
         ("outputs: [/o]", "6:15: jobs.a.outputs: a file's path is relative"),
         ("target: {instance: 1}", "6:24: jobs.a.target.instance: an instance is a number within a group"),
         ("target: {group: 'a b'}", "6:21: jobs.a.target.group: a name is made of"),

@@ -75,3 +75,21 @@ async fn a_first_line_chooses_the_interpreter() {
         assert!(outcome.reason().contains(part), "{}", outcome.reason());
     }
 }
+
+#[tokio::test]
+async fn an_output_that_is_no_file_is_told_with_what_to_name_instead() {
+    let mut bench = Bench::new().await;
+    for (output, part) in [
+        (
+            "out",
+            "output `out` is a directory, and each output is one file: name its files, or pack them (`tar cf out.tar out`)",
+        ),
+        ("out/{a,b}", "it did not make output `out/{a,b}`, and names of outputs are no patterns"),
+        ("nothing", "it did not make output `nothing`"),
+    ] {
+        let mut execution = shell("mkdir out && echo x > out/a && echo x > out/b");
+        execution.outputs.push(output.to_owned());
+        let outcome = bench.run(execution).await;
+        assert!(outcome.reason().contains(part), "{}", outcome.reason());
+    }
+}
