@@ -26,6 +26,8 @@ for k = 7, #KEYS do
       end
       redis.call('HSET', key, 'status', status, 'error', problem, 'transport_status', transport, 'updated_at', ARGV[3],
         'revision', revision, 'logs', logged(message[4], line))
+      -- What it carried stands in the jobs themselves, and nobody sends it again.
+      if kept == 'nodes' then redis.call('HSET', key, 'nodes', '[]') end
       if flow ~= '0' then redis.call('HSET', key, 'flow_id', flow) end
       if is_raw then
         redis.call('HSETNX', key, 'created_at', ARGV[3])

@@ -53,12 +53,14 @@ async fn acknowledged_first(stage: Stage<impl Redis>) {
     let sent = stage.apply(&mut flow, send).await;
     let before = message(&stage, 1).await;
     assert_eq!((&*before["open"], &before["revision"]), ("3", &sent.to_string()));
+    assert_eq!(before["nodes"], "[{},{},{}]");
 
     let taken = router.take(1).await;
     router.settle(&taken, "").await;
     let settled = has_status(&stage, 1, "acknowledged").await;
     assert_eq!((&*settled["transport_status"], &*settled["error"]), ("read", ""));
     assert!(settled["logs"].contains("acknowledged"), "{}", settled["logs"]);
+    assert_eq!(settled["nodes"], "[]", "no copy is kept of what has arrived");
     let step = ended(&flow, &[(0, 1), (1, 1)]);
     stage.apply(&mut flow, step).await;
     let between = message(&stage, 1).await;
