@@ -10,6 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use prost::Message as _;
+use prost_types::FileDescriptorSet;
 
 const PACKAGES: [&str; 2] = ["mycora/v1", "mycora/internal/v1"];
 
@@ -51,12 +52,25 @@ fn generate(proto_root: &Path, out: &Path) {
         .unwrap()
         .file_descriptor_set();
     tonic_prost_build::configure().bytes(".").btree_map(".").out_dir(out).compile_fds(set.clone()).unwrap();
-    // Reflection answers from this set; comments would double its size for nobody's use.
-    let mut bare = set;
-    for file in &mut bare.file {
-        file.source_code_info = None;
+    fs::write(out.join("descriptors.binpb"), commented(set).encode_to_vec()).unwrap();
+}
+
+/// The set that reflection answers from: with the comments of our files, which say what a field means to whoever only
+/// has a port, and without where else things stand in the files, which is most of what a compiler notes.
+fn commented(mut set: FileDescriptorSet) -> FileDescriptorSet {
+    for file in &mut set.file {
+        if !file.package().starts_with("mycora.") {
+            file.source_code_info = None;
+        }
+        if let Some(info) = &mut file.source_code_info {
+            info.location.retain(|location| {
+                location.leading_comments.is_some()
+                    || location.trailing_comments.is_some()
+                    || !location.leading_detached_comments.is_empty()
+            });
+        }
     }
-    fs::write(out.join("descriptors.binpb"), bare.encode_to_vec()).unwrap();
+    set
 }
 
 fn read_all(dir: &Path) -> BTreeMap<String, Vec<u8>> {

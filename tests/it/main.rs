@@ -2,6 +2,7 @@
 
 mod cancels;
 mod closed;
+mod contracts;
 mod coordinators;
 mod crashes;
 mod demo;

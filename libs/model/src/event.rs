@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::flow::FlowStatus;
 use crate::id::{ActorId, Attempt, FlowId, Generation, JobId, RunnerId};
 use crate::message::MessageStatus;
+use crate::name::Name;
 use crate::node::{NodeState, Reason};
 use crate::time::Timestamp;
 
@@ -81,6 +82,9 @@ pub struct NodeEvent {
     pub flow_id: FlowId,
     /// Which node.
     pub job_id: JobId,
+    /// Its name within the flow; absent in events from before it was noted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<Name>,
     /// Where it stands now.
     pub state: NodeState,
     /// The attempt that is current now.

@@ -35,6 +35,7 @@ pub mod internal {
 
 pub mod convert;
 pub mod pages;
+pub mod required;
 
-/// The encoded `FileDescriptorSet` of both packages and their imports, without comments.
+/// The encoded `FileDescriptorSet` of both packages, with their comments, and of their imports.
 pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.binpb");

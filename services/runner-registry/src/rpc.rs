@@ -11,7 +11,7 @@ use proto::internal::v1::change_runner_request::Change;
 use proto::internal::v1::registry_view_service_server::{RegistryViewService, RegistryViewServiceServer};
 use proto::v1;
 use proto::v1::runner_service_server::{RunnerService, RunnerServiceServer};
-use proto::{convert, pages};
+use proto::{convert, pages, required};
 use rpc::{
     Allow, Caller, Directory, Error, MethodPolicy, MountBuilder, PolicyTable, passed_on, while_member,
 };
@@ -176,7 +176,9 @@ impl RunnerService for Rpc {
         request: Request<v1::WatchRunnersRequest>,
     ) -> Result<Response<Self::WatchRunnersStream>, Status> {
         let actor = Caller::actor_of(&request)?;
-        let v1::WatchRunnersRequest { context_id, resume_position } = request.into_inner();
+        let request = request.into_inner();
+        required::check(&request).map_err(Error::from)?;
+        let v1::WatchRunnersRequest { context_id, resume_position } = request;
         let watched = Watched { context: ContextId(context_id), actor };
         let (hub, store, stop) = (self.hub.clone(), self.store.clone(), self.stop.clone());
         let answers = watching::begin(hub, store, watched, resume_position, stop).await?;
@@ -189,7 +191,9 @@ impl RunnerService for Rpc {
         request: Request<v1::GetRunnerRequest>,
     ) -> Result<Response<v1::GetRunnerResponse>, Status> {
         let actor = Caller::actor_of(&request)?;
-        let v1::GetRunnerRequest { context_id, runner_id } = request.into_inner();
+        let request = request.into_inner();
+        required::check(&request).map_err(Error::from)?;
+        let v1::GetRunnerRequest { context_id, runner_id } = request;
         let ask = internal::ReadRunnerRequest { context_id, runner_id, on_behalf_of: actor.0 };
         let answer = self.store.clone().read_runner(ask).await.map_err(passed_on)?.into_inner();
         let record = answer.runner.ok_or_else(|| Error::internal("storage answered without the runner"))?;
@@ -201,7 +205,9 @@ impl RunnerService for Rpc {
         request: Request<v1::ListRunnersRequest>,
     ) -> Result<Response<v1::ListRunnersResponse>, Status> {
         let actor = Caller::actor_of(&request)?;
-        let v1::ListRunnersRequest { context_id, page_size, page_token } = request.into_inner();
+        let request = request.into_inner();
+        required::check(&request).map_err(Error::from)?;
+        let v1::ListRunnersRequest { context_id, page_size, page_token } = request;
         let mut ask =
             internal::ReadRunnersRequest { context_id, on_behalf_of: actor.0, page_size, page_token };
         // What is known of supervisors comes on top of the records, so that fewer of them may make a page.

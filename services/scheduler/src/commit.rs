@@ -79,6 +79,7 @@ fn events(engine: &Engine, node: &FlowNode, change: &Change, now: Timestamp) -> 
         json(&model::Event::Node(NodeEvent {
             flow_id: engine.flow().id,
             job_id: node.job_id,
+            name: Some(node.name.clone()),
             state,
             attempt,
             reason,

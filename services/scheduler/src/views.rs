@@ -7,6 +7,7 @@
 pub mod drawing;
 pub mod explain;
 pub mod logs;
+pub(crate) mod names;
 pub mod patience;
 pub mod position;
 pub mod reader;

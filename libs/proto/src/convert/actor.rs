@@ -4,7 +4,7 @@ use model::actor::is_key;
 use model::{ActorId, Address, ContextId, Revision, Violations, limits};
 use prost::Message as _;
 
-use crate::{convert::time, v1};
+use crate::{convert::time, required, v1};
 
 /// To the wire.
 #[must_use]
@@ -92,8 +92,8 @@ pub struct ActorChange {
 /// # Errors
 /// Everything that is wrong with it.
 pub fn from_update(request: v1::UpdateActorRequest) -> Result<ActorChange, Violations> {
+    let mut violations = required::missing(&request);
     let v1::UpdateActorRequest { request_id: _, id, expected_revision, address, home_context } = request;
-    let mut violations = Violations::new();
     let address = addresses(&address, &mut violations);
     violations.into_result(Some(ActorChange {
         id: ActorId(id),
@@ -123,6 +123,7 @@ pub struct KeyRotation {
 /// # Errors
 /// Everything that is wrong with it.
 pub fn from_rotate(request: v1::RotateActorKeyRequest) -> Result<KeyRotation, Violations> {
+    let mut violations = required::missing(&request);
     let v1::RotateActorKeyRequest {
         request_id: _,
         id,
@@ -133,7 +134,6 @@ pub fn from_rotate(request: v1::RotateActorKeyRequest) -> Result<KeyRotation, Vi
         // For whoever knows keys.
         key_proof: _,
     } = request;
-    let mut violations = Violations::new();
     if !is_key(&pubkey) {
         violations.add("pubkey", "an Ed25519 public key is written as 64 lower-case hex digits");
     }

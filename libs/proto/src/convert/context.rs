@@ -6,6 +6,7 @@ use model::context::ContextSettings;
 use model::{ActorId, ContextId, Revision, Violations, limits};
 
 use crate::convert::{enums, time};
+use crate::required::Required as _;
 use crate::v1;
 
 /// To the wire.
@@ -76,6 +77,7 @@ pub struct ContextChange {
 
 /// Parses a change, and notes everything that is wrong with it.
 pub fn from_update(request: v1::UpdateContextRequest, violations: &mut Violations) -> ContextChange {
+    request.note_missing(violations);
     let v1::UpdateContextRequest {
         request_id: _,
         context_id,

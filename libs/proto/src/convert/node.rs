@@ -23,9 +23,9 @@ impl Home {
     }
 }
 
-/// To the wire, with the key of its attempt when it was ever dispatched.
+/// To the wire, with the key of its attempt when it was ever dispatched, and the names of the nodes before it.
 #[must_use]
-pub fn to_wire(node: &FlowNode, home: Home) -> v1::FlowNode {
+pub fn to_wire(node: &FlowNode, home: Home, depends_names: Vec<String>) -> v1::FlowNode {
     let was_dispatched = node.attempt.0 > 1 || node.dispatch_time.is_some();
     let job_key = was_dispatched.then(|| home.job_key(node.job_id, node.attempt).to_string());
     let FlowNode {
@@ -68,6 +68,7 @@ pub fn to_wire(node: &FlowNode, home: Home) -> v1::FlowNode {
         job_id: job_id.0,
         name: name.to_string(),
         depends: depends.iter().map(|id| id.0).collect(),
+        depends_names,
         run_if: enums::run_if_to_wire(*run_if).into(),
         allow_failure: *allow_failure,
         target: Some(target_to_wire(target)),
@@ -105,7 +106,7 @@ pub fn to_wire(node: &FlowNode, home: Home) -> v1::FlowNode {
 /// A change to the wire.
 #[must_use]
 pub fn change_to_wire(event: &NodeEvent) -> v1::NodeChange {
-    let NodeEvent { flow_id: _, job_id, state, attempt, reason, exit_code, instance, time: at } = event;
+    let NodeEvent { flow_id: _, job_id, name, state, attempt, reason, exit_code, instance, time: at } = event;
     v1::NodeChange {
         job_id: job_id.0,
         state: enums::node_state_to_wire(*state).into(),
@@ -114,6 +115,7 @@ pub fn change_to_wire(event: &NodeEvent) -> v1::NodeChange {
         exit_code: *exit_code,
         instance: instance.clone().unwrap_or_default(),
         time: Some(time::to_wire(*at)),
+        name: name.as_ref().map(ToString::to_string).unwrap_or_default(),
     }
 }
 
@@ -189,7 +191,7 @@ mod tests {
     #[test]
     fn an_attempt_is_named_from_the_first_dispatch_on() {
         let (context, flow) = (ContextUid(Uid::from_bits(10)), FlowUid(Uid::from_bits(11)));
-        let key = |node: &FlowNode| to_wire(node, Home { context, flow }).job_key;
+        let key = |node: &FlowNode| to_wire(node, Home { context, flow }, Vec::new()).job_key;
         let mut node = node();
         assert_eq!(key(&node), "");
         node.dispatch_time = Some(Timestamp::from_millis(1));

@@ -11,7 +11,7 @@ use model::{
 use prost::Message as _;
 
 use crate::convert::{enums, flow::BadRecord, time};
-use crate::v1;
+use crate::{required, v1};
 
 /// To the wire.
 #[must_use]
@@ -219,6 +219,7 @@ pub struct RunnerUpdate {
 /// # Errors
 /// Everything that is wrong with it.
 pub fn from_update(request: v1::UpdateRunnerRequest) -> Result<RunnerUpdate, Violations> {
+    let missing = required::missing(&request);
     let v1::UpdateRunnerRequest {
         request_id,
         context_id,
@@ -234,7 +235,7 @@ pub fn from_update(request: v1::UpdateRunnerRequest) -> Result<RunnerUpdate, Vio
         envelope,
         secret_ref,
     } = request;
-    let values = from_register(v1::RegisterRunnerRequest {
+    let values = v1::RegisterRunnerRequest {
         request_id,
         context_id,
         runner_id,
@@ -247,7 +248,8 @@ pub fn from_update(request: v1::UpdateRunnerRequest) -> Result<RunnerUpdate, Vio
         signing_key,
         envelope,
         secret_ref,
-    })?;
+    };
+    let values = values_from_wire(values, missing)?;
     Ok(RunnerUpdate { id: RunnerId(runner_id), expected_revision: expected(expected_revision), values })
 }
 
@@ -262,6 +264,14 @@ pub fn expected(revision: u64) -> Option<Revision> {
 /// # Errors
 /// Everything that is wrong with it.
 pub fn from_register(request: v1::RegisterRunnerRequest) -> Result<NewRunner, Violations> {
+    let missing = required::missing(&request);
+    values_from_wire(request, missing)
+}
+
+fn values_from_wire(
+    request: v1::RegisterRunnerRequest,
+    mut violations: Violations,
+) -> Result<NewRunner, Violations> {
     let v1::RegisterRunnerRequest {
         request_id,
         context_id: _,
@@ -276,7 +286,6 @@ pub fn from_register(request: v1::RegisterRunnerRequest) -> Result<NewRunner, Vi
         envelope,
         secret_ref,
     } = request;
-    let mut violations = Violations::new();
     // Whoever remembers requests takes the id out first, and has parsed it.
     let _ = RequestId::parse(&request_id, &mut violations);
     let address = violations.take("address", Address::given(&address));
@@ -369,6 +378,7 @@ mod tests {
         };
         v1::RegisterRunnerRequest {
             request_id: "r".repeat(64),
+            context_id: 1,
             runner_id: u32::MAX,
             address: format!("grpc://{}:65535", "h".repeat(limits::HOST_BYTES_MAX)),
             topic: "t".repeat(limits::RUNNER_TOPIC_BYTES_MAX),
@@ -417,7 +427,7 @@ mod tests {
         };
         let found = from_update(request).expect_err("nothing is right");
         let fields: Vec<_> = found.as_slice().iter().map(|violation| violation.field.as_str()).collect();
-        assert_eq!(fields, ["request_id", "address", "labels[k]"]);
+        assert_eq!(fields, ["context_id", "request_id", "address", "labels[k]"]);
     }
 
     #[test]

@@ -460,6 +460,10 @@ pub struct FlowNode {
     /// fifth one the node is FAILED.
     #[prost(uint32, tag = "34")]
     pub losses: u32,
+    /// The names of the nodes before it, in the order of `depends`. An answer names 10,000 of them; empty for a node that
+    /// has more, or comes after others that had as many.
+    #[prost(string, repeated, tag = "35")]
+    pub depends_names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Asks to create and start a flow.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -610,6 +614,9 @@ pub struct NodeChange {
     /// When it changed.
     #[prost(message, optional, tag = "7")]
     pub time: ::core::option::Option<::prost_types::Timestamp>,
+    /// The node's name within the flow. Empty in changes from before servers told it.
+    #[prost(string, tag = "8")]
+    pub name: ::prost::alloc::string::String,
 }
 /// A part of the snapshot, a change, or a sign of life.
 #[derive(Clone, PartialEq, ::prost::Message)]

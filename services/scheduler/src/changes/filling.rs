@@ -8,6 +8,7 @@ use flow::plan::Plan;
 use model::{ActorId, FlowNode, JobId, Name, NodeSpec, Timestamp, Violations, limits};
 use proto::convert;
 use proto::internal::v1::{self as internal, FlowPurpose};
+use proto::required;
 use proto::v1::{AddFlowNodesRequest, CreateFlowRequest, Flow, FlowStatus, StartFlowRequest};
 use tonic::Status;
 
@@ -28,9 +29,9 @@ impl Submitter {
     /// INVALID_ARGUMENT with everything that is wrong, else what storage answers.
     pub async fn create(mut self, actor: ActorId, request: CreateFlowRequest) -> Result<Flow, Status> {
         let request_hash = hash_of(&CreateFlowRequest { request_id: String::new(), ..request.clone() });
+        let mut violations = required::missing(&request);
         let CreateFlowRequest { request_id, context_id, flow_id, caller_id, flow, node_count } = request;
         let flow = flow.unwrap_or_default();
-        let mut violations = Violations::new();
         let asked = Repeatable::parse(&request_id, request_hash, &mut violations);
         convert::flow_spec::header_from_wire(flow.clone(), "flow", &mut violations);
         if !flow.nodes.is_empty() {
@@ -68,9 +69,13 @@ impl Submitter {
     pub async fn fill(mut self, actor: ActorId, request: AddFlowNodesRequest) -> Result<JobId, Status> {
         let mut body = AddFlowNodesRequest { request_id: String::new(), ..request.clone() };
         unsign(&mut body.nodes);
+        let mut violations = required::missing(&request);
+        let is_named = violations.is_empty();
         let AddFlowNodesRequest { context_id, flow_id, first_index, mut nodes, request_id } = request;
-        let mut violations = Violations::new();
         let asked = Repeatable::parse(&request_id, hash_of(&body), &mut violations);
+        if !is_named {
+            return Err(rpc::Error::invalid(violations).into());
+        }
         if let Some(answered) = asked.find(&mut self.store, actor, context_id).await? {
             return Ok(JobId(answered.first_job_id));
         }
@@ -104,10 +109,14 @@ impl Submitter {
     /// INVALID_ARGUMENT with everything that is wrong, FAILED_PRECONDITION when nodes are missing or the
     /// flow has ended, else what storage answers.
     pub async fn start_filled(mut self, actor: ActorId, request: StartFlowRequest) -> Result<Flow, Status> {
+        let mut violations = required::missing(&request);
+        let is_named = violations.is_empty();
         let StartFlowRequest { context_id, flow_id, request_id } = request;
         let body = StartFlowRequest { context_id, flow_id, request_id: String::new() };
-        let mut violations = Violations::new();
         let asked = Repeatable::parse(&request_id, hash_of(&body), &mut violations);
+        if !is_named {
+            return Err(rpc::Error::invalid(violations).into());
+        }
         if let Some(answered) = asked.find(&mut self.store, actor, context_id).await? {
             return repeat::flow_of(&mut self.store, actor, context_id, &answered).await;
         }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use model::{Event, FlowEvent, FlowStatus, Violation, Violations, limits};
 use proto::convert;
+use proto::required;
 use proto::v1::{FlowSpec, RunJobRequest, RunJobResponse, SubmitFlowRequest};
 use tonic::Status;
 
@@ -14,8 +15,8 @@ const NAME_DEFAULT: &str = "job";
 
 /// The submission that a job stands for, and everything about the call that is wrong; the job itself is checked as a flow.
 pub(crate) fn submission(request: RunJobRequest) -> (SubmitFlowRequest, Violations) {
+    let mut violations = required::missing(&request);
     let RunJobRequest { request_id, context_id, caller_id, node, wait_secs } = request;
-    let mut violations = Violations::new();
     let mut node = node.unwrap_or_default();
     if !node.depends.is_empty() {
         violations.add("node.depends", "one job depends on nothing; submit a flow");
@@ -62,7 +63,8 @@ pub async fn outcome(mut reader: FlowReader, wait: Duration) -> Result<RunJobRes
     }
     let flow = reader.flow().await?;
     let Page { nodes, home, .. } = reader.all_nodes().await?;
-    let node = nodes.first().map(|node| convert::node::to_wire(node, home));
+    // It depends on nothing.
+    let node = nodes.first().map(|node| convert::node::to_wire(node, home, Vec::new()));
     Ok(RunJobResponse { flow: Some(flow), node })
 }
 
@@ -101,6 +103,6 @@ mod tests {
         violations.add("flow.nodes[0].job.script", "a job needs a script");
         let violations = as_of_job(&violations);
         let fields: Vec<_> = violations.as_slice().iter().map(|v| v.field.as_str()).collect();
-        assert_eq!(fields, ["node.depends", "wait_secs", "node.job.script"]);
+        assert_eq!(fields, ["context_id", "node.depends", "wait_secs", "node.job.script"]);
     }
 }

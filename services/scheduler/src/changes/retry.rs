@@ -8,6 +8,7 @@ use model::flow::EnvVars;
 use model::{ActorId, FlowNode, Rerun, Timestamp, Violations};
 use proto::convert;
 use proto::internal::v1::{self as internal, FlowPurpose};
+use proto::required;
 use proto::v1::{RetryFlowRequest, RetryFlowResponse, RetryScope};
 use tonic::Status;
 
@@ -35,10 +36,14 @@ pub async fn retry(
     request: RetryFlowRequest,
 ) -> Result<RetryFlowResponse, Status> {
     let body = RetryFlowRequest { request_id: String::new(), ..request.clone() };
+    let mut violations = required::missing(&request);
     let RetryFlowRequest { request_id, context_id, flow_id, dry_run, expected_revision, .. } = request;
-    let mut violations = Violations::new();
     let unsigned = RetryFlowRequest { signatures: BTreeMap::new(), ..body.clone() };
+    let is_named = violations.is_empty();
     let asked = Repeatable::parse(&request_id, hash_of(&unsigned), &mut violations);
+    if !is_named {
+        return Err(rpc::Error::invalid(violations).into());
+    }
     FlowReader::new(store.clone(), actor, context_id, flow_id).record_for(FlowPurpose::Retry).await?;
     let load = internal::LoadFlowRequest { context_id, flow_id, on_behalf_of: actor.0 };
     let flow = loader::collect(store.load_flow(load).await?.into_inner()).await?;

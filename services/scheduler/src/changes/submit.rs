@@ -9,6 +9,7 @@ use model::{
 };
 use proto::convert;
 use proto::internal::v1 as internal;
+use proto::required;
 use proto::v1::{Flow, FlowStatus, NodeSpec, RunJobRequest, SubmitFlowRequest};
 use tonic::{Code, Status};
 
@@ -95,13 +96,17 @@ impl Submitter {
     ) -> Result<Flow, Status> {
         let request_hash =
             hash_of(&unsigned(SubmitFlowRequest { request_id: String::new(), ..request.clone() }));
+        let is_job = of_job.is_some();
+        let mut violations = of_job.unwrap_or_else(|| required::missing(&request));
         let SubmitFlowRequest { request_id, context_id, flow_id, caller_id, flow } = request;
-        let (is_job, mut violations) = (of_job.is_some(), of_job.unwrap_or_default());
         let asked = Repeatable::parse(&request_id, request_hash, &mut violations);
         let mut wire = flow.unwrap_or_default();
         let header = proto::v1::FlowSpec { nodes: Vec::new(), ..wire.clone() };
         let caller = if caller_id == 0 { actor } else { ActorId(caller_id) };
         let place = (actor, context_id, caller);
+        if context_id == 0 {
+            return Err(without_context(wire, violations, is_job).into());
+        }
         // What has its flow needs none of the jobs that it names: they may be gone by now.
         if created::any(&wire.nodes)
             && let Some(flow) = self.made_before(actor, context_id, &asked).await?
@@ -332,6 +337,16 @@ impl Submitter {
         self.driver.send(Event::Touched(active)).await;
         Ok(())
     }
+}
+
+/// Everything that the request itself shows to be wrong when it names no context: nothing can be looked up there.
+fn without_context(flow: proto::v1::FlowSpec, mut violations: Violations, is_job: bool) -> rpc::Error {
+    // What jobs say that were created before is not known.
+    if !created::any(&flow.nodes) {
+        let parsed = convert::flow_spec::from_wire(flow, "flow");
+        violations.absorb(flow::check_request(parsed, "flow"));
+    }
+    rpc::Error::invalid(if is_job { job::as_of_job(&violations) } else { violations })
 }
 
 /// A submission without its signatures: signed anew it is the same.

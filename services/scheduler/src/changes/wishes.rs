@@ -9,6 +9,7 @@ use model::{
 };
 use proto::convert::{self, enums};
 use proto::internal::v1::{self as internal, FlowPurpose};
+use proto::required;
 use proto::v1::{CancelFlowRequest, CancelNodeRequest, Flow, SignalFlowRequest, UpdateNodeStatusRequest};
 use tonic::Status;
 
@@ -27,8 +28,8 @@ pub async fn signal(
     request: SignalFlowRequest,
 ) -> Result<bool, Status> {
     let request_hash = hash_of(&SignalFlowRequest { request_id: String::new(), ..request.clone() });
+    let mut violations = required::missing(&request);
     let SignalFlowRequest { request_id, context_id, flow_id, name, payload } = request;
-    let mut violations = Violations::new();
     let asked = Repeatable::parse(&request_id, request_hash, &mut violations);
     let name = violations.take("name", name.parse());
     if payload.len() > SIGNAL_PAYLOAD_BYTES_MAX {
@@ -52,8 +53,8 @@ pub async fn cancel_flow(
     request: CancelFlowRequest,
 ) -> Result<Flow, Status> {
     let request_hash = hash_of(&CancelFlowRequest { request_id: String::new(), ..request.clone() });
+    let mut violations = required::missing(&request);
     let CancelFlowRequest { request_id, context_id, flow_id, grace_secs } = request;
-    let mut violations = Violations::new();
     let asked = Repeatable::parse(&request_id, request_hash, &mut violations);
     violations.into_result(Some(())).map_err(rpc::Error::invalid)?;
     let input = FlowInput::Cancel { grace_secs: grace_secs.unwrap_or(STOP_GRACE_SECS) };
@@ -73,8 +74,8 @@ pub async fn cancel_node(
     request: CancelNodeRequest,
 ) -> Result<(), Status> {
     let request_hash = hash_of(&CancelNodeRequest { request_id: String::new(), ..request.clone() });
+    let mut violations = required::missing(&request);
     let CancelNodeRequest { request_id, context_id, flow_id, node } = request;
-    let mut violations = Violations::new();
     let asked = Repeatable::parse(&request_id, request_hash, &mut violations);
     violations.into_result(Some(())).map_err(rpc::Error::invalid)?;
     let mut reader = FlowReader::new(store, actor, context_id, flow_id);
@@ -100,7 +101,7 @@ pub async fn update_node(
 ) -> Result<(), Status> {
     let request_hash = hash_of(&UpdateNodeStatusRequest { request_id: String::new(), ..request.clone() });
     let (context_id, flow_id) = (request.context_id, request.flow_id);
-    let mut violations = Violations::new();
+    let mut violations = required::missing(&request);
     let asked = Repeatable::parse(&request.request_id, request_hash, &mut violations);
     let kind = report_kind(&request, Timestamp::now(), violations)?;
     let mut reader = FlowReader::new(store, actor, context_id, flow_id);

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::{ActorId, Attempt, ContextId, FlowNode, Role, Timestamp, Violations, limits};
-use proto::convert;
 use proto::internal::v1 as internal;
 use proto::v1::flow_service_server::FlowService;
 use proto::v1::{
@@ -17,6 +16,7 @@ use proto::v1::{
     SubmitFlowRequest, SubmitFlowResponse, UpdateNodeStatusRequest, UpdateNodeStatusResponse,
     WatchFlowRequest, WatchFlowResponse,
 };
+use proto::{convert, required};
 use rpc::{Caller, Directory, answer_while_member, while_member};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -34,6 +34,7 @@ use crate::metrics::Metrics;
 use crate::views::drawing;
 use crate::views::explain::Explainer;
 use crate::views::logs::{self, LogStream, Wanted};
+use crate::views::names::Names;
 use crate::views::reader::{self, FlowReader};
 use crate::views::watch::{self, Watch};
 
@@ -115,17 +116,13 @@ fn actor_of<T>(request: &Request<T>) -> Result<ActorId, Status> {
     Caller::of(request)?.actor().ok_or_else(|| Status::permission_denied("only actors may call this"))
 }
 
-fn page_size(asked: u32) -> Result<u32, Status> {
-    match asked {
-        0 => Ok(limits::PAGE_SIZE_DEFAULT),
-        1..=limits::PAGE_SIZE_MAX => Ok(asked),
-        _ => {
-            let mut violations = model::Violations::new();
-            violations
-                .add("page_size", format!("at most {} are allowed, not {asked}", limits::PAGE_SIZE_MAX));
-            Err(rpc::Error::invalid(violations).into())
-        }
+/// The size of a page, unless something is wrong with it or with the rest of the request.
+fn page_size(asked: u32, mut violations: Violations) -> Result<u32, Status> {
+    if asked > limits::PAGE_SIZE_MAX {
+        violations.add("page_size", format!("at most {} are allowed, not {asked}", limits::PAGE_SIZE_MAX));
     }
+    let size = if asked == 0 { limits::PAGE_SIZE_DEFAULT } else { asked };
+    Ok(violations.into_result(Some(size)).map_err(rpc::Error::invalid)?)
 }
 
 #[tonic::async_trait]
@@ -188,7 +185,9 @@ impl FlowService for FlowRpc {
 
     async fn get_flow(&self, request: Request<GetFlowRequest>) -> Result<Response<GetFlowResponse>, Status> {
         let actor = actor_of(&request)?;
-        let GetFlowRequest { context_id, flow_id } = request.into_inner();
+        let body = request.into_inner();
+        required::check(&body).map_err(rpc::Error::from)?;
+        let GetFlowRequest { context_id, flow_id } = body;
         let flow = self.reader(actor, context_id, flow_id).flow().await?;
         Ok(Response::new(GetFlowResponse { flow: Some(flow) }))
     }
@@ -198,17 +197,18 @@ impl FlowService for FlowRpc {
         request: Request<ListFlowsRequest>,
     ) -> Result<Response<ListFlowsResponse>, Status> {
         let on_behalf_of = actor_of(&request)?.0;
+        let body = request.into_inner();
+        let page_size = page_size(body.page_size, required::missing(&body))?;
         let ListFlowsRequest {
             context_id,
             status,
-            page_size: asked,
+            page_size: _,
             page_token,
             caller_id,
             name_prefix,
             created_from,
             created_before,
-        } = request.into_inner();
-        let page_size = page_size(asked)?;
+        } = body;
         let millis = |time: Option<_>| time.map_or(0, |time| convert::time::from_wire(time).as_millis());
         let read = internal::ReadFlowsRequest {
             context_id,
@@ -231,9 +231,9 @@ impl FlowService for FlowRpc {
         request: Request<ListFlowNodesRequest>,
     ) -> Result<Response<ListFlowNodesResponse>, Status> {
         let on_behalf_of = actor_of(&request)?.0;
-        let ListFlowNodesRequest { context_id, flow_id, page_size: asked, page_token, states } =
-            request.into_inner();
-        let page_size = page_size(asked)?;
+        let body = request.into_inner();
+        let page_size = page_size(body.page_size, required::missing(&body))?;
+        let ListFlowNodesRequest { context_id, flow_id, page_size: _, page_token, states } = body;
         let read = internal::ReadNodesRequest {
             context_id,
             flow_id,
@@ -245,11 +245,10 @@ impl FlowService for FlowRpc {
         };
         let page = self.store().read_nodes(read).await?.into_inner();
         let home = reader::home(&page)?;
-        let node = |json: &prost::bytes::Bytes| {
-            let node: FlowNode = serde_json::from_slice(json).map_err(bad_store)?;
-            Ok(convert::node::to_wire(&node, home))
-        };
-        let nodes = page.nodes.iter().map(node).collect::<Result<_, Status>>()?;
+        let nodes = page.nodes.iter().map(|json| serde_json::from_slice(json));
+        let nodes: Vec<FlowNode> = nodes.collect::<Result<_, _>>().map_err(bad_store)?;
+        let mut reader = self.reader(ActorId(on_behalf_of), context_id, flow_id);
+        let nodes = Names::default().tell(&mut reader, &nodes, home).await?;
         Ok(Response::new(ListFlowNodesResponse { nodes, next_page_token: page.next_page_token }))
     }
 
@@ -258,7 +257,9 @@ impl FlowService for FlowRpc {
         request: Request<WatchFlowRequest>,
     ) -> Result<Response<Self::WatchFlowStream>, Status> {
         let actor = actor_of(&request)?;
-        let WatchFlowRequest { context_id, flow_id, resume_position } = request.into_inner();
+        let body = request.into_inner();
+        required::check(&body).map_err(rpc::Error::from)?;
+        let WatchFlowRequest { context_id, flow_id, resume_position } = body;
         let (answers, stream) = mpsc::channel(watch::CHANNEL);
         let slow = self.metrics.slow_watchers.clone();
         let watch = Watch::new(self.reader(actor, context_id, flow_id), answers.clone(), slow);
@@ -315,7 +316,9 @@ impl FlowService for FlowRpc {
         request: Request<ExplainNodeRequest>,
     ) -> Result<Response<ExplainNodeResponse>, Status> {
         let actor = actor_of(&request)?;
-        let ExplainNodeRequest { context_id, flow_id, node } = request.into_inner();
+        let body = request.into_inner();
+        required::check(&body).map_err(rpc::Error::from)?;
+        let ExplainNodeRequest { context_id, flow_id, node } = body;
         let reader = self.reader(actor, context_id, flow_id);
         Ok(Response::new(self.explainer.explain(reader, &node, Timestamp::now()).await?))
     }
@@ -325,8 +328,9 @@ impl FlowService for FlowRpc {
         request: Request<GetFlowGraphRequest>,
     ) -> Result<Response<GetFlowGraphResponse>, Status> {
         let actor = actor_of(&request)?;
-        let GetFlowGraphRequest { context_id, flow_id, format } = request.into_inner();
-        let mut violations = Violations::new();
+        let body = request.into_inner();
+        let mut violations = required::missing(&body);
+        let GetFlowGraphRequest { context_id, flow_id, format } = body;
         let format = violations.take("format", GraphFormat::try_from(format).map_err(|_| "unknown format"));
         let format = violations.into_result(format).map_err(rpc::Error::invalid)?;
         let mut reader = self.reader(actor, context_id, flow_id);
@@ -343,6 +347,7 @@ impl FlowService for FlowRpc {
     ) -> Result<Response<DeleteFlowResponse>, Status> {
         let on_behalf_of = actor_of(&request)?.0;
         let mut body = request.into_inner();
+        required::check(&body).map_err(rpc::Error::from)?;
         let request_id = std::mem::take(&mut body.request_id);
         let request_hash = hash_of(&body);
         let DeleteFlowRequest { context_id, flow_id, request_id: _, expected_revision } = body;
@@ -363,9 +368,9 @@ impl FlowService for FlowRpc {
         request: Request<StreamFlowLogsRequest>,
     ) -> Result<Response<Self::StreamFlowLogsStream>, Status> {
         let actor = actor_of(&request)?;
-        let StreamFlowLogsRequest { context_id, flow_id, node, follow, attempt, offset, tail } =
-            request.into_inner();
-        let mut violations = Violations::new();
+        let body = request.into_inner();
+        let mut violations = required::missing(&body);
+        let StreamFlowLogsRequest { context_id, flow_id, node, follow, attempt, offset, tail } = body;
         if attempt != 0 && node.is_empty() {
             violations.add("attempt", "an attempt is one of a node: name the node as well");
         }

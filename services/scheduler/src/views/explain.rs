@@ -16,6 +16,7 @@ use tonic::Status;
 use crate::clients::FlowStoreClient;
 use crate::error::bad_store;
 use crate::runners::SharedRunners;
+use crate::views::names::Names;
 use crate::views::reader::FlowReader;
 
 /// Dependencies that one sentence names.
@@ -141,7 +142,9 @@ impl Facts {
             Some(why) => format!("`{name}` is {state}: {why}"),
             None => format!("`{name}` is {state}"),
         };
-        let node = Some(convert::node::to_wire(&self.node, home));
+        let mut names = Names::default();
+        names.see(&self.before);
+        let node = names.to_wire(std::slice::from_ref(&self.node), home).pop();
         ExplainNodeResponse { node, summary, findings }
     }
 

@@ -16,6 +16,7 @@ use rpc::Pulse;
 use tokio::sync::mpsc;
 use tonic::Status;
 
+use crate::views::names::Names;
 use crate::views::position::revision_of;
 use crate::views::reader::{FlowReader, is_end};
 
@@ -127,11 +128,11 @@ impl Watch {
     async fn snapshot(&mut self, flow: Flow, position: &str) -> Result<(), Ended> {
         self.flow_shown = Revision(flow.revision);
         self.send(Answer::Flow(flow), String::new()).await?;
-        let mut last = None;
+        let (mut last, mut names) = (None, Names::default());
         while let Some(page) = self.reader.nodes(last.as_ref()).await? {
             self.shown.extend(page.nodes.last().map(|node| (node.job_id, page.revision)));
-            for node in &page.nodes {
-                self.send(Answer::Node(convert::node::to_wire(node, page.home)), String::new()).await?;
+            for node in names.tell(&mut self.reader, &page.nodes, page.home).await? {
+                self.send(Answer::Node(node), String::new()).await?;
             }
             last = Some(page);
         }

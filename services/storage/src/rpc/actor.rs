@@ -6,8 +6,8 @@ use identity::{SpiffeId, TrustDomain, VerifyingKey, key_proof};
 use model::actor::is_key;
 use model::{ActorId, ContextId, Revision, Timestamp, Violations};
 use proto::convert;
-use proto::v1;
 use proto::v1::actor_service_server::ActorService;
+use proto::{required, v1};
 use tonic::{Request, Response, Status};
 
 use super::status::checked;
@@ -80,7 +80,9 @@ impl ActorService for Rpc {
         request: Request<v1::GetActorRequest>,
     ) -> Result<Response<v1::GetActorResponse>, Status> {
         let caller = Caller::of(&request)?;
-        let id = ActorId(request.into_inner().id);
+        let body = request.into_inner();
+        required::check(&body).map_err(Error::from)?;
+        let id = ActorId(body.id);
         let store = self.hub.store();
         // Who shares no context with it may not even learn that it exists.
         let is_known = match who(caller)? {
@@ -142,7 +144,7 @@ impl ActorService for Rpc {
         let caller = Caller::of(&request)?;
         let mut body = request.into_inner();
         let request_id = std::mem::take(&mut body.request_id);
-        let mut violations = Violations::new();
+        let mut violations = required::missing(&body);
         let repeatable = request_of(&request_id, &body, &mut violations);
         let v1::DeleteActorRequest { request_id: _, id, expected_revision } = body;
         let asker = changer(caller, id)?;

@@ -3,8 +3,8 @@
 use ::rpc::Caller;
 use model::{ActorId, ContextId, Revision, Timestamp, Violations};
 use proto::convert;
-use proto::v1;
 use proto::v1::context_service_server::ContextService;
+use proto::{required, v1};
 use tonic::{Request, Response, Status};
 
 use super::status::checked;
@@ -38,7 +38,9 @@ impl ContextService for Rpc {
         request: Request<v1::GetContextRequest>,
     ) -> Result<Response<v1::GetContextResponse>, Status> {
         let caller = Caller::of(&request)?;
-        let id = ContextId(request.into_inner().id);
+        let body = request.into_inner();
+        required::check(&body).map_err(Error::from)?;
+        let id = ContextId(body.id);
         let (_, context) = self.hub.store().context(id).await?;
         permission::allow_administrator(&context, who(caller)?, Action::Read)?;
         Ok(Response::new(v1::GetContextResponse { context: Some(convert::context::to_wire(&context)) }))
@@ -113,7 +115,7 @@ impl ContextService for Rpc {
         let caller = Caller::of(&request)?;
         let mut body = request.into_inner();
         let request_id = std::mem::take(&mut body.request_id);
-        let mut violations = Violations::new();
+        let mut violations = required::missing(&body);
         let repeatable = request_of(&request_id, &body, &mut violations);
         violations.into_result(Some(())).map_err(Error::from)?;
         let v1::DeleteContextRequest { request_id: _, context_id, expected_revision } = body;

@@ -2,16 +2,16 @@
 
 use ::rpc::{Caller, while_member};
 use model::limits::{BLOB_CHUNK_BYTES, FILE_BYTES_MAX};
-use model::{ActorId, BlobHash, ContextId, FlowId, JobId, Role, Timestamp, Violations};
+use model::{ActorId, BlobHash, ContextId, FlowId, JobId, Role, Timestamp};
 use proto::convert;
 use proto::convert::node::blob_to_wire;
-use proto::v1;
 use proto::v1::job_service_server::JobService;
+use proto::{required, v1};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::status::{checked, field};
+use super::status::checked;
 use super::{Answers, Rpc, request_of, uploads};
 use crate::audit::Deed;
 use crate::error::Error;
@@ -62,7 +62,7 @@ impl JobService for Rpc {
         let actor = actor_of(&request)?;
         let mut body = request.into_inner();
         let request_id = std::mem::take(&mut body.request_id);
-        let mut violations = Violations::new();
+        let mut violations = required::missing(&body);
         let repeatable = request_of(&request_id, &body, &mut violations);
         let v1::CreateJobRequest { request_id: _, context_id, caller_id, spec } = body;
         let spec = spec.unwrap_or_default();
@@ -79,7 +79,9 @@ impl JobService for Rpc {
         request: Request<v1::GetJobRequest>,
     ) -> Result<Response<v1::GetJobResponse>, Status> {
         let actor = actor_of(&request)?;
-        let v1::GetJobRequest { context_id, caller_id, job_id } = request.into_inner();
+        let body = request.into_inner();
+        required::check(&body).map_err(Error::from)?;
+        let v1::GetJobRequest { context_id, caller_id, job_id } = body;
         let (context, caller) = (ContextId(context_id), owner(caller_id, actor));
         let store = self.hub.store();
         let kept = store.read_job(context, Asker::Actor(actor), caller, JobId(job_id)).await?;
@@ -91,9 +93,9 @@ impl JobService for Rpc {
         request: Request<v1::ListJobsRequest>,
     ) -> Result<Response<v1::ListJobsResponse>, Status> {
         let actor = actor_of(&request)?;
-        let v1::ListJobsRequest { context_id, page_size, page_token, flow_id, caller_id } =
-            request.into_inner();
-        let mut violations = Violations::new();
+        let body = request.into_inner();
+        let mut violations = required::missing(&body);
+        let v1::ListJobsRequest { context_id, page_size, page_token, flow_id, caller_id } = body;
         let page = Page::parse(page_size, &page_token, &mut violations);
         let page = checked(violations, page)?;
         let filter = JobFilter {
@@ -113,7 +115,7 @@ impl JobService for Rpc {
         let actor = actor_of(&request)?;
         let mut body = request.into_inner();
         let request_id = std::mem::take(&mut body.request_id);
-        let mut violations = Violations::new();
+        let mut violations = required::missing(&body);
         let repeatable = request_of(&request_id, &body, &mut violations);
         violations.into_result(Some(())).map_err(Error::from)?;
         let v1::DeleteJobRequest { request_id: _, context_id, caller_id, job_id } = body;
@@ -131,11 +133,12 @@ impl JobService for Rpc {
         let mut pieces = request.into_inner();
         let first = uploads::first(&mut pieces).await?;
         let first = first.ok_or_else(|| Error::field("context_id", "the first piece names the context"))?;
-        let context = ContextId(first.context_id);
+        let mut violations = required::missing(&first);
         let expected = match first.sha256.as_str() {
             "" => None,
-            text => Some(field("sha256", text.parse::<BlobHash>())?),
+            text => violations.take("sha256", text.parse::<BlobHash>()),
         };
+        let (context, expected) = checked(violations, (ContextId(first.context_id), expected))?;
         let store = self.hub.store();
         permission::allow(&store.context(context).await?.1, actor, Action::PutBlob)?;
         let upload = self.uploads.begin(context, actor)?;
@@ -174,9 +177,11 @@ impl JobService for Rpc {
         request: Request<v1::GetBlobRequest>,
     ) -> Result<Response<Self::GetBlobStream>, Status> {
         let actor = actor_of(&request)?;
-        let v1::GetBlobRequest { context_id, sha256 } = request.into_inner();
-        let hash = field("sha256", sha256.parse::<BlobHash>())?;
-        let context = ContextId(context_id);
+        let body = request.into_inner();
+        let mut violations = required::missing(&body);
+        let hash = violations.take("sha256", body.sha256.parse::<BlobHash>());
+        let hash = violations.into_result(hash).map_err(Error::from)?;
+        let context = ContextId(body.context_id);
         let store = self.hub.store().clone();
         let (size, uid) = store.blob_size(context, Asker::Actor(actor), hash).await?;
         let (sender, pieces) = mpsc::channel(DOWNLOAD_AHEAD);

@@ -5,6 +5,7 @@ use model::{ActorId, ContextId, FlowId, Letter, MessageFormat, MessageKey, Origi
 use proto::convert::{enums, time};
 use proto::internal::v1 as wire;
 use proto::internal::v1::message_box_service_server::MessageBoxService;
+use proto::required::{check, missing};
 use proto::v1;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -33,7 +34,7 @@ impl MessageBoxService for Rpc {
         let wire::PublishRequest { message, on_behalf_of } = request.into_inner();
         let mut body = required("message", message)?;
         let request_id = std::mem::take(&mut body.request_id);
-        let mut violations = Violations::new();
+        let mut violations = missing(&body);
         let repeatable = request_of(&request_id, &body, &mut violations);
         let context = ContextId(body.context_id);
         let caller = (body.caller_id != 0).then_some(ActorId(body.caller_id));
@@ -53,7 +54,9 @@ impl MessageBoxService for Rpc {
         request: Request<wire::FindMessageRequest>,
     ) -> Result<Response<wire::FindMessageResponse>, Status> {
         let wire::FindMessageRequest { message, on_behalf_of } = request.into_inner();
-        let v1::GetMessageRequest { context_id, key } = required("message", message)?;
+        let body = required("message", message)?;
+        check(&body).map_err(Error::from)?;
+        let v1::GetMessageRequest { context_id, key } = body;
         let (context, asker) = (ContextId(context_id), Asker::from_wire(on_behalf_of));
         let key = named(&key)?;
         let (_, _, kept) = self.hub.store().visible_message(context, key, asker, Extent::Whole).await?;
@@ -65,10 +68,11 @@ impl MessageBoxService for Rpc {
         request: Request<wire::FindMessagesRequest>,
     ) -> Result<Response<wire::FindMessagesResponse>, Status> {
         let wire::FindMessagesRequest { list, on_behalf_of } = request.into_inner();
+        let body = required("list", list)?;
+        let mut violations = missing(&body);
         let v1::ListMessagesRequest { context_id, flow_id, message_type, status, page_size, page_token } =
-            required("list", list)?;
+            body;
         let (context, asker) = (ContextId(context_id), Asker::from_wire(on_behalf_of));
-        let mut violations = Violations::new();
         let filter = MessageFilter {
             flow: (flow_id != 0).then_some(FlowId(flow_id)),
             message_type: wanted(
@@ -93,9 +97,10 @@ impl MessageBoxService for Rpc {
         request: Request<wire::FindDeadLettersRequest>,
     ) -> Result<Response<wire::FindDeadLettersResponse>, Status> {
         let wire::FindDeadLettersRequest { list, on_behalf_of } = request.into_inner();
-        let v1::ListDeadLettersRequest { context_id, page_size, page_token } = required("list", list)?;
+        let body = required("list", list)?;
+        let mut violations = missing(&body);
+        let v1::ListDeadLettersRequest { context_id, page_size, page_token } = body;
         let (context, asker) = (ContextId(context_id), Asker::from_wire(on_behalf_of));
-        let mut violations = Violations::new();
         let page = Page::parse(page_size, &page_token, &mut violations);
         let page = checked(violations, page)?;
         let (messages, next_page_token) = self.hub.store().list_dead_letters(context, asker, &page).await?;
@@ -111,7 +116,7 @@ impl MessageBoxService for Rpc {
         let wire::RemoveMessageRequest { message, on_behalf_of } = request.into_inner();
         let mut body = required("message", message)?;
         let request_id = std::mem::take(&mut body.request_id);
-        let mut violations = Violations::new();
+        let mut violations = missing(&body);
         let repeatable = request_of(&request_id, &body, &mut violations);
         let repeatable = checked(violations, repeatable)?;
         let v1::DeleteMessageRequest { context_id, key, request_id: _ } = body;
@@ -128,7 +133,9 @@ impl MessageBoxService for Rpc {
         request: Request<wire::WatchInboxRequest>,
     ) -> Result<Response<Self::WatchInboxStream>, Status> {
         let wire::WatchInboxRequest { receive, on_behalf_of } = request.into_inner();
-        let v1::ReceiveMessagesRequest { context_id, actor_id, only_present } = required("receive", receive)?;
+        let body = required("receive", receive)?;
+        check(&body).map_err(Error::from)?;
+        let v1::ReceiveMessagesRequest { context_id, actor_id, only_present } = body;
         let context = ContextId(context_id);
         let watch = InboxWatch {
             context,
@@ -150,7 +157,7 @@ impl MessageBoxService for Rpc {
         let wire::AcknowledgeRequest { acknowledge, on_behalf_of } = request.into_inner();
         let mut body = required("acknowledge", acknowledge)?;
         let request_id = std::mem::take(&mut body.request_id);
-        let mut violations = Violations::new();
+        let mut violations = missing(&body);
         let repeatable = request_of(&request_id, &body, &mut violations);
         let v1::AcknowledgeMessageRequest { context_id, actor_id, keys, request_id: _ } = body;
         if keys.len() > ACKNOWLEDGED_MAX {
@@ -178,7 +185,7 @@ impl MessageBoxService for Rpc {
         let wire::ResendRequest { resend, on_behalf_of } = request.into_inner();
         let mut body = required("resend", resend)?;
         let request_id = std::mem::take(&mut body.request_id);
-        let mut violations = Violations::new();
+        let mut violations = missing(&body);
         let repeatable = request_of(&request_id, &body, &mut violations);
         let repeatable = checked(violations, repeatable)?;
         let (context, key) = (ContextId(body.context_id), named(&body.key)?);

@@ -12,7 +12,7 @@ use proto::internal::v1::{
     RunnerRecord, WatchRunnersRequest, WatchRunnersResponse,
 };
 use proto::v1::{self, DeleteRunnerRequest, DrainRunnerRequest};
-use proto::{convert, pages};
+use proto::{convert, pages, required};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -161,17 +161,16 @@ fn parse(change: Change) -> Result<Parsed, Violations> {
                 convert::runner::from_update(update)?;
             Parsed { place: (context, id), expected, change: RunnerChange::Update(Box::new(values)) }
         }
-        Change::Drain(DrainRunnerRequest {
-            request_id: _,
-            context_id,
-            runner_id,
-            expected_revision,
-            resume,
-        }) => {
+        Change::Drain(drain) => {
+            required::check(&drain)?;
+            let DrainRunnerRequest { request_id: _, context_id, runner_id, expected_revision, resume } =
+                drain;
             let change = if resume { RunnerChange::Resume } else { RunnerChange::Drain };
             simple(context_id, runner_id, expected_revision, change)
         }
-        Change::Delete(DeleteRunnerRequest { request_id: _, context_id, runner_id, expected_revision }) => {
+        Change::Delete(delete) => {
+            required::check(&delete)?;
+            let DeleteRunnerRequest { request_id: _, context_id, runner_id, expected_revision } = delete;
             simple(context_id, runner_id, expected_revision, RunnerChange::Delete)
         }
     })

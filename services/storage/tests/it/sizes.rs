@@ -165,10 +165,11 @@ async fn a_request_id_and_a_position_are_looked_at_with_everything_else() {
     let stage = Stage::new(Layout::Database).await;
     let request_id = "two words".to_owned();
     let bad = v1::RegisterRunnerRequest { request_id: request_id.clone(), ..Default::default() };
-    assert_eq!(fields(put(&stage, bad).await), ["request_id", "address"]);
+    assert_eq!(fields(put(&stage, bad).await), ["request_id", "context_id", "address"]);
     let update = v1::UpdateRunnerRequest { request_id, ..Default::default() };
     let update = wire::ChangeRunnerRequest { change: Some(Change::Update(update)), on_behalf_of: ADMIN };
-    assert_eq!(fields(stage.runners().change_runner(update).await), ["request_id", "address"]);
+    let found = fields(stage.runners().change_runner(update).await);
+    assert_eq!(found, ["request_id", "context_id", "runner_id", "address"]);
     let follow = wire::FollowRunnersRequest {
         context_id: CONTEXT,
         on_behalf_of: READER,
