@@ -138,6 +138,7 @@ fn example(pattern: &str) -> String {
         ("<type>", "shell"),
         ("<group>", "default"),
         ("<level>", "confined"),
+        ("<status>", "finished"),
         ("<p>", "2"),
         ("<request>", "8c7f1c2e-0000-4000-8000-000000000000"),
     ];
@@ -173,7 +174,7 @@ fn the_keys_of_a_context_are_as_written() {
         ContextKey {
             Context(_), Runner(_), Runners, RunnersDeleted, Job(..), Jobs, Flow(_), FlowNodes(_), FlowSignals(_), FlowMessages(_),
             FlowInputs(_), FlowWaiters(_), Drops,
-            Flows, FlowsActive, Message(_), Letters, LettersDone, DeadLetters, MsgOut, MsgIn, MsgOutCoordinator, Inbox(_), InboxBytes,
+            Flows, FlowsOf(_), FlowsActive, Message(_), Letters, LettersDone, DeadLetters, MsgOut, MsgIn, MsgOutCoordinator, Inbox(_), InboxBytes,
             Seen(_),
             Blob(_), BlobChunk(..), BlobPart(..), BlobRefs(_), BlobIdle, Log(..), Events, EventMarks, Audit, Due, Request(..), Ids,
         }

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use model::{ActorId, Attempt, BlobHash, ContextId, FlowId, JobId, MessageId, MessageKey, RunnerId};
+use model::{
+    ActorId, Attempt, BlobHash, ContextId, FlowId, FlowStatus, JobId, MessageId, MessageKey, RunnerId,
+};
 
 use crate::Layout;
 use crate::suffix::{exact, pair};
@@ -36,6 +38,8 @@ pub enum ContextKey {
     FlowWaiters(FlowId),
     /// Sorted set: ids of all flows.
     Flows,
+    /// Sorted set: ids of the flows of one status, each at its place among all.
+    FlowsOf(FlowStatus),
     /// Set: flows that have something to do now, each a [`crate::FlowRef`].
     FlowsActive,
     /// Hash: a message, by caller.
@@ -103,6 +107,7 @@ impl fmt::Display for ContextKey {
             Self::FlowInputs(id) => write!(f, "flow:{id}:inputs"),
             Self::FlowWaiters(id) => write!(f, "flow:{id}:waiters"),
             Self::Flows => f.write_str("flows"),
+            Self::FlowsOf(status) => write!(f, "flows:{status}"),
             Self::FlowsActive => f.write_str("flows_active"),
             Self::Message(key) => write!(f, "message:{}:{}", key.caller, key.id),
             Self::Letters => f.write_str("letters"),
@@ -151,6 +156,7 @@ impl ContextKey {
                 Some((id, "waiters")) => Self::FlowWaiters(exact(id)?),
                 Some(_) => return None,
             },
+            "flows" => Self::FlowsOf(FlowStatus::ALL.into_iter().find(|status| status.as_str() == rest)?),
             "message" => pair(rest).map(|(caller, id)| Self::Message(MessageKey { caller, id }))?,
             "inbox" => Self::Inbox(exact(rest)?),
             "seen" => Self::Seen(exact(rest)?),
@@ -302,6 +308,8 @@ impl ContextKeys {
         flow_waiters(id: FlowId) = ContextKey::FlowWaiters(id);
         /// Sorted set: ids of all flows.
         flows() = ContextKey::Flows;
+        /// Sorted set: ids of the flows of one status.
+        flows_of(status: FlowStatus) = ContextKey::FlowsOf(status);
         /// Set: flows that have something to do now.
         flows_active() = ContextKey::FlowsActive;
         /// Hash: a message.

@@ -24,7 +24,7 @@ const RECORD_OVERHEAD_BYTES: usize = 128;
 /// Nodes that one commit may change.
 pub(crate) const COMMIT_NODES_MAX: usize = 500;
 /// Records that belong to the flow or the context and that every commit may touch.
-const FLOW_RECORDS: usize = 13;
+const FLOW_RECORDS: usize = 15;
 
 /// One step of one flow.
 #[derive(Debug)]

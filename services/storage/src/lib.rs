@@ -5,7 +5,8 @@
 //! - `permission`: who may do what; `audit`: who did what; `roles`: who has which role where, and whom one may know of;
 //! - `actors`, `contexts`, `jobs`, `flows`, `commits`, `reads`, `removal`, `messages`, `blobs`, `logs`, `runners`:
 //!   what can be asked, one module for each kind of thing; `sweeps`: what nobody needs any more goes;
-//! - `quotas`: how much an actor and a context may have; `counting`: what was made before that was counted;
+//! - `quotas`: how much an actor and a context may have; `counting`: what was made before that was counted; `listing`: what was made
+//!   before flows were listed by status;
 //!   `room`: whether Redis has room for anything new;
 //! - `letters`, `letter_box`, `letter_lists`, `letter_watch`: chat and mail that leave, arrive, are looked at, are read;
 //! - `events`, `tailer`, `watches`, `runner_watch`: hints, streams, and those who watch;
@@ -35,6 +36,7 @@ mod letter_box;
 mod letter_lists;
 mod letter_watch;
 mod letters;
+mod listing;
 mod logs;
 mod messages;
 mod pages;

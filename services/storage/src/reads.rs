@@ -178,9 +178,13 @@ impl Store {
         let bound_to = format!("{context} {asker:?} {filter:?}");
         let mut after = page.cursor(self.coordinator(), PageOf::Flows, &bound_to)?;
         let (tenant, _, _) = self.read(context, asker, |_, _| {}).await?;
+        let list = match filter.status {
+            Some(status) if tenant.has_lists().await? => tenant.keys.flows_of(status),
+            _ => tenant.flows.clone(),
+        };
         let (mut found, mut bytes, mut scanned) = (Vec::new(), 0, 0);
         loop {
-            let ids = flow_ids_before(&tenant, after, page.size).await?;
+            let ids = flow_ids_before(&tenant, &list, after, page.size).await?;
             let is_last = ids.len() < page.size;
             scanned += ids.len();
             for (stored, revision, size) in self.flows_of(&tenant, &ids).await? {
@@ -423,10 +427,15 @@ impl Store {
     }
 }
 
-/// Ids of flows and the revision at which each was created, newest first, from before `before`.
-async fn flow_ids_before(tenant: &Tenant, before: Option<u64>, count: usize) -> Result<Vec<(FlowId, u64)>> {
+/// Ids of the flows of a list and the revision at which each was created, newest first, from before `before`.
+async fn flow_ids_before(
+    tenant: &Tenant,
+    list: &str,
+    before: Option<u64>,
+    count: usize,
+) -> Result<Vec<(FlowId, u64)>> {
     let max = before.map_or_else(|| "+inf".to_owned(), |revision| format!("({revision}"));
-    let ask = Cmd::new("ZREVRANGEBYSCORE").arg(&tenant.flows).arg(&max).arg("-inf").arg("WITHSCORES");
+    let ask = Cmd::new("ZREVRANGEBYSCORE").arg(list).arg(&max).arg("-inf").arg("WITHSCORES");
     let answer = tenant.connection.cmd(ask.arg("LIMIT").arg(0).arg(count)).await?;
     let mut ids = Vec::new();
     // RESP2 gives members and scores in turn, RESP3 pairs of them.

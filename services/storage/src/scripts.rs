@@ -48,6 +48,7 @@ scripts! {
         PUT_BLOB = "put_blob",
         COLLECT_BLOBS = "collect_blobs",
         COUNT_KEPT = "count_kept",
+        LIST_FLOWS = "list_flows",
         TRIM = "trim",
         PUT_RUNNER = "put_runner",
         CHANGE_RUNNER = "change_runner",

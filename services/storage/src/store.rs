@@ -98,6 +98,8 @@ pub(crate) struct Tenant {
     pub(crate) quotas: Quotas,
     /// Everything in it is counted, also what an earlier version made.
     pub(crate) counted: AtomicBool,
+    /// Every flow stands in the list of its status.
+    pub(crate) listed: AtomicBool,
     went_back: watch::Sender<u64>,
     confirmation: Confirmation,
     hint: String,
@@ -416,6 +418,7 @@ impl Tenant {
             seen: Seen::default(),
             quotas: store.0.quotas,
             counted: AtomicBool::new(false),
+            listed: AtomicBool::new(false),
             went_back: store.0.went_back.clone(),
             confirmation: store.0.confirmation,
             hint: keys.hint_channel(),

@@ -101,6 +101,7 @@ impl Store {
 impl Tenant {
     async fn sweep(&self, now: Timestamp, trims: bool) -> Result<Swept> {
         self.count_kept(now).await?;
+        self.list_flows(trims, now).await?;
         let events = if trims { self.trim(now).await? } else { 0 };
         let mut blobs = 0;
         // Mostly there is nothing that nobody refers to.

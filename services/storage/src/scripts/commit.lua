@@ -135,6 +135,7 @@ local ends = ARGV[11] ~= '' and ARGV[11] ~= 'started'
 if ARGV[11] ~= '' then
   redis.call('HSET', KEYS[4], 'status', ARGV[11], 'result', ARGV[12], 'result_truncated', ARGV[13],
     'counted', ends and '' or flow[11] or '')
+  list_flow(ARGV[5], ARGV[11], flow[5])
   emit_flow(revision, ARGV[5], ARGV[11], flow[6])
 elseif E == 0 then
   emit_flow(revision, ARGV[5], 'started', flow[6])

@@ -46,7 +46,10 @@ redis.call('HSET', KEYS[2], 'flow', greatest, 'job:' .. ARGV[7], string.format('
   'flows_open', string.format('%.0f', open), 'jobs_open', string.format('%.0f', nodes))
 redis.call('HSET', KEYS[4], 'revision', revision, 'first_job_id', first, 'counted', 1, unpack(ARGV, 18))
 if message then redis.call('HSET', message, 'flow_id', ARGV[6]) end
+-- From the first flow on each stands in the list of its status.
+if redis.call('ZCARD', KEYS[5]) == 0 then redis.call('HSET', KEYS[2], 'flows_listed', 1) end
 redis.call('ZADD', KEYS[5], revision, ARGV[6])
+list_flow(ARGV[6], 'created')
 remember(KEYS[6], ARGV[9], ARGV[10], 'flow_id', ARGV[6], 'flow_uid', ARGV[11], 'first_job_id', first)
 emit_flow(revision, ARGV[6], 'created', 1)
 hint('')

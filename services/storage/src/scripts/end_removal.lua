@@ -10,6 +10,7 @@ if redis.call('EXISTS', KEYS[5], KEYS[6]) > 0 then return refuse('RECORDS_LEFT',
 local revision = raise()
 redis.call('UNLINK', KEYS[7], KEYS[9])
 redis.call('ZREM', KEYS[8], ARGV[5])
+for _, status in ipairs(STATUSES) do list_flow(ARGV[5], nil, status) end
 redis.call('DEL', KEYS[4])
 emit_flow(revision, ARGV[5], nil, flow[3])
 -- The message that it was made of, and that waits for its end, would wait for ever.

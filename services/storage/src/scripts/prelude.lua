@@ -56,6 +56,16 @@ local function count_open(flows, nodes)
   redis.call('HINCRBY', KEYS[2], 'jobs_open', nodes)
 end
 
+local STATUSES = {'created', 'started', 'finished', 'error', 'cancelled'}
+
+-- Lists a flow under its status, at its place among all flows, and no longer under the one that it had; under none when it
+-- is gone.
+local function list_flow(flow, status, before)
+  if before and before ~= status then redis.call('ZREM', own('flows:' .. before), flow) end
+  local place = status and redis.call('ZSCORE', own('flows'), flow)
+  if place then redis.call('ZADD', own('flows:' .. status), place, flow) end
+end
+
 -- The number of this change. Called once, after every check.
 local function raise()
   local revision = redis.call('HINCRBY', KEYS[2], 'revision', 1)

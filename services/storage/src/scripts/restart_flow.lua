@@ -42,6 +42,7 @@ redis.call('HSET', KEYS[4], 'status', 'started', 'generation', generation, 'owne
   'updated_at', ARGV[3], 'revision', revision, 'counted', 1)
 local me = ARGV[6] .. '-' .. ARGV[7]
 redis.call('SADD', KEYS[5], me)
+list_flow(ARGV[6], 'started', flow[2])
 for i = 1, signed do
   local job = KEYS[#KEYS - signed + i]
   if redis.call('EXISTS', job) == 1 then

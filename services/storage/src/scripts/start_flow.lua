@@ -36,6 +36,7 @@ redis.call('HSET', KEYS[4], 'status', 'started', 'owner', ARGV[8], 'epoch', 1, '
   'last_commit_revision', revision)
 local me = ARGV[6] .. '-' .. ARGV[7]
 redis.call('SADD', KEYS[6], me)
+list_flow(ARGV[6], 'started', flow[2])
 carried_out()
 emit_flow(revision, ARGV[6], 'started', flow[8])
 hint('')

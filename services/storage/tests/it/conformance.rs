@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use keys::{ContextKey, ContextKeys, GlobalKey, GlobalKeys, Layout};
 use kv::{Cmd, Connection, Pipeline};
-use model::{ActorId, ContextId, FlowId, JobId};
+use model::{ActorId, ContextId, FlowId, FlowStatus, JobId};
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
 use storage::Config;
@@ -161,7 +161,7 @@ impl Kept {
 
     /// A flow that has its nodes and is not over.
     pub(crate) fn started(&mut self, flow: &Running) {
-        for key in [ContextKey::Flows, ContextKey::FlowsActive] {
+        for key in [ContextKey::Flows, ContextKey::FlowsOf(FlowStatus::Started), ContextKey::FlowsActive] {
             self.key(CONTEXT, &key);
         }
         self.filled(flow);

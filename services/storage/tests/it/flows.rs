@@ -170,8 +170,8 @@ async fn a_removed_flow_leaves_nothing() {
     let parsed = left.iter().map(|key| stage.keys().parse(key).unwrap());
     for key in parsed {
         use keys::ContextKey as K;
-        let other =
-            matches!(key, K::Flow(id) | K::FlowNodes(id) if id.0 != flow.id) || matches!(key, K::Flows);
+        let other = matches!(key, K::Flow(id) | K::FlowNodes(id) if id.0 != flow.id)
+            || matches!(key, K::Flows | K::FlowsOf(_));
         let job = matches!(key, K::Job(_, id) if id.0 > 250);
         let blob = matches!(key, K::Blob(_) | K::BlobChunk(..) | K::BlobIdle);
         assert!(other || job || blob || matches!(key, K::MsgOut), "{key:?}");

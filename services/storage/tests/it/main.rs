@@ -44,6 +44,7 @@ mod sentinel;
 mod signers;
 mod sizes;
 mod stage;
+mod statuses;
 mod uploads;
 mod watches;
 mod went_back;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use keys::ContextKey;
 use kv::{Cmd, Pipeline};
 use model::id::Uid;
-use model::{FlowId, OwnerId};
+use model::{FlowId, FlowStatus, OwnerId};
 use proptest::prelude::*;
 use proto::internal::v1 as wire;
 use proto::internal::v1::CommitRefusal;
@@ -95,6 +95,18 @@ enum Status {
     Started,
     Finished,
     Gone,
+}
+
+impl Status {
+    /// The list that it stands in.
+    const fn list(self) -> Option<FlowStatus> {
+        match self {
+            Self::Created => Some(FlowStatus::Created),
+            Self::Started => Some(FlowStatus::Started),
+            Self::Finished => Some(FlowStatus::Finished),
+            Self::Gone => None,
+        }
+    }
 }
 
 /// What there should be of one flow.
@@ -329,8 +341,19 @@ impl Family for Flows {
             let mut ask = Pipeline::new();
             ask.cmd(Cmd::new("SISMEMBER").arg(&keys.flows_active()).arg(&expected.running.member()));
             ask.cmd(Cmd::new("LLEN").arg(&keys.flow_inputs(FlowId(flow_id))));
-            let answers = stage.connection().pipeline(&ask).await.unwrap().into_iter();
-            let [active, inputs] = answers.map(|n| n.unwrap().uint().unwrap()).collect::<Vec<_>>()[..] else {
+            for status in FlowStatus::ALL {
+                ask.cmd(Cmd::new("ZSCORE").arg(&keys.flows_of(status)).arg(flow_id));
+            }
+            let mut answers = stage.connection().pipeline(&ask).await.unwrap();
+            let lists = answers.split_off(2).into_iter().zip(FlowStatus::ALL);
+            let listed: Vec<_> = lists
+                .filter(|(place, _)| !place.as_ref().unwrap().is_nil())
+                .map(|(_, status)| status)
+                .collect();
+            assert_eq!(listed, Vec::from_iter(expected.status.list()), "in the list of its status alone");
+            let [active, inputs] =
+                answers.into_iter().map(|n| n.unwrap().uint().unwrap()).collect::<Vec<_>>()[..]
+            else {
                 panic!("two answers")
             };
             assert_eq!(active, u64::from(expected.active));
@@ -347,6 +370,9 @@ impl Family for Flows {
         self.asked.keep(CONTEXT, &mut kept);
         for expected in self.flows.iter().filter(|expected| expected.status != Status::Gone) {
             let id = FlowId(expected.running.id);
+            if let Some(status) = expected.status.list() {
+                kept.key(CONTEXT, &ContextKey::FlowsOf(status));
+            }
             let keys = [
                 (true, ContextKey::Flow(id)),
                 (true, ContextKey::Flows),

@@ -1,0 +1,23 @@
+-- Lists flows under their statuses: those that a version left out which kept no such lists.
+-- ARGV 5 `flows`, 6.. their ids; or 5 `done`, when there are no more
+-- Gives how many changes that took.
+local no = closed()
+if no then return no end
+if ARGV[5] == 'done' then
+  redis.call('HSET', KEYS[2], 'flows_listed', 1)
+  return 0
+end
+local changes = 0
+for a = 6, #ARGV do
+  local status = redis.call('HGET', own('flow:' .. ARGV[a]), 'status')
+  local place = redis.call('ZSCORE', own('flows'), ARGV[a])
+  for _, one in ipairs(STATUSES) do
+    local is_there, belongs = redis.call('ZSCORE', own('flows:' .. one), ARGV[a]), place and one == status
+    if belongs and not is_there then
+      changes = changes + redis.call('ZADD', own('flows:' .. one), place, ARGV[a])
+    elseif is_there and not belongs then
+      changes = changes + redis.call('ZREM', own('flows:' .. one), ARGV[a])
+    end
+  end
+end
+return changes
