@@ -270,7 +270,8 @@ pub struct TelemetryFlags {
     /// How log lines on standard error look
     #[arg(long, env = "MYCORA_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
-    /// What is logged: a level, or `level,target=level,…`
+    /// What is logged: a level, or `level,target=level,…`. A level alone is that of Mycora's own lines; libraries say more
+    /// than `info` only where their targets are named, as in `debug,h2=debug`
     #[arg(long, env = "MYCORA_LOG_LEVEL", value_name = "FILTER", default_value = "info")]
     pub log_level: String,
 }

@@ -27,6 +27,31 @@ type Logs = Box<dyn Layer<Registry> + Send + Sync>;
 /// What writes the lines that the filter lets through.
 type Logged = Layered<Filtered<Logs, EnvFilter, Registry>, Registry>;
 
+/// Our crates, as the targets of log lines name them: levels below INFO are theirs.
+const OURS: [&str; 21] = [
+    "directory",
+    "envelope",
+    "flow",
+    "identity",
+    "keys",
+    "kv",
+    "model",
+    "mycelium",
+    "mycelium_gateway",
+    "mycora_cli",
+    "proto",
+    "queue",
+    "router",
+    "rpc",
+    "runner",
+    "runner_registry",
+    "sandbox",
+    "scheduler",
+    "service",
+    "storage",
+    "supervisor",
+];
+
 /// What has to be flushed before the process ends.
 #[derive(Debug)]
 #[must_use = "traces that were not sent are lost unless this is flushed"]
@@ -87,7 +112,7 @@ fn init_to(
     writer: impl for<'a> MakeWriter<'a> + Send + Sync + 'static,
     colors: bool,
 ) -> Result<Telemetry, TelemetryError> {
-    let filter = EnvFilter::try_new(&flags.log_level)
+    let filter = EnvFilter::try_new(directives(&flags.log_level))
         .map_err(|source| TelemetryError::Filter { filter: flags.log_level.clone(), source })?;
     let logs: Logs = match flags.log_format {
         LogFormat::Json => fmt::layer().json().flatten_event(true).with_writer(writer).boxed(),
@@ -99,6 +124,22 @@ fn init_to(
     composed(logs, filter, traces).try_init().map_err(|_| TelemetryError::Twice)?;
     global::set_text_map_propagator(TraceContextPropagator::new());
     Ok(Telemetry { tracer })
+}
+
+/// The filter that a flag means: a level that stands alone is that of our own lines. Those of the libraries below us (each
+/// frame, each handshake) come when their targets are named.
+fn directives(flag: &str) -> String {
+    let mut directives = Vec::new();
+    for part in flag.split(',').map(str::trim) {
+        match part.to_ascii_lowercase().as_str() {
+            level @ ("debug" | "trace") => {
+                directives.push("info".to_owned());
+                directives.extend(OURS.map(|target| format!("{target}={level}")));
+            }
+            _ => directives.push(part.to_owned()),
+        }
+    }
+    directives.join(",")
 }
 
 /// What is logged is what the filter says. Traces are of every call, also where only warnings are logged.
@@ -156,6 +197,48 @@ mod tests {
         fn on_new_span(&self, _: &Attributes<'_>, _: &Id, _: Context<'_, S>) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    #[test]
+    fn a_level_is_that_of_our_own_lines() {
+        use tracing::{Level, event_enabled};
+        let with = |flag: &str, check: &dyn Fn()| {
+            let filter = EnvFilter::new(directives(flag));
+            let lines = composed(fmt::layer().with_writer(std::io::sink).boxed(), filter, None::<Counted>);
+            tracing::subscriber::with_default(lines, check);
+        };
+        with("debug", &|| {
+            assert!(event_enabled!(target: "scheduler::driver", Level::DEBUG));
+            assert!(!event_enabled!(target: "scheduler::driver", Level::TRACE));
+            assert!(!event_enabled!(target: "h2::codec::framed_read", Level::DEBUG));
+            assert!(!event_enabled!(target: "rustls::client::hs", Level::DEBUG));
+            assert!(event_enabled!(target: "tower::buffer", Level::INFO));
+        });
+        with("DEBUG,h2=trace", &|| {
+            assert!(event_enabled!(target: "h2::codec::framed_read", Level::TRACE), "it was asked for");
+            assert!(!event_enabled!(target: "hyper_util::client", Level::DEBUG));
+        });
+        with("warn,rpc=debug", &|| {
+            assert!(event_enabled!(target: "rpc::server", Level::DEBUG));
+            assert!(!event_enabled!(target: "storage", Level::INFO));
+        });
+    }
+
+    #[test]
+    fn our_crates_are_those_of_the_workspace() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut names = std::collections::BTreeSet::new();
+        for folder in ["libs", "services"] {
+            for member in std::fs::read_dir(root.join(folder)).expect("a folder") {
+                let manifest = member.expect("an entry").path().join("Cargo.toml");
+                let Ok(text) = std::fs::read_to_string(manifest) else { continue };
+                let lib = text.split("[lib]").nth(1).and_then(|rest| rest.split('"').nth(1));
+                names.extend(lib.map(str::to_owned));
+            }
+        }
+        // Tests have no log of their own.
+        names.remove("testkit");
+        assert_eq!(names, OURS.map(str::to_owned).into());
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub(crate) fn probe(tools: &Tools<'_>) -> Option<Arc<dyn Runtime>> {
     }
     for found in find_programs("rustc") {
         let Some(sysroot) = sysroot(&found, tools.root) else {
-            tracing::info!(rustc = %found.display(), "it does not work");
+            tracing::debug!(rustc = %found.display(), "it does not work");
             continue;
         };
         let (compiler, reads) = (sysroot.join("bin/rustc"), [sysroot]);
@@ -70,7 +70,10 @@ pub(crate) fn probe(tools: &Tools<'_>) -> Option<Arc<dyn Runtime>> {
                     root,
                 }));
             }
-            Err(error) => tracing::info!(rustc = %compiler.display(), %error, "it does not work for scripts"),
+            // One that others may not start is no news: most machines have one, in the directory of its owner.
+            Err(error) => {
+                tracing::debug!(rustc = %compiler.display(), %error, "it does not work for scripts")
+            }
         }
     }
     None

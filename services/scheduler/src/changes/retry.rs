@@ -14,6 +14,7 @@ use tonic::Status;
 
 use crate::changes::repeat::{Repeatable, hash_of};
 use crate::changes::signatures::{self, Place};
+use crate::changes::submit::log_start;
 use crate::clients::FlowStoreClient;
 use crate::error::{bad_store, wrong_state};
 use crate::loader::{self, StartedFlow};
@@ -88,8 +89,12 @@ pub async fn retry(
         signatures,
         expected_revision,
     };
-    let record = store.restart_flow(restart).await?.into_inner().flow;
+    let internal::RestartFlowResponse { flow: record, restarted } =
+        store.restart_flow(restart).await?.into_inner();
     answer.flow = record.and_then(|record| record.flow);
+    if let Some(flow) = answer.flow.as_ref().filter(|_| restarted) {
+        log_start(flow);
+    }
     Ok(answer)
 }
 

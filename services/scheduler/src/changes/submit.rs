@@ -309,6 +309,7 @@ impl Submitter {
         let signals = signals.collect::<Result<BTreeSet<_>, Status>>()?;
         let record = started.flow.ok_or_else(|| bad_store("a started flow without its record"))?;
         let answer = record.flow.clone().unwrap_or_default();
+        log_start(&answer);
         if is_ours {
             let convert::flow::Record { mut flow, context_uid, last_commit, .. } =
                 convert::flow::from_record(record).map_err(bad_store)?;
@@ -337,6 +338,20 @@ impl Submitter {
         self.driver.send(Event::Touched(active)).await;
         Ok(())
     }
+}
+
+/// Logs that a flow runs from now on.
+pub(crate) fn log_start(flow: &Flow) {
+    let Flow { id, context_id, name, caller_id, generation, node_count, .. } = flow;
+    tracing::info!(
+        flow = id,
+        context = context_id,
+        name,
+        actor = caller_id,
+        generation,
+        jobs = node_count,
+        "a flow has started"
+    );
 }
 
 /// Everything that the request itself shows to be wrong when it names no context: nothing can be looked up there.

@@ -1,7 +1,7 @@
 //! One step of one flow, and the answer to its commit.
 
 use flow::engine::{Destinations, Engine, NoDestination, NodeView, Outside, Step, Stop};
-use model::{NodeState, ReportSource, RunnerId, Timestamp, limits};
+use model::{Flow, NodeState, ReportSource, RunnerId, Timestamp, limits};
 use prost::Message as _;
 use proto::internal::v1::{CommitRefusal, CommitResponse, ReserveMessageIdsRequest, StopCommand};
 
@@ -194,6 +194,9 @@ impl Driver {
             }
         };
         let is_over = engine.is_over();
+        if is_over && refusal == CommitRefusal::Unspecified {
+            log_end(&engine);
+        }
         run.phase = Phase::Idle(engine);
         match refusal {
             CommitRefusal::Unspecified => {
@@ -247,6 +250,20 @@ pub(super) fn stop_command((context, flow): FlowKey, stop: Stop) -> Option<StopC
         address,
         topic,
     })
+}
+
+/// Logs how a flow has ended, and how long its generation took.
+fn log_end(engine: &Engine) {
+    let Flow { id, context_id, name, status, generation, created_at, .. } = engine.flow();
+    // Of one that was run again the record does not say since when: its first job was ready then.
+    let again = || engine.nodes().iter().filter(|node| node.generation == *generation);
+    let began =
+        if generation.0 > 1 { again().filter_map(|node| node.ready_time).min() } else { Some(*created_at) };
+    let took = began.map_or(0.0, |began| Timestamp::now().since(began).as_secs_f64());
+    tracing::info!(
+        flow = %id, context = %context_id, name = %name, status = %status, generation = generation.0, took_secs = took,
+        "a flow has ended"
+    );
 }
 
 /// Keeps the number of attempts under way at each runner.
