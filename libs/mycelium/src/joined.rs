@@ -114,6 +114,7 @@ mod tests {
                 payload: Bytes::from_static(b"{}"),
                 form: Form::Framed,
                 deadline: None,
+                reply_to: None,
             };
             let mut there = other.listen("t").expect("free");
             joined.send(parcel(other.key())).await.expect("sent");

@@ -71,7 +71,7 @@ pub enum Command {
     #[command(
         after_help = "Examples:\n  mycora up --data ./data --port 7700\n  mycora up --data ./data --detach"
     )]
-    Up(UpArgs),
+    Up(Box<UpArgs>),
     /// End what `mycora up` started, and wait until it has ended
     #[command(after_help = down::AFTER_HELP)]
     Down(DownArgs),

@@ -44,7 +44,7 @@ pub(crate) enum BadRecord {
 /// Fails when a record says another number of itself than its key.
 pub(crate) fn check_id<T>(what: impl fmt::Display, found: T, of_key: T) -> std::result::Result<(), BadRecord>
 where
-    T: PartialEq + fmt::Display,
+    T: Copy + PartialEq + fmt::Display,
 {
     if found == of_key {
         return Ok(());
