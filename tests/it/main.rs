@@ -18,6 +18,7 @@ mod leftovers;
 mod limits;
 mod local;
 mod logs;
+mod losses;
 mod mail;
 mod matrix;
 mod open_queues;

@@ -1,11 +1,12 @@
 //! Whether an attempt that did not succeed is followed by another, and when.
 //!
-//! A failure uses up the node's retries. An attempt that was lost is no failure of its script: it has a budget of its
-//! own, one for instances that vanished (deaths) and one for machines and drains (losses).
+//! A failure uses up the node's retries. A lost attempt is no failure of its script: losses have a budget and a back-off
+//! of their own, whether an instance vanished (a death), a machine or a drain ended the attempt. A job that is not
+//! idempotent has no such budget. Deaths are bounded for every job: the last one is a quarantine.
 
 use std::time::Duration;
 
-use model::limits::{DEATH_WAIT_SECS, DEATHS_MAX, LOSSES_MAX};
+use model::limits::{DEATH_WAIT_SECS, DEATHS_MAX};
 use model::{Backoff, FlowNode, NodePolicy, ReasonCode};
 
 /// Attempts of a generation that did not succeed, by what they count as.
@@ -29,7 +30,13 @@ impl Spent {
     /// All of them together.
     #[must_use]
     pub const fn sum(self) -> u32 {
-        self.tries.saturating_add(self.deaths).saturating_add(self.losses)
+        self.tries.saturating_add(self.lost())
+    }
+
+    /// Lost attempts, which count against `losses`.
+    #[must_use]
+    pub const fn lost(self) -> u32 {
+        self.deaths.saturating_add(self.losses)
     }
 }
 
@@ -50,9 +57,14 @@ impl Setback {
         self.died || matches!(self.reason, ReasonCode::InstanceLost)
     }
 
-    /// Whether it counts as a loss.
-    const fn is_loss(self) -> bool {
-        matches!(self.reason, ReasonCode::SupervisorLost | ReasonCode::Drained)
+    /// What the attempt was lost with, by the code that says so; nothing when it was not lost.
+    #[must_use]
+    pub const fn lost_with(self) -> Option<ReasonCode> {
+        match self.reason {
+            ReasonCode::SupervisorLost | ReasonCode::Drained => Some(self.reason),
+            _ if self.is_death() => Some(ReasonCode::InstanceLost),
+            _ => None,
+        }
     }
 }
 
@@ -75,21 +87,22 @@ pub enum Verdict {
 #[must_use]
 pub fn after(policy: &NodePolicy, spent: Spent, setback: Setback, jitter: f64) -> (Verdict, Spent) {
     let mut counted = spent;
-    let died = setback.is_death();
-    counted.deaths += u32::from(died);
-    let (last, wait) = match setback.reason {
-        ReasonCode::InstanceLost => (false, policy.backoff.delay(spent.sum(), jitter)),
-        _ if setback.is_loss() => {
-            counted.losses += 1;
-            (counted.losses >= LOSSES_MAX, policy.backoff.delay(spent.sum(), jitter))
-        }
-        reason => {
-            let forbidden = setback.exit_code.is_some_and(|code| policy.no_retry_exit_codes.contains(&code));
-            let last = spent.tries >= policy.retries || forbidden || is_lasting(reason);
-            counted.tries += u32::from(!last);
-            (last, policy.backoff.delay(spent.tries, jitter))
-        }
+    let lost = setback.lost_with();
+    match lost {
+        Some(ReasonCode::InstanceLost) => counted.deaths += 1,
+        Some(_) => counted.losses += 1,
+        None => {}
+    }
+    let used_up = lost.is_some() && counted.lost() > policy.losses_allowed();
+    let (last, wait) = if lost == Some(setback.reason) {
+        (used_up, policy.loss_backoff.delay(spent.lost(), jitter))
+    } else {
+        let forbidden = setback.exit_code.is_some_and(|code| policy.no_retry_exit_codes.contains(&code));
+        let last = used_up || spent.tries >= policy.retries || forbidden || is_lasting(setback.reason);
+        counted.tries += u32::from(!last);
+        (last, policy.backoff.delay(spent.tries, jitter))
     };
+    let died = setback.is_death();
     let verdict = if died && counted.deaths >= DEATHS_MAX {
         Verdict::Quarantine
     } else if last {
@@ -102,17 +115,28 @@ pub fn after(policy: &NodePolicy, spent: Spent, setback: Setback, jitter: f64) -
     (verdict, counted)
 }
 
-/// Says how much of its budget a lost attempt has used up, and what it waits for; nothing when no budget is touched.
+/// Says how much of the budget for losses a lost attempt has used up, and what follows: `spent` includes it. Nothing of
+/// an attempt that was not lost.
 #[must_use]
-pub fn describe(spent: Spent, setback: Setback) -> Option<String> {
-    if setback.is_death() {
-        let mut text = format!("death {} of {DEATHS_MAX}", spent.deaths);
-        if (2..DEATHS_MAX).contains(&spent.deaths) {
-            text.push_str(&format!(", waits for death_wait_secs ({DEATH_WAIT_SECS} s) at least"));
-        }
-        return Some(text);
+pub fn describe(policy: &NodePolicy, spent: Spent, setback: Setback) -> Option<String> {
+    setback.lost_with()?;
+    let mut text = String::new();
+    let died = setback.is_death();
+    if died {
+        text = format!("death {} of {DEATHS_MAX}, ", spent.deaths);
     }
-    setback.is_loss().then(|| format!("loss {} of {LOSSES_MAX}", spent.losses))
+    let (lost, allowed) = (spent.lost(), policy.losses_allowed());
+    text += &match (policy.idempotent, lost <= allowed) {
+        (false, _) => {
+            "not run again: it may have done its work, and the job says `idempotent: false`".to_owned()
+        }
+        (true, true) => format!("loss {lost} of {allowed}"),
+        (true, false) => format!("loss {lost}, and the job allows {allowed} (`losses`)"),
+    };
+    if died && lost <= allowed && (2..DEATHS_MAX).contains(&spent.deaths) {
+        text += &format!(", waits for death_wait_secs ({DEATH_WAIT_SECS} s) at least");
+    }
+    Some(text)
 }
 
 /// The wait after a refusal that does not count as a try; `refusals` are those
@@ -137,6 +161,8 @@ const fn is_lasting(reason: ReasonCode) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use model::limits::LOSSES_DEFAULT;
+
     use super::*;
 
     const fn setback(exit_code: Option<i32>, reason: ReasonCode) -> Setback {
@@ -186,22 +212,60 @@ mod tests {
             for reason in [ReasonCode::SupervisorLost, ReasonCode::Drained] {
                 let mut spent = Spent::default();
                 let mut verdicts = Vec::new();
-                for _ in 0..LOSSES_MAX {
+                for _ in 0..=LOSSES_DEFAULT {
                     let (verdict, counted) = after(policy, spent, setback(None, reason), 0.5);
                     verdicts.push(verdict);
                     spent = counted;
                 }
-                assert_eq!(verdicts, [again(500), again(1000), again(2000), again(4000), Verdict::GiveUp]);
-                assert_eq!(spent, Spent { losses: 5, ..Spent::default() });
+                assert_eq!(verdicts, [again(500), again(1000), again(2000), Verdict::GiveUp]);
+                assert_eq!(spent, Spent { losses: 4, ..Spent::default() });
             }
         }
     }
 
     #[test]
+    fn losses_of_every_kind_share_the_budget_that_the_job_names() {
+        let policy = NodePolicy { losses: 2, retries: 9, ..NodePolicy::default() };
+        let cases = [
+            (ReasonCode::InstanceLost, again(500), "death 1 of 3, loss 1 of 2"),
+            (ReasonCode::Drained, again(1000), "loss 2 of 2"),
+            (
+                ReasonCode::InstanceLost,
+                Verdict::GiveUp,
+                "death 2 of 3, loss 3, and the job allows 2 (`losses`)",
+            ),
+        ];
+        let mut spent = Spent { tries: 5, ..Spent::default() };
+        for (reason, expected, told) in cases {
+            let setback = setback(None, reason);
+            let (verdict, counted) = after(&policy, spent, setback, 0.5);
+            assert_eq!((verdict, describe(&policy, counted, setback).as_deref()), (expected, Some(told)));
+            spent = counted;
+        }
+        assert_eq!(spent, Spent { tries: 5, deaths: 2, losses: 1 });
+    }
+
+    #[test]
+    fn a_job_that_is_not_idempotent_is_not_run_again_after_a_loss() {
+        let policy = NodePolicy { idempotent: false, retries: 9, losses: 9, ..NodePolicy::default() };
+        for reason in [ReasonCode::InstanceLost, ReasonCode::SupervisorLost, ReasonCode::Drained] {
+            let setback = setback(None, reason);
+            let (verdict, counted) = after(&policy, Spent::default(), setback, 0.5);
+            assert_eq!((verdict, counted.lost(), counted.tries), (Verdict::GiveUp, 1, 0), "{reason:?}");
+            let told = describe(&policy, counted, setback).unwrap_or_default();
+            assert!(told.contains("`idempotent: false`") && !told.contains("waits"), "{told}");
+        }
+        let expired = Setback { reason: ReasonCode::TimeoutResult, exit_code: None, died: true };
+        assert_eq!(after(&policy, Spent::default(), expired, 0.5).0, Verdict::GiveUp);
+        let failed = setback(Some(1), ReasonCode::ExitCode);
+        assert_eq!(after(&policy, Spent::default(), failed, 0.5).0, again(500), "its retries stand");
+    }
+
+    #[test]
     fn a_longer_back_off_than_the_wait_after_deaths_stays() {
         let backoff = Backoff { initial_secs: 600.0, multiplier: 1.0, max_secs: 600.0 };
-        let policy = NodePolicy { backoff, ..NodePolicy::default() };
-        let spent = Spent { deaths: 1, ..Spent::default() };
+        let policy = NodePolicy { loss_backoff: backoff, ..NodePolicy::default() };
+        let spent = Spent { tries: 9, deaths: 1, losses: 0 };
         let (verdict, _) = after(&policy, spent, setback(None, ReasonCode::InstanceLost), 0.5);
         assert_eq!(verdict, again(300_000));
     }

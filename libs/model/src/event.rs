@@ -98,8 +98,22 @@ pub struct NodeEvent {
     /// Who runs or ran it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
+    /// Attempts of this generation that count against its retries.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub tries: u32,
+    /// Attempts of this generation whose instance vanished.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub deaths: u32,
+    /// Attempts of this generation that ended with their supervisor or with a drain.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub losses: u32,
     /// When.
     pub time: Timestamp,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+const fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 impl Event {

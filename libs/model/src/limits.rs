@@ -110,8 +110,10 @@ pub const RETRIES_MAX: u32 = 100;
 pub const DEATHS_MAX: u32 = 3;
 /// The shortest wait before a node is tried again whose instance vanished more than once.
 pub const DEATH_WAIT_SECS: u32 = 30;
-/// Attempts of one generation that may end with their supervisor or with a drain: the last of them ends the node.
-pub const LOSSES_MAX: u32 = 5;
+/// Lost attempts of one generation that a node may ask to have repeated.
+pub const LOSSES_MAX: u32 = 100;
+/// Lost attempts that are repeated for a node that does not say.
+pub const LOSSES_DEFAULT: u32 = 3;
 /// Any timeout a node may ask for: 30 days.
 pub const TIMEOUT_SECS_MAX: u32 = 30 * 24 * 3600;
 /// Run time of a node that does not say.
@@ -231,7 +233,7 @@ pub const JOB_SIGNATURE_SECS_MAX: u32 = 366 * 24 * 3600;
 pub const RETRY_SIGNATURES_MAX: usize = 500;
 
 /// All of them by their names in small letters, for `/info`: every service shows what all hold to.
-pub const TABLE: [(&str, u64); 111] = [
+pub const TABLE: [(&str, u64); 112] = [
     ("script_bytes_max", SCRIPT_BYTES_MAX as u64),
     ("script_inline_bytes_max", SCRIPT_INLINE_BYTES_MAX as u64),
     ("file_bytes_max", FILE_BYTES_MAX as u64),
@@ -287,6 +289,7 @@ pub const TABLE: [(&str, u64); 111] = [
     ("deaths_max", DEATHS_MAX as u64),
     ("death_wait_secs", DEATH_WAIT_SECS as u64),
     ("losses_max", LOSSES_MAX as u64),
+    ("losses_default", LOSSES_DEFAULT as u64),
     ("timeout_secs_max", TIMEOUT_SECS_MAX as u64),
     ("timeout_secs_default", TIMEOUT_SECS_DEFAULT as u64),
     ("timeout_ack_secs_default", TIMEOUT_ACK_SECS_DEFAULT as u64),

@@ -364,6 +364,22 @@ pub struct NodePolicy {
     /// It may use the network.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub network: bool,
+    /// Lost attempts that are followed by another one. They use up no retries.
+    pub losses: u32,
+    /// The wait after a lost attempt, by the losses before it.
+    #[serde(skip_serializing_if = "is_default")]
+    pub loss_backoff: Backoff,
+    /// Its script may run again though it is not known how far an attempt came. Otherwise the first loss ends the node.
+    #[serde(skip_serializing_if = "bool::clone")]
+    pub idempotent: bool,
+}
+
+impl NodePolicy {
+    /// Lost attempts that are followed by another one: none of a job that must not run twice.
+    #[must_use]
+    pub const fn losses_allowed(&self) -> u32 {
+        if self.idempotent { self.losses } else { 0 }
+    }
 }
 
 impl Default for NodePolicy {
@@ -379,6 +395,9 @@ impl Default for NodePolicy {
             priority: 1,
             isolation: Isolation::Basic,
             network: false,
+            losses: limits::LOSSES_DEFAULT,
+            loss_backoff: Backoff::default(),
+            idempotent: true,
         }
     }
 }
@@ -464,10 +483,10 @@ pub struct FlowNode {
     #[serde(default)]
     pub tries: u32,
     /// Attempts of this generation whose instance vanished.
-    #[serde(default, skip_serializing_if = "is_none_yet")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub deaths: u32,
     /// Attempts of this generation that ended with their supervisor or with a drain.
-    #[serde(default, skip_serializing_if = "is_none_yet")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub losses: u32,
     /// How often it was run.
     pub generation: Generation,
@@ -517,7 +536,7 @@ pub struct FlowNode {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub outputs: BTreeMap<String, BlobRef>,
     /// How many bytes the attempt printed: where its log ends, once it has ended.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub output_bytes: u64,
     /// How the script ended; absent when it was not the script that ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -527,14 +546,8 @@ pub struct FlowNode {
     pub message_key: Option<String>,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
-const fn is_zero(count: &u64) -> bool {
-    *count == 0
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
-const fn is_none_yet(count: &u32) -> bool {
-    *count == 0
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl FlowNode {

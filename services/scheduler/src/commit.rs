@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use flow::engine::{Change, Engine, Step};
+use flow::retry::Spent;
 use model::{ContextUid, FlowId, FlowNode, NodeEvent, Timestamp, limits};
 use proto::convert::enums::flow_status_to_wire;
 use proto::internal::v1::{CommitRequest, FlowChange, NodeCommit, OutgoingMessage};
@@ -75,7 +76,8 @@ fn node(engine: &Engine, change: &Change, now: Timestamp) -> NodeCommit {
 /// One event for each state that the node went through; one as well when only
 /// something else about it changed.
 fn events(engine: &Engine, node: &FlowNode, change: &Change, now: Timestamp) -> Vec<prost::bytes::Bytes> {
-    let event = |state, attempt, reason| {
+    let event = |state, attempt, reason, spent| {
+        let Spent { tries, deaths, losses } = spent;
         json(&model::Event::Node(NodeEvent {
             flow_id: engine.flow().id,
             job_id: node.job_id,
@@ -85,6 +87,9 @@ fn events(engine: &Engine, node: &FlowNode, change: &Change, now: Timestamp) -> 
             reason,
             exit_code: node.exit_code,
             instance: node.instance.clone(),
+            tries,
+            deaths,
+            losses,
             time: now,
         }))
         .into()
@@ -92,10 +97,10 @@ fn events(engine: &Engine, node: &FlowNode, change: &Change, now: Timestamp) -> 
     let mut events = Vec::with_capacity(change.transitions.len().max(1));
     // After each of them the attempt is current to which the next one happens.
     for pair in change.transitions.windows(2) {
-        events.push(event(pair[0].to, pair[1].attempt, pair[0].reason.clone()));
+        events.push(event(pair[0].to, pair[1].attempt, pair[0].reason.clone(), pair[0].spent));
     }
     // The last one tells of the node as it is now: why it waits may have been noted after its change of state.
-    events.push(event(node.state, node.attempt, node.reason.clone()));
+    events.push(event(node.state, node.attempt, node.reason.clone(), Spent::of(node)));
     events
 }
 

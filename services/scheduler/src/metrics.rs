@@ -1,6 +1,6 @@
 //! What the scheduler counts.
 
-use model::NodeState;
+use model::{NodeState, ReasonCode};
 use prometheus::core::Collector;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
@@ -26,6 +26,7 @@ pub struct Metrics {
     /// Watches that were ended since nobody read them.
     pub slow_watchers: IntCounter,
     nodes: IntCounterVec,
+    lost: IntCounterVec,
 }
 
 impl Metrics {
@@ -44,6 +45,10 @@ impl Metrics {
         };
         let transitions =
             Opts::new("mycora_scheduler_node_transitions_total", "State changes of nodes, by new state");
+        let lost = Opts::new(
+            "mycora_scheduler_lost_attempts_total",
+            "Attempts that were lost, by what they were lost with: no failures of their scripts",
+        );
         Ok(Self {
             flows_owned: gauge("flows_owned", "Flows that this replica has in memory")?,
             flows_asleep: gauge("flows_asleep", "Flows that wait for a time, not in memory until then")?,
@@ -58,7 +63,18 @@ impl Metrics {
             stale_reports: counter("stale_reports", "Reports that changed nothing")?,
             slow_watchers: counter("slow_watchers", "Watches that were ended since nobody read them")?,
             nodes: add(registry, &IntCounterVec::new(transitions, &["state"])?)?,
+            lost: add(registry, &IntCounterVec::new(lost, &["with"])?)?,
         })
+    }
+
+    /// Counts an attempt that was lost with its instance, with its supervisor, or by a drain.
+    pub fn lost(&self, code: ReasonCode) {
+        let with = match code {
+            ReasonCode::InstanceLost => "instance",
+            ReasonCode::Drained => "drain",
+            _ => "supervisor",
+        };
+        self.lost.with_label_values(&[with]).inc();
     }
 
     /// Counts a node's new state.

@@ -10,6 +10,7 @@ use model::{FlowNode, JobKey, NodeReport, NodeState, RunnerId, Timestamp};
 use super::step::{Change, Dispatch, Input, NoDestination, Outside, Refused, Stale, Step, Stop, Transition};
 use super::{Cause, Engine, fails_flow, is_in_flight, report, size_of_result, timers};
 use crate::graph::NodeIndex;
+use crate::retry::Spent;
 use crate::size;
 use crate::transition::{self, FlowEvent, NodeEvent};
 
@@ -193,8 +194,8 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         }
         edit(node);
         node.state = to;
-        let reason = node.reason.clone();
-        self.step.changed[slot].transitions.push(Transition { event, from, to, attempt, reason });
+        let (reason, spent) = (node.reason.clone(), Spent::of(node));
+        self.step.changed[slot].transitions.push(Transition { event, from, to, attempt, reason, spent });
         self.engine.counts.moved(from, to);
         self.reset_timer(index);
         if leaves {

@@ -249,9 +249,10 @@ impl Pass<'_, '_, '_> {
         let jitter = (self.outside.jitter)();
         let setback = Setback { reason: reason.code, exit_code, died: ending.died };
         let (verdict, spent) = retry::after(&node.policy, Spent::of(node), setback, jitter);
-        if let Some(budget) = retry::describe(spent, setback) {
+        if let Some(budget) = retry::describe(&node.policy, spent, setback) {
             add(&mut reason, &budget);
         }
+        self.step.losses.extend(setback.lost_with());
         if verdict == Verdict::Quarantine {
             let detail = format!("its instance vanished {} times; the last time {reason}", spent.deaths);
             reason = Reason::new(ReasonCode::Quarantined, detail);

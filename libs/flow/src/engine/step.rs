@@ -1,11 +1,12 @@
 //! What goes into a step and what comes out of it.
 
 use model::{
-    Attempt, FlowId, FlowStatus, Isolation, JobId, JobKey, NodeReport, NodeState, Reason, ReportSource,
-    RunnerId, ScriptType, SignalName, Target, Timestamp,
+    Attempt, FlowId, FlowStatus, Isolation, JobId, JobKey, NodeReport, NodeState, Reason, ReasonCode,
+    ReportSource, RunnerId, ScriptType, SignalName, Target, Timestamp,
 };
 
 use crate::graph::NodeIndex;
+use crate::retry::Spent;
 use crate::transition::{IllegalTransition, NodeEvent};
 
 /// Something that happened.
@@ -99,6 +100,8 @@ pub struct Step {
     pub asks: Vec<FlowId>,
     /// When to call again at the latest; nothing happens before but by inputs.
     pub due: Option<Timestamp>,
+    /// Attempts that were lost, each as the code that says what it was lost with.
+    pub losses: Vec<ReasonCode>,
     /// Reports that changed nothing.
     pub stale: Vec<Stale>,
     /// What was reported cannot be explained by what is in memory, and is kept there: it has to be made sure
@@ -147,6 +150,8 @@ pub struct Transition {
     pub attempt: Attempt,
     /// Why, when there is more to say.
     pub reason: Option<Reason>,
+    /// Attempts of this generation that did not succeed, as they are counted after it.
+    pub spent: Spent,
 }
 
 /// Attempts that travel to one runner in one message.

@@ -15,7 +15,7 @@
 //!
 //! So an attempt has one end still (I2), and the later one begins after it (I3).
 
-use model::limits::{DEATHS_MAX, LOSSES_MAX, RETRIES_MAX};
+use model::limits::{LOSSES_MAX, RETRIES_MAX};
 use model::{NodeReport, NodeState, Reason, ReasonCode, ReportKind};
 
 use super::pass::Pass;
@@ -24,7 +24,7 @@ use crate::graph::NodeIndex;
 use crate::transition::NodeEvent;
 
 /// Attempts of one generation that may follow the one that is stored. Those that come back unstarted are not counted.
-const AHEAD_MAX: u32 = RETRIES_MAX + DEATHS_MAX + LOSSES_MAX;
+const AHEAD_MAX: u32 = RETRIES_MAX + LOSSES_MAX;
 
 /// What is kept of one attempt: it is accepted, starts and ends.
 const KEPT_MAX: usize = 4;

@@ -1,6 +1,6 @@
 //! Random flows: what is asked of them, what their scripts do, and how they are run again.
 
-use model::limits::DEATHS_MAX;
+use model::limits::{DEATHS_MAX, LOSSES_DEFAULT};
 use model::{FlowId, FlowStatus, JobId, NodeSpec, Rerun, RunIf, SignalName, Timestamp};
 use proptest::prelude::*;
 
@@ -86,6 +86,8 @@ struct Choices {
     retries: u32,
     outcomes: Vec<bool>,
     kills: u32,
+    /// The budget for losses; nothing for a job that is not idempotent.
+    losses: Option<u32>,
     when: u32,
     prerequisite: u32,
 }
@@ -94,14 +96,18 @@ fn choices(i: usize) -> impl Strategy<Value = Choices> {
     let depends = prop::collection::btree_set(0..i.max(1), 0..=i.min(3));
     let outcomes = prop::collection::vec(prop::bool::weighted(0.6), 4);
     let kills = prop_oneof![8 => Just(0), 3 => 1..DEATHS_MAX, 1 => Just(DEATHS_MAX)];
-    (depends, 0..4_usize, any::<bool>(), 0..3_u32, outcomes, kills, 0..400_u32, 0..40_u32).prop_map(
-        move |(depends, run_if, allow_failure, retries, outcomes, kills, when, prerequisite)| Choices {
+    let losses =
+        prop_oneof![6 => Just(Some(LOSSES_DEFAULT)), 2 => (0..5_u32).prop_map(Some), 1 => Just(None)];
+    let budgets = (0..3_u32, kills, losses);
+    (depends, 0..4_usize, any::<bool>(), budgets, outcomes, 0..400_u32, 0..40_u32).prop_map(
+        move |(depends, run_if, allow_failure, budgets, outcomes, when, prerequisite)| Choices {
             depends: depends.into_iter().filter(|&d| d < i).collect(),
             run_if,
             allow_failure,
-            retries,
+            retries: budgets.0,
             outcomes,
-            kills,
+            kills: budgets.1,
+            losses: budgets.2,
             when,
             prerequisite,
         },
@@ -118,6 +124,8 @@ fn node(i: usize, choices: &Choices, ancestors: &[usize]) -> (NodeSpec, Option<W
     };
     spec.allow_failure = choices.allow_failure;
     spec.policy.retries = choices.retries;
+    spec.policy.idempotent = choices.losses.is_some();
+    spec.policy.losses = choices.losses.unwrap_or(LOSSES_DEFAULT);
     let pick = choices.when as usize;
     let when = (!ancestors.is_empty() && pick < 160).then(|| {
         let ancestor = ancestors[(pick / 20) % ancestors.len()];

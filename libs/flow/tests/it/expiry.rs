@@ -144,7 +144,7 @@ fn a_lost_supervisor_ends_what_it_had() {
     for name in ["a", "d", "e"] {
         let node = world.node(name);
         assert_eq!((node.state, node.tries, node.losses), (NodeState::Ready, 0, 1), "{name}");
-        let detail = "SUPERVISOR_LOST: nothing was heard of runner 9, loss 1 of 5";
+        let detail = "SUPERVISOR_LOST: nothing was heard of runner 9, loss 1 of 3";
         assert_eq!(node.reason.as_ref().unwrap().detail, detail);
     }
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use flow::{Input, NodeEvent, NodeIndex, Step};
 use model::execution::Outcome;
-use model::limits::LOSSES_MAX;
 use model::{FlowId, FlowStatus, JobKey, NodeReport, NodeState, ReportKind};
 
 use crate::case::{BEGIN, Case, Dice, FINISHES_LATER, SIGNALS, end_of, signal, value};
@@ -168,11 +167,13 @@ impl<'c> Fate<'c> {
             }
             return;
         }
-        let (tries, deaths, losses) = {
-            let node = self.world.engine.node(node);
-            (node.tries as usize, node.deaths, node.losses)
-        };
         let place = key.job.0 as usize - 1;
+        let (tries, deaths, spared) = {
+            let node = self.world.engine.node(node);
+            // Drains end nothing that deaths have not ended: they leave them their share of the budget.
+            let to_die = self.case.kills[place].max(node.deaths);
+            (node.tries as usize, node.deaths, node.losses + to_die < node.policy.losses_allowed())
+        };
         if self.dice.one_in(8) {
             let kind = if self.dice.one_in(2) { ReportKind::Returned } else { rejected(false, false) };
             self.attempts.insert(key, Attempt { end: kind.clone(), lives: false, is_cut_off: false });
@@ -181,7 +182,7 @@ impl<'c> Fate<'c> {
         }
         let end = if deaths < self.case.kills[place] {
             vanished()
-        } else if self.dice.one_in(10) && losses + 1 < LOSSES_MAX {
+        } else if self.dice.one_in(10) && spared {
             drained()
         } else {
             match self.case.succeeds(place, self.generation, tries) {

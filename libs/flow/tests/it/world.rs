@@ -13,7 +13,7 @@ use flow::{
 use model::execution::Outcome;
 use model::id::Uid;
 use model::job::JobSpec;
-use model::limits::{DEATHS_MAX, LOSSES_MAX, STOP_GRACE_SECS};
+use model::limits::{DEATHS_MAX, STOP_GRACE_SECS};
 use model::{
     ActorId, Attempt, AttemptEnd, ContextId, ContextUid, Flow, FlowId, FlowNode, FlowStatus, FlowUid,
     Generation, JobId, JobKey, Name, NodeReport, NodeSpec, NodeState, Reason, ReasonCode, ReportKind,
@@ -343,13 +343,14 @@ impl World {
         }
     }
 
-    /// A quarantine is the third death and nothing else, and neither budget is overdrawn.
+    /// A quarantine is the third death and nothing else, and no budget is overdrawn.
     fn check_budgets(&mut self, node: &FlowNode) {
         let quarantined = node.reason.as_ref().is_some_and(|reason| reason.code == ReasonCode::Quarantined);
-        assert!(node.deaths <= DEATHS_MAX && node.losses <= LOSSES_MAX, "{node:?}");
+        let (lost, allowed) = (node.deaths + node.losses, node.policy.losses_allowed());
+        assert!(node.deaths <= DEATHS_MAX && lost <= allowed + 1, "{node:?}");
         assert_eq!(quarantined, node.deaths == DEATHS_MAX, "the third death ends in quarantine: {node:?}");
         assert!(!quarantined || node.state == NodeState::Failed, "{node:?}");
-        assert!(node.losses < LOSSES_MAX || node.state == NodeState::Failed, "{node:?}");
+        assert!(lost <= allowed || node.state == NodeState::Failed, "{node:?}");
         let witnessed = self.stored.witness.deaths.get(&(node.job_id, node.generation));
         assert_eq!(witnessed.copied().unwrap_or_default(), node.deaths, "each death counts once: {node:?}");
         self.quarantined += usize::from(quarantined);

@@ -193,13 +193,18 @@ fn policy_from_wire(policy: v1::NodePolicy, at: &str, violations: &mut Violation
         priority,
         isolation,
         network,
+        losses,
+        loss_backoff,
+        idempotent,
     } = policy;
     let defaults = NodePolicy::default();
-    if retries > limits::RETRIES_MAX {
-        violations.add(
-            format!("{at}.retries"),
-            format!("at most {} are allowed, not {retries}", limits::RETRIES_MAX),
-        );
+    let losses = losses.unwrap_or(defaults.losses);
+    for (field, max, found) in
+        [("retries", limits::RETRIES_MAX, retries), ("losses", limits::LOSSES_MAX, losses)]
+    {
+        if found > max {
+            violations.add(format!("{at}.{field}"), format!("at most {max} are allowed, not {found}"));
+        }
     }
     if no_retry_exit_codes.len() > limits::NO_RETRY_EXIT_CODES_MAX {
         let (max, found) = (limits::NO_RETRY_EXIT_CODES_MAX, no_retry_exit_codes.len());
@@ -240,6 +245,13 @@ fn policy_from_wire(policy: v1::NodePolicy, at: &str, violations: &mut Violation
         priority,
         isolation,
         network,
+        losses,
+        loss_backoff: backoff_from_wire(
+            loss_backoff.unwrap_or_default(),
+            &format!("{at}.loss_backoff"),
+            violations,
+        ),
+        idempotent: idempotent.unwrap_or(defaults.idempotent),
     }
 }
 
@@ -359,7 +371,9 @@ mod tests {
     #[test]
     fn all_violations_come_at_once() {
         let mut bad = node("a b");
-        bad.policy = Some(v1::NodePolicy { retries: 101, priority: Some(3), ..Default::default() });
+        let policy =
+            v1::NodePolicy { retries: 101, losses: Some(101), priority: Some(3), ..Default::default() };
+        bad.policy = Some(policy);
         bad.job.get_or_insert_default().script_type = 99;
         bad.target = Some(v1::Target { instance: Some(1), ..Default::default() });
         let mut long = node("b");
@@ -377,6 +391,7 @@ mod tests {
                 "flow.nodes[0].name",
                 "flow.nodes[0].target.instance",
                 "flow.nodes[0].policy.retries",
+                "flow.nodes[0].policy.losses",
                 "flow.nodes[0].policy.priority",
                 "flow.nodes[0].job.script_type",
                 "flow.nodes[1].target.labels[k]",

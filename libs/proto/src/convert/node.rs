@@ -1,7 +1,7 @@
 //! Flow nodes and their changes.
 
 use model::job::BlobRef;
-use model::{Attempt, ContextUid, FlowNode, FlowUid, JobId, JobKey, NodeEvent, Reason, Target};
+use model::{Attempt, Backoff, ContextUid, FlowNode, FlowUid, JobId, JobKey, NodeEvent, Reason, Target};
 
 use crate::convert::{enums, time};
 use crate::v1;
@@ -106,7 +106,20 @@ pub fn to_wire(node: &FlowNode, home: Home, depends_names: Vec<String>) -> v1::F
 /// A change to the wire.
 #[must_use]
 pub fn change_to_wire(event: &NodeEvent) -> v1::NodeChange {
-    let NodeEvent { flow_id: _, job_id, name, state, attempt, reason, exit_code, instance, time: at } = event;
+    let NodeEvent {
+        flow_id: _,
+        job_id,
+        name,
+        state,
+        attempt,
+        reason,
+        exit_code,
+        instance,
+        tries,
+        deaths,
+        losses,
+        time: at,
+    } = event;
     v1::NodeChange {
         job_id: job_id.0,
         state: enums::node_state_to_wire(*state).into(),
@@ -115,6 +128,9 @@ pub fn change_to_wire(event: &NodeEvent) -> v1::NodeChange {
         exit_code: *exit_code,
         instance: instance.clone().unwrap_or_default(),
         time: Some(time::to_wire(*at)),
+        tries: *tries,
+        deaths: *deaths,
+        losses: *losses,
         name: name.as_ref().map(ToString::to_string).unwrap_or_default(),
     }
 }
@@ -157,14 +173,13 @@ pub fn policy_to_wire(policy: &model::NodePolicy) -> v1::NodePolicy {
         priority,
         isolation,
         network,
+        losses,
+        loss_backoff,
+        idempotent,
     } = policy;
     v1::NodePolicy {
         retries: *retries,
-        backoff: Some(v1::Backoff {
-            initial_secs: backoff.initial_secs,
-            multiplier: backoff.multiplier,
-            max_secs: backoff.max_secs,
-        }),
+        backoff: Some(backoff_to_wire(backoff)),
         no_retry_exit_codes: no_retry_exit_codes.clone(),
         timeout_secs: Some(*timeout),
         timeout_queue_secs: *timeout_queue,
@@ -173,7 +188,15 @@ pub fn policy_to_wire(policy: &model::NodePolicy) -> v1::NodePolicy {
         priority: Some(u32::from(*priority)),
         isolation: enums::isolation_to_wire(*isolation).into(),
         network: *network,
+        losses: Some(*losses),
+        loss_backoff: Some(backoff_to_wire(loss_backoff)),
+        idempotent: Some(*idempotent),
     }
+}
+
+const fn backoff_to_wire(backoff: &Backoff) -> v1::Backoff {
+    let Backoff { initial_secs, multiplier, max_secs } = *backoff;
+    v1::Backoff { initial_secs, multiplier, max_secs }
 }
 
 #[cfg(test)]

@@ -149,6 +149,18 @@ pub struct NodePolicy {
     /// It may use the network. Otherwise it can open no socket.
     #[prost(bool, tag = "10")]
     pub network: bool,
+    /// Lost attempts that are followed by another one, at most 100: those that end with their instance, with their
+    /// supervisor, or by a drain. They use up no retries. Absent: 3. Whatever it says, the third attempt whose instance
+    /// vanished fails the node as QUARANTINED.
+    #[prost(uint32, optional, tag = "11")]
+    pub losses: ::core::option::Option<u32>,
+    /// The wait after a lost attempt, by the losses before it; absent: the defaults.
+    #[prost(message, optional, tag = "12")]
+    pub loss_backoff: ::core::option::Option<Backoff>,
+    /// The script may run again though it is not known how far an attempt came. Absent: true. False: the first lost
+    /// attempt fails the node, whatever `losses` says; `retries` after failures stand.
+    #[prost(bool, optional, tag = "13")]
+    pub idempotent: ::core::option::Option<bool>,
 }
 /// Where a node wants to run. All empty: any live runner of the context that offers the type.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -452,12 +464,12 @@ pub struct FlowNode {
     /// only. Empty while the node was never dispatched.
     #[prost(string, tag = "32")]
     pub job_key: ::prost::alloc::string::String,
-    /// Attempts of this generation whose instance vanished. They use up no retries; with the third one the node is
-    /// FAILED with the reason QUARANTINED.
+    /// Attempts of this generation whose instance vanished. They count against `policy.losses` and use up no retries; with
+    /// the third one the node is FAILED with the reason QUARANTINED.
     #[prost(uint32, tag = "33")]
     pub deaths: u32,
-    /// Attempts of this generation that ended with their supervisor or with a drain. They use up no retries; with the
-    /// fifth one the node is FAILED.
+    /// Attempts of this generation that ended with their supervisor or with a drain. They count against `policy.losses` and
+    /// use up no retries.
     #[prost(uint32, tag = "34")]
     pub losses: u32,
     /// The names of the nodes before it, in the order of `depends`. An answer names 10,000 of them; empty for a node that
@@ -617,6 +629,15 @@ pub struct NodeChange {
     /// The node's name within the flow. Empty in changes from before servers told it.
     #[prost(string, tag = "8")]
     pub name: ::prost::alloc::string::String,
+    /// Attempts of this generation that count against the retries.
+    #[prost(uint32, tag = "9")]
+    pub tries: u32,
+    /// Attempts of this generation whose instance vanished.
+    #[prost(uint32, tag = "10")]
+    pub deaths: u32,
+    /// Attempts of this generation that ended with their supervisor or with a drain.
+    #[prost(uint32, tag = "11")]
+    pub losses: u32,
 }
 /// A part of the snapshot, a change, or a sign of life.
 #[derive(Clone, PartialEq, ::prost::Message)]

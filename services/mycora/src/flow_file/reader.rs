@@ -35,6 +35,9 @@ pub(super) const JOB_KEYS: &[&str] = &[
     "retries",
     "backoff",
     "no_retry_exit_codes",
+    "losses",
+    "loss_backoff",
+    "idempotent",
     "priority",
     "isolation",
     "network",
@@ -243,12 +246,15 @@ impl Reader<'_> {
             timeout_ack_secs: number("timeout_ack", "timeout_ack_secs"),
             timeout_result_secs: number("timeout_result", "timeout_result_secs").unwrap_or_default(),
             priority: number("priority", "priority"),
+            losses: number("losses", "losses"),
             ..Default::default()
         };
         policy.isolation = self.isolation(fields, at).into();
         policy.network =
             fields.get("network").and_then(|entry| self.truth(entry, at, "network")).unwrap_or_default();
+        policy.idempotent = fields.get("idempotent").and_then(|entry| self.truth(entry, at, "idempotent"));
         policy.backoff = fields.get("backoff").map(|entry| self.backoff(entry, at));
+        policy.loss_backoff = fields.get("loss_backoff").map(|entry| self.backoff(entry, at));
         if let Some(entry) = fields.get("no_retry_exit_codes") {
             self.places.add(at.path("no_retry_exit_codes"), entry.place, at.label(&entry.key));
             policy.no_retry_exit_codes = self.exit_codes(entry);
@@ -270,7 +276,7 @@ impl Reader<'_> {
     }
 
     fn backoff(&mut self, entry: &Entry, at: At<'_>) -> v1::Backoff {
-        let (path, label) = (at.path("backoff"), at.label("backoff"));
+        let (path, label) = (at.path(&entry.key), at.label(&entry.key));
         self.places.add(&path, entry.place, &label);
         let at = At { path: &path, label: &label };
         let fields = self.fields(&entry.value, "a backoff", BACKOFF_KEYS);

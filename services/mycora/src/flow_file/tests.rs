@@ -52,6 +52,9 @@ jobs:
     retries: 2
     backoff: { initial: 0.5, multiplier: 3, max: 10 }
     no_retry_exit_codes: [2, 64]
+    losses: 0
+    loss_backoff: { initial: 2, max: 20 }
+    idempotent: false
     target: { group: gpu, instance: 1, labels: { zone: a } }
     script: |
       import mycora
@@ -103,6 +106,8 @@ jobs:
     assert_eq!(count.depends, ["split"]);
     assert_eq!((policy.retries, policy.timeout_secs, policy.no_retry_exit_codes), (2, None, vec![2, 64]));
     assert_eq!(policy.backoff, Some(v1::Backoff { initial_secs: 0.5, multiplier: 3.0, max_secs: 10.0 }));
+    assert_eq!((policy.losses, policy.idempotent), (Some(0), Some(false)));
+    assert_eq!(policy.loss_backoff, Some(v1::Backoff { initial_secs: 2.0, multiplier: 0.0, max_secs: 20.0 }));
     let target = count.target.clone().expect("a target");
     assert_eq!(
         (target.group.as_str(), target.instance, target.labels["zone"].as_str()),
@@ -278,6 +283,12 @@ fn what_is_wrong_with_a_job_has_line_and_column() {
         ),
         ("timeout: 99999999999999999999", "6:14: `timeout` has to be a whole number from 0 on, not `9999"),
         ("retries: 101", "6:14: jobs.a.retries: at most 100 are allowed, not 101"),
+        ("losses: 101", "6:13: jobs.a.losses: at most 100 are allowed, not 101"),
+        ("idempotent: no", "6:17: `idempotent` has to be true or false, not `no`"),
+        (
+            "loss_backoff: {max: -1}",
+            "6:24: jobs.a.loss_backoff.max: 0 to 2592000 seconds are allowed, not -1",
+        ),
         ("priority: 3", "6:15: jobs.a.priority: a priority is 0 (first), 1 or 2, not 3"),
         ("backoff: {multiplier: 0.5}", "6:27: jobs.a.backoff.multiplier: 1 to 1000 is allowed, not 0.5"),
         ("backoff: {factor: 2}", "6:15: a backoff has no key `factor`; there are initial, multiplier, max"),

@@ -150,6 +150,9 @@ impl Driver {
             tracing::error!(flow = %engine.flow().id, error = %refused.error, "an illegal transition was refused");
         }
         count_off(run, &mut self.load, engine, &step);
+        for code in &step.losses {
+            self.metrics.lost(*code);
+        }
         for change in &step.changed {
             for transition in &change.transitions {
                 self.metrics.transition(transition.to);

@@ -3,9 +3,11 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use model::limits::{DEATHS_MAX, LOSSES_MAX};
+use flow::retry::Spent;
+use model::limits::DEATHS_MAX;
 use model::{
-    ContextId, Flow, FlowId, FlowNode, FlowStatus, NodeState, Prerequisite, ReasonCode, RunnerView, Timestamp,
+    ContextId, Flow, FlowId, FlowNode, FlowStatus, NodePolicy, NodeState, Prerequisite, ReasonCode,
+    RunnerView, Timestamp,
 };
 use proto::convert;
 use proto::convert::node::Home;
@@ -311,15 +313,10 @@ impl Facts {
         if self.node.state.is_end() {
             return None;
         }
-        let FlowNode { tries, deaths, losses, policy, .. } = &self.node;
+        let FlowNode { tries, policy, .. } = &self.node;
         let left = policy.retries.saturating_sub(*tries);
         let mut parts = vec![format!("{left} of {} retries left", policy.retries)];
-        if *deaths > 0 {
-            parts.push(format!("{deaths} of {DEATHS_MAX} deaths"));
-        }
-        if *losses > 0 {
-            parts.push(format!("{losses} of {LOSSES_MAX} losses"));
-        }
+        parts.push(losses_left(policy, Spent::of(&self.node)));
         for (what, secs) in [
             ("run time", policy.timeout),
             ("ready to started", policy.timeout_queue),
@@ -335,6 +332,23 @@ impl Facts {
         }
         Some(finding(FindingKind::Limits, false, parts.join("; ")))
     }
+}
+
+/// How many lost attempts are still followed by another one, and what was lost.
+fn losses_left(policy: &NodePolicy, spent: Spent) -> String {
+    if !policy.idempotent {
+        return "not run again after a loss (`idempotent: false`)".to_owned();
+    }
+    let allowed = policy.losses_allowed();
+    let mut text = format!("{} of {allowed} losses left", allowed.saturating_sub(spent.lost()));
+    let (deaths, others) = (spent.deaths, spent.losses);
+    if deaths > 0 {
+        text += &format!(", {deaths} of {DEATHS_MAX} deaths");
+    }
+    if others > 0 {
+        text += &format!(", {others} lost with a supervisor or a drain");
+    }
+    text
 }
 
 fn finding(kind: FindingKind, blocks: bool, detail: String) -> Finding {

@@ -216,6 +216,7 @@ fn draft(
 fn check(node: &mut Object<'_>, policy: &NodePolicy, prerequisites: &[Prerequisite], when: Option<&str>) {
     for (field, max, found) in [
         ("retries", limits::RETRIES_MAX, policy.retries),
+        ("losses", limits::LOSSES_MAX, policy.losses),
         ("timeout", limits::TIMEOUT_SECS_MAX, policy.timeout),
     ] {
         if found > max {
