@@ -1,6 +1,7 @@
 //! Timeouts by their names, and conditions outside the flow.
 
 use crate::scene::Scene;
+use crate::suite::stdout;
 
 const GOOD: &str = "script_type: shell, script: \"true\"";
 const SLOW: &str = "script_type: shell, script: \"sleep 600\"";
@@ -49,6 +50,24 @@ fn each_timeout_by_its_name() {
     scene.close();
 }
 
+#[test]
+fn what_cleans_up_has_its_turn_after_the_deadline() {
+    let scene = Scene::new(&[]);
+    let (id, ended) = scene.run(&format!(
+        "name: late\ndeadline: 1\njobs:\n  work: {{ {SLOW} }}\n  more: {{ {GOOD}, depends: [work] }}\n  alarm: {{ {GOOD}, depends: [work], run_if: ANY_FAILED }}\n  clean: {{ {GOOD}, depends: [more, alarm], run_if: ALL_DONE }}\n"
+    ));
+    assert_eq!(ended.status, "ERROR");
+    let states = [
+        ("alarm", "COMPLETED"),
+        ("clean", "COMPLETED"),
+        ("more", "FAILED DEADLINE"),
+        ("work", "FAILED DEADLINE"),
+    ];
+    assert_eq!(ended.states(), states.map(|(name, state)| (name, state.to_owned())));
+    assert_eq!(scene.trail(id, "clean"), ["ready#1", "dispatched#1", "running#1", "completed#1"]);
+    scene.close();
+}
+
 /// The supervisor is away, and was alive a moment ago.
 #[test]
 fn a_job_that_nobody_accepts() {
@@ -80,10 +99,10 @@ fn signals_before_and_after_the_wait_began() {
     assert_eq!(waiting["prerequisites"][0], "signal:go");
     let flow = id.to_string();
     // Nobody waits for it yet.
-    crate::suite::stdout(&scene.up.mycora(&["flow", "signal", &flow, "early"]), 0);
+    stdout(&scene.up.mycora(&["flow", "signal", &flow, "early"]), 0);
     let explained = scene.json(&["flow", "explain", &flow, "first"], 0);
     assert!(explained["summary"].as_str().is_some_and(|text| text.contains("`go`")), "{explained}");
-    crate::suite::stdout(&scene.up.mycora(&["flow", "signal", &flow, "go"]), 0);
+    stdout(&scene.up.mycora(&["flow", "signal", &flow, "go"]), 0);
     let ended = scene.end(id);
     assert_eq!(ended.status, "FINISHED");
     let ran = ["ready#1", "dispatched#1", "running#1", "completed#1"];
@@ -111,7 +130,7 @@ fn times_and_other_flows() {
     let (good, bad, nothing) = (waits(awaited), waits(failing), waits(4_000_000));
     scene.wait_for(good, "only", "PENDING");
     for flow in [awaited, failing] {
-        crate::suite::stdout(&scene.up.mycora(&["flow", "signal", &flow.to_string(), "go"]), 0);
+        stdout(&scene.up.mycora(&["flow", "signal", &flow.to_string(), "go"]), 0);
     }
     assert_eq!(scene.end(good).status, "FINISHED");
     assert_eq!(scene.trail(good, "only")[0], "pending#1 WAITING");

@@ -32,8 +32,9 @@ mod unstored;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
-use model::limits::STOP_GRACE_SECS;
+use model::limits::{CLEAN_UP_SECS, STOP_GRACE_SECS};
 use model::{
     Attempt, ContextUid, Flow, FlowNode, FlowStatus, JobId, JobKey, JobSpec, NodeReport, NodeSpec, NodeState,
     ReasonCode, ReportSource, RunnerId, SignalName, Timestamp, Violations,
@@ -75,6 +76,8 @@ pub struct InFlight {
 enum Cause {
     FailFast,
     Deadline,
+    /// The deadline passed, and the time for cleaning up after it.
+    Overdue,
     FlowCancelled,
 }
 
@@ -423,6 +426,16 @@ impl Engine {
         node.cancel_requested_time.is_some() || node.expired_time.is_some()
     }
 
+    /// When everything that is left has to end, by the flow's deadline and what was raised for it already.
+    fn next_deadline(&self) -> Option<Timestamp> {
+        let deadline = self.flow.deadline?;
+        match self.cause {
+            None | Some(Cause::FailFast) => Some(deadline),
+            Some(Cause::Deadline) => Some(deadline + Duration::from_secs(u64::from(CLEAN_UP_SECS))),
+            Some(Cause::Overdue | Cause::FlowCancelled) => None,
+        }
+    }
+
     /// Notes the attempts that are lost with a supervisor.
     fn note_lost(&mut self, runner: RunnerId) {
         for (i, node) in self.nodes.iter().enumerate() {
@@ -454,11 +467,13 @@ impl Engine {
         match self.cause {
             None => false,
             Some(Cause::FailFast) => !self.is_spared(node),
-            Some(Cause::Deadline | Cause::FlowCancelled) => true,
+            // What comes after nothing cleans up nothing: it has no turn of its own after the deadline.
+            Some(Cause::Deadline) => !self.is_spared(node) || self.nodes[node.index()].depends.is_empty(),
+            Some(Cause::Overdue | Cause::FlowCancelled) => true,
         }
     }
 
-    /// Whether `fail_fast` leaves it alone: what cleans up has to run.
+    /// Whether `fail_fast` and a deadline leave it alone: what cleans up has to run.
     fn is_spared(&self, node: NodeIndex) -> bool {
         use model::RunIf;
         matches!(self.nodes[node.index()].run_if, RunIf::AnyFailed | RunIf::AllDone)

@@ -114,6 +114,8 @@ pub const DEATH_WAIT_SECS: u32 = 30;
 pub const LOSSES_MAX: u32 = 100;
 /// Lost attempts that are repeated for a node that does not say.
 pub const LOSSES_DEFAULT: u32 = 3;
+/// How long nodes that clean up have their turn after a flow's deadline.
+pub const CLEAN_UP_SECS: u32 = 3600;
 /// Any timeout a node may ask for: 30 days.
 pub const TIMEOUT_SECS_MAX: u32 = 30 * 24 * 3600;
 /// Run time of a node that does not say.
@@ -233,7 +235,7 @@ pub const JOB_SIGNATURE_SECS_MAX: u32 = 366 * 24 * 3600;
 pub const RETRY_SIGNATURES_MAX: usize = 500;
 
 /// All of them by their names in small letters, for `/info`: every service shows what all hold to.
-pub const TABLE: [(&str, u64); 112] = [
+pub const TABLE: [(&str, u64); 113] = [
     ("script_bytes_max", SCRIPT_BYTES_MAX as u64),
     ("script_inline_bytes_max", SCRIPT_INLINE_BYTES_MAX as u64),
     ("file_bytes_max", FILE_BYTES_MAX as u64),
@@ -290,6 +292,7 @@ pub const TABLE: [(&str, u64); 112] = [
     ("death_wait_secs", DEATH_WAIT_SECS as u64),
     ("losses_max", LOSSES_MAX as u64),
     ("losses_default", LOSSES_DEFAULT as u64),
+    ("clean_up_secs", CLEAN_UP_SECS as u64),
     ("timeout_secs_max", TIMEOUT_SECS_MAX as u64),
     ("timeout_secs_default", TIMEOUT_SECS_DEFAULT as u64),
     ("timeout_ack_secs_default", TIMEOUT_ACK_SECS_DEFAULT as u64),

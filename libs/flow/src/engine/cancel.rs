@@ -111,18 +111,19 @@ impl Pass<'_, '_, '_> {
     fn end_for(&mut self, cause: Cause, index: NodeIndex) {
         let code = match cause {
             Cause::FailFast => ReasonCode::FailFast,
-            Cause::Deadline => ReasonCode::Deadline,
+            Cause::Deadline | Cause::Overdue => ReasonCode::Deadline,
             Cause::FlowCancelled => ReasonCode::FlowCancelled,
         };
+        let by_deadline = code == ReasonCode::Deadline;
         let node = self.engine.node(index);
         match node.state {
-            NodeState::Pending | NodeState::Ready if cause == Cause::Deadline => {
+            NodeState::Pending | NodeState::Ready if by_deadline => {
                 self.abort(index, Reason::new(code, ""));
             }
             NodeState::Pending | NodeState::Ready => self.cancel_unsent(index, code),
             // What is being cancelled already ends as cancelled.
             NodeState::Dispatched | NodeState::Running
-                if cause == Cause::Deadline && node.cancel_requested_time.is_none() =>
+                if by_deadline && node.cancel_requested_time.is_none() =>
             {
                 self.expire_attempt(index, Reason::new(code, ""));
             }

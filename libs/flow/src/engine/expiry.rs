@@ -17,9 +17,11 @@ use crate::transition::NodeEvent;
 
 impl Pass<'_, '_, '_> {
     pub(super) fn check_deadline(&mut self) {
-        let open = self.engine.counts.open > 0;
-        if open && self.engine.flow.deadline.is_some_and(|deadline| deadline <= self.now) {
-            self.engine.raise(Cause::Deadline);
+        let now = self.now;
+        // An owner that finds both times passed raises one after the other.
+        while self.engine.counts.open > 0 && self.engine.next_deadline().is_some_and(|time| time <= now) {
+            let passed = self.engine.cause == Some(Cause::Deadline);
+            self.engine.raise(if passed { Cause::Overdue } else { Cause::Deadline });
         }
     }
 

@@ -96,8 +96,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
 
     fn next_due(&self) -> Option<Timestamp> {
         let engine = &*self.engine;
-        let deadline = engine.flow.deadline.filter(|_| engine.cause < Some(Cause::Deadline));
-        let times = [deadline, engine.timers.first()];
+        let times = [engine.next_deadline(), engine.timers.first()];
         times.into_iter().flatten().min().filter(|_| engine.is_started())
     }
 

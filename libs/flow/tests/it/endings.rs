@@ -5,11 +5,13 @@ use std::time::Duration;
 use flow::{Engine, Input, template};
 use model::execution::Outcome;
 use model::job::BlobRef;
-use model::limits::{FLOW_RESULT_BYTES_MAX, RESULT_BYTES_MAX};
+use model::limits::{CLEAN_UP_SECS, FLOW_RESULT_BYTES_MAX, RESULT_BYTES_MAX};
 use model::{
-    Attempt, BlobHash, EndedProcess, FlowStatus, NodeState, ReasonCode, ReportKind, RunIf, Timestamp,
+    Attempt, BlobHash, EndedProcess, FlowStatus, NodeSpec, NodeState, ReasonCode, ReportKind, RunIf,
+    Timestamp,
 };
 
+use crate::case::BEGIN;
 use crate::world::{
     CONTEXT, RUNNER, World, ended, failed, flow, rejected, spec, started, stopped, succeeded,
 };
@@ -243,26 +245,77 @@ fn a_wait_for_a_place_has_a_time_limit() {
     assert!(world.stops.is_empty());
 }
 
+/// A flow of these nodes with a deadline in ten seconds, started.
+fn limited(specs: &[NodeSpec]) -> World {
+    let mut flow = flow(specs.len());
+    flow.deadline = Some(BEGIN + Duration::from_secs(10));
+    let mut world = World::new(flow, specs);
+    world.feed([Input::Start]);
+    world
+}
+
+fn cleaning(text: &str, depends: &[&str]) -> NodeSpec {
+    NodeSpec { run_if: RunIf::AllDone, allow_failure: true, ..spec(text, depends) }
+}
+
 #[test]
-fn a_deadline_fails_whatever_is_left() {
+fn a_deadline_fails_whatever_is_left_but_what_cleans_up() {
     let mut excused = spec("a", &[]);
     excused.allow_failure = true;
     excused.policy.retries = 3;
-    let mut clean = spec("clean", &["a"]);
-    clean.run_if = RunIf::AllDone;
-    clean.allow_failure = true;
-    let mut limited = flow(2);
-    let mut world = World::new(limited.clone(), &[excused.clone(), clean.clone()]);
-    limited.deadline = Some(world.now + Duration::from_secs(10));
-    world = World::new(limited, &[excused, clean]);
-    world.feed([Input::Start]);
-    assert_eq!(world.due, Some(world.now + Duration::from_secs(10)));
+    let mut handler = spec("handler", &["a"]);
+    handler.run_if = RunIf::AnyFailed;
+    let specs = [excused, cleaning("clean", &["a"]), handler, spec("after", &["a"]), cleaning("lone", &[])];
+    let mut world = limited(&specs);
+    assert_eq!(world.due, Some(BEGIN + Duration::from_secs(10)));
     world.pass(10.0);
     assert_eq!((world.state("a"), world.code("a")), (NodeState::Dispatched, Some(ReasonCode::Deadline)));
-    assert_eq!((world.state("clean"), world.stops.len()), (NodeState::Failed, 1));
+    assert_eq!((world.state("after"), world.code("after")), (NodeState::Failed, Some(ReasonCode::Deadline)));
+    assert_eq!(world.code("lone"), Some(ReasonCode::Deadline), "what comes after nothing cleans up nothing");
+    assert_eq!((world.state("clean"), world.stops.len()), (NodeState::Pending, 2));
+    world.end("lone", stopped());
+    world.crash();
     world.end("a", stopped());
     assert_eq!((world.state("a"), world.code("a")), (NodeState::Failed, Some(ReasonCode::Deadline)));
+    for name in ["clean", "handler"] {
+        assert_eq!(world.state(name), NodeState::Dispatched, "{name} has its turn");
+        world.succeed(name);
+        assert_eq!(world.state(name), NodeState::Completed, "{name}");
+    }
     assert_eq!(world.status(), FlowStatus::Error, "a deadline is the flow's own");
+}
+
+#[test]
+fn what_cleans_up_and_is_under_way_outlives_the_deadline() {
+    let mut world = limited(&[spec("a", &[]), cleaning("clean", &["a"])]);
+    world.succeed("a");
+    world.start("clean");
+    world.pass(10.0);
+    assert_eq!((world.state("clean"), world.stops.len()), (NodeState::Running, 0));
+    world.succeed("clean");
+    assert_eq!(world.status(), FlowStatus::Finished, "the work was done in time");
+}
+
+#[test]
+fn the_time_for_cleaning_up_is_bounded() {
+    let mut waits = cleaning("waits", &["a"]);
+    waits.prerequisites = vec!["go".parse().unwrap()];
+    let mut world = limited(&[spec("a", &[]), cleaning("clean", &["a"]), waits]);
+    world.pass(10.0);
+    world.end("a", stopped());
+    world.start("clean");
+    assert_eq!((world.state("clean"), world.state("waits")), (NodeState::Running, NodeState::Pending));
+    let end = BEGIN + Duration::from_secs(10 + u64::from(CLEAN_UP_SECS));
+    assert!(world.due.is_some_and(|due| due <= end));
+    world.pass(f64::from(CLEAN_UP_SECS) - 1.0);
+    assert_eq!((world.state("clean"), world.state("waits")), (NodeState::Running, NodeState::Pending));
+    // Whoever takes over then finds both times passed.
+    world.crash();
+    world.pass(1.0);
+    assert_eq!((world.state("waits"), world.code("waits")), (NodeState::Failed, Some(ReasonCode::Deadline)));
+    assert_eq!((world.state("clean"), world.code("clean")), (NodeState::Running, Some(ReasonCode::Deadline)));
+    world.end("clean", stopped());
+    assert_eq!((world.state("clean"), world.status()), (NodeState::Failed, FlowStatus::Error));
 }
 
 #[test]

@@ -236,6 +236,22 @@ fn a_deadline_ends_a_wait() {
 }
 
 #[test]
+fn the_wait_for_a_signal_is_no_time_in_a_queue() {
+    let mut limited = waiting("a", &[], &["go"]);
+    limited.policy.timeout_queue = 5;
+    let mut world = World::started(&[limited]);
+    world.pass(3600.0);
+    assert_eq!((world.state("a"), world.due), (NodeState::Pending, None));
+    world.place.live = false;
+    world.feed([signal("go")]);
+    assert_eq!(world.state("a"), NodeState::Ready);
+    world.pass(4.9);
+    assert_eq!(world.state("a"), NodeState::Ready, "its time begins with the signal");
+    world.pass(0.1);
+    assert_eq!((world.state("a"), world.code("a")), (NodeState::Failed, Some(ReasonCode::TimeoutQueue)));
+}
+
+#[test]
 fn a_signal_for_many_is_derived_in_pieces() {
     let specs: Vec<NodeSpec> = (0..20).map(|i| waiting(&format!("n{i}"), &[], &["go"])).collect();
     let mut world = World::started(&specs);

@@ -283,7 +283,8 @@ pub struct FlowSpec {
     /// The first failure that counts cancels what is left.
     #[prost(bool, tag = "3")]
     pub fail_fast: bool,
-    /// Seconds from the start on after which the flow fails. 0: no limit.
+    /// Seconds from the start on after which what is left fails, and the flow with it. 0: no limit. Nodes that clean up, those
+    /// with dependencies and `run_if` ANY_FAILED or ALL_DONE, still have their turn, for an hour at most.
     #[prost(uint32, tag = "4")]
     pub deadline_secs: u32,
     /// Seconds until a cancelled attempt is closed without confirmation. 0: 30.
