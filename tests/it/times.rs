@@ -1,7 +1,7 @@
 //! Timeouts by their names, and conditions outside the flow.
 
 use crate::scene::Scene;
-use crate::suite::stdout;
+use crate::suite::{stderr, stdout};
 
 const GOOD: &str = "script_type: shell, script: \"true\"";
 const SLOW: &str = "script_type: shell, script: \"sleep 600\"";
@@ -65,6 +65,34 @@ fn what_cleans_up_has_its_turn_after_the_deadline() {
     ];
     assert_eq!(ended.states(), states.map(|(name, state)| (name, state.to_owned())));
     assert_eq!(scene.trail(id, "clean"), ["ready#1", "dispatched#1", "running#1", "completed#1"]);
+    scene.close();
+}
+
+#[test]
+fn a_misspelt_signal_is_refused_by_name() {
+    let scene = Scene::new(&[]);
+    let id = scene.submit(&format!(
+        "name: signals\njobs:\n  a: {{ {GOOD}, prerequisites: [\"signal:approve\"] }}\n  b: {{ {GOOD}, depends: [a], prerequisites: [\"signal:go\"] }}\n"
+    ));
+    let quiet = scene.submit(&format!("name: quiet\njobs:\n  only: {{ {SLOW} }}\n"));
+    let give = |flow: u64, name: &str, code: i32| {
+        stderr(&scene.up.mycora(&["flow", "signal", &flow.to_string(), name]), code)
+    };
+    let refused = give(id, "aprove", 2);
+    assert!(
+        refused.contains("no job of flow 1 waits for the signal `aprove`; its jobs wait for `approve`, `go`"),
+        "{refused}"
+    );
+    let refused = give(quiet, "go", 2);
+    assert!(refused.contains("its jobs wait for no signals"), "{refused}");
+    assert_eq!(scene.up.redis(1, &["HLEN", &format!("flow:{id}:signals")]).trim(), "0", "nothing was kept");
+    for name in ["go", "approve", "approve"] {
+        give(id, name, 0);
+    }
+    assert_eq!(scene.end(id).status, "FINISHED");
+    give(id, "approve", 0);
+    give(id, "later", 2);
+    stdout(&scene.up.mycora(&["flow", "cancel", &quiet.to_string(), "--grace", "0"]), 0);
     scene.close();
 }
 

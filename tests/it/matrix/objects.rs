@@ -180,7 +180,7 @@ async fn make(stage: &Stage, name: &str) -> Value {
         "running" => running(stage).await,
         "waiting" => {
             let mut submit = request("FlowService/SubmitFlow");
-            submit["flow"]["nodes"][0]["prerequisites"] = json!(["signal:go"]);
+            submit["flow"]["nodes"][0]["prerequisites"] = json!(["signal:go", "signal:later"]);
             stage.ask_as(OWNER, "FlowService/SubmitFlow", submit).await["flow"]["id"].clone()
         }
         "letter" => of_owner(stage, "MessageService/SendMessage").await["message"]["key"].clone(),

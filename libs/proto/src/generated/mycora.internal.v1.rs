@@ -1421,6 +1421,8 @@ pub enum FlowPurpose {
     Start = 4,
     /// To run it again.
     Retry = 5,
+    /// To give it a signal.
+    Signal = 6,
 }
 impl FlowPurpose {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -1435,6 +1437,7 @@ impl FlowPurpose {
             Self::AddNodes => "FLOW_PURPOSE_ADD_NODES",
             Self::Start => "FLOW_PURPOSE_START",
             Self::Retry => "FLOW_PURPOSE_RETRY",
+            Self::Signal => "FLOW_PURPOSE_SIGNAL",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1446,6 +1449,7 @@ impl FlowPurpose {
             "FLOW_PURPOSE_ADD_NODES" => Some(Self::AddNodes),
             "FLOW_PURPOSE_START" => Some(Self::Start),
             "FLOW_PURPOSE_RETRY" => Some(Self::Retry),
+            "FLOW_PURPOSE_SIGNAL" => Some(Self::Signal),
             _ => None,
         }
     }

@@ -1752,9 +1752,10 @@ pub mod flow_service_client {
         }
         /// Gives a signal to a flow: meets the prerequisites of that name, of nodes that wait for it now or
         /// will. A signal is kept for as long as the flow, also when it is run again; the first of a name
-        /// counts. Executors may signal their own flows, admins all.
+        /// counts. Executors may signal their own flows, admins all. Before the flow is started any name is kept, since nodes that
+        /// wait for it may still come.
         ///
-        /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED (too many signals, or
+        /// Errors: INVALID_ARGUMENT (also of a signal that no node of the flow waits for), NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED (too many signals, or
         /// too much that its owner has not taken up yet), ALREADY_EXISTS (the request id was used with another body).
         pub async fn signal_flow(
             &mut self,
@@ -2149,9 +2150,10 @@ pub mod flow_service_server {
         ) -> std::result::Result<tonic::Response<Self::WatchFlowStream>, tonic::Status>;
         /// Gives a signal to a flow: meets the prerequisites of that name, of nodes that wait for it now or
         /// will. A signal is kept for as long as the flow, also when it is run again; the first of a name
-        /// counts. Executors may signal their own flows, admins all.
+        /// counts. Executors may signal their own flows, admins all. Before the flow is started any name is kept, since nodes that
+        /// wait for it may still come.
         ///
-        /// Errors: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED (too many signals, or
+        /// Errors: INVALID_ARGUMENT (also of a signal that no node of the flow waits for), NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED (too many signals, or
         /// too much that its owner has not taken up yet), ALREADY_EXISTS (the request id was used with another body).
         async fn signal_flow(
             &self,

@@ -1,11 +1,13 @@
 //! What actors bring for a flow's owner: signals, the wish to end, reports. Kept by storage before
 //! anybody acts on it.
 
+use std::collections::BTreeSet;
+
 use model::execution::Outcome;
 use model::limits::{RESULT_BYTES_MAX, SIGNAL_PAYLOAD_BYTES_MAX, STOP_GRACE_SECS};
 use model::{
-    ActorId, AttemptEnd, FlowInput, FlowNode, JobKey, NodeReport, NodeState, Reason, ReasonCode, ReportKind,
-    Timestamp, Violations,
+    ActorId, AttemptEnd, FlowInput, FlowNode, FlowStatus, JobKey, NodeReport, NodeState, Prerequisite,
+    Reason, ReasonCode, ReportKind, SignalName, Timestamp, Violations,
 };
 use proto::convert::{self, enums};
 use proto::internal::v1::{self as internal, FlowPurpose};
@@ -21,9 +23,9 @@ use crate::views::reader::FlowReader;
 /// Keeps a signal; true when it had been given before.
 ///
 /// # Errors
-/// INVALID_ARGUMENT with everything that is wrong, else what storage answers.
+/// INVALID_ARGUMENT with everything that is wrong, also of a signal that no node waits for; else what storage answers.
 pub async fn signal(
-    mut store: FlowStoreClient,
+    store: FlowStoreClient,
     actor: ActorId,
     request: SignalFlowRequest,
 ) -> Result<bool, Status> {
@@ -37,10 +39,54 @@ pub async fn signal(
         violations.add("payload", format!("at most {max} bytes are kept with a signal, not {found}"));
     }
     let name = violations.into_result(name).map_err(rpc::Error::invalid)?;
+    let mut reader = FlowReader::new(store, actor, context_id, flow_id);
+    if !asked.was_done(&mut reader.store, actor, context_id).await? {
+        check_awaited(&mut reader, &name).await?;
+    }
     let input = FlowInput::Signal { name };
     let push = push(&input, actor, (context_id, flow_id), asked)?;
-    let answer = store.push_input(internal::PushInputRequest { payload, ..push }).await?;
+    let answer = reader.store.push_input(internal::PushInputRequest { payload, ..push }).await?;
     Ok(answer.into_inner().unchanged)
+}
+
+/// Refuses a signal that no node of the flow waits for: a misspelt one would be kept, and the flow would wait for ever.
+async fn check_awaited(reader: &mut FlowReader, name: &SignalName) -> Result<(), Status> {
+    let record = reader.record_for(FlowPurpose::Signal).await?;
+    let flow = record.flow.ok_or_else(|| bad_store("a flow without its record"))?;
+    if enums::flow_status_from_wire(flow.status) == Some(FlowStatus::Created) {
+        // Nodes that wait for it may still come.
+        return Ok(());
+    }
+    // One more than are named, to know whether there are more.
+    let mut awaited = BTreeSet::new();
+    let mut last = None;
+    while let Some(page) = reader.nodes(last.as_ref()).await? {
+        for prerequisite in page.nodes.iter().flat_map(|node| &node.prerequisites) {
+            let Prerequisite::Signal(signal) = prerequisite else { continue };
+            if signal == name {
+                return Ok(());
+            }
+            awaited.insert(signal.clone());
+            if awaited.len() > SIGNALS_NAMED_MAX + 1 {
+                awaited.pop_last();
+            }
+        }
+        last = Some(page);
+    }
+    Err(not_awaited(name, &awaited, flow.id))
+}
+
+/// INVALID_ARGUMENT, with the signals that nodes wait for.
+fn not_awaited(name: &SignalName, awaited: &BTreeSet<SignalName>, flow: u32) -> Status {
+    let named: Vec<_> = awaited.iter().take(SIGNALS_NAMED_MAX).map(|signal| format!("`{signal}`")).collect();
+    let more = if awaited.len() > SIGNALS_NAMED_MAX { " and others" } else { "" };
+    let there_are = match named.as_slice() {
+        [] => "its jobs wait for no signals".to_owned(),
+        names => format!("its jobs wait for {}{more}", names.join(", ")),
+    };
+    let mut violations = Violations::new();
+    violations.add("name", format!("no job of flow {flow} waits for the signal `{name}`; {there_are}"));
+    rpc::Error::invalid(violations).into()
 }
 
 /// Keeps the wish to cancel a flow; gives the flow.
@@ -208,12 +254,32 @@ fn report_kind(
     })))
 }
 
+/// Signals that one refusal names.
+const SIGNALS_NAMED_MAX: usize = 10;
 /// Texts for people that travel with a report.
 const DETAIL_BYTES_MAX: usize = 1024;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_signal_that_nothing_waits_for_is_refused_with_those_there_are() {
+        let names = |count: usize| -> BTreeSet<SignalName> {
+            (0..count).map(|i| format!("s{i:02}").parse().expect("a name")).collect()
+        };
+        let name = "aprove".parse().expect("a name");
+        for (count, told) in [
+            (0, "no job of flow 7 waits for the signal `aprove`; its jobs wait for no signals"),
+            (2, "no job of flow 7 waits for the signal `aprove`; its jobs wait for `s00`, `s01`"),
+            (11, "`s08`, `s09` and others"),
+        ] {
+            let status = not_awaited(&name, &names(count), 7);
+            assert_eq!(status.code(), tonic::Code::InvalidArgument);
+            let view = rpc::ErrorView::from(&status);
+            assert!(view.violations.iter().any(|wrong| wrong.description.ends_with(told)), "{view:?}");
+        }
+    }
 
     #[test]
     fn what_does_not_fit_together_is_refused() {

@@ -44,6 +44,7 @@ const fn action_of(purpose: wire::FlowPurpose) -> Action {
         wire::FlowPurpose::AddNodes => Action::AddFlowNodes,
         wire::FlowPurpose::Start => Action::StartFlow,
         wire::FlowPurpose::Retry => Action::RetryFlow,
+        wire::FlowPurpose::Signal => Action::SignalFlow,
     }
 }
 
