@@ -172,22 +172,37 @@ fn one_that_resumes_after_the_end_is_told_what_led_to_it() {
     scene.close();
 }
 
-/// What a watch from this place on is told until its end: the changes of nodes, and how the flow ended.
-async fn told(client: &mut Client, flow: u64, from: &str) -> (Vec<WatchFlowResponse>, FlowStatus) {
-    let mut answers = watch(client, flow, from).await.expect("a stream");
-    let (mut changes, mut last) = (Vec::new(), None);
+/// What a watch is told until its end, its snapshot and signs of life left out; and where it was when that was complete.
+async fn read(mut answers: Streaming<WatchFlowResponse>) -> (String, Vec<WatchFlowResponse>) {
+    let (mut snapshot_end, mut told) = (String::new(), Vec::new());
     while let Some(answer) = answers.message().await.expect("it ends well") {
         match answer.event {
-            Some(Event::NodeChange(_)) => changes.push(answer),
-            Some(Event::Flow(flow)) => last = Some(flow.status()),
-            _ => {}
+            Some(Event::SnapshotEnd(_)) => snapshot_end = answer.resume_position,
+            Some(Event::Heartbeat(_)) => {}
+            _ if answer.resume_position.is_empty() => {}
+            _ => told.push(answer),
         }
     }
-    (changes, last.expect("the flow as it ended"))
+    (snapshot_end, told)
 }
 
+/// What a watch from this place on is told until its end.
+async fn told(client: &mut Client, flow: u64, from: &str) -> Vec<WatchFlowResponse> {
+    read(watch(client, flow, from).await.expect("a stream")).await.1
+}
+
+/// How the flow stands, by the last of what a watch was told.
+fn last_status(told: &[WatchFlowResponse]) -> Option<FlowStatus> {
+    match &told.last()?.event {
+        Some(Event::Flow(flow)) => Some(flow.status()),
+        _ => None,
+    }
+}
+
+/// Property: after each answer of a watch, of the flow as well as of its nodes, one that resumes there is told all the others,
+/// equal in every field; and so is one that watched while it happened.
 #[test]
-fn one_that_resumes_after_any_change_is_told_all_the_others() {
+fn one_that_resumes_after_any_answer_is_told_all_the_others() {
     let scene = Scene::new(&[]);
     let profile = Profile::load(&scene.up.profile()).expect("a profile");
     // One whose nodes end one after the other, and one that ends as a whole, with all its nodes in one commit.
@@ -198,18 +213,55 @@ fn one_that_resumes_after_any_change_is_told_all_the_others() {
         runtime().block_on(async {
             let mut client = FlowServiceClient::new(profile.channel().expect("a channel"));
             let from = end_of_snapshot(&mut client, id).await;
+            let live = tokio::spawn(read(watch(&mut client, id, &from).await.expect("a stream")));
             let flow = id.to_string();
             stdout(&scene.up.mycora(&[&["flow", order, &flow], arguments].concat()), 0);
             scene.end(id);
-            let (all, status) = told(&mut client, id, &from).await;
-            assert_eq!(status, end);
-            assert!(all.len() >= 13, "each node has ended, at least");
+            let all = told(&mut client, id, &from).await;
+            assert_eq!(live.await.expect("the other watch").1, all, "{order}: one that watched meanwhile");
+            assert_eq!(last_status(&all), Some(end));
+            let changes = all.iter().filter(|answer| change(answer).is_some()).count();
+            assert!(changes >= 13, "each node has ended, at least");
+            let cancels = |answer: &&WatchFlowResponse| {
+                matches!(&answer.event, Some(Event::Flow(flow)) if flow.cancel_requested_time.is_some())
+            };
+            let cancels = all.iter().filter(cancels).count();
+            assert_eq!(cancels >= 2, order == "cancel", "the wish is told, and then the end: {cancels}");
             for (n, last) in all.iter().enumerate() {
                 let rest = told(&mut client, id, &last.resume_position).await;
-                assert_eq!(rest, (all[n + 1..].to_vec(), end), "{order}, after {n} of {}", all.len());
+                assert_eq!(rest, all[n + 1..], "{order}, after {n} of {}", all.len());
             }
         });
     }
+    scene.close();
+}
+
+/// Whenever a watch begins, behind its snapshot it is told what all the others are.
+#[test]
+fn watches_that_begin_while_a_flow_runs_are_told_the_same() {
+    let scene = Scene::new(&[]);
+    let profile = Profile::load(&scene.up.profile()).expect("a profile");
+    let id = submitted(&scene, 60);
+    runtime().block_on(async {
+        let mut client = FlowServiceClient::new(profile.channel().expect("a channel"));
+        let from = end_of_snapshot(&mut client, id).await;
+        let mut meanwhile = Vec::new();
+        let mut first = watch(&mut client, id, &from).await.expect("a stream");
+        stdout(&scene.up.mycora(&["flow", "signal", &id.to_string(), "go"]), 0);
+        // One begins with each of the first answers that another is told.
+        for _ in 0..20 {
+            first.message().await.expect("it stands").expect("it goes on");
+            let another = watch(&mut client, id, "").await.expect("a stream");
+            meanwhile.push(tokio::spawn(read(another)));
+        }
+        scene.end(id);
+        let all = told(&mut client, id, &from).await;
+        for another in meanwhile {
+            let (snapshot_end, seen) = another.await.expect("it ends");
+            assert!(all.ends_with(&seen), "other answers: {seen:?}");
+            assert_eq!(told(&mut client, id, &snapshot_end).await, seen, "as if it had resumed there");
+        }
+    });
     scene.close();
 }
 

@@ -71,6 +71,12 @@ pub struct FlowEvent {
     pub status: Option<FlowStatus>,
     /// How often it was run.
     pub generation: Generation,
+    /// When it fails unless it has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Timestamp>,
+    /// When its cancellation was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cancel_requested_time: Option<Timestamp>,
     /// When.
     pub time: Timestamp,
 }

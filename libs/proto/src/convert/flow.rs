@@ -1,7 +1,7 @@
 //! Flows.
 
 use model::id::ParseIdError;
-use model::{ContextUid, Epoch, Flow, FlowId, Generation, JobId, Rerun, Revision};
+use model::{ContextUid, Epoch, Flow, FlowEvent, FlowId, FlowStatus, Generation, JobId, Rerun, Revision};
 
 use crate::convert::{enums, time};
 use crate::{internal, v1};
@@ -52,6 +52,28 @@ pub fn to_wire(flow: &Flow) -> v1::Flow {
         generation: generation.0,
         revision: revision.0,
         node_count: u32::try_from(jobs.len()).unwrap_or(u32::MAX),
+    }
+}
+
+/// The flow as it was after `change`, of which `flow` is a later reading: what changes while it runs is the event's. The
+/// result is there when it is that of the same end; otherwise it is lost, and said to be incomplete.
+#[must_use]
+pub fn at(flow: &v1::Flow, change: &FlowEvent, revision: Revision) -> v1::Flow {
+    let FlowEvent { flow_id: _, status, generation, deadline, cancel_requested_time, time: at } = change;
+    let status = status.map_or(v1::FlowStatus::Unspecified, enums::flow_status_to_wire);
+    let ends = change.status.is_some_and(FlowStatus::is_end);
+    let is_same_end = ends && flow.generation == generation.0 && flow.status() == status;
+    let result = if is_same_end { flow.result.clone() } else { Default::default() };
+    v1::Flow {
+        result,
+        result_truncated: if is_same_end { flow.result_truncated } else { ends },
+        deadline_time: deadline.map(time::to_wire),
+        cancel_requested_time: cancel_requested_time.map(time::to_wire),
+        update_time: Some(time::to_wire(*at)),
+        status: status.into(),
+        generation: generation.0,
+        revision: revision.0,
+        ..flow.clone()
     }
 }
 
@@ -172,5 +194,50 @@ fn parse_rerun(json: &str) -> Result<Option<Rerun>, BadRecord> {
     match json {
         "" => Ok(None),
         json => serde_json::from_str(json).map(Some).map_err(|error| BadRecord(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::Timestamp;
+
+    use super::*;
+
+    #[test]
+    fn what_a_watch_is_told_follows_from_the_event() {
+        let time_of = |millis| Some(time::to_wire(Timestamp::from_millis(millis)));
+        let later = v1::Flow {
+            id: 7,
+            result: [("a.k".to_owned(), "1".to_owned())].into(),
+            cancel_requested_time: time_of(9000),
+            update_time: time_of(9000),
+            status: v1::FlowStatus::Finished.into(),
+            generation: 2,
+            revision: 90,
+            ..v1::Flow::default()
+        };
+        let change = |status, generation| FlowEvent {
+            flow_id: FlowId(7),
+            status: Some(status),
+            generation: Generation(generation),
+            deadline: Some(Timestamp::from_millis(5000)),
+            cancel_requested_time: None,
+            time: Timestamp::from_millis(1000),
+        };
+        let told = at(&later, &change(FlowStatus::Started, 2), Revision(10));
+        let expected = v1::Flow {
+            result: Default::default(),
+            deadline_time: time_of(5000),
+            cancel_requested_time: None,
+            update_time: time_of(1000),
+            status: v1::FlowStatus::Started.into(),
+            revision: 10,
+            ..later.clone()
+        };
+        assert_eq!(told, expected, "it was read after it had ended");
+        let told = at(&later, &change(FlowStatus::Finished, 2), Revision(10));
+        assert_eq!((&told.result, told.result_truncated), (&later.result, false));
+        let told = at(&later, &change(FlowStatus::Finished, 1), Revision(10));
+        assert!(told.result.is_empty() && told.result_truncated, "the result of that run is gone");
     }
 }

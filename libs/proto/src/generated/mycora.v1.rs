@@ -324,7 +324,8 @@ pub struct Flow {
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
-    /// The result was larger than 1 MiB and is incomplete: read the nodes.
+    /// The result is incomplete, since it was larger than 1 MiB, or the watch tells of an end that a retry has replaced: read
+    /// the nodes.
     #[prost(bool, tag = "8")]
     pub result_truncated: bool,
     /// The first failure that counts cancels what is left.
@@ -655,7 +656,7 @@ pub mod watch_flow_response {
     /// What this answer is.
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Event {
-        /// Snapshot, or change: the flow as it is now.
+        /// Snapshot: the flow as it is now. Change: as it was then; its result comes with its end.
         #[prost(message, tag = "1")]
         Flow(super::Flow),
         /// Snapshot: a node as it is now.

@@ -1,13 +1,15 @@
 //! Watching a flow: a snapshot, then each change once.
 //!
-//! The events are asked for first and the snapshot is read after that, so
-//! nothing falls between them. What the snapshot already shows is left out of
-//! the changes by comparing revisions.
+//! The snapshot is read after a position, and what happened since that position is told before the snapshot is
+//! closed: nothing falls between them. What the snapshot already shows is left out by comparing revisions.
+//!
+//! From then on every answer follows from one event alone: whoever watches from a position on, and whenever, is
+//! told the same.
 
 use std::time::Duration;
 
 use model::limits::WATCH_BUFFER;
-use model::{Event, FlowEvent, Generation, JobId, Revision};
+use model::{Event, FlowEvent, FlowStatus, JobId, Revision};
 use prometheus::IntCounter;
 use proto::convert;
 use proto::v1::watch_flow_response::Event as Answer;
@@ -34,6 +36,8 @@ pub struct Watch {
     /// What the snapshot shows: nodes up to this id, as of this revision.
     shown: Vec<(JobId, Revision)>,
     flow_shown: Revision,
+    /// The flow as it was read last: of it only what does not change is told with an event.
+    flow: Flow,
     /// Where the watcher can go on after what it was sent.
     resume_position: String,
     pulse: Pulse,
@@ -73,6 +77,7 @@ impl Watch {
             slow_watchers,
             shown: Vec::new(),
             flow_shown: Revision(0),
+            flow: Flow::default(),
             resume_position: String::new(),
             pulse: Pulse::default(),
         }
@@ -88,46 +93,54 @@ impl Watch {
     }
 
     async fn watch(&mut self, resume_position: String) -> Result<(), Ended> {
-        let resumed = !resume_position.is_empty();
-        let mut events = self.reader.events(resume_position.clone()).await?;
+        let mut in_snapshot = resume_position.is_empty();
+        let begin = if in_snapshot { self.snapshot().await? } else { resume_position };
+        // After a snapshot as well: all that came while it was read belongs to it.
+        let mut events = self.reader.events(begin).await?;
         self.reader.is_patient = true;
-        let flow = self.reader.flow().await?;
-        let is_over = is_end(&flow);
-        // Of one that resumes, the flow when it had ended: its end may lie before the position.
-        let mut ended = None;
-        if resumed {
-            ended = is_over.then_some(flow);
-        } else {
-            self.snapshot(flow, &events.begin).await?;
-            if is_over {
-                return Ok(());
-            }
+        if !in_snapshot {
+            self.flow = self.reader.flow().await?;
         }
-        let mut reached = if resumed { resume_position } else { events.begin.clone() };
+        // Of a flow that has ended, its revision: nothing follows what was there, unless it is run again.
+        let mut over = is_end(&self.flow).then_some(Revision(self.flow.revision));
+        let mut reached = events.begin.clone();
         loop {
             let Some(next) = self.pulse.or_due(events.next()).await else {
-                self.send(Answer::Heartbeat(Heartbeat {}), reached.clone()).await?;
+                let place = if in_snapshot { String::new() } else { reached.clone() };
+                self.send(Answer::Heartbeat(Heartbeat {}), place).await?;
                 continue;
             };
             let (event, position) = next?;
             reached.clone_from(&position);
             let Some(event) = event else {
-                // All that was there has come, and its end was not in it.
-                let Some(flow) = ended.take() else { continue };
-                return self.send(Answer::Flow(flow), position).await;
+                // All that was there has come.
+                if std::mem::take(&mut in_snapshot) {
+                    self.send(Answer::SnapshotEnd(SnapshotEnd {}), position).await?;
+                }
+                if over.take().is_some() {
+                    return Ok(());
+                }
+                continue;
             };
-            // Where it was run again since, another end is to come.
             let revision = revision_of(&position);
-            ended = ended.filter(|flow| !is_run(&event) || revision <= Revision(flow.revision));
-            if self.change(event, position).await? {
+            over = over.filter(|ended| !is_run(&event) || revision <= *ended);
+            let place = if in_snapshot { String::new() } else { position.clone() };
+            if self.change(event, revision, place).await? {
+                if in_snapshot {
+                    self.send(Answer::SnapshotEnd(SnapshotEnd {}), position).await?;
+                }
                 return Ok(());
             }
         }
     }
 
-    async fn snapshot(&mut self, flow: Flow, position: &str) -> Result<(), Ended> {
-        self.flow_shown = Revision(flow.revision);
-        self.send(Answer::Flow(flow), String::new()).await?;
+    /// Sends the flow and its nodes; gives the position before which nothing is missing in them.
+    async fn snapshot(&mut self) -> Result<String, Ended> {
+        let begin = self.reader.events(String::new()).await?.begin;
+        self.reader.is_patient = true;
+        self.flow = self.reader.flow().await?;
+        self.flow_shown = Revision(self.flow.revision);
+        self.send(Answer::Flow(self.flow.clone()), String::new()).await?;
         let (mut last, mut names) = (None, Names::default());
         while let Some(page) = self.reader.nodes(last.as_ref()).await? {
             self.shown.extend(page.nodes.last().map(|node| (node.job_id, page.revision)));
@@ -136,44 +149,30 @@ impl Watch {
             }
             last = Some(page);
         }
-        self.send(Answer::SnapshotEnd(SnapshotEnd {}), position.to_owned()).await
+        Ok(begin)
     }
 
     /// Sends what an event means to the watcher. `true` after the flow's end.
-    async fn change(&mut self, event: Event, position: String) -> Result<bool, Ended> {
-        let revision = revision_of(&position);
+    async fn change(&mut self, event: Event, revision: Revision, place: String) -> Result<bool, Ended> {
         match event {
             Event::Node(change) if !self.is_shown(change.job_id, revision) => {
-                self.send(Answer::NodeChange(convert::node::change_to_wire(&change)), position).await?;
+                self.send(Answer::NodeChange(convert::node::change_to_wire(&change)), place).await?;
             }
             Event::Flow(FlowEvent { status: None, .. }) => {
                 return Err(Status::from(rpc::Error::not_found(format!("flow {}", self.reader.flow))).into());
             }
-            Event::Flow(FlowEvent { status: Some(status), generation, .. }) if status.is_end() => {
-                return self.end(generation, position).await;
-            }
-            Event::Flow(_) | Event::CancelRequested { .. } if revision > self.flow_shown => {
-                let flow = self.reader.flow().await?;
-                // One that has ended by now is told with its end, after the changes that led to it.
-                if !is_end(&flow) {
-                    self.flow_shown = Revision(flow.revision);
-                    self.send(Answer::Flow(flow), position).await?;
+            Event::Flow(change) if revision > self.flow_shown => {
+                let ends = change.status.is_some_and(FlowStatus::is_end);
+                if ends {
+                    // It has its result now, and nothing else of it changes until it is run again.
+                    self.flow = self.reader.flow().await?;
                 }
+                self.send(Answer::Flow(convert::flow::at(&self.flow, &change, revision)), place).await?;
+                return Ok(ends);
             }
             _ => {}
         }
         Ok(false)
-    }
-
-    /// Takes up the end of a generation. `true` unless the flow was run again since.
-    async fn end(&mut self, generation: Generation, position: String) -> Result<bool, Ended> {
-        let flow = self.reader.flow().await?;
-        let ended = is_end(&flow) && flow.generation == generation.0;
-        if ended || revision_of(&position) > self.flow_shown {
-            self.flow_shown = Revision(flow.revision);
-            self.send(Answer::Flow(flow), position).await?;
-        }
-        Ok(ended)
     }
 
     fn is_shown(&self, job: JobId, revision: Revision) -> bool {

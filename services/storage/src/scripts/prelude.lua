@@ -95,11 +95,16 @@ local function emit(revision, event)
   redis.call('XADD', KEYS[3], 'MAXLEN', '~', 1000000, revision .. '-' .. emitted, 'e', event, 'b', BITS)
 end
 
--- `status` is nil for a flow that is gone.
+-- `status` is nil for a flow that is gone. What watchers are told of a flow stands in the event: the flow, KEYS[4], goes on.
 local function emit_flow(revision, flow, status, generation)
   local quoted = status and ('"' .. status .. '"') or 'null'
+  local times = ''
+  for _, name in ipairs({'deadline', 'cancel_requested_time'}) do
+    local time = status and redis.call('HGET', KEYS[4], name)
+    if time and string.match(time, '^%d+%.?%d+$') then times = times .. ',"' .. name .. '":' .. time end
+  end
   emit(revision, '{"kind":"flow","flow_id":' .. flow .. ',"status":' .. quoted .. ',"generation":' .. generation
-    .. ',"time":' .. ARGV[3] .. '}')
+    .. times .. ',"time":' .. ARGV[3] .. '}')
 end
 
 -- Of a job that belongs to no flow.

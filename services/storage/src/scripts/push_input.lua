@@ -53,6 +53,7 @@ if news then
     redis.call('HSET', KEYS[4], 'cancel_requested_time', since, 'cancel_grace_secs', ARGV[13], 'updated_at', ARGV[3],
       'revision', revision)
     emit(revision, ARGV[14])
+    emit_flow(revision, ARGV[6], flow[2], flow[6])
     hint('')
   end
   if started then
