@@ -23,6 +23,7 @@ mod mail;
 mod matrix;
 mod open_queues;
 mod operators;
+mod order;
 mod places;
 mod plain;
 mod processes;

@@ -20,6 +20,7 @@ mod ops;
 mod own_process;
 mod panics;
 mod readiness;
+mod sequencer;
 mod shutdown;
 mod tasks;
 pub mod telemetry;
@@ -37,6 +38,7 @@ pub use ops::{BadOpsAddress, Info, Limits, Ops, OpsAccess, OpsAddress, OpsListen
 pub use own_process::{close_memory, close_new_files, give_back_large_allocations, read_secret};
 pub use panics::die_on_panic;
 pub use readiness::{Condition, Readiness};
+pub use sequencer::{Sequencer, Ticket};
 pub use shutdown::{Hangup, Shutdown};
 pub use tasks::Tasks;
 pub use watched::{LOOK_INTERVAL, look_at_files};

@@ -6,14 +6,14 @@ use futures_util::future::join_all;
 use model::execution::Outcome;
 use model::supervision::{JobAccepted, method};
 use model::{
-    AttemptEnd, ContextId, FlowId, JobKey, NodeReport, Reason, ReasonCode, ReportKind, ReportSource,
+    AttemptEnd, ContextId, FlowId, FlowUid, JobKey, NodeReport, Reason, ReasonCode, ReportKind, ReportSource,
     Timestamp,
 };
 use mycelium::{Call, CallError, Form, RpcError};
 use proto::internal::v1 as wire;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use service::crash_point;
+use service::{Ticket, crash_point};
 use tokio::time::Instant;
 
 use crate::error::PeerError;
@@ -46,11 +46,26 @@ impl Head {
     }
 }
 
-/// Delivers executions. When all of them were answered, refusals have been acknowledged as reports when this
+/// What is sent in its order: the executions of one flow to one address.
+pub type Order = (String, Option<FlowUid>);
+
+/// In which order a delivery is sent. A message has executions of one flow only.
+#[must_use]
+pub fn order_of(deliver: &wire::Deliver) -> Order {
+    let first = deliver.nodes.first().and_then(|json| serde_json::from_slice::<Head>(json).ok());
+    (deliver.address.clone(), first.map(|head| head.job_key.flow))
+}
+
+/// Delivers executions, after those before them in their order. When all of them were answered, refusals have been acknowledged as reports when this
 /// returns; else nothing was refused yet.
-pub async fn deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> wire::DeliveryOutcome {
+pub async fn deliver(
+    desk: &Desk,
+    answers: &Answers,
+    deliver: wire::Deliver,
+    turn: Ticket<Order>,
+) -> wire::DeliveryOutcome {
     let delivery_id = deliver.delivery_id;
-    let ended = try_deliver(desk, answers, deliver).await;
+    let ended = try_deliver(desk, answers, deliver, turn).await;
     if ended.is_err() {
         desk.metrics.failed.inc();
     }
@@ -100,7 +115,12 @@ pub(crate) fn passing(error: impl Into<String>) -> Failed {
     Failed { error: error.into(), lasting: false }
 }
 
-async fn try_deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> Result<Refused, Failed> {
+async fn try_deliver(
+    desk: &Desk,
+    answers: &Answers,
+    deliver: wire::Deliver,
+    turn: Ticket<Order>,
+) -> Result<Refused, Failed> {
     let wire::Deliver { delivery_id: _, address, topic, context_id, context_uid, nodes, timeout_millis } =
         deliver;
     let timeout = Duration::from_millis(timeout_millis);
@@ -118,12 +138,16 @@ async fn try_deliver(desk: &Desk, answers: &Answers, deliver: wire::Deliver) -> 
         heads.push(head);
         calls.push(call.of_context(context_id));
     }
+    turn.served().await;
     if desk.peers.form(&source.address) == Form::Plain {
+        // Its answers may be results: nobody waits for their turn behind those.
+        drop(turn);
         let jobs = heads.into_iter().zip(calls).collect();
         return plain_delivery::deliver(desk, answers, &peer, &source, jobs, deadline).await;
     }
     let sent = tokio::time::timeout_at(deadline, peer.send_batch_until(calls, Some(deadline))).await;
     let sent = sent.map_err(|_| passing(CallError::TimedOut.to_string()))?;
+    drop(turn);
     crash_point("gateway.sent");
 
     let mut unanswered = None;

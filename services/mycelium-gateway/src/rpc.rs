@@ -17,6 +17,7 @@ use proto::internal::v1::gateway_link_service_server::{GatewayLinkService, Gatew
 use proto::pages;
 use proto::v1;
 use proto::v1::gateway_service_server::{GatewayService, GatewayServiceServer};
+use service::Sequencer;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
@@ -233,12 +234,15 @@ async fn receive(
 ) -> Result<(), Status> {
     let mut tasks = JoinSet::new();
     let stops = Stops::default();
+    let sending = Sequencer::default();
     while let Some(wire::ExchangeRequest { frame }) = incoming.message().await? {
         match frame {
             Some(Frame::Deliver(deliver)) => {
                 let (desk, answers) = (desk.clone(), session.answers());
+                // A small message must not overtake a large one of its flow.
+                let turn = sending.ticket(delivery::order_of(&deliver));
                 tasks.spawn(async move {
-                    let outcome = delivery::deliver(&desk, &answers, deliver).await;
+                    let outcome = delivery::deliver(&desk, &answers, deliver, turn).await;
                     answers.ended(Item::Outcome(outcome));
                 });
             }

@@ -14,7 +14,7 @@ use mycelium::{Bus, BusPeers, Guard, PublicKey, Refused, Side};
 use proto::v1::supervisor_service_server::SupervisorServiceServer;
 use queue::{DemandWatch, LossWatch};
 use sandbox::room::Floors;
-use service::{Condition, Notices, Readiness};
+use service::{Condition, Notices, Readiness, Sequencer};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -95,6 +95,7 @@ impl App {
             presence: PresenceView::default(),
             dropped: Dropped::default(),
             word: Word::default(),
+            accepting: Sequencer::default(),
             requests: Requests::default(),
             metrics: Metrics::new(deps.metrics).map_err(Error::Metrics)?,
         };

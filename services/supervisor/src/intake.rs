@@ -7,12 +7,13 @@ use futures_util::future::{BoxFuture, join_all};
 use model::supervision::{
     ContextDrop, Done, JobAccepted, JobLogs, JobQuery, JobStatus, JobStop, JobStopped, STATE_UNKNOWN, method,
 };
-use model::{ContextUid, Execution, JobKey, ScriptSource};
+use model::{ContextUid, Execution, FlowUid, JobKey, ScriptSource};
 use mycelium::PublicKey;
 use mycelium::json_rpc::{Answer, Handler, METHOD_NOT_FOUND, Peer, Request, RpcError, answer};
 use queue::{Offer, Refusal, StopOutcome, Supervisor as Queue};
 use sandbox::room::Floors;
-use service::crash_point;
+use serde::Deserialize;
+use service::{Sequencer, Ticket, crash_point};
 
 use crate::admission::{admit, disk_full};
 use crate::attempts::Requests;
@@ -56,6 +57,8 @@ pub struct Supervisor {
     pub voice: Arc<Voice>,
     /// Who waits for word of an attempt.
     pub word: Word,
+    /// In which order attempts of a flow are taken in.
+    pub accepting: Sequencer<FlowUid>,
     /// What operators ask for, each once.
     pub requests: Requests,
     /// What is counted.
@@ -113,7 +116,9 @@ impl Handler for Intake {
             supervisor.coordinators.arrived(&coordinator, from);
         }
         let node = self.node.filter(|node| !supervisor.coordinators.is_at(&coordinator, *node));
-        let work = Work { supervisor, coordinator, peer: from.clone(), node };
+        // What was sent first is taken in first, however long it takes to read.
+        let turn = first_flow(&requests).map(|flow| supervisor.accepting.ticket(flow));
+        let work = Work { supervisor, coordinator, peer: from.clone(), node, turn };
         Box::pin(async move {
             match work.keep_node().await {
                 Ok(()) => work.answer_all(requests).await,
@@ -130,6 +135,18 @@ struct Work {
     peer: Peer,
     /// The node of the bus that it is heard through, when that is not known to be kept.
     node: Option<PublicKey>,
+    /// The place among other payloads with attempts of the same flow.
+    turn: Option<Ticket<FlowUid>>,
+}
+
+/// The flow of the first attempt that is to be run. A coordinator sends those of one flow together.
+fn first_flow(requests: &[Request]) -> Option<FlowUid> {
+    #[derive(Deserialize)]
+    struct Head {
+        job_key: JobKey,
+    }
+    let run = requests.iter().find(|request| request.method == method::JOB_RUN)?;
+    Some(run.read::<Head>().ok()?.job_key.flow)
 }
 
 impl Work {
@@ -149,14 +166,15 @@ impl Work {
 
     /// Jobs go into their queues together, in one round trip, are stopped in one, and are looked up together;
     /// what else there is follows.
-    async fn answer_all(self, requests: Vec<Request>) -> Vec<Answer> {
+    async fn answer_all(mut self, requests: Vec<Request>) -> Vec<Answer> {
         let (runs, others): (Vec<_>, Vec<_>) =
             requests.into_iter().enumerate().partition(|(_, request)| request.method == method::JOB_RUN);
         let (queries, others): (Vec<_>, Vec<_>) =
             others.into_iter().partition(|(_, request)| request.method == method::JOB_STATUS);
         let (stops, others): (Vec<_>, Vec<_>) =
             others.into_iter().partition(|(_, request)| request.method == method::JOB_STOP);
-        let mut answers: Vec<(usize, Answer)> = self.run(runs).await;
+        let turn = self.turn.take();
+        let mut answers: Vec<(usize, Answer)> = self.run(runs, turn).await;
         answers.extend(self.stop(stops).await);
         let looked_up = queries.iter().map(|(place, request)| async {
             let answer = async { self.status(&request.read()?).await };
@@ -170,7 +188,11 @@ impl Work {
         answers.into_iter().map(|(_, answer)| answer).collect()
     }
 
-    async fn run(&self, requests: Vec<(usize, Request)>) -> Vec<(usize, Answer)> {
+    async fn run(
+        &self,
+        requests: Vec<(usize, Request)>,
+        turn: Option<Ticket<FlowUid>>,
+    ) -> Vec<(usize, Answer)> {
         let prepared = join_all(requests.iter().map(|(_, request)| self.prepare(request))).await;
         let mut answers = Vec::with_capacity(requests.len());
         let (mut places, mut offers) = (Vec::new(), Vec::new());
@@ -193,9 +215,13 @@ impl Work {
             return answers;
         }
         crash_point("supervisor.received");
+        if let Some(turn) = &turn {
+            turn.served().await;
+        }
         let node = self.node.map(|node| node.to_string());
         let accepted = self.supervisor.queue.accept_all_through(offers, node.as_deref()).await;
         crash_point("supervisor.kept");
+        drop(turn);
         if let Some(node) = self.node.filter(|_| accepted.iter().any(Result::is_ok)) {
             self.supervisor.coordinators.note_node(&self.coordinator, node);
         }

@@ -35,8 +35,7 @@ impl Pass<'_, '_, '_> {
             let policy = &self.engine.node(node).policy;
             let within = |secs: u32| format!("within {secs} s");
             match due {
-                Due::Prerequisite => self.engine.work.push(node),
-                Due::BackOff => self.place(node),
+                Due::Prerequisite | Due::BackOff => self.engine.work.push(node),
                 Due::Unconfirmed => {
                     self.stop(node);
                     self.end_as_ordered(node, Ending::unheard(self.now, false));

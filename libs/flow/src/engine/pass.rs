@@ -73,6 +73,8 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         self.check_deadline();
         self.expire();
         self.sweep();
+        // What has waited for a place goes before what is ready only now.
+        self.place_waiting();
         self.derive();
         self.place_waiting();
         self.finish();

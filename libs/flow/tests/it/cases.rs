@@ -187,6 +187,20 @@ fn a_place_found_for_one_serves_those_that_wait() {
 }
 
 #[test]
+fn what_has_waited_for_a_place_goes_before_what_is_ready_now() {
+    let specs = [spec("a", &[]), spec("b", &[]), spec("late", &["a"]), spec("waits", &["b"])];
+    let mut world = World::started(&specs);
+    world.place.live = false;
+    world.succeed("b");
+    assert_eq!(world.code("waits"), Some(ReasonCode::NoLiveRunner));
+    world.place.live = true;
+    let ends = world.report("a", succeeded(&[]));
+    world.feed([ends, Input::Wake]);
+    let sent: Vec<_> = world.sent[2..].iter().map(|key| key.job).collect();
+    assert_eq!(sent, [world.node("waits").job_id, world.node("late").job_id]);
+}
+
+#[test]
 fn nodes_for_one_runner_travel_together() {
     let mut world = World::new(crate::world::flow(3), &[spec("a", &[]), spec("b", &[]), spec("c", &[])]);
     let step = world.step(&mut [Input::Start].into());

@@ -8,6 +8,7 @@ mod disk;
 mod draining;
 mod keeping;
 mod legacy;
+mod order;
 mod read_back;
 mod refusals;
 mod setup;
