@@ -43,6 +43,7 @@ mod scripts;
 mod shapes;
 mod signatures;
 mod sites;
+mod slow_disk;
 mod specs;
 mod strangers;
 mod suite;

@@ -1,6 +1,7 @@
 //! One flow in a suite of its own: what it ends as, and the trail of events that led there.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::Path;
 
 use serde_json::Value;
@@ -49,6 +50,12 @@ impl Scene {
 
     fn within(dir: TempDir, arguments: &[&str]) -> Self {
         let up = Up::start(&dir.path().join("data"), arguments);
+        Self { up, dir }
+    }
+
+    /// A suite in this directory that is started with these variables.
+    pub(crate) fn with_environment(dir: TempDir, environment: &[(&str, &OsStr)]) -> Self {
+        let up = Up::start_with(&dir.path().join("data"), environment);
         Self { up, dir }
     }
 

@@ -1,5 +1,6 @@
 //! A `mycora up` of a test, and the command line against it.
 
+use std::ffi::OsStr;
 use std::fs::Permissions;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -37,6 +38,17 @@ impl Up {
     /// Starts one on a directory and a free port.
     pub(crate) fn start(dir: &Path, arguments: &[&str]) -> Self {
         Self::start_as(None, dir, arguments)
+    }
+
+    /// The same, with these variables in its environment.
+    pub(crate) fn start_with(dir: &Path, environment: &[(&str, &OsStr)]) -> Self {
+        let port = free_port_pair();
+        let mut command = Command::new(program("mycora"));
+        command.envs(environment.iter().copied());
+        let process = spawn_command(command, dir, port, &[]);
+        let mut up = Self { dir: dir.to_owned(), user: None, port, arguments: Vec::new(), process };
+        up.wait_ready();
+        up
     }
 
     /// The same, started by another user than who runs the tests.
@@ -160,7 +172,10 @@ fn program_as(user: Option<u32>) -> Command {
 }
 
 fn spawn(user: Option<u32>, dir: &Path, port: u16, arguments: &[String]) -> Process {
-    let mut command = program_as(user);
+    spawn_command(program_as(user), dir, port, arguments)
+}
+
+fn spawn_command(mut command: Command, dir: &Path, port: u16, arguments: &[String]) -> Process {
     command.arg("up").arg("--data").arg(dir).args(["--port", &port.to_string()]).args(arguments);
     let place = place_of_scripts(dir);
     if !arguments.iter().any(|argument| argument == "--allow-write") {

@@ -8,7 +8,7 @@ use flow::template;
 use model::execution::{AttemptEnd, Grants, Outcome};
 use model::flow::ResultMap;
 use model::job::BlobRef;
-use model::{Execution, Reason, ReasonCode, ScriptSource, Timestamp};
+use model::{Execution, JobKey, Reason, ReasonCode, ScriptSource, Timestamp};
 use queue::work_dir::log_path;
 use queue::{Ending, Instance, Standing, Taken};
 use sandbox::Slot;
@@ -245,10 +245,33 @@ fn ending(
                 end.outcome = Outcome::Lost;
                 end.reason = Some(Reason::new(ReasonCode::Drained, "the runner ended before the script did"));
             }
+            Some(Cause::Closed) => {
+                // Counts only where the store went back since, and has it run here again.
+                let detail = "the store of its supervisor went back while it ran, and it was ended";
+                end.outcome = Outcome::Lost;
+                end.reason = Some(Reason::new(ReasonCode::SupervisorLost, detail));
+            }
             _ => end.outcome = Outcome::Stopped,
         },
     }
     Ending { job_key: execution.job_key, end, last_log: printed.last_log, output_tail: printed.tail }
+}
+
+/// Ends an attempt that has run here before, without running it again: its supervisor's store has lost what became of it.
+pub(crate) async fn lose(instance: &Instance, job_key: JobKey, started_at: Timestamp) {
+    let detail =
+        "the store of its supervisor went back: this attempt had run before, and how it ended is lost";
+    let end = AttemptEnd {
+        instance: Some(instance.who().to_string()),
+        start_time: Some(started_at),
+        ..AttemptEnd::unstarted(
+            Outcome::Lost,
+            Some(Reason::new(ReasonCode::SupervisorLost, detail)),
+            Timestamp::now().max(started_at),
+        )
+    };
+    let ending = Ending { job_key, end, last_log: None, output_tail: String::new() };
+    record(instance, &ending, &Interrupt::default()).await;
 }
 
 /// Records the end, however long it takes: only then may the job be forgotten here.

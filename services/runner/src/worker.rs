@@ -1,11 +1,11 @@
 //! One instance at work: takes jobs into free slots, obeys commands, shows that it is there.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use model::JobKey;
+use model::{JobKey, Timestamp};
 use queue::{Command, Control, Instance, Intake, PRESENCE_INTERVAL, Taken};
 use service::Shutdown;
 use tokio::sync::watch;
@@ -23,6 +23,9 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 /// How often is looked whether a full disk has room again.
 const ROOM_LOOK: Duration = Duration::from_millis(500);
 
+/// Attempts of which an instance remembers that they began: more than it can begin while a store that goes back loses changes.
+const BEGUN_MAX: usize = 16_384;
+
 /// Why an instance stopped working.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WorkerError {
@@ -35,11 +38,53 @@ pub(crate) enum WorkerError {
 #[derive(Debug, Default)]
 struct Jobs {
     running: Mutex<HashMap<JobKey, Arc<Interrupt>>>,
+    begun: Mutex<Begun>,
     /// How many, for whoever waits for a free slot.
     count: watch::Sender<usize>,
 }
 
+/// Attempts that began here lately, the oldest first. A store that went back gives them to be run once more, which would be
+/// twice under one number.
+#[derive(Debug, Default)]
+struct Begun {
+    keys: HashSet<JobKey>,
+    order: VecDeque<JobKey>,
+}
+
+impl Begun {
+    /// Says whether this is the first time.
+    fn begin(&mut self, key: JobKey) -> bool {
+        if !self.keys.insert(key) {
+            return false;
+        }
+        self.order.push_back(key);
+        if self.order.len() > BEGUN_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.keys.remove(&oldest);
+        }
+        true
+    }
+}
+
+/// What becomes of a job that was taken.
+enum Beginning {
+    /// It runs, and can be told to end.
+    First(Arc<Interrupt>),
+    /// It runs already, and goes on.
+    Runs,
+    /// It ran here before, under the same number.
+    Ran,
+}
+
 impl Jobs {
+    fn begin(&self, key: JobKey) -> Beginning {
+        if self.begun.lock().unwrap_or_else(PoisonError::into_inner).begin(key) {
+            return Beginning::First(self.add(key));
+        }
+        if self.lock().contains_key(&key) { Beginning::Runs } else { Beginning::Ran }
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<JobKey, Arc<Interrupt>>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -231,7 +276,14 @@ impl With {
 
     fn start(&self, attempts: &mut JoinSet<()>, taken: Taken) {
         let key = taken.execution.job_key;
-        let interrupt = self.jobs.add(key);
+        let interrupt = match self.jobs.begin(key) {
+            Beginning::First(interrupt) => interrupt,
+            Beginning::Runs => {
+                tracing::error!(%key, "the store went back: a job that runs was given out once more; it goes on");
+                return;
+            }
+            Beginning::Ran => return self.lose(attempts, key, taken.started_at),
+        };
         let (place, number) = self.places.enter();
         let slot = InUse { with: self.clone(), key, number };
         attempts.spawn(async move {
@@ -246,6 +298,13 @@ impl With {
             };
             Box::pin(attempt::run(context, taken, interrupt)).await;
         });
+    }
+
+    /// Ends an attempt as lost that ran here before: its next one has a number of its own.
+    fn lose(&self, attempts: &mut JoinSet<()>, key: JobKey, started_at: Timestamp) {
+        tracing::error!(%key, "the store went back: an attempt that ran was given out once more; it is not run again");
+        let instance = self.instance.clone();
+        attempts.spawn(async move { attempt::lose(&instance, key, started_at).await });
     }
 }
 

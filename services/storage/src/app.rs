@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::context_removal::Removals;
-use crate::durability::{self, Confirmation, Refusal};
+use crate::durability::{self, Confirmation, Durability, Refusal};
 use crate::error::Error;
 use crate::events::Hub;
 use crate::replicas::Replicas;
@@ -48,7 +48,11 @@ impl App {
                 error => StartError::Unusable(Box::new(error)),
             })?;
         for doubt in doubts {
-            tracing::warn!("{doubt}");
+            match asked {
+                // It is what was chosen, unless somebody expects more of it.
+                Durability::Fast => tracing::info!("{doubt}"),
+                _ => tracing::warn!("{doubt}"),
+            }
         }
         let replicas = Replicas::new(store.clone(), lease);
         let identities = Identities::new(store.clone());

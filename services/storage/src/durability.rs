@@ -17,8 +17,9 @@ const WAITAOF_SINCE: (u32, u32) = (7, 2);
 /// What an answered change survives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Durability {
-    /// What Redis is set up for; with an append-only file synced every second, the loss of the machine costs
-    /// at most the last second or two.
+    /// What Redis is set up for. With an append-only file and `appendfsync no` or `always` it survives the end of any process.
+    /// With `everysec` Redis holds writes back while its disk is slow: the end of Redis alone costs up to two seconds then.
+    /// The loss of the machine costs the last second or two.
     #[default]
     Fast,
     /// It is on the disk of the server.
@@ -95,6 +96,9 @@ impl Durability {
     /// What a server that is set up so gives less than it says; nothing of most. With the way out.
     #[must_use]
     pub fn doubt(self, setup: &Setup) -> Option<String> {
+        if self == Self::Fast {
+            return doubt_of_fast(setup);
+        }
         let asked = self.on(setup).ok().flatten().map(|confirm| confirm.keeper);
         let is_of_disks = matches!(asked, Some(Keeper::Disk | Keeper::Disks));
         if !is_of_disks || !setup.waitaof_is_early || setup.append_fsync.as_deref() == Some("always") {
@@ -155,6 +159,23 @@ impl Durability {
     }
 }
 
+/// What the end of Redis alone may cost.
+fn doubt_of_fast(setup: &Setup) -> Option<String> {
+    match (setup.append_only.as_deref()?, setup.append_fsync.as_deref()) {
+        ("no", _) => Some(
+            "durability `fast` keeps what Redis keeps: this one has `appendonly no`, so that its end loses what was answered since \
+             its last snapshot; set `appendonly yes`"
+                .to_owned(),
+        ),
+        (_, Some("everysec")) => Some(
+            "durability `fast` may lose up to two seconds of what was answered when Redis is killed while its disk is slow: it has \
+             `appendfsync everysec`, and holds its writes back meanwhile; durability `synced` loses nothing"
+                .to_owned(),
+        ),
+        _ => None,
+    }
+}
+
 fn told<'a>(setting: Option<&'a str>, name: &str) -> Result<&'a str, String> {
     setting.ok_or_else(|| format!("this Redis does not tell its `{name}`: allow CONFIG GET"))
 }
@@ -167,7 +188,12 @@ impl Confirmation {
     /// Names what it cannot give.
     pub(crate) async fn of(asked: Durability, kv: &Kv) -> Result<(Self, Vec<String>), Refusal> {
         let mut doubts = Vec::new();
-        if asked != Durability::Fast {
+        if asked == Durability::Fast {
+            // It needs nothing: who may not be asked is not asked.
+            for primary in kv.primaries().await? {
+                doubts.extend(primary.setup().await.ok().and_then(|setup| asked.doubt(&setup)));
+            }
+        } else {
             for primary in kv.primaries().await? {
                 let setup = primary.setup().await.map_err(|error| match error {
                     // It is about to change its role; somebody else takes writes soon.
@@ -252,9 +278,8 @@ mod tests {
 
     #[test]
     fn what_is_confirmed_too_early_is_doubted() {
-        use Durability::{Fast, Replicated, Synced};
+        use Durability::{Replicated, Synced};
         for (asked, version, replicas, append_fsync, is_doubted) in [
-            (Fast, (7, 4), 1, "everysec", false),
             (Synced, (7, 4), 0, "everysec", true),
             (Synced, (7, 4), 0, "always", false),
             (Replicated, (7, 4), 1, "everysec", true),
@@ -268,6 +293,23 @@ mod tests {
             let doubt = asked.doubt(&early);
             assert_eq!(doubt.is_some(), is_doubted, "{asked} on {early:?}: {doubt:?}");
             assert!(doubt.is_none_or(|why| why.contains("set `appendfsync always`")));
+        }
+    }
+
+    #[test]
+    fn what_the_end_of_redis_alone_costs_is_told() {
+        for (append_only, append_fsync, told) in [
+            ("no", "everysec", Some("`appendonly no`")),
+            ("yes", "everysec", Some("`appendfsync everysec`")),
+            ("yes", "always", None),
+            ("yes", "no", None),
+            ("", "", None),
+        ] {
+            let doubt = Durability::Fast.doubt(&setup((7, 0), 0, append_only, append_fsync));
+            match told {
+                Some(part) => assert!(doubt.as_ref().is_some_and(|doubt| doubt.contains(part)), "{doubt:?}"),
+                None => assert_eq!(doubt, None),
+            }
         }
     }
 

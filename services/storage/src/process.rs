@@ -40,7 +40,8 @@ pub struct Flags {
     /// How contexts are kept apart: `database` or `hash-tag`; in a cluster `hash-tag` only
     #[arg(long, env = "MYCORA_LAYOUT", value_name = "LAYOUT", default_value_t = Layout::Database)]
     layout: Layout,
-    /// What an answered change survives: `fast`, `synced` or `replicated`
+    /// What an answered change survives: `fast` what Redis is set up for (`appendfsync everysec` may lose two seconds when Redis is
+    /// killed while its disk is slow), `synced` the end of Redis' machine, `replicated` the loss of it
     #[arg(long, env = "MYCORA_DURABILITY", value_name = "LEVEL", default_value_t = Durability::Fast)]
     durability: Durability,
     /// The trust domain of this suite's identities

@@ -5,6 +5,7 @@
 //! stand neither in arguments nor in the environment. When it ends by itself
 //! it is started again on the same data, and clients connect anew.
 
+mod disk_writer;
 mod keeper;
 
 use std::io;
@@ -24,6 +25,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
+use self::disk_writer::DiskWriter;
 use self::keeper::{Keeper, Loss};
 use super::directory::DataDir;
 use super::disk::SharedDisk;
@@ -38,6 +40,7 @@ pub(super) const SUPERVISOR_DATABASE: u32 = DATABASES - 1;
 /// Where it keeps its data and its log.
 pub(super) const FILES: &str = "redis";
 const LOG: &str = "redis/redis.log";
+const APPENDED: &str = "appendonlydir";
 const SOCKET: &str = "redis.sock";
 const PASSWORD: &str = "redis.password";
 const RECORD: &str = "redis.pid";
@@ -92,7 +95,20 @@ impl PrivateRedis {
         let child = server.start().await?;
         let (stop, (lose, lost)) = (CancellationToken::new(), watch::channel(None));
         let keeper = Keeper { server, notice: *notice, stop: stop.clone(), lose };
-        let keeper = tokio::spawn(keeper.keep(child));
+        let writes =
+            (durability == Durability::Fast).then(|| DiskWriter::new(dir.join(FILES).join(APPENDED)));
+        let keeper = tokio::spawn(async move {
+            let writing = async {
+                match writes {
+                    Some(writer) => writer.keep().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                kept = keeper.keep(child) => kept,
+                () = writing => Err(io::Error::other("what brings its data to the disk has ended")),
+            }
+        });
         Ok(Self { socket, password, runner_password, stop, keeper, lost })
     }
 
@@ -279,7 +295,6 @@ fn spawn(dir: &DataDir) -> Result<Child, UpError> {
 
 /// Makes the directory of its data, and takes over what earlier versions kept beside it.
 fn prepare_files(dir: &DataDir) -> Result<(), UpError> {
-    const APPENDED: &str = "appendonlydir";
     let (before, now) = (dir.join(APPENDED), dir.private(FILES)?.join(APPENDED));
     match std::fs::rename(&before, now) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -296,7 +311,8 @@ fn configuration(
     password: &str,
     runner_password: &str,
 ) -> Zeroizing<String> {
-    let fsync = if durability == Durability::Fast { "everysec" } else { "always" };
+    // Nothing is answered before the kernel has it; `DiskWriter` brings it to the disk.
+    let fsync = if durability == Durability::Fast { "no" } else { "always" };
     let quoted = |name: &str| format!("{:?}", dir.join(name).display().to_string());
     Zeroizing::new(format!(
         "port 0\n\

@@ -169,7 +169,9 @@ fn sentinels_are_asked_for_the_master() {
     let (level_of, master) = found(&document, "redis master");
     let port = sentinels.servers()[sentinels.master()].port();
     assert!(level_of == "ok" && master.ends_with(&format!(":{port}")), "{master}");
-    assert_eq!(level(&document, "redis durability"), "ok");
+    // It is given, and what the end of this Redis costs is said.
+    let (level_of, durability) = found(&document, "redis durability");
+    assert!(level_of == "warn" && durability.contains("`fast` keeps what Redis keeps"), "{durability}");
     assert_eq!(level(&document, "redis databases"), "ok");
     let (place_of, _) = url.rsplit_once('/').expect("the master's name");
     let document = place.document(&["doctor", "--redis-url", &format!("{place_of}/nobody")], 1);

@@ -212,3 +212,34 @@ async fn redis_may_restart_in_the_middle() {
     wait_until(look, PATIENCE, "the next job is taken as well").await;
     runner.drain().await;
 }
+
+#[tokio::test]
+async fn an_attempt_that_the_store_forgot_is_not_run_twice_under_one_number() {
+    let mut bench = Bench::new().await;
+    let (witness, gate) = (Witness::new(&bench.seen()), bench.seen().join("gate"));
+    let wait = format!("while ! test -e '{}'; do sleep 0.05; done", gate.display());
+    let execution = shell(&witness.shell("job", &wait));
+    let key = bench.accept(execution.clone()).await;
+    let started = || async { (!witness.lines().is_empty()).then_some(()) };
+    wait_until(started, PATIENCE, "it has started").await;
+
+    // The store goes back to before it was accepted, and its coordinator sends it again while it runs.
+    assert_eq!(bench.redis.raw(0, &["FLUSHALL"]), "+OK\r\n");
+    bench.reader = bench.supervisor.events();
+    bench.accept(execution.clone()).await;
+    std::fs::write(&gate, "").expect("a file");
+    let outcome = bench.end_of(key).await;
+    let ran = (outcome.end.outcome, outcome.end.exit_code);
+    // It goes on, or was stopped since it was the instance's no more: that one is lost.
+    assert!([(Kind::Succeeded, Some(0)), (Kind::Lost, None)].contains(&ran), "{outcome:?}");
+
+    // Once more, after its end.
+    assert_eq!(bench.redis.raw(0, &["FLUSHALL"]), "+OK\r\n");
+    bench.reader = bench.supervisor.events();
+    bench.accept(execution).await;
+    let outcome = bench.end_of(key).await;
+    let reason = outcome.end.reason.as_ref().map(|reason| reason.code);
+    assert_eq!((outcome.end.outcome, reason), (Kind::Lost, Some(ReasonCode::SupervisorLost)), "{outcome:?}");
+    assert!(outcome.reason().contains("the store of its supervisor went back"), "{outcome:?}");
+    assert_eq!(witness.spans().len(), 1, "it ran once");
+}
