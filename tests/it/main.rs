@@ -11,6 +11,7 @@ mod disk;
 mod draw;
 mod engines;
 mod flows;
+mod full_store;
 mod health;
 mod kept_jobs;
 mod kills;

@@ -119,6 +119,10 @@ impl Error {
                 Some("BUSY" | "NOREPLICAS" | "UNBLOCKED") => {
                     Self::Unreachable { endpoint: endpoint.to_owned(), reason: detail() }
                 }
+                // There are as many connections as there may be, or too little memory for one more.
+                Some("ERR") if detail().starts_with("max number of clients") => {
+                    Self::Unreachable { endpoint: endpoint.to_owned(), reason: detail() }
+                }
                 Some(code) => Self::Refused { code: code.to_owned(), message: detail() },
                 None => Self::Protocol(error.to_string()),
             },

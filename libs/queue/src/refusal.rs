@@ -47,6 +47,7 @@ impl Refusal {
             Self::QueueFull(_) => "QUEUE_FULL",
             Self::RootSucceeded(_) => "ROOT_SUCCEEDED",
             Self::Store(Error::DiskFull(_)) => "DISK_FULL",
+            Self::Store(Error::Oom(_)) => "STORE_FULL",
             Self::Forgotten(_) | Self::Store(_) => "UNAVAILABLE",
         }
     }

@@ -224,7 +224,8 @@ pub(crate) fn refusal(error: &CallError) -> Option<ReportKind> {
                 }
                 "POLICY_REFUSED" => rejected(ReasonCode::PolicyRefused, detail(refused), lasting),
                 "SIGNATURE_REFUSED" => rejected(ReasonCode::SignatureRefused, detail(refused), lasting),
-                "DISK_FULL" => rejected(ReasonCode::DiskFull, detail(refused), lasting),
+                // Its store has no room either: the attempt waits for it, and that is no try.
+                "DISK_FULL" | "STORE_FULL" => rejected(ReasonCode::DiskFull, detail(refused), lasting),
                 // It does not even look at the job now; the delivery is tried again.
                 "BUSY" | "UNAVAILABLE" => None,
                 // Nor does who does not hear what it is told. Whoever has the message learns the name of the reason.
@@ -317,6 +318,7 @@ mod tests {
             (refused("SIGNATURE_REFUSED", true), Some((ReasonCode::SignatureRefused, true))),
             (refused("DRAINING", false), Some((ReasonCode::Refused, false))),
             (refused("DISK_FULL", false), Some((ReasonCode::DiskFull, false))),
+            (refused("STORE_FULL", false), Some((ReasonCode::DiskFull, false))),
             (refused("UNAVAILABLE", false), None),
             (CallError::TooLarge(9), Some((ReasonCode::InputsTooLarge, true))),
             (CallError::TimedOut, None),

@@ -15,7 +15,7 @@ use crate::SCRIPT_PATH;
 use crate::attend::{NotStarted, attend};
 use crate::isolation::Isolator;
 use crate::runtime::{End, Job, Tools};
-use crate::workspace::{broken, runtime_error};
+use crate::workspace::broken;
 
 /// Runs scripts as processes.
 #[derive(Debug, Clone)]
@@ -90,7 +90,7 @@ impl Launcher {
     ) -> End {
         match self.try_run(program, env, dir, job).await {
             Ok(end) => end,
-            Err(reason) => End::Broken(reason),
+            Err(NotStarted(reason)) => End::NotRun(reason),
         }
     }
 
@@ -100,8 +100,8 @@ impl Launcher {
         env: BTreeMap<String, String>,
         dir: &Path,
         job: &Job,
-    ) -> Result<End, Reason> {
-        let failed = |what: &str, error: &io::Error| runtime_error(&format!("{what}: {error}"));
+    ) -> Result<End, NotStarted> {
+        let failed = |what: &str, error: &io::Error| NotStarted(broken(what, error));
         let confinement = self.isolator.confinement(job, program.reads);
         let confinement = confinement.map_err(|error| failed("its bounds cannot be set", &error))?;
         let cgroups = confinement.cgroups.clone();
@@ -118,10 +118,14 @@ impl Launcher {
         let child = Child::start(self.isolator.launcher(), &request, their_out.into(), their_err.into());
         let child = child.map_err(|error| failed(&format!("{shown} cannot be started"), &error))?;
         let record = self.record(job, &child, cgroups);
-        let record = record.map_err(|error| broken("the process cannot be recorded", &error))?;
+        let record = match record {
+            Ok(record) => record,
+            // It may have begun: that was a try.
+            Err(error) => return Ok(End::Broken(broken("the process cannot be recorded", &error))),
+        };
         let end = attend(child, [out.into(), err.into()], job).await;
         drop(record);
-        end.map_err(|NotStarted(reason)| reason)
+        end
     }
 
     /// Leaves word of what runs, for whoever has to end it when this runner is gone.

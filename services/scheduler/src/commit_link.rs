@@ -18,6 +18,8 @@ use crate::clients::FlowStoreClient;
 pub const COMMITS_IN_FLIGHT_MAX: usize = 256;
 const RECONNECT_FIRST: Duration = Duration::from_millis(50);
 const RECONNECT_MAX: Duration = Duration::from_secs(5);
+/// The longest pause before a commit is sent again whose outcome is unknown: soon after the store has room it is stored.
+const RESEND_MAX: Duration = Duration::from_secs(1);
 
 /// Sends commits. Cloneable; the link runs until its future is dropped.
 #[derive(Clone)]
@@ -59,8 +61,8 @@ struct Link {
     client: FlowStoreClient,
     answers: mpsc::Sender<CommitResponse>,
     queue: mpsc::UnboundedReceiver<CommitRequest>,
-    /// By commit id, with the place in the order of sending.
-    unanswered: HashMap<String, (u64, CommitRequest)>,
+    /// By commit id.
+    unanswered: HashMap<String, Unanswered>,
     order: u64,
     /// How many answers came, over all streams.
     answered: u64,
@@ -68,6 +70,16 @@ struct Link {
     stood_before: bool,
     /// Told when a stream stands again.
     back: Arc<Notify>,
+}
+
+/// A commit that was not answered yet.
+#[derive(Clone)]
+struct Unanswered {
+    /// Its place in the order of sending.
+    order: u64,
+    commit: CommitRequest,
+    /// How long to wait when its outcome is unknown once more.
+    pause: Duration,
 }
 
 impl Link {
@@ -92,8 +104,8 @@ impl Link {
         // Nobody reads it before the call stands. What was sent before the driver's memory was void is
         // among them, beside as many new ones.
         let (requests, outgoing) = mpsc::channel(again.len() + COMMITS_IN_FLIGHT_MAX);
-        again.sort_by_key(|(order, _)| *order);
-        for (_, commit) in again {
+        again.sort_by_key(|unanswered| unanswered.order);
+        for Unanswered { commit, .. } in again {
             requests.send(commit).await.map_err(|_| closed())?;
         }
         let mut incoming = self.client.commit(ReceiverStream::new(outgoing)).await?.into_inner();
@@ -113,7 +125,9 @@ impl Link {
                 commit = self.queue.recv() => {
                     let Some(commit) = commit else { return Ok(()) };
                     self.order += 1;
-                    self.unanswered.insert(commit.commit_id.clone(), (self.order, commit.clone()));
+                    let unanswered =
+                        Unanswered { order: self.order, commit: commit.clone(), pause: RECONNECT_FIRST };
+                    self.unanswered.insert(commit.commit_id.clone(), unanswered);
                     requests.send(commit).await.map_err(|_| closed())?;
                 }
             }
@@ -128,17 +142,20 @@ impl Link {
         }
     }
 
-    fn resend(&self, answer: &CommitResponse, requests: &mpsc::Sender<CommitRequest>) {
-        tracing::warn!(
-            commit = answer.commit_id,
-            detail = answer.detail,
-            "a commit's outcome is unknown; asking again"
-        );
-        let Some((_, commit)) = self.unanswered.get(&answer.commit_id) else { return };
-        let (commit, requests) = (commit.clone(), requests.clone());
+    /// Sends a commit again after a pause, which grows as long as its outcome stays unknown: the store does not answer, or has
+    /// no room.
+    fn resend(&mut self, answer: &CommitResponse, requests: &mpsc::Sender<CommitRequest>) {
+        let Some(Unanswered { commit, pause, .. }) = self.unanswered.get_mut(&answer.commit_id) else {
+            return;
+        };
+        let (commit, requests, wait) = (commit.clone(), requests.clone(), *pause);
+        *pause = (wait * 2).min(RESEND_MAX);
+        if wait == RECONNECT_FIRST {
+            let (commit, detail) = (&answer.commit_id, &answer.detail);
+            tracing::warn!(commit, detail, "a commit's outcome is unknown; asking until it is known");
+        }
         tokio::spawn(async move {
-            // The store has just failed to answer: a moment lets it come back.
-            tokio::time::sleep(RECONNECT_FIRST).await;
+            tokio::time::sleep(wait).await;
             // With the stream gone, the next one begins with everything that has no answer.
             let _ = requests.send(commit).await;
         });

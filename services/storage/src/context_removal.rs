@@ -340,10 +340,9 @@ impl Store {
         service::crash_point("storage.context.emptied");
         // The id may become another context's as soon as nobody finds this one: the mark, which goes when
         // that one is published, keeps a storage that is late from hiding it. Until then it names what is left.
-        let ids = self.keys().ids();
-        let mark = Cmd::new("HSET").arg(&ids).arg(&format!("removing:{}", tenant.id)).arg(&uid.to_string());
-        self.connection().cmd(mark).await?;
         let now = Timestamp::now();
+        let mark = self.begin_global(&scripts::MARK_REMOVAL, &[], now).arg(tenant.id.0).arg(&uid.to_string());
+        self.call_global(mark).await?;
         tenant.call(tenant.begin(&scripts::EMPTY_CONTEXT, &[], Some(uid), now)).await?;
         let contexts = self.keys().contexts();
         let removed_by = Cmd::new("HGET").arg(&tenant.context).arg("removed_by");

@@ -1,7 +1,8 @@
 //! Whether Redis has room for anything new.
 //!
-//! A Redis with `maxmemory` and no eviction refuses every script that writes when it is full, those that delete among them: a
-//! deletion writes events and counters. So nothing new is taken while there is still some room, which flows that run and deletions use.
+//! A Redis with `maxmemory` and no eviction refuses every script whose first write may take memory when it is full. Scripts that free
+//! memory or end something begin with a write that takes none (`use_reserve`), and work all the same; flows that run wait. So that they
+//! need not, nothing new is taken while there is still some room.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

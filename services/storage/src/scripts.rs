@@ -69,6 +69,7 @@ scripts! {
         ASK_CONTEXT_REMOVAL = "ask_context_removal",
         PUBLISH_CONTEXT = "publish_context",
         UNPUBLISH_CONTEXT = "unpublish_context",
+        MARK_REMOVAL = "mark_removal",
         FORGET_REMOVAL = "forget_removal";
 }
 

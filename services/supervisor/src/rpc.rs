@@ -57,6 +57,8 @@ pub const PUBLIC_POLICY: PolicyTable<'static> = &[
 const WAIT_SECS_DEFAULT: u32 = 30;
 /// How long it waits at most: less than a call may take.
 const WAIT_SECS_MAX: u32 = 50;
+/// When to try again what the store has no room for.
+const STORE_FULL_RETRY: Duration = Duration::from_secs(5);
 /// What a script that is stopped gets to end by itself, when it is not said.
 const STOP_GRACE_SECS_DEFAULT: u32 = 5;
 /// What it gets at most.
@@ -335,6 +337,12 @@ fn not_read(error: ReadError) -> Status {
 fn store_trouble(error: kv::Error) -> Status {
     if let kv::Error::DiskFull(_) = error {
         return Error::disk_full("the disk of the supervisor's store is full").because(error).into();
+    }
+    if let kv::Error::Oom(_) = error {
+        let message =
+            "the supervisor's store is out of memory; it has room again when jobs that it keeps have ended";
+        let full = Error::new(ErrorKind::ResourceExhausted, Reason::StoreFull, message);
+        return full.retry_after(STORE_FULL_RETRY).because(error).into();
     }
     let message = "the supervisor's store does not answer; try again";
     Error::unavailable(Reason::StoreUnavailable, message).because(error).into()

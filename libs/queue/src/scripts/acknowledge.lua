@@ -1,6 +1,7 @@
 -- The coordinator has these events.
 -- KEYS: 1 hero:done   ARGV: 1 consumer group  2 seconds to keep ended jobs  3… pairs of entry id and ended
 --       job's key, or nothing
+use_reserve()
 for i = 3, #ARGV, 2 do
   redis.call('XACK', KEYS[1], ARGV[1], ARGV[i])
   redis.call('XDEL', KEYS[1], ARGV[i])

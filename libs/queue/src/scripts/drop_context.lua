@@ -2,6 +2,7 @@
 -- stop and forgotten when it has ended; old workers cannot be told.
 -- KEYS: 1 hero:uid:<uid>  2 hero:jobs:<uid>
 -- ARGV: 1 coordinator  2 how many are kept of the parts before  3 how many to look at  4 seconds to refuse late jobs
+use_reserve()
 local bound = redis.call('HGET', KEYS[1], 'coordinator')
 if is_of_another(bound, ARGV[1]) then
   return redis.error_reply('CONTEXT_CLAIMED this context is bound to another coordinator')

@@ -1,5 +1,6 @@
 -- ARGV: 1 job key  2 instance  3 status  4 event  5 offset behind the last piece of log  6 its event, or nothing
 --       7… fields of the job's hash
+use_reserve()
 local key, instance = ARGV[1], ARGV[2]
 local job = JOB .. key
 local known = redis.call('HMGET', job, 'state', 'claimed_by', 'log_offset', 'end')

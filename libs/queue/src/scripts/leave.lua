@@ -1,4 +1,5 @@
 -- KEYS: 1 presence   ARGV: 1 instance  2 this life
+use_reserve()
 local present = redis.call('GET', KEYS[1])
 if present then
   local known, life = pcall(function() return cjson.decode(present).life end)

@@ -1,5 +1,6 @@
 -- Ends what an instance had started, as lost.
 -- KEYS: 1 presence   ARGV: 1 instance  2 how many at most  3 reason as JSON  4 even if it is present
+use_reserve()
 if ARGV[4] ~= '1' and redis.call('EXISTS', KEYS[1]) == 1 then
   return {-1}
 end

@@ -26,6 +26,12 @@ local OLD_WAITING = 'hero:legacy:'
 local OLD_WORKER = 'legacy:'
 local OLD_NUMBERED = 'job:0:'
 
+-- Lets the rest of this script write where Redis is at `maxmemory` too: for what frees memory, ends a job or keeps alive what
+-- there is. Redis refuses a script whose first write may take memory; this one takes none, and changes nothing.
+local function use_reserve()
+  redis.call('HDEL', SUPERVISOR, '')
+end
+
 -- Unix seconds with three decimals, by the server's clock.
 local function now()
   local t = redis.call('TIME')

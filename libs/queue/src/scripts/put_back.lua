@@ -3,6 +3,7 @@
 -- be put back as well; whoever claims second finds it claimed.
 -- KEYS: 1 <queue>   ARGV: 1 how many at most
 -- Gives how many, or -1 when it is to be called again: nobody's entries were all that it came to.
+use_reserve()
 local queue, unclaimed = KEYS[1], UNCLAIMED .. KEYS[1]
 -- What is missing where others take from as well may be theirs: that is found out otherwise.
 if is_open(queue) then return 0 end

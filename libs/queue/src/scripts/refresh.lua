@@ -1,5 +1,6 @@
 -- KEYS: 1 presence   ARGV: 1 instance  2 this life  3 presence as JSON  4 seconds to live
 -- Gives what the instance holds, each with the grace of a stop that was asked for, or nothing.
+use_reserve()
 local present = redis.call('GET', KEYS[1])
 if present then
   local known, life = pcall(function() return cjson.decode(present).life end)

@@ -1,5 +1,6 @@
 -- ARGV: 1 job key  2 seconds of grace  3 seconds to keep a mark  4 event of a job that is stopped in its queue
 --       5 reason, as JSON, of one that an old worker has
+use_reserve()
 local key = ARGV[1]
 local job = JOB .. key
 local known = redis.call('HMGET', job, 'state', 'hash')

@@ -117,6 +117,13 @@ fn of_store(error: kv::Error) -> ::rpc::Error {
                 .because(error)
         }
         error if is_wrong_type(&error) => unreadable(error),
+        // Its password, or its rules for this user, were changed.
+        kv::Error::Refused { ref code, .. } if ["NOAUTH", "WRONGPASS", "NOPERM"].contains(&code.as_str()) => {
+            tracing::error!(%error, "Redis does not let storage in");
+            let message =
+                format!("the store does not let its own service in ({code}): an operator has to mend that");
+            ::rpc::Error::unavailable(Reason::StoreUnavailable, message).because(error)
+        }
         kv::Error::Refused { .. } | kv::Error::Protocol(_) => ::rpc::Error::internal(error),
     }
 }

@@ -5,6 +5,7 @@
 -- Gives how many were in it until now, and the revision of the change, or 0 when there was none.
 local no = closed()
 if no then return no end
+use_reserve()
 local request, first = nil, 5
 if ARGV[7] ~= '' then request, first = KEYS[5], 6 end
 local before, other = asked_before(request, ARGV[7])

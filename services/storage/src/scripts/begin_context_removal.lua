@@ -4,6 +4,7 @@
 -- Gives the revision of the change; 0 when it was going already.
 local no = closed(true)
 if no then return no end
+use_reserve()
 local context = redis.call('HMGET', KEYS[1], 'state', 'revision')
 if context[1] == 'deleting' then
   hint('removal')

@@ -4,6 +4,7 @@
 --      10 the revision that is expected ('' for any)
 local no = closed()
 if no then return no end
+use_reserve()
 local _, other = asked_before(KEYS[7], ARGV[8])
 if other then return other end
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then

@@ -4,6 +4,7 @@
 -- Gives how many went.
 local no = closed()
 if no then return no end
+use_reserve()
 local count = 0
 for a = 6, #ARGV do
   local hash = ARGV[a]

@@ -13,7 +13,7 @@
 local no = closed()
 if no then return no end
 local flow = redis.call('HMGET', KEYS[4], 'uid', 'owner', 'epoch', 'last_commit', 'status', 'generation', 'deleting',
-  'last_commit_revision', 'message', 'node_count', 'counted')
+  'last_commit_revision', 'message', 'node_count', 'counted', 'cancel_requested_time')
 if flow[1] ~= ARGV[6] or flow[7] then return refuse('FLOW_GONE', 'the flow') end
 if flow[4] == ARGV[10] then return -tonumber(flow[8]) end
 if flow[2] ~= ARGV[7] or flow[3] ~= ARGV[8] then
@@ -22,6 +22,8 @@ end
 -- Wishes of others raise the flow's revision; what fences is the owner's last change.
 if flow[4] ~= ARGV[9] then return refuse('FENCED', 'last commit ' .. (flow[4] or '')) end
 if flow[5] ~= 'started' then return refuse('FENCED', 'the flow is ' .. flow[5]) end
+-- What is cancelled can end and be removed, however full Redis is. What goes on waits for room.
+if (flow[12] or '') ~= '' then use_reserve() end
 
 -- What became of the jobs of the message that the flow was made of, as JSON. A result that makes it too long is left out.
 local function outcome(message)

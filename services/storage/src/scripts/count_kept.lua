@@ -3,6 +3,7 @@
 -- ARGV 5 `flows`, 6.. their ids; or 5 `blobs`, 6.. their hashes; or 5 `done`, when there are no more
 local no = closed()
 if no then return no end
+use_reserve()
 if ARGV[5] == 'done' then
   redis.call('HSET', KEYS[2], 'counted', 1)
   return 0

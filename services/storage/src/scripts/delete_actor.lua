@@ -4,6 +4,7 @@
 -- ARGV 4 actor id, 5 the revision that it builds on, 6 request hash, 7 seconds to remember it, 8.. keys that another actor has as
 --      well, as it could be once, each with the id of that one
 -- Gives the revision of the change; 0 when the same request had made it before.
+use_reserve()
 local before, no = asked_before(KEYS[6], ARGV[6])
 if no then return no end
 if before then return 0 end

@@ -5,6 +5,7 @@
 -- Gives the revision of the change; 0 when the same request had made it before.
 local no = closed()
 if no then return no end
+use_reserve()
 local blobs = tonumber(ARGV[9])
 local request = KEYS[7 + blobs]
 local before, other = asked_before(request, ARGV[7])

@@ -3,6 +3,7 @@
 -- ARGV 5 flow id, 6 flow uid
 local no = closed()
 if no then return no end
+use_reserve()
 local flow = redis.call('HMGET', KEYS[4], 'uid', 'deleting', 'generation', 'message')
 if flow[1] ~= ARGV[6] or not flow[2] then return refuse('FLOW_GONE', 'flow ' .. ARGV[5]) end
 if redis.call('EXISTS', KEYS[5], KEYS[6]) > 0 then return refuse('RECORDS_LEFT', 'flow ' .. ARGV[5]) end

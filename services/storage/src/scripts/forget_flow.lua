@@ -3,6 +3,7 @@
 -- ARGV 5.. entries, all of flows of that number
 local no = closed()
 if no then return no end
+use_reserve()
 local uid = redis.call('HGET', KEYS[4], 'uid')
 for a = 5, #ARGV do
   if not uid or string.match(ARGV[a], '-(%x+)$') ~= uid then

@@ -10,6 +10,12 @@ local function refuse(code, message)
   return redis.error_reply(code .. ' ' .. message)
 end
 
+-- Lets the rest of this script write where Redis is at `maxmemory` too: for what frees memory, ends something or keeps alive
+-- what there is. Redis refuses a script whose first write may take memory; this one takes none, and changes nothing.
+local function use_reserve()
+  redis.call('HDEL', KEYS[1], '')
+end
+
 -- A key of what belongs to no context.
 local function own(name)
   return string.match(KEYS[1], '^(.*)ids$') .. name

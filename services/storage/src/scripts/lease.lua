@@ -2,6 +2,7 @@
 -- KEYS 3 replicas
 -- ARGV 4 its name, 5 owner: this start of it, 6 address, 7 how long a lease lasts in milliseconds, 8 `hello`, `again`,
 --      `beat` or `end`
+use_reserve()
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local function expiry(entry)

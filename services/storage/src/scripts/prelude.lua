@@ -31,6 +31,12 @@ local function closed(removing)
   if has_gone_back() then return refuse('STORE_WENT_BACK', 'a change is gone that was seen') end
 end
 
+-- Lets the rest of this script write where Redis is at `maxmemory` too: for what frees memory, ends something or keeps alive
+-- what there is. Redis refuses a script whose first write may take memory; this one takes none, and changes nothing.
+local function use_reserve()
+  redis.call('HDEL', KEYS[1], '')
+end
+
 -- A key of this context.
 local function own(name)
   return string.match(KEYS[1], '^(.*)context:') .. name

@@ -19,6 +19,7 @@ local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'cancel_requested_tim
   'generation')
 if flow[1] ~= ARGV[7] or flow[5] then return refuse('FLOW_GONE', 'flow ' .. ARGV[6]) end
 local kind, started, news = ARGV[12], flow[2] == 'started', true
+if kind == 'cancel' or kind == 'cancel_node' then use_reserve() end
 if kind == 'signal' then
   news = redis.call('HEXISTS', KEYS[6], ARGV[13]) == 0
   local count = redis.call('HLEN', KEYS[6])

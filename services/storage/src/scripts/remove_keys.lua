@@ -3,6 +3,7 @@
 -- Gives the server, the next cursor and how many keys there were.
 local no = closed(true)
 if no then return no end
+use_reserve()
 if redis.call('HGET', KEYS[1], 'state') ~= 'deleting' then return refuse('CONTEXT_GONE', 'the context is in use') end
 local server = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 -- Another server numbers its keys in another way.

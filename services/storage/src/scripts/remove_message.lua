@@ -6,6 +6,7 @@
 -- Gives the revision of the change; 0 when the same request had made it before.
 local no = closed()
 if no then return no end
+use_reserve()
 local before, other = asked_before(KEYS[10], ARGV[8])
 if other then return other end
 if before then return 0 end

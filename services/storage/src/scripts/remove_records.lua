@@ -4,6 +4,7 @@
 -- ARGV 5 flow uid, 6 J, 7 L, 8 M, 9 R, then J job ids, then R times: number of the blob_refs, number of the job
 local no = closed()
 if no then return no end
+use_reserve()
 local flow = redis.call('HMGET', KEYS[4], 'uid', 'deleting')
 if flow[1] ~= ARGV[5] or not flow[2] then return refuse('FLOW_GONE', 'the flow') end
 local J, L, M, R = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])

@@ -4,6 +4,7 @@
 -- Gives the places, from 1 on, of messages that it does not hold any more.
 local no = closed()
 if no then return no end
+use_reserve()
 local lost = {}
 for k = 5, #KEYS do
   if redis.call('ZSCORE', KEYS[4], KEYS[k]) and is_hash(KEYS[k]) and redis.call('HGET', KEYS[k], 'router') == ARGV[5] then

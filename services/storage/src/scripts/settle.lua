@@ -4,6 +4,7 @@
 --      0 for none
 local no = closed()
 if no then return no end
+use_reserve()
 local settled, revision = 0, nil
 for k = 7, #KEYS do
   local key, problem, flow = KEYS[k], ARGV[2 * k - 9], ARGV[2 * k - 8]

@@ -3,6 +3,7 @@
 -- ARGV 5 flow id, 6 owner, 7 what its first commit builds on
 local no = closed()
 if no then return no end
+use_reserve()
 local flow = redis.call('HMGET', KEYS[4], 'status', 'generation', 'deleting', 'uid')
 if not flow[1] or flow[3] then return refuse('FLOW_GONE', 'flow ' .. ARGV[5]) end
 if flow[1] == 'created' then return refuse('FLOW_NOT_STARTED', 'flow ' .. ARGV[5] .. ' was not started') end

@@ -5,6 +5,7 @@
 -- Gives how many events went.
 local no = closed()
 if no then return no end
+use_reserve()
 local newest = redis.call('ZRANGE', KEYS[4], -1, -1, 'WITHSCORES')
 if not newest[2] or tonumber(newest[2]) < tonumber(ARGV[7]) then
   local last = redis.call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)[1]

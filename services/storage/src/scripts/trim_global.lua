@@ -3,6 +3,7 @@
 -- ARGV 4 events that were made before this moment go, 5 entries of the audit that were made before it do, in milliseconds,
 --      6 a new mark is made when the last one is from before this moment
 -- Gives how many events went.
+use_reserve()
 local newest = redis.call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')
 if not newest[2] or tonumber(newest[2]) < tonumber(ARGV[6]) then
   local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]

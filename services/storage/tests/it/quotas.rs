@@ -431,3 +431,43 @@ async fn a_redis_that_is_out_of_memory_is_no_defect() {
     let status = stage.flows().push_input(signal).await.err().unwrap();
     assert!(store_full(&status), "{status:?}");
 }
+
+#[tokio::test]
+async fn what_frees_works_where_redis_is_out_of_memory() {
+    for layout in LAYOUTS {
+        let stage = stage(layout, &[]).await;
+        let (mut runs, mut waits, mut ended) =
+            (stage.started(1).await, stage.started(1).await, stage.started(1).await);
+        let end = ended.end();
+        stage.apply(&mut ended, end).await;
+        put(&stage, b"nobody refers to it".to_vec()).await.unwrap();
+        bound_memory(&stage, 1, 2).await;
+
+        // What is cancelled ends, and is removed. What goes on waits.
+        let cancelled = runs.push(&FlowInput::Cancel { grace_secs: 0 });
+        stage.flows().push_input(cancelled).await.unwrap();
+        let end = runs.end();
+        stage.apply(&mut runs, end).await;
+        let end = waits.end();
+        let answer = stage.commit(end.clone()).await;
+        assert_eq!(answer.refusal(), wire::CommitRefusal::UnknownOutcome, "{answer:?}");
+        for flow in [&ended, &runs] {
+            remove(&stage, flow).await;
+            let key = stage.keys().flow(FlowId(flow.id));
+            assert_eq!(stage.ask(Cmd::new("EXISTS").arg(&key)).await.int().unwrap(), 0);
+        }
+        // A sweep frees, and so does the end of a context.
+        let later = Timestamp::from_millis(Timestamp::now().as_millis() + 11 * 60 * 1000);
+        assert_eq!(stage.sweep(later).await.blobs, 1);
+        stage.ask(Cmd::new("CONFIG").arg("SET").arg("maxmemory").arg(0)).await;
+        stage.apply(&mut waits, end).await;
+        bound_memory(&stage, 1, 2).await;
+        let delete = v1::DeleteContextRequest { context_id: CONTEXT, ..Default::default() };
+        stage.contexts(Identity::Admin).delete_context(delete).await.unwrap();
+        let context = stage.keys().context();
+        let gone = || async {
+            stage.ask(Cmd::new("EXISTS").arg(&context)).await.int().is_ok_and(|n| n == 0).then_some(())
+        };
+        wait_until(gone, PATIENCE, "the context is removed").await;
+    }
+}

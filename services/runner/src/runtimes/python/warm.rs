@@ -31,7 +31,7 @@ use self::pool::{Key, Place, Pool};
 use crate::attend::{NotStarted, attend};
 use crate::process::Launcher;
 use crate::runtime::{End, Job, Tools};
-use crate::workspace::runtime_error;
+use crate::workspace::broken;
 
 /// How often is looked for interpreters that nobody needs any more.
 const TIDY_INTERVAL: Duration = Duration::from_secs(10);
@@ -170,7 +170,7 @@ impl Shared {
         job: &Job,
     ) -> Result<End, NotStarted> {
         let Lease { interpreter, seat } = lease;
-        let failed = |error: io::Error| NotStarted(runtime_error(&error.to_string()));
+        let failed = |error: io::Error| NotStarted(broken("the script cannot be started", &error));
         let Begun { child, outputs } = self.begin(&seat, script, env, job).await.map_err(failed)?;
         let cgroups = job.slot.iter().flat_map(|slot| slot.dirs()).cloned().collect();
         let record = self.recipe.launcher.record(job, &child, cgroups).map_err(failed)?;

@@ -20,7 +20,7 @@ use crate::engine::{EXIT_OUT_OF_MEMORY, NAME, STACK_BYTES, STEP_BYTES_MAX};
 use crate::isolation::Isolator;
 use crate::runtime::Job;
 use crate::wire::{self, FromEngine, HEAD_BYTES, Violation};
-use crate::workspace::runtime_error;
+use crate::workspace::broken;
 
 /// How many jobs one serves.
 const JOBS_MAX: u32 = 1000;
@@ -90,8 +90,7 @@ impl EngineProcess {
         key: Key,
         job: &Job,
     ) -> Result<Self, Reason> {
-        let failed =
-            |error: io::Error| runtime_error(&format!("no engine can be started for the script: {error}"));
+        let failed = |error: io::Error| broken("no engine can be started for the script", &error);
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let name = format!("{NAME}-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let slot = isolator.engine_slot(&name);
