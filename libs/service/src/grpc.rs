@@ -1,6 +1,6 @@
 //! The gRPC side of a process: its port, and what it waits for.
 
-use rpc::{Mount, Server, TlsFiles, TlsMode};
+use rpc::{Drained, Mount, Server, TlsFiles, TlsMode};
 use tokio_util::sync::CancellationToken;
 
 use crate::Failure;
@@ -49,10 +49,13 @@ impl Host {
         let server = server.drain_deadline(self.drain_deadline);
         let shutdown = self.shutdown.clone();
         self.tasks.spawn("grpc", async move {
-            match listener {
+            let drained = match listener {
                 Some(listener) => server.serve(listener, shutdown.begun_owned()).await?,
                 None => server.run(shutdown.begun_owned()).await?,
             };
+            if drained == Drained::Cut {
+                tracing::warn!("calls and streams that did not end by the drain deadline are cut");
+            }
             Ok(())
         });
         // Not one of the tasks that a drain waits for: it has nothing to finish.

@@ -61,6 +61,8 @@ pub struct App {
     dial: Dial,
     readiness: Readiness,
     needs: Needs,
+    /// Ends the streams of routers.
+    stop: CancellationToken,
 }
 
 /// What the gateway cannot do without.
@@ -128,7 +130,8 @@ impl App {
             Signing::new(source, voices, desk.root.clone(), metrics)
         });
         let dials = [Arc::clone(&deps.dial), deps.dial_others];
-        let rpc = Rpc::new(Pinger { desk: desk.clone(), bus: on_bus, dials }, letters.clone());
+        let stop = CancellationToken::new();
+        let rpc = Rpc::new(Pinger { desk: desk.clone(), bus: on_bus, dials }, letters.clone(), stop.clone());
         Ok(Self {
             desk,
             rpc,
@@ -141,6 +144,7 @@ impl App {
             dial: deps.dial,
             readiness,
             needs,
+            stop,
         })
     }
 
@@ -184,6 +188,7 @@ impl App {
             dial,
             readiness: _,
             needs,
+            stop,
         } = self;
         // Ended with this future, also when it is dropped.
         let mut tasks = JoinSet::new();
@@ -211,6 +216,7 @@ impl App {
             () = shutdown.cancelled() => {}
             () = working => {}
         }
+        stop.cancel();
         tasks.shutdown().await;
     }
 }

@@ -21,6 +21,7 @@ use service::Sequencer;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::delivery::Refused;
@@ -71,11 +72,13 @@ pub(crate) struct Rpc {
     bus: Option<Arc<dyn Bus>>,
     pinger: Pinger,
     letters: Letters,
+    /// Ends the streams of routers.
+    stop: CancellationToken,
 }
 
 impl Rpc {
-    pub(crate) fn new(pinger: Pinger, letters: Letters) -> Self {
-        Self { desk: pinger.desk.clone(), bus: pinger.bus.clone(), pinger, letters }
+    pub(crate) fn new(pinger: Pinger, letters: Letters, stop: CancellationToken) -> Self {
+        Self { desk: pinger.desk.clone(), bus: pinger.bus.clone(), pinger, letters, stop }
     }
 
     pub(crate) fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
@@ -209,8 +212,9 @@ impl GatewayLinkService for Rpc {
     ) -> Result<Response<Self::ExchangeStream>, Status> {
         let mut incoming = request.into_inner();
         let (sender, stream) = mpsc::channel(STREAM_BUFFER);
-        let (desk, letters) = (self.desk.clone(), self.letters.clone());
+        let (desk, letters, stop) = (self.desk.clone(), self.letters.clone(), self.stop.clone());
         tokio::spawn(async move {
+            let told = sender.clone();
             let (session, items) = desk.routers.join();
             tokio::select! {
                 ended = receive(&desk, &letters, &session, &mut incoming) => {
@@ -219,6 +223,11 @@ impl GatewayLinkService for Rpc {
                     }
                 }
                 () = send(items, sender) => {}
+                () = stop.cancelled() => {
+                    let draining = Error::unavailable(Reason::Draining, "the gateway is ending; connect elsewhere");
+                    // A router that does not read does not need the reason.
+                    let _ = told.try_send(Err(draining.into()));
+                }
             }
         });
         Ok(Response::new(ReceiverStream::new(stream)))

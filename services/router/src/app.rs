@@ -61,6 +61,8 @@ pub struct App {
     events: mpsc::Sender<Event>,
     logs: mpsc::UnboundedReceiver<(u64, proto::internal::v1::NumberedLog)>,
     submits: mpsc::UnboundedReceiver<Submit>,
+    /// Ends what actors receive.
+    stop: CancellationToken,
 }
 
 impl App {
@@ -81,11 +83,13 @@ impl App {
             links: Links::new(&readiness),
         };
         let directory = Remote::new(deps.storage.clone());
+        let stop = CancellationToken::new();
         Ok(Self {
             name: config.name,
             storage_serves,
             readiness,
-            rpc: Rpc::new(deps.storage.clone(), directory.directory()),
+            rpc: Rpc::new(deps.storage.clone(), directory.directory(), stop.clone()),
+            stop,
             directory,
             storage: clients::message_store(deps.storage),
             gateway: clients::gateway(deps.gateway),
@@ -131,6 +135,7 @@ impl App {
             logs,
             submits,
             directory,
+            stop,
             ..
         } = self;
         let conflicts = self.name_conflicts;
@@ -175,6 +180,7 @@ impl App {
         tasks.spawn(submits::submit_all(submits, events.clone()));
         tasks.spawn(clients::keep_logs(storage, logs, events));
         shutdown.cancelled().await;
+        stop.cancel();
         tasks.shutdown().await;
     }
 }

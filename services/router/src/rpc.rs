@@ -3,14 +3,15 @@
 
 use std::sync::Arc;
 
-use ::rpc::{Allow, Caller, Directory, MountBuilder, PolicyTable, passed_on, while_member};
-use futures_util::StreamExt as _;
+use ::rpc::{Allow, Caller, Directory, Error, MountBuilder, PolicyTable, Reason, passed_on, while_member};
+use futures_util::{StreamExt as _, stream};
 use model::limits::GRPC_MESSAGE_BYTES_MAX;
 use model::{ActorId, ContextId, Role};
 use proto::internal::v1 as wire;
 use proto::internal::v1::message_box_service_client::MessageBoxServiceClient;
 use proto::v1;
 use proto::v1::message_service_server::{MessageService, MessageServiceServer};
+use tokio_util::sync::CancellationToken;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
@@ -22,14 +23,20 @@ pub const PUBLIC_POLICY: PolicyTable<'static> = &[("/mycora.v1.MessageService/*"
 pub(crate) struct Rpc {
     store: MessageBoxServiceClient<::rpc::Channel>,
     directory: Arc<dyn Directory>,
+    /// Ends what actors receive.
+    stop: CancellationToken,
 }
 
 impl Rpc {
-    pub(crate) fn new(storage: ::rpc::Channel, directory: Arc<dyn Directory>) -> Self {
+    pub(crate) fn new(
+        storage: ::rpc::Channel,
+        directory: Arc<dyn Directory>,
+        stop: CancellationToken,
+    ) -> Self {
         let store = MessageBoxServiceClient::new(storage)
             .max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
             .max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX);
-        Self { store, directory }
+        Self { store, directory, stop }
     }
 
     pub(crate) fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
@@ -102,6 +109,13 @@ impl MessageService for Rpc {
         let answers = self.store.clone().watch_inbox(watch).await.map_err(passed_on)?.into_inner();
         let answers =
             answers.map(|answer| answer.map(|some| some.received.unwrap_or_default()).map_err(passed_on));
+        let stop = self.stop.clone();
+        let draining = stream::once(async move {
+            let draining = || Error::unavailable(Reason::Draining, "the router is ending; resume elsewhere");
+            stop.is_cancelled().then(|| Err(draining().into()))
+        });
+        let answers = answers.take_until(self.stop.clone().cancelled_owned());
+        let answers = answers.chain(draining.filter_map(std::future::ready));
         let (directory, actor) = (Arc::clone(&self.directory), ActorId(on_behalf_of));
         Ok(Response::new(while_member(answers, directory, context, actor, role)))
     }

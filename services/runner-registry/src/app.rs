@@ -45,7 +45,7 @@ pub struct App {
     rpc: Rpc,
     readiness: Readiness,
     needs: Needs,
-    /// Ends what actors watch.
+    /// Ends what others watch, and what gateways tell.
     stop: CancellationToken,
     directory: Remote,
 }

@@ -25,7 +25,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::app::Clock;
 use crate::clients::RunnerStoreClient;
 use crate::hub::{Hub, Part};
-use watching::Watched;
+use watching::{Watched, draining};
 
 /// What actors may call.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[("/mycora.v1.RunnerService/*", &[Allow::AnyActor])];
@@ -75,7 +75,7 @@ pub(crate) struct Rpc {
     store: RunnerStoreClient,
     clock: Clock,
     directory: Arc<dyn Directory>,
-    /// Ends what actors watch.
+    /// Ends all streams.
     stop: CancellationToken,
 }
 
@@ -232,12 +232,13 @@ impl RegistryViewService for Rpc {
 
     async fn watch(&self, _: Request<internal::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let (sender, stream) = mpsc::channel(STREAM_BUFFER);
-        let hub = self.hub.clone();
+        let (hub, stop) = (self.hub.clone(), self.stop.clone());
         tokio::spawn(async move {
             let closed = sender.clone();
             tokio::select! {
                 () = closed.closed() => {}
                 () = send_changes(&hub, &sender) => {}
+                () = stop.cancelled() => tell_draining(&sender),
             }
         });
         Ok(Response::new(ReceiverStream::new(stream)))
@@ -263,10 +264,16 @@ impl RegistryViewService for Rpc {
                     tracing::info!(%status, "a gateway's stream of presences ended");
                 },
                 () = sender.closed() => {}
+                () = this.stop.cancelled() => tell_draining(&sender),
             }
         });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
+}
+
+/// Tells a service that its stream ends with the registry. One that does not read does not need the reason.
+fn tell_draining<T>(sender: &mpsc::Sender<Result<T, Status>>) {
+    let _ = sender.try_send(Err(draining().into()));
 }
 
 impl Rpc {

@@ -121,10 +121,7 @@ impl Watch {
     ) {
         let ended = tokio::select! {
             ended = self.watch(read, followed, resumed) => ended,
-            () = stop.cancelled() => {
-                let message = "the registry is ending; resume elsewhere";
-                Err(Status::from(Error::unavailable(Reason::Draining, message)).into())
-            }
+            () = stop.cancelled() => Err(Status::from(draining()).into()),
         };
         if let Err(Ended::Failed(status)) = ended {
             // There is room: no answer takes the last place. A watcher that has gone does not need the reason.
@@ -205,6 +202,11 @@ impl Watch {
         place.send(Ok(WatchRunnersResponse { event: Some(event), resume_position }));
         Ok(())
     }
+}
+
+/// UNAVAILABLE, for streams that end with the registry.
+pub(super) fn draining() -> Error {
+    Error::unavailable(Reason::Draining, "the registry is ending; resume elsewhere")
 }
 
 fn broken_off() -> Status {

@@ -95,13 +95,18 @@ impl FlowRpc {
                 () = task => {}
                 () = answers.closed() => {}
                 () = stop.cancelled() => {
-                    let draining = rpc::Error::unavailable(rpc::Reason::Draining, "the scheduler is ending; resume elsewhere");
                     // A watcher that does not read does not need the reason.
-                    let _ = answers.try_send(Err(draining.into()));
+                    let _ = answers.try_send(Err(draining("resume elsewhere")));
                 }
             }
         });
     }
+}
+
+/// UNAVAILABLE with what to do, for callers whose answers end with the scheduler.
+fn draining(way_out: &str) -> Status {
+    let message = format!("the scheduler is ending; {way_out}");
+    rpc::Error::unavailable(rpc::Reason::Draining, message).into()
 }
 
 /// Runs a change in a task of its own: a caller that goes away leaves nothing half done.
@@ -180,7 +185,12 @@ impl FlowService for FlowRpc {
         // It was submitted rightfully and goes on; who waits for it has to be somebody who may see it.
         let (outcome, directory) = (job::outcome(reader, wait), Arc::clone(&self.directory));
         let context = ContextId(flow.context_id);
-        Ok(Response::new(answer_while_member(outcome, directory, context, actor, Role::Reader).await?))
+        tokio::select! {
+            answer = answer_while_member(outcome, directory, context, actor, Role::Reader) => {
+                Ok(Response::new(answer?))
+            }
+            () = self.stop.cancelled() => Err(draining("ask again with the same request_id")),
+        }
     }
 
     async fn get_flow(&self, request: Request<GetFlowRequest>) -> Result<Response<GetFlowResponse>, Status> {
