@@ -5,6 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use model::{ContextId, Isolation, Name, RunnerId, RunnerView, ScriptType, Target, Timestamp};
 
+/// Runners that a sentence names.
+const NAMED_MAX: usize = 5;
+
 /// What the registry last said of all runners of all contexts.
 #[derive(Debug, Default)]
 pub struct RunnerTable {
@@ -88,7 +91,8 @@ struct Seen {
     any_named: bool,
     /// One that is sent no new jobs, and since when.
     drained: Option<(RunnerId, Timestamp)>,
-    any_open: bool,
+    /// Those that may be sent jobs and are not alive.
+    dead: Vec<RunnerId>,
     any_live: bool,
 }
 
@@ -129,8 +133,10 @@ impl ContextRunners<'_> {
                 seen.drained = Some((view.runner.id, since));
                 continue;
             }
-            seen.any_open = true;
-            seen.any_live |= view.live;
+            match view.live {
+                true => seen.any_live = true,
+                false => seen.dead.push(view.runner.id),
+            }
             let allowed =
                 view.runner.script_types.is_empty() || view.runner.script_types.contains(&script_type);
             let group = group.or(view.runner.group.as_ref().map(Name::as_str));
@@ -174,7 +180,7 @@ impl ContextRunners<'_> {
                 None => format!("no runner of context {context} carries the labels asked for"),
             };
         }
-        if let Some((runner, since)) = seen.drained.filter(|_| !seen.any_open) {
+        if let Some((runner, since)) = seen.drained.filter(|_| !seen.any_live && seen.dead.is_empty()) {
             let since = since.rfc3339();
             return match target.runner {
                 Some(_) => format!("runner {runner} of context {context} is drained since {since}"),
@@ -184,14 +190,41 @@ impl ContextRunners<'_> {
             };
         }
         if !seen.any_live {
-            return format!("no runner of context {context} is alive");
+            return match target.runner {
+                Some(id) => format!("runner {id} of context {context}, which it is meant for, is not alive"),
+                None if target.labels.is_empty() => {
+                    format!(
+                        "no runner of context {context} that takes jobs is alive; there are {}",
+                        listed(&seen.dead)
+                    )
+                }
+                None => format!(
+                    "no runner of context {context} that carries the labels asked for is alive; there are {}",
+                    listed(&seen.dead)
+                ),
+            };
         }
         let place = match (&target.group, target.instance) {
             (Some(group), Some(number)) => format!(" in instance {number} of group {group}"),
             (Some(group), None) => format!(" in group {group}"),
             _ => String::new(),
         };
-        format!("no live runner of context {context} offers {script_type}{place}")
+        match target.runner {
+            Some(id) => format!(
+                "runner {id} of context {context}, which it is meant for, offers no {script_type}{place}"
+            ),
+            None => format!("no live runner of context {context} offers {script_type}{place}"),
+        }
+    }
+}
+
+/// Some of these runners, by their numbers.
+fn listed(runners: &[RunnerId]) -> String {
+    let named: Vec<String> = runners.iter().take(NAMED_MAX).map(ToString::to_string).collect();
+    let named = named.join(", ");
+    match runners.len().saturating_sub(NAMED_MAX) {
+        0 => named,
+        more => format!("{named} and {more} more"),
     }
 }
 
@@ -275,6 +308,27 @@ mod tests {
         let why =
             runners.place(ScriptType::Rhai, &target, Isolation::Basic).expect_err("its only runner is dead");
         assert_eq!(why, "no live runner of context 1 offers rhai");
+        let meant = |id| Target { runner: Some(RunnerId(id)), ..Target::default() };
+        assert_eq!(
+            runners.place(ScriptType::Shell, &meant(3), Isolation::Basic),
+            Err("runner 3 of context 1, which it is meant for, is not alive".into())
+        );
+        assert_eq!(
+            runners.place(ScriptType::Rhai, &meant(2), Isolation::Basic),
+            Err("runner 2 of context 1, which it is meant for, offers no rhai".into())
+        );
+        let mut all_dead = RunnerTable::default();
+        for id in 1..=7 {
+            all_dead.update(ContextId(1), view(id, false, &[ScriptType::Shell]));
+        }
+        assert_eq!(
+            all_dead.of(ContextId(1), &mut Load::default()).place(
+                ScriptType::Shell,
+                &target,
+                Isolation::Basic
+            ),
+            Err("no runner of context 1 that takes jobs is alive; there are 1, 2, 3, 4, 5 and 2 more".into())
+        );
         let elsewhere = Target { runner: Some(RunnerId(9)), ..Target::default() };
         assert_eq!(
             runners.place(ScriptType::Shell, &elsewhere, Isolation::Basic),
