@@ -332,8 +332,14 @@ mod tests {
 
     fn answered(version: (u32, u32), run_id: &str) -> Answered {
         let history = History::read(&info(run_id, "bb")).expect("a history");
-        let setup =
-            Setup { version, replicas: 1, append_only: None, append_fsync: None, waitaof_is_early: false };
+        let setup = Setup {
+            product: "Redis".to_owned(),
+            version,
+            replicas: 1,
+            append_only: None,
+            append_fsync: None,
+            waitaof_is_early: false,
+        };
         let confirm = Confirm { keeper: Keeper::Disks, patience: Duration::from_secs(5) };
         let process = Arc::new(Process { history, setup });
         Answered { confirm, key: "{5}:x".to_owned(), is_asking: false, process }

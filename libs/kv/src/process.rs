@@ -8,7 +8,9 @@ use crate::value::Value;
 /// What decides how much an answer of a server promises, as it was when it was asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setup {
-    /// Major and minor version.
+    /// What it is, as it says itself: `Redis 7.4.1` or `Valkey 8.0.1`.
+    pub product: String,
+    /// Major and minor version of the Redis that it is, or is compatible with.
     pub version: (u32, u32),
     /// How many replicas are connected.
     pub replicas: u32,
@@ -89,6 +91,7 @@ impl Process {
         };
         let version = version(info, "redis_version").unwrap_or_default();
         let setup = Setup {
+            product: product(info),
             version: (version.0, version.1),
             replicas: field(info, "connected_slaves").and_then(|count| count.parse().ok()).unwrap_or(0),
             append_only: setting("appendonly")?,
@@ -96,6 +99,15 @@ impl Process {
             waitaof_is_early: waitaof_is_early(info),
         };
         Ok(Self { history: History::read(info)?, setup })
+    }
+}
+
+/// What a server is. A Valkey says beside its own version that it is Redis 7.2.
+fn product(info: &str) -> String {
+    match (field(info, "valkey_version"), field(info, "redis_version")) {
+        (Some(version), _) => format!("Valkey {version}"),
+        (None, Some(version)) => format!("Redis {version}"),
+        (None, None) => "Redis of an unknown version".to_owned(),
     }
 }
 
@@ -135,6 +147,17 @@ mod tests {
     }
 
     #[test]
+    fn a_server_is_named_by_its_own_version() {
+        for (info, name) in [
+            (INFO, "Redis 7.4.1"),
+            ("redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.0.1", "Valkey 8.0.1"),
+            ("", "Redis of an unknown version"),
+        ] {
+            assert_eq!(product(info), name);
+        }
+    }
+
+    #[test]
     fn what_a_server_says_of_itself_is_read() {
         let process = Process::read(INFO, pairs(&["appendfsync", "always", "appendonly", "yes"]));
         let process = process.expect("a process");
@@ -142,6 +165,7 @@ mod tests {
         assert_eq!(
             process.setup,
             Setup {
+                product: "Redis 7.4.1".to_owned(),
                 version: (7, 4),
                 replicas: 2,
                 append_only: Some("yes".to_owned()),

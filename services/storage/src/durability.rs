@@ -105,10 +105,15 @@ impl Durability {
             return None;
         }
         let sync = setup.append_fsync.as_deref().unwrap_or("untold");
+        let product = &setup.product;
+        let other = if product.starts_with("Valkey") {
+            "Valkey 7.2, as later ones have no correction"
+        } else {
+            "Redis 7.2, or 7.4.3 or later"
+        };
         Some(format!(
-            "durability `{self}` may lose the last second when the power fails: this Redis has `appendfsync {sync}`, and its \
-             version confirms a change before it is on the disk; set `appendfsync always` on every server, or use Redis 7.2, \
-             or 7.4.3 or later"
+            "durability `{self}` may lose the last second when the power fails: this {product} has `appendfsync {sync}`, and \
+             this version confirms a change before it is on the disk; set `appendfsync always` on every server, or use {other}"
         ))
     }
 
@@ -117,40 +122,42 @@ impl Durability {
     /// # Errors
     /// Names what the server cannot give, and the way out.
     fn on(self, setup: &Setup) -> Result<Option<Confirm>, String> {
+        let product = &setup.product;
         match self {
             Self::Fast => Ok(None),
             Self::Synced => {
-                let append_only = told(setup.append_only.as_deref(), "appendonly")?;
+                let append_only = told(product, setup.append_only.as_deref(), "appendonly")?;
                 if append_only != "yes" {
                     return Err(format!(
-                        "durability `synced` needs an append-only file: this Redis has `appendonly {append_only}`; set \
+                        "durability `synced` needs an append-only file: this {product} has `appendonly {append_only}`; set \
                          `appendonly yes` and `appendfsync always`, or choose `fast`"
                     ));
                 }
-                match told(setup.append_fsync.as_deref(), "appendfsync")? {
+                match told(product, setup.append_fsync.as_deref(), "appendfsync")? {
                     "always" => Ok(None),
                     _ if setup.version >= WAITAOF_SINCE => {
                         Ok(Some(Confirm { keeper: Keeper::Disk, patience: PATIENCE }))
                     }
                     sync => Err(format!(
-                        "durability `synced` needs `appendfsync always` or Redis 7.2: this Redis has `appendfsync \
+                        "durability `synced` needs `appendfsync always` or Redis 7.2: this {product} has `appendfsync \
                          {sync}`; set it, or choose `fast`"
                     )),
                 }
             }
             Self::Replicated => {
                 if setup.replicas == 0 {
-                    return Err("durability `replicated` needs a replica: none is connected to this Redis; connect one \
-                                with `replicaof`, or choose `synced`"
-                        .to_owned());
+                    return Err(format!(
+                        "durability `replicated` needs a replica: none is connected to this {product}; connect one with \
+                         `replicaof`, or choose `synced`"
+                    ));
                 }
                 if setup.version < WAITAOF_SINCE {
                     return Ok(Some(Confirm { keeper: Keeper::Replica, patience: PATIENCE }));
                 }
-                match told(setup.append_only.as_deref(), "appendonly")? {
+                match told(product, setup.append_only.as_deref(), "appendonly")? {
                     "yes" => Ok(Some(Confirm { keeper: Keeper::Disks, patience: REPLICA_DISK_PATIENCE })),
                     append_only => Err(format!(
-                        "durability `replicated` needs an append-only file: this Redis has `appendonly {append_only}`; \
+                        "durability `replicated` needs an append-only file: this {product} has `appendonly {append_only}`; \
                          set `appendonly yes`, or choose `fast`"
                     )),
                 }
@@ -176,8 +183,8 @@ fn doubt_of_fast(setup: &Setup) -> Option<String> {
     }
 }
 
-fn told<'a>(setting: Option<&'a str>, name: &str) -> Result<&'a str, String> {
-    setting.ok_or_else(|| format!("this Redis does not tell its `{name}`: allow CONFIG GET"))
+fn told<'a>(product: &str, setting: Option<&'a str>, name: &str) -> Result<&'a str, String> {
+    setting.ok_or_else(|| format!("this {product} does not tell its `{name}`: allow CONFIG GET"))
 }
 
 impl Confirmation {
@@ -268,6 +275,7 @@ mod tests {
     fn setup(version: (u32, u32), replicas: u32, append_only: &str, append_fsync: &str) -> Setup {
         let setting = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         Setup {
+            product: format!("Redis {}.{}.0", version.0, version.1),
             version,
             replicas,
             append_only: setting(append_only),
@@ -290,6 +298,11 @@ mod tests {
             let known = setup(version, replicas, "yes", append_fsync);
             assert_eq!(asked.doubt(&known), None, "{asked} on {known:?}");
             let early = Setup { waitaof_is_early: true, ..known };
+            let other = Setup { product: "Valkey 8.0.1".to_owned(), ..early.clone() };
+            let named = asked.doubt(&other).is_none_or(|why| {
+                why.contains("this Valkey 8.0.1 has") && !why.contains("Redis") && why.contains("Valkey 7.2")
+            });
+            assert!(named, "{asked} on {other:?}");
             let doubt = asked.doubt(&early);
             assert_eq!(doubt.is_some(), is_doubted, "{asked} on {early:?}: {doubt:?}");
             assert!(doubt.is_none_or(|why| why.contains("set `appendfsync always`")));

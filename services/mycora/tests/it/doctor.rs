@@ -148,7 +148,8 @@ fn the_nodes_of_a_cluster_are_asked() {
     assert!(slots.contains("16384 of 16384 slots served by "), "{slots}");
     assert_eq!(level(&document, "redis replicas"), "ok");
     let node = format!("redis 127.0.0.1:{}", cluster.nodes()[cluster.primary_of("a")].port());
-    assert!(found(&document, &node).1.starts_with("version "));
+    let product = found(&document, &node).1;
+    assert!(["Redis ", "Valkey "].iter().any(|name| product.starts_with(name)), "{product}");
     assert_eq!(level(&document, &format!("{node} appendonly")), "warn");
     let (level_of, durability) = found(&document, &format!("{node} durability"));
     assert!(level_of == "fail" && durability.contains("needs an append-only file"), "{durability}");

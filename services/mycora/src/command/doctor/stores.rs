@@ -5,7 +5,7 @@ mod several;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use kv::{Cmd, Connection, Endpoint, Kv};
+use kv::{Cmd, Connection, Endpoint, Kv, Setup};
 use mycelium::Bus as _;
 use mycelium::daemon::{Config, DaemonBus, Metrics};
 use storage::Durability;
@@ -60,11 +60,11 @@ async fn server(
     settings: &[(&str, Judge)],
     asked: Option<Durability>,
 ) -> Vec<Finding> {
-    let version = match version(connection).await {
-        Ok(version) => version,
+    let setup = match connection.setup().await {
+        Ok(setup) => setup,
         Err(error) => return vec![Finding::fail(check, error_chain(&error), UNREACHABLE)],
     };
-    let mut findings = vec![judge_version(check, &version)];
+    let mut findings = vec![judge_version(check, &setup)];
     for (name, judge) in settings {
         let check = format!("{check} {name}");
         findings.push(match setting(connection, name).await {
@@ -106,13 +106,12 @@ fn parts<'a>(why: &'a str, otherwise: &'a str) -> (&'a str, &'a str) {
     why.split_once("; ").unwrap_or((why, otherwise))
 }
 
-fn judge_version(check: &str, version: &str) -> Finding {
-    let mut parts = version.split('.').map_while(|part| part.parse().ok());
-    let number = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
-    if number >= REDIS_MIN {
-        return Finding::ok(check, format!("version {version}"));
+fn judge_version(check: &str, setup: &Setup) -> Finding {
+    let product = &setup.product;
+    if setup.version >= REDIS_MIN {
+        return Finding::ok(check, product);
     }
-    Finding::fail(check, format!("version {version} is too old"), "install Redis 7.0 or later, or Valkey")
+    Finding::fail(check, format!("{product} is too old"), "install Redis 7.0 or later, or Valkey")
 }
 
 /// Judges the value of a setting.
@@ -160,13 +159,6 @@ fn databases(check: String, value: &str) -> Finding {
         return Finding::ok(check, found);
     }
     Finding::warn(check, found, "set `databases 4096`, or start storage with --layout hash-tag")
-}
-
-async fn version(connection: &Connection) -> kv::Result<String> {
-    let text = connection.cmd(Cmd::new("INFO").arg("server")).await?.text()?;
-    let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
-    let version = pairs.find(|(name, _)| *name == "redis_version").map(|(_, value)| value.trim().to_owned());
-    Ok(version.unwrap_or_default())
 }
 
 pub(super) async fn setting(connection: &Connection, name: &str) -> kv::Result<Option<String>> {
