@@ -87,7 +87,10 @@ macro_rules! call {
 
 /// Reads one page after the other until there is no more, or there are as many as are wanted.
 macro_rules! pages {
-    ($client:expr, $method:ident, $request:expr, $items:ident, $limit:expr) => {{
+    ($client:expr, $method:ident, $request:expr, $items:ident, $limit:expr) => {
+        pages!($client, $method, $request, $items, $limit, &RETRY_WAITS)
+    };
+    ($client:expr, $method:ident, $request:expr, $items:ident, $limit:expr, $waits:expr) => {{
         let limit: u32 = $limit;
         let (mut request, mut all) = ($request, Vec::new());
         loop {
@@ -96,7 +99,7 @@ macro_rules! pages {
                 break (all, request.page_token);
             }
             request.page_size = left.min(PAGE_SIZE);
-            let page = call!($client, $method, request).await?;
+            let page = call!($client, $method, request, $waits, CALL_TIMEOUT).await?;
             all.extend(page.$items);
             request.page_token = page.next_page_token;
             if request.page_token.is_empty() {
@@ -185,6 +188,16 @@ impl Clients {
         let states = states.iter().map(|state| (*state).into()).collect();
         let request = v1::ListFlowNodesRequest { context_id, flow_id, states, ..Default::default() };
         Ok(pages!(self.flows, list_flow_nodes, request, nodes, u32::MAX).0)
+    }
+
+    /// Reads the nodes of a flow. Tried again for as long as a service may need to start anew.
+    pub async fn list_nodes_patiently(
+        &self,
+        context_id: u32,
+        flow_id: u32,
+    ) -> Result<Vec<v1::FlowNode>, CallError> {
+        let request = v1::ListFlowNodesRequest { context_id, flow_id, ..Default::default() };
+        Ok(pages!(self.flows, list_flow_nodes, request, nodes, u32::MAX, &PATIENT_WAITS).0)
     }
 
     /// Reads the newest flows that the request describes, at most `limit`.

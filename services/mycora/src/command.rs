@@ -1,5 +1,6 @@
 //! The commands, one file for each group.
 
+mod absence;
 pub mod actor;
 pub mod attempt;
 pub mod bootstrap;

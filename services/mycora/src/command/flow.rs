@@ -102,9 +102,14 @@ async fn get(session: &Session, id: u32) -> Result<(), Failure> {
 /// Prints a flow with its nodes.
 pub(super) async fn print_flow(session: &Session, context: u32, flow: &v1::Flow) -> Result<(), Failure> {
     let nodes = session.clients.list_nodes(context, flow.id, &[]).await?;
+    print(session, flow, &nodes)
+}
+
+/// Prints a flow with these nodes.
+pub(super) fn print(session: &Session, flow: &v1::Flow, nodes: &[v1::FlowNode]) -> Result<(), Failure> {
     output::answer(
         session.global.output,
-        || json::FlowDocument::new(flow, &nodes),
-        || summary::flow(flow, &nodes, Timestamp::now()),
+        || json::FlowDocument::new(flow, nodes),
+        || summary::flow(flow, nodes, Timestamp::now()),
     )
 }

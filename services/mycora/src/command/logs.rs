@@ -8,6 +8,7 @@ use proto::v1;
 use rpc::Retry;
 use tonic::Code;
 
+use super::absence::Absence;
 use super::{Session, values, watch};
 use crate::clients::Clients;
 use crate::failure::{CallError, Failure};
@@ -90,6 +91,7 @@ pub(super) async fn run(session: &Session, args: &LogsArgs) -> Result<(), Failur
         format => Printer::Document { format, first: true },
     };
     let mut reader = LogReader::new(&session.clients, request, printer);
+    reader.absence = (!session.global.quiet).then(Absence::default);
     let result = tokio::select! {
         result = reader.until_end() => result,
         pressed = tokio::signal::ctrl_c() => Err(match pressed {
@@ -125,6 +127,8 @@ pub(super) struct LogReader<'a> {
     heard: Instant,
     /// It answered at all.
     connected: bool,
+    /// Nothing where somebody else says that the coordinator is away, or nobody shall.
+    absence: Option<Absence>,
     printer: Printer,
     /// Attempts whose last line is not whole, since something is missing.
     broken: BTreeSet<(String, u32)>,
@@ -138,7 +142,7 @@ impl<'a> LogReader<'a> {
             seen.0.insert((request.node.clone(), request.attempt), request.offset);
         }
         let (heard, broken) = (Instant::now(), BTreeSet::new());
-        Self { clients, request, seen, heard, connected: false, printer, broken }
+        Self { clients, request, seen, heard, connected: false, absence: None, printer, broken }
     }
 
     /// Prints until there is no more. Cancel safe: [`LogReader::way_on`] knows how far it came.
@@ -149,6 +153,10 @@ impl<'a> LogReader<'a> {
             let patience = if self.connected { PATIENCE } else { watch::PATIENCE_FIRST };
             if !again || self.heard.elapsed() >= patience || !self.request.follow {
                 return Err(error.into());
+            }
+            let away = self.absence.as_mut().filter(|_| self.connected);
+            if let Some(line) = away.and_then(|absence| absence.broke(&error, PATIENCE)) {
+                output::note(&line);
             }
             tokio::time::sleep(WAIT).await;
         }
@@ -172,6 +180,9 @@ impl<'a> LogReader<'a> {
                 Err(error) => return Ok(Err(error)),
                 Ok(Some(piece)) => {
                     self.heard = Instant::now();
+                    if let Some(line) = self.absence.as_mut().and_then(Absence::answered) {
+                        output::note(line);
+                    }
                     self.print(piece)?;
                 }
             }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use proto::v1;
 use rpc::Retry;
 
+use super::absence::Absence;
 use super::{Session, flow};
 use crate::clients::{Clients, Pieces};
 use crate::failure::{CallError, Failure};
@@ -25,7 +26,9 @@ const END_WITHIN: Duration = Duration::from_secs(1);
 pub(super) async fn run(session: &Session, context: u32, id: u32) -> Result<u8, Failure> {
     let mut progress = Progress::new(session.global.quiet);
     let flow = follow(&session.clients, context, id, &mut progress).await?;
-    flow::print_flow(session, context, &flow).await?;
+    // How the flow ended is known: a coordinator that is away now is waited for.
+    let nodes = session.clients.list_nodes_patiently(context, id).await?;
+    flow::print(session, &flow, &nodes)?;
     Ok(exit_code(&flow))
 }
 
@@ -52,6 +55,7 @@ pub async fn follow(
         progress,
         heard: Instant::now(),
         connected: false,
+        absence: Absence::default(),
     };
     let result = tokio::select! {
         result = watcher.until_ended() => result,
@@ -76,6 +80,7 @@ struct Watcher<'a> {
     heard: Instant,
     /// It answered at all.
     connected: bool,
+    absence: Absence,
 }
 
 impl Watcher<'_> {
@@ -90,7 +95,12 @@ impl Watcher<'_> {
             if self.heard > heard_before {
                 wait = WAIT_FIRST;
             }
+            let lost = broken.as_ref().filter(|error| matches!(error.retry, Retry::Again { .. })).cloned();
             self.may_go_on(broken)?;
+            let away = lost.filter(|_| self.connected).and_then(|error| self.absence.broke(&error, PATIENCE));
+            if let Some(line) = away {
+                self.progress.remark(&line);
+            }
             self.pause(wait).await;
             wait = (wait * 2).min(WAIT_MAX);
         }
@@ -146,6 +156,9 @@ impl Watcher<'_> {
         while let Some(piece) = self.next(&mut pieces).await? {
             let now = Instant::now();
             (self.heard, self.connected) = (now, true);
+            if let Some(line) = self.absence.answered() {
+                self.progress.remark(line);
+            }
             if !piece.resume_position.is_empty() {
                 self.request.resume_position = piece.resume_position;
             }

@@ -83,6 +83,15 @@ impl Progress {
         }
     }
 
+    /// Tells something that is no news of what goes on, above a picture where there is one.
+    pub fn remark(&self, line: &str) {
+        match self {
+            Self::Silent => {}
+            Self::Plain | Self::Troubles => note(line),
+            Self::Live(picture) => picture.bar.println(drawable(line)),
+        }
+    }
+
     /// Leaves the last picture standing.
     pub fn end(&mut self, view: &View, now: Instant) {
         if let Self::Live(picture) = self

@@ -10,6 +10,7 @@ use tonic::Code;
 
 use super::KEYS_MAX;
 use crate::clients::Clients;
+use crate::command::absence::Absence;
 use crate::command::{Session, watch};
 use crate::failure::{CallError, Failure};
 use crate::output::{self, Format, json, message};
@@ -56,6 +57,7 @@ pub(super) async fn run(session: &Session, args: &ReceiveArgs) -> Result<(), Fai
         some: false,
         heard: Instant::now(),
         connected: false,
+        absence: (!session.global.quiet).then(Absence::default),
     };
     let result = tokio::select! {
         result = receiver.until_end() => result,
@@ -90,6 +92,8 @@ struct Receiver<'a> {
     heard: Instant,
     /// It answered at all.
     connected: bool,
+    /// Nothing where nobody shall be told.
+    absence: Option<Absence>,
 }
 
 impl Receiver<'_> {
@@ -107,6 +111,10 @@ impl Receiver<'_> {
                     let patience = if self.connected { PATIENCE } else { watch::PATIENCE_FIRST };
                     if !again || !follow || self.heard.elapsed() >= patience {
                         return Err(error.into());
+                    }
+                    let away = self.absence.as_mut().filter(|_| self.connected);
+                    if let Some(line) = away.and_then(|absence| absence.broke(&error, PATIENCE)) {
+                        output::note(&line);
                     }
                 }
             }
@@ -128,6 +136,9 @@ impl Receiver<'_> {
                 Err(error) => return Ok(Err(error)),
             };
             self.heard = Instant::now();
+            if let Some(line) = self.absence.as_mut().and_then(Absence::answered) {
+                output::note(line);
+            }
             for message in &messages {
                 if self.printed.insert(message.key.clone()) {
                     self.printer.message(message)?;

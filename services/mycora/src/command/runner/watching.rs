@@ -10,6 +10,7 @@ use rpc::Retry;
 use tonic::Code;
 
 use crate::command::Session;
+use crate::command::absence::Absence;
 use crate::failure::{CallError, Failure};
 use crate::output::{self, Format, json, places};
 
@@ -38,9 +39,10 @@ pub struct WatchArgs {
 pub(super) async fn run(session: &Session, args: &WatchArgs) -> Result<(), Failure> {
     let mut request =
         v1::WatchRunnersRequest { context_id: session.context()?, resume_position: args.position.clone() };
-    let mut heard = None;
+    let (mut heard, mut absence) = (None, Absence::default());
     loop {
-        let Err(error) = one_stream(session, args.once, &mut request, &mut heard).await else {
+        let Err(error) = one_stream(session, args.once, &mut request, (&mut heard, &mut absence)).await
+        else {
             return Ok(());
         };
         let Ended::Broken(error) = error else { return Err(error.into()) };
@@ -49,6 +51,9 @@ pub(super) async fn run(session: &Session, args: &WatchArgs) -> Result<(), Failu
             (Code::OutOfRange, _) if heard.is_some() => request.resume_position.clear(),
             (Code::ResourceExhausted, _) | (_, Retry::Reread) => {}
             (_, Retry::Again { .. }) if heard.is_some_and(|heard: Instant| heard.elapsed() < PATIENCE) => {
+                if let Some(line) = absence.broke(&error, PATIENCE).filter(|_| !session.global.quiet) {
+                    output::note(&line);
+                }
                 tokio::time::sleep(PAUSE).await;
             }
             _ => return Err(error.into()),
@@ -75,11 +80,14 @@ async fn one_stream(
     session: &Session,
     once: bool,
     request: &mut v1::WatchRunnersRequest,
-    heard: &mut Option<Instant>,
+    (heard, absence): (&mut Option<Instant>, &mut Absence),
 ) -> Result<(), Ended> {
     let mut pieces = session.clients.watch_runners(request.clone()).await.map_err(Ended::Broken)?;
     while let Some(piece) = pieces.next().await.map_err(Ended::Broken)? {
         *heard = Some(Instant::now());
+        if let Some(line) = absence.answered().filter(|_| !session.global.quiet) {
+            output::note(line);
+        }
         if !piece.resume_position.is_empty() {
             request.resume_position.clone_from(&piece.resume_position);
         }
