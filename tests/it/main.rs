@@ -1,5 +1,6 @@
 //! The suite as a whole.
 
+mod broken;
 mod cancels;
 mod closed;
 mod contracts;

@@ -7,7 +7,7 @@ use rpc::Channel;
 use serde_json::Value;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
-use tonic::{Request, Status};
+use tonic::{Request, Status, Streaming};
 
 /// A method that does not answer within this time hangs.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
@@ -68,6 +68,22 @@ pub(crate) async fn call(
             Ok(serde_json::to_value(&answer).expect("a message is JSON"))
         }
     }
+}
+
+/// Opens a stream of answers that lasts as long as it likes.
+pub(crate) async fn open(
+    channel: Channel,
+    method: &MethodDescriptor,
+    body: &Value,
+) -> Result<Streaming<Bytes>, Status> {
+    let message = DynamicMessage::deserialize(method.input(), body.clone())
+        .unwrap_or_else(|error| panic!("{}: {error}: {body}", short(method)));
+    let request = Request::new(tokio_stream::iter([Bytes::from(message.encode_to_vec())]));
+    let path = format!("/{}/{}", method.parent_service().full_name(), method.name());
+    let path: PathAndQuery = path.parse().expect("names make a path");
+    let mut client = tonic::client::Grpc::new(channel);
+    client.ready().await?;
+    Ok(client.streaming(request, path, Plain).await?.into_inner())
 }
 
 /// Messages as they are on the wire.

@@ -1,0 +1,269 @@
+//! Services that end while others listen to them: each stream goes on, or says that it is UNAVAILABLE, and never that
+//! something is defective.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use identity::ServiceName;
+use rpc::{Channel, TlsFiles};
+use serde_json::{Value, json};
+use testkit::{Process, wait_until, wait_until_blocking};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tonic::{Code, Status};
+
+use crate::local::Processes;
+use crate::matrix::wire::{self, Methods};
+use crate::suite::{PATIENCE, command, flow_file, stdout};
+
+/// Everybody who ends; the runner serves nobody.
+const VICTIMS: [&str; 7] =
+    ["storage", "runner-registry", "scheduler", "mycelium-gateway", "router", "supervisor", "runner"];
+
+/// One kind of stream: who serves it, who listens, the method and what it is asked.
+type Kind = (ServiceName, &'static str, &'static str, Value);
+
+/// Every kind of stream that somebody keeps open, about this flow and this attempt.
+fn kinds(flow: u64, attempt: &Value) -> Vec<Kind> {
+    let of_flow = json!({"contextId": 1, "flowId": flow});
+    let of_context = json!({"contextId": 1});
+    let script = json!({"scriptType": "SCRIPT_TYPE_SHELL", "script": {"text": "exec sleep 600"}});
+    let job = json!({
+        "requestId": "2b0d9b1c-6f0e-4b0e-9d3e-0c6a3f1d7a55", "contextId": 1, "node": {"job": script}, "waitSecs": 600
+    });
+    let logs = json!({"contextId": 1, "flowId": flow, "follow": true});
+    let attempt = json!({"jobKey": attempt, "follow": true});
+    let events = json!({"contextId": 1, "flowId": flow, "onBehalfOf": 1});
+    let runners = json!({"contextId": 1, "onBehalfOf": 1});
+    let inbox = json!({"receive": of_context, "onBehalfOf": 1});
+    vec![
+        (ServiceName::Scheduler, "actor-1", "FlowService/WatchFlow", of_flow),
+        (ServiceName::Scheduler, "actor-1", "FlowService/StreamFlowLogs", logs),
+        (ServiceName::Scheduler, "actor-1", "FlowService/RunJob", job),
+        (ServiceName::RunnerRegistry, "actor-1", "RunnerService/WatchRunners", of_context.clone()),
+        (ServiceName::Router, "actor-1", "MessageService/ReceiveMessages", of_context),
+        (ServiceName::Supervisor, "admin", "SupervisorService/StreamAttemptLogs", attempt),
+        (ServiceName::RunnerRegistry, "scheduler", "RegistryViewService/Watch", json!({})),
+        (ServiceName::Storage, "scheduler", "FlowStoreService/WatchEvents", events),
+        (ServiceName::Storage, "router", "MessageStoreService/WatchSchedulers", json!({})),
+        (ServiceName::Storage, "router", "MessageBoxService/WatchInbox", inbox),
+        (ServiceName::Storage, "runner-registry", "RunnerStoreService/WatchRunners", json!({})),
+        (ServiceName::Storage, "runner-registry", "RunnerStoreService/FollowRunners", runners),
+        (ServiceName::Storage, "scheduler", "IdentityStoreService/WatchIdentities", json!({})),
+    ]
+}
+
+/// A way to a service with the certificate of this caller.
+fn channel(pki: &Path, caller: &str, (service, port): (ServiceName, u16)) -> Channel {
+    let file = |end: &str| pki.join(format!("{caller}.{end}"));
+    let tls = TlsFiles::new(pki.join("ca.pem"), file("pem"), file("key"));
+    let address = format!("https://127.0.0.1:{port}");
+    Channel::remote(&address, &tls, Some(service.as_str())).expect("a way there")
+}
+
+/// How a stream has fared so far.
+#[derive(Debug, Clone, Default)]
+struct Fared {
+    /// It is being listened to now.
+    stands: bool,
+    /// It came to its end.
+    is_over: bool,
+    /// How often it broke.
+    breaks: usize,
+    /// What it, or the call for the next one, was told, by the code of it.
+    told: BTreeMap<&'static str, String>,
+}
+
+/// A stream that is asked for again whenever it breaks, until it comes to its end.
+struct Kept {
+    service: ServiceName,
+    method: &'static str,
+    fared: watch::Receiver<Fared>,
+}
+
+impl Kept {
+    /// Has to be called within a runtime.
+    fn open(processes: &Processes, (service, caller, method, body): Kind) -> Self {
+        let at = (service, processes.port_of(service));
+        let channel = channel(&processes.dir().join("pki"), caller, at);
+        let (fared, told) = watch::channel(Fared::default());
+        tokio::spawn(keep(channel, method, body, fared));
+        Self { service, method, fared: told }
+    }
+
+    /// Waits until it has fared like that.
+    async fn until(&mut self, fared: impl Fn(&Fared) -> bool, what: &str) {
+        let waiting = tokio::time::timeout(PATIENCE, self.fared.wait_for(|now| fared(now)));
+        let waited = waiting.await.map(|known| known.is_ok());
+        assert_eq!(waited, Ok(true), "{} {what}: {:?}", self.method, self.fared.borrow());
+    }
+}
+
+async fn keep(channel: Channel, method: &'static str, body: Value, fared: watch::Sender<Fared>) {
+    let description = Methods::new().get(method);
+    // Its one answer comes at the end.
+    let waits = method == "FlowService/RunJob";
+    loop {
+        let opened = wait_until(
+            || async {
+                fared.send_modify(|now| now.stands = waits);
+                let opened = wire::open(channel.clone(), &description, &body).await;
+                opened.map_err(|status| note(&fared, &status)).ok()
+            },
+            PATIENCE,
+            format!("{method} is answered again"),
+        );
+        let mut answers = opened.await;
+        fared.send_modify(|now| now.stands = true);
+        let ended = loop {
+            match answers.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => break None,
+                Err(status) => break Some(status),
+            }
+        };
+        match ended {
+            None => return fared.send_modify(|now| now.is_over = true),
+            Some(status) => note(&fared, &status),
+        }
+    }
+}
+
+fn note(fared: &watch::Sender<Fared>, status: &Status) {
+    fared.send_modify(|now| {
+        now.breaks += usize::from(now.stands);
+        now.stands = false;
+        now.told.insert(rpc::code_name(status.code()), status.message().to_owned());
+    });
+}
+
+/// All kinds of streams, kept open.
+struct Listeners {
+    runtime: Runtime,
+    kept: Vec<Kept>,
+    flow: u64,
+}
+
+impl Listeners {
+    fn begin(processes: &Processes) -> Self {
+        let text =
+            "name: heard\njobs:\n  waits: { script_type: shell, script: 'exit 0', prerequisites: [go] }\n";
+        let file = flow_file(processes.dir(), text);
+        let submit = ["--output", "json", "flow", "submit", &file];
+        let submitted = stdout(&command(&processes.profile(), &submit).output().expect("it starts"), 0);
+        let submitted: Value = serde_json::from_str(&submitted).expect("one document");
+        let flow = submitted["flow"]["id"].as_u64().expect("a flow");
+        let runtime = Runtime::new().expect("a runtime");
+        let kept = runtime.block_on(async {
+            let at = (ServiceName::Supervisor, processes.port_of(ServiceName::Supervisor));
+            let admin = channel(&processes.dir().join("pki"), "admin", at);
+            let run = json!({"scriptType": "SCRIPT_TYPE_SHELL", "script": "echo hello; exec sleep 600"});
+            let method = Methods::new().get("SupervisorService/RunAttempt");
+            let answer = wire::call(admin, None, &method, &run).await.expect("it is taken");
+            let kinds = kinds(flow, &answer["attempt"]["jobKey"]);
+            kinds.into_iter().map(|kind| Kept::open(processes, kind)).collect()
+        });
+        let mut listeners = Self { runtime, kept, flow };
+        listeners.all_stand();
+        listeners
+    }
+
+    fn all_stand(&mut self) {
+        self.runtime.block_on(async {
+            for kept in &mut self.kept {
+                kept.until(|now| now.stands || now.is_over, "stands").await;
+            }
+        });
+    }
+
+    /// Ends a service, waits until all of its streams have broken, starts it again, and waits for all to stand.
+    fn over_the_end_of(&mut self, processes: &Processes, victim: &str, end: impl FnOnce()) {
+        let breaks: Vec<_> = self.kept.iter().map(|kept| kept.fared.borrow().breaks).collect();
+        end();
+        self.runtime.block_on(async {
+            for (kept, before) in self.kept.iter_mut().zip(breaks) {
+                if kept.service.as_str() == victim {
+                    kept.until(|now| now.breaks > before || now.is_over, "breaks").await;
+                }
+            }
+        });
+        processes.script("up.sh");
+        self.all_stand();
+    }
+
+    /// Ends the flow, sees that its watcher is told, and that no stream was told anything but UNAVAILABLE.
+    fn end(mut self, processes: &Processes) {
+        let signal = ["flow", "signal", &self.flow.to_string(), "go"];
+        stdout(&command(&processes.profile(), &signal).output().expect("it starts"), 0);
+        let watching = self.kept.iter_mut().find(|kept| kept.method == "FlowService/WatchFlow");
+        let watching = watching.expect("it is one of them");
+        self.runtime.block_on(watching.until(|now| now.is_over, "is told of the end"));
+        let unavailable = rpc::code_name(Code::Unavailable);
+        let mut wrong = Vec::new();
+        for Kept { method, fared, .. } in &self.kept {
+            let told = fared.borrow().told.clone().into_iter().filter(|(code, _)| *code != unavailable);
+            wrong.extend(told.map(|(code, message)| format!("{method}: {code}: {message}")));
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+}
+
+#[test]
+fn whoever_is_killed_the_streams_of_others_go_on_or_are_unavailable() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let processes = Processes::start(&dir.path().join("suite"), &[]);
+    let mut listeners = Listeners::begin(&processes);
+    for victim in VICTIMS {
+        listeners.over_the_end_of(&processes, victim, || processes.kill9(victim));
+    }
+    listeners.end(&processes);
+}
+
+#[test]
+fn whoever_is_told_to_end_ends_its_streams_and_cuts_none() {
+    let dir = tempfile::tempdir().expect("a directory");
+    // Streams that nobody ends would hold a process up for longer than anybody waits here.
+    let processes = Processes::start(&dir.path().join("suite"), &[("MYCORA_DRAIN_SECS", "600")]);
+    let mut listeners = Listeners::begin(&processes);
+    // A runner that is told to end lets its scripts end.
+    for victim in VICTIMS.into_iter().filter(|victim| *victim != "runner") {
+        listeners.over_the_end_of(&processes, victim, || {
+            processes.signal(victim, "-TERM");
+            let ended = || (!processes.runs(victim)).then_some(());
+            wait_until_blocking(ended, PATIENCE, format!("{victim} has ended"));
+        });
+    }
+    listeners.end(&processes);
+    processes.kill9("runner");
+}
+
+#[test]
+fn a_flow_is_watched_to_its_end_over_the_deaths_of_storage_and_scheduler() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let processes = Processes::start(&dir.path().join("suite"), &[]);
+    let text = "name: watched\njobs:\n  first: { script_type: shell, script: 'exit 0', prerequisites: [one] }\n  \
+                then: { script_type: shell, script: 'exit 0', depends: [first], prerequisites: [two] }\n";
+    let file = flow_file(dir.path(), text);
+    let submit = ["flow", "submit", &file, "--watch"];
+    let mut watching = Process::spawn("flow submit", &mut command(&processes.profile(), &submit));
+    watching.wait_for_line("started", PATIENCE);
+    let signal = |name: &str| {
+        stdout(
+            &command(&processes.profile(), &["flow", "signal", "1", name]).output().expect("it starts"),
+            0,
+        );
+    };
+
+    processes.kill9("storage");
+    processes.script("up.sh");
+    signal("one");
+    watching.wait_for_line("first: completed", PATIENCE);
+    processes.kill9("scheduler");
+    watching.wait_for_line("the coordinator is away", PATIENCE);
+    processes.script("up.sh");
+    watching.wait_for_line("the coordinator is back", PATIENCE);
+    signal("two");
+    let status = watching.wait(PATIENCE);
+    assert!(status.success(), "{status}: {}", watching.output());
+    assert!(watching.output().contains("flow 1 `watched`: finished"), "{}", watching.output());
+}
