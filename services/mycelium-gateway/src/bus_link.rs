@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use model::supervision::{InfoRequest, method};
 use model::{Presence, limits};
-use mycelium::{BusPeers, CallError, Destination, Form, Peer};
+use mycelium::{BusPeers, Call, CallError, Destination, Form, Peer};
 use tokio::time::Instant;
 
 use crate::delivery::told;
@@ -79,7 +79,12 @@ async fn introduce(desk: &Desk, bus: &BusPeers, to: Destination, address: &str) 
 
 /// Asks a supervisor who it is, which introduces us: it listens to whoever has signed something for it.
 pub(crate) async fn ask_who(desk: &Desk, peer: &Peer, address: &str) -> Result<(), String> {
-    let answer = peer.call(method::SUPERVISOR_INFO, &InfoRequest {}, INFO_TIMEOUT).await;
+    let call = Call::new(method::SUPERVISOR_INFO, &InfoRequest {}).map_err(|error| error.to_string())?;
+    let deadline = Instant::now() + INFO_TIMEOUT;
+    let sending = tokio::time::timeout_at(deadline, peer.send_batch_until(vec![call], Some(deadline)));
+    let sent = sending.await.map_err(|_| told(&CallError::TimedOut))?;
+    let passage = sent.passage();
+    let answer = sent.outcomes(deadline).await.pop().unwrap_or(Err(CallError::Closed));
     let is_plain = desk.peers.form(address) == Form::Plain;
     let presence = match answer {
         // This goes with the secret of whichever context. Those of others may be taken. Or it knows no such method.
@@ -87,8 +92,10 @@ pub(crate) async fn ask_who(desk: &Desk, peer: &Peer, address: &str) -> Result<(
             tracing::debug!(address, %refused, "a plain supervisor does not say who it is");
             unnamed(desk, address)
         }
-        // It may do nothing else while a job runs.
-        Err(CallError::TimedOut) if is_plain && desk.sent.waits_for(address) => unnamed(desk, address),
+        // It may do nothing else while a job runs; its daemon is there.
+        Err(CallError::TimedOut) if is_plain && passage.is_sent() && desk.sent.waits_for(address) => {
+            unnamed(desk, address)
+        }
         answer => match serde_json::from_str(answer.map_err(|error| told(&error))?.get()) {
             Err(error) if is_plain => {
                 tracing::debug!(address, %error, "a plain supervisor says something else of itself");

@@ -182,10 +182,10 @@ async fn wait(
 ) {
     let outcome = batch.outcomes(until).await.pop().unwrap_or(Err(CallError::Closed));
     let Err(outcome) = answer.send(outcome) else { return };
-    let Some(kind) = meaning(&desk, &source, head, &outcome) else { return };
-    if let ReportKind::Accepted { .. } = kind {
-        return desk.sent.told(head.job_key);
-    }
+    let kind =
+        meaning(&desk, &source, head, &outcome).filter(|kind| !matches!(kind, ReportKind::Accepted { .. }));
+    // Nothing is told, and nothing waited for any more, when it has only taken the job, or has never said anything.
+    let Some(kind) = kind else { return desk.sent.told(head.job_key) };
     desk.sent.answered(head.job_key, &kind);
     let report = head.report(&source, kind);
     let json =
