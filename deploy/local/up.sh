@@ -125,9 +125,9 @@ start_service() { # NAME NUMBER
 
 write_profile() {
   cat >"$dir/client.toml" <<END
-ca = "$dir/pki/ca.pem"
-cert = "$dir/pki/actor-1.pem"
-key = "$dir/pki/actor-1.key"
+ca = "pki/ca.pem"
+cert = "pki/actor-1.pem"
+key = "pki/actor-1.key"
 context = 1
 actor = 1
 
@@ -138,6 +138,10 @@ runner-registry = "$(url 4)"
 router = "$(url 3)"
 mycelium-gateway = "$(url 5)"
 supervisor = "$(url 6)"
+
+[profiles.admin]
+cert = "pki/admin.pem"
+key = "pki/admin.key"
 END
 }
 

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Args as _, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::command::actor::ActorCommand;
 use crate::command::attempt::AttemptCommand;
@@ -22,8 +22,8 @@ use crate::command::supervisor::SupervisorCommand;
 use crate::command::token::TokenArgs;
 use crate::command::up::UpArgs;
 use crate::command::{
-    Global, Session, actor, attempt, bootstrap, completions, context, demo, doctor, down, flow, gateway, job,
-    message, pki, runner, supervisor, token, up, validate,
+    Global, Session, actor, attempt, bootstrap, completions, connection, context, demo, doctor, down, flow,
+    gateway, job, message, pki, runner, supervisor, token, up, validate,
 };
 use crate::failure::Failure;
 use crate::output;
@@ -43,10 +43,8 @@ Examples:
   mycora message send --to 2 'The report is ready' --wait
   mycora --output json flow get 3
 
-Configuration: flags, then MYCORA_* in the environment, then the profile: the file named by --config or \
-MYCORA_CONFIG, else client.toml in $XDG_DATA_HOME/mycora or ~/.local/share/mycora. Its keys are address, ca, \
-cert, key, signing_key, trust_domain, server_name, context and actor, and below [addresses] scheduler, storage, \
-runner-registry, router, mycelium-gateway and supervisor.
+Configuration: flags, then MYCORA_* in the environment, then the profile, a file that `mycora up` writes. `mycora help connection` tells \
+of the options that say where the coordinator is, and as whom it is spoken to (--config, --as, --context, --address and so on).
 
 Exit codes: 0 done, or the flow finished; 1 the flow failed, was cancelled or did not end in time, or what was \
 asked for does not exist or was refused; 2 wrong usage or invalid input; 3 the coordinator cannot be reached or started, or this \
@@ -119,9 +117,34 @@ pub enum Command {
     /// Make a bearer token, for grpcurl and other programs
     #[command(after_help = token::AFTER_HELP)]
     Token(TokenArgs),
+    /// Show how the coordinator is reached, and as whom
+    #[command(after_help = connection::AFTER_HELP)]
+    Connection,
     /// Write what a shell needs to complete commands and flags
     #[command(after_help = completions::AFTER_HELP)]
     Completions(CompletionsArgs),
+}
+
+/// What stands below the help of every command that asks a coordinator.
+const CONNECTION_HELP: &str = "Connection options: mycora help connection";
+/// Commands that ask none.
+const ALONE: [&str; 6] = ["up", "down", "demo", "pki", "completions", "connection"];
+
+/// The command line as it is typed. Options of the connection are taken everywhere, and told of in one place.
+#[must_use]
+pub fn command() -> clap::Command {
+    let is_of_connection = |arg: &clap::Arg| arg.get_help_heading() == Some("Connection");
+    let command = Cli::command()
+        .mut_subcommand("connection", Global::augment_args)
+        .mut_args(|arg| if is_of_connection(&arg) { arg.hide(true) } else { arg });
+    let asking = |command: &clap::Command| !ALONE.contains(&command.get_name());
+    command.mut_subcommands(|command| if asking(&command) { with_reference(command) } else { command })
+}
+
+fn with_reference(command: clap::Command) -> clap::Command {
+    let before = command.get_after_help().map(|help| format!("{help}\n\n")).unwrap_or_default();
+    let command = command.after_help(format!("{before}{CONNECTION_HELP}"));
+    command.mut_subcommands(with_reference)
 }
 
 /// Reads the arguments of the process, does what they say, and gives the exit code.
@@ -129,7 +152,10 @@ pub enum Command {
 /// What is wrong with the arguments themselves, `--help` and `--version` end the process here.
 #[must_use]
 pub fn main() -> ExitCode {
-    let Cli { global, command } = Cli::parse();
+    let Cli { global, command } = match Cli::from_arg_matches(&command().get_matches()) {
+        Ok(cli) => cli,
+        Err(error) => error.exit(),
+    };
     if matches!(command, Command::Up(_) | Command::Demo(_)) {
         // These serve. What only asks others reports a panic and ends with it.
         service::die_on_panic();
@@ -183,6 +209,7 @@ pub async fn run(global: Global, command: Command) -> Result<u8, Failure> {
         Command::Pki(command) => pki::run(&command, global.output).map(|()| 0),
         Command::Doctor(args) => doctor::run(&args, &global).await,
         Command::Token(args) => token::run(&args, &global).map(|()| 0),
+        Command::Connection => connection::run(&global).map(|()| 0),
         Command::Completions(args) => completions::run(&args).map(|()| 0),
         Command::Flow(FlowCommand::Validate(args)) => validate::run(&args, global.output).map(|()| 0),
         Command::Bootstrap(args) => {
@@ -257,6 +284,38 @@ mod tests {
                 let (command, argument) = (command.get_name(), argument.get_id());
                 assert!(!of_all.contains(argument), "`{command}` has a `{argument}` of its own");
             }
+        }
+    }
+
+    #[test]
+    fn options_of_the_connection_are_told_of_once() {
+        let help = |path: &[&str]| {
+            let mut all = command();
+            all.build();
+            let found = path.iter().try_fold(&mut all, |command, name| command.find_subcommand_mut(name));
+            found.expect("a command").render_long_help().to_string()
+        };
+        let connection = help(&["connection"]);
+        for path in [&[][..], &["flow"], &["flow", "submit"], &["runner", "list"]] {
+            let help = help(path);
+            assert!(
+                !help.contains("--token-key") && help.contains("mycora help connection"),
+                "{path:?}: {help}"
+            );
+        }
+        for flag in ["--as", "--context", "--config", "--address", "--ca", "--token-key", "--server-name"] {
+            assert!(connection.contains(&format!("{flag} <")), "{connection}");
+            // Taken all the same, wherever it stands, also by the command that tells of them.
+            let value = if flag == "--context" { "7" } else { "x" };
+            for arguments in [["flow", "list", flag, value], ["flow", flag, value, "list"]] {
+                let matches = command().try_get_matches_from([&["mycora"][..], &arguments].concat());
+                Cli::from_arg_matches(&matches.expect("it is taken")).expect("it is understood");
+            }
+            let shown = command().try_get_matches_from(["mycora", "connection", flag, value]);
+            let cli = Cli::from_arg_matches(&shown.expect("it is taken")).expect("it is understood");
+            assert!(
+                format!("{:?}", cli.global).contains(&format!("Some(\"{value}\")")) || flag == "--context"
+            );
         }
     }
 

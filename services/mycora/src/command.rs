@@ -6,6 +6,7 @@ pub mod attempt;
 pub mod bootstrap;
 pub mod cancel;
 pub mod completions;
+pub mod connection;
 pub mod context;
 pub mod delete;
 pub mod demo;
@@ -62,6 +63,9 @@ pub struct Global {
     /// The profile, a TOML file [default: client.toml in the data directory]
     #[arg(long, global = true, value_name = "FILE", env = "MYCORA_CONFIG", help_heading = "Connection")]
     pub config: Option<PathBuf>,
+    /// Be who this profile of the file says, as in [profiles.admin]; `mycora up` makes `admin`
+    #[arg(long = "as", global = true, value_name = "NAME", env = "MYCORA_AS", help_heading = "Connection")]
+    pub profile: Option<String>,
     /// Where the coordinator is, as https://host:port. Overrides the profile, as do the following
     #[arg(long, global = true, value_name = "URL", env = "MYCORA_ADDRESS", help_heading = "Connection")]
     pub address: Option<String>,
@@ -169,9 +173,11 @@ fn find_profile(global: &Global) -> Result<Profile, Failure> {
 /// The profile with what the flags say; where they are `enough`, none is needed.
 fn find_profile_unless(global: &Global, enough: bool) -> Result<Profile, Failure> {
     let is_named = global.config.is_some();
-    let mut profile = match Profile::load(&profile_path(global)?) {
+    let mut profile = match Profile::load_as(&profile_path(global)?, global.profile.as_deref()) {
         Ok(profile) => profile,
-        Err(ProfileError::Missing { .. }) if !is_named && enough => Profile::default(),
+        Err(ProfileError::Missing { .. }) if !is_named && enough && global.profile.is_none() => {
+            Profile::default()
+        }
         Err(error @ ProfileError::Missing { .. }) if !is_named => {
             return Err(Failure::Unreachable(format!(
                 "no coordinator is known: {error}\nstart one with `mycora up`, or name a profile with --config \
@@ -190,7 +196,8 @@ fn find_profile_unless(global: &Global, enough: bool) -> Result<Profile, Failure
 }
 
 fn override_with(profile: &mut Profile, global: &Global) {
-    let Global { output: _, quiet: _, raw: _, context: _, config: _, address, ca, cert, key, .. } = global;
+    let Global { output: _, quiet: _, raw: _, context: _, config: _, profile: _, .. } = global;
+    let Global { address, ca, cert, key, .. } = global;
     let Global { token_key, token_actor, server_name, .. } = global;
     if let Some(address) = address {
         profile.address = Some(address.clone());

@@ -1,7 +1,10 @@
 //! The client profile: where the coordinator is, and who we are there.
 
+mod named;
+mod paths;
 pub mod switch;
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -99,6 +102,9 @@ pub struct Profile {
     /// Addresses of single services, where they are separate processes.
     #[serde(skip_serializing_if = "Addresses::is_empty")]
     pub addresses: Addresses,
+    /// Other profiles by their names: what each says differently. Gone once one of them is chosen, or none.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub profiles: BTreeMap<String, Profile>,
 }
 
 /// Addresses of single services.
@@ -131,6 +137,23 @@ const fn is_zero(id: &u32) -> bool {
 }
 
 impl Addresses {
+    /// Takes over those that others name.
+    fn replace(&mut self, others: Self) {
+        let Self { scheduler, storage, runner_registry, router, mycelium_gateway, supervisor } = others;
+        for (own, other) in [
+            (&mut self.scheduler, scheduler),
+            (&mut self.storage, storage),
+            (&mut self.runner_registry, runner_registry),
+            (&mut self.router, router),
+            (&mut self.mycelium_gateway, mycelium_gateway),
+            (&mut self.supervisor, supervisor),
+        ] {
+            if other.is_some() {
+                *own = other;
+            }
+        }
+    }
+
     fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -152,6 +175,16 @@ pub enum ProfileError {
         path: PathBuf,
         /// What the operating system said.
         source: io::Error,
+    },
+    /// It has no profile of that name.
+    #[error("{} has no profile `{name}`; {}", path.display(), named::known(names))]
+    Name {
+        /// The file.
+        path: PathBuf,
+        /// The name that was looked for.
+        name: String,
+        /// Those that it has.
+        names: Vec<String>,
     },
     /// It does not say what it should.
     #[error("{}: {message}", path.display())]
@@ -178,11 +211,31 @@ impl Profile {
         }
     }
 
-    /// Reads a profile and makes its paths absolute or relative to the working directory.
+    /// Reads the profile of nobody in particular, as [`Profile::load_as`] does.
     ///
     /// # Errors
     /// When it is not there, cannot be read, or says something else than a profile does.
     pub fn load(path: &Path) -> Result<Self, ProfileError> {
+        Self::load_as(path, None)
+    }
+
+    /// Reads a profile, or the one of that name in the same file, and makes its paths absolute: they are relative to the file.
+    ///
+    /// # Errors
+    /// When it is not there, cannot be read, says something else than a profile does, or has no profile of that name.
+    pub fn load_as(path: &Path, name: Option<&str>) -> Result<Self, ProfileError> {
+        let mut profile = Self::read(path)?.chosen(path, name)?;
+        let failed = |source| ProfileError::Io { path: path.to_owned(), source };
+        let path = std::path::absolute(path).map_err(failed)?;
+        let dir = path.parent().unwrap_or(Path::new("/"));
+        for file in profile.files() {
+            *file = dir.join(&*file);
+        }
+        Ok(profile)
+    }
+
+    /// Reads everything that a file says, as it stands there.
+    fn read(path: &Path) -> Result<Self, ProfileError> {
         let failed = |source| ProfileError::Io { path: path.to_owned(), source };
         // It names the authority to trust and the address to call.
         exposure::check_trusted(path).map_err(|exposed| failed(exposed.into()))?;
@@ -190,25 +243,29 @@ impl Profile {
             io::ErrorKind::NotFound => ProfileError::Missing { path: path.to_owned() },
             _ => failed(source),
         })?;
-        let mut profile: Self = toml::from_str(&text).map_err(|error| ProfileError::Content {
+        toml::from_str(&text).map_err(|error| ProfileError::Content {
             path: path.to_owned(),
             message: what_is_wrong(&text, &error),
-        })?;
-        let dir = path.parent().unwrap_or(Path::new(""));
-        let files = [&mut profile.ca, &mut profile.cert, &mut profile.key, &mut profile.signing_key];
-        for file in files.into_iter().flatten() {
-            *file = dir.join(&*file);
-        }
-        Ok(profile)
+        })
     }
 
-    /// Writes it, so that a reader sees the old text or the new one.
+    /// The files that it names.
+    fn files(&mut self) -> impl Iterator<Item = &mut PathBuf> {
+        [&mut self.ca, &mut self.cert, &mut self.key, &mut self.signing_key].into_iter().flatten()
+    }
+
+    /// Writes it, so that a reader sees the old text or the new one. Files below its directory are named relative to it, so that the
+    /// directory can be moved.
     ///
     /// # Errors
     /// When the directory is not there or cannot be written.
     pub fn save(&self, path: &Path) -> Result<(), ProfileError> {
         let failed = |source| ProfileError::Io { path: path.to_owned(), source };
-        let text = toml::to_string(self).map_err(|error| failed(io::Error::other(error)))?;
+        let mut written = self.clone();
+        let named = written.profiles.values_mut().flat_map(Self::files).collect::<Vec<_>>();
+        named.into_iter().for_each(|file| *file = paths::as_seen_from(path, file));
+        written.files().for_each(|file| *file = paths::as_seen_from(path, file));
+        let text = toml::to_string(&written).map_err(|error| failed(io::Error::other(error)))?;
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut draft = tempfile::NamedTempFile::new_in(dir).map_err(failed)?;
         draft.write_all(text.as_bytes()).map_err(failed)?;
@@ -376,6 +433,21 @@ mod tests {
         };
         profile.save(&path).expect("saved");
         assert_eq!(Profile::load(&path).expect("loaded"), profile);
+    }
+
+    #[test]
+    fn what_lies_below_the_profile_moves_with_it() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (before, after) = (dir.path().join("a"), dir.path().join("b"));
+        std::fs::create_dir(&before).expect("a directory");
+        let cert = |dir: &Path| Some(dir.join("pki/admin.pem"));
+        let admin = Profile { cert: cert(&before), ..Profile::default() };
+        let profiles = BTreeMap::from([("admin".to_owned(), admin)]);
+        let profile = Profile { ca: Some(before.join("ca.pem")), profiles, ..Profile::default() };
+        profile.save(&before.join(PROFILE_FILE)).expect("saved");
+        std::fs::rename(&before, &after).expect("moved");
+        let loaded = Profile::load_as(&after.join(PROFILE_FILE), Some("admin")).expect("loaded");
+        assert_eq!((loaded.ca, loaded.cert), (Some(after.join("ca.pem")), cert(&after)));
     }
 
     #[test]

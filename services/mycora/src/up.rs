@@ -15,6 +15,7 @@ mod redis;
 mod store;
 mod suite;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -264,7 +265,9 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
     };
     let signing_key = Some(dir.join(suite::ACTOR_KEY));
     let profile = Profile { signing_key, ..certificates.profile(dialed(served)) };
-    profile.save(&dir.join("client.toml")).map_err(UpError::Profile)?;
+    let profiles = BTreeMap::from([("admin".to_owned(), certificates.admin_profile())]);
+    let written = Profile { profiles, ..profile.clone() };
+    written.save(&dir.join("client.toml")).map_err(UpError::Profile)?;
     let scripts = options.supervisor.then_some((work_dir.as_path(), options.scripts.disk_floor));
     let shared = scripts.and_then(|(work_dir, floor)| redis.shared_disk(&dir, work_dir, floor));
     let banner = Banner::new(&dir, &redis, &profile, certificates.admin(), served.port(), suite.standing())

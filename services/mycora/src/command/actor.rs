@@ -24,9 +24,7 @@ pub enum ActorCommand {
     #[command(after_help = "Examples:\n  mycora actor list\n  mycora actor list --members --context 3")]
     List(ListArgs),
     /// Show who we are taken for, with our roles, or an actor with its keys
-    #[command(
-        after_help = "Examples:\n  mycora actor show\n  mycora actor show 2 --cert pki/admin.pem --key pki/admin.key"
-    )]
+    #[command(after_help = "Examples:\n  mycora actor show\n  mycora actor show 2 --as admin")]
     Show(ShowArgs),
     /// Change where messages to an actor arrive. What is not named stays as it is
     #[command(after_help = UPDATE_HELP)]
@@ -35,9 +33,7 @@ pub enum ActorCommand {
     #[command(after_help = rotation::AFTER_HELP)]
     RotateKey(RotateArgs),
     /// Remove an actor for good. Not while it is the only admin of a context
-    #[command(
-        after_help = "Example:\n  mycora actor delete 5 --yes --cert pki/admin.pem --key pki/admin.key"
-    )]
+    #[command(after_help = "Example:\n  mycora actor delete 5 --yes --as admin")]
     Delete(DeleteArgs),
 }
 

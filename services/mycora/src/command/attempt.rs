@@ -22,13 +22,13 @@ pub(super) const LOGS_HELP: &str = "\
 Needs the admin's certificate. `mycora flow explain FLOW JOB` and `mycora flow nodes FLOW --keys` tell the key of an attempt; those of earlier attempts differ in the last number only. So the files below logs/CONTEXT_UID in the supervisor's work directory are named as well.
 
 Example:
-  mycora attempt logs 0f…-3a…-7-1 --follow --cert pki/admin.pem --key pki/admin.key";
+  mycora attempt logs 0f…-3a…-7-1 --follow --as admin";
 
 const WAIT_HELP: &str = "\
 Needs the admin's certificate.
 
 Example:
-  mycora attempt wait 0f…-3a…-7-1 --within 60 --cert pki/admin.pem --key pki/admin.key
+  mycora attempt wait 0f…-3a…-7-1 --within 60 --as admin
 
 Exit codes: 0 it finished; 1 it did not, or not within that time.";
 
@@ -36,7 +36,7 @@ const STOP_HELP: &str = "\
 One that waits does not begin, one that runs is asked to end and is ended after the grace; its coordinator is told. Of one that has ended nothing changes. Needs the admin's certificate.
 
 Example:
-  mycora attempt stop 0f…-3a…-7-1 --grace 30 --cert pki/admin.pem --key pki/admin.key";
+  mycora attempt stop 0f…-3a…-7-1 --grace 30 --as admin";
 
 /// Commands about attempts at one machine: that at `supervisor` below `[addresses]` of the profile, else at its `address`.
 #[derive(Debug, Subcommand)]
@@ -45,7 +45,7 @@ pub enum AttemptCommand {
     #[command(after_help = run::AFTER_HELP)]
     Run(RunArgs),
     /// Show where an attempt stands, and how it ended
-    #[command(after_help = format!("{WHICH}\n\nExample:\n  mycora attempt show 0f…-3a…-7-1 --cert pki/admin.pem --key pki/admin.key"))]
+    #[command(after_help = format!("{WHICH}\n\nExample:\n  mycora attempt show 0f…-3a…-7-1 --as admin"))]
     Show(AttemptArgs),
     /// Wait until an attempt has ended, and exit with its outcome
     #[command(after_help = WAIT_HELP)]

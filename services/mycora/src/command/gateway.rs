@@ -13,13 +13,13 @@ pub enum GatewayCommand {
     /// Show the coordinator's key and address, its bus, and the supervisors it speaks to
     #[command(
         after_help = "Needs the admin's certificate, which `mycora pki issue admin --dir DATA/pki` makes.\n\n\
-                      Example:\n  mycora gateway show --cert pki/admin.pem --key pki/admin.key"
+                      Example:\n  mycora gateway show --as admin"
     )]
     Show,
     /// Ask whether a supervisor or a coordinator is at an address, and how long the way takes
     #[command(
         after_help = "The gateway asks, since it is what speaks to other machines. Needs the admin's certificate, which `mycora pki issue admin --dir DATA/pki` makes.\n\n\
-                      Example:\n  mycora gateway ping grpc://site-b:7706 --cert pki/admin.pem --key pki/admin.key"
+                      Example:\n  mycora gateway ping grpc://site-b:7706 --as admin"
     )]
     Ping(PingArgs),
 }

@@ -29,7 +29,7 @@ pub enum SupervisorCommand {
     /// Take jobs again after a drain
     #[command(
         after_help = "Instances that ended have to be started by whoever runs them. Needs the admin's certificate.\n\n\
-                      Example:\n  mycora supervisor resume --cert pki/admin.pem --key pki/admin.key"
+                      Example:\n  mycora supervisor resume --as admin"
     )]
     Resume,
     /// Print all that is kept of what an attempt printed, as `mycora attempt logs` does
@@ -45,13 +45,13 @@ For a root that is lost or in wrong hands; `mycora pki change-root` makes one th
 
 Example:
   mycora supervisor succeed 3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c \\
-    fc51cd8e6218a1a38da47ed00230f0580816ed13ba3303ac5deb911548908025 --cert pki/admin.pem --key pki/admin.key";
+    fc51cd8e6218a1a38da47ed00230f0580816ed13ba3303ac5deb911548908025 --as admin";
 
 const DRAIN_HELP: &str = "\
 The drain lasts until `mycora supervisor resume`, also over restarts. Instances that have ended are started again by whoever runs them, and then wait for the resume. May be repeated, with another deadline. Needs the admin's certificate.
 
 Example:
-  mycora supervisor drain --deadline 300 --wait --cert pki/admin.pem --key pki/admin.key";
+  mycora supervisor drain --deadline 300 --wait --as admin";
 
 /// What `supervisor drain` takes.
 #[derive(Debug, Args)]

@@ -4,6 +4,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use super::Profile;
+use super::paths::as_seen_from;
 
 /// Which line names the key.
 const KEY: &str = "signing_key";
@@ -19,15 +20,18 @@ pub struct ByHand {
     why: String,
 }
 
-/// Lets the profile in this file name another signing key.
+/// Lets the profile in this file name another signing key; of the profile of that name in it, where that has none of its own.
 ///
 /// # Errors
 /// What has to be written there instead, and why it was not.
-pub fn switch_signing_key(path: &Path, key: &Path) -> Result<(), ByHand> {
+pub fn switch_signing_key(path: &Path, name: Option<&str>, key: &Path) -> Result<(), ByHand> {
     let wanted = format!("{KEY} = {}", quoted(&as_seen_from(path, key)));
     let by_hand = |line, why: String| ByHand { path: path.to_owned(), line, wanted: wanted.clone(), why };
     let text = std::fs::read_to_string(path)
         .map_err(|error| by_hand(None, format!("it cannot be read: {error}")))?;
+    if let Some(name) = name.filter(|name| has_its_own(&text, name)) {
+        return Err(by_hand(None, format!("it stands below [profiles.{name}], which is not changed unread")));
+    }
     let Some((number, line)) = line_of(&text) else {
         return Err(by_hand(None, format!("no line of its own names `{KEY}`")));
     };
@@ -35,6 +39,11 @@ pub fn switch_signing_key(path: &Path, key: &Path) -> Result<(), ByHand> {
     let new =
         new.ok_or_else(|| by_hand(Some(number), "what stands there is not changed unread".to_owned()))?;
     replace(path, &new).map_err(|error| by_hand(Some(number), format!("the file cannot be written: {error}")))
+}
+
+fn has_its_own(text: &str, name: &str) -> bool {
+    let profile: Option<Profile> = toml::from_str(text).ok();
+    profile.is_some_and(|profile| profile.profiles.get(name).is_some_and(|named| named.signing_key.is_some()))
 }
 
 /// The profile as it was read, but for the key.
@@ -66,15 +75,6 @@ fn exchange(text: &str, line: &str, wanted: &str) -> Option<String> {
     }
     let from = line.as_ptr() as usize - text.as_ptr() as usize;
     Some(format!("{}{wanted}{rest}{}", &text[..from], &text[from + line.len()..]))
-}
-
-/// As a profile writes paths: relative to itself, where that leads downwards.
-fn as_seen_from(profile: &Path, key: &Path) -> PathBuf {
-    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let key = absolute(key);
-    let profile = absolute(profile);
-    let below = profile.parent().and_then(|dir| key.strip_prefix(dir).ok().map(Path::to_owned));
-    below.unwrap_or(key)
 }
 
 fn quoted(path: &Path) -> String {
@@ -111,13 +111,25 @@ mod tests {
     fn only_the_line_changes() {
         let text = "# ours\naddress = \"https://h:1\"\n  signing_key='a.ed25519' # of March\n\n[addresses]\nrouter = \"https://r:1\"\n";
         let (dir, path) = written(text);
-        switch_signing_key(&path, &dir.path().join("keys/b.ed25519")).expect("switched");
+        switch_signing_key(&path, None, &dir.path().join("keys/b.ed25519")).expect("switched");
         let expected = text.replace("  signing_key='a.ed25519'", "signing_key = \"keys/b.ed25519\"");
         assert_eq!(std::fs::read_to_string(&path).expect("there"), expected);
         let elsewhere = tempfile::tempdir().expect("a directory");
-        switch_signing_key(&path, &elsewhere.path().join("c")).expect("switched");
+        switch_signing_key(&path, None, &elsewhere.path().join("c")).expect("switched");
         let profile = Profile::load(&path).expect("a profile");
         assert_eq!(profile.signing_key, Some(elsewhere.path().join("c")));
+    }
+
+    #[test]
+    fn the_key_of_a_named_profile_is_changed_by_hand() {
+        let text = "signing_key = \"a\"\n[profiles.x]\nsigning_key = \"b\"\n[profiles.y]\ncontext = 2\n";
+        let (dir, path) = written(text);
+        let told = switch_signing_key(&path, Some("x"), &dir.path().join("c")).expect_err("by hand");
+        assert!(told.to_string().contains("[profiles.x]"), "{told}");
+        assert_eq!(std::fs::read_to_string(&path).expect("there"), text);
+        switch_signing_key(&path, Some("y"), &dir.path().join("c")).expect("switched");
+        let y = Profile::load_as(&path, Some("y")).expect("a profile");
+        assert_eq!((y.signing_key, y.context), (Some(dir.path().join("c")), 2));
     }
 
     #[test]
@@ -132,7 +144,7 @@ mod tests {
             ("address = \"\"\"\nsigning_key = 'x'\n\"\"\"\nsigning_key = \"a\"\n", ", line 2: write"),
         ] {
             let (dir, path) = written(text);
-            let told = switch_signing_key(&path, &dir.path().join("b")).expect_err(text).to_string();
+            let told = switch_signing_key(&path, None, &dir.path().join("b")).expect_err(text).to_string();
             let told = told.strip_prefix(&*path.display().to_string()).expect("the file first").to_owned();
             assert!(told.starts_with(expected), "{told}");
             assert_eq!(std::fs::read_to_string(&path).expect("there"), text);

@@ -129,9 +129,8 @@ impl Banner {
     /// The same, and lines to copy.
     #[must_use]
     pub fn text(&self) -> String {
-        let Self { config, ca, cert, key, admin_cert, admin_key, redis_cli, port, .. } = self;
-        let [config, ca, cert, key, admin_cert, admin_key] =
-            [config, ca, cert, key, admin_cert, admin_key].map(|path| path.display());
+        let Self { config, ca, cert, key, redis_cli, port, .. } = self;
+        let [config, ca, cert, key] = [config, ca, cert, key].map(|path| path.display());
         let ready = self.line();
         let (isolation, disk, log) = (self.isolation_text(), self.disk_text(), self.log_text());
         format!(
@@ -141,7 +140,7 @@ impl Banner {
              \n\
              command line  export MYCORA_CONFIG={config}\n\
              \x20             mycora flow submit FILE --watch\n\
-             as the admin  mycora actor register --new-key FILE --cert {admin_cert} --key {admin_key}\n\
+             as the admin  mycora actor register --new-key FILE --as admin\n\
              \x20             (who may register actors and drain machines; actor 1 may not)\n\
              grpcurl       grpcurl -cacert {ca} -cert {cert} -key {key} localhost:{port} list\n\
              buf curl      buf curl --protocol grpc --cacert {ca} --cert {cert} --key {key} https://localhost:{port} --list-services\n\

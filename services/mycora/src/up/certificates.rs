@@ -111,6 +111,13 @@ impl Certificates {
         &self.admin
     }
 
+    /// What a client says differently that may do what actors may not.
+    #[must_use]
+    pub(super) fn admin_profile(&self) -> Profile {
+        let (cert, key) = (Some(self.admin.certificate.clone()), Some(self.admin.key.clone()));
+        Profile { cert, key, ..Profile::default() }
+    }
+
     /// How a client on this machine reaches this all-in-one, as actor 1.
     #[must_use]
     pub(super) fn profile(&self, address: SocketAddr) -> Profile {

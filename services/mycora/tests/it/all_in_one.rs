@@ -139,7 +139,8 @@ fn an_actor_may_write_to_itself_at_once() {
     let (refused, taken) = (new_key("refused.ed25519"), new_key("taken.ed25519"));
     asked(&[&words[..3], &[&refused]].concat(), 3);
     asked(&[&words[..3], &[&taken], &words[4..]].concat(), 0);
-    asked(&["actor", "show", "2", words[4], words[5], words[6], words[7]], 0);
+    asked(&[&["actor", "show", "2"], &words[4..]].concat(), 0);
+    assert_eq!(words[4..], ["--as", "admin"]);
     let send = |more: &[&str], code: i32| -> serde_json::Value {
         let arguments = ["--output", "json", "message", "send", "--to", "1", "--wait"];
         let output = asked(&[&arguments, more].concat(), code);

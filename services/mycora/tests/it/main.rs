@@ -10,6 +10,7 @@ mod messages;
 mod objects;
 mod operating;
 mod places;
+mod profiles;
 mod served;
 mod signing;
 mod token;

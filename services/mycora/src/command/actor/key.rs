@@ -17,8 +17,8 @@ pub(super) const REGISTER_HELP: &str = "\
 Only the bootstrap identity may.
 
 Examples:
-  mycora actor register --new-key actor-2.ed25519 --cert pki/admin.pem --key pki/admin.key
-  mycora actor register --pubkey 7d4f… --id 5 --at grpc://site-b:7705 --cert pki/admin.pem --key pki/admin.key";
+  mycora actor register --new-key actor-2.ed25519 --as admin
+  mycora actor register --pubkey 7d4f… --id 5 --at grpc://site-b:7705 --as admin";
 
 /// Which key.
 #[derive(Debug, Args)]

@@ -36,7 +36,7 @@ With --new-key the profile names the new file afterwards, where its `signing_key
 
 Examples:
   mycora actor rotate-key 2 --new-key actor-2.next.ed25519 --overlap 1h
-  mycora actor rotate-key 2 --pubkey 7d4f… --revoke-certificates --cert pki/admin.pem --key pki/admin.key";
+  mycora actor rotate-key 2 --pubkey 7d4f… --revoke-certificates --as admin";
 
 /// What `actor rotate-key` takes.
 #[derive(Debug, Args)]
@@ -311,13 +311,14 @@ fn hand_over(session: &Session, args: &RotateArgs, actor: &v1::Actor, new: Optio
         notes.push(format!("--token-key or MYCORA_TOKEN_KEY names {former}; from now on it is {new_file}"));
     }
     let Ok(path) = profile_path(&session.global) else { return notes };
-    let Ok(written) = Profile::load(&path) else { return notes };
+    let name = session.global.profile.as_deref();
+    let Ok(written) = Profile::load_as(&path, name) else { return notes };
     let former = written.signing_key.as_deref();
     let former = former.filter(|former| written.actor == args.id || of_this_actor(former));
     match (former, new) {
         (None, _) => {}
         (Some(former), Some(new)) if same_file(former, new) => {}
-        (Some(former), Some(new)) => match switch_signing_key(&path, new) {
+        (Some(former), Some(new)) => match switch_signing_key(&path, name, new) {
             Ok(()) if session.global.quiet => {}
             Ok(()) => notes.push(format!(
                 "{} names {new_file} now; {} is not needed any more when its overlap is over",

@@ -17,8 +17,8 @@ pub(super) const AFTER_HELP: &str = "\
 The machine takes it as it takes jobs of coordinators: it waits in the same queues, and the machine's policy holds for it. No coordinator knows of it. Needs the admin's certificate.
 
 Examples:
-  mycora attempt run check.py --timeout 60 --cert pki/admin.pem --key pki/admin.key
-  mycora attempt run --type shell --script 'nvidia-smi' --group gpu --detach --cert pki/admin.pem --key pki/admin.key
+  mycora attempt run check.py --timeout 60 --as admin
+  mycora attempt run --type shell --script 'nvidia-smi' --group gpu --detach --as admin
 
 Exit codes: 0 it finished, or was started with --detach; 1 it did not, or not within --wait.";
 

@@ -15,7 +15,7 @@ What was done is kept for 90 days; who looked is not.
 
 Examples:
   mycora context audit 3 --action flow. --since 7d
-  mycora context audit 0 --cert pki/admin.pem --key pki/admin.key";
+  mycora context audit 0 --as admin";
 
 /// What `context audit` takes.
 #[derive(Debug, Args)]

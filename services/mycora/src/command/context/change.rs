@@ -13,7 +13,7 @@ Each role includes the next: admins do everything, executors run flows of their 
 
 Examples:
   mycora context create --executor 2 --reader 3 --reader 4
-  mycora context create --id 7 --admin 1 --cert pki/admin.pem --key pki/admin.key";
+  mycora context create --id 7 --admin 1 --as admin";
 
 pub(super) const UPDATE_HELP: &str = "\
 Admins of the context may; its last admin cannot be removed.

@@ -50,9 +50,7 @@ async fn intake(profile: &Profile) -> Option<Finding> {
             let (found, advice) = problem.split_once(": ").unwrap_or((&problem, ""));
             Some(Finding::fail(CHECK, format!("the supervisor {found}"), advice))
         }
-        Ok(None) => {
-            Some(Finding::ok(CHECK, "told to the admin only, whose certificate --cert and --key can name"))
-        }
+        Ok(None) => Some(Finding::ok(CHECK, "told to the admin only, as --as admin names it")),
         // Whether it is there is another check.
         Err(_) => None,
     }
