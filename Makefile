@@ -4,7 +4,7 @@
 # Named one by one: what is built together with the tests can be made to die by them.
 programs = -p mycora $(addprefix -p mycora-,bench storage scheduler router runner-registry mycelium-gateway supervisor runner)
 
-.PHONY: help demo test lint deny sbom fuzz faults bench bench-dead bench-size
+.PHONY: help demo test lint deny sbom dist fuzz faults bench bench-dead bench-size
 
 help: ## says what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ deny: ## checks licenses, sources and duplicates of what is depended on; builds 
 sbom: ## writes a bill of materials for each program into target/sbom; builds cargo-sbom once
 	@deploy/local/need.sh cargo cc
 	@.ci/sbom
+
+dist: ## makes an archive of the program with a checksum in target/dist; release build, or MYCORA_DIST_PROFILE
+	@deploy/local/need.sh cargo cc
+	@deploy/dist.sh
 
 fuzz: ## looks for inputs that break a reader; needs a C++ compiler; 10 minutes for each of them, or MYCORA_FUZZ_SECS
 	@deploy/local/need.sh cargo cc c++ python3

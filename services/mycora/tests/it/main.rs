@@ -5,6 +5,7 @@ mod commands;
 mod coordinator;
 mod deployed;
 mod detached;
+mod dist;
 mod doctor;
 mod messages;
 mod objects;
