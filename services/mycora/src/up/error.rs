@@ -89,7 +89,7 @@ pub enum UpError {
     #[error("{endpoint} cannot be used; `mycora doctor --redis-url` looks at it more closely")]
     NamedRedis {
         /// Which, without its password.
-        endpoint: Box<kv::Endpoint>,
+        endpoint: String,
         /// Why.
         source: Box<kv::Error>,
     },
@@ -100,7 +100,7 @@ pub enum UpError {
     )]
     ClusterForSupervisor {
         /// Which, without its password.
-        endpoint: Box<kv::Endpoint>,
+        endpoint: String,
     },
     /// Redis ended while it was needed, and does not start any more.
     #[error(

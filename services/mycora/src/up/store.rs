@@ -153,7 +153,7 @@ impl NamedRedis {
         if endpoint.is_cluster() {
             // A cluster has one database, and the supervisor's keys do not carry tags.
             return if supervisor {
-                Err(UpError::ClusterForSupervisor { endpoint: Box::new(endpoint) })
+                Err(UpError::ClusterForSupervisor { endpoint: endpoint.to_string() })
             } else {
                 Ok(Self { endpoint, supervisor_database: 0 })
             };
@@ -164,7 +164,7 @@ impl NamedRedis {
             Ok(value) => value.pairs().ok().and_then(|pairs| pairs.into_iter().next()?.1.uint().ok()),
             Err(kv::Error::Refused { .. }) => None,
             Err(source) => {
-                return Err(UpError::NamedRedis { endpoint: Box::new(endpoint), source: Box::new(source) });
+                return Err(UpError::NamedRedis { endpoint: endpoint.to_string(), source: Box::new(source) });
             }
         };
         let databases = said.and_then(|count| u32::try_from(count).ok()).unwrap_or(DATABASES_DEFAULT);
