@@ -94,13 +94,16 @@ impl Watch {
 
     async fn watch(&mut self, resume_position: String) -> Result<(), Ended> {
         let mut in_snapshot = resume_position.is_empty();
-        let begin = if in_snapshot { self.snapshot().await? } else { resume_position };
+        let begin = if in_snapshot {
+            self.snapshot().await?
+        } else {
+            // Before its events are asked for: of a flow that ends in between, the end is still to come, behind all that was there.
+            self.flow = self.reader.flow().await?;
+            resume_position
+        };
         // After a snapshot as well: all that came while it was read belongs to it.
         let mut events = self.reader.events(begin).await?;
         self.reader.is_patient = true;
-        if !in_snapshot {
-            self.flow = self.reader.flow().await?;
-        }
         // Of a flow that has ended, its revision: nothing follows what was there, unless it is run again.
         let mut over = is_end(&self.flow).then_some(Revision(self.flow.revision));
         let mut reached = events.begin.clone();
