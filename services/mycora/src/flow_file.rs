@@ -11,6 +11,7 @@ mod places;
 mod problem;
 mod reader;
 mod tree;
+mod warnings;
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -25,8 +26,9 @@ use proto::v1;
 pub use files::{FileError, Files, Upload, UploadError, Uploads};
 pub use parts::{PART_BYTES_MAX, parts};
 use places::Places;
-pub use problem::{Place, Problem, Problems};
+pub use problem::{Place, Problem, Problems, Warnings};
 use reader::Reader;
+use warnings::Submission;
 
 /// What a flow file may have, in bytes.
 pub const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
@@ -72,6 +74,20 @@ enum Origin {
 }
 
 impl Origin {
+    /// Variables that the command line sets, with their fields.
+    fn outside<'a>(&'a self, spec: &'a v1::FlowSpec) -> Vec<(&'a str, String)> {
+        match self {
+            Self::File { env, .. } => {
+                env.iter().map(|name| (name.as_str(), format!("flow.env_vars[{name}]"))).collect()
+            }
+            Self::Flags(_) => {
+                let jobs = spec.nodes.first().and_then(|node| node.job.as_ref());
+                let names = jobs.into_iter().flat_map(|job| job.env_vars.keys());
+                names.map(|name| (name.as_str(), format!("flow.nodes[0].job.env_vars[{name}]"))).collect()
+            }
+        }
+    }
+
     fn places(&self, files: &Files) -> Cow<'_, Places> {
         match self {
             Self::Flags(places) => Cow::Borrowed(places),
@@ -188,6 +204,14 @@ impl FlowFile {
         let files = Files::Directory("".into());
         let (name, origin) = (name.to_owned(), Origin::Flags(places));
         Ok(Self { spec, context: None, uploads: uploads.into_list(), files, name, origin })
+    }
+
+    /// What is in good form and will hardly do what was meant: nothing when there is nothing of that kind.
+    #[must_use]
+    pub fn warnings(&self) -> Option<Problems> {
+        let Self { spec, uploads, files, origin, .. } = self;
+        let warnings = Submission::new(spec, uploads, files, origin.outside(spec)).warnings();
+        (!warnings.is_empty()).then(|| self.locate(&warnings))
     }
 
     /// Whether one call submits it.

@@ -4,7 +4,7 @@ use clap::Args;
 
 use super::values;
 use crate::failure::Failure;
-use crate::flow_file::{FlowFile, Source};
+use crate::flow_file::{FlowFile, Source, Warnings};
 use crate::output::{self, Format, json, words};
 
 /// What `flow validate` takes.
@@ -40,12 +40,21 @@ pub fn run(args: &ValidateArgs, format: Format) -> Result<(), Failure> {
     )
 }
 
-/// Reads and understands a flow file.
+/// Reads and understands a flow file. Warnings go to standard error.
 ///
 /// # Errors
 /// Everything that is wrong with it.
 pub(super) fn read(path: &str, env: &[(String, String)]) -> Result<FlowFile, Failure> {
-    Source::open(path)
+    let file = Source::open(path)
         .and_then(|source| FlowFile::parse(source, env))
-        .map_err(|problems| Failure::Invalid(problems.to_string()))
+        .map_err(|problems| Failure::Invalid(problems.to_string()))?;
+    warn(&file);
+    Ok(file)
+}
+
+/// Tells what will hardly do what was meant, on standard error.
+pub(super) fn warn(file: &FlowFile) {
+    if let Some(warnings) = file.warnings() {
+        output::note(&Warnings(&warnings).to_string());
+    }
 }

@@ -148,6 +148,14 @@ impl Uploads {
 }
 
 impl Upload {
+    /// The text, of an upload that is no file.
+    pub(super) fn text(&self) -> Option<&str> {
+        match &self.content {
+            Content::Text(text) => Some(text),
+            Content::Path(_) => None,
+        }
+    }
+
     /// The bytes, which are those of [`Upload::blob`].
     ///
     /// # Errors

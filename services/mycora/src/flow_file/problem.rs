@@ -56,12 +56,28 @@ impl Problems {
     }
 }
 
+/// Problems that are no reason to refuse a file.
+pub struct Warnings<'a>(pub &'a Problems);
+
 impl fmt::Display for Problems {
     /// One line for each, as `file:line:column: message`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f, "")
+    }
+}
+
+impl fmt::Display for Warnings<'_> {
+    /// One line for each, as `warning: file:line:column: message`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.write(f, "warning: ")
+    }
+}
+
+impl Problems {
+    fn write(&self, f: &mut fmt::Formatter<'_>, kind: &str) -> fmt::Result {
         for (i, problem) in self.list.iter().take(PROBLEMS_MAX).enumerate() {
             let line_break = if i == 0 { "" } else { "\n" };
-            write!(f, "{line_break}{}:", self.file)?;
+            write!(f, "{line_break}{kind}{}:", self.file)?;
             if let Some(Place { line, column }) = problem.place {
                 write!(f, "{line}:{column}:")?;
             }
@@ -69,7 +85,7 @@ impl fmt::Display for Problems {
         }
         match self.list.len().checked_sub(PROBLEMS_MAX) {
             None | Some(0) => Ok(()),
-            Some(more) => write!(f, "\n{}: and {more} more", self.file),
+            Some(more) => write!(f, "\n{kind}{}: and {more} more", self.file),
         }
     }
 }

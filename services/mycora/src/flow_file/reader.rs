@@ -245,10 +245,12 @@ impl Reader<'_> {
             timeout_queue_secs: number("timeout_queue", "timeout_queue_secs").unwrap_or_default(),
             timeout_ack_secs: number("timeout_ack", "timeout_ack_secs"),
             timeout_result_secs: number("timeout_result", "timeout_result_secs").unwrap_or_default(),
-            priority: number("priority", "priority"),
             losses: number("losses", "losses"),
             ..Default::default()
         };
+        policy.priority = fields.get("priority").and_then(|entry| {
+            self.number_of(entry, at, "priority", "0, 1 or 2, where 0 goes first and 1 is usual")
+        });
         policy.isolation = self.isolation(fields, at).into();
         policy.network =
             fields.get("network").and_then(|entry| self.truth(entry, at, "network")).unwrap_or_default();
@@ -456,13 +458,17 @@ impl Reader<'_> {
     }
 
     fn number(&mut self, entry: &Entry, at: At<'_>, field: &str) -> Option<u32> {
+        self.number_of(entry, at, field, "a whole number from 0 on")
+    }
+
+    fn number_of(&mut self, entry: &Entry, at: At<'_>, field: &str, wanted: &str) -> Option<u32> {
         self.places.add(at.path(field), entry.value.place, at.label(&entry.key));
         let number = match &entry.value.value {
             Value::Int(number, _) => u32::try_from(*number).ok(),
             _ => None,
         };
         if number.is_none() {
-            self.wrong_kind(entry, "a whole number from 0 on");
+            self.wrong_kind(entry, wanted);
         }
         number
     }

@@ -289,6 +289,10 @@ fn what_is_wrong_with_a_job_has_line_and_column() {
             "loss_backoff: {max: -1}",
             "6:24: jobs.a.loss_backoff.max: 0 to 2592000 seconds are allowed, not -1",
         ),
+        (
+            "priority: high",
+            "6:15: `priority` has to be 0, 1 or 2, where 0 goes first and 1 is usual, not `high`",
+        ),
         ("priority: 3", "6:15: jobs.a.priority: a priority is 0 (first), 1 or 2, not 3"),
         ("backoff: {multiplier: 0.5}", "6:27: jobs.a.backoff.multiplier: 1 to 1000 is allowed, not 0.5"),
         ("backoff: {factor: 2}", "6:15: a backoff has no key `factor`; there are initial, multiplier, max"),
@@ -389,6 +393,68 @@ fn the_command_lines_variables_win() {
     assert_eq!(env, ["A=1", "B=3", "C=4"]);
     let refused = parse_with(&text, &[("1X", "3")]).expect_err("a bad name").to_string();
     assert!(refused.starts_with("f.yaml: --env 1X: a variable's name"), "{refused}");
+}
+
+fn warnings(text: &str, env: &[(&str, &str)]) -> Vec<String> {
+    let warnings = parse_with(text, env).expect(text).warnings();
+    let lines = warnings.map(|warnings| Warnings(&warnings).to_string()).unwrap_or_default();
+    lines.lines().map(str::to_owned).collect()
+}
+
+fn assert_warnings(text: &str, env: &[(&str, &str)], expected: &[&str]) {
+    let found = warnings(text, env);
+    assert_eq!(found.len(), expected.len(), "{text}: {found:#?}");
+    for (found, expected) in found.iter().zip(expected) {
+        let rest = found.strip_prefix("warning: f.yaml:").unwrap_or(found);
+        assert!(rest.starts_with(expected), "{text}\nfound    {rest}\nexpected {expected}");
+    }
+}
+
+#[test]
+fn a_reference_that_is_not_replaced_is_warned_of() {
+    let script = "name: f\njobs:\n  a:\n    script_type: shell\n    script: |\n      date\n      echo ${{ flow.id }}\n";
+    let said = "line 2 of the script has `${{ flow.id }}`, and references are replaced in `env` alone: write \
+                `env: { VALUE: \"${{ flow.id }}\" }` and read";
+    assert_warnings(script, &[], &[&format!("6:7: jobs.a.script: {said}")]);
+    let long = script.replace("date\n", &format!("# {}\n", "x".repeat(20_000)));
+    assert_warnings(&long, &[], &[&format!("6:7: jobs.a.script: {said}")]);
+    assert_warnings(
+        &with_job("outputs: ['${{ flow.name }}.csv']"),
+        &[],
+        &["6:15: jobs.a.outputs: names of files are taken as they are written, and `${{ flow.name }}`"],
+    );
+    for good in ["env: { X: '${{ flow.id }}' }", "files: { '${{x}}': book.txt }"] {
+        assert_warnings(&with_job(good), &[], &[]);
+    }
+}
+
+#[test]
+fn a_variable_that_reaches_no_script_is_warned_of() {
+    let text = "name: f\nenv: { KNOWN: x }\njobs:\n  a: { script_type: shell, script: 'echo $GREETING $KNOWN', env: { KNOWN: y } }\n";
+    assert_warnings(text, &[("GREETING", "hi"), ("TZ", "UTC"), ("LC_ALL", "C"), ("http_proxy", "none")], &[]);
+    assert_warnings(
+        text,
+        &[("GREETNG", "hi"), ("KNOWN", "z")],
+        &[
+            " --env GREETNG: no script or file of the flow mentions `GREETNG`; a program",
+            " --env KNOWN: every job that mentions `KNOWN` sets it itself, and a job's own `env` wins",
+        ],
+    );
+    let with_file = text.replace("env: { KNOWN: y }", "files: { b: book.txt }");
+    assert_warnings(&with_file, &[("words", "in the file")], &[]);
+    assert_warnings("name: f\njobs:\n  a: { created_job: 7 }\n", &[("ANY", "x")], &[]);
+}
+
+#[test]
+fn a_variable_that_a_python_job_does_not_obey_is_warned_of() {
+    let text = |kind: &str| {
+        format!(
+            "name: f\njobs:\n  a: {{ script_type: {kind}, script: x, env: {{ PYTHONPATH: lib, PYTHONHASHSEED: '0' }} }}\n"
+        )
+    };
+    let said = "3:64: jobs.a.env.PYTHONHASHSEED: the interpreter of a python job is started before";
+    assert_warnings(&text("python"), &[], &[said]);
+    assert_warnings(&text("shell"), &[], &[]);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::script::ScriptArgs;
 
 use crate::command::logs::{LogReader, Printer};
 use crate::command::signing::{self, SigningArgs};
-use crate::command::{Session, submit, values, watch};
+use crate::command::{Session, submit, validate, values, watch};
 use crate::failure::Failure;
 use crate::flow_file::{FlowFile, Uploads};
 use crate::output::live::Progress;
@@ -66,6 +66,7 @@ pub struct RunArgs {
 
 pub(super) async fn run(session: &Session, args: &RunArgs) -> Result<u8, Failure> {
     let mut file = described(args)?;
+    validate::warn(&file);
     let context = session.context()?;
     signing::sign(session, &args.signing, context, &mut file).await?;
     submit::upload(session, context, &file).await?;
@@ -228,6 +229,17 @@ mod tests {
         assert!(!with(&["--file", "a=nothing.txt"]).contains("flow file"));
         assert!(refused(&["--script", "true"]).contains("Give --type, one of python, shell"));
         assert!(refused(&["nowhere.py"]).starts_with("nowhere.py: cannot be read"));
+    }
+
+    #[test]
+    fn a_variable_that_the_script_does_not_mention_is_warned_of() {
+        let run = typed(&["--type", "shell", "--script", "echo $NAME", "--env", "NAME=x", "--env", "NAEM=y"]);
+        let warnings = described(&run).expect("good").warnings().expect("one").to_string();
+        assert!(
+            warnings.starts_with("mycora job run: --env NAEM: no script or file of the flow mentions"),
+            "{warnings}"
+        );
+        assert_eq!(warnings.lines().count(), 1);
     }
 
     #[test]
