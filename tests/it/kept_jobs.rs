@@ -102,3 +102,61 @@ fn flows_take_up_jobs_that_were_kept() {
     assert_eq!(refused.expect_err("it is gone").code(), Code::NotFound);
     scene.close();
 }
+
+/// What a database takes in Redis, in bytes, with everything that a long text may stand in.
+fn bytes_of(scene: &Scene, pattern: &str) -> u64 {
+    let keys = scene.up.redis(1, &["KEYS", pattern]);
+    let size = |key: &str| {
+        let bytes = scene.up.redis(1, &["MEMORY", "USAGE", key, "SAMPLES", "0"]);
+        bytes.trim().parse::<u64>().expect("a number of bytes")
+    };
+    keys.lines().filter(|key| !key.is_empty()).map(size).sum()
+}
+
+/// Jobs and messages name a long script, which is kept once, whoever submits it and however.
+#[test]
+fn long_scripts_that_come_by_grpc_are_kept_once() {
+    const JOBS: u64 = 20;
+    let scene = Scene::new(&[]);
+    let profile = Profile::load(&scene.up.profile()).expect("a profile");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let text = format!("{}\necho ran=yes >> \"$MYCORA_RESULT\"\n", "# a long script\n".repeat(4000));
+    let bytes = text.len() as u64;
+    let node = |n: u64| {
+        let source = Some(script::Source::Text(text.clone()));
+        let job = JobSpec { script: Some(Script { source }), ..job() };
+        NodeSpec { name: format!("n{n}"), job: Some(job), ..NodeSpec::default() }
+    };
+    let (submitted, filled) = runtime.block_on(async {
+        let mut flows = FlowServiceClient::new(profile.channel().expect("a channel"));
+        let header = Some(FlowSpec { name: "filled".into(), ..FlowSpec::default() });
+        let flow = Some(FlowSpec {
+            name: "long".into(),
+            nodes: (0..JOBS).map(node).collect(),
+            ..FlowSpec::default()
+        });
+        let submit = SubmitFlowRequest { context_id: 1, flow, ..Default::default() };
+        let submitted = flows.submit_flow(submit).await.expect("a flow").into_inner().flow.expect("given").id;
+        let create = CreateFlowRequest { context_id: 1, flow: header, node_count: 1, ..Default::default() };
+        let flow_id = flows.create_flow(create).await.expect("a flow").into_inner().flow.expect("it").id;
+        let add = AddFlowNodesRequest { context_id: 1, flow_id, nodes: vec![node(0)], ..Default::default() };
+        flows.add_flow_nodes(add).await.expect("added");
+        let start = StartFlowRequest { context_id: 1, flow_id, ..Default::default() };
+        flows.start_flow(start).await.expect("started");
+        (submitted, flow_id)
+    });
+    for id in [submitted, filled] {
+        let ended = scene.end(id.into());
+        assert_eq!(ended.status, "FINISHED", "{ended:?}");
+    }
+    let (records, blobs) = (bytes_of(&scene, "job:*"), bytes_of(&scene, "blob:*"));
+    assert!(records < JOBS * bytes / 4, "{JOBS} jobs with a script of {bytes} bytes take {records}");
+    assert!((bytes..2 * bytes).contains(&blobs), "the script of {bytes} bytes takes {blobs}");
+    // Acknowledged at the latest when its jobs have ended, each in its own time.
+    let messages = || Some(bytes_of(&scene, "message:*")).filter(|messages| *messages < JOBS * bytes / 4);
+    let messages = testkit::wait_until_blocking(messages, testkit::PATIENCE, "messages keep no copies");
+    println!(
+        "{JOBS} jobs with a script of {bytes} bytes: {records} in records, {blobs} in blobs, {messages} in messages"
+    );
+    scene.close();
+}

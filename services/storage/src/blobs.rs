@@ -9,11 +9,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv::{Cmd, Pipeline};
 use model::job::BlobRef;
-use model::limits::{BLOB_CHUNK_BYTES, FILE_BYTES_MAX};
+use model::limits::{BLOB_CHUNK_BYTES, FILE_BYTES_MAX, SCRIPT_BYTES_MAX};
 use model::{ActorId, BlobHash, ContextId, ContextUid, Timestamp, limits};
 
 use crate::audit::Deed;
 use crate::error::{Error, Result};
+use crate::permission::{self, Action};
 use crate::quotas::Quota;
 use crate::scripts;
 use crate::store::{Asker, Store, Tenant};
@@ -74,6 +75,26 @@ impl Store {
     ) -> Result<BlobRef> {
         let tenant = self.tenant(context).await?;
         self.put(&tenant, None, BlobHash::of(bytes), bytes, Some(deed), now).await
+    }
+
+    /// Keeps a script that `asker` submits, which is too long for a job's record.
+    pub(crate) async fn keep_script(
+        &self,
+        context: ContextId,
+        asker: Asker,
+        script: &str,
+        now: Timestamp,
+    ) -> Result<BlobRef> {
+        if script.len() > SCRIPT_BYTES_MAX {
+            let asked = script.len() as u64;
+            return Err(Error::Limit { limit: "bytes of a script", max: SCRIPT_BYTES_MAX as u64, asked });
+        }
+        let (tenant, record) = self.context(context).await?;
+        let actor = asker.actor()?;
+        permission::allow(&record, actor, Action::PutBlob)?;
+        let hash = BlobHash::of(script.as_bytes());
+        let deed = Deed::of(Some(actor), Action::PutBlob, format_args!("blob {hash}"));
+        self.put(&tenant, None, hash, script.as_bytes(), Some(&deed), now).await
     }
 
     /// Keeps one piece; the last one has the whole checked and made visible.

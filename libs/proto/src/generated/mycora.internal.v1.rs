@@ -499,6 +499,22 @@ pub struct ReadJobsResponse {
     #[prost(message, repeated, tag = "1")]
     pub specs: ::prost::alloc::vec::Vec<super::super::v1::JobSpec>,
 }
+/// Asks for scripts to be kept.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KeepScriptsRequest {
+    /// Where they are to run.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// Their texts. They fit into one message, as they did when they were submitted.
+    #[prost(string, repeated, tag = "2")]
+    pub scripts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The actor that submits them.
+    #[prost(uint32, tag = "3")]
+    pub on_behalf_of: u32,
+}
+/// Says that all of them are there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KeepScriptsResponse {}
 /// Asks by which key an actor signs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadSignerRequest {
@@ -1595,6 +1611,37 @@ pub mod flow_store_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
+        /// Keeps scripts that are too long for a job's record as blobs, for a flow that is about to refer to them. Keeping them again changes
+        /// nothing but the time until they may be removed unreferenced.
+        ///
+        /// Errors: NOT_FOUND (the context), PERMISSION_DENIED, INVALID_ARGUMENT (one is longer than a script may be),
+        /// RESOURCE_EXHAUSTED (`LIMIT_EXCEEDED`).
+        pub async fn keep_scripts(
+            &mut self,
+            request: impl tonic::IntoRequest<super::KeepScriptsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::KeepScriptsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.FlowStoreService/KeepScripts",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("mycora.internal.v1.FlowStoreService", "KeepScripts"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
         /// Creates a flow in CREATED with its first nodes and reserves its ids. With a request id that
         /// was used before for the same body it answers with the flow of then.
         ///
@@ -2255,6 +2302,18 @@ pub mod flow_store_service_server {
             tonic::Response<super::ReadJobsResponse>,
             tonic::Status,
         >;
+        /// Keeps scripts that are too long for a job's record as blobs, for a flow that is about to refer to them. Keeping them again changes
+        /// nothing but the time until they may be removed unreferenced.
+        ///
+        /// Errors: NOT_FOUND (the context), PERMISSION_DENIED, INVALID_ARGUMENT (one is longer than a script may be),
+        /// RESOURCE_EXHAUSTED (`LIMIT_EXCEEDED`).
+        async fn keep_scripts(
+            &self,
+            request: tonic::Request<super::KeepScriptsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::KeepScriptsResponse>,
+            tonic::Status,
+        >;
         /// Creates a flow in CREATED with its first nodes and reserves its ids. With a request id that
         /// was used before for the same body it answers with the flow of then.
         ///
@@ -2648,6 +2707,51 @@ pub mod flow_store_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ReadJobsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.FlowStoreService/KeepScripts" => {
+                    #[allow(non_camel_case_types)]
+                    struct KeepScriptsSvc<T: FlowStoreService>(pub Arc<T>);
+                    impl<
+                        T: FlowStoreService,
+                    > tonic::server::UnaryService<super::KeepScriptsRequest>
+                    for KeepScriptsSvc<T> {
+                        type Response = super::KeepScriptsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::KeepScriptsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowStoreService>::keep_scripts(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = KeepScriptsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -193,7 +193,7 @@ pub mod script {
     /// Exactly one must be given.
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Source {
-        /// The text, at most 1 MiB.
+        /// The text, at most 1 MiB. One of more than 16 KiB is kept as a blob, and read as such.
         #[prost(string, tag = "1")]
         Text(::prost::alloc::string::String),
         /// A blob of the context, uploaded before.

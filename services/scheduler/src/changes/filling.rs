@@ -14,6 +14,7 @@ use tonic::Status;
 
 use crate::changes::created;
 use crate::changes::repeat::{self, Repeatable, hash_of};
+use crate::changes::scripts;
 use crate::changes::signatures::{self, Place};
 use crate::changes::submit::{Submitter, unsign};
 use crate::error::{bad_store, wrong_state};
@@ -82,13 +83,14 @@ impl Submitter {
         let (flow, first_job) = self.read(actor, context_id, flow_id, FlowPurpose::AddNodes).await?;
         let caller = ActorId(flow.caller_id);
         created::take_up(&mut self.store, (actor, context_id, caller), &mut nodes).await?;
-        let specs = parse_nodes(nodes, first_index, flow.node_count, violations)?;
+        let mut specs = parse_nodes(nodes, first_index, flow.node_count, violations)?;
         if signatures::any(&specs) {
             let (context_uid, keys) = signatures::signer(&mut self.store, actor, context_id, caller).await?;
             let place = Place { context_uid, caller, keys: &keys, env_vars: &flow.env_vars };
             let violations = signatures::check_specs(&specs, place, false, "", Timestamp::now());
             violations.into_result(Some(())).map_err(rpc::Error::invalid)?;
         }
+        scripts::keep(&mut self.store, (actor, context_id), &mut specs).await?;
         let first = JobId(first_job.0 + first_index);
         let nodes: Vec<StoredNode> = specs
             .into_iter()

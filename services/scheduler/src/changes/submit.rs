@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 
 use crate::changes::repeat::{self, Repeatable, hash_of};
 use crate::changes::signatures::{self, Place};
-use crate::changes::{created, job};
+use crate::changes::{created, job, scripts};
 use crate::clients::FlowStoreClient;
 use crate::driver::{Event, Handle};
 use crate::error::bad_store;
@@ -24,7 +24,7 @@ use crate::replica::{Active, Identity};
 use crate::run::STEP_NODES_MAX;
 
 /// Nodes are added in parts of at most this many bytes.
-const PART_BYTES_MAX: usize = 2 * 1024 * 1024;
+pub(crate) const PART_BYTES_MAX: usize = 2 * 1024 * 1024;
 /// How often a uid is drawn to find one that makes the flow our own.
 const UID_DRAWS_MAX: usize = 256;
 
@@ -115,11 +115,12 @@ impl Submitter {
         }
         created::take_up(&mut self.store, place, &mut wire.nodes).await?;
         let checked = self.check(wire, place, &asked, violations).await?;
-        let spec = match checked.map_err(|found| if is_job { job::as_of_job(&found) } else { found }) {
+        let mut spec = match checked.map_err(|found| if is_job { job::as_of_job(&found) } else { found }) {
             Ok(Checked::New(spec)) => spec,
             Ok(Checked::Made(flow)) => return Ok(*flow),
             Err(found) => return Err(rpc::Error::invalid(found).into()),
         };
+        scripts::keep(&mut self.store, (actor, context_id), &mut spec.nodes).await?;
         let create = internal::CreateFlowRequest {
             request_id: asked.id,
             request_hash: asked.hash,

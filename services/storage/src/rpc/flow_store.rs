@@ -73,6 +73,18 @@ impl FlowStoreService for Rpc {
         Ok(Response::new(wire::ReadJobsResponse { specs }))
     }
 
+    async fn keep_scripts(
+        &self,
+        request: Request<wire::KeepScriptsRequest>,
+    ) -> Result<Response<wire::KeepScriptsResponse>, Status> {
+        let wire::KeepScriptsRequest { context_id, scripts, on_behalf_of } = request.into_inner();
+        let (context, asker) = (ContextId(context_id), Asker::from_wire(on_behalf_of));
+        for script in &scripts {
+            self.hub.store().keep_script(context, asker, script, Timestamp::now()).await?;
+        }
+        Ok(Response::new(wire::KeepScriptsResponse {}))
+    }
+
     async fn create_flow(
         &self,
         request: Request<wire::CreateFlowRequest>,

@@ -1,8 +1,8 @@
 //! JobService: jobs and blobs, for actors.
 
 use ::rpc::{Caller, while_member};
-use model::limits::{BLOB_CHUNK_BYTES, FILE_BYTES_MAX};
-use model::{ActorId, BlobHash, ContextId, FlowId, JobId, Role, Timestamp};
+use model::limits::{BLOB_CHUNK_BYTES, FILE_BYTES_MAX, SCRIPT_INLINE_BYTES_MAX};
+use model::{ActorId, BlobHash, ContextId, FlowId, JobId, Role, ScriptSource, Timestamp};
 use proto::convert;
 use proto::convert::node::blob_to_wire;
 use proto::v1::job_service_server::JobService;
@@ -67,9 +67,15 @@ impl JobService for Rpc {
         let v1::CreateJobRequest { request_id: _, context_id, caller_id, spec } = body;
         let spec = spec.unwrap_or_default();
         let spec = convert::flow_spec::job_from_wire(spec, "spec", &mut violations);
-        let spec = violations.into_result(spec).map_err(Error::from)?;
+        let mut spec = violations.into_result(spec).map_err(Error::from)?;
         let (context, who) = (ContextId(context_id), (actor, owner(caller_id, actor)));
         let store = self.hub.store();
+        if let ScriptSource::Inline(text) = &spec.script
+            && text.len() > SCRIPT_INLINE_BYTES_MAX
+        {
+            let blob = store.keep_script(context, Asker::Actor(actor), text, Timestamp::now()).await?;
+            spec.script = ScriptSource::Blob(blob);
+        }
         let kept = store.create_job(context, who, &spec, repeatable.as_ref(), Timestamp::now()).await?;
         Ok(Response::new(v1::CreateJobResponse { job: Some(whole(&kept)) }))
     }

@@ -1,6 +1,7 @@
 //! Jobs that belong to no flow, and those that are nodes.
 
 use kv::Cmd;
+use model::limits::{SCRIPT_BYTES_MAX, SCRIPT_INLINE_BYTES_MAX};
 use model::{ActorId, Event, JobId};
 use proto::internal::v1 as wire;
 use proto::v1;
@@ -174,11 +175,46 @@ async fn a_job_of_a_flow_goes_with_it_and_long_scripts_are_named_in_lists(stage:
     }
 }
 
+async fn a_script_that_is_too_long_for_a_record_is_a_blob(stage: Stage<impl Redis>) {
+    for (bytes, is_blob) in [(SCRIPT_INLINE_BYTES_MAX, false), (SCRIPT_INLINE_BYTES_MAX + 1, true)] {
+        let text = "x".repeat(bytes);
+        let hash = model::BlobHash::of(text.as_bytes());
+        let job = created(&stage, EXECUTOR, create(&text)).await;
+        let kept = stage.hash(&stage.keys().job(ActorId(EXECUTOR), JobId(job.id))).await;
+        let source = job.spec.unwrap().script.unwrap().source.unwrap();
+        if is_blob {
+            assert_eq!(kept["script"], format!("sha256:{hash}"));
+            let blob = v1::BlobRef { sha256: hash.to_string(), size: bytes as u64 };
+            assert_eq!(source, v1::script::Source::Blob(blob));
+            let refs = stage.ask(Cmd::new("SCARD").arg(&stage.keys().blob_refs(hash))).await;
+            assert_eq!(refs.int(), Ok(1), "the job refers to it");
+        } else {
+            assert_eq!((&kept["script"], source), (&text, v1::script::Source::Text(text.clone())));
+        }
+    }
+    let keep = |on_behalf_of, text: &str| wire::KeepScriptsRequest {
+        context_id: CONTEXT,
+        scripts: vec![text.to_owned()],
+        on_behalf_of,
+    };
+    stage.flows().keep_scripts(keep(EXECUTOR, "one")).await.unwrap();
+    let blob = stage.keys().blob(model::BlobHash::of(b"one"));
+    assert_eq!(stage.ask(Cmd::new("EXISTS").arg(&blob)).await.int(), Ok(1));
+    assert_eq!(failure(stage.flows().keep_scripts(keep(READER, "two")).await).0, Code::PermissionDenied);
+    assert_eq!(failure(stage.flows().keep_scripts(keep(STRANGER, "two")).await).0, Code::NotFound);
+    let long = "x".repeat(SCRIPT_BYTES_MAX + 1);
+    assert_eq!(failure(stage.flows().keep_scripts(keep(EXECUTOR, &long)).await).1, "LIMIT_EXCEEDED");
+}
+
 async fn flows_take_jobs_up_in_as_many_answers_as_it_takes(stage: Stage<impl Redis>) {
     let mut ids = Vec::new();
     for n in 0..3 {
+        let id = created(&stage, EXECUTOR, create("true")).await.id;
+        // As earlier versions have kept long ones.
         let text = format!("{n}{}", "x".repeat(700 * 1024));
-        ids.push(created(&stage, EXECUTOR, create(&text)).await.id);
+        let key = stage.keys().job(ActorId(EXECUTOR), JobId(id));
+        stage.ask(Cmd::new("HSET").arg(&key).arg("script").arg(&text)).await;
+        ids.push(id);
     }
     let ask = |job_ids: &[u32], on_behalf_of| wire::ReadJobsRequest {
         context_id: CONTEXT,
@@ -201,5 +237,6 @@ scenarios!(
     who_may_do_what_to_jobs,
     jobs_are_listed_newest_first_and_those_of_a_flow_by_number,
     a_job_of_a_flow_goes_with_it_and_long_scripts_are_named_in_lists,
+    a_script_that_is_too_long_for_a_record_is_a_blob,
     flows_take_jobs_up_in_as_many_answers_as_it_takes
 );
