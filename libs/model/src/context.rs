@@ -121,7 +121,10 @@ pub enum Denied {
     #[error("context {0} does not exist")]
     NoRole(ContextId),
     /// The actor is known here, but its role is too small.
-    #[error("actor {actor} needs the role {needed} in context {context}")]
+    #[error(
+        "actor {actor} needs the role {needed} in context {context}: an admin of it gives that with \
+         `mycora context update {context} --add-{needed} {actor}`"
+    )]
     RoleTooSmall {
         /// Who asked.
         actor: ActorId,

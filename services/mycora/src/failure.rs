@@ -19,6 +19,9 @@ const REFUSED: &str = "the coordinator closed the connection: it may not accept 
 /// Why somebody is not let in who showed nothing.
 const IDENTITY_REQUIRED: &str = Reason::IdentityRequired.as_str();
 
+/// What gives somebody a role, as servers say who refuse one that is too small.
+const GIVES_A_ROLE: &str = "`mycora context update ";
+
 /// Why a command failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
@@ -108,6 +111,8 @@ impl From<CallError> for Failure {
                 "{text}\nthe profile needs `cert` and `key`, which `mycora pki issue actor/1` makes, or `actor` and \
                  its `signing_key`"
             )),
+            // It says how the role is given.
+            Code::PermissionDenied if text.contains(GIVES_A_ROLE) => Self::Unreachable(text),
             Code::PermissionDenied => Self::Unreachable(format!(
                 "{text}\nuse the certificate of an identity that may; `mycora pki show FILE` tells whose one is"
             )),
@@ -144,6 +149,21 @@ mod tests {
             let failure = Failure::from(CallError::from(status));
             assert_eq!(failure.exit_code(), exit_code, "{failure:?}");
         }
+    }
+
+    #[test]
+    fn a_role_that_is_too_small_is_told_with_the_command_that_gives_it() {
+        let denied = model::context::Denied::RoleTooSmall {
+            actor: model::ActorId(3),
+            context: model::ContextId(1),
+            needed: model::Role::Executor,
+        };
+        let kind = rpc::ErrorKind::PermissionDenied;
+        let sent = rpc::Error::new(kind, Reason::RoleInsufficient, denied.to_string());
+        let failure = Failure::from(CallError::from(Status::from(sent)));
+        let said = "actor 3 needs the role executor in context 1: an admin of it gives that with `mycora context update 1 \
+                    --add-executor 3`";
+        assert_eq!(failure, Failure::Unreachable(said.into()), "and no other certificate is advised");
     }
 
     #[test]

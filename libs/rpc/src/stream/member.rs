@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::future::BoxFuture;
+use model::context::Denied;
 use model::{ActorId, ContextId, Role, Timestamp};
 use tokio::time::Instant;
 use tonic::Status;
@@ -82,7 +83,7 @@ fn judged(membership: Membership, context: ContextId, actor: ActorId, needed: Ro
         return Standing::Lost(Error::not_found(format!("context {context}")).into());
     };
     if role < needed {
-        let message = format!("actor {actor} needs the role {needed} in context {context}");
+        let message = Denied::RoleTooSmall { actor, context, needed }.to_string();
         let error = Error::new(ErrorKind::PermissionDenied, Reason::RoleInsufficient, message);
         return Standing::Lost(error.into());
     }
