@@ -87,6 +87,32 @@ fn without_a_profile_the_machine_is_looked_at() {
 }
 
 #[test]
+fn where_nothing_runs_that_is_said_once() {
+    let place = Place::new(Script::Wait);
+    let profile = place.home.path().join("client.toml");
+    let text = std::fs::read_to_string(&profile).expect("a profile");
+    let nobody = format!("127.0.0.1:{}", testkit::free_port());
+    let begin = text.find("127.0.0.1:").expect("where the coordinator is");
+    let length = text[begin..].find('"').expect("its end");
+    let address = &text[begin..begin + length];
+    std::fs::write(&profile, text.replace(address, &nobody)).expect("written");
+    let document = place.document(&["doctor"], 1);
+    let failed: Vec<_> = document["findings"]
+        .as_array()
+        .expect("findings")
+        .iter()
+        .filter(|one| {
+            let text = one.to_string();
+            text.contains(&nobody) || text.contains("no server told the time")
+        })
+        .collect();
+    assert_eq!(failed.len(), 1, "{failed:#?}");
+    let (level_of, said) = found(&document, "coordinator");
+    assert!(level_of == "fail" && said.contains(&nobody) && said.contains("scheduler"), "{said}");
+    assert_eq!(level(&document, "scripts"), "ok", "the machine is looked at all the same");
+}
+
+#[test]
 fn redis_is_asked_for_what_matters() {
     let place = Place::new(Script::Wait);
     let redis = RedisServer::builder().config("maxmemory-policy allkeys-lru").config("databases 16").start();

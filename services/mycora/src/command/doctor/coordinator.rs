@@ -1,6 +1,6 @@
 //! The coordinator: whether it is there, whose certificate it shows, how it is, and what it takes us for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use model::Timestamp;
@@ -22,9 +22,16 @@ const SET_CLOCK: &str = "set the clocks of both machines, best by NTP";
 
 /// Everything about it.
 pub(super) async fn look(profile: &Profile) -> Vec<Finding> {
-    let mut findings = servers(profile).await;
+    let Servers { mut findings, away } = servers(profile).await;
+    let is_away = |host: Host| profile.address_of(host).is_ok_and(|address| away.contains(address));
+    if !away.is_empty()
+        && Host::ALL.into_iter().all(|host| profile.address_of(host).is_err() || is_away(host))
+    {
+        // Nothing else can be learned where nobody is, and it was said.
+        return findings;
+    }
     let mut dates = Vec::new();
-    for host in Host::ALL {
+    for host in Host::ALL.into_iter().filter(|host| !is_away(*host)) {
         let Ok(channel) = profile.channel_to(host) else { continue };
         let asked = Timestamp::now();
         let health = health::ask(channel, host).await;
@@ -34,7 +41,9 @@ pub(super) async fn look(profile: &Profile) -> Vec<Finding> {
         findings.push(service(host, health.map_err(Failure::from)));
     }
     findings.push(clock(&dates));
-    findings.push(identity_there(profile).await);
+    if !is_away(Host::Storage) {
+        findings.push(identity_there(profile).await);
+    }
     findings.extend(intake(profile).await);
     findings
 }
@@ -56,19 +65,30 @@ async fn intake(profile: &Profile) -> Option<Finding> {
     }
 }
 
+/// Who is at the addresses of a profile.
+#[derive(Default)]
+struct Servers {
+    findings: Vec<Finding>,
+    /// Where nobody is.
+    away: BTreeSet<String>,
+}
+
 /// Each address once, with whose certificate it shows.
-async fn servers(profile: &Profile) -> Vec<Finding> {
+async fn servers(profile: &Profile) -> Servers {
     const CHECK: &str = "coordinator";
     let mut addresses = BTreeMap::<&str, Vec<&str>>::new();
     for host in Host::ALL {
         match profile.address_of(host) {
             Ok(address) => addresses.entry(address).or_default().push(host.as_str()),
             Err(_) if host.is_optional() => {}
-            Err(failure) => return vec![Finding::of_failure(CHECK, &failure.to_string())],
+            Err(failure) => {
+                let findings = vec![Finding::of_failure(CHECK, &failure.to_string())];
+                return Servers { findings, ..Servers::default() };
+            }
         }
     }
-    let Some(ca) = &profile.ca else { return Vec::new() };
-    let mut findings = Vec::new();
+    let Some(ca) = &profile.ca else { return Servers::default() };
+    let Servers { mut findings, mut away } = Servers::default();
     for (address, hosts) in addresses {
         // Without our own certificate: whether that is accepted is another question.
         let shown =
@@ -80,6 +100,7 @@ async fn servers(profile: &Profile) -> Vec<Finding> {
                     "it was not made by the authority that the profile names, is out of date, or carries another name: \
                      look at it there with `mycora pki show`"
                 } else {
+                    away.insert(address.to_owned());
                     "is it running? Start one with `mycora up`, or name another profile with --config"
                 };
                 Finding::fail(CHECK, format!("{found} ({})", hosts.join(", ")), advice)
@@ -92,7 +113,7 @@ async fn servers(profile: &Profile) -> Vec<Finding> {
             }
         });
     }
-    findings
+    Servers { findings, away }
 }
 
 fn service(host: Host, health: Result<Health, Failure>) -> Finding {
