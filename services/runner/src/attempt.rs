@@ -120,8 +120,8 @@ async fn execute(context: &Context<'_>, execution: Arc<Execution>, grants: Grant
         End::Signalled(signal) => {
             failed(Reason::new(ReasonCode::ExitCode, format!("the script was ended by signal {signal}")))
         }
-        End::NotCompiled { code } => {
-            let detail = format!("the script did not compile: the compiler exited with {code}, see the log");
+        End::NotCompiled { code, compiler } => {
+            let detail = format!("the script did not compile: {compiler} exited with {code}, see the log");
             Done::Failed { exit_code: Some(code), reason: Reason::new(ReasonCode::ExitCode, detail) }
         }
         End::Exited { code: code @ (..0 | 1..), .. } => Done::Failed {

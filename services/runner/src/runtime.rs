@@ -72,6 +72,8 @@ pub(crate) enum End {
     NotCompiled {
         /// What the compiler exited with.
         code: i32,
+        /// Which one it was, and how it read the script.
+        compiler: String,
     },
     /// By a signal that we did not send.
     Signalled(i32),

@@ -1,6 +1,7 @@
 //! `rust`: a script is compiled as it would run, its program kept for the next job with the same script.
 
 mod cache;
+mod edition;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,15 +13,15 @@ use async_trait::async_trait;
 use model::{BlobHash, Reason};
 
 use self::cache::Cache;
+use self::edition::Editions;
 use queue::work_dir::context_dir;
 
 use crate::process::{Launcher, Program, base_environment, find_program, find_programs, try_program};
 use crate::runtime::{End, Job, Runtime, Tools};
 use crate::workspace::{broken, read_inside, runtime_error};
 
-/// How scripts are compiled. Warnings are left out: a job whose program is there already would not have them.
-const FLAGS: [&str; 8] = [
-    "--edition=2024",
+/// How scripts are compiled, beside their edition. Warnings are left out: a job whose program is there already would not have them.
+const FLAGS: [&str; 7] = [
     "--crate-type=bin",
     "--crate-name=script",
     "--color=never",
@@ -42,6 +43,7 @@ struct Rust {
     reads: [PathBuf; 1],
     /// What it says of itself.
     version: String,
+    editions: Editions,
     root: PathBuf,
 }
 
@@ -60,13 +62,19 @@ pub(crate) fn probe(tools: &Tools<'_>) -> Option<Arc<dyn Runtime>> {
         match try_program(tools, &Program { path: &compiler, args: vec!["-vV".into()], reads: &reads }) {
             Ok(version) => {
                 let name = version.lines().next().unwrap_or_default();
-                tracing::info!(rustc = %compiler.display(), version = name, "rust jobs are offered");
+                let Some(editions) = Editions::of(tools, &compiler, &reads) else {
+                    tracing::info!(rustc = %compiler.display(), version = name, "it knows no edition");
+                    continue;
+                };
+                let edition = editions.newest();
+                tracing::info!(rustc = %compiler.display(), version = name, edition, "rust jobs are offered");
                 let root = tools.root.to_owned();
                 return Some(Arc::new(Rust {
                     launcher: Launcher::new(tools),
                     compiler,
                     reads,
                     version,
+                    editions,
                     root,
                 }));
             }
@@ -117,41 +125,47 @@ impl Runtime for Rust {
 impl Rust {
     async fn compiled(&self, job: &Job) -> Result<Compiled, Reason> {
         let cache = Cache::of(&context_dir(&self.root, job.execution.job_key.context));
-        let key = self.key(&job.script);
+        let name = self.version.lines().next().unwrap_or_default();
+        let edition = self.editions.of_script(&job.script, name).map_err(|why| runtime_error(&why))?;
+        let key = self.key(&job.script, &edition);
         let to_find = cache.clone();
         if let Some(program) = blocking(move || Ok(to_find.find(key))).await? {
             return Ok(Compiled::Program(program));
         }
         job.workspace.write_own("script.rs", &job.script)?;
-        match self.compile(job).await {
+        match self.compile(job, &edition).await {
             End::Exited { code: 0, .. } => {}
-            End::Exited { code, .. } => return Ok(Compiled::Ended(End::NotCompiled { code })),
+            End::Exited { code, .. } => {
+                let compiler = format!("{name}, edition {edition}");
+                return Ok(Compiled::Ended(End::NotCompiled { code, compiler }));
+            }
             other => return Ok(Compiled::Ended(other)),
         }
         let dir = job.workspace.dir().to_owned();
         if !is_whole(&dir, &job.script) {
             return Ok(Compiled::Program(dir.join(PROGRAM)));
         }
-        let name = job.execution.job_key.to_string();
+        let attempt = job.execution.job_key.to_string();
         let kept = blocking(move || {
             cache
-                .keep(key, &dir, PROGRAM, &name)
+                .keep(key, &dir, PROGRAM, &attempt)
                 .map_err(|error| broken("the compiled script cannot be kept", &error))
         });
         kept.await.map(Compiled::Program)
     }
 
-    async fn compile(&self, job: &Job) -> End {
-        let emit = format!("--emit=link={PROGRAM},dep-info={INPUTS}");
-        let args = FLAGS.iter().copied().chain([emit.as_str(), SCRIPT]).map(OsString::from).collect();
+    async fn compile(&self, job: &Job, edition: &str) -> End {
+        let (emit, edition) = (format!("--emit=link={PROGRAM},dep-info={INPUTS}"), edition::flag(edition));
+        let own = [edition.as_str(), emit.as_str(), SCRIPT];
+        let args = FLAGS.iter().copied().chain(own).map(OsString::from).collect();
         let program = Program { path: &self.compiler, args, reads: &self.reads };
         // Without the job's own variables: the program is one for all jobs.
         self.launcher.run_in(&program, base_environment(job), job.workspace.dir(), job).await
     }
 
     /// What a program is kept under: all that it is made of.
-    fn key(&self, script: &str) -> BlobHash {
-        BlobHash::of([&self.version, FLAGS.join(" ").as_str(), script].join("\0").as_bytes())
+    fn key(&self, script: &str, edition: &str) -> BlobHash {
+        BlobHash::of([&self.version, edition, FLAGS.join(" ").as_str(), script].join("\0").as_bytes())
     }
 }
 

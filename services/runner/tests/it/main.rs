@@ -2,6 +2,7 @@
 
 mod area;
 mod broker;
+mod compilers;
 mod disk;
 mod ending;
 mod engine;

@@ -74,6 +74,21 @@ async fn what_does_not_compile_is_told() {
 }
 
 #[tokio::test]
+async fn a_script_names_its_edition() {
+    let Some(mut bench) = bench().await else { return };
+    let script = "fn main() { let gen = 1; println!(\"{gen}\"); }";
+    for edition in ["2015", "2018", "2021"] {
+        let outcome = bench.run(job(ScriptType::Rust, &format!("// edition: {edition}\n{script}"))).await;
+        assert_eq!(outcome.log, "1\n", "{edition}: {outcome:?}");
+    }
+    let outcome = bench.run(job(ScriptType::Rust, script)).await;
+    assert!(outcome.reason().contains("did not compile"), "a keyword of 2024: {outcome:?}");
+    assert!(outcome.reason().contains(", edition 20"), "{}", outcome.reason());
+    let outcome = bench.run(job(ScriptType::Rust, &format!("// edition: 1999\n{script}"))).await;
+    assert!(outcome.reason().contains("the script names edition `1999`"), "{}", outcome.reason());
+}
+
+#[tokio::test]
 async fn the_same_script_twice_at_once_is_compiled_whole() {
     let Some(mut bench) = bench().await else { return };
     for _ in 0..4 {
