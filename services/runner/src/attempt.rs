@@ -1,5 +1,7 @@
 //! One attempt, from taken to finished.
 
+mod wants;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +53,12 @@ pub(crate) async fn run(context: Context<'_>, taken: Taken, interrupt: Arc<Inter
     let running = execute(&context, Arc::clone(&execution), taken.grants, orders);
     let (done, printed) = tokio::join!(running, gathering);
     let who = context.instance.who().to_string();
+    let has_none = !execution.network && context.isolator.standing().syscalls;
+    let lacked_network = has_none && wants::network(&printed.tail);
     let mut ending = ending(done, printed, &interrupt, &execution, who, taken.started_at);
+    if lacked_network {
+        wants::say(&mut ending.end);
+    }
     ending.end.ended = killed.take();
     record(context.instance, &ending, &interrupt).await;
 }

@@ -93,3 +93,27 @@ async fn an_output_that_is_no_file_is_told_with_what_to_name_instead() {
         assert!(outcome.reason().contains(part), "{}", outcome.reason());
     }
 }
+
+#[tokio::test]
+async fn a_job_that_failed_for_want_of_the_network_says_so() {
+    let mut bench = Bench::new().await;
+    let instances = bench.supervisor.instances().await.expect("an answer");
+    if !instances.iter().all(|(_, presence)| presence.layers.iter().any(|layer| layer == "seccomp")) {
+        println!("left out: nothing keeps jobs from the network here");
+        return;
+    }
+    let python = "python3 -c 'import urllib.request; urllib.request.urlopen(\"http://example.com/\")'";
+    let address = "python3 -c 'import socket; socket.create_connection((\"192.0.2.1\", 80))'";
+    for script in [python, address] {
+        let outcome = bench.run(shell(script)).await;
+        let said = "the script exited with 1; by its output it wanted the network, which this job does not have: `network: true`";
+        assert!(outcome.reason().contains(said), "{outcome:?}");
+    }
+    let outcome = bench.run(shell("cat /nowhere")).await;
+    assert!(!outcome.reason().contains("network"), "{outcome:?}");
+    let mut execution = shell("echo 'could not resolve host'; exit 1");
+    execution.network = true;
+    let key = bench.accept_with(execution, model::Grants { network: true, ..Default::default() }).await;
+    let outcome = bench.end_of(key).await;
+    assert!(outcome.reason().ends_with("the script exited with 1"), "{outcome:?}");
+}
