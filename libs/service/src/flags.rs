@@ -261,12 +261,31 @@ pub struct MissingTls {
     pub flags: String,
 }
 
+/// The address of a collector, as it was typed.
+fn collector(text: &str) -> Result<String, String> {
+    let address: Option<axum::http::Uri> = text.parse().ok();
+    let is_one = address.is_some_and(|address| {
+        matches!(address.scheme_str(), Some("http" | "https"))
+            && address.host().is_some_and(|host| !host.is_empty())
+            && matches!(address.path(), "" | "/")
+            && address.query().is_none()
+    });
+    if is_one {
+        Ok(text.to_owned())
+    } else {
+        Err("a collector that takes OTLP over gRPC is http://HOST:4317, or https://HOST:4317 over TLS, without a path".to_owned())
+    }
+}
+
 /// Where logs and traces go.
 #[derive(Debug, Clone, Args)]
 pub struct TelemetryFlags {
-    /// Send traces to this OTLP collector (gRPC), as in http://localhost:4317
-    #[arg(long, env = "MYCORA_OTLP_ENDPOINT", value_name = "URL")]
+    /// Send traces to this OTLP collector (gRPC), as in http://localhost:4317, or https://… over TLS
+    #[arg(long, env = "MYCORA_OTLP_ENDPOINT", value_name = "URL", value_parser = collector)]
     pub otlp_endpoint: Option<String>,
+    /// Certificates (PEM) by which an https collector is known [default: what this machine trusts, or SSL_CERT_FILE]
+    #[arg(long, env = "MYCORA_OTLP_CA", value_name = "FILE", requires = "otlp_endpoint")]
+    pub otlp_ca: Option<PathBuf>,
     /// How log lines on standard error look
     #[arg(long, env = "MYCORA_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,

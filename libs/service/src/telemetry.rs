@@ -1,11 +1,13 @@
 //! Logs on standard error or in a file, and traces over OTLP when a collector is named.
 
 use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use opentelemetry::global;
 use opentelemetry::trace::TracerProvider as _;
-use opentelemetry_otlp::{SpanExporter, WithExportConfig as _};
+use opentelemetry_otlp::tonic_types::transport::{Certificate, ClientTlsConfig};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithTonicConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::SdkTracerProvider;
@@ -21,6 +23,14 @@ use crate::log_file::LogFile;
 
 /// At exit, a collector that does not answer is not waited for any longer.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Where systems keep the certificates that they trust.
+const CERTIFICATES: [&str; 4] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
 
 /// Writes lines.
 type Logs = Box<dyn Layer<Registry> + Send + Sync>;
@@ -118,7 +128,8 @@ fn init_to(
         LogFormat::Json => fmt::layer().json().flatten_event(true).with_writer(writer).boxed(),
         LogFormat::Text => fmt::layer().with_ansi(colors).with_writer(writer).boxed(),
     };
-    let tracer = flags.otlp_endpoint.as_deref().map(|url| tracer_provider(service, url)).transpose()?;
+    let ca = flags.otlp_ca.as_deref();
+    let tracer = flags.otlp_endpoint.as_deref().map(|url| tracer_provider(service, url, ca)).transpose()?;
     let traces =
         tracer.as_ref().map(|provider| tracing_opentelemetry::layer().with_tracer(provider.tracer(service)));
     composed(logs, filter, traces).try_init().map_err(|_| TelemetryError::Twice)?;
@@ -158,13 +169,33 @@ fn composed(
     }
 }
 
-fn tracer_provider(service: &'static str, endpoint: &str) -> Result<SdkTracerProvider, TelemetryError> {
-    let exporter =
-        SpanExporter::builder().with_tonic().with_endpoint(endpoint).build().map_err(|e| {
-            TelemetryError::Exporter { endpoint: endpoint.to_owned(), message: e.to_string() }
-        })?;
+fn tracer_provider(
+    service: &'static str,
+    endpoint: &str,
+    ca: Option<&Path>,
+) -> Result<SdkTracerProvider, TelemetryError> {
+    let failed = |message: String| TelemetryError::Exporter { endpoint: endpoint.to_owned(), message };
+    let mut exporter = SpanExporter::builder().with_tonic().with_endpoint(endpoint);
+    if endpoint.starts_with("https:") {
+        let trusted = trusted(ca).map_err(failed)?;
+        exporter =
+            exporter.with_tls_config(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(trusted)));
+    }
+    let exporter = exporter.build().map_err(|error| failed(error.to_string()))?;
     let resource = Resource::builder().with_service_name(service).build();
     Ok(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build())
+}
+
+/// The certificates by which a collector is known: those of the file, or those that the machine trusts.
+fn trusted(ca: Option<&Path>) -> Result<Vec<u8>, String> {
+    let read = |path: &Path| std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
+    if let Some(path) = ca {
+        return read(path);
+    }
+    let named = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
+    let places = named.into_iter().chain(CERTIFICATES.iter().map(PathBuf::from));
+    let found = places.filter(|place| place.is_file()).map(|place| read(&place)).next();
+    found.unwrap_or_else(|| Err("this machine trusts no certificates: name some with --otlp-ca".to_owned()))
 }
 
 impl Telemetry {
@@ -188,6 +219,73 @@ mod tests {
     use tracing_subscriber::layer::Context;
 
     use super::*;
+
+    /// A collector that speaks TLS with this certificate; gives how its first caller begins.
+    fn collector(files: &identity::IssuedFiles) -> (u16, std::thread::JoinHandle<Vec<u8>>) {
+        use rustls::pki_types::pem::PemObject as _;
+        use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+        let chain = CertificateDer::pem_file_iter(&files.certificate).expect("a file");
+        let chain = chain.collect::<Result<Vec<_>, _>>().expect("certificates");
+        let key = PrivateKeyDer::from_pem_file(&files.key).expect("a key");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ServerConfig::builder_with_provider(provider);
+        let config = config.with_safe_default_protocol_versions().expect("versions").with_no_client_auth();
+        let mut config = config.with_single_cert(chain, key).expect("a certificate");
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("its address").port();
+        let hears = std::thread::spawn(move || {
+            let (socket, _) = listener.accept().expect("a caller");
+            let session = rustls::ServerConnection::new(Arc::new(config)).expect("a session");
+            let mut begin = vec![0; 24];
+            let mut stream = rustls::StreamOwned::new(session, socket);
+            std::io::Read::read_exact(&mut stream, &mut begin).expect("what it says first");
+            begin
+        });
+        (port, hears)
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_collector_is_spoken_to_over_tls() {
+        use opentelemetry::trace::Tracer as _;
+        let dir = tempfile::tempdir().expect("a directory");
+        let now = std::time::SystemTime::now();
+        let domain = "test".parse().expect("a trust domain");
+        let pki = identity::Pki::init(&dir.path().join("pki"), &domain, now).expect("an authority");
+        let service = identity::Identity::Service(identity::ServiceName::Storage);
+        let files = pki.issue(service, &identity::IssueOptions::from(now)).expect("issued");
+        let (port, hears) = collector(&files);
+        let url = format!("https://localhost:{port}");
+        let provider = tracer_provider("test", &url, Some(&files.ca)).expect("an exporter");
+        drop(provider.tracer("test").start("span"));
+        let heard = tokio::task::spawn_blocking(move || hears.join()).await.expect("a thread");
+        assert_eq!(heard.expect("it was called"), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+        // Whether its answer is missed in time is of no interest.
+        let ends = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH_TIMEOUT)).await;
+        let _ = ends.expect("a thread");
+
+        let nowhere = tracer_provider("test", &url, Some(Path::new("/nowhere"))).expect_err("no such file");
+        assert!(nowhere.to_string().starts_with(&format!("traces cannot be sent to {url}: /nowhere: ")));
+    }
+
+    #[test]
+    fn what_is_no_collector_is_refused() {
+        #[derive(Debug, clap::Parser)]
+        struct Typed {
+            #[command(flatten)]
+            flags: TelemetryFlags,
+        }
+        let typed = |url: &str| <Typed as clap::Parser>::try_parse_from(["x", "--otlp-endpoint", url]);
+        for good in ["http://localhost:4317", "https://collector.example.com", "http://[::1]:4317/"] {
+            assert_eq!(typed(good).expect("an address").flags.otlp_endpoint.as_deref(), Some(good));
+        }
+        for bad in
+            ["nonsense", "localhost:4317", "grpc://localhost:4317", "http://", "http://h:4318/v1/traces", ""]
+        {
+            let refused = typed(bad).expect_err(bad).to_string();
+            assert!(refused.contains("http://HOST:4317"), "{bad}: {refused}");
+        }
+    }
 
     /// Counts spans.
     #[derive(Default, Clone)]
