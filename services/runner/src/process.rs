@@ -2,14 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fs;
 use std::io::{self, Read as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use model::Reason;
-use sandbox::{Child, Event, Request, records};
+use sandbox::{Child, Event, Request, records, tree};
 
 use crate::SCRIPT_PATH;
 use crate::attend::{NotStarted, attend};
@@ -145,13 +148,17 @@ impl Launcher {
 /// # Errors
 /// When it cannot be started, or does not exit with 0, in time.
 pub(crate) fn try_program(tools: &Tools<'_>, program: &Program<'_>) -> io::Result<String> {
-    let dir = tools.root.join("runtimes");
+    let scratch = Scratch::new(tools)?;
+    let dir = scratch.0.clone();
     let mut confinement = tools.isolator.around(&dir, tools.isolator.trial_owner(), program.reads, false);
     if let Some(rules) = &mut confinement.files {
-        // It only has to print something.
-        rules.read.append(&mut rules.write);
+        // Beside its own directory it only has to print something.
+        let granted = rules.write.split_off(1);
+        rules.read.extend(granted);
     }
-    let env = BTreeMap::from([("PATH".to_owned(), SCRIPT_PATH.to_owned())]);
+    let home = dir.display().to_string();
+    let own = [("PATH", SCRIPT_PATH), ("HOME", home.as_str()), ("TMPDIR", home.as_str())];
+    let env = BTreeMap::from(own.map(|(name, value)| (name.to_owned(), value.to_owned())));
     let (path, args) = (program.path.to_owned(), texts(&program.args)?);
     let request = Request { program: path.into(), args, env, dir, confinement };
     let (mut out, their_out) = io::pipe()?;
@@ -178,6 +185,35 @@ pub(crate) fn try_program(tools: &Tools<'_>, program: &Program<'_>) -> io::Resul
         Some(0) => Ok(printed),
         Some(code) => Err(io::Error::other(format!("it exited with {code}"))),
         None => Err(io::Error::other("it was ended by a signal")),
+    }
+}
+
+/// A directory of its own for a program that is tried: some end where they can leave nothing at home. Removed when dropped.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(tools: &Tools<'_>) -> io::Result<Self> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let name = format!("trial-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let dir = tools.root.join("runtimes").join(name);
+        match tree::remove(&dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            // One of an earlier process of this number.
+            _ => fs::DirBuilder::new().mode(0o700).create(&dir)?,
+        }
+        let scratch = Self(dir);
+        if let Some(owner) = tools.isolator.trial_owner() {
+            std::os::unix::fs::lchown(&scratch.0, Some(owner), Some(owner))?;
+        }
+        Ok(scratch)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = tree::remove(&self.0) {
+            tracing::warn!(dir = %self.0.display(), %error, "the directory of a trial cannot be removed");
+        }
     }
 }
 

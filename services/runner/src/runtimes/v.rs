@@ -7,6 +7,9 @@ use async_trait::async_trait;
 use crate::process::{Interpreter, Launcher, Program, find_programs, try_program};
 use crate::runtime::{End, Job, Runtime, Tools};
 
+/// The version of the compiler that jobs were tried with.
+const TRIED: &str = "0.2.4";
+
 struct V {
     launcher: Launcher,
     interpreter: Interpreter,
@@ -19,7 +22,7 @@ pub(crate) fn probe(tools: &Tools<'_>) -> Option<Arc<dyn Runtime>> {
         let reads: Vec<_> = program.parent().map(ToOwned::to_owned).into_iter().collect();
         match try_program(tools, &Program { path: &program, args: vec!["version".into()], reads: &reads }) {
             Ok(version) if version.starts_with("V ") => {
-                tracing::info!(v = %program.display(), version = version.trim(), "v jobs are offered");
+                tracing::info!(v = %program.display(), version = version.trim(), tried = TRIED, "v jobs are offered");
                 let interpreter =
                     Interpreter { program, args: vec!["run".into()], script_name: "script.v", reads };
                 return Some(Arc::new(V { launcher: Launcher::new(tools), interpreter }));

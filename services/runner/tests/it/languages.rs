@@ -86,11 +86,13 @@ const RUST: Words = Words {
 
 const V: Words = Words {
     script_type: ScriptType::V,
-    results: &["import os\nos.write_file(os.getenv('MYCORA_RESULT'), 'a=1\\nb=x y\\n')!"],
+    // In words that compilers before 0.3 understand as well.
+    results: &["import os\nos.write_file(os.getenv('MYCORA_RESULT'), 'a=1\\nb=x y\\n') or { panic(err) }"],
     fails: "eprintln('gone wrong')\nexit(3)",
     floods: "print('x'.repeat(11000000))\neprintln('still')",
     endless: &["println('ready')\nflush_stdout()\nfor {}"],
-    reads: "import os\nprintln(if os.read_file(os.getenv('MYCORA_INPUTS'))!.contains('1461') { '1461' } else { '' })",
+    reads: "import os\ntext := os.read_file(os.getenv('MYCORA_INPUTS')) or { '' }\n\
+            println(if text.contains('1461') { '1461' } else { '' })",
 };
 
 /// Every language that this machine has.

@@ -16,7 +16,7 @@ const NEEDS: [(ScriptType, &str); 4] = [
     (ScriptType::Python, "install CPython 3.8 or later, on Debian or Ubuntu with `apt-get install python3`"),
     (
         ScriptType::V,
-        "install the V compiler (vlang.io) where every user may execute it, such as /usr/local/bin/v",
+        "install the V compiler (vlang.io) where every user may execute it, such as /usr/local/bin/v; jobs were tried with V 0.2.4",
     ),
     (
         ScriptType::Rust,
