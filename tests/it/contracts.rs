@@ -118,14 +118,11 @@ async fn reflection_says_what_fields_and_methods_mean() {
     tokio::task::spawn_blocking(move || scene.close()).await.expect("it ends");
 }
 
-/// Files that reflection gives on request only.
+/// What the file of flows stands on; reflection gives it on request only.
 fn proto_of_imports() -> Vec<prost_types::FileDescriptorProto> {
     let set = prost_types::FileDescriptorSet::decode(proto::DESCRIPTORS).expect("a good set");
-    let file = set.file.into_iter();
-    file.filter(|file| {
-        file.name() != "mycora/v1/flow_service.proto" && file.package() != "mycora.internal.v1"
-    })
-    .collect()
+    let imported = |name: &str| name.starts_with("google/protobuf/") || name == "mycora/v1/types.proto";
+    set.file.into_iter().filter(|file| imported(file.name())).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

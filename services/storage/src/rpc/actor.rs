@@ -47,6 +47,10 @@ fn check_proof(
 
 /// Who asks to change an actor; nobody for the bootstrap identity. Others learn not even that it exists.
 fn changer(caller: Caller, id: u32) -> Result<Option<ActorId>, Error> {
+    if id == 0 {
+        // Whether it may be changed cannot be looked at before it is named.
+        return Err(Error::field("id", "is missing: it has to be given"));
+    }
     let asker = who(caller).map_err(|_| Error::not_found("actor", id))?;
     if permission::may_change_actor(asker, ActorId(id)) {
         Ok(asker)

@@ -56,6 +56,10 @@ impl ContextService for Rpc {
         let mut violations = Violations::new();
         let repeatable = request_of(&request_id, &body, &mut violations);
         let change = convert::context::from_update(body, &mut violations);
+        if change.id == ContextId(0) {
+            // There is nothing to look the rest up in.
+            return Err(Error::from(violations).into());
+        }
         let store = self.hub.store();
         let context = store
             .update_context(&change, &violations, who(caller)?, repeatable.as_ref(), Timestamp::now())
