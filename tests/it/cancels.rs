@@ -75,7 +75,7 @@ fn one_node_is_cancelled_and_its_dependants_see_a_failure() {
         "name: one\njobs:\n  slow: {{ script_type: shell, script: \"sleep 600\" }}\n  after: {{ {GOOD}, depends: [slow] }}\n  clean: {{ {GOOD}, depends: [slow], run_if: ANY_FAILED }}\n"
     ));
     scene.wait_for(id, "slow", "RUNNING");
-    stdout(&scene.up.mycora(&["flow", "cancel", &id.to_string(), "--node", "slow"]), 0);
+    stdout(&scene.up.mycora(&["flow", "cancel", &id.to_string(), "--job", "slow"]), 0);
     let ended = scene.end(id);
     assert_eq!(ended.status, "FINISHED", "single cancelled nodes do not decide");
     assert_eq!(ended.state("slow"), "CANCELLED NODE_CANCELLED");

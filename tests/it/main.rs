@@ -49,6 +49,7 @@ mod slow_disk;
 mod specs;
 mod strangers;
 mod suite;
+mod telling;
 mod tenants;
 mod terminals;
 mod times;

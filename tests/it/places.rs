@@ -37,7 +37,7 @@ fn a_runner_is_drained_resumed_and_deleted_under_its_jobs() {
     let first = watched.lines().next().expect("a runner");
     let first: Value = serde_json::from_str(first).expect("a document on each line");
     assert!(first["runner"]["drainTime"].is_string(), "{first}");
-    stdout(&up.mycora(&["runner", "drain", "1", "--resume"]), 0);
+    stdout(&up.mycora(&["runner", "resume", "1"]), 0);
     assert_eq!(status(&up, "1"), "FLOW_STATUS_FINISHED");
 
     submit(&up, dir.path(), "runs", "sleep 3");

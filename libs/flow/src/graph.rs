@@ -359,14 +359,16 @@ pub(crate) fn did_you_mean(wanted: &str, names: &[Option<&Name>], hints: &mut us
         return String::new();
     }
     *hints += 1;
-    let near = names
-        .iter()
-        .flatten()
-        .filter_map(|name| distance(wanted, name.as_str()).map(|far| (far, *name)))
-        .min_by_key(|(far, _)| *far);
+    suggestion(wanted, names.iter().flatten().map(|name| name.as_str()))
+}
+
+/// `; did you mean …?` with the nearest of `names` to one that is none of them; nothing when none is near.
+pub fn suggestion<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> String {
+    let near =
+        names.filter_map(|name| distance(wanted, name).map(|far| (far, name))).min_by_key(|(far, _)| *far);
     match near {
         // Of a short name nearly every letter would differ.
-        Some((far, name)) if far < name.as_str().len() => format!("; did you mean `{name}`?"),
+        Some((far, name)) if far < name.len() => format!("; did you mean `{name}`?"),
         _ => String::new(),
     }
 }

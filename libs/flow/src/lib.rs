@@ -27,7 +27,7 @@ pub use engine::{
     Change, Destinations, Dispatch, Engine, InFlight, Input, NoDestination, NodeView, Outside, Refused,
     Stale, Step, Stop, StoredNode, Transition,
 };
-pub use graph::{Graph, NodeIndex};
+pub use graph::{Graph, NodeIndex, suggestion};
 pub use plan::{Plan, ResultRef, When, check_request};
 pub use template::{Reference, RenderError, Template, TemplateError};
 pub use transition::{FlowEvent, IllegalTransition, NodeEvent};

@@ -324,10 +324,19 @@ impl Clients {
         .await
     }
 
+    /// Downloads a blob, piece by piece.
+    pub async fn stream_blob(
+        &self,
+        context_id: u32,
+        sha256: String,
+    ) -> Result<Pieces<v1::GetBlobResponse>, CallError> {
+        let request = timed(v1::GetBlobRequest { context_id, sha256 }, CALL_TIMEOUT);
+        Ok(Pieces(self.jobs.clone().get_blob(request).await?.into_inner()))
+    }
+
     /// Downloads a blob.
     pub async fn get_blob(&self, context_id: u32, sha256: String) -> Result<Vec<u8>, CallError> {
-        let request = timed(v1::GetBlobRequest { context_id, sha256 }, CALL_TIMEOUT);
-        let mut pieces = Pieces(self.jobs.clone().get_blob(request).await?.into_inner());
+        let mut pieces = self.stream_blob(context_id, sha256).await?;
         let mut bytes = Vec::new();
         while let Some(piece) = pieces.next().await? {
             bytes.extend(piece.data);

@@ -13,6 +13,7 @@ pub mod demo;
 pub mod doctor;
 pub mod down;
 pub mod explain;
+mod failures;
 pub mod flow;
 pub mod gateway;
 pub mod graph;
@@ -21,6 +22,7 @@ pub mod list;
 pub mod logs;
 pub mod message;
 pub mod nodes;
+pub mod outputs;
 pub mod pki;
 pub mod report;
 pub mod retry;
@@ -32,7 +34,7 @@ pub mod supervisor;
 pub mod token;
 pub mod up;
 pub mod validate;
-pub mod values;
+pub(crate) mod values;
 pub mod watch;
 
 use std::path::PathBuf;
@@ -72,7 +74,7 @@ pub struct Global {
     /// The certificate authority to trust, in PEM
     #[arg(long, global = true, value_name = "FILE", env = "MYCORA_CA", help_heading = "Connection")]
     pub ca: Option<PathBuf>,
-    /// The client certificate, in PEM
+    /// The client certificate, in PEM. Its key is looked for beside it, as admin.key beside admin.pem, unless --key names it
     #[arg(long, global = true, value_name = "FILE", env = "MYCORA_CERT", help_heading = "Connection")]
     pub cert: Option<PathBuf>,
     /// The private key of the client certificate, in PEM
@@ -209,6 +211,10 @@ fn override_with(profile: &mut Profile, global: &Global) {
             field.clone_from(flag);
         }
     }
+    // The profile's key belongs to the profile's certificate: that of another one stands beside it, unless it is named.
+    if let (Some(cert), None) = (cert, key) {
+        profile.key = Some(cert.with_extension("key"));
+    }
     if token_key.is_some() {
         profile.signing_key.clone_from(token_key);
         (profile.cert, profile.key) = (None, None);
@@ -245,6 +251,19 @@ mod tests {
         assert_eq!(profile.addresses, Default::default());
         assert_eq!(profile.ca, Some(dir.path().join("ca.pem")));
         assert_eq!(profile.server_name.as_deref(), Some("n"));
+    }
+
+    #[test]
+    fn a_certificate_brings_its_own_key() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(PROFILE_FILE);
+        std::fs::write(&path, "cert = \"a.pem\"\nkey = \"a.key\"\n").expect("written");
+        let mut global =
+            Global { config: Some(path), cert: Some("pki/admin.pem".into()), ..Global::default() };
+        let profile = find_profile(&global).expect("found");
+        assert_eq!((profile.cert, profile.key), (Some("pki/admin.pem".into()), Some("pki/admin.key".into())));
+        global.key = Some("other.key".into());
+        assert_eq!(find_profile(&global).expect("found").key, Some("other.key".into()));
     }
 
     #[test]

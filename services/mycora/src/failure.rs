@@ -116,6 +116,10 @@ impl From<CallError> for Failure {
             Code::PermissionDenied => Self::Unreachable(format!(
                 "{text}\nuse the certificate of an identity that may; `mycora pki show FILE` tells whose one is"
             )),
+            // The flow was found, and whoever asks has a role.
+            Code::NotFound if view.metadata.contains_key("job") => {
+                Self::Failed(format!("{text}\n`mycora flow jobs ID` lists the jobs of a flow"))
+            }
             Code::NotFound => Self::Failed(format!(
                 "{text}\nit does not exist, or this identity has no role in its context; `mycora context list` shows those \
                  where it has one"

@@ -6,6 +6,7 @@
 //! back to its place in the file.
 
 mod files;
+mod hints;
 mod parts;
 mod places;
 mod problem;

@@ -15,11 +15,11 @@ use crate::output::{self, Format, attempt as shown, json};
 
 /// What every one of them needs.
 const WHICH: &str = "\
-Needs the admin's certificate. `mycora flow explain FLOW JOB` and `mycora flow nodes FLOW --keys` tell the key of an attempt; those of earlier attempts differ in the last number only. So the files below logs/CONTEXT_UID in the supervisor's work directory are named as well.";
+Needs the admin's certificate. `mycora flow explain FLOW JOB` and `mycora flow jobs FLOW --keys` tell the key of an attempt; those of earlier attempts differ in the last number only. So the files below logs/CONTEXT_UID in the supervisor's work directory are named as well.";
 
 /// Shown below the options of `logs`.
 pub(super) const LOGS_HELP: &str = "\
-Needs the admin's certificate. `mycora flow explain FLOW JOB` and `mycora flow nodes FLOW --keys` tell the key of an attempt; those of earlier attempts differ in the last number only. So the files below logs/CONTEXT_UID in the supervisor's work directory are named as well.
+Needs the admin's certificate. `mycora flow explain FLOW JOB` and `mycora flow jobs FLOW --keys` tell the key of an attempt; those of earlier attempts differ in the last number only. So the files below logs/CONTEXT_UID in the supervisor's work directory are named as well.
 
 Example:
   mycora attempt logs 0f…-3a…-7-1 --follow --as admin";
@@ -30,7 +30,7 @@ Needs the admin's certificate.
 Example:
   mycora attempt wait 0f…-3a…-7-1 --within 60 --as admin
 
-Exit codes: 0 it finished; 1 it did not, or not within that time.";
+Exit codes: 0 it completed; 1 it did not, or not within that time.";
 
 const STOP_HELP: &str = "\
 One that waits does not begin, one that runs is asked to end and is ended after the grace; its coordinator is told. Of one that has ended nothing changes. Needs the admin's certificate.
@@ -167,7 +167,7 @@ async fn interrupted<T>(work: impl Future<Output = Result<T, Failure>>, key: &st
     }
 }
 
-/// 0 when it finished.
+/// 0 when it completed.
 fn exit_code(attempt: &v1::Attempt) -> u8 {
     u8::from(attempt.state() != v1::AttemptState::Finished)
 }

@@ -22,7 +22,7 @@ pub struct CancelArgs {
     #[arg(long, value_name = "SECS")]
     pub grace: Option<u32>,
     /// Only this job; what depends on it sees a failure
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["now", "grace"])]
+    #[arg(long = "job", alias = "node", value_name = "NAME", conflicts_with_all = ["now", "grace"])]
     pub node: Option<String>,
     /// Watch the flow until it has ended
     #[arg(long, short)]

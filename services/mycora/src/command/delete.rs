@@ -15,6 +15,9 @@ pub struct DeleteArgs {
     /// The flows' numbers
     #[arg(value_parser = values::id, value_name = "ID", required = true)]
     pub ids: Vec<u32>,
+    /// As with every `delete`; only those of actors and contexts have to be told so
+    #[arg(long)]
+    pub yes: bool,
 }
 
 /// What became of each, for programs.

@@ -14,6 +14,7 @@ pub struct ExplainArgs {
     #[arg(value_parser = values::id)]
     pub id: u32,
     /// The job's name
+    #[arg(value_name = "JOB")]
     pub node: String,
 }
 

@@ -5,8 +5,8 @@ use model::Timestamp;
 use proto::v1;
 
 use super::{
-    Session, cancel, delete, explain, graph, list, logs, nodes, report, retry, signal, submit, validate,
-    values, watch,
+    Session, cancel, delete, explain, graph, list, logs, nodes, outputs, report, retry, signal, submit,
+    validate, values, watch,
 };
 use crate::failure::Failure;
 use crate::output::{self, json, summary};
@@ -21,14 +21,16 @@ pub enum FlowCommand {
     #[command(after_help = submit::AFTER_HELP)]
     Submit(submit::SubmitArgs),
     /// List the flows of a context, newest first
-    #[command(after_help = "Example:\n  mycora flow list --status error --since 2h")]
+    #[command(after_help = "Example:\n  mycora flow list --status failed --since 2h")]
     List(list::ListArgs),
     /// Show a flow with its jobs and its result
     #[command(after_help = "Example:\n  mycora --output yaml flow get 3")]
     Get(FlowArg),
     /// List the jobs of a flow
     #[command(
-        after_help = "Example:\n  mycora flow nodes 3 --state failed --state cancelled\n  mycora flow nodes 3 --keys"
+        name = "jobs",
+        alias = "nodes",
+        after_help = "Example:\n  mycora flow jobs 3 --state failed --state cancelled\n  mycora flow jobs 3 --keys"
     )]
     Nodes(nodes::NodesArgs),
     /// Watch a flow until it has ended; Ctrl-C leaves it running
@@ -37,9 +39,12 @@ pub enum FlowCommand {
     /// Show what the jobs of a flow print: all that is kept of it (at most the first 10 MiB of each stream), with -f what comes as well
     #[command(after_help = logs::AFTER_HELP)]
     Logs(logs::LogsArgs),
+    /// List the files that the jobs of a flow made, or fetch them
+    #[command(after_help = outputs::AFTER_HELP)]
+    Outputs(outputs::OutputsArgs),
     /// Ask to cancel a flow, or one of its jobs
     #[command(
-        after_help = "Examples:\n  mycora flow cancel 3 --grace 30 --watch\n  mycora flow cancel 3 --node split"
+        after_help = "Examples:\n  mycora flow cancel 3 --grace 30 --watch\n  mycora flow cancel 3 --job split"
     )]
     Cancel(cancel::CancelArgs),
     /// Run an ended flow again: what failed and all that comes after it, unless more is asked for
@@ -83,6 +88,7 @@ pub async fn run(session: &Session, command: FlowCommand) -> Result<u8, Failure>
         FlowCommand::Nodes(args) => nodes::run(session, &args).await.map(|()| 0),
         FlowCommand::Watch(FlowArg { id }) => watch::run(session, session.context()?, id).await,
         FlowCommand::Logs(args) => logs::run(session, &args).await.map(|()| 0),
+        FlowCommand::Outputs(args) => outputs::run(session, &args).await.map(|()| 0),
         FlowCommand::Cancel(args) => cancel::run(session, &args).await,
         FlowCommand::Retry(args) => retry::run(session, &args).await,
         FlowCommand::Signal(args) => signal::run(session, args).await.map(|()| 0),

@@ -6,7 +6,7 @@ mod script;
 
 use clap::Subcommand;
 
-pub use self::kept::{CreateArgs, JobArgs, ListArgs};
+pub use self::kept::{CreateArgs, DeleteArgs, JobArgs, ListArgs};
 pub use self::run::RunArgs;
 pub use self::script::{ScriptArgs, SourceArgs};
 use super::Session;
@@ -29,7 +29,7 @@ pub enum JobCommand {
     List(ListArgs),
     /// Remove a job that belongs to no flow
     #[command(after_help = "Example:\n  mycora job delete 7")]
-    Delete(JobArgs),
+    Delete(DeleteArgs),
 }
 
 /// Runs the command; gives the exit code.

@@ -38,12 +38,15 @@ pub struct ListArgs {
 pub enum StatusFilter {
     /// Being filled.
     Created,
-    /// Running.
-    Started,
+    /// Under way.
+    #[value(alias = "started")]
+    Running,
     /// Ended well.
-    Finished,
+    #[value(alias = "finished")]
+    Completed,
     /// Ended with a failure.
-    Error,
+    #[value(alias = "error")]
+    Failed,
     /// Ended because somebody asked.
     Cancelled,
 }
@@ -52,9 +55,9 @@ impl From<StatusFilter> for v1::FlowStatus {
     fn from(filter: StatusFilter) -> Self {
         match filter {
             StatusFilter::Created => Self::Created,
-            StatusFilter::Started => Self::Started,
-            StatusFilter::Finished => Self::Finished,
-            StatusFilter::Error => Self::Error,
+            StatusFilter::Running => Self::Started,
+            StatusFilter::Completed => Self::Finished,
+            StatusFilter::Failed => Self::Error,
             StatusFilter::Cancelled => Self::Cancelled,
         }
     }

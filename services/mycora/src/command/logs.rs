@@ -36,6 +36,7 @@ pub struct LogsArgs {
     #[arg(value_parser = values::id)]
     pub id: u32,
     /// Only this job, and without its name before each line
+    #[arg(value_name = "JOB")]
     pub node: Option<String>,
     /// Go on until the flow has ended
     #[arg(long, short)]
@@ -46,10 +47,11 @@ pub struct LogsArgs {
     /// From this byte of the attempt's output on
     #[arg(long, value_name = "BYTE")]
     pub offset: Option<u64>,
-    /// Only what the coordinator keeps: of each attempt the last 64 KiB
-    #[arg(long)]
-    pub tail: bool,
-    /// As NODE.
+    /// Only so many of the last lines of each attempt; without a number all that the coordinator keeps, the last 64 KiB.
+    /// With --follow what comes afterwards as well
+    #[arg(long, value_name = "LINES", num_args = 0..=1, default_missing_value = "0")]
+    pub tail: Option<usize>,
+    /// As JOB.
     #[arg(long = "node", value_name = "NAME", hide = true, conflicts_with = "node")]
     pub named: Option<String>,
 }
@@ -61,12 +63,12 @@ impl LogsArgs {
         let context = format!("--context {context_id}");
         if self.attempt.is_some() && node.is_none() {
             let text =
-                format!("--attempt needs a job, as in `mycora flow logs {id} NODE --attempt 1 {context}`");
+                format!("--attempt needs a job, as in `mycora flow logs {id} JOB --attempt 1 {context}`");
             return Err(Failure::Invalid(text));
         }
         if self.offset.is_some() && self.attempt.is_none() {
             let text = format!(
-                "--offset needs an attempt, as in `mycora flow logs {id} NODE --attempt 1 --offset 0 {context}`"
+                "--offset needs an attempt, as in `mycora flow logs {id} JOB --attempt 1 --offset 0 {context}`"
             );
             return Err(Failure::Invalid(text));
         }
@@ -77,23 +79,32 @@ impl LogsArgs {
             follow: self.follow,
             attempt: self.attempt.unwrap_or_default(),
             offset: self.offset.unwrap_or_default(),
-            tail: self.tail,
+            tail: self.tail.is_some(),
         })
     }
 }
 
 pub(super) async fn run(session: &Session, args: &LogsArgs) -> Result<(), Failure> {
-    let request = args.request(session.context()?)?;
-    let printer = match session.global.output {
+    let mut request = args.request(session.context()?)?;
+    let lines = args.tail.filter(|lines| *lines > 0);
+    if lines.is_some() && session.global.output != Format::Table {
+        let text = "--tail LINES is for people; with --output json or yaml give --tail alone, or --attempt and --offset";
+        return Err(Failure::Invalid(text.to_owned()));
+    }
+    let mut printer = match session.global.output {
         Format::Table if request.node.is_empty() => Printer::Prefixed(Lines::default()),
         Format::Table => Printer::Raw,
         format if args.follow => Printer::Documents(format),
         format => Printer::Document { format, first: true },
     };
+    if let Some(lines) = lines {
+        printer = Printer::Last(LastLines::new(lines), Box::new(printer));
+        request.follow = false;
+    }
     let mut reader = LogReader::new(&session.clients, request, printer);
     reader.absence = (!session.global.quiet).then(Absence::default);
     let result = tokio::select! {
-        result = reader.until_end() => result,
+        result = reader.all(args.follow) => result,
         pressed = tokio::signal::ctrl_c() => Err(match pressed {
             Ok(()) => Failure::Interrupted(reader.way_on()),
             Err(error) => Failure::Failed(format!("cannot wait for signals: {error}")),
@@ -143,6 +154,22 @@ impl<'a> LogReader<'a> {
         }
         let (heard, broken) = (Instant::now(), BTreeSet::new());
         Self { clients, request, seen, heard, connected: false, absence: None, printer, broken }
+    }
+
+    /// Prints all there is; what comes afterwards too, when it `follows`. Cancel safe as [`LogReader::until_end`].
+    async fn all(&mut self, follows: bool) -> Result<(), Failure> {
+        self.until_end().await?;
+        if let Printer::Last(lines, then) = std::mem::replace(&mut self.printer, Printer::Nowhere) {
+            self.printer = *then;
+            for piece in lines.pieces() {
+                self.printer.piece(&piece)?;
+            }
+            if follows {
+                self.request.follow = true;
+                self.until_end().await?;
+            }
+        }
+        Ok(())
     }
 
     /// Prints until there is no more. Cancel safe: [`LogReader::way_on`] knows how far it came.
@@ -285,6 +312,42 @@ pub(super) enum Printer {
     Document { format: Format, first: bool },
     /// A document for each piece.
     Documents(Format),
+    /// Nowhere before all has come, then the last lines as the other one says.
+    Last(LastLines, Box<Printer>),
+}
+
+/// The last lines of each attempt.
+#[derive(Debug)]
+pub(super) struct LastLines {
+    most: usize,
+    attempts: BTreeMap<(String, u32), Vec<u8>>,
+}
+
+impl LastLines {
+    const fn new(most: usize) -> Self {
+        Self { most, attempts: BTreeMap::new() }
+    }
+
+    fn take(&mut self, piece: &v1::StreamFlowLogsResponse) {
+        let kept = self.attempts.entry((piece.node.clone(), piece.attempt)).or_default();
+        kept.extend(&piece.data);
+        // The line break at the very end begins no line.
+        let breaks = kept.iter().enumerate().rev().skip(1).filter(|(_, byte)| **byte == b'\n');
+        let before = breaks.map(|(at, _)| at).nth(self.most.saturating_sub(1));
+        if let Some(at) = before {
+            kept.drain(..=at);
+        }
+    }
+
+    /// Each attempt's, as one piece.
+    fn pieces(self) -> impl Iterator<Item = v1::StreamFlowLogsResponse> {
+        self.attempts.into_iter().map(|((node, attempt), data)| v1::StreamFlowLogsResponse {
+            node,
+            attempt,
+            data: data.into(),
+            ..Default::default()
+        })
+    }
 }
 
 impl Printer {
@@ -296,6 +359,10 @@ impl Printer {
                 Ok(())
             }
             Self::Nowhere => Ok(()),
+            Self::Last(lines, _) => {
+                lines.take(piece);
+                Ok(())
+            }
             Self::Prefixed(lines) => output::print_bytes(&lines.take(piece)),
             Self::Document { format, first } => {
                 output::print_item(*format, std::mem::take(first), &json::of(piece))
@@ -309,7 +376,8 @@ impl Printer {
         let v1::StreamFlowLogsResponse { node, attempt, offset, data: _, gap } = piece;
         let Some(v1::LogGap { end, detail, .. }) = gap else { return Ok(()) };
         match self {
-            Self::Nowhere => Ok(()),
+            // What lies before the last lines is not asked for.
+            Self::Nowhere | Self::Last(..) => Ok(()),
             Self::Raw | Self::Aside | Self::Prefixed(_) => {
                 output::note(&format!(
                     "{node}: bytes {offset} to {end} of attempt {attempt} are not shown: {detail}"
@@ -331,7 +399,7 @@ impl Printer {
     /// For people the rest of a line whose beginning is missing goes too.
     fn whole_lines_of(&self, mut piece: v1::StreamFlowLogsResponse) -> v1::StreamFlowLogsResponse {
         let line_end = piece.data.iter().position(|byte| *byte == b'\n');
-        if let (Self::Raw | Self::Aside | Self::Prefixed(_), Some(end)) = (self, line_end) {
+        if let (Self::Raw | Self::Aside | Self::Prefixed(_) | Self::Last(..), Some(end)) = (self, line_end) {
             piece.data = piece.data.split_off(end + 1);
             piece.offset += end as u64 + 1;
         }
@@ -340,7 +408,7 @@ impl Printer {
 
     fn end(self) -> Result<(), Failure> {
         match self {
-            Self::Raw | Self::Aside | Self::Nowhere | Self::Documents(_) => Ok(()),
+            Self::Raw | Self::Aside | Self::Nowhere | Self::Documents(_) | Self::Last(..) => Ok(()),
             Self::Prefixed(lines) => output::print_bytes(&lines.rest()),
             Self::Document { format, first } => output::end_items(format, first),
         }
@@ -395,6 +463,20 @@ mod tests {
     fn piece(node: &str, offset: u64, data: &str) -> v1::StreamFlowLogsResponse {
         let (node, data) = (node.into(), data.to_owned().into());
         v1::StreamFlowLogsResponse { node, attempt: 1, offset, data, gap: None }
+    }
+
+    #[test]
+    fn the_last_lines_of_each_attempt_are_kept() {
+        let mut last = LastLines::new(2);
+        for (node, offset, data) in [("a", 0, "one\ntwo\nth"), ("b", 0, "x\n"), ("a", 11, "ree\nfour\nfi")] {
+            last.take(&piece(node, offset, data));
+        }
+        let told: Vec<_> =
+            last.pieces().map(|piece| String::from_utf8_lossy(&piece.data).into_owned()).collect();
+        assert_eq!(told, ["four\nfi", "x\n"]);
+        let mut last = LastLines::new(2);
+        last.take(&piece("a", 0, "one\ntwo\nthree\n"));
+        assert_eq!(last.pieces().next().expect("one").data, &b"two\nthree\n"[..]);
     }
 
     #[test]

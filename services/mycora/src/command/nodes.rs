@@ -1,4 +1,4 @@
-//! `mycora flow nodes`.
+//! `mycora flow jobs`.
 
 use clap::{Args, ValueEnum};
 use model::Timestamp;
@@ -8,7 +8,7 @@ use super::{Session, values};
 use crate::failure::Failure;
 use crate::output::{self, Format, json, summary};
 
-/// What `flow nodes` takes.
+/// What `flow jobs` takes.
 #[derive(Debug, Args)]
 pub struct NodesArgs {
     /// The flow's number
@@ -30,7 +30,8 @@ pub enum StateFilter {
     /// May run as soon as there is a place for it.
     Ready,
     /// On its way to a supervisor, or in its queue.
-    Dispatched,
+    #[value(alias = "dispatched")]
+    Queued,
     /// An instance executes it.
     Running,
     /// Ended well.
@@ -48,7 +49,7 @@ impl From<StateFilter> for v1::NodeState {
         match filter {
             StateFilter::Pending => Self::Pending,
             StateFilter::Ready => Self::Ready,
-            StateFilter::Dispatched => Self::Dispatched,
+            StateFilter::Queued => Self::Dispatched,
             StateFilter::Running => Self::Running,
             StateFilter::Completed => Self::Completed,
             StateFilter::Failed => Self::Failed,

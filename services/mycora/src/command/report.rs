@@ -21,6 +21,7 @@ pub struct ReportArgs {
     #[arg(value_parser = values::id)]
     pub id: u32,
     /// The job's name
+    #[arg(value_name = "JOB")]
     pub node: String,
     /// What became of it
     #[arg(value_enum)]

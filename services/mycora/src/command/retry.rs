@@ -33,7 +33,7 @@ pub struct RetryArgs {
     #[arg(long, conflicts_with = "from")]
     pub all: bool,
     /// Run these jobs again and all that comes after them
-    #[arg(long, value_name = "NODE", num_args = 1.., value_delimiter = ',')]
+    #[arg(long, value_name = "JOB", num_args = 1.., value_delimiter = ',')]
     pub from: Vec<String>,
     /// Set a variable of the flow first; a job's own `env` still wins
     #[arg(long, value_name = "NAME=VALUE", value_parser = values::entry)]
@@ -41,8 +41,9 @@ pub struct RetryArgs {
     /// Remove a variable of the flow first
     #[arg(long, value_name = "NAME")]
     pub unset: Vec<String>,
-    /// The flow file that the flow was made of, whose jobs are signed; with the --env of then and of now
-    #[arg(long, value_name = "FILE", requires = "signing_key")]
+    /// The flow file that the flow was made of, whose jobs --signing-key signs; with the --env of then and of now. Without
+    /// that key it is only checked: what runs again is what was submitted
+    #[arg(long, value_name = "FILE")]
     pub file: Option<String>,
     /// Who signs what runs again.
     #[command(flatten)]
@@ -99,7 +100,7 @@ fn refused(error: CallError, context: u32, id: u32) -> Failure {
 /// The same of a dry run, which the coordinator answers with nothing to run.
 fn nothing_failed(id: u32) -> Failure {
     Failure::Failed(format!(
-        "nothing of flow {id} failed; run all of it with --all, or from a job on with --from NODE"
+        "nothing of flow {id} failed; run all of it with --all, or from a job on with --from JOB"
     ))
 }
 
@@ -139,6 +140,12 @@ async fn signatures(
 pub(super) async fn run(session: &Session, args: &RetryArgs) -> Result<u8, Failure> {
     let context = session.context()?;
     let mut request = args.request(context);
+    if let (Some(path), None) = (&args.file, &args.signing.signing_key) {
+        validate::read(path, &args.env)?;
+        output::note(
+            "no job is signed without --signing-key; what runs again is what was submitted, whatever the file says by now",
+        );
+    }
     if let Some(path) = args.signing.signing_key.as_deref().filter(|_| !args.dry_run) {
         (request.signatures, request.expected_revision) = signatures(session, args, path, &request).await?;
     }

@@ -11,7 +11,7 @@ use proto::v1;
 use uuid::Uuid;
 
 use self::changing::{DELETE_HELP, DRAIN_HELP, UPDATE_HELP};
-pub use self::changing::{DeleteArgs, DrainArgs, UpdateArgs};
+pub use self::changing::{DeleteArgs, DrainArgs, ResumeArgs, UpdateArgs};
 pub use self::watching::WatchArgs;
 use super::{Session, values};
 use crate::failure::Failure;
@@ -35,9 +35,12 @@ pub enum RunnerCommand {
     /// Change what is said of a runner
     #[command(after_help = UPDATE_HELP)]
     Update(Box<UpdateArgs>),
-    /// Send a runner no new jobs of this context, or some again
+    /// Send a runner no new jobs of this context
     #[command(after_help = DRAIN_HELP)]
     Drain(DrainArgs),
+    /// Send a runner jobs of this context again after a drain
+    #[command(after_help = "Example:\n  mycora runner resume 2")]
+    Resume(ResumeArgs),
     /// Take a runner out of the context
     #[command(after_help = DELETE_HELP)]
     Delete(DeleteArgs),
@@ -108,7 +111,8 @@ pub async fn run(session: &Session, command: &RunnerCommand) -> Result<(), Failu
         }
         RunnerCommand::Register(args) => register(session, args).await,
         RunnerCommand::Update(args) => changing::update(session, args).await,
-        RunnerCommand::Drain(args) => changing::drain(session, args).await,
+        RunnerCommand::Drain(DrainArgs { id, resume }) => changing::drain(session, *id, *resume).await,
+        RunnerCommand::Resume(ResumeArgs { id }) => changing::drain(session, *id, true).await,
         RunnerCommand::Delete(args) => changing::delete(session, args).await,
         RunnerCommand::Watch(args) => watching::run(session, args).await,
     }

@@ -67,8 +67,14 @@ pub(super) fn moment(text: &str) -> Result<Moment, String> {
     length(text).map(Moment::Ago).ok_or_else(|| "write a time as 2026-11-21T08:00:00Z, a day as 2026-11-21 (UTC), or how long ago as 90s, 15m, 2h or 7d".to_owned())
 }
 
+/// Reads a number of seconds, or a length as [`length`] does.
+pub(super) fn secs(text: &str) -> Result<u32, String> {
+    let read = text.parse().ok().or_else(|| u32::try_from(length(text)?.as_secs()).ok());
+    read.ok_or_else(|| "write seconds, or a time as 90s, 5m, 2h or 7d".to_owned())
+}
+
 /// Reads `90s`, `15m`, `2h` or `7d`.
-pub(super) fn length(text: &str) -> Option<Duration> {
+pub(crate) fn length(text: &str) -> Option<Duration> {
     let (number, unit) = text.split_at_checked(text.len().saturating_sub(1))?;
     let secs = match unit {
         "s" => 1,

@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use model::Timestamp;
 use proto::v1;
 use rpc::Retry;
 
 use super::absence::Absence;
-use super::{Session, flow};
+use super::{Session, failures, flow};
 use crate::clients::{Clients, Pieces};
 use crate::failure::{CallError, Failure};
 use crate::output::live::{Progress, REDRAW_EVERY};
@@ -29,6 +30,8 @@ pub(super) async fn run(session: &Session, context: u32, id: u32) -> Result<u8, 
     // How the flow ended is known: a coordinator that is away now is waited for.
     let nodes = session.clients.list_nodes_patiently(context, id).await?;
     flow::print(session, &flow, &nodes)?;
+    // Last, where whoever watched looks first.
+    failures::tell(session, &flow).await;
     Ok(exit_code(&flow))
 }
 
@@ -51,7 +54,7 @@ pub async fn follow(
     let mut watcher = Watcher {
         clients,
         request: v1::WatchFlowRequest { context_id: context, flow_id: id, resume_position: String::new() },
-        view: View::default(),
+        view: View::at(Instant::now(), Timestamp::now()),
         progress,
         heard: Instant::now(),
         connected: false,

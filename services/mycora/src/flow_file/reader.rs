@@ -10,9 +10,11 @@ use model::{Isolation, RunIf, ScriptType};
 use proto::{convert, v1};
 
 use super::files::{Files, Uploads};
+use super::hints::{did_you_mean, elsewhere};
 use super::places::Places;
 use super::problem::{Place, Problem};
 use super::tree::{Entry, Tree, Value};
+use crate::command::values;
 
 pub(super) const FLOW_KEYS: &[&str] =
     &["name", "context", "env", "fail_fast", "deadline", "cancel_timeout", "jobs"];
@@ -48,8 +50,6 @@ pub(super) const JOB_KEYS: &[&str] = &[
 ];
 pub(super) const BACKOFF_KEYS: &[&str] = &["initial", "multiplier", "max"];
 pub(super) const TARGET_KEYS: &[&str] = &["runner", "group", "instance", "labels"];
-/// A key that differs more than this from what was written is not suggested.
-const LIKENESS_MIN: f64 = 0.75;
 
 /// What a file says, and what is wrong with it.
 pub(super) struct Reader<'a> {
@@ -112,11 +112,11 @@ impl Reader<'_> {
             fields.get("fail_fast").and_then(|entry| self.truth(entry, at, "fail_fast")).unwrap_or_default();
         flow.deadline_secs = fields
             .get("deadline")
-            .and_then(|entry| self.number(entry, at, "deadline_secs"))
+            .and_then(|entry| self.secs(entry, at, "deadline_secs"))
             .unwrap_or_default();
         flow.cancel_timeout_secs = fields
             .get("cancel_timeout")
-            .and_then(|entry| self.number(entry, at, "cancel_timeout_secs"))
+            .and_then(|entry| self.secs(entry, at, "cancel_timeout_secs"))
             .unwrap_or_default();
         match fields.get("jobs") {
             Some(entry) => flow.nodes = self.jobs(entry),
@@ -241,13 +241,14 @@ impl Reader<'_> {
             |key: &str, field: &str| fields.get(key).and_then(|entry| self.number(entry, at, field));
         let mut policy = v1::NodePolicy {
             retries: number("retries", "retries").unwrap_or_default(),
-            timeout_secs: number("timeout", "timeout_secs"),
-            timeout_queue_secs: number("timeout_queue", "timeout_queue_secs").unwrap_or_default(),
-            timeout_ack_secs: number("timeout_ack", "timeout_ack_secs"),
-            timeout_result_secs: number("timeout_result", "timeout_result_secs").unwrap_or_default(),
             losses: number("losses", "losses"),
             ..Default::default()
         };
+        let mut secs = |key: &str, field: &str| fields.get(key).and_then(|entry| self.secs(entry, at, field));
+        policy.timeout_secs = secs("timeout", "timeout_secs");
+        policy.timeout_queue_secs = secs("timeout_queue", "timeout_queue_secs").unwrap_or_default();
+        policy.timeout_ack_secs = secs("timeout_ack", "timeout_ack_secs");
+        policy.timeout_result_secs = secs("timeout_result", "timeout_result_secs").unwrap_or_default();
         policy.priority = fields.get("priority").and_then(|entry| {
             self.number_of(entry, at, "priority", "0, 1 or 2, where 0 goes first and 1 is usual")
         });
@@ -434,7 +435,7 @@ impl Reader<'_> {
         for entry in entries {
             let key = entry.key.as_str();
             if !known.contains(&key) {
-                let message = match did_you_mean(key, known) {
+                let message = match elsewhere(key, known).unwrap_or_else(|| did_you_mean(key, known)) {
                     hint if hint.is_empty() => {
                         let keys: Vec<_> = known.iter().copied().filter(|key| *key != "dependends").collect();
                         format!("{what} has no key `{key}`; there are {}", keys.join(", "))
@@ -471,6 +472,21 @@ impl Reader<'_> {
             self.wrong_kind(entry, wanted);
         }
         number
+    }
+
+    /// Seconds, as a number or as in `5m`.
+    fn secs(&mut self, entry: &Entry, at: At<'_>, field: &str) -> Option<u32> {
+        self.places.add(at.path(field), entry.value.place, at.label(&entry.key));
+        let secs = match &entry.value.value {
+            Value::Int(number, _) => u32::try_from(*number).ok(),
+            value => {
+                value.as_text().and_then(values::length).and_then(|length| length.as_secs().try_into().ok())
+            }
+        };
+        if secs.is_none() {
+            self.wrong_kind(entry, "seconds, or a time as 90s, 5m, 2h or 7d");
+        }
+        secs
     }
 
     fn fraction(&mut self, entry: &Entry, at: At<'_>, field: &str) -> Option<f64> {
@@ -563,14 +579,4 @@ impl Reader<'_> {
 
 pub(super) fn blob_to_wire(blob: model::job::BlobRef) -> v1::BlobRef {
     v1::BlobRef { sha256: blob.sha256.to_string(), size: blob.size }
-}
-
-/// `; did you mean …?` when one of `known` is alike, else nothing.
-fn did_you_mean(written: &str, known: &[&str]) -> String {
-    let alike = known
-        .iter()
-        .map(|known| (strsim::jaro_winkler(&written.to_lowercase(), &known.to_lowercase()), known))
-        .filter(|(likeness, _)| *likeness >= LIKENESS_MIN)
-        .max_by(|a, b| a.0.total_cmp(&b.0));
-    alike.map(|(_, known)| format!("; did you mean `{known}`?")).unwrap_or_default()
 }

@@ -245,6 +245,12 @@ fn what_is_wrong_has_line_and_column() {
 #[test]
 fn what_is_wrong_with_a_job_has_line_and_column() {
     let table: &[(&str, &str)] = &[
+        (
+            "secrets: [x]",
+            "6:5: the job `a` has no key `secrets`; what stands in a flow file or in a variable may be read",
+        ),
+        ("requirements: [x]", "6:5: the job `a` has no key `requirements`; install packages on the machine"),
+        ("timeout: soon", "6:14: `timeout` has to be seconds, or a time as 90s, 5m, 2h or 7d, not `soon`"),
         ("timeot: 3", "6:5: the job `a` has no key `timeot`; did you mean `timeout`?"),
         ("colour: red", "6:5: the job `a` has no key `colour`; there are script_type, script, script_file"),
         ("prerequisites: go", "6:20: `prerequisites` has to be a list, such as [go], not `go`"),

@@ -11,9 +11,9 @@ pub const fn state(state: v1::AttemptState) -> &'static str {
     match state {
         v1::AttemptState::Unspecified => "unknown",
         v1::AttemptState::Queued => "queued",
-        v1::AttemptState::Started => "started",
-        v1::AttemptState::Finished => "finished",
-        v1::AttemptState::Error => "error",
+        v1::AttemptState::Started => "running",
+        v1::AttemptState::Finished => "completed",
+        v1::AttemptState::Error => "failed",
         v1::AttemptState::Timeout => "timeout",
         v1::AttemptState::Stopped => "stopped",
         v1::AttemptState::Lost => "lost",

@@ -9,7 +9,7 @@ use proto::v1::NodeState;
 
 use super::progress::{News, View};
 use super::terminal::drawable;
-use super::{note, tree};
+use super::{note, time, tree};
 
 /// How often a live tree is drawn anew, so that its times go on.
 pub const REDRAW_EVERY: Duration = Duration::from_millis(250);
@@ -106,7 +106,7 @@ impl Progress {
 impl Picture {
     fn draw(&mut self, view: &View, now: Instant) {
         if self.drawn.is_none() {
-            let style = ProgressStyle::with_template("{msg}\n{bar:30} {pos}/{len} jobs{prefix} · {elapsed}");
+            let style = ProgressStyle::with_template("{msg}\n{bar:30} {pos}/{len} jobs{prefix}");
             self.bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         }
         let (rows, columns) = Term::stderr().size_checked().unwrap_or(SIZE_DEFAULT);
@@ -118,10 +118,12 @@ impl Picture {
         let counts = view.counts();
         self.bar.set_length(counts.total as u64);
         self.bar.set_position(counts.ended as u64);
-        self.bar.set_prefix(match counts.failed {
+        let failed = match counts.failed {
             0 => String::new(),
             failed => format!(", {failed} failed"),
-        });
+        };
+        let lasted = view.lasted(now).map(|lasted| format!(" · {}", time::duration(lasted)));
+        self.bar.set_prefix(format!("{failed}{}", lasted.unwrap_or_default()));
         self.bar.set_message(picture.join("\n"));
         self.bar.tick();
         self.drawn = Some(now);

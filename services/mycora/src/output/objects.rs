@@ -174,7 +174,7 @@ pub fn job(job: &v1::Job) -> String {
         ("actor", caller_id.to_string()),
         ("context", context_id.to_string()),
         ("flow", flow_of(job)),
-        ("status", status.clone()),
+        ("status", words::job_status(status).to_owned()),
         ("type", words::script_type(spec.script_type()).to_owned()),
         ("env", list(spec.env_vars.keys().cloned().collect())),
         ("files", list(spec.files.keys().cloned().collect())),
@@ -217,7 +217,7 @@ pub fn jobs(jobs: &[v1::Job], now: Timestamp) -> String {
                 job.caller_id.to_string(),
                 flow_of(job),
                 words::script_type(kind).to_owned(),
-                job.status.clone(),
+                words::job_status(&job.status).to_owned(),
                 time::ago(now, job.create_time.map(wire_time::from_wire)),
             ]
         })

@@ -24,6 +24,10 @@ pub struct View {
     /// Those that wait and are not explained yet.
     unexplained: BTreeSet<u32>,
     in_snapshot: bool,
+    /// A moment by both clocks.
+    clock: Option<(Instant, Timestamp)>,
+    /// When the flow's generation began, as far as it was told.
+    began: Option<Timestamp>,
 }
 
 /// A node as its watcher sees it.
@@ -204,6 +208,28 @@ impl Node {
 }
 
 impl View {
+    /// A view that tells since when things are as they are, by a clock that shows `time` at this moment.
+    #[must_use]
+    pub fn at(now: Instant, time: Timestamp) -> Self {
+        Self { clock: Some((now, time)), ..Self::default() }
+    }
+
+    /// When something was that happened at this time; not after `now`.
+    fn instant_of(&self, time: Timestamp, now: Instant) -> Option<Instant> {
+        let (instant, known) = self.clock?;
+        let then = instant.checked_sub(known.since(time))?;
+        Some((then + time.since(known)).min(now))
+    }
+
+    /// How long the flow runs, or ran, whenever it was begun to be watched.
+    #[must_use]
+    pub fn lasted(&self, now: Instant) -> Option<Duration> {
+        let (instant, known) = self.clock?;
+        let began = self.began?;
+        let ended = self.ended().map(|flow| wire_time::required(flow.update_time));
+        Some(ended.unwrap_or(known + now.duration_since(instant)).since(began))
+    }
+
     /// Takes in one event; gives what there is to tell of it.
     pub fn apply(&mut self, now: Instant, event: Event) -> Vec<News> {
         match event {
@@ -232,6 +258,13 @@ impl View {
         if !is_ended(&flow) && flow.cancel_requested_time.is_some() {
             line.push_str(", being cancelled");
         }
+        // Of one that was run again the record does not say since when: its first job was ready then.
+        let runs_again = flow.generation > 1;
+        if runs_again && self.flow.as_ref().is_none_or(|known| known.generation < flow.generation) {
+            self.began = None;
+        } else if !runs_again {
+            self.began = flow.create_time.map(wire_time::from_wire);
+        }
         self.flow = Some(flow);
         changed.then_some(News { text: line, passes: false })
     }
@@ -240,7 +273,15 @@ impl View {
         let job_id = node.job_id;
         // What a generation before left behind is no news: it is kept, or about to begin anew.
         let current = self.flow.as_ref().is_none_or(|flow| node.generation >= flow.generation);
+        let ready = node.ready_time.or(node.start_time).map(wire_time::from_wire);
+        if current && self.flow.as_ref().is_some_and(|flow| flow.generation > 1) {
+            self.began = self.began.into_iter().chain(ready).min();
+        }
         let mut node = Node::new(now, node);
+        if node.state == v1::NodeState::Running {
+            let since = node.started.and_then(|started| self.instant_of(started, now));
+            node.since = since.unwrap_or(now);
+        }
         let known = self.nodes.get(&job_id);
         if let Some(known) = known {
             node.told = known.told;
@@ -369,6 +410,24 @@ mod tests {
     }
 
     #[test]
+    fn times_begin_with_the_flow_and_not_with_its_watcher() {
+        let at = |secs: u64| Some(wire_time::to_wire(Timestamp::from_millis(secs * 1000)));
+        let (secs, now) = (Duration::from_secs, Instant::now());
+        let mut view = View::at(now, Timestamp::from_millis(100_000));
+        let status = v1::FlowStatus::Started.into();
+        let mut flow = v1::Flow { id: 3, create_time: at(98), generation: 1, status, ..Default::default() };
+        view.apply(now, Event::Flow(flow.clone()));
+        let Event::Node(mut node) = node(1, "a", NodeState::Running) else { panic!("a node") };
+        node.start_time = at(99);
+        view.apply(now, Event::Node(node));
+        assert_eq!(now.duration_since(view.nodes()[&1].since), secs(1));
+        assert_eq!(view.lasted(now + secs(5)), Some(secs(7)));
+        (flow.status, flow.update_time) = (v1::FlowStatus::Finished.into(), at(101));
+        view.apply(now + secs(9), Event::Flow(flow));
+        assert_eq!(view.lasted(now + secs(9)), Some(secs(3)));
+    }
+
+    #[test]
     fn every_try_that_failed_is_told_once() {
         let now = Instant::now();
         let mut view = View::default();
@@ -438,7 +497,7 @@ mod tests {
             status: v1::FlowStatus::Started.into(),
             ..Default::default()
         };
-        assert_eq!(texts(view.apply(now, Event::Flow(flow.clone()))), ["flow 3 `f`: started"]);
+        assert_eq!(texts(view.apply(now, Event::Flow(flow.clone()))), ["flow 3 `f`: running"]);
         assert!(view.apply(now, node(1, "a", NodeState::Pending)).is_empty());
         assert!(view.apply(now, Event::SnapshotEnd(v1::SnapshotEnd {})).is_empty());
         let mut running = change(1, NodeState::Running, 1_000);

@@ -116,7 +116,7 @@ fn some_nodes(flow: &v1::Flow, all: &[v1::FlowNode], now: Timestamp) -> String {
     let hidden = all.len() - shown.len();
     let v1::Flow { id, context_id, .. } = flow;
     format!(
-        "{}… and {hidden} more; `mycora flow nodes {id} --context {context_id}` lists them\n",
+        "{}… and {hidden} more; `mycora flow jobs {id} --context {context_id}` lists them\n",
         nodes(&shown, now)
     )
 }
@@ -351,7 +351,7 @@ mod tests {
             flow(&v1::Flow { id: 3, context_id: 2, ..Default::default() }, &nodes, Timestamp::from_millis(0));
         let jobs: Vec<_> = text.lines().skip_while(|line| !line.starts_with("JOB")).collect();
         assert!(jobs[1].starts_with("bad") && jobs[2].starts_with("j0"), "{text}");
-        assert_eq!(jobs.last(), Some(&"… and 51 more; `mycora flow nodes 3 --context 2` lists them"));
+        assert_eq!(jobs.last(), Some(&"… and 51 more; `mycora flow jobs 3 --context 2` lists them"));
     }
 
     #[test]
@@ -426,9 +426,9 @@ mod tests {
         let node =
             |generation, start| v1::FlowNode { generation, start_time: at(start), ..Default::default() };
         let text = flow(&rerun, &[node(1, 1_100), node(2, 101_000)], Timestamp::from_millis(200_000));
-        assert!(text.contains("status   finished (2.0 s)\n"), "{text}");
+        assert!(text.contains("status   completed (2.0 s)\n"), "{text}");
         let text = flow(&rerun, &[node(1, 1_100)], Timestamp::from_millis(200_000));
-        assert!(text.contains("status   finished\n"), "nothing ran: {text}");
+        assert!(text.contains("status   completed\n"), "nothing ran: {text}");
     }
 
     #[test]
@@ -457,7 +457,7 @@ mod tests {
         };
         assert_eq!(
             flow(&ended, &[node], Timestamp::from_millis(1_900_000_000_000)),
-            "flow     3 f\nstatus   finished (3.2 s)\ncontext  1\nactor    1\ncreated  2027-01-15 08:00:00 UTC\n\
+            "flow     3 f\nstatus   completed (3.2 s)\ncontext  1\nactor    1\ncreated  2027-01-15 08:00:00 UTC\n\
              \n\
              JOB  STATE      ATTEMPT  TIME    EXIT  WHERE            WHY\n\
              a    completed  1        300 ms  0     shell:default:0\n\

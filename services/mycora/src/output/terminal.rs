@@ -31,6 +31,11 @@ pub fn let_raw_through() {
     RAW.store(true, Ordering::Relaxed);
 }
 
+/// How many characters stand on a line of the terminal that standard output is; nothing elsewhere.
+pub(super) fn columns() -> Option<usize> {
+    console::Term::stdout().size_checked().map(|(_, columns)| usize::from(columns))
+}
+
 impl Stream {
     /// Writes bytes: to a terminal what may be seen of them, elsewhere as they are.
     pub(super) fn write(self, bytes: &[u8]) -> io::Result<()> {

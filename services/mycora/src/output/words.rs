@@ -10,16 +10,46 @@ pub fn count(number: usize, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }
 
-/// A node's state in lower case.
+/// A job's state as people are told it.
 #[must_use]
-pub fn node_state(state: v1::NodeState) -> &'static str {
-    enums::node_state_from_wire(state.into()).map_or("unknown", |state| state.as_str())
+pub const fn node_state(state: v1::NodeState) -> &'static str {
+    match state {
+        v1::NodeState::Unspecified => "unknown",
+        v1::NodeState::Pending => "pending",
+        v1::NodeState::Ready => "ready",
+        // On its way to a machine, or in the queue there: nothing executes it yet.
+        v1::NodeState::Dispatched => "queued",
+        v1::NodeState::Running => "running",
+        v1::NodeState::Completed => "completed",
+        v1::NodeState::Failed => "failed",
+        v1::NodeState::Cancelled => "cancelled",
+        v1::NodeState::Skipped => "skipped",
+    }
 }
 
-/// A flow's status in lower case.
+/// The status of a job that is kept, or belongs to a flow, in the same words. It is a text of Redis, which old readers share.
 #[must_use]
-pub fn flow_status(status: v1::FlowStatus) -> &'static str {
-    enums::flow_status_from_wire(status.into()).map_or("unknown", |status| status.as_str())
+pub fn job_status(status: &str) -> &str {
+    match status {
+        "dispatched" => "queued",
+        "started" => "running",
+        "finished" => "completed",
+        "error" => "failed",
+        other => other,
+    }
+}
+
+/// A flow's status as people are told it, in the words of its jobs.
+#[must_use]
+pub const fn flow_status(status: v1::FlowStatus) -> &'static str {
+    match status {
+        v1::FlowStatus::Unspecified => "unknown",
+        v1::FlowStatus::Created => "created",
+        v1::FlowStatus::Started => "running",
+        v1::FlowStatus::Finished => "completed",
+        v1::FlowStatus::Error => "failed",
+        v1::FlowStatus::Cancelled => "cancelled",
+    }
 }
 
 /// A script type in lower case.
@@ -132,6 +162,23 @@ const fn code_words(code: ReasonCode) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn flows_and_jobs_are_told_of_in_the_same_words() {
+        let pairs = [
+            (v1::FlowStatus::Started, v1::NodeState::Running),
+            (v1::FlowStatus::Finished, v1::NodeState::Completed),
+            (v1::FlowStatus::Error, v1::NodeState::Failed),
+            (v1::FlowStatus::Cancelled, v1::NodeState::Cancelled),
+        ];
+        for (flow, job) in pairs {
+            assert_eq!(flow_status(flow), node_state(job));
+        }
+        assert_eq!(node_state(v1::NodeState::Dispatched), "queued");
+        for (kept, told) in [("dispatched", "queued"), ("finished", "completed"), ("skipped", "skipped")] {
+            assert_eq!(job_status(kept), told);
+        }
+    }
 
     #[test]
     fn reasons_are_told_in_words_with_their_detail() {

@@ -244,7 +244,7 @@ fn logs_from_a_place_on() {
     assert_eq!((&pieces[0]["gap"]["end"], &pieces[1]["offset"]), (&"9".into(), &"9".into()));
     assert_eq!(place.calls()[2..], ["logs a 0 0 tail", "logs  0 0 tail"]);
     let said = stderr(&place.asked(&["flow", "logs", "5", "--attempt", "1"], 2));
-    assert!(said.contains("mycora flow logs 5 NODE --attempt 1"), "{said}");
+    assert!(said.contains("mycora flow logs 5 JOB --attempt 1"), "{said}");
     let said = stderr(&place.asked(&["flow", "logs", "5", "a", "--offset", "1"], 2));
     assert!(said.contains("--offset needs an attempt"), "{said}");
 

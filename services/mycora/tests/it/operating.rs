@@ -89,7 +89,7 @@ fn a_machine_runs_single_attempts_and_tells_of_them() {
     let script = ["--type", "shell", "--script", "echo here; echo a=1 >> \"$MYCORA_RESULT\""];
     let ran = machine.admin(&[&["attempt", "run"], &script[..]].concat(), 0);
     assert!(stdout(&ran).starts_with("here\n") && stdout(&ran).contains("RESULT"), "{}", stdout(&ran));
-    assert!(stderr(&ran).contains(": finished after "), "{}", stderr(&ran));
+    assert!(stderr(&ran).contains(": completed after "), "{}", stderr(&ran));
     let id = ["--request-id", "d2719f3e-6f0c-4f5c-9d3b-6b7c2c1f0a55"];
     let ended = machine.attempt(&[&["run"], &script[..], &id[..]].concat(), 0);
     assert_eq!((&ended["state"], &ended["result"]["a"]), (&"ATTEMPT_STATE_FINISHED".into(), &"1".into()));

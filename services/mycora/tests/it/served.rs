@@ -29,7 +29,7 @@ fn a_submission_survives_a_lost_answer_and_a_broken_stream() {
     assert_eq!(document["flow"]["status"], "FLOW_STATUS_FINISHED");
     assert_eq!(document["flow"]["result"]["a.answer"], "42");
     assert_eq!(document["nodes"][0]["state"], "NODE_STATE_COMPLETED");
-    assert_eq!(stderr(&output), "flow 5 `f`: started\na: completed\nflow 5 `f`: finished\n");
+    assert_eq!(stderr(&output), "flow 5 `f`: running\na: completed\nflow 5 `f`: completed\n");
     coordinator.asked(|asked| {
         assert_eq!(asked.uploaded, [input]);
         assert_eq!(asked.resumed_from, ["", "2"]);

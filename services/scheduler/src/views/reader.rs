@@ -1,6 +1,6 @@
 //! Reads one flow in the name of one actor: what watches and log streams stand on.
 
-use model::{ActorId, Attempt, ContextId, Event, FlowId, FlowNode, JobId, Revision};
+use model::{ActorId, Attempt, ContextId, Event, FlowId, FlowNode, JobId, Name, Revision, limits};
 use proto::convert::node::Home;
 use proto::internal::v1::{
     FlowPurpose, FlowRecord, ReadFlowRequest, ReadLogRequest, ReadLogResponse, ReadMessageRequest,
@@ -100,16 +100,22 @@ impl FlowReader {
     /// The node of this name.
     ///
     /// # Errors
-    /// NOT_FOUND when there is none, else as storage's.
+    /// NOT_FOUND when there is none, with the one that may be meant; else as storage's.
     pub async fn node(&mut self, name: &str) -> Result<FlowNode, Status> {
-        let mut last = None;
+        let (mut last, mut others) = (None, Vec::new());
         while let Some(mut page) = self.nodes(last.as_ref()).await? {
             if let Some(at) = page.nodes.iter().position(|node| node.name.as_str() == name) {
                 return Ok(page.nodes.swap_remove(at));
             }
+            others.extend(page.nodes.iter().map(|node| node.name.clone()));
             last = Some(page);
         }
-        Err(rpc::Error::not_found(format!("node `{name}` of flow {}", self.flow)).into())
+        let shown: String = name.chars().take(limits::NAME_CHARS_MAX).collect();
+        let hint = flow::suggestion(&shown, others.iter().map(Name::as_str));
+        let resource = format!("job `{shown}` of flow {}", self.flow);
+        let message = format!("flow {} has no job `{shown}`{hint}", self.flow);
+        let kind = rpc::ErrorKind::NotFound { resource };
+        Err(rpc::Error::new(kind, rpc::Reason::NotFound, message).with("job", shown).into())
     }
 
     /// Some nodes, by job id; those that are not there are left out.

@@ -20,7 +20,7 @@ Examples:
   mycora attempt run check.py --timeout 60 --as admin
   mycora attempt run --type shell --script 'nvidia-smi' --group gpu --detach --as admin
 
-Exit codes: 0 it finished, or was started with --detach; 1 it did not, or not within --wait.";
+Exit codes: 0 it completed, or was started with --detach; 1 it did not, or not within --wait.";
 
 /// What `attempt run` takes.
 #[derive(Debug, Args)]

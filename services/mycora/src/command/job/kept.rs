@@ -43,6 +43,17 @@ pub struct JobArgs {
     pub caller: Option<u32>,
 }
 
+/// What `job delete` takes.
+#[derive(Debug, Args)]
+pub struct DeleteArgs {
+    /// Which job.
+    #[command(flatten)]
+    pub job: JobArgs,
+    /// As with every `delete`; only those of actors and contexts have to be told so
+    #[arg(long)]
+    pub yes: bool,
+}
+
 /// What `job list` takes.
 #[derive(Debug, Args)]
 pub struct ListArgs {
@@ -123,8 +134,8 @@ pub(super) async fn list(session: &Session, args: &ListArgs) -> Result<(), Failu
     Ok(())
 }
 
-pub(super) async fn delete(session: &Session, args: &JobArgs) -> Result<(), Failure> {
-    let JobArgs { id, caller } = args;
+pub(super) async fn delete(session: &Session, args: &DeleteArgs) -> Result<(), Failure> {
+    let JobArgs { id, caller } = &args.job;
     let request = v1::DeleteJobRequest {
         request_id: Uuid::new_v4().to_string(),
         context_id: session.context()?,

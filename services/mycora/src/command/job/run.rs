@@ -38,9 +38,12 @@ pub struct RunArgs {
     /// The name of the job and of its flow
     #[arg(long, default_value = NAME_DEFAULT)]
     pub name: String,
-    /// Run time in seconds; 0 for no limit [default: 3600]
-    #[arg(long, value_name = "SECS")]
+    /// Run time in seconds, or as 90s, 5m or 2h; 0 for no limit [default: 1h]
+    #[arg(long, value_name = "TIME", value_parser = values::secs)]
     pub timeout: Option<u32>,
+    /// Let it use the network
+    #[arg(long)]
+    pub network: bool,
     /// Tries after the first
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub retries: u32,
@@ -169,6 +172,7 @@ fn described(args: &RunArgs) -> Result<FlowFile, Failure> {
         policy: Some(v1::NodePolicy {
             retries: args.retries,
             timeout_secs: args.timeout,
+            network: args.network,
             ..Default::default()
         }),
         job: Some(job),
@@ -240,6 +244,18 @@ mod tests {
             "{warnings}"
         );
         assert_eq!(warnings.lines().count(), 1);
+    }
+
+    #[test]
+    fn the_network_and_times_are_asked_for() {
+        let file =
+            described(&typed(&["--type", "shell", "--script", "true", "--network", "--timeout", "5m"]));
+        let policy = file.expect("good").spec.nodes[0].policy.clone().expect("one");
+        assert_eq!((policy.network, policy.timeout_secs), (true, Some(300)));
+        let plain =
+            described(&typed(&["--type", "shell", "--script", "true", "--timeout", "60"])).expect("good");
+        let policy = plain.spec.nodes[0].policy.clone().expect("one");
+        assert_eq!((policy.network, policy.timeout_secs), (false, Some(60)));
     }
 
     #[test]

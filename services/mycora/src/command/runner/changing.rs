@@ -1,4 +1,4 @@
-//! `mycora runner update`, `drain` and `delete`.
+//! `mycora runner update`, `drain`, `resume` and `delete`.
 
 use clap::Args;
 use identity::VerifyingKey;
@@ -23,7 +23,7 @@ Admins of the context may. The supervisor ends what it has accepted; what was no
 
 Examples:
   mycora runner drain 2
-  mycora runner drain 2 --resume";
+  mycora runner resume 2";
 
 pub(super) const DELETE_HELP: &str = "\
 Admins of the context may. The supervisor ends what it has accepted, and is listened to until then. Jobs that ask for this runner wait. Its number is free again after 7 days.
@@ -93,9 +93,17 @@ pub struct DrainArgs {
     /// The runner's number
     #[arg(value_parser = values::id)]
     pub id: u32,
-    /// Send it jobs again
-    #[arg(long)]
+    /// As `runner resume`.
+    #[arg(long, hide = true)]
     pub resume: bool,
+}
+
+/// What `runner resume` takes.
+#[derive(Debug, Args)]
+pub struct ResumeArgs {
+    /// The runner's number
+    #[arg(value_parser = values::id)]
+    pub id: u32,
 }
 
 /// What `runner delete` takes.
@@ -104,6 +112,9 @@ pub struct DeleteArgs {
     /// The runner's number
     #[arg(value_parser = values::id)]
     pub id: u32,
+    /// As with every `delete`; only those of actors and contexts have to be told so
+    #[arg(long)]
+    pub yes: bool,
 }
 
 pub(super) async fn update(session: &Session, args: &UpdateArgs) -> Result<(), Failure> {
@@ -153,14 +164,13 @@ fn changed(context_id: u32, change: &ChangeArgs, now: v1::Runner) -> v1::UpdateR
     }
 }
 
-pub(super) async fn drain(session: &Session, args: &DrainArgs) -> Result<(), Failure> {
-    let DrainArgs { id, resume } = args;
+pub(super) async fn drain(session: &Session, id: u32, resume: bool) -> Result<(), Failure> {
     let request = v1::DrainRunnerRequest {
         request_id: Uuid::new_v4().to_string(),
         context_id: session.context()?,
-        runner_id: *id,
+        runner_id: id,
         expected_revision: 0,
-        resume: *resume,
+        resume,
     };
     let answer = session.clients.drain_runner(&request).await?;
     let text = || match resume {
