@@ -243,6 +243,16 @@ fn what_is_wrong_has_line_and_column() {
 }
 
 #[test]
+fn times_are_written_in_seconds_or_as_people_say_them() {
+    let file = parse(&with_job("timeout: 5m\ntimeout_queue: 90\ntimeout_result: 2h")).expect("good");
+    let policy = file.spec.nodes[0].policy.clone().expect("one");
+    assert_eq!(
+        (policy.timeout_secs, policy.timeout_queue_secs, policy.timeout_result_secs),
+        (Some(300), 90, 7200)
+    );
+}
+
+#[test]
 fn what_is_wrong_with_a_job_has_line_and_column() {
     let table: &[(&str, &str)] = &[
         (
@@ -250,7 +260,6 @@ fn what_is_wrong_with_a_job_has_line_and_column() {
             "6:5: the job `a` has no key `secrets`; what stands in a flow file or in a variable may be read",
         ),
         ("requirements: [x]", "6:5: the job `a` has no key `requirements`; install packages on the machine"),
-        ("timeout: soon", "6:14: `timeout` has to be seconds, or a time as 90s, 5m, 2h or 7d, not `soon`"),
         ("timeot: 3", "6:5: the job `a` has no key `timeot`; did you mean `timeout`?"),
         ("colour: red", "6:5: the job `a` has no key `colour`; there are script_type, script, script_file"),
         ("prerequisites: go", "6:20: `prerequisites` has to be a list, such as [go], not `go`"),
@@ -280,14 +289,20 @@ fn what_is_wrong_with_a_job_has_line_and_column() {
             "run_if: ANY_FAILED",
             "6:13: jobs.a.run_if: `a` depends on nothing, so ANY_FAILED never lets it run",
         ),
-        ("timeout: soon", "6:14: `timeout` has to be a whole number from 0 on, not `soon`"),
-        ("timeout: -1", "6:14: `timeout` has to be a whole number from 0 on, not `-1`"),
-        ("timeout:", "6:12: `timeout` has to be a whole number from 0 on; nothing is written there"),
+        ("timeout: soon", "6:14: `timeout` has to be seconds, or a time as 90s, 5m, 2h or 7d, not `soon`"),
+        ("timeout: -1", "6:14: `timeout` has to be seconds, or a time as 90s, 5m, 2h or 7d, not `-1`"),
+        (
+            "timeout:",
+            "6:12: `timeout` has to be seconds, or a time as 90s, 5m, 2h or 7d; nothing is written there",
+        ),
         (
             "timeout: 2592001",
             "6:14: jobs.a.timeout: at most 2592000 seconds (30 days) are allowed, not 2592001",
         ),
-        ("timeout: 99999999999999999999", "6:14: `timeout` has to be a whole number from 0 on, not `9999"),
+        (
+            "timeout: 99999999999999999999",
+            "6:14: `timeout` has to be seconds, or a time as 90s, 5m, 2h or 7d, not `9999",
+        ),
         ("retries: 101", "6:14: jobs.a.retries: at most 100 are allowed, not 101"),
         ("losses: 101", "6:13: jobs.a.losses: at most 100 are allowed, not 101"),
         ("idempotent: no", "6:17: `idempotent` has to be true or false, not `no`"),
