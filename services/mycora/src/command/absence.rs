@@ -37,7 +37,7 @@ mod tests {
     fn only_an_absence_that_lasts_is_told_and_once() {
         let mut absence = Absence::default();
         let error = CallError::from(Status::unavailable("cannot reach h:1"));
-        let mut broke = |absence: &mut Absence| absence.broke(&error, Duration::from_secs(60));
+        let broke = |absence: &mut Absence| absence.broke(&error, Duration::from_secs(60));
         assert_eq!(absence.answered(), None);
         assert_eq!(broke(&mut absence), None);
         assert_eq!(absence.answered(), None);

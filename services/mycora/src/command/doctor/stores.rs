@@ -214,10 +214,16 @@ mod tests {
         assert_eq!(judged("maxmemory-policy", "allkeys-lru"), Level::Fail);
         assert_eq!(judged("databases", "16"), Level::Warn);
         assert_eq!(judged("databases", "4096"), Level::Ok);
-        for (version, level) in
-            [("7.0.15", Level::Ok), ("8.0", Level::Ok), ("6.2.9", Level::Fail), ("", Level::Fail)]
-        {
-            assert_eq!(judge_version("redis", version).level, level, "{version}");
+        for (version, level) in [((7, 0), Level::Ok), ((8, 0), Level::Ok), ((6, 2), Level::Fail)] {
+            let setup = Setup {
+                product: "Redis".to_owned(),
+                version,
+                replicas: 0,
+                append_only: None,
+                append_fsync: None,
+                waitaof_is_early: false,
+            };
+            assert_eq!(judge_version("redis", &setup).level, level, "{version:?}");
         }
     }
 }
