@@ -18,7 +18,7 @@ use crate::schedule::{Fault, schedule};
 use crate::suite::{Form, Suite, Who};
 
 /// Clients that submit one flow after the other.
-const WORKERS: u64 = 3;
+const WORKERS: u64 = 6;
 /// How often somebody looks whether a process has ended by itself.
 const LOOK_AFTER: Duration = Duration::from_millis(100);
 /// How the witness is told of a death: `start` with this name.

@@ -131,9 +131,9 @@ pub fn schedule(seed: u64, targets: &Targets, count: usize) -> Vec<Fault> {
             Kind::DiskFull | Kind::RedisKill | Kind::RedisStop => String::new(),
         };
         let before = Duration::from_millis(draw.between(50, 600));
-        // Within what nobody takes for a death, and beyond it.
+        // Within what nobody takes for a death, and beyond it: leases end after five seconds.
         let lasts = Duration::from_millis(if draw.below(4) == 0 {
-            draw.between(2_000, 6_000)
+            draw.between(4_000, 8_000)
         } else {
             draw.between(50, 1_000)
         });

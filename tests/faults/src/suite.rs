@@ -7,6 +7,7 @@ mod program;
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use mycora_cli::profile::Profile;
 use rustix::process::Signal;
@@ -18,6 +19,9 @@ use crate::schedule::{Fault, Kind, Targets};
 
 /// Room for everything that a run writes, and little enough to be filled in no time.
 const DISK_MIB: u32 = 256;
+
+/// From here on a slow link holds everything back and passes it on at the end.
+const LONG: Duration = Duration::from_secs(2);
 
 /// How a suite is made up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,7 +144,11 @@ impl Suite {
             Kind::Terminate => self.program(fault).terminate(),
             Kind::Stop => self.program(fault).signal(Signal::STOP),
             Kind::Cut => self.link(fault).set(testkit::Fault::Cut),
-            Kind::Delay => self.link(fault).set(testkit::Fault::Delay(fault.lasts / 10)),
+            // Each piece a little, or all of it until what waited for it is over.
+            Kind::Delay if fault.lasts < LONG => {
+                self.link(fault).set(testkit::Fault::Delay(fault.lasts / 10))
+            }
+            Kind::Delay => self.link(fault).set(testkit::Fault::Hold),
             Kind::Swallow => self.link(fault).set(testkit::Fault::BlackHole),
             Kind::SwallowAnswers => self.link(fault).set(testkit::Fault::SwallowAnswers),
             Kind::DiskFull => self.disk.as_ref().expect("a disk").fill_up("filler", 0),
