@@ -41,7 +41,7 @@ async fn bench() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let measured = match *arguments {
-        [] => run().await,
+        [] => Box::pin(run()).await,
         ["runtimes"] => runtimes().await,
         ["dead"] => dead().await,
         ["large"] => sizes(true, false).await,
