@@ -246,7 +246,7 @@ fn a_flow_is_watched_to_its_end_over_the_deaths_of_storage_and_scheduler() {
     let file = flow_file(dir.path(), text);
     let submit = ["flow", "submit", &file, "--watch"];
     let mut watching = Process::spawn("flow submit", &mut command(&processes.profile(), &submit));
-    watching.wait_for_line("started", PATIENCE);
+    watching.wait_for_line("flow 1 `watched`: running", PATIENCE);
     let signal = |name: &str| {
         stdout(
             &command(&processes.profile(), &["flow", "signal", "1", name]).output().expect("it starts"),
@@ -265,5 +265,5 @@ fn a_flow_is_watched_to_its_end_over_the_deaths_of_storage_and_scheduler() {
     signal("two");
     let status = watching.wait(PATIENCE);
     assert!(status.success(), "{status}: {}", watching.output());
-    assert!(watching.output().contains("flow 1 `watched`: finished"), "{}", watching.output());
+    assert!(watching.output().contains("flow 1 `watched`: completed"), "{}", watching.output());
 }

@@ -70,7 +70,7 @@ async fn a_request_that_names_no_context_is_told_so_with_all_that_is_wrong() {
         ),
         (
             "FlowService/SubmitFlow",
-            json!({"requestId": "x", "flow": {"name": "a b", "nodes": [{"name": "only"}]}}),
+            json!({"requestId": "two words", "flow": {"name": "a b", "nodes": [{"name": "only"}]}}),
             vec!["context_id", "request_id", "flow.name", "flow.nodes[0].job"],
         ),
         ("JobService/GetBlob", json!({"sha256": "x"}), vec!["context_id", "sha256"]),

@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use mycora_cli::profile::Profile;
+use proto::v1::SubmitFlowRequest;
 use proto::v1::flow_service_client::FlowServiceClient;
-use proto::v1::{CancelFlowRequest, SubmitFlowRequest};
 use serde_json::Value;
 use testkit::{SmallDisk, Witness, wait_until_blocking};
-use tonic::{Code, Status};
+use tonic::Code;
 
 use crate::limits::{flow, node};
 use crate::scene::Scene;
@@ -25,24 +25,16 @@ fn waits(dir: &Path, gate: &str) -> String {
     )
 }
 
-/// What a call is refused with now, if it is.
-fn refusal_of<T>(
-    up: &Up,
-    call: impl AsyncFnOnce(FlowServiceClient<rpc::Channel>) -> Result<T, Status>,
-) -> Option<rpc::ErrorView> {
+/// What a submission is refused with now, if it is.
+fn refusal(up: &Up) -> Option<rpc::ErrorView> {
     let profile = Profile::load(&up.profile()).expect("a profile");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(async {
-        let client = FlowServiceClient::new(profile.channel().expect("a channel"));
-        call(client).await.err().map(|status| rpc::ErrorView::from(&status))
-    })
-}
-
-/// The same of submitting.
-fn refusal(up: &Up) -> Option<rpc::ErrorView> {
     let flow = Some(flow(vec![node("only", "true")]));
     let request = SubmitFlowRequest { context_id: 1, flow, ..Default::default() };
-    refusal_of(up, async |mut client| client.submit_flow(request).await)
+    runtime.block_on(async {
+        let mut client = FlowServiceClient::new(profile.channel().expect("a channel"));
+        client.submit_flow(request).await.err().map(|status| rpc::ErrorView::from(&status))
+    })
 }
 
 fn bound_memory(up: &Up, bytes: &str) {
@@ -114,10 +106,6 @@ fn on_a_full_disk_what_runs_waits() {
     std::fs::write(files.path().join("gate"), "").expect("a file");
     let has_ended = || witness.spans().iter().any(|span| span.end.is_some()).then_some(());
     wait_until_blocking(has_ended, PATIENCE, "the first job has ended");
-    let cancel = CancelFlowRequest { context_id: 1, flow_id: 1, ..Default::default() };
-    let refused =
-        refusal_of(&up, async |mut client| client.cancel_flow(cancel).await).expect("nothing is written");
-    assert_eq!((refused.code, &*refused.reason), (Code::Unavailable, "DISK_FULL"), "{refused:?}");
     assert_eq!(status(&up, 1).as_deref(), Some("FLOW_STATUS_STARTED"));
 
     disk.empty("other");

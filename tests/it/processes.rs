@@ -60,7 +60,8 @@ fn a_scheduler_that_is_killed_in_mid_flow_goes_on_from_redis() {
         .lines()
         .filter(|line| !line.starts_with("cert") && !line.starts_with("key"))
         .fold(String::new(), |text, line| text + line + "\n");
-    let path = dir.path().join("anonymous.toml");
+    // Beside the other one, whose files it names.
+    let path = suite_dir.join("anonymous.toml");
     std::fs::write(&path, anonymous).expect("a profile");
     let err = stderr(&command(&path, &["flow", "list"]).output().expect("it starts"), 3);
     assert!(err.contains("client certificate"), "{err}");
@@ -68,8 +69,7 @@ fn a_scheduler_that_is_killed_in_mid_flow_goes_on_from_redis() {
     let other = other.to_str().expect("a plain path");
     stdout(&command(&path, &["pki", "init", "--dir", other]).output().expect("it starts"), 0);
     stdout(&command(&path, &["pki", "issue", "actor/1", "--dir", other]).output().expect("it starts"), 0);
-    let pki = suite_dir.join("pki");
-    let stranger = profile.replace(&pki.join("actor-1").display().to_string(), &format!("{other}/actor-1"));
+    let stranger = profile.replace("pki/actor-1", &format!("{other}/actor-1"));
     std::fs::write(&path, stranger).expect("a profile");
     stderr(&command(&path, &["flow", "list"]).output().expect("it starts"), 3);
 

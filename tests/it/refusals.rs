@@ -115,7 +115,7 @@ fn a_bad_request_id_is_listed_with_everything_else() {
             flow_id,
             ..Default::default()
         };
-        assert_eq!(fields(client.update_node_status(report).await), ["request_id", "state"]);
+        assert_eq!(fields(client.update_node_status(report).await), ["node", "request_id", "state"]);
         let retry = RetryFlowRequest {
             request_id: request_id(),
             context_id: 1,

@@ -100,7 +100,7 @@ fn what_failed_is_told_last_with_the_end_of_its_output() {
     let told = stderr(&scene.up.mycora(&["flow", "submit", &file, "--watch"]), 1);
     let lines: Vec<&str> = told.lines().collect();
     let at = lines.iter().rposition(|line| line.starts_with("bad: failed")).expect("it is told of");
-    assert!(lines[at].contains("exit code 3"), "{told}");
+    assert!(lines[at].ends_with("the script exited with 3"), "{told}");
     assert_eq!((lines[at + 1], lines[at + 10]), ("  | line 21", "  | line 30"), "{told}");
     assert_eq!(lines[at + 11..], ["  all it printed: mycora flow logs 1 bad --context 1"], "{told}");
     let tail = stdout(&scene.up.mycora(&["flow", "logs", "1", "bad", "--tail", "2"]), 0);

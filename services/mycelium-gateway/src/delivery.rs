@@ -150,17 +150,44 @@ async fn try_deliver(
     drop(turn);
     crash_point("gateway.sent");
 
-    let mut unanswered = None;
-    let (mut refusals, mut refused) = (Vec::new(), Refused::default());
     let outcomes = sent.outcomes(deadline).await;
     crash_point("gateway.answered");
-    for (head, outcome) in heads.into_iter().zip(outcomes) {
+    let (refusals, refused) = heard(desk, answers, &source, heads.into_iter().zip(outcomes))?;
+    desk.metrics.refused.inc_by(refusals.len() as u64);
+    let told = refusals.iter().map(|report| answers.report(report));
+    let told = told.collect::<Result<Vec<_>, _>>();
+    let told = told.map_err(|not_taken| passing(format!("a refusal could not be reported: {not_taken}")))?;
+    let all_told = join_all(told).await.into_iter().all(|handled| handled.is_ok());
+    if all_told { Ok(refused) } else { Err(passing("the router went away before it took a refusal")) }
+}
+
+/// Reports what was accepted, and gives the reports of what was refused.
+///
+/// # Errors
+/// When something was not answered: the router sends all of it again, and then hears the same refusals. Told now, they would
+/// be told of attempts that are on their way once more.
+fn heard(
+    desk: &Desk,
+    answers: &Answers,
+    source: &ReportSource,
+    outcomes: impl Iterator<Item = (Head, Result<Box<RawValue>, CallError>)>,
+) -> Result<(Vec<NodeReport>, Refused), Failed> {
+    let mut unanswered = None;
+    let (mut refusals, mut refused) = (Vec::new(), Refused::default());
+    let mut refuse = |head: &Head, kind, told: String| {
+        if refusals.is_empty() {
+            refused.first = told;
+        }
+        refused.count += 1;
+        refusals.push(head.report(source, kind));
+    };
+    for (head, outcome) in outcomes {
         match outcome.map(|result| serde_json::from_str::<JobAccepted>(result.get())) {
             Ok(Ok(accepted)) => {
                 desk.metrics.accepted.inc();
                 let kind = ReportKind::Accepted { supervisor: accepted.supervisor };
                 // Nobody waits for this one: what follows says the same and more.
-                drop(answers.report(&head.report(&source, kind)));
+                drop(answers.report(&head.report(source, kind)));
             }
             // It has taken the job and says something else of it: to ask again would not make it clearer.
             Ok(Err(error)) => {
@@ -168,37 +195,19 @@ async fn try_deliver(
                     "an answer to job.run cannot be read, so that nobody knows whether it ran: {error}"
                 );
                 let reason = Reason::new(ReasonCode::Unknown, cut(&detail));
-                if refusals.is_empty() {
-                    refused.first = reason.to_string();
-                }
-                refused.count += 1;
-                refusals.push(
-                    head.report(&source, ReportKind::Rejected { reason, lasting: true, counts: false }),
-                );
+                let told = reason.to_string();
+                refuse(&head, ReportKind::Rejected { reason, lasting: true, counts: false }, told);
             }
             Err(error) => match refusal(&error) {
-                Some(kind) => {
-                    if refusals.is_empty() {
-                        refused.first = told(&error);
-                    }
-                    refused.count += 1;
-                    refusals.push(head.report(&source, kind));
-                }
+                Some(kind) => refuse(&head, kind, told(&error)),
                 None => unanswered = Some(told(&error)),
             },
         }
     }
-    if let Some(error) = unanswered {
-        // The router sends all of it again, and then hears the same refusals: told now, they would be told
-        // of attempts that are on their way once more.
-        return Err(passing(error));
+    match unanswered {
+        Some(error) => Err(passing(error)),
+        None => Ok((refusals, refused)),
     }
-    desk.metrics.refused.inc_by(refusals.len() as u64);
-    let told = refusals.iter().map(|report| answers.report(report));
-    let told = told.collect::<Result<Vec<_>, _>>();
-    let told = told.map_err(|not_taken| passing(format!("a refusal could not be reported: {not_taken}")))?;
-    let all_told = join_all(told).await.into_iter().all(|handled| handled.is_ok());
-    if all_told { Ok(refused) } else { Err(passing("the router went away before it took a refusal")) }
 }
 
 fn call(json: &[u8]) -> Result<(Head, Call), serde_json::Error> {

@@ -272,6 +272,10 @@ impl<'a> Watcher<'a> {
                 Some(Event::Node(node)) => {
                     self.watch.snapshot.push((node.job_id, state(node.state()), node.attempt));
                 }
+                // What changed while the snapshot was read belongs to it, and has no position.
+                Some(Event::NodeChange(shown)) if word.resume_position.is_empty() => {
+                    self.watch.snapshot.push((shown.job_id, state(shown.state()), shown.attempt));
+                }
                 Some(Event::NodeChange(_)) => {
                     self.watch.told.extend(change(&word));
                     changes += 1;

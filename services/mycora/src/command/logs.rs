@@ -159,15 +159,22 @@ impl<'a> LogReader<'a> {
     /// Prints all there is; what comes afterwards too, when it `follows`. Cancel safe as [`LogReader::until_end`].
     async fn all(&mut self, follows: bool) -> Result<(), Failure> {
         self.until_end().await?;
-        if let Printer::Last(lines, then) = std::mem::replace(&mut self.printer, Printer::Nowhere) {
-            self.printer = *then;
-            for piece in lines.pieces() {
-                self.printer.piece(&piece)?;
+        let lines = match std::mem::replace(&mut self.printer, Printer::Nowhere) {
+            Printer::Last(lines, then) => {
+                self.printer = *then;
+                lines
             }
-            if follows {
-                self.request.follow = true;
-                self.until_end().await?;
+            printer => {
+                self.printer = printer;
+                return Ok(());
             }
+        };
+        for piece in lines.pieces() {
+            self.printer.piece(&piece)?;
+        }
+        if follows {
+            self.request.follow = true;
+            self.until_end().await?;
         }
         Ok(())
     }

@@ -308,7 +308,7 @@ fn what_is_wrong_with_a_job_has_line_and_column() {
         ("idempotent: no", "6:17: `idempotent` has to be true or false, not `no`"),
         (
             "loss_backoff: {max: -1}",
-            "6:24: jobs.a.loss_backoff.max: 0 to 2592000 seconds are allowed, not -1",
+            "6:25: jobs.a.loss_backoff.max: 0 to 2592000 seconds are allowed, not -1",
         ),
         (
             "priority: high",

@@ -104,7 +104,7 @@ mod tests {
             ..Default::default()
         };
         attempt.set_state(v1::AttemptState::Error);
-        assert_eq!(outcome(&attempt), "k: error after 2.0 s: exit code 3");
+        assert_eq!(outcome(&attempt), "k: failed after 2.0 s: exit code 3");
         let text = whole(&attempt);
         assert!(text.contains("sent by    an operator, with `mycora attempt run`\n"), "{text}");
         assert!(text.contains("exit code  3\n") && text.contains("printed    1 byte\n"), "{text}");

@@ -513,7 +513,7 @@ mod tests {
         assert_eq!(view.counts(), Counts { total: 1, ended: 1, running: 0, failed: 1 });
         assert!(view.ended().is_none());
         let ended = v1::Flow { status: v1::FlowStatus::Error.into(), ..flow };
-        assert_eq!(texts(view.apply(now, Event::Flow(ended))), ["flow 3 `f`: error"]);
+        assert_eq!(texts(view.apply(now, Event::Flow(ended))), ["flow 3 `f`: failed"]);
         assert!(view.ended().is_some());
     }
 

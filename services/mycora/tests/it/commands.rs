@@ -151,7 +151,7 @@ fn a_cancel_says_how_soon() {
     assert_eq!(said, "`a` of flow 5 is being cancelled; see `mycora flow explain 5 a --context 2`\n");
     assert_eq!(place.calls(), ["cancel 5 None", "cancel 5 Some(0)", "cancel 5 Some(30)", "cancel node a"]);
     assert!(stderr(&place.asked(&["flow", "cancel", "5", "--now", "--grace", "3"], 2)).contains("--grace"));
-    assert!(stderr(&place.asked(&["flow", "cancel", "5", "--now", "--node", "a"], 2)).contains("--node"));
+    assert!(stderr(&place.asked(&["flow", "cancel", "5", "--now", "--node", "a"], 2)).contains("--job"));
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn a_retry_that_is_refused_names_the_ways_out() {
     for arguments in [&["flow", "retry", "8"][..], &["flow", "retry", "8", "--dry-run"]] {
         let said = stderr(&place.asked(arguments, 1));
         assert!(said.starts_with("nothing of flow 8 failed"), "{said}");
-        assert!(said.contains("--all") && said.contains("--from NODE"), "{said}");
+        assert!(said.contains("--all") && said.contains("--from JOB"), "{said}");
     }
     let said = stderr(&place.asked(&["flow", "retry", "10"], 1));
     assert!(said.starts_with("flow 10 is started\n"), "{said}");

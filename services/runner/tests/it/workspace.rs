@@ -73,7 +73,7 @@ async fn what_is_wrong_with_files_is_named() {
     )
     .await;
     fails(&mut bench, |job| job.outputs = vec!["link".into()], broken, "symbolic link").await;
-    fails(&mut bench, |job| job.outputs = vec!["dir".into()], broken, "no regular file").await;
+    fails(&mut bench, |job| job.outputs = vec!["dir".into()], broken, "is a directory").await;
     fails(&mut bench, |job| job.outputs = vec!["pipe".into()], broken, "no regular file").await;
     fails(&mut bench, |job| drop(job.files.insert("../x".into(), inline(b""))), broken, "`../x`").await;
     let wrong = |job: &mut Execution| {

@@ -109,7 +109,7 @@ impl LogStream {
             })
             .collect();
         if self.nodes.is_empty() && !node.is_empty() {
-            return Err(rpc::Error::not_found(format!("node `{node}` of flow {}", self.reader.flow)).into());
+            return Err(self.reader.no_job(node, nodes.iter().map(|node| node.name.as_str())));
         }
         (self.only, self.tail) = (wanted.attempt, wanted.tail);
         if let Some(attempt) = wanted.attempt {

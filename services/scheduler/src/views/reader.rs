@@ -110,12 +110,17 @@ impl FlowReader {
             others.extend(page.nodes.iter().map(|node| node.name.clone()));
             last = Some(page);
         }
+        Err(self.no_job(name, others.iter().map(Name::as_str)))
+    }
+
+    /// NOT_FOUND for a name that none of these has, with the one that may be meant.
+    pub fn no_job<'a>(&self, name: &str, names: impl Iterator<Item = &'a str>) -> Status {
         let shown: String = name.chars().take(limits::NAME_CHARS_MAX).collect();
-        let hint = flow::suggestion(&shown, others.iter().map(Name::as_str));
+        let hint = flow::suggestion(&shown, names);
         let resource = format!("job `{shown}` of flow {}", self.flow);
         let message = format!("flow {} has no job `{shown}`{hint}", self.flow);
         let kind = rpc::ErrorKind::NotFound { resource };
-        Err(rpc::Error::new(kind, rpc::Reason::NotFound, message).with("job", shown).into())
+        rpc::Error::new(kind, rpc::Reason::NotFound, message).with("job", shown).into()
     }
 
     /// Some nodes, by job id; those that are not there are left out.
