@@ -467,13 +467,13 @@ impl Engine {
         match self.cause {
             None => false,
             Some(Cause::FailFast) => !self.is_spared(node),
-            // What comes after nothing cleans up nothing: it has no turn of its own after the deadline.
+            // A job without dependencies has nothing to clean up after: it has no turn of its own after the deadline.
             Some(Cause::Deadline) => !self.is_spared(node) || self.nodes[node.index()].depends.is_empty(),
             Some(Cause::Overdue | Cause::FlowCancelled) => true,
         }
     }
 
-    /// Whether `fail_fast` and a deadline leave it alone: what cleans up has to run.
+    /// Whether `fail_fast` and a deadline leave this node alone: a job that cleans up has to run.
     fn is_spared(&self, node: NodeIndex) -> bool {
         use model::RunIf;
         matches!(self.nodes[node.index()].run_if, RunIf::AnyFailed | RunIf::AllDone)

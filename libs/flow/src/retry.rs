@@ -57,7 +57,7 @@ impl Setback {
         self.died || matches!(self.reason, ReasonCode::InstanceLost)
     }
 
-    /// What the attempt was lost with, by the code that says so; nothing when it was not lost.
+    /// The reason code that names what the attempt was lost with; none when it was not lost.
     #[must_use]
     pub const fn lost_with(self) -> Option<ReasonCode> {
         match self.reason {

@@ -172,7 +172,7 @@ impl OldJob {
         Some(Self::Numbered(exact(n)?, exact(m)?))
     }
 
-    /// As it stands in the queue, but for one of ours, which may name the hash.
+    /// The text that stands in the queue for this entry; one of ours may name the hash instead.
     #[must_use]
     pub fn entry(&self) -> String {
         match self {

@@ -234,14 +234,14 @@ impl WorkQueue {
         self
     }
 
-    /// The same queue for jobs that only our instances can run: workers of others do not know its name.
+    /// The twin of this queue for jobs that only our own instances can run: workers of others do not know its name.
     #[must_use]
     pub const fn closed(mut self) -> Self {
         self.closed = matches!(self.isolation, Isolation::Basic);
         self
     }
 
-    /// Whether workers of others, who know its type, group and number, may come to its jobs.
+    /// Whether workers of others can take jobs from this queue: they know its type, group and number.
     #[must_use]
     pub const fn is_open(&self) -> bool {
         matches!(self.isolation, Isolation::Basic) && !self.closed

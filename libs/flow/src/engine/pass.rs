@@ -73,7 +73,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         self.check_deadline();
         self.expire();
         self.sweep();
-        // What has waited for a place goes before what is ready only now.
+        // Nodes that have waited for a place go before those that become ready now.
         self.place_waiting();
         self.derive();
         self.place_waiting();

@@ -309,7 +309,7 @@ fn the_time_for_cleaning_up_is_bounded() {
     assert!(world.due.is_some_and(|due| due <= end));
     world.pass(f64::from(CLEAN_UP_SECS) - 1.0);
     assert_eq!((world.state("clean"), world.state("waits")), (NodeState::Running, NodeState::Pending));
-    // Whoever takes over then finds both times passed.
+    // The owner that takes over finds both times passed.
     world.crash();
     world.pass(1.0);
     assert_eq!((world.state("waits"), world.code("waits")), (NodeState::Failed, Some(ReasonCode::Deadline)));
