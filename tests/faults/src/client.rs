@@ -3,11 +3,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use model::NodeState;
 use mycora_cli::profile::{Host, Profile};
+use proto::convert::enums::node_state_from_wire;
 use proto::v1::flow_service_client::FlowServiceClient;
 use proto::v1::watch_flow_response::Event;
 use proto::v1::{
-    FlowStatus, ListFlowNodesRequest, ListFlowsRequest, NodeState, SubmitFlowRequest, WatchFlowRequest,
+    FlowStatus, ListFlowNodesRequest, ListFlowsRequest, SubmitFlowRequest, WatchFlowRequest,
     WatchFlowResponse,
 };
 use rpc::{Channel, ErrorView};
@@ -17,7 +19,7 @@ use tonic::{Code, Status};
 
 use crate::draw::Draw;
 use crate::history::{
-    Answer, Change, FinalFlow, FinalNode, History, PlannedFlow, State, StrangerCall, Submission, Watch,
+    Answer, Change, FinalFlow, FinalNode, History, PlannedFlow, StrangerCall, Submission, Watch,
 };
 use crate::load;
 
@@ -270,11 +272,11 @@ impl<'a> Watcher<'a> {
             }
             match &word.event {
                 Some(Event::Node(node)) => {
-                    self.watch.snapshot.push((node.job_id, state(node.state()), node.attempt));
+                    self.watch.snapshot.push((node.job_id, state(node.state), node.attempt));
                 }
                 // What changed while the snapshot was read belongs to it, and has no position.
                 Some(Event::NodeChange(shown)) if word.resume_position.is_empty() => {
-                    self.watch.snapshot.push((shown.job_id, state(shown.state()), shown.attempt));
+                    self.watch.snapshot.push((shown.job_id, state(shown.state), shown.attempt));
                 }
                 Some(Event::NodeChange(_)) => {
                     self.watch.told.extend(change(&word));
@@ -318,7 +320,7 @@ async fn all_flows(flows: &mut Flows) -> Result<Vec<FinalFlow>, Status> {
             let nodes = within(ANSWER_WITHIN, flows.list_flow_nodes(nodes)).await?.into_inner().nodes;
             let node = |node: proto::v1::FlowNode| FinalNode {
                 job_id: node.job_id,
-                state: state(node.state()),
+                state: state(node.state),
                 attempt: node.attempt,
                 reason: node.reason.map(|reason| reason.code).unwrap_or_default(),
                 name: node.name,
@@ -343,23 +345,14 @@ fn change(word: &WatchFlowResponse) -> Option<Change> {
     Some(Change {
         position: word.resume_position.clone(),
         job_id: change.job_id,
-        state: state(change.state()),
+        state: state(change.state),
         attempt: change.attempt,
         reason: change.reason.as_ref().map(|reason| reason.code.clone()).unwrap_or_default(),
     })
 }
 
-const fn state(state: NodeState) -> State {
-    match state {
-        NodeState::Unspecified | NodeState::Pending => State::Pending,
-        NodeState::Ready => State::Ready,
-        NodeState::Dispatched => State::Dispatched,
-        NodeState::Running => State::Running,
-        NodeState::Completed => State::Completed,
-        NodeState::Failed => State::Failed,
-        NodeState::Cancelled => State::Cancelled,
-        NodeState::Skipped => State::Skipped,
-    }
+fn state(number: i32) -> NodeState {
+    node_state_from_wire(number).unwrap_or(NodeState::Pending)
 }
 
 const fn has_ended(status: FlowStatus) -> bool {

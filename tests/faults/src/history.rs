@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use model::NodeState;
+
 /// Everything that clients, watchers, the witness and the final look at the suite saw.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct History {
@@ -75,7 +77,7 @@ pub struct Watch {
     /// The position behind its snapshot.
     pub from: String,
     /// The nodes in that: their numbers, states and attempts.
-    pub snapshot: Vec<(u32, State, u32)>,
+    pub snapshot: Vec<(u32, NodeState, u32)>,
     /// The changes, in the order in which they were told.
     pub told: Vec<Change>,
     /// What one who was never cut off is told from the same position on, asked after the flow's end. It may begin with changes that
@@ -99,51 +101,22 @@ pub struct Change {
     /// The node.
     pub job_id: u32,
     /// Its state.
-    pub state: State,
+    pub state: NodeState,
     /// Its attempt.
     pub attempt: u32,
     /// The code of the reason; empty when there is none.
     pub reason: String,
 }
 
-/// A node's state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// It waits.
-    Pending,
-    /// It could run.
-    Ready,
-    /// It was sent.
-    Dispatched,
-    /// It runs.
-    Running,
-    /// It did what it should.
-    Completed,
-    /// It did not.
-    Failed,
-    /// It was called off.
-    Cancelled,
-    /// It had no turn.
-    Skipped,
-}
-
-impl State {
-    /// Whether nothing follows it.
-    #[must_use]
-    pub const fn is_end(self) -> bool {
-        self.rank() == 4
-    }
-
-    /// How far an attempt has come with it.
-    #[must_use]
-    pub const fn rank(self) -> u8 {
-        match self {
-            Self::Pending => 0,
-            Self::Ready => 1,
-            Self::Dispatched => 2,
-            Self::Running => 3,
-            Self::Completed | Self::Failed | Self::Cancelled | Self::Skipped => 4,
-        }
+/// How far an attempt has come in this state.
+#[must_use]
+pub const fn rank(state: NodeState) -> u8 {
+    match state {
+        NodeState::Pending => 0,
+        NodeState::Ready => 1,
+        NodeState::Dispatched => 2,
+        NodeState::Running => 3,
+        NodeState::Completed | NodeState::Failed | NodeState::Cancelled | NodeState::Skipped => 4,
     }
 }
 
@@ -201,7 +174,7 @@ pub struct FinalNode {
     /// Its name.
     pub name: String,
     /// Its state.
-    pub state: State,
+    pub state: NodeState,
     /// Its last attempt.
     pub attempt: u32,
     /// The code of its reason; empty when it has none.

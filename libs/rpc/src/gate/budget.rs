@@ -116,14 +116,15 @@ impl Budget {
         Self { pools, metrics }
     }
 
-    /// Counts what this call brings. What it gives holds the latest message's bytes, until both it and the body are dropped.
-    pub(crate) fn measure(&self, request: Request<Body>, shape: Shape) -> (Request<Body>, Handled) {
+    /// Counts what this call brings, unless it is of a service. What it gives holds the latest message's bytes, until both it and
+    /// the body are dropped.
+    pub(crate) fn measure(&self, request: Request<Body>, shape: Shape) -> (Request<Body>, Option<Handled>) {
+        let Some(owner) = Owner::of(&request) else { return (request, None) };
         let handled = Handled::default();
-        let Some(owner) = Owner::of(&request) else { return (request, handled) };
         let account = Account { pools: Arc::clone(&self.pools), metrics: self.metrics.clone(), owner };
         let goes_on = shape == Shape::Stream;
         let measure = |body| Body::new(Measured::new(body, account, Arc::clone(&handled), goes_on));
-        (request.map(measure), handled)
+        (request.map(measure), Some(handled))
     }
 }
 

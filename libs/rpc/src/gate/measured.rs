@@ -36,7 +36,7 @@ pub(crate) struct Measured {
 /// A large message.
 enum Large {
     Coming { prefix: Prefix, held: Held },
-    Waiting { message: Bytes, held: Option<Held>, room: BoxFuture<'static, Result<Held, Error>> },
+    Waiting { message: Bytes, held: Held, room: BoxFuture<'static, Result<Held, Error>> },
 }
 
 #[derive(Clone, Copy)]
@@ -111,21 +111,17 @@ impl Measured {
         let Some(Large::Coming { prefix, held }) = self.large.take() else { return };
         let message = self.rest.split_to(prefix.bytes()).freeze();
         let room = Box::pin(self.account.clone().handle(prefix.message_bytes, prefix.is_compressed));
-        self.large = Some(Large::Waiting { message, held: Some(held), room });
+        self.large = Some(Large::Waiting { message, held, room });
     }
 
     /// Waits for room for the message that is whole.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        let Some(Large::Waiting { message, held, room }) = &mut self.large else {
-            return Poll::Ready(Ok(()));
-        };
+        let Some(Large::Waiting { room, .. }) = &mut self.large else { return Poll::Ready(Ok(())) };
         let room = ready!(room.as_mut().poll(cx))?;
-        let message = std::mem::take(message);
-        if let Some(held) = held.take() {
+        if let Some(Large::Waiting { message, held, .. }) = self.large.take() {
             *lock(&self.handled) = Some((held, room));
+            self.ready.push_back(Frame::data(message));
         }
-        self.ready.push_back(Frame::data(message));
-        self.large = None;
         Poll::Ready(self.sort())
     }
 

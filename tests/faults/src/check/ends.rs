@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use model::NodeState;
+
 use super::{Findings, jobs};
-use crate::history::{Answer, FinalFlow, FinalNode, History, Line, PlannedFlow, PlannedJob, State};
+use crate::history::{Answer, FinalFlow, FinalNode, History, Line, PlannedFlow, PlannedJob};
 
 /// Reasons for which a job fails whose script never did: what ran it was lost too often.
 const LOSSES: [&str; 4] = ["QUARANTINED", "INSTANCE_LOST", "SUPERVISOR_LOST", "DRAINED"];
@@ -75,7 +77,7 @@ fn check_flow(
     for name in nodes.keys() {
         found.add(1, format!("nobody asked for {name} in flow {}", flow.id));
     }
-    let all_completed = flow.nodes.iter().all(|node| node.state == State::Completed);
+    let all_completed = flow.nodes.iter().all(|node| node.state == NodeState::Completed);
     if all_completed != flow.status.ends_with("FINISHED") {
         found.add(1, format!("flow {} is {} with nodes {:?}", flow.id, flow.status, flow.nodes));
     }
@@ -91,10 +93,10 @@ fn check_turn(
 ) {
     let completed = |place: &usize| {
         let name = planned.jobs.get(*place).map(|before| &before.name);
-        flow.nodes.iter().any(|node| Some(&node.name) == name && node.state == State::Completed)
+        flow.nodes.iter().any(|node| Some(&node.name) == name && node.state == NodeState::Completed)
     };
-    let skipped_for_nothing = node.state == State::Skipped && job.depends.iter().all(completed);
-    if skipped_for_nothing || node.state == State::Cancelled {
+    let skipped_for_nothing = node.state == NodeState::Skipped && job.depends.iter().all(completed);
+    if skipped_for_nothing || node.state == NodeState::Cancelled {
         found.add(1, format!("{} is {:?} for nothing", node.name, node.state));
     }
 }
@@ -106,11 +108,11 @@ fn check_node(node: &FinalNode, job: &PlannedJob, ended: &BTreeSet<(String, u32)
     }
     let did_end = ended.contains(&(name.clone(), node.attempt));
     match node.state {
-        State::Completed if job.fails => found.add(1, format!("{name} completed, and its script fails")),
-        State::Completed if !did_end => {
+        NodeState::Completed if job.fails => found.add(1, format!("{name} completed, and its script fails")),
+        NodeState::Completed if !did_end => {
             found.add(1, format!("{name} completed in attempt {}, whose script never ended", node.attempt));
         }
-        State::Failed if !job.fails && !LOSSES.contains(&node.reason.as_str()) => {
+        NodeState::Failed if !job.fails && !LOSSES.contains(&node.reason.as_str()) => {
             found.add(1, format!("{name} failed as {:?}, and its script does not", node.reason));
         }
         _ => {}

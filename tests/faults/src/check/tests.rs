@@ -1,8 +1,10 @@
 //! Each planted violation is found, and nothing else is.
 
+use model::NodeState;
+
 use super::check;
 use crate::history::{
-    Answer, Change, FinalFlow, FinalNode, History, Line, PlannedFlow, PlannedJob, Ran, State, StrangerCall,
+    Answer, Change, FinalFlow, FinalNode, History, Line, PlannedFlow, PlannedJob, Ran, StrangerCall,
     Submission, Watch,
 };
 
@@ -28,8 +30,8 @@ fn end(job: &str, attempt: u32) -> Line {
     Line::End(ran(job, attempt))
 }
 
-fn changes(steps: &[(u32, State, u32)]) -> Vec<Change> {
-    let change = |(at, (job_id, state, attempt)): (usize, &(u32, State, u32))| Change {
+fn changes(steps: &[(u32, NodeState, u32)]) -> Vec<Change> {
+    let change = |(at, (job_id, state, attempt)): (usize, &(u32, NodeState, u32))| Change {
         position: format!("{at}-0.1"),
         job_id: *job_id,
         state: *state,
@@ -40,30 +42,30 @@ fn changes(steps: &[(u32, State, u32)]) -> Vec<Change> {
 }
 
 fn node(job_id: u32, name: &str, attempt: u32) -> FinalNode {
-    FinalNode { job_id, name: name.into(), state: State::Completed, attempt, reason: String::new() }
+    FinalNode { job_id, name: name.into(), state: NodeState::Completed, attempt, reason: String::new() }
 }
 
 /// Two jobs, of which the second lost its first attempt to a kill; an answer was lost, and a watcher cut off.
 fn kept() -> History {
     let told = changes(&[
-        (1, State::Ready, 1),
-        (1, State::Dispatched, 1),
-        (1, State::Running, 1),
-        (1, State::Completed, 1),
-        (2, State::Ready, 1),
-        (2, State::Dispatched, 1),
-        (2, State::Running, 1),
-        (2, State::Ready, 2),
-        (2, State::Dispatched, 2),
-        (2, State::Running, 2),
-        (2, State::Completed, 2),
+        (1, NodeState::Ready, 1),
+        (1, NodeState::Dispatched, 1),
+        (1, NodeState::Running, 1),
+        (1, NodeState::Completed, 1),
+        (2, NodeState::Ready, 1),
+        (2, NodeState::Dispatched, 1),
+        (2, NodeState::Running, 1),
+        (2, NodeState::Ready, 2),
+        (2, NodeState::Dispatched, 2),
+        (2, NodeState::Running, 2),
+        (2, NodeState::Completed, 2),
     ]);
     let answer = |answer| Submission { flow: "f".into(), answer };
     let watch = |watcher: &str, told: &[Change]| Watch {
         flow: 7,
         watcher: watcher.into(),
         from: "0-0".into(),
-        snapshot: vec![(1, State::Pending, 1), (2, State::Pending, 1)],
+        snapshot: vec![(1, NodeState::Pending, 1), (2, NodeState::Pending, 1)],
         told: told.to_vec(),
         replayed: told.to_vec(),
         resumed: 2,
@@ -124,7 +126,7 @@ fn losses_and_hangs_are_found() {
         history.flows[0].status = "STARTED".into();
     });
     planted(&[1], "a node hangs in a flow that ended", |history| {
-        history.flows[0].nodes[1].state = State::Running;
+        history.flows[0].nodes[1].state = NodeState::Running;
     });
     planted(&[1], "a node is gone", |history| {
         history.flows[0].nodes.pop();
@@ -135,7 +137,7 @@ fn losses_and_hangs_are_found() {
     });
     planted(&[1], "it failed for no reason of its own", |history| {
         let node = &mut history.flows[0].nodes[1];
-        (node.state, node.reason) = (State::Failed, "RUNTIME_ERROR".into());
+        (node.state, node.reason) = (NodeState::Failed, "RUNTIME_ERROR".into());
         history.flows[0].status = "ERROR".into();
         history.watches.clear();
     });
@@ -148,12 +150,12 @@ fn losses_and_hangs_are_found() {
 #[test]
 fn a_turn_that_was_not_given_is_found() {
     planted(&[1], "it was skipped, and everything before it completed", |history| {
-        history.flows[0].nodes[1].state = State::Skipped;
+        history.flows[0].nodes[1].state = NodeState::Skipped;
         history.flows[0].status = "ERROR".into();
         history.watches.clear();
     });
     planted(&[1], "it was cancelled, and nobody asked for it", |history| {
-        history.flows[0].nodes[1].state = State::Cancelled;
+        history.flows[0].nodes[1].state = NodeState::Cancelled;
         history.flows[0].status = "CANCELLED".into();
         history.watches.clear();
     });
@@ -163,7 +165,7 @@ fn a_turn_that_was_not_given_is_found() {
 fn a_loss_is_a_reason_to_fail() {
     let mut history = kept();
     let node = &mut history.flows[0].nodes[1];
-    (node.state, node.reason) = (State::Failed, "QUARANTINED".into());
+    (node.state, node.reason) = (NodeState::Failed, "QUARANTINED".into());
     history.flows[0].status = "ERROR".into();
     history.watches.clear();
     assert_eq!(check(&history), []);
@@ -196,7 +198,7 @@ fn double_runs_are_found() {
         let job = &mut history.planned.get_mut("f").expect("there").jobs[1];
         job.fails = true;
         let node = &mut history.flows[0].nodes[1];
-        node.state = State::Failed;
+        node.state = NodeState::Failed;
         history.flows[0].status = "ERROR".into();
         history.watches.clear();
         history.witness.extend((3..12).flat_map(|attempt| [start("b", attempt), end("b", attempt)]));
@@ -258,7 +260,7 @@ fn gaps_and_duplicates_of_watches_are_found() {
     });
     planted(&[8], "two watchers were told different things", |history| {
         let other = &mut history.watches[1];
-        other.told[2].state = State::Running;
+        other.told[2].state = NodeState::Running;
         other.replayed = other.told.clone();
     });
 }
@@ -267,7 +269,7 @@ fn gaps_and_duplicates_of_watches_are_found() {
 fn what_the_snapshot_shows_need_not_be_told() {
     let mut history = kept();
     let watch = &mut history.watches[0];
-    watch.snapshot[0] = (1, State::Running, 1);
+    watch.snapshot[0] = (1, NodeState::Running, 1);
     watch.told.drain(..3);
     assert_eq!(check(&history), []);
 }
@@ -281,7 +283,7 @@ fn a_watch_that_was_still_open_has_no_gap_at_its_end() {
 }
 
 /// Replaces what both watchers were told by the first one's changes with one more.
-fn told_more(history: &mut History, job_id: u32, state: State, attempt: u32) {
+fn told_more(history: &mut History, job_id: u32, state: NodeState, attempt: u32) {
     let watch = &mut history.watches[0];
     watch.told.push(Change { position: "99-0.1".into(), job_id, state, attempt, reason: String::new() });
     watch.replayed = watch.told.clone();
@@ -290,11 +292,11 @@ fn told_more(history: &mut History, job_id: u32, state: State, attempt: u32) {
 
 #[test]
 fn what_a_former_owner_would_commit_is_found() {
-    planted(&[6], "an attempt begins again", |history| told_more(history, 1, State::Running, 1));
-    planted(&[6], "the next attempt of what has ended", |history| told_more(history, 1, State::Ready, 2));
-    planted(&[2], "a second end", |history| told_more(history, 2, State::Failed, 2));
+    planted(&[6], "an attempt begins again", |history| told_more(history, 1, NodeState::Running, 1));
+    planted(&[6], "the next attempt of what has ended", |history| told_more(history, 1, NodeState::Ready, 2));
+    planted(&[2], "a second end", |history| told_more(history, 2, NodeState::Failed, 2));
     planted(&[6], "an earlier attempt", |history| {
-        let (one, two) = (State::Dispatched, State::Completed);
+        let (one, two) = (NodeState::Dispatched, NodeState::Completed);
         history.watches[0].told = changes(&[(2, one, 2), (2, one, 1), (2, two, 2)]);
         history.watches[0].replayed = history.watches[0].told.clone();
         history.watches.truncate(1);

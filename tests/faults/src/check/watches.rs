@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Findings;
-use crate::history::{Change, History, Watch};
+use crate::history::{Change, History, Watch, rank};
 
 /// I2, I6 and I8.
 pub(super) fn check(history: &History, found: &mut Findings) {
@@ -46,7 +46,7 @@ fn no_gap_no_duplicate(watch: &Watch, found: &mut Findings) {
 fn shown_already(watch: &Watch) -> usize {
     let shows = |change: &Change| {
         let mut nodes = watch.snapshot.iter().filter(|(job_id, ..)| *job_id == change.job_id);
-        nodes.any(|(_, state, attempt)| (*attempt, state.rank()) >= (change.attempt, change.state.rank()))
+        nodes.any(|(_, state, attempt)| (*attempt, rank(*state)) >= (change.attempt, rank(change.state)))
     };
     let is_first = |change: &Change| watch.told.first() == Some(change);
     watch.replayed.iter().take_while(|change| !is_first(change) && shows(change)).count()
@@ -86,7 +86,7 @@ fn as_it_may_go(watch: &Watch, found: &mut Findings) {
 fn may_follow(before: &Change, after: &Change) -> bool {
     match after.attempt.cmp(&before.attempt) {
         std::cmp::Ordering::Less => false,
-        std::cmp::Ordering::Equal => before.state.rank() <= after.state.rank() && !before.state.is_end(),
+        std::cmp::Ordering::Equal => rank(before.state) <= rank(after.state) && !before.state.is_end(),
         // Whatever was under way is closed with it.
         std::cmp::Ordering::Greater => !before.state.is_end(),
     }
