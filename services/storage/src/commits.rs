@@ -248,7 +248,7 @@ fn check_size(commit: &Commit, others: usize) -> Result<(), Refusal> {
 fn change_of(
     tenant: &Tenant,
     commit: &Commit,
-    (outputs, ended): (&[(usize, BlobHash)], &BTreeMap<MessageKey, u32>),
+    (outputs, ended): (&[(usize, BlobHash)], &BTreeMap<MessageKey, String>),
     caller: ActorId,
     router: &str,
     now: Timestamp,
@@ -319,17 +319,18 @@ fn change_of(
             .arg(&job_keys(&message.nodes));
     }
     let events = commit.nodes.iter().flat_map(|node| &node.events);
-    change
-        .args(events.map(|event| &event[..]))
-        .args(outputs.iter().map(|(job, _)| *job))
-        .args(ended.values().copied())
+    change.args(events.map(|event| &event[..])).args(outputs.iter().map(|(job, _)| *job)).args(ended.values())
 }
 
-/// The messages that carried attempts which have ended, with how many.
-fn ended_messages(nodes: &[NodeChange]) -> BTreeMap<MessageKey, u32> {
-    let mut ended = BTreeMap::new();
-    for key in nodes.iter().filter_map(|node| node.ended_message) {
-        *ended.entry(key).or_default() += 1;
+/// The messages that carried attempts which have ended, each with their jobs.
+fn ended_messages(nodes: &[NodeChange]) -> BTreeMap<MessageKey, String> {
+    let mut ended = BTreeMap::<_, String>::new();
+    for (key, job) in nodes.iter().filter_map(|node| Some((node.ended_message?, node.job))) {
+        let jobs = ended.entry(key).or_default();
+        if !jobs.is_empty() {
+            jobs.push(' ');
+        }
+        jobs.push_str(&job.to_string());
     }
     ended
 }

@@ -1,5 +1,6 @@
 //! Messages on their way. At every moment each is in exactly one place: out, held by a router, or settled.
 
+use std::slice::from_ref;
 use std::time::Duration;
 
 use kv::{Cmd, Value};
@@ -22,6 +23,9 @@ pub(crate) const MESSAGES_MAX: usize = 100;
 const TAKEN_BYTES_MAX: usize = 2 * limits::COMMIT_BYTES_MAX;
 /// Bytes of the text that says why a message will not arrive.
 const PROBLEM_BYTES_MAX: usize = 8 * 1024;
+
+/// Why a message failed that no router was given before its attempts had ended.
+const OVER: &str = "its attempts had ended before it was sent";
 
 /// What stands in a list of messages, where programs may have put anything.
 #[derive(Debug)]
@@ -117,7 +121,7 @@ impl Store {
             let found = String::from_utf8_lossy(&entry.bytes[..entry.bytes.len().min(200)]);
             tracing::warn!(context = %tenant.id, %found, "what was pushed is no key of a message of its context");
         }
-        Ok((self.read_taken((tenant, router), &seen, taken, now).await?, more))
+        Ok((self.read_taken((tenant, router), &seen, (taken, OVER), now).await?, more))
     }
 
     /// Takes what others hold and do not care for any more into the hold of `router`.
@@ -183,7 +187,8 @@ impl Store {
                 .args(record::message::READ);
             let taken = tenant.call(call).await?.array()?;
             let (done, left) = part.split_at(taken.len().clamp(1, part.len()));
-            held.extend(self.read_taken((tenant, router), done, taken, now).await?);
+            // Whoever had it before may have sent it, and lost the settlement.
+            held.extend(self.read_taken((tenant, router), done, (taken, ""), now).await?);
             rest = &rest[rest.len().min(MESSAGES_MAX) - left.len()..];
         }
         Ok(held)
@@ -249,11 +254,12 @@ impl Store {
         Ok(())
     }
 
+    /// What a router is to do for messages. One whose attempts have all ended is settled, with the error `over`.
     async fn read_taken(
         &self,
         (tenant, router): (&Tenant, &str),
         seen: &[Entry],
-        taken: Vec<Value>,
+        (taken, over): (Vec<Value>, &str),
         now: Timestamp,
     ) -> Result<Vec<Held>> {
         if taken.iter().all(|value| *value == Value::Int(0)) {
@@ -268,17 +274,19 @@ impl Store {
                 Value::Int(1) => Err(too_large()),
                 value => self.body_of(holder, *key, value, now).await,
             };
-            let error = match body {
+            let settled = match body {
                 Ok(None) => continue,
+                Ok(Some(body)) if body.is_over() => {
+                    settle_keys(tenant, from_ref(text), [(over, None)], now).await
+                }
                 Ok(Some(body)) => {
                     held.push(Held { context: tenant.id, context_uid: context.uid, key: *key, body });
                     continue;
                 }
-                Err(error) => error,
-            };
-            let settled = match raw::refusal(&error) {
-                Some(problem) => refuse(tenant, text, &problem, now).await,
-                None => Err(error),
+                Err(error) => match raw::refusal(&error) {
+                    Some(problem) => refuse(tenant, text, &problem, now).await,
+                    None => Err(error),
+                },
             };
             // It stays held, and is looked at again when that ends. The others have nothing to do with it.
             if let Err(error) = settled {
@@ -316,7 +324,7 @@ fn too_large() -> Error {
 async fn refuse(tenant: &Tenant, key: &String, problem: &str, now: Timestamp) -> Result<()> {
     let problem = record::cut(problem, PROBLEM_BYTES_MAX);
     tracing::warn!(context = %tenant.id, key, problem, "a message cannot be delivered");
-    settle_keys(tenant, std::slice::from_ref(key), [(problem, None)], now).await
+    settle_keys(tenant, from_ref(key), [(problem, None)], now).await
 }
 
 async fn settle_keys(

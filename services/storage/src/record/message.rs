@@ -2,7 +2,8 @@
 //! that carries nodes is written by the commit script.
 //!
 //! Besides what every reader may rely on it has `revision` (every message that this service made or took up has one),
-//! `open` (how many of the nodes that it carried are not ended; only such messages have it), and for chat and mail
+//! `open` (how many of the nodes that it carried are not ended; only such messages have it), `ended` (the jobs of those that
+//! ended before it was known to have arrived, while others had not), and for chat and mail
 //! `recipient` (the key of whom it is for), `addresses` (where that is reached, as JSON) and `expires_at`.
 //!
 //! What has neither `open` nor `recipient` was pushed by a program that knows nothing of all this: see [`crate::raw`]. The
@@ -14,8 +15,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv::Value;
 use model::{
-    ActorId, ContextUid, FlowId, FlowSpec, Letter, MessageFormat, MessageKey, Origin, RunnerId, Timestamp,
-    limits,
+    ActorId, ContextUid, FlowId, FlowSpec, JobKey, Letter, MessageFormat, MessageKey, Origin, RunnerId,
+    Timestamp, limits,
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -25,7 +26,7 @@ use crate::error::Result;
 
 /// What is read of a message. Scripts that take messages are given these names, and give the values in this order. They
 /// know that the first three are those that only messages of ours have.
-pub(crate) const READ: [&str; 25] = [
+pub(crate) const READ: [&str; 26] = [
     "revision",
     "open",
     "recipient",
@@ -51,6 +52,7 @@ pub(crate) const READ: [&str; 25] = [
     "job",
     "jobs",
     "taken_revision",
+    "ended",
 ];
 
 /// Bytes of a job's key.
@@ -132,6 +134,11 @@ impl Body {
         }
     }
 
+    /// Whether every attempt that it carried has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(&self.kind, Kind::Nodes { nodes, .. } if nodes.is_empty())
+    }
+
     /// About how large it is.
     pub(crate) fn bytes(&self) -> usize {
         match &self.kind {
@@ -150,7 +157,7 @@ pub(crate) fn read(what: &str, key: MessageKey, context: ContextUid, value: Valu
     // Anybody may have pushed the key of any hash: one that lacks something is broken, not missing.
     let mut fields = Fields::of_any(what, &READ, value)?;
     let found = if fields.has("open") {
-        Found::Body(read_nodes(&fields)?)
+        Found::Body(read_nodes(&mut fields)?)
     } else if fields.has("recipient") {
         Found::Body(read_letter(&mut fields, key, context)?)
     } else {
@@ -159,14 +166,28 @@ pub(crate) fn read(what: &str, key: MessageKey, context: ContextUid, value: Valu
     Ok(Some(found))
 }
 
-fn read_nodes(fields: &Fields) -> std::result::Result<Body, BadRecord> {
+fn read_nodes(fields: &mut Fields) -> std::result::Result<Body, BadRecord> {
     let nodes: Vec<Box<RawValue>> = fields.json("nodes")?;
-    let nodes = nodes.into_iter().map(|node| Bytes::from(String::from(Box::<str>::from(node)))).collect();
+    let mut nodes: Vec<Bytes> =
+        nodes.into_iter().map(|node| Bytes::from(String::from(Box::<str>::from(node)))).collect();
+    // Nobody runs an attempt after its end, whether it was sent before or not.
+    let ended = fields.text("ended");
+    if fields.optional::<i64>("open")?.is_some_and(|open| open <= 0) {
+        nodes.clear();
+    } else if !ended.is_empty() {
+        nodes.retain(|node| job_of(node).is_none_or(|job| ended.split(' ').all(|text| text != job)));
+    }
     Ok(Body {
         kind: Kind::Nodes { flow: fields.parse("flow_id")?, runner: fields.parse("to")?, nodes },
         timeout_ack_secs: fields.optional("timeout_ack")?.unwrap_or_default(),
         created_at: fields.parse("created_at")?,
     })
+}
+
+/// The job of one execution, as it stands in its key.
+fn job_of(node: &[u8]) -> Option<String> {
+    let key: JobKey = job_key(node)?.parse().ok()?;
+    Some(key.job.to_string())
 }
 
 fn read_letter(

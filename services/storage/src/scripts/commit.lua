@@ -8,7 +8,8 @@
 --      22 how many inputs it has taken up, 23 whether it rests, 24 A, 25 C, 26 what the keys of this context begin with,
 --      then N times: job id, node, job status, result ('' for unchanged);
 --      then M times: caller, id, runner, timeout_ack, nodes, time of its making, how many nodes, their job keys;
---      then E events; then B times the number of the job that refers to the blob; then C times how many attempts
+--      then E events; then B times the number of the job that refers to the blob; then C times the
+--      jobs of the attempts, with spaces between
 -- Gives the flow's new revision; that of then, negative, when the same commit was applied before.
 local no = closed()
 if no then return no end
@@ -127,9 +128,14 @@ for c = 1, C do
   local key = KEYS[jobs_at + N + M + 2 * B + A + c]
   -- One that is gone is not made anew; nor does it matter what a program has left in its place, or in `open`.
   local status = is_hash(key) and redis.call('HGET', key, 'status')
-  local open = status and redis.pcall('HINCRBY', key, 'open', -tonumber(ARGV[at + B + c]))
+  local jobs = ARGV[at + B + c]
+  local _, others = string.gsub(jobs, ' ', '')
+  local open = status and redis.pcall('HINCRBY', key, 'open', -others - 1)
   if type(open) == 'number' and open <= 0 and status == 'acknowledged' then
     redis.call('HSET', key, 'status', 'processed', 'updated_at', ARGV[3], 'revision', revision)
+  elseif type(open) == 'number' and open > 0 and status == 'dispatched' then
+    -- Whoever is given it after this sends the others alone.
+    redis.call('HSET', key, 'ended', (redis.call('HGET', key, 'ended') or '') .. ' ' .. jobs)
   end
 end
 redis.call('HSET', KEYS[4], 'revision', revision, 'last_commit', ARGV[10], 'last_commit_revision', revision, 'updated_at', ARGV[3])

@@ -143,8 +143,54 @@ async fn what_did_not_arrive_stays_an_error(stage: Stage<impl Redis>) {
     assert!(stage.hash(&key).await.is_empty());
 }
 
+/// A router whose settlements are lost is given its message again, and sends what it is given.
+async fn who_comes_back_is_not_given_what_has_ended(stage: Stage<impl Redis>) {
+    let mut flow = stage.started(3).await;
+    let execution = |place| {
+        let job = flow.node(place).job_id;
+        Bytes::from(format!(r#"{{"job_key":"{:032x}-{}-{job}-1"}}"#, 1, flow.uid))
+    };
+    let nodes: Vec<_> = (0..3).map(execution).collect();
+    let carries = |id, places: &[usize]| wire::OutgoingMessage {
+        nodes: places.iter().map(|place| nodes[*place].clone()).collect(),
+        ..flow.message(id)
+    };
+    let (part, whole) = (carries(1, &[0, 1]), carries(2, &[2]));
+    let mut router = stage.router("r").await;
+    let send = wire::CommitRequest { messages: vec![part, whole], ..flow.step() };
+    stage.apply(&mut flow, send).await;
+    assert_eq!(router.take(2).await.len(), 2);
+    let step = ended(&flow, &[(0, 1), (2, 2)]);
+    stage.apply(&mut flow, step).await;
+
+    let mut router = stage.router("r").await;
+    let again = router.take(1).await;
+    let given: Vec<_> = again.iter().map(|message| (&*message.message_key, &*message.nodes)).collect();
+    assert_eq!(given, [(&*format!("message:{EXECUTOR}:1"), std::slice::from_ref(&nodes[1]))]);
+    has_status(&stage, 2, "processed").await;
+    assert_eq!(message(&stage, 1).await["status"], "dispatched");
+    let step = ended(&flow, &[(1, 1)]);
+    stage.apply(&mut flow, step).await;
+    let _router = stage.router("r").await;
+    has_status(&stage, 1, "processed").await;
+    assert!(dead_letters(&stage).await.is_empty());
+}
+
+async fn what_ends_before_a_router_comes_is_not_sent(stage: Stage<impl Redis>) {
+    let mut flow = stage.started(1).await;
+    let send = wire::CommitRequest { messages: vec![carrying(&flow, 1, 1)], ..flow.step() };
+    stage.apply(&mut flow, send).await;
+    let step = ended(&flow, &[(0, 1)]);
+    stage.apply(&mut flow, step).await;
+    let _router = stage.router("r").await;
+    let failed = has_status(&stage, 1, "error").await;
+    assert_eq!(failed["error"], "its attempts had ended before it was sent");
+}
+
 scenarios!(
     acknowledged_first,
+    who_comes_back_is_not_given_what_has_ended,
+    what_ends_before_a_router_comes_is_not_sent,
     ended_first_and_both_said_twice,
     each_attempt_counts_for_the_message_that_carried_it,
     what_did_not_arrive_stays_an_error

@@ -55,6 +55,8 @@ struct Carrier {
     place: Place,
     /// Attempts that have not ended.
     open: i64,
+    /// The places of those that ended before it arrived, and before all of them had.
+    ended: BTreeSet<u32>,
     /// Its holder was not heard for long.
     is_given_up: bool,
 }
@@ -72,6 +74,12 @@ impl Carrier {
 
     fn is_dead(&self) -> bool {
         self.state()[0] == "error"
+    }
+
+    /// What whoever is given it now is to send.
+    fn left(&self) -> Vec<Bytes> {
+        let is_left = |(place, _): &(u32, &Bytes)| !self.ended.contains(place);
+        (0..).zip(&self.sent.nodes).filter(is_left).map(|(_, node)| node.clone()).collect()
     }
 }
 
@@ -115,7 +123,10 @@ impl Messages {
         let first = stage.flows().reserve_message_ids(reserve).await.unwrap().into_inner().first_message_id;
         assert_eq!(first, self.last + 1, "one number after the other");
         self.last += count;
-        let nodes = (0..=op.number % 3).map(|n| Bytes::from(format!(r#"{{"n":{n}}}"#)));
+        let (context, flow) = (&stage.context_uid, &self.flow.uid);
+        let job_key = |place| format!("{context}-{flow}-{}-1", self.flow.node(place).job_id);
+        let nodes = (0..=u32::from(op.number) % NODES)
+            .map(|place| Bytes::from(format!(r#"{{"job_key":"{}"}}"#, job_key(place))));
         let nodes: Vec<Bytes> = nodes.collect();
         let message = |id| wire::OutgoingMessage { nodes: nodes.clone(), ..self.flow.message(id) };
         let messages: Vec<_> = (first..first + count).map(message).collect();
@@ -127,7 +138,8 @@ impl Messages {
             if place == Place::Out {
                 self.out.push_back(id);
             }
-            self.messages.insert(id, Carrier { sent, place, open, is_given_up: false });
+            self.messages
+                .insert(id, Carrier { sent, place, open, ended: BTreeSet::new(), is_given_up: false });
         }
     }
 
@@ -159,6 +171,26 @@ impl Messages {
         let router = stage.router(name).await;
         self.routers.insert(name, Connected { router, given: BTreeSet::new() });
         noticed().await;
+        let is_over = |message: &Carrier| message.open <= 0 && message.place == Place::Held(name.to_owned());
+        for id in self.those(is_over) {
+            self.is_over(stage, id, "").await;
+        }
+    }
+
+    fn those(&self, is: impl Fn(&Carrier) -> bool) -> Vec<u32> {
+        self.messages.iter().filter(|(_, message)| is(message)).map(|(id, _)| *id).collect()
+    }
+
+    /// Nobody is given what carries nothing that is open.
+    async fn is_over(&mut self, stage: &Stage<impl Redis>, id: u32, error: &str) {
+        let status = Cmd::new("HGET").arg(&key(stage, id)).arg("status");
+        let is_settled =
+            || async { (stage.ask(status.clone()).await.text().unwrap() != "dispatched").then_some(()) };
+        wait_until(is_settled, PATIENCE, format!("message {id} is settled")).await;
+        let message = self.messages.get_mut(&id).unwrap();
+        (message.place, message.is_given_up) = (Place::Settled(error.to_owned()), false);
+        self.revision += 1;
+        self.untold.insert(self.revision);
     }
 
     async fn leave(&mut self, name: &'static str) {
@@ -229,6 +261,9 @@ impl Messages {
         self.commit(stage, step, op.other).await;
         if let Some(message) = self.messages.get_mut(&id) {
             message.open -= i64::from(count);
+            if message.open > 0 && !matches!(message.place, Place::Settled(_)) {
+                message.ended.extend(0..count);
+            }
         }
     }
 
@@ -282,13 +317,21 @@ impl Messages {
         };
         wait_until(is_taken, PATIENCE, "everything is taken").await;
         self.out.clear();
-        for id in self.messages.keys().copied().collect::<Vec<_>>() {
+        for id in self.those(|message| message.place == Place::Out || message.is_given_up) {
             let message = &self.messages[&id];
-            if message.place == Place::Out || message.is_given_up {
-                let place = self.place_of(stage, id).await;
-                let message = self.messages.get_mut(&id).unwrap();
-                (message.place, message.is_given_up) = (place, false);
+            if message.open <= 0 {
+                let was_out = message.place == Place::Out;
+                self.is_over(
+                    stage,
+                    id,
+                    if was_out { "its attempts had ended before it was sent" } else { "" },
+                )
+                .await;
+                continue;
             }
+            let place = self.place_of(stage, id).await;
+            let message = self.messages.get_mut(&id).unwrap();
+            (message.place, message.is_given_up) = (place, false);
         }
     }
 
@@ -310,9 +353,10 @@ impl Messages {
                     let id = message.message_key.rsplit(':').next().unwrap().parse().unwrap();
                     assert!(given.insert(id), "{name} is given {id} twice");
                     let known = self.messages.get(&id).filter(|message| is_its_own(message));
-                    let sent = &known.unwrap_or_else(|| panic!("{name} is given {id}")).sent;
-                    let said = (&message.nodes, message.created_millis, message.runner_id, message.flow_id);
-                    assert_eq!(said, (&sent.nodes, sent.created_millis, sent.runner_id, self.flow.id));
+                    let known = known.unwrap_or_else(|| panic!("{name} is given {id}"));
+                    let said = (message.nodes, message.created_millis, message.runner_id, message.flow_id);
+                    let sent = &known.sent;
+                    assert_eq!(said, (known.left(), sent.created_millis, sent.runner_id, self.flow.id));
                     assert_eq!((&message.context_uid, message.context_id), (&stage.context_uid, CONTEXT));
                 }
             }
