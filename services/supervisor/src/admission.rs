@@ -2,7 +2,7 @@
 
 use envelope::actor::{SignedJob, check_job};
 use keys::supervisor::DEFAULT_GROUP;
-use model::{Execution, Grants, InstanceInfo, Isolation, Name, Timestamp};
+use model::{Execution, Grants, InstanceInfo, Isolation, JobKey, Name, Timestamp};
 use mycelium::RpcError;
 use queue::{ActorNonce, Condition, OPERATOR};
 
@@ -23,7 +23,19 @@ pub(crate) async fn admit(
         Ok(admitted) => return Ok(admitted),
         Err(refusal) => refusal,
     };
-    match supervisor.queue.status(job.job_key).await {
+    unless_known(supervisor, job.job_key, refusal).await
+}
+
+/// What refuses a job that is not known; one that is known is taken as it was.
+///
+/// # Errors
+/// The refusal, or that it cannot be found out whether the job is known.
+pub(crate) async fn unless_known(
+    supervisor: &Supervisor,
+    key: JobKey,
+    refusal: RpcError,
+) -> Result<(Grants, Condition), RpcError> {
+    match supervisor.queue.status(key).await {
         // It must not be forgotten before it is looked for again: it would be taken as it was refused.
         Ok(Some(_)) => Ok((Grants::default(), Condition::Known)),
         Ok(None) => Err(refusal),

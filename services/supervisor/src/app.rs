@@ -31,6 +31,7 @@ use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::policy::{self, Policy};
 use crate::presence::PresenceView;
+use crate::refused::RefusedAttempts;
 use crate::rpc::SupervisorRpc;
 use crate::word::Word;
 use crate::work_dir::WorkDir;
@@ -94,6 +95,7 @@ impl App {
             coordinators: Coordinators::default(),
             presence: PresenceView::default(),
             dropped: Dropped::default(),
+            refused: RefusedAttempts::default(),
             word: Word::default(),
             accepting: Sequencer::default(),
             requests: Requests::default(),

@@ -15,7 +15,7 @@ use sandbox::room::Floors;
 use serde::Deserialize;
 use service::{Sequencer, Ticket, crash_point};
 
-use crate::admission::{admit, disk_full};
+use crate::admission::{admit, disk_full, unless_known};
 use crate::attempts::Requests;
 use crate::blobs::{Blobs, InUse, Purpose};
 use crate::coordinators::Coordinators;
@@ -26,6 +26,7 @@ use crate::metrics::Metrics;
 use crate::policy::Policy;
 use crate::presence::PresenceView;
 use crate::read_back::{self, ReadError};
+use crate::refused::RefusedAttempts;
 use crate::succession;
 use crate::word::Word;
 use crate::work_dir::WorkDir;
@@ -53,6 +54,8 @@ pub struct Supervisor {
     pub presence: PresenceView,
     /// Contexts that were dropped lately.
     pub dropped: Dropped,
+    /// Attempts that were refused lately.
+    pub refused: RefusedAttempts,
     /// What it says, it says signed.
     pub voice: Arc<Voice>,
     /// Who waits for word of an attempt.
@@ -158,8 +161,17 @@ impl Work {
     async fn keep_node(&self) -> Result<(), RpcError> {
         let Some(node) = self.node else { return Ok(()) };
         let kept = self.supervisor.queue.note_node(&self.coordinator, &node.to_string()).await;
-        if kept.map_err(unavailable)? {
-            self.supervisor.coordinators.note_node(&self.coordinator, node);
+        match kept {
+            Ok(false) => {}
+            Ok(true) => self.supervisor.coordinators.note_node(&self.coordinator, node),
+            Err(error) => {
+                // Not `DISK_FULL`, which would be the end of attempts, and some of them may be known.
+                let message = format!(
+                    "where its coordinator is heard cannot be kept; try again ({})",
+                    unavailable(error).message
+                );
+                return Err(RpcError::refused("UNAVAILABLE", false, message));
+            }
         }
         Ok(())
     }
@@ -201,7 +213,7 @@ impl Work {
         for ((place, _), prepared) in requests.iter().zip(prepared) {
             match prepared {
                 Ok((offer, in_use)) => {
-                    places.push(*place);
+                    places.push((*place, offer.execution.job_key));
                     offers.push(offer);
                     blobs_in_use.push(in_use);
                 }
@@ -225,16 +237,33 @@ impl Work {
         if let Some(node) = self.node.filter(|_| accepted.iter().any(Result::is_ok)) {
             self.supervisor.coordinators.note_node(&self.coordinator, node);
         }
-        answers.extend(places.into_iter().zip(accepted.into_iter().map(|result| self.accepted(result))));
+        for ((place, key), result) in places.into_iter().zip(accepted) {
+            answers.push((place, self.accepted(result).map_err(|refusal| self.note(key, refusal))));
+        }
         answers
     }
 
     /// Reads a job, finds out whether it is taken, and makes sure that its bytes are here.
     async fn prepare(&self, request: &Request) -> Result<(Offer, InUse), RpcError> {
         let mut execution: Execution = request.read()?;
+        let key = execution.job_key;
+        if let Some(refusal) = self.supervisor.refused.get(&self.coordinator, key) {
+            return Err(refusal);
+        }
         let hash = execution.content_hash();
-        let (grants, condition) = admit(&self.supervisor, &execution, &self.coordinator).await?;
+        let note = |refusal| self.note(key, refusal);
+        let admitted = admit(&self.supervisor, &execution, &self.coordinator).await.map_err(note)?;
         let in_use = self.supervisor.blobs.use_for(&execution);
+        let (grants, condition) = match self.fetch(&mut execution).await {
+            Ok(()) => admitted,
+            Err(refusal) => unless_known(&self.supervisor, key, refusal).await.map_err(note)?,
+        };
+        let coordinator = self.coordinator.clone();
+        Ok((Offer { execution, hash, coordinator, grants, condition }, in_use))
+    }
+
+    /// Makes sure that the bytes that a job needs are here.
+    async fn fetch(&self, execution: &mut Execution) -> Result<(), RpcError> {
         let purpose = Purpose { job_key: execution.job_key, context_id: execution.context_id };
         let blobs = &self.supervisor.blobs;
         let refused = |error: crate::error::BlobError| match error.is_disk_full() {
@@ -247,8 +276,13 @@ impl Work {
         if let ScriptSource::Blob(script) = execution.script {
             blobs.fetch(script, purpose, &self.peer).await.map_err(refused)?;
         }
-        let coordinator = self.coordinator.clone();
-        Ok((Offer { execution, hash, coordinator, grants, condition }, in_use))
+        Ok(())
+    }
+
+    /// Remembers that an attempt is refused, where its coordinator takes that for its end.
+    fn note(&self, key: JobKey, refusal: RpcError) -> RpcError {
+        self.supervisor.refused.note(&self.coordinator, key, &refusal);
+        refusal
     }
 
     fn accepted(&self, result: Result<queue::Accepted, Refusal>) -> Answer {

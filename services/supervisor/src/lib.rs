@@ -33,6 +33,7 @@ pub mod policy;
 pub mod presence;
 mod process;
 pub mod read_back;
+pub mod refused;
 pub mod rpc;
 mod succession;
 mod upkeep;

@@ -27,6 +27,11 @@ fn with_file(mut execution: Execution, bytes: &[u8]) -> Execution {
     execution
 }
 
+fn next_attempt(mut execution: Execution) -> Execution {
+    execution.job_key.attempt.0 += 1;
+    execution
+}
+
 async fn run_of_operator(machine: &Machine) -> Result<(), ErrorView> {
     let request = RunAttemptRequest {
         script_type: ScriptType::Shell.into(),
@@ -52,7 +57,8 @@ async fn below_the_lower_floor_nothing_is_taken_and_what_waits_is_given_back() {
     assert_eq!((refused.code, refused.reason.as_str()), (Code::Unavailable, "DISK_FULL"));
     assert!(refused.retry_after.is_some() && refused.message.contains("less than its floor"), "{refused:?}");
     disk.empty("other");
-    assert_eq!(coordinator.run(&execution(1, 2)).await, Ok(()));
+    assert_eq!(coordinator.run(&execution(1, 2)).await, full(), "what was refused stays refused");
+    assert_eq!(coordinator.run(&next_attempt(execution(1, 2))).await, Ok(()));
     run_of_operator(&machine).await.expect("there is room");
 }
 
@@ -89,7 +95,29 @@ async fn a_file_that_has_no_room_is_refused_by_name_and_leaves_nothing() {
     let left: Vec<_> = std::fs::read_dir(blobs).expect("a directory").flatten().collect();
     assert!(left.is_empty(), "{left:?}");
     disk.empty("other");
+    assert_eq!(coordinator.run(&job).await, full(), "what was refused stays refused");
+    assert_eq!(coordinator.run(&next_attempt(job)).await, Ok(()));
+}
+
+#[tokio::test]
+async fn what_was_accepted_is_not_refused_for_want_of_room_for_its_files() {
+    let Some(disk) = SmallDisk::new(16) else { return below_a_floor_that_is_told().await };
+    let machine = Machine::start(|_, config| {
+        config.work_dir = disk.path().join("work");
+        config.disk_floor = Some(0);
+    })
+    .await;
+    let coordinator = machine.coordinator().await;
+    let job = with_file(execution(1, 1), &[7; 200_000]);
     assert_eq!(coordinator.run(&job).await, Ok(()));
+    // As after its end.
+    let blobs = machine.work_dir().join("blobs").join(job.job_key.context.to_string());
+    for blob in std::fs::read_dir(blobs).expect("a directory").flatten() {
+        std::fs::remove_file(blob.path()).expect("removed");
+    }
+    disk.fill_up("other", 100_000);
+    assert_eq!(coordinator.run(&with_file(execution(1, 2), &[7; 200_000])).await, full());
+    assert_eq!(coordinator.run(&job).await, Ok(()), "its message came once more");
 }
 
 #[tokio::test]

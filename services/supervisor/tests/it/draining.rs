@@ -77,7 +77,12 @@ async fn a_drain_gives_back_what_waits_and_outlives_a_restart() {
     coordinator.hears(late.job_key, |kind| matches!(kind, JobEventKind::Returned).then_some(())).await;
 
     machine.client(Identity::Admin).resume(ResumeRequest::default()).await.expect("resumed");
-    assert_eq!(coordinator.run(&execution(2, 1)).await, Ok(()));
+    assert_eq!(
+        coordinator.run(&execution(2, 1)).await,
+        refused,
+        "its coordinator has gone on to the next attempt"
+    );
+    assert_eq!(coordinator.run(&execution(2, 2)).await, Ok(()));
     machine.stop_supervisor().await;
     machine.start_supervisor().await;
     let resumed = describe(&machine).await;
