@@ -23,23 +23,34 @@ pub(crate) async fn admit(
         Ok(admitted) => return Ok(admitted),
         Err(refusal) => refusal,
     };
-    unless_known(supervisor, job.job_key, refusal).await
+    // It must not be forgotten before it is looked for again: it would be taken as it was refused.
+    known_or(supervisor, job.job_key, refusal).await.map(|()| (Grants::default(), Condition::Known))
 }
 
-/// What refuses a job that is not known; one that is known is taken as it was.
+/// Passes when a job is known here already: it may run or have ended, and its coordinator would send another attempt of it
+/// elsewhere for a refusal.
 ///
 /// # Errors
-/// The refusal, or that it cannot be found out whether the job is known.
-pub(crate) async fn unless_known(
+/// The refusal when it is not known; `UNAVAILABLE` when that cannot be told.
+pub(crate) async fn known_or(
     supervisor: &Supervisor,
-    key: JobKey,
+    job: JobKey,
     refusal: RpcError,
-) -> Result<(Grants, Condition), RpcError> {
-    match supervisor.queue.status(key).await {
-        // It must not be forgotten before it is looked for again: it would be taken as it was refused.
-        Ok(Some(_)) => Ok((Grants::default(), Condition::Known)),
+) -> Result<(), RpcError> {
+    match supervisor.queue.status(job).await {
+        Ok(Some(_)) => Ok(()),
         Ok(None) => Err(refusal),
         Err(error) => Err(unavailable(error)),
+    }
+}
+
+/// What is told of a job that a store without room did not take: it is refused for that only when it is not known. What is known
+/// cannot be told again now.
+pub(crate) async fn without_room(supervisor: &Supervisor, job: JobKey, refusal: RpcError) -> RpcError {
+    let message = format!("job {job} is known here and cannot be told again now; try again: {refusal}");
+    match known_or(supervisor, job, refusal).await {
+        Ok(()) => RpcError::refused("UNAVAILABLE", false, message),
+        Err(refusal) => refusal,
     }
 }
 

@@ -7,15 +7,15 @@ use futures_util::future::{BoxFuture, join_all};
 use model::supervision::{
     ContextDrop, Done, JobAccepted, JobLogs, JobQuery, JobStatus, JobStop, JobStopped, STATE_UNKNOWN, method,
 };
-use model::{ContextUid, Execution, FlowUid, JobKey, ScriptSource};
+use model::{ContextUid, Execution, FlowUid, Grants, JobKey, ScriptSource};
 use mycelium::PublicKey;
 use mycelium::json_rpc::{Answer, Handler, METHOD_NOT_FOUND, Peer, Request, RpcError, answer};
-use queue::{Offer, Refusal, StopOutcome, Supervisor as Queue};
+use queue::{Condition, Offer, Refusal, StopOutcome, Supervisor as Queue};
 use sandbox::room::Floors;
 use serde::Deserialize;
 use service::{Sequencer, Ticket, crash_point};
 
-use crate::admission::{admit, disk_full, unless_known};
+use crate::admission::{admit, disk_full, known_or, without_room};
 use crate::attempts::Requests;
 use crate::blobs::{Blobs, InUse, Purpose};
 use crate::coordinators::Coordinators;
@@ -125,7 +125,7 @@ impl Handler for Intake {
         Box::pin(async move {
             match work.keep_node().await {
                 Ok(()) => work.answer_all(requests).await,
-                Err(error) => requests.iter().map(|_| Err(error.clone())).collect(),
+                Err(error) => work.answer_none(&requests, error).await,
             }
         })
     }
@@ -144,12 +144,18 @@ struct Work {
 
 /// The flow of the first attempt that is to be run. A coordinator sends those of one flow together.
 fn first_flow(requests: &[Request]) -> Option<FlowUid> {
+    let run = requests.iter().find(|request| request.method == method::JOB_RUN)?;
+    Some(job_to_run(run)?.flow)
+}
+
+/// The attempt that a request wants run; nothing for one that wants something else.
+fn job_to_run(request: &Request) -> Option<JobKey> {
     #[derive(Deserialize)]
     struct Head {
         job_key: JobKey,
     }
-    let run = requests.iter().find(|request| request.method == method::JOB_RUN)?;
-    Some(run.read::<Head>().ok()?.job_key.flow)
+    let head: Option<Head> = (request.method == method::JOB_RUN).then(|| request.read().ok())?;
+    head.map(|head| head.job_key)
 }
 
 impl Work {
@@ -161,19 +167,24 @@ impl Work {
     async fn keep_node(&self) -> Result<(), RpcError> {
         let Some(node) = self.node else { return Ok(()) };
         let kept = self.supervisor.queue.note_node(&self.coordinator, &node.to_string()).await;
-        match kept {
-            Ok(false) => {}
-            Ok(true) => self.supervisor.coordinators.note_node(&self.coordinator, node),
-            Err(error) => {
-                // Not `DISK_FULL`, which would be the end of attempts, and some of them may be known.
-                let message = format!(
-                    "where its coordinator is heard cannot be kept; try again ({})",
-                    unavailable(error).message
-                );
-                return Err(RpcError::refused("UNAVAILABLE", false, message));
-            }
+        if kept.map_err(unavailable)? {
+            self.supervisor.coordinators.note_node(&self.coordinator, node);
         }
         Ok(())
+    }
+
+    /// Answers everything with this error; attempts that are known are not refused for it.
+    async fn answer_none(&self, requests: &[Request], error: RpcError) -> Vec<Answer> {
+        let answers = requests.iter().map(|request| async {
+            match job_to_run(request) {
+                Some(job) => {
+                    let refusal = without_room(&self.supervisor, job, error.clone()).await;
+                    Err(self.note(job, refusal))
+                }
+                None => Err(error.clone()),
+            }
+        });
+        join_all(answers).await
     }
 
     /// Jobs go into their queues together, in one round trip, are stopped in one, and are looked up together;
@@ -237,32 +248,48 @@ impl Work {
         if let Some(node) = self.node.filter(|_| accepted.iter().any(Result::is_ok)) {
             self.supervisor.coordinators.note_node(&self.coordinator, node);
         }
-        for ((place, key), result) in places.into_iter().zip(accepted) {
-            answers.push((place, self.accepted(result).map_err(|refusal| self.note(key, refusal))));
-        }
+        let accepted = places
+            .into_iter()
+            .zip(accepted)
+            .map(|((place, job), result)| async move { (place, self.accepted(job, result).await) });
+        answers.extend(join_all(accepted).await);
         answers
     }
 
     /// Reads a job, finds out whether it is taken, and makes sure that its bytes are here.
     async fn prepare(&self, request: &Request) -> Result<(Offer, InUse), RpcError> {
         let mut execution: Execution = request.read()?;
-        let key = execution.job_key;
-        if let Some(refusal) = self.supervisor.refused.get(&self.coordinator, key) {
+        let job = execution.job_key;
+        if let Some(refusal) = self.supervisor.refused.get(&self.coordinator, job) {
             return Err(refusal);
         }
         let hash = execution.content_hash();
-        let note = |refusal| self.note(key, refusal);
-        let admitted = admit(&self.supervisor, &execution, &self.coordinator).await.map_err(note)?;
-        let in_use = self.supervisor.blobs.use_for(&execution);
-        let (grants, condition) = match self.fetch(&mut execution).await {
-            Ok(()) => admitted,
-            Err(refusal) => unless_known(&self.supervisor, key, refusal).await.map_err(note)?,
-        };
+        let taken = self.take(&mut execution).await.map_err(|refusal| self.note(job, refusal))?;
+        let ((grants, condition), in_use) = taken;
         let coordinator = self.coordinator.clone();
         Ok((Offer { execution, hash, coordinator, grants, condition }, in_use))
     }
 
-    /// Makes sure that the bytes that a job needs are here.
+    async fn take(&self, execution: &mut Execution) -> Result<((Grants, Condition), InUse), RpcError> {
+        let (grants, mut condition) = admit(&self.supervisor, execution, &self.coordinator).await?;
+        let in_use = self.supervisor.blobs.use_for(execution);
+        if condition != Condition::Known
+            && let Err(refusal) = self.fetch(execution).await
+        {
+            // What has ended needs no bytes, which may be gone by now.
+            known_or(&self.supervisor, execution.job_key, refusal).await?;
+            condition = Condition::Known;
+        }
+        Ok(((grants, condition), in_use))
+    }
+
+    /// Remembers that an attempt is refused, which its coordinator takes for its end.
+    fn note(&self, job: JobKey, refusal: RpcError) -> RpcError {
+        self.supervisor.refused.note(&self.coordinator, job, &refusal);
+        refusal
+    }
+
+    /// Makes sure that the bytes of a job are on this machine.
     async fn fetch(&self, execution: &mut Execution) -> Result<(), RpcError> {
         let purpose = Purpose { job_key: execution.job_key, context_id: execution.context_id };
         let blobs = &self.supervisor.blobs;
@@ -279,13 +306,7 @@ impl Work {
         Ok(())
     }
 
-    /// Remembers that an attempt is refused, where its coordinator takes that for its end.
-    fn note(&self, key: JobKey, refusal: RpcError) -> RpcError {
-        self.supervisor.refused.note(&self.coordinator, key, &refusal);
-        refusal
-    }
-
-    fn accepted(&self, result: Result<queue::Accepted, Refusal>) -> Answer {
+    async fn accepted(&self, job: JobKey, result: Result<queue::Accepted, Refusal>) -> Answer {
         let metrics = &self.supervisor.metrics;
         match result {
             Ok(accepted) => {
@@ -297,8 +318,12 @@ impl Work {
                 answer(&JobAccepted { accepted: true, supervisor: self.supervisor.presence.name() })
             }
             Err(refusal) => {
-                metrics.refused(refusal.code());
-                Err(RpcError::refused(refusal.code(), refusal.lasting(), refusal.to_string()))
+                let mut error = RpcError::refused(refusal.code(), refusal.lasting(), refusal.to_string());
+                if let Refusal::Store(kv::Error::DiskFull(_) | kv::Error::Oom(_)) = refusal {
+                    error = without_room(&self.supervisor, job, error).await;
+                }
+                metrics.refused(error.reason());
+                Err(self.note(job, error))
             }
         }
     }

@@ -51,6 +51,8 @@ if length >= tonumber(ARGV[4]) then
   return redis.error_reply('QUEUE_FULL the queue holds ' .. length .. ' jobs, its limit is ' .. ARGV[4])
 end
 local time = now()
+-- Of all that is written, first what Redis refuses at `maxmemory`: after another write it would let all pass.
+local seq = redis.call('INCR', SEQ)
 if not bound then
   redis.call('HDEL', KEYS[1], 'dropped_by')
   redis.call('HSET', KEYS[1], 'coordinator', coordinator, 'since', time)
@@ -63,7 +65,6 @@ if nonce ~= '' and not first then
 end
 -- An old worker may have left something here when the job had been forgotten.
 redis.call('DEL', job)
-local seq = redis.call('INCR', SEQ)
 redis.call('HSET', job, 'key', key, 'hash', hash, 'coordinator', coordinator, 'queue', queue, 'seq', seq,
   'state', 'queued', 'status', 'queued', 'queued_at', time, 'log_offset', 0, unpack(ARGV, 10))
 -- Who else is there decides whether anybody may have all slots.

@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use identity::Identity;
 use model::job::BlobRef;
 use model::supervision::JobEventKind;
-use model::{BlobHash, Execution, FileSource};
+use model::{BlobHash, Execution, FileSource, Isolation};
 use proto::v1::{RunAttemptRequest, ScriptType};
 use rpc::ErrorView;
 use testkit::SmallDisk;
@@ -135,4 +135,52 @@ async fn a_store_whose_disk_is_full_is_told_by_name() {
     assert_eq!(Err(error), full());
     let refused = run_of_operator(&machine).await.expect_err("it cannot be kept");
     assert_eq!((refused.code, refused.reason.as_str()), (Code::Unavailable, "DISK_FULL"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn what_is_known_is_not_refused_for_want_of_room() {
+    let machine = Machine::start(|_, _| {}).await;
+    let coordinator = machine.coordinator().await;
+    let mut worker = machine.instance(1, Isolation::Basic).await;
+    let runs = execution(1, 1);
+    coordinator.run(&runs).await.expect("there is room");
+    assert_eq!(worker.take().await.execution.job_key, runs.job_key);
+
+    let again = || Err(("UNAVAILABLE".to_owned(), false));
+    let _ = machine.redis.raw(0, &["CONFIG", "SET", "maxmemory", "1"]);
+    assert_eq!(coordinator.run(&execution(1, 2)).await, Err(("STORE_FULL".to_owned(), false)));
+    assert_eq!(coordinator.run(&runs).await, again(), "it runs");
+    let _ = machine.redis.raw(0, &["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(coordinator.run(&runs).await, Ok(()));
+
+    machine.redis.lose_disk();
+    let number = std::sync::atomic::AtomicU32::new(3);
+    let refused = || async {
+        let next = number.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        coordinator.run(&execution(1, next)).await.err()
+    };
+    let error = testkit::wait_until(refused, testkit::PATIENCE, "what is new is refused").await;
+    assert_eq!(Err(error), full());
+    assert_eq!(coordinator.run(&runs).await, again(), "it runs");
+}
+
+#[tokio::test]
+async fn what_has_ended_is_not_refused_for_bytes_that_are_gone() {
+    let machine = Machine::start(|_, _| {}).await;
+    let coordinator = machine.coordinator().await;
+    let mut worker = machine.instance(1, Isolation::Basic).await;
+    let mut job = with_file(execution(1, 1), &[7; 1000]);
+    coordinator.run(&job).await.expect("it brings its bytes");
+    worker.take().await;
+    worker.finish(job.job_key, |_| {}).await;
+    coordinator.hears_end(job.job_key).await;
+    std::fs::remove_dir_all(machine.work_dir().join("blobs")).expect("removed");
+    // Whoever repeats it does not bring them any more, and this coordinator gives none.
+    for file in job.files.values_mut() {
+        file.inline = None;
+    }
+    assert_eq!(coordinator.run(&job).await, Ok(()));
+    let mut other = job.clone();
+    other.job_key = execution(1, 2).job_key;
+    assert_eq!(coordinator.run(&other).await, Err(("BLOB_MISSING".to_owned(), true)));
 }
