@@ -59,3 +59,19 @@ fn what_is_left_running_is_named_and_fails_the_run() {
     assert_eq!(stdout(&left_running(ours.path()), 0), "");
     assert!(other.is_running(), "what belongs to others goes on");
 }
+
+#[test]
+fn what_is_left_mounted_is_named_and_fails_the_run() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = dir.path().join("a disk");
+    std::fs::create_dir(&at).expect("a directory");
+    let mut mount = Command::new("mount");
+    let mounted = mount.args(["-t", "tmpfs", "mycora-test"]).arg(&at).output().expect("it starts");
+    if !mounted.status.success() {
+        // Who may not mount leaves none.
+        return assert_eq!(stdout(&left_running(dir.path()), 0), "");
+    }
+    let said = stdout(&left_running(dir.path()), 1);
+    assert_eq!(said, format!("left mounted:\n  {}\n", at.display()));
+    assert_eq!(stdout(&left_running(dir.path()), 0), "", "it was taken away");
+}

@@ -1,37 +1,58 @@
 //! A file system that is soon full.
 
 use std::fs::File;
-use std::io::Write as _;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
-use tempfile::TempDir;
+/// Mounts it, and takes it away when nobody holds the other end of its input any more. Somebody may still be in there: it
+/// goes when that one does.
+const KEEPER: &str = r#"
+IFS= read -r dir && read -r mebibytes || exit
+mount -t tmpfs -o "size=${mebibytes}m,mode=711" mycora-test "$dir" && echo mounted && read -r end
+umount -l "$dir"
+rmdir "$dir"
+"#;
 
-/// A file system of its own in a temporary directory, which other users may pass through; gone when dropped.
+/// A file system of its own in a temporary directory, which other users may pass through; gone when dropped, and when this
+/// process ends, however that is.
 #[derive(Debug)]
 pub struct SmallDisk {
-    dir: TempDir,
+    dir: PathBuf,
+    keeper: Child,
 }
 
 impl SmallDisk {
     /// Makes one of so many mebibytes; nothing where this process may not mount any.
     ///
     /// # Panics
-    /// When there is no temporary directory.
+    /// When there is no temporary directory, or no shell.
     #[must_use]
     pub fn new(mebibytes: u32) -> Option<Self> {
         let dir = tempfile::Builder::new().prefix("mycora-disk-").tempdir().expect("a temporary directory");
-        let options = format!("size={mebibytes}m,mode=711");
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &options, "mycora-test"]).arg(dir.path());
-        let mounted = mount.stdin(Stdio::null()).stderr(Stdio::null()).status();
-        mounted.is_ok_and(|status| status.success()).then(|| Self { dir })
+        let dir = dir.keep();
+        let mut keeper = Command::new("sh");
+        // What ends whole groups of processes, such as Ctrl-C, would end it before it has done its work.
+        keeper.args(["-c", KEEPER]).current_dir("/").process_group(0);
+        keeper.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut keeper = keeper.spawn().expect("a shell");
+        let orders = format!("{}\n{mebibytes}\n", dir.display());
+        let told = keeper.stdin.as_mut().map(|stdin| stdin.write_all(orders.as_bytes()));
+        let mut answer = String::new();
+        let heard = keeper.stdout.take().map(|stdout| BufReader::new(stdout).read_line(&mut answer));
+        assert!(
+            matches!((told, heard), (Some(Ok(())), Some(Ok(_)))),
+            "the shell reads, and says what it did"
+        );
+        let disk = Self { dir, keeper };
+        (answer == "mounted\n").then_some(disk)
     }
 
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
-        self.dir.path()
+        &self.dir
     }
 
     /// Takes all room that is left, as a file of this name, but for so many bytes. Others may take and give back room meanwhile.
@@ -62,7 +83,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Somebody may still be in there; it goes when that one does.
-        let _ = Command::new("umount").arg("-l").arg(self.dir.path()).stdin(Stdio::null()).status();
+        drop(self.keeper.stdin.take());
+        let _ = self.keeper.wait();
     }
 }

@@ -1,9 +1,13 @@
 //! The tools themselves, tried on real processes and connections.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use testkit::{Fault, FaultProxy, PATIENCE, Process, RedisServer, Target, Witness, wait_until};
+use testkit::{
+    Fault, FaultProxy, PATIENCE, Process, RedisServer, SmallDisk, Target, Witness, wait_until,
+    wait_until_blocking,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -83,4 +87,43 @@ fn a_witness_tells() {
     assert!(overlap.is_err());
     let twice = std::panic::catch_unwind(|| witness.assert_each_once(&["a"]));
     assert!(twice.is_err());
+}
+
+/// Whether a file system is mounted there.
+fn is_mounted(dir: &str) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("it is told");
+    mounts.lines().any(|line| line.split(' ').nth(1) == Some(dir))
+}
+
+#[test]
+fn a_small_disk_goes_with_whoever_holds_it() {
+    // Nothing stays of one that may not be mounted either.
+    let Some(disk) = SmallDisk::new(1) else { return };
+    let dir = disk.path().to_str().expect("a plain path").to_owned();
+    assert!(is_mounted(&dir));
+    drop(disk);
+    assert!(!is_mounted(&dir) && !Path::new(&dir).exists());
+
+    // This test, started anew as one that holds a disk.
+    let mut holder = Command::new(std::env::current_exe().expect("this program"));
+    holder.args(["--exact", "whoever_holds_a_small_disk", "--nocapture"]).env("HOLDS_A_DISK", "1");
+    let mut holder = Process::spawn("holder", &mut holder);
+    let line = holder.wait_for_line("holds ", PATIENCE);
+    let dir = line.split_once("holds ").map(|(_, dir)| dir.to_owned()).expect("its directory");
+    assert!(is_mounted(&dir));
+    holder.kill9();
+    let gone = || (!is_mounted(&dir) && !Path::new(&dir).exists()).then_some(());
+    wait_until_blocking(gone, PATIENCE, "the disk of a killed process is gone");
+}
+
+/// Does nothing by itself: it is the process that is killed by the test before.
+#[test]
+fn whoever_holds_a_small_disk() {
+    if std::env::var_os("HOLDS_A_DISK").is_some() {
+        let disk = SmallDisk::new(1).expect("its parent may mount one");
+        println!("holds {}", disk.path().display());
+        loop {
+            std::thread::park();
+        }
+    }
 }
