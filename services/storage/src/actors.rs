@@ -42,6 +42,8 @@ struct Change<'a> {
     /// The revision that it builds on; nothing for any.
     expected: Option<Revision>,
     fields: Written,
+    /// Made where Redis is at its `maxmemory` as well: there is a bound to how often.
+    may_be_full: bool,
 }
 
 impl Store {
@@ -133,8 +135,8 @@ impl Store {
         fields.json("address", address).optional("home_context", *home_context);
         let deed = Deed::of(asker, Action::UpdateActor, format_args!("actor {id}")).asked(request);
         let pubkey = self.actor(*id).await?.pubkey;
-        let change =
-            Change { deed, asker, request, id: *id, pubkey: &pubkey, expected: *expected_revision, fields };
+        let (pubkey, expected, may_be_full) = (&*pubkey, *expected_revision, asker.is_none());
+        let change = Change { deed, asker, request, id: *id, pubkey, expected, fields, may_be_full };
         self.change_actor(change, now).await?;
         self.actor_ever(*id).await
     }
@@ -170,7 +172,9 @@ impl Store {
                 .optional("certificates_not_before", actor.certificates_not_before);
             let deed = Deed::of(asker, Action::RotateActorKey, format_args!("actor {id}")).asked(request);
             let expected = Some(actor.revision);
-            let change = Change { deed, asker, request, id: *id, pubkey, expected, fields };
+            // Actors change their own keys only so often.
+            let change =
+                Change { deed, asker, request, id: *id, pubkey, expected, fields, may_be_full: true };
             match self.change_actor(change, now).await {
                 // Somebody else changed it since it was read.
                 Err(Error::Changed(_)) => {}
@@ -257,7 +261,7 @@ impl Store {
     }
 
     async fn change_actor(&self, change: Change<'_>, now: Timestamp) -> Result<()> {
-        let Change { deed, asker, request, id, pubkey, expected, fields } = change;
+        let Change { deed, asker, request, id, pubkey, expected, fields, may_be_full } = change;
         let keys = self.keys();
         let mut touched = vec![keys.actor(id), keys.actor_keys()];
         touched.extend(request.map(|request| keys.request(asker.unwrap_or(BOOTSTRAP), &request.id)));
@@ -269,6 +273,7 @@ impl Store {
             .arg(hash_of(request))
             .arg(limits::REQUEST_ID_KEEP_SECS)
             .arg(pubkey)
+            .arg(if may_be_full { "reserve" } else { "" })
             .args(fields.args());
         self.apply_global(call).await.map_err(|error| of_actor(error, id))?;
         Ok(())

@@ -224,6 +224,7 @@ impl Store {
                 .arg(context.revision.0)
                 .arg(hash_of(request))
                 .arg(limits::REQUEST_ID_KEEP_SECS)
+                .arg(if actor.is_none() || is_revocation(change, &context) { "reserve" } else { "" })
                 .args(changed_fields(change, &context).args());
             match tenant.apply_revision(call).await {
                 Err(Error::ContextChanged(_)) => {}
@@ -234,7 +235,7 @@ impl Store {
         Err(Error::ContextChanged(change.id))
     }
 
-    /// Writes who has which role, if the context is still as it was read. The deed stands in the context's audit.
+    /// Writes that somebody has no role any more, if the context is still as it was read. The deed stands in the context's audit.
     pub(crate) async fn write_members(
         &self,
         context: &Context,
@@ -254,6 +255,7 @@ impl Store {
             .arg(context.revision.0)
             .arg("")
             .arg(0)
+            .arg("reserve")
             .args(fields.args());
         tenant.apply_revision(call).await.map(drop)
     }
@@ -310,6 +312,16 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// Whether a change does nothing but take roles away: it works where Redis is full, and there is an end to such changes.
+fn is_revocation(change: &ContextChange, context: &Context) -> bool {
+    let ContextChange { id: _, expected_revision: _, admins, executors, readers, settings } = change;
+    let lists = [(admins, &context.admins), (executors, &context.executors), (readers, &context.readers)];
+    let named = lists.into_iter().filter_map(|(new, known)| Some((new.as_ref()?, known)));
+    let named: Vec<(&BTreeSet<ActorId>, &BTreeSet<ActorId>)> = named.collect();
+    let takes_only = named.iter().all(|(new, known)| new.is_subset(known));
+    settings.is_none() && takes_only && named.iter().any(|(new, known)| new.len() < known.len())
 }
 
 fn changed_fields(change: &ContextChange, context: &Context) -> Written {

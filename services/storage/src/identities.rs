@@ -13,6 +13,7 @@ use tokio::sync::broadcast::error::RecvError;
 
 use crate::error::{Error, Result};
 use crate::record::{self, Fields};
+use crate::scripts;
 use crate::store::Store;
 
 /// What is read of an actor. The first is in every actor's hash.
@@ -51,8 +52,8 @@ impl Store {
     /// Uses up the id of a token for so many seconds; `false` when it was used up before.
     pub(crate) async fn spend_token(&self, actor: ActorId, token_id: &str, secs: u64) -> Result<bool> {
         let key = self.keys().token(actor, token_id);
-        let set = Cmd::new("SET").arg(&key).arg("").arg("NX").arg("EX").arg(secs.max(1));
-        Ok(!self.connection().cmd(set).await?.is_nil())
+        let call = self.begin_global(&scripts::SPEND_TOKEN, &[&key], Timestamp::now()).arg(secs.max(1));
+        Ok(self.call_global(call).await?.int()? == 1)
     }
 }
 

@@ -68,6 +68,7 @@ scripts! {
         TRIM_GLOBAL = "trim_global",
         ASK_CONTEXT_REMOVAL = "ask_context_removal",
         PUBLISH_CONTEXT = "publish_context",
+        SPEND_TOKEN = "spend_token",
         UNPUBLISH_CONTEXT = "unpublish_context",
         MARK_REMOVAL = "mark_removal",
         FORGET_REMOVAL = "forget_removal";

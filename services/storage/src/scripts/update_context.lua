@@ -1,6 +1,7 @@
 -- Changes members and settings of a context.
 -- KEYS 4 request (only with a request id)
--- ARGV 5 the context's revision that was decided on, 6 request hash, 7 seconds to remember it, 8.. fields
+-- ARGV 5 the context's revision that was decided on, 6 request hash, 7 seconds to remember it,
+--      8 `reserve` where Redis may be full, 9.. fields
 -- Gives the revision of the change; 0 when the same request had made it before.
 local no = closed()
 if no then return no end
@@ -10,9 +11,10 @@ if before then return 0 end
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
+if ARGV[8] == 'reserve' then use_reserve() end
 
 local revision = raise()
-redis.call('HSET', KEYS[1], 'updated_at', ARGV[3], 'revision', revision, unpack(ARGV, 8))
+redis.call('HSET', KEYS[1], 'updated_at', ARGV[3], 'revision', revision, unpack(ARGV, 9))
 remember(KEYS[4], ARGV[6], ARGV[7])
 emit(revision, '{"kind":"context"}')
 hint('context')

@@ -145,7 +145,7 @@ pub(crate) fn proof_of(key: &SigningKey, id: u32) -> String {
     key_proof::sign(key, &TrustDomain::default(), ActorId(id), Timestamp::now())
 }
 
-fn rotate(id: u32, key: &SigningKey, overlap_secs: u32) -> v1::RotateActorKeyRequest {
+pub(crate) fn rotate(id: u32, key: &SigningKey, overlap_secs: u32) -> v1::RotateActorKeyRequest {
     let pubkey = key.verifying_key().to_string();
     let key_proof = proof_of(key, id);
     v1::RotateActorKeyRequest { id, pubkey, overlap_secs, key_proof, ..Default::default() }

@@ -38,7 +38,7 @@ async fn until(changes: &mut Streaming<wire::WatchIdentitiesResponse>, last: Cha
     heard
 }
 
-fn spend(actor_id: u32, token_id: &str) -> wire::SpendTokenRequest {
+pub(crate) fn spend(actor_id: u32, token_id: &str) -> wire::SpendTokenRequest {
     let expire_time = Some(proto::convert::time::to_wire(Timestamp::now() + Duration::from_secs(60)));
     wire::SpendTokenRequest { actor_id, token_id: token_id.to_owned(), expire_time }
 }

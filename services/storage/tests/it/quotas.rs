@@ -15,7 +15,9 @@ use storage::{Config, Quota, QuotaSetting, Quotas};
 use testkit::{PATIENCE, RedisServer, wait_until};
 use tonic::{Code, Status};
 
-use crate::stage::{ADMIN, CONTEXT, EXECUTOR, Running, Stage, create, failure};
+use crate::actors::rotate;
+use crate::identities::spend;
+use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, Running, Stage, create, failure};
 
 const LAYOUTS: [Layout; 2] = [Layout::Database, Layout::HashTag];
 
@@ -469,5 +471,43 @@ async fn what_frees_works_where_redis_is_out_of_memory() {
             stage.ask(Cmd::new("EXISTS").arg(&context)).await.int().is_ok_and(|n| n == 0).then_some(())
         };
         wait_until(gone, PATIENCE, "the context is removed").await;
+    }
+}
+
+#[tokio::test]
+async fn who_may_do_what_is_taken_away_where_redis_is_out_of_memory() {
+    for layout in LAYOUTS {
+        let stage = stage(layout, &[]).await;
+        bound_memory(&stage, 1, 2).await;
+        // A token that counts once counts there as well, and once.
+        for fresh in [true, false] {
+            let spent = stage.identities().spend_token(spend(READER, "one")).await.unwrap().into_inner();
+            assert_eq!(spent.fresh, fresh);
+        }
+        // Keys are revoked by whose they are, addresses changed by the operator alone: an actor may do that again and again.
+        let own = Identity::Actor(ActorId(READER));
+        let key = rotate(READER, &identity::SigningKey::generate(), 0);
+        stage.actors(own).rotate_actor_key(key).await.unwrap();
+        let moved = v1::UpdateActorRequest { id: READER, ..Default::default() };
+        assert!(store_full(&stage.actors(own).update_actor(moved.clone()).await.unwrap_err()));
+        stage.actors(Identity::Admin).update_actor(moved).await.unwrap();
+        // Roles are taken away, and not given.
+        let mut admin = stage.contexts(Identity::Actor(ActorId(ADMIN)));
+        let readers = |ids: &[u32]| v1::UpdateContextRequest {
+            context_id: CONTEXT,
+            readers: Some(v1::ActorList { ids: ids.to_vec() }),
+            ..Default::default()
+        };
+        let left = admin.update_context(readers(&[])).await.unwrap().into_inner().context.unwrap();
+        assert!(left.readers.is_empty());
+        for given in [&[][..], &[READER]] {
+            assert!(store_full(&admin.update_context(readers(given)).await.unwrap_err()));
+        }
+        // An actor goes, with its roles.
+        let delete = v1::DeleteActorRequest { id: EXECUTOR, ..Default::default() };
+        stage.actors(Identity::Admin).delete_actor(delete).await.unwrap();
+        let get = v1::GetContextRequest { id: CONTEXT };
+        let left = admin.get_context(get).await.unwrap().into_inner().context.unwrap();
+        assert!(left.executors.is_empty(), "{left:?}");
     }
 }
