@@ -239,6 +239,11 @@ fn the_operators_port_tells_strangers_yes_or_no() {
             let status = if known { "HTTP/1.1 200" } else { "HTTP/1.1 401" };
             assert!(answer.starts_with(status) && answer.contains("mycora") == known, "{path}: {answer}");
         }
+        // What may be lost is for the same readers.
+        let answer = get_with(&header, ops, "/info");
+        let promise =
+            "\"durability\":\"fast: an answered change survives the end of every process, Redis too;";
+        assert_eq!(answer.contains(promise), known, "{answer}");
         for path in ["/livez", "/readyz"] {
             assert!(get_with(&header, ops, path).starts_with("HTTP/1.1 200"), "{path}");
         }

@@ -1,17 +1,18 @@
 //! Puts the service together.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use identity::TrustDomain;
 use kv::Kv;
 use model::Timestamp;
 use rpc::{Directory, MountBuilder};
-use service::Readiness;
+use service::{Notices, Readiness};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::context_removal::Removals;
-use crate::durability::{self, Confirmation, Durability, Refusal};
+use crate::durability::{self, Confirmation, DURABILITY, Durability, Refusal};
 use crate::error::Error;
 use crate::events::Hub;
 use crate::replicas::Replicas;
@@ -34,6 +35,7 @@ pub struct Deps {
 pub struct App {
     hub: Hub,
     rpc: Rpc,
+    notices: Notices,
     stop: CancellationToken,
 }
 
@@ -41,13 +43,17 @@ impl App {
     pub(crate) async fn new(config: Config, deps: Deps) -> Result<Self, StartError> {
         let Config { layout, durability: asked, lease, addresses, quotas } = config;
         durability::check_layout(layout, &deps.kv).await?;
-        let (confirmation, doubts) = Confirmation::of(asked, &deps.kv).await?;
+        let (confirmation, servers) = Confirmation::of(asked, &deps.kv).await?;
         let store =
             Store::open(deps.kv, layout, confirmation, quotas).await.map_err(|error| match error {
                 Error::Store(error) if error.is_connection_trouble() => StartError::Unreachable(error),
                 error => StartError::Unusable(Box::new(error)),
             })?;
-        for doubt in doubts {
+        let promises: BTreeSet<String> = servers.iter().map(|server| server.promise(asked)).collect();
+        let promises: Vec<String> = promises.into_iter().collect();
+        let notices = Notices::default();
+        notices.notice(DURABILITY).set(Some(&promises.join("; ")));
+        for doubt in servers.iter().filter_map(|server| server.doubt(asked)) {
             match asked {
                 // It is what was chosen, unless somebody expects more of it.
                 Durability::Fast => tracing::info!("{doubt}"),
@@ -69,7 +75,7 @@ impl App {
             addresses: Arc::new(addresses),
             stop: stop.clone(),
         };
-        Ok(Self { hub, rpc, stop })
+        Ok(Self { hub, rpc, notices, stop })
     }
 
     /// Adds what actors and the bootstrap identity may call.
@@ -100,6 +106,13 @@ impl App {
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         self.hub.readiness().clone()
+    }
+
+    /// What operators should know of it: under [`DURABILITY`] what an answered change survives, with Redis as it was when the
+    /// service was built.
+    #[must_use]
+    pub fn notices(&self) -> Notices {
+        self.notices.clone()
     }
 
     /// Removes what is too old at this moment, in all contexts: blobs that nobody refers to, events, entries of the audit. A

@@ -14,6 +14,12 @@ const REPLICA_DISK_PATIENCE: Duration = Duration::from_secs(5);
 /// The first version that knows `WAITAOF`.
 const WAITAOF_SINCE: (u32, u32) = (7, 2);
 
+/// The notice about it.
+pub const DURABILITY: &str = "durability";
+/// What an answered change survives where Redis does not say how it is set up.
+const UNTOLD: &str =
+    "an answered change survives what Redis is set up for, which it does not tell: allow CONFIG GET";
+
 /// What an answered change survives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Durability {
@@ -117,6 +123,32 @@ impl Durability {
         ))
     }
 
+    /// What an answered change survives at a server that is set up so, and what it does not: for operators.
+    fn promise(self, setup: &Setup) -> String {
+        let doubt = self.doubt(setup);
+        let survives = match (self, setup.append_only.as_deref(), setup.append_fsync.as_deref()) {
+            (Self::Fast, Some("no"), _) | (Self::Fast, Some(_), Some("everysec")) => {
+                "an answered change survives the end of every process but Redis; that of the machine costs seconds at least"
+            }
+            (Self::Fast, Some(_), Some("no")) => {
+                "an answered change survives the end of every process, Redis too; the end of its machine costs what that has \
+                 not brought to the disk, on Linux up to half a minute"
+            }
+            (Self::Fast, Some(_), Some(_)) | (Self::Synced, _, _) => {
+                "an answered change is on the disk of Redis' machine: it survives the end of that, not the loss of the disk"
+            }
+            (Self::Fast, _, _) => UNTOLD,
+            (Self::Replicated, _, _) if setup.version < WAITAOF_SINCE => {
+                "an answered change is in the memory of Redis and of a replica: it survives the loss of one of them"
+            }
+            (Self::Replicated, _, _) => {
+                "an answered change is on the disks of Redis and of a replica: it survives the loss of one of them"
+            }
+        };
+        let doubt = doubt.map(|doubt| format!("; {doubt}")).unwrap_or_default();
+        format!("{self}: {survives}{doubt}")
+    }
+
     /// What a change waits for at a server that is set up so.
     ///
     /// # Errors
@@ -188,36 +220,33 @@ fn told<'a>(product: &str, setting: Option<&'a str>, name: &str) -> Result<&'a s
 }
 
 impl Confirmation {
-    /// What `asked` comes to with this Redis, of which every server that takes writes has to give it; and what those give
-    /// less than they say.
+    /// What `asked` comes to with this Redis, of which every server that takes writes has to give it; and how those are set up, as
+    /// far as they tell.
     ///
     /// # Errors
     /// Names what it cannot give.
-    pub(crate) async fn of(asked: Durability, kv: &Kv) -> Result<(Self, Vec<String>), Refusal> {
-        let mut doubts = Vec::new();
-        if asked == Durability::Fast {
-            // It needs nothing: who may not be asked is not asked.
-            for primary in kv.primaries().await? {
-                doubts.extend(primary.setup().await.ok().and_then(|setup| asked.doubt(&setup)));
+    pub(crate) async fn of(asked: Durability, kv: &Kv) -> Result<(Self, Vec<ServerSetup>), Refusal> {
+        let mut servers = Vec::new();
+        for primary in kv.primaries().await? {
+            let name = kv.endpoint().is_cluster().then(|| primary.endpoint().to_owned());
+            let setup = match primary.setup().await {
+                Ok(setup) => Some(setup),
+                // It needs nothing: who may not be asked is not asked.
+                Err(_) if asked == Durability::Fast => None,
+                // It is about to change its role; somebody else takes writes soon.
+                Err(kv::Error::Readonly(reason)) => {
+                    let endpoint = primary.endpoint().to_owned();
+                    return Err(kv::Error::Unreachable { endpoint, reason }.into());
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let server = ServerSetup { name, setup };
+            if let Some(setup) = &server.setup {
+                asked.on(setup).map_err(|why| Refusal::NotGiven(server.named(&why)))?;
             }
-        } else {
-            for primary in kv.primaries().await? {
-                let setup = primary.setup().await.map_err(|error| match error {
-                    // It is about to change its role; somebody else takes writes soon.
-                    kv::Error::Readonly(reason) => {
-                        kv::Error::Unreachable { endpoint: primary.endpoint().to_owned(), reason }
-                    }
-                    error => error,
-                })?;
-                let of_server = |why: String| match kv.endpoint().is_cluster() {
-                    true => format!("{}: {why}", primary.endpoint()),
-                    false => why,
-                };
-                asked.on(&setup).map_err(|why| Refusal::NotGiven(of_server(why)))?;
-                doubts.extend(asked.doubt(&setup).map(of_server));
-            }
+            servers.push(server);
         }
-        Ok((Self { asked }, doubts))
+        Ok((Self { asked }, servers))
     }
 
     /// Calls a script and waits for what makes its answer count. The server is asked again what it can give whenever
@@ -227,6 +256,33 @@ impl Confirmation {
             Durability::Fast => connection.call(call).await,
             asked => connection.change(call, |setup| asked.on(setup)).await,
         }
+    }
+}
+
+/// How a server that takes writes is set up.
+#[derive(Debug)]
+pub(crate) struct ServerSetup {
+    /// Where it is; nothing where there is no other.
+    name: Option<String>,
+    /// Nothing for one that did not tell.
+    setup: Option<Setup>,
+}
+
+impl ServerSetup {
+    /// What it gives less than `asked` says.
+    pub(crate) fn doubt(&self, asked: Durability) -> Option<String> {
+        self.setup.as_ref().and_then(|setup| asked.doubt(setup)).map(|doubt| self.named(&doubt))
+    }
+
+    /// What an answered change survives there.
+    pub(crate) fn promise(&self, asked: Durability) -> String {
+        let promise =
+            self.setup.as_ref().map_or_else(|| format!("{asked}: {UNTOLD}"), |setup| asked.promise(setup));
+        self.named(&promise)
+    }
+
+    fn named(&self, what: &str) -> String {
+        self.name.as_ref().map_or_else(|| what.to_owned(), |name| format!("{name}: {what}"))
     }
 }
 
@@ -323,6 +379,25 @@ mod tests {
                 Some(part) => assert!(doubt.as_ref().is_some_and(|doubt| doubt.contains(part)), "{doubt:?}"),
                 None => assert_eq!(doubt, None),
             }
+        }
+    }
+
+    #[test]
+    fn operators_are_told_what_an_answered_change_survives() {
+        use Durability::{Fast, Replicated, Synced};
+        for (asked, version, append_only, append_fsync, told, doubted) in [
+            (Fast, (7, 0), "no", "everysec", "every process but Redis", "`appendonly no`"),
+            (Fast, (7, 0), "yes", "everysec", "every process but Redis", "`appendfsync everysec`"),
+            (Fast, (7, 0), "yes", "no", "every process, Redis too", ""),
+            (Fast, (7, 0), "yes", "always", "on the disk of Redis' machine", ""),
+            (Fast, (7, 0), "", "", "does not tell: allow CONFIG GET", ""),
+            (Synced, (7, 2), "yes", "everysec", "not the loss of the disk", ""),
+            (Replicated, (7, 0), "yes", "everysec", "in the memory of Redis and of a replica", ""),
+            (Replicated, (7, 2), "yes", "everysec", "on the disks of Redis and of a replica", ""),
+        ] {
+            let promise = asked.promise(&setup(version, 1, append_only, append_fsync));
+            assert!(promise.starts_with(asked.as_str()) && promise.contains(told), "{promise}");
+            assert!(promise.contains(doubted) && promise.contains("; durability") != doubted.is_empty());
         }
     }
 

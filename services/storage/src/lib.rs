@@ -67,7 +67,7 @@ mod watches;
 
 pub use app::{App, Deps, StartError};
 pub use config::Config;
-pub use durability::{Durability, UnknownDurability};
+pub use durability::{DURABILITY, Durability, UnknownDurability};
 pub use process::Flags;
 pub use quotas::{BadSetting, Quota, QuotaSetting, Quotas};
 pub use rpc::{ADMINISTRATIVE, INTERNAL_POLICY, PUBLIC_POLICY, policy};

@@ -106,6 +106,7 @@ impl service::App for App {
         };
         // Met when Redis is heard, and unmet again whenever it goes away.
         host.readiness.include("", &app.readiness());
+        host.notices.include(&app.notices());
         let builder = Mount::builder(policy()).directory(app.directory());
         let mount = app.mount_public(app.mount_internal(builder)).descriptors(proto::DESCRIPTORS).build()?;
         host.serve(mount, &tls)?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use keys::Layout;
 use kv::{Cmd, Endpoint, Kv};
+use storage::Durability;
 
 use super::directory::DataDir;
 use super::disk::SharedDisk;
@@ -92,6 +93,15 @@ impl Store {
             Self::Private(redis) => redis.runner_endpoint(),
             Self::Named(_) => self.supervisor_endpoint(),
         }
+    }
+
+    /// What an answered change survives, where the server alone cannot know: the child is brought to the disk from outside.
+    #[must_use]
+    pub(super) fn promise(&self, durability: Durability) -> Option<&'static str> {
+        let is_ours = matches!(self, Self::Private(_)) && durability == Durability::Fast;
+        is_ours.then_some(
+            "fast: an answered change survives the end of every process, Redis too; the end of the machine costs the last second or two",
+        )
     }
 
     /// The command that opens a prompt at the server, without its password where that is not ours to tell.

@@ -13,7 +13,7 @@ use mycelium_gateway::dial;
 use prometheus::Registry;
 use rpc::{CallRate, Channel, LocalServer, MethodPolicy, Mount, MountBuilder, Server};
 use sandbox::Standing;
-use service::{CertificateMetrics, Info, Limits, Ops, OpsAccess, OpsListener, Readiness, Shutdown};
+use service::{CertificateMetrics, Info, Limits, Notices, Ops, OpsAccess, OpsListener, Readiness, Shutdown};
 use storage::Quotas;
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
@@ -67,6 +67,7 @@ pub(super) struct Suite {
     /// Ends what comes in from outside, at once.
     serving: CancellationToken,
     readiness: Readiness,
+    notices: Notices,
 }
 
 /// Where each service is put once it is built.
@@ -94,6 +95,7 @@ impl Suite {
             storage: None,
             serving,
             readiness: Readiness::new(),
+            notices: Notices::default(),
         };
         let started = suite.readiness.condition("start");
         let access = OpsAccess::Token(super::ops_token(parts.dir)?);
@@ -219,7 +221,7 @@ impl Suite {
 
     fn serve_ops(&mut self, listener: TcpListener, metrics: Registry, limits: Limits, access: OpsAccess) {
         let info = Info { name: "mycora", version: env!("CARGO_PKG_VERSION"), limits };
-        let ops = Ops::new(info, self.readiness.clone(), metrics, access);
+        let ops = Ops::new(info, self.readiness.clone(), metrics, access).with_notices(self.notices.clone());
         let listener = OpsListener::Tcp(listener);
         let stop = self.stop.clone();
         self.tasks.spawn(async move {
@@ -289,6 +291,10 @@ impl Suite {
         let mount = app.mount_public(mount).directory(app.directory());
         let readiness = app.readiness();
         self.readiness.include("storage", &readiness);
+        match parts.redis.promise(durability) {
+            Some(promise) => self.notices.notice(storage::DURABILITY).set(Some(promise)),
+            None => self.notices.include(&app.notices()),
+        }
         let tables = [storage::PUBLIC_POLICY, storage::INTERNAL_POLICY];
         publish(&places.storage, &readiness, &tables, |all| app.mount_public(app.mount_internal(all)))?;
         self.storage = Some(tokio::spawn(app.run(self.stop_storage.clone())));
