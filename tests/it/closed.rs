@@ -242,7 +242,7 @@ fn the_operators_port_tells_strangers_yes_or_no() {
         // What may be lost is for the same readers.
         let answer = get_with(&header, ops, "/info");
         let promise =
-            "\"durability\":\"fast: an answered change survives the end of every process, Redis too;";
+            "\"durability\": \"fast: an answered change survives the end of every process, Redis too;";
         assert_eq!(answer.contains(promise), known, "{answer}");
         for path in ["/livez", "/readyz"] {
             assert!(get_with(&header, ops, path).starts_with("HTTP/1.1 200"), "{path}");
