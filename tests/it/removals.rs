@@ -1,5 +1,6 @@
-//! Contexts that are removed with everything in them, wherever it lies and whoever dies meanwhile.
+//! Contexts and flows that are removed with everything in them, wherever it lies and whoever dies meanwhile.
 
+use std::collections::BTreeSet;
 use std::process::Stdio;
 
 use identity::ServiceName;
@@ -7,6 +8,7 @@ use testkit::{free_port, wait_until_blocking};
 
 use crate::local::Processes;
 use crate::operators::logs;
+use crate::scene::Scene;
 use crate::suite::{PATIENCE, command, flow_file, stdout};
 
 const ONE: &str = "name: one\njobs:\n  one: { script_type: shell, script: 'echo here' }\n";
@@ -68,4 +70,66 @@ fn a_storage_that_dies_while_it_removes_a_context_goes_on_with_it() {
         deletion.wait().expect("it ends");
     }
     mycora(&processes, &["context", "create", "--id", "2"]);
+}
+
+/// The database of the supervisor of `up`.
+const SUPERVISOR: u32 = 4095;
+
+/// The keys of a database, without the numbers in them.
+fn kinds(scene: &Scene, database: u32) -> BTreeSet<String> {
+    let keys = scene.up.redis(database, &["KEYS", "*"]);
+    let kind = |key: &str| {
+        let parts = key.split(':').filter(|part| !part.contains('-') && part.parse::<u64>().is_err());
+        parts.collect::<Vec<_>>().join(":")
+    };
+    keys.lines().map(kind).collect()
+}
+
+/// What all keys of coordinator and supervisor take.
+fn bytes(scene: &Scene) -> u64 {
+    let of_database = |database: u32| -> u64 {
+        let keys = scene.up.redis(database, &["KEYS", "*"]);
+        let usage = |key: &str| {
+            let usage = scene.up.redis(database, &["MEMORY", "USAGE", key, "SAMPLES", "0"]);
+            usage.trim().parse::<u64>().unwrap_or_default()
+        };
+        keys.lines().map(usage).sum()
+    };
+    of_database(1) + of_database(SUPERVISOR)
+}
+
+/// Also at the machine that ran it, whose end it has just heard of.
+#[test]
+fn a_deleted_flow_leaves_nothing_but_what_is_named() {
+    let scene = Scene::new(&[]);
+    // The first one leaves what there is of every context that ever had one.
+    let flow =
+        "name: one\njobs:\n  one: { script_type: shell, script: 'echo here; echo k=v > $MYCORA_RESULT' }\n";
+    let remove = |ids: &[u64]| {
+        for id in ids {
+            stdout(&scene.up.mycora(&["flow", "delete", &id.to_string()]), 0);
+        }
+        let forgotten = || {
+            let records = scene.up.redis(SUPERVISOR, &["KEYS", "hero:job:*"]);
+            (records.trim().is_empty() && logs(&scene.path().join("data")).is_empty()).then_some(())
+        };
+        wait_until_blocking(forgotten, PATIENCE, "the machine keeps nothing of them");
+    };
+    let (first, _) = scene.run(flow);
+    remove(&[first]);
+    let before = bytes(&scene);
+    let ids: Vec<u64> = (0..10).map(|_| scene.run(flow).0).collect();
+    let kept = bytes(&scene) - before;
+    remove(&ids);
+    let left = bytes(&scene) - before;
+    eprintln!("a flow of one job takes {} bytes; deleted it leaves {}", kept / 10, left / 10);
+
+    let named = ["audit", "context", "event_marks", "events", "ids", "requests", "runner", "runners"];
+    let unnamed: Vec<_> = kinds(&scene, 1).into_iter().filter(|kind| !named.contains(&&**kind)).collect();
+    assert_eq!(unnamed, [""; 0], "of the coordinator");
+    let unnamed: Vec<_> = kinds(&scene, SUPERVISOR).into_iter().filter(|kind| kind.contains("job")).collect();
+    assert_eq!(unnamed, [""; 0], "of the supervisor");
+    assert_eq!(scene.up.redis(SUPERVISOR, &["KEYS", "hero:q:reply:*"]).trim(), "");
+    assert!(left * 3 < kept, "of {kept} bytes {left} are left");
+    scene.close();
 }

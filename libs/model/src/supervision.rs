@@ -18,6 +18,8 @@ pub mod method {
     pub const JOB_STOP: &str = "job.stop";
     /// To a supervisor: [`super::JobQuery`] → [`super::JobStatus`].
     pub const JOB_STATUS: &str = "job.status";
+    /// To a supervisor: [`super::JobsForget`] → nothing of interest.
+    pub const JOBS_FORGET: &str = "jobs.forget";
     /// To a supervisor: [`super::JobQuery`] → [`super::JobResult`].
     pub const JOB_RESULT: &str = "job.result";
     /// To a supervisor: [`super::JobLogs`] → [`super::JobLogPiece`].
@@ -44,6 +46,9 @@ pub const SUPERVISOR_TOPIC: &str = "supervisor.rpc";
 /// The topic under which coordinators speak to each other. Not [`COORDINATOR_TOPIC`]: one node may carry a supervisor and
 /// a coordinator, and who speaks under that topic is a supervisor.
 pub const GATEWAY_TOPIC: &str = "gateway.rpc";
+
+/// Attempts that one [`JobsForget`] names at most.
+pub const JOBS_FORGET_MAX: usize = 500;
 
 /// Asks who a supervisor is, and introduces the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -87,6 +92,13 @@ pub const STATE_QUEUED: &str = "queued";
 pub const STATE_STARTED: &str = "started";
 /// The state of an attempt that was handed back unstarted.
 pub const STATE_RETURNED: &str = "returned";
+
+/// Says that nobody will ask for attempts any more, since their flow is gone: what has ended is forgotten, what has not goes on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobsForget {
+    /// Which; all of one context, and at most [`JOBS_FORGET_MAX`].
+    pub job_keys: Vec<JobKey>,
+}
 
 /// Asks where an attempt stands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -129,7 +129,7 @@ impl EventReader {
     }
 
     /// Removes events that the coordinator has answered. Records of jobs that ended are kept for
-    /// [`ENDED_KEEP`] from now on, without what was needed to run them.
+    /// [`ENDED_KEEP`] from now on, without what was needed to run them; of those that were to be forgotten nothing is.
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
@@ -152,7 +152,7 @@ impl EventReader {
     }
 
     async fn acknowledge_ids(&self, pairs: impl Iterator<Item = (&str, Option<JobKey>)>) -> Result<()> {
-        acknowledge(&self.db, pairs).await
+        acknowledge(&self.db, pairs).await.map(drop)
     }
 
     async fn read(&mut self, cancel: impl Future<Output = ()>) -> Result<Vec<StreamEntry>> {
@@ -199,22 +199,24 @@ pub struct Acknowledger {
 }
 
 impl Acknowledger {
-    /// Removes one event; `over` names its job when it was the last of it.
+    /// Removes one event; `over` names its job when it was the last of it. Says whether the job is forgotten with it, since it was
+    /// to be.
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
-    pub async fn acknowledge(&self, id: &str, over: Option<JobKey>) -> Result<()> {
-        acknowledge(&self.db, std::iter::once((id, over))).await
+    pub async fn acknowledge(&self, id: &str, over: Option<JobKey>) -> Result<bool> {
+        acknowledge(&self.db, std::iter::once((id, over))).await.map(|forgotten| forgotten > 0)
     }
 }
 
-async fn acknowledge(db: &Connection, pairs: impl Iterator<Item = (&str, Option<JobKey>)>) -> Result<()> {
+/// Says how many jobs are forgotten with their events.
+async fn acknowledge(db: &Connection, pairs: impl Iterator<Item = (&str, Option<JobKey>)>) -> Result<usize> {
     let mut call = ACKNOWLEDGE.call(&[DONE]).arg(DONE_GROUP).arg(ENDED_KEEP.as_secs());
     for (id, over) in pairs {
         let over = over.map(|key| key.to_string()).unwrap_or_default();
         call = call.arg(id).arg(&over);
     }
-    db.call(call).await.map(|_: Value| ())
+    Ok(db.call(call).await?.array()?.len())
 }
 
 pub(crate) fn parse(entry: &StreamEntry) -> Result<Event> {

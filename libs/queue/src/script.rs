@@ -45,6 +45,8 @@ scripts! {
     LOSE = "lose";
     /// Forgets events that the coordinator has.
     ACKNOWLEDGE = "acknowledge";
+    /// Forgets attempts that have ended.
+    FORGET = "forget";
     /// Forgets a context.
     DROP_CONTEXT = "drop_context";
     /// Forgets what happened in a context.

@@ -19,7 +19,7 @@ use crate::old::{PushBinding, is_plain};
 use crate::presence::PresenceRecord;
 use crate::refusal::Refusal;
 use crate::script::{
-    ACCEPT, DROP_CONTEXT, DROP_EVENTS, HAND_BACK, LOSE, PUT_BACK, REFUSE_WAITING, STATISTICS, STOP,
+    ACCEPT, DROP_CONTEXT, DROP_EVENTS, FORGET, HAND_BACK, LOSE, PUT_BACK, REFUSE_WAITING, STATISTICS, STOP,
     TELL_AGAIN,
 };
 use crate::{DROP_MARK_KEEP, QUEUE_LEN_MAX, STOP_MARK_KEEP};
@@ -388,6 +388,23 @@ impl Supervisor {
             }
         }
         Ok(count)
+    }
+
+    /// Forgets attempts of a flow that is gone, and refuses them for [`DROP_MARK_KEEP`] should they come late. One of whose end the
+    /// coordinator has not heard yet is forgotten when it has; one that another coordinator sent, or that others than our
+    /// instances may still write, goes by its own time. Gives those that are forgotten now.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`]; may be repeated.
+    pub async fn forget(&self, keys: &[JobKey], coordinator: &str) -> Result<Vec<JobKey>> {
+        let mut forgotten = Vec::new();
+        for keys in keys.chunks(BATCH) {
+            let texts: Vec<String> = keys.iter().map(ToString::to_string).collect();
+            let call = FORGET.call::<&str>(&[]).arg(coordinator).arg(DROP_MARK_KEEP.as_secs());
+            let gone = self.db.call(call.args(texts.iter().map(String::as_str))).await?.texts()?;
+            forgotten.extend(gone.iter().filter_map(|key| key.parse::<JobKey>().ok()));
+        }
+        Ok(forgotten)
     }
 
     /// Forgets a context and everything of it. What runs is stopped without grace; gives how much still does:

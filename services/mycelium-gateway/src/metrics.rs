@@ -17,6 +17,8 @@ pub struct Metrics {
     pub log_bytes_read: IntCounter,
     /// Contexts that supervisors have forgotten.
     pub contexts_dropped: IntCounter,
+    /// Attempts that supervisors were told to forget.
+    pub attempts_forgotten: IntCounter,
     /// Events that supervisors told.
     pub events: IntCounter,
     /// Events that were refused because no router could take them.
@@ -78,6 +80,10 @@ impl Metrics {
                 "Bytes of output that were read at supervisors.",
             )?,
             contexts_dropped: counter("contexts_dropped_total", "Contexts that supervisors have forgotten.")?,
+            attempts_forgotten: counter(
+                "attempts_forgotten_total",
+                "Attempts that supervisors were told to forget.",
+            )?,
             letters_sent: counter("letters_sent_total", "Letters that were delivered.")?,
             letters_failed: counter("letters_failed_total", "Tries to deliver a letter that failed.")?,
             letters_taken: counter("letters_taken_total", "Letters for actors here that were taken.")?,

@@ -271,6 +271,10 @@ async fn receive(
                     answers.ended(Item::Dropped(outcome));
                 });
             }
+            Some(Frame::Forget(forget)) => {
+                let desk = desk.clone();
+                tasks.spawn(async move { wishes::forget_attempts(&desk, forget).await });
+            }
             Some(Frame::ReadLog(read)) => {
                 let (desk, answers) = (desk.clone(), session.answers());
                 tasks.spawn(async move {

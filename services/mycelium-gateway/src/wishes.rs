@@ -4,10 +4,11 @@
 use std::time::Duration;
 
 use model::supervision::{
-    ContextDrop, JobQuery, JobStatus, STATE_QUEUED, STATE_RETURNED, STATE_STARTED, STATE_UNKNOWN, method,
+    ContextDrop, JobQuery, JobStatus, JobsForget, STATE_QUEUED, STATE_RETURNED, STATE_STARTED, STATE_UNKNOWN,
+    method,
 };
 use model::{ContextId, ContextUid, FlowId, JobKey, NodeReport, ReportKind, ReportSource};
-use mycelium::{Call, CallError, Peer};
+use mycelium::{Call, CallError, Form, Peer};
 use proto::internal::v1 as wire;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -120,6 +121,27 @@ pub async fn drop_context(desk: &Desk, wish: wire::DropContext) -> wire::DropOut
         Err(error) => error.to_string(),
     };
     wire::DropOutcome { drop_id, error }
+}
+
+/// Tells a supervisor that nobody will ask for attempts any more. Who cannot be reached, or does not know of this, keeps them for
+/// their time.
+pub async fn forget_attempts(desk: &Desk, wish: wire::ForgetAttempts) {
+    let wire::ForgetAttempts { address, topic, context_id, job_keys } = wish;
+    // One that speaks plain has shapes of its own, and not this.
+    if desk.peers.form(&address) == Form::Plain {
+        return;
+    }
+    let context = ContextId(context_id);
+    let job_keys: Vec<JobKey> = job_keys.iter().filter_map(|key| key.parse().ok()).collect();
+    let (attempts, ask) = (job_keys.len() as u64, JobsForget { job_keys });
+    let telling = async {
+        let peer = connect(desk, &address, &topic, Some(context)).await?;
+        call::<_, serde::de::IgnoredAny>(&peer, context, method::JOBS_FORGET, &ask).await
+    };
+    match telling.await {
+        Ok(_) => desk.metrics.attempts_forgotten.inc_by(attempts),
+        Err(error) => tracing::debug!(address, %error, attempts, "a supervisor does not forget attempts"),
+    }
 }
 
 /// Why a wish was not fulfilled.

@@ -88,6 +88,8 @@ pub struct Effects {
     /// For the gateway.
     pub drop: Vec<wire::DropContext>,
     /// For the gateway.
+    pub forget: Vec<wire::ForgetAttempts>,
+    /// For the gateway.
     pub read_log: Vec<wire::ReadAttemptLog>,
     /// For the gateway: its reports that need no repeating.
     pub handled: Vec<u64>,
@@ -187,13 +189,14 @@ impl Core {
     /// be sent any more.
     pub fn handle(&mut self, now: Instant, wall: Timestamp, input: Input) {
         match input {
-            Input::Taken(wire::TakeResponse { messages, drops }) => {
+            Input::Taken(wire::TakeResponse { messages, drops, forgets }) => {
                 for held in messages {
                     self.take_over(now, wall, held);
                 }
                 for wish in drops {
                     self.effects.dropped.extend(self.drops.take(now, wish));
                 }
+                forgets.into_iter().for_each(|wish| self.forget_attempts(wish));
             }
             Input::RegistryUp => self.runners.begin_view(),
             Input::Runners(part) => self.runners_changed(now, part),

@@ -176,6 +176,7 @@ impl Links {
             stop,
             query,
             drop,
+            forget,
             read_log,
             handled,
             settle,
@@ -192,6 +193,7 @@ impl Links {
             let frames =
                 frames.chain(query.into_iter().map(Frame::Query)).chain(drop.into_iter().map(Frame::Drop));
             let frames = frames.chain(read_log.into_iter().map(Frame::ReadLog));
+            let frames = frames.chain(forget.into_iter().map(Frame::Forget));
             for frame in frames.chain(handled) {
                 let delivers = matches!(frame, Frame::Deliver(_) | Frame::Letter(_));
                 gateway.send(wire::ExchangeRequest { frame: Some(frame) }).ok();

@@ -26,6 +26,7 @@ mod durability;
 mod error;
 mod events;
 mod flows;
+mod forgets;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod identities;

@@ -2,14 +2,18 @@
 //!
 //! A flow that is going is marked so; whoever asks again goes on where another one stopped.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use kv::{Cmd, Value};
-use model::{ActorId, Attempt, BlobHash, ContextId, FlowId, FlowNode, JobId, Revision, Timestamp, limits};
+use model::{
+    ActorId, Attempt, BlobHash, ContextId, FlowId, FlowNode, JobId, JobKey, Revision, RunnerId, Timestamp,
+    limits,
+};
 
 use crate::audit::Deed;
 use crate::error::{Error, Result};
+use crate::forgets::{AttemptsForget, wishes};
 use crate::permission::{self, Action};
 use crate::reads::nodes_of;
 use crate::record::flow::StoredFlow;
@@ -24,6 +28,9 @@ const KEYS_MAX: usize = 700;
 const SCAN_COUNT: usize = 1000;
 /// Nodes that are looked at together.
 const NODES_READ: u32 = 200;
+
+/// Attempts by the runner records that they were sent to.
+type Attempts = BTreeMap<RunnerId, Vec<JobKey>>;
 
 /// What one script removes.
 #[derive(Debug, Default)]
@@ -44,7 +51,8 @@ impl Batch {
 }
 
 impl Store {
-    /// Removes a flow that has ended, or was never started and is not wanted any more; one at this revision, if one is named.
+    /// Removes a flow that has ended, or was never started and is not wanted any more; one at this revision, if one is named. Gives the
+    /// attempts that supervisors need not keep.
     pub(crate) async fn remove_flow(
         &self,
         context: ContextId,
@@ -52,21 +60,29 @@ impl Store {
         asker: Asker,
         request: Option<&Request>,
         now: Timestamp,
-    ) -> Result<()> {
+    ) -> Result<Vec<AttemptsForget>> {
         let actor = asker.actor()?;
         // The same request has had it removed before.
         let begun = self.begin_removal(context, (flow, expected), actor, request, now).await?;
-        let Some((tenant, stored)) = begun else { return Ok(()) };
-        match self.remove_begun(&tenant, &stored, now).await {
+        let Some((tenant, stored)) = begun else { return Ok(Vec::new()) };
+        let mut attempts = BTreeMap::new();
+        match self.remove_begun(&tenant, &stored, &mut attempts, now).await {
             // Somebody else who removes it was faster.
-            Err(Error::NotFound(_)) => Ok(()),
-            result => result,
+            Err(Error::NotFound(_)) => {}
+            result => result?,
         }
+        Ok(wishes(context, attempts))
     }
 
-    /// Removes what there is of a flow that is going.
-    async fn remove_begun(&self, tenant: &Tenant, stored: &StoredFlow, now: Timestamp) -> Result<()> {
-        self.remove_messages(tenant, stored, now).await?;
+    /// Removes what there is of a flow that is going, and notes its attempts by the runner records that they were sent to.
+    async fn remove_begun(
+        &self,
+        tenant: &Tenant,
+        stored: &StoredFlow,
+        attempts: &mut Attempts,
+        now: Timestamp,
+    ) -> Result<()> {
+        self.remove_messages(tenant, stored, attempts, now).await?;
         self.remove_nodes(tenant, stored, now).await?;
         let (keys, flow) = (&tenant.keys, stored.flow.id);
         let touched = [
@@ -144,7 +160,13 @@ impl Store {
         Err(Error::ContextChanged(context))
     }
 
-    async fn remove_messages(&self, tenant: &Tenant, stored: &StoredFlow, now: Timestamp) -> Result<()> {
+    async fn remove_messages(
+        &self,
+        tenant: &Tenant,
+        stored: &StoredFlow,
+        attempts: &mut Attempts,
+        now: Timestamp,
+    ) -> Result<()> {
         let index = tenant.keys.flow_messages(stored.flow.id);
         loop {
             let ask = Cmd::new("SRANDMEMBER").arg(&index).arg(KEYS_MAX);
@@ -152,6 +174,7 @@ impl Store {
             if messages.is_empty() {
                 return Ok(());
             }
+            note_attempts(tenant, stored, &messages, attempts).await?;
             remove(tenant, stored, Batch { messages, ..Batch::default() }, now).await?;
         }
     }
@@ -221,6 +244,28 @@ impl Store {
         tenant.call(change).await?;
         Ok(())
     }
+}
+
+/// Notes which attempts these messages carried, and to whom.
+async fn note_attempts(
+    tenant: &Tenant,
+    stored: &StoredFlow,
+    messages: &[String],
+    attempts: &mut Attempts,
+) -> Result<()> {
+    let mut pipeline = kv::Pipeline::new();
+    for message in messages {
+        pipeline.cmd(Cmd::new("HMGET").arg(message).arg("to").arg("job_keys"));
+    }
+    for answer in tenant.connection.pipeline(&pipeline).await? {
+        // What a program has left in its place names none.
+        let Ok([runner, keys]) = answer.and_then(Value::tuple) else { continue };
+        let (Ok(runner), Ok(keys)) = (runner.text(), keys.text()) else { continue };
+        let Ok(runner) = runner.parse::<RunnerId>() else { continue };
+        let keys = keys.split(' ').filter_map(|key| key.parse::<JobKey>().ok());
+        attempts.entry(runner).or_default().extend(keys.filter(|key| key.flow == stored.flow.uid));
+    }
+    Ok(())
 }
 
 /// Everything that a scan of one key gives.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use model::{ContextId, MessageKey};
 use tokio::sync::mpsc;
 
+use crate::forgets::{AttemptsForget, FORGETS_MAX};
 use crate::messages::Held;
 use crate::record::message::Kind;
 use crate::store::lock;
@@ -29,6 +30,16 @@ pub(crate) struct Router {
     count: [AtomicUsize; 2],
     /// Bounded by [`HELD_MAX`], since whoever fills it looks for room first.
     queue: mpsc::UnboundedSender<Held>,
+    forgets: mpsc::Sender<AttemptsForget>,
+}
+
+/// What a router is to be sent.
+#[derive(Debug)]
+pub(crate) struct RouterQueues {
+    /// Messages that it holds from now on.
+    pub(crate) messages: mpsc::UnboundedReceiver<Held>,
+    /// Attempts that supervisors may forget.
+    pub(crate) forgets: mpsc::Receiver<AttemptsForget>,
 }
 
 /// What a router holds of one context.
@@ -137,19 +148,33 @@ struct Inner {
 
 impl Routers {
     /// Adds a router, in place of one of the same name, and gives what it is to be sent.
-    pub(crate) fn connect(&self, name: &str) -> (Arc<Router>, mpsc::UnboundedReceiver<Held>) {
+    pub(crate) fn connect(&self, name: &str) -> (Arc<Router>, RouterQueues) {
         let (queue, messages) = mpsc::unbounded_channel();
+        let (forgets, wishes) = mpsc::channel(FORGETS_MAX);
         let router = Arc::new(Router {
             name: name.to_owned(),
             held: Mutex::default(),
             early: Mutex::new(Some(HashSet::new())),
             count: Default::default(),
             queue,
+            forgets,
         });
         let mut connected = self.0.connected.write().unwrap_or_else(PoisonError::into_inner);
         connected.retain(|known| known.name != name);
         connected.push(Arc::clone(&router));
-        (router, messages)
+        (router, RouterQueues { messages, forgets: wishes })
+    }
+
+    /// Has supervisors told that nobody will ask for these attempts any more. Without a router, or where too much waits, they are not
+    /// told.
+    pub(crate) fn forget_attempts(&self, wishes: Vec<AttemptsForget>) {
+        let connected = self.0.connected.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(router) = connected.first() else { return };
+        for wish in wishes {
+            if router.forgets.try_send(wish).is_err() {
+                tracing::debug!("attempts of a flow that is gone stay with their supervisors for their time");
+            }
+        }
     }
 
     /// Removes a router, unless another one took its name.

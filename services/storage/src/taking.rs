@@ -12,9 +12,10 @@ use tokio::sync::{broadcast, mpsc};
 use crate::context_removal::{PendingDrop, Removals};
 use crate::error::{Error, Result};
 use crate::events::{Hint, Hub};
+use crate::forgets::AttemptsForget;
 use crate::messages::{Held, Settlement};
 use crate::pushed::Pushed;
-use crate::routers::{Router, Routers};
+use crate::routers::{Router, RouterQueues, Routers};
 use crate::store::{Tenant, lock};
 
 /// How often holds are renewed, and everything is looked at that a lost hint may have been about.
@@ -62,6 +63,8 @@ pub(crate) struct Queues {
     pub(crate) messages: mpsc::UnboundedReceiver<Held>,
     /// Contexts that supervisors are to forget.
     pub(crate) drops: mpsc::Receiver<Vec<PendingDrop>>,
+    /// Attempts that supervisors may forget.
+    pub(crate) forgets: mpsc::Receiver<AttemptsForget>,
 }
 
 impl Drop for Taking {
@@ -74,7 +77,7 @@ impl Drop for Taking {
 impl Taking {
     /// Begins: from now on commits hand their messages to this router.
     pub(crate) fn begin(hub: Hub, routers: Routers, removals: Removals, name: &str) -> (Self, Queues) {
-        let (router, messages) = routers.connect(name);
+        let (router, RouterQueues { messages, forgets }) = routers.connect(name);
         let (sender, drops) = mpsc::channel(1);
         let taking = Self {
             hub,
@@ -85,7 +88,7 @@ impl Taking {
             unsettled: std::sync::Mutex::default(),
             ungreeted: std::sync::Mutex::default(),
         };
-        (taking, Queues { messages, drops })
+        (taking, Queues { messages, drops, forgets })
     }
 
     /// Sends again what the router holds, takes what is out, renews, and takes over what others dropped.

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use envelope::{Conversation, Voice};
 use futures_util::future::{BoxFuture, join_all};
 use model::supervision::{
-    ContextDrop, Done, JobAccepted, JobLogs, JobQuery, JobStatus, JobStop, JobStopped, STATE_UNKNOWN, method,
+    ContextDrop, Done, JOBS_FORGET_MAX, JobAccepted, JobLogs, JobQuery, JobStatus, JobStop, JobStopped,
+    JobsForget, STATE_UNKNOWN, method,
 };
 use model::{ContextUid, Execution, FlowUid, Grants, JobKey, ScriptSource};
 use mycelium::PublicKey;
-use mycelium::json_rpc::{Answer, Handler, METHOD_NOT_FOUND, Peer, Request, RpcError, answer};
+use mycelium::json_rpc::{
+    Answer, Handler, INVALID_PARAMS, METHOD_NOT_FOUND, Peer, Request, RpcError, answer,
+};
 use queue::{Condition, Offer, Refusal, StopOutcome, Supervisor as Queue};
 use sandbox::room::Floors;
 use serde::Deserialize;
@@ -75,6 +78,15 @@ impl Supervisor {
         let metrics = self.metrics.clone();
         Conversation::new(Arc::clone(&self.voice), Arc::new(move |refusal| metrics.refused(refusal.code())))
             .with_heirs(succession::heirs(self.coordinators.clone()))
+    }
+
+    /// Removes what these attempts printed: their flow is gone, and nothing else of them is kept.
+    pub(crate) async fn forgotten(&self, keys: &[JobKey]) {
+        self.metrics.attempts_forgotten.inc_by(keys.len() as u64);
+        if let Err(error) = self.logs.remove(keys).await {
+            // They go in time.
+            tracing::warn!(%error, "what forgotten attempts printed cannot be removed yet");
+        }
     }
 }
 
@@ -335,6 +347,7 @@ impl Work {
             method::COORDINATOR_SUCCEED => self.succeed(request).await,
             method::JOB_RESULT => self.result(&request.read()?).await,
             method::JOB_LOGS => self.logs(&request.read()?).await,
+            method::JOBS_FORGET => self.forget(request).await,
             other => {
                 let message =
                     format!("a supervisor has no method `{}`", other.chars().take(64).collect::<String>());
@@ -432,6 +445,17 @@ impl Work {
             start_time: state.started_at,
             end: state.end.map(Box::new),
         })
+    }
+
+    async fn forget(&self, request: &Request) -> Answer {
+        let JobsForget { job_keys } = request.read()?;
+        if job_keys.len() > JOBS_FORGET_MAX {
+            let message = format!("{}: at most {JOBS_FORGET_MAX} jobs are forgotten at once", request.method);
+            return Err(RpcError::of_protocol(INVALID_PARAMS, message));
+        }
+        let forgotten = self.supervisor.queue.forget(&job_keys, &self.coordinator).await;
+        self.supervisor.forgotten(&forgotten.map_err(unavailable)?).await;
+        answer(&Done {})
     }
 
     async fn drop_context(&self, request: &ContextDrop) -> Answer {

@@ -102,6 +102,16 @@ impl Logs {
         .await
     }
 
+    /// Removes the logs of attempts that nobody will ask for.
+    ///
+    /// # Errors
+    /// When one cannot be removed; may be repeated.
+    pub async fn remove(&self, keys: &[JobKey]) -> io::Result<()> {
+        let file = |key: &JobKey| self.root.join(key.context.to_string()).join(file_name(*key));
+        let files: Vec<PathBuf> = keys.iter().map(file).collect();
+        blocking(move || files.iter().try_for_each(remove)).await
+    }
+
     /// Removes what is kept too long or is too much, the oldest first. `running` is asked afterwards what
     /// has to stay.
     ///

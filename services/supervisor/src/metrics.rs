@@ -22,6 +22,8 @@ pub struct Metrics {
     pub lost: IntCounter,
     /// Contexts that were forgotten.
     pub contexts_dropped: IntCounter,
+    /// Attempts that were forgotten since their flows were removed.
+    pub attempts_forgotten: IntCounter,
     /// Times that a drain was asked for.
     pub drains: IntCounter,
     /// Whether it drains.
@@ -64,6 +66,10 @@ impl Metrics {
                 name("contexts_dropped_total"),
                 "Contexts that were forgotten",
             )?,
+            attempts_forgotten: IntCounter::new(
+                name("attempts_forgotten_total"),
+                "Attempts that were forgotten since their flows were removed",
+            )?,
             lost: IntCounter::new(name("lost_total"), "Attempts whose instance vanished")?,
             drains: IntCounter::new(name("drains_total"), "Times that a drain was asked for")?,
             draining: IntGauge::new(name("draining"), "1 while the machine is being drained")?,
@@ -104,6 +110,7 @@ impl Metrics {
             Box::new(metrics.queued.clone()),
             Box::new(metrics.lost.clone()),
             Box::new(metrics.contexts_dropped.clone()),
+            Box::new(metrics.attempts_forgotten.clone()),
             Box::new(metrics.drains.clone()),
             Box::new(metrics.draining.clone()),
             Box::new(metrics.processes_ended.clone()),

@@ -171,7 +171,7 @@ impl Outbox {
     /// Nobody has to be told of what an operator ran.
     async fn keep_to_ourselves(&self, event: &Event) -> kv::Result<()> {
         let over = matches!(event.kind, EventKind::Ended(_) | EventKind::Returned).then_some(event.job_key);
-        self.acknowledger.acknowledge(&event.id, over).await
+        self.acknowledger.acknowledge(&event.id, over).await.map(drop)
     }
 
     fn hand_over(&mut self, event: Event) {
@@ -404,8 +404,12 @@ impl Courier {
     async fn answered(&self, event: &Event) {
         let over = matches!(event.kind, EventKind::Ended(_) | EventKind::Returned).then_some(event.job_key);
         // One that stays is told again after the next start, and answered as known.
-        if let Err(error) = self.acknowledger.acknowledge(&event.id, over).await {
-            tracing::warn!(job = %event.job_key, %error, "an answered event could not be removed");
+        match self.acknowledger.acknowledge(&event.id, over).await {
+            Ok(true) => self.supervisor.forgotten(&[event.job_key]).await,
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(job = %event.job_key, %error, "an answered event could not be removed");
+            }
         }
         self.supervisor.metrics.events_answered.inc();
         self.shared.forget(event);

@@ -3769,7 +3769,7 @@ pub mod flow_store_service_server {
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExchangeRequest {
     /// What this is.
-    #[prost(oneof = "exchange_request::Frame", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "exchange_request::Frame", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub frame: ::core::option::Option<exchange_request::Frame>,
 }
 /// Nested message and enum types in `ExchangeRequest`.
@@ -3798,7 +3798,26 @@ pub mod exchange_request {
         /// A letter to deliver.
         #[prost(message, tag = "7")]
         Letter(super::DeliverLetter),
+        /// Attempts that a supervisor may forget.
+        #[prost(message, tag = "8")]
+        Forget(super::ForgetAttempts),
     }
+}
+/// Attempts that a supervisor may forget, since their flows are gone. Tried once, and not answered.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ForgetAttempts {
+    /// Where the supervisor is reached.
+    #[prost(string, tag = "1")]
+    pub address: ::prost::alloc::string::String,
+    /// The topic its requests travel under.
+    #[prost(string, tag = "2")]
+    pub topic: ::prost::alloc::string::String,
+    /// Where the flows ran.
+    #[prost(uint32, tag = "3")]
+    pub context_id: u32,
+    /// The attempts, at most 500.
+    #[prost(string, repeated, tag = "4")]
+    pub job_keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// A piece of an attempt's output that is to be read at its supervisor. Always answered, within ten
 /// seconds.
@@ -6262,6 +6281,23 @@ pub struct TakeResponse {
     /// Contexts that supervisors are to forget. Repeated until it is answered.
     #[prost(message, repeated, tag = "2")]
     pub drops: ::prost::alloc::vec::Vec<ContextDrop>,
+    /// Attempts that supervisors may forget, since their flows are gone. Said once: what is not passed on
+    /// goes by its own time.
+    #[prost(message, repeated, tag = "3")]
+    pub forgets: ::prost::alloc::vec::Vec<AttemptsForget>,
+}
+/// Attempts that one supervisor may forget.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AttemptsForget {
+    /// The context.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// The runner record that they were sent to.
+    #[prost(uint32, tag = "2")]
+    pub runner_id: u32,
+    /// The attempts, at most 500.
+    #[prost(string, repeated, tag = "3")]
+    pub job_keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// A context that one supervisor is to forget.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

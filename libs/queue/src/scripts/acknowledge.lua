@@ -1,14 +1,21 @@
 -- The coordinator has these events.
 -- KEYS: 1 hero:done   ARGV: 1 consumer group  2 seconds to keep ended jobs  3… pairs of entry id and ended
 --       job's key, or nothing
+-- Gives the keys of those that are forgotten now.
 use_reserve()
+local forgotten = {}
 for i = 3, #ARGV, 2 do
   redis.call('XACK', KEYS[1], ARGV[1], ARGV[i])
   redis.call('XDEL', KEYS[1], ARGV[i])
   local key = ARGV[i + 1]
   if key ~= '' then
-    local context = redis.call('HGET', JOB .. key, 'context')
-    if context then keep_end(key, context, ARGV[2]) end
+    local known = redis.call('HMGET', JOB .. key, 'context', 'forget')
+    if known[1] and known[2] then
+      forget_end(key, known[1], known[2])
+      forgotten[#forgotten + 1] = key
+    elseif known[1] then
+      keep_end(key, known[1], ARGV[2])
+    end
   end
 end
-return redis.status_reply('OK')
+return forgotten

@@ -138,6 +138,13 @@ local function keep_end(key, context, secs)
   redis.call('ZREMRANGEBYSCORE', jobs, '-inf', time)
 end
 
+-- Nobody asks for an attempt any more. Should it come late it is refused for a while.
+local function forget_end(key, context, secs)
+  redis.call('DEL', JOB .. key, REPLY .. key)
+  redis.call('ZREM', 'hero:jobs:' .. context, key)
+  redis.call('SET', STOP .. key, '0', 'EX', secs)
+end
+
 -- Answers a job of an old dispatcher as an old worker would.
 local function answer_old(old, id, status, output, result, error)
   local word, reply = 'error', error

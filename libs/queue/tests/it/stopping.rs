@@ -209,3 +209,70 @@ async fn what_a_coordinator_may_have_lost_is_told_again() {
     assert_eq!(events(&mut reader, 1).await[0].kind, end[0].kind);
     bench.supervisor.tell_again(job_key(9)).await.expect("nobody knows it");
 }
+
+/// Of a flow that is gone nothing is kept once its coordinator knows the end, and what runs goes on.
+#[tokio::test]
+async fn attempts_of_a_flow_that_is_gone_are_forgotten() {
+    let bench = Bench::new();
+    let (worker, mut intake, _control) = bench.join(1).await;
+    let mut reader = bench.supervisor.events();
+    let mut all = Vec::new();
+    for job in 1..=3 {
+        all.push(bench.accept(job).await);
+        take_one(&mut intake).await;
+    }
+    let [known, unknown, running] = all[..] else { panic!("three attempts") };
+    worker.finish(&ending(known, Outcome::Failed)).await.expect("finished");
+    let seen = events(&mut reader, 4).await;
+    reader.acknowledge(&seen).await.expect("acknowledged");
+    worker.finish(&ending(unknown, Outcome::Failed)).await.expect("finished");
+    let waiting = bench.accept(4).await;
+    let nobodys = job_key(5);
+
+    let asked = [known, unknown, running, waiting, nobodys];
+    assert_eq!(bench.supervisor.forget(&asked, "another").await, Ok(vec![]));
+    assert!(bench.supervisor.status(known).await.is_ok_and(|state| state.is_some()), "another has no say");
+    assert_eq!(bench.supervisor.forget(&asked, COORDINATOR).await, Ok(vec![known]));
+    assert_eq!(bench.supervisor.forget(&asked, COORDINATOR).await, Ok(vec![]), "again");
+    // Should it come late it does not run.
+    let late = bench.supervisor.accept(offer(execution(1))).await.expect_err("it was forgotten");
+    assert_eq!(late.code(), "STOPPED");
+    assert!(bench.keys(&format!("hero:q:reply:{known}")).starts_with("*0"));
+
+    // Ends are told, and forgotten then; also of what waited or ran.
+    take_one(&mut intake).await;
+    for key in [running, waiting] {
+        assert_eq!(worker.finish(&ending(key, Outcome::Failed)).await, Ok(Standing::Recorded));
+    }
+    let seen = events(&mut reader, 4).await;
+    let ends = seen.iter().filter(|event| matches!(event.kind, EventKind::Ended(_)));
+    assert_eq!(ends.map(|event| event.job_key).collect::<Vec<_>>(), [unknown, running, waiting]);
+    reader.acknowledge(&seen).await.expect("acknowledged");
+    for pattern in ["hero:job:*", "hero:jobs:*", "hero:q:reply:*", "hero:claims:*", "hero:unclaimed:*"] {
+        assert_eq!(bench.keys(pattern), "*0\r\n", "{pattern}");
+    }
+    let marks = [known, unknown, running, waiting].map(|key| format!("hero:stop:{key}"));
+    for mark in marks {
+        let left = bench.redis.raw(15, &["TTL", &mark]);
+        let left: u64 = left.trim_matches([':', '\r', '\n']).parse().expect("it expires");
+        assert!((590..=600).contains(&left), "{mark}: {left}");
+    }
+}
+
+/// What others may still write is not removed before its time: it would be there for ever then.
+#[tokio::test]
+async fn attempts_that_others_may_have_are_kept_for_their_time() {
+    let bench = Bench::new();
+    let supervisor = bench.supervisor.clone().with_open_queues(true);
+    supervisor.note_open().await.expect("noted");
+    let mut reader = supervisor.events();
+    let mut plain = execution(1);
+    plain.env_vars.clear();
+    let key = plain.job_key;
+    supervisor.accept(offer(plain)).await.expect("accepted");
+    assert_eq!(supervisor.stop(key, 0).await, Ok(StopOutcome::Stopped));
+    let seen = events(&mut reader, 1).await;
+    reader.acknowledge(&seen).await.expect("acknowledged");
+    assert_eq!(supervisor.forget(&[key], COORDINATOR).await, Ok(vec![]));
+    assert!(supervisor.status(key).await.is_ok_and(|state| state.is_some()));
+}

@@ -193,6 +193,15 @@ impl Suite {
         })
     }
 
+    pub(crate) fn forget(&self, jobs: &[JobKey]) -> Frame {
+        Frame::Forget(wire::ForgetAttempts {
+            address: self.address.clone(),
+            topic: "supervisor.rpc".into(),
+            context_id: 1,
+            job_keys: jobs.iter().map(ToString::to_string).collect(),
+        })
+    }
+
     pub(crate) fn stop(&self, job: JobKey) -> Frame {
         Frame::Stop(wire::StopAttempt {
             address: self.address.clone(),

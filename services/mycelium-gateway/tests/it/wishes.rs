@@ -7,7 +7,7 @@ use queue::{Ending, JobStatus};
 use testkit::{PATIENCE, wait_until};
 
 use crate::conversation::{accepted, all_answered, end, ended, started};
-use crate::suite::{Front, Suite, Worker, execution, key};
+use crate::suite::{Front, Said, Suite, Worker, execution, key};
 
 async fn finish(worker: &Worker, job: u32, end: AttemptEnd) {
     let ending = Ending { job_key: key(job), end, last_log: None, output_tail: String::new() };
@@ -224,4 +224,50 @@ async fn events_of_a_forgotten_context_are_not_repeated() {
     let database = suite.kv.endpoint().database();
     let gone = || async { (suite.redis.raw(database, &["XLEN", "hero:done"]) == ":0\r\n").then_some(()) };
     wait_until(gone, PATIENCE, "nothing is left to be told").await;
+}
+
+async fn attempts_of_flows_that_are_gone_are_forgotten(front: Front) {
+    let (suite, mut worker) = Suite::start(front).await;
+    let mut router = suite.router().await;
+    router.says(suite.deliver(1, &[execution(1), execution(2)])).await;
+    assert_eq!(router.outcome(1).await, "");
+    worker.take(1).await;
+    finish(&worker, 1, end(Outcome::Succeeded)).await;
+    let logs = suite.work_dir.path().join("logs").join(key(1).context.to_string());
+    std::fs::create_dir_all(&logs).expect("a directory");
+    let log = |job| logs.join(format!("{}.log", key(job)));
+    for job in [1, 2] {
+        std::fs::write(log(job), "printed").expect("written");
+    }
+    // The one has ended, and this is not known yet; the other waits.
+    router.says(suite.forget(&[key(1), key(2)])).await;
+    router.report(key(1), started).await;
+    let end_id = router.hears(|said| match said {
+        Said::Report(id, _) if said.is_end_of(key(1)) => Some(*id),
+        _ => None,
+    });
+    let end_id = end_id.await;
+    let database = suite.kv.endpoint().database();
+    let record = |job| suite.redis.raw(database, &["EXISTS", &format!("hero:job:{}", key(job))]);
+    let is_to_be_forgotten = || async {
+        let field = ["HEXISTS", &format!("hero:job:{}", key(2)), "forget"];
+        (suite.redis.raw(database, &field) == ":1\r\n").then_some(())
+    };
+    wait_until(is_to_be_forgotten, PATIENCE, "it is told").await;
+    assert_eq!(record(1), ":1\r\n", "its end is to be known first");
+    router.handled(vec![end_id]).await;
+    let forgotten = || async { (record(1) == ":0\r\n" && !log(1).exists()).then_some(()) };
+    wait_until(forgotten, PATIENCE, "nothing is kept").await;
+    assert!(record(2) == ":1\r\n" && log(2).exists(), "it goes on");
+    assert_eq!(worker.take(1).await[0].execution.job_key, key(2));
+}
+
+#[tokio::test]
+async fn attempts_of_flows_that_are_gone_are_forgotten_over_a_stream() {
+    attempts_of_flows_that_are_gone_are_forgotten(Front::Stream).await;
+}
+
+#[tokio::test]
+async fn attempts_of_flows_that_are_gone_are_forgotten_over_the_bus() {
+    attempts_of_flows_that_are_gone_are_forgotten(Front::Bus).await;
 }

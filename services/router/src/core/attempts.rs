@@ -154,6 +154,15 @@ impl Core {
         }
     }
 
+    /// Attempts are of no use any more. Where that cannot be said now it is not said: what is kept of them goes in time.
+    pub(super) fn forget_attempts(&mut self, wish: wire::AttemptsForget) {
+        let wire::AttemptsForget { context_id, runner_id, job_keys } = wish;
+        let lane = (model::ContextId(context_id), model::RunnerId(runner_id));
+        let place = self.runners.get(lane).filter(|place| place.live && self.gateway_up);
+        let Some(Place { address, topic, live: _ }) = place.cloned() else { return };
+        self.effects.forget.push(wire::ForgetAttempts { address, topic, context_id, job_keys });
+    }
+
     /// A scheduler wants to know where attempts stand.
     pub(super) fn query(&mut self, now: Instant, query: wire::StatusQuery) {
         let wire::StatusQuery { context_id, flow_id, runner_id, job_keys } = query;

@@ -1,5 +1,6 @@
 //! The core, step by step.
 
+mod forgetting;
 mod giving_up;
 
 use super::*;
@@ -64,7 +65,7 @@ impl Bench {
     }
 
     fn held(&mut self, messages: Vec<wire::HeldMessage>) -> Effects {
-        self.put(Input::Taken(wire::TakeResponse { messages, drops: Vec::new() }))
+        self.put(Input::Taken(wire::TakeResponse { messages, ..Default::default() }))
     }
 
     /// The gateway tells what a supervisor said of an attempt, under the attempt's own number.
@@ -430,7 +431,7 @@ fn contexts_are_dropped_through_the_gateway() {
         topic: "t".into(),
     };
     let drops = vec![wish];
-    let taken = Input::Taken(wire::TakeResponse { messages: Vec::new(), drops: drops.clone() });
+    let taken = Input::Taken(wire::TakeResponse { drops: drops.clone(), ..Default::default() });
     let asked = bench.put(taken).drop;
     assert_eq!((asked[0].address.as_str(), asked[0].topic.as_str()), (ADDRESS, "t"));
     let outcome = |drop_id, error: &str| {
@@ -443,7 +444,7 @@ fn contexts_are_dropped_through_the_gateway() {
     assert!(bench.pass(Duration::from_secs(1)).drop.is_empty() && bench.core.next_due().is_none());
     let asked = bench.put(Input::GatewayUp).drop;
     assert_eq!(bench.put(outcome(asked[0].drop_id, "")).dropped, [dropped(1)]);
-    let again = bench.put(Input::Taken(wire::TakeResponse { messages: Vec::new(), drops }));
+    let again = bench.put(Input::Taken(wire::TakeResponse { drops, ..Default::default() }));
     assert_eq!((again.drop.len(), again.dropped), (0, vec![dropped(1)]), "the answer was lost");
     assert_eq!(bench.core.metrics.contexts_dropped.get(), 1);
 }

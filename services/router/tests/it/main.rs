@@ -302,7 +302,7 @@ fn held(job: u32) -> wire::TakeResponse {
         created_millis: 1_000_000,
         kind: None,
     };
-    wire::TakeResponse { messages: vec![message], drops: Vec::new() }
+    wire::TakeResponse { messages: vec![message], ..Default::default() }
 }
 
 fn from_gateway(frame: FromGateway) -> wire::ExchangeResponse {
@@ -540,7 +540,7 @@ async fn contexts_are_dropped() {
         address: "grpc://host-a:7706".into(),
         topic: "supervisor.rpc".into(),
     };
-    let asked = wire::TakeResponse { messages: Vec::new(), drops: vec![wish.clone()] };
+    let asked = wire::TakeResponse { drops: vec![wish.clone()], ..Default::default() };
     storage.says(asked.clone()).await;
     let begin = tokio::time::Instant::now();
     let answer = ToStorage::Dropped(wire::ContextDropped { context_uid: wish.context_uid, runner_id: 1 });

@@ -358,7 +358,9 @@ impl FlowStoreService for Rpc {
         let repeatable = checked(violations, repeatable)?;
         let (context, asker) = (ContextId(context_id), Asker::from_wire(on_behalf_of));
         let flow = (FlowId(flow_id), flow_parse::expected(expected_revision));
-        self.hub.store().remove_flow(context, flow, asker, repeatable.as_ref(), Timestamp::now()).await?;
+        let store = self.hub.store();
+        let forgets = store.remove_flow(context, flow, asker, repeatable.as_ref(), Timestamp::now()).await?;
+        self.routers.forget_attempts(forgets);
         Ok(Response::new(wire::RemoveFlowResponse {}))
     }
 

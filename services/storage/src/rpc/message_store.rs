@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use futures_util::StreamExt as _;
 use model::{ContextId, FlowId, JobKey, RunnerId, Timestamp, limits};
+use proto::internal::v1 as wire;
 use proto::internal::v1::held_message::Kind;
 use proto::internal::v1::message_store_service_server::MessageStoreService;
 use proto::internal::v1::take_request::Frame;
@@ -20,6 +21,7 @@ use super::status::field;
 use super::{Answers, NAME_BYTES_MAX, Rpc, raw_jobs};
 use crate::context_removal::PendingDrop;
 use crate::error::Error;
+use crate::forgets::{AttemptsForget, next_forgets};
 use crate::logs::LogChunk;
 use crate::messages::{Held, Settlement, message_key, parse_message_key};
 use crate::record::message;
@@ -115,6 +117,7 @@ async fn serve(rpc: &Rpc, mut frames: Streaming<TakeRequest>, out: &Out) -> Resu
                     None => return,
                 },
                 Some(drops) = queues.drops.recv() => drops.chunks(DROPS_MAX).map(drops_to_wire).collect(),
+                Some(forgets) = next_forgets(&mut queues.forgets) => vec![forgets_to_wire(&forgets)],
             };
             for answer in answers {
                 if out.send(Ok(answer)).await.is_err() {
@@ -164,13 +167,13 @@ fn answers_of(batch: Vec<Held>) -> Vec<TakeResponse> {
     for message in batch {
         let size = message.body.bytes();
         if !messages.is_empty() && bytes + size > limits::PAGE_BYTES_MAX {
-            answers.push(TakeResponse { messages: std::mem::take(&mut messages), drops: Vec::new() });
+            answers.push(TakeResponse { messages: std::mem::take(&mut messages), ..TakeResponse::default() });
             bytes = 0;
         }
         bytes += size;
         messages.push(to_wire(message));
     }
-    answers.push(TakeResponse { messages, drops: Vec::new() });
+    answers.push(TakeResponse { messages, ..TakeResponse::default() });
     answers
 }
 
@@ -182,7 +185,16 @@ fn drops_to_wire(drops: &[PendingDrop]) -> TakeResponse {
         address: drop.address.clone(),
         topic: drop.topic.clone(),
     };
-    TakeResponse { messages: Vec::new(), drops: drops.iter().map(drop).collect() }
+    TakeResponse { drops: drops.iter().map(drop).collect(), ..TakeResponse::default() }
+}
+
+fn forgets_to_wire(forgets: &[AttemptsForget]) -> TakeResponse {
+    let forget = |forget: &AttemptsForget| wire::AttemptsForget {
+        context_id: forget.context.0,
+        runner_id: forget.runner.0,
+        job_keys: forget.keys.iter().map(ToString::to_string).collect(),
+    };
+    TakeResponse { forgets: forgets.iter().map(forget).collect(), ..TakeResponse::default() }
 }
 
 fn to_wire(message: Held) -> HeldMessage {

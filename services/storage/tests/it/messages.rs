@@ -203,3 +203,45 @@ scenarios!(
     what_cannot_be_delivered_is_settled_with_the_reason,
     message_ids_are_reserved_once
 );
+
+#[tokio::test]
+async fn supervisors_are_told_that_nobody_asks_for_attempts_of_a_removed_flow() {
+    for layout in [Layout::Database, Layout::HashTag] {
+        let stage = Stage::new(layout).await;
+        let mut router = stage.router("r1").await;
+        let (mut flow, mut other) = (stage.started(1).await, stage.started(1).await);
+        let key = |of: &Running, attempt: u32| {
+            let job = of.first_job;
+            format!("{}-{}-{job}-{attempt}", of.context_uid, of.uid)
+        };
+        let carries = |of: &Running, attempt: u32| format!(r#"{{"job_key":"{}"}}"#, key(of, attempt)).into();
+        // The second attempt went elsewhere, and one that is named is another flow's.
+        let of_first = vec![carries(&flow, 1), carries(&other, 1)];
+        let first = wire::OutgoingMessage { nodes: of_first, ..flow.message(1) };
+        let second =
+            wire::OutgoingMessage { nodes: vec![carries(&flow, 2)], runner_id: 8, ..flow.message(2) };
+        let step = wire::CommitRequest { messages: vec![first, second], ..flow.step() };
+        stage.apply(&mut flow, step).await;
+        send(&stage, &mut other, 3..=3).await;
+        router.take(3).await;
+        let end = flow.end();
+        stage.apply(&mut flow, end).await;
+        let removal = wire::RemoveFlowRequest {
+            context_id: CONTEXT,
+            flow_id: flow.id,
+            on_behalf_of: EXECUTOR,
+            ..Default::default()
+        };
+        stage.flows().remove_flow(removal).await.unwrap();
+        let mut told = Vec::new();
+        while told.len() < 2 {
+            told.extend(router.answers.message().await.unwrap().unwrap().forgets);
+        }
+        let wish = |runner_id, attempt| wire::AttemptsForget {
+            context_id: CONTEXT,
+            runner_id,
+            job_keys: vec![key(&flow, attempt)],
+        };
+        assert_eq!(told, [wish(7, 1), wish(8, 2)]);
+    }
+}
