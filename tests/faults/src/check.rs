@@ -38,11 +38,10 @@ pub fn check(history: &History) -> Vec<Violation> {
     runs::check(history, &mut found);
     watches::check(history, &mut found);
     strangers(history, &mut found);
-    if history.messages_left > 0 {
-        found.add(
-            5,
-            format!("{} messages are on their way though every flow has ended", history.messages_left),
-        );
+    match history.messages_left {
+        Some(0) => {}
+        Some(left) => found.add(5, format!("{left} messages are on their way though every flow has ended")),
+        None => found.add(5, "nobody could count the messages that are on their way"),
     }
     found.0
 }
@@ -68,7 +67,14 @@ fn submissions(history: &History, found: &mut Findings) {
     let mut taken: BTreeMap<&str, u32> = BTreeMap::new();
     let mut owners: BTreeMap<u32, &str> = BTreeMap::new();
     for submission in &history.submissions {
-        let Answer::Taken(id) = submission.answer else { continue };
+        let id = match &submission.answer {
+            Answer::Taken(id) => *id,
+            Answer::Unknown(_) => continue,
+            Answer::Refused(why) => {
+                found.add(9, format!("{} was refused, and nothing is wrong with it: {why}", submission.flow));
+                continue;
+            }
+        };
         let first = *taken.entry(&submission.flow).or_insert(id);
         if first != id {
             found.add(9, format!("{} was taken as flow {first} and as flow {id}", submission.flow));

@@ -30,6 +30,8 @@ const WORD_WITHIN: Duration = Duration::from_secs(20);
 /// Before the next try of what failed.
 const TRY_AGAIN: Duration = Duration::from_millis(50);
 const CONTEXT: u32 = 1;
+/// What the stranger's flow is called.
+const STRANGE: &str = "strange";
 const PAGE: u32 = 1000;
 
 type Flows = FlowServiceClient<Channel>;
@@ -86,9 +88,16 @@ impl Clients {
         self.doors[usize::try_from(number).unwrap_or_default() % self.doors.len()].clone()
     }
 
-    /// Submits a flow, again and again until it is known to be taken, and watches it to its end, once all the time and once with
-    /// streams that are dropped. Whether it came to its end.
+    /// Submits a flow, and watches it to its end. Whether it came to that.
     pub async fn see_through(&self, number: u64, name: String, flow: PlannedFlow) -> bool {
+        match self.hand_in(number, name, flow).await {
+            Some(id) => self.watch(number, id).await,
+            None => false,
+        }
+    }
+
+    /// Submits a flow, again and again until it is known to be taken: its number then. Nothing when it was refused.
+    pub async fn hand_in(&self, number: u64, name: String, flow: PlannedFlow) -> Option<u32> {
         let spec = load::spec(&name, &flow, &self.witness);
         self.history().planned.insert(name.clone(), flow);
         let request = SubmitFlowRequest {
@@ -97,10 +106,11 @@ impl Clients {
             flow: Some(spec),
             ..Default::default()
         };
-        let Some(id) = self.over.run_until_cancelled(self.submit(number, &name, &request)).await.flatten()
-        else {
-            return false;
-        };
+        self.over.run_until_cancelled(self.submit(number, &name, &request)).await.flatten()
+    }
+
+    /// Watches a flow to its end, once all the time and once with streams that are dropped. Whether it came to its end.
+    pub async fn watch(&self, number: u64, id: u32) -> bool {
         let faithful = Watcher::new(self, id, "a faithful watcher", None, number);
         let mut draw = Draw::new(self.seed, 3 + (number << 8));
         let drops = draw.between(1, 8);
@@ -137,7 +147,10 @@ impl Clients {
             let mut flows = self.strange_doors[turn % self.strange_doors.len()].clone();
             let list = ListFlowsRequest { context_id: CONTEXT, ..Default::default() };
             let watch = WatchFlowRequest { context_id: CONTEXT, flow_id: 1, ..Default::default() };
-            let submit = SubmitFlowRequest { context_id: CONTEXT, ..Default::default() };
+            // Only who it comes from is wrong with it.
+            let (_, nothing) = load::probe(self.seed, 0);
+            let flow = load::spec(STRANGE, &nothing, &self.witness);
+            let submit = SubmitFlowRequest { context_id: CONTEXT, flow: Some(flow), ..Default::default() };
             let (method, answer) = match turn % 3 {
                 0 => ("ListFlows", within(ANSWER_WITHIN, flows.list_flows(list)).await.map(drop)),
                 1 => ("WatchFlow", within(ANSWER_WITHIN, flows.watch_flow(watch)).await.map(drop)),
@@ -282,7 +295,8 @@ impl<'a> Watcher<'a> {
                     self.watch.told.extend(change(&word));
                     changes += 1;
                 }
-                Some(Event::Flow(flow)) if !self.at.is_empty() && has_ended(flow.status()) => {
+                // Also in a snapshot: who comes after the end is told nothing else.
+                Some(Event::Flow(flow)) if has_ended(flow.status()) => {
                     self.watch.status = Some(flow.status().as_str_name().to_owned());
                 }
                 _ => {}

@@ -19,8 +19,8 @@ pub struct History {
     pub witness: Vec<Line>,
     /// All flows as they stood at the end.
     pub flows: Vec<FinalFlow>,
-    /// Messages that were on their way when all flows had ended and time had passed.
-    pub messages_left: u64,
+    /// Messages that were on their way when all flows had ended and time had passed; absent when nobody could count them.
+    pub messages_left: Option<u64>,
     /// How many scripts may run at once.
     pub slots: usize,
 }
@@ -43,6 +43,8 @@ pub struct PlannedJob {
     pub depends: Vec<usize>,
     /// How often it may be tried after the first failure of its own.
     pub retries: u32,
+    /// Milliseconds before each of these, at most.
+    pub wait_millis: u32,
     /// Whether each of its tries fails by itself.
     pub fails: bool,
 }

@@ -12,6 +12,12 @@ const PURPOSE: u64 = 2;
 const RETRIES: u32 = 100;
 /// Tries of a job that fails by itself.
 const FAILING_RETRIES: u32 = 1;
+/// The same of a flow that waits: what is under way when something breaks is not over when that is mended.
+const WAITING_RETRIES: u32 = 8;
+/// Milliseconds before each of those, at most.
+const WAIT_MILLIS: u32 = 1_500;
+/// Before every other try that follows a failure.
+const NO_WAIT_MILLIS: u32 = 100;
 /// One flow in so many begins with a job that fails: all others end with it, in one commit.
 const FAILING_EACH: u64 = 6;
 
@@ -37,9 +43,27 @@ pub fn flow(seed: u64, number: u64) -> (String, PlannedFlow) {
             token: format!("{:08x}", draw.below(1 << 31)),
             depends,
             retries: if fails { FAILING_RETRIES } else { RETRIES },
+            wait_millis: NO_WAIT_MILLIS,
             fails,
         });
     }
+    (name, PlannedFlow { jobs })
+}
+
+/// A flow that waits most of its time, some eight seconds: its first job fails again and again, and one comes after it.
+#[must_use]
+pub fn waiting_flow(seed: u64, number: u64) -> (String, PlannedFlow) {
+    let mut draw = Draw::new(seed, PURPOSE + (number << 8) + 2);
+    let name = format!("w{number}");
+    let mut job = |place: usize, depends: &[usize]| PlannedJob {
+        name: format!("{name}-{place}"),
+        token: format!("{:08x}", draw.below(1 << 31)),
+        depends: depends.to_vec(),
+        retries: WAITING_RETRIES,
+        wait_millis: WAIT_MILLIS,
+        fails: place == 0,
+    };
+    let jobs = vec![job(0, &[]), job(1, &[0])];
     (name, PlannedFlow { jobs })
 }
 
@@ -53,6 +77,7 @@ pub fn probe(seed: u64, number: u64) -> (String, PlannedFlow) {
         token: format!("{:08x}", draw.below(1 << 31)),
         depends: Vec::new(),
         retries: RETRIES,
+        wait_millis: NO_WAIT_MILLIS,
         fails: false,
     };
     (name, PlannedFlow { jobs: vec![job] })
@@ -69,7 +94,8 @@ pub fn spec(name: &str, flow: &PlannedFlow, witness: &Witness) -> FlowSpec {
             text.push_str("exit 1\n");
         }
         let script = Some(Script { source: Some(script::Source::Text(text)) });
-        let backoff = Backoff { initial_secs: 0.1, multiplier: 1.0, max_secs: 1.0 };
+        let wait = f64::from(job.wait_millis) / 1000.0;
+        let backoff = Backoff { initial_secs: wait, multiplier: 1.0, max_secs: wait };
         NodeSpec {
             name: job.name.clone(),
             depends: job.depends.iter().map(|place| flow.jobs[*place].name.clone()).collect(),

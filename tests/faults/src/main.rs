@@ -3,7 +3,8 @@
 //! - `MYCORA_FAULTS_SEEDS`: which, such as `3`, `1-10` or `1,5,9`; default 1-10
 //! - `MYCORA_FAULTS_COUNT`: faults of each seed; default 30
 //! - `MYCORA_FAULTS_FORMS`: `up`, `processes`, or both with a comma between them; default both
-//! - `MYCORA_FAULTS_KEEP`: a directory for histories and logs of runs that broke a promise; default target/faults
+//! - `MYCORA_FAULTS_KINDS`: only these kinds, as the table calls them, such as `SIGTERM,disk full`
+//! - `MYCORA_FAULTS_KEEP`: a directory for histories and logs of all runs; default target/faults, for runs that broke a promise
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use faults::report;
 use faults::run::{Outcome, Plan, run};
+use faults::schedule::Kind;
 use faults::suite::Form;
 
 /// After so long whatever does not work hangs.
@@ -24,8 +26,9 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let keep =
-        std::env::var_os("MYCORA_FAULTS_KEEP").map_or_else(|| PathBuf::from("target/faults"), PathBuf::from);
+    let keep = std::env::var_os("MYCORA_FAULTS_KEEP").map(PathBuf::from);
+    let keep_all = keep.is_some();
+    let keep = keep.unwrap_or_else(|| PathBuf::from("target/faults"));
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -37,8 +40,11 @@ fn main() -> ExitCode {
     for plan in plans {
         let outcome = runtime.block_on(run(plan));
         println!("{}", report::line(&outcome));
-        if !outcome.violations.is_empty() {
+        let broke = !outcome.violations.is_empty() || !outcome.panics().is_empty();
+        if broke {
             print!("{}", report::violations(&outcome));
+        }
+        if broke || keep_all {
             match kept(&outcome, &keep) {
                 Ok(dir) => println!("its history and logs are in {}", dir.display()),
                 Err(error) => eprintln!("its history cannot be kept: {error}"),
@@ -48,7 +54,7 @@ fn main() -> ExitCode {
     }
     println!("\n{}\n{}", report::recoveries(&outcomes), report::breaks(&outcomes));
     let (faults, broken) = outcomes.iter().fold((0, 0), |(faults, broken), outcome| {
-        (faults + outcome.recoveries.len(), broken + outcome.violations.len())
+        (faults + outcome.recoveries.len(), broken + outcome.violations.len() + outcome.panics().len())
     });
     println!("{faults} faults, {broken} violations");
     if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -59,15 +65,26 @@ fn plans() -> Result<Vec<Plan>, String> {
     let setting = |name: &str, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
     let faults = setting("MYCORA_FAULTS_COUNT", "30");
     let faults = faults.parse().map_err(|_| format!("MYCORA_FAULTS_COUNT is a number, not `{faults}`"))?;
+    let kinds = kinds(&setting("MYCORA_FAULTS_KINDS", ""))?;
     let mut plans = Vec::new();
     for form in setting("MYCORA_FAULTS_FORMS", "up,processes").split(',') {
         let form = [Form::AllInOne, Form::Processes].into_iter().find(|known| known.as_str() == form.trim());
         let form = form.ok_or("MYCORA_FAULTS_FORMS is `up`, `processes` or `up,processes`")?;
         for seed in seeds(&setting("MYCORA_FAULTS_SEEDS", "1-10"))? {
-            plans.push(Plan { seed, form, faults, patience: PATIENCE });
+            plans.push(Plan { seed, form, faults, kinds: kinds.clone(), patience: PATIENCE });
         }
     }
     Ok(plans)
+}
+
+/// Kinds by the names that tables have for them, with commas.
+fn kinds(text: &str) -> Result<Vec<Kind>, String> {
+    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let known = |name: &str| Kind::ALL.into_iter().find(|kind| kind.as_str() == name);
+    let all = || Kind::ALL.map(Kind::as_str).join(", ");
+    names
+        .map(|name| known(name).ok_or_else(|| format!("there is no kind `{name}` of faults but {}", all())))
+        .collect()
 }
 
 /// `3`, `1-10`, or several with commas.
@@ -82,7 +99,7 @@ fn seeds(text: &str) -> Result<Vec<u64>, String> {
     if seeds.is_empty() { Err(bad()) } else { Ok(seeds) }
 }
 
-/// Writes what a run that broke a promise saw, and what the processes said.
+/// Writes what a run saw, and what the processes said.
 fn kept(outcome: &Outcome, keep: &Path) -> std::io::Result<PathBuf> {
     let dir = keep.join(format!("{}-{}", outcome.plan.form.as_str(), outcome.plan.seed));
     std::fs::create_dir_all(&dir)?;

@@ -13,8 +13,8 @@ pub fn line(outcome: &Outcome) -> String {
     let history = &outcome.history;
     let resumed: u32 = history.watches.iter().map(|watch| watch.resumed).sum();
     format!(
-        "{} seed {}: {} faults, {} flows, {} watches resumed {resumed} times, {} lines of the witness, {} fell by themselves, \
-         {} violations",
+        "{} seed {}: {} faults, {} flows, {} watches resumed {resumed} times, {} lines of the witness, {} fell by themselves{}, \
+         {} panics, {} violations",
         outcome.plan.form.as_str(),
         outcome.plan.seed,
         outcome.recoveries.len(),
@@ -22,8 +22,14 @@ pub fn line(outcome: &Outcome) -> String {
         history.watches.len(),
         history.witness.len(),
         outcome.fallen.len(),
+        named(&outcome.fallen),
+        outcome.panics().len(),
         outcome.violations.len(),
     )
+}
+
+fn named(names: &[String]) -> String {
+    if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) }
 }
 
 /// How long it took to come back, by form and kind.
@@ -31,8 +37,9 @@ pub fn line(outcome: &Outcome) -> String {
 pub fn recoveries(outcomes: &[Outcome]) -> String {
     let mut times: BTreeMap<(&str, Kind), Vec<Duration>> = BTreeMap::new();
     for outcome in outcomes {
-        for (fault, time) in &outcome.recoveries {
-            times.entry((outcome.plan.form.as_str(), fault.kind)).or_default().push(*time);
+        for recovery in &outcome.recoveries {
+            let kind = (outcome.plan.form.as_str(), recovery.fault.kind);
+            times.entry(kind).or_default().push(recovery.whole);
         }
     }
     let mut text = format!("{:<10} {:<22} {:>5} {:>9} {:>9}\n", "form", "fault", "count", "median", "most");
@@ -68,6 +75,9 @@ pub fn violations(outcome: &Outcome) -> String {
     let mut text = String::new();
     for violation in &outcome.violations {
         let _ = writeln!(text, "  {violation}");
+    }
+    for line in outcome.panics() {
+        let _ = writeln!(text, "  {line}");
     }
     let _ = writeln!(
         text,

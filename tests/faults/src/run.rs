@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use testkit::{Mark, Witness};
 use tokio::task::JoinSet;
@@ -14,18 +14,20 @@ use crate::check::{Violation, check};
 use crate::client::{Clients, pause};
 use crate::history::{Answer, History, Line, PlannedFlow, Ran};
 use crate::load;
-use crate::schedule::{Fault, schedule};
+use crate::schedule::{Fault, Kind, schedule};
 use crate::suite::{Form, Suite, Who};
 
 /// Clients that submit one flow after the other.
 const WORKERS: u64 = 6;
+/// Clients whose flows wait most of their time.
+const WAITING_WORKERS: u64 = 3;
 /// How often somebody looks whether a process has ended by itself.
 const LOOK_AFTER: Duration = Duration::from_millis(100);
 /// How the witness is told of a death: `start` with this name.
 const KILLED: &str = "killed";
 
 /// What a run is to do.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Plan {
     /// Load and faults come from it.
     pub seed: u64,
@@ -33,6 +35,8 @@ pub struct Plan {
     pub form: Form,
     /// How many faults there are.
     pub faults: usize,
+    /// Only of these kinds; of all that there are when empty.
+    pub kinds: Vec<Kind>,
     /// How long anything may take to come back: longer is a hang. A generous bound, not a goal.
     pub patience: Duration,
 }
@@ -44,8 +48,8 @@ pub struct Outcome {
     pub plan: Plan,
     /// Promises that were broken.
     pub violations: Vec<Violation>,
-    /// How long it took after each fault until a new flow was submitted, run and seen to its end.
-    pub recoveries: Vec<(Fault, Duration)>,
+    /// What came after each fault.
+    pub recoveries: Vec<Recovery>,
     /// What was seen.
     pub history: History,
     /// What ended by itself and had to be started again, beside what the faults killed.
@@ -54,7 +58,27 @@ pub struct Outcome {
     pub outputs: Vec<(String, String)>,
 }
 
+/// How long it took after a fault until a new flow was submitted, run and seen to its end.
+#[derive(Debug)]
+pub struct Recovery {
+    /// What was broken.
+    pub fault: Fault,
+    /// When its cause was gone, in milliseconds since 1970, as logs have it.
+    pub lifted_millis: u128,
+    /// How long it took from then until the new flow was known to be taken.
+    pub taken: Duration,
+    /// How long until it was seen to its end.
+    pub whole: Duration,
+}
+
 impl Outcome {
+    /// Lines in which a process tells that a part of it panicked.
+    #[must_use]
+    pub fn panics(&self) -> Vec<&str> {
+        let lines = self.outputs.iter().flat_map(|(_, output)| output.lines());
+        lines.filter(|line| line.contains("panicked at")).collect()
+    }
+
     /// What broke streams and calls, and how often.
     #[must_use]
     pub fn breaks(&self) -> BTreeMap<String, usize> {
@@ -76,18 +100,24 @@ impl Outcome {
 /// # Panics
 /// When the suite does not start, or cannot be broken as the plan says.
 pub async fn run(plan: Plan) -> Outcome {
+    let seed = plan.seed;
     let mut run = Run::start(plan).await;
     let enough = CancellationToken::new();
     let next = Arc::new(AtomicU64::new(0));
     let mut tasks = JoinSet::new();
     for _ in 0..WORKERS {
         let (clients, next, enough) = (run.clients.clone(), Arc::clone(&next), enough.clone());
-        tasks.spawn(async move { work(&clients, plan.seed, &next, &enough).await });
+        tasks.spawn(async move { work(&clients, seed, (load::flow, &next), &enough).await });
+    }
+    let next = Arc::new(AtomicU64::new(0));
+    for _ in 0..WAITING_WORKERS {
+        let (clients, next, enough) = (run.clients.clone(), Arc::clone(&next), enough.clone());
+        tasks.spawn(async move { work(&clients, seed, (load::waiting_flow, &next), &enough).await });
     }
     let (intruder, until) = (run.clients.clone(), enough.clone());
     tasks.spawn(async move { intruder.intrude(&until).await });
 
-    let faults = schedule(plan.seed, &run.suite.targets(), plan.faults);
+    let faults = schedule(seed, &run.suite.targets(), &run.plan.kinds, run.plan.faults);
     run.probe().await;
     for fault in faults {
         if !run.survive(fault).await {
@@ -98,11 +128,14 @@ pub async fn run(plan: Plan) -> Outcome {
     run.finish(tasks).await
 }
 
+/// Draws the flow of a seed and a number, with its name.
+type Flows = fn(u64, u64) -> (String, PlannedFlow);
+
 /// A client's day: one flow after the other.
-async fn work(clients: &Clients, seed: u64, next: &AtomicU64, enough: &CancellationToken) {
+async fn work(clients: &Clients, seed: u64, (flow, next): (Flows, &AtomicU64), enough: &CancellationToken) {
     while !enough.is_cancelled() {
         let number = next.fetch_add(1, Ordering::Relaxed);
-        let (name, flow) = load::flow(seed, number);
+        let (name, flow) = flow(seed, number);
         clients.see_through(number, name, flow).await;
     }
 }
@@ -114,7 +147,7 @@ struct Run {
     witness: Witness,
     clients: Clients,
     probes: u64,
-    recoveries: Vec<(Fault, Duration)>,
+    recoveries: Vec<Recovery>,
     violations: Vec<Violation>,
     fallen: Vec<String>,
 }
@@ -144,33 +177,53 @@ impl Run {
         if ends_scripts {
             self.tell_of_death();
         }
-        tokio::task::block_in_place(|| self.suite.begin(&fault));
-        pause(fault.lasts).await;
+        while !tokio::task::block_in_place(|| self.suite.begin(&fault)) {
+            // It ended by itself, or is on its way back after the fault before: a fault that does not happen tests nothing.
+            self.revive();
+            pause(LOOK_AFTER).await;
+        }
+        if !self.suite.mends(&fault) {
+            pause(fault.lasts).await;
+        }
         tokio::task::block_in_place(|| self.suite.lift(&fault));
         if ends_scripts {
             self.tell_of_death();
         }
-        let lifted = Instant::now();
+        let (lifted, since_epoch) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH));
         let patience = self.plan.patience;
-        let works = tokio::time::timeout(patience, self.recover()).await.is_ok();
-        if works {
-            self.recoveries.push((fault, lifted.elapsed()));
-        } else {
-            let what = format!("nothing works {patience:?} after {fault:?}");
-            self.violations.push(Violation { invariant: 1, what });
+        let works = tokio::time::timeout(patience, self.recover(lifted)).await.ok();
+        let lifted_millis = since_epoch.unwrap_or_default().as_millis();
+        match works {
+            Some(Some(taken)) => {
+                self.recoveries.push(Recovery { fault, lifted_millis, taken, whole: lifted.elapsed() });
+                return true;
+            }
+            Some(None) => {
+                self.accuse(format!("what works is not used after {fault:?}: its flow was refused"))
+            }
+            None => self.accuse(format!("nothing works {patience:?} after {fault:?}")),
         }
-        works
+        false
     }
 
-    /// Returns when a new flow was seen to its end. What falls meanwhile is started again.
-    async fn recover(&mut self) {
+    fn accuse(&mut self, what: String) {
+        self.violations.push(Violation { invariant: 1, what });
+    }
+
+    /// Returns when a new flow was seen to its end, with when it was taken; nothing when it was refused. What falls meanwhile is
+    /// started again.
+    async fn recover(&mut self, lifted: Instant) -> Option<Duration> {
         let clients = self.clients.clone();
         let (number, name, flow) = self.next_probe();
-        let probe = clients.see_through(number, name, flow);
+        let probe = async {
+            let id = clients.hand_in(number, name, flow).await?;
+            let taken = lifted.elapsed();
+            clients.watch(number, id).await.then_some(taken)
+        };
         tokio::pin!(probe);
         loop {
             tokio::select! {
-                _ = &mut probe => return,
+                taken = &mut probe => return taken,
                 () = pause(LOOK_AFTER) => self.revive(),
             }
         }
@@ -205,13 +258,13 @@ impl Run {
         let ended =
             tokio::time::timeout(patience, async { while tasks.join_next().await.is_some() {} }).await;
         if ended.is_err() {
-            // Whatever has not ended by now hangs: the checker names it.
+            self.accuse(format!("clients are not answered to the end {patience:?} after the last fault"));
             self.clients.give_up();
             while tasks.join_next().await.is_some() {}
         }
         self.clients.look().await;
         let settled = async {
-            while self.suite.messages_left() > 0 {
+            while self.suite.messages_left() != Some(0) {
                 pause(LOOK_AFTER).await;
             }
         };

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use model::limits::LEASE_SECS;
+
 use crate::draw::Draw;
 
 /// Tells what is drawn for the schedule from what is drawn for the load.
@@ -24,6 +26,9 @@ pub enum Kind {
     Swallow,
     /// A link passes requests on and no answers: the outcome of every call is unknown.
     SwallowAnswers,
+    /// A link over which a lease is held keeps everything back until the lease has ended, and passes it on then: others have taken
+    /// over by the time that what was under way arrives.
+    Hold,
     /// The disk is full.
     DiskFull,
     /// Redis is killed without a warning, and started again.
@@ -34,7 +39,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Kill,
         Self::Terminate,
         Self::Stop,
@@ -42,6 +47,7 @@ impl Kind {
         Self::Delay,
         Self::Swallow,
         Self::SwallowAnswers,
+        Self::Hold,
         Self::DiskFull,
         Self::RedisKill,
         Self::RedisStop,
@@ -58,6 +64,7 @@ impl Kind {
             Self::Delay => "link delayed",
             Self::Swallow => "link swallows all",
             Self::SwallowAnswers => "link swallows answers",
+            Self::Hold => "link outlasts a lease",
             Self::DiskFull => "disk full",
             Self::RedisKill => "redis kill -9",
             Self::RedisStop => "redis stopped",
@@ -85,6 +92,8 @@ pub struct Targets {
     pub programs: Vec<String>,
     /// Links, by name.
     pub links: Vec<String>,
+    /// Those of them over which a process holds a lease that others wait for.
+    pub leases: Vec<String>,
     /// Whether there is a disk that can be filled.
     pub disk: bool,
     /// Whether Redis can be killed and started again.
@@ -100,6 +109,7 @@ impl Targets {
         let can = |kind: &Kind| match kind {
             Kind::Kill | Kind::Terminate | Kind::Stop => !self.programs.is_empty(),
             Kind::Cut | Kind::Delay | Kind::Swallow | Kind::SwallowAnswers => !self.links.is_empty(),
+            Kind::Hold => !self.leases.is_empty(),
             Kind::DiskFull => self.disk,
             Kind::RedisKill => self.redis,
             Kind::RedisStop => self.redis_stop,
@@ -108,15 +118,17 @@ impl Targets {
     }
 }
 
-/// The faults of a seed: the same for the same seed and the same targets. Each kind has its turn before one comes again.
+/// The faults of a seed, only of `kinds` unless these are none: the same for the same seed, targets and kinds. Each kind has its turn
+/// before one comes again.
 #[must_use]
-pub fn schedule(seed: u64, targets: &Targets, count: usize) -> Vec<Fault> {
+pub fn schedule(seed: u64, targets: &Targets, kinds: &[Kind], count: usize) -> Vec<Fault> {
     let mut draw = Draw::new(seed, PURPOSE);
     let mut round: Vec<Kind> = Vec::new();
     let mut faults = Vec::with_capacity(count);
     while faults.len() < count {
         if round.is_empty() {
             round = targets.kinds();
+            round.retain(|kind| kinds.is_empty() || kinds.contains(kind));
             if round.is_empty() {
                 break;
             }
@@ -128,14 +140,17 @@ pub fn schedule(seed: u64, targets: &Targets, count: usize) -> Vec<Fault> {
             Kind::Cut | Kind::Delay | Kind::Swallow | Kind::SwallowAnswers => {
                 draw.one_of(&targets.links).clone()
             }
+            Kind::Hold => draw.one_of(&targets.leases).clone(),
             Kind::DiskFull | Kind::RedisKill | Kind::RedisStop => String::new(),
         };
         let before = Duration::from_millis(draw.between(50, 600));
-        // Within what nobody takes for a death, and beyond it: leases end after five seconds.
-        let lasts = Duration::from_millis(if draw.below(4) == 0 {
-            draw.between(4_000, 8_000)
-        } else {
-            draw.between(50, 1_000)
+        let lease = u64::from(LEASE_SECS) * 1000;
+        // Within what nobody takes for a death, and beyond it.
+        let long = draw.below(4) == 0;
+        let lasts = Duration::from_millis(match kind {
+            Kind::Hold => lease + draw.between(200, 2_000),
+            _ if long => draw.between(lease - 1_000, lease + 3_000),
+            _ => draw.between(50, 1_000),
         });
         faults.push(Fault { kind, target, before, lasts });
     }
@@ -150,7 +165,8 @@ mod tests {
         let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         Targets {
             programs: names(&["a", "b"]),
-            links: names(&["x"]),
+            links: names(&["x", "y"]),
+            leases: names(&["y"]),
             disk: true,
             redis: true,
             redis_stop: true,
@@ -159,21 +175,40 @@ mod tests {
 
     #[test]
     fn a_seed_replays() {
-        assert_eq!(schedule(7, &targets(), 50), schedule(7, &targets(), 50));
-        assert_ne!(schedule(7, &targets(), 50), schedule(8, &targets(), 50));
-        assert_eq!(schedule(7, &targets(), 50)[..20], schedule(7, &targets(), 20));
+        assert_eq!(schedule(7, &targets(), &[], 50), schedule(7, &targets(), &[], 50));
+        assert_ne!(schedule(7, &targets(), &[], 50), schedule(8, &targets(), &[], 50));
+        assert_eq!(schedule(7, &targets(), &[], 50)[..20], schedule(7, &targets(), &[], 20));
     }
 
     #[test]
     fn every_kind_has_its_turn_and_none_that_cannot_be() {
         let kinds = |targets: &Targets, count: usize| {
-            let mut kinds: Vec<Kind> = schedule(3, targets, count).iter().map(|fault| fault.kind).collect();
+            let mut kinds: Vec<Kind> =
+                schedule(3, targets, &[], count).iter().map(|fault| fault.kind).collect();
             kinds.sort_unstable();
             kinds
         };
-        assert_eq!(kinds(&targets(), 10), Kind::ALL);
-        let alone = Targets { links: Vec::new(), disk: false, redis: false, redis_stop: false, ..targets() };
+        assert_eq!(kinds(&targets(), 11), Kind::ALL);
+        let alone = Targets {
+            links: Vec::new(),
+            leases: Vec::new(),
+            disk: false,
+            redis: false,
+            redis_stop: false,
+            ..targets()
+        };
         assert_eq!(kinds(&alone, 3), [Kind::Kill, Kind::Terminate, Kind::Stop]);
-        assert_eq!(schedule(3, &Targets::default(), 5), []);
+        assert_eq!(schedule(3, &Targets::default(), &[], 5), []);
+        let cuts = schedule(3, &targets(), &[Kind::Cut], 5);
+        assert!(cuts.len() == 5 && cuts.iter().all(|fault| fault.kind == Kind::Cut), "{cuts:?}");
+    }
+
+    #[test]
+    fn a_lease_ends_while_its_link_is_held() {
+        let lease = Duration::from_secs(LEASE_SECS.into());
+        let held: Vec<Fault> =
+            schedule(3, &targets(), &[], 110).into_iter().filter(|fault| fault.kind == Kind::Hold).collect();
+        assert_eq!(held.len(), 10);
+        assert!(held.iter().all(|fault| fault.target == "y" && fault.lasts > lease), "{held:?}");
     }
 }

@@ -60,6 +60,8 @@ pub struct Suite {
     programs: BTreeMap<String, Program>,
     links: BTreeMap<String, FaultProxy>,
     redis: Option<RedisServer>,
+    /// Links over which a process holds a lease that others wait for.
+    leases: Vec<String>,
     /// Where clients reach it, through links.
     doors: Vec<String>,
     data: PathBuf,
@@ -108,8 +110,9 @@ impl Suite {
         Targets {
             programs: self.programs.keys().cloned().collect(),
             links: self.links.keys().cloned().collect(),
+            leases: self.leases.clone(),
             disk: self.disk.is_some(),
-            redis: self.redis.is_some(),
+            redis: true,
             redis_stop: true,
         }
     }
@@ -134,27 +137,38 @@ impl Suite {
         self.doors.iter().map(through).collect()
     }
 
-    /// Makes a fault begin.
+    /// Whether the suite itself has to mend what a fault does.
+    #[must_use]
+    pub fn mends(&self, fault: &Fault) -> bool {
+        self.redis.is_none() && fault.kind == Kind::RedisKill
+    }
+
+    /// Makes a fault begin; says whether it did: what is about to be started again cannot be broken now.
     ///
     /// # Panics
     /// When its target cannot be broken.
-    pub fn begin(&mut self, fault: &Fault) {
+    #[must_use]
+    pub fn begin(&mut self, fault: &Fault) -> bool {
         match fault.kind {
-            Kind::Kill => self.program(fault).kill(),
-            Kind::Terminate => self.program(fault).terminate(),
-            Kind::Stop => self.program(fault).signal(Signal::STOP),
+            Kind::Kill => return self.program(fault).kill(),
+            Kind::Terminate => return self.program(fault).terminate(),
+            Kind::Stop => return self.program(fault).signal(Signal::STOP),
             Kind::Cut => self.link(fault).set(testkit::Fault::Cut),
             // Each piece a little, or all of it until what waited for it is over.
             Kind::Delay if fault.lasts < LONG => {
                 self.link(fault).set(testkit::Fault::Delay(fault.lasts / 10))
             }
-            Kind::Delay => self.link(fault).set(testkit::Fault::Hold),
+            Kind::Delay | Kind::Hold => self.link(fault).set(testkit::Fault::Hold),
             Kind::Swallow => self.link(fault).set(testkit::Fault::BlackHole),
             Kind::SwallowAnswers => self.link(fault).set(testkit::Fault::SwallowAnswers),
             Kind::DiskFull => self.disk.as_ref().expect("a disk").fill_up("filler", 0),
-            Kind::RedisKill => self.redis.as_mut().expect("a Redis of ours").kill9(),
-            Kind::RedisStop => self.signal_redis(Signal::STOP),
+            Kind::RedisKill => match &mut self.redis {
+                Some(redis) => redis.kill9(),
+                None => return self.signal_redis(Signal::KILL),
+            },
+            Kind::RedisStop => return self.signal_redis(Signal::STOP),
         }
+        true
     }
 
     /// Makes it end: what was killed is started again, and not waited for.
@@ -164,16 +178,24 @@ impl Suite {
     pub fn lift(&mut self, fault: &Fault) {
         match fault.kind {
             Kind::Kill | Kind::Terminate => self.program(fault).spawn(),
-            Kind::Stop => self.program(fault).signal(Signal::CONT),
+            Kind::Stop => {
+                self.program(fault).signal(Signal::CONT);
+            }
             // What was swallowed is gone: a connection that lost a part of what it carried is none any more.
             Kind::Swallow | Kind::SwallowAnswers => self.link(fault).cut_once(),
-            Kind::Cut | Kind::Delay => self.link(fault).restore(),
+            Kind::Cut | Kind::Delay | Kind::Hold => self.link(fault).restore(),
             Kind::DiskFull => {
                 self.disk.as_ref().expect("a disk").empty("filler");
                 self.revive();
             }
-            Kind::RedisKill => self.redis.as_mut().expect("a Redis of ours").restart(),
-            Kind::RedisStop => self.signal_redis(Signal::CONT),
+            Kind::RedisKill => {
+                if let Some(redis) = &mut self.redis {
+                    redis.restart();
+                }
+            }
+            Kind::RedisStop => {
+                self.signal_redis(Signal::CONT);
+            }
         }
     }
 
@@ -205,11 +227,10 @@ impl Suite {
         ended
     }
 
-    /// Messages of context 1 that have not been settled.
+    /// Messages of context 1 that have not been settled; nothing when Redis does not say.
     #[must_use]
-    pub fn messages_left(&self) -> u64 {
-        let count = |arguments: &[&str]| self.ask_redis(arguments).unwrap_or_default();
-        count(&["ZCARD", "msg_out_coordinator"]) + count(&["LLEN", "msg_out"])
+    pub fn messages_left(&self) -> Option<u64> {
+        Some(self.ask_redis(&["ZCARD", "msg_out_coordinator"])? + self.ask_redis(&["LLEN", "msg_out"])?)
     }
 
     /// What its processes wrote, by their names.
@@ -226,17 +247,18 @@ impl Suite {
         self.links.get(&fault.target).expect("a link of this suite")
     }
 
-    fn signal_redis(&self, signal: Signal) {
+    /// Whether there was one to be sent it.
+    fn signal_redis(&self, signal: Signal) -> bool {
         match (&self.redis, signal) {
             (Some(redis), Signal::STOP) => redis.pause(),
             (Some(redis), _) => redis.resume(),
+            // Gone means that the suite is about to start another one.
             (None, _) => {
-                if let Some(pid) = redis_of(&self.data) {
-                    // Gone means that the suite is about to start another one.
-                    let _ = rustix::process::kill_process(pid, signal);
-                }
+                return redis_of(&self.data)
+                    .is_some_and(|pid| rustix::process::kill_process(pid, signal).is_ok());
             }
         }
+        true
     }
 
     fn ask_redis(&self, arguments: &[&str]) -> Option<u64> {

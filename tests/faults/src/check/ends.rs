@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use model::NodeState;
+use model::limits::DEATHS_MAX;
 
 use super::{Findings, jobs};
 use crate::history::{Answer, FinalFlow, FinalNode, History, Line, PlannedFlow, PlannedJob};
 
-/// Reasons for which a job fails whose script never did: what ran it was lost too often.
+/// Reasons for which a job fails whose script never did: what ran it was lost too often, which takes [`DEATHS_MAX`] attempts at least.
 const LOSSES: [&str; 4] = ["QUARANTINED", "INSTANCE_LOST", "SUPERVISOR_LOST", "DRAINED"];
 
 /// I1: an accepted job ends in exactly one terminal record, and that says what happened.
@@ -106,14 +107,25 @@ fn check_node(node: &FinalNode, job: &PlannedJob, ended: &BTreeSet<(String, u32)
     if !node.state.is_end() {
         found.add(1, format!("{name} is {:?} in a flow that has ended", node.state));
     }
+    let is_loss = LOSSES.contains(&node.reason.as_str());
     let did_end = ended.contains(&(name.clone(), node.attempt));
     match node.state {
         NodeState::Completed if job.fails => found.add(1, format!("{name} completed, and its script fails")),
         NodeState::Completed if !did_end => {
             found.add(1, format!("{name} completed in attempt {}, whose script never ended", node.attempt));
         }
-        NodeState::Failed if !job.fails && !LOSSES.contains(&node.reason.as_str()) => {
+        NodeState::Failed if is_loss && node.attempt >= DEATHS_MAX => {}
+        NodeState::Failed if is_loss => {
+            found.add(1, format!("{name} failed as {:?} in attempt {}", node.reason, node.attempt));
+        }
+        NodeState::Failed if !job.fails => {
             found.add(1, format!("{name} failed as {:?}, and its script does not", node.reason));
+        }
+        NodeState::Failed => {
+            let tries = ended.iter().filter(|(job, _)| job == name).count();
+            if tries <= job.retries as usize {
+                found.add(10, format!("{name} failed for good after {tries} tries of {}", job.retries + 1));
+            }
         }
         _ => {}
     }

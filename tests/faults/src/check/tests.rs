@@ -14,6 +14,7 @@ fn job(name: &str, depends: &[usize]) -> PlannedJob {
         token: format!("t-{name}"),
         depends: depends.to_vec(),
         retries: 1,
+        wait_millis: 0,
         fails: false,
     }
 }
@@ -86,7 +87,7 @@ fn kept() -> History {
             has_ended: true,
             nodes: vec![node(1, "a", 1), node(2, "b", 2)],
         }],
-        messages_left: 0,
+        messages_left: Some(0),
         slots: 1,
     }
 }
@@ -94,6 +95,11 @@ fn kept() -> History {
 #[test]
 fn what_kept_every_promise_is_not_accused() {
     assert_eq!(check(&kept()), []);
+}
+
+#[test]
+fn what_nobody_could_look_at_was_not_kept() {
+    planted(&[5], "the messages on their way cannot be counted", |history| history.messages_left = None);
 }
 
 #[test]
@@ -125,7 +131,7 @@ fn losses_and_hangs_are_found() {
         history.flows[0].has_ended = false;
         history.flows[0].status = "STARTED".into();
     });
-    planted(&[1], "a node hangs in a flow that ended", |history| {
+    planted(&[1, 8], "a node hangs in a flow that ended", |history| {
         history.flows[0].nodes[1].state = NodeState::Running;
     });
     planted(&[1], "a node is gone", |history| {
@@ -144,7 +150,7 @@ fn losses_and_hangs_are_found() {
     planted(&[1], "a watcher was told another end", |history| {
         history.watches[0].status = Some("ERROR".into());
     });
-    planted(&[5], "a message is left", |history| history.messages_left = 1);
+    planted(&[5], "a message is left", |history| history.messages_left = Some(1));
 }
 
 #[test]
@@ -165,10 +171,16 @@ fn a_turn_that_was_not_given_is_found() {
 fn a_loss_is_a_reason_to_fail() {
     let mut history = kept();
     let node = &mut history.flows[0].nodes[1];
-    (node.state, node.reason) = (NodeState::Failed, "QUARANTINED".into());
+    (node.state, node.attempt, node.reason) = (NodeState::Failed, 3, "QUARANTINED".into());
     history.flows[0].status = "ERROR".into();
     history.watches.clear();
     assert_eq!(check(&history), []);
+    planted(&[1], "it was given up after one loss", |history| {
+        let node = &mut history.flows[0].nodes[1];
+        (node.state, node.reason) = (NodeState::Failed, "INSTANCE_LOST".into());
+        history.flows[0].status = "ERROR".into();
+        history.watches.clear();
+    });
 }
 
 #[test]
@@ -203,6 +215,14 @@ fn double_runs_are_found() {
         history.watches.clear();
         history.witness.extend((3..12).flat_map(|attempt| [start("b", attempt), end("b", attempt)]));
     });
+    planted(&[10], "it was not tried as often as it may be", |history| {
+        let job = &mut history.planned.get_mut("f").expect("there").jobs[1];
+        (job.fails, job.retries) = (true, 2);
+        let node = &mut history.flows[0].nodes[1];
+        node.state = NodeState::Failed;
+        history.flows[0].status = "ERROR".into();
+        history.watches.clear();
+    });
     planted(&[12], "another script ran under its name", |history| {
         history.witness.push(Line::Start(Ran { token: "other".into(), ..ran("a", 1) }));
     });
@@ -235,6 +255,9 @@ fn repeated_effects_are_found() {
             submission.answer = Answer::Refused("OVERLOADED".into());
         }
     });
+    planted(&[9, 1], "what is right was refused", |history| {
+        history.submissions[0].answer = Answer::Refused("INVALID_ARGUMENT".into());
+    });
     planted(&[9], "nobody submitted it", |history| {
         let other = FinalFlow { id: 9, name: "x".into(), ..history.flows[0].clone() };
         history.flows.push(other);
@@ -258,6 +281,13 @@ fn gaps_and_duplicates_of_watches_are_found() {
     planted(&[8], "a position was refused", |history| {
         history.watches[0].refused = Some("OUT_OF_RANGE".into());
     });
+    planted(&[8], "a watcher is never told of the end", |history| history.watches[0].status = None);
+    planted(&[8], "what is kept is not what was told", |history| {
+        for watch in &mut history.watches {
+            watch.told.pop();
+            watch.replayed.pop();
+        }
+    });
     planted(&[8], "two watchers were told different things", |history| {
         let other = &mut history.watches[1];
         other.told[2].state = NodeState::Running;
@@ -279,7 +309,9 @@ fn a_watch_that_was_still_open_has_no_gap_at_its_end() {
     let mut history = kept();
     let watch = &mut history.watches[0];
     (watch.status, watch.told) = (None, watch.told[..6].to_vec());
-    assert_eq!(check(&history), []);
+    let found = check(&history);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].what.ends_with("was not told of its end"), "{found:?}");
 }
 
 /// Replaces what both watchers were told by the first one's changes with one more.
@@ -292,10 +324,12 @@ fn told_more(history: &mut History, job_id: u32, state: NodeState, attempt: u32)
 
 #[test]
 fn what_a_former_owner_would_commit_is_found() {
-    planted(&[6], "an attempt begins again", |history| told_more(history, 1, NodeState::Running, 1));
-    planted(&[6], "the next attempt of what has ended", |history| told_more(history, 1, NodeState::Ready, 2));
-    planted(&[2], "a second end", |history| told_more(history, 2, NodeState::Failed, 2));
-    planted(&[6], "an earlier attempt", |history| {
+    planted(&[6, 8], "an attempt begins again", |history| told_more(history, 1, NodeState::Running, 1));
+    planted(&[6, 8], "the next attempt of what has ended", |history| {
+        told_more(history, 1, NodeState::Ready, 2)
+    });
+    planted(&[2, 8], "a second end", |history| told_more(history, 2, NodeState::Failed, 2));
+    planted(&[6, 8], "an earlier attempt", |history| {
         let (one, two) = (NodeState::Dispatched, NodeState::Completed);
         history.watches[0].told = changes(&[(2, one, 2), (2, one, 1), (2, two, 2)]);
         history.watches[0].replayed = history.watches[0].told.clone();

@@ -10,6 +10,7 @@ pub(super) fn check(history: &History, found: &mut Findings) {
     for watch in &history.watches {
         no_gap_no_duplicate(watch, found);
         as_it_may_go(watch, found);
+        to_the_end(watch, history, found);
     }
     told_the_same(history, found);
 }
@@ -64,6 +65,25 @@ fn told_the_same(history: &History, found: &mut Findings) {
             if !long.told.ends_with(&short.told) {
                 found.add(8, format!("{} and {} were told different things", who(one), who(other)));
             }
+        }
+    }
+}
+
+/// I8: a flow's watchers are told of its end, and what they are told last of a node is what became of it.
+fn to_the_end(watch: &Watch, history: &History, found: &mut Findings) {
+    let Some(flow) = history.flows.iter().find(|flow| flow.id == watch.flow && flow.has_ended) else {
+        return;
+    };
+    if watch.status.is_none() {
+        found.add(8, format!("{} was not told of its end", who(watch)));
+        return;
+    }
+    for node in &flow.nodes {
+        let last = watch.replayed.iter().rfind(|change| change.job_id == node.job_id);
+        if let Some(last) = last
+            && (last.state, last.attempt) != (node.state, node.attempt)
+        {
+            found.add(8, format!("{} was told {last:?} last; it is {node:?}", who(watch)));
         }
     }
 }

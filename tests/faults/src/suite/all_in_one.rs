@@ -35,6 +35,7 @@ pub(super) async fn start(dir: TempDir, disk: Option<SmallDisk>) -> Suite {
         programs: [("up".to_owned(), up)].into(),
         links: [].into(),
         redis: None,
+        leases: Vec::new(),
         doors: Vec::new(),
         data,
         slots: SLOTS,

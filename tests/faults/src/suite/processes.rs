@@ -62,12 +62,14 @@ pub(super) async fn start(dir: TempDir, disk: Option<SmallDisk>) -> Suite {
     write_profile(&stage);
     bootstrap(&stage);
     issue_stranger(&data.join("pki"));
+    let leases = (1..=SCHEDULERS).map(|replica| format!("scheduler-{replica}-storage")).collect();
     let doors = (1..=SCHEDULERS).map(|replica| stage.through(&format!("client-{replica}"))).collect();
     Suite {
         form: Form::Processes,
         programs,
         links: stage.links,
         redis: Some(redis),
+        leases,
         doors,
         data,
         slots: RUNNERS * SLOTS_EACH,

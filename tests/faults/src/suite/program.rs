@@ -43,22 +43,29 @@ impl Program {
         self.process = spawn(&self.name, &self.file, &self.arguments, &self.environment);
     }
 
-    pub(super) fn kill(&mut self) {
+    /// Whether it was there to be killed.
+    pub(super) fn kill(&mut self) -> bool {
+        let is_running = self.process.is_running();
         self.process.kill9();
+        is_running
     }
 
-    /// Asks it to end and waits until it has.
-    pub(super) fn terminate(&mut self) {
-        if self.process.is_running() {
-            self.process.terminate();
+    /// Asks it to end and waits until it has. Whether it was there to be asked.
+    pub(super) fn terminate(&mut self) -> bool {
+        let is_running = self.signal(Signal::TERM);
+        if is_running {
             self.process.wait(END_WITHIN);
         }
+        is_running
     }
 
-    pub(super) fn signal(&mut self, signal: Signal) {
-        if self.process.is_running() {
+    /// Whether it was there to be sent it.
+    pub(super) fn signal(&mut self, signal: Signal) -> bool {
+        let is_running = self.process.is_running();
+        if is_running {
             self.process.signal(signal);
         }
+        is_running
     }
 
     pub(super) fn is_running(&mut self) -> bool {
