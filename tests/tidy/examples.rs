@@ -1,4 +1,4 @@
-//! What the README shows of other languages stands in the programs that are run.
+//! What the page for clients shows of other languages stands in the programs that are run.
 
 use std::fs;
 use std::path::Path;
@@ -8,6 +8,9 @@ use crate::{Finding, check, root};
 /// What follows the fence of an example, and where the program is that it is taken from.
 const LANGUAGES: [(&str, &str); 3] =
     [("python", "tests/clients/python"), ("go", "tests/clients/go"), ("js", "tests/clients/node")];
+
+/// Where the examples stand.
+const PAGE: &str = "specs/clients.md";
 
 /// Lines that belong together.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,10 +23,10 @@ struct Passage<'a> {
 
 #[test]
 fn examples_are_taken_from_programs_that_run() {
-    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let page = fs::read_to_string(root().join(PAGE)).unwrap();
     let mut findings = Vec::new();
     for (language, folder) in LANGUAGES {
-        let passages = passages(&readme, language);
+        let passages = passages(&page, language);
         if passages.is_empty() {
             findings.push(finding(0, format!("no example in {language}")));
         }
@@ -35,7 +38,7 @@ fn examples_are_taken_from_programs_that_run() {
 }
 
 fn finding(line: usize, what: String) -> Finding {
-    Finding { path: "README.md".to_owned(), line, what }
+    Finding { path: PAGE.to_owned(), line, what }
 }
 
 /// The files of a folder.

@@ -1,9 +1,7 @@
-//! `mycora up --detach` and `mycora down`, and what the README says of a first flow.
+//! `mycora up --detach` and `mycora down`.
 
-use std::fs::Permissions;
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use stand_in::{Overlay, StandIn, Traps};
@@ -12,13 +10,13 @@ use testkit::free_port;
 use crate::{stderr, stdout};
 
 /// A data directory whose all-in-one is ended with the test, however that ends.
-struct Place {
-    dir: tempfile::TempDir,
-    port: u16,
+pub(crate) struct Place {
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) port: u16,
 }
 
 impl Place {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let ports = std::iter::repeat_with(free_port).take(100);
         let has_ops = |port: &u16| {
             port.checked_add(100).is_some_and(|ops| TcpListener::bind(("127.0.0.1", ops)).is_ok())
@@ -37,7 +35,7 @@ impl Place {
         self.settle(&mut command).args(arguments).output().expect("it starts")
     }
 
-    fn settle<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+    pub(crate) fn settle<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         let path = std::env::var_os("PATH").unwrap_or_default();
         command.env_clear().env("PATH", path).env("HOME", self.dir.path());
         command.env("MYCORA_PORT", self.port.to_string()).current_dir(self.dir.path()).stdin(Stdio::null())
@@ -152,35 +150,4 @@ fn what_does_not_start_says_why() {
     let elsewhere = place.mycora(&["down", "--data", "elsewhere"]);
     ended(&elsewhere, 2);
     assert!(stderr(&elsewhere).contains("elsewhere is no data directory"), "{}", stderr(&elsewhere));
-}
-
-/// The first block of the README that submits a flow, as it stands there.
-fn first_flow() -> String {
-    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
-    let readme = std::fs::read_to_string(readme).expect("a README");
-    let blocks = readme.split("```sh\n").skip(1).filter_map(|rest| rest.split_once("```\n"));
-    let block = { blocks }.map(|(block, _)| block).find(|block| block.contains("mycora flow submit"));
-    block.expect("a first flow").to_owned()
-}
-
-#[test]
-fn the_first_flow_of_the_readme_works_pasted_as_one_block() {
-    let place = Place::new();
-    let here = place.dir.path();
-    // Cargo has built it already, and left it where the block looks for it.
-    for dir in ["stand-in", "target/release"] {
-        std::fs::create_dir_all(here.join(dir)).expect("a directory");
-    }
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_mycora"), here.join("target/release/mycora"))
-        .expect("a link");
-    let cargo = here.join("stand-in/cargo");
-    std::fs::write(&cargo, "#!/bin/sh\n[ \"$*\" = 'build --release -p mycora' ]\n").expect("written");
-    std::fs::set_permissions(&cargo, Permissions::from_mode(0o755)).expect("it is ours");
-    std::fs::write(here.join("first.sh"), first_flow()).expect("written");
-    let mut bash = Command::new("bash");
-    place.settle(&mut bash);
-    let path = format!("{}:{}", here.join("stand-in").display(), std::env::var("PATH").unwrap_or_default());
-    let pasted = bash.env("PATH", path).args(["-eu", "first.sh"]).output().expect("bash starts");
-    let said = ended(&pasted, 0);
-    assert!(said.contains("HELLO WORLD"), "{said}\n{}", stderr(&pasted));
 }

@@ -10,6 +10,7 @@ mod doctor;
 mod messages;
 mod objects;
 mod operating;
+mod pages;
 mod places;
 mod profiles;
 mod served;

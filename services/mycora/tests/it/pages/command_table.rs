@@ -1,0 +1,111 @@
+//! The README's table of commands: each of its lines is understood, and no command is missing from it.
+
+use mycora_cli::cli;
+
+/// What stands for a value, and one that it may have.
+const VALUES: [(&str, &str); 16] = [
+    ("ID", "7"),
+    ("JOB", "merge"),
+    ("FILE", "flow.yaml"),
+    ("DIR", "there"),
+    ("NAME", "approved"),
+    ("K=V", "YEAR=2015"),
+    ("ACTOR", "2"),
+    ("KEY@ADDRESS", "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a@grpc://10.0.0.7:7703"),
+    ("TEXT", "The report is ready"),
+    ("MESSAGE", "message:1:7"),
+    ("ADDRESS", "grpc://127.0.0.1:7706"),
+    ("JOB_KEY", "f05871c3b071fee2287811d646fb2eed-034af5a2f4e7c7349b62218f2014992f-2-1"),
+    ("ROOT", "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"),
+    ("URL", "redis://127.0.0.1:6379"),
+    ("IP", "127.0.0.1"),
+    ("IDENTITY", "actor/2"),
+];
+
+/// The command lines of the table, each whole: what follows another one's group is written without it there.
+fn command_lines() -> Vec<String> {
+    let readme = super::read("README.md");
+    let rows = readme.lines().filter(|line| line.starts_with("| `mycora "));
+    let groups: Vec<String> = cli::command()
+        .get_subcommands()
+        .filter(|group| group.has_subcommands())
+        .map(|group| group.get_name().to_owned())
+        .collect();
+    let mut lines = Vec::new();
+    for row in rows {
+        let cell = row.replace("\\|", "¦").split('|').nth(1).expect("a cell").replace('¦', "|");
+        let mut group = String::new();
+        for line in cell.split('`').skip(1).step_by(2) {
+            let whole = match line.strip_prefix("mycora ") {
+                Some(line) => {
+                    let first = line.split(' ').next().unwrap_or_default();
+                    group = groups.iter().find(|group| *group == first).cloned().unwrap_or_default();
+                    line.to_owned()
+                }
+                None => format!("{group} {line}"),
+            };
+            lines.push(whole);
+        }
+    }
+    lines
+}
+
+/// What can be typed for a line: without what stands in brackets and with it, and each of what `|` separates.
+fn typed(line: &str) -> Vec<Vec<String>> {
+    let without: String =
+        line.split('[').map(|part| part.split_once(']').map_or(part, |(_, rest)| rest)).collect();
+    let with = line.replace(['[', ']'], "");
+    let mut all = Vec::new();
+    for line in [without, with] {
+        let mut found: Vec<Vec<String>> = vec![Vec::new()];
+        for word in line.split_whitespace() {
+            let values: Vec<String> = word.split('|').map(value).collect();
+            found = found
+                .iter()
+                .flat_map(|begin| values.iter().map(|value| [begin, std::slice::from_ref(value)].concat()))
+                .collect();
+        }
+        all.extend(found);
+    }
+    all
+}
+
+/// What is typed for a word.
+fn value(word: &str) -> String {
+    let word = word.trim_end_matches("...");
+    let known = VALUES.iter().find(|(name, _)| *name == word);
+    let is_placeholder = word.chars().any(|c| c.is_ascii_uppercase());
+    assert!(known.is_some() || !is_placeholder, "the test has no value for {word}");
+    known.map_or(word, |(_, value)| value).to_owned()
+}
+
+#[test]
+fn every_command_line_of_the_readme_is_understood() {
+    let lines = command_lines();
+    let mut refused = Vec::new();
+    for line in &lines {
+        for arguments in typed(line) {
+            let whole = std::iter::once("mycora".to_owned()).chain(arguments);
+            if let Err(error) = cli::command().try_get_matches_from(whole) {
+                refused.push(format!("{line}: {error}"));
+            }
+        }
+    }
+    assert!(refused.is_empty(), "{}", refused.join("\n"));
+}
+
+#[test]
+fn every_command_stands_in_the_readme() {
+    let lines = command_lines();
+    let is_told =
+        |whole: &String| lines.iter().any(|line| line == whole || line.starts_with(&format!("{whole} ")));
+    let command = cli::command();
+    let commands = command.get_subcommands().flat_map(|command| {
+        let name = command.get_name();
+        let below = command.get_subcommands().filter(|below| !below.is_hide_set());
+        let below: Vec<_> = below.map(|below| format!("{name} {}", below.get_name())).collect();
+        if command.has_subcommands() { below } else { vec![name.to_owned()] }
+    });
+    let missing: Vec<String> = commands.filter(|whole| !is_told(whole)).collect();
+    assert!(missing.is_empty(), "not in the README: {}", missing.join(", "));
+}
