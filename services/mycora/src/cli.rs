@@ -135,10 +135,16 @@ const ALONE: [&str; 6] = ["up", "down", "demo", "pki", "completions", "connectio
 pub fn command() -> clap::Command {
     let is_of_connection = |arg: &clap::Arg| arg.get_help_heading() == Some("Connection");
     let command = Cli::command()
-        .mut_subcommand("connection", Global::augment_args)
+        .mut_subcommand("connection", with_connection)
         .mut_args(|arg| if is_of_connection(&arg) { arg.hide(true) } else { arg });
     let asking = |command: &clap::Command| !ALONE.contains(&command.get_name());
     command.mut_subcommands(|command| if asking(&command) { with_reference(command) } else { command })
+}
+
+/// Tells of the options, and goes on saying what the command is for.
+fn with_connection(command: clap::Command) -> clap::Command {
+    let about = command.get_about().cloned().unwrap_or_default();
+    Global::augment_args(command).about(about)
 }
 
 fn with_reference(command: clap::Command) -> clap::Command {

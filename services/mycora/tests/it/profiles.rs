@@ -56,6 +56,10 @@ fn help_tells_of_the_connection_once() {
         let help = help(arguments);
         assert!(!help.contains("--server-name") && help.contains("mycora help connection"), "{help}");
     }
+    assert!(
+        help(&["--help"]).contains("Show how the coordinator is reached, and as whom"),
+        "it says what it does"
+    );
     for arguments in [&["help", "connection"][..], &["connection", "--help"]] {
         let help = help(arguments);
         for flag in
