@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use model::Timestamp;
 use serde_json::Value;
 use testkit::wait_until_blocking;
 
@@ -79,6 +80,11 @@ fn a_log_is_read_whole_and_from_any_place_and_what_is_gone_is_said() {
     let from_there = [id.as_str(), "long", "--attempt", "1", "--offset", "1000001"];
     assert!(pieces(&scene, &from_there, 1_000_001).len() > 1, "over the begin of the tail");
 
+    // Of all of it is known when it was printed, also of what the coordinator does not keep.
+    let stamped = text(&["long", "--timestamps"]).0;
+    assert!(stamped.lines().map(|line| line.split_at(25).1).eq(all.lines()), "the time is all that is added");
+    assert!(stamped.lines().all(|line| Timestamp::from_rfc3339(&line[..24]).is_some()), "{}", &stamped[..80]);
+
     // Only the tail, and that it is only that.
     let begin = all.len() - TAIL;
     let (shown, said) = text(&["long", "--tail"]);
@@ -133,4 +139,53 @@ fn a_log_is_read_while_it_grows_and_its_machine_may_be_away() {
     assert!(wait_until_blocking(whole, PATIENCE, "the machine is back") == all);
     scene.close();
     machine.close();
+}
+
+/// Two jobs, between which somebody gives a signal.
+const EARLY_AND_LATE: &str = "name: twice
+jobs:
+  early: { script_type: shell, script: 'echo one; echo two >&2' }
+  late: { script_type: shell, depends: [early], prerequisites: ['signal:go'], script: 'echo three' }
+";
+
+#[test]
+fn what_was_printed_is_told_with_its_time_and_since_a_time() {
+    let scene = Scene::new(&[]);
+    let began = Timestamp::now();
+    let id = scene.submit(EARLY_AND_LATE);
+    scene.wait_for(id, "early", "COMPLETED");
+    let between = Timestamp::now();
+    let id_text = id.to_string();
+    let text = |arguments: &[&str]| {
+        let out = scene.up.mycora(&[&["flow", "logs", id_text.as_str()], arguments].concat());
+        assert_eq!(stderr(&out, 0), "");
+        stdout(&out, 0)
+    };
+    stdout(&scene.up.mycora(&["flow", "signal", &id_text, "go"]), 0);
+    assert_eq!(scene.end(id).status, "FINISHED");
+    let ended = Timestamp::now();
+    let since = between.rfc3339();
+
+    let times: Vec<(Timestamp, String)> = text(&["--timestamps"])
+        .lines()
+        .map(|line| {
+            let (time, said) = line.split_once(' ').expect("a time");
+            (Timestamp::from_rfc3339(time).expect("RFC 3339"), said.to_owned())
+        })
+        .collect();
+    let said: Vec<&str> = times.iter().map(|(_, said)| said.as_str()).collect();
+    assert_eq!(said, ["early | one", "early | two", "late | three"]);
+    assert!(began <= times[0].0 && times[1].0 <= between, "{times:?} between {began} and {between}");
+    assert!(between <= times[2].0 && times[2].0 <= ended, "{times:?} between {between} and {ended}");
+
+    assert_eq!(text(&["--since", &since]), "late | three\n");
+    assert_eq!(text(&["--since", &since, "--follow"]), "late | three\n");
+    assert_eq!(text(&["--since", "1d"]), "early | one\nearly | two\nlate | three\n");
+    assert_eq!(text(&["early", "--since", &since]), "");
+    let after = (ended + std::time::Duration::from_secs(3600)).rfc3339();
+    assert_eq!(text(&["--since", &after]), "");
+    let pieces = scene.json(&["flow", "logs", &id_text, "late", "--since", &since], 0);
+    let told = pieces[0]["times"][0]["time"].as_str().and_then(Timestamp::from_rfc3339);
+    assert_eq!(told, Some(times[2].0), "{pieces}");
+    scene.close();
 }

@@ -52,6 +52,8 @@ pub const GRPC_MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
 pub const LOG_TAIL_BYTES_MAX: usize = 64 * 1024;
 /// A piece of an attempt's whole output, as its supervisor gives it.
 pub const LOG_PIECE_BYTES_MAX: usize = 256 * 1024;
+/// Times of an attempt's output that are kept: from which byte on it was printed when.
+pub const LOG_TIMES_MAX: usize = 1024;
 /// An attempt's output per stream; what follows is dropped and marked.
 pub const OUTPUT_BYTES_MAX: u64 = 10 * 1024 * 1024;
 /// The name of a signal, in characters.
@@ -166,6 +168,8 @@ pub const MESSAGE_TOPIC_CHARS_MAX: usize = 256;
 pub const LETTER_TIMEOUT_SECS_MAX: u32 = 6 * 24 * 3600;
 /// The same for one that does not say.
 pub const LETTER_TIMEOUT_SECS_DEFAULT: u32 = 3600;
+/// Admins of a context, those with the lowest numbers, who receive what names no recipient: each has a copy of its own.
+pub const LETTER_ADMINS_MAX: usize = 8;
 /// What arrived is remembered for this long, and not taken twice.
 pub const LETTER_SEEN_SECS: u32 = 7 * 24 * 3600;
 /// Messages that an actor received in a context and did not acknowledge.
@@ -235,7 +239,7 @@ pub const JOB_SIGNATURE_SECS_MAX: u32 = 366 * 24 * 3600;
 pub const RETRY_SIGNATURES_MAX: usize = 500;
 
 /// All of them by their names in small letters, for `/info`: every service shows what all hold to.
-pub const TABLE: [(&str, u64); 113] = [
+pub const TABLE: [(&str, u64); 115] = [
     ("script_bytes_max", SCRIPT_BYTES_MAX as u64),
     ("script_inline_bytes_max", SCRIPT_INLINE_BYTES_MAX as u64),
     ("file_bytes_max", FILE_BYTES_MAX as u64),
@@ -261,6 +265,7 @@ pub const TABLE: [(&str, u64); 113] = [
     ("grpc_message_bytes_max", GRPC_MESSAGE_BYTES_MAX as u64),
     ("log_tail_bytes_max", LOG_TAIL_BYTES_MAX as u64),
     ("log_piece_bytes_max", LOG_PIECE_BYTES_MAX as u64),
+    ("log_times_max", LOG_TIMES_MAX as u64),
     ("output_bytes_max", OUTPUT_BYTES_MAX),
     ("signal_chars_max", SIGNAL_CHARS_MAX as u64),
     ("signal_payload_bytes_max", SIGNAL_PAYLOAD_BYTES_MAX as u64),
@@ -316,6 +321,7 @@ pub const TABLE: [(&str, u64); 113] = [
     ("message_topic_chars_max", MESSAGE_TOPIC_CHARS_MAX as u64),
     ("letter_timeout_secs_max", LETTER_TIMEOUT_SECS_MAX as u64),
     ("letter_timeout_secs_default", LETTER_TIMEOUT_SECS_DEFAULT as u64),
+    ("letter_admins_max", LETTER_ADMINS_MAX as u64),
     ("letter_seen_secs", LETTER_SEEN_SECS as u64),
     ("inbox_max", INBOX_MAX as u64),
     ("inbox_bytes_max", INBOX_BYTES_MAX as u64),

@@ -195,30 +195,37 @@ pub enum JobEventKind {
         time: Timestamp,
     },
     /// It printed something.
-    Log {
-        /// How many bytes were printed before it.
-        offset: u64,
-        /// What was printed; bytes that are not UTF-8 were replaced.
-        text: String,
-    },
+    Log(JobOutput),
     /// It ended.
     Ended(Box<AttemptEnd>),
     /// It was handed back unstarted.
     Returned,
 }
 
+/// A piece of what an attempt printed, as it is told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobOutput {
+    /// How many bytes were printed before it.
+    pub offset: u64,
+    /// What was printed; bytes that are not UTF-8 were replaced.
+    pub text: String,
+    /// When the first of it was printed, by the machine's clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<Timestamp>,
+}
+
 impl JobEvent {
-    /// As the scheduler is told; a piece of output, with its offset, is no report.
+    /// As the scheduler is told; a piece of output is no report.
     ///
     /// # Errors
-    /// Gives offset and text of a piece of output.
-    pub fn into_report(self) -> Result<NodeReport, (u64, String)> {
+    /// Gives a piece of output.
+    pub fn into_report(self) -> Result<NodeReport, JobOutput> {
         let Self { job_key, origin: Origin { context_id, flow_id }, seq: _, event } = self;
         let kind = match event {
             JobEventKind::Started { instance, time } => ReportKind::Started { instance, time },
             JobEventKind::Ended(end) => ReportKind::Ended(end),
             JobEventKind::Returned => ReportKind::Returned,
-            JobEventKind::Log { offset, text } => return Err((offset, text)),
+            JobEventKind::Log(output) => return Err(output),
         };
         Ok(NodeReport { job_key, context_id, flow_id, source: None, kind })
     }

@@ -69,6 +69,9 @@ pub struct LogChunk {
     pub offset: u64,
     /// What was printed; bytes that are not UTF-8 were replaced.
     pub text: String,
+    /// When the first of it was printed, by the instance's clock; absent where nobody noted it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<Timestamp>,
 }
 
 impl LogChunk {

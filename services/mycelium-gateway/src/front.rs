@@ -9,8 +9,8 @@ use bytes::Bytes;
 use envelope::{Conversation, OnRefusal, Voice};
 use futures_util::future::{BoxFuture, join_all};
 use model::runner::PresenceError;
-use model::supervision::{BlobGet, BlobPiece, BlobPut, Done, JobEvent, method};
-use model::{ContextId, NodeReport, Presence, RunnerId};
+use model::supervision::{BlobGet, BlobPiece, BlobPut, Done, JobEvent, JobOutput, method};
+use model::{ContextId, NodeReport, Presence, RunnerId, Timestamp};
 use mycelium::json_rpc::{INTERNAL_ERROR, METHOD_NOT_FOUND, answer};
 use mycelium::{Answer, Form, Handler, Peer, PublicKey, Request, RpcError};
 use proto::internal::v1 as wire;
@@ -136,7 +136,7 @@ impl Desk {
                     .map_err(|error| RpcError::of_protocol(INTERNAL_ERROR, error.to_string()))?;
                 Said::Report(json.into())
             }
-            Err((offset, text)) => Said::Log(wire::NumberedLog {
+            Err(JobOutput { offset, text, time }) => Said::Log(wire::NumberedLog {
                 report_id: 0,
                 job_key: job.to_string(),
                 context_id: origin.context_id.0,
@@ -144,6 +144,7 @@ impl Desk {
                 offset,
                 data: Bytes::from(text),
                 runner_id: runner.0,
+                print_millis: time.map_or(0, Timestamp::as_millis),
             }),
         };
         self.routers.tell(job, number, said).map(Begun::Told).map_err(|not_taken| {

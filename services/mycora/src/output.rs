@@ -172,6 +172,23 @@ pub fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
     written(Stream::Out.write(bytes))
 }
 
+/// A line of somebody else's, and what stands before it here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    /// Ours, perhaps in color.
+    pub prefix: String,
+    /// Theirs, with its line break.
+    pub text: Vec<u8>,
+}
+
+/// Writes lines to standard output: what stands before them as it is, the lines as [`print_bytes`].
+///
+/// # Errors
+/// As [`print()`].
+pub fn print_lines(lines: &[Line]) -> Result<(), Failure> {
+    written(Stream::Out.write_lines(lines))
+}
+
 /// Writes a line to standard error. Without a reader there is nobody to tell.
 pub fn note(line: &str) {
     let _ = Stream::Err.write(format!("{line}\n").as_bytes());

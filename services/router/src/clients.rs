@@ -201,9 +201,18 @@ pub(crate) async fn keep_logs(
                 && let Some((epoch, log)) = rest.next()
             {
                 bytes += log.data.len();
-                let NumberedLog { report_id, job_key, context_id, flow_id, offset, data, runner_id } = log;
+                let NumberedLog {
+                    report_id,
+                    job_key,
+                    context_id,
+                    flow_id,
+                    offset,
+                    data,
+                    runner_id,
+                    print_millis,
+                } = log;
                 kept.push((epoch, report_id));
-                chunks.push(LogChunk { job_key, context_id, flow_id, offset, data, runner_id });
+                chunks.push(LogChunk { job_key, context_id, flow_id, offset, data, runner_id, print_millis });
             }
             append(&mut client, AppendLogsRequest { chunks }).await;
             if events.send(Event::Input(Input::LogsKept(kept))).await.is_err() {

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::JobKey;
 use model::limits::OUTPUT_BYTES_MAX;
+use model::{JobKey, Timestamp};
 use queue::{Instance, LogChunk, OUTPUT_TAIL_BYTES_MAX, Standing};
 use tokio::fs::File;
 use tokio::io::AsyncWriteExt as _;
@@ -84,7 +84,7 @@ impl Pieces {
                 piece = self.0.recv() => match piece {
                     None => break,
                     Some((stream, bytes)) => {
-                        gathered.add(stream, &bytes);
+                        gathered.add(stream, &bytes, Timestamp::now());
                         due = due.or_else(|| Some(Instant::now() + LOG_INTERVAL));
                     }
                 },
@@ -168,6 +168,8 @@ impl LogFile {
 #[derive(Debug, Default)]
 struct Gathered {
     pending: String,
+    /// When the first of what is pending was printed.
+    since: Option<Timestamp>,
     /// How many bytes came before what is pending.
     offset: u64,
     tail: String,
@@ -185,7 +187,10 @@ struct Decoder {
 }
 
 impl Gathered {
-    fn add(&mut self, stream: Stream, bytes: &[u8]) {
+    fn add(&mut self, stream: Stream, bytes: &[u8], now: Timestamp) {
+        if self.pending.is_empty() {
+            self.since = Some(now);
+        }
         let (decoder, name) = match stream {
             Stream::Out => (&mut self.out, "output"),
             Stream::Err => (&mut self.err, "error"),
@@ -243,7 +248,11 @@ impl Gathered {
             return None;
         }
         let rest = self.pending.split_off(len);
-        let chunk = LogChunk { offset: self.offset, text: std::mem::replace(&mut self.pending, rest) };
+        let chunk = LogChunk {
+            offset: self.offset,
+            text: std::mem::replace(&mut self.pending, rest),
+            time: self.since,
+        };
         self.offset += len as u64;
         Some(chunk)
     }
@@ -295,16 +304,32 @@ impl Decoder {
 mod tests {
     use super::*;
 
+    const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+
+    #[test]
+    fn a_piece_has_the_time_of_its_beginning() {
+        let mut gathered = Gathered::default();
+        let later = |secs| NOW + Duration::from_secs(secs);
+        gathered.add(Stream::Out, b"one ", NOW);
+        gathered.add(Stream::Err, b"two", later(1));
+        assert_eq!(gathered.next_chunk().expect("text").time, Some(NOW));
+        gathered.add(Stream::Out, b"three", later(2));
+        assert_eq!(gathered.next_chunk().expect("text").time, Some(later(2)));
+    }
+
     #[test]
     fn characters_survive_being_cut() {
         let mut gathered = Gathered::default();
         for byte in "grün €\u{1F600}\n".as_bytes() {
-            gathered.add(Stream::Out, &[*byte]);
+            gathered.add(Stream::Out, &[*byte], NOW);
         }
-        gathered.add(Stream::Err, b"\xff\xe2\x82");
+        gathered.add(Stream::Err, b"\xff\xe2\x82", NOW);
         gathered.close();
         let chunk = gathered.next_chunk().expect("text");
-        assert_eq!(chunk, LogChunk { offset: 0, text: "grün €\u{1F600}\n\u{fffd}\u{fffd}".to_owned() });
+        assert_eq!(
+            chunk,
+            LogChunk { offset: 0, text: "grün €\u{1F600}\n\u{fffd}\u{fffd}".to_owned(), time: Some(NOW) }
+        );
         assert_eq!(gathered.next_chunk(), None);
         assert_eq!(gathered.offset, chunk.end());
     }
@@ -314,9 +339,9 @@ mod tests {
         let mut gathered = Gathered::default();
         let piece = vec![b'x'; 1024 * 1024];
         for _ in 0..12 {
-            gathered.add(Stream::Out, &piece);
+            gathered.add(Stream::Out, &piece, NOW);
         }
-        gathered.add(Stream::Err, b"still here");
+        gathered.add(Stream::Err, b"still here", NOW);
         gathered.close();
         let mut text = String::new();
         while let Some(chunk) = gathered.next_chunk() {
@@ -331,7 +356,7 @@ mod tests {
 
         // Also of what is no text, of which each byte becomes several.
         for _ in 0..12 {
-            gathered.add(Stream::Err, &[0xff; 16 * 1024].repeat(64));
+            gathered.add(Stream::Err, &[0xff; 16 * 1024].repeat(64), NOW);
         }
         let kept = gathered.pending.len() as u64;
         assert!((OUTPUT_BYTES_MAX..OUTPUT_BYTES_MAX + 3 * 1024 * 1024).contains(&kept), "{kept}");

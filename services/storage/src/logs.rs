@@ -25,12 +25,30 @@ pub(crate) struct LogChunk {
     pub(crate) data: Bytes,
     /// A runner record of the supervisor that told it.
     pub(crate) runner: Option<RunnerId>,
+    /// When the first of it was printed, by the machine's clock.
+    pub(crate) time: Option<Timestamp>,
+}
+
+/// From which byte of an output on what was printed at which time.
+pub(crate) type PrintTime = (u64, Timestamp);
+
+/// The times as they are kept: `<byte>:<Unix milliseconds>`, with spaces between them, by their bytes. Gives those that hold
+/// from `offset` on.
+pub(crate) fn times_from(text: &str, offset: u64) -> Vec<PrintTime> {
+    let read = |part: &str| {
+        let (byte, millis) = part.split_once(':')?;
+        Some((byte.parse().ok()?, Timestamp::from_millis(millis.parse().ok()?)))
+    };
+    let mut times: Vec<PrintTime> = text.split_ascii_whitespace().filter_map(read).collect();
+    let before = times.iter().take_while(|(byte, _)| *byte <= offset).count();
+    times.drain(..before.saturating_sub(1));
+    times
 }
 
 /// What comes of one attempt, in its order.
 #[derive(Debug, Default)]
 struct Arrived {
-    pieces: Vec<(u64, Bytes)>,
+    pieces: Vec<(u64, Bytes, Option<Timestamp>)>,
     runner: Option<RunnerId>,
 }
 
@@ -41,7 +59,7 @@ impl Store {
         let mut attempts: BTreeMap<(ContextId, FlowId, JobKey), Arrived> = BTreeMap::new();
         for chunk in chunks {
             let arrived = attempts.entry((chunk.context, chunk.flow, chunk.key)).or_default();
-            arrived.pieces.push((chunk.offset, chunk.data));
+            arrived.pieces.push((chunk.offset, chunk.data, chunk.time));
             arrived.runner = chunk.runner.or(arrived.runner);
         }
         let appends = attempts.into_iter().map(|(attempt, arrived)| self.append_log(attempt, arrived, now));
@@ -71,13 +89,35 @@ impl Store {
             .arg(key.job.0)
             .arg(key.attempt.0)
             .arg(limits::LOG_TAIL_BYTES_MAX)
-            .arg(runner.map_or(0, |runner| runner.0));
-        for (offset, data) in &pieces {
-            call = call.arg(*offset).arg(&data[..]);
+            .arg(runner.map_or(0, |runner| runner.0))
+            .arg(limits::LOG_TIMES_MAX);
+        for (offset, data, time) in &pieces {
+            call = call.arg(*offset).arg(time.map_or(0, Timestamp::as_millis)).arg(&data[..]);
         }
         match tenant.call(call).await {
             Ok(_) | Err(Error::NotFound(_) | Error::ContextDeleting) => Ok(()),
             Err(error) => Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_that_holds_at_a_byte_is_given_with_those_behind_it() {
+        let times = |offset| -> Vec<u64> {
+            times_from("4:1000 9:2000 20:3000", offset).into_iter().map(|(byte, _)| byte).collect()
+        };
+        for (offset, held) in [(0, &[4, 9, 20][..]), (8, &[4, 9, 20]), (9, &[9, 20]), (99, &[20])] {
+            assert_eq!(times(offset), held, "{offset}");
+        }
+        assert_eq!(times_from("", 0), []);
+        assert_eq!(
+            times_from("x 1 :2 3:4", 0),
+            [(3, Timestamp::from_millis(4))],
+            "others may have written it"
+        );
     }
 }

@@ -14,6 +14,7 @@ use serde::Deserialize;
 
 use crate::error::{Error, Result};
 use crate::flows::FlowInContext;
+use crate::logs::{PrintTime, times_from};
 use crate::messages::message_key;
 use crate::pages::{Page, PageOf};
 use crate::permission::{Action, allow_asker};
@@ -50,6 +51,8 @@ pub(crate) struct LogTail {
     pub(crate) data: Vec<u8>,
     /// A runner record of the supervisor that told the last of it.
     pub(crate) runner: Option<RunnerId>,
+    /// When it was printed, from the byte on that was asked for.
+    pub(crate) times: Vec<PrintTime>,
 }
 
 /// A page of nodes.
@@ -407,23 +410,24 @@ impl Store {
             .read(context, asker, |tenant, pipeline| {
                 pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
                 let log = tenant.keys.log(flow, job, attempt);
-                pipeline.cmd(Cmd::new("HMGET").arg(&log).arg("data").arg("start").arg("runner"));
+                pipeline.cmd(Cmd::new("HMGET").arg(&log).arg("data").arg("start").arg("runner").arg("times"));
             })
             .await
             .map_err(|error| error.at_record(format_args!("flow {flow}")))?;
         let [stored, log] = Value::Array(answers).tuple()?;
         self.flow_of(flow, stored)?;
-        let [data, start, runner] = log.tuple()?;
+        let [data, start, runner, times] = log.tuple()?;
         if data.is_nil() {
-            return Ok(LogTail { offset, data: Vec::new(), runner: None });
+            return Ok(LogTail { offset, data: Vec::new(), runner: None, times: Vec::new() });
         }
+        let times = times_from(&times.optional_text()?.unwrap_or_default(), offset);
         // What is from before it was noted has none.
         let runner = if runner.is_nil() { 0 } else { runner.uint()? };
         let runner = u32::try_from(runner).ok().filter(|runner| *runner > 0).map(RunnerId);
         let (mut data, start) = (data.bytes()?, start.uint()?);
         let skip = usize::try_from(offset.saturating_sub(start)).unwrap_or(usize::MAX).min(data.len());
         data.drain(..skip);
-        Ok(LogTail { offset: offset.max(start), data, runner })
+        Ok(LogTail { offset: offset.max(start), data, runner, times })
     }
 }
 

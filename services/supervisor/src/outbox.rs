@@ -13,10 +13,10 @@ use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
 use model::execution::Outcome;
 use model::node::{Reason, ReasonCode};
-use model::supervision::{JobEvent, JobEventKind, Origin, method};
+use model::supervision::{JobEvent, JobEventKind, JobOutput, Origin, method};
 use model::{ContextId, JobKey};
 use mycelium::json_rpc::{Call, CallError, Peer};
-use queue::{Acknowledger, Event, EventKind, EventReader, OPERATOR};
+use queue::{Acknowledger, Event, EventKind, EventReader, LogChunk, OPERATOR};
 use service::Condition;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
@@ -442,7 +442,9 @@ async fn until(time: Option<Instant>) {
 fn to_wire(event: &Event) -> JobEvent {
     let kind = match event.kind.clone() {
         EventKind::Started { instance, time } => JobEventKind::Started { instance, time },
-        EventKind::Log(chunk) => JobEventKind::Log { offset: chunk.offset, text: chunk.text },
+        EventKind::Log(LogChunk { offset, text, time }) => {
+            JobEventKind::Log(JobOutput { offset, text, time })
+        }
         EventKind::Ended(end) => JobEventKind::Ended(end),
         EventKind::Returned => JobEventKind::Returned,
     };

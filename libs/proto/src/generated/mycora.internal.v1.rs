@@ -1364,7 +1364,7 @@ pub struct ReadLogRequest {
     pub on_behalf_of: u32,
 }
 /// Gives what is kept.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReadLogResponse {
     /// Where the data begins; later than asked for when older bytes are gone.
     #[prost(uint64, tag = "1")]
@@ -1375,6 +1375,10 @@ pub struct ReadLogResponse {
     /// A runner record of the supervisor that told the last of it; 0: not known.
     #[prost(uint32, tag = "3")]
     pub runner_id: u32,
+    /// When the output was printed from the byte on that was asked for, also what lies before the data. Empty where that is
+    /// not known.
+    #[prost(message, repeated, tag = "4")]
+    pub times: ::prost::alloc::vec::Vec<super::super::v1::LogTime>,
 }
 /// Why a commit was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
@@ -4071,6 +4075,9 @@ pub struct NumberedLog {
     /// A runner record of the supervisor that told it: where the whole output can be read.
     #[prost(uint32, tag = "7")]
     pub runner_id: u32,
+    /// When the first of it was printed, in Unix milliseconds by the machine's clock; 0: not known.
+    #[prost(uint64, tag = "8")]
+    pub print_millis: u64,
 }
 /// Generated client implementations.
 pub mod gateway_link_service_client {
@@ -6410,6 +6417,9 @@ pub struct LogChunk {
     /// A runner record of the supervisor that told it; 0: not known.
     #[prost(uint32, tag = "6")]
     pub runner_id: u32,
+    /// When the first of it was printed, in Unix milliseconds by the machine's clock; 0: not known.
+    #[prost(uint64, tag = "7")]
+    pub print_millis: u64,
 }
 /// Says that the pieces are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -740,9 +740,13 @@ pub struct StreamFlowLogsRequest {
     /// reaches back. No supervisor is asked.
     #[prost(bool, tag = "7")]
     pub tail: bool,
+    /// Only what was printed at this moment or later, by the clocks of the machines that ran it. Of an
+    /// attempt whose times are not known everything comes. Absent: everything.
+    #[prost(message, optional, tag = "8")]
+    pub since: ::core::option::Option<::prost_types::Timestamp>,
 }
 /// A piece of what a job printed.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StreamFlowLogsResponse {
     /// The node, by name. Empty: nothing came for a while.
     #[prost(string, tag = "1")]
@@ -761,6 +765,22 @@ pub struct StreamFlowLogsResponse {
     /// Stands in the place of a piece that cannot be told.
     #[prost(message, optional, tag = "5")]
     pub gap: ::core::option::Option<LogGap>,
+    /// When the piece was printed, in the order of the bytes: each holds up to the next. Bytes before the
+    /// first, and all where there is none, were printed at times that are not known.
+    #[prost(message, repeated, tag = "6")]
+    pub times: ::prost::alloc::vec::Vec<LogTime>,
+}
+/// When a part of an attempt's output was printed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LogTime {
+    /// The first byte of the part, counted from the beginning of the attempt's output.
+    #[prost(uint64, tag = "1")]
+    pub offset: u64,
+    /// When that was printed, by the clock of the machine that ran it. What follows in the part was printed
+    /// within half a second. Of an attempt that prints for long, up to 1024 of them are kept, fewer of its beginning than
+    /// of its end.
+    #[prost(message, optional, tag = "2")]
+    pub time: ::core::option::Option<::prost_types::Timestamp>,
 }
 /// A part of an attempt's output that cannot be told.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -77,7 +77,7 @@ impl OldEnd {
 
     fn log(&self) -> Option<LogChunk> {
         let offset = self.printed.saturating_sub(self.output.len() as u64);
-        (!self.output.is_empty()).then(|| LogChunk { offset, text: self.output.clone() })
+        (!self.output.is_empty()).then(|| LogChunk { offset, text: self.output.clone(), time: None })
     }
 
     fn end(&self, worker: &str) -> AttemptEnd {
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn of_much_output_the_end_is_told() {
         let end = OldEnd { printed: 100, ..ended("", "the end") };
-        assert_eq!(end.log(), Some(LogChunk { offset: 93, text: "the end".into() }));
+        assert_eq!(end.log(), Some(LogChunk { offset: 93, text: "the end".into(), time: None }));
         assert_eq!(end.end("w").output_bytes, 100);
         assert_eq!((ended("", "").log(), ended("", "").end("w").output_bytes), (None, 0));
     }

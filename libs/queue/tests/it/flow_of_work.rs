@@ -6,7 +6,7 @@ use std::future::pending;
 use keys::{ControlScope, WorkQueue};
 use model::execution::Outcome;
 use model::id::Uid;
-use model::{ContextUid, ScriptSource, ScriptType};
+use model::{ContextUid, ScriptSource, ScriptType, Timestamp};
 use queue::{Command, EventKind, JobStatus, LogChunk, Refusal, Standing};
 use testkit::{PATIENCE, wait_until};
 
@@ -22,10 +22,13 @@ async fn a_job_goes_all_the_way() {
     let taken = take_one(&mut intake).await;
     assert_eq!(taken.execution, execution(1), "what was offered arrives whole");
     assert_eq!(worker.busy(), 1);
-    let piece = LogChunk { offset: 0, text: "héllo\n".into() };
+    let piece =
+        LogChunk {
+            offset: 0, text: "héllo\n".into(), time: Some(Timestamp::from_millis(1_800_000_000_250))
+        };
     assert_eq!(worker.log(key, piece.clone()).await, Ok(Standing::Recorded));
     assert_eq!(worker.log(key, piece.clone()).await, Ok(Standing::Recorded), "again, after a lost answer");
-    let last = LogChunk { offset: piece.end(), text: "bye\n".into() };
+    let last = LogChunk { offset: piece.end(), text: "bye\n".into(), time: None };
     let mut end = ending(key, Outcome::Succeeded);
     end.last_log = Some(last.clone());
     assert_eq!(worker.finish(&end).await, Ok(Standing::Recorded));

@@ -11,6 +11,9 @@ use testkit::{PATIENCE, wait_until};
 
 use crate::suite::{Front, Said, Suite, execution, key};
 
+/// When an attempt printed something.
+const PRINTED: Timestamp = Timestamp::from_millis(1_800_000_000_250);
+
 pub(crate) fn started(kind: &ReportKind) -> Option<()> {
     matches!(kind, ReportKind::Started { .. }).then_some(())
 }
@@ -83,7 +86,11 @@ async fn jobs_go_there_and_come_back(front: Front) {
     let output = b"an output of more than one piece ".repeat(20_000);
     let made = BlobRef { sha256: BlobHash::of(&output), size: output.len() as u64 };
     std::fs::write(blobs.join(made.sha256.to_string()), &output).expect("written");
-    worker.instance.log(key(1), LogChunk { offset: 0, text: "hi\n".into() }).await.expect("logged");
+    worker
+        .instance
+        .log(key(1), LogChunk { offset: 0, text: "hi\n".into(), time: Some(PRINTED) })
+        .await
+        .expect("logged");
     let mut how = end(Outcome::Succeeded);
     how.outputs.insert("out.txt".into(), made);
     let ending = |job, end| Ending { job_key: key(job), end, last_log: None, output_tail: String::new() };
@@ -96,6 +103,7 @@ async fn jobs_go_there_and_come_back(front: Front) {
     let log = router.hears(|said| if let Said::Log(log) = said { Some(log.clone()) } else { None }).await;
     assert_eq!((log.offset, &log.data[..], log.context_id, log.flow_id), (0, &b"hi\n"[..], 1, 7));
     assert_eq!(log.runner_id, 1, "where all of it can be read");
+    assert_eq!(log.print_millis, PRINTED.as_millis());
     router.handled(vec![log.report_id]).await;
     all_answered(&suite).await;
 }

@@ -1,13 +1,18 @@
-//! `mycora flow logs`: what jobs print, each byte once, also when the stream breaks.
+//! `mycora flow logs`: what jobs print, each byte once, also when the stream breaks. [`lines`]: what people are shown of it.
+
+mod lines;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use model::Timestamp;
+use proto::convert::time as wire_time;
 use proto::v1;
 use rpc::Retry;
 use tonic::Code;
 
+use self::lines::{LastLines, Lines, Marks};
 use super::absence::Absence;
 use super::{Session, values, watch};
 use crate::clients::Clients;
@@ -23,7 +28,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(super) const AFTER_HELP: &str = "\
 Examples:
   mycora flow logs 3 --follow
+  mycora flow logs 3 --timestamps --since 10m
   mycora flow logs 3 merge --attempt 2 --offset 4096
+
+--timestamps puts before each line when its beginning was printed, in UTC by the clock of the machine that ran it, to half a second; `-` where that is not known, as of attempts that ran before these times were kept. With --output json or yaml each piece has them anyway, as `times`.
 
 With --output json or yaml the answer is one document, a list of pieces; with --follow each piece is a document of its own (JSON: a line), so that it can be read at once. `data` is base64.
 
@@ -51,6 +59,12 @@ pub struct LogsArgs {
     /// With --follow what comes afterwards as well
     #[arg(long, value_name = "LINES", num_args = 0..=1, default_missing_value = "0")]
     pub tail: Option<usize>,
+    /// With the time before each line, as 2026-11-21T08:00:00.000Z
+    #[arg(long, short)]
+    pub timestamps: bool,
+    /// Only what was printed since: a time as 2026-11-21T08:00:00Z, a day (UTC), or how long ago as 90s, 15m, 2h or 7d
+    #[arg(long, value_name = "TIME", value_parser = values::moment, conflicts_with = "offset")]
+    pub since: Option<values::Moment>,
     /// As JOB.
     #[arg(long = "node", value_name = "NAME", hide = true, conflicts_with = "node")]
     pub named: Option<String>,
@@ -80,6 +94,7 @@ impl LogsArgs {
             attempt: self.attempt.unwrap_or_default(),
             offset: self.offset.unwrap_or_default(),
             tail: self.tail.is_some(),
+            since: self.since.map(|since| wire_time::to_wire(since.from(Timestamp::now()))),
         })
     }
 }
@@ -91,8 +106,9 @@ pub(super) async fn run(session: &Session, args: &LogsArgs) -> Result<(), Failur
         let text = "--tail LINES is for people; with --output json or yaml give --tail alone, or --attempt and --offset";
         return Err(Failure::Invalid(text.to_owned()));
     }
+    let marks = Marks { names: request.node.is_empty(), timestamps: args.timestamps };
     let mut printer = match session.global.output {
-        Format::Table if request.node.is_empty() => Printer::Prefixed(Lines::default()),
+        Format::Table if marks.is_any() => Printer::Marked(Lines::new(marks)),
         Format::Table => Printer::Raw,
         format if args.follow => Printer::Documents(format),
         format => Printer::Document { format, first: true },
@@ -229,7 +245,8 @@ impl<'a> LogReader<'a> {
         if piece.node.is_empty() {
             return Ok(());
         }
-        let jumped = self.seen.gap_before(&piece);
+        // What was printed before that moment was not asked for.
+        let jumped = if self.request.since.is_some() { 0 } else { self.seen.gap_before(&piece) };
         let Some(mut piece) = self.seen.new_part(piece) else { return Ok(()) };
         let attempt = (piece.node.clone(), piece.attempt);
         if jumped > 0 {
@@ -313,48 +330,14 @@ pub(super) enum Printer {
     Aside,
     /// Nowhere.
     Nowhere,
-    /// Whole lines, each with its job's name before it.
-    Prefixed(Lines),
+    /// Whole lines, each with its job's name or its time before it.
+    Marked(Lines),
     /// One document: a list of pieces.
     Document { format: Format, first: bool },
     /// A document for each piece.
     Documents(Format),
     /// Nowhere before all has come, then the last lines as the other one says.
     Last(LastLines, Box<Printer>),
-}
-
-/// The last lines of each attempt.
-#[derive(Debug)]
-pub(super) struct LastLines {
-    most: usize,
-    attempts: BTreeMap<(String, u32), Vec<u8>>,
-}
-
-impl LastLines {
-    const fn new(most: usize) -> Self {
-        Self { most, attempts: BTreeMap::new() }
-    }
-
-    fn take(&mut self, piece: &v1::StreamFlowLogsResponse) {
-        let kept = self.attempts.entry((piece.node.clone(), piece.attempt)).or_default();
-        kept.extend(&piece.data);
-        // The line break at the very end begins no line.
-        let breaks = kept.iter().enumerate().rev().skip(1).filter(|(_, byte)| **byte == b'\n');
-        let before = breaks.map(|(at, _)| at).nth(self.most.saturating_sub(1));
-        if let Some(at) = before {
-            kept.drain(..=at);
-        }
-    }
-
-    /// Each attempt's, as one piece.
-    fn pieces(self) -> impl Iterator<Item = v1::StreamFlowLogsResponse> {
-        self.attempts.into_iter().map(|((node, attempt), data)| v1::StreamFlowLogsResponse {
-            node,
-            attempt,
-            data: data.into(),
-            ..Default::default()
-        })
-    }
 }
 
 impl Printer {
@@ -370,7 +353,7 @@ impl Printer {
                 lines.take(piece);
                 Ok(())
             }
-            Self::Prefixed(lines) => output::print_bytes(&lines.take(piece)),
+            Self::Marked(lines) => output::print_lines(&lines.take(piece)),
             Self::Document { format, first } => {
                 output::print_item(*format, std::mem::take(first), &json::of(piece))
             }
@@ -380,12 +363,12 @@ impl Printer {
 
     /// Says what is missing, and why.
     fn gap(&mut self, piece: &v1::StreamFlowLogsResponse) -> Result<(), Failure> {
-        let v1::StreamFlowLogsResponse { node, attempt, offset, data: _, gap } = piece;
+        let v1::StreamFlowLogsResponse { node, attempt, offset, data: _, gap, times: _ } = piece;
         let Some(v1::LogGap { end, detail, .. }) = gap else { return Ok(()) };
         match self {
             // What lies before the last lines is not asked for.
             Self::Nowhere | Self::Last(..) => Ok(()),
-            Self::Raw | Self::Aside | Self::Prefixed(_) => {
+            Self::Raw | Self::Aside | Self::Marked(_) => {
                 output::note(&format!(
                     "{node}: bytes {offset} to {end} of attempt {attempt} are not shown: {detail}"
                 ));
@@ -398,7 +381,7 @@ impl Printer {
     /// Ends the line that an attempt has begun: its rest is missing.
     fn break_off(&mut self, attempt: &(String, u32)) -> Result<(), Failure> {
         match self {
-            Self::Prefixed(lines) => output::print_bytes(&lines.break_off(attempt)),
+            Self::Marked(lines) => output::print_lines(lines.break_off(attempt).as_slice()),
             _ => Ok(()),
         }
     }
@@ -406,7 +389,7 @@ impl Printer {
     /// For people the rest of a line whose beginning is missing goes too.
     fn whole_lines_of(&self, mut piece: v1::StreamFlowLogsResponse) -> v1::StreamFlowLogsResponse {
         let line_end = piece.data.iter().position(|byte| *byte == b'\n');
-        if let (Self::Raw | Self::Aside | Self::Prefixed(_) | Self::Last(..), Some(end)) = (self, line_end) {
+        if let (Self::Raw | Self::Aside | Self::Marked(_) | Self::Last(..), Some(end)) = (self, line_end) {
             piece.data = piece.data.split_off(end + 1);
             piece.offset += end as u64 + 1;
         }
@@ -416,51 +399,10 @@ impl Printer {
     fn end(self) -> Result<(), Failure> {
         match self {
             Self::Raw | Self::Aside | Self::Nowhere | Self::Documents(_) | Self::Last(..) => Ok(()),
-            Self::Prefixed(lines) => output::print_bytes(&lines.rest()),
+            Self::Marked(lines) => output::print_lines(&lines.rest()),
             Self::Document { format, first } => output::end_items(format, first),
         }
     }
-}
-
-/// Puts pieces together to lines. Lines of different jobs never mix.
-#[derive(Debug, Default)]
-pub(super) struct Lines(BTreeMap<(String, u32), Vec<u8>>);
-
-impl Lines {
-    /// The lines that a piece completes.
-    fn take(&mut self, piece: &v1::StreamFlowLogsResponse) -> Vec<u8> {
-        let begun = self.0.entry((piece.node.clone(), piece.attempt)).or_default();
-        begun.extend(&piece.data);
-        let complete = begun.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-        let mut text = Vec::new();
-        for line in begun[..complete].split_inclusive(|byte| *byte == b'\n') {
-            prefixed(&mut text, &piece.node, line);
-        }
-        begun.drain(..complete);
-        text
-    }
-
-    /// Lines that nothing completed.
-    fn rest(mut self) -> Vec<u8> {
-        let attempts: Vec<_> = self.0.keys().cloned().collect();
-        attempts.iter().flat_map(|attempt| self.break_off(attempt)).collect()
-    }
-
-    /// The line that an attempt has begun and will not complete.
-    fn break_off(&mut self, attempt: &(String, u32)) -> Vec<u8> {
-        let mut text = Vec::new();
-        if let Some(line) = self.0.remove(attempt).filter(|line| !line.is_empty()) {
-            prefixed(&mut text, &attempt.0, &line);
-            text.push(b'\n');
-        }
-        text
-    }
-}
-
-fn prefixed(text: &mut Vec<u8>, node: &str, line: &[u8]) {
-    text.extend(node.as_bytes());
-    text.extend(b" | ");
-    text.extend(line);
 }
 
 #[cfg(test)]
@@ -469,21 +411,7 @@ mod tests {
 
     fn piece(node: &str, offset: u64, data: &str) -> v1::StreamFlowLogsResponse {
         let (node, data) = (node.into(), data.to_owned().into());
-        v1::StreamFlowLogsResponse { node, attempt: 1, offset, data, gap: None }
-    }
-
-    #[test]
-    fn the_last_lines_of_each_attempt_are_kept() {
-        let mut last = LastLines::new(2);
-        for (node, offset, data) in [("a", 0, "one\ntwo\nth"), ("b", 0, "x\n"), ("a", 11, "ree\nfour\nfi")] {
-            last.take(&piece(node, offset, data));
-        }
-        let told: Vec<_> =
-            last.pieces().map(|piece| String::from_utf8_lossy(&piece.data).into_owned()).collect();
-        assert_eq!(told, ["four\nfi", "x\n"]);
-        let mut last = LastLines::new(2);
-        last.take(&piece("a", 0, "one\ntwo\nthree\n"));
-        assert_eq!(last.pieces().next().expect("one").data, &b"two\nthree\n"[..]);
+        v1::StreamFlowLogsResponse { node, attempt: 1, offset, data, ..Default::default() }
     }
 
     #[test]
@@ -502,13 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_goes_into_a_gap_is_ended() {
-        let mut lines = Lines::default();
-        let mut text = lines.take(&piece("a", 0, "one\ntw"));
-        text.extend(lines.break_off(&("a".to_owned(), 1)));
-        text.extend(lines.break_off(&("a".to_owned(), 1)));
-        text.extend(lines.take(&piece("a", 99, "three\n")));
-        assert_eq!(String::from_utf8_lossy(&text), "a | one\na | tw\na | three\n");
+    fn the_rest_of_a_line_is_left_out_for_people_alone() {
         let rest = Printer::Raw.whole_lines_of(piece("a", 50, "f a line\nnext"));
         assert_eq!((rest.offset, &rest.data[..]), (59, &b"next"[..]));
         let rest = Printer::Documents(Format::Json).whole_lines_of(piece("a", 50, "f a line\nnext"));
@@ -525,15 +447,5 @@ mod tests {
         assert_eq!(new(piece("a", 0, "abcde")), Some((3, "de".into())));
         assert_eq!(new(piece("a", 9, "x")), Some((9, "x".into())), "a gap is what is not kept");
         assert_eq!(new(piece("b", 0, "b")), Some((0, "b".into())));
-    }
-
-    #[test]
-    fn lines_of_different_jobs_never_mix() {
-        let mut lines = Lines::default();
-        let mut text = lines.take(&piece("a", 0, "one\ntw"));
-        text.extend(lines.take(&piece("b", 0, "x\n")));
-        text.extend(lines.take(&piece("a", 6, "o\nthree")));
-        text.extend(lines.rest());
-        assert_eq!(String::from_utf8_lossy(&text), "a | one\nb | x\na | two\na | three\n");
     }
 }

@@ -11,6 +11,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use model::printable::{is_hidden, spelled};
 
+use super::Line;
+
 /// Whether everything goes to the terminal as it came.
 static RAW: AtomicBool = AtomicBool::new(false);
 static OUT: Mutex<Filter> = Mutex::new(Filter::new());
@@ -36,7 +38,50 @@ pub(super) fn columns() -> Option<usize> {
     console::Term::stdout().size_checked().map(|(_, columns)| usize::from(columns))
 }
 
+/// The colors of names, in turn. Red stays for what went wrong.
+const COLORS: [console::Color; 5] = [
+    console::Color::Cyan,
+    console::Color::Green,
+    console::Color::Yellow,
+    console::Color::Magenta,
+    console::Color::Blue,
+];
+
+/// A text of one line in the color of this number.
+#[must_use]
+pub fn colored(text: &str, color: usize) -> String {
+    let style = console::Style::new().fg(COLORS[color % COLORS.len()]);
+    style.force_styling(true).apply_to(drawable(text)).to_string()
+}
+
+/// A text of ours that is less important than what stands behind it.
+#[must_use]
+pub fn dimmed(text: &str) -> String {
+    format!("{DIM}{text}{NOT_DIM}")
+}
+
+/// Whether standard output shows colors: it is a terminal, and neither `NO_COLOR` nor `CLICOLOR=0` stands against it.
+#[must_use]
+pub fn has_colors() -> bool {
+    Stream::Out.has_colors()
+}
+
 impl Stream {
+    /// Writes lines of which the beginnings are ours: they are written as they are, what follows as by [`Stream::write`].
+    pub(super) fn write_lines(self, lines: &[Line]) -> io::Result<()> {
+        let filters = self.filters();
+        let mut all = Vec::new();
+        for Line { prefix, text } in lines {
+            all.extend(prefix.as_bytes());
+            if filters {
+                all.extend(self.filter().pass(text, self.has_colors()).as_bytes());
+            } else {
+                all.extend(text);
+            }
+        }
+        if all.is_empty() { Ok(()) } else { self.write_as_is(&all) }
+    }
+
     /// Writes bytes: to a terminal what may be seen of them, elsewhere as they are.
     pub(super) fn write(self, bytes: &[u8]) -> io::Result<()> {
         if !self.filters() {

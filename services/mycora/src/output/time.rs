@@ -9,11 +9,23 @@ const DAY_SECS: u64 = 24 * 3600;
 /// `2026-11-21 02:30:25 UTC`.
 #[must_use]
 pub fn utc(time: Timestamp) -> String {
+    let (day, clock) = day_and_clock(time);
+    format!("{day} {clock} UTC")
+}
+
+/// `2026-11-21T02:30:25.125Z`, as RFC 3339 has it and always as wide.
+#[must_use]
+pub fn exact(time: Timestamp) -> String {
+    let (day, clock) = day_and_clock(time);
+    format!("{day}T{clock}.{:03}Z", time.as_millis() % 1000)
+}
+
+fn day_and_clock(time: Timestamp) -> (String, String) {
     let secs = time.as_secs();
     let (year, month, day) = civil(secs / DAY_SECS);
     let of_day = secs % DAY_SECS;
     let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+    (format!("{year:04}-{month:02}-{day:02}"), format!("{hour:02}:{minute:02}:{second:02}"))
 }
 
 /// Year, month and day of a day since 1970-01-01, counted in years that begin
@@ -67,6 +79,11 @@ mod tests {
             (4_107_542_400, "2100-03-01 00:00:00 UTC"),
         ] {
             assert_eq!(utc(Timestamp::from_millis(secs * 1000)), text);
+        }
+        for moment in [951_782_399_007, 1_800_000_000_000, 1_800_000_000_125] {
+            let time = Timestamp::from_millis(moment);
+            assert_eq!(Timestamp::from_rfc3339(&exact(time)), Some(time));
+            assert_eq!(exact(time).len(), 24);
         }
     }
 

@@ -380,7 +380,7 @@ impl FlowService for FlowRpc {
         let actor = actor_of(&request)?;
         let body = request.into_inner();
         let mut violations = required::missing(&body);
-        let StreamFlowLogsRequest { context_id, flow_id, node, follow, attempt, offset, tail } = body;
+        let StreamFlowLogsRequest { context_id, flow_id, node, follow, attempt, offset, tail, since } = body;
         if attempt != 0 && node.is_empty() {
             violations.add("attempt", "an attempt is one of a node: name the node as well");
         }
@@ -391,7 +391,8 @@ impl FlowService for FlowRpc {
             return Err(rpc::Error::invalid(violations).into());
         }
         let attempt = (attempt != 0).then_some(Attempt(attempt));
-        let wanted = Wanted { node, attempt, offset, follow, tail };
+        let since = since.map(convert::time::from_wire);
+        let wanted = Wanted { node, attempt, offset, follow, tail, since };
         let (answers, stream) = mpsc::channel(logs::CHANNEL);
         let asks = self.log_asks.clone();
         let logs = LogStream::new(self.reader(actor, context_id, flow_id), asks, answers.clone());

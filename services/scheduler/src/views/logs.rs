@@ -1,15 +1,17 @@
 //! What the jobs of a flow print: what is kept, and what comes. [`before`]: what lies before the tails that
-//! storage keeps.
+//! storage keeps; [`times`]: when it was printed.
 
 pub mod before;
+pub mod times;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::time::Duration;
 
-use bytes::Bytes;
-use model::{Attempt, Event, FlowEvent, FlowStatus, JobId, Name, NodeState, RunnerId};
+use bytes::{Buf as _, Bytes};
+use model::{Attempt, Event, FlowEvent, FlowStatus, JobId, Name, NodeState, RunnerId, Timestamp};
 use proto::convert::node::Home;
+use proto::internal::v1::ReadLogResponse;
 use proto::v1::{LogGap, LogGapReason, StreamFlowLogsResponse};
 use rpc::Pulse;
 use tokio::sync::mpsc;
@@ -17,6 +19,7 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use self::before::{Before, Told, gap};
+use self::times::PrintTimes;
 use crate::log_asks::LogAsks;
 use crate::views::reader::{Events, FlowReader, Page, is_end};
 
@@ -39,6 +42,8 @@ pub struct LogStream {
     only: Option<Attempt>,
     /// Supervisors are not asked.
     tail: bool,
+    /// What was printed before is not wanted.
+    since: Option<Timestamp>,
     pulse: Pulse,
 }
 
@@ -63,6 +68,8 @@ pub struct Wanted {
     pub follow: bool,
     /// Only what storage keeps.
     pub tail: bool,
+    /// Only what was printed at this moment or later.
+    pub since: Option<Timestamp>,
 }
 
 impl LogStream {
@@ -82,6 +89,7 @@ impl LogStream {
             sent: HashMap::new(),
             only: None,
             tail: false,
+            since: None,
             pulse: Pulse::default(),
         }
     }
@@ -111,7 +119,7 @@ impl LogStream {
         if self.nodes.is_empty() && !node.is_empty() {
             return Err(self.reader.no_job(node, nodes.iter().map(|node| node.name.as_str())));
         }
-        (self.only, self.tail) = (wanted.attempt, wanted.tail);
+        (self.only, self.tail, self.since) = (wanted.attempt, wanted.tail, wanted.since);
         if let Some(attempt) = wanted.attempt {
             self.sent.extend(self.nodes.keys().map(|job| ((*job, attempt), wanted.offset)));
         }
@@ -178,14 +186,24 @@ impl LogStream {
         if !wanted || !self.nodes.contains_key(&job) {
             return Ok(());
         }
-        let from = self.sent.get(&(job, attempt)).copied().unwrap_or_default();
-        let kept = self.reader.log(job, attempt, from).await?;
-        if kept.data.is_empty() {
+        let sent = self.sent.get(&(job, attempt)).copied().unwrap_or_default();
+        let ReadLogResponse { mut offset, mut data, runner_id, times } =
+            self.reader.log(job, attempt, sent).await?;
+        if data.is_empty() {
             return Ok(());
         }
-        let told_by = (kept.runner_id > 0).then_some(RunnerId(kept.runner_id));
-        self.send_before(home, (job, attempt), from..kept.offset, told_by).await?;
-        self.send(job, attempt, kept.offset, Told::Data(kept.data)).await
+        let (times, end) = (PrintTimes::new(times), offset + data.len() as u64);
+        let first = self.since.map_or(Some(0), |since| times.first_since(since));
+        let from = first.unwrap_or(end).max(sent);
+        if from >= end {
+            self.sent.insert((job, attempt), end);
+            return Ok(());
+        }
+        data.advance(usize::try_from(from.saturating_sub(offset)).unwrap_or(usize::MAX).min(data.len()));
+        offset = offset.max(from);
+        let told_by = (runner_id > 0).then_some(RunnerId(runner_id));
+        self.send_before(home, (job, attempt), from..offset, (told_by, &times)).await?;
+        self.send(job, attempt, (offset, Told::Data(data)), &times).await
     }
 
     /// Sends what storage does not keep any more, or why it cannot be told.
@@ -194,7 +212,7 @@ impl LogStream {
         home: Home,
         (job, attempt): (JobId, Attempt),
         mut wanted: Range<u64>,
-        told_by: Option<RunnerId>,
+        (told_by, times): (Option<RunnerId>, &PrintTimes),
     ) -> Result<(), Status> {
         let sent_to = || self.nodes.get(&job).filter(|known| known.attempt == attempt)?.runner;
         let runner = told_by.or_else(sent_to);
@@ -209,19 +227,27 @@ impl LogStream {
                 Told::Data(data) => offset + data.len() as u64,
                 Told::Gap(gap) => gap.end,
             };
-            self.send(job, attempt, offset, told).await?;
+            self.send(job, attempt, (offset, told), times).await?;
         }
         Ok(())
     }
 
-    async fn send(&mut self, job: JobId, attempt: Attempt, offset: u64, told: Told) -> Result<(), Status> {
+    async fn send(
+        &mut self,
+        job: JobId,
+        attempt: Attempt,
+        (offset, told): (u64, Told),
+        times: &PrintTimes,
+    ) -> Result<(), Status> {
         let Some(Known { name, .. }) = self.nodes.get(&job) else { return Ok(()) };
         let (data, gap) = match told {
             Told::Data(data) => (data, None),
             Told::Gap(gap) => (Bytes::new(), Some(gap)),
         };
         let end = gap.as_ref().map_or(offset + data.len() as u64, |gap: &LogGap| gap.end);
-        let answer = StreamFlowLogsResponse { node: name.to_string(), attempt: attempt.0, offset, data, gap };
+        let times = if gap.is_none() { times.within(&(offset..end)) } else { Vec::new() };
+        let (node, attempt_number) = (name.to_string(), attempt.0);
+        let answer = StreamFlowLogsResponse { node, attempt: attempt_number, offset, data, gap, times };
         self.answer(answer).await?;
         self.sent.insert((job, attempt), end);
         Ok(())

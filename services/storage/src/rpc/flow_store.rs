@@ -3,7 +3,7 @@
 use futures_util::StreamExt as _;
 use model::{ActorId, Attempt, ContextId, FlowId, JobId, OwnerId, Timestamp, Violations};
 use proto::convert::flow::Record;
-use proto::convert::{self, enums};
+use proto::convert::{self, enums, time};
 use proto::internal::v1 as wire;
 use proto::internal::v1::flow_store_service_server::FlowStoreService;
 use proto::v1;
@@ -393,9 +393,11 @@ impl FlowStoreService for Rpc {
             request.into_inner();
         let (context, flow) = (ContextId(context_id), FlowId(flow_id));
         let (place, asker) = ((JobId(job_id), Attempt(attempt)), Asker::from_wire(on_behalf_of));
-        let LogTail { offset, data, runner } =
+        let LogTail { offset, data, runner, times } =
             self.hub.store().read_log(context, flow, place, offset, asker).await?;
         let runner_id = runner.map_or(0, |runner| runner.0);
-        Ok(Response::new(wire::ReadLogResponse { offset, data: data.into(), runner_id }))
+        let time = |(offset, time)| v1::LogTime { offset, time: Some(time::to_wire(time)) };
+        let times = times.into_iter().map(time).collect();
+        Ok(Response::new(wire::ReadLogResponse { offset, data: data.into(), runner_id, times }))
     }
 }

@@ -28,6 +28,9 @@ use crate::record::message;
 use crate::replicas::Replica;
 use crate::taking::{Taking, next_batch};
 
+/// The last millisecond of the year 9999: later moments cannot be written as dates.
+const MILLIS_MAX: u64 = 253_402_300_799_999;
+
 /// Answers that wait for a slow router.
 const OUT_BUFFER: usize = 16;
 /// Contexts to forget in one answer.
@@ -89,7 +92,10 @@ impl MessageStoreService for Rpc {
                 .map_err(|error| Error::field(&format!("chunks[{i}].job_key"), error))?;
             let (context, flow) = (ContextId(chunk.context_id), FlowId(chunk.flow_id));
             let runner = (chunk.runner_id > 0).then_some(RunnerId(chunk.runner_id));
-            Ok(LogChunk { key, context, flow, offset: chunk.offset, data: chunk.data, runner })
+            // A clock may say anything.
+            let millis = Some(chunk.print_millis).filter(|millis| (1..=MILLIS_MAX).contains(millis));
+            let time = millis.map(Timestamp::from_millis);
+            Ok(LogChunk { key, context, flow, offset: chunk.offset, data: chunk.data, runner, time })
         });
         let chunks = chunks.collect::<Result<Vec<_>, Error>>()?;
         self.hub.store().append_logs(chunks, Timestamp::now()).await?;

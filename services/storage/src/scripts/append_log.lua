@@ -1,7 +1,8 @@
 -- Appends to what is kept of an attempt's output.
 -- KEYS 4 flow, 5 its nodes, 6 log
 -- ARGV 5 flow uid, 6 flow id, 7 job id, 8 attempt, 9 how many bytes to keep,
--- 10 the runner record of whoever told them or 0, then pairs of offset and bytes
+-- 10 the runner record of whoever told them or 0, 11 how many times of printing to keep, then for each piece its offset, when
+-- it was printed in Unix milliseconds or 0, and its bytes
 -- Gives where the output ends now.
 local no = closed()
 if no then return no end
@@ -13,11 +14,20 @@ if not node then return refuse('JOB_GONE', 'job ' .. ARGV[7]) end
 if tonumber(ARGV[8]) > (tonumber(string.match(node, '"attempt":(%d+)')) or 1) then
   return refuse('JOB_GONE', 'attempt ' .. ARGV[8] .. ' of job ' .. ARGV[7])
 end
-local log = redis.call('HMGET', KEYS[6], 'data', 'start', 'end')
+local log = redis.call('HMGET', KEYS[6], 'data', 'start', 'end', 'times')
 local data, from, till = log[1] or '', tonumber(log[2] or '0'), tonumber(log[3] or '0')
 local before, first = till, from
-for a = 11, #ARGV, 2 do
-  local offset, piece = tonumber(ARGV[a]), ARGV[a + 1]
+-- From which byte on what was printed when, also of bytes that are kept elsewhere.
+local times = {}
+for byte, millis in string.gmatch(log[4] or '', '(%d+):(%d+)') do times[#times + 1] = {tonumber(byte), millis} end
+local function printed(byte, millis)
+  if millis == '0' then return end
+  local at = #times
+  while at > 0 and times[at][1] > byte do at = at - 1 end
+  if at == 0 or times[at][1] < byte then table.insert(times, at + 1, {byte, millis}) end
+end
+for a = 12, #ARGV, 3 do
+  local offset, millis, piece = tonumber(ARGV[a]), ARGV[a + 1], ARGV[a + 2]
   if offset > till then
     -- What lies between has not come: what is kept stays in one piece.
     data, from, till = '', offset, offset
@@ -25,9 +35,11 @@ for a = 11, #ARGV, 2 do
   if offset < from and offset + #piece >= from then
     -- It was overtaken by the piece after it.
     data, from = string.sub(piece, 1, from - offset) .. data, offset
+    printed(offset, millis)
   end
   if offset + #piece > till then
     data = data .. string.sub(piece, till - offset + 1)
+    printed(till, millis)
     till = offset + #piece
   end
 end
@@ -41,6 +53,15 @@ if till == before and from == first then return till end
 local revision = raise()
 local end_text = string.format('%.0f', till)
 redis.call('HSET', KEYS[6], 'data', data, 'start', string.format('%.0f', from), 'end', end_text)
+if #times > 0 then
+  -- What is long ago needs to be known less exactly: of the older three quarters every second one goes.
+  local keep_times, shown = tonumber(ARGV[11]), {}
+  local older = #times > keep_times and math.floor(#times * 3 / 4) or 0
+  for at, time in ipairs(times) do
+    if at > older or at % 2 == 1 then shown[#shown + 1] = string.format('%.0f:%s', time[1], time[2]) end
+  end
+  redis.call('HSET', KEYS[6], 'times', table.concat(shown, ' '))
+end
 if ARGV[10] ~= '0' then redis.call('HSET', KEYS[6], 'runner', ARGV[10]) end
 emit(revision, '{"kind":"log","flow_id":' .. ARGV[6] .. ',"job_id":' .. ARGV[7] .. ',"attempt":' .. ARGV[8]
   .. ',"end":' .. end_text .. '}')

@@ -1,7 +1,8 @@
 //! The tails of what attempts print.
 
-use model::limits::LOG_TAIL_BYTES_MAX;
+use model::limits::{LOG_TAIL_BYTES_MAX, LOG_TIMES_MAX};
 use model::{FlowUid, JobKey};
+use proto::convert::time;
 use proto::internal::v1 as wire;
 use tonic::Code;
 
@@ -25,6 +26,7 @@ async fn append(stage: &Stage<impl Redis>, flow: &Running, key: JobKey, pieces: 
         offset: *offset,
         data: data.to_vec().into(),
         runner_id: 0,
+        print_millis: 0,
     };
     let request = wire::AppendLogsRequest { chunks: pieces.iter().map(chunk).collect() };
     stage.messages().append_logs(request).await.unwrap();
@@ -100,6 +102,7 @@ async fn who_told_it_last_is_known(stage: Stage<impl Redis>) {
             offset,
             data,
             runner_id,
+            print_millis: 0,
         };
         stage.messages().append_logs(wire::AppendLogsRequest { chunks: vec![chunk] }).await.unwrap();
         stage.flows().read_log(read(&flow, 0, READER)).await.unwrap().into_inner().runner_id
@@ -108,6 +111,50 @@ async fn who_told_it_last_is_known(stage: Stage<impl Redis>) {
     assert_eq!(tell(1, 7).await, 7);
     assert_eq!(tell(2, 0).await, 7, "whoever does not say it changes nothing");
     assert_eq!(tell(3, 9).await, 9);
+}
+
+async fn it_is_known_when_it_was_printed(stage: Stage<impl Redis>) {
+    let flow = stage.started(1).await;
+    let job_key = key(&stage, &flow).to_string();
+    let tell = async |pieces: &[(u64, u64, &[u8])]| {
+        let chunk = |&(offset, print_millis, data): &(u64, u64, &[u8])| wire::LogChunk {
+            job_key: job_key.clone(),
+            context_id: CONTEXT,
+            flow_id: flow.id,
+            offset,
+            data: data.to_vec().into(),
+            runner_id: 0,
+            print_millis,
+        };
+        let chunks = pieces.iter().map(chunk).collect();
+        stage.messages().append_logs(wire::AppendLogsRequest { chunks }).await.unwrap();
+    };
+    let times = async |offset| -> Vec<(u64, u64)> {
+        let log = stage.flows().read_log(read(&flow, offset, READER)).await.unwrap().into_inner();
+        log.times.iter().map(|at| (at.offset, time::required(at.time).as_millis())).collect()
+    };
+    tell(&[(4, 2000, b"two ")]).await;
+    // One that was overtaken, one that came before, one that nobody noted, and one of a clock that tells anything.
+    tell(&[(0, 1000, b"one "), (4, 9000, b"two "), (8, 0, b"x"), (9, u64::MAX, b"y"), (10, 3500, b"z")])
+        .await;
+    assert_eq!(times(0).await, [(0, 1000), (4, 2000), (10, 3500)]);
+    assert_eq!(times(7).await, [(4, 2000), (10, 3500)]);
+    // Also of what is not kept here any more.
+    let large = vec![b'x'; LOG_TAIL_BYTES_MAX];
+    tell(&[(11, 4000, &large)]).await;
+    assert_eq!(times(0).await, [(0, 1000), (4, 2000), (10, 3500), (11, 4000)]);
+    // They are bounded; what is new is known exactly.
+    let mut end = 11 + LOG_TAIL_BYTES_MAX as u64;
+    for second in 5..5 + 2 * LOG_TIMES_MAX as u64 / 64 {
+        let pieces: Vec<_> = (0..64).map(|n| (end + n, 1000 * second + n, &b"."[..])).collect();
+        tell(&pieces).await;
+        end += 64;
+    }
+    let kept = times(0).await;
+    assert!(kept.len() <= LOG_TIMES_MAX && kept.len() > LOG_TIMES_MAX / 4, "{}", kept.len());
+    assert!(kept.is_sorted() && kept[0] == (0, 1000), "{kept:?}");
+    let newest: Vec<u64> = kept.iter().rev().take(100).map(|(byte, _)| end - byte).collect();
+    assert_eq!(newest, (1..=100).collect::<Vec<_>>());
 }
 
 async fn what_belongs_to_another_flow_is_dropped(stage: Stage<impl Redis>) {
@@ -126,5 +173,6 @@ scenarios!(
     a_piece_that_was_overtaken_is_not_lost,
     only_the_tail_is_kept,
     who_told_it_last_is_known,
+    it_is_known_when_it_was_printed,
     what_belongs_to_another_flow_is_dropped
 );

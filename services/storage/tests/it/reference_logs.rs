@@ -150,6 +150,7 @@ impl Logs {
             offset: from,
             data: bytes(place, from, till).into(),
             runner_id,
+            print_millis: 0,
         }
     }
 

@@ -323,7 +323,7 @@ impl FlowService for Scripted {
         self.call(&format!("logs {node} {attempt} {offset}{}", if tail { " tail" } else { "" }));
         let piece = |offset, data: &'static str| {
             let (node, data) = ("a".into(), data.into());
-            Ok(v1::StreamFlowLogsResponse { node, attempt: 1, offset, data, gap: None })
+            Ok(v1::StreamFlowLogsResponse { node, attempt: 1, offset, data, ..Default::default() })
         };
         if attempt == 9 {
             return Ok(Response::new(answers([])));
