@@ -1,5 +1,6 @@
-//! Mail of coordinators that nobody has heard of, brought to `mycora up` over gRPC.
+//! Mail of coordinators that nobody has heard of, brought to `mycora up` over gRPC; and mail that names nobody.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -15,9 +16,10 @@ use proto::v1;
 use proto::v1::gateway_service_client::GatewayServiceClient;
 use rpc::{Channel, ErrorView, TlsFiles};
 use serde_json::Value;
+use testkit::wait_until_blocking;
 use tonic::{Code, Status};
 
-use crate::suite::{Up, stdout};
+use crate::suite::{PATIENCE, Up, stderr, stdout};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -143,5 +145,59 @@ async fn nobody_writes_in_the_name_of_an_actor_here() {
     let view = ErrorView::from(&refused);
     assert_eq!((view.code, view.reason.as_str()), (Code::ResourceExhausted, "LIMIT_EXCEEDED"));
     assert!(view.retry_after.is_some(), "{refused}");
+    up.stop();
+}
+
+#[test]
+fn what_names_nobody_reaches_every_admin_of_the_context() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let up = Up::start(&dir.path().join("data"), &[]);
+    let key = dir.path().join("second.ed25519");
+    let key = key.to_str().expect("a plain path");
+    stdout(&up.mycora(&["actor", "register", "--new-key", key, "--as", "admin"]), 0);
+    stdout(&up.mycora(&["context", "update", "1", "--add-admin", "2", "--set", "raw-publish=true"]), 0);
+    let sent = document(&up, &["message", "send", "--wait", "from a person"])["message"].take();
+    assert_eq!((&sent["to"], &sent["status"]), (&"admins".into(), &"MESSAGE_STATUS_ACKNOWLEDGED".into()));
+    let shown = stdout(&up.mycora(&["message", "get", sent["key"].as_str().expect("a key")]), 0);
+    assert!(shown.contains("the context's admins"), "{shown}");
+
+    // As the source documents have it: no `to` at all.
+    let fields = ["message_type", "mail", "message", "from a program", "message_format_type", "text"];
+    up.redis(1, &[&["HSET", "message:1:7"][..], &fields].concat());
+    up.redis(1, &["LPUSH", "msg_out", "message:1:7"]);
+    let arrived = || {
+        let messages = document(&up, &["message", "list"])["messages"].take();
+        let copies: BTreeSet<(String, String)> = messages
+            .as_array()
+            .expect("a list")
+            .iter()
+            .filter(|message| message["callerId"].is_null())
+            .map(|message| (message["to"].to_string(), message["messageType"].to_string()))
+            .collect();
+        (copies.len() == 4).then_some(copies)
+    };
+    let copies = wait_until_blocking(arrived, PATIENCE, "each admin has both");
+    let both = |to: &str| {
+        ["MESSAGE_TYPE_CHAT", "MESSAGE_TYPE_MAIL"].map(|kind| (format!("\"{to}\""), format!("\"{kind}\"")))
+    };
+    assert_eq!(copies, both("1").into_iter().chain(both("2")).collect());
+    let texts = |received: &Value| -> Vec<String> {
+        let messages = received.as_array().expect("a list");
+        messages.iter().map(|message| message["text"].as_str().unwrap_or_default().to_owned()).collect()
+    };
+    let received = document(&up, &["message", "receive", "--acknowledge"]);
+    assert_eq!(texts(&received), ["from a person", "from a program"]);
+    let left = document(&up, &["message", "list", "--status", "acknowledged"])["messages"].take();
+    let left = left.as_array().expect("a list").iter().filter(|message| message["to"] == "2").count();
+    assert_eq!(left, 2, "the other admin's copies are not read");
+
+    // What cannot be meant is refused by name.
+    for (arguments, said) in [
+        (&["message", "send", "x", "--signing-key", key][..], "--to"),
+        (&["message", "send", "x", "--target-context", "2"], "--to"),
+    ] {
+        let refused = stderr(&up.mycora(arguments), 2);
+        assert!(refused.contains(said), "{refused}");
+    }
     up.stop();
 }

@@ -6,6 +6,9 @@ use crate::id::{ActorId, ContextId, ContextUid, MessageId};
 use crate::message::{MessageFormat, MessageType};
 use crate::time::Timestamp;
 
+/// In the place of a recipient: the admins of the context in which a message is sent.
+pub const TO_ADMINS: &str = "admins";
+
 /// Where a message was sent: what makes it the same message, however often it arrives.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Origin {
@@ -26,7 +29,8 @@ pub struct Letter {
     pub origin: Origin,
     /// The sender's Ed25519 key, 64 lower-case hex digits.
     pub from: String,
-    /// The recipient's, the same: between coordinators an actor is its key.
+    /// The recipient's, the same: between coordinators an actor is its key. [`TO_ADMINS`] in its place never leaves the
+    /// coordinator that it was sent at.
     pub to: String,
     /// The context at the recipient's coordinator; absent for the recipient's home context.
     #[serde(default, skip_serializing_if = "Option::is_none")]

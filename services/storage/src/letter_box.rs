@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kv::{Cmd, Value};
 use model::actor::is_key;
+use model::letter::TO_ADMINS;
 use model::{
     Actor, ActorId, BlobHash, Context, ContextId, ContextState, Letter, MessageKey, MessageType, Origin,
     Timestamp, limits,
@@ -12,7 +13,7 @@ use model::{
 use crate::actors::BOOTSTRAP;
 use crate::audit::Deed;
 use crate::error::{Error, Result};
-use crate::letters::Recipient;
+use crate::letters::{Recipient, no_admins};
 use crate::messages::message_key;
 use crate::permission::{self, Action};
 use crate::record;
@@ -58,6 +59,8 @@ impl Acceptance {
 pub(crate) enum LetterReason {
     /// No actor has that key, or it has no role where the letter is to go.
     UnknownRecipient,
+    /// It is for the admins of a context, and none of them is an actor.
+    NoAdmins,
     /// The letter names no context, and its recipient has no home context.
     NoHomeContext,
     /// The context takes only what its sender signed.
@@ -79,6 +82,7 @@ impl LetterReason {
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::UnknownRecipient => "UNKNOWN_RECIPIENT",
+            Self::NoAdmins => "NO_ADMINS",
             Self::NoHomeContext => "NO_HOME_CONTEXT",
             Self::Unverified => "UNVERIFIED",
             Self::BadSignature => "BAD_SIGNATURE",
@@ -113,16 +117,17 @@ struct Delivery<'a> {
     foreign: bool,
     /// Who signed it, and which of the signer's letters it is.
     signed: Option<(String, String)>,
-    recipient: ActorId,
+    /// Whose inboxes it goes to: one actor's, or those of the context's admins.
+    recipients: &'a [ActorId],
     /// Why it is refused, unless it came before.
     refusal: Option<(LetterReason, String)>,
 }
 
 impl Store {
-    /// Puts a letter into its recipient's inbox, once.
+    /// Puts a letter into its recipient's inbox, once; one for a context's admins into each of theirs.
     pub(crate) async fn accept_letter(&self, arrival: &Arrival, now: Timestamp) -> Result<Acceptance> {
         let Arrival { letter, verified, foreign } = arrival;
-        check_form(letter)?;
+        check_form(letter, *foreign)?;
         if let Some(detail) = too_large(letter) {
             return Ok(Acceptance::refused(LetterReason::TooLarge, detail));
         }
@@ -136,10 +141,15 @@ impl Store {
             let detail = "its sender is an actor of this coordinator, and has not signed it";
             return Ok(Acceptance::refused(LetterReason::ForgedSender, detail));
         }
-        let Some(actor) = self.actor_by_key(&letter.to).await? else {
-            return Ok(Acceptance::unknown_recipient());
+        let actor = match letter.to.as_str() {
+            TO_ADMINS => None,
+            key => match self.actor_by_key(key).await? {
+                Some(actor) => Some(actor),
+                None => return Ok(Acceptance::unknown_recipient()),
+            },
         };
-        let Some(context) = letter.target_context.or(actor.home_context) else {
+        let home = actor.as_ref().and_then(|actor| actor.home_context);
+        let Some(context) = letter.target_context.or(home) else {
             let detail = "the recipient has no home context, and the letter names none";
             return Ok(Acceptance::refused(LetterReason::NoHomeContext, detail));
         };
@@ -149,12 +159,20 @@ impl Store {
                 Err(Error::NotFound(_)) => return Ok(Acceptance::unknown_recipient()),
                 Err(error) => return Err(error),
             };
-            if context.role_of(actor.id).is_none() || context.state != ContextState::Active {
+            let has_role = actor.as_ref().is_none_or(|actor| context.role_of(actor.id).is_some());
+            if !has_role || context.state != ContextState::Active {
                 return Ok(Acceptance::unknown_recipient());
+            }
+            let recipients = match &actor {
+                Some(actor) => vec![actor.id],
+                None => self.registered_admins(&context).await?,
+            };
+            if recipients.is_empty() {
+                return Ok(Acceptance::refused(LetterReason::NoAdmins, no_admins(context.id)));
             }
             let refusal = refusal_of(letter, &context, signed.is_some(), now);
             let (foreign, signed) = (*foreign, signed.clone());
-            let delivery = Delivery { letter, foreign, signed, recipient: actor.id, refusal };
+            let delivery = Delivery { letter, foreign, signed, recipients: &recipients, refusal };
             match deliver(&tenant, &context, delivery, now).await {
                 Err(Error::ContextChanged(_)) => {}
                 Err(Error::NotFound(_) | Error::ContextDeleting) => {
@@ -422,13 +440,15 @@ pub(crate) fn inbox_owner(
     Ok(owner)
 }
 
-/// What is none of this form is no letter at all.
-fn check_form(letter: &Letter) -> Result<()> {
+/// What is none of this form is no letter at all. Whom the admins of a context are is said here alone: what others bring
+/// names a key.
+fn check_form(letter: &Letter, foreign: bool) -> Result<()> {
     let mut violations = model::Violations::new();
     let keys =
         [("origin.coordinator", &letter.origin.coordinator), ("from", &letter.from), ("to", &letter.to)];
     for (field, key) in keys {
-        if !is_key(key) {
+        let is_for_admins = field == "to" && !foreign && key == TO_ADMINS;
+        if !is_for_admins && !is_key(key) {
             violations.add(format!("letter_json.{field}"), "a key is written as 64 lower-case hex digits");
         }
     }
@@ -479,25 +499,21 @@ async fn deliver(
     delivery: Delivery<'_>,
     now: Timestamp,
 ) -> Result<Acceptance> {
-    let Delivery { letter, foreign, signed, recipient, refusal } = delivery;
+    let Delivery { letter, foreign, signed, recipients, refusal } = delivery;
     let keys = &tenant.keys;
-    let mut touched = vec![
-        keys.inbox(recipient),
-        keys.msg_in(),
-        tenant.letters.clone(),
-        keys.seen(mark_of(&letter.origin)),
-    ];
+    let mut touched = vec![keys.msg_in(), tenant.letters.clone(), keys.seen(mark_of(&letter.origin))];
     let verified = signed.is_some();
     // The same signed text is the same letter, wherever somebody takes it up and sends it from.
     touched.extend(signed.map(|(signer, id)| keys.seen(BlobHash::of(format!("{signer} {id}").as_bytes()))));
     let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
-    let to = recipient.to_string();
-    let posting = Posting { context: context.id, to: &to, addresses: &[], timeout_ack_secs: 0, verified };
+    let inboxes: Vec<String> = recipients.iter().map(ToString::to_string).collect();
+    // Each copy is for the one in whose inbox it is.
+    let posting = Posting { context: context.id, to: "", addresses: &[], timeout_ack_secs: 0, verified };
     let written = record::letter::write_received(letter, &posting, foreign, now);
     let change = tenant
         .begin(&scripts::ACCEPT_LETTER, &touched, Some(context.uid), now)
         .arg(context.revision.0)
-        .arg(recipient.0)
+        .arg(&inboxes.join(" "))
         .arg(refusal.as_ref().map_or("", |(reason, _)| reason.as_str()))
         .arg(keys.prefix())
         .arg(letter.text.len() + letter.topic.len() + letter.signature.as_ref().map_or(0, String::len))

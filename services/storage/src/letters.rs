@@ -11,6 +11,7 @@ use kv::{Cmd, Value};
 use model::actor::is_key;
 use model::address::AddressError;
 use model::id::Uid;
+use model::letter::TO_ADMINS;
 use model::{
     Actor, ActorId, Address, Context, ContextId, ContextUid, Letter, MessageFormat, MessageId, MessageKey,
     MessageType, Origin, Timestamp, Violations, limits,
@@ -33,6 +34,8 @@ use crate::store::{Asker, PERMISSION_TRIES, Store, Tenant};
 pub(crate) enum Recipient {
     /// An actor of this coordinator.
     Actor(ActorId),
+    /// The admins of the context in which it is sent.
+    Admins,
     /// Whoever has this key, at an address.
     Elsewhere {
         /// 64 lower-case hex digits.
@@ -46,6 +49,7 @@ impl fmt::Display for Recipient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Actor(id) => write!(f, "{id}"),
+            Self::Admins => f.write_str(TO_ADMINS),
             Self::Elsewhere { key, address } => write!(f, "{key}@{address}"),
         }
     }
@@ -62,10 +66,21 @@ impl FromStr for Recipient {
                 Err("a public key is written as 64 lower-case hex digits".to_owned())
             };
         }
+        if text == TO_ADMINS {
+            return Ok(Self::Admins);
+        }
         let id: Option<u32> = text.parse().ok().filter(|id: &u32| *id > 0 && id.to_string() == text);
         id.map(|id| Self::Actor(ActorId(id))).ok_or_else(|| {
-            "write the id of an actor of this coordinator, or <public key>@<address>".to_owned()
+            "write the id of an actor of this coordinator, <public key>@<address>, or nothing for the context's admins"
+                .to_owned()
         })
+    }
+}
+
+impl Recipient {
+    /// The recipient that a message names. The admins, where it names none.
+    pub(crate) fn of_message(to: &str) -> std::result::Result<Self, String> {
+        if to.is_empty() { Ok(Self::Admins) } else { to.parse() }
     }
 }
 
@@ -123,6 +138,9 @@ impl NewLetter {
             violations.add("signature", format!("a signature has at most {max} bytes"));
         }
         let signature = Some(signature).filter(|signature| !signature.is_empty());
+        if to == Some(Recipient::Admins) && signature.is_some() {
+            violations.add("signature", "what is signed names its recipient's key: give `to`");
+        }
         let (to, message_type) = (to?, message_type?);
         Some(Self { to, target_context, message_type, format, topic, text, timeout_ack_secs, signature })
     }
@@ -144,6 +162,8 @@ pub(crate) struct Addressed {
     pub(crate) recipient: String,
     /// Where the recipient is reached, tried in this order; empty: here.
     pub(crate) addresses: Vec<String>,
+    /// The context there; nothing for the recipient's home context.
+    pub(crate) target_context: Option<ContextId>,
     /// When its time is over.
     pub(crate) expires_at: Timestamp,
     /// The sender signed it.
@@ -166,6 +186,7 @@ impl Store {
     /// is from the key that has signed it, and without a signature from the one in force.
     pub(crate) async fn address(
         &self,
+        context: &Context,
         caller: ActorId,
         new: &NewLetter,
         now: Timestamp,
@@ -174,7 +195,19 @@ impl Store {
             Error::NotFound(_) => Error::field("caller_id", format!("actor {caller} is not registered")),
             error => error,
         })?;
+        let mut target_context = new.target_context;
         let (recipient, addresses) = match &new.to {
+            Recipient::Admins => {
+                if target_context.is_some_and(|there| there != context.id) {
+                    let what = "without `to` it goes to the admins of the context that it is sent in";
+                    return Err(Error::field("target_context", what));
+                }
+                if self.registered_admins(context).await?.is_empty() {
+                    return Err(Error::field("to", no_admins(context.id)));
+                }
+                target_context = Some(context.id);
+                (TO_ADMINS.to_owned(), Vec::new())
+            }
             Recipient::Actor(id) => {
                 let actor = self.actor(*id).await?;
                 (actor.pubkey, actor.address.iter().map(ToString::to_string).collect())
@@ -183,11 +216,27 @@ impl Store {
         };
         let expires_at = now + Duration::from_secs(new.timeout_secs().into());
         let from = sender.pubkey.clone();
-        let addressed = Addressed { from, recipient, addresses, expires_at, verified: false };
+        let addressed = Addressed { from, recipient, addresses, target_context, expires_at, verified: false };
         match new.signature {
             Some(_) => signed(&sender, new, addressed, now).map_err(|error| Error::field("signature", error)),
             None => Ok(addressed),
         }
+    }
+
+    /// The admins of a context whom a message without a recipient is for: actors that there are, a bounded number.
+    pub(crate) async fn registered_admins(&self, context: &Context) -> Result<Vec<ActorId>> {
+        let mut there = Vec::new();
+        for admin in &context.admins {
+            match self.actor(*admin).await {
+                Ok(_) => there.push(*admin),
+                Err(Error::NotFound(_)) => {}
+                Err(error) => return Err(error),
+            }
+            if there.len() == limits::LETTER_ADMINS_MAX {
+                break;
+            }
+        }
+        Ok(there)
     }
 
     /// Keeps a letter and gives it into a router's care; or gives the one that the same request made before.
@@ -209,7 +258,7 @@ impl Store {
             if let Some(then) = then {
                 return self.kept(&tenant, then, Extent::WithoutText).await;
             }
-            let addressed = self.address(caller, new, now).await?;
+            let addressed = self.address(&context, caller, new, now).await?;
             let post = Post { actor, request, caller, new, addressed };
             match post.write(&tenant, &context, routers, now).await {
                 Err(Error::ContextChanged(_)) => {}
@@ -255,6 +304,11 @@ impl Store {
         let value = tenant.connection.cmd(ask.args(record::letter::fields(extent).iter().copied())).await?;
         record::letter::read(key, extent, value)?.ok_or_else(|| Error::NotFound(message_key(key)))
     }
+}
+
+/// Why a message that names no recipient is for nobody.
+pub(crate) fn no_admins(context: ContextId) -> String {
+    format!("no admin of context {context} is registered: name the recipient")
 }
 
 /// The letter as a key of the sender has signed it that counts now.
@@ -309,7 +363,7 @@ pub(crate) fn letter_of(new: &NewLetter, addressed: &Addressed, origin: Origin, 
         origin,
         from: addressed.from.clone(),
         to: addressed.recipient.clone(),
-        target_context: new.target_context,
+        target_context: addressed.target_context,
         message_type: new.message_type,
         format: new.format,
         topic: new.topic.clone(),
@@ -395,11 +449,18 @@ mod tests {
     #[test]
     fn a_recipient_has_one_spelling() {
         let key = "ab".repeat(32);
-        for text in ["7".to_owned(), format!("{key}@grpc://h:1"), format!("{key}@mycelium:{key}")] {
+        for text in [
+            "7".to_owned(),
+            "admins".to_owned(),
+            format!("{key}@grpc://h:1"),
+            format!("{key}@mycelium:{key}"),
+        ] {
             assert_eq!(text.parse::<Recipient>().expect("well-formed").to_string(), text);
         }
         for bad in ["", "0", "07", "+7", "x", "@grpc://h:1", "7@grpc://h:1", &format!("{key}@h"), &key] {
             assert!(bad.parse::<Recipient>().is_err(), "{bad}");
         }
+        assert_eq!(Recipient::of_message(""), Ok(Recipient::Admins));
+        assert!(Recipient::of_message("0").is_err());
     }
 }

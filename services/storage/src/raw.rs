@@ -122,7 +122,7 @@ impl Store {
         now: Timestamp,
     ) -> Result<(Body, Written)> {
         permission::allow(context, key.caller, Action::SendMessage)?;
-        let addressed = self.address(key.caller, new, now).await?;
+        let addressed = self.address(context, key.caller, new, now).await?;
         let mut origin = origin_of(context.uid, key.caller);
         origin.message_id = key.id;
         let letter = letter_of(new, &addressed, origin, now);
@@ -191,7 +191,7 @@ fn read_letter(
     timeout_ack_secs: u32,
     violations: &mut Violations,
 ) -> Option<NewLetter> {
-    let to: Option<Recipient> = violations.take("to", fields.text("to").parse());
+    let to: Option<Recipient> = violations.take("to", Recipient::of_message(&fields.text("to")));
     let target_context = parse(fields, "target_context", violations).filter(|id| *id != ContextId(0));
     let format = parse(fields, "message_format_type", violations).unwrap_or(MessageFormat::Text);
     let said = (fields.text("topic"), fields.text("message"));

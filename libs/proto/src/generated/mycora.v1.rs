@@ -4287,7 +4287,7 @@ pub struct Message {
     /// The sender's public key: 64 hex digits; empty for one that carries nodes.
     #[prost(string, tag = "5")]
     pub from_pubkey: ::prost::alloc::string::String,
-    /// For whom: an actor id, or `<public key>@<address>`; a runner id where it carries nodes.
+    /// For whom: an actor id, `<public key>@<address>`, or `admins` for those of the context; a runner id where it carries nodes.
     #[prost(string, tag = "6")]
     pub to: ::prost::alloc::string::String,
     /// The context at the recipient's coordinator; 0: the recipient's home context.
@@ -4355,10 +4355,11 @@ pub struct SendMessageRequest {
     /// As whom; 0: the calling actor. Another only for admins.
     #[prost(uint32, tag = "3")]
     pub caller_id: u32,
-    /// For whom: the id of an actor of this coordinator, or `<public key>@<address>`.
+    /// For whom: the id of an actor of this coordinator, or `<public key>@<address>`. Empty, or `admins`: the admins of
+    /// the context, up to 8 by their numbers; each receives a copy of its own.
     #[prost(string, tag = "4")]
     pub to: ::prost::alloc::string::String,
-    /// The context at the recipient's coordinator; 0: the recipient's home context.
+    /// The context at the recipient's coordinator; 0: the recipient's home context. Not for the context's admins.
     #[prost(uint32, tag = "5")]
     pub target_context: u32,
     /// Chat, or mail.
@@ -4376,7 +4377,8 @@ pub struct SendMessageRequest {
     /// Seconds until it must have arrived, up to 518400 (6 days). 0: 3600.
     #[prost(uint32, tag = "10")]
     pub timeout_ack_secs: u32,
-    /// The sender's signature, made with its registered key: a DSSE envelope as JSON. Empty: none. See
+    /// The sender's signature, made with its registered key: a DSSE envelope as JSON. Empty: none. What is for the
+    /// context's admins has none. See
     /// specs/protocols.md.
     #[prost(string, tag = "11")]
     pub signature: ::prost::alloc::string::String,
@@ -4780,7 +4782,7 @@ pub mod message_service_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Sends chat or mail to an actor of this or of another coordinator. The answer says that it is on
+        /// Sends chat or mail to an actor of this or of another coordinator, or to the context's admins. The answer says that it is on
         /// its way; GetMessage says what became of it.
         ///
         /// Errors: INVALID_ARGUMENT (all violations at once; also a signature that does not fit), NOT_FOUND
@@ -5025,7 +5027,7 @@ pub mod message_service_server {
     /// Generated trait containing gRPC methods that should be implemented for use with MessageServiceServer.
     #[async_trait]
     pub trait MessageService: std::marker::Send + std::marker::Sync + 'static {
-        /// Sends chat or mail to an actor of this or of another coordinator. The answer says that it is on
+        /// Sends chat or mail to an actor of this or of another coordinator, or to the context's admins. The answer says that it is on
         /// its way; GetMessage says what became of it.
         ///
         /// Errors: INVALID_ARGUMENT (all violations at once; also a signature that does not fit), NOT_FOUND

@@ -1,6 +1,7 @@
 //! Messages as tables, and as they are read.
 
 use model::Timestamp;
+use model::letter::TO_ADMINS;
 use proto::convert::{enums, time as wire_time};
 use proto::v1;
 
@@ -177,6 +178,7 @@ fn recipient(message: &v1::Message) -> String {
     match (to.parse::<u32>(), message.message_type()) {
         (Ok(id), v1::MessageType::Job) => format!("runner {id}"),
         (Ok(id), _) => format!("actor {id}"),
+        (Err(_), _) if to == TO_ADMINS => "the context's admins".to_owned(),
         (Err(_), _) => to.clone(),
     }
 }
@@ -251,5 +253,7 @@ mod tests {
         assert_eq!((sender(&message), recipient(&message)), ("actor 1".into(), "actor 2".into()));
         message.set_message_type(v1::MessageType::Job);
         assert_eq!(recipient(&message), "runner 2");
+        let message = v1::Message { to: TO_ADMINS.into(), ..message };
+        assert_eq!(recipient(&message), "the context's admins");
     }
 }

@@ -70,6 +70,16 @@ fn a_message_is_sent_once_though_the_answer_was_lost() {
 }
 
 #[test]
+fn without_a_recipient_it_is_for_the_admins() {
+    let place = Place::new(Script::Wait);
+    place.asked(&["message", "send", "may I?"], 0);
+    place.coordinator.asked(|asked| {
+        let sent = asked.sent.last().expect("sent");
+        assert_eq!((sent.to.as_str(), sent.text.as_str()), ("", "may I?"));
+    });
+}
+
+#[test]
 fn whoever_waits_is_told_whether_it_arrived() {
     let place = Place::new(Script::Wait);
     let said = stdout(&place.asked(&["message", "send", "--to", "2", "hello", "--wait"], 0));
@@ -142,7 +152,8 @@ fn what_is_wrong_is_told_before_anything_is_sent() {
     let table: &[(&[&str], &str)] = &[
         (&["send", "--to", "2"], "<TEXT>"),
         (&["send", "--to", "2", "x", "--file", "good.yaml"], "cannot be used with"),
-        (&["send", "x"], "--to <ACTOR|KEY@ADDRESS>"),
+        (&["send", "x", "--target-context", "3"], "--to <ACTOR|KEY@ADDRESS>"),
+        (&["send", "x", "--signing-key", "me.key"], "--to <ACTOR|KEY@ADDRESS>"),
         (&["send", "--to", "anna", "x"], "write the id of an actor of this coordinator, or KEY@ADDRESS"),
         (&["send", "--to", "2", "--file", "none"], "none: cannot be read"),
         (&["send", "--to", "2", "--file", "large"], "large: the text of a message has at most 524288 bytes"),

@@ -254,7 +254,7 @@ fn parse_new(request: v1::SendMessageRequest, violations: &mut Violations) -> Op
         timeout_ack_secs,
         signature,
     } = request;
-    let to = violations.take("to", to.parse());
+    let to = violations.take("to", Recipient::of_message(&to));
     let message_type = enums::message_type_from_wire(message_type).ok_or("say chat or mail");
     let message_type = violations.take("message_type", message_type);
     let format = wanted(format, enums::message_format_from_wire, "format", violations);

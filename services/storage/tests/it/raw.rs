@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kv::Cmd;
-use model::{Letter, MessageType};
+use model::{ContextId, Letter, MessageType};
 use proto::internal::v1 as wire;
 use proto::internal::v1::held_message::Kind;
 use proto::v1;
@@ -194,6 +194,21 @@ async fn chat_goes_on_as_a_letter(stage: Stage<impl Redis>) {
     let settled = has_status(&stage, &key(&stage, 5), "acknowledged").await;
     assert_eq!(settled["transport_status"], "delivered");
     assert_eq!(sorted(&stage, &stage.keys().letters_done()).await, [key(&stage, 5)]);
+
+    // Without `to` it is for the admins.
+    push(&stage, &key(&stage, 8), &[("message_type", "mail"), ("message", "help")]).await;
+    let (_, Kind::Letter(held)) = one(&mut router).await else { panic!("a letter is expected") };
+    let letter: Letter = serde_json::from_slice(&held.letter_json).unwrap();
+    assert_eq!(
+        (&*letter.to, letter.target_context, &*letter.text),
+        ("admins", Some(ContextId(CONTEXT)), "help")
+    );
+    assert_eq!(stage.hash(&key(&stage, 8)).await["to"], "admins");
+    let signed = [("message_type", "chat"), ("message", "x"), ("signature", "{}")];
+    push(&stage, &key(&stage, 9), &signed).await;
+    assert!(
+        has_status(&stage, &key(&stage, 9), "error").await["error"].contains("signature: what is signed")
+    );
 
     // The reader may not send, and nobody is sent to who is not there.
     let of_reader = format!("{}message:{READER}:1", stage.keys().prefix());

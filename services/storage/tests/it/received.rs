@@ -5,6 +5,7 @@ use std::time::Duration;
 use identity::{Identity, SigningKey};
 use kv::{Cmd, Pipeline};
 use model::id::Uid;
+use model::letter::TO_ADMINS;
 use model::{
     ActorId, ContextId, ContextUid, Letter, MessageFormat, MessageId, MessageType, Origin, Timestamp, limits,
 };
@@ -253,6 +254,46 @@ async fn a_letter_that_names_no_context_goes_home(stage: Stage<impl Redis>) {
     // Somebody took its role there away: it cannot read what lands there.
     set(&stage, "readers", "[]").await;
     refused(&stage, &Letter { target_context: None, ..letter(2) }, false, "UNKNOWN_RECIPIENT").await;
+}
+
+async fn what_names_nobody_is_for_the_admins(stage: Stage<impl Redis>) {
+    let to_admins = |number| Letter { to: TO_ADMINS.to_owned(), ..letter(number) };
+    let present = async |actor: u32| {
+        let mut inbox = watch(&stage, actor, receive(0, true)).await.unwrap();
+        let mut messages = Vec::new();
+        while let Some(part) = inbox.message().await.unwrap() {
+            messages.extend(part.received.unwrap().messages);
+        }
+        messages.into_iter().map(|message| (message.key, message.to, message.text)).collect::<Vec<_>>()
+    };
+    let copy = |key: &str, to: u32, n: u32| (key.to_owned(), to.to_string(), format!("number {n}"));
+    // One of them is no actor.
+    set(&stage, "admins", &format!("[{ADMIN},{EXECUTOR},999]")).await;
+    let first = accepted(&stage, &to_admins(1)).await;
+    assert!(accept(&stage, &to_admins(1), false).await.duplicate, "once, into all");
+    assert_eq!(present(ADMIN).await, [copy(&first, ADMIN, 1)]);
+    assert_eq!(present(EXECUTOR).await, [copy("message:0:2", EXECUTOR, 1)]);
+    assert_eq!(present(READER).await, []);
+    assert_eq!(msg_in(&stage).await.len(), 2);
+    // What one has read is not read for the other.
+    assert_eq!(acknowledge(&stage, ADMIN, 0, &[&first]).await.unwrap(), 1);
+    assert_eq!((present(ADMIN).await.len(), present(EXECUTOR).await.len()), (0, 1));
+    // A full inbox keeps nothing from the other.
+    let full = limits::INBOX_BYTES_MAX;
+    let fill = async |actor: u32| {
+        stage.ask(Cmd::new("HSET").arg(&stage.keys().inbox_bytes()).arg(actor).arg(full)).await;
+    };
+    fill(EXECUTOR).await;
+    accepted(&stage, &to_admins(2)).await;
+    assert_eq!((present(ADMIN).await.len(), present(EXECUTOR).await.len()), (1, 1));
+    fill(ADMIN).await;
+    refused(&stage, &to_admins(3), false, "INBOX_FULL").await;
+    set(&stage, "admins", "[999]").await;
+    refused(&stage, &to_admins(4), false, "NO_ADMINS").await;
+    // Nobody elsewhere knows whose admins these are.
+    let letter_json = json(&to_admins(5));
+    let request = wire::AcceptLetterRequest { letter_json, verified: false, foreign: true };
+    assert_eq!(failure(stage.letters().accept_letter(request).await).0, Code::InvalidArgument);
 }
 
 async fn a_full_inbox_takes_nothing_and_the_mirror_is_bounded(stage: Stage<impl Redis>) {
@@ -519,6 +560,7 @@ scenarios!(
     what_is_signed_is_taken_once_wherever_it_is_sent_from,
     what_cannot_be_taken_is_refused_with_the_reason,
     a_letter_that_names_no_context_goes_home,
+    what_names_nobody_is_for_the_admins,
     a_full_inbox_takes_nothing_and_the_mirror_is_bounded,
     an_inbox_holds_so_many_bytes,
     of_what_was_read_the_oldest_goes,

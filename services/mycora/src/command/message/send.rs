@@ -26,11 +26,12 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Shown below the options.
 pub(super) const AFTER_HELP: &str = "\
-An actor of this coordinator is named by its id, any other by its public key and an address of its coordinator. The message is kept and sent until it arrives or its time is over; with --wait the exit code is 0 when it has arrived, and 1 when it will not.
+An actor of this coordinator is named by its id, any other by its public key and an address of its coordinator. Without --to the message goes to the admins of the context, a copy to each. The message is kept and sent until it arrives or its time is over; with --wait the exit code is 0 when it has arrived, and 1 when it will not.
 
 A signature proves to the receiver who wrote the message; else that is the word of the sending coordinator. What is signed names the context there, if one is given, and the recipient's key, which an actor can learn of itself only: with --signing-key write KEY@ADDRESS, unless you send to yourself. A signature holds for 6 days, so that the message can be sent again.
 
 Examples:
+  mycora message send 'May I have a larger machine?'
   mycora message send --to 2 'The report is ready' --wait
   mycora message send --to 7d4f…@mycelium:[5a1:…] --mail --topic Report --format md --file report.md
   mycora message send --to 7d4f…@grpc://site-b:7705 --signing-key actor-1.ed25519 'It is really me'";
@@ -41,9 +42,9 @@ pub struct SendArgs {
     /// The text, unless a file has it
     #[arg(required_unless_present = "file", conflicts_with = "file")]
     pub text: Option<String>,
-    /// For whom: the id of an actor of this coordinator, or its public key and where it is
+    /// For whom: the id of an actor of this coordinator, or its public key and where it is [default: the context's admins]
     #[arg(long, value_name = "ACTOR|KEY@ADDRESS")]
-    pub to: Recipient,
+    pub to: Option<Recipient>,
     /// The file with the text; `-` for standard input
     #[arg(long, value_name = "FILE")]
     pub file: Option<String>,
@@ -57,14 +58,14 @@ pub struct SendArgs {
     #[arg(long)]
     pub mail: bool,
     /// The context at the recipient's coordinator [default: the recipient's home context]
-    #[arg(long, value_name = "ID", value_parser = values::id)]
+    #[arg(long, value_name = "ID", value_parser = values::id, requires = "to")]
     pub target_context: Option<u32>,
     /// Seconds until it must have arrived [default: 3600]
     #[arg(long, value_name = "SECS",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(LETTER_TIMEOUT_SECS_MAX)))]
     pub timeout: Option<u32>,
     /// Sign it with the key in this file, the one that you are registered with
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "to")]
     pub signing_key: Option<PathBuf>,
     /// Wait until it has arrived, or will not
     #[arg(long)]
@@ -114,16 +115,16 @@ impl SendArgs {
 pub(super) async fn run(session: &Session, args: &SendArgs) -> Result<u8, Failure> {
     let context_id = session.context()?;
     let text = text(args)?;
-    let signature = match &args.signing_key {
-        Some(path) => signature(session, args, &text, path).await?,
-        None => String::new(),
+    let signature = match (&args.signing_key, &args.to) {
+        (Some(path), Some(to)) => signature(session, args, to, &text, path).await?,
+        _ => String::new(),
     };
     let request = v1::SendMessageRequest {
         request_id: Uuid::new_v4().to_string(),
         context_id,
         // Whoever the certificate names: nobody signs, reads or acknowledges for somebody else by accident.
         caller_id: 0,
-        to: args.to.to_string(),
+        to: args.to.as_ref().map(Recipient::to_string).unwrap_or_default(),
         target_context: args.target_context.unwrap_or_default(),
         message_type: enums::message_type_to_wire(args.message_type()).into(),
         format: enums::message_format_to_wire(args.format).into(),
@@ -215,9 +216,15 @@ fn text(args: &SendArgs) -> Result<String, Failure> {
         .map_err(|_| Failure::Invalid(format!("{path}: a message is a text in UTF-8, this is not")))
 }
 
-async fn signature(session: &Session, args: &SendArgs, text: &str, path: &Path) -> Result<String, Failure> {
+async fn signature(
+    session: &Session,
+    args: &SendArgs,
+    to: &Recipient,
+    text: &str,
+    path: &Path,
+) -> Result<String, Failure> {
     let key = SigningKey::load(path).map_err(|error| Failure::Invalid(error_chain(&error)))?;
-    let to = match &args.to {
+    let to = match to {
         Recipient::Elsewhere(key, _) => key.to_string(),
         Recipient::Actor(id) => own_key(session, *id).await?,
     };
