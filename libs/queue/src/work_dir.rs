@@ -1,7 +1,7 @@
 //! The work directory: what a supervisor and the runners of its machine share besides Redis.
 //!
 //! - `instances/<group>-<number>/`: one runner's own: its `lock`, in `running/` a record of everything that
-//!   it has started, for whoever comes after it, and in `held/` how many bytes its jobs hold, by context, and the largest of them
+//!   it has started, for whoever comes after it, in `begun` which attempts it began lately, for all of them, and in `held/` how many bytes its jobs hold, by context, and the largest of them
 //!   when the disk is nearly full;
 //! - `contexts/<context uid>/jobs/<job key>/`: where one attempt runs; removed with its end;
 //! - `contexts/<context uid>/{store,cache}/`: what the jobs of a context keep between them;
@@ -80,6 +80,12 @@ pub fn lock_path(instance_dir: &Path) -> PathBuf {
 #[must_use]
 pub fn held_dir(instance_dir: &Path) -> PathBuf {
     instance_dir.join("held")
+}
+
+/// Within a runner's directory: which attempts it began lately.
+#[must_use]
+pub fn begun_path(instance_dir: &Path) -> PathBuf {
+    instance_dir.join("begun")
 }
 
 /// Within a runner's directory: records of what it has started.

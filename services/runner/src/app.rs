@@ -157,6 +157,7 @@ pub async fn start(
             runtime,
             isolator: Arc::clone(&isolator),
             root: Arc::clone(&root),
+            begun: work_dir.begun.clone(),
             slots: settings.slots as usize,
             drain_deadline: settings.drain_deadline,
         };

@@ -12,6 +12,7 @@ mod app;
 mod area;
 mod attempt;
 mod attend;
+mod begun;
 mod config;
 mod engine;
 #[cfg(feature = "fuzzing")]

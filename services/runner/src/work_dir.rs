@@ -14,6 +14,7 @@ use sandbox::records::{self, Swept};
 use service::Lock;
 
 use crate::StartError;
+use crate::begun::BegunAttempts;
 
 /// The part of the work directory that this runner alone uses, until it is dropped.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub(crate) struct WorkDir {
     pub(crate) running: PathBuf,
     /// Where it tells other runners what its jobs hold.
     pub(crate) held: PathBuf,
+    /// What began on this machine lately.
+    pub(crate) begun: BegunAttempts,
     _lock: Lock,
 }
 
@@ -54,7 +57,9 @@ impl WorkDir {
         match Lock::take(lock) {
             Ok(lock) => {
                 empty(&held).map_err(failed)?;
-                Ok(Self { root, running, held, _lock: lock })
+                let begun =
+                    BegunAttempts::open(&root, &instance_dir(&root, group, number)).map_err(failed)?;
+                Ok(Self { root, running, held, begun, _lock: lock })
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 Err(StartError::InUse { path: path.to_owned(), group: group.clone(), number })

@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::attempt;
+use crate::begun::BegunAttempts;
 use crate::interrupt::{self, Cause, Interrupt, Order};
 use crate::isolation::Isolator;
 use crate::runtime::Runtime;
@@ -43,7 +44,7 @@ struct Jobs {
     count: watch::Sender<usize>,
 }
 
-/// Attempts that began here lately, the oldest first. A store that went back gives them to be run once more, which would be
+/// Attempts that began at this instance lately, the oldest first; those of the machine are in [`BegunAttempts`]. A store that went back gives them to be run once more, which would be
 /// twice under one number.
 #[derive(Debug, Default)]
 struct Begun {
@@ -124,6 +125,7 @@ pub(crate) struct Worker {
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) isolator: Arc<Isolator>,
     pub(crate) root: Arc<PathBuf>,
+    pub(crate) begun: BegunAttempts,
     pub(crate) slots: usize,
     pub(crate) drain_deadline: Duration,
 }
@@ -135,14 +137,21 @@ impl Worker {
     /// # Errors
     /// [`WorkerError`].
     pub(crate) async fn run(self, shutdown: Shutdown) -> Result<(), WorkerError> {
-        let Self { instance, intake, control, runtime, isolator, root, slots, drain_deadline } = self;
+        let Self { instance, intake, control, runtime, isolator, root, begun, slots, drain_deadline } = self;
         let jobs = Arc::new(Jobs::default());
         let script_type = instance.who().script_type;
         let places = Places::new((0..slots).map(|number| isolator.slot(script_type, number)));
         // Ends the intake only: a command may drain one instance of several.
         let drain = shutdown.child();
-        let with =
-            With { instance: instance.clone(), jobs: Arc::clone(&jobs), runtime, isolator, root, places };
+        let with = With {
+            instance: instance.clone(),
+            jobs: Arc::clone(&jobs),
+            runtime,
+            isolator,
+            root,
+            begun,
+            places,
+        };
         let taking = take_jobs(with, intake, slots, &drain);
         let ended = Shutdown::new();
         let deadline = Deadline::new(drain_deadline);
@@ -252,6 +261,7 @@ struct With {
     runtime: Arc<dyn Runtime>,
     isolator: Arc<Isolator>,
     root: Arc<PathBuf>,
+    begun: BegunAttempts,
     places: Places,
 }
 
@@ -282,13 +292,20 @@ impl With {
                 tracing::error!(%key, "the store went back: a job that runs was given out once more; it goes on");
                 return;
             }
-            Beginning::Ran => return self.lose(attempts, key, taken.started_at),
+            Beginning::Ran => {
+                let with = self.clone();
+                attempts.spawn(async move { with.lose(key, taken.started_at).await });
+                return;
+            }
         };
         let (place, number) = self.places.enter();
         let slot = InUse { with: self.clone(), key, number };
         attempts.spawn(async move {
             // Freed even if the attempt panics.
             let with = &slot.with;
+            if !with.begins_first(key).await {
+                return with.lose(key, taken.started_at).await;
+            }
             let context = attempt::Context {
                 root: &with.root,
                 instance: &with.instance,
@@ -300,11 +317,20 @@ impl With {
         });
     }
 
-    /// Ends an attempt as lost that ran here before: its next one has a number of its own.
-    fn lose(&self, attempts: &mut JoinSet<()>, key: JobKey, started_at: Timestamp) {
+    /// Notes that an attempt begins. Says whether nobody on this machine began it before, as far as can be told.
+    async fn begins_first(&self, key: JobKey) -> bool {
+        let begun = self.begun.clone();
+        let noted = tokio::task::spawn_blocking(move || begun.begin(key, Timestamp::now())).await;
+        noted.unwrap_or_else(|error| Err(error.into())).unwrap_or_else(|error| {
+            tracing::warn!(%key, %error, "it cannot be noted that an attempt begins: should the store go back, it may run again");
+            true
+        })
+    }
+
+    /// Ends an attempt as lost that ran on this machine before: its next one has a number of its own.
+    async fn lose(&self, key: JobKey, started_at: Timestamp) {
         tracing::error!(%key, "the store went back: an attempt that ran was given out once more; it is not run again");
-        let instance = self.instance.clone();
-        attempts.spawn(async move { attempt::lose(&instance, key, started_at).await });
+        attempt::lose(&self.instance, key, started_at).await;
     }
 }
 

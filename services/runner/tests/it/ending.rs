@@ -243,3 +243,36 @@ async fn an_attempt_that_the_store_forgot_is_not_run_twice_under_one_number() {
     assert!(outcome.reason().contains("the store of its supervisor went back"), "{outcome:?}");
     assert_eq!(witness.spans().len(), 1, "it ran once");
 }
+
+/// Nor does a runner that was started since, or another one of the same machine.
+#[tokio::test]
+async fn an_attempt_that_the_store_forgot_is_not_run_by_others_either() {
+    let mut bench = Bench::new().await;
+    let witness = Witness::new(&bench.seen());
+    let execution = shell(&witness.shell("job", "true"));
+    let outcome = bench.run(execution.clone()).await;
+    assert_eq!(outcome.end.outcome, Kind::Succeeded, "{outcome:?}");
+    bench.runner.drain().await;
+
+    for number in [1, 2] {
+        let settings = settings(bench.dir.path());
+        let settings = Settings { instance: number, ..settings };
+        // The store goes back to before it was accepted.
+        assert_eq!(bench.redis.raw(0, &["FLUSHALL"]), "+OK\r\n");
+        bench.reader = bench.supervisor.events();
+        let runner = runner::start(settings, &bench.kv, 0, &Shutdown::new()).await;
+        bench.runner = runner.expect("a runner");
+        let outcome = bench.run(execution.clone()).await;
+        let reason = outcome.end.reason.as_ref().map(|reason| reason.code);
+        assert_eq!(
+            (outcome.end.outcome, reason),
+            (Kind::Lost, Some(ReasonCode::SupervisorLost)),
+            "{outcome:?}"
+        );
+        // Others run.
+        let other = bench.run(shell("exit 0")).await;
+        assert_eq!(other.end.outcome, Kind::Succeeded, "{other:?}");
+        bench.runner.drain().await;
+    }
+    assert_eq!(witness.spans().len(), 1, "it ran once");
+}
