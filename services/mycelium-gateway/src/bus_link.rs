@@ -80,7 +80,8 @@ async fn introduce(desk: &Desk, bus: &BusPeers, to: Destination, address: &str) 
 /// Asks a supervisor who it is, which introduces us: it listens to whoever has signed something for it.
 pub(crate) async fn ask_who(desk: &Desk, peer: &Peer, address: &str) -> Result<(), String> {
     let call = Call::new(method::SUPERVISOR_INFO, &InfoRequest {}).map_err(|error| error.to_string())?;
-    let deadline = Instant::now() + INFO_TIMEOUT;
+    let asked = Instant::now();
+    let deadline = asked + INFO_TIMEOUT;
     let sending = tokio::time::timeout_at(deadline, peer.send_batch_until(vec![call], Some(deadline)));
     let sent = sending.await.map_err(|_| told(&CallError::TimedOut))?;
     let passage = sent.passage();
@@ -104,6 +105,10 @@ pub(crate) async fn ask_who(desk: &Desk, peer: &Peer, address: &str) -> Result<(
             presence => presence.map_err(|error| error.to_string())?,
         },
     };
+    // It tells of every change at once, beside its answers: what came since it was asked is no older than its answer.
+    if desk.heard.has_spoken_since(address, asked) {
+        return Ok(());
+    }
     desk.note_presence(address, presence).map_err(|error| error.to_string())
 }
 

@@ -50,6 +50,11 @@ impl Heard {
         self.lock().get(address).map(|word| word.at)
     }
 
+    /// Whether a supervisor said after this moment how it is.
+    pub(crate) fn has_spoken_since(&self, address: &str, moment: Instant) -> bool {
+        self.lock().get(address).is_some_and(|word| !word.json.is_empty() && word.at > moment)
+    }
+
     /// A new stream: what is still fresh is told again.
     pub fn begin_anew(&self) {
         let mut last = self.lock();

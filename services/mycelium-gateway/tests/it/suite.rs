@@ -454,6 +454,8 @@ pub(crate) struct FakeRegistry {
     /// Their records, as they are now, with their contexts.
     runners: Arc<tokio::sync::watch::Sender<Vec<(u32, v1::Runner)>>>,
     heard: Arc<tokio::sync::watch::Sender<Option<Presence>>>,
+    /// All that was heard, in its order.
+    history: Arc<Mutex<Vec<Presence>>>,
 }
 
 impl FakeRegistry {
@@ -470,7 +472,8 @@ impl FakeRegistry {
     /// With this record; with none when it has no address.
     pub(crate) fn with(runner: v1::Runner) -> Self {
         let heard = Arc::new(tokio::sync::watch::Sender::new(None));
-        Self { runners: Arc::new(tokio::sync::watch::Sender::new(vec![(1, runner)])), heard }
+        let runners = Arc::new(tokio::sync::watch::Sender::new(vec![(1, runner)]));
+        Self { runners, heard, history: Arc::default() }
     }
 
     /// The first record is another now.
@@ -486,6 +489,11 @@ impl FakeRegistry {
     /// What was heard last.
     pub(crate) fn heard(&self) -> Option<Presence> {
         self.heard.borrow().clone()
+    }
+
+    /// Everything that was heard, in its order.
+    pub(crate) fn history(&self) -> Vec<Presence> {
+        self.history.lock().expect("not poisoned").clone()
     }
 
     async fn heard_an_instance(&self) {
@@ -528,9 +536,12 @@ impl RegistryViewService for FakeRegistry {
     ) -> Result<Response<Self::ReportPresenceStream>, Status> {
         let (sender, stream) = mpsc::unbounded_channel();
         let (mut incoming, heard) = (request.into_inner(), Arc::clone(&self.heard));
+        let history = Arc::clone(&self.history);
         tokio::spawn(async move {
             while let Ok(Some(said)) = incoming.message().await {
-                heard.send_replace(serde_json::from_slice(&said.presence_json).ok());
+                let presence: Option<Presence> = serde_json::from_slice(&said.presence_json).ok();
+                history.lock().expect("not poisoned").extend(presence.clone());
+                heard.send_replace(presence);
             }
             drop(sender);
         });

@@ -213,6 +213,74 @@ async fn a_plain_supervisor_is_sent_its_secret_and_known_by_its_node() {
     wait_until(unheard, PATIENCE, "it is not heard").await;
 }
 
+/// Changes while it is asked who it is: what it tells at once overtakes its answer.
+struct ChangingSupervisor(mpsc::UnboundedSender<Peer>);
+
+fn with_instances(count: usize, queued: u64) -> Presence {
+    let instance = model::InstanceInfo {
+        script_type: model::ScriptType::Shell,
+        group: "g".parse().expect("a name"),
+        number: 1,
+        slots: 1,
+        busy: 0,
+        isolation: model::Isolation::Basic,
+        layers: Vec::new(),
+        version: "0".into(),
+    };
+    Presence {
+        supervisor: "changing".into(),
+        version: "0".into(),
+        instances: vec![instance; count],
+        queued,
+        draining: false,
+    }
+}
+
+async fn told_of(peer: &Peer, presence: &Presence) {
+    let call = Call::new(method::SUPERVISOR_PRESENCE, presence).expect("JSON");
+    peer.call_batch(vec![call], PATIENCE).await.remove(0).expect("heard");
+}
+
+impl Handler for ChangingSupervisor {
+    fn handle(&self, peer: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
+        let (peer, asking) = (peer.clone(), self.0.clone());
+        Box::pin(async move {
+            told_of(&peer, &with_instances(1, 0)).await;
+            asking.send(peer).ok();
+            requests.iter().map(|_| answer(&with_instances(0, 0))).collect()
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_change_that_overtakes_an_answer_is_not_forgotten_for_it() {
+    let network = MemoryNetwork::default();
+    let [ours, theirs] = [(); 2].map(|()| Arc::new(network.node(PublicKey::random())));
+    let runner = v1::Runner {
+        id: 1,
+        address: format!("mycelium:{}", theirs.key()),
+        topic: SUPERVISOR_TOPIC.into(),
+        envelope: v1::EnvelopeForm::Plain.into(),
+        ..Default::default()
+    };
+    let (asking, mut asked) = mpsc::unbounded_channel();
+    let inbox = theirs.listen(SUPERVISOR_TOPIC).expect("free");
+    let handler = Arc::new(ChangingSupervisor(asking));
+    let side = move |_| Side { handler: handler.clone(), guard: Arc::new(Unguarded) };
+    let changing = BusPeers::new(theirs, Arc::new(side));
+    tokio::spawn(async move { changing.run(inbox, COORDINATOR_TOPIC).await });
+    let here = Coordinator::start(With { bus: Some(ours), runner, ..With::default() }).await;
+    let coordinator = asked.recv().await.expect("it was asked who it is");
+    let connected = async || peer(here.channel(Identity::Admin)).await.connected.then_some(());
+    wait_until(connected, PATIENCE, "the supervisor has answered").await;
+
+    told_of(&coordinator, &with_instances(1, 7)).await;
+    let heard = async || here.registry.heard().filter(|presence| presence.queued == 7);
+    wait_until(heard, PATIENCE, "the registry hears it").await;
+    let history = here.registry.history();
+    assert!(history.iter().all(|presence| presence.instances.len() == 1), "{history:?}");
+}
+
 #[tokio::test]
 async fn nobody_is_in_the_way_with_a_secret_that_is_none() {
     let network = MemoryNetwork::default();
