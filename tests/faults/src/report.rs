@@ -79,9 +79,12 @@ pub fn violations(outcome: &Outcome) -> String {
     for line in outcome.panics() {
         let _ = writeln!(text, "  {line}");
     }
+    let kinds: Vec<&str> = outcome.plan.kinds.iter().map(|kind| kind.as_str()).collect();
+    let kinds =
+        if kinds.is_empty() { String::new() } else { format!("MYCORA_FAULTS_KINDS='{}' ", kinds.join(",")) };
     let _ = writeln!(
         text,
-        "again: MYCORA_FAULTS_SEEDS={} MYCORA_FAULTS_FORMS={} MYCORA_FAULTS_COUNT={} make faults",
+        "again: {kinds}MYCORA_FAULTS_SEEDS={} MYCORA_FAULTS_FORMS={} MYCORA_FAULTS_COUNT={} make faults",
         outcome.plan.seed,
         outcome.plan.form.as_str(),
         outcome.plan.faults
