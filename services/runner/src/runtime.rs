@@ -10,6 +10,7 @@ use model::execution::Grants;
 use model::flow::ResultMap;
 use model::{Execution, Reason, ScriptType};
 use sandbox::Slot;
+use tokio::runtime::Handle;
 
 use crate::attend::Killed;
 use crate::interrupt::Interrupt;
@@ -128,13 +129,28 @@ pub(crate) struct Found {
     pub(crate) missing: Vec<ScriptType>,
 }
 
-/// Looks for what `wanted` needs, or for everything when that is empty.
+/// Looks for what `wanted` needs, or for everything when that is empty: for all languages at once, since each waits for
+/// processes that it tries. Needs a runtime; blocks.
 pub(crate) fn find(tools: &Tools<'_>, wanted: &[ScriptType]) -> Found {
-    let runtimes: Vec<_> = TABLE
-        .iter()
-        .filter(|(script_type, _)| wanted.is_empty() || wanted.contains(script_type))
-        .filter_map(|(script_type, probe)| Some((*script_type, probe(tools)?)))
-        .collect();
+    let is_wanted =
+        |(script_type, _): &&(ScriptType, Probe)| wanted.is_empty() || wanted.contains(script_type);
+    let handle = Handle::current();
+    let probed = |probe: Probe| {
+        let _entered = handle.enter();
+        probe(tools)
+    };
+    let runtimes: Vec<_> = std::thread::scope(|scope| {
+        let probe = |(script_type, probe): &(ScriptType, Probe)| {
+            let (probed, probe) = (&probed, *probe);
+            (*script_type, scope.spawn(move || probed(probe)))
+        };
+        let probes: Vec<_> = TABLE.iter().filter(is_wanted).map(probe).collect();
+        // One that panicked has found nothing.
+        probes
+            .into_iter()
+            .filter_map(|(script_type, probe)| Some((script_type, probe.join().ok()??)))
+            .collect()
+    });
     let is_missing = |wanted: &ScriptType| !runtimes.iter().any(|(script_type, _)| script_type == wanted);
     let missing = wanted.iter().copied().filter(is_missing).collect();
     Found { runtimes, missing }
