@@ -20,7 +20,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(15);
 /// The pause before the first further attempt to connect; doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(50);
 /// The longest pause between attempts to connect.
-const RETRY_MAX: Duration = Duration::from_secs(2);
+const RETRY_MAX: Duration = Duration::from_secs(1);
 
 /// What to listen to.
 #[derive(Debug, Clone, PartialEq, Eq)]

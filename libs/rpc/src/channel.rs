@@ -31,6 +31,10 @@ use crate::gate::Gate;
 use crate::gate::deadline::pass_on;
 use crate::tls::{ALPN_H2, ClientTls, TlsError, TlsFiles};
 
+/// The longest pause before a service asks another one of its suite again that could not be reached. They are few, so asking
+/// costs little, and one often waits for another that waits as well: what has long been away is in use again within seconds.
+pub const RECONNECT_MAX: Duration = Duration::from_secs(1);
+
 /// TCP and TLS together.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Other stacks' servers refuse pings that come more often.

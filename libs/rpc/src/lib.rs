@@ -24,7 +24,7 @@ pub use caller::mesh::{MeshKind, MeshTrust};
 pub use channel::health::follow_health;
 pub use channel::introduction::{IntroductionError, server_certificate};
 pub use channel::local::{LocalHandle, LocalServer};
-pub use channel::{AddressCheck, Channel, ChannelError};
+pub use channel::{AddressCheck, Channel, ChannelError, RECONNECT_MAX};
 pub use error::view::{ErrorView, Retry, code_name};
 pub use error::{ERROR_DOMAIN, Error, ErrorKind, Reason, passed_on};
 pub use gate::budget::MessageBytesMax;

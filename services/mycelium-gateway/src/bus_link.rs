@@ -20,7 +20,7 @@ const INFO_TIMEOUT: Duration = Duration::from_secs(5);
 /// The first pause before it is asked again; doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(50);
 /// The longest pause.
-const RETRY_MAX: Duration = Duration::from_secs(5);
+const RETRY_MAX: Duration = Duration::from_secs(2);
 
 /// Keeps one conversation for ever.
 pub(crate) async fn keep(desk: Desk, bus: BusPeers, to: Destination, address: String, seat: Seat) {

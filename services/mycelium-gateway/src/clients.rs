@@ -22,6 +22,7 @@ use proto::v1::attach_request::Frame;
 use proto::v1::attach_response::Frame as Said;
 use proto::v1::gateway_service_client::GatewayServiceClient;
 use proto::v1::supervisor_service_client::SupervisorServiceClient;
+use rpc::RECONNECT_MAX;
 use service::Condition;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -45,10 +46,10 @@ pub type MessageBoxClient = MessageBoxServiceClient<rpc::Channel>;
 /// Runners, as the registry sees them.
 pub type RegistryClient = RegistryViewServiceClient<rpc::Channel>;
 
-/// The first pause before something is tried again; doubles up to [`RETRY_MAX`].
+/// The first pause before something is tried again; doubles.
 const RETRY_MIN: Duration = Duration::from_millis(50);
-/// The longest pause.
-const RETRY_MAX: Duration = Duration::from_secs(5);
+/// The longest pause before a supervisor is called again: there may be many, and some are gone for good.
+const RETRY_MAX: Duration = Duration::from_secs(2);
 /// What stood this long was good: the next attempt follows at once.
 const GOOD_AFTER: Duration = Duration::from_secs(10);
 /// What another coordinator answers, at most.
@@ -79,12 +80,13 @@ pub fn registry(channel: rpc::Channel) -> RegistryClient {
 /// The pauses between attempts at something that should not fail.
 struct Pauses {
     next: Duration,
+    longest: Duration,
     began: Instant,
 }
 
 impl Pauses {
-    fn new() -> Self {
-        Self { next: RETRY_MIN, began: Instant::now() }
+    fn up_to(longest: Duration) -> Self {
+        Self { next: RETRY_MIN, longest, began: Instant::now() }
     }
 
     fn begin(&mut self) {
@@ -96,7 +98,7 @@ impl Pauses {
             self.next = RETRY_MIN;
         }
         tokio::time::sleep(self.next).await;
-        self.next = (self.next * 2).min(RETRY_MAX);
+        self.next = (self.next * 2).min(self.longest);
     }
 }
 
@@ -165,7 +167,7 @@ pub(crate) async fn keep_attached(channel: rpc::Channel, desk: Desk, address: St
     let client = SupervisorServiceClient::new(channel)
         .max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX);
-    let mut pauses = Pauses::new();
+    let mut pauses = Pauses::up_to(RETRY_MAX);
     loop {
         pauses.begin();
         let ended = attach(client.clone(), &desk, &address, &seat).await;
@@ -281,7 +283,7 @@ async fn receive(
 
 /// Follows the registry's view for ever. `known` is met while it is complete and is being followed.
 pub(crate) async fn follow_registry(mut client: RegistryClient, peers: Peers, known: Condition) {
-    let mut pauses = Pauses::new();
+    let mut pauses = Pauses::up_to(RECONNECT_MAX);
     loop {
         pauses.begin();
         let reading = async {
@@ -312,7 +314,7 @@ pub(crate) async fn follow_registry(mut client: RegistryClient, peers: Peers, kn
 
 /// Tells the registry what is heard of supervisors, for ever. `listens` is met while it listens.
 pub(crate) async fn tell_registry(mut client: RegistryClient, heard: Heard, listens: Condition) {
-    let mut pauses = Pauses::new();
+    let mut pauses = Pauses::up_to(RECONNECT_MAX);
     loop {
         pauses.begin();
         let telling = async {

@@ -10,6 +10,7 @@ use proto::internal::v1::message_store_service_client::MessageStoreServiceClient
 use proto::internal::v1::registry_view_service_client::RegistryViewServiceClient;
 use proto::internal::v1::report_intake_service_client::ReportIntakeServiceClient;
 use proto::internal::v1::{AppendLogsRequest, LogChunk, NumberedLog, WatchRequest};
+use rpc::RECONNECT_MAX;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -58,10 +59,8 @@ pub fn registry(channel: rpc::Channel) -> RegistryClient {
     RegistryViewServiceClient::new(channel).max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
 }
 
-/// The first pause before a lost stream is opened again; doubles up to [`RETRY_MAX`].
+/// The first pause before a lost stream is opened again; doubles up to [`RECONNECT_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(50);
-/// The longest pause.
-const RETRY_MAX: Duration = Duration::from_secs(5);
 /// Pieces of output in one batch, at most.
 const LOGS_BATCH_MAX: usize = 500;
 /// A stream that stood this long was a good one: the next attempt follows at once.
@@ -151,7 +150,7 @@ pub(crate) async fn keep_open<Req, Resp, Open, Opened>(
             continue;
         }
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(RETRY_MAX);
+        pause = (pause * 2).min(RECONNECT_MAX);
     }
 }
 
@@ -234,6 +233,6 @@ async fn append(client: &mut MessageStoreClient, request: AppendLogsRequest) {
         }
         tracing::debug!(%status, "output could not be kept; it will be tried again");
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(RETRY_MAX);
+        pause = (pause * 2).min(RECONNECT_MAX);
     }
 }

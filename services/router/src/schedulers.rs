@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use proto::internal::v1::{SchedulerReplica, WatchSchedulersRequest};
+use rpc::RECONNECT_MAX;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -14,10 +15,8 @@ use crate::clients::{MessageStoreClient, Told, keep_open, scheduler};
 use crate::core::Input;
 use crate::driver::Event;
 
-/// The first pause before storage is asked again; doubles up to [`RETRY_MAX`].
+/// The first pause before storage is asked again; doubles up to [`RECONNECT_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(50);
-/// The longest pause.
-const RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// The streams that are kept. They end with it.
 pub(crate) struct Schedulers {
@@ -54,7 +53,7 @@ impl Schedulers {
                 Err(status) => tracing::warn!(%status, "the list of schedulers cannot be followed"),
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(RETRY_MAX);
+            pause = (pause * 2).min(RECONNECT_MAX);
         }
     }
 

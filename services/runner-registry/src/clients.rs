@@ -8,14 +8,13 @@ use proto::convert;
 use proto::internal::v1::runner_store_service_client::RunnerStoreServiceClient;
 use proto::internal::v1::{RunnerRecord, WatchRunnersRequest};
 use proto::v1;
+use rpc::RECONNECT_MAX;
 use service::Condition;
 
 use crate::hub::Hub;
 
-/// The first pause before storage is asked again; doubles up to [`RETRY_MAX`].
+/// The first pause before storage is asked again; doubles up to [`RECONNECT_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(50);
-/// The longest pause.
-const RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// What is read of one answer. A record may have been registered in a request of the largest size, and has its times on top
 /// of that.
@@ -47,7 +46,7 @@ pub(crate) async fn follow_records(mut store: RunnerStoreClient, hub: Hub, known
             }
         }
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(RETRY_MAX);
+        pause = (pause * 2).min(RECONNECT_MAX);
     }
 }
 

@@ -25,7 +25,7 @@ use crate::runtime::{End, Job, Runtime};
 use crate::workspace::{Workspace, runtime_error};
 
 /// The pauses between attempts to record an end, the first and the longest.
-const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
 /// What attempts are run with.
 pub(crate) struct Context<'a> {

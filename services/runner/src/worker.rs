@@ -19,7 +19,7 @@ use crate::isolation::Isolator;
 use crate::runtime::Runtime;
 
 /// The pauses after trouble with Redis, the first and the longest.
-const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// How often is looked whether a full disk has room again.
 const ROOM_LOOK: Duration = Duration::from_millis(500);

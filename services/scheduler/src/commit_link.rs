@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::internal::v1::{CommitRefusal, CommitRequest, CommitResponse};
+use rpc::RECONNECT_MAX;
 use tokio::sync::{Notify, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 
@@ -17,7 +18,6 @@ use crate::clients::FlowStoreClient;
 /// Commits that may be under way at once. The driver keeps to it.
 pub const COMMITS_IN_FLIGHT_MAX: usize = 256;
 const RECONNECT_FIRST: Duration = Duration::from_millis(50);
-const RECONNECT_MAX: Duration = Duration::from_secs(5);
 /// The longest pause before a commit is sent again whose outcome is unknown: soon after the store has room it is stored.
 const RESEND_MAX: Duration = Duration::from_secs(1);
 

@@ -23,7 +23,7 @@ use crate::run::FlowKey;
 /// Between tries, while storage cannot be reached.
 pub const RETRY_DELAY: Duration = Duration::from_millis(200);
 /// The same after many.
-const RETRY_DELAY_MAX: Duration = Duration::from_secs(5);
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(2);
 /// Flows that are read at the same time.
 pub const LOADS_MAX: usize = 32;
 

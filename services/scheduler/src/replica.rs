@@ -8,6 +8,7 @@ use std::time::Duration;
 use model::{ContextId, FlowId, FlowUid, OwnerId, Timestamp, limits};
 use proto::internal::v1::join_response::News;
 use proto::internal::v1::{ActiveFlow, JoinHello, JoinRequest, JoinResponse};
+use rpc::RECONNECT_MAX;
 use service::Condition;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
@@ -20,7 +21,6 @@ use crate::error::bad_store;
 use crate::run::FlowKey;
 
 const RECONNECT_FIRST: Duration = Duration::from_millis(50);
-const RECONNECT_MAX: Duration = Duration::from_secs(1);
 /// Several beats may be late before the lease ends.
 const BEAT: Duration = Duration::from_millis(limits::LEASE_SECS as u64 * 1000 / 5);
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use model::{ContextId, RunnerId, RunnerView};
 use proto::convert;
 use proto::internal::v1::{ViewedRunner, WatchRequest};
+use rpc::RECONNECT_MAX;
 use service::Condition;
 use tonic::Status;
 
@@ -16,7 +17,6 @@ use crate::driver::{Event, Handle};
 use crate::liveness::RunnerKey;
 
 const RECONNECT_FIRST: Duration = Duration::from_millis(50);
-const RECONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// What the registry sees, for those who explain.
 pub type SharedRunners = Arc<RwLock<RunnerTable>>;

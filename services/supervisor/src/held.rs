@@ -12,7 +12,7 @@ use queue::Event;
 /// How long a job waits after its first failure.
 pub(crate) const RETRY_MIN: Duration = Duration::from_millis(50);
 /// How long it waits at most.
-pub(crate) const RETRY_MAX: Duration = Duration::from_secs(5);
+pub(crate) const RETRY_MAX: Duration = Duration::from_secs(2);
 
 /// The jobs that wait.
 #[derive(Default)]

@@ -7,12 +7,10 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::channel::Channel;
+use crate::channel::{Channel, RECONNECT_MAX};
 
-/// The pause before a lost watch is begun again; doubles up to [`RETRY_MAX`].
+/// The pause before a lost watch is begun again; doubles up to [`RECONNECT_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(50);
-/// The longest pause.
-const RETRY_MAX: Duration = Duration::from_secs(1);
 
 /// Follows whether a server serves (`grpc.health.v1`), for ever: `tell` hears of each change, and why it does not.
 /// A server that cannot be heard does not serve. Dropping the future ends it.
@@ -35,6 +33,6 @@ pub async fn follow_health(channel: Channel, mut tell: impl FnMut(Result<(), Str
             Err(status) => status.message().to_owned(),
         }));
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(RETRY_MAX);
+        pause = (pause * 2).min(RECONNECT_MAX);
     }
 }
