@@ -4,13 +4,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use bytes::Bytes;
 use identity::ServiceName;
+use prost_reflect::MethodDescriptor;
 use rpc::{Channel, TlsFiles};
 use serde_json::{Value, json};
 use testkit::{Process, wait_until, wait_until_blocking};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
-use tonic::{Code, Status};
+use tonic::{Code, Status, Streaming};
 
 use crate::local::Processes;
 use crate::matrix::wire::{self, Methods};
@@ -19,6 +21,15 @@ use crate::suite::{PATIENCE, command, flow_file, stdout};
 /// Everybody who ends; the runner serves nobody.
 const VICTIMS: [&str; 7] =
     ["storage", "runner-registry", "scheduler", "mycelium-gateway", "router", "supervisor", "runner"];
+
+/// What goes on by itself while storage is away, rather than ask its listeners to come again.
+const KEPT_WITHOUT_STORAGE: [&str; 5] = [
+    "FlowService/WatchFlow",
+    "FlowService/StreamFlowLogs",
+    "FlowService/RunJob",
+    "RunnerService/WatchRunners",
+    "MessageService/ReceiveMessages",
+];
 
 /// One kind of stream: who serves it, who listens, the method and what it is asked.
 type Kind = (ServiceName, &'static str, &'static str, Value);
@@ -66,11 +77,13 @@ fn channel(pki: &Path, caller: &str, (service, port): (ServiceName, u16)) -> Cha
 struct Fared {
     /// It is being listened to now.
     stands: bool,
+    /// Something was heard of it since then.
+    heard: bool,
     /// It came to its end.
     is_over: bool,
     /// How often it broke.
     breaks: usize,
-    /// What it, or the call for the next one, was told, by the code of it.
+    /// What it, or the call for the next one, was told first, by the code of it.
     told: BTreeMap<&'static str, String>,
 }
 
@@ -117,7 +130,7 @@ async fn keep(channel: Channel, method: &'static str, body: Value, fared: watch:
         fared.send_modify(|now| now.stands = true);
         let ended = loop {
             match answers.message().await {
-                Ok(Some(_)) => {}
+                Ok(Some(_)) => fared.send_modify(|now| now.heard = true),
                 Ok(None) => break None,
                 Err(status) => break Some(status),
             }
@@ -132,8 +145,8 @@ async fn keep(channel: Channel, method: &'static str, body: Value, fared: watch:
 fn note(fared: &watch::Sender<Fared>, status: &Status) {
     fared.send_modify(|now| {
         now.breaks += usize::from(now.stands);
-        now.stands = false;
-        now.told.insert(rpc::code_name(status.code()), status.message().to_owned());
+        (now.stands, now.heard) = (false, false);
+        now.told.entry(rpc::code_name(status.code())).or_insert_with(|| status.message().to_owned());
     });
 }
 
@@ -176,19 +189,47 @@ impl Listeners {
         });
     }
 
+    /// Waits until all that goes on without storage has come as far as to do so: it has told something, if only that it lives, and the
+    /// job of the one that waits for its answer runs.
+    fn all_are_kept(&mut self, processes: &Processes) {
+        self.runtime.block_on(async {
+            for kept in &mut self.kept {
+                if KEPT_WITHOUT_STORAGE.contains(&kept.method) && kept.method != "FlowService/RunJob" {
+                    kept.until(|now| now.heard, "says something").await;
+                }
+            }
+        });
+        let job = (self.flow + 1).to_string();
+        let nodes = ["--output", "json", "flow", "nodes", &job];
+        let runs = || {
+            let told = command(&processes.profile(), &nodes).output().expect("it starts");
+            String::from_utf8_lossy(&told.stdout).contains("NODE_STATE_RUNNING").then_some(())
+        };
+        wait_until_blocking(runs, PATIENCE, "the job that is waited for runs");
+    }
+
     /// Ends a service, waits until all of its streams have broken, starts it again, and waits for all to stand.
     fn over_the_end_of(&mut self, processes: &Processes, victim: &str, end: impl FnOnce()) {
+        if victim == "storage" {
+            self.all_are_kept(processes);
+        }
         let breaks: Vec<_> = self.kept.iter().map(|kept| kept.fared.borrow().breaks).collect();
         end();
         self.runtime.block_on(async {
-            for (kept, before) in self.kept.iter_mut().zip(breaks) {
+            for (kept, before) in self.kept.iter_mut().zip(&breaks) {
                 if kept.service.as_str() == victim {
-                    kept.until(|now| now.breaks > before || now.is_over, "breaks").await;
+                    kept.until(|now| now.breaks > *before || now.is_over, "breaks").await;
                 }
             }
         });
         processes.script("up.sh");
         self.all_stand();
+        for (kept, before) in self.kept.iter().zip(breaks) {
+            if victim == "storage" && KEPT_WITHOUT_STORAGE.contains(&kept.method) {
+                let fared = kept.fared.borrow();
+                assert_eq!(fared.breaks, before, "{} goes on: {fared:?}", kept.method);
+            }
+        }
     }
 
     /// Ends the flow, sees that its watcher is told, and that no stream was told anything but UNAVAILABLE.
@@ -235,6 +276,79 @@ fn whoever_is_told_to_end_ends_its_streams_and_cuts_none() {
     }
     listeners.end(&processes);
     processes.kill9("runner");
+}
+
+/// What one stream of actor 1 says.
+struct Heard {
+    method: MethodDescriptor,
+    answers: Streaming<Bytes>,
+}
+
+impl Heard {
+    async fn open(actor: &Channel, method: &str) -> Self {
+        let method = Methods::new().get(method);
+        let answers = wire::open(actor.clone(), &method, &json!({"contextId": 1})).await.expect("a reader");
+        Self { method, answers }
+    }
+
+    /// The next part of an answer that has something there.
+    async fn next(&mut self, field: &str) -> Value {
+        let listening = async {
+            loop {
+                let answer = self.answers.message().await.expect("it goes on").expect("no end");
+                let mut answer = wire::read(&self.method, answer);
+                if !answer[field].is_null() {
+                    return answer[field].take();
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, listening).await.unwrap_or_else(|_| panic!("there is no {field}"))
+    }
+
+    /// The texts of the next messages.
+    async fn texts(&mut self) -> Vec<Value> {
+        let messages = self.next("messages").await;
+        messages.as_array().expect("a list").iter().map(|message| message["text"].clone()).collect()
+    }
+}
+
+#[test]
+fn runners_and_messages_are_told_once_over_the_end_of_storage() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let processes = Processes::start(&dir.path().join("suite"), &[]);
+    let way =
+        |service| channel(&processes.dir().join("pki"), "actor-1", (service, processes.port_of(service)));
+    Runtime::new().expect("a runtime").block_on(async {
+        let (registry, router) = (way(ServiceName::RunnerRegistry), way(ServiceName::Router));
+        let mut runners = Heard::open(&registry, "RunnerService/WatchRunners").await;
+        let mut messages = Heard::open(&router, "MessageService/ReceiveMessages").await;
+        let send = |text: &'static str, request: &'static str| {
+            let method = Methods::new().get("MessageService/SendMessage");
+            let body = json!({
+                "requestId": request, "contextId": 1, "callerId": 1, "to": "1", "messageType": "MESSAGE_TYPE_MAIL", "text": text
+            });
+            let router = router.clone();
+            async move { wire::call(router, None, &method, &body).await.expect("it is sent") }
+        };
+        let mut told = runners.next("runner").await;
+        send("first", "2b0d9b1c-6f0e-4b0e-9d3e-0c6a3f1d7a01").await;
+        assert_eq!(messages.texts().await, ["first"]);
+
+        processes.kill9("storage");
+        processes.script("up.sh");
+        send("second", "2b0d9b1c-6f0e-4b0e-9d3e-0c6a3f1d7a02").await;
+        assert_eq!(messages.texts().await, ["second"], "the first was told, and is not acknowledged");
+        let drain = json!({
+            "requestId": "2b0d9b1c-6f0e-4b0e-9d3e-0c6a3f1d7a03", "contextId": 1, "runnerId": told["id"]
+        });
+        let method = Methods::new().get("RunnerService/DrainRunner");
+        wire::call(registry, None, &method, &drain).await.expect("an admin");
+        while told["drainTime"].is_null() {
+            let next = runners.next("runner").await;
+            assert_ne!(next, told, "it was told");
+            told = next;
+        }
+    });
 }
 
 #[test]

@@ -42,6 +42,8 @@ pub use server::accept::TlsMode;
 pub use server::health::Health;
 pub use server::mount::{Mount, MountBuilder, MountError};
 pub use server::{Drained, Server};
+pub use stream::kept::{KeptStream, Resumable, first_of};
 pub use stream::member::{answer_while_member, while_member};
+pub use stream::patience::Patience;
 pub use stream::pulse::Pulse;
 pub use tls::{CertificateEnd, TlsError, TlsFiles};

@@ -1,4 +1,7 @@
-//! What handlers of streams are made of: an end when their caller may listen no more, and a sign of life.
+//! What handlers of streams are made of: an end when their caller may listen no more, a sign of life, and streams of other
+//! services that are asked for again when they break off.
 
+pub(crate) mod kept;
 pub(crate) mod member;
+pub(crate) mod patience;
 pub(crate) mod pulse;

@@ -1,9 +1,13 @@
 //! The gRPC side: what actors may call. Storage decides about permission and keeps everything; the router passes on
 //! who asks.
 
+mod inbox;
+
 use std::sync::Arc;
 
-use ::rpc::{Allow, Caller, Directory, Error, MountBuilder, PolicyTable, Reason, passed_on, while_member};
+use ::rpc::{
+    Allow, Caller, Directory, Error, KeptStream, MountBuilder, PolicyTable, Reason, passed_on, while_member,
+};
 use futures_util::{StreamExt as _, stream};
 use model::limits::GRPC_MESSAGE_BYTES_MAX;
 use model::{ActorId, ContextId, Role};
@@ -14,6 +18,8 @@ use proto::v1::message_service_server::{MessageService, MessageServiceServer};
 use tokio_util::sync::CancellationToken;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
+
+use self::inbox::Inbox;
 
 /// What actors may call.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[("/mycora.v1.MessageService/*", &[Allow::AnyActor])];
@@ -105,8 +111,14 @@ impl MessageService for Rpc {
         let (context, owner) = (ContextId(receive.context_id), receive.actor_id);
         // The inboxes of others are for admins.
         let role = if [0, on_behalf_of].contains(&owner) { Role::Reader } else { Role::Admin };
+        let only_present = receive.only_present;
         let watch = wire::WatchInboxRequest { receive: Some(receive), on_behalf_of };
-        let answers = self.store.clone().watch_inbox(watch).await.map_err(passed_on)?.into_inner();
+        let answers: BoxStream<wire::WatchInboxResponse> = if only_present {
+            Box::pin(self.store.clone().watch_inbox(watch).await.map_err(passed_on)?.into_inner())
+        } else {
+            let inbox = Inbox::new(self.store.clone(), watch);
+            KeptStream::open(inbox).await.map_err(passed_on)?.into_stream()
+        };
         let answers =
             answers.map(|answer| answer.map(|some| some.received.unwrap_or_default()).map_err(passed_on));
         let stop = self.stop.clone();

@@ -1,6 +1,6 @@
 //! What clients see of flows: read from storage, never from memory.
 //!
-//! - [`reader`]: one flow in the name of one actor, on which the others stand; [`patience`]: what it does while storage is away;
+//! - [`reader`]: one flow in the name of one actor, on which the others stand;
 //! - [`watch`]: a snapshot, then each change; [`position`]: where a watch stands; [`logs`]: output;
 //! - [`explain`]: why a node is where it is; [`drawing`]: a flow as a picture.
 
@@ -8,7 +8,6 @@ pub mod drawing;
 pub mod explain;
 pub mod logs;
 pub(crate) mod names;
-pub mod patience;
 pub mod position;
 pub mod reader;
 pub mod watch;

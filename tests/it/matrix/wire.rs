@@ -63,11 +63,14 @@ pub(crate) async fn call(
     let mut answers = client.streaming(request, path, Plain).await?.into_inner();
     match answers.message().await? {
         None => Ok(Value::Null),
-        Some(bytes) => {
-            let answer = DynamicMessage::decode(method.output(), bytes).expect("what the method gives");
-            Ok(serde_json::to_value(&answer).expect("a message is JSON"))
-        }
+        Some(bytes) => Ok(read(method, bytes)),
     }
+}
+
+/// One answer of a method.
+pub(crate) fn read(method: &MethodDescriptor, bytes: Bytes) -> Value {
+    let answer = DynamicMessage::decode(method.output(), bytes).expect("what the method gives");
+    serde_json::to_value(&answer).expect("a message is JSON")
 }
 
 /// Opens a stream of answers that lasts as long as it likes.

@@ -15,10 +15,11 @@ use proto::internal::v1::{
 use proto::v1;
 use proto::v1::watch_runners_response::Event;
 use proto::v1::{Heartbeat, RemovedRunner, SnapshotEnd, WatchRunnersResponse};
-use rpc::{Error, ErrorKind, Reason, passed_on};
+use rpc::{Error, ErrorKind, KeptStream, Reason, Resumable, passed_on};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tonic::{Status, Streaming};
+use tonic::Status;
+use tonic::codegen::BoxStream;
 
 use crate::clients::RunnerStoreClient;
 use crate::hub::{Changes, Hub, Part};
@@ -50,20 +51,38 @@ pub(crate) async fn begin(
     stop: CancellationToken,
 ) -> Result<Answers, Status> {
     let Watched { context, actor } = watched;
-    let ask = FollowRunnersRequest {
-        context_id: context.0,
-        on_behalf_of: actor.0,
-        position: resume_position.clone(),
-    };
-    let mut followed = store.follow_runners(ask).await.map_err(passed_on)?.into_inner();
-    let first = followed.message().await.map_err(passed_on)?.ok_or_else(broken_off)?;
+    let resumed = !resume_position.is_empty();
+    let request =
+        FollowRunnersRequest { context_id: context.0, on_behalf_of: actor.0, position: resume_position };
+    let followed = KeptStream::open(Followed { store: store.clone(), request }).await.map_err(passed_on)?;
     let changes = hub.watch(Some(context));
     let read = read_all(&mut store, watched).await?;
     let (out, answers) = mpsc::channel(CHANNEL);
-    let position = first.position;
+    let position = followed.source().request.position.clone();
     let watch = Watch { hub, context, changes, out, records: HashMap::new(), told: HashMap::new(), position };
-    tokio::spawn(watch.run(read, followed, !resume_position.is_empty(), stop));
+    tokio::spawn(watch.run(read, followed, resumed, stop));
     Ok(answers)
+}
+
+/// Where storage is asked which records change, and for changes behind which position.
+struct Followed {
+    store: RunnerStoreClient,
+    request: FollowRunnersRequest,
+}
+
+impl Resumable for Followed {
+    type Answer = FollowRunnersResponse;
+
+    async fn open(&mut self) -> Result<BoxStream<FollowRunnersResponse>, Status> {
+        let mut followed = self.store.follow_runners(self.request.clone()).await?.into_inner();
+        // The first one says where it begins.
+        self.request.position = rpc::first_of(&mut followed).await?.position;
+        Ok(Box::pin(followed))
+    }
+
+    fn note(&mut self, answer: &mut FollowRunnersResponse) {
+        self.request.position.clone_from(&answer.position);
+    }
 }
 
 /// The records of a context, one page after the other.
@@ -115,7 +134,7 @@ impl Watch {
     async fn run(
         mut self,
         read: Vec<v1::Runner>,
-        followed: Streaming<FollowRunnersResponse>,
+        followed: KeptStream<Followed>,
         resumed: bool,
         stop: CancellationToken,
     ) {
@@ -132,7 +151,7 @@ impl Watch {
     async fn watch(
         &mut self,
         read: Vec<v1::Runner>,
-        mut followed: Streaming<FollowRunnersResponse>,
+        mut followed: KeptStream<Followed>,
         resumed: bool,
     ) -> Result<(), Ended> {
         let position = self.position.clone();
@@ -144,9 +163,8 @@ impl Watch {
         }
         loop {
             tokio::select! {
-                answer = followed.message() => {
-                    let FollowRunnersResponse { runner, position } =
-                        answer.map_err(passed_on)?.ok_or_else(broken_off)?;
+                answer = followed.next() => {
+                    let FollowRunnersResponse { runner, position } = answer.map_err(passed_on)?;
                     self.position.clone_from(&position);
                     match runner {
                         Some(runner) => self.record(runner, position).await?,
@@ -207,10 +225,6 @@ impl Watch {
 /// UNAVAILABLE, for streams that end with the registry.
 pub(super) fn draining() -> Error {
     Error::unavailable(Reason::Draining, "the registry is ending; resume elsewhere")
-}
-
-fn broken_off() -> Status {
-    Error::unavailable(Reason::PeerUnavailable, "storage ended the stream of records; resume").into()
 }
 
 /// RESOURCE_EXHAUSTED, with where to go on.

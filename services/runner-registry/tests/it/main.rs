@@ -33,6 +33,8 @@ struct Kept {
     watchers: Vec<mpsc::UnboundedSender<Result<internal::WatchRunnersResponse, Status>>>,
     /// Positions are counted.
     changes: u32,
+    /// What was told, by the position after it.
+    told: Vec<(u32, internal::FollowRunnersResponse)>,
     followers: Vec<Follower>,
 }
 
@@ -47,6 +49,7 @@ impl Kept {
         self.changes += 1;
         let position = self.changes.to_string();
         let change = internal::FollowRunnersResponse { runner: Some(runner.clone()), position };
+        self.told.push((context_id, change.clone()));
         self.followers.retain(|(context, follower)| {
             *context != context_id || follower.send(Ok(change.clone())).is_ok()
         });
@@ -125,8 +128,12 @@ impl RunnerStoreService for FakeStorage {
         let (sender, stream) = mpsc::unbounded_channel();
         let mut kept = self.0.lock().expect("not poisoned");
         let position = if position.is_empty() { kept.changes.to_string() } else { position };
+        let reached: usize = position.parse().expect("a position that was given");
         let first = internal::FollowRunnersResponse { runner: None, position };
         sender.send(Ok(first)).expect("held below");
+        for (_, change) in kept.told.iter().skip(reached).filter(|(context, _)| *context == context_id) {
+            sender.send(Ok(change.clone())).expect("held below");
+        }
         kept.followers.push((context_id, sender));
         Ok(Response::new(UnboundedReceiverStream::new(stream)))
     }

@@ -104,6 +104,35 @@ async fn a_watch_is_refused_and_ended_as_storage_says() {
     assert_eq!((ended.code, ended.reason.as_str()), (Code::Unavailable, "DRAINING"));
 }
 
+impl Suite {
+    /// Breaks off every stream of records, as storage does when it dies.
+    fn break_off(&self) {
+        let followers = std::mem::take(&mut self.storage.0.lock().expect("not poisoned").followers);
+        for (_, follower) in followers {
+            let _ = follower.send(Err(Status::unavailable("storage is gone")));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_goes_on_over_the_ends_of_storage_and_tells_each_change_once() {
+    let suite = Suite::start();
+    suite.register(1, 1).await;
+    suite.register(1, 2).await;
+    let mut watched = watch(&suite, 1, "").await.expect("a reader");
+    while !matches!(next(&mut watched).await.0, Event::SnapshotEnd(_)) {}
+    for (resume, expected) in [(false, "3"), (true, "4"), (false, "5")] {
+        suite.break_off();
+        // Nobody hears of this one as it happens.
+        assert_eq!(change(&suite, 1, resume).await.drain_time.is_none(), resume);
+        let (event, position) = next(&mut watched).await;
+        assert_eq!((runner(event).drain_time.is_none(), position.as_str()), (resume, expected));
+    }
+    assert!(delete(&suite, 2).await.delete_time.is_some());
+    let (event, position) = next(&mut watched).await;
+    assert_eq!((event, position.as_str()), (Event::Removed(v1::RemovedRunner { runner_id: 2 }), "6"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_deleted_runner_is_listened_to_while_its_supervisor_works() {
     let suite = Suite::start();

@@ -55,6 +55,8 @@ pub(crate) fn as_of_job(violations: &Violations) -> Violations {
 /// # Errors
 /// As storage's.
 pub async fn outcome(mut reader: FlowReader, wait: Duration) -> Result<RunJobResponse, Status> {
+    // It was submitted, and runs whether or not storage is away for a while.
+    reader.is_patient = true;
     if !wait.is_zero() {
         // When the time is over the answer tells where the job stands.
         if let Ok(waited) = tokio::time::timeout(wait, wait_for_end(&mut reader)).await {
@@ -70,7 +72,6 @@ pub async fn outcome(mut reader: FlowReader, wait: Duration) -> Result<RunJobRes
 
 async fn wait_for_end(reader: &mut FlowReader) -> Result<(), Status> {
     let mut events = reader.events(String::new()).await?;
-    reader.is_patient = true;
     if is_end(&reader.flow().await?) {
         return Ok(());
     }

@@ -7,11 +7,12 @@ use proto::internal::v1::{
     ReadMessageResponse, ReadNodesRequest, ReadNodesResponse, WatchEventsRequest, WatchEventsResponse,
 };
 use proto::v1::{Flow, FlowStatus};
-use tonic::{Response, Status, Streaming};
+use rpc::{KeptStream, Patience, Resumable};
+use tonic::codegen::BoxStream;
+use tonic::{Response, Status};
 
 use crate::clients::FlowStoreClient;
 use crate::error::bad_store;
-use crate::views::patience::Patience;
 
 /// Nodes read in one call.
 const PAGE: u32 = 500;
@@ -228,37 +229,52 @@ impl FlowReader {
     /// # Errors
     /// As storage's; OUT_OF_RANGE when the position is gone.
     pub async fn events(&mut self, position: String) -> Result<Events, Status> {
-        let (begin, answers) = self.watch_events(position).await?;
-        let reader = Self { is_patient: false, ..self.clone() };
-        let (position, patience) = (begin.clone(), Patience::default());
-        Ok(Events { reader, answers: Some(answers), position, patience, begin })
-    }
-
-    /// One stream of events, and where it begins.
-    async fn watch_events(
-        &mut self,
-        position: String,
-    ) -> Result<(String, Streaming<WatchEventsResponse>), Status> {
         let request = WatchEventsRequest {
             context_id: self.context.0,
             flow_id: self.flow.0,
             on_behalf_of: self.actor.0,
             position,
         };
-        let mut answers = self.store.watch_events(request).await?.into_inner();
-        Ok((next(&mut answers).await?.position, answers))
+        let mut patience = Patience::default();
+        let kept = loop {
+            let source = EventSource { store: self.store.clone(), request: request.clone() };
+            match KeptStream::open(source).await {
+                Ok(kept) => break kept,
+                Err(status) if self.is_patient => patience.after(status).await?,
+                Err(status) => return Err(status),
+            }
+        };
+        let begin = kept.source().request.position.clone();
+        Ok(Events { kept, begin })
+    }
+}
+
+/// Where storage is asked for events, and for those behind which position.
+#[derive(Debug)]
+struct EventSource {
+    store: FlowStoreClient,
+    request: WatchEventsRequest,
+}
+
+impl Resumable for EventSource {
+    type Answer = WatchEventsResponse;
+
+    async fn open(&mut self) -> Result<BoxStream<WatchEventsResponse>, Status> {
+        let mut answers = self.store.watch_events(self.request.clone()).await?.into_inner();
+        // The first one says where it begins.
+        self.request.position = rpc::first_of(&mut answers).await?.position;
+        Ok(Box::pin(answers))
+    }
+
+    fn note(&mut self, answer: &mut WatchEventsResponse) {
+        self.request.position.clone_from(&answer.position);
     }
 }
 
 /// The events of a flow, over as many streams as it takes.
 #[derive(Debug)]
 pub struct Events {
-    reader: FlowReader,
-    /// Nothing after a stream that broke, until the next one stands.
-    answers: Option<Streaming<WatchEventsResponse>>,
-    /// Behind the last answer.
-    position: String,
-    patience: Patience,
+    kept: KeptStream<EventSource>,
     /// The position before the first of them.
     pub begin: String,
 }
@@ -269,41 +285,13 @@ impl Events {
     /// # Errors
     /// UNAVAILABLE when storage is away for too long, else as storage's.
     pub async fn next(&mut self) -> Result<(Option<Event>, String), Status> {
-        let answer = loop {
-            match self.answer().await {
-                Ok(answer) => break answer,
-                Err(status) => {
-                    self.answers = None;
-                    self.patience.after(status).await?;
-                }
-            }
-        };
-        self.patience.answered();
-        self.position.clone_from(&answer.position);
+        let answer = self.kept.next().await?;
         if answer.event_json.is_empty() {
             return Ok((None, answer.position));
         }
         let event = serde_json::from_slice(&answer.event_json).map_err(bad_store)?;
         Ok((Some(event), answer.position))
     }
-
-    /// The next answer of the stream, or of a new one that goes on where the last one broke.
-    async fn answer(&mut self) -> Result<WatchEventsResponse, Status> {
-        let answers = match &mut self.answers {
-            Some(answers) => answers,
-            None => {
-                let (_, answers) = self.reader.watch_events(self.position.clone()).await?;
-                self.answers.insert(answers)
-            }
-        };
-        next(answers).await
-    }
-}
-
-async fn next(answers: &mut Streaming<WatchEventsResponse>) -> Result<WatchEventsResponse, Status> {
-    let ended =
-        || rpc::Error::unavailable(rpc::Reason::PeerUnavailable, "the stream of events ended; resume").into();
-    answers.message().await?.ok_or_else(ended)
 }
 
 /// Where the nodes of a page are.

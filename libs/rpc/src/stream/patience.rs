@@ -1,30 +1,30 @@
-//! Waiting for a storage that is away while somebody watches: it may be starting again.
+//! Waiting for a service that is away while somebody listens to what it says: it may be starting again.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
-/// How long storage may be away before those who watch are told; they resume by themselves then.
+/// How long a service may be away before those who listen are told; they resume by themselves then.
 const AWAY_MAX: Duration = Duration::from_secs(30);
 /// The pause before it is asked again; doubles up to [`PAUSE_MAX`].
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Back-off of one reader.
+/// Back-off of one reader of another service.
 #[derive(Debug, Clone, Default)]
 pub struct Patience {
-    /// Since when storage has not answered, and how long the next pause is.
+    /// Since when the service has not answered, and how long the next pause is.
     away: Option<(Instant, Duration)>,
 }
 
 impl Patience {
-    /// Notes that storage has answered.
+    /// Notes that the service has answered.
     pub fn answered(&mut self) {
         self.away = None;
     }
 
-    /// Waits until storage may be asked again after it answered with this. Cancel safe: it is asked earlier then.
+    /// Waits until the service may be asked again after it answered with this. Cancel safe: it is asked earlier then.
     ///
     /// # Errors
     /// The same status, when it says something else than UNAVAILABLE, or says it for too long.

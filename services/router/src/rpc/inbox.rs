@@ -1,0 +1,123 @@
+//! What an actor received, over as many streams of storage as it takes.
+//!
+//! An inbox has no positions: whoever begins to read it is handed out all that was not acknowledged. What was handed out before
+//! a stream broke off is therefore taken out of what the next one brings.
+
+use std::collections::{HashSet, VecDeque};
+
+use model::limits::INBOX_MAX;
+use proto::internal::v1::message_box_service_client::MessageBoxServiceClient;
+use proto::internal::v1::{WatchInboxRequest, WatchInboxResponse};
+use proto::v1;
+use rpc::Resumable;
+use tonic::Status;
+use tonic::codegen::BoxStream;
+
+/// An inbox that is read.
+pub(super) struct Inbox {
+    store: MessageBoxServiceClient<rpc::Channel>,
+    request: WatchInboxRequest,
+    handed_out: HandedOut,
+}
+
+impl Inbox {
+    /// Nothing of it was read yet.
+    pub(super) fn new(store: MessageBoxServiceClient<rpc::Channel>, request: WatchInboxRequest) -> Self {
+        Self { store, request, handed_out: HandedOut::default() }
+    }
+}
+
+impl Resumable for Inbox {
+    type Answer = WatchInboxResponse;
+
+    async fn open(&mut self) -> Result<BoxStream<WatchInboxResponse>, Status> {
+        let answers = self.store.watch_inbox(self.request).await?.into_inner();
+        self.handed_out.begin_again();
+        Ok(Box::pin(answers))
+    }
+
+    fn note(&mut self, answer: &mut WatchInboxResponse) {
+        if let Some(received) = &mut answer.received {
+            self.handed_out.pass(&mut received.messages);
+        }
+    }
+}
+
+/// A message, and when it was made: a store that went back gives numbers again.
+type Known = (u32, i64, i32);
+
+/// What was handed out, as far as an inbox can hold it.
+#[derive(Debug, Default)]
+struct HandedOut {
+    /// Oldest first.
+    known: VecDeque<Known>,
+    /// What the stream that stands now may bring once more.
+    again: HashSet<Known>,
+}
+
+impl HandedOut {
+    /// Another stream begins, with all that was not acknowledged.
+    fn begin_again(&mut self) {
+        self.again = self.known.iter().copied().collect();
+    }
+
+    /// Leaves what was not handed out before. Storage hands out again by itself what it has lost the acknowledgement of:
+    /// what one stream brings twice passes.
+    fn pass(&mut self, messages: &mut Vec<v1::Message>) {
+        messages.retain(|message| {
+            let time = message.create_time.unwrap_or_default();
+            let known = (message.message_id, time.seconds, time.nanos);
+            let is_new = !self.again.remove(&known);
+            if is_new {
+                self.known.push_back(known);
+            }
+            is_new
+        });
+        let beyond = self.known.len().saturating_sub(INBOX_MAX);
+        self.known.drain(..beyond);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::Timestamp;
+
+    use super::*;
+
+    fn message(message_id: u32, millis: u64) -> v1::Message {
+        let create_time = Some(proto::convert::time::to_wire(Timestamp::from_millis(millis)));
+        v1::Message { message_id, create_time, ..Default::default() }
+    }
+
+    fn passed(handed_out: &mut HandedOut, messages: &[(u32, u64)]) -> Vec<u32> {
+        let mut messages = messages.iter().map(|(id, millis)| message(*id, *millis)).collect();
+        handed_out.pass(&mut messages);
+        messages.iter().map(|message| message.message_id).collect()
+    }
+
+    #[test]
+    fn what_was_handed_out_before_a_break_is_not_handed_out_again() {
+        let mut handed_out = HandedOut::default();
+        assert_eq!(passed(&mut handed_out, &[(1, 10), (2, 20)]), [1, 2]);
+        assert_eq!(passed(&mut handed_out, &[(3, 30)]), [3]);
+        for _ in 0..2 {
+            handed_out.begin_again();
+            // The second was acknowledged; the store went back behind the third, and gave its number to another.
+            assert_eq!(passed(&mut handed_out, &[(1, 10)]), [0; 0]);
+        }
+        assert_eq!(passed(&mut handed_out, &[(3, 31), (4, 40)]), [3, 4]);
+        assert_eq!(passed(&mut handed_out, &[(1, 10)]), [1], "storage hands it out again by itself");
+    }
+
+    #[test]
+    fn no_more_is_remembered_than_an_inbox_holds() {
+        let mut handed_out = HandedOut::default();
+        let count = u32::try_from(INBOX_MAX).expect("a small number") + 5;
+        for id in 0..count {
+            assert_eq!(passed(&mut handed_out, &[(id, 1)]), [id]);
+        }
+        handed_out.begin_again();
+        assert_eq!(handed_out.again.len(), INBOX_MAX);
+        assert_eq!(passed(&mut handed_out, &[(count - 1, 1), (count, 1)]), [count]);
+    }
+}
