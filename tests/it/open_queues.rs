@@ -3,7 +3,7 @@
 use testkit::wait_until_blocking;
 
 use crate::scene::Scene;
-use crate::suite::{PATIENCE, get};
+use crate::suite::{PATIENCE, get, stdout};
 
 /// The database of the supervisor within `mycora up`.
 const SUPERVISOR: u32 = 4095;
@@ -56,6 +56,15 @@ fn what_others_push_is_refused_by_name_where_queues_are_closed() {
     scene.close();
 }
 
+/// Takes a job as a worker of others does, by a plain pop from this queue; gives its hash.
+fn pop(scene: &Scene, queue: &str) -> String {
+    let pop = || {
+        let popped = scene.up.redis(SUPERVISOR, &["LPOP", queue]);
+        Some(popped.trim().to_owned()).filter(|key| !key.is_empty())
+    };
+    format!("hero:job:{}", wait_until_blocking(pop, PATIENCE, "a job for a worker of others"))
+}
+
 #[test]
 fn others_push_and_take_where_queues_are_open() {
     let scene = Scene::new(&["--legacy", "--slots", "1"]);
@@ -81,11 +90,7 @@ fn others_push_and_take_where_queues_are_open() {
                 needs: { script_type: shell, outputs: [a.txt], script: 'echo kept > a.txt' }\n  \
                 plain: { script_type: shell, script: 'echo theirs' }\n";
     let id = scene.submit(flow);
-    let pop = || {
-        let popped = scene.up.redis(SUPERVISOR, &["LPOP", SHELL]);
-        Some(popped.trim().to_owned()).filter(|key| !key.is_empty())
-    };
-    let key = format!("hero:job:{}", wait_until_blocking(pop, PATIENCE, "a job for a worker of others"));
+    let key = pop(&scene, SHELL);
     assert_eq!(field(&scene, &key, "script"), "echo theirs");
     scene.up.redis(SUPERVISOR, &["HSET", &key, "status", "started"]);
     let node = scene.wait_for(id, "plain", "RUNNING");
@@ -95,5 +100,30 @@ fn others_push_and_take_where_queues_are_open() {
     std::fs::write(&gate, "").expect("a file");
     let ended = scene.end(id);
     assert_eq!((ended.status.as_str(), &ended.flow["result"]["plain.answer"]), ("FINISHED", &"42".into()));
+    scene.close();
+}
+
+/// No instance of ours runs `v` here: only the operator knows that somebody does.
+#[test]
+fn others_take_jobs_of_a_type_that_only_they_run() {
+    let scene = Scene::new(&["--open-queues-for", "v"]);
+    let flow = "name: theirs\njobs:\n  \
+                plain: { script_type: v, script: 'print(1)' }\n  \
+                needs: { script_type: v, script: 'print(2)', outputs: [a.txt] }\n";
+    let id = scene.submit(flow);
+    let key = pop(&scene, "hero:q:work:type:v");
+    assert_eq!(field(&scene, &key, "script"), "print(1)");
+    scene.up.redis(SUPERVISOR, &["HSET", &key, "status", "started"]);
+    scene.wait_for(id, "plain", "RUNNING");
+    scene.up.redis(SUPERVISOR, &["HSET", &key, "status", "finished", "output", "1"]);
+    scene.wait_for(id, "plain", "COMPLETED");
+
+    // What they cannot run waits for somebody who can, and says so.
+    let why = "only workers of others run `v` jobs";
+    let refused = || scene.node(id, "needs").to_string().contains(why).then_some(());
+    wait_until_blocking(refused, PATIENCE, "the other job is refused by name");
+    stdout(&scene.up.mycora(&["flow", "cancel", &id.to_string()]), 0);
+    assert_eq!(scene.end(id).state("needs"), "CANCELLED FLOW_CANCELLED");
+    assert_eq!(scene.up.redis(SUPERVISOR, &["EXISTS", "hero:q:work:type:v:closed"]).trim(), "0");
     scene.close();
 }

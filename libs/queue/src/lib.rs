@@ -46,7 +46,7 @@ pub use loss::LossWatch;
 pub use offer::{Condition, Offer};
 pub use old::{
     Foreign, ForeignWatch, Imported, OLD_OUTPUT_BYTES_MAX, OLD_WORKER_PATIENCE, PopBinding, PushBinding,
-    Swept,
+    Swept, is_plain,
 };
 pub use operators::OPERATOR;
 pub use place::{PlaceError, parse_place};

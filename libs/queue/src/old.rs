@@ -57,7 +57,8 @@ impl PushBinding {
 }
 
 /// Whether a job is nothing but a script and variables as they stand: others can run it as well as an instance.
-pub(crate) fn is_plain(job: &Execution, grants: &Grants) -> bool {
+#[must_use]
+pub fn is_plain(job: &Execution, grants: &Grants) -> bool {
     let plain = |text: &String| !text.contains("${{");
     matches!(job.script, ScriptSource::Inline(_))
         && (job.files.is_empty() && job.outputs.is_empty() && job.inputs.is_empty())

@@ -21,9 +21,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kv::Endpoint;
-use model::Address;
 use model::dialing::AddressRules;
 use model::id::Uid;
+use model::{Address, ScriptType};
 use mycelium::MyceliumFlags;
 use mycelium_gateway::mail_policy::MailPolicy;
 use rpc::{CallRate, MeshTrust};
@@ -85,6 +85,8 @@ pub struct Options {
     pub policy: Option<PathBuf>,
     /// Whether others may push jobs into work queues and take from them.
     pub open_queues: bool,
+    /// Script types that workers of others run from the work queues, which are open then.
+    pub served_by_others: Vec<ScriptType>,
     /// Queues that are shared with old workers and old dispatchers: a file of TOML tables.
     pub legacy: Option<PathBuf>,
     /// Which addresses actors may give; `runners` are dialed whatever they say.
@@ -124,6 +126,7 @@ impl Options {
             pki_dir: None,
             policy: None,
             open_queues: false,
+            served_by_others: Vec::new(),
             legacy: None,
             addresses: AddressRules::default(),
             mail: MailPolicy::default(),

@@ -74,6 +74,7 @@ async fn judge(
     let signer = signed.map(|signed| signed.signer);
     let granted = supervisor.policy.rules().grant(job, sender(supervisor, coordinator), signer);
     let grants = granted.map_err(|denial| RpcError::refused(denial.code(), true, denial.to_string()))?;
+    supervisor.others.check(job, &grants, &supervisor.presence.now().instances)?;
     let wanted = job.isolation.max(grants.isolation);
     if wanted > Isolation::Basic {
         demand(supervisor, job, wanted).await?;

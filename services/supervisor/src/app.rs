@@ -29,6 +29,7 @@ use crate::intake::{Intake, Supervisor};
 use crate::legacy::{self, Bindings};
 use crate::logs::Logs;
 use crate::metrics::Metrics;
+use crate::others::ServedByOthers;
 use crate::policy::{self, Policy};
 use crate::presence::PresenceView;
 use crate::refused::RefusedAttempts;
@@ -85,7 +86,8 @@ impl App {
             voice,
             queue: queue::Supervisor::new(deps.kv, database)
                 .with_old_workers(config.legacy.push().to_vec())
-                .with_open_queues(config.open_queues),
+                .with_open_queues(config.open_queues || !config.served_by_others.is_empty()),
+            others: ServedByOthers::new(&config.served_by_others),
             blobs: Blobs::new(&work_dir, config.blob_bytes_max),
             logs: Logs::new(&work_dir, config.log_retention),
             work_dir,

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use model::ScriptType;
+
 use crate::app::{App, Deps};
 use crate::error::Error;
 use crate::legacy::Bindings;
@@ -23,6 +25,8 @@ pub struct Config {
     pub legacy: Bindings,
     /// Whether others may push jobs into work queues and take from them; else what they push is refused.
     pub open_queues: bool,
+    /// Script types that workers of others run from the work queues, which are open then.
+    pub served_by_others: Vec<ScriptType>,
     /// What the operator lets jobs do; absent: everything.
     pub policy: Option<PathBuf>,
     /// Coordinators whose jobs are taken where the policy names none.
@@ -50,6 +54,7 @@ impl Config {
             signing_key: None,
             legacy: Bindings::default(),
             open_queues: false,
+            served_by_others: Vec::new(),
             policy: None,
             admitted: Admitted::Anyone,
             disk_floor: None,

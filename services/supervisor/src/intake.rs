@@ -26,6 +26,7 @@ use crate::drain::Draining;
 use crate::dropped::Dropped;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
+use crate::others::ServedByOthers;
 use crate::policy::Policy;
 use crate::presence::PresenceView;
 use crate::read_back::{self, ReadError};
@@ -55,6 +56,8 @@ pub struct Supervisor {
     pub coordinators: Coordinators,
     /// Who works here.
     pub presence: PresenceView,
+    /// What workers of others run.
+    pub others: ServedByOthers,
     /// Contexts that were dropped lately.
     pub dropped: Dropped,
     /// Attempts that were refused lately.

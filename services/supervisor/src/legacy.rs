@@ -26,6 +26,7 @@ use queue::{Command, OLD_WORKER_PATIENCE, OldQueue, PopBinding, PushBinding};
 use serde::Deserialize;
 
 use crate::intake::Supervisor;
+use crate::others;
 use crate::policy::Sender;
 
 /// How often old queues are looked at.
@@ -265,8 +266,7 @@ async fn sweep_once(supervisor: &Supervisor, bindings: &Bindings) -> kv::Result<
     }
     supervisor.queue.sweep_open().await?;
     let presence = supervisor.presence.now();
-    let is_served =
-        |script_type| presence.instances.iter().any(|instance| instance.script_type == script_type);
+    let is_served = |script_type| others::is_served(script_type, &presence.instances);
     supervisor.queue.find_foreign(ScriptType::ALL.into_iter().filter(|kind| !is_served(*kind))).await?;
     for binding in bindings.pop() {
         // What nobody here can run is left to old workers of the same queue.

@@ -10,6 +10,7 @@
 //! - [`policy`]: what the operator of this machine lets jobs do; [`drain`]: taking nothing new.
 //! - [`read_back`]: how a job ended and what it printed, for coordinators and operators.
 //! - [`attempts`]: what operators ask of attempts; [`word`]: who waits for one.
+//! - [`legacy`]: the old world, and what others push; [`others`]: what workers of others run.
 //! - `succession`: coordinators that have another root.
 //! - [`rpc`]: the gRPC front; the bus is the other.
 
@@ -28,6 +29,7 @@ pub mod legacy;
 pub mod logs;
 mod lost;
 mod metrics;
+pub mod others;
 pub mod outbox;
 pub mod policy;
 pub mod presence;

@@ -150,12 +150,13 @@ async fn look_once(
     let queue = &supervisor.queue;
     let draining = supervisor.draining.now().is_some();
     let present = queue.instances().await?;
-    let instances: Vec<_> = present.iter().map(|(instance, record)| record.info(instance)).collect();
+    let mut instances: Vec<_> = present.iter().map(|(instance, record)| record.info(instance)).collect();
     let queues = queue.statistics().await?;
     let queued = queues.iter().map(|stats| stats.depth).sum();
     supervisor.metrics.instances.set(i64::try_from(instances.len()).unwrap_or(i64::MAX));
     supervisor.metrics.queued.set(i64::try_from(queued).unwrap_or(i64::MAX));
     supervisor.metrics.draining.set(i64::from(draining));
+    supervisor.others.complete(&mut instances);
     let changed = supervisor.presence.set(instances, queued, draining);
     lost::end(supervisor, &present, loss).await?;
     for hopeless in demands.look(&queues, &present, Instant::now()) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use ::rpc::{MethodPolicy, Mount};
 use identity::VerifyingKey;
 use kv::{Endpoint, Kv};
+use model::ScriptType;
 use mycelium::MyceliumFlags;
 use service::{Failure, Host, Limits};
 
@@ -45,6 +46,10 @@ pub struct Flags {
     /// what others push there is refused: its record and its reply say so
     #[arg(long, env = "MYCORA_OPEN_QUEUES", value_parser = clap::builder::FalseyValueParser::new(), action = clap::ArgAction::SetTrue)]
     open_queues: bool,
+    /// Script types that workers of others run from the work queues: their jobs are sent here also while no runner of ours offers
+    /// them, since nobody sees such a worker before it takes a job. Opens the queues
+    #[arg(long, env = "MYCORA_OPEN_QUEUES_FOR", value_name = "TYPE", value_delimiter = ',')]
+    open_queues_for: Vec<ScriptType>,
     /// What jobs may do, by their context: a TOML file. Read again when it changes, and on SIGHUP
     #[arg(long, env = "MYCORA_POLICY", value_name = "FILE")]
     policy: Option<PathBuf>,
@@ -114,6 +119,7 @@ impl service::App for App {
             signing_key: flags.signing_key,
             legacy,
             open_queues: flags.open_queues,
+            served_by_others: flags.open_queues_for,
             policy: flags.policy,
             admitted: Admitted::Only(flags.coordinators.iter().map(ToString::to_string).collect()),
             disk_floor: flags.disk_floor,

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kv::Endpoint;
-use model::Address;
+use model::{Address, ScriptType};
 use mycelium::MyceliumFlags;
 use mycelium_gateway::mail_policy::MailPolicy;
 use service::{ActorFlags, AddressFlags, Hangup, MeshFlags, Shutdown, TelemetryFlags, telemetry};
@@ -79,6 +79,10 @@ pub struct UpArgs {
     /// Let others push jobs into the work queues, which are run and answered, and let their workers take jobs from them
     #[arg(long, env = "MYCORA_OPEN_QUEUES", value_parser = clap::builder::FalseyValueParser::new(), action = clap::ArgAction::SetTrue)]
     pub open_queues: bool,
+    /// Script types that workers of others run from the work queues: their jobs are sent here also while no runner of ours offers
+    /// them, since nobody sees such a worker before it takes a job. Opens the queues
+    #[arg(long, env = "MYCORA_OPEN_QUEUES_FOR", value_name = "TYPE", value_delimiter = ',')]
+    pub open_queues_for: Vec<ScriptType>,
     /// Serve the programs of the old world: opens the work queues, and shares those that this file of TOML tables binds, if one is
     /// named
     #[arg(long, env = "MYCORA_LEGACY", value_name = "FILE", num_args = 0..=1, require_equals = true)]
@@ -161,6 +165,7 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
         pki_dir: args.pki,
         policy: args.policy,
         open_queues: args.open_queues || args.legacy.is_some(),
+        served_by_others: args.open_queues_for,
         legacy: args.legacy.flatten(),
         addresses: args.addresses.rules(),
         mail: args.mail,

@@ -424,6 +424,7 @@ impl Suite {
         let config = supervisor::Config {
             legacy: legacy.map_err(build_error("supervisor"))?.unwrap_or_default(),
             open_queues: parts.options.open_queues,
+            served_by_others: parts.options.served_by_others.clone(),
             policy: parts.options.policy.clone(),
             disk_floor: parts.options.scripts.disk_floor,
             ..supervisor::Config::new(work_dir.clone())
