@@ -122,7 +122,6 @@ fn cancelled_while_the_supervisor_is_gone() {
 #[test]
 fn cancelled_before_it_could_be_sent() {
     let (machine, scene) = Scene::with_a_machine_elsewhere();
-    scene.run(&format!("name: first\njobs:\n  only: {{ {GOOD} }}\n"));
     let Scene { mut up, dir } = machine;
     // It hangs, so that the job is sent to it, and dies before it can take it: seen to be dead it would be sent nothing.
     up.process.suspend();

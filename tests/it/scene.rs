@@ -59,7 +59,7 @@ impl Scene {
         Self { up, dir }
     }
 
-    /// Two suites: one that executes, and one without a supervisor whose jobs run there.
+    /// Two suites: one that executes, and one without a supervisor whose jobs run there, and have done so once.
     pub(crate) fn with_a_machine_elsewhere() -> (Self, Self) {
         let machine = Self::new(&[]);
         let runner = format!("grpc://127.0.0.1:{}", machine.up.port());
@@ -68,6 +68,9 @@ impl Scene {
         // Within what the machine's scripts may write.
         let dir = tempfile::tempdir_in(machine.path()).expect("a directory");
         let scene = Self::within(dir, &["--no-supervisor", "--runner", &runner, "--pki", pki]);
+        // A machine elsewhere is not waited for by whoever starts.
+        let (_, ended) = scene.run("name: reached\njobs:\n  only: { script_type: shell, script: 'true' }\n");
+        assert_eq!(ended.status, "FINISHED");
         (machine, scene)
     }
 

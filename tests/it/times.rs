@@ -100,7 +100,6 @@ fn a_misspelt_signal_is_refused_by_name() {
 #[test]
 fn a_job_that_nobody_accepts() {
     let (machine, scene) = Scene::with_a_machine_elsewhere();
-    scene.run(&format!("name: first\njobs:\n  only: {{ {GOOD} }}\n"));
     let Scene { mut up, dir } = machine;
     // It hangs, so that the job is sent to it, and dies before it can take it: seen to be dead it would be sent nothing.
     up.process.suspend();

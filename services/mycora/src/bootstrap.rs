@@ -8,6 +8,7 @@ use proto::v1;
 use proto::v1::actor_service_client::ActorServiceClient;
 use proto::v1::context_service_client::ContextServiceClient;
 use proto::v1::runner_service_client::RunnerServiceClient;
+use proto::v1::watch_runners_response::Event;
 use rpc::Channel;
 use tonic::{Code, Status};
 
@@ -95,6 +96,33 @@ pub async fn runners(registry: Channel, addresses: &[(Address, bool)]) -> Result
         let request =
             v1::RegisterRunnerRequest { context_id: CONTEXT.0, address, local: *local, ..Default::default() };
         client.register_runner(request).await.map_err(|status| refused("a runner", status))?;
+    }
+    Ok(())
+}
+
+/// Waits until the registry has heard of so many instances at the supervisor of this address: from then on jobs of context 1 are
+/// sent there. Waits for nothing where that context has no such runner any more. The channel has to carry actor 1.
+///
+/// # Errors
+/// As the registry's.
+pub async fn seen(registry: Channel, address: &Address, instances: usize) -> Result<(), BootstrapError> {
+    let address = address.to_string();
+    let watch = v1::WatchRunnersRequest { context_id: CONTEXT.0, ..Default::default() };
+    let watching = |status| refused("a watch of the runners", status);
+    let mut answers =
+        RunnerServiceClient::new(registry).watch_runners(watch).await.map_err(watching)?.into_inner();
+    let mut is_there = false;
+    while let Some(answer) = answers.message().await.map_err(watching)? {
+        match answer.event {
+            Some(Event::Runner(runner)) if runner.address == address => {
+                is_there = true;
+                if runner.live && runner.instances.len() >= instances {
+                    break;
+                }
+            }
+            Some(Event::SnapshotEnd(_)) if !is_there => break,
+            _ => {}
+        }
     }
     Ok(())
 }

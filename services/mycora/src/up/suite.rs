@@ -268,8 +268,9 @@ impl Suite {
         let mount = self.registry(&places, metrics, mount).await?;
         let mount = self.machine(parts, metrics, &network, mount).await?;
         let actor = Channel::local(places.registry.handle(), Identity::Actor(ACTOR));
-        bootstrap::runners(actor, &runner_addresses(parts)?).await?;
+        bootstrap::runners(actor.clone(), &runner_addresses(parts)?).await?;
         let mount = self.gateway(&places, parts, metrics, &network, mount)?;
+        self.runner_seen(actor, parts).await?;
         let mount = self.scheduler(&places, metrics, mount).await?;
         let mount = self.router(&places, metrics, mount)?;
         mount.descriptors(proto::DESCRIPTORS).build().map_err(build_error("the port"))
@@ -357,6 +358,21 @@ impl Suite {
         publish(&places.gateway, &readiness, &tables, |all| app.mount_public(app.mount_internal(all)))?;
         self.spawn("mycelium-gateway", app.run(self.stop.clone()));
         Ok(mount)
+    }
+
+    /// Waits until the registry sees what runs here, before the scheduler takes over its view: the first job would find no runner
+    /// otherwise. Whoever runs elsewhere is not waited for.
+    async fn runner_seen(&self, actor: Channel, parts: &Parts<'_>) -> Result<(), UpError> {
+        let Some(runner) = &self.runner else { return Ok(()) };
+        let here = Address::MyceliumKey(node_key(parts.dir, SUPERVISOR_NODE)?.to_string());
+        let seen = bootstrap::seen(actor, &here, runner.instances().len());
+        match tokio::time::timeout(READY_TIMEOUT, seen).await {
+            Ok(seen) => seen.map_err(UpError::from),
+            Err(_) => {
+                tracing::warn!("the runners of this machine are not seen yet; jobs wait for them");
+                Ok(())
+            }
+        }
     }
 
     async fn scheduler(
