@@ -15,6 +15,8 @@ pub(crate) mod revocable;
 pub(crate) mod share;
 pub(crate) mod shed;
 pub(crate) mod turns;
+pub(crate) mod unread;
+pub(crate) mod unsent;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,6 +24,7 @@ use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
+use http_body::Body as _;
 use identity::Identity;
 use tonic::body::Body;
 use tonic::service::Routes;
@@ -34,13 +37,15 @@ use crate::error::Error;
 use crate::gate::admission::Admission;
 use crate::gate::answer::{Answering, unknown_method};
 use crate::gate::arrival::{RequestId, bound_headers};
-use crate::gate::budget::Budget;
+use crate::gate::authenticate::Believed;
+use crate::gate::budget::{Account, Budget, Held};
 use crate::gate::deadline::{Ambient, Deadline};
 use crate::gate::methods::{Found, Methods, Shape};
 use crate::gate::revocable::while_believed;
 use crate::gate::share::CallRate;
 use crate::gate::shed::{Guest, Place, Shed};
-use crate::gate::turns::Turns;
+use crate::gate::turns::{Turn, Turns};
+use crate::gate::unread::Unread;
 use crate::metrics::Metrics;
 use crate::server::connection_state::ConnectionState;
 
@@ -168,41 +173,100 @@ fn connection_of(request: &Request<Body>) -> Option<&Arc<ConnectionState>> {
 /// From who it is to the handler's answer.
 async fn handle(
     rooms: Arc<Rooms>,
-    mut routes: Routes,
+    routes: Routes,
     mut request: Request<Body>,
     shape: Shape,
 ) -> Result<Response<Body>, Error> {
     let believed = rooms.admission.admit(&mut request, shape).await?;
-    let (mut request, _handled) = rooms.budget.measure(request, shape);
-    let Some(believed) = believed else {
-        let Ok(answer) = routes.call(request).await;
-        return Ok(answer);
-    };
-    // Until there is an answer: how long its caller takes to read it is no work of this server.
-    let mut _turn = None;
-    if let Some(actor) = believed.caller.actor() {
-        if let Some(connection) = connection_of(&request) {
-            connection.identify(actor)?;
+    let account = rooms.budget.account(&request);
+    let path = request.uri().path().to_owned();
+    let (answer, expected) = match &believed {
+        None => {
+            let expected = expect_answer(account.as_ref(), &path, shape).await?;
+            (call(routes, request, account.as_ref(), shape).await, expected)
         }
-        let turn = tokio::select! {
-            biased;
-            turn = rooms.turns.take(actor, shape) => turn?,
-            // A turn may be long in coming, and nothing is done then for whoever is believed no more.
-            revoked = believed.clone().until_revoked() => return Ok(revoked.into_http()),
-        };
-        request.extensions_mut().insert(turn.left());
-        _turn = Some(turn);
+        Some(believed) => {
+            let turn = async {
+                let expected = expect_answer(account.as_ref(), &path, shape).await?;
+                begin(&rooms, &mut request, believed, shape).await.map(|turn| (turn, expected))
+            };
+            // Its turn or room may be long in coming, and nothing is done then for whoever is believed no more.
+            let (_turn, expected) = tokio::select! {
+                biased;
+                begun = turn => begun?,
+                revoked = believed.clone().until_revoked() => return Ok(revoked.into_http()),
+            };
+            let handling = call(routes, request, account.as_ref(), shape);
+            let answer = if matches!(shape, Shape::Stream | Shape::Waiting(_)) {
+                // Whoever sends, or waits, for a long time before there is an answer is stopped, too.
+                tokio::select! {
+                    biased;
+                    answer = handling => answer,
+                    revoked = believed.clone().until_revoked() => return Ok(revoked.into_http()),
+                }
+            } else {
+                handling.await
+            };
+            (answer, expected)
+        }
+    };
+    let answer = count_answer(answer, account, path, expected, shape).await?;
+    Ok(match believed {
+        Some(believed) => while_believed(answer, believed),
+        None => answer,
+    })
+}
+
+/// Room for the answer of a call that is carried out at once. Who waits for something cannot hold any for so long.
+async fn expect_answer(account: Option<&Account>, path: &str, shape: Shape) -> Result<Option<Held>, Error> {
+    match account {
+        Some(account) if shape == Shape::Quick => account.expect_answer(path).await,
+        Some(_) | None => Ok(None),
     }
-    let handling = routes.call(request);
-    let Ok(answer) = if matches!(shape, Shape::Stream | Shape::Waiting(_)) {
-        // Whoever sends, or waits, for a long time before there is an answer is stopped, too.
-        tokio::select! {
-            biased;
-            answer = handling => answer,
-            revoked = believed.clone().until_revoked() => return Ok(revoked.into_http()),
-        }
-    } else {
-        handling.await
+}
+
+/// The turn of an actor's call. It lasts until there is an answer: how long its caller takes to read it is no work of this
+/// server.
+async fn begin(
+    rooms: &Rooms,
+    request: &mut Request<Body>,
+    believed: &Believed,
+    shape: Shape,
+) -> Result<Option<Turn>, Error> {
+    let Some(actor) = believed.caller.actor() else { return Ok(None) };
+    if let Some(connection) = connection_of(request) {
+        connection.identify(actor)?;
+    }
+    let turn = rooms.turns.take(actor, shape).await?;
+    request.extensions_mut().insert(turn.left());
+    Ok(Some(turn))
+}
+
+/// Calls the handler. Its large messages hold their room until there is an answer.
+async fn call(
+    mut routes: Routes,
+    request: Request<Body>,
+    account: Option<&Account>,
+    shape: Shape,
+) -> Response<Body> {
+    let (request, _handled) = Budget::measure(request, account, shape);
+    let Ok(answer) = routes.call(request).await;
+    answer
+}
+
+/// Counts the large messages of an answer until its caller has taken them.
+async fn count_answer(
+    answer: Response<Body>,
+    account: Option<Account>,
+    path: String,
+    expected: Option<Held>,
+    shape: Shape,
+) -> Result<Response<Body>, Error> {
+    let Some(account) = account.filter(|_| !answer.body().is_end_stream()) else { return Ok(answer) };
+    let (head, body) = answer.into_parts();
+    let unread = match shape {
+        Shape::Stream => Unread::stream(body, account, path),
+        Shape::Quick | Shape::Waiting(_) => Unread::message(body, account, path, expected).await?,
     };
-    Ok(while_believed(answer, believed))
+    Ok(Response::from_parts(head, Body::new(unread)))
 }

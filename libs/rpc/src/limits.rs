@@ -1,7 +1,7 @@
 //! What a server bounds, in one place for `/info`.
 
 use crate::gate::arrival::{HEADER_LIST_BYTES_MAX, REQUEST_ID_BYTES_MAX};
-use crate::gate::budget::{HANDLED_BYTES_MAX, RECEIVED_BYTES_MAX};
+use crate::gate::budget::{ANSWERED_BYTES_MAX, HANDLED_BYTES_MAX, RECEIVED_BYTES_MAX};
 use crate::gate::methods::CALL_SECS_MAX;
 use crate::gate::share::{ACTOR_QUICK_MAX, ACTOR_STREAMS_MAX, ACTOR_WAITING_MAX};
 use crate::gate::shed::{CONNECTION_PROBES_MAX, QUICK_MAX, STRANGERS_MAX, STREAMS_MAX, WAITING_MAX};
@@ -20,10 +20,11 @@ use crate::server::{CONNECTION_STREAMS_MAX, CONNECTION_WINDOW_BYTES};
 pub(crate) const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// The named limits of every server, the unit in the name.
-pub const LIMITS: [(&str, u64); 26] = [
+pub const LIMITS: [(&str, u64); 27] = [
     ("rpc_message_bytes_max", MESSAGE_BYTES_MAX as u64),
     ("rpc_received_bytes_max", RECEIVED_BYTES_MAX as u64),
     ("rpc_handled_bytes_max", HANDLED_BYTES_MAX as u64),
+    ("rpc_answered_bytes_max", ANSWERED_BYTES_MAX as u64),
     ("rpc_header_list_bytes_max", HEADER_LIST_BYTES_MAX as u64),
     ("rpc_request_id_bytes_max", REQUEST_ID_BYTES_MAX as u64),
     ("rpc_call_secs_max", CALL_SECS_MAX),

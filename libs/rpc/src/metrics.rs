@@ -11,6 +11,7 @@ pub struct Metrics {
     pub(crate) in_flight: IntGaugeVec,
     pub(crate) message_bytes: IntGaugeVec,
     pub(crate) shed: IntCounterVec,
+    pub(crate) unread_answers_cut: IntCounter,
     pub(crate) deadlines_passed: IntCounter,
 }
 
@@ -42,7 +43,7 @@ impl Metrics {
             message_bytes: IntGaugeVec::new(
                 Opts::new(
                     "mycora_message_bytes_in_flight",
-                    "Bytes of large messages, by kind: received and not answered yet, or handled of these",
+                    "Bytes of large messages, by kind: received and not answered yet, handled of these; answered and not taken by the caller yet, or made and waiting for room among these",
                 ),
                 &["kind"],
             )
@@ -51,6 +52,10 @@ impl Metrics {
                 "mycora_calls_shed_total",
                 "Calls refused because too many were being answered, by kind; `actor` where one actor made too many, `bytes` where large messages were too many",
                 "kind",
+            ),
+            unread_answers_cut: counter(
+                "mycora_unread_answers_cut_total",
+                "Large answers that were not being read and gave way to others",
             ),
             deadlines_passed: counter(
                 "mycora_deadlines_passed_total",
@@ -70,6 +75,7 @@ impl Metrics {
         registry.register(Box::new(self.in_flight.clone()))?;
         registry.register(Box::new(self.message_bytes.clone()))?;
         registry.register(Box::new(self.shed.clone()))?;
+        registry.register(Box::new(self.unread_answers_cut.clone()))?;
         registry.register(Box::new(self.deadlines_passed.clone()))
     }
 }

@@ -2,24 +2,28 @@
 //!
 //! Places bound how many calls there are, and each may bring a message of megabytes. A large message is counted as soon as its
 //! length is known. It comes in whole, so that it keeps nobody's connection from being read, and then waits until there is room to
-//! handle it: reading a message into what it says takes several times its size. Services are not counted: what they pass on was counted at
-//! their own door.
+//! handle it: reading a message into what it says takes several times its size. Answers are counted from when they are made until their
+//! caller has taken them (see `unread`). Services are not counted: what they pass on was counted at their own door.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, Weak};
+use std::pin::pin;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::Request;
 use identity::Identity;
 use model::ActorId;
 use prometheus::IntGauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 use tonic::body::Body;
 
 use crate::caller::{Caller, Peer};
 use crate::error::{Error, ErrorKind, Reason};
 use crate::gate::measured::Measured;
 use crate::gate::methods::Shape;
+use crate::gate::unsent::{Kept, UNREAD_MAX, Unsent};
 use crate::limits::MESSAGE_BYTES_MAX;
 use crate::lock::lock;
 use crate::metrics::Metrics;
@@ -30,12 +34,19 @@ pub(crate) const SMALL_BYTES: usize = 16 * 1024;
 pub(crate) const RECEIVED_BYTES_MAX: usize = 256 * 1024 * 1024;
 /// Those of them that it handles.
 pub(crate) const HANDLED_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// One caller has a part of that: one in so many.
+/// Large answers that callers have not taken yet.
+pub(crate) const ANSWERED_BYTES_MAX: usize = 128 * 1024 * 1024;
+/// Large answers that are made and wait for room among these.
+const MADE_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// One caller has a part of each: one in so many.
 const SHARE: usize = 4;
 /// What deflate makes of one byte at most (RFC 1951: 258 bytes of two bits).
 const EXPANSION_MAX: usize = 1032;
 /// A message that cannot be handled by then is refused.
 const WAIT_MAX: Duration = Duration::from_secs(30);
+/// An answer waits so often for others to give way that are not being read, which is as long.
+const ANSWER_WAITS: u64 = WAIT_MAX.as_secs() / UNREAD_MAX.as_secs();
+const SEND_FEWER: &str = "send fewer large messages at once";
 /// A refused call may be tried again after so long.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// So many callers are remembered before those are forgotten that hold nothing.
@@ -50,11 +61,13 @@ pub struct MessageBytesMax {
     pub received: usize,
     /// Being handled, in bytes; a quarter of it for one caller.
     pub handled: usize,
+    /// Answered and not taken by the caller yet, in bytes; a quarter of it for one caller.
+    pub answered: usize,
 }
 
 impl Default for MessageBytesMax {
     fn default() -> Self {
-        Self { received: RECEIVED_BYTES_MAX, handled: HANDLED_BYTES_MAX }
+        Self { received: RECEIVED_BYTES_MAX, handled: HANDLED_BYTES_MAX, answered: ANSWERED_BYTES_MAX }
     }
 }
 
@@ -72,6 +85,12 @@ pub(crate) struct Budget {
 struct Pools {
     received: Pool,
     handled: Pool,
+    answered: Pool,
+    /// Answers that wait for room among those.
+    made: Pool,
+    unsent: Unsent,
+    /// The largest answers so far, by method, of those that have given large ones.
+    largest: RwLock<HashMap<String, usize>>,
 }
 
 /// Bytes that are free, in all and of each caller that holds some.
@@ -84,7 +103,7 @@ struct Pool {
 
 /// The caller that is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Owner {
+pub(crate) enum Owner {
     Actor(ActorId),
     Admin,
     Stranger,
@@ -93,7 +112,7 @@ enum Owner {
 /// Bytes that are taken, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Held {
-    _of_one: OwnedSemaphorePermit,
+    of_one: OwnedSemaphorePermit,
     of_all: OwnedSemaphorePermit,
     gauge: IntGauge,
 }
@@ -101,7 +120,7 @@ pub(crate) struct Held {
 /// What a large message holds, for as long as it is handled.
 pub(crate) type Handled = Arc<Mutex<Option<(Held, Held)>>>;
 
-/// Where the messages of one call are counted.
+/// The caller that the messages of one call are counted for.
 #[derive(Debug, Clone)]
 pub(crate) struct Account {
     pools: Arc<Pools>,
@@ -116,15 +135,23 @@ impl Budget {
         Self { pools, metrics }
     }
 
-    /// Counts what this call brings, unless it is of a service. What it gives holds the latest message's bytes, until both it and
-    /// the body are dropped.
-    pub(crate) fn measure(&self, request: Request<Body>, shape: Shape) -> (Request<Body>, Option<Handled>) {
-        let Some(owner) = Owner::of(&request) else { return (request, None) };
+    /// Counts what a call brings. What it gives holds the latest message's bytes, until both it and the body are dropped.
+    pub(crate) fn measure(
+        request: Request<Body>,
+        account: Option<&Account>,
+        shape: Shape,
+    ) -> (Request<Body>, Option<Handled>) {
+        let Some(account) = account.cloned() else { return (request, None) };
         let handled = Handled::default();
-        let account = Account { pools: Arc::clone(&self.pools), metrics: self.metrics.clone(), owner };
         let goes_on = shape == Shape::Stream;
         let measure = |body| Body::new(Measured::new(body, account, Arc::clone(&handled), goes_on));
         (request.map(measure), Some(handled))
+    }
+
+    /// The account of whoever calls, unless that is a service.
+    pub(crate) fn account(&self, request: &Request<Body>) -> Option<Account> {
+        let owner = Owner::of(request)?;
+        Some(Account { pools: Arc::clone(&self.pools), metrics: self.metrics.clone(), owner })
     }
 }
 
@@ -151,7 +178,19 @@ impl Owner {
 
 impl Pools {
     fn new(max: MessageBytesMax) -> Self {
-        Self { received: Pool::new(max.received), handled: Pool::new(max.handled) }
+        Self {
+            received: Pool::new(max.received),
+            handled: Pool::new(max.handled),
+            answered: Pool::new(max.answered),
+            made: Pool::new(MADE_BYTES_MAX.min(max.answered)),
+            unsent: Unsent::default(),
+            largest: RwLock::default(),
+        }
+    }
+
+    /// Whether all that an owner may have answered is taken.
+    fn is_used_up(&self, owner: Owner) -> bool {
+        self.answered.of(owner).available_permits() == 0
     }
 }
 
@@ -199,9 +238,21 @@ impl Pool {
 
 impl Held {
     fn new(of_one: OwnedSemaphorePermit, of_all: OwnedSemaphorePermit, gauge: IntGauge) -> Self {
-        let held = Self { _of_one: of_one, of_all, gauge };
+        let held = Self { of_one, of_all, gauge };
         held.gauge.add(held.bytes());
         held
+    }
+
+    /// Takes the part out of it that counts so many bytes, and all of it at most.
+    pub(crate) fn split(&mut self, bytes: usize) -> Option<Self> {
+        let units = bytes.div_ceil(UNIT_BYTES).min(self.of_all.num_permits());
+        let (of_one, of_all) = (self.of_one.split(units)?, self.of_all.split(units)?);
+        Some(Self { of_one, of_all, gauge: self.gauge.clone() })
+    }
+
+    /// The part that counts so many bytes, where it has as much; what is left is given back.
+    pub(crate) fn cover(mut self, bytes: usize) -> Option<Self> {
+        self.split(bytes).filter(|held| held.of_all.num_permits() * UNIT_BYTES >= bytes)
     }
 
     fn bytes(&self) -> i64 {
@@ -224,7 +275,7 @@ impl Account {
     /// Room to receive a message.
     pub(crate) fn receive(&self, bytes: usize) -> Result<Held, Error> {
         let held = self.pools.received.take_now(self.owner, bytes, self.gauge("received"));
-        held.ok_or_else(|| self.refuse("has been sent as much as it can take"))
+        held.ok_or_else(|| self.refuse("has been sent as much as it can take", SEND_FEWER))
     }
 
     /// Room to handle a message that was received.
@@ -235,25 +286,119 @@ impl Account {
         let taking =
             self.pools.handled.take(self.owner, in_memory(bytes, is_compressed), self.gauge("handled"));
         let taken = tokio::time::timeout(WAIT_MAX, taking).await.ok().flatten();
-        taken.ok_or_else(|| self.refuse("has had no room for another large message for 30 s"))
+        taken.ok_or_else(|| self.refuse("has had no room for another large message for 30 s", SEND_FEWER))
+    }
+
+    /// Whether a message of this length is counted when it is answered.
+    pub(crate) const fn counts_answer(bytes: usize) -> bool {
+        bytes > SMALL_BYTES
+    }
+
+    /// Notes how large an answer of this method was.
+    pub(crate) fn note(&self, path: &str, bytes: usize) {
+        if bytes > self.expected(path) {
+            let mut largest = self.pools.largest.write().unwrap_or_else(PoisonError::into_inner);
+            largest.insert(path.to_owned(), bytes);
+        }
+    }
+
+    /// How large an answer of this method may be, as far as there were large ones; else 0.
+    pub(crate) fn expected(&self, path: &str) -> usize {
+        let largest = self.pools.largest.read().unwrap_or_else(PoisonError::into_inner);
+        largest.get(path).copied().unwrap_or(0)
+    }
+
+    /// Room for an answer that is about to be made, of a method whose answers are large at times.
+    ///
+    /// # Cancel safety
+    /// Who gives up waiting loses its place, and holds nothing.
+    pub(crate) async fn expect_answer(&self, path: &str) -> Result<Option<Held>, Error> {
+        match self.expected(path) {
+            0 => Ok(None),
+            bytes => self.answer(bytes).await.map(Some),
+        }
+    }
+
+    /// Room for an answer that is made, if there is some now.
+    pub(crate) fn answer_now(&self, bytes: usize) -> Option<Held> {
+        self.pools.answered.take_now(self.owner, bytes, self.gauge("answered"))
+    }
+
+    /// Room to wait for room.
+    pub(crate) fn make(&self, bytes: usize) -> Result<Held, Error> {
+        let held = self.pools.made.take_now(self.owner, bytes, self.gauge("made"));
+        held.ok_or_else(|| self.refuse_answer())
+    }
+
+    /// Room for an answer, which others give way for that are not being read.
+    ///
+    /// # Cancel safety
+    /// As [`Account::expect_answer`].
+    pub(crate) async fn answer(&self, bytes: usize) -> Result<Held, Error> {
+        self.wait_for_answers(bytes).await.ok_or_else(|| self.refuse_answer())
+    }
+
+    /// Waits until there is some room for answers again, however long that takes.
+    pub(crate) async fn room(self) {
+        while self.wait_for_answers(1).await.is_none() {}
+    }
+
+    /// Whether there is room for answers.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.pools.is_used_up(self.owner) && self.pools.answered.all.available_permits() > 0
+    }
+
+    /// Nothing when the time to wait is over.
+    async fn wait_for_answers(&self, bytes: usize) -> Option<Held> {
+        let mut taking = pin!(self.pools.answered.take(self.owner, bytes, self.gauge("answered")));
+        for _ in 0..ANSWER_WAITS {
+            if let Ok(taken) = tokio::time::timeout(UNREAD_MAX, taking.as_mut()).await {
+                return taken;
+            }
+            let whose = self.pools.is_used_up(self.owner).then_some(self.owner);
+            let cut = self.pools.unsent.cut(whose, bytes, Instant::now());
+            self.metrics.unread_answers_cut.inc_by(cut);
+        }
+        None
+    }
+
+    /// Keeps an answer until it is sent, or gives way to others.
+    pub(crate) fn keep_unsent(&self, bytes: Bytes, held: Held) -> Kept {
+        self.pools.unsent.keep(self.owner, bytes, held)
     }
 
     #[cfg(test)]
     pub(crate) fn of_stranger(handled: usize) -> Self {
-        let max = MessageBytesMax { handled, ..MessageBytesMax::default() };
+        Self::of_stranger_within(MessageBytesMax { handled, ..MessageBytesMax::default() })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of_stranger_within(max: MessageBytesMax) -> Self {
         Self { pools: Arc::new(Pools::new(max)), metrics: Metrics::new(), owner: Owner::Stranger }
+    }
+
+    /// Why an answer ends that has given way to others.
+    pub(crate) fn unread(&self) -> Error {
+        self.refuse(
+            "needs the room of answers of which nothing is read for 10 s",
+            "read faster, or ask for less at once",
+        )
+    }
+
+    fn refuse_answer(&self) -> Error {
+        self.refuse(
+            "has large answers waiting to be read, as many as it can",
+            "read them faster, or ask for fewer at once",
+        )
     }
 
     fn gauge(&self, kind: &str) -> IntGauge {
         self.metrics.message_bytes.with_label_values(&[kind])
     }
 
-    fn refuse(&self, why: &str) -> Error {
+    fn refuse(&self, why: &str, way_out: &str) -> Error {
         self.metrics.shed.with_label_values(&["bytes"]).inc();
-        let message = format!(
-            "this server {why}, of {} or of all together: send fewer large messages at once",
-            self.owner.name()
-        );
+        let message = format!("this server {why}, of {} or of all together: {way_out}", self.owner.name());
         Error::new(ErrorKind::ResourceExhausted, Reason::Overloaded, message)
             .with("kind", "bytes")
             .retry_after(RETRY_AFTER)
@@ -279,7 +424,7 @@ mod tests {
     }
 
     fn pools(received: usize, handled: usize) -> Arc<Pools> {
-        Arc::new(Pools::new(MessageBytesMax { received, handled }))
+        Arc::new(Pools::new(MessageBytesMax { received, handled, ..MessageBytesMax::default() }))
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -23,6 +24,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
 use tonic::codegen::http;
 use tonic::server::NamedService;
+use tonic::transport::{self, Certificate, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_prost::ProstCodec;
@@ -42,6 +44,7 @@ pub(crate) const POLICY: PolicyTable<'static> = &[
     ("/test.Echo/Wait", &[Allow::Service(ServiceName::Scheduler), Allow::AnyActor]),
     ("/test.Echo/Stream", &[Allow::Service(ServiceName::Scheduler), Allow::AnyActor]),
     ("/test.Echo/Use", &[Allow::AnyActor]),
+    ("/test.Echo/Large", &[Allow::Service(ServiceName::Scheduler), Allow::AnyActor]),
     ("/test.Echo/Header", &[Allow::Anyone]),
 ];
 
@@ -57,7 +60,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// `Stream` sends back what it gets, `WhoAmI` and `Administer` say who calls, `Never` and `Wait` never answer. `Header`
 /// gives a header of the request, `Left` the milliseconds until the deadline, `Relay` what the next service answers to
-/// that method, `Bare` fails with that code and nothing else, `Use` leaves more jobs than its caller's share allows for.
+/// that method, `Bare` fails with that code and nothing else, `Use` leaves more jobs than its caller's share allows for, `Large` answers so many bytes.
 #[derive(Clone)]
 pub(crate) struct Echo {
     /// How many streams its tasks are serving.
@@ -120,6 +123,7 @@ impl Echo {
                 rpc::leaves_jobs(&request, usize::MAX);
                 asked
             }
+            "Large" => "x".repeat(asked.parse().unwrap()),
             "Bare" => return Err(Status::new(Code::from_i32(asked.parse().unwrap()), "bare")),
             _ => std::future::pending().await,
         };
@@ -137,9 +141,20 @@ pub(crate) fn descriptors() -> &'static [u8] {
         server_streaming: Some(name == "Stream"),
         options: None,
     };
-    let methods =
-        ["Stream", "WhoAmI", "Administer", "Never", "Wait", "Header", "Left", "Relay", "Bare", "Use"]
-            .map(method);
+    let methods = [
+        "Stream",
+        "WhoAmI",
+        "Administer",
+        "Never",
+        "Wait",
+        "Header",
+        "Left",
+        "Relay",
+        "Bare",
+        "Use",
+        "Large",
+    ]
+    .map(method);
     let service =
         ServiceDescriptorProto { name: Some("Echo".to_owned()), method: methods.into(), options: None };
     let mut file =
@@ -308,6 +323,20 @@ impl Running {
 
     pub(crate) fn channel(&self, files: &TlsFiles) -> Channel {
         Channel::remote(&format!("https://{}", self.address), files, None).unwrap()
+    }
+
+    /// A connection that takes no more than 64 KiB of answers that nobody reads.
+    pub(crate) async fn narrow(&self, authority: &Authority, identity: Identity) -> transport::Channel {
+        const WINDOW: u32 = 65_535;
+        let files = authority.pki.issue(identity, &IssueOptions::from(SystemTime::now())).unwrap();
+        let read = |file: &Path| std::fs::read(file).unwrap();
+        let tls = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(read(&files.ca)))
+            .identity(transport::Identity::from_pem(read(&files.certificate), read(&files.key)));
+        let endpoint = Endpoint::from_shared(format!("https://{}", self.address)).unwrap();
+        let endpoint = endpoint.tls_config(tls).unwrap();
+        let endpoint = endpoint.initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);
+        endpoint.connect().await.unwrap()
     }
 
     pub(crate) async fn stop(self) -> Drained {

@@ -6,16 +6,20 @@ use std::pin::Pin;
 use identity::SigningKey;
 use prometheus::Registry;
 use rpc::{Channel, ErrorView, MessageBytesMax};
-use tonic::{Code, Request, Status};
+use tonic::{Code, Request, Status, Streaming, transport};
+use tonic_prost::ProstCodec;
 
 use crate::known::Known;
-use crate::stage::{ACTOR, ACTOR_ID, Authority, PATIENCE, Running, SCHEDULER, call, text};
+use crate::stage::{ACTOR, ACTOR_ID, Authority, PATIENCE, Running, SCHEDULER, Text, call, text};
 
 /// With what its message says of itself; it is counted in steps of a KiB.
 const LARGE: usize = 60 * 1024;
 const COUNTED: usize = 61 * 1024;
-/// One caller may have three of these received, and one handled.
-const MAX: MessageBytesMax = MessageBytesMax { received: 4 * 192 * 1024, handled: 4 * 64 * 1024 };
+/// More than goes out to a caller that reads nothing, and not so much that two go out at once.
+const ANSWER: usize = 160 * 1024;
+/// One caller may have three of these received and one handled, and one of those answered.
+const MAX: MessageBytesMax =
+    MessageBytesMax { received: 4 * 192 * 1024, handled: 4 * 64 * 1024, answered: 4 * 192 * 1024 };
 
 type Calling<'a> = Pin<Box<dyn Future<Output = Result<String, Status>> + 'a>>;
 
@@ -101,4 +105,51 @@ async fn more_than_its_caller_may_send_is_refused_and_services_are_not() {
     drop(held);
     scene.until_held("received", 0, &mut []).await;
     large(&channel, "WhoAmI").await.expect("there is room again");
+}
+
+/// An answer of so many bytes that nobody reads before it is asked for.
+async fn ask(channel: &transport::Channel, bytes: usize) -> Result<Streaming<Text>, Status> {
+    let mut grpc = tonic::client::Grpc::new(channel.clone());
+    grpc.ready().await.map_err(|e| Status::from_error(e.into()))?;
+    let (request, path) = (Request::new(text(bytes.to_string())), "/test.Echo/Large".parse().unwrap());
+    let codec = ProstCodec::<Text, Text>::default();
+    grpc.server_streaming(request, path, codec).await.map(tonic::Response::into_inner)
+}
+
+async fn read(mut answer: Streaming<Text>) -> usize {
+    answer.message().await.unwrap().unwrap().service.len()
+}
+
+#[tokio::test]
+async fn a_large_answer_waits_until_its_caller_has_taken_others() {
+    let scene = Scene::new().await;
+    let narrow = scene.server.narrow(&scene.authority, ACTOR).await;
+    let unread = ask(&narrow, ANSWER).await.expect("there is room");
+    let (wide, service) = (scene.actor(), scene.server.channel(&scene.authority.issue(SCHEDULER)));
+    let asked = || Request::new(text(ANSWER.to_string()));
+    let mut second = Box::pin(call(&wide, "Large", asked()));
+    // Those that come behind it on its connection have all been answered.
+    for _ in 0..20 {
+        assert!(futures_util::poll!(&mut second).is_pending(), "there is room for one");
+        let small = call(&wide, "WhoAmI", Request::new(text(""))).await;
+        assert_eq!(small.unwrap(), ACTOR.to_string(), "small ones go on");
+    }
+    assert!((1..=ANSWER + 1024).contains(&scene.held("answered")), "{}", scene.held("answered"));
+    let of_service = call(&service, "Large", asked()).await;
+    assert_eq!(of_service.unwrap().len(), ANSWER, "services are not counted");
+    assert!(futures_util::poll!(&mut second).is_pending(), "nobody has read anything");
+    assert_eq!(read(unread).await, ANSWER);
+    let second = tokio::time::timeout(PATIENCE, second).await.expect("it has room now");
+    assert_eq!(second.unwrap().len(), ANSWER);
+    scene.until_held("answered", 0, &mut []).await;
+}
+
+#[tokio::test]
+async fn the_room_of_an_answer_is_free_when_its_caller_goes_away() {
+    let scene = Scene::new().await;
+    let narrow = scene.server.narrow(&scene.authority, ACTOR).await;
+    let unread = ask(&narrow, ANSWER).await.expect("there is room");
+    assert!(scene.held("answered") > 0, "most of it cannot go out");
+    drop((unread, narrow));
+    scene.until_held("answered", 0, &mut []).await;
 }
