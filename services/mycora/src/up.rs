@@ -10,6 +10,7 @@ mod certificates;
 mod directory;
 pub(crate) mod disk;
 mod error;
+mod info;
 mod process;
 mod redis;
 mod store;

@@ -11,7 +11,7 @@ use model::{Address, Timestamp};
 use mycelium::{Bus, JoinedBus, MemoryNetwork, PublicKey};
 use mycelium_gateway::dial;
 use prometheus::Registry;
-use rpc::{CallRate, Channel, LocalServer, MethodPolicy, Mount, MountBuilder, Server};
+use rpc::{Channel, LocalServer, MethodPolicy, Mount, MountBuilder, Server};
 use sandbox::Standing;
 use service::{CertificateMetrics, Info, Limits, Notices, Ops, OpsAccess, OpsListener, Readiness, Shutdown};
 use storage::Quotas;
@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::certificates::Certificates;
 use super::directory::DataDir;
+use super::info::limits;
 use super::store::Store;
 use super::{Listeners, Options, UpError, WORK_DIR};
 use crate::bootstrap::{self, ACTOR};
@@ -551,19 +552,6 @@ where
     E: std::error::Error + Send + Sync + 'static,
 {
     move |source| UpError::Build { service, source: Box::new(source) }
-}
-
-/// The limits that `/info` shows.
-fn limits(options: &Options) -> Limits {
-    let CallRate { per_sec, burst } = options.actor_calls;
-    let mut limits: Limits = model::limits::TABLE.into_iter().chain(rpc::LIMITS).collect();
-    limits.extend(Quotas::with(&options.limits).named());
-    limits.extend([
-        ("actor_calls_per_sec", per_sec),
-        ("actor_calls_burst", burst),
-        ("redis_memory_bytes", options.redis_memory),
-    ]);
-    limits
 }
 
 #[cfg(test)]

@@ -1,0 +1,20 @@
+//! What `/info` tells of an all-in-one.
+
+use rpc::CallRate;
+use service::Limits;
+use storage::Quotas;
+
+use super::Options;
+
+/// The limits of all its services, with those that its flags set.
+pub(super) fn limits(options: &Options) -> Limits {
+    let CallRate { per_sec, burst } = options.actor_calls;
+    let mut limits: Limits = model::limits::TABLE.into_iter().chain(rpc::LIMITS).collect();
+    limits.extend(Quotas::with(&options.limits).named());
+    limits.extend([
+        ("actor_calls_per_sec", per_sec),
+        ("actor_calls_burst", burst),
+        ("redis_memory_bytes", options.redis_memory),
+    ]);
+    limits
+}
