@@ -2,8 +2,8 @@
 //! may run it twice under one number; neither another instance, nor a runner that was started since.
 //!
 //! Each runner keeps a file of its own, `instances/<group>-<number>/begun`: how many attempts it has begun, and in a ring of
-//! [`RECORDS`] the last of them, each with its time. An attempt is written there before it begins, and the files of the others are read up to
-//! where they are. What is written is in the kernel's hands, and survives the end of any process; that of the machine takes both with it.
+//! [`RECORDS`] the last of them, each with its time. An attempt is written there before it begins, and what is new in the files of the others is
+//! read. What is written is in the kernel's hands, and survives the end of any process; that of the machine takes both with it.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -12,7 +12,7 @@ use std::io;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use model::{BlobHash, JobKey, Timestamp};
 use queue::work_dir::{begun_path, instances_dir};
@@ -24,6 +24,8 @@ const RECORDS: u64 = 16_384;
 const RECORD_BYTES: usize = 24;
 /// How many attempts were ever begun, before the records.
 const HEADER_BYTES: usize = 8;
+/// A directory that has not changed for so long has the time of its last change.
+const LISTING_AGE: Duration = Duration::from_secs(1);
 /// How long an attempt is remembered: an operator may run one again under its name, once it is forgotten everywhere.
 const KEEP: Duration = Duration::from_secs(24 * 3600);
 
@@ -38,10 +40,20 @@ struct Journals {
     own: File,
     /// How many the own file has, ever.
     written: u64,
-    /// Up to where each file was read.
-    read: HashMap<OsString, u64>,
+    /// When the directory of all runners had changed last that was looked at; nothing when it has to be looked at again.
+    listed: Option<SystemTime>,
+    /// The files of all runners, by their directories.
+    journals: HashMap<OsString, Journal>,
     /// When each attempt began.
     known: HashMap<u128, Timestamp>,
+}
+
+/// The file of one runner.
+#[derive(Debug)]
+struct Journal {
+    file: File,
+    /// Up to where it was read.
+    read: u64,
 }
 
 impl BegunAttempts {
@@ -57,8 +69,9 @@ impl BegunAttempts {
         let bytes = HEADER_BYTES as u64 + RECORDS * RECORD_BYTES as u64;
         rustix::fs::fallocate(&own, FallocateFlags::empty(), 0, bytes).ok();
         let written = count(&own)?;
-        let (read, known) = (HashMap::new(), HashMap::new());
-        let mut journals = Journals { instances: instances_dir(root), own, written, read, known };
+        let (instances, listed) = (instances_dir(root), None);
+        let (journals, known) = (HashMap::new(), HashMap::new());
+        let mut journals = Journals { instances, own, written, listed, journals, known };
         journals.refresh()?;
         Ok(Self(Arc::new(Mutex::new(journals))))
     }
@@ -80,31 +93,47 @@ impl BegunAttempts {
 }
 
 impl Journals {
-    /// Takes in what all runners have begun since the last time.
+    /// Takes in what all runners have begun since the last time. Files are kept open: one read of each is all, as long as
+    /// nobody has come or gone.
     fn refresh(&mut self) -> io::Result<()> {
-        let most = 2 * usize::try_from(RECORDS).unwrap_or(usize::MAX) * (self.read.len() + 1);
+        let most = 2 * usize::try_from(RECORDS).unwrap_or(usize::MAX) * (self.journals.len() + 1);
         if self.known.len() > most {
             // What has left the rings is forgotten.
             self.known.clear();
-            self.read.clear();
+            self.journals.values_mut().for_each(|journal| journal.read = 0);
         }
-        for instance in fs::read_dir(&self.instances)? {
-            let instance = instance?;
-            let file = match File::open(begun_path(&instance.path())) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                file => file?,
-            };
-            let (name, written) = (instance.file_name(), count(&file)?);
-            let read = self.read.get(&name).copied().unwrap_or_default();
+        let changed = fs::metadata(&self.instances)?.modified()?;
+        if self.listed != Some(changed) {
+            // Clocks of file systems are coarse: somebody else may come in the same moment.
+            let is_over = changed.elapsed().is_ok_and(|age| age > LISTING_AGE);
+            self.listed = (self.list()? && is_over).then_some(changed);
+        }
+        for Journal { file, read } in self.journals.values_mut() {
+            let written = count(file)?;
             // One that has fewer than before was made anew.
-            let read = if read > written { 0 } else { read };
-            for number in read.max(written.saturating_sub(RECORDS))..written {
-                let (attempt, began) = record(&file, number)?;
+            let from = if *read > written { 0 } else { *read };
+            for number in from.max(written.saturating_sub(RECORDS))..written {
+                let (attempt, began) = record(file, number)?;
                 self.known.insert(attempt, began);
             }
-            self.read.insert(name, written);
+            *read = written;
         }
         Ok(())
+    }
+
+    /// Opens the files of those that are there now. Says whether each of them has one.
+    fn list(&mut self) -> io::Result<bool> {
+        let (mut journals, mut all) = (HashMap::new(), true);
+        for instance in fs::read_dir(&self.instances)? {
+            let instance = instance?;
+            match File::open(begun_path(&instance.path())) {
+                Ok(file) => drop(journals.insert(instance.file_name(), Journal { file, read: 0 })),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => all = false,
+                Err(error) => return Err(error),
+            }
+        }
+        self.journals = journals;
+        Ok(all)
     }
 
     /// The record first: what is counted is there.
