@@ -72,6 +72,17 @@ impl FlowStatus {
         }
     }
 
+    /// As people are told it, in the words of jobs.
+    #[must_use]
+    pub const fn told(self) -> &'static str {
+        match self {
+            Self::Started => "running",
+            Self::Finished => "completed",
+            Self::Error => "failed",
+            status => status.as_str(),
+        }
+    }
+
     /// Whether the flow has ended.
     #[must_use]
     pub const fn is_end(self) -> bool {

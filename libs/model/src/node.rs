@@ -66,6 +66,12 @@ impl NodeState {
         }
     }
 
+    /// As people are told it: nothing executes what is dispatched.
+    #[must_use]
+    pub const fn told(self) -> &'static str {
+        if matches!(self, Self::Dispatched) { "queued" } else { self.as_str() }
+    }
+
     /// Whether the node has ended in this generation.
     #[must_use]
     pub const fn is_end(self) -> bool {

@@ -118,7 +118,7 @@ impl Pass<'_, '_, '_> {
                 match state {
                     Awaited::Open => Ok(false),
                     Awaited::Finished => Ok(true),
-                    Awaited::Impossible(Some(status)) => Err(format!("flow {id} is {status}")),
+                    Awaited::Impossible(Some(status)) => Err(format!("flow {id} is {}", status.told())),
                     Awaited::Impossible(None) => Err(format!("there is no flow {id}")),
                 }
             }

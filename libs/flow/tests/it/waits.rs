@@ -185,7 +185,7 @@ fn a_flow_is_waited_for() {
 #[test]
 fn a_flow_that_cannot_finish_makes_a_prerequisite_impossible() {
     for (status, text) in [
-        (Some(FlowStatus::Error), "flow 7 is error"),
+        (Some(FlowStatus::Error), "flow 7 is failed"),
         (Some(FlowStatus::Cancelled), "flow 7 is cancelled"),
         (None, "there is no flow 7"),
     ] {

@@ -194,8 +194,8 @@ fn check_under_way(node: &FlowNode, attempt: u32) -> Result<(), Status> {
         return Ok(());
     }
     let FlowNode { name, state, attempt: current, .. } = node;
-    let message =
-        format!("attempt {attempt} of `{name}` is not under way: the node is {state}, attempt {current}");
+    let state = state.told();
+    let message = format!("attempt {attempt} of `{name}` is not under way: it is {state}, attempt {current}");
     Err(wrong_state(rpc::Reason::NodeNotRunning, message))
 }
 

@@ -99,7 +99,7 @@ impl Explainer {
 
 /// Some of the nodes, each with its state.
 fn named(nodes: &[&FlowNode]) -> String {
-    let first = nodes.iter().take(NAMED_MAX).map(|node| format!("`{}` ({})", node.name, node.state));
+    let first = nodes.iter().take(NAMED_MAX).map(|node| format!("`{}` ({})", node.name, node.state.told()));
     let first = first.collect::<Vec<_>>().join(", ");
     match nodes.len().saturating_sub(NAMED_MAX) {
         0 => first,
@@ -137,7 +137,7 @@ impl Facts {
         .into_iter()
         .flatten()
         .collect();
-        let (name, state) = (&self.node.name, self.node.state);
+        let (name, state) = (&self.node.name, self.node.state.told());
         let why = findings.iter().find(|finding| finding.blocks).map(|finding| finding.detail.clone());
         let why = why.or_else(|| self.node.reason.as_ref().map(ToString::to_string));
         let summary = match why {
@@ -162,7 +162,7 @@ impl Facts {
             (FlowStatus::Started, Some(time)) => {
                 format!("flow {id} is being cancelled since {}", time.rfc3339())
             }
-            _ => format!("flow {id} is {status}"),
+            _ => format!("flow {id} is {}", status.told()),
         };
         Some(finding(FindingKind::Flow, blocks, detail))
     }
@@ -199,7 +199,7 @@ impl Facts {
                     format!("waits until {}, {} from now", time.rfc3339(), span(time.since(self.now)))
                 }
                 Prerequisite::Flow(id) => match self.flows.iter().find(|(known, _)| known == id) {
-                    Some((_, Some(status))) => format!("waits for flow {id}, which is {status}"),
+                    Some((_, Some(status))) => format!("waits for flow {id}, which is {}", status.told()),
                     _ => format!("waits for flow {id}, which does not exist"),
                 },
             };

@@ -18,7 +18,7 @@ if ARGV[10] ~= '' and flow[5] ~= ARGV[10] then
 end
 local given_up = flow[2] == 'created' and flow[3] ~= ''
 if flow[2] == 'started' or (flow[2] == 'created' and not given_up) then
-  return refuse('FLOW_NOT_ENDED', 'flow ' .. ARGV[6] .. ' is ' .. flow[2] .. ': cancel it first')
+  return refuse('FLOW_NOT_ENDED', 'flow ' .. ARGV[6] .. ' is ' .. told(flow[2]) .. ': cancel it first')
 end
 if not flow[4] then audit(0) end
 redis.call('HSET', KEYS[4], 'deleting', '1', 'counted', '')

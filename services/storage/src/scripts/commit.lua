@@ -48,7 +48,7 @@ end
 -- The message that the flow was made of has the flow's end, and its sender is told.
 local function tell(revision, message)
   local key = ARGV[26] .. message
-  local ended = 'flow ' .. ARGV[5] .. ' has ended: ' .. ARGV[11]
+  local ended = 'flow ' .. ARGV[5] .. ' has ended: ' .. told(ARGV[11])
   -- Its program may have written another one under this key since.
   if is_hash(key) and redis.call('HGET', key, 'flow_id') == ARGV[5] then
     local finished = ARGV[11] == 'finished'

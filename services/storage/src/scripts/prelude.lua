@@ -62,6 +62,11 @@ local function count_open(flows, nodes)
   redis.call('HINCRBY', KEYS[2], 'jobs_open', nodes)
 end
 
+-- The status of a flow as people are told it.
+local function told(status)
+  return ({started = 'running', finished = 'completed', error = 'failed'})[status] or status
+end
+
 local STATUSES = {'created', 'started', 'finished', 'error', 'cancelled'}
 
 -- Lists a flow under its status, at its place among all flows, and no longer under the one that it had; under none when it

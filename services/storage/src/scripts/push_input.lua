@@ -36,7 +36,7 @@ elseif kind == 'cancel_node' then
   news = not ended or (started and string.format('%.0f', node.generation) ~= flow[6])
 end
 if news and not started and kind ~= 'signal' and kind ~= 'cancel' then
-  return refuse('FLOW_NOT_STARTED', 'flow ' .. ARGV[6] .. ' is ' .. flow[2])
+  return refuse('FLOW_NOT_STARTED', 'flow ' .. ARGV[6] .. ' is ' .. told(flow[2]))
 end
 if news and started then
   local count = redis.call('LLEN', KEYS[5])

@@ -22,7 +22,7 @@ if ARGV[16] ~= '' and flow[8] ~= ARGV[16] then
   return refuse('FLOW_CHANGED', 'flow ' .. ARGV[6] .. ' is at revision ' .. flow[8])
 end
 if flow[2] == 'created' or flow[2] == 'started' then
-  return refuse('FLOW_NOT_ENDED', 'flow ' .. ARGV[6] .. ' is ' .. flow[2])
+  return refuse('FLOW_NOT_ENDED', 'flow ' .. ARGV[6] .. ' is ' .. told(flow[2]))
 end
 if flow[3] ~= ARGV[8] then
   return refuse('FLOW_CHANGED', 'flow ' .. ARGV[6] .. ' was run again meanwhile: its generation is ' .. flow[3])

@@ -22,7 +22,7 @@ if flow[2] == 'started' and (ARGV[8] == '' or (flow[3] == ARGV[8] and flow[4] ==
   carried_out()
   return {0, redis.call('HKEYS', KEYS[7])}
 end
-if flow[2] ~= 'created' then return refuse('FLOW_NOT_CREATED', 'flow ' .. ARGV[6] .. ' is ' .. flow[2]) end
+if flow[2] ~= 'created' then return refuse('FLOW_NOT_CREATED', 'flow ' .. ARGV[6] .. ' is ' .. told(flow[2])) end
 local there, count = redis.call('HLEN', KEYS[5]), tonumber(flow[5])
 if there ~= count then
   return refuse('NODES_MISSING', 'flow ' .. ARGV[6] .. ' has ' .. there .. ' of its ' .. flow[5] .. ' nodes')

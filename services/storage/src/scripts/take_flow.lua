@@ -12,7 +12,7 @@ if flow[1] ~= 'started' then
   local me = ARGV[5] .. '-' .. flow[4]
   redis.call('SREM', KEYS[5], me)
   redis.call('ZREM', KEYS[6], me)
-  return refuse('FLOW_ENDED', 'flow ' .. ARGV[5] .. ' is ' .. flow[1])
+  return refuse('FLOW_ENDED', 'flow ' .. ARGV[5] .. ' is ' .. told(flow[1]))
 end
 
 local revision = raise()
