@@ -1,5 +1,7 @@
 //! A disk without room: what cannot be kept is refused by name, and what waits is given back.
 
+use std::fs::DirEntry;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use identity::Identity;
@@ -25,6 +27,20 @@ fn with_file(mut execution: Execution, bytes: &[u8]) -> Execution {
     let file = FileSource { blob, inline: Some(STANDARD.encode(bytes)) };
     execution.files.insert("file".to_owned(), file);
     execution
+}
+
+/// A machine that takes jobs until its disk has no room at all.
+async fn without_a_floor(disk: &SmallDisk) -> Machine {
+    Machine::start(|_, config| {
+        config.work_dir = disk.path().join("work");
+        config.disk_floor = Some(0);
+    })
+    .await
+}
+
+fn blobs(machine: &Machine, job: &Execution) -> Vec<DirEntry> {
+    let blobs = machine.work_dir().join("blobs").join(job.job_key.context.to_string());
+    std::fs::read_dir(blobs).expect("a directory").flatten().collect()
 }
 
 fn next_attempt(mut execution: Execution) -> Execution {
@@ -82,17 +98,12 @@ async fn a_floor_that_is_told_may_lie_anywhere() {
 #[tokio::test]
 async fn a_file_that_has_no_room_is_refused_by_name_and_leaves_nothing() {
     let Some(disk) = SmallDisk::new(16) else { return below_a_floor_that_is_told().await };
-    let machine = Machine::start(|_, config| {
-        config.work_dir = disk.path().join("work");
-        config.disk_floor = Some(0);
-    })
-    .await;
+    let machine = without_a_floor(&disk).await;
     let coordinator = machine.coordinator().await;
     let job = with_file(execution(1, 1), &[7; 200_000]);
     disk.fill_up("other", 100_000);
     assert_eq!(coordinator.run(&job).await, full());
-    let blobs = machine.work_dir().join("blobs").join(job.job_key.context.to_string());
-    let left: Vec<_> = std::fs::read_dir(blobs).expect("a directory").flatten().collect();
+    let left = blobs(&machine, &job);
     assert!(left.is_empty(), "{left:?}");
     disk.empty("other");
     assert_eq!(coordinator.run(&job).await, full(), "what was refused stays refused");
@@ -102,17 +113,12 @@ async fn a_file_that_has_no_room_is_refused_by_name_and_leaves_nothing() {
 #[tokio::test]
 async fn what_was_accepted_is_not_refused_for_want_of_room_for_its_files() {
     let Some(disk) = SmallDisk::new(16) else { return below_a_floor_that_is_told().await };
-    let machine = Machine::start(|_, config| {
-        config.work_dir = disk.path().join("work");
-        config.disk_floor = Some(0);
-    })
-    .await;
+    let machine = without_a_floor(&disk).await;
     let coordinator = machine.coordinator().await;
     let job = with_file(execution(1, 1), &[7; 200_000]);
     assert_eq!(coordinator.run(&job).await, Ok(()));
     // As after its end.
-    let blobs = machine.work_dir().join("blobs").join(job.job_key.context.to_string());
-    for blob in std::fs::read_dir(blobs).expect("a directory").flatten() {
+    for blob in blobs(&machine, &job) {
         std::fs::remove_file(blob.path()).expect("removed");
     }
     disk.fill_up("other", 100_000);
