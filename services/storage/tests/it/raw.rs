@@ -355,7 +355,7 @@ async fn a_flow_that_fails_and_is_run_again_says_so(stage: Stage<impl Redis>) {
     let end = ends(&flow, v1::FlowStatus::Error);
     stage.apply(&mut flow, end).await;
     let failed = stage.hash(&key(&stage, 7)).await;
-    assert_eq!((&*failed["status"], failed["error"].contains("error")), ("error", true));
+    assert_eq!((&*failed["status"], failed["error"].contains("failed")), ("error", true));
     assert!(sorted(&stage, &stage.keys().dead_letters()).await.is_empty(), "it arrived");
 
     let mut flow = restarted(&stage, flow, 1).await;
