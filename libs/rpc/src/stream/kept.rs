@@ -2,8 +2,9 @@
 
 use futures_util::{StreamExt as _, stream};
 use tonic::codegen::BoxStream;
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 
+use crate::error::view::ErrorView;
 use crate::error::{Error, Reason};
 use crate::stream::patience::Patience;
 
@@ -56,7 +57,9 @@ impl<R: Resumable> KeptStream<R> {
                 }
                 Err(status) => {
                     self.answers = None;
-                    self.patience.after(status).await?;
+                    if !fell_behind(&status) {
+                        self.patience.after(status).await?;
+                    }
                 }
             }
         }
@@ -98,6 +101,13 @@ pub async fn first_of<T>(answers: &mut Streaming<T>) -> Result<T, Status> {
     answers.message().await?.ok_or_else(ended)
 }
 
+/// Whether more came at once than the service behind it keeps for one reader: asked again, it goes on from there. Whoever
+/// passes the answers on says how long its own reader may take.
+fn fell_behind(status: &Status) -> bool {
+    status.code() == Code::ResourceExhausted
+        && ErrorView::from(status).reason == Reason::SlowConsumer.as_str()
+}
+
 /// What a stream breaks off with that just ends.
 fn ended() -> Status {
     Error::unavailable(Reason::PeerUnavailable, "the service behind it ended the stream; resume").into()
@@ -107,21 +117,23 @@ fn ended() -> Status {
 mod tests {
     use std::collections::VecDeque;
 
-    use tonic::Code;
-
     use super::*;
+    use crate::error::ErrorKind;
 
     /// Streams of numbers from a place on, each of so many before it breaks off.
     #[derive(Debug)]
     struct Numbers {
         /// How each try ends that is still to come: after so many numbers, or refused.
         tries: VecDeque<Result<u64, Code>>,
+        /// With what those break off that have an even count.
+        broken: Status,
         reached: u64,
     }
 
     impl Numbers {
         fn new(tries: impl IntoIterator<Item = Result<u64, Code>>) -> Self {
-            Self { tries: tries.into_iter().collect(), reached: 0 }
+            let broken = Status::unavailable("broken off");
+            Self { tries: tries.into_iter().collect(), broken, reached: 0 }
         }
     }
 
@@ -131,7 +143,7 @@ mod tests {
         async fn open(&mut self) -> Result<BoxStream<u64>, Status> {
             let count = self.tries.pop_front().unwrap_or(Err(Code::Unavailable));
             let count = count.map_err(|code| Status::new(code, "refused"))?;
-            let broken = (count % 2 == 0).then(|| Err(Status::unavailable("broken off")));
+            let broken = (count % 2 == 0).then(|| Err(self.broken.clone()));
             let numbers = (self.reached + 1..=self.reached + count).map(Ok);
             Ok(Box::pin(stream::iter(numbers.chain(broken))))
         }
@@ -152,6 +164,24 @@ mod tests {
         }
         let ended = kept.next().await.expect_err("nobody is there any more");
         assert_eq!((ended.code(), kept.source().reached), (Code::Unavailable, 6));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_fell_behind_is_caught_up_with_at_once() {
+        let slow = |kind, reason| Error::new(kind, reason, "behind").into_status();
+        let mut numbers = Numbers::new([Ok(2), Ok(2), Ok(1)]);
+        numbers.broken = slow(ErrorKind::ResourceExhausted, Reason::SlowConsumer);
+        let began = tokio::time::Instant::now();
+        let mut kept = KeptStream::open(numbers).await.expect("it stands");
+        for number in 1..=5 {
+            assert_eq!(kept.next().await.expect("it goes on"), number);
+        }
+        assert!(began.elapsed().is_zero(), "nobody was away");
+        let mut numbers = Numbers::new([Ok(2), Ok(2)]);
+        numbers.broken = slow(ErrorKind::ResourceExhausted, Reason::Overloaded);
+        let mut kept = KeptStream::open(numbers).await.expect("it stands");
+        assert_eq!((kept.next().await.ok(), kept.next().await.ok()), (Some(1), Some(2)));
+        assert_eq!(kept.next().await.expect_err("another refusal").code(), Code::ResourceExhausted);
     }
 
     #[tokio::test(start_paused = true)]
