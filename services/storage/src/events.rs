@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use directory::News;
 use keys::FlowRef;
-use kv::{Cmd, Connection, Notice, StreamEntry, Topic};
+use kv::{Cmd, Connection, Notice, StreamEntry, Topic, Value};
 use model::{ContextId, FlowId, RunnerId};
 use serde::Deserialize;
 use service::{Condition, Readiness};
@@ -27,6 +27,8 @@ use crate::tailer::Tailer;
 
 /// Entries of a stream that are read at once.
 pub(crate) const READ_MAX: usize = 256;
+/// What an entry takes besides its text, about.
+const ENTRY_BYTES: usize = 96;
 /// Hints of a kind that somebody may fall behind before it looks at everything again.
 const KINDS_BUFFER: usize = 1024;
 /// Hints of inboxes that a reader may fall behind before it looks anyway.
@@ -62,7 +64,12 @@ impl Position {
     }
 
     async fn only(connection: &Connection, range: Cmd) -> Result<Option<Self>> {
-        let entry = connection.cmd(range.arg("COUNT").arg(1)).await?.entries()?.into_iter().next();
+        Self::first_of(connection.cmd(range.arg("COUNT").arg(1)).await?)
+    }
+
+    /// Where the first entry stands of those that Redis gave.
+    pub(crate) fn first_of(entries: Value) -> Result<Option<Self>> {
+        let entry = entries.entries()?.into_iter().next();
         Ok(entry.map(Entry::read).transpose()?.map(|entry| entry.position))
     }
 
@@ -153,6 +160,16 @@ impl Entry {
         let subject = about.flow_id.map(Subject::Flow).or(of_runner);
         Ok(Self { position, event, subject, is_context })
     }
+
+    /// Whether somebody takes it up who watches this, or everything.
+    pub(crate) fn is_for(&self, wanted: Option<Subject>) -> bool {
+        wanted.is_none() || self.is_context || self.subject == wanted
+    }
+
+    /// What it takes in memory, about.
+    pub(crate) fn bytes(&self) -> usize {
+        self.event.len() + ENTRY_BYTES
+    }
 }
 
 impl Tenant {
@@ -161,6 +178,13 @@ impl Tenant {
         let from = format!("({}", position.entry_id());
         let ask = Cmd::new("XRANGE").arg(&self.events).arg(&from).arg("+").arg("COUNT").arg(count);
         self.connection.cmd(ask).await?.entries()?.into_iter().map(Entry::read).collect()
+    }
+
+    /// The last entries, at most `count`, in their order. There is always one: the stream begins with the context's creation.
+    pub(crate) async fn last_events(&self, count: usize) -> Result<Vec<Entry>> {
+        let ask = Cmd::new("XREVRANGE").arg(&self.events).arg("+").arg("-").arg("COUNT").arg(count);
+        let entries = self.connection.cmd(ask).await?.entries()?.into_iter().rev();
+        entries.map(Entry::read).collect()
     }
 
     /// Whether `position` is in the stream, with the same random bits.

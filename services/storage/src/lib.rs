@@ -48,6 +48,7 @@ mod pushed;
 mod quotas;
 mod raw;
 mod reads;
+mod recent;
 mod record;
 mod removal;
 mod replicas;

@@ -13,6 +13,7 @@ use model::{
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
+use crate::events::Position;
 use crate::flows::FlowInContext;
 use crate::logs::{PrintTime, times_from};
 use crate::messages::message_key;
@@ -151,23 +152,29 @@ pub(crate) struct MessageState {
 }
 
 impl Store {
-    /// Reads a flow.
+    /// Reads a flow; for whoever is to watch it, with the position after which nothing is missing that is not in it.
     pub(crate) async fn read_flow(
         &self,
         context: ContextId,
         flow: FlowId,
         asker: Asker,
         action: Action,
-    ) -> Result<FlowInContext> {
+        to_watch: bool,
+    ) -> Result<(FlowInContext, Option<Position>)> {
         let (_, context, mut answers) = self
             .read(context, asker, |tenant, pipeline| {
+                // The position comes first: what happens between the two is in the flow, and told again.
+                if to_watch {
+                    pipeline.cmd(Cmd::new("XREVRANGE").arg(&tenant.events).args(["+", "-", "COUNT", "1"]));
+                }
                 pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
             })
             .await
             .map_err(|error| error.at_record(format_args!("flow {flow}")))?;
         let stored = self.flow_of(flow, answers.pop().unwrap_or(Value::Nil))?;
         allow_asker(&context, asker, action, stored.flow.caller_id)?;
-        Ok((stored, context.uid))
+        let position = answers.pop().map(Position::first_of).transpose()?.flatten();
+        Ok(((stored, context.uid), position))
     }
 
     /// A page of flows, newest first, with the uid of their context.

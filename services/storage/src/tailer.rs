@@ -9,19 +9,19 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::error::{Error, Result};
 use crate::events::{Entry, Hub, Position, READ_MAX, Subject, Wake};
+use crate::recent::Recent;
 use crate::store::{Tenant, lock};
 
 /// The pause after a failed read.
 const RETRY: Duration = Duration::from_millis(200);
-
-/// What an event takes besides its text, about.
-const ENTRY_BYTES: usize = 96;
+/// Entries that a tailer reads when it begins: who watches mostly joins at one of them.
+const BEGIN_READ: usize = 32;
 
 /// Events that were read together.
 pub(crate) type Batch = Arc<[Entry]>;
 
 fn bytes_of(batch: &[Entry]) -> usize {
-    batch.iter().map(|entry| entry.event.len() + ENTRY_BYTES).sum()
+    batch.iter().map(Entry::bytes).sum()
 }
 
 /// Up to where a tailer has sent everything; nothing before the first read.
@@ -37,10 +37,19 @@ pub(crate) struct Tailer {
 
 /// What a tailer is told.
 enum Command {
-    /// Somebody wants what comes.
-    Join(Watcher, oneshot::Sender<Result<Position>>),
+    /// Somebody wants what comes, and what came after a position.
+    Join(Watcher, Option<Position>, oneshot::Sender<Result<Joined>>),
     /// Somebody left.
     Leave,
+}
+
+/// Where somebody joins.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    /// Everything after this position will be sent.
+    pub(crate) at: Position,
+    /// What came between the position that was asked for and this one; nothing where that is not known without reading.
+    pub(crate) missed: Option<Vec<Entry>>,
 }
 
 /// Somebody who is sent events.
@@ -106,13 +115,13 @@ impl Drop for Membership {
 }
 
 impl Hub {
-    /// Joins a context's tailer, which begins when it has to. Everything after the position that is given
-    /// will be sent.
+    /// Joins a context's tailer, which begins when it has to, for somebody who knows what happened up to a position.
     pub(crate) async fn join(
         &self,
         tenant: &Arc<Tenant>,
         subject: Option<Subject>,
-    ) -> Result<(Position, Membership)> {
+        known: Option<Position>,
+    ) -> Result<(Joined, Membership)> {
         let (sender, batches) = mpsc::channel(limits::WATCH_BUFFER);
         let backlog = Arc::new(AtomicUsize::new(0));
         let end = Arc::new(OnceLock::new());
@@ -123,12 +132,12 @@ impl Hub {
             let mut tailers = lock(self.tailers());
             let tailer = tailers.entry(tenant.id).or_insert_with(|| self.start(tenant));
             // A tailer leaves the map before it ends, so this one still listens.
-            let _ = tailer.commands.send(Command::Join(watcher, reply));
+            let _ = tailer.commands.send(Command::Join(watcher, known, reply));
             (tailer.commands.clone(), Arc::clone(&tailer.reached))
         };
         let membership = Membership { batches, backlog, reached, end, commands };
-        let position = answer.await.unwrap_or(Err(Error::PositionGone))?;
-        Ok((position, membership))
+        let joined = answer.await.unwrap_or(Err(Error::PositionGone))?;
+        Ok((joined, membership))
     }
 
     fn start(&self, tenant: &Arc<Tenant>) -> Tailer {
@@ -140,7 +149,7 @@ impl Hub {
             wake: Arc::clone(&wake),
             inbox,
             watchers: Vec::new(),
-            at: None,
+            recent: Recent::default(),
             reached: Arc::clone(&reached),
             missed: 0,
         };
@@ -155,8 +164,8 @@ struct Task {
     wake: Arc<Wake>,
     inbox: mpsc::UnboundedReceiver<Command>,
     watchers: Vec<Watcher>,
-    /// What was read and sent; nothing before the first read.
-    at: Option<Position>,
+    /// What was read and sent last; nothing before the first read.
+    recent: Recent,
     reached: Reached,
     missed: u64,
 }
@@ -166,7 +175,11 @@ impl Task {
         loop {
             tokio::select! {
                 command = self.inbox.recv() => match command {
-                    Some(Command::Join(watcher, reply)) => self.admit(watcher, reply).await,
+                    Some(Command::Join(watcher, known, reply)) => {
+                        let joined = self.admit(watcher, known).await;
+                        // Whoever asked may have given up.
+                        let _ = reply.send(joined);
+                    }
                     Some(Command::Leave) => self.watchers.retain(|watcher| !watcher.batches.is_closed()),
                     None => return,
                 },
@@ -184,37 +197,41 @@ impl Task {
         }
     }
 
-    async fn admit(&mut self, watcher: Watcher, reply: oneshot::Sender<Result<Position>>) {
-        let at = match self.at {
-            Some(at) => Ok(at),
-            None => self.tenant.last_position().await,
+    async fn admit(&mut self, watcher: Watcher, known: Option<Position>) -> Result<Joined> {
+        let at = match self.recent.last() {
+            Some(at) => at,
+            None => {
+                self.recent.extend(&self.tenant.last_events(BEGIN_READ).await?);
+                // It begins with the context's creation: what is empty is not the one that somebody knows.
+                let none =
+                    || known.map_or(Error::not_found("context", self.tenant.id), |_| Error::PositionGone);
+                self.recent.last().ok_or_else(none)?
+            }
         };
-        if let Ok(at) = &at {
-            self.at = Some(*at);
-            self.watchers.push(watcher);
-        }
-        // Whoever asked may have given up.
-        let _ = reply.send(at);
+        let missed = known.and_then(|known| self.recent.after(known, watcher.subject));
+        self.watchers.push(watcher);
+        Ok(Joined { at, missed })
     }
 
     async fn read_on(&mut self) -> Result<()> {
         let missed = self.wake.missed.load(Ordering::SeqCst);
         if missed != self.missed {
-            if let Some(at) = self.at
+            if let Some(at) = self.recent.last()
                 && !self.tenant.has_position(at).await?
             {
                 self.end_all(End::Gone);
-                self.at = None;
+                self.recent.clear();
                 *lock(&self.reached) = None;
             }
             self.missed = missed;
         }
-        while let Some(at) = self.at {
+        while let Some(at) = self.recent.last() {
             let batch: Batch = self.tenant.events_after(at, READ_MAX).await?.into();
             let Some(last) = batch.last() else { return Ok(()) };
-            self.at = Some(last.position);
+            let reached = last.position;
+            self.recent.extend(&batch);
             self.send(&batch);
-            *lock(&self.reached) = self.at;
+            *lock(&self.reached) = Some(reached);
             if batch.len() < READ_MAX {
                 return Ok(());
             }
@@ -228,10 +245,7 @@ impl Task {
         self.watchers.retain(|watcher| {
             let batch = match watcher.subject {
                 None => Arc::clone(batch),
-                wanted => {
-                    let is_for = |entry: &&Entry| entry.is_context || entry.subject == wanted;
-                    batch.iter().filter(is_for).cloned().collect()
-                }
+                wanted => batch.iter().filter(|entry| entry.is_for(wanted)).cloned().collect(),
             };
             if batch.is_empty() {
                 return !watcher.batches.is_closed();

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::events::{Entry, Hub, Position, READ_MAX, Subject};
 use crate::permission::{self, Action};
 use crate::store::{Asker, Tenant};
-use crate::tailer::Membership;
+use crate::tailer::{Joined, Membership};
 
 /// How often an idle watch gives a sign of life.
 const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -40,26 +40,41 @@ pub(crate) struct Watched {
     pub(crate) position: Position,
 }
 
+/// Where a watch begins.
+enum Begin {
+    /// With the tailer: what it has missed is known.
+    With(Joined, Membership),
+    /// At a position far behind. All of that is read before joining, so that joining leaves little to catch up with.
+    Behind(Position),
+}
+
 type Out = mpsc::Sender<Result<Watched>>;
 
 impl Hub {
     /// Begins a watch. Its first answer says where it begins; nothing after that is missing or comes twice. One with a position
     /// is given a sign of life when it has been told all that was there.
     pub(crate) async fn watch(&self, watch: Watch) -> Result<mpsc::Receiver<Result<Watched>>> {
-        let (tenant, context, _) = self.store().read(watch.context, watch.asker, |_, _| {}).await?;
+        let tenant = self.store().tenant(watch.context).await?;
+        // Before the context is looked at: what changes of it then will be heard of.
+        let joined = self.join(&tenant, watch.subject, watch.position).await;
+        let (_, context, _) = self.store().read(watch.context, watch.asker, |_, _| {}).await?;
         if context.state == ContextState::Deleting {
             return Err(Error::ContextDeleting);
         }
-        if let Some(position) = watch.position
-            && !tenant.has_position(position).await?
-        {
-            return Err(Error::PositionGone);
-        }
+        let begin = match (joined?, watch.position) {
+            ((Joined { missed: None, .. }, _), Some(position)) => {
+                if !tenant.has_position(position).await? {
+                    return Err(Error::PositionGone);
+                }
+                Begin::Behind(position)
+            }
+            ((joined, membership), _) => Begin::With(joined, membership),
+        };
         let (out, stream) = mpsc::channel(OUT_BUFFER);
         let hub = self.clone();
         tokio::spawn(async move {
             let mut task = Task { hub, tenant, watch, out };
-            if let Err(error) = task.run().await {
+            if let Err(error) = task.run(begin).await {
                 // The watcher may have left.
                 let _ = task.out.send(Err(error)).await;
             }
@@ -76,30 +91,33 @@ struct Task {
 }
 
 impl Task {
-    async fn run(&mut self) -> Result<()> {
-        // Most of what is behind is read before joining, so that joining leaves little to catch up with.
-        let mut at = self.watch.position;
-        if let Some(mut position) = at {
-            self.say(position).await;
-            self.catch_up(&mut position, None).await?;
-            at = Some(position);
-        }
-        let (joined, mut membership) = self.hub.join(&self.tenant, self.watch.subject).await?;
-        // What changed before that would not be heard of.
-        self.check_context().await?;
-        let mut position = match at {
-            Some(mut position) => {
-                self.catch_up(&mut position, Some(joined)).await?;
-                // Now it is known that all came that was there.
+    async fn run(&mut self, begin: Begin) -> Result<()> {
+        let (position, membership) = match (begin, self.watch.position) {
+            (Begin::With(joined, membership), None) => (joined.at, membership),
+            (Begin::With(joined, membership), Some(mut position)) => {
                 self.say(position).await;
-                position
+                self.send(&joined.missed.unwrap_or_default(), &mut position).await?;
+                (joined.at, membership)
             }
-            None => {
-                self.say(joined).await;
-                joined
+            (Begin::Behind(mut position), _) => {
+                self.say(position).await;
+                let membership = self.join_behind(&mut position).await?;
+                (position, membership)
             }
         };
-        self.follow(&mut position, &mut membership).await
+        // Where it begins; for one with a position, that all came that was there.
+        self.say(position).await;
+        self.follow(position, membership).await
+    }
+
+    /// Sends what is behind, then joins.
+    async fn join_behind(&self, position: &mut Position) -> Result<Membership> {
+        self.catch_up(position, None).await?;
+        let (joined, membership) = self.hub.join(&self.tenant, self.watch.subject, None).await?;
+        // What changed before that would not be heard of.
+        self.check_context().await?;
+        self.catch_up(position, Some(joined.at)).await?;
+        Ok(membership)
     }
 
     /// Sends what the stream has after `position`, up to its end or to `till`.
@@ -114,15 +132,15 @@ impl Task {
         Ok(())
     }
 
-    async fn follow(&self, position: &mut Position, membership: &mut Membership) -> Result<()> {
+    async fn follow(&self, mut position: Position, mut membership: Membership) -> Result<()> {
         loop {
             tokio::select! {
-                batch = membership.next(*position) => self.send(&batch?, position).await?,
+                batch = membership.next(position) => self.send(&batch?, &mut position).await?,
                 () = tokio::time::sleep(HEARTBEAT) => {
-                    if let Some(reached) = membership.idle_position().filter(|at| at.is_after(*position)) {
-                        *position = reached;
+                    if let Some(reached) = membership.idle_position().filter(|at| at.is_after(position)) {
+                        position = reached;
                     }
-                    self.say(*position).await;
+                    self.say(position).await;
                 }
                 () = self.out.closed() => return Ok(()),
             }

@@ -1203,6 +1203,9 @@ pub struct ReadFlowResponse {
     /// The flow.
     #[prost(message, optional, tag = "1")]
     pub flow: ::core::option::Option<FlowRecord>,
+    /// For whoever is to watch it: the position after which nothing is missing that is not in it. Else empty.
+    #[prost(string, tag = "2")]
+    pub position: ::prost::alloc::string::String,
 }
 /// Asks for a page of flows.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1443,6 +1446,8 @@ pub enum FlowPurpose {
     Retry = 5,
     /// To give it a signal.
     Signal = 6,
+    /// To watch it from then on.
+    Watch = 7,
 }
 impl FlowPurpose {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -1458,6 +1463,7 @@ impl FlowPurpose {
             Self::Start => "FLOW_PURPOSE_START",
             Self::Retry => "FLOW_PURPOSE_RETRY",
             Self::Signal => "FLOW_PURPOSE_SIGNAL",
+            Self::Watch => "FLOW_PURPOSE_WATCH",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1470,6 +1476,7 @@ impl FlowPurpose {
             "FLOW_PURPOSE_START" => Some(Self::Start),
             "FLOW_PURPOSE_RETRY" => Some(Self::Retry),
             "FLOW_PURPOSE_SIGNAL" => Some(Self::Signal),
+            "FLOW_PURPOSE_WATCH" => Some(Self::Watch),
             _ => None,
         }
     }

@@ -3,8 +3,9 @@
 use model::{ActorId, Attempt, ContextId, Event, FlowId, FlowNode, JobId, Name, Revision, limits};
 use proto::convert::node::Home;
 use proto::internal::v1::{
-    FlowPurpose, FlowRecord, ReadFlowRequest, ReadLogRequest, ReadLogResponse, ReadMessageRequest,
-    ReadMessageResponse, ReadNodesRequest, ReadNodesResponse, WatchEventsRequest, WatchEventsResponse,
+    FlowPurpose, FlowRecord, ReadFlowRequest, ReadFlowResponse, ReadLogRequest, ReadLogResponse,
+    ReadMessageRequest, ReadMessageResponse, ReadNodesRequest, ReadNodesResponse, WatchEventsRequest,
+    WatchEventsResponse,
 };
 use proto::v1::{Flow, FlowStatus};
 use rpc::{KeptStream, Patience, Resumable};
@@ -88,14 +89,32 @@ impl FlowReader {
     /// # Errors
     /// As storage's: PERMISSION_DENIED when it may not do that.
     pub async fn record_for(&mut self, purpose: FlowPurpose) -> Result<FlowRecord, Status> {
+        let record = self.read_for(purpose).await?.flow;
+        record.ok_or_else(|| bad_store("a flow without its record"))
+    }
+
+    /// The flow, and the position after which nothing is missing that is not in it.
+    ///
+    /// # Errors
+    /// As storage's.
+    pub async fn flow_to_watch(&mut self) -> Result<(Flow, String), Status> {
+        let ReadFlowResponse { flow, position } = self.read_for(FlowPurpose::Watch).await?;
+        let flow =
+            flow.and_then(|record| record.flow).ok_or_else(|| bad_store("a flow without its record"))?;
+        if position.is_empty() {
+            return Err(bad_store("a flow without a position to watch it from"));
+        }
+        Ok((flow, position))
+    }
+
+    async fn read_for(&self, purpose: FlowPurpose) -> Result<ReadFlowResponse, Status> {
         let request = ReadFlowRequest {
             context_id: self.context.0,
             flow_id: self.flow.0,
             on_behalf_of: self.actor.0,
             purpose: purpose.into(),
         };
-        let record = self.ask(|mut store| async move { store.read_flow(request).await }).await?.flow;
-        record.ok_or_else(|| bad_store("a flow without its record"))
+        self.ask(|mut store| async move { store.read_flow(request).await }).await
     }
 
     /// The node of this name.

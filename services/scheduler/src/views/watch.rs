@@ -139,9 +139,9 @@ impl Watch {
 
     /// Sends the flow and its nodes; gives the position before which nothing is missing in them.
     async fn snapshot(&mut self) -> Result<String, Ended> {
-        let begin = self.reader.events(String::new()).await?.begin;
+        let begin;
+        (self.flow, begin) = self.reader.flow_to_watch().await?;
         self.reader.is_patient = true;
-        self.flow = self.reader.flow().await?;
         self.flow_shown = Revision(self.flow.revision);
         self.send(Answer::Flow(self.flow.clone()), String::new()).await?;
         let (mut last, mut names) = (None, Names::default());

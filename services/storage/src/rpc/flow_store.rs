@@ -38,7 +38,7 @@ pub(super) fn record((stored, context_uid): FlowInContext) -> wire::FlowRecord {
 /// What whoever asks for a flow has to be allowed to do.
 const fn action_of(purpose: wire::FlowPurpose) -> Action {
     match purpose {
-        wire::FlowPurpose::Unspecified => Action::Read,
+        wire::FlowPurpose::Unspecified | wire::FlowPurpose::Watch => Action::Read,
         wire::FlowPurpose::ReportNode => Action::ReportNode,
         wire::FlowPurpose::CancelNode => Action::CancelNode,
         wire::FlowPurpose::AddNodes => Action::AddFlowNodes,
@@ -303,11 +303,13 @@ impl FlowStoreService for Rpc {
         request: Request<wire::ReadFlowRequest>,
     ) -> Result<Response<wire::ReadFlowResponse>, Status> {
         let request = request.into_inner();
-        let action = action_of(request.purpose());
+        let (action, to_watch) =
+            (action_of(request.purpose()), request.purpose() == wire::FlowPurpose::Watch);
         let wire::ReadFlowRequest { context_id, flow_id, on_behalf_of, purpose: _ } = request;
-        let asker = Asker::from_wire(on_behalf_of);
-        let flow = self.hub.store().read_flow(ContextId(context_id), FlowId(flow_id), asker, action).await?;
-        Ok(Response::new(wire::ReadFlowResponse { flow: Some(record(flow)) }))
+        let (context, flow, asker) = (ContextId(context_id), FlowId(flow_id), Asker::from_wire(on_behalf_of));
+        let (flow, position) = self.hub.store().read_flow(context, flow, asker, action, to_watch).await?;
+        let position = position.map(|position| position.to_string()).unwrap_or_default();
+        Ok(Response::new(wire::ReadFlowResponse { flow: Some(record(flow)), position }))
     }
 
     async fn read_flows(

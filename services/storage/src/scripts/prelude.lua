@@ -109,10 +109,9 @@ end
 -- `status` is nil for a flow that is gone. What watchers are told of a flow stands in the event: the flow, KEYS[4], goes on.
 local function emit_flow(revision, flow, status, generation)
   local quoted = status and ('"' .. status .. '"') or 'null'
-  local times = ''
-  for _, name in ipairs({'deadline', 'cancel_requested_time'}) do
-    local time = status and redis.call('HGET', KEYS[4], name)
-    if time and string.match(time, '^%d+%.?%d+$') then times = times .. ',"' .. name .. '":' .. time end
+  local times, names = '', {'deadline', 'cancel_requested_time'}
+  for i, time in ipairs(status and redis.call('HMGET', KEYS[4], unpack(names)) or {}) do
+    if time and string.match(time, '^%d+%.?%d+$') then times = times .. ',"' .. names[i] .. '":' .. time end
   end
   emit(revision, '{"kind":"flow","flow_id":' .. flow .. ',"status":' .. quoted .. ',"generation":' .. generation
     .. times .. ',"time":' .. ARGV[3] .. '}')

@@ -102,8 +102,39 @@ async fn many_events_of_the_past_are_caught_up_with(stage: Stage<impl Redis>) {
     assert_eq!(number(&next(&mut events).await.0), 1000);
 }
 
+async fn who_joins_others_at_any_position_is_told_what_they_are(stage: Stage<impl Redis>) {
+    let mut flow = stage.started(1).await;
+    let mut other = stage.started(1).await;
+    // Somebody watches all the time: the last events are known without asking Redis, older ones are not.
+    let mut all = watch(&stage, 0, "").await;
+    let mut told = vec![next(&mut all).await];
+    for round in 0..8 {
+        step(&stage, &mut flow, round * 90..round * 90 + 90).await;
+        step(&stage, &mut other, 0..10).await;
+        for _ in 0..100 {
+            told.push(next(&mut all).await);
+        }
+    }
+    let of = |flow: &Running| format!(r#""flow_id":{},"#, flow.id);
+    for (flow, begin) in [&flow, &other]
+        .into_iter()
+        .flat_map(|flow| [0, 1, 89, 90, 100, 287, 288, 289, 500, 799, 800].map(|begin| (flow, begin)))
+    {
+        let mut events = watch(&stage, flow.id, &told[begin].1).await;
+        assert_eq!(next(&mut events).await, (String::new(), told[begin].1.clone()), "{begin}");
+        for known in told[begin + 1..].iter().filter(|(event, _)| event.contains(&of(flow))) {
+            assert_eq!(&next(&mut events).await, known, "from {begin} on");
+        }
+        assert_eq!(
+            next(&mut events).await,
+            (String::new(), told[800].1.clone()),
+            "this was all, from {begin} on"
+        );
+    }
+}
+
 async fn a_position_that_is_gone_is_refused(stage: Stage<impl Redis>) {
-    let flow = stage.started(1).await;
+    let mut flow = stage.started(1).await;
     let mut events = watch(&stage, flow.id, "").await;
     let (_, position) = next(&mut events).await;
     let request = |position: &str| wire::WatchEventsRequest {
@@ -117,6 +148,10 @@ async fn a_position_that_is_gone_is_refused(stage: Stage<impl Redis>) {
     let refused = failure(stage.flows().watch_events(request(&other_bits)).await);
     assert_eq!(refused, (Code::OutOfRange, "POSITION_GONE".to_owned()));
     assert_eq!(failure(stage.flows().watch_events(request("x")).await).0, Code::InvalidArgument);
+    // Not among the last ones, which are known while somebody watches.
+    for _ in 0..6 {
+        step(&stage, &mut flow, 0..100).await;
+    }
     stage.ask(Cmd::new("XTRIM").arg(&stage.keys().events()).arg("MAXLEN").arg(0)).await;
     assert_eq!(failure(stage.flows().watch_events(request(&position)).await).0, Code::OutOfRange);
 }
@@ -239,4 +274,4 @@ async fn a_store_that_went_back_ends_watches() {
     assert_eq!(failure(events.message().await).0, Code::OutOfRange);
 }
 
-scenarios!(sentinels: nothing_is_missing_and_nothing_comes_twice, many_events_of_the_past_are_caught_up_with, a_position_that_is_gone_is_refused, a_watch_ends_with_the_role_that_allowed_it, runner_records_are_watched_over_all_contexts, a_watcher_that_does_not_read_is_ended, a_watcher_holds_no_more_than_its_buffer);
+scenarios!(sentinels: nothing_is_missing_and_nothing_comes_twice, many_events_of_the_past_are_caught_up_with, who_joins_others_at_any_position_is_told_what_they_are, a_position_that_is_gone_is_refused, a_watch_ends_with_the_role_that_allowed_it, runner_records_are_watched_over_all_contexts, a_watcher_that_does_not_read_is_ended, a_watcher_holds_no_more_than_its_buffer);
