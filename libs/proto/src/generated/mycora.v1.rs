@@ -1745,8 +1745,8 @@ pub mod flow_service_client {
         /// with OK after the flow's end was sent. Readers may.
         ///
         /// Errors: INVALID_ARGUMENT (the position to resume from is none), NOT_FOUND, OUT_OF_RANGE (that position is gone: start anew),
-        /// RESOURCE_EXHAUSTED (the watcher left 256 answers unread for 10 seconds, or fell too far behind the
-        /// events: resume; `resume_position` in the metadata says from where).
+        /// RESOURCE_EXHAUSTED (the watcher left 256 answers unread for 10 seconds: resume; `resume_position` in the metadata says
+        /// from where).
         pub async fn watch_flow(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchFlowRequest>,
@@ -2163,8 +2163,8 @@ pub mod flow_service_server {
         /// with OK after the flow's end was sent. Readers may.
         ///
         /// Errors: INVALID_ARGUMENT (the position to resume from is none), NOT_FOUND, OUT_OF_RANGE (that position is gone: start anew),
-        /// RESOURCE_EXHAUSTED (the watcher left 256 answers unread for 10 seconds, or fell too far behind the
-        /// events: resume; `resume_position` in the metadata says from where).
+        /// RESOURCE_EXHAUSTED (the watcher left 256 answers unread for 10 seconds: resume; `resume_position` in the metadata says
+        /// from where).
         async fn watch_flow(
             &self,
             request: tonic::Request<super::WatchFlowRequest>,

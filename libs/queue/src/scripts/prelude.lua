@@ -32,6 +32,9 @@ local function use_reserve()
   redis.call('HDEL', SUPERVISOR, '')
 end
 
+-- A key that is never written.
+local NOTHING = 'hero:nothing'
+
 -- Unix seconds with three decimals, by the server's clock.
 local function now()
   local t = redis.call('TIME')

@@ -3,6 +3,14 @@
 --       7… these queues in order, then those of each level in the same order
 local instance, free, places, slots = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local taken = {}
+-- Whether Redis has room for what a job makes. It refuses the write at `maxmemory`, before anything is taken from a queue, and
+-- ends this script; it changes nothing.
+local has_room = false
+local function need_room()
+  if not has_room then redis.call('LPUSHX', NOTHING, '') end
+  has_room = true
+end
+
 -- How long somebody counts as there who had a job sent here.
 local PRESENT_SECS = 600
 -- Where several are there, the last slots are for those that have less: nobody waits for long jobs of somebody else only.
@@ -75,6 +83,7 @@ local function next_queue(from)
 end
 
 if ARGV[3] ~= '' then
+  need_room()
   if demanding then
     -- Another one of its place may have come before it.
     redis.call('LPUSH', ARGV[4], ARGV[3])
@@ -89,6 +98,7 @@ local looks = 0
 -- Those who had been set aside, by queue, when there are any.
 local aside = {}
 if redis.call('EXISTS', ASIDE) == 1 then
+  need_room()
   for _, place in ipairs(redis.call('SMEMBERS', ASIDE)) do
     local queue, owner = string.match(place, '^(%S+) (%S+)$')
     aside[queue] = aside[queue] or {}
@@ -113,6 +123,8 @@ for i = 7, 6 + places do
   while #taken < free and looks < 1000 do
     looks = looks + 1
     local queue = next_queue(i)
+    if not has_room and redis.call('EXISTS', queue) == 0 then break end
+    need_room()
     local key = redis.call('LPOP', queue)
     if not key then break end
     claim(key, queue)

@@ -171,6 +171,25 @@ async fn what_is_known_is_not_refused_for_want_of_room() {
 }
 
 #[tokio::test]
+async fn nothing_is_taken_from_a_queue_for_want_of_room() {
+    let machine = Machine::start(|_, _| {}).await;
+    let coordinator = machine.coordinator().await;
+    let mut worker = machine.instance(1, Isolation::Basic).await;
+    let (first, second) = (execution(1, 1), execution(1, 2));
+    coordinator.run(&first).await.expect("there is room");
+    coordinator.run(&second).await.expect("there is room");
+    let bound = |bytes| machine.redis.raw(0, &["CONFIG", "SET", "maxmemory", bytes]);
+    let _ = bound("1");
+    for _ in 0..2 {
+        let refused = worker.intake.next(1, std::future::pending()).await;
+        assert!(matches!(refused, Err(kv::Error::Oom(_))), "{refused:?}");
+    }
+    let _ = bound("0");
+    assert_eq!(worker.take().await.execution.job_key, first.job_key);
+    assert_eq!(worker.take().await.execution.job_key, second.job_key);
+}
+
+#[tokio::test]
 async fn what_has_ended_is_not_refused_for_bytes_that_are_gone() {
     let machine = Machine::start(|_, _| {}).await;
     let coordinator = machine.coordinator().await;
