@@ -54,7 +54,7 @@ pub const LOG_TAIL_BYTES_MAX: usize = 64 * 1024;
 pub const LOG_PIECE_BYTES_MAX: usize = 256 * 1024;
 /// Times of an attempt's output that are kept: from which byte on it was printed when.
 pub const LOG_TIMES_MAX: usize = 1024;
-/// An attempt's output per stream; what follows is dropped and marked.
+/// The first bytes of an attempt's output that are kept; of what follows the last ones are, what lies between is dropped and marked.
 pub const OUTPUT_BYTES_MAX: u64 = 10 * 1024 * 1024;
 /// The name of a signal, in characters.
 pub const SIGNAL_CHARS_MAX: usize = 128;

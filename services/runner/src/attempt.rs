@@ -45,7 +45,7 @@ pub(crate) struct Context<'a> {
 pub(crate) async fn run(context: Context<'_>, taken: Taken, interrupt: Arc<Interrupt>) {
     let key = taken.execution.job_key;
     let execution = Arc::new(taken.execution);
-    let (printer, pieces) = output::printer();
+    let (printer, pieces) = output::printer(false);
     let log = output::LogFile::new(log_path(context.root, key));
     let gathering = pieces.gather(context.instance.clone(), key, log, Arc::clone(&interrupt));
     let killed = Killed::default();

@@ -1,5 +1,6 @@
 //! Seeing a job's processes to their end, whoever started them.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
@@ -49,15 +50,14 @@ struct Seen {
 
 /// Attends a job from its start until nothing of it is left.
 ///
-/// `outputs` are its standard output and error. What it had to kill is noted in the job.
+/// What it had to kill is noted in the job.
 ///
 /// # Errors
 /// Gives the job's start back as refused, when its script did not run.
-pub(crate) async fn attend(mut child: Child, outputs: [OwnedFd; 2], job: &Job) -> Result<End, NotStarted> {
+pub(crate) async fn attend(mut child: Child, outputs: Outputs, job: &Job) -> Result<End, NotStarted> {
     let look = watched(&child, job);
     let kills_before = job.slot.as_ref().map_or(0, |slot| slot.oom_kills());
-    let [out, err] = outputs;
-    let pumps = [pump(out, Stream::Out, job.printer.clone()), pump(err, Stream::Err, job.printer.clone())];
+    let pumps = outputs.into_iter().map(|(stream, pipe)| pump(pipe, stream, job.printer.clone())).collect();
     let seen = watch(&mut child, &look, job).await;
     if !seen.over {
         // Whoever had to end everything was ended itself.
@@ -80,6 +80,24 @@ pub(crate) async fn attend(mut child: Child, outputs: [OwnedFd; 2], job: &Job) -
         }
         (None, None) => End::Broken(runtime_error("the process ended in an unknown way")),
     })
+}
+
+/// The ends of pipes from which what a process prints is read.
+pub(crate) type Outputs = Vec<(Stream, OwnedFd)>;
+
+/// Pipes for what a job's process prints: our ends, and its standard output and error. They are one pipe where nobody tells them apart:
+/// whatever is printed to both comes in its order.
+pub(crate) fn outputs(job: &Job) -> io::Result<(Outputs, [OwnedFd; 2])> {
+    let (ours, out) = io::pipe()?;
+    let mut outputs = vec![(Stream::Out, ours.into())];
+    let err = if job.printer.tells_apart() {
+        let (ours, err) = io::pipe()?;
+        outputs.push((Stream::Err, ours.into()));
+        err
+    } else {
+        out.try_clone()?
+    };
+    Ok((outputs, [out.into(), err.into()]))
 }
 
 /// A script that did not run, and why.
@@ -291,8 +309,7 @@ fn pump(descriptor: OwnedFd, stream: Stream, printer: Printer) -> Pump {
 }
 
 /// Reads what is left in the pipes. Something that still holds them has left the job's processes.
-async fn drain(pumps: [Pump; 2], job: &Job) {
-    let mut pumps: Vec<_> = pumps.into_iter().collect();
+async fn drain(mut pumps: Vec<Pump>, job: &Job) {
     for at_last in [false, true] {
         let mut left = Vec::new();
         let deadline = Instant::now() + OUTPUT_GRACE;

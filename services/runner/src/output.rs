@@ -17,6 +17,8 @@ use crate::{LOG_BYTES_MAX, LOG_INTERVAL};
 
 /// How many pieces may wait to be gathered before whoever prints is held back.
 const PIECES_MAX: usize = 16;
+/// How much is kept of the end of what was dropped: what went wrong is mostly said last.
+const LAST_BYTES: usize = 16 * 1024;
 /// The pauses between attempts to report.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -31,13 +33,22 @@ pub(crate) enum Stream {
 
 /// Where a runtime puts what its script prints.
 #[derive(Debug, Clone)]
-pub(crate) struct Printer(mpsc::Sender<(Stream, Vec<u8>)>);
+pub(crate) struct Printer {
+    pieces: mpsc::Sender<(Stream, Vec<u8>)>,
+    tells_apart: bool,
+}
 
 impl Printer {
+    /// Whether somebody wants to know which of both outputs something was printed to. Else a process has one pipe for both, which
+    /// keeps the order.
+    pub(crate) const fn tells_apart(&self) -> bool {
+        self.tells_apart
+    }
+
     /// Prints; waits while too much is on its way.
     pub(crate) async fn print(&self, stream: Stream, bytes: Vec<u8>) {
         // Nobody gathering any more means that the attempt is over.
-        let _ = self.0.send((stream, bytes)).await;
+        let _ = self.pieces.send((stream, bytes)).await;
     }
 }
 
@@ -52,10 +63,11 @@ pub(crate) struct Printed {
     pub(crate) tail: String,
 }
 
-/// Makes a printer and what gathers from it until every clone of the printer is gone.
-pub(crate) fn printer() -> (Printer, Pieces) {
-    let (sender, receiver) = mpsc::channel(PIECES_MAX);
-    (Printer(sender), Pieces(receiver))
+/// Makes a printer and what gathers from it until every clone of the printer is gone. `tells_apart`: whether it matters which of
+/// both outputs something was printed to.
+pub(crate) fn printer(tells_apart: bool) -> (Printer, Pieces) {
+    let (pieces, receiver) = mpsc::channel(PIECES_MAX);
+    (Printer { pieces, tells_apart }, Pieces(receiver))
 }
 
 /// The other end of a [`Printer`].
@@ -184,6 +196,8 @@ struct Decoder {
     taken: u64,
     marked: bool,
     partial: Vec<u8>,
+    /// The end of what was dropped.
+    last: Vec<u8>,
 }
 
 impl Gathered {
@@ -191,9 +205,9 @@ impl Gathered {
         if self.pending.is_empty() {
             self.since = Some(now);
         }
-        let (decoder, name) = match stream {
-            Stream::Out => (&mut self.out, "output"),
-            Stream::Err => (&mut self.err, "error"),
+        let decoder = match stream {
+            Stream::Out => &mut self.out,
+            Stream::Err => &mut self.err,
         };
         let room = OUTPUT_BYTES_MAX.saturating_sub(decoder.taken);
         let kept = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
@@ -201,12 +215,14 @@ impl Gathered {
         decoder.decode(&bytes[..kept], &mut self.pending);
         // What is no text becomes longer.
         decoder.taken += (self.pending.len() - before).max(kept) as u64;
-        if kept < bytes.len() && !decoder.marked {
-            decoder.finish(&mut self.pending);
-            decoder.marked = true;
-            self.pending.push_str(&format!(
-                "\n[mycora: what follows {OUTPUT_BYTES_MAX} bytes of standard {name} was dropped]\n"
-            ));
+        if kept < bytes.len() {
+            if !std::mem::replace(&mut decoder.marked, true) {
+                decoder.finish(&mut self.pending);
+                self.pending.push_str(&format!(
+                    "\n[mycora: what follows {OUTPUT_BYTES_MAX} bytes was dropped, but for its end]\n"
+                ));
+            }
+            decoder.keep_last(&bytes[kept..]);
         }
         self.extend_tail(before);
     }
@@ -222,8 +238,8 @@ impl Gathered {
 
     fn close(&mut self) {
         let before = self.pending.len();
-        self.out.finish(&mut self.pending);
-        self.err.finish(&mut self.pending);
+        self.out.close(&mut self.pending);
+        self.err.close(&mut self.pending);
         self.extend_tail(before);
     }
 
@@ -293,6 +309,23 @@ impl Decoder {
         }
     }
 
+    /// Notes what is dropped, in case that it is the last.
+    fn keep_last(&mut self, dropped: &[u8]) {
+        self.last.extend_from_slice(&dropped[dropped.len().saturating_sub(LAST_BYTES)..]);
+        if self.last.len() > 2 * LAST_BYTES {
+            self.last.drain(..self.last.len() - LAST_BYTES);
+        }
+    }
+
+    /// Nothing more comes: of what was dropped, tells the end.
+    fn close(&mut self, text: &mut String) {
+        self.finish(text);
+        let last = std::mem::take(&mut self.last);
+        let last = &last[last.len().saturating_sub(LAST_BYTES)..];
+        self.decode(last, text);
+        self.finish(text);
+    }
+
     fn finish(&mut self, text: &mut String) {
         if !std::mem::take(&mut self.partial).is_empty() {
             text.push(char::REPLACEMENT_CHARACTER);
@@ -335,12 +368,13 @@ mod tests {
     }
 
     #[test]
-    fn each_stream_is_bounded_and_marked_once() {
+    fn each_stream_is_bounded_and_marked_once_and_told_to_its_end() {
         let mut gathered = Gathered::default();
         let piece = vec![b'x'; 1024 * 1024];
         for _ in 0..12 {
             gathered.add(Stream::Out, &piece, NOW);
         }
+        gathered.add(Stream::Out, b"gone wrong\n", NOW);
         gathered.add(Stream::Err, b"still here", NOW);
         gathered.close();
         let mut text = String::new();
@@ -350,9 +384,11 @@ mod tests {
             text.push_str(&chunk.text);
         }
         assert_eq!(text.matches("was dropped").count(), 1);
-        assert_eq!(text.matches('x').count() as u64, OUTPUT_BYTES_MAX);
-        assert!(text.ends_with("still here"));
-        assert!(gathered.tail.ends_with("still here") && gathered.tail.len() <= 2 * OUTPUT_TAIL_BYTES_MAX);
+        let last = LAST_BYTES as u64 - "gone wrong\n".len() as u64;
+        assert_eq!(text.matches('x').count() as u64, OUTPUT_BYTES_MAX + last);
+        assert!(text.ends_with("xxgone wrong\n"), "{}", &text[text.len() - 100..]);
+        assert!(text.contains("still here"));
+        assert!(gathered.tail.ends_with("gone wrong\n") && gathered.tail.len() <= 2 * OUTPUT_TAIL_BYTES_MAX);
 
         // Also of what is no text, of which each byte becomes several.
         for _ in 0..12 {

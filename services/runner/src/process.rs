@@ -15,7 +15,7 @@ use model::Reason;
 use sandbox::{Child, Event, Request, records, tree};
 
 use crate::SCRIPT_PATH;
-use crate::attend::{NotStarted, attend};
+use crate::attend::{NotStarted, attend, outputs};
 use crate::isolation::Isolator;
 use crate::runtime::{End, Job, Tools};
 use crate::workspace::broken;
@@ -115,10 +115,9 @@ impl Launcher {
             dir: dir.to_owned(),
             confinement,
         };
-        let (out, their_out) = io::pipe().map_err(|error| failed("no pipe can be made", &error))?;
-        let (err, their_err) = io::pipe().map_err(|error| failed("no pipe can be made", &error))?;
+        let (printed, [out, err]) = outputs(job).map_err(|error| failed("no pipe can be made", &error))?;
         let shown = program.path.display();
-        let child = Child::start(self.isolator.launcher(), &request, their_out.into(), their_err.into());
+        let child = Child::start(self.isolator.launcher(), &request, out.into(), err.into());
         let child = child.map_err(|error| failed(&format!("{shown} cannot be started"), &error))?;
         let record = self.record(job, &child, cgroups);
         let record = match record {
@@ -126,7 +125,7 @@ impl Launcher {
             // It may have begun: that was a try.
             Err(error) => return Ok(End::Broken(broken("the process cannot be recorded", &error))),
         };
-        let end = attend(child, [out.into(), err.into()], job).await;
+        let end = attend(child, printed, job).await;
         drop(record);
         end
     }

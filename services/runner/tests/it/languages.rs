@@ -152,7 +152,8 @@ async fn output_is_bounded_in_every_language() {
         let outcome = bench.run(job(words.script_type, words.floods)).await;
         assert_kind(&outcome, Kind::Succeeded, words.floods);
         let printed = outcome.log.matches(['x', '\n']).count() as u64;
-        assert!((OUTPUT_BYTES_MAX..OUTPUT_BYTES_MAX + 10).contains(&printed), "{printed}: {}", words.floods);
+        let most = OUTPUT_BYTES_MAX + 17 * 1024;
+        assert!((OUTPUT_BYTES_MAX..most).contains(&printed), "{printed}: {}", words.floods);
         assert_eq!(outcome.log.matches("was dropped").count(), 1, "{}", words.floods);
         assert!(outcome.log.contains("still"), "{}", words.floods);
     }

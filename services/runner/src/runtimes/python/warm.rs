@@ -28,7 +28,7 @@ use serde::Serialize;
 
 use self::interpreter::{Begun, Interpreter, Recipe, Seat};
 use self::pool::{Key, Place, Pool};
-use crate::attend::{NotStarted, attend};
+use crate::attend::{self, NotStarted, attend};
 use crate::process::Launcher;
 use crate::runtime::{End, Job, Tools};
 use crate::workspace::broken;
@@ -194,7 +194,7 @@ impl Shared {
         let (script, dir) = (text(script)?, text(job.workspace.dir())?);
         let told = Told { script: &script, dir: &dir, env, limits: &confinement.limits };
         let files = confinement.files.map(within_the_zygotes);
-        seat.begin(&serde_json::to_vec(&told)?, files.as_ref()).await
+        seat.begin(&serde_json::to_vec(&told)?, files.as_ref(), attend::outputs(job)?).await
     }
 }
 

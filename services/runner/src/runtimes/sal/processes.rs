@@ -98,7 +98,7 @@ impl Programs {
     }
 
     async fn execute(&self, ask: Ask) -> Ran {
-        let (printer, mut pieces) = output::printer();
+        let (printer, mut pieces) = output::printer(true);
         let job = &self.job;
         let left = self.limits.deadline().map(|end| end.saturating_duration_since(Instant::now()));
         let part = Job {

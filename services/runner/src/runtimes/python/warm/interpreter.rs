@@ -21,6 +21,7 @@ use super::pool::Key;
 use super::wire::{self, Line, Said};
 use queue::work_dir::jobs_dir;
 
+use crate::attend::Outputs;
 use crate::process::Launcher;
 
 /// How long it may take to import everything.
@@ -188,7 +189,7 @@ impl Interpreter {
 /// A script that is about to run.
 pub(super) struct Begun {
     pub(super) child: Child,
-    pub(super) outputs: [OwnedFd; 2],
+    pub(super) outputs: Outputs,
 }
 
 impl Seat {
@@ -204,10 +205,13 @@ impl Seat {
     }
 
     /// Hands a job over: `request` is what the script's process reads, `files` what it confines itself to.
-    pub(super) async fn begin(&self, request: &[u8], files: Option<&FileRules>) -> io::Result<Begun> {
+    pub(super) async fn begin(
+        &self,
+        request: &[u8],
+        files: Option<&FileRules>,
+        (outputs, [their_out, their_err]): (Outputs, [OwnedFd; 2]),
+    ) -> io::Result<Begun> {
         let (job, their_job) = wire::pair()?;
-        let (out, their_out) = io::pipe()?;
-        let (err, their_err) = io::pipe()?;
         let mut text = File::from(rustix::fs::memfd_create("request", MemfdFlags::CLOEXEC)?);
         text.write_all(request)?;
         let rules = files.map(sandbox::ruleset_descriptor).transpose()?;
@@ -215,7 +219,7 @@ impl Seat {
         descriptors.extend(rules.as_ref().map(OwnedFd::as_fd));
         let child = Child::adopt(job, self.pid)?;
         self.line.hand(&descriptors).await?;
-        Ok(Begun { child, outputs: [out.into(), err.into()] })
+        Ok(Begun { child, outputs })
     }
 }
 
