@@ -14,6 +14,8 @@ use crate::store::{Tenant, lock};
 
 /// The pause after a failed read.
 const RETRY: Duration = Duration::from_millis(200);
+/// How many commands are taken up together.
+const COMMANDS_MAX: usize = 64;
 /// Entries that a tailer reads when it begins: who watches mostly joins at one of them.
 const BEGIN_READ: usize = 32;
 
@@ -48,7 +50,8 @@ enum Command {
 pub(crate) struct Joined {
     /// Everything after this position will be sent.
     pub(crate) at: Position,
-    /// What came between the position that was asked for and this one; nothing where that is not known without reading.
+    /// What came between the position that was asked for and this one, which is at least where the stream ended when it was asked for;
+    /// nothing where that is not known without reading.
     pub(crate) missed: Option<Vec<Entry>>,
 }
 
@@ -172,17 +175,15 @@ struct Task {
 
 impl Task {
     async fn run(mut self) {
+        let mut commands = Vec::new();
         loop {
             tokio::select! {
-                command = self.inbox.recv() => match command {
-                    Some(Command::Join(watcher, known, reply)) => {
-                        let joined = self.admit(watcher, known).await;
-                        // Whoever asked may have given up.
-                        let _ = reply.send(joined);
+                count = self.inbox.recv_many(&mut commands, COMMANDS_MAX) => {
+                    if count == 0 {
+                        return;
                     }
-                    Some(Command::Leave) => self.watchers.retain(|watcher| !watcher.batches.is_closed()),
-                    None => return,
-                },
+                    self.obey(&mut commands).await;
+                }
                 () = self.wake.notify.notified() => {
                     if let Err(error) = self.read_on().await {
                         tracing::warn!(context = %self.tenant.id, %error, "reading events failed, trying again");
@@ -193,6 +194,23 @@ impl Task {
             }
             if self.watchers.is_empty() && self.leave_map() {
                 return;
+            }
+        }
+    }
+
+    async fn obey(&mut self, commands: &mut Vec<Command>) {
+        // Whoever knows a position may have read since what happened up to now: all of that has to be told, also where its hint
+        // is still on its way. One read is for all who come together.
+        let reads = commands.iter().any(|command| matches!(command, Command::Join(_, Some(_), _)));
+        let is_current = !reads || self.read_on().await.is_ok();
+        for command in commands.drain(..) {
+            match command {
+                Command::Join(watcher, known, reply) => {
+                    let joined = self.admit(watcher, known.filter(|_| is_current)).await;
+                    // Whoever asked may have given up.
+                    let _ = reply.send(joined);
+                }
+                Command::Leave => self.watchers.retain(|watcher| !watcher.batches.is_closed()),
             }
         }
     }

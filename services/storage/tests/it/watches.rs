@@ -133,6 +133,26 @@ async fn who_joins_others_at_any_position_is_told_what_they_are(stage: Stage<imp
     }
 }
 
+async fn what_has_happened_is_told_to_who_joins_before_its_hint_has_come(stage: Stage<impl Redis>) {
+    let flow = stage.started(1).await;
+    // Somebody watches already.
+    let mut other = watch(&stage, flow.id, "").await;
+    let (_, position) = next(&mut other).await;
+    let keys = stage.keys();
+    let id = format!("{}-1", stage.revision().await + 1);
+    stage.ask(Cmd::new("HINCRBY").arg(&keys.ids()).arg("revision").arg(1)).await;
+    let event = format!(r#"{{"kind":"node","flow_id":{},"n":7}}"#, flow.id);
+    let add = Cmd::new("XADD").arg(&keys.events()).arg(&id).arg("e").arg(&event);
+    stage.ask(add.arg("b").arg("00000000000000aa")).await;
+
+    let mut events = watch(&stage, flow.id, &position).await;
+    assert_eq!(next(&mut events).await, (String::new(), position));
+    let (told, at) = next(&mut events).await;
+    assert_eq!(told, event);
+    assert_eq!(next(&mut events).await, (String::new(), at.clone()), "this was all");
+    assert_eq!(next(&mut other).await, (event, at), "and others are told as well");
+}
+
 async fn a_position_that_is_gone_is_refused(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
     let mut events = watch(&stage, flow.id, "").await;
@@ -274,4 +294,4 @@ async fn a_store_that_went_back_ends_watches() {
     assert_eq!(failure(events.message().await).0, Code::OutOfRange);
 }
 
-scenarios!(sentinels: nothing_is_missing_and_nothing_comes_twice, many_events_of_the_past_are_caught_up_with, who_joins_others_at_any_position_is_told_what_they_are, a_position_that_is_gone_is_refused, a_watch_ends_with_the_role_that_allowed_it, runner_records_are_watched_over_all_contexts, a_watcher_that_does_not_read_is_ended, a_watcher_holds_no_more_than_its_buffer);
+scenarios!(sentinels: nothing_is_missing_and_nothing_comes_twice, many_events_of_the_past_are_caught_up_with, who_joins_others_at_any_position_is_told_what_they_are, what_has_happened_is_told_to_who_joins_before_its_hint_has_come, a_position_that_is_gone_is_refused, a_watch_ends_with_the_role_that_allowed_it, runner_records_are_watched_over_all_contexts, a_watcher_that_does_not_read_is_ended, a_watcher_holds_no_more_than_its_buffer);
