@@ -206,7 +206,7 @@ impl Suite {
             |name: &str| ["up", "runner", "supervisor"].iter().any(|program| name.starts_with(program));
         matches!(fault.kind, Kind::Kill | Kind::Terminate | Kind::Stop) && runs(&fault.target)
             || matches!(fault.kind, Kind::RedisKill | Kind::RedisStop | Kind::DiskFull)
-            || fault.target == "pool-redis"
+            || fault.target.strip_suffix("-redis").is_some_and(runs)
     }
 
     /// Starts again what has ended by itself, as whatever watches over services does, and names it.

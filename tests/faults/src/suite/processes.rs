@@ -94,6 +94,11 @@ fn names() -> Vec<String> {
     all.concat()
 }
 
+/// Whether a process runs scripts, or looks after those that do.
+fn is_of_pool(name: &str) -> bool {
+    matches!(program(name).0, "supervisor" | "runner")
+}
+
 /// Which program a process is, and which replica of it.
 fn program(name: &str) -> (&str, &str) {
     let replica = name.rsplit_once('-').filter(|(_, number)| number.bytes().all(|b| b.is_ascii_digit()));
@@ -127,10 +132,13 @@ impl Stage {
     async fn lay_links(&mut self, redis: &RedisServer) {
         let mut wanted: Vec<(String, Target)> = vec![
             ("storage-redis".to_owned(), Target::Unix(redis.socket())),
-            ("pool-redis".to_owned(), Target::Unix(redis.socket())),
             ("gateway-supervisor".to_owned(), Target::Tcp(self.address("supervisor"))),
             ("router-gateway".to_owned(), Target::Tcp(self.address("mycelium-gateway"))),
         ];
+        // Each has its own: what one was given while its answer is lost, another one finds.
+        for user in names().into_iter().filter(|name| is_of_pool(name)) {
+            wanted.push((format!("{user}-redis"), Target::Unix(redis.socket())));
+        }
         for user in ["router", "mycelium-gateway", "runner-registry"] {
             wanted.push((format!("{user}-storage"), Target::Tcp(self.address("storage"))));
         }
@@ -151,9 +159,10 @@ impl Stage {
         let https = |name: &str| format!("https://{}", self.address(name));
         let storage = self.links.get(&format!("{name}-storage"));
         let storage = storage.map_or_else(|| https("storage"), |link| format!("https://{}", link.address()));
-        let redis = match service {
-            "supervisor" | "runner" => self.redis_through("pool-redis", POOL_DATABASE),
-            _ => self.redis_through("storage-redis", 0),
+        let redis = if is_of_pool(name) {
+            self.redis_through(&format!("{name}-redis"), POOL_DATABASE)
+        } else {
+            self.redis_through("storage-redis", 0)
         };
         let mut environment = vec![
             ("MYCORA_LISTEN", self.address(name).to_string()),
