@@ -50,7 +50,7 @@ struct Seen {
 
 /// Attends a job from its start until nothing of it is left.
 ///
-/// What it had to kill is noted in the job.
+/// Notes in the job which processes had to be killed.
 ///
 /// # Errors
 /// Gives the job's start back as refused, when its script did not run.

@@ -39,7 +39,7 @@ pub(crate) struct Printer {
 }
 
 impl Printer {
-    /// Whether somebody wants to know which of both outputs something was printed to. Else a process has one pipe for both, which
+    /// Tells whether the gatherer distinguishes standard output from standard error. Else a process has one pipe for both, which
     /// keeps the order.
     pub(crate) const fn tells_apart(&self) -> bool {
         self.tells_apart

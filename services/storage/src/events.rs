@@ -27,7 +27,7 @@ use crate::tailer::Tailer;
 
 /// Entries of a stream that are read at once.
 pub(crate) const READ_MAX: usize = 256;
-/// What an entry takes besides its text, about.
+/// Memory that an entry takes besides its text, about.
 const ENTRY_BYTES: usize = 96;
 /// Hints of a kind that somebody may fall behind before it looks at everything again.
 const KINDS_BUFFER: usize = 1024;
@@ -55,16 +55,13 @@ impl Position {
 
     /// Where a stream ends now; nothing when there is none.
     pub(crate) async fn last(connection: &Connection, stream: &str) -> Result<Option<Self>> {
-        Self::only(connection, Cmd::new("XREVRANGE").arg(stream).arg("+").arg("-")).await
+        Self::first_of(connection.cmd(newest(stream, 1)).await?)
     }
 
     /// Where a stream begins now; nothing when there is none.
     pub(crate) async fn first(connection: &Connection, stream: &str) -> Result<Option<Self>> {
-        Self::only(connection, Cmd::new("XRANGE").arg(stream).arg("-").arg("+")).await
-    }
-
-    async fn only(connection: &Connection, range: Cmd) -> Result<Option<Self>> {
-        Self::first_of(connection.cmd(range.arg("COUNT").arg(1)).await?)
+        let ask = Cmd::new("XRANGE").arg(stream).arg("-").arg("+").arg("COUNT").arg(1);
+        Self::first_of(connection.cmd(ask).await?)
     }
 
     /// Where the first entry stands of those that Redis gave.
@@ -161,15 +158,20 @@ impl Entry {
         Ok(Self { position, event, subject, is_context })
     }
 
-    /// Whether somebody takes it up who watches this, or everything.
+    /// Tells whether a watch of this subject, or of everything, takes the entry up.
     pub(crate) fn is_for(&self, wanted: Option<Subject>) -> bool {
         wanted.is_none() || self.is_context || self.subject == wanted
     }
 
-    /// What it takes in memory, about.
+    /// Memory that the entry takes, about.
     pub(crate) fn bytes(&self) -> usize {
         self.event.len() + ENTRY_BYTES
     }
+}
+
+/// Asks for the last entries of a stream, the newest first.
+pub(crate) fn newest(stream: &str, count: usize) -> Cmd {
+    Cmd::new("XREVRANGE").arg(stream).arg("+").arg("-").arg("COUNT").arg(count)
 }
 
 impl Tenant {
@@ -182,8 +184,7 @@ impl Tenant {
 
     /// The last entries, at most `count`, in their order. There is always one: the stream begins with the context's creation.
     pub(crate) async fn last_events(&self, count: usize) -> Result<Vec<Entry>> {
-        let ask = Cmd::new("XREVRANGE").arg(&self.events).arg("+").arg("-").arg("COUNT").arg(count);
-        let entries = self.connection.cmd(ask).await?.entries()?.into_iter().rev();
+        let entries = self.connection.cmd(newest(&self.events, count)).await?.entries()?.into_iter().rev();
         entries.map(Entry::read).collect()
     }
 

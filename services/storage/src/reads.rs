@@ -13,7 +13,7 @@ use model::{
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
-use crate::events::Position;
+use crate::events::{Position, newest};
 use crate::flows::FlowInContext;
 use crate::logs::{PrintTime, times_from};
 use crate::messages::message_key;
@@ -165,7 +165,7 @@ impl Store {
             .read(context, asker, |tenant, pipeline| {
                 // The position comes first: what happens between the two is in the flow, and told again.
                 if to_watch {
-                    pipeline.cmd(Cmd::new("XREVRANGE").arg(&tenant.events).args(["+", "-", "COUNT", "1"]));
+                    pipeline.cmd(newest(&tenant.events, 1));
                 }
                 pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
             })

@@ -3,8 +3,8 @@
 --       7… these queues in order, then those of each level in the same order
 local instance, free, places, slots = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local taken = {}
--- Whether Redis has room for what a job makes. It refuses the write at `maxmemory`, before anything is taken from a queue, and
--- ends this script; it changes nothing.
+-- Ends this script where Redis has no room for what a job makes: at `maxmemory` Redis refuses this write, which changes nothing,
+-- before anything is taken from a queue.
 local has_room = false
 local function need_room()
   if not has_room then redis.call('LPUSHX', NOTHING, '') end

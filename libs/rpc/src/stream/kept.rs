@@ -101,8 +101,8 @@ pub async fn first_of<T>(answers: &mut Streaming<T>) -> Result<T, Status> {
     answers.message().await?.ok_or_else(ended)
 }
 
-/// Whether more came at once than the service behind it keeps for one reader: asked again, it goes on from there. Whoever
-/// passes the answers on says how long its own reader may take.
+/// Tells whether more came at once than a service keeps for one reader: asked again, the service goes on from there. A caller that
+/// passes the answers on bounds how long its own reader may take.
 fn fell_behind(status: &Status) -> bool {
     status.code() == Code::ResourceExhausted
         && ErrorView::from(status).reason == Reason::SlowConsumer.as_str()

@@ -52,6 +52,15 @@ async fn step(stage: &Stage<impl Redis>, flow: &mut Running, events: std::ops::R
     stage.apply(flow, step).await;
 }
 
+/// Adds an event to the context's stream that nobody is told of.
+async fn add_without_hint(stage: &Stage<impl Redis>, event: &str) {
+    let keys = stage.keys();
+    let id = format!("{}-1", stage.revision().await + 1);
+    stage.ask(Cmd::new("HINCRBY").arg(&keys.ids()).arg("revision").arg(1)).await;
+    let add = Cmd::new("XADD").arg(&keys.events()).arg(&id).arg("e").arg(event);
+    stage.ask(add.arg("b").arg("00000000000000aa")).await;
+}
+
 fn number(event: &str) -> u32 {
     serde_json::from_str::<serde_json::Value>(event).unwrap()["n"].as_u64().unwrap().try_into().unwrap()
 }
@@ -138,12 +147,8 @@ async fn what_has_happened_is_told_to_who_joins_before_its_hint_has_come(stage: 
     // Somebody watches already.
     let mut other = watch(&stage, flow.id, "").await;
     let (_, position) = next(&mut other).await;
-    let keys = stage.keys();
-    let id = format!("{}-1", stage.revision().await + 1);
-    stage.ask(Cmd::new("HINCRBY").arg(&keys.ids()).arg("revision").arg(1)).await;
     let event = format!(r#"{{"kind":"node","flow_id":{},"n":7}}"#, flow.id);
-    let add = Cmd::new("XADD").arg(&keys.events()).arg(&id).arg("e").arg(&event);
-    stage.ask(add.arg("b").arg("00000000000000aa")).await;
+    add_without_hint(&stage, &event).await;
 
     let mut events = watch(&stage, flow.id, &position).await;
     assert_eq!(next(&mut events).await, (String::new(), position));
@@ -181,10 +186,7 @@ async fn a_watch_ends_with_the_role_that_allowed_it(stage: Stage<impl Redis>) {
     next(&mut events).await;
     let keys = stage.keys();
     stage.ask(Cmd::new("HSET").arg(&keys.context()).arg("readers").arg("[]")).await;
-    let id = format!("{}-1", stage.revision().await + 1);
-    stage.ask(Cmd::new("HINCRBY").arg(&keys.ids()).arg("revision").arg(1)).await;
-    let add = Cmd::new("XADD").arg(&keys.events()).arg(&id).arg("e").arg(r#"{"kind":"context"}"#);
-    stage.ask(add.arg("b").arg("00000000000000aa")).await;
+    add_without_hint(&stage, r#"{"kind":"context"}"#).await;
     // The hint may come before the subscription stands, which then reads by itself.
     stage.ask(Cmd::new("PUBLISH").arg(&keys.hint_channel()).arg("")).await;
     assert_eq!(failure(events.message().await).0, Code::NotFound);
