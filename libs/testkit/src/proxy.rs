@@ -35,6 +35,15 @@ pub enum Fault {
     Delay(Duration),
     /// Keeps what passes, in both directions, until another fault or none is in force.
     Hold,
+    /// Passes requests on and keeps the answers, until another fault or none is in force.
+    HoldAnswers,
+}
+
+impl Fault {
+    /// Whether it keeps back what goes in this direction.
+    fn holds(self, answers: bool) -> bool {
+        self == Self::Hold || answers && self == Self::HoldAnswers
+    }
 }
 
 /// The fault in force, and how often everything was cut: a cut that was restored at once still closes
@@ -83,7 +92,7 @@ impl FaultProxy {
         });
     }
 
-    /// How many pieces it kept back by [`Fault::Hold`] so far.
+    /// How many pieces it kept back so far, by [`Fault::Hold`] and [`Fault::HoldAnswers`].
     #[must_use]
     pub fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
@@ -172,17 +181,17 @@ async fn carry(
     let mut piece = vec![0; 64 * 1024];
     loop {
         let Ok(n @ 1..) = from.read(&mut piece).await else { return };
-        if passage.state.borrow().fault == Fault::Hold {
+        if passage.state.borrow().fault.holds(answers) {
             passage.held.fetch_add(1, Ordering::Relaxed);
         }
         // An error means that the proxy is gone, and with it whoever held back.
-        let lifted = passage.state.wait_for(|state| state.fault != Fault::Hold).await;
+        let lifted = passage.state.wait_for(|state| !state.fault.holds(answers)).await;
         let fault = lifted.map_or(Fault::None, |state| state.fault);
         match fault {
             Fault::BlackHole => continue,
             Fault::SwallowAnswers if answers => continue,
             Fault::Delay(pause) => tokio::time::sleep(pause).await,
-            Fault::None | Fault::Cut | Fault::SwallowAnswers | Fault::Hold => {}
+            Fault::None | Fault::Cut | Fault::SwallowAnswers | Fault::Hold | Fault::HoldAnswers => {}
         }
         if to.write_all(&piece[..n]).await.is_err() {
             return;

@@ -16,6 +16,10 @@ const FAILING_RETRIES: u32 = 1;
 const WAITING_RETRIES: u32 = 8;
 /// Milliseconds before each of those, at most.
 const WAIT_MILLIS: u32 = 1_500;
+/// One job in so many takes a long time: what was to be given to one and is given to another goes on when the first hears of it.
+const LONG_EACH: u64 = 4;
+/// Milliseconds that it takes more than others.
+const LONG_MILLIS: u64 = 1_500;
 /// Before every other try that follows a failure.
 const NO_WAIT_MILLIS: u32 = 100;
 /// One flow in so many begins with a job that fails: all others end with it, in one commit.
@@ -87,9 +91,11 @@ pub fn probe(seed: u64, number: u64) -> (String, PlannedFlow) {
 #[must_use]
 pub fn spec(name: &str, flow: &PlannedFlow, witness: &Witness) -> FlowSpec {
     let node = |job: &PlannedJob| {
-        let millis = job.token.bytes().map(u64::from).sum::<u64>() % 300;
+        let drawn = job.token.bytes().map(u64::from).sum::<u64>();
+        let is_long = !job.fails && drawn.is_multiple_of(LONG_EACH);
+        let millis = drawn % 300 + if is_long { LONG_MILLIS } else { 0 };
         let said = format!("{}/{}", job.name, job.token);
-        let mut text = witness.shell(&said, &format!("sleep 0.{millis:03}"));
+        let mut text = witness.shell(&said, &format!("sleep {}.{:03}", millis / 1000, millis % 1000));
         if job.fails {
             text.push_str("exit 1\n");
         }

@@ -4,6 +4,7 @@
 //! - `MYCORA_FAULTS_COUNT`: faults of each seed; default 30
 //! - `MYCORA_FAULTS_FORMS`: `up`, `processes`, or both with a comma between them; default both
 //! - `MYCORA_FAULTS_KINDS`: only these kinds, as the table calls them, such as `SIGTERM,disk full`
+//! - `MYCORA_FAULTS_ENOUGH`: `first` ends it after the first run that broke a promise; default all runs
 //! - `MYCORA_FAULTS_KEEP`: a directory for histories and logs of all runs; default target/faults, for runs that broke a promise
 
 use std::path::{Path, PathBuf};
@@ -19,8 +20,8 @@ use faults::suite::Form;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
-    let plans = match plans() {
-        Ok(plans) => plans,
+    let (plans, first_is_enough) = match asked() {
+        Ok(asked) => asked,
         Err(why) => {
             eprintln!("{why}");
             return ExitCode::from(2);
@@ -51,6 +52,9 @@ fn main() -> ExitCode {
             }
         }
         outcomes.push(outcome);
+        if broke && first_is_enough {
+            break;
+        }
     }
     println!("\n{}\n{}", report::recoveries(&outcomes), report::breaks(&outcomes));
     let (faults, broken) = outcomes.iter().fold((0, 0), |(faults, broken), outcome| {
@@ -60,9 +64,14 @@ fn main() -> ExitCode {
     if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What the environment asks for.
-fn plans() -> Result<Vec<Plan>, String> {
+/// What the environment asks for: the runs, and whether the first that breaks a promise is the last.
+fn asked() -> Result<(Vec<Plan>, bool), String> {
     let setting = |name: &str, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
+    let first_is_enough = match setting("MYCORA_FAULTS_ENOUGH", "").as_str() {
+        "" => false,
+        "first" => true,
+        other => return Err(format!("MYCORA_FAULTS_ENOUGH is `first` or nothing, not `{other}`")),
+    };
     let faults = setting("MYCORA_FAULTS_COUNT", "30");
     let faults = faults.parse().map_err(|_| format!("MYCORA_FAULTS_COUNT is a number, not `{faults}`"))?;
     let kinds = kinds(&setting("MYCORA_FAULTS_KINDS", ""))?;
@@ -74,7 +83,7 @@ fn plans() -> Result<Vec<Plan>, String> {
             plans.push(Plan { seed, form, faults, kinds: kinds.clone(), patience: PATIENCE });
         }
     }
-    Ok(plans)
+    Ok((plans, first_is_enough))
 }
 
 /// Kinds by the names that tables have for them, with commas.

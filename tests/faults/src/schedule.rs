@@ -29,6 +29,9 @@ pub enum Kind {
     /// A link over which a lease is held keeps everything back until the lease has ended, and passes it on then: others have taken
     /// over by the time that what was under way arrives.
     Hold,
+    /// A link over which a process is given what others may take as well passes requests on and keeps the answers back: others are
+    /// given it meanwhile, and then the answers arrive.
+    HoldAnswers,
     /// The disk is full.
     DiskFull,
     /// Redis is killed without a warning, and started again.
@@ -39,7 +42,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Kill,
         Self::Terminate,
         Self::Stop,
@@ -48,6 +51,7 @@ impl Kind {
         Self::Swallow,
         Self::SwallowAnswers,
         Self::Hold,
+        Self::HoldAnswers,
         Self::DiskFull,
         Self::RedisKill,
         Self::RedisStop,
@@ -65,6 +69,7 @@ impl Kind {
             Self::Swallow => "link swallows all",
             Self::SwallowAnswers => "link swallows answers",
             Self::Hold => "link outlasts a lease",
+            Self::HoldAnswers => "link keeps answers",
             Self::DiskFull => "disk full",
             Self::RedisKill => "redis kill -9",
             Self::RedisStop => "redis stopped",
@@ -94,6 +99,8 @@ pub struct Targets {
     pub links: Vec<String>,
     /// Those of them over which a process holds a lease that others wait for.
     pub leases: Vec<String>,
+    /// Those of them over which a process is given what others may take as well.
+    pub shares: Vec<String>,
     /// Whether there is a disk that can be filled.
     pub disk: bool,
     /// Whether Redis can be killed and started again.
@@ -110,6 +117,7 @@ impl Targets {
             Kind::Kill | Kind::Terminate | Kind::Stop => !self.programs.is_empty(),
             Kind::Cut | Kind::Delay | Kind::Swallow | Kind::SwallowAnswers => !self.links.is_empty(),
             Kind::Hold => !self.leases.is_empty(),
+            Kind::HoldAnswers => !self.shares.is_empty(),
             Kind::DiskFull => self.disk,
             Kind::RedisKill => self.redis,
             Kind::RedisStop => self.redis_stop,
@@ -141,6 +149,7 @@ pub fn schedule(seed: u64, targets: &Targets, kinds: &[Kind], count: usize) -> V
                 draw.one_of(&targets.links).clone()
             }
             Kind::Hold => draw.one_of(&targets.leases).clone(),
+            Kind::HoldAnswers => draw.one_of(&targets.shares).clone(),
             Kind::DiskFull | Kind::RedisKill | Kind::RedisStop => String::new(),
         };
         let before = Duration::from_millis(draw.between(50, 600));
@@ -149,6 +158,8 @@ pub fn schedule(seed: u64, targets: &Targets, kinds: &[Kind], count: usize) -> V
         let long = draw.below(4) == 0;
         let lasts = Duration::from_millis(match kind {
             Kind::Hold => lease + draw.between(200, 2_000),
+            // What nobody took is found within a second, and is given to others: about when that happens, and while it is under way.
+            Kind::HoldAnswers => draw.between(600, 2_400),
             _ if long => draw.between(lease - 1_000, lease + 3_000),
             _ => draw.between(50, 1_000),
         });
@@ -167,6 +178,7 @@ mod tests {
             programs: names(&["a", "b"]),
             links: names(&["x", "y"]),
             leases: names(&["y"]),
+            shares: names(&["x"]),
             disk: true,
             redis: true,
             redis_stop: true,
@@ -188,10 +200,11 @@ mod tests {
             kinds.sort_unstable();
             kinds
         };
-        assert_eq!(kinds(&targets(), 11), Kind::ALL);
+        assert_eq!(kinds(&targets(), 12), Kind::ALL);
         let alone = Targets {
             links: Vec::new(),
             leases: Vec::new(),
+            shares: Vec::new(),
             disk: false,
             redis: false,
             redis_stop: false,
@@ -207,7 +220,7 @@ mod tests {
     fn a_lease_ends_while_its_link_is_held() {
         let lease = Duration::from_secs(LEASE_SECS.into());
         let held: Vec<Fault> =
-            schedule(3, &targets(), &[], 110).into_iter().filter(|fault| fault.kind == Kind::Hold).collect();
+            schedule(3, &targets(), &[], 120).into_iter().filter(|fault| fault.kind == Kind::Hold).collect();
         assert_eq!(held.len(), 10);
         assert!(held.iter().all(|fault| fault.target == "y" && fault.lasts > lease), "{held:?}");
     }

@@ -62,6 +62,8 @@ pub struct Suite {
     redis: Option<RedisServer>,
     /// Links over which a process holds a lease that others wait for.
     leases: Vec<String>,
+    /// Links over which a process is given what others may take as well.
+    shares: Vec<String>,
     /// Where clients reach it, through links.
     doors: Vec<String>,
     data: PathBuf,
@@ -111,6 +113,7 @@ impl Suite {
             programs: self.programs.keys().cloned().collect(),
             links: self.links.keys().cloned().collect(),
             leases: self.leases.clone(),
+            shares: self.shares.clone(),
             disk: self.disk.is_some(),
             redis: true,
             redis_stop: true,
@@ -159,6 +162,7 @@ impl Suite {
                 self.link(fault).set(testkit::Fault::Delay(fault.lasts / 10))
             }
             Kind::Delay | Kind::Hold => self.link(fault).set(testkit::Fault::Hold),
+            Kind::HoldAnswers => self.link(fault).set(testkit::Fault::HoldAnswers),
             Kind::Swallow => self.link(fault).set(testkit::Fault::BlackHole),
             Kind::SwallowAnswers => self.link(fault).set(testkit::Fault::SwallowAnswers),
             Kind::DiskFull => self.disk.as_ref().expect("a disk").fill_up("filler", 0),
@@ -183,7 +187,7 @@ impl Suite {
             }
             // What was swallowed is gone: a connection that lost a part of what it carried is none any more.
             Kind::Swallow | Kind::SwallowAnswers => self.link(fault).cut_once(),
-            Kind::Cut | Kind::Delay | Kind::Hold => self.link(fault).restore(),
+            Kind::Cut | Kind::Delay | Kind::Hold | Kind::HoldAnswers => self.link(fault).restore(),
             Kind::DiskFull => {
                 self.disk.as_ref().expect("a disk").empty("filler");
                 self.revive();

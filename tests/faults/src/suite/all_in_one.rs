@@ -36,6 +36,7 @@ pub(super) async fn start(dir: TempDir, disk: Option<SmallDisk>) -> Suite {
         links: [].into(),
         redis: None,
         leases: Vec::new(),
+        shares: Vec::new(),
         doors: Vec::new(),
         data,
         slots: SLOTS,

@@ -14,7 +14,7 @@ use super::{Form, Program, Suite, issue_stranger, place, text};
 
 const SCHEDULERS: usize = 3;
 const RUNNERS: usize = 2;
-const SLOTS_EACH: usize = 2;
+const SLOTS_EACH: usize = 6;
 /// Services that a certificate is made for.
 const SERVICES: [&str; 7] =
     ["storage", "runner-registry", "scheduler", "mycelium-gateway", "router", "supervisor", "runner"];
@@ -63,6 +63,7 @@ pub(super) async fn start(dir: TempDir, disk: Option<SmallDisk>) -> Suite {
     bootstrap(&stage);
     issue_stranger(&data.join("pki"));
     let leases = (1..=SCHEDULERS).map(|replica| format!("scheduler-{replica}-storage")).collect();
+    let shares = (1..=RUNNERS).map(|replica| format!("runner-{replica}-redis")).collect();
     let doors = (1..=SCHEDULERS).map(|replica| stage.through(&format!("client-{replica}"))).collect();
     Suite {
         form: Form::Processes,
@@ -70,6 +71,7 @@ pub(super) async fn start(dir: TempDir, disk: Option<SmallDisk>) -> Suite {
         links: stage.links,
         redis: Some(redis),
         leases,
+        shares,
         doors,
         data,
         slots: RUNNERS * SLOTS_EACH,
