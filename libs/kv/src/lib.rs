@@ -12,6 +12,7 @@
 //!   may have happened ([`Error::UnknownOutcome`]);
 //! - a change may be answered when it is kept as well as was asked for ([`Connection::change`]), without others waiting
 //!   for that;
+//! - what an answered change survives has three names ([`Durability`]), and what they come to depends on the server;
 //! - commands that block the server's answer have a connection of their own ([`Blocking`]).
 
 mod blocking;
@@ -19,6 +20,7 @@ mod cluster;
 mod command;
 mod confirm;
 mod connection;
+mod durability;
 mod endpoint;
 mod error;
 mod link;
@@ -34,6 +36,7 @@ pub use blocking::Blocking;
 pub use command::{Arg, Cmd, Pipeline};
 pub use confirm::{Confirm, Keeper};
 pub use connection::{Connection, Kv};
+pub use durability::{Confirmation, Durability, ServerSetup, SetupError, UnknownDurability};
 pub use endpoint::{Endpoint, EndpointError};
 pub use error::{Error, Result};
 pub use process::Setup;

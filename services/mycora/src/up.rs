@@ -21,7 +21,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kv::Endpoint;
+use kv::{Durability, Endpoint};
 use model::dialing::AddressRules;
 use model::id::Uid;
 use model::{Address, ScriptType};
@@ -29,7 +29,7 @@ use mycelium::MyceliumFlags;
 use mycelium_gateway::mail_policy::MailPolicy;
 use rpc::{CallRate, MeshTrust};
 use service::LogFile;
-use storage::{Durability, QuotaSetting};
+use storage::QuotaSetting;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use identity::TrustDomain;
-use kv::Kv;
+use kv::{Confirmation, Durability, Kv, SetupError};
 use model::Timestamp;
 use rpc::{Directory, MountBuilder};
 use service::{Notices, Readiness};
@@ -12,14 +12,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::context_removal::Removals;
-use crate::durability::{self, Confirmation, DURABILITY, Durability, Refusal};
 use crate::error::Error;
 use crate::events::Hub;
+use crate::layout;
 use crate::replicas::Replicas;
 use crate::routers::Routers;
 use crate::rpc::{Identities, Rpc, Uploads, keep_true};
 use crate::store::Store;
 use crate::sweeps::Swept;
+
+/// The notice about what an answered change survives.
+pub const DURABILITY: &str = "durability";
 
 /// What storage needs of others.
 #[derive(Debug, Clone)]
@@ -42,7 +45,7 @@ pub struct App {
 impl App {
     pub(crate) async fn new(config: Config, deps: Deps) -> Result<Self, StartError> {
         let Config { layout, durability: asked, lease, addresses, quotas } = config;
-        durability::check_layout(layout, &deps.kv).await?;
+        layout::check(layout, &deps.kv).await?;
         let (confirmation, servers) = Confirmation::of(asked, &deps.kv).await?;
         let store =
             Store::open(deps.kv, layout, confirmation, quotas).await.map_err(|error| match error {
@@ -161,11 +164,11 @@ pub enum StartError {
     Unusable(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-impl From<Refusal> for StartError {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::Unknown(error) if error.is_connection_trouble() => Self::Unreachable(error),
-            refusal => Self::Unusable(Box::new(refusal)),
+impl From<SetupError> for StartError {
+    fn from(error: SetupError) -> Self {
+        match error {
+            SetupError::Unknown(error) if error.is_connection_trouble() => Self::Unreachable(error),
+            error => Self::Unusable(Box::new(error)),
         }
     }
 }

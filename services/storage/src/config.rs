@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use keys::Layout;
+use kv::Durability;
 use model::dialing::AddressRules;
 use model::limits;
 
 use crate::app::{App, Deps, StartError};
-use crate::durability::Durability;
 use crate::quotas::Quotas;
 
 /// The storage service's own settings.

@@ -5,14 +5,13 @@ use std::time::Duration;
 use ::rpc::Mount;
 use identity::TrustDomain;
 use keys::Layout;
-use kv::{Endpoint, Kv};
+use kv::{Durability, Endpoint, Kv};
 use model::limits;
 use service::{AddressFlags, Failure, Host, Limits};
 
 use crate::app::{App, Deps, StartError};
 use crate::commits::COMMIT_NODES_MAX;
 use crate::config::Config;
-use crate::durability::Durability;
 use crate::quotas::{QuotaSetting, Quotas};
 use crate::routers::{HELD_MAX, HELD_WHOLE_MAX};
 use crate::rpc::{

@@ -6,12 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use keys::{ContextKeys, GlobalKeys, Layout};
-use kv::{Arg, Blocking, Call, Cmd, Connection, Kv, Pipeline, Script, Value};
+use kv::{Arg, Blocking, Call, Cmd, Confirmation, Connection, Kv, Pipeline, Script, Value};
 use model::{ActorId, Context, ContextId, ContextUid, FlowUid, Timestamp};
 use tokio::sync::{OnceCell, watch};
 
 use crate::audit::Deed;
-use crate::durability::Confirmation;
 use crate::error::{Error, Result, STORE_WENT_BACK};
 use crate::events::Position;
 use crate::permission::{self, Action};

@@ -12,9 +12,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use clap::Args;
-use kv::Endpoint;
+use kv::{Durability, Endpoint};
 use model::Timestamp;
-use storage::Durability;
 
 pub use self::finding::{Finding, Level, Report};
 use super::{Global, find_profile, profile_path};

@@ -6,12 +6,12 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::Args;
-use kv::Endpoint;
+use kv::{Durability, Endpoint};
 use model::{Address, ScriptType};
 use mycelium::MyceliumFlags;
 use mycelium_gateway::mail_policy::MailPolicy;
 use service::{ActorFlags, AddressFlags, Hangup, MeshFlags, Shutdown, TelemetryFlags, telemetry};
-use storage::{Durability, QuotaSetting};
+use storage::QuotaSetting;
 
 use crate::command::Global;
 use crate::failure::{Failure, error_chain};

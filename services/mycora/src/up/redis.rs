@@ -15,9 +15,8 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kv::Endpoint;
+use kv::{Durability, Endpoint};
 use model::id::Uid;
-use storage::Durability;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;

@@ -5,8 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use keys::Layout;
-use kv::{Cmd, Endpoint, Kv};
-use storage::Durability;
+use kv::{Cmd, Durability, Endpoint, Kv};
 
 use super::directory::DataDir;
 use super::disk::SharedDisk;

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use keys::{ContextKeys, Layout};
-use kv::Cmd;
+use kv::{Cmd, Durability};
 use model::id::Uid;
 use model::{ContextId, FlowId, OwnerId};
 use proto::internal::v1::flow_store_service_client::FlowStoreServiceClient;
 use proto::internal::v1::{self as wire, CommitRefusal};
 use proto::v1;
 use rpc::Channel;
-use storage::{Config, Deps, Durability, StartError};
+use storage::{Config, Deps, StartError};
 use testkit::{PATIENCE, RedisCluster, RedisServer, wait_until, wait_until_blocking};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;

@@ -4,9 +4,10 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 
 use keys::Layout;
+use kv::Durability;
 use model::FlowId;
 use proto::internal::v1::CommitRefusal;
-use storage::{Config, Deps, Durability, StartError};
+use storage::{Config, Deps, StartError};
 use testkit::{PATIENCE, RedisServer, wait_until};
 use tonic::Code;
 

@@ -1,8 +1,9 @@
 //! Storage over a master that Sentinels name.
 
 use keys::Layout;
+use kv::Durability;
 use proto::internal::v1::CommitRefusal;
-use storage::{Config, Durability};
+use storage::Config;
 use testkit::{PATIENCE, RedisSentinels, wait_until};
 
 use crate::stage::Stage;

@@ -5,10 +5,9 @@ mod several;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use kv::{Cmd, Connection, Endpoint, Kv, Setup};
+use kv::{Cmd, Connection, Durability, Endpoint, Kv, Setup};
 use mycelium::Bus as _;
 use mycelium::daemon::{Config, DaemonBus, Metrics};
-use storage::Durability;
 
 use super::finding::{Finding, Level};
 use crate::failure::error_chain;

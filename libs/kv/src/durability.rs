@@ -4,8 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use keys::Layout;
-use kv::{Call, Cmd, Confirm, Connection, Keeper, Kv, Setup, Value};
+use crate::{Call, Confirm, Connection, Error, Keeper, Kv, Result, Setup, Value};
 
 /// How long a replica, or the disk, may take before the outcome of a change counts as unknown.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -14,8 +13,6 @@ const REPLICA_DISK_PATIENCE: Duration = Duration::from_secs(5);
 /// The first version that knows `WAITAOF`.
 const WAITAOF_SINCE: (u32, u32) = (7, 2);
 
-/// The notice about it.
-pub const DURABILITY: &str = "durability";
 /// What an answered change survives where Redis does not say how it is set up.
 const UNTOLD: &str =
     "an answered change survives what Redis is set up for, which it does not tell: allow CONFIG GET";
@@ -54,7 +51,7 @@ impl fmt::Display for Durability {
 
 impl FromStr for Durability {
     type Err = UnknownDurability;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
         [Self::Fast, Self::Synced, Self::Replicated]
             .into_iter()
             .find(|known| known.as_str() == text)
@@ -69,23 +66,23 @@ pub struct UnknownDurability(pub String);
 
 /// What makes a change count: what a durability comes to at the server that makes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Confirmation {
+pub struct Confirmation {
     asked: Durability,
 }
 
 /// Why the Redis at hand cannot be used as it was asked, and what helps.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refusal {
+pub enum SetupError {
     /// Redis is not set up for it.
     #[error("{0}")]
     NotGiven(String),
     /// It could not be asked.
     #[error("Redis did not say what it is set up for")]
-    Unknown(#[source] kv::Error),
+    Unknown(#[source] Error),
 }
 
-impl From<kv::Error> for Refusal {
-    fn from(error: kv::Error) -> Self {
+impl From<Error> for SetupError {
+    fn from(error: Error) -> Self {
         Self::Unknown(error)
     }
 }
@@ -95,7 +92,7 @@ impl Durability {
     ///
     /// # Errors
     /// Names what the server cannot give, and the way out.
-    pub fn is_given_by(self, setup: &Setup) -> Result<(), String> {
+    pub fn is_given_by(self, setup: &Setup) -> std::result::Result<(), String> {
         self.on(setup).map(drop)
     }
 
@@ -153,7 +150,7 @@ impl Durability {
     ///
     /// # Errors
     /// Names what the server cannot give, and the way out.
-    fn on(self, setup: &Setup) -> Result<Option<Confirm>, String> {
+    fn on(self, setup: &Setup) -> std::result::Result<Option<Confirm>, String> {
         let product = &setup.product;
         match self {
             Self::Fast => Ok(None),
@@ -215,7 +212,7 @@ fn doubt_of_fast(setup: &Setup) -> Option<String> {
     }
 }
 
-fn told<'a>(product: &str, setting: Option<&'a str>, name: &str) -> Result<&'a str, String> {
+fn told<'a>(product: &str, setting: Option<&'a str>, name: &str) -> std::result::Result<&'a str, String> {
     setting.ok_or_else(|| format!("this {product} does not tell its `{name}`: allow CONFIG GET"))
 }
 
@@ -225,7 +222,7 @@ impl Confirmation {
     ///
     /// # Errors
     /// Names what it cannot give.
-    pub(crate) async fn of(asked: Durability, kv: &Kv) -> Result<(Self, Vec<ServerSetup>), Refusal> {
+    pub async fn of(asked: Durability, kv: &Kv) -> std::result::Result<(Self, Vec<ServerSetup>), SetupError> {
         let mut servers = Vec::new();
         for primary in kv.primaries().await? {
             let name = kv.endpoint().is_cluster().then(|| primary.endpoint().to_owned());
@@ -234,15 +231,15 @@ impl Confirmation {
                 // It needs nothing: who may not be asked is not asked.
                 Err(_) if asked == Durability::Fast => None,
                 // It is about to change its role; somebody else takes writes soon.
-                Err(kv::Error::Readonly(reason)) => {
+                Err(Error::Readonly(reason)) => {
                     let endpoint = primary.endpoint().to_owned();
-                    return Err(kv::Error::Unreachable { endpoint, reason }.into());
+                    return Err(Error::Unreachable { endpoint, reason }.into());
                 }
                 Err(error) => return Err(error.into()),
             };
             let server = ServerSetup { name, setup };
             if let Some(setup) = &server.setup {
-                asked.on(setup).map_err(|why| Refusal::NotGiven(server.named(&why)))?;
+                asked.on(setup).map_err(|why| SetupError::NotGiven(server.named(&why)))?;
             }
             servers.push(server);
         }
@@ -251,7 +248,7 @@ impl Confirmation {
 
     /// Calls a script and waits for what makes its answer count. The server is asked again what it can give whenever
     /// there is another process at the other end, and makes no change when that is too little.
-    pub(crate) async fn call(self, connection: &Connection, call: Call) -> kv::Result<Value> {
+    pub async fn call(self, connection: &Connection, call: Call) -> Result<Value> {
         match self.asked {
             Durability::Fast => connection.call(call).await,
             asked => connection.change(call, |setup| asked.on(setup)).await,
@@ -261,7 +258,7 @@ impl Confirmation {
 
 /// How a server that takes writes is set up.
 #[derive(Debug)]
-pub(crate) struct ServerSetup {
+pub struct ServerSetup {
     /// Where it is; nothing where there is no other.
     name: Option<String>,
     /// Nothing for one that did not tell.
@@ -270,12 +267,12 @@ pub(crate) struct ServerSetup {
 
 impl ServerSetup {
     /// What it gives less than `asked` says.
-    pub(crate) fn doubt(&self, asked: Durability) -> Option<String> {
+    pub fn doubt(&self, asked: Durability) -> Option<String> {
         self.setup.as_ref().and_then(|setup| asked.doubt(setup)).map(|doubt| self.named(&doubt))
     }
 
     /// What an answered change survives there.
-    pub(crate) fn promise(&self, asked: Durability) -> String {
+    pub fn promise(&self, asked: Durability) -> String {
         let promise =
             self.setup.as_ref().map_or_else(|| format!("{asked}: {UNTOLD}"), |setup| asked.promise(setup));
         self.named(&promise)
@@ -284,44 +281,6 @@ impl ServerSetup {
     fn named(&self, what: &str) -> String {
         self.name.as_ref().map_or_else(|| what.to_owned(), |name| format!("{name}: {what}"))
     }
-}
-
-/// Whether contexts can be kept apart so in the Redis at hand.
-///
-/// # Errors
-/// Names what else it would take.
-pub(crate) async fn check_layout(layout: Layout, kv: &Kv) -> Result<(), Refusal> {
-    if !kv.endpoint().is_cluster() {
-        let enabled = info(&kv.at(0, ""), "cluster", "cluster_enabled").await;
-        return match enabled {
-            Ok(Some(enabled)) if enabled == "1" => Err(Refusal::NotGiven(
-                "this Redis is a node of a cluster: name it as redis+cluster://host:port, with the layout `hash-tag`"
-                    .to_owned(),
-            )),
-            // Who may not ask will be told by every other answer.
-            Ok(_) | Err(Refusal::Unknown(kv::Error::Refused { .. })) => Ok(()),
-            Err(error) => Err(error),
-        };
-    }
-    if layout == Layout::Database {
-        return Err(Refusal::NotGiven(
-            "a cluster has one database, so it cannot keep contexts apart by the layout `database`: choose `hash-tag`"
-                .to_owned(),
-        ));
-    }
-    match kv.primaries().await {
-        Err(kv::Error::Refused { code, message }) => Err(Refusal::NotGiven(format!(
-            "{} is no cluster that can be used: {code} {message}",
-            kv.endpoint()
-        ))),
-        other => Ok(other.map(drop)?),
-    }
-}
-
-async fn info(connection: &Connection, section: &str, name: &str) -> Result<Option<String>, Refusal> {
-    let text = connection.cmd(Cmd::new("INFO").arg(section)).await?.text()?;
-    let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
-    Ok(pairs.find(|(known, _)| *known == name).map(|(_, value)| value.trim().to_owned()))
 }
 
 #[cfg(test)]
