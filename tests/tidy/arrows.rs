@@ -7,9 +7,10 @@ use serde_json::Value;
 use crate::{Finding, check, root};
 
 /// Which of our libraries a library may use. `testkit` may use anything, but needs nothing of ours.
-const LIBS: [(&str, &[&str]); 14] = [
+const LIBS: [(&str, &[&str]); 15] = [
     ("model", &[]),
-    ("flow", &["model"]),
+    ("expression", &[]),
+    ("flow", &["model", "expression"]),
     ("keys", &["model"]),
     ("kv", &[]),
     ("queue", &["model", "keys", "kv"]),
@@ -30,14 +31,14 @@ const FENCED: [(&str, &[&str]); 8] = [
     ("rcgen", &["libs/identity"]),
     ("tonic-reflection", &["libs/rpc"]),
     ("tonic-prost", &["libs/proto"]),
-    ("rhai", &["libs/flow", "services/runner"]),
+    ("rhai", &["libs/expression", "services/runner"]),
     ("landlock", &["libs/sandbox"]),
     ("seccompiler", &["libs/sandbox"]),
 ];
 /// What pure crates have no use for.
 const IMPURE: [&str; 5] = ["tokio", "tonic", "prost", "redis", "tracing"];
 /// The pure ones.
-const PURE: [&str; 3] = ["libs/model", "libs/flow", "libs/keys"];
+const PURE: [&str; 4] = ["libs/model", "libs/expression", "libs/flow", "libs/keys"];
 
 /// What a crate depends on.
 struct Package {

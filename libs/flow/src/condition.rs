@@ -1,74 +1,39 @@
 //! `when`: an expression over upstream results that decides whether a node runs.
 //!
-//! The language is Rhai's expression mode, cut down to what has an answer
-//! without doing anything: values, operators and a few questions about texts.
-//! The tree of an expression is checked before anything is evaluated, so that
-//! what could loop, allocate or reach out is refused when the flow is made.
+//! Read and checked by [`expression`] when the flow is made.
 
-mod check;
-mod value;
+mod references;
+mod typed;
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::sync::LazyLock;
 
+use expression::{Budget, Expression, ExpressionError, Expressions, Operand};
 use model::limits::{RESULT_BYTES_MAX, WHEN_BYTES_MAX, WHEN_OPERATIONS_MAX};
 use model::{Flow, Name};
-use rhai::packages::{ArithmeticPackage, LogicPackage, Package as _};
-use rhai::{AST, Dynamic, Engine, Map, OptimizationLevel, Scope};
 
+use self::references::{FLOW, RESULTS, References};
+use self::typed::typed;
 use crate::template::FlowField;
 
-/// How deep an expression may be nested.
-const DEPTH_MAX: usize = 32;
-/// Elements of a list, as in `results.a.kind in ["x", "y"]`.
-const LIST_MAX: usize = 256;
-/// What an evaluation says of itself is cut after so many characters.
-const DETAIL_CHARS_MAX: usize = 200;
+/// What a condition may cost.
+const BUDGET: Budget = Budget {
+    bytes: WHEN_BYTES_MAX,
+    depth: 32,
+    list: 256,
+    text: RESULT_BYTES_MAX,
+    operations: WHEN_OPERATIONS_MAX,
+};
 
 /// One for all: it keeps nothing between two evaluations.
-static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
-    let mut engine = Engine::new_raw();
-    ArithmeticPackage::new().register_into_engine(&mut engine);
-    LogicPackage::new().register_into_engine(&mut engine);
-    value::register(&mut engine);
-    // The language's own answer to values of different kinds is `false`, without a word.
-    engine.set_fast_operators(false);
-    // An expression has to stay as it was written until it was checked.
-    engine.set_optimization_level(OptimizationLevel::None);
-    engine.set_max_operations(WHEN_OPERATIONS_MAX);
-    engine.set_max_expr_depths(DEPTH_MAX, DEPTH_MAX);
-    engine.set_max_string_size(RESULT_BYTES_MAX);
-    engine.set_max_array_size(LIST_MAX);
-    engine.set_max_map_size(LIST_MAX);
-    engine.disable_symbol("eval");
-    engine
-});
+static EXPRESSIONS: LazyLock<Expressions> = LazyLock::new(|| Expressions::new(&BUDGET));
 
 /// Why a text is no [`Condition`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConditionError {
-    /// It is longer than its limit.
-    #[error("an expression has at most {WHEN_BYTES_MAX} bytes, this one has {bytes}")]
-    TooLong {
-        /// How long it is.
-        bytes: usize,
-    },
-    /// It cannot be read.
-    #[error("it is not an expression: {what}")]
-    Syntax {
-        /// What is wrong with it.
-        what: String,
-    },
-    /// It uses something that expressions do not have.
-    #[error(
-        "{what} cannot stand in an expression: there are values, operators, `in` and {}",
-        check::FUNCTIONS_TEXT
-    )]
-    NotAllowed {
-        /// What it uses.
-        what: String,
-    },
+    /// It is no expression.
+    #[error(transparent)]
+    Expression(#[from] ExpressionError),
     /// A name with `-` is read as a subtraction.
     #[error("`{written}` is a subtraction; write `{instead}`")]
     Dash {
@@ -119,7 +84,7 @@ pub enum EvaluationError {
 /// A checked expression.
 #[derive(Debug, Clone)]
 pub struct Condition {
-    ast: AST,
+    expression: Expression,
     references: Box<[(Name, String)]>,
 }
 
@@ -129,15 +94,11 @@ impl Condition {
     /// # Errors
     /// The first thing that is wrong with it.
     pub fn parse(text: &str) -> Result<Self, ConditionError> {
-        if text.len() > WHEN_BYTES_MAX {
-            return Err(ConditionError::TooLong { bytes: text.len() });
-        }
-        check::dashes(text)?;
-        let ast = ENGINE
-            .compile_expression(text)
-            .map_err(|error| ConditionError::Syntax { what: cut(&error.to_string()) })?;
-        let references = check::references(&ast)?.into_iter().collect();
-        Ok(Self { ast, references })
+        EXPRESSIONS.check_length(text)?;
+        references::dashes(text)?;
+        let mut references = References::default();
+        let expression = EXPRESSIONS.read(text, &mut references)?;
+        Ok(Self { expression, references: references.0.into_iter().collect() })
     }
 
     /// The nodes and keys that it refers to, each once.
@@ -156,24 +117,22 @@ impl Condition {
         flow: &Flow,
         lookup: impl Fn(usize) -> Option<&'a str>,
     ) -> Result<bool, EvaluationError> {
-        let mut results: BTreeMap<&str, Map> = BTreeMap::new();
+        let mut results: BTreeMap<&str, Vec<(&str, Operand)>> = BTreeMap::new();
         for (at, (node, key)) in self.references.iter().enumerate() {
-            let value = lookup(at).map_or(Dynamic::UNIT, value::typed);
-            results.entry(node.as_str()).or_default().insert(key.as_str().into(), value);
+            let value = lookup(at).map_or(Operand::NOTHING, typed);
+            results.entry(node.as_str()).or_default().push((key.as_str(), value));
         }
-        let results: Map = results.into_iter().map(|(node, keys)| (node.into(), keys.into())).collect();
-        let mut scope = Scope::new();
-        scope.push_constant("results", results);
-        scope.push_constant("flow", flow_fields(flow));
-        let answer = ENGINE
-            .eval_ast_with_scope::<Dynamic>(&mut scope, &self.ast)
-            .map_err(|error| EvaluationError::Failed { what: cut(&error.to_string()) })?;
-        answer.as_bool().map_err(|_| EvaluationError::NotABool { what: value::kind(&answer) })
+        let results = results.into_iter().map(|(node, keys)| (node, Operand::object(keys)));
+        let variables = [(RESULTS, Operand::object(results)), (FLOW, flow_fields(flow))];
+        let answer = EXPRESSIONS
+            .evaluate(&self.expression, variables)
+            .map_err(|error| EvaluationError::Failed { what: error.what })?;
+        answer.as_bool().ok_or_else(|| EvaluationError::NotABool { what: answer.kind() })
     }
 }
 
-fn flow_fields(flow: &Flow) -> Map {
-    let field = |field: FlowField| -> Dynamic {
+fn flow_fields(flow: &Flow) -> Operand {
+    let field = |field: FlowField| -> Operand {
         match field {
             FlowField::Id => i64::from(flow.id.0).into(),
             FlowField::Uid => flow.uid.to_string().into(),
@@ -182,16 +141,7 @@ fn flow_fields(flow: &Flow) -> Map {
             FlowField::CallerId => i64::from(flow.caller_id.0).into(),
         }
     };
-    FlowField::ALL.into_iter().map(|known| (known.as_str().into(), field(known))).collect()
-}
-
-fn cut(text: &str) -> String {
-    let mut kept: String = text.chars().take(DETAIL_CHARS_MAX).collect();
-    if kept.len() < text.len() {
-        // Writing to a text cannot fail.
-        let _ = kept.write_str("…");
-    }
-    kept
+    Operand::object(FlowField::ALL.into_iter().map(|known| (known.as_str(), field(known))))
 }
 
 #[cfg(test)]

@@ -111,10 +111,14 @@ fn what_loops_allocates_or_reaches_out_is_refused() {
         assert!(error.contains(expected), "{text}: {error}");
     }
     let deep = format!("{}true{}", "(".repeat(60), ")".repeat(60));
-    assert!(matches!(Condition::parse(&deep), Err(ConditionError::Syntax { .. })));
+    assert!(matches!(
+        Condition::parse(&deep),
+        Err(ConditionError::Expression(ExpressionError::Syntax { .. }))
+    ));
     let long = "1+".repeat(WHEN_BYTES_MAX / 2) + "1 > 0";
     let refused = Condition::parse(&long).expect_err("too long");
-    assert_eq!(refused, ConditionError::TooLong { bytes: WHEN_BYTES_MAX + 5 });
+    let too_long = ExpressionError::TooLong { bytes: WHEN_BYTES_MAX + 5, most: WHEN_BYTES_MAX };
+    assert_eq!(refused, ConditionError::Expression(too_long));
 }
 
 #[test]
@@ -149,7 +153,7 @@ fn budgets_hold() {
     assert_eq!(evaluate("results.a.t == results.a.u && results.a.v.len() > 1", &a), Ok(true));
     let error = evaluate("results.a.t + results.a.u == results.a.v", &a).expect_err("too long");
     assert!(error.to_string().contains("Length of string too large"), "{error}");
-    let list = format!("1 in [{}]", vec!["1"; LIST_MAX + 1].join(","));
+    let list = format!("1 in [{}]", vec!["1"; BUDGET.list + 1].join(","));
     let refused = Condition::parse(&list).map(|_| ()).map_err(|error| error.to_string());
     assert!(refused.as_ref().is_err_and(|error| error.contains("array")), "{refused:?}");
 }

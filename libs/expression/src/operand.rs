@@ -1,26 +1,72 @@
 //! Values as expressions see them.
 
-use model::flow::is_number;
-use rhai::{Array, Dynamic, Engine, EvalAltResult, ImmutableString, Variant};
+use rhai::{Array, Dynamic, Engine, EvalAltResult, ImmutableString, Map, Variant};
 
-/// A result's text as a value: `true`, `false` and what [`is_number`] are that, everything else is a text.
-/// `$MYCORA_INPUTS` follows the same rule.
-pub(super) fn typed(text: &str) -> Dynamic {
-    match text {
-        "true" => true.into(),
-        "false" => false.into(),
-        _ if is_number(text) => number(text).unwrap_or_else(|| text.into()),
-        _ => text.into(),
+/// A value: a text, a number, a truth, a list, an object, or nothing.
+#[derive(Debug, Clone)]
+pub struct Operand(pub(super) Dynamic);
+
+impl Operand {
+    /// Nothing, which is written `()`.
+    pub const NOTHING: Self = Self(Dynamic::UNIT);
+
+    /// An object with these fields.
+    pub fn object<'a>(fields: impl IntoIterator<Item = (&'a str, Self)>) -> Self {
+        let fields: Map = fields.into_iter().map(|(name, value)| (name.into(), value.0)).collect();
+        Self(fields.into())
+    }
+
+    /// A truth.
+    #[must_use]
+    pub fn as_bool(&self) -> Option<bool> {
+        self.0.as_bool().ok()
+    }
+
+    /// A number or a truth as the text that it was given as.
+    #[must_use]
+    pub fn written(&self) -> Option<String> {
+        written(&self.0)
+    }
+
+    /// What it is, for people.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        kind(&self.0)
     }
 }
 
-fn number(text: &str) -> Option<Dynamic> {
-    let integer = text.parse::<i64>().ok().map(Dynamic::from);
-    integer.or_else(|| text.parse::<f64>().ok().map(Dynamic::from))
+impl From<&str> for Operand {
+    fn from(text: &str) -> Self {
+        Self(text.into())
+    }
+}
+
+impl From<String> for Operand {
+    fn from(text: String) -> Self {
+        Self(text.into())
+    }
+}
+
+impl From<i64> for Operand {
+    fn from(number: i64) -> Self {
+        Self(number.into())
+    }
+}
+
+impl From<f64> for Operand {
+    fn from(number: f64) -> Self {
+        Self(number.into())
+    }
+}
+
+impl From<bool> for Operand {
+    fn from(truth: bool) -> Self {
+        Self(truth.into())
+    }
 }
 
 /// What a value is, for people.
-pub(super) fn kind(value: &Dynamic) -> &'static str {
+fn kind(value: &Dynamic) -> &'static str {
     if value.is_unit() {
         "nothing"
     } else if value.is_int() || value.is_float() {
@@ -111,56 +157,4 @@ fn are_equal(one: &Dynamic, other: &Dynamic) -> bool {
 fn float(value: &Dynamic) -> Option<f64> {
     #[expect(clippy::cast_precision_loss, reason = "as the operators of the language compare them")]
     value.as_float().ok().or_else(|| value.as_int().ok().map(|int| int as f64))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn texts_that_are_values_are_values() {
-        assert_eq!(typed("7").as_int(), Ok(7));
-        assert_eq!(typed("-3").as_int(), Ok(-3));
-        assert_eq!(typed("1226.0").as_float(), Ok(1226.0));
-        assert_eq!(typed("0.5").as_float(), Ok(0.5));
-        assert_eq!(typed("true").as_bool(), Ok(true));
-        let texts = [
-            "007",
-            "null",
-            "NaN",
-            "",
-            " 1",
-            "1.",
-            ".5",
-            "+1",
-            "0x10",
-            "1e",
-            "true ",
-            "[1]",
-            "\"q\"",
-            "-0",
-            "1.10",
-            "12e10",
-            "1e3",
-            "12345678901234567890",
-            "7\n",
-            "inf",
-        ];
-        for text in texts {
-            assert!(typed(text).is_string(), "{text}");
-        }
-    }
-
-    proptest! {
-        /// What is read as a number is written as the same text again, and is JSON.
-        #[test]
-        fn numbers_lose_nothing(text in "-?[0-9.eE+\\-]{0,8}[ \n]?") {
-            let value = typed(&text);
-            if !value.is_string() {
-                prop_assert_eq!(written(&value), Some(text.clone()));
-                prop_assert!(serde_json::from_str::<serde_json::Number>(&text).is_ok());
-            }
-        }
-    }
 }

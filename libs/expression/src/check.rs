@@ -1,0 +1,131 @@
+//! What may stand in an expression.
+
+use rhai::{AST, ASTFlags, ASTNode, Expr, FnCallExpr, Stmt};
+
+use crate::{ExpressionError, Variables};
+
+/// Functions, and `in` behind the first of them.
+const FUNCTIONS: [&str; 4] = ["contains", "starts_with", "ends_with", "len"];
+pub(super) const FUNCTIONS_TEXT: &str = "`contains`, `starts_with`, `ends_with`, `len`";
+const OPERATORS: [&str; 16] =
+    ["+", "-", "*", "/", "%", "**", "==", "!=", "<", "<=", ">", ">=", "!", "&", "|", "^"];
+
+/// Checks the whole tree.
+pub(super) fn tree<V: Variables>(ast: &AST, variables: &mut V) -> Result<(), V::Error> {
+    let mut check = Check { variables };
+    let mut found = Ok(());
+    // The first node is the statement that holds the expression; everything below is looked at from there.
+    ast.walk(&mut |path: &[ASTNode<'_>]| {
+        found = match path.first() {
+            Some(ASTNode::Stmt(Stmt::Expr(expr))) => check.expr(expr),
+            Some(ASTNode::Expr(expr)) => check.expr(expr),
+            _ => Err(not_allowed("a statement").into()),
+        };
+        false
+    });
+    found
+}
+
+struct Check<'a, V> {
+    variables: &'a mut V,
+}
+
+/// One step of a chain such as `results.a["k"].len()`.
+enum Link<'a> {
+    Named(&'a str),
+    Called(&'a FnCallExpr),
+    Other,
+}
+
+impl<V: Variables> Check<'_, V> {
+    fn expr(&mut self, expr: &Expr) -> Result<(), V::Error> {
+        match expr {
+            Expr::BoolConstant(..)
+            | Expr::IntegerConstant(..)
+            | Expr::FloatConstant(..)
+            | Expr::CharConstant(..)
+            | Expr::StringConstant(..)
+            | Expr::Unit(..) => Ok(()),
+            Expr::Array(elements, _) => elements.iter().try_for_each(|element| self.expr(element)),
+            Expr::And(operands, _) | Expr::Or(operands, _) | Expr::Coalesce(operands, _) => {
+                operands.iter().try_for_each(|operand| self.expr(operand))
+            }
+            Expr::FnCall(call, _) => self.call(call),
+            Expr::Dot(..) | Expr::Index(..) => self.chain(expr),
+            Expr::Variable(variable, ..) => self.variables.refer(variable.1.as_str(), &[]).map(drop),
+            Expr::Map(..) => Err(not_allowed("an object").into()),
+            Expr::InterpolatedString(..) => Err(not_allowed("a text with `${…}` in it").into()),
+            Expr::Stmt(..) => Err(not_allowed("a block such as `if` or `switch`").into()),
+            Expr::DynamicConstant(..) => Err(not_allowed("a function of its own").into()),
+            _ => Err(not_allowed("what stands there").into()),
+        }
+    }
+
+    fn call(&mut self, call: &FnCallExpr) -> Result<(), V::Error> {
+        let name = call.name.as_str();
+        let known = OPERATORS.contains(&name) || FUNCTIONS.contains(&name);
+        if !known || call.is_qualified() {
+            let what = if call.is_operator_call() { format!("`{name}`") } else { format!("`{name}(…)`") };
+            return Err(ExpressionError::NotAllowed { what }.into());
+        }
+        call.args.iter().try_for_each(|argument| self.expr(argument))
+    }
+
+    /// A variable with names behind it, or any value; and calls behind that.
+    fn chain(&mut self, expr: &Expr) -> Result<(), V::Error> {
+        let mut links = Vec::new();
+        let taken = match unchain(expr, &mut links) {
+            Expr::Variable(variable, ..) => {
+                let names = links.iter().map_while(|link| match link {
+                    Link::Named(name) => Some(*name),
+                    Link::Called(_) | Link::Other => None,
+                });
+                self.variables.refer(variable.1.as_str(), &names.collect::<Vec<_>>())?
+            }
+            root => {
+                self.expr(root)?;
+                0
+            }
+        };
+        links.iter().skip(taken).try_for_each(|link| match link {
+            Link::Called(call) => self.call(call),
+            Link::Named(name) => Err(not_allowed(&format!("`.{name}` behind a value")).into()),
+            Link::Other => Err(not_allowed("`[…]` behind a value").into()),
+        })
+    }
+}
+
+/// Takes a chain apart; gives what it begins with.
+fn unchain<'a>(expr: &'a Expr, links: &mut Vec<Link<'a>>) -> &'a Expr {
+    let (Expr::Dot(pair, flags, _) | Expr::Index(pair, flags, _)) = expr else { return expr };
+    let mut rest = &pair.rhs;
+    let mut indexed = matches!(expr, Expr::Index(..));
+    let mut last = flags.contains(ASTFlags::BREAK);
+    loop {
+        match rest {
+            Expr::Dot(pair, flags, _) | Expr::Index(pair, flags, _) if !last => {
+                links.push(link(&pair.lhs, indexed));
+                indexed = matches!(rest, Expr::Index(..));
+                last = flags.contains(ASTFlags::BREAK);
+                rest = &pair.rhs;
+            }
+            end => {
+                links.push(link(end, indexed));
+                return &pair.lhs;
+            }
+        }
+    }
+}
+
+fn link(expr: &Expr, indexed: bool) -> Link<'_> {
+    match expr {
+        Expr::Property(property, _) if !indexed => Link::Named(property.2.as_str()),
+        Expr::MethodCall(call, _) if !indexed => Link::Called(call),
+        Expr::StringConstant(text, _) if indexed => Link::Named(text.as_str()),
+        _ => Link::Other,
+    }
+}
+
+fn not_allowed(what: &str) -> ExpressionError {
+    ExpressionError::NotAllowed { what: what.to_owned() }
+}

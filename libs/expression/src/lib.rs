@@ -1,0 +1,168 @@
+//! Expressions that have an answer and do nothing else.
+//!
+//! The language is Rhai's expression mode, cut down to what has an answer
+//! without doing anything: values, operators and a few questions about texts.
+//! The tree of an expression is checked before anything is evaluated, so that
+//! what could loop, allocate or reach out is refused when it is read.
+//!
+//! What its variables are is for its user to say ([`Variables`]).
+
+mod check;
+mod operand;
+
+use std::fmt::Write as _;
+
+use rhai::packages::{ArithmeticPackage, LogicPackage, Package as _};
+use rhai::{AST, Dynamic, Engine, OptimizationLevel, Scope};
+
+pub use operand::Operand;
+
+/// What an evaluation says of itself is cut after so many characters.
+const DETAIL_CHARS_MAX: usize = 200;
+
+/// What an expression may cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// Bytes of its text.
+    pub bytes: usize,
+    /// How deep it may be nested.
+    pub depth: usize,
+    /// Elements of a list, as in `results.a.kind in ["x", "y"]`.
+    pub list: usize,
+    /// Bytes of a text that it makes.
+    pub text: usize,
+    /// Steps of one evaluation.
+    pub operations: u64,
+}
+
+/// Why a text is no [`Expression`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ExpressionError {
+    /// It is longer than its limit.
+    #[error("an expression has at most {most} bytes, this one has {bytes}")]
+    TooLong {
+        /// How long it is.
+        bytes: usize,
+        /// How long it may be.
+        most: usize,
+    },
+    /// It cannot be read.
+    #[error("it is not an expression: {what}")]
+    Syntax {
+        /// What is wrong with it.
+        what: String,
+    },
+    /// It uses something that expressions do not have.
+    #[error(
+        "{what} cannot stand in an expression: there are values, operators, `in` and {}",
+        check::FUNCTIONS_TEXT
+    )]
+    NotAllowed {
+        /// What it uses.
+        what: String,
+    },
+}
+
+/// An evaluation came to nothing: types that do not fit, numbers out of range, its budget used up.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what}")]
+pub struct NoAnswer {
+    /// What happened, in at most some hundred characters.
+    pub what: String,
+}
+
+/// What the variables of an expression are.
+pub trait Variables {
+    /// Why an expression is refused.
+    type Error: From<ExpressionError>;
+
+    /// A variable with the names behind it: `results.a["k"].len()` has `results`, `a` and `k`. Gives how many of these names are
+    /// a part of it; none may stand behind those.
+    ///
+    /// # Errors
+    /// There is no such variable, or it is no value by itself.
+    fn refer(&mut self, variable: &str, names: &[&str]) -> Result<usize, Self::Error>;
+}
+
+/// Reads and evaluates expressions within a budget. It keeps nothing between two of them.
+#[derive(Debug)]
+pub struct Expressions {
+    engine: Engine,
+    bytes_max: usize,
+}
+
+/// A checked expression.
+#[derive(Debug, Clone)]
+pub struct Expression(AST);
+
+impl Expressions {
+    /// Those that keep within this budget.
+    #[must_use]
+    pub fn new(budget: &Budget) -> Self {
+        let mut engine = Engine::new_raw();
+        ArithmeticPackage::new().register_into_engine(&mut engine);
+        LogicPackage::new().register_into_engine(&mut engine);
+        operand::register(&mut engine);
+        // The language's own answer to values of different kinds is `false`, without a word.
+        engine.set_fast_operators(false);
+        // An expression has to stay as it was written until it was checked.
+        engine.set_optimization_level(OptimizationLevel::None);
+        engine.set_max_operations(budget.operations);
+        engine.set_max_expr_depths(budget.depth, budget.depth);
+        engine.set_max_string_size(budget.text);
+        engine.set_max_array_size(budget.list);
+        engine.set_max_map_size(budget.list);
+        engine.disable_symbol("eval");
+        Self { engine, bytes_max: budget.bytes }
+    }
+
+    /// Whether a text is short enough to be read.
+    ///
+    /// # Errors
+    /// [`ExpressionError::TooLong`].
+    pub fn check_length(&self, text: &str) -> Result<(), ExpressionError> {
+        let (bytes, most) = (text.len(), self.bytes_max);
+        if bytes > most { Err(ExpressionError::TooLong { bytes, most }) } else { Ok(()) }
+    }
+
+    /// Reads an expression and checks it, its variables as well.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with it.
+    pub fn read<V: Variables>(&self, text: &str, variables: &mut V) -> Result<Expression, V::Error> {
+        self.check_length(text)?;
+        let ast = self.engine.compile_expression(text);
+        let ast = ast.map_err(|error| ExpressionError::Syntax { what: cut(&error.to_string()) })?;
+        check::tree(&ast, variables)?;
+        Ok(Expression(ast))
+    }
+
+    /// What an expression comes to while its variables have these values.
+    ///
+    /// # Errors
+    /// [`NoAnswer`].
+    pub fn evaluate<'a>(
+        &self,
+        expression: &Expression,
+        variables: impl IntoIterator<Item = (&'a str, Operand)>,
+    ) -> Result<Operand, NoAnswer> {
+        let mut scope = Scope::new();
+        for (name, value) in variables {
+            scope.push_constant_dynamic(name, value.0);
+        }
+        let answer = self.engine.eval_ast_with_scope::<Dynamic>(&mut scope, &expression.0);
+        answer.map(Operand).map_err(|error| NoAnswer { what: cut(&error.to_string()) })
+    }
+}
+
+fn cut(text: &str) -> String {
+    let mut kept: String = text.chars().take(DETAIL_CHARS_MAX).collect();
+    if kept.len() < text.len() {
+        // Writing to a text cannot fail.
+        let _ = kept.write_str("…");
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests;
