@@ -7,10 +7,12 @@ use serde_json::Value;
 use crate::{Finding, check, root};
 
 /// Which of our libraries a library may use. `testkit` may use anything, but needs nothing of ours.
-const LIBS: [(&str, &[&str]); 15] = [
+const LIBS: [(&str, &[&str]); 17] = [
     ("model", &[]),
     ("expression", &[]),
     ("flow", &["model", "expression"]),
+    ("yaml", &[]),
+    ("flow-file", &["model", "flow", "proto", "yaml"]),
     ("keys", &["model"]),
     ("kv", &[]),
     ("queue", &["model", "keys", "kv"]),
@@ -38,7 +40,7 @@ const FENCED: [(&str, &[&str]); 8] = [
 /// What pure crates have no use for.
 const IMPURE: [&str; 5] = ["tokio", "tonic", "prost", "redis", "tracing"];
 /// The pure ones.
-const PURE: [&str; 4] = ["libs/model", "libs/expression", "libs/flow", "libs/keys"];
+const PURE: [&str; 5] = ["libs/model", "libs/expression", "libs/flow", "libs/keys", "libs/yaml"];
 
 /// What a crate depends on.
 struct Package {

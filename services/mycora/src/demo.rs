@@ -1,11 +1,11 @@
 //! The demonstration: a flow on real input, compiled in, so that it runs from any directory.
 
+use flow_file::{Files, FlowFile, Source};
 use proto::v1;
 use uuid::Uuid;
 
 use crate::command::{Session, submit, watch};
 use crate::failure::Failure;
-use crate::flow_file::{Files, FlowFile, Source};
 use crate::output::live::Progress;
 use crate::output::{self, Format, json, table};
 

@@ -3,7 +3,6 @@
 //! - [`bootstrap`]: the first actor, context and runners.
 //! - [`cli`]: what can be typed, and the way from arguments to a command.
 //! - [`command`]: one file for each group of commands.
-//! - [`flow_file`]: what people write, parsed into requests.
 //! - [`output`]: answers and progress, for people and for programs.
 //! - [`profile`]: where the coordinator is and who we are.
 //! - [`clients`]: calls to the services.
@@ -18,7 +17,6 @@ pub mod clients;
 pub mod command;
 pub mod demo;
 pub mod failure;
-pub mod flow_file;
 pub mod output;
 pub mod profile;
 pub mod token;

@@ -3,7 +3,6 @@
 pub mod engine_frame;
 pub mod envelope;
 pub mod expression;
-#[cfg(feature = "flow-file")]
 pub mod flow_file;
 pub mod frame;
 pub mod job_signature;
@@ -32,7 +31,6 @@ pub const TARGETS: &[Target] = &[
     job_signature::TARGET,
     letter_signature::TARGET,
     page_token::TARGET,
-    #[cfg(feature = "flow-file")]
     flow_file::TARGET,
     template::TARGET,
     expression::TARGET,

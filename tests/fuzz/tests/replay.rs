@@ -70,6 +70,6 @@ macro_rules! replays {
 
 replays! {
     token envelope said succession job_signature letter_signature page_token
-    #[cfg(feature = "flow-file")] flow_file
+    flow_file
     template expression json_rpc frame storage_record raw_jobs queue_record engine_frame script
 }

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use clap::Args;
 use envelope::actor::{JobTerms, sign_job};
+use flow_file::FlowFile;
 use identity::SigningKey;
 use model::limits::{JOB_SIGNATURE_SECS_DEFAULT, JOB_SIGNATURE_SECS_MAX};
 use model::{ActorId, ContextUid, FlowSpec, NodeSpec, Timestamp};
 use proto::convert::flow_spec;
 
-use super::{Session, values};
+use super::Session;
 use crate::failure::{Failure, error_chain};
-use crate::flow_file::FlowFile;
 
 /// With which key jobs are signed, and for how long.
 #[derive(Debug, Clone, Default, Args)]
@@ -28,7 +28,7 @@ pub struct SigningArgs {
 
 fn holds(text: &str) -> Result<Duration, String> {
     let max = Duration::from_secs(JOB_SIGNATURE_SECS_MAX.into());
-    match values::length(text) {
+    match yaml::length(text) {
         Some(length) if !length.is_zero() && length <= max => Ok(length),
         Some(_) => Err("a signature holds for 366 days at most, and not for no time".to_owned()),
         None => Err("write it as 90s, 15m, 12h or 30d".to_owned()),

@@ -4,6 +4,7 @@ mod filling;
 mod upload;
 
 use clap::Args;
+use flow_file::FlowFile;
 use model::Violation;
 use proto::v1;
 use uuid::Uuid;
@@ -12,7 +13,6 @@ pub(super) use self::upload::{upload, with_uploads};
 use super::signing::{self, SigningArgs};
 use super::{Session, validate, values, watch};
 use crate::failure::{CallError, Failure};
-use crate::flow_file::FlowFile;
 use crate::output::{self, json};
 
 /// Shown below the options.

@@ -38,7 +38,7 @@ pub struct TokenArgs {
 }
 
 fn holds(text: &str) -> Result<Duration, String> {
-    match values::length(text) {
+    match yaml::length(text) {
         Some(length) if !length.is_zero() && length <= HOLDS_MAX => Ok(length),
         Some(_) => Err(format!("a token counts for {} s at most, and not for no time", HOLDS_MAX.as_secs())),
         None => Err("write it as 90s or 5m".to_owned()),

@@ -1,10 +1,11 @@
 //! `mycora flow validate`, and reading flow files for whoever needs one.
 
 use clap::Args;
+use flow_file::{FlowFile, Source};
+use yaml::Warnings;
 
 use super::values;
 use crate::failure::Failure;
-use crate::flow_file::{FlowFile, Source, Warnings};
 use crate::output::{self, Format, json, words};
 
 /// What `flow validate` takes.

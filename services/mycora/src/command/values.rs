@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use model::Timestamp;
+use yaml::length;
 
 /// Reads the number of a flow, a context, an actor or a runner.
 pub(super) fn id(text: &str) -> Result<u32, String> {
@@ -71,19 +72,6 @@ pub(super) fn moment(text: &str) -> Result<Moment, String> {
 pub(super) fn secs(text: &str) -> Result<u32, String> {
     let read = text.parse().ok().or_else(|| u32::try_from(length(text)?.as_secs()).ok());
     read.ok_or_else(|| "write seconds, or a time as 90s, 5m, 2h or 7d".to_owned())
-}
-
-/// Reads `90s`, `15m`, `2h` or `7d`.
-pub(crate) fn length(text: &str) -> Option<Duration> {
-    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1))?;
-    let secs = match unit {
-        "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        "d" => 24 * 3600,
-        _ => return None,
-    };
-    Some(Duration::from_secs(u64::from(number.parse::<u32>().ok()?) * secs))
 }
 
 #[cfg(test)]

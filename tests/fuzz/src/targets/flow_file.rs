@@ -1,7 +1,7 @@
 //! Flow files: YAML that people write.
 
+use flow_file::{Files, FlowFile, Source, parts};
 use model::Violation;
-use mycora_cli::flow_file::{Files, FlowFile, Source, parts};
 use prost::Message as _;
 use proto::convert::flow_spec;
 use proto::v1;

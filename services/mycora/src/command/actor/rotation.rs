@@ -56,7 +56,7 @@ pub struct RotateArgs {
 }
 
 fn overlap(text: &str) -> Result<Duration, String> {
-    match values::length(text) {
+    match yaml::length(text) {
         Some(length) if length <= OVERLAP_MAX => Ok(length),
         Some(_) => Err("keys count beside each other for 30 days at most".to_owned()),
         None => Err("write it as 90s, 15m, 2h or 7d".to_owned()),

@@ -1,6 +1,7 @@
 //! `mycora job create`, `get`, `list` and `delete`: jobs that are kept.
 
 use clap::Args;
+use flow_file::{FlowFile, Uploads};
 use model::Timestamp;
 use proto::v1;
 use uuid::Uuid;
@@ -8,7 +9,6 @@ use uuid::Uuid;
 use super::script::ScriptArgs;
 use crate::command::{Session, submit, values};
 use crate::failure::Failure;
-use crate::flow_file::{FlowFile, Uploads};
 use crate::output::{self, Format, json, objects};
 
 pub(super) const CREATE_HELP: &str = "\

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use flow_file::{FlowFile, Uploads};
 use proto::v1;
 use uuid::Uuid;
 
@@ -12,7 +13,6 @@ use crate::command::logs::{LogReader, Printer};
 use crate::command::signing::{self, SigningArgs};
 use crate::command::{Session, submit, validate, values, watch};
 use crate::failure::Failure;
-use crate::flow_file::{FlowFile, Uploads};
 use crate::output::live::Progress;
 use crate::output::{self, Format, json, summary};
 

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::Path;
 
 use clap::Args;
+use flow_file::{Files, Uploads};
 use model::ScriptType;
 use model::limits::{SCRIPT_BYTES_MAX, SCRIPT_INLINE_BYTES_MAX};
 use proto::convert::enums;
@@ -12,7 +13,6 @@ use proto::v1;
 
 use crate::command::values;
 use crate::failure::Failure;
-use crate::flow_file::{Files, Uploads};
 
 /// The endings of script files, and what they tell.
 const ENDINGS: [(&str, ScriptType); 6] = [

@@ -1,6 +1,7 @@
 //! Flows that are too large for one call: created, filled part by part, started. What cannot be
 //! completed is removed again.
 
+use flow_file::{FlowFile, parts};
 use indicatif::{ProgressBar, ProgressStyle};
 use proto::v1;
 use uuid::Uuid;
@@ -8,7 +9,6 @@ use uuid::Uuid;
 use super::{located, with_uploads};
 use crate::command::Session;
 use crate::failure::Failure;
-use crate::flow_file::{FlowFile, parts};
 use crate::output;
 
 /// Submits a flow in parts; with the same `request_id` this goes on where it was.

@@ -1,6 +1,7 @@
 //! Blobs, which have to be at the coordinator before what refers to them.
 
 use bytes::Bytes;
+use flow_file::FlowFile;
 use indicatif::{ProgressBar, ProgressStyle};
 use model::limits::BLOB_CHUNK_BYTES;
 use proto::v1;
@@ -8,7 +9,6 @@ use rpc::Reason;
 
 use crate::command::Session;
 use crate::failure::{CallError, Failure};
-use crate::flow_file::FlowFile;
 use crate::output::terminal::drawable;
 
 /// How often what has gone is uploaded again for one call.

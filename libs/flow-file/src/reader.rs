@@ -9,12 +9,10 @@ use model::limits::{SCRIPT_BYTES_MAX, SCRIPT_INLINE_BYTES_MAX};
 use model::{Isolation, RunIf, ScriptType};
 use proto::{convert, v1};
 
+use yaml::{Entry, Place, Places, Problem, Tree, Value, did_you_mean};
+
 use super::files::{Files, Uploads};
-use super::hints::{did_you_mean, elsewhere};
-use super::places::Places;
-use super::problem::{Place, Problem};
-use super::tree::{Entry, Tree, Value};
-use crate::command::values;
+use super::hints::elsewhere;
 
 pub(super) const FLOW_KEYS: &[&str] =
     &["name", "context", "env", "fail_fast", "deadline", "cancel_timeout", "jobs"];
@@ -480,7 +478,7 @@ impl Reader<'_> {
         let secs = match &entry.value.value {
             Value::Int(number, _) => u32::try_from(*number).ok(),
             value => {
-                value.as_text().and_then(values::length).and_then(|length| length.as_secs().try_into().ok())
+                value.as_text().and_then(yaml::length).and_then(|length| length.as_secs().try_into().ok())
             }
         };
         if secs.is_none() {

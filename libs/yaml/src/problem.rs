@@ -1,4 +1,4 @@
-//! What is wrong with a flow file, and where.
+//! What is wrong with a file, and where.
 
 use std::fmt;
 
@@ -30,12 +30,12 @@ pub struct Problem {
 
 impl Problem {
     /// One at a place of the file.
-    pub(super) fn at(place: Place, message: impl Into<String>) -> Self {
+    pub fn at(place: Place, message: impl Into<String>) -> Self {
         Self { place: Some(place), message: message.into() }
     }
 }
 
-/// Everything that is wrong with one flow file, in the order of the file.
+/// Everything that is wrong with one file, in the order of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problems {
     file: String,
@@ -43,7 +43,9 @@ pub struct Problems {
 }
 
 impl Problems {
-    pub(super) fn new(file: &str, mut list: Vec<Problem>) -> Self {
+    /// These, of this file: put in its order, each said once.
+    #[must_use]
+    pub fn new(file: &str, mut list: Vec<Problem>) -> Self {
         list.sort_by_key(|problem| problem.place);
         list.dedup();
         Self { file: file.to_owned(), list }

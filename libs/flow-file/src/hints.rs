@@ -1,8 +1,5 @@
 //! Ways out for words that flow files do not know.
 
-/// A key that differs more than this from what was written is not suggested.
-const LIKENESS_MIN: f64 = 0.75;
-
 /// What takes the place of a key that others of this trade know; no key that is merely spelt alike is suggested.
 pub(super) fn elsewhere(key: &str, known: &[&str]) -> Option<String> {
     let way = match key {
@@ -21,14 +18,4 @@ pub(super) fn elsewhere(key: &str, known: &[&str]) -> Option<String> {
         _ => return None,
     };
     Some(way.to_owned())
-}
-
-/// `; did you mean …?` when one of `known` is alike, else nothing.
-pub(super) fn did_you_mean(written: &str, known: &[&str]) -> String {
-    let alike = known
-        .iter()
-        .map(|known| (strsim::jaro_winkler(&written.to_lowercase(), &known.to_lowercase()), known))
-        .filter(|(likeness, _)| *likeness >= LIKENESS_MIN)
-        .max_by(|a, b| a.0.total_cmp(&b.0));
-    alike.map(|(_, known)| format!("; did you mean `{known}`?")).unwrap_or_default()
 }

@@ -418,7 +418,7 @@ fn the_command_lines_variables_win() {
 
 fn warnings(text: &str, env: &[(&str, &str)]) -> Vec<String> {
     let warnings = parse_with(text, env).expect(text).warnings();
-    let lines = warnings.map(|warnings| Warnings(&warnings).to_string()).unwrap_or_default();
+    let lines = warnings.map(|warnings| yaml::Warnings(&warnings).to_string()).unwrap_or_default();
     lines.lines().map(str::to_owned).collect()
 }
 
@@ -555,7 +555,7 @@ fn what_is_no_yaml_is_told_without_the_librarys_words() {
 
 /// Rows of the table below a heading of the page about flow files.
 fn rows_of_the_page(heading: &str) -> Vec<String> {
-    let page = include_str!("../../../../specs/flow-file.md");
+    let page = include_str!("../../../specs/flow-file.md");
     let lines = page.lines().skip_while(|line| line.trim_start_matches('#').trim() != heading).skip(1);
     let table = lines.take_while(|line| !line.starts_with('#')).filter(|line| line.starts_with("| `"));
     table.filter_map(|line| line.split('`').nth(1)).map(str::to_owned).collect()
@@ -579,7 +579,7 @@ fn the_page_about_flow_files_has_every_key() {
 
 #[test]
 fn the_examples_of_the_page_are_good() {
-    let page = include_str!("../../../../specs/flow-file.md");
+    let page = include_str!("../../../specs/flow-file.md");
     let examples: Vec<_> =
         page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
     assert!(examples.len() >= 2);

@@ -1,6 +1,6 @@
 //! YAML as a tree in which every key and every value knows its place.
 //!
-//! Nothing is decided here about what a flow is: the reader goes through the
+//! Nothing is decided here about what it says: whoever reads it goes through the
 //! whole tree and can therefore report everything that is wrong at once.
 
 use std::fmt;
@@ -8,9 +8,9 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Location, Spanned};
 
-use super::problem::{Place, Problem};
+use crate::{Place, Problem};
 
-/// Lists and maps within each other. A flow needs six.
+/// Lists and maps within each other. A flow file needs six.
 const DEPTH_MAX: usize = 32;
 /// Values in one file.
 const VALUES_MAX: usize = 4_000_000;
@@ -19,35 +19,48 @@ const REPEATED_MAX: usize = 200_000;
 
 /// A value and where it stands.
 #[derive(Debug)]
-pub(super) struct Tree {
-    pub(super) place: Place,
-    pub(super) value: Value,
+pub struct Tree {
+    /// Where it begins.
+    pub place: Place,
+    /// The value.
+    pub value: Value,
 }
 
 /// A value. Scalars keep the text they were written as: `1.0` in an
 /// environment is those three characters.
 #[derive(Debug)]
-pub(super) enum Value {
+pub enum Value {
+    /// Nothing is written there, or `null`.
     Null,
+    /// `true` or `false`.
     Bool(bool, String),
+    /// A number without a fraction.
     Int(i64, String),
+    /// Any other number; one beyond those of 64 bits is the largest there is.
     Float(f64, String),
+    /// A text.
     Text(String),
+    /// A list.
     List(Vec<Tree>),
+    /// A mapping, in the order of the file. No key stands there twice.
     Map(Vec<Entry>),
 }
 
 /// A key with its value.
 #[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) place: Place,
-    pub(super) key: String,
-    pub(super) value: Tree,
+pub struct Entry {
+    /// Where the key stands.
+    pub place: Place,
+    /// The key.
+    pub key: String,
+    /// What it stands for.
+    pub value: Tree,
 }
 
 impl Value {
     /// What it is, for messages.
-    pub(super) const fn kind(&self) -> &'static str {
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
         match self {
             Self::Null => "nothing",
             Self::Bool(..) => "true or false",
@@ -60,7 +73,8 @@ impl Value {
     }
 
     /// The characters of a scalar.
-    pub(super) fn as_text(&self) -> Option<&str> {
+    #[must_use]
+    pub fn as_text(&self) -> Option<&str> {
         match self {
             Self::Bool(_, text) | Self::Int(_, text) | Self::Float(_, text) | Self::Text(text) => Some(text),
             Self::Null | Self::List(_) | Self::Map(_) => None,
@@ -68,11 +82,11 @@ impl Value {
     }
 }
 
-/// Parses one YAML document.
+/// Parses one YAML document. `what` is what messages call it, such as `a flow file`.
 ///
 /// # Errors
 /// What is wrong with the YAML itself, at its place.
-pub(super) fn parse(text: &str) -> Result<Tree, Problem> {
+pub fn parse(text: &str, what: &str) -> Result<Tree, Problem> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             max_depth: DEPTH_MAX,
@@ -84,29 +98,29 @@ pub(super) fn parse(text: &str) -> Result<Tree, Problem> {
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: REPEATED_MAX },
         strict_booleans: true,
         with_snippet: false,
-        // As environment values `1e400` and `.inf` are the texts that they were written as.
+        // Read as texts, `1e400` and `.inf` are the characters that they were written as.
         non_finite_float_policy: serde_saphyr::NonFiniteFloatPolicy::PassThrough,
     };
     let raw: Spanned<Raw> =
-        serde_saphyr::from_str_with_options(text, options).map_err(|e| yaml_problem(&e))?;
+        serde_saphyr::from_str_with_options(text, options).map_err(|error| problem(&error, what))?;
     Ok(Tree::new(raw, text))
 }
 
-fn yaml_problem(error: &serde_saphyr::Error) -> Problem {
+fn problem(error: &serde_saphyr::Error, what: &str) -> Problem {
     let error = error.without_snippet();
     let place = error.location().map_or(Place::START, place);
-    Problem::at(place, what_is_wrong(error))
+    Problem::at(place, what_is_wrong(error, what))
 }
 
-/// In the words of flow files: the library speaks of types that the file's author does not know.
-fn what_is_wrong(error: &serde_saphyr::Error) -> String {
+/// In words for the file's author: the library speaks of types that this one does not know.
+fn what_is_wrong(error: &serde_saphyr::Error, what: &str) -> String {
     use serde_saphyr::Error;
     match error {
         Error::DuplicateMappingKey { key: Some(key), .. } => {
             format!("`{key}` is written twice in the same mapping; rename or remove one of them")
         }
         Error::MultipleDocuments { .. } => {
-            "a second document begins here; a flow file has one, without `---` or `...` in it".to_owned()
+            format!("a second document begins here; {what} has one, without `---` or `...` in it")
         }
         Error::Unexpected { .. } | Error::NullIntoString { .. } | Error::SerdeInvalidType { .. } => {
             "a key has to be a text".to_owned()
@@ -137,12 +151,12 @@ fn what_is_wrong(error: &serde_saphyr::Error) -> String {
         | Error::UnsupportedTag { .. } => {
             "the value does not fit its tag; leave tags such as `!!int` out".to_owned()
         }
-        Error::AliasError { error, .. } => what_is_wrong(error),
+        Error::AliasError { error, .. } => what_is_wrong(error, what),
         // What is wrong with the YAML itself, in YAML's words.
         other => {
             let full = other.to_string();
             let end = full.find(" at line ").unwrap_or(full.len());
-            format!("this is not YAML as a flow file needs it: {}", &full[..end])
+            format!("this is not YAML as {what} needs it: {}", &full[..end])
         }
     }
 }
@@ -227,7 +241,7 @@ impl<'de> Visitor<'de> for RawVisitor {
         Ok(Raw::Int(value))
     }
 
-    // Numbers beyond i64 are beyond every limit of a flow; as environment values they keep their text.
+    // Numbers beyond i64 are beyond every limit; what is read as a text keeps its characters.
     fn visit_u64<E>(self, value: u64) -> Result<Raw, E> {
         Ok(i64::try_from(value).map_or(Raw::Float(f64::MAX), Raw::Int))
     }

@@ -8,10 +8,7 @@
 mod files;
 mod hints;
 mod parts;
-mod places;
-mod problem;
 mod reader;
-mod tree;
 mod warnings;
 
 use std::borrow::Cow;
@@ -23,11 +20,10 @@ use model::{BlobHash, Violation, Violations};
 use prost::Message;
 use proto::convert::flow_spec;
 use proto::v1;
+use yaml::{Places, Problem, Problems};
 
 pub use files::{FileError, Files, Upload, UploadError, Uploads};
 pub use parts::{PART_BYTES_MAX, parts};
-use places::Places;
-pub use problem::{Place, Problem, Problems, Warnings};
 use reader::Reader;
 use warnings::Submission;
 
@@ -35,6 +31,8 @@ use warnings::Submission;
 pub const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// What is submitted with one call has at most so many bytes; more is created, filled and started.
 pub const SUBMIT_BYTES_MAX: usize = 3 * 1024 * 1024;
+/// What messages call a file of this kind.
+const KIND: &str = "a flow file";
 /// Scripts longer than this that several jobs share travel once, as a blob, when the flow is too large for one call.
 const SCRIPT_BYTES_SHARED: usize = 200;
 
@@ -95,7 +93,7 @@ impl Origin {
             Self::File { text, env } => {
                 let mut reader = Reader::new(files, Places::remembered());
                 // It was read before, so that there is a tree.
-                if let Ok(tree) = tree::parse(text) {
+                if let Ok(tree) = yaml::parse(text, KIND) {
                     reader.flow(&tree);
                 }
                 for variable in env {
@@ -147,7 +145,7 @@ impl FlowFile {
     /// Everything that is wrong with it, with lines and columns.
     pub fn parse(source: Source, env: &[(String, String)]) -> Result<Self, Problems> {
         let Source { name, text, files } = source;
-        let tree = tree::parse(&text).map_err(|problem| Problems::new(&name, vec![problem]))?;
+        let tree = yaml::parse(&text, KIND).map_err(|problem| Problems::new(&name, vec![problem]))?;
         let mut reader = Reader::new(&files, Places::forgotten());
         let (mut spec, context) = reader.flow(&tree);
         // A large flow has a large tree.
@@ -161,7 +159,7 @@ impl FlowFile {
             // There may be as many of both as the file has lines.
             let mut known: HashSet<_> = problems.iter().map(|problem| problem.place).collect();
             for violation in violations.as_slice() {
-                let found = places.locate(violation);
+                let found = locate(&places, violation);
                 // What was read wrongly is often missed later as well; the first message is the better one.
                 if found.place.is_none() || known.insert(found.place) {
                     problems.push(found);
@@ -173,7 +171,7 @@ impl FlowFile {
             let violations = jobs_too_large(&spec);
             if !violations.is_empty() {
                 let places = origin.places(&files);
-                problems.extend(violations.as_slice().iter().map(|violation| places.locate(violation)));
+                problems.extend(violations.as_slice().iter().map(|violation| locate(&places, violation)));
             }
         }
         if !problems.is_empty() {
@@ -198,7 +196,7 @@ impl FlowFile {
             places.add_outside(field, label);
         }
         let spec = v1::FlowSpec { name: node.name.clone(), nodes: vec![node], ..Default::default() };
-        let problems: Vec<_> = check(&spec).as_slice().iter().map(|found| places.locate(found)).collect();
+        let problems: Vec<_> = check(&spec).as_slice().iter().map(|found| locate(&places, found)).collect();
         if !problems.is_empty() {
             return Err(Problems::new(name, problems));
         }
@@ -237,9 +235,14 @@ impl FlowFile {
     #[must_use]
     pub fn locate(&self, violations: &[Violation]) -> Problems {
         let places = self.origin.places(&self.files);
-        let list = violations.iter().map(|violation| places.locate(violation)).collect();
+        let list = violations.iter().map(|violation| locate(&places, violation)).collect();
         Problems::new(&self.name, list)
     }
+}
+
+/// Says it at the place of its field.
+fn locate(places: &Places, violation: &Violation) -> Problem {
+    places.locate(&violation.field, &violation.description)
 }
 
 /// What the server will check, checked here.
