@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{Finding, check, root};
 
 /// Which of our libraries a library may use. `testkit` may use anything, but needs nothing of ours.
-const LIBS: [(&str, &[&str]); 17] = [
+const LIBS: [(&str, &[&str]); 19] = [
     ("model", &[]),
     ("expression", &[]),
     ("flow", &["model", "expression"]),
@@ -21,7 +21,9 @@ const LIBS: [(&str, &[&str]); 17] = [
     ("envelope", &["model", "identity", "mycelium"]),
     ("rpc", &["model", "identity"]),
     ("mycelium", &[]),
-    ("sandbox", &["model"]),
+    ("addresses", &["model"]),
+    ("egress", &["addresses"]),
+    ("sandbox", &["model", "addresses"]),
     ("directory", &["model", "identity", "proto", "rpc"]),
     ("service", &["model", "identity", "rpc"]),
     ("testkit", &[]),

@@ -70,7 +70,7 @@ pub struct Confinement {
 /// does it in the script's place or refuses it. Nothing by default.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Broker {
-    /// Connections and datagrams to addresses. They reach no inner address (see [`crate::addresses::is_inner`]) and none of this
+    /// Connections and datagrams to addresses. They reach no inner address (see [`addresses::is_inner`]) and none of this
     /// machine, but those that are listed here.
     pub addresses: Option<Vec<AddressRange>>,
     /// Modes, owners, times and extended attributes of files. They change only for files in these places.

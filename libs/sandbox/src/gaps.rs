@@ -1,7 +1,7 @@
 //! What scripts may do where a layer does not stand, in words.
 
-use crate::addresses::inner_name_servers;
 use crate::probe::Standing;
+use addresses::inner_name_servers;
 
 impl Standing {
     /// Names each layer that does not stand, with the reason and with what a script may do then.

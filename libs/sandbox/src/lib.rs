@@ -8,8 +8,7 @@
 //!
 //! - [`Child`]: a job's processes as the runner holds them; [`protocol`]: what is said over the socket.
 //! - [`Confinement`]: what is put around a script, as values; [`Probe`]: what of it stands on this machine.
-//! - [`Broker`]: what a script does not do itself, but has its init do: connections, modes and times of files, forks. [`addresses`]: which
-//!   ones are this machine's.
+//! - [`Broker`]: what a script does not do itself, but has its init do: connections, modes and times of files, forks.
 //! - [`Cgroups`], [`Owners`]: bounds for everything together, and a user for each context.
 //! - [`processes`], [`records`]: finding and ending what was left behind.
 //! - [`tree`], [`open_files`]: measuring what scripts hold on the disk, and removing their directories.
@@ -17,7 +16,6 @@
 //!
 //! Linux only.
 
-pub mod addresses;
 mod broker;
 mod cgroup;
 mod child;

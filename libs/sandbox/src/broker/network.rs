@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
+use addresses::{is_inner, leads_here};
 use model::AddressRange;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};
@@ -11,7 +12,6 @@ use super::caller::Caller;
 use super::notification::Call;
 use super::send::Message;
 use super::{Prepared, checked};
-use crate::addresses::{is_inner, leads_here};
 
 /// The longest address that the kernel takes.
 const ADDRESS_BYTES_MAX: usize = 128;

@@ -6,6 +6,7 @@ mod processes;
 
 use std::sync::Arc;
 
+use egress::Trust;
 use rhai::Dynamic;
 
 use self::http::Client;
@@ -19,7 +20,10 @@ use crate::wire::{Function, Language};
 #[expect(clippy::unnecessary_wraps, reason = "every probe has this form; others find nothing at times")]
 pub(crate) fn probe(tools: &Tools<'_>) -> Option<Arc<dyn Runtime>> {
     let launcher = Launcher::new(tools);
-    let trust = http::Trust::find();
+    let trust = Trust::find();
+    if trust.is_empty() {
+        tracing::info!("no trusted certificates were found: sal jobs cannot ask over https");
+    }
     Some(Arc::new(Embedded::new(tools, Language::Sal, move |job, limits, files| {
         let runtime = tokio::runtime::Handle::current();
         Some(Box::new(System {

@@ -1,20 +1,16 @@
 //! HTTP, to the hosts that the job was granted.
 
-mod client;
-mod hosts;
-
 use std::time::{Duration, Instant};
 
 use ::http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use ::http::{Method, Uri};
 use bytes::Bytes;
+use egress::{Ask, Hosts, Reply, Trust};
 use model::limits::FILE_BYTES_MAX;
 use rhai::{Dynamic, INT, Map};
+use service::error_chain;
 use tokio::runtime::Handle;
 
-pub(super) use self::client::Trust;
-use self::client::{Ask, Reply};
-use self::hosts::Hosts;
 use crate::engine::to_json;
 use crate::runtime::Job;
 use crate::runtimes::rhai::{Limits, Outcome};
@@ -79,7 +75,9 @@ impl Client {
                 () = tokio::time::sleep_until(until.into()) => {
                     Err(format!("no answer within {} s", timeout.as_secs_f64()))
                 }
-                reply = client::send(&self.trust, hosts, ask) => reply,
+                reply = egress::send(&self.trust, hosts, ask, BODY_BYTES_MAX) => {
+                    reply.map_err(|error| error_chain(&error))
+                }
             }
         };
         let reply = self.runtime.block_on(asking);
@@ -154,7 +152,7 @@ fn read_headers(headers: &Map) -> Result<HeaderMap, String> {
     let mut read = HeaderMap::new();
     for (name, value) in headers {
         let header = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is no header"))?;
-        if client::is_ours(&header) {
+        if egress::is_of_connection(&header) {
             return Err(format!("the header `{header}` is not for scripts"));
         }
         let value = HeaderValue::from_str(&value.to_string());

@@ -15,13 +15,11 @@ use hyper_util::rt::TokioIo;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, ServerName};
-use service::error_chain;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::BODY_BYTES_MAX;
-use super::hosts::Hosts;
+use crate::Hosts;
 
 /// How often an answer may lead elsewhere.
 const REDIRECTIONS_MAX: usize = 10;
@@ -35,11 +33,12 @@ const CERTIFICATES: [&str; 4] = [
 
 /// Whom requests trust.
 #[derive(Clone)]
-pub(crate) struct Trust(Option<TlsConnector>);
+pub struct Trust(Option<TlsConnector>);
 
 impl Trust {
     /// What the machine trusts; `SSL_CERT_FILE` names another file.
-    pub(crate) fn find() -> Self {
+    #[must_use]
+    pub fn find() -> Self {
         let named = std::env::var_os("SSL_CERT_FILE");
         let places = named.iter().map(Path::new).chain(CERTIFICATES.iter().map(Path::new));
         for place in places {
@@ -50,8 +49,13 @@ impl Trust {
                 return Self::with(roots);
             }
         }
-        tracing::info!("no trusted certificates were found: sal jobs cannot ask over https");
         Self(None)
+    }
+
+    /// Whether there is nobody to trust, so that nothing can be asked over https.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_none()
     }
 
     fn with(roots: RootCertStore) -> Self {
@@ -64,29 +68,76 @@ impl Trust {
 }
 
 /// What is asked.
-pub(super) struct Ask {
+#[derive(Debug, Clone)]
+pub struct Ask {
     method: Method,
     uri: Uri,
-    pub(super) headers: HeaderMap,
-    pub(super) body: Bytes,
+    /// What is sent with it, beside what belongs to the connection.
+    pub headers: HeaderMap,
+    /// What it carries.
+    pub body: Bytes,
 }
 
 impl Ask {
     /// Without headers or body.
-    pub(super) fn new(method: Method, uri: Uri) -> Self {
+    #[must_use]
+    pub fn new(method: Method, uri: Uri) -> Self {
         Self { method, uri, headers: HeaderMap::new(), body: Bytes::new() }
     }
 }
 
 /// What was answered.
-pub(super) struct Reply {
-    pub(super) status: StatusCode,
-    pub(super) headers: HeaderMap,
-    pub(super) body: Bytes,
+#[derive(Debug, Clone)]
+pub struct Reply {
+    /// How it went.
+    pub status: StatusCode,
+    /// What was sent with it.
+    pub headers: HeaderMap,
+    /// What it carries, whole.
+    pub body: Bytes,
 }
 
-/// Whether a header belongs to the connection, which is no matter of scripts.
-pub(super) fn is_ours(name: &HeaderName) -> bool {
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// What was asked last, and what became of that.
+    #[error("{uri}")]
+    Failed {
+        /// Where it led, or would have.
+        uri: Uri,
+        /// What went wrong.
+        #[source]
+        cause: Cause,
+    },
+    /// Every answer led elsewhere.
+    #[error("more than {REDIRECTIONS_MAX} redirections")]
+    Redirections,
+}
+
+/// What went wrong with a request.
+#[derive(Debug, thiserror::Error)]
+pub enum Cause {
+    /// It may not be made, cannot be made, or its answer is not taken.
+    #[error("{0}")]
+    Refused(String),
+    /// HTTP broke off.
+    #[error(transparent)]
+    Http(#[from] hyper::Error),
+    /// The answer broke off.
+    #[error(transparent)]
+    Body(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl Cause {
+    #[expect(clippy::needless_pass_by_value, reason = "`map_err` gives it away")]
+    fn refused(why: impl ToString) -> Self {
+        Self::Refused(why.to_string())
+    }
+}
+
+/// Whether a header belongs to the connection, which is no matter of who asks.
+#[must_use]
+pub fn is_of_connection(name: &HeaderName) -> bool {
     [
         header::HOST,
         header::CONNECTION,
@@ -99,14 +150,26 @@ pub(super) fn is_ours(name: &HeaderName) -> bool {
     .contains(name)
 }
 
-/// Asks, and follows where the answer leads, as long as these hosts are allowed.
-pub(super) async fn send(trust: &Trust, hosts: &Hosts, mut ask: Ask) -> Result<Reply, String> {
+/// Asks, and follows where the answer leads, as long as these hosts are allowed. An answer carries at most `body_max` bytes. Not to be
+/// dropped lightly: whether it was carried out is not known then.
+///
+/// # Errors
+/// [`RequestError`]; beside [`Cause::Refused`] it may have been carried out.
+pub async fn send(
+    trust: &Trust,
+    hosts: &Hosts,
+    mut ask: Ask,
+    body_max: usize,
+) -> Result<Reply, RequestError> {
     for _ in 0..=REDIRECTIONS_MAX {
-        let reply = send_once(trust, hosts, &ask).await.map_err(|why| format!("{}: {why}", ask.uri))?;
+        let failed = |cause: Cause, uri: &Uri| RequestError::Failed { uri: uri.clone(), cause };
+        let reply = send_once(trust, hosts, &ask, body_max).await;
+        let reply = reply.map_err(|cause| failed(cause, &ask.uri))?;
         let Some(location) = leads_elsewhere(&reply) else { return Ok(reply) };
-        redirect(&mut ask, reply.status, location).map_err(|why| format!("{}: {why}", ask.uri))?;
+        let led = redirect(&mut ask, reply.status, location);
+        led.map_err(|why| failed(Cause::Refused(why), &ask.uri))?;
     }
-    Err(format!("more than {REDIRECTIONS_MAX} redirections"))
+    Err(RequestError::Redirections)
 }
 
 fn leads_elsewhere(reply: &Reply) -> Option<&HeaderValue> {
@@ -159,26 +222,27 @@ fn join(from: &Uri, reference: &str) -> Option<Uri> {
         .ok()
 }
 
-async fn send_once(trust: &Trust, hosts: &Hosts, ask: &Ask) -> Result<Reply, String> {
+async fn send_once(trust: &Trust, hosts: &Hosts, ask: &Ask, body_max: usize) -> Result<Reply, Cause> {
     let is_tls = match ask.uri.scheme() {
         Some(scheme) if *scheme == Scheme::HTTP => false,
         Some(scheme) if *scheme == Scheme::HTTPS => true,
-        _ => return Err("it is neither http nor https".to_owned()),
+        _ => return Err(Cause::refused("it is neither http nor https")),
     };
     let authority = ask.uri.authority().filter(|authority| !authority.host().is_empty());
-    let authority = authority.ok_or("it names no host")?;
+    let authority = authority.ok_or_else(|| Cause::refused("it names no host"))?;
     if authority.as_str().contains('@') {
-        return Err("who asks stands in a header, not in the URL".to_owned());
+        return Err(Cause::refused("who asks stands in a header, not in the URL"));
     }
-    let stream = connect(hosts, authority, is_tls).await?;
+    let stream = connect(hosts, authority, is_tls).await.map_err(Cause::Refused)?;
     if !is_tls {
-        return exchange(stream, ask, authority).await;
+        return exchange(stream, ask, authority, body_max).await;
     }
-    let connector = trust.0.as_ref().ok_or("this machine has no certificates to trust")?;
+    let no_trust = || Cause::refused("this machine has no certificates to trust");
+    let connector = trust.0.as_ref().ok_or_else(no_trust)?;
     let name = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-    let name = ServerName::try_from(name).map_err(|error| error.to_string())?;
-    let stream = connector.connect(name, stream).await.map_err(|error| error.to_string())?;
-    exchange(stream, ask, authority).await
+    let name = ServerName::try_from(name).map_err(Cause::refused)?;
+    let stream = connector.connect(name, stream).await.map_err(Cause::refused)?;
+    exchange(stream, ask, authority, body_max).await
 }
 
 async fn connect(hosts: &Hosts, authority: &Authority, is_tls: bool) -> Result<TcpStream, String> {
@@ -200,31 +264,29 @@ async fn connect(hosts: &Hosts, authority: &Authority, is_tls: bool) -> Result<T
     Err(why)
 }
 
-async fn exchange<S>(stream: S, ask: &Ask, authority: &Authority) -> Result<Reply, String>
+async fn exchange<S>(stream: S, ask: &Ask, authority: &Authority, body_max: usize) -> Result<Reply, Cause>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let failed = |error: hyper::Error| error_chain(&error);
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(failed)?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let path = ask.uri.path_and_query().map_or("/", PathAndQuery::as_str);
     let mut request = Request::builder().method(&ask.method).uri(path).body(Full::new(ask.body.clone()));
-    let request = request.as_mut().map_err(|error| error.to_string())?;
+    let request = request.as_mut().map_err(Cause::refused)?;
     let headers = request.headers_mut();
     headers.extend(ask.headers.clone());
-    let host = HeaderValue::from_str(authority.as_str()).map_err(|error| error.to_string())?;
+    let host = HeaderValue::from_str(authority.as_str()).map_err(Cause::refused)?;
     headers.insert(header::HOST, host);
     headers.entry(header::ACCEPT).or_insert(HeaderValue::from_static("*/*"));
     let agent = concat!("mycora/", env!("CARGO_PKG_VERSION"));
     headers.entry(header::USER_AGENT).or_insert(HeaderValue::from_static(agent));
     let request = std::mem::take(request);
     let asking = async {
-        let (head, body) = sender.send_request(request).await.map_err(failed)?.into_parts();
-        let body = Limited::new(body, BODY_BYTES_MAX).collect().await.map_err(|error| {
+        let (head, body) = sender.send_request(request).await?.into_parts();
+        let body = Limited::new(body, body_max).collect().await.map_err(|error| {
             if error.is::<http_body_util::LengthLimitError>() {
-                format!("the answer has more than {BODY_BYTES_MAX} bytes")
+                Cause::Refused(format!("the answer has more than {body_max} bytes"))
             } else {
-                error_chain(&*error)
+                Cause::Body(error)
             }
         })?;
         Ok(Reply { status: head.status, headers: head.headers, body: body.to_bytes() })

@@ -1,12 +1,12 @@
-//! Which hosts a job may reach, and which addresses.
+//! Which hosts may be reached, and which addresses.
 
 use std::net::IpAddr;
 
-use sandbox::addresses::{is_public, leads_here};
+use addresses::{is_public, leads_here};
 
-/// The hosts of a job's grants.
+/// The hosts that may be reached.
 #[derive(Debug, Clone)]
-pub(super) struct Hosts(Vec<Entry>);
+pub struct Hosts(Vec<Entry>);
 
 /// `*`, `example.com`, `*.example.com`, `10.0.0.7`, `[::1]`, each with `:port` or without.
 #[derive(Debug, Clone)]
@@ -16,20 +16,23 @@ struct Entry {
 }
 
 impl Hosts {
-    /// From the texts of a policy.
-    pub(super) fn new(hosts: &[String]) -> Self {
+    /// From the texts of a list: `*`, `example.com`, `*.example.com`, `10.0.0.7`, `[::1]`, each with `:port` or without.
+    #[must_use]
+    pub fn new(hosts: &[String]) -> Self {
         Self(hosts.iter().map(|host| Entry::new(host)).collect())
     }
 
     /// Whether the list has this host, which is a name or an address.
-    pub(super) fn allow(&self, host: &str, port: u16) -> bool {
+    #[must_use]
+    pub fn allow(&self, host: &str, port: u16) -> bool {
         let host = bare(host);
         self.0.iter().any(|entry| entry.matches(&host) && entry.port.is_none_or(|allowed| allowed == port))
     }
 
     /// Whether an allowed host may be reached at this address: one of the public network that is not this machine's, or
     /// one that the list names itself. So no name can lead into the networks behind this machine, or to its own ports.
-    pub(super) fn reach(&self, address: IpAddr, port: u16) -> bool {
+    #[must_use]
+    pub fn reach(&self, address: IpAddr, port: u16) -> bool {
         (is_public(address) && !leads_here(address).unwrap_or(true))
             || self.0.iter().any(|entry| {
                 entry.host.parse() == Ok(address) && entry.port.is_none_or(|allowed| allowed == port)
