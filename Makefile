@@ -14,8 +14,8 @@ demo: ## builds Mycora and shows a real flow running through every service
 	@cargo build --release --quiet -p mycora
 	@target/release/mycora demo
 
-test: ## runs all tests; needs Rust, redis-server and python3
-	@deploy/local/need.sh cargo cc redis-server python3
+test: ## runs all tests; needs Rust, redis-server, nats-server and python3
+	@deploy/local/need.sh cargo cc redis-server nats-server python3
 	@tests/run
 
 lint: ## formatting, clippy with warnings denied, buf where it is installed

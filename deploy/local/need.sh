@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes sure that the programs named on the command line are there:
-#   need.sh cargo cc c++ redis-server python3 venv npm
+#   need.sh cargo cc c++ redis-server nats-server python3 venv npm
 # What is missing is installed with apt where that can be done without asking, after saying so; otherwise it says exactly
 # what to install, and fails.
 set -euo pipefail
@@ -11,6 +11,7 @@ package() {
     cc) echo gcc libc6-dev ;;
     c++) echo g++ ;;
     redis-server) echo redis-server ;;
+    nats-server) echo nats-server ;;
     python3) echo python3 ;;
     venv) echo python3-venv ;;
     npm) echo npm ;;
@@ -24,6 +25,7 @@ advice() {
     cc) echo "a C compiler: apt-get install gcc libc6-dev | dnf install gcc | xcode-select --install" ;;
     c++) echo "a C++ compiler: apt-get install g++ | dnf install gcc-c++ | xcode-select --install" ;;
     redis-server) echo "Redis 7.0 or newer: apt-get install redis-server | dnf install redis | brew install redis" ;;
+    nats-server) echo "NATS 2.9.10 or newer: apt-get install nats-server | brew install nats-server" ;;
     python3) echo "Python 3: apt-get install python3 | dnf install python3 | brew install python" ;;
     venv) echo "Python's venv: apt-get install python3-venv" ;;
     npm) echo "npm: apt-get install npm | dnf install npm | brew install node" ;;
@@ -34,6 +36,8 @@ advice() {
 have() {
   case "$1" in
     venv) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
+    # Debian has it where not everybody looks.
+    nats-server) command -v nats-server >/dev/null || [ -x /usr/sbin/nats-server ] ;;
     *) command -v "$1" >/dev/null ;;
   esac
 }

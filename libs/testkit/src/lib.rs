@@ -3,6 +3,7 @@
 //! - [`crash_point!`]: named places where a process can be made to die;
 //! - `RedisServer`: a private `redis-server`, or what `MYCORA_REDIS_SERVER` names; `RedisCluster` and `RedisSentinels`:
 //!   several;
+//! - `NatsServer`: a private `nats-server` with JetStream, or what `MYCORA_NATS_SERVER` names;
 //! - `FaultProxy`: a connection that can be cut, swallowed or delayed;
 //! - `Witness`: a file to which scripts append, and what it proves;
 //! - [`scripts`]: scripts of embedded languages, made up by chance;
@@ -13,6 +14,8 @@
 pub mod crash;
 pub mod scripts;
 
+#[cfg(feature = "full")]
+mod nats;
 #[cfg(feature = "full")]
 mod port;
 #[cfg(feature = "full")]
@@ -30,6 +33,7 @@ mod witness;
 
 #[cfg(feature = "full")]
 pub use self::{
+    nats::{NatsCopy, NatsServer},
     port::free_port,
     process::Process,
     proxy::{Fault, FaultProxy, Target},

@@ -1,5 +1,7 @@
 //! The tools themselves, tried on real processes and connections.
 
+mod nats;
+
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
