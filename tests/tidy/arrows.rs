@@ -7,12 +7,13 @@ use serde_json::Value;
 use crate::{Finding, check, root};
 
 /// Which of our libraries a library may use. `testkit` may use anything, but needs nothing of ours.
-const LIBS: [(&str, &[&str]); 19] = [
+const LIBS: [(&str, &[&str]); 20] = [
     ("model", &[]),
     ("expression", &[]),
     ("flow", &["model", "expression"]),
     ("yaml", &[]),
     ("flow-file", &["model", "flow", "proto", "yaml"]),
+    ("workflow", &["model"]),
     ("keys", &["model"]),
     ("kv", &[]),
     ("queue", &["model", "keys", "kv"]),
@@ -42,7 +43,8 @@ const FENCED: [(&str, &[&str]); 8] = [
 /// What pure crates have no use for.
 const IMPURE: [&str; 5] = ["tokio", "tonic", "prost", "redis", "tracing"];
 /// The pure ones.
-const PURE: [&str; 5] = ["libs/model", "libs/expression", "libs/flow", "libs/keys", "libs/yaml"];
+const PURE: [&str; 6] =
+    ["libs/model", "libs/expression", "libs/flow", "libs/keys", "libs/workflow", "libs/yaml"];
 
 /// What a crate depends on.
 struct Package {

@@ -18,7 +18,7 @@ pub struct ParseIdError {
 }
 
 impl ParseIdError {
-    fn new(kind: &'static str, text: &str) -> Self {
+    pub(crate) fn new(kind: &'static str, text: &str) -> Self {
         Self { kind, text: text.chars().take(80).collect() }
     }
 }

@@ -1,0 +1,160 @@
+//! Ids of inputs, and of the work that they cause.
+//!
+//! Whatever is done again asks for the same thing under the same id: so an id of work comes from what caused it, never
+//! from chance, and not from the order in which inputs happened to come either.
+
+use model::{CommandId, CorrelationId, SagaName, TenantId, Timestamp};
+use sha2::{Digest as _, Sha256};
+use uuid::Builder;
+
+/// What an instance was given, by the name under which it counts once.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum InputId {
+    /// An event that says its own id.
+    Event(String),
+    /// An event that says none: where it stands in its stream, and which life of that stream it is.
+    Message {
+        /// When the stream was made, in milliseconds since 1970.
+        incarnation: u64,
+        /// Its sequence there.
+        sequence: u64,
+    },
+    /// The result of a command.
+    Result(CommandId),
+    /// A timer that fired.
+    Timer {
+        /// Its name.
+        name: String,
+        /// How often it had been set.
+        generation: u64,
+    },
+    /// What somebody asked for, by the id of the request.
+    Verb(String),
+}
+
+impl InputId {
+    /// The name as bytes which no other input shares: 32 of them.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        let mut hash = Parts::default();
+        match self {
+            Self::Event(id) => hash.add(b"event").add(id.as_bytes()),
+            Self::Message { incarnation, sequence } => {
+                hash.add(b"message").add(&incarnation.to_be_bytes()).add(&sequence.to_be_bytes())
+            }
+            Self::Result(command) => hash.add(b"result").add(&command.bits().to_be_bytes()),
+            Self::Timer { name, generation } => {
+                hash.add(b"timer").add(name.as_bytes()).add(&generation.to_be_bytes())
+            }
+            Self::Verb(request) => hash.add(b"verb").add(request.as_bytes()),
+        };
+        hash.end()
+    }
+}
+
+/// What causes work: one input of one run of an instance.
+#[derive(Debug, Clone, Copy)]
+pub struct WorkSource<'a> {
+    /// Whose instance it is.
+    pub tenant: &'a TenantId,
+    /// Its saga.
+    pub saga: &'a SagaName,
+    /// Its correlation.
+    pub correlation: &'a CorrelationId,
+    /// How many instances of this correlation there were before it.
+    pub run: u64,
+    /// The input.
+    pub input: &'a InputId,
+    /// When the input happened, as far as instances are concerned.
+    pub time: Timestamp,
+}
+
+impl WorkSource<'_> {
+    /// The id of a piece of work: a UUID of version 7, whose time is the input's. `ordinal` is its place among what this
+    /// input causes, in the order of the manifest.
+    #[must_use]
+    pub fn command(&self, ordinal: u32) -> CommandId {
+        let mut hash = Parts::default();
+        hash.add(b"work")
+            .add(self.tenant.as_str().as_bytes())
+            .add(self.saga.as_str().as_bytes())
+            .add(self.correlation.as_str().as_bytes())
+            .add(&self.run.to_be_bytes())
+            .add(&self.input.digest())
+            .add(&ordinal.to_be_bytes());
+        let mut random = [0; 10];
+        random.copy_from_slice(&hash.end()[..10]);
+        let id = Builder::from_unix_timestamp_millis(self.time.as_millis(), &random).into_uuid();
+        CommandId::from_bits(id.as_u128())
+    }
+}
+
+/// A hash over parts, each with its length, so that no two lists of parts are the same bytes.
+#[derive(Default)]
+struct Parts(Sha256);
+
+impl Parts {
+    fn add(&mut self, part: &[u8]) -> &mut Self {
+        self.0.update((part.len() as u64).to_be_bytes());
+        self.0.update(part);
+        self
+    }
+
+    fn end(self) -> [u8; 32] {
+        self.0.finalize().into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn command(input: &InputId, correlation: &str, run: u64, ordinal: u32, millis: u64) -> CommandId {
+        let (tenant, saga) = ("acme".parse().expect("a tenant"), "order".parse().expect("a name"));
+        let (correlation, time) =
+            (correlation.parse().expect("a correlation"), Timestamp::from_millis(millis));
+        let source = WorkSource { tenant: &tenant, saga: &saga, correlation: &correlation, run, input, time };
+        source.command(ordinal)
+    }
+
+    #[test]
+    fn ids_of_work_are_for_ever() {
+        let input = InputId::Event("e-1".to_owned());
+        // What is in stores and streams already was asked for under this id.
+        let id = command(&input, "c", 0, 0, 1_700_000_000_000);
+        assert_eq!(id.to_string(), "018bcfe5-6800-751b-8c5e-11be58818d21");
+    }
+
+    #[test]
+    fn another_cause_is_another_id_with_the_time_of_its_input() {
+        let event = |id: &str| InputId::Event(id.to_owned());
+        let timer = |name: &str, generation| InputId::Timer { name: name.to_owned(), generation };
+        let inputs = [
+            event("1"),
+            event("11"),
+            InputId::Verb("1".to_owned()),
+            InputId::Message { incarnation: 1, sequence: 1 },
+            InputId::Message { incarnation: 1, sequence: 2 },
+            InputId::Result(CommandId::from_bits(1)),
+            timer("1", 1),
+            timer("1", 2),
+            timer("11", 1),
+        ];
+        let digests: BTreeSet<_> = inputs.iter().map(InputId::digest).collect();
+        assert_eq!(digests.len(), inputs.len());
+        let causes = [("c", 0, 0), ("c", 0, 1), ("c", 1, 0), ("cc", 0, 0)];
+        let ids: BTreeSet<_> = inputs
+            .iter()
+            .flat_map(|input| {
+                causes.map(|(correlation, run, place)| command(input, correlation, run, place, 9))
+            })
+            .collect();
+        assert_eq!(ids.len(), inputs.len() * causes.len());
+        for id in ids {
+            let id = uuid::Uuid::from_u128(id.bits());
+            assert_eq!((id.get_version_num(), id.as_u128() >> 80), (7, 9));
+        }
+    }
+}

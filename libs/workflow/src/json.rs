@@ -1,0 +1,68 @@
+//! JSON that is the same bytes on every machine and every day.
+//!
+//! Programs see what comes from outside as these values, and their state is kept as these bytes. So numbers are integers
+//! of 64 bits, keys have an order, and whatever two readers might take for different things is refused. Any other
+//! number is a text with its digits as they were written: nothing is rounded.
+
+mod read;
+mod write;
+
+use std::collections::BTreeMap;
+
+pub use read::{JsonError, read};
+
+/// Lists and objects within each other.
+pub const DEPTH_MAX: usize = 64;
+
+/// A value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Json {
+    /// `null`.
+    Null,
+    /// `true` or `false`.
+    Bool(bool),
+    /// A whole number of 64 bits.
+    Int(i64),
+    /// A text. Other numbers are read as one, with the digits that were written.
+    Text(String),
+    /// A list.
+    List(Vec<Self>),
+    /// An object. Its keys are in the order of their bytes.
+    Map(BTreeMap<String, Self>),
+}
+
+impl Json {
+    /// What stands under a key; nothing where this is no object, or has no such key.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&Self> {
+        match self {
+            Self::Map(entries) => entries.get(key),
+            _ => None,
+        }
+    }
+
+    /// A text.
+    #[must_use]
+    pub fn as_text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// What it is, for people.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Null => "nothing",
+            Self::Bool(_) => "a truth",
+            Self::Int(_) => "a number",
+            Self::Text(_) => "a text",
+            Self::List(_) => "a list",
+            Self::Map(_) => "an object",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

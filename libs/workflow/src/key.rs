@@ -1,0 +1,465 @@
+//! The names of everything that a store keeps: `<table>:<part>:…` within a lane.
+//!
+//! What comes from outside stands in a key encoded ([`part`]), so that no text is taken for the boundary of another, and
+//! numbers have twenty digits, so that their order is that of their texts. Nobody else writes a key.
+
+use std::fmt;
+use std::ops::Range;
+
+use model::{CommandId, CorrelationId, TenantId, Timestamp};
+use sha2::{Digest as _, Sha256};
+
+use crate::lane::Lane;
+
+/// An encoded part that would be longer is a hash instead; the text stands in the value then.
+const PART_BYTES_MAX: usize = 600;
+/// How such a part begins. No encoded text does: what follows a `%` in one is a hexadecimal digit, or nothing.
+const HASHED: &str = "%h";
+
+/// A key within a lane.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(String);
+
+/// What a part of a key says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// The text that was encoded.
+    Text(String),
+    /// Its SHA-256: it was too long.
+    Hash([u8; 32]),
+}
+
+/// Tables. Those of the first group are of instances, those of the second of calls, those of the third of any lane, and those of the
+/// last stand beside the lanes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Table {
+    /// Instances, and what is left of those that have ended.
+    Saga,
+    /// Instances by their status and step, for lists.
+    By,
+    /// What an instance was given, and what came of it.
+    Journal,
+    /// Inputs that count once.
+    Dedupe,
+    /// What may not come before its step.
+    Kept,
+    /// Inputs that nothing can be done with.
+    Dead,
+    /// What came behind one of those.
+    Parked,
+    /// Timers by name.
+    Timer,
+    /// Timers by when they are due.
+    Due,
+    /// Calls by command.
+    Effect,
+    /// Calls by when something is due of them.
+    EffectDue,
+    /// How far a source was read.
+    Checkpoint,
+    /// Work that is to be sent.
+    Outbox,
+    /// The same, in the order of the commits.
+    OutboxIndex,
+    /// Who owns a lane, and its epoch.
+    Fence,
+    /// Answers to requests that may come again.
+    Request,
+    /// Replicas that live.
+    Replica,
+    /// Definitions by their hash.
+    Definition,
+    /// What is in force, as one row.
+    Active,
+    /// What was decided about a lane.
+    Lane,
+    /// What was decided about a tenant.
+    Tenant,
+}
+
+impl Table {
+    /// As it stands in keys.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Saga => "saga",
+            Self::By => "by",
+            Self::Journal => "journal",
+            Self::Dedupe => "dedupe",
+            Self::Kept => "kept",
+            Self::Dead => "dead",
+            Self::Parked => "parked",
+            Self::Timer => "timer",
+            Self::Due => "due",
+            Self::Effect => "effect",
+            Self::EffectDue => "effect_due",
+            Self::Checkpoint => "checkpoint",
+            Self::Outbox => "outbox",
+            Self::OutboxIndex => "outbox_index",
+            Self::Fence => "fence",
+            Self::Request => "request",
+            Self::Replica => "replica",
+            Self::Definition => "definition",
+            Self::Active => "active",
+            Self::Lane => "lane",
+            Self::Tenant => "tenant",
+        }
+    }
+
+    /// All keys of it.
+    #[must_use]
+    pub fn range(self) -> Range<Key> {
+        self.with(|_| ()).below()
+    }
+
+    fn with(self, parts: impl FnOnce(&mut Writer)) -> Key {
+        let mut writer = Writer(self.as_str().to_owned());
+        parts(&mut writer);
+        Key(writer.0)
+    }
+}
+
+impl Key {
+    /// The text, without the lane.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Reads what a store gave back. Nothing but a key's form is looked at.
+    #[must_use]
+    pub fn of_store(text: String) -> Self {
+        Self(text)
+    }
+
+    /// The keys that have this one's parts and more behind them.
+    #[must_use]
+    pub fn below(&self) -> Range<Self> {
+        // `;` comes after `:`.
+        Self(format!("{}:", self.0))..Self(format!("{};", self.0))
+    }
+
+    /// The parts behind the table; nothing where one of them is none.
+    #[must_use]
+    pub fn parts(&self) -> Option<Vec<Part>> {
+        self.0.split(':').skip(1).map(decode).collect()
+    }
+
+    /// An instance.
+    #[must_use]
+    pub fn saga(correlation: &CorrelationId) -> Self {
+        Table::Saga.with(|key| key.text(correlation.as_str()))
+    }
+
+    /// An instance, in a list of those with this status at this step.
+    #[must_use]
+    pub fn by(status: &str, step: &str, correlation: &CorrelationId) -> Self {
+        Table::By.with(|key| {
+            key.text(status);
+            key.text(step);
+            key.text(correlation.as_str());
+        })
+    }
+
+    /// What an instance was given at this revision.
+    #[must_use]
+    pub fn journal(correlation: &CorrelationId, revision: u64) -> Self {
+        Self::numbered(Table::Journal, correlation, revision)
+    }
+
+    /// An input that counts once: see [`crate::InputId::digest`].
+    #[must_use]
+    pub fn dedupe(correlation: &CorrelationId, input: &[u8; 32]) -> Self {
+        Table::Dedupe.with(|key| {
+            key.text(correlation.as_str());
+            key.text(&hex::encode(input));
+        })
+    }
+
+    /// An event that may come before its step.
+    #[must_use]
+    pub fn kept(correlation: &CorrelationId, number: u64) -> Self {
+        Self::numbered(Table::Kept, correlation, number)
+    }
+
+    /// A dead letter; of one without a correlation it is `-`.
+    #[must_use]
+    pub fn dead(correlation: &CorrelationId, number: u64) -> Self {
+        Self::numbered(Table::Dead, correlation, number)
+    }
+
+    /// What came behind a dead letter.
+    #[must_use]
+    pub fn parked(correlation: &CorrelationId, number: u64) -> Self {
+        Self::numbered(Table::Parked, correlation, number)
+    }
+
+    /// A timer.
+    #[must_use]
+    pub fn timer(correlation: &CorrelationId, name: &str) -> Self {
+        Table::Timer.with(|key| {
+            key.text(correlation.as_str());
+            key.text(name);
+        })
+    }
+
+    /// A timer, by when it is due.
+    #[must_use]
+    pub fn due(due: Timestamp, correlation: &CorrelationId, name: &str) -> Self {
+        Table::Due.with(|key| {
+            key.number(due.as_millis());
+            key.text(correlation.as_str());
+            key.text(name);
+        })
+    }
+
+    /// A call.
+    #[must_use]
+    pub fn effect(command: CommandId) -> Self {
+        Table::Effect.with(|key| key.text(&command.to_string()))
+    }
+
+    /// A call, by when something is due of it.
+    #[must_use]
+    pub fn effect_due(due: Timestamp, command: CommandId) -> Self {
+        Table::EffectDue.with(|key| {
+            key.number(due.as_millis());
+            key.text(&command.to_string());
+        })
+    }
+
+    /// How far a source was read.
+    #[must_use]
+    pub fn checkpoint(source: &str) -> Self {
+        Table::Checkpoint.with(|key| key.text(source))
+    }
+
+    /// Work of this kind that is to be sent.
+    #[must_use]
+    pub fn outbox(kind: &str, work: CommandId) -> Self {
+        Table::Outbox.with(|key| {
+            key.text(kind);
+            key.text(&work.to_string());
+        })
+    }
+
+    /// The same, in the order of the commits.
+    #[must_use]
+    pub fn outbox_index(sequence: u64) -> Self {
+        Table::OutboxIndex.with(|key| key.number(sequence))
+    }
+
+    /// Who owns the lane, and its epoch.
+    #[must_use]
+    pub fn fence() -> Self {
+        Table::Fence.with(|_| ())
+    }
+
+    /// The answer to a request that may come again.
+    #[must_use]
+    pub fn request(id: &str) -> Self {
+        Table::Request.with(|key| key.text(id))
+    }
+
+    /// A replica that lives. Beside the lanes, as those that follow.
+    #[must_use]
+    pub fn replica(name: &str) -> Self {
+        Table::Replica.with(|key| key.text(name))
+    }
+
+    /// A definition, by its hash.
+    #[must_use]
+    pub fn definition(hash: &[u8; 32]) -> Self {
+        Table::Definition.with(|key| key.text(&hex::encode(hash)))
+    }
+
+    /// What is in force.
+    #[must_use]
+    pub fn active() -> Self {
+        Table::Active.with(|_| ())
+    }
+
+    /// What was decided about a lane.
+    #[must_use]
+    pub fn lane(lane: &Lane) -> Self {
+        Table::Lane.with(|key| key.text(&lane.to_string()))
+    }
+
+    /// What was decided about a tenant.
+    #[must_use]
+    pub fn tenant(tenant: &TenantId) -> Self {
+        Table::Tenant.with(|key| key.text(tenant.as_str()))
+    }
+
+    fn numbered(table: Table, correlation: &CorrelationId, number: u64) -> Self {
+        table.with(|key| {
+            key.text(correlation.as_str());
+            key.number(number);
+        })
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+struct Writer(String);
+
+impl Writer {
+    fn text(&mut self, text: &str) {
+        self.0.push(':');
+        self.0.push_str(&part(text));
+    }
+
+    fn number(&mut self, number: u64) {
+        self.0.push_str(&format!(":{number:020}"));
+    }
+}
+
+/// A text as it stands in a key: `[A-Za-z0-9_.-]` as they are, every other byte as `%XX`, an empty one as `%`. One that would
+/// have more than 600 bytes then is `%h` and its SHA-256.
+#[must_use]
+pub fn part(text: &str) -> String {
+    if text.is_empty() {
+        return "%".to_owned();
+    }
+    let mut part = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-' => part.push(char::from(byte)),
+            other => part.push_str(&format!("%{other:02X}")),
+        }
+    }
+    if part.len() > PART_BYTES_MAX {
+        return format!("{HASHED}{}", hex::encode(Sha256::digest(text)));
+    }
+    part
+}
+
+/// Undoes [`part`]; nothing for what it never gives.
+fn decode(encoded: &str) -> Option<Part> {
+    if let Some(hash) = encoded.strip_prefix(HASHED) {
+        let mut bytes = [0; 32];
+        hex::decode_to_slice(hash, &mut bytes).ok()?;
+        return (hex::encode(bytes) == hash).then_some(Part::Hash(bytes));
+    }
+    let mut bytes = Vec::with_capacity(encoded.len());
+    let mut rest = encoded.as_bytes().iter();
+    while let Some(byte) = rest.next().filter(|_| encoded != "%") {
+        match byte {
+            b'%' => {
+                let pair = [*rest.next()?, *rest.next()?];
+                bytes.extend(hex::decode(pair).ok()?);
+            }
+            other => bytes.push(*other),
+        }
+    }
+    let text = String::from_utf8(bytes).ok()?;
+    // Only the one form: two keys never say the same.
+    (part(&text) == encoded).then_some(Part::Text(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn correlation(text: &str) -> CorrelationId {
+        text.parse().expect("a correlation")
+    }
+
+    #[test]
+    fn keys_are_for_ever() {
+        let (c, id) = (correlation("order-1"), CommandId::from_bits(7));
+        let time = Timestamp::from_millis(1_700_000_000_000);
+        for (key, text) in [
+            (Key::saga(&c), "saga:order-1"),
+            (Key::by("running", "", &c), "by:running:%:order-1"),
+            (Key::journal(&c, 3), "journal:order-1:00000000000000000003"),
+            (Key::dedupe(&c, &[1; 32]), &*format!("dedupe:order-1:{}", "01".repeat(32))),
+            (Key::kept(&c, 0), "kept:order-1:00000000000000000000"),
+            (Key::dead(&correlation("-"), 9), "dead:-:00000000000000000009"),
+            (Key::parked(&c, u64::MAX), "parked:order-1:18446744073709551615"),
+            (Key::timer(&c, "pay-by"), "timer:order-1:pay-by"),
+            (Key::due(time, &c, "pay-by"), "due:00000001700000000000:order-1:pay-by"),
+            (Key::effect(id), "effect:00000000-0000-0000-0000-000000000007"),
+            (
+                Key::effect_due(time, id),
+                "effect_due:00000001700000000000:00000000-0000-0000-0000-000000000007",
+            ),
+            (Key::checkpoint("aggregate.Order.*"), "checkpoint:aggregate.Order.%2A"),
+            (Key::outbox("effect", id), "outbox:effect:00000000-0000-0000-0000-000000000007"),
+            (Key::outbox_index(5), "outbox_index:00000000000000000005"),
+            (Key::fence(), "fence"),
+            (Key::request("a b"), "request:a%20b"),
+            (Key::replica("host:1"), "replica:host%3A1"),
+            (Key::active(), "active"),
+            (
+                Key::lane(&Lane::Effect {
+                    tenant: TenantId::single(),
+                    effect: "pay".parse().expect("a name"),
+                }),
+                "lane:e%3A%25%3Apay%3A0",
+            ),
+            (Key::tenant(&TenantId::single()), "tenant:%"),
+        ] {
+            assert_eq!(key.as_str(), text);
+        }
+        assert_eq!(Key::saga(&correlation("a:b{}%\0é")).as_str(), "saga:a%3Ab%7B%7D%25%00%C3%A9");
+        let long = Key::saga(&correlation(&":".repeat(201)));
+        assert!(long.as_str().starts_with("saga:%h") && long.as_str().len() == 71, "{long}");
+        assert!(matches!(long.parts().as_deref(), Some([Part::Hash(_)])));
+    }
+
+    #[test]
+    fn a_range_has_what_is_below_and_nothing_else() {
+        let (a, b) = (correlation("a"), correlation("a-b"));
+        let range = Key::saga(&a).below();
+        assert!(!range.contains(&Key::saga(&a)) && !range.contains(&Key::saga(&b)));
+        let journal = Table::Journal.range();
+        assert!(journal.contains(&Key::journal(&b, 0)) && journal.contains(&Key::journal(&a, u64::MAX)));
+        assert!(
+            !Table::Effect.range().contains(&Key::effect_due(Timestamp::default(), CommandId::from_bits(1)))
+        );
+        assert!(!Table::Outbox.range().contains(&Key::outbox_index(1)));
+        // The journal of one alone.
+        let of_a = Key::of_store(format!("journal:{}", part("a"))).below();
+        assert!(of_a.contains(&Key::journal(&a, 7)) && !of_a.contains(&Key::journal(&b, 7)));
+    }
+
+    #[test]
+    fn what_is_no_part_is_not_read() {
+        for wrong in ["a b", "%4", "%zz", "%61", "%2a", "", "%%", "%hxy", "%C3", "é"] {
+            assert_eq!(decode(wrong), None, "{wrong}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_part_says_what_it_was_made_of(text in ".{0,100}") {
+            let encoded = part(&text);
+            let bounds = [':', '{', '}'];
+            prop_assert!(!encoded.contains(bounds) && encoded.len() <= PART_BYTES_MAX);
+            if !encoded.starts_with(HASHED) {
+                prop_assert_eq!(decode(&encoded), Some(Part::Text(text)));
+            }
+        }
+
+        #[test]
+        fn no_two_texts_share_a_part(one in "[a%:h0-9]{0,6}", other in "[a%:h0-9]{0,6}") {
+            prop_assert_eq!(part(&one) == part(&other), one == other);
+        }
+
+        #[test]
+        fn what_is_due_first_comes_first(one: u64, other: u64, names in "[a-c]{2}") {
+            let key = |millis, name: &str| Key::due(Timestamp::from_millis(millis), &correlation(name), "t");
+            let (first, second) = (key(one, &names[..1]), key(other, &names[1..]));
+            if one != other {
+                prop_assert_eq!(first < second, one < other);
+            }
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! Sagas and effects, pure: no I/O, no clock, no randomness but what is passed in.
+//!
+//! - [`json`]: values and state, the same bytes everywhere.
+//! - [`id`]: ids of inputs and of the work that they cause.
+//! - [`lane`]: what has one owner, and which lane a correlation belongs to.
+//! - [`key`]: the names of everything that a store keeps of a lane.
+//! - [`subject`]: the names of everything that a broker carries.
+
+pub mod id;
+pub mod json;
+pub mod key;
+pub mod lane;
+pub mod subject;
+
+pub use id::{InputId, WorkSource};
+pub use json::Json;
+pub use key::Key;
+pub use lane::Lane;
+pub use subject::Subject;
