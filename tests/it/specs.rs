@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use flow::transition::{flow_table, node_table};
 use keys::{ContextKey, GlobalKey, SupervisorKey};
 use model::{NodeState, ReasonCode};
+use workflow::transition::{effect_table, saga_table};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -71,6 +72,13 @@ fn the_states_of_a_flow_are_as_written() {
     let code =
         flow_table().map(|(from, event, to)| vec![from.to_string(), event.to_string(), to.to_string()]);
     assert_eq!(first("states/flow.md", "States of a flow", 3), code.collect());
+}
+
+#[test]
+fn the_states_of_sagas_and_of_calls_are_as_written() {
+    let written = |row: [&str; 3]| row.map(str::to_owned).to_vec();
+    assert_eq!(first("states/saga.md", "States of a saga", 3), saga_table().map(written).collect());
+    assert_eq!(first("states/effect.md", "States of a call", 3), effect_table().map(written).collect());
 }
 
 #[test]

@@ -62,7 +62,9 @@ pub use prerequisite::{Prerequisite, SignalName};
 pub use request_id::RequestId;
 pub use rerun::Rerun;
 pub use runner::{EnvelopeForm, InstanceInfo, Presence, Runner, RunnerView};
-pub use saga::{CommandId, CorrelationId, EffectName, SagaName, SagaNameError, TenantId};
+pub use saga::{
+    CommandId, CorrelationId, EffectName, EffectState, SagaName, SagaNameError, SagaStatus, TenantId,
+};
 pub use script_type::ScriptType;
 pub use time::Timestamp;
 pub use violation::{Violation, Violations};

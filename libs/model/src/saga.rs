@@ -176,6 +176,97 @@ impl FromStr for CommandId {
     }
 }
 
+macro_rules! states {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $text:literal,)* } ends: $($end:ident)|+) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $name {
+            $($(#[$variant_doc])* $variant,)*
+        }
+
+        impl $name {
+            /// All of them.
+            pub const ALL: [Self; [$($text),*].len()] = [$(Self::$variant),*];
+
+            /// The name in stores, answers and `specs/`.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text,)*
+                }
+            }
+
+            /// Whether nothing happens to it any more.
+            #[must_use]
+            pub const fn is_end(self) -> bool {
+                matches!(self, $(Self::$end)|+)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.as_str())
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = crate::id::ParseIdError;
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                let found = Self::ALL.into_iter().find(|known| known.as_str() == text);
+                found.ok_or_else(|| crate::id::ParseIdError::new(stringify!($name), text))
+            }
+        }
+    };
+}
+
+states!(
+    /// Where an instance of a saga stands.
+    SagaStatus {
+        /// It goes from step to step.
+        Running = "running",
+        /// It undoes what was done, backwards.
+        Compensating = "compensating",
+        /// What may not fail has failed for good: somebody has to look.
+        Stuck = "stuck",
+        /// It has done what it was for.
+        Completed = "completed",
+        /// It ended otherwise, as its definition says.
+        Failed = "failed",
+        /// Everything that was done is undone.
+        Compensated = "compensated",
+        /// Somebody ended it where it stood.
+        Killed = "killed",
+    }
+    ends: Completed | Failed | Compensated | Killed
+);
+
+states!(
+    /// Where a call of an effect stands.
+    EffectState {
+        /// Its command has come.
+        Accepted = "accepted",
+        /// It is about to be made, is being made, or was.
+        Calling = "calling",
+        /// It will be made again.
+        Backoff = "backoff",
+        /// Its answer comes later.
+        Waiting = "waiting",
+        /// It may have happened.
+        Unknown = "unknown",
+        /// A person has to say whether it happened.
+        Manual = "manual",
+        /// It succeeded.
+        Succeeded = "succeeded",
+        /// It failed for good.
+        Failed = "failed",
+        /// It took too long.
+        TimedOut = "timed_out",
+        /// Nobody wants it any more.
+        Cancelled = "cancelled",
+    }
+    ends: Succeeded | Failed | TimedOut | Cancelled
+);
+
 fn definition_name(kind: &'static str, text: &str) -> Result<Arc<str>, SagaNameError> {
     check(kind, text, SAGA_NAME_CHARS_MAX)?;
     let made_of = "A-Z a-z 0-9 and -, with a letter first";
@@ -243,6 +334,17 @@ mod tests {
         assert!("".parse::<CorrelationId>().is_err());
         let refused = "é".repeat(129).parse::<CorrelationId>().expect_err("too long").to_string();
         assert_eq!(refused, "the correlation has 258 bytes, at most 256 are allowed");
+    }
+
+    #[test]
+    fn states_are_read_as_they_are_written() {
+        for status in SagaStatus::ALL {
+            assert_eq!(status.as_str().parse(), Ok(status));
+        }
+        for state in EffectState::ALL {
+            assert_eq!(state.as_str().parse(), Ok(state));
+        }
+        assert!("Running".parse::<SagaStatus>().is_err() && "".parse::<EffectState>().is_err());
     }
 
     #[test]

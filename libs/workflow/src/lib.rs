@@ -2,6 +2,7 @@
 //!
 //! - [`json`]: values and state, the same bytes everywhere.
 //! - [`id`]: ids of inputs and of the work that they cause.
+//! - [`transition`]: the tables of legal state changes, of sagas and of calls.
 //! - [`lane`]: what has one owner, and which lane a correlation belongs to.
 //! - [`key`]: the names of everything that a store keeps of a lane.
 //! - [`subject`]: the names of everything that a broker carries.
@@ -11,6 +12,7 @@ pub mod json;
 pub mod key;
 pub mod lane;
 pub mod subject;
+pub mod transition;
 
 pub use id::{InputId, WorkSource};
 pub use json::Json;
