@@ -1,0 +1,210 @@
+//! How far a source was read, and when its consumer has to be made anew.
+//!
+//! The position is ours: what a broker thinks of it is believed in nothing. It is the last sequence up to which every message is
+//! settled, that is applied, ignored, parked or dead in a commit. Whatever could bring an old message behind a newer one
+//! makes the consumer be deleted and made anew behind the position, so that deliveries are in order again.
+
+use std::collections::BTreeSet;
+
+/// The deliveries of one consumer, since it was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cursor {
+    /// The last message that was delivered; at first the position.
+    delivered: u64,
+    /// Deliveries so far, as the consumer counts them.
+    count: u64,
+    in_flight: BTreeSet<u64>,
+}
+
+/// What a delivery is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delivery {
+    /// The next message.
+    Next,
+    /// One that is being worked on: it took longer than the broker waits.
+    InFlight,
+    /// The consumer has to be made anew from [`Cursor::position`]: why. The message is to be forgotten.
+    Anew(Disorder),
+}
+
+/// Why deliveries cannot be believed to be in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Disorder {
+    /// Deliveries are missing: the connection was cut while they were under way.
+    Gap,
+    /// A message came again that was settled, behind newer ones.
+    Repeat,
+}
+
+impl Disorder {
+    /// As metrics call it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Gap => "gap",
+            Self::Repeat => "repeat",
+        }
+    }
+}
+
+impl Cursor {
+    /// That of a consumer which was made from `position` + 1 just now.
+    #[must_use]
+    pub const fn behind(position: u64) -> Self {
+        Self { delivered: position, count: 0, in_flight: BTreeSet::new() }
+    }
+
+    /// Takes note of a delivery: the sequence of the message in its stream, and that of the delivery at its consumer.
+    pub fn deliver(&mut self, sequence: u64, count: u64) -> Delivery {
+        if count != self.count + 1 {
+            return Delivery::Anew(Disorder::Gap);
+        }
+        self.count = count;
+        if sequence > self.delivered {
+            self.delivered = sequence;
+            self.in_flight.insert(sequence);
+            return Delivery::Next;
+        }
+        if self.in_flight.contains(&sequence) {
+            return Delivery::InFlight;
+        }
+        Delivery::Anew(Disorder::Repeat)
+    }
+
+    /// Takes note that a message is settled; says whether the position has moved.
+    pub fn settle(&mut self, sequence: u64) -> bool {
+        let before = self.position();
+        self.in_flight.remove(&sequence);
+        self.position() > before
+    }
+
+    /// The last sequence up to which everything is settled. What was passed over is none of this source's.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        self.in_flight.first().map_or(self.delivered, |first| first.saturating_sub(1))
+    }
+
+    /// How many messages are being worked on.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_position_moves_over_what_is_settled_without_a_hole() {
+        let mut cursor = Cursor::behind(4);
+        for (sequence, count) in [(5, 1), (8, 2), (9, 3)] {
+            assert_eq!(cursor.deliver(sequence, count), Delivery::Next);
+        }
+        assert_eq!((cursor.position(), cursor.in_flight()), (4, 3));
+        assert!(!cursor.settle(8));
+        assert!(cursor.settle(5));
+        // 6 and 7 are others', 8 is settled.
+        assert_eq!(cursor.position(), 8);
+        assert_eq!(cursor.deliver(9, 4), Delivery::InFlight);
+        assert!(cursor.settle(9));
+        assert_eq!((cursor.position(), cursor.in_flight()), (9, 0));
+    }
+
+    #[test]
+    fn what_may_be_out_of_order_makes_the_consumer_be_made_anew() {
+        let mut cursor = Cursor::behind(0);
+        assert_eq!(cursor.deliver(1, 1), Delivery::Next);
+        assert_eq!(cursor.deliver(3, 3), Delivery::Anew(Disorder::Gap));
+        assert_eq!(cursor.deliver(2, 2), Delivery::Next);
+        cursor.settle(1);
+        assert_eq!(cursor.deliver(1, 3), Delivery::Anew(Disorder::Repeat));
+        assert_eq!(cursor.position(), 1);
+    }
+
+    /// What a broker does next.
+    #[derive(Debug, Clone, Copy)]
+    enum Turn {
+        /// Delivers the next message.
+        Deliver,
+        /// Loses a delivery on the way, with the connection.
+        Lose,
+        /// Delivers an old message again.
+        Repeat(prop::sample::Index),
+        /// One that is being worked on is settled.
+        Settle(prop::sample::Index),
+        /// The owner dies with what it has in memory.
+        Die,
+    }
+
+    fn turn() -> impl Strategy<Value = Turn> {
+        prop_oneof![
+            6 => Just(Turn::Deliver),
+            1 => Just(Turn::Lose),
+            1 => any::<prop::sample::Index>().prop_map(Turn::Repeat),
+            6 => any::<prop::sample::Index>().prop_map(Turn::Settle),
+            1 => Just(Turn::Die),
+        ]
+    }
+
+    proptest! {
+        /// Whatever a broker does, work begins in the order of the stream behind the position, and nothing below that is unsettled.
+        #[test]
+        fn order_is_kept_whatever_a_broker_does(
+            turns in proptest::collection::vec(turn(), 1..200),
+            steps in proptest::collection::vec(1_u64..4, 200),
+        ) {
+            let stream: Vec<u64> = steps.iter().scan(0, |at, step| { *at += step; Some(*at) }).collect();
+            let mut settled = BTreeSet::new();
+            let (mut cursor, mut sent, mut count, mut begun) = (Cursor::behind(0), 0, 0, 0);
+            let mut working: Vec<u64> = Vec::new();
+            let after = |position: u64| stream.partition_point(|sequence| *sequence <= position);
+            for turn in turns {
+                let anew = match turn {
+                    Turn::Settle(which) => {
+                        if !working.is_empty() {
+                            let sequence = working.swap_remove(which.index(working.len()));
+                            settled.insert(sequence);
+                            cursor.settle(sequence);
+                        }
+                        false
+                    }
+                    Turn::Lose => { sent += 1; count += 1; false }
+                    Turn::Die => true,
+                    Turn::Repeat(which) => {
+                        let old = which.index(sent.clamp(1, stream.len()));
+                        count += 1;
+                        matches!(cursor.deliver(stream[old], count), Delivery::Anew(_))
+                    }
+                    Turn::Deliver if sent >= stream.len() => false,
+                    Turn::Deliver => {
+                        let sequence = stream[sent];
+                        sent += 1;
+                        count += 1;
+                        match cursor.deliver(sequence, count) {
+                            Delivery::Next => {
+                                prop_assert!(sequence > begun, "{sequence} after {begun}");
+                                begun = sequence;
+                                working.push(sequence);
+                                false
+                            }
+                            Delivery::InFlight => false,
+                            Delivery::Anew(_) => true,
+                        }
+                    }
+                };
+                let position = cursor.position();
+                let below = stream.iter().take_while(|sequence| **sequence <= position);
+                prop_assert!(below.clone().all(|sequence| settled.contains(sequence)), "{position}");
+                if anew {
+                    // What is in memory is forgotten; what was settled meanwhile is known to the store.
+                    working.clear();
+                    cursor = Cursor::behind(position);
+                    (sent, count, begun) = (after(position), 0, position);
+                }
+            }
+        }
+    }
+}
