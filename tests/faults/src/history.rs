@@ -39,6 +39,8 @@ pub struct PlannedJob {
     pub name: String,
     /// What its script writes with each line: nobody can run another script under its name unseen.
     pub token: String,
+    /// How long its script takes, in milliseconds.
+    pub millis: u64,
     /// Positions of the jobs before it.
     pub depends: Vec<usize>,
     /// How often it may be tried after the first failure of its own.

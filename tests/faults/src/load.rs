@@ -16,6 +16,8 @@ const FAILING_RETRIES: u32 = 1;
 const WAITING_RETRIES: u32 = 8;
 /// Milliseconds before each of those, at most.
 const WAIT_MILLIS: u32 = 1_500;
+/// Milliseconds that a job takes, at most.
+const SHORT_MILLIS: u64 = 300;
 /// One job in so many takes a long time: what was to be given to one and is given to another goes on when the first hears of it.
 const LONG_EACH: u64 = 4;
 /// Milliseconds that it takes more than others.
@@ -42,9 +44,11 @@ pub fn flow(seed: u64, number: u64) -> (String, PlannedFlow) {
             _ => Vec::new(),
         };
         let fails = fails && place == 0;
+        let is_long = !fails && draw.below(LONG_EACH) == 0;
         jobs.push(PlannedJob {
             name: format!("{name}-{place}"),
             token: format!("{:08x}", draw.below(1 << 31)),
+            millis: draw.below(SHORT_MILLIS) + if is_long { LONG_MILLIS } else { 0 },
             depends,
             retries: if fails { FAILING_RETRIES } else { RETRIES },
             wait_millis: NO_WAIT_MILLIS,
@@ -62,6 +66,7 @@ pub fn waiting_flow(seed: u64, number: u64) -> (String, PlannedFlow) {
     let mut job = |place: usize, depends: &[usize]| PlannedJob {
         name: format!("{name}-{place}"),
         token: format!("{:08x}", draw.below(1 << 31)),
+        millis: draw.below(SHORT_MILLIS),
         depends: depends.to_vec(),
         retries: WAITING_RETRIES,
         wait_millis: WAIT_MILLIS,
@@ -79,6 +84,7 @@ pub fn probe(seed: u64, number: u64) -> (String, PlannedFlow) {
     let job = PlannedJob {
         name: format!("{name}-0"),
         token: format!("{:08x}", draw.below(1 << 31)),
+        millis: draw.below(SHORT_MILLIS),
         depends: Vec::new(),
         retries: RETRIES,
         wait_millis: NO_WAIT_MILLIS,
@@ -87,15 +93,13 @@ pub fn probe(seed: u64, number: u64) -> (String, PlannedFlow) {
     (name, PlannedFlow { jobs: vec![job] })
 }
 
-/// The same as a client submits it. Scripts take as long as their token says, and tell the witness.
+/// The same as a client submits it. Scripts tell the witness.
 #[must_use]
 pub fn spec(name: &str, flow: &PlannedFlow, witness: &Witness) -> FlowSpec {
     let node = |job: &PlannedJob| {
-        let drawn = job.token.bytes().map(u64::from).sum::<u64>();
-        let is_long = !job.fails && drawn.is_multiple_of(LONG_EACH);
-        let millis = drawn % 300 + if is_long { LONG_MILLIS } else { 0 };
+        let (secs, millis) = (job.millis / 1000, job.millis % 1000);
         let said = format!("{}/{}", job.name, job.token);
-        let mut text = witness.shell(&said, &format!("sleep {}.{:03}", millis / 1000, millis % 1000));
+        let mut text = witness.shell(&said, &format!("sleep {secs}.{millis:03}"));
         if job.fails {
             text.push_str("exit 1\n");
         }

@@ -12,6 +12,7 @@ fn job(name: &str, depends: &[usize]) -> PlannedJob {
     PlannedJob {
         name: name.into(),
         token: format!("t-{name}"),
+        millis: 0,
         depends: depends.to_vec(),
         retries: 1,
         wait_millis: 0,

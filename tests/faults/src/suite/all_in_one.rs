@@ -7,7 +7,7 @@ use testkit::{FaultProxy, SmallDisk, Target, free_port};
 
 use super::{Form, Program, Suite, issue_stranger, place, text};
 
-const SLOTS: usize = 4;
+const SLOTS: usize = 12;
 /// Two, so that one can be cut while the other stands.
 const DOORS: [&str; 2] = ["client-1", "client-2"];
 
