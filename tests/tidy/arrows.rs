@@ -7,12 +7,13 @@ use serde_json::Value;
 use crate::{Finding, check, root};
 
 /// Which of our libraries a library may use. `testkit` may use anything, but needs nothing of ours.
-const LIBS: [(&str, &[&str]); 20] = [
+const LIBS: [(&str, &[&str]); 21] = [
     ("model", &[]),
     ("expression", &[]),
     ("flow", &["model", "expression"]),
     ("yaml", &[]),
     ("flow-file", &["model", "flow", "proto", "yaml"]),
+    ("store", &[]),
     ("workflow", &["model"]),
     ("keys", &["model"]),
     ("kv", &[]),
@@ -30,7 +31,7 @@ const LIBS: [(&str, &[&str]); 20] = [
     ("testkit", &[]),
 ];
 /// Crates from outside that only these of ours may name.
-const FENCED: [(&str, &[&str]); 8] = [
+const FENCED: [(&str, &[&str]); 9] = [
     ("redis", &["libs/kv"]),
     ("petgraph", &["libs/flow"]),
     ("rcgen", &["libs/identity"]),
@@ -39,6 +40,7 @@ const FENCED: [(&str, &[&str]); 8] = [
     ("rhai", &["libs/expression", "services/runner"]),
     ("landlock", &["libs/sandbox"]),
     ("seccompiler", &["libs/sandbox"]),
+    ("signet-libmdbx", &["libs/store"]),
 ];
 /// What pure crates have no use for.
 const IMPURE: [&str; 5] = ["tokio", "tonic", "prost", "redis", "tracing"];

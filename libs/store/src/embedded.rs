@@ -1,0 +1,196 @@
+//! A directory of one process, by MDBX.
+//!
+//! One thread writes: it takes all batches that wait, judges each on its own, and makes those that hold durable with one
+//! commit. Readers see the rows as of one commit, and are short: while one stays open no page is used again.
+
+mod layout;
+mod writer;
+
+use std::fs::{self, DirBuilder, File, TryLockError};
+use std::ops::Range;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+use async_trait::async_trait;
+use signet_libmdbx::{Environment, EnvironmentFlags, Geometry, MdbxError, Mode, ReadError, SyncMode};
+use tokio::sync::oneshot;
+
+use self::layout::{decode_key, physical};
+use self::writer::{Request, Writer};
+use crate::row::Row;
+use crate::{Batch, Caps, Clock, KvStore, LaneKey, Outcome, ROWS_MAX, RowKey, StoreError, Versioned};
+
+/// The map is larger than what may be used by a sixteenth, and by this at least: what frees takes pages too.
+const RESERVE_BYTES_MIN: usize = 16 * 1024 * 1024;
+/// The file grows by so much at a time.
+const GROWTH_BYTES: isize = 4 * 1024 * 1024;
+/// Readers at once; more than there are threads for blocking calls.
+const READERS_MAX: u64 = 1024;
+/// `ENOSPC` and `EDQUOT`: the disk, or one's part of it, is full.
+const DISK_IS_FULL: [i32; 2] = [28, 122];
+
+/// A store in a directory, which belongs to this process as long as it is open.
+pub struct EmbeddedStore {
+    environment: Environment,
+    clock: Arc<dyn Clock>,
+    /// Nothing once it ends.
+    requests: Option<mpsc::Sender<Request>>,
+    writer: Option<JoinHandle<()>>,
+    // Given up last.
+    _lock: File,
+}
+
+impl EmbeddedStore {
+    /// Opens the store in `dir`, or makes it. It uses at most `bytes_max` for rows, and then takes only what frees.
+    ///
+    /// # Errors
+    /// [`StoreError::Owned`] when another process has it; [`StoreError::Unavailable`] when it cannot be opened.
+    pub fn open(dir: &Path, bytes_max: usize, clock: impl Clock) -> Result<Self, StoreError> {
+        let lock = own(dir)?;
+        let unavailable =
+            |error: MdbxError| StoreError::Unavailable { why: format!("{}: {error}", dir.display()) };
+        let upper = bytes_max.saturating_add(RESERVE_BYTES_MIN.max(bytes_max / 16));
+        let mut builder = Environment::builder();
+        builder
+            .set_flags(EnvironmentFlags::from(Mode::ReadWrite { sync_mode: SyncMode::Durable }))
+            .set_max_readers(READERS_MAX)
+            .set_geometry(Geometry {
+                size: Some(0..upper),
+                growth_step: Some(GROWTH_BYTES),
+                shrink_threshold: Some(4 * GROWTH_BYTES),
+                page_size: None,
+            });
+        let environment = builder.open_with_permissions(dir, 0o600).map_err(unavailable)?;
+        let clock: Arc<dyn Clock> = Arc::new(clock);
+        let (requests, received) = mpsc::channel();
+        let writer = Writer::new(environment.clone(), Arc::clone(&clock), bytes_max, dir);
+        let thread = std::thread::Builder::new().name("store-writer".to_owned());
+        let writer = thread.spawn(move || writer.run(&received));
+        let writer = writer.map_err(|error| StoreError::Unavailable { why: error.to_string() })?;
+        Ok(Self { environment, clock, requests: Some(requests), writer: Some(writer), _lock: lock })
+    }
+
+    async fn ask<T>(
+        &self,
+        request: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> Request,
+    ) -> Result<T, StoreError> {
+        let ends = || StoreError::Unavailable { why: "it is ending".to_owned() };
+        let (answer, answered) = oneshot::channel();
+        let requests = self.requests.as_ref().ok_or_else(ends)?;
+        requests.send(request(answer)).map_err(|_| ends())?;
+        let lost = || StoreError::Indeterminate { why: "its writer has ended".to_owned() };
+        answered.await.map_err(|_| lost())?
+    }
+
+    /// Reads on a thread that may wait for the disk.
+    async fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&Environment, u64) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (environment, now) = (self.environment.clone(), self.clock.now());
+        let looked = tokio::task::spawn_blocking(move || look(&environment, now)).await;
+        looked.map_err(|error| StoreError::Unavailable { why: error.to_string() })?
+    }
+}
+
+#[async_trait]
+impl KvStore for EmbeddedStore {
+    async fn commit(&self, batch: Batch) -> Result<Outcome, StoreError> {
+        batch.check()?;
+        self.ask(|answer| Request::Commit(batch, answer)).await
+    }
+
+    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<Versioned>>, StoreError> {
+        let keys: Vec<Vec<u8>> = keys.iter().map(|key| physical(lane, key)).collect();
+        self.look(move |environment, now| {
+            let tx = environment.begin_ro_unsync().map_err(not_read)?;
+            let db = tx.open_db(None).map_err(not_read)?;
+            let row = |key: &Vec<u8>| -> Result<Option<Versioned>, StoreError> {
+                let found = tx.get::<Vec<u8>>(db.dbi(), key).map_err(not_decoded)?;
+                let row = found.map(|bytes| Row::decode(&bytes)).transpose()?;
+                Ok(row.filter(|row| row.is_there(now)).map(|row| row.versioned))
+            };
+            keys.iter().map(row).collect()
+        })
+        .await
+    }
+
+    async fn scan(
+        &self,
+        lane: &LaneKey,
+        range: Range<RowKey>,
+        limit: usize,
+    ) -> Result<Vec<(RowKey, Versioned)>, StoreError> {
+        let (from, to) = (physical(lane, &range.start), physical(lane, &range.end));
+        let limit = limit.min(ROWS_MAX);
+        self.look(move |environment, now| {
+            let tx = environment.begin_ro_unsync().map_err(not_read)?;
+            let db = tx.open_db(None).map_err(not_read)?;
+            let mut cursor = tx.cursor(db).map_err(not_read)?;
+            let mut rows = Vec::new();
+            let mut at = cursor.set_range::<Vec<u8>, Vec<u8>>(&from).map_err(not_decoded)?;
+            while let Some((key, bytes)) = at.filter(|(key, _)| *key < to && rows.len() < limit) {
+                let row = Row::decode(&bytes)?;
+                if row.is_there(now) {
+                    rows.push((decode_key(&key)?, row.versioned));
+                }
+                at = cursor.next::<Vec<u8>, Vec<u8>>().map_err(not_decoded)?;
+            }
+            Ok(rows)
+        })
+        .await
+    }
+
+    async fn take(&self, lane: &LaneKey) -> Result<u64, StoreError> {
+        let lane = lane.clone();
+        self.ask(|answer| Request::Take(lane, answer)).await
+    }
+
+    fn caps(&self) -> Caps {
+        Caps { shared: false, durability: "an answered commit is on the disk of this machine" }
+    }
+}
+
+impl Drop for EmbeddedStore {
+    fn drop(&mut self) {
+        self.requests = None;
+        if let Some(writer) = self.writer.take() {
+            // It ended by itself, or by a panic that was told where it happened.
+            let _ = writer.join();
+        }
+    }
+}
+
+/// Makes the directory this process's own.
+fn own(dir: &Path) -> Result<File, StoreError> {
+    let unavailable =
+        |error: std::io::Error| StoreError::Unavailable { why: format!("{}: {error}", dir.display()) };
+    if !dir.is_dir() {
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(unavailable)?;
+    }
+    let lock = fs::OpenOptions::new().create(true).append(true).open(dir.join("owner.lock"));
+    let lock = lock.map_err(unavailable)?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => Err(StoreError::Owned { dir: dir.display().to_string() }),
+        Err(TryLockError::Error(error)) => Err(unavailable(error)),
+    }
+}
+
+/// What an error comes to where nothing can have changed.
+fn not_read(error: MdbxError) -> StoreError {
+    let why = error.to_string();
+    match error {
+        MdbxError::Corrupted | MdbxError::PageNotFound | MdbxError::Panic => StoreError::Damaged { why },
+        _ => StoreError::Unavailable { why },
+    }
+}
+
+fn not_decoded(error: ReadError) -> StoreError {
+    match error {
+        ReadError::Mdbx(error) => not_read(error),
+        ReadError::Decoding(error) => StoreError::Damaged { why: error.to_string() },
+    }
+}

@@ -1,0 +1,244 @@
+//! The only thread that writes.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use signet_libmdbx::tx::aliases::RwTxUnsync;
+use signet_libmdbx::{Database, Environment, MdbxError, WriteFlags};
+use tokio::sync::oneshot;
+
+use super::layout::{FIRST_END, decode_end, end, physical};
+use super::{DISK_IS_FULL, not_decoded, not_read};
+use crate::judge::{Rows, apply, judge};
+use crate::row::{Fence, Row};
+use crate::{Batch, Clock, LaneKey, Outcome, RowKey, StoreError};
+
+/// Batches that one commit makes durable.
+const GROUP_MAX: usize = 64;
+/// Rows that have ended and are removed with one commit.
+const ENDED_MAX: usize = 64;
+
+/// Who waits for an answer.
+type Waiting<T> = oneshot::Sender<Result<T, StoreError>>;
+
+/// What is to be written.
+pub(super) enum Request {
+    Commit(Batch, Waiting<Outcome>),
+    Take(LaneKey, Waiting<u64>),
+}
+
+/// What it came to, before it is durable.
+enum Answer {
+    Outcome(Outcome),
+    Epoch(u64),
+}
+
+pub(super) struct Writer {
+    environment: Environment,
+    clock: Arc<dyn Clock>,
+    bytes_max: usize,
+    dir: PathBuf,
+}
+
+impl Writer {
+    pub(super) fn new(environment: Environment, clock: Arc<dyn Clock>, bytes_max: usize, dir: &Path) -> Self {
+        Self { environment, clock, bytes_max, dir: dir.to_owned() }
+    }
+
+    /// Writes until nobody is left who could ask for it.
+    pub(super) fn run(self, requests: &Receiver<Request>) {
+        while let Ok(first) = requests.recv() {
+            let mut group = vec![first];
+            group.extend(requests.try_iter().take(GROUP_MAX - 1));
+            match self.write(&group) {
+                Ok(answers) => {
+                    group.into_iter().zip(answers).for_each(|(request, answer)| request.answer(answer))
+                }
+                // One of them is in the way of the others, perhaps.
+                Err(error) if group.len() > 1 && !matches!(error, StoreError::Indeterminate { .. }) => {
+                    for request in group {
+                        let answer = self.write(std::slice::from_ref(&request));
+                        let answer = answer.map(|mut answers| answers.remove(0));
+                        request.answer(answer.and_then(|answer| answer));
+                    }
+                }
+                Err(error) => group.into_iter().for_each(|request| request.answer(Err(error.clone()))),
+            }
+        }
+    }
+
+    /// Makes these changes durable, each that holds. None of them was made when it gives an error, unless that says so.
+    fn write(&self, group: &[Request]) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
+        let has_room = self.has_room()?;
+        let now = self.clock.now();
+        let tx = self.environment.begin_rw_unsync().map_err(not_read)?;
+        let db = tx.open_db(None).map_err(not_read)?;
+        let map = Map { tx: &tx, db, writer: self };
+        let mut answers = Vec::with_capacity(group.len());
+        for request in group {
+            answers.push(match request {
+                Request::Commit(batch, _) if !has_room && !batch.only_frees() => Err(self.full()),
+                Request::Commit(batch, _) => map.commit(batch, now)?.map(Answer::Outcome),
+                Request::Take(lane, _) => Ok(Answer::Epoch(map.take(lane, now)?)),
+            });
+        }
+        map.remove_ended(now)?;
+        tx.commit().map_err(|error| self.not_written(&error, true))?;
+        Ok(answers)
+    }
+
+    /// Whether there is room for more than what frees. Pages that were freed are counted only when they matter.
+    fn has_room(&self) -> Result<bool, StoreError> {
+        let page = self.environment.stat().map_err(not_read)?.page_size() as usize;
+        let used = self.environment.info().map_err(not_read)?.last_pgno().saturating_add(1);
+        if used.saturating_mul(page) < self.bytes_max {
+            return Ok(true);
+        }
+        let free = self.environment.freelist().map_err(not_decoded)?;
+        Ok(used.saturating_sub(free).saturating_mul(page) < self.bytes_max)
+    }
+
+    fn full(&self) -> StoreError {
+        let (most, dir) = (self.bytes_max, self.dir.display());
+        StoreError::Full { why: format!("{dir} has the {most} bytes that it may have; let it have more") }
+    }
+
+    /// What an error of writing comes to. Of a commit that failed otherwise than for want of room nobody knows.
+    fn not_written(&self, error: &MdbxError, is_commit: bool) -> StoreError {
+        match error {
+            MdbxError::MapFull | MdbxError::TxnFull => self.full(),
+            MdbxError::Other(number) if DISK_IS_FULL.contains(number) => {
+                StoreError::Full { why: format!("no space is left on the disk of {}", self.dir.display()) }
+            }
+            error if is_commit => StoreError::Indeterminate { why: error.to_string() },
+            error => StoreError::Unavailable { why: error.to_string() },
+        }
+    }
+}
+
+impl Request {
+    /// Tells whoever asked; who is not interested any more is not told.
+    fn answer(self, answer: Result<Answer, StoreError>) {
+        match (self, answer) {
+            (Self::Commit(_, waiting), Ok(Answer::Outcome(outcome))) => drop(waiting.send(Ok(outcome))),
+            (Self::Take(_, waiting), Ok(Answer::Epoch(epoch))) => drop(waiting.send(Ok(epoch))),
+            (Self::Commit(_, waiting), Err(error)) => drop(waiting.send(Err(error))),
+            (Self::Take(_, waiting), Err(error)) => drop(waiting.send(Err(error))),
+            // Each is answered what it asked for.
+            (Self::Commit(..), Ok(Answer::Epoch(_))) | (Self::Take(..), Ok(Answer::Outcome(_))) => {}
+        }
+    }
+}
+
+/// All rows, within one transaction.
+struct Map<'a> {
+    tx: &'a RwTxUnsync,
+    db: Database,
+    writer: &'a Writer,
+}
+
+/// Those of one lane.
+struct LaneRows<'a> {
+    map: &'a Map<'a>,
+    lane: &'a LaneKey,
+}
+
+impl Map<'_> {
+    /// Judges a batch, and makes its changes if it holds. The inner error is of this batch alone; with the outer one nothing of the
+    /// transaction may be made durable.
+    fn commit(&self, batch: &Batch, now: u64) -> Result<Result<Outcome, StoreError>, StoreError> {
+        let mut rows = LaneRows { map: self, lane: &batch.lane };
+        let judged = self.fence(&batch.lane).and_then(|fence| Ok((fence, judge(&rows, batch, fence, now)?)));
+        let fence = match judged {
+            Ok((fence, None)) => Fence { revision: fence.revision + 1, ..fence },
+            Ok((_, Some(outcome))) => return Ok(Ok(outcome)),
+            Err(error) => return Ok(Err(error)),
+        };
+        apply(&mut rows, batch, fence.revision, now)?;
+        self.put_fence(&batch.lane, fence)?;
+        Ok(Ok(Outcome::Committed(fence.revision)))
+    }
+
+    fn take(&self, lane: &LaneKey, now: u64) -> Result<u64, StoreError> {
+        let fence = self.fence(lane)?.raised(now);
+        self.put_fence(lane, fence)?;
+        Ok(fence.epoch)
+    }
+
+    fn fence(&self, lane: &LaneKey) -> Result<Fence, StoreError> {
+        let bytes = self.get(&fence_key(lane))?;
+        bytes.map_or(Ok(Fence::default()), |bytes| Fence::decode(&bytes))
+    }
+
+    fn put_fence(&self, lane: &LaneKey, fence: Fence) -> Result<(), StoreError> {
+        self.put(&fence_key(lane), &fence.encode())
+    }
+
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        self.tx.get(self.db.dbi(), key).map_err(not_decoded)
+    }
+
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
+        let put = self.tx.put(self.db, key, value, WriteFlags::UPSERT);
+        put.map_err(|error| self.writer.not_written(&error, false))
+    }
+
+    fn delete(&self, key: &[u8]) -> Result<(), StoreError> {
+        match self.tx.del(self.db, key, None) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.writer.not_written(&error, false)),
+        }
+    }
+
+    /// Removes rows that have ended. They are not there for anybody since then; this gives back their room.
+    fn remove_ended(&self, now: u64) -> Result<(), StoreError> {
+        for key in self.ended(now)? {
+            let Some((until, physical)) = decode_end(&key) else { continue };
+            let row = self.get(physical)?.map(|bytes| Row::decode(&bytes)).transpose()?;
+            // It may have been written again, with another end.
+            if row.is_some_and(|row| row.until == until) {
+                self.delete(physical)?;
+            }
+            self.delete(&key)?;
+        }
+        Ok(())
+    }
+
+    fn ended(&self, now: u64) -> Result<Vec<Vec<u8>>, StoreError> {
+        let mut cursor = self.tx.cursor(self.db).map_err(not_read)?;
+        let mut ended = Vec::new();
+        let mut at = cursor.set_range::<Vec<u8>, ()>(&FIRST_END).map_err(not_decoded)?;
+        while let Some((key, ())) = at {
+            if ended.len() == ENDED_MAX || decode_end(&key).is_none_or(|(until, _)| until > now) {
+                break;
+            }
+            ended.push(key);
+            at = cursor.next::<Vec<u8>, ()>().map_err(not_decoded)?;
+        }
+        Ok(ended)
+    }
+}
+
+impl Rows for LaneRows<'_> {
+    fn get(&self, key: &RowKey) -> Result<Option<Row>, StoreError> {
+        self.map.get(&physical(self.lane, key))?.map(|bytes| Row::decode(&bytes)).transpose()
+    }
+
+    fn put(&mut self, key: &RowKey, row: &Row) -> Result<(), StoreError> {
+        let physical = physical(self.lane, key);
+        self.map.put(&physical, &row.encode())?;
+        if row.until > 0 {
+            self.map.put(&end(row.until, &physical), &[])?;
+        }
+        Ok(())
+    }
+
+    fn delete(&mut self, key: &RowKey) -> Result<(), StoreError> {
+        self.map.delete(&physical(self.lane, key))
+    }
+}
+
+fn fence_key(lane: &LaneKey) -> Vec<u8> {
+    physical(lane, &RowKey::new("fence"))
+}

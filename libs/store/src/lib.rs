@@ -1,0 +1,76 @@
+//! Where sagas keep their rows.
+//!
+//! Rows belong to lanes. A lane is owned by one process at a time, which every taking of it tells by a higher epoch; one
+//! [`Batch`] changes rows of one lane, all of them or none, and its conditions are looked at inside: the epoch, the
+//! revisions of rows, rows that may not be there. Nothing that must be right rests on anything else.
+//!
+//! - [`KvStore`]: what every store does.
+//! - [`EmbeddedStore`]: a directory of one process, by MDBX.
+//! - [`MemoryStore`]: the model that the others are compared with; it keeps nothing.
+
+mod batch;
+mod clock;
+mod embedded;
+mod error;
+mod judge;
+mod memory;
+mod row;
+
+use std::ops::Range;
+
+use async_trait::async_trait;
+
+pub use batch::{Batch, Expect, KEY_BYTES_MAX, LaneKey, Op, Outcome, ROWS_MAX, RowKey, VALUE_BYTES_MAX};
+pub use clock::{Clock, MachineClock};
+pub use embedded::EmbeddedStore;
+pub use error::StoreError;
+pub use memory::MemoryStore;
+pub use row::Versioned;
+
+/// What a store is, for whoever places lanes and tells operators.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caps {
+    /// Whether several processes may own lanes of it.
+    pub shared: bool,
+    /// What an answered commit survives.
+    pub durability: &'static str,
+}
+
+/// A store of rows.
+#[async_trait]
+pub trait KvStore: Send + Sync {
+    /// Makes a change, or none of it. Not cancel-safe: a call that is dropped may have been carried out. Resubmitting the same batch is
+    /// safe as long as its conditions fail once it has been applied.
+    ///
+    /// # Errors
+    /// [`StoreError::Indeterminate`] when it may have happened; it has not with any other.
+    async fn commit(&self, batch: Batch) -> Result<Outcome, StoreError>;
+
+    /// Reads rows of a lane, all as of one moment; nothing where there is none.
+    ///
+    /// # Errors
+    /// [`StoreError`]; may be repeated.
+    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<Versioned>>, StoreError>;
+
+    /// Reads at most `limit` rows of a lane from the first key on, in the order of their keys, as far as the second. There may be
+    /// more when it gives `limit`.
+    ///
+    /// # Errors
+    /// [`StoreError`]; may be repeated.
+    async fn scan(
+        &self,
+        lane: &LaneKey,
+        range: Range<RowKey>,
+        limit: usize,
+    ) -> Result<Vec<(RowKey, Versioned)>, StoreError>;
+
+    /// Takes a lane: from now on nothing of a former owner is committed. Gives the epoch, which is higher than every one before, also
+    /// where the store has forgotten the last of them.
+    ///
+    /// # Errors
+    /// [`StoreError`]; may be repeated.
+    async fn take(&self, lane: &LaneKey) -> Result<u64, StoreError>;
+
+    /// What it is.
+    fn caps(&self) -> Caps;
+}

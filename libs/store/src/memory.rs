@@ -1,0 +1,101 @@
+//! The model: rows in memory.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+
+use crate::judge::{Rows, apply, judge};
+use crate::row::{Fence, Row};
+use crate::{Batch, Caps, Clock, KvStore, LaneKey, MachineClock, Outcome, RowKey, StoreError, Versioned};
+
+/// A store that keeps nothing beyond its process.
+pub struct MemoryStore<C = MachineClock> {
+    clock: C,
+    lanes: Mutex<HashMap<LaneKey, Lane>>,
+}
+
+#[derive(Default)]
+struct Lane {
+    fence: Fence,
+    rows: BTreeMap<RowKey, Row>,
+}
+
+impl<C: Clock> MemoryStore<C> {
+    /// An empty one.
+    #[must_use]
+    pub fn new(clock: C) -> Self {
+        Self { clock, lanes: Mutex::new(HashMap::new()) }
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, HashMap<LaneKey, Lane>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Rows for &mut Lane {
+    fn get(&self, key: &RowKey) -> Result<Option<Row>, StoreError> {
+        Ok(self.rows.get(key).cloned())
+    }
+
+    fn put(&mut self, key: &RowKey, row: &Row) -> Result<(), StoreError> {
+        self.rows.insert(key.clone(), row.clone());
+        Ok(())
+    }
+
+    fn delete(&mut self, key: &RowKey) -> Result<(), StoreError> {
+        self.rows.remove(key);
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl<C: Clock> KvStore for MemoryStore<C> {
+    async fn commit(&self, batch: Batch) -> Result<Outcome, StoreError> {
+        batch.check()?;
+        let now = self.clock.now();
+        let mut lanes = self.lanes();
+        let mut lane = lanes.entry(batch.lane.clone()).or_default();
+        let fence = lane.fence;
+        if let Some(outcome) = judge(&lane, &batch, fence, now)? {
+            return Ok(outcome);
+        }
+        let fence = Fence { revision: fence.revision + 1, ..fence };
+        apply(&mut lane, &batch, fence.revision, now)?;
+        lane.fence = fence;
+        Ok(Outcome::Committed(fence.revision))
+    }
+
+    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<Versioned>>, StoreError> {
+        let (now, lanes) = (self.clock.now(), self.lanes());
+        let row = |key: &RowKey| lanes.get(lane)?.rows.get(key).filter(|row| row.is_there(now));
+        Ok(keys.iter().map(|key| row(key).map(|row| row.versioned.clone())).collect())
+    }
+
+    async fn scan(
+        &self,
+        lane: &LaneKey,
+        range: Range<RowKey>,
+        limit: usize,
+    ) -> Result<Vec<(RowKey, Versioned)>, StoreError> {
+        let (now, lanes) = (self.clock.now(), self.lanes());
+        if range.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rows = lanes.get(lane).into_iter().flat_map(|lane| lane.rows.range(range.clone()));
+        let there = rows.filter(|(_, row)| row.is_there(now));
+        Ok(there.take(limit).map(|(key, row)| (key.clone(), row.versioned.clone())).collect())
+    }
+
+    async fn take(&self, lane: &LaneKey) -> Result<u64, StoreError> {
+        let mut lanes = self.lanes();
+        let lane = lanes.entry(lane.clone()).or_default();
+        lane.fence = lane.fence.raised(self.clock.now());
+        Ok(lane.fence.epoch)
+    }
+
+    fn caps(&self) -> Caps {
+        Caps { shared: false, durability: "nothing survives the end of this process" }
+    }
+}

@@ -1,0 +1,241 @@
+//! What every store does.
+
+use std::sync::Arc;
+
+use store::{
+    Batch, Expect, KEY_BYTES_MAX, KvStore, LaneKey, MemoryStore, Op, Outcome, ROWS_MAX, StoreError,
+    VALUE_BYTES_MAX,
+};
+use tokio::task::JoinSet;
+
+use crate::{TestClock, batch, commit, embedded, key, lane, put, value};
+
+/// Runs a case on every store.
+macro_rules! on_every_store {
+    ($($case:ident)*) => {
+        mod in_memory {
+            $(
+                #[tokio::test]
+                async fn $case() {
+                    let clock = super::TestClock::new();
+                    super::$case(std::sync::Arc::new(super::MemoryStore::new(clock.clone())), clock).await;
+                }
+            )*
+        }
+
+        mod in_a_directory {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $case() {
+                    let clock = super::TestClock::new();
+                    let (_dir, store) = super::embedded(clock.clone());
+                    super::$case(std::sync::Arc::new(store), clock).await;
+                }
+            )*
+        }
+    };
+}
+
+on_every_store! {
+    a_commit_is_whole_or_absent
+    a_former_owner_commits_nothing
+    what_was_applied_is_not_applied_again
+    rows_end
+    rows_are_scanned_in_order
+    a_number_is_only_raised
+    limits_are_named
+    whoever_comes_second_is_told_the_revision
+}
+
+async fn a_commit_is_whole_or_absent(store: Arc<dyn KvStore>, _: TestClock) {
+    let epoch = store.take(&lane()).await.expect("taken");
+    let first = commit(&*store, epoch, vec![put("a", "1"), put("b", "1")]).await;
+    let refused = batch(
+        epoch,
+        vec![Expect::Revision(key("a"), first), Expect::Revision(key("b"), first + 9)],
+        vec![put("a", "2"), Op::Delete(key("b")), put("c", "2")],
+    );
+    let outcome = store.commit(refused).await;
+    assert_eq!(outcome, Ok(Outcome::Conflict { key: key("b"), found: first }));
+    assert_eq!(value(&*store, "a").await.as_deref(), Some("1"));
+    assert_eq!(value(&*store, "b").await.as_deref(), Some("1"));
+    assert_eq!(value(&*store, "c").await, None);
+    // Later changes of a batch come after earlier ones.
+    let second = commit(
+        &*store,
+        epoch,
+        vec![put("c", "1"), Op::Delete(key("c")), put("c", "2"), Op::Delete(key("a"))],
+    )
+    .await;
+    assert!(second > first);
+    let rows = store.read(&lane(), &[key("c"), key("a"), key("b")]).await.expect("it can be read");
+    let found: Vec<_> =
+        rows.into_iter().map(|row| row.map(|row| (row.value.to_vec(), row.revision))).collect();
+    assert_eq!(found, [Some((b"2".to_vec(), second)), None, Some((b"1".to_vec(), first))]);
+}
+
+async fn a_former_owner_commits_nothing(store: Arc<dyn KvStore>, clock: TestClock) {
+    let first = store.take(&lane()).await.expect("taken");
+    commit(&*store, first, vec![put("a", "1")]).await;
+    clock.advance(5);
+    let second = store.take(&lane()).await.expect("taken");
+    assert!(second > first);
+    let late = store.commit(batch(first, Vec::new(), vec![put("a", "late")])).await;
+    assert_eq!(late, Ok(Outcome::Fenced { epoch: second }));
+    // Also one whose conditions hold, or fail.
+    let late = store.commit(batch(first, vec![Expect::Absent(key("a"))], Vec::new())).await;
+    assert_eq!(late, Ok(Outcome::Fenced { epoch: second }));
+    assert_eq!(value(&*store, "a").await.as_deref(), Some("1"));
+    // Others' lanes have epochs and rows of their own.
+    let other = LaneKey::new("s:acme:order:1");
+    let outcome = store
+        .commit(Batch { lane: other.clone(), epoch: second, expect: Vec::new(), ops: vec![put("a", "x")] })
+        .await;
+    assert_eq!(outcome, Ok(Outcome::Fenced { epoch: 0 }));
+    assert_eq!(store.read(&other, &[key("a")]).await, Ok(vec![None]));
+    // No epoch comes twice, though all are taken at the same moment.
+    let third = store.take(&lane()).await.expect("taken");
+    assert!(third > second);
+}
+
+async fn what_was_applied_is_not_applied_again(store: Arc<dyn KvStore>, _: TestClock) {
+    let epoch = store.take(&lane()).await.expect("taken");
+    let input =
+        batch(epoch, vec![Expect::Absent(key("dedupe:e1"))], vec![put("dedupe:e1", ""), put("n", "1")]);
+    assert!(matches!(store.commit(input.clone()).await, Ok(Outcome::Committed(_))));
+    assert_eq!(store.commit(input).await, Ok(Outcome::Exists(key("dedupe:e1"))));
+}
+
+async fn rows_end(store: Arc<dyn KvStore>, clock: TestClock) {
+    let epoch = store.take(&lane()).await.expect("taken");
+    let until = |at: &str, millis| Op::PutUntil(key(at), "x".into(), millis);
+    commit(
+        &*store,
+        epoch,
+        vec![until("short", 1_100), until("long", 1_200), until("over", 1_000), put("ever", "x")],
+    )
+    .await;
+    assert_eq!(value(&*store, "over").await, None);
+    clock.advance(99);
+    assert_eq!(value(&*store, "short").await.as_deref(), Some("x"));
+    clock.advance(1);
+    assert_eq!(value(&*store, "short").await, None);
+    let rows = store.scan(&lane(), key("a")..key("z"), 10).await.expect("scanned");
+    assert_eq!(rows.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), ["ever", "long"]);
+    // What has ended counts as absent, and may be there again.
+    let again = batch(
+        epoch,
+        vec![Expect::Absent(key("short")), Expect::Revision(key("short"), 0)],
+        vec![until("short", 1_300)],
+    );
+    assert!(matches!(store.commit(again).await, Ok(Outcome::Committed(_))));
+    // What is written again without an end has none.
+    commit(&*store, epoch, vec![put("long", "y")]).await;
+    clock.advance(150);
+    commit(&*store, epoch, vec![put("other", "")]).await;
+    assert_eq!(value(&*store, "long").await.as_deref(), Some("y"));
+    assert_eq!(value(&*store, "short").await.as_deref(), Some("x"));
+    clock.advance(1_000);
+    commit(&*store, epoch, vec![put("other", "")]).await;
+    assert_eq!(value(&*store, "short").await, None);
+    assert_eq!(value(&*store, "ever").await.as_deref(), Some("x"));
+}
+
+async fn rows_are_scanned_in_order(store: Arc<dyn KvStore>, _: TestClock) {
+    let epoch = store.take(&lane()).await.expect("taken");
+    let rows = ["due:2:b", "due:10:a", "due:1:c", "dud", "duf", "due", "due:1:a"];
+    commit(&*store, epoch, rows.map(|at| put(at, at)).to_vec()).await;
+    let names = |rows: Vec<(store::RowKey, store::Versioned)>| -> Vec<String> {
+        rows.into_iter().map(|(key, _)| key.to_string()).collect()
+    };
+    let all = store.scan(&lane(), key("due:")..key("due;"), 10).await.expect("scanned");
+    assert_eq!(names(all), ["due:10:a", "due:1:a", "due:1:c", "due:2:b"]);
+    let some = store.scan(&lane(), key("due:1:")..key("due;"), 2).await.expect("scanned");
+    assert_eq!(names(some), ["due:1:a", "due:1:c"]);
+    assert_eq!(store.scan(&lane(), key("due;")..key("due:"), 10).await, Ok(Vec::new()));
+    assert_eq!(store.scan(&LaneKey::new("s:acme:order:"), key("a")..key("z"), 10).await, Ok(Vec::new()));
+    assert_eq!(store.scan(&lane(), key("due:")..key("due;"), 0).await, Ok(Vec::new()));
+}
+
+async fn a_number_is_only_raised(store: Arc<dyn KvStore>, _: TestClock) {
+    let epoch = store.take(&lane()).await.expect("taken");
+    let raise = |to| vec![Op::Raise(key("version"), to)];
+    for (to, expected) in
+        [(7, "7"), (3, "7"), (u64::MAX, "18446744073709551615"), (8, "18446744073709551615")]
+    {
+        commit(&*store, epoch, raise(to)).await;
+        assert_eq!(value(&*store, "version").await, Some(format!("{expected:0>20}")));
+    }
+    commit(&*store, epoch, vec![put("version", "seven"), put("a", "1")]).await;
+    let damaged = store.commit(batch(epoch, Vec::new(), vec![put("a", "2"), raise(1).remove(0)])).await;
+    assert!(matches!(damaged, Err(StoreError::Damaged { .. })), "{damaged:?}");
+}
+
+async fn limits_are_named(store: Arc<dyn KvStore>, _: TestClock) {
+    let epoch = store.take(&lane()).await.expect("taken");
+    let named = key(&"k".repeat(KEY_BYTES_MAX - lane().as_str().len()));
+    let value = |bytes| bytes::Bytes::from(vec![0; bytes]);
+    let fits = vec![Op::Put(named.clone(), value(VALUE_BYTES_MAX))];
+    commit(&*store, epoch, fits).await;
+    let rows = store.read(&lane(), &[named]).await.expect("it can be read");
+    assert_eq!(rows[0].as_ref().map(|row| row.value.len()), Some(VALUE_BYTES_MAX));
+    let long = key(&"k".repeat(KEY_BYTES_MAX - lane().as_str().len() + 1));
+    let deletes = |count: usize| (0..count).map(|n| Op::Delete(key(&n.to_string()))).collect::<Vec<_>>();
+    for (ops, expected) in [
+        (vec![Op::Delete(long)], "the key kkk"),
+        (
+            vec![Op::Put(key("a"), value(VALUE_BYTES_MAX + 1))],
+            "the value of a, in bytes, has 1048577, at most 1048576",
+        ),
+        (
+            (0..5).map(|n| Op::Put(key(&n.to_string()), value(VALUE_BYTES_MAX))).collect(),
+            "in bytes of values",
+        ),
+        (deletes(ROWS_MAX + 1), "a commit, in rows, has 1001, at most 1000"),
+    ] {
+        let refused = store.commit(batch(epoch, Vec::new(), ops)).await.expect_err(expected).to_string();
+        assert!(refused.contains(expected), "{refused}");
+    }
+    commit(&*store, epoch, deletes(ROWS_MAX)).await;
+}
+
+/// Many at once add one to the same number, each when nobody else did meanwhile.
+async fn whoever_comes_second_is_told_the_revision(store: Arc<dyn KvStore>, _: TestClock) {
+    const EACH: u64 = 20;
+    const WRITERS: u64 = 8;
+    let epoch = store.take(&lane()).await.expect("taken");
+    commit(&*store, epoch, vec![put("n", "0")]).await;
+    let mut writers = JoinSet::new();
+    for _ in 0..WRITERS {
+        let store = Arc::clone(&store);
+        writers.spawn(async move {
+            let mut conflicts = 0_u64;
+            for _ in 0..EACH {
+                loop {
+                    let row = store.read(&lane(), &[key("n")]).await.expect("it can be read").remove(0);
+                    let row = row.expect("it is there");
+                    let number: u64 =
+                        std::str::from_utf8(&row.value).expect("a text").parse().expect("a number");
+                    let condition = vec![Expect::Revision(key("n"), row.revision)];
+                    match store
+                        .commit(batch(epoch, condition, vec![put("n", &(number + 1).to_string())]))
+                        .await
+                    {
+                        Ok(Outcome::Committed(revision)) => {
+                            assert!(revision > row.revision);
+                            break;
+                        }
+                        Ok(Outcome::Conflict { found, .. }) => {
+                            assert!(found > row.revision);
+                            conflicts += 1;
+                        }
+                        other => panic!("{other:?}"),
+                    }
+                }
+            }
+            conflicts
+        });
+    }
+    let _ = writers.join_all().await;
+    assert_eq!(value(&*store, "n").await, Some((EACH * WRITERS).to_string()));
+}

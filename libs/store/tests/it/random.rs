@@ -1,0 +1,120 @@
+//! Whatever is asked of a store, it answers as the model does.
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use store::{Batch, Expect, KvStore, LaneKey, MemoryStore, Op, RowKey};
+
+use crate::{TestClock, embedded};
+
+/// What is done next. Rows and lanes are few, so that they meet.
+#[derive(Debug, Clone)]
+enum Turn {
+    Take(u8),
+    Commit { lane: u8, late: bool, expect: Vec<(u8, Option<u64>)>, ops: Vec<Change> },
+    Read(u8),
+    Scan(u8, u8, u8, usize),
+    Wait(u64),
+}
+
+#[derive(Debug, Clone)]
+enum Change {
+    Put(u8, u8),
+    PutUntil(u8, u64),
+    Delete(u8),
+    Raise(u8, u64),
+}
+
+fn turn() -> impl Strategy<Value = Turn> {
+    let change = prop_oneof![
+        (0_u8..4, any::<u8>()).prop_map(|(row, value)| Change::Put(row, value)),
+        (0_u8..4, 0_u64..60).prop_map(|(row, after)| Change::PutUntil(row, after)),
+        (0_u8..4).prop_map(Change::Delete),
+        // Rows of their own: what is raised is a number.
+        (4_u8..6, 0_u64..9).prop_map(|(row, to)| Change::Raise(row, to)),
+    ];
+    let expect = (0_u8..6, proptest::option::of(0_u64..6));
+    prop_oneof![
+        1 => (0_u8..2).prop_map(Turn::Take),
+        6 => (0_u8..2, proptest::bool::weighted(0.1), proptest::collection::vec(expect, 0..3), proptest::collection::vec(change, 0..5))
+            .prop_map(|(lane, late, expect, ops)| Turn::Commit { lane, late, expect, ops }),
+        2 => (0_u8..2).prop_map(Turn::Read),
+        2 => (0_u8..2, 0_u8..6, 0_u8..7, 0_usize..5).prop_map(|(lane, from, to, limit)| Turn::Scan(lane, from, to, limit)),
+        1 => (0_u64..40).prop_map(Turn::Wait),
+    ]
+}
+
+fn lane(number: u8) -> LaneKey {
+    LaneKey::new(&format!("s:t:saga:{number}"))
+}
+
+fn key(number: u8) -> RowKey {
+    RowKey::new(&format!("row:{number}"))
+}
+
+fn op(change: &Change, now: u64) -> Op {
+    match change {
+        Change::Put(row, value) => Op::Put(key(*row), Bytes::copy_from_slice(&[*value])),
+        Change::PutUntil(row, after) => Op::PutUntil(key(*row), Bytes::from_static(b"u"), now + after),
+        Change::Delete(row) => Op::Delete(key(*row)),
+        Change::Raise(row, to) => Op::Raise(key(*row), *to),
+    }
+}
+
+/// Everything that a store answers, as texts.
+async fn answers(store: &dyn KvStore, clock: &TestClock, turns: &[Turn]) -> Vec<String> {
+    let mut epochs = [0; 2];
+    let mut answers = Vec::new();
+    for turn in turns {
+        let now = store::Clock::now(clock);
+        answers.push(match turn {
+            Turn::Take(number) => {
+                let epoch = store.take(&lane(*number)).await;
+                epochs[usize::from(*number)] = epoch.clone().unwrap_or_default();
+                format!("{epoch:?}")
+            }
+            Turn::Commit { lane: number, late, expect, ops } => {
+                let epoch = epochs[usize::from(*number)];
+                let expect = expect.iter().map(|(row, revision)| match revision {
+                    None => Expect::Absent(key(*row)),
+                    Some(revision) => Expect::Revision(key(*row), *revision),
+                });
+                let batch = Batch {
+                    lane: lane(*number),
+                    epoch: if *late { epoch.saturating_sub(1) } else { epoch },
+                    expect: expect.collect(),
+                    ops: ops.iter().map(|change| op(change, now)).collect(),
+                };
+                format!("{:?}", store.commit(batch).await)
+            }
+            Turn::Read(number) => {
+                let keys: Vec<_> = (0..6).map(key).collect();
+                format!("{:?}", store.read(&lane(*number), &keys).await)
+            }
+            Turn::Scan(number, from, to, limit) => {
+                format!("{:?}", store.scan(&lane(*number), key(*from)..key(*to), *limit).await)
+            }
+            Turn::Wait(millis) => {
+                clock.advance(*millis);
+                String::new()
+            }
+        });
+    }
+    answers
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn a_directory_answers_as_the_model_does(turns in proptest::collection::vec(turn(), 1..80)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        runtime.block_on(async {
+            let clock = TestClock::new();
+            let expected = answers(&MemoryStore::new(clock.clone()), &clock, &turns).await;
+            let clock = TestClock::new();
+            let (_dir, store) = embedded(clock.clone());
+            let found = answers(&store, &clock, &turns).await;
+            prop_assert_eq!(found, expected);
+            Ok(())
+        })?;
+    }
+}
