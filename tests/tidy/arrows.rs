@@ -13,7 +13,7 @@ const LIBS: [(&str, &[&str]); 21] = [
     ("flow", &["model", "expression"]),
     ("yaml", &[]),
     ("flow-file", &["model", "flow", "proto", "yaml"]),
-    ("store", &[]),
+    ("store", &["kv"]),
     ("workflow", &["model"]),
     ("keys", &["model"]),
     ("kv", &[]),

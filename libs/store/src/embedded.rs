@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use self::layout::{decode_key, physical};
 use self::writer::{Request, Writer};
 use crate::row::Row;
-use crate::{Batch, Caps, Clock, KvStore, LaneKey, Outcome, ROWS_MAX, RowKey, StoreError, Versioned};
+use crate::{Batch, Caps, Clock, KvStore, LaneKey, Outcome, Page, RowKey, StoreError, Versioned};
 
 /// The map is larger than what may be used by a sixteenth, and by this at least: what frees takes pages too.
 const RESERVE_BYTES_MIN: usize = 16 * 1024 * 1024;
@@ -117,28 +117,22 @@ impl KvStore for EmbeddedStore {
         .await
     }
 
-    async fn scan(
-        &self,
-        lane: &LaneKey,
-        range: Range<RowKey>,
-        limit: usize,
-    ) -> Result<Vec<(RowKey, Versioned)>, StoreError> {
+    async fn scan(&self, lane: &LaneKey, range: Range<RowKey>, limit: usize) -> Result<Page, StoreError> {
         let (from, to) = (physical(lane, &range.start), physical(lane, &range.end));
-        let limit = limit.min(ROWS_MAX);
         self.look(move |environment, now| {
             let tx = environment.begin_ro_unsync().map_err(not_read)?;
             let db = tx.open_db(None).map_err(not_read)?;
             let mut cursor = tx.cursor(db).map_err(not_read)?;
-            let mut rows = Vec::new();
+            let mut page = Page::default();
             let mut at = cursor.set_range::<Vec<u8>, Vec<u8>>(&from).map_err(not_decoded)?;
-            while let Some((key, bytes)) = at.filter(|(key, _)| *key < to && rows.len() < limit) {
+            while let Some((key, bytes)) = at.filter(|(key, _)| *key < to) {
                 let row = Row::decode(&bytes)?;
-                if row.is_there(now) {
-                    rows.push((decode_key(&key)?, row.versioned));
+                if row.is_there(now) && !page.push(decode_key(&key)?, row.versioned, limit) {
+                    break;
                 }
                 at = cursor.next::<Vec<u8>, Vec<u8>>().map_err(not_decoded)?;
             }
-            Ok(rows)
+            Ok(page)
         })
         .await
     }

@@ -6,6 +6,7 @@
 //!
 //! - [`KvStore`]: what every store does.
 //! - [`EmbeddedStore`]: a directory of one process, by MDBX.
+//! - [`SharedStore`]: Redis, one server or a cluster, for several processes.
 //! - [`MemoryStore`]: the model that the others are compared with; it keeps nothing.
 
 mod batch;
@@ -15,6 +16,7 @@ mod error;
 mod judge;
 mod memory;
 mod row;
+mod shared;
 
 use std::ops::Range;
 
@@ -26,6 +28,10 @@ pub use embedded::EmbeddedStore;
 pub use error::StoreError;
 pub use memory::MemoryStore;
 pub use row::Versioned;
+pub use shared::SharedStore;
+
+/// A page of rows ends behind the one with which it has so many bytes.
+const PAGE_BYTES: usize = 4 * 1024 * 1024;
 
 /// What a store is, for whoever places lanes and tells operators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +40,27 @@ pub struct Caps {
     pub shared: bool,
     /// What an answered commit survives.
     pub durability: &'static str,
+}
+
+/// Some rows, in the order of their keys.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Page {
+    /// The rows.
+    pub rows: Vec<(RowKey, Versioned)>,
+    /// Whether there are more behind the last of them.
+    pub has_more: bool,
+}
+
+impl Page {
+    /// Adds a row, unless the page is full: then it says that there are more.
+    fn push(&mut self, key: RowKey, row: Versioned, limit: usize) -> bool {
+        let bytes: usize = self.rows.iter().map(|(_, row)| row.value.len()).sum();
+        self.has_more = self.rows.len() >= limit.min(ROWS_MAX) || bytes >= PAGE_BYTES;
+        if !self.has_more {
+            self.rows.push((key, row));
+        }
+        !self.has_more
+    }
 }
 
 /// A store of rows.
@@ -52,17 +79,12 @@ pub trait KvStore: Send + Sync {
     /// [`StoreError`]; may be repeated.
     async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<Versioned>>, StoreError>;
 
-    /// Reads at most `limit` rows of a lane from the first key on, in the order of their keys, as far as the second. There may be
-    /// more when it gives `limit`.
+    /// Reads at most `limit` rows of a lane from the first key on, in the order of their keys, as far as the second; fewer when they
+    /// are large.
     ///
     /// # Errors
     /// [`StoreError`]; may be repeated.
-    async fn scan(
-        &self,
-        lane: &LaneKey,
-        range: Range<RowKey>,
-        limit: usize,
-    ) -> Result<Vec<(RowKey, Versioned)>, StoreError>;
+    async fn scan(&self, lane: &LaneKey, range: Range<RowKey>, limit: usize) -> Result<Page, StoreError>;
 
     /// Takes a lane: from now on nothing of a former owner is committed. Gives the epoch, which is higher than every one before, also
     /// where the store has forgotten the last of them.

@@ -8,7 +8,9 @@ use async_trait::async_trait;
 
 use crate::judge::{Rows, apply, judge};
 use crate::row::{Fence, Row};
-use crate::{Batch, Caps, Clock, KvStore, LaneKey, MachineClock, Outcome, RowKey, StoreError, Versioned};
+use crate::{
+    Batch, Caps, Clock, KvStore, LaneKey, MachineClock, Outcome, Page, RowKey, StoreError, Versioned,
+};
 
 /// A store that keeps nothing beyond its process.
 pub struct MemoryStore<C = MachineClock> {
@@ -73,19 +75,20 @@ impl<C: Clock> KvStore for MemoryStore<C> {
         Ok(keys.iter().map(|key| row(key).map(|row| row.versioned.clone())).collect())
     }
 
-    async fn scan(
-        &self,
-        lane: &LaneKey,
-        range: Range<RowKey>,
-        limit: usize,
-    ) -> Result<Vec<(RowKey, Versioned)>, StoreError> {
+    async fn scan(&self, lane: &LaneKey, range: Range<RowKey>, limit: usize) -> Result<Page, StoreError> {
         let (now, lanes) = (self.clock.now(), self.lanes());
+        let mut page = Page::default();
         if range.is_empty() {
-            return Ok(Vec::new());
+            return Ok(page);
         }
         let rows = lanes.get(lane).into_iter().flat_map(|lane| lane.rows.range(range.clone()));
         let there = rows.filter(|(_, row)| row.is_there(now));
-        Ok(there.take(limit).map(|(key, row)| (key.clone(), row.versioned.clone())).collect())
+        for (key, row) in there {
+            if !page.push(key.clone(), row.versioned.clone(), limit) {
+                break;
+            }
+        }
+        Ok(page)
     }
 
     async fn take(&self, lane: &LaneKey) -> Result<u64, StoreError> {

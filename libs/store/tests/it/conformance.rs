@@ -3,15 +3,28 @@
 use std::sync::Arc;
 
 use store::{
-    Batch, Expect, KEY_BYTES_MAX, KvStore, LaneKey, MemoryStore, Op, Outcome, ROWS_MAX, StoreError,
+    Batch, Expect, KEY_BYTES_MAX, KvStore, LaneKey, MemoryStore, Op, Outcome, Page, ROWS_MAX, StoreError,
     VALUE_BYTES_MAX,
 };
 use tokio::task::JoinSet;
 
 use crate::{TestClock, batch, commit, embedded, key, lane, put, value};
 
-/// Runs a case on every store.
+/// Runs a case on every store; those behind the `;` where tests move the clock.
 macro_rules! on_every_store {
+    ($($case:ident)*; $($timed:ident)*) => {
+        mod in_redis {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $case() {
+                    let (_redis, store) = crate::shared::in_redis().await;
+                    super::$case(std::sync::Arc::new(store), super::TestClock::new()).await;
+                }
+            )*
+        }
+
+        on_every_store!($($case)* $($timed)*);
+    };
     ($($case:ident)*) => {
         mod in_memory {
             $(
@@ -40,11 +53,12 @@ on_every_store! {
     a_commit_is_whole_or_absent
     a_former_owner_commits_nothing
     what_was_applied_is_not_applied_again
-    rows_end
     rows_are_scanned_in_order
     a_number_is_only_raised
     limits_are_named
     whoever_comes_second_is_told_the_revision
+    pages_end
+    ; rows_end
 }
 
 async fn a_commit_is_whole_or_absent(store: Arc<dyn KvStore>, _: TestClock) {
@@ -120,8 +134,8 @@ async fn rows_end(store: Arc<dyn KvStore>, clock: TestClock) {
     assert_eq!(value(&*store, "short").await.as_deref(), Some("x"));
     clock.advance(1);
     assert_eq!(value(&*store, "short").await, None);
-    let rows = store.scan(&lane(), key("a")..key("z"), 10).await.expect("scanned");
-    assert_eq!(rows.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), ["ever", "long"]);
+    let page = store.scan(&lane(), key("a")..key("z"), 10).await.expect("scanned");
+    assert_eq!(page.rows.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), ["ever", "long"]);
     // What has ended counts as absent, and may be there again.
     let again = batch(
         epoch,
@@ -145,16 +159,20 @@ async fn rows_are_scanned_in_order(store: Arc<dyn KvStore>, _: TestClock) {
     let epoch = store.take(&lane()).await.expect("taken");
     let rows = ["due:2:b", "due:10:a", "due:1:c", "dud", "duf", "due", "due:1:a"];
     commit(&*store, epoch, rows.map(|at| put(at, at)).to_vec()).await;
-    let names = |rows: Vec<(store::RowKey, store::Versioned)>| -> Vec<String> {
-        rows.into_iter().map(|(key, _)| key.to_string()).collect()
+    let names = |page: Page| -> (Vec<String>, bool) {
+        (page.rows.into_iter().map(|(key, _)| key.to_string()).collect(), page.has_more)
     };
+    let all_of = |names: &[&str], has_more| (names.iter().map(|name| (*name).to_owned()).collect(), has_more);
     let all = store.scan(&lane(), key("due:")..key("due;"), 10).await.expect("scanned");
-    assert_eq!(names(all), ["due:10:a", "due:1:a", "due:1:c", "due:2:b"]);
+    assert_eq!(names(all), all_of(&["due:10:a", "due:1:a", "due:1:c", "due:2:b"], false));
     let some = store.scan(&lane(), key("due:1:")..key("due;"), 2).await.expect("scanned");
-    assert_eq!(names(some), ["due:1:a", "due:1:c"]);
-    assert_eq!(store.scan(&lane(), key("due;")..key("due:"), 10).await, Ok(Vec::new()));
-    assert_eq!(store.scan(&LaneKey::new("s:acme:order:"), key("a")..key("z"), 10).await, Ok(Vec::new()));
-    assert_eq!(store.scan(&lane(), key("due:")..key("due;"), 0).await, Ok(Vec::new()));
+    assert_eq!(names(some), all_of(&["due:1:a", "due:1:c"], true));
+    let last = store.scan(&lane(), key("due:1:")..key("due;"), 3).await.expect("scanned");
+    assert_eq!(names(last), all_of(&["due:1:a", "due:1:c", "due:2:b"], false));
+    assert_eq!(store.scan(&lane(), key("due;")..key("due:"), 10).await, Ok(Page::default()));
+    assert_eq!(store.scan(&LaneKey::new("s:acme:order:"), key("a")..key("z"), 10).await, Ok(Page::default()));
+    let none = store.scan(&lane(), key("due:")..key("due;"), 0).await.expect("scanned");
+    assert_eq!(names(none), all_of(&[], true));
 }
 
 async fn a_number_is_only_raised(store: Arc<dyn KvStore>, _: TestClock) {
@@ -197,6 +215,29 @@ async fn limits_are_named(store: Arc<dyn KvStore>, _: TestClock) {
         assert!(refused.contains(expected), "{refused}");
     }
     commit(&*store, epoch, deletes(ROWS_MAX)).await;
+}
+
+/// However large rows are, and however many, a page of them is not.
+async fn pages_end(store: Arc<dyn KvStore>, _: TestClock) {
+    let epoch = store.take(&lane()).await.expect("taken");
+    let large = bytes::Bytes::from(vec![b'x'; VALUE_BYTES_MAX]);
+    for number in 0..6 {
+        commit(&*store, epoch, vec![Op::Put(key(&format!("large:{number}")), large.clone())]).await;
+    }
+    let page = store.scan(&lane(), key("large:")..key("large;"), 100).await.expect("scanned");
+    assert_eq!((page.rows.len(), page.has_more), (4, true));
+    let rest = store.scan(&lane(), key("large:4")..key("large;"), 100).await.expect("scanned");
+    assert_eq!((rest.rows.len(), rest.has_more), (2, false));
+    for start in [0, 600] {
+        let ops = (start..start + 600).map(|number| put(&format!("small:{number:04}"), "")).collect();
+        commit(&*store, epoch, ops).await;
+    }
+    let page = store.scan(&lane(), key("small:")..key("small;"), usize::MAX).await.expect("scanned");
+    assert_eq!((page.rows.len(), page.has_more), (ROWS_MAX, true));
+    let last = page.rows.last().map(|(key, _)| key.to_string());
+    assert_eq!(last.as_deref(), Some("small:0999"));
+    let rest = store.scan(&lane(), key("small:1000")..key("small;"), ROWS_MAX).await.expect("scanned");
+    assert_eq!((rest.rows.len(), rest.has_more), (200, false));
 }
 
 /// Many at once add one to the same number, each when nobody else did meanwhile.

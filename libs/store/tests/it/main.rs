@@ -3,6 +3,7 @@
 mod conformance;
 mod embedded;
 mod random;
+mod shared;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

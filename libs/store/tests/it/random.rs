@@ -2,8 +2,9 @@
 
 use bytes::Bytes;
 use proptest::prelude::*;
-use store::{Batch, Expect, KvStore, LaneKey, MemoryStore, Op, RowKey};
+use store::{Batch, Expect, KvStore, LaneKey, MemoryStore, Op, Outcome, RowKey, SharedStore};
 
+use crate::shared::{in_a_cluster, in_redis};
 use crate::{TestClock, embedded};
 
 /// What is done next. Rows and lanes are few, so that they meet.
@@ -43,34 +44,43 @@ fn turn() -> impl Strategy<Value = Turn> {
     ]
 }
 
-fn lane(number: u8) -> LaneKey {
-    LaneKey::new(&format!("s:t:saga:{number}"))
+/// Lanes of one case: `salt` tells them from those of others.
+fn lane(salt: u64, number: u8) -> LaneKey {
+    LaneKey::new(&format!("s:t{salt}:saga:{number}"))
 }
 
 fn key(number: u8) -> RowKey {
     RowKey::new(&format!("row:{number}"))
 }
 
-fn op(change: &Change, now: u64) -> Op {
+/// An end that no test lives to see, in milliseconds since 1970.
+const FAR: u64 = 10_000_000_000_000;
+
+/// `now` is nothing where tests do not move the clock.
+fn op(change: &Change, now: Option<u64>) -> Op {
     match change {
         Change::Put(row, value) => Op::Put(key(*row), Bytes::copy_from_slice(&[*value])),
-        Change::PutUntil(row, after) => Op::PutUntil(key(*row), Bytes::from_static(b"u"), now + after),
+        Change::PutUntil(row, after) => {
+            let end = now.map_or(FAR, |now| now + after);
+            Op::PutUntil(key(*row), Bytes::from_static(b"u"), end)
+        }
         Change::Delete(row) => Op::Delete(key(*row)),
         Change::Raise(row, to) => Op::Raise(key(*row), *to),
     }
 }
 
-/// Everything that a store answers, as texts.
-async fn answers(store: &dyn KvStore, clock: &TestClock, turns: &[Turn]) -> Vec<String> {
+/// Everything that a store answers, as texts. Epochs are told by whether they are the last one: each store has its own.
+async fn answers(store: &dyn KvStore, salt: u64, clock: Option<&TestClock>, turns: &[Turn]) -> Vec<String> {
+    let lane = |number: u8| lane(salt, number);
     let mut epochs = [0; 2];
     let mut answers = Vec::new();
     for turn in turns {
-        let now = store::Clock::now(clock);
+        let now = clock.map(store::Clock::now);
         answers.push(match turn {
             Turn::Take(number) => {
-                let epoch = store.take(&lane(*number)).await;
-                epochs[usize::from(*number)] = epoch.clone().unwrap_or_default();
-                format!("{epoch:?}")
+                let epoch = store.take(&lane(*number)).await.expect("taken");
+                let before = std::mem::replace(&mut epochs[usize::from(*number)], epoch);
+                format!("taken {}", epoch > before)
             }
             Turn::Commit { lane: number, late, expect, ops } => {
                 let epoch = epochs[usize::from(*number)];
@@ -84,7 +94,10 @@ async fn answers(store: &dyn KvStore, clock: &TestClock, turns: &[Turn]) -> Vec<
                     expect: expect.collect(),
                     ops: ops.iter().map(|change| op(change, now)).collect(),
                 };
-                format!("{:?}", store.commit(batch).await)
+                match store.commit(batch).await {
+                    Ok(Outcome::Fenced { epoch: other }) => format!("fenced {}", other == epoch),
+                    other => format!("{other:?}"),
+                }
             }
             Turn::Read(number) => {
                 let keys: Vec<_> = (0..6).map(key).collect();
@@ -94,7 +107,9 @@ async fn answers(store: &dyn KvStore, clock: &TestClock, turns: &[Turn]) -> Vec<
                 format!("{:?}", store.scan(&lane(*number), key(*from)..key(*to), *limit).await)
             }
             Turn::Wait(millis) => {
-                clock.advance(*millis);
+                if let Some(clock) = clock {
+                    clock.advance(*millis);
+                }
                 String::new()
             }
         });
@@ -109,12 +124,45 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         runtime.block_on(async {
             let clock = TestClock::new();
-            let expected = answers(&MemoryStore::new(clock.clone()), &clock, &turns).await;
+            let expected = answers(&MemoryStore::new(clock.clone()), 0, Some(&clock), &turns).await;
             let clock = TestClock::new();
             let (_dir, store) = embedded(clock.clone());
-            let found = answers(&store, &clock, &turns).await;
+            let found = answers(&store, 0, Some(&clock), &turns).await;
             prop_assert_eq!(found, expected);
             Ok(())
         })?;
     }
+}
+
+/// Lets a shared store answer cases as the model does, each on lanes of its own.
+async fn answers_as_the_model_does(store: SharedStore, cases: u32) {
+    let store = std::sync::Arc::new(store);
+    let handle = tokio::runtime::Handle::current();
+    let cases = move || {
+        let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(cases));
+        let salt = std::cell::Cell::new(0);
+        runner.run(&proptest::collection::vec(turn(), 1..80), |turns| {
+            salt.set(salt.get() + 1);
+            handle.block_on(async {
+                let model = MemoryStore::new(TestClock::new());
+                let expected = answers(&model, salt.get(), None, &turns).await;
+                let found = answers(&*store, salt.get(), None, &turns).await;
+                prop_assert_eq!(found, expected);
+                Ok(())
+            })
+        })
+    };
+    tokio::task::spawn_blocking(cases).await.expect("it ran").expect("every case holds");
+}
+
+#[tokio::test]
+async fn redis_answers_as_the_model_does() {
+    let (_redis, store) = in_redis().await;
+    answers_as_the_model_does(store, 100).await;
+}
+
+#[tokio::test]
+async fn a_cluster_answers_as_the_model_does() {
+    let (_cluster, store) = in_a_cluster().await;
+    answers_as_the_model_does(store, 50).await;
 }

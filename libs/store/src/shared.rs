@@ -1,0 +1,206 @@
+//! Redis, one server or a cluster, for several processes.
+//!
+//! A row is a text, `<revision>:<value>`, under `{sg:<lane>}:<key>`: all of a lane is on one node. Beside the rows stand the fence
+//! and an index of what is scanned. One script is one commit.
+
+use std::ops::Range;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use kv::{Call, Cmd, Confirmation, Connection, Durability, Kv, Script, SetupError, Value};
+
+use crate::{
+    Batch, Caps, Expect, KvStore, LaneKey, Op, Outcome, PAGE_BYTES, Page, ROWS_MAX, RowKey, StoreError,
+    Versioned,
+};
+
+static COMMIT: Script = Script::new("commit", concat!("#!lua\n", include_str!("shared/commit.lua")));
+/// The same where Redis is out of memory, for what frees.
+static FREE: Script =
+    Script::new("free", concat!("#!lua flags=allow-oom\n", include_str!("shared/commit.lua")));
+static TAKE: Script = Script::new("take", include_str!("shared/take.lua"));
+static SCAN: Script = Script::new("scan", include_str!("shared/scan.lua"));
+
+/// Rows that one script looks at: while it does, Redis does nothing else.
+const SCANNED_AT_ONCE: usize = 100;
+
+/// A store in Redis. Cheap to share.
+#[derive(Debug)]
+pub struct SharedStore {
+    kv: Kv,
+    confirmation: Confirmation,
+    durability: Durability,
+    /// Tables that are not scanned, each between spaces: their keys are in no index.
+    unscanned: String,
+}
+
+impl SharedStore {
+    /// A store in this Redis, whose answered commits survive what `durability` says. Rows of the tables in `unscanned`, which is what
+    /// stands before the first `:` of their keys, are not found by a scan, and cost no place in an index.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] when Redis does not answer, cannot give that, or may forget what it has no memory for.
+    pub async fn open(kv: Kv, durability: Durability, unscanned: &[&str]) -> Result<Self, StoreError> {
+        let (confirmation, _) = Confirmation::of(durability, &kv).await.map_err(|error| match error {
+            SetupError::NotGiven(why) => StoreError::Unavailable { why },
+            SetupError::Unknown(error) => store_error(error),
+        })?;
+        for server in kv.primaries().await.map_err(store_error)? {
+            let told = server.cmd(Cmd::new("CONFIG").arg("GET").arg("maxmemory-policy")).await;
+            let policy =
+                told.and_then(Value::array).ok().and_then(|pair| pair.into_iter().nth(1)?.text().ok());
+            if let Some(policy) = policy.filter(|policy| policy != "noeviction") {
+                let why = format!(
+                    "this Redis has `maxmemory-policy {policy}` and forgets rows; set it to `noeviction`"
+                );
+                return Err(StoreError::Unavailable { why });
+            }
+        }
+        let unscanned = unscanned.iter().map(|table| format!(" {table} ")).collect();
+        Ok(Self { kv, confirmation, durability, unscanned })
+    }
+
+    fn at(&self, lane: &LaneKey) -> Place {
+        let tag = if lane.as_str().is_empty() { "sg".to_owned() } else { format!("sg:{lane}") };
+        let connection = self.kv.at(self.kv.endpoint().database(), &tag);
+        Place { connection, prefix: format!("{{{tag}}}:") }
+    }
+}
+
+/// Where the rows of a lane are.
+struct Place {
+    connection: Connection,
+    /// What their keys begin with.
+    prefix: String,
+}
+
+impl Place {
+    fn key(&self, key: &str) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
+    fn fence(&self) -> String {
+        self.key("fence")
+    }
+
+    fn index(&self) -> String {
+        // No table has this name.
+        self.key("~")
+    }
+}
+
+#[async_trait]
+impl KvStore for SharedStore {
+    async fn commit(&self, batch: Batch) -> Result<Outcome, StoreError> {
+        batch.check()?;
+        let place = self.at(&batch.lane);
+        let script = if batch.only_frees() { &FREE } else { &COMMIT };
+        let call = script
+            .call(&[place.fence(), place.index()])
+            .arg(&place.prefix)
+            .arg(batch.epoch)
+            .arg(&self.unscanned)
+            .arg(batch.expect.len());
+        let call = batch.ops.iter().fold(batch.expect.iter().fold(call, condition), change);
+        let answer = self.confirmation.call(&place.connection, call).await.map_err(store_error)?;
+        outcome(answer).map_err(store_error)
+    }
+
+    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<Versioned>>, StoreError> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let place = self.at(lane);
+        let cmd = keys.iter().fold(Cmd::new("MGET"), |cmd, key| cmd.arg(&place.key(key.as_str())));
+        let rows = place.connection.cmd(cmd).await.and_then(Value::array).map_err(store_error)?;
+        rows.into_iter().map(|row| if row.is_nil() { Ok(None) } else { versioned(row).map(Some) }).collect()
+    }
+
+    async fn scan(&self, lane: &LaneKey, range: Range<RowKey>, limit: usize) -> Result<Page, StoreError> {
+        let place = self.at(lane);
+        // One more tells whether there are more.
+        let limit = limit.min(ROWS_MAX);
+        let mut page = Page::default();
+        let (mut from, to) = (format!("[{}", range.start), format!("({}", range.end));
+        loop {
+            let call = SCAN.call(&[place.index()]).arg(&place.prefix).arg(&from).arg(&to);
+            let call = call.arg((limit + 1 - page.rows.len()).min(SCANNED_AT_ONCE)).arg(PAGE_BYTES);
+            let answer = place.connection.call(call).await.and_then(Value::array).map_err(store_error)?;
+            let mut answer = answer.into_iter();
+            let last = answer.next().filter(|last| !last.is_nil());
+            while let (Some(key), Some(row)) = (answer.next(), answer.next()) {
+                let key = RowKey::new(&key.text().map_err(store_error)?);
+                if !page.push(key, versioned(row)?, limit) {
+                    return Ok(page);
+                }
+            }
+            match last {
+                Some(last) => from = format!("({}", last.text().map_err(store_error)?),
+                None => return Ok(page),
+            }
+        }
+    }
+
+    async fn take(&self, lane: &LaneKey) -> Result<u64, StoreError> {
+        let place = self.at(lane);
+        let answer = self.confirmation.call(&place.connection, TAKE.call(&[place.fence()])).await;
+        answer.and_then(|epoch| epoch.uint()).map_err(store_error)
+    }
+
+    fn caps(&self) -> Caps {
+        let durability = match self.durability {
+            Durability::Fast => "an answered commit survives what Redis is set up for",
+            Durability::Synced => "an answered commit is on the disk of Redis",
+            Durability::Replicated => "an answered commit is at Redis and at a replica",
+        };
+        Caps { shared: true, durability }
+    }
+}
+
+fn condition(call: Call, expect: &Expect) -> Call {
+    match expect {
+        Expect::Absent(key) => call.arg("a").arg(key.as_str()),
+        Expect::Revision(key, revision) => call.arg("r").arg(key.as_str()).arg(*revision),
+    }
+}
+
+fn change(call: Call, op: &Op) -> Call {
+    match op {
+        Op::Put(key, value) => call.arg("p").arg(key.as_str()).arg(&value[..]),
+        Op::PutUntil(key, value, until) => call.arg("u").arg(key.as_str()).arg(&value[..]).arg(*until),
+        Op::Delete(key) => call.arg("d").arg(key.as_str()),
+        Op::Raise(key, least) => call.arg("n").arg(key.as_str()).arg(&format!("{least:020}")),
+    }
+}
+
+fn outcome(answer: Value) -> kv::Result<Outcome> {
+    let mut answer = answer.array()?.into_iter();
+    let mut next = || answer.next().unwrap_or(Value::Nil);
+    let what = next().text()?;
+    Ok(match what.as_str() {
+        "committed" => Outcome::Committed(next().uint()?),
+        "exists" => Outcome::Exists(RowKey::new(&next().text()?)),
+        "conflict" => Outcome::Conflict { key: RowKey::new(&next().text()?), found: next().uint()? },
+        "fenced" => Outcome::Fenced { epoch: next().uint()? },
+        other => return Err(kv::Error::Protocol(format!("`{other}` is no outcome of a commit"))),
+    })
+}
+
+fn versioned(row: Value) -> Result<Versioned, StoreError> {
+    let bytes = row.bytes().map_err(store_error)?;
+    let damaged = || StoreError::Damaged { why: "a row has no revision".to_owned() };
+    let colon = bytes.iter().position(|byte| *byte == b':').ok_or_else(damaged)?;
+    let revision = std::str::from_utf8(&bytes[..colon]).ok().and_then(|text| text.parse().ok());
+    Ok(Versioned { value: Bytes::from(bytes).slice(colon + 1..), revision: revision.ok_or_else(damaged)? })
+}
+
+fn store_error(error: kv::Error) -> StoreError {
+    let why = error.to_string();
+    match error {
+        kv::Error::UnknownOutcome { .. } => StoreError::Indeterminate { why },
+        kv::Error::Oom(_) | kv::Error::DiskFull(_) => StoreError::Full { why },
+        kv::Error::Protocol(_) => StoreError::Damaged { why },
+        error if error.code() == Some("DAMAGED") => StoreError::Damaged { why },
+        _ => StoreError::Unavailable { why },
+    }
+}

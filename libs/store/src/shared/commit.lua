@@ -1,0 +1,75 @@
+-- One commit of a lane: judged first, written last, since Redis undoes nothing.
+-- KEYS: 1 fence  2 index
+-- ARGV: 1 what keys begin with  2 epoch  3 tables that are not scanned, between spaces  4 how many conditions, then these:
+--       `a` key, or `r` key revision; then the changes: `p` key value, `u` key value end, `d` key, `n` key number
+local prefix, unscanned = ARGV[1], ARGV[3]
+local fence = redis.call('HGET', KEYS[1], 'epoch') or '0'
+if fence ~= ARGV[2] then return {'fenced', fence} end
+
+local at = 5
+for _ = 1, tonumber(ARGV[4]) do
+  local key = ARGV[at + 1]
+  local found = string.match(redis.call('GETRANGE', prefix .. key, 0, 20), '^(%d+):') or '0'
+  if ARGV[at] == 'a' then
+    if found ~= '0' then return {'exists', key} end
+    at = at + 2
+  else
+    if found ~= ARGV[at + 2] then return {'conflict', key, found} end
+    at = at + 3
+  end
+end
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- What each row is to be, in the order in which they are first named: a value, or false for none.
+local order, rows, ends = {}, {}, {}
+local function set(key, value, until_when)
+  if rows[key] == nil then order[#order + 1] = key end
+  rows[key], ends[key] = value, until_when
+end
+local function current(key)
+  if rows[key] ~= nil then return rows[key] end
+  local row = redis.call('GET', prefix .. key)
+  return row and string.match(row, '^%d+:(.*)$')
+end
+while ARGV[at] do
+  local kind, key = ARGV[at], ARGV[at + 1]
+  if kind == 'p' then
+    set(key, ARGV[at + 2], nil)
+    at = at + 3
+  elseif kind == 'u' then
+    -- What is over already is not there.
+    if tonumber(ARGV[at + 3]) <= now then set(key, false) else set(key, ARGV[at + 2], ARGV[at + 3]) end
+    at = at + 4
+  elseif kind == 'd' then
+    set(key, false)
+    at = at + 2
+  else
+    local before = current(key)
+    if before and not (#before == 20 and string.match(before, '^%d+$')) then
+      return redis.error_reply('DAMAGED a row that is raised is no number')
+    end
+    -- Twenty digits are in the order of their texts.
+    if not before or before < ARGV[at + 2] then set(key, ARGV[at + 2], nil) end
+    at = at + 3
+  end
+end
+
+local revision = redis.call('HINCRBY', KEYS[1], 'revision', 1)
+local head = string.format('%d:', revision)
+for _, key in ipairs(order) do
+  local value = rows[key]
+  local is_scanned = not string.find(unscanned, ' ' .. string.match(key, '^[^:]*') .. ' ', 1, true)
+  if value then
+    if ends[key] then
+      redis.call('SET', prefix .. key, head .. value, 'PXAT', ends[key])
+    else
+      redis.call('SET', prefix .. key, head .. value)
+    end
+    if is_scanned then redis.call('ZADD', KEYS[2], 0, key) end
+  else
+    redis.call('DEL', prefix .. key)
+    if is_scanned then redis.call('ZREM', KEYS[2], key) end
+  end
+end
+return {'committed', revision}
