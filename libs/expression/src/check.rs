@@ -2,24 +2,21 @@
 
 use rhai::{AST, ASTFlags, ASTNode, Expr, FnCallExpr, Stmt};
 
-use crate::{ExpressionError, Variables};
+use crate::{ExpressionError, Language, Variables};
 
-/// Functions, and `in` behind the first of them.
-const FUNCTIONS: [&str; 4] = ["contains", "starts_with", "ends_with", "len"];
-pub(super) const FUNCTIONS_TEXT: &str = "`contains`, `starts_with`, `ends_with`, `len`";
 const OPERATORS: [&str; 16] =
     ["+", "-", "*", "/", "%", "**", "==", "!=", "<", "<=", ">", ">=", "!", "&", "|", "^"];
 
 /// Checks the whole tree.
-pub(super) fn tree<V: Variables>(ast: &AST, variables: &mut V) -> Result<(), V::Error> {
-    let mut check = Check { variables };
+pub(super) fn tree<V: Variables>(ast: &AST, language: Language, variables: &mut V) -> Result<(), V::Error> {
+    let mut check = Check { language, variables };
     let mut found = Ok(());
     // The first node is the statement that holds the expression; everything below is looked at from there.
     ast.walk(&mut |path: &[ASTNode<'_>]| {
         found = match path.first() {
             Some(ASTNode::Stmt(Stmt::Expr(expr))) => check.expr(expr),
             Some(ASTNode::Expr(expr)) => check.expr(expr),
-            _ => Err(not_allowed("a statement").into()),
+            _ => Err(check.not_allowed("a statement")),
         };
         false
     });
@@ -27,6 +24,7 @@ pub(super) fn tree<V: Variables>(ast: &AST, variables: &mut V) -> Result<(), V::
 }
 
 struct Check<'a, V> {
+    language: Language,
     variables: &'a mut V,
 }
 
@@ -42,10 +40,11 @@ impl<V: Variables> Check<'_, V> {
         match expr {
             Expr::BoolConstant(..)
             | Expr::IntegerConstant(..)
-            | Expr::FloatConstant(..)
             | Expr::CharConstant(..)
             | Expr::StringConstant(..)
             | Expr::Unit(..) => Ok(()),
+            Expr::FloatConstant(..) if self.language.has_fractions => Ok(()),
+            Expr::FloatConstant(..) => Err(self.not_allowed("a number with a fraction")),
             Expr::Array(elements, _) => elements.iter().try_for_each(|element| self.expr(element)),
             Expr::And(operands, _) | Expr::Or(operands, _) | Expr::Coalesce(operands, _) => {
                 operands.iter().try_for_each(|operand| self.expr(operand))
@@ -53,20 +52,24 @@ impl<V: Variables> Check<'_, V> {
             Expr::FnCall(call, _) => self.call(call),
             Expr::Dot(..) | Expr::Index(..) => self.chain(expr),
             Expr::Variable(variable, ..) => self.variables.refer(variable.1.as_str(), &[]).map(drop),
-            Expr::Map(..) => Err(not_allowed("an object").into()),
-            Expr::InterpolatedString(..) => Err(not_allowed("a text with `${…}` in it").into()),
-            Expr::Stmt(..) => Err(not_allowed("a block such as `if` or `switch`").into()),
-            Expr::DynamicConstant(..) => Err(not_allowed("a function of its own").into()),
-            _ => Err(not_allowed("what stands there").into()),
+            Expr::Map(..) => Err(self.not_allowed("an object")),
+            Expr::InterpolatedString(..) => Err(self.not_allowed("a text with `${…}` in it")),
+            Expr::Stmt(..) => Err(self.not_allowed("a block such as `if` or `switch`")),
+            Expr::DynamicConstant(..) => Err(self.not_allowed("a function of its own")),
+            _ => Err(self.not_allowed("what stands there")),
         }
+    }
+
+    fn not_allowed(&self, what: &str) -> V::Error {
+        ExpressionError::NotAllowed { what: what.to_owned(), functions: self.language.told() }.into()
     }
 
     fn call(&mut self, call: &FnCallExpr) -> Result<(), V::Error> {
         let name = call.name.as_str();
-        let known = OPERATORS.contains(&name) || FUNCTIONS.contains(&name);
+        let known = OPERATORS.contains(&name) || self.language.functions.contains(&name);
         if !known || call.is_qualified() {
             let what = if call.is_operator_call() { format!("`{name}`") } else { format!("`{name}(…)`") };
-            return Err(ExpressionError::NotAllowed { what }.into());
+            return Err(self.not_allowed(&what));
         }
         call.args.iter().try_for_each(|argument| self.expr(argument))
     }
@@ -89,8 +92,8 @@ impl<V: Variables> Check<'_, V> {
         };
         links.iter().skip(taken).try_for_each(|link| match link {
             Link::Called(call) => self.call(call),
-            Link::Named(name) => Err(not_allowed(&format!("`.{name}` behind a value")).into()),
-            Link::Other => Err(not_allowed("`[…]` behind a value").into()),
+            Link::Named(name) => Err(self.not_allowed(&format!("`.{name}` behind a value"))),
+            Link::Other => Err(self.not_allowed("`[…]` behind a value")),
         })
     }
 }
@@ -124,8 +127,4 @@ fn link(expr: &Expr, indexed: bool) -> Link<'_> {
         Expr::StringConstant(text, _) if indexed => Link::Named(text.as_str()),
         _ => Link::Other,
     }
-}
-
-fn not_allowed(what: &str) -> ExpressionError {
-    ExpressionError::NotAllowed { what: what.to_owned() }
 }

@@ -5,9 +5,11 @@
 //! The tree of an expression is checked before anything is evaluated, so that
 //! what could loop, allocate or reach out is refused when it is read.
 //!
-//! What its variables are is for its user to say ([`Variables`]).
+//! What its variables are is for its user to say ([`Variables`]), and which
+//! functions there are is for its [`Language`].
 
 mod check;
+mod language;
 mod operand;
 
 use std::fmt::Write as _;
@@ -15,7 +17,8 @@ use std::fmt::Write as _;
 use rhai::packages::{ArithmeticPackage, LogicPackage, Package as _};
 use rhai::{AST, Dynamic, Engine, OptimizationLevel, Scope};
 
-pub use operand::Operand;
+pub use language::Language;
+pub use operand::{Operand, Shape};
 
 /// What an evaluation says of itself is cut after so many characters.
 const DETAIL_CHARS_MAX: usize = 200;
@@ -53,13 +56,12 @@ pub enum ExpressionError {
         what: String,
     },
     /// It uses something that expressions do not have.
-    #[error(
-        "{what} cannot stand in an expression: there are values, operators, `in` and {}",
-        check::FUNCTIONS_TEXT
-    )]
+    #[error("{what} cannot stand in an expression: there are values, operators, `in` and {functions}")]
     NotAllowed {
         /// What it uses.
         what: String,
+        /// The functions that there are, for people.
+        functions: String,
     },
 }
 
@@ -88,6 +90,7 @@ pub trait Variables {
 #[derive(Debug)]
 pub struct Expressions {
     engine: Engine,
+    language: Language,
     bytes_max: usize,
 }
 
@@ -96,13 +99,14 @@ pub struct Expressions {
 pub struct Expression(AST);
 
 impl Expressions {
-    /// Those that keep within this budget.
+    /// Those of this language that keep within this budget.
     #[must_use]
-    pub fn new(budget: &Budget) -> Self {
+    pub fn new(language: Language, budget: &Budget) -> Self {
         let mut engine = Engine::new_raw();
         ArithmeticPackage::new().register_into_engine(&mut engine);
         LogicPackage::new().register_into_engine(&mut engine);
         operand::register(&mut engine);
+        language::register(&mut engine);
         // The language's own answer to values of different kinds is `false`, without a word.
         engine.set_fast_operators(false);
         // An expression has to stay as it was written until it was checked.
@@ -113,7 +117,7 @@ impl Expressions {
         engine.set_max_array_size(budget.list);
         engine.set_max_map_size(budget.list);
         engine.disable_symbol("eval");
-        Self { engine, bytes_max: budget.bytes }
+        Self { engine, language, bytes_max: budget.bytes }
     }
 
     /// Whether a text is short enough to be read.
@@ -133,7 +137,7 @@ impl Expressions {
         self.check_length(text)?;
         let ast = self.engine.compile_expression(text);
         let ast = ast.map_err(|error| ExpressionError::Syntax { what: cut(&error.to_string()) })?;
-        check::tree(&ast, variables)?;
+        check::tree(&ast, self.language, variables)?;
         Ok(Expression(ast))
     }
 

@@ -16,6 +16,39 @@ impl Operand {
         Self(fields.into())
     }
 
+    /// A list of these.
+    pub fn list(items: impl IntoIterator<Item = Self>) -> Self {
+        let items: Array = items.into_iter().map(|item| item.0).collect();
+        Self(items.into())
+    }
+
+    /// What it is, with what it holds.
+    #[must_use]
+    pub fn into_shape(self) -> Shape {
+        let value = self.0;
+        if value.is_array() {
+            return Shape::List(value.cast::<Array>().into_iter().map(Self).collect());
+        }
+        if value.is_map() {
+            let fields = value.cast::<Map>().into_iter();
+            return Shape::Object(fields.map(|(name, value)| (name.to_string(), Self(value))).collect());
+        }
+        if let Ok(number) = value.as_int() {
+            return Shape::Int(number);
+        }
+        if let Ok(number) = value.as_float() {
+            return Shape::Fraction(number);
+        }
+        if let Ok(truth) = value.as_bool() {
+            return Shape::Bool(truth);
+        }
+        if value.is_unit() {
+            return Shape::Nothing;
+        }
+        // A character is a text of one.
+        Shape::Text(value.to_string())
+    }
+
     /// A truth.
     #[must_use]
     pub fn as_bool(&self) -> Option<bool> {
@@ -33,6 +66,25 @@ impl Operand {
     pub fn kind(&self) -> &'static str {
         kind(&self.0)
     }
+}
+
+/// What an [`Operand`] is.
+#[derive(Debug, Clone)]
+pub enum Shape {
+    /// `()`.
+    Nothing,
+    /// A truth.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// A number with a fraction; none where the language has none.
+    Fraction(f64),
+    /// A text.
+    Text(String),
+    /// A list.
+    List(Vec<Operand>),
+    /// An object, in the order of its fields.
+    Object(Vec<(String, Operand)>),
 }
 
 impl From<&str> for Operand {
@@ -75,12 +127,14 @@ fn kind(value: &Dynamic) -> &'static str {
         "a text"
     } else if value.is_bool() {
         "a truth"
+    } else if value.is_map() {
+        "an object"
     } else {
         "a list"
     }
 }
 
-/// The functions that `check` lets pass; `in` is `contains`. Beside a text, a number or a truth counts as
+/// Operators and functions that every language has; `in` is `contains`. Beside a text, a number or a truth counts as
 /// the text it was given as; which of the two comes first has no answer.
 pub(super) fn register(engine: &mut Engine) {
     beside_texts::<i64>(engine);

@@ -8,7 +8,7 @@ mod typed;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use expression::{Budget, Expression, ExpressionError, Expressions, Operand};
+use expression::{Budget, Expression, ExpressionError, Expressions, Language, Operand};
 use model::limits::{RESULT_BYTES_MAX, WHEN_BYTES_MAX, WHEN_OPERATIONS_MAX};
 use model::{Flow, Name};
 
@@ -26,7 +26,7 @@ const BUDGET: Budget = Budget {
 };
 
 /// One for all: it keeps nothing between two evaluations.
-static EXPRESSIONS: LazyLock<Expressions> = LazyLock::new(|| Expressions::new(&BUDGET));
+static EXPRESSIONS: LazyLock<Expressions> = LazyLock::new(|| Expressions::new(Language::CONDITIONS, &BUDGET));
 
 /// Why a text is no [`Condition`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,0 +1,94 @@
+//! What may stand in an expression: one language for conditions of nodes, one for sagas.
+
+use rhai::{Array, Dynamic, Engine, EvalAltResult, INT, ImmutableString, Map};
+
+/// A language: the operators that all have, and these functions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Language {
+    /// Whether numbers may have a fraction.
+    pub(crate) has_fractions: bool,
+    /// Names of functions.
+    pub(crate) functions: &'static [&'static str],
+}
+
+impl Language {
+    /// That of `when`, in flows.
+    pub const CONDITIONS: Self =
+        Self { has_fractions: true, functions: &["contains", "starts_with", "ends_with", "len"] };
+
+    /// That of sagas and effects: whole numbers only, so that nothing is rounded, and what is needed to make inputs.
+    pub const SAGAS: Self = Self {
+        has_fractions: false,
+        functions: &[
+            "contains",
+            "starts_with",
+            "ends_with",
+            "len",
+            "minutes",
+            "hours",
+            "days",
+            "text",
+            "int",
+            "lower",
+            "upper",
+            "trim",
+            "sum",
+            "pluck",
+        ],
+    };
+
+    /// Its functions, for people.
+    pub(crate) fn told(&self) -> String {
+        let names: Vec<_> = self.functions.iter().map(|name| format!("`{name}`")).collect();
+        names.join(", ")
+    }
+}
+
+type Text = ImmutableString;
+type Answer<T> = Result<T, Box<EvalAltResult>>;
+
+/// The functions that only sagas have. Whether a language has them is checked before anything is evaluated.
+pub(crate) fn register(engine: &mut Engine) {
+    let length = |unit: INT| {
+        move |count: INT| -> Answer<INT> {
+            count.checked_mul(unit).ok_or_else(|| "so long a time has no number".into())
+        }
+    };
+    engine
+        .register_fn("minutes", length(60_000))
+        .register_fn("hours", length(3_600_000))
+        .register_fn("days", length(24 * 3_600_000))
+        .register_fn("text", |text: Text| text)
+        .register_fn("text", |number: INT| number.to_string())
+        .register_fn("text", |truth: bool| truth.to_string())
+        .register_fn("int", |number: INT| number)
+        .register_fn("int", |text: Text| -> Answer<INT> {
+            let number = text.parse::<INT>().ok().filter(|number| number.to_string() == text.as_str());
+            number.ok_or_else(|| "`int` takes the digits of a whole number".into())
+        })
+        .register_fn("lower", |text: Text| text.to_lowercase())
+        .register_fn("upper", |text: Text| text.to_uppercase())
+        .register_fn("trim", |text: Text| Text::from(text.trim()))
+        .register_fn("len", |list: &mut Array| INT::try_from(list.len()).unwrap_or(INT::MAX))
+        .register_fn("sum", sum)
+        .register_fn("pluck", pluck);
+}
+
+/// The sum of a list of numbers.
+fn sum(list: &mut Array) -> Answer<INT> {
+    list.iter().try_fold(0, |sum: INT, item| {
+        let number = item.as_int().map_err(|kind| format!("`sum` takes a list of numbers, not of {kind}"))?;
+        sum.checked_add(number).ok_or_else(|| "the sum is too large a number".into())
+    })
+}
+
+/// What stands under a key in each object of a list; nothing where it stands in none.
+#[expect(clippy::needless_pass_by_value, reason = "it is how the engine calls it")]
+fn pluck(list: &mut Array, key: Text) -> Answer<Array> {
+    let field = |item: &Dynamic| -> Answer<Dynamic> {
+        let object =
+            item.as_map_ref().map_err(|kind| format!("`pluck` takes a list of objects, not of {kind}"))?;
+        Ok(Map::get(&object, key.as_str()).cloned().unwrap_or(Dynamic::UNIT))
+    };
+    list.iter().map(field).collect()
+}
