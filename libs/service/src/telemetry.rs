@@ -38,10 +38,14 @@ type Logs = Box<dyn Layer<Registry> + Send + Sync>;
 type Logged = Layered<Filtered<Logs, EnvFilter, Registry>, Registry>;
 
 /// Our crates, as the targets of log lines name them: levels below INFO are theirs.
-const OURS: [&str; 21] = [
+const OURS: [&str; 28] = [
+    "addresses",
     "directory",
+    "egress",
     "envelope",
+    "expression",
     "flow",
+    "flow_file",
     "identity",
     "keys",
     "kv",
@@ -59,7 +63,10 @@ const OURS: [&str; 21] = [
     "scheduler",
     "service",
     "storage",
+    "store",
     "supervisor",
+    "workflow",
+    "yaml",
 ];
 
 /// What has to be flushed before the process ends.
