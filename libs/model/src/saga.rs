@@ -158,9 +158,7 @@ impl CommandId {
 
 impl fmt::Display for CommandId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hex = format!("{:032x}", self.0);
-        let part = |from: usize, to: usize| hex.get(from..to).unwrap_or_default();
-        write!(f, "{}-{}-{}-{}-{}", part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 32))
+        uuid::Uuid::from_u128(self.0).fmt(f)
     }
 }
 
@@ -168,8 +166,7 @@ impl FromStr for CommandId {
     type Err = crate::id::ParseIdError;
     /// Only the one form in which it is written: what is compared as a text must not have two.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let digits: String = text.chars().filter(|c| *c != '-').collect();
-        let found = u128::from_str_radix(&digits, 16).map(Self).ok();
+        let found = uuid::Uuid::try_parse(text).map(|id| Self(id.as_u128())).ok();
         found
             .filter(|id| id.to_string() == text)
             .ok_or_else(|| crate::id::ParseIdError::new("command id", text))
