@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use self::layout::{decode_key, physical};
 use self::writer::{Request, Writer};
 use crate::row::Row;
-use crate::{Batch, Caps, Clock, KvStore, LaneKey, Outcome, Page, RowKey, StoreError, Versioned};
+use crate::{Batch, Caps, Clock, KvStore, LaneKey, OpenPage, Outcome, Page, RowKey, StoreError, Versioned};
 
 /// The map is larger than what may be used by a sixteenth, and by this at least: what frees takes pages too.
 const RESERVE_BYTES_MIN: usize = 16 * 1024 * 1024;
@@ -123,16 +123,16 @@ impl KvStore for EmbeddedStore {
             let tx = environment.begin_ro_unsync().map_err(not_read)?;
             let db = tx.open_db(None).map_err(not_read)?;
             let mut cursor = tx.cursor(db).map_err(not_read)?;
-            let mut page = Page::default();
+            let mut page = OpenPage::new(limit);
             let mut at = cursor.set_range::<Vec<u8>, Vec<u8>>(&from).map_err(not_decoded)?;
             while let Some((key, bytes)) = at.filter(|(key, _)| *key < to) {
                 let row = Row::decode(&bytes)?;
-                if row.is_there(now) && !page.push(decode_key(&key)?, row.versioned, limit) {
+                if row.is_there(now) && !page.push(decode_key(&key)?, row.versioned) {
                     break;
                 }
                 at = cursor.next::<Vec<u8>, Vec<u8>>().map_err(not_decoded)?;
             }
-            Ok(page)
+            Ok(page.page)
         })
         .await
     }

@@ -51,15 +51,32 @@ pub struct Page {
     pub has_more: bool,
 }
 
-impl Page {
-    /// Adds a row, unless the page is full: then it says that there are more.
-    fn push(&mut self, key: RowKey, row: Versioned, limit: usize) -> bool {
-        let bytes: usize = self.rows.iter().map(|(_, row)| row.value.len()).sum();
-        self.has_more = self.rows.len() >= limit.min(ROWS_MAX) || bytes >= PAGE_BYTES;
-        if !self.has_more {
-            self.rows.push((key, row));
+/// A page that is being read.
+struct OpenPage {
+    page: Page,
+    limit: usize,
+    bytes: usize,
+}
+
+impl OpenPage {
+    /// An empty page for at most `limit` rows.
+    fn new(limit: usize) -> Self {
+        Self { page: Page::default(), limit: limit.min(ROWS_MAX), bytes: 0 }
+    }
+
+    /// Adds a row, unless the page is full: then it notes that there are more, and returns `false`.
+    fn push(&mut self, key: RowKey, row: Versioned) -> bool {
+        self.page.has_more = self.room() == 0 || self.bytes >= PAGE_BYTES;
+        if !self.page.has_more {
+            self.bytes += row.value.len();
+            self.page.rows.push((key, row));
         }
-        !self.has_more
+        !self.page.has_more
+    }
+
+    /// Counts the rows that it may still take.
+    const fn room(&self) -> usize {
+        self.limit - self.page.rows.len()
     }
 }
 

@@ -9,7 +9,8 @@ use async_trait::async_trait;
 use crate::judge::{Rows, apply, judge};
 use crate::row::{Fence, Row};
 use crate::{
-    Batch, Caps, Clock, KvStore, LaneKey, MachineClock, Outcome, Page, RowKey, StoreError, Versioned,
+    Batch, Caps, Clock, KvStore, LaneKey, MachineClock, OpenPage, Outcome, Page, RowKey, StoreError,
+    Versioned,
 };
 
 /// A store that keeps nothing beyond its process.
@@ -77,18 +78,18 @@ impl<C: Clock> KvStore for MemoryStore<C> {
 
     async fn scan(&self, lane: &LaneKey, range: Range<RowKey>, limit: usize) -> Result<Page, StoreError> {
         let (now, lanes) = (self.clock.now(), self.lanes());
-        let mut page = Page::default();
+        let mut page = OpenPage::new(limit);
         if range.is_empty() {
-            return Ok(page);
+            return Ok(page.page);
         }
         let rows = lanes.get(lane).into_iter().flat_map(|lane| lane.rows.range(range.clone()));
         let there = rows.filter(|(_, row)| row.is_there(now));
         for (key, row) in there {
-            if !page.push(key.clone(), row.versioned.clone(), limit) {
+            if !page.push(key.clone(), row.versioned.clone()) {
                 break;
             }
         }
-        Ok(page)
+        Ok(page.page)
     }
 
     async fn take(&self, lane: &LaneKey) -> Result<u64, StoreError> {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use kv::{Call, Cmd, Confirmation, Connection, Durability, Kv, Script, SetupError, Value};
 
 use crate::{
-    Batch, Caps, Expect, KvStore, LaneKey, Op, Outcome, PAGE_BYTES, Page, ROWS_MAX, RowKey, StoreError,
+    Batch, Caps, Expect, KvStore, LaneKey, Op, OpenPage, Outcome, PAGE_BYTES, Page, RowKey, StoreError,
     Versioned,
 };
 
@@ -118,25 +118,24 @@ impl KvStore for SharedStore {
 
     async fn scan(&self, lane: &LaneKey, range: Range<RowKey>, limit: usize) -> Result<Page, StoreError> {
         let place = self.at(lane);
-        // One more tells whether there are more.
-        let limit = limit.min(ROWS_MAX);
-        let mut page = Page::default();
+        let mut page = OpenPage::new(limit);
         let (mut from, to) = (format!("[{}", range.start), format!("({}", range.end));
         loop {
             let call = SCAN.call(&[place.index()]).arg(&place.prefix).arg(&from).arg(&to);
-            let call = call.arg((limit + 1 - page.rows.len()).min(SCANNED_AT_ONCE)).arg(PAGE_BYTES);
+            // One more tells whether there are more.
+            let call = call.arg((page.room() + 1).min(SCANNED_AT_ONCE)).arg(PAGE_BYTES);
             let answer = place.connection.call(call).await.and_then(Value::array).map_err(store_error)?;
             let mut answer = answer.into_iter();
             let last = answer.next().filter(|last| !last.is_nil());
             while let (Some(key), Some(row)) = (answer.next(), answer.next()) {
                 let key = RowKey::new(&key.text().map_err(store_error)?);
-                if !page.push(key, versioned(row)?, limit) {
-                    return Ok(page);
+                if !page.push(key, versioned(row)?) {
+                    return Ok(page.page);
                 }
             }
             match last {
                 Some(last) => from = format!("({}", last.text().map_err(store_error)?),
-                None => return Ok(page),
+                None => return Ok(page.page),
             }
         }
     }
