@@ -37,6 +37,13 @@ impl Language {
         ],
     };
 
+    /// Registers the functions that it has beside those of every language.
+    pub(crate) fn register(self, engine: &mut Engine) {
+        if self == Self::SAGAS {
+            register_for_sagas(engine);
+        }
+    }
+
     /// Its functions, for people.
     pub(crate) fn told(&self) -> String {
         let names: Vec<_> = self.functions.iter().map(|name| format!("`{name}`")).collect();
@@ -47,8 +54,8 @@ impl Language {
 type Text = ImmutableString;
 type Answer<T> = Result<T, Box<EvalAltResult>>;
 
-/// The functions that only sagas have. Whether a language has them is checked before anything is evaluated.
-pub(crate) fn register(engine: &mut Engine) {
+/// Registers the functions that only sagas have.
+fn register_for_sagas(engine: &mut Engine) {
     let length = |unit: INT| {
         move |count: INT| -> Answer<INT> {
             count.checked_mul(unit).ok_or_else(|| "so long a time has no number".into())

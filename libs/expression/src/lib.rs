@@ -106,7 +106,7 @@ impl Expressions {
         ArithmeticPackage::new().register_into_engine(&mut engine);
         LogicPackage::new().register_into_engine(&mut engine);
         operand::register(&mut engine);
-        language::register(&mut engine);
+        language.register(&mut engine);
         // The language's own answer to values of different kinds is `false`, without a word.
         engine.set_fast_operators(false);
         // An expression has to stay as it was written until it was checked.

@@ -147,5 +147,7 @@ fn sagas_have_whole_numbers_and_what_is_named() {
         refused.as_ref().is_err_and(|why| why.ends_with("`contains`, `starts_with`, `ends_with`, `len`")),
         "{refused:?}"
     );
+    let refused = evaluate("len([1]) == 1", Operand::NOTHING).map(|answer| answer.kind());
+    assert!(refused.as_ref().is_err_and(|why| why.contains("Function not found: len")), "{refused:?}");
     assert!(evaluate("1.5 > 1", Operand::NOTHING).is_ok_and(|answer| answer.as_bool() == Some(true)));
 }
