@@ -52,7 +52,7 @@ impl Trust {
         Self(None)
     }
 
-    /// Whether there is nobody to trust, so that nothing can be asked over https.
+    /// Returns `true` where no certificate is trusted, so that no request over https succeeds.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.0.is_none()
@@ -67,45 +67,45 @@ impl Trust {
     }
 }
 
-/// What is asked.
+/// An HTTP request.
 #[derive(Debug, Clone)]
 pub struct Ask {
     method: Method,
     uri: Uri,
-    /// What is sent with it, beside what belongs to the connection.
+    /// Headers of the request, without those of the connection ([`is_of_connection`]).
     pub headers: HeaderMap,
-    /// What it carries.
+    /// Body of the request.
     pub body: Bytes,
 }
 
 impl Ask {
-    /// Without headers or body.
+    /// Builds a request without headers or body.
     #[must_use]
     pub fn new(method: Method, uri: Uri) -> Self {
         Self { method, uri, headers: HeaderMap::new(), body: Bytes::new() }
     }
 }
 
-/// What was answered.
+/// An HTTP answer.
 #[derive(Debug, Clone)]
 pub struct Reply {
-    /// How it went.
+    /// Status of the answer.
     pub status: StatusCode,
-    /// What was sent with it.
+    /// Headers of the answer.
     pub headers: HeaderMap,
-    /// What it carries, whole.
+    /// Body of the answer, read to its end.
     pub body: Bytes,
 }
 
-/// Why there is no answer.
+/// A request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// What was asked last, and what became of that.
+    /// One request of the chain of redirections failed.
     #[error("{uri}")]
     Failed {
-        /// Where it led, or would have.
+        /// Target of that request.
         uri: Uri,
-        /// What went wrong.
+        /// Cause of the failure.
         #[source]
         cause: Cause,
     },
@@ -114,7 +114,7 @@ pub enum RequestError {
     Redirections,
 }
 
-/// What went wrong with a request.
+/// Cause of a failed request.
 #[derive(Debug, thiserror::Error)]
 pub enum Cause {
     /// It may not be made, cannot be made, or its answer is not taken.
@@ -135,7 +135,7 @@ impl Cause {
     }
 }
 
-/// Whether a header belongs to the connection, which is no matter of who asks.
+/// Returns `true` for a header of the connection, which the caller may not set.
 #[must_use]
 pub fn is_of_connection(name: &HeaderName) -> bool {
     [
