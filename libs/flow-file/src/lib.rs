@@ -151,7 +151,8 @@ impl FlowFile {
         // A large flow has a large tree.
         drop(tree);
         spec.env_vars.extend(env.iter().cloned());
-        let Reader { mut problems, mut uploads, .. } = reader;
+        let Reader { yaml, mut uploads, .. } = reader;
+        let mut problems = yaml.into_problems();
         let origin = Origin::File { text, env: env.iter().map(|(variable, _)| variable.clone()).collect() };
         let violations = check(&spec);
         if !violations.is_empty() {

@@ -3,13 +3,13 @@
 
 mod kept;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use model::limits::{SCRIPT_BYTES_MAX, SCRIPT_INLINE_BYTES_MAX};
 use model::{Isolation, RunIf, ScriptType};
 use proto::{convert, v1};
 
-use yaml::{Entry, Place, Places, Problem, Tree, Value, did_you_mean};
+use yaml::{Entry, Fields, Keys, Place, Places, Tree, Value, did_you_mean};
 
 use super::files::{Files, Uploads};
 use super::hints::elsewhere;
@@ -43,22 +43,19 @@ pub(super) const JOB_KEYS: &[&str] = &[
     "network",
     "env",
     "target",
-    // An older spelling that is read as well.
-    "dependends",
 ];
+/// Older spellings, which are read as well.
+pub(super) const OLDER_KEYS: &[&str] = &["dependends"];
 pub(super) const BACKOFF_KEYS: &[&str] = &["initial", "multiplier", "max"];
 pub(super) const TARGET_KEYS: &[&str] = &["runner", "group", "instance", "labels"];
 
 /// What a file says, and what is wrong with it.
 pub(super) struct Reader<'a> {
     pub(super) files: &'a Files,
-    pub(super) problems: Vec<Problem>,
+    pub(super) yaml: yaml::Reader,
     pub(super) places: Places,
     pub(super) uploads: Uploads,
 }
-
-/// The known keys of one mapping.
-type Fields<'a> = HashMap<&'a str, &'a Entry>;
 
 /// A field of the request and what the file calls it.
 #[derive(Clone, Copy)]
@@ -79,7 +76,7 @@ impl At<'_> {
 
 impl<'a> Reader<'a> {
     pub(super) fn new(files: &'a Files, places: Places) -> Self {
-        Self { files, problems: Vec::new(), places, uploads: Uploads::default() }
+        Self { files, yaml: yaml::Reader::default(), places, uploads: Uploads::default() }
     }
 }
 
@@ -147,7 +144,8 @@ impl Reader<'_> {
         let at = At { path: &path, label: &label };
         self.places.add(&path, entry.place, &label);
         self.places.add(at.path("name"), entry.place, &label);
-        let fields = self.fields(&entry.value, &format!("the job `{}`", entry.key), JOB_KEYS);
+        let keys = Keys { known: JOB_KEYS, older: OLDER_KEYS, hint: elsewhere };
+        let fields = self.yaml.fields(&entry.value, &format!("the job `{}`", entry.key), keys);
         let created_job = self.created_job(entry, &fields, at);
         v1::NodeSpec {
             name: entry.key.clone(),
@@ -421,39 +419,13 @@ impl Reader<'_> {
 
     /// The entries of a mapping by their keys, unknown ones reported.
     fn fields<'t>(&mut self, tree: &'t Tree, what: &str, known: &[&str]) -> Fields<'t> {
-        let entries = match &tree.value {
-            Value::Map(entries) => entries,
-            other => {
-                let message =
-                    format!("{what} is a mapping with keys such as `{}`, not {}", known[0], other.kind());
-                self.problem(tree.place, message);
-                return Fields::new();
-            }
-        };
-        for entry in entries {
-            let key = entry.key.as_str();
-            if !known.contains(&key) {
-                let message = match elsewhere(key, known).unwrap_or_else(|| did_you_mean(key, known)) {
-                    hint if hint.is_empty() => {
-                        let keys: Vec<_> = known.iter().copied().filter(|key| *key != "dependends").collect();
-                        format!("{what} has no key `{key}`; there are {}", keys.join(", "))
-                    }
-                    hint => format!("{what} has no key `{key}`{hint}"),
-                };
-                self.problem(entry.place, message);
-            }
-        }
-        entries.iter().map(|entry| (entry.key.as_str(), entry)).collect()
+        self.yaml.fields(tree, what, Keys { known, older: &[], hint: elsewhere })
     }
 
     /// A text; a number or a truth value is the text that was written.
     fn text(&mut self, entry: &Entry, at: At<'_>, field: &str) -> Option<String> {
         self.places.add(at.path(field), entry.value.place, at.label(&entry.key));
-        let text = entry.value.value.as_text().map(str::to_owned);
-        if text.is_none() {
-            self.wrong_kind(entry, "a text");
-        }
-        text
+        self.yaml.text(entry).map(str::to_owned)
     }
 
     fn number(&mut self, entry: &Entry, at: At<'_>, field: &str) -> Option<u32> {
@@ -462,14 +434,7 @@ impl Reader<'_> {
 
     fn number_of(&mut self, entry: &Entry, at: At<'_>, field: &str, wanted: &str) -> Option<u32> {
         self.places.add(at.path(field), entry.value.place, at.label(&entry.key));
-        let number = match &entry.value.value {
-            Value::Int(number, _) => u32::try_from(*number).ok(),
-            _ => None,
-        };
-        if number.is_none() {
-            self.wrong_kind(entry, wanted);
-        }
-        number
+        self.yaml.whole(entry, wanted)
     }
 
     /// Seconds, as a number or as in `5m`.
@@ -501,35 +466,18 @@ impl Reader<'_> {
 
     fn truth(&mut self, entry: &Entry, at: At<'_>, field: &str) -> Option<bool> {
         self.places.add(at.path(field), entry.value.place, at.label(&entry.key));
-        match &entry.value.value {
-            Value::Bool(truth, _) => Some(*truth),
-            _ => {
-                self.wrong_kind(entry, "true or false");
-                None
-            }
-        }
+        self.yaml.truth(entry)
     }
 
     fn list(&mut self, entry: &Entry, at: At<'_>, key: &str, field: &str) -> Vec<String> {
         self.places.add(at.path(field), entry.place, at.label(key));
-        let Value::List(items) = &entry.value.value else {
-            let written = entry.value.value.as_text().unwrap_or("a");
-            self.wrong_kind(entry, &format!("a list, such as [{written}]"));
-            return Vec::new();
-        };
-        let mut list = Vec::with_capacity(items.len());
-        for item in items {
-            let Some(text) = item.value.as_text() else {
-                let kind = item.value.kind();
-                self.problem(item.place, format!("`{key}` lists texts, this is {kind}"));
-                continue;
-            };
+        let texts = self.yaml.texts(entry);
+        for (index, (place, _)) in texts.iter().enumerate() {
             if self.places.are_remembered() {
-                self.places.add(format!("{}.{field}[{}]", at.path, list.len()), item.place, at.label(key));
+                self.places.add(format!("{}.{field}[{index}]", at.path), *place, at.label(key));
             }
-            list.push(text.to_owned());
         }
-        list
+        texts.into_iter().map(|(_, text)| text.to_owned()).collect()
     }
 
     fn texts(
@@ -560,18 +508,11 @@ impl Reader<'_> {
     }
 
     fn wrong_kind(&mut self, entry: &Entry, wanted: &str) {
-        let found = match &entry.value.value {
-            Value::Null => "; nothing is written there".to_owned(),
-            value => match value.as_text() {
-                Some(text) => format!(", not `{}`", text.chars().take(40).collect::<String>()),
-                None => format!(", not {}", value.kind()),
-            },
-        };
-        self.problem(entry.value.place, format!("`{}` has to be {wanted}{found}", entry.key));
+        self.yaml.wrong_kind(entry, wanted);
     }
 
     fn problem(&mut self, place: Place, message: impl Into<String>) {
-        self.problems.push(Problem::at(place, message));
+        self.yaml.problem(place, message);
     }
 }
 

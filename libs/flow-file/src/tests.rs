@@ -565,7 +565,7 @@ fn rows_of_the_page(heading: &str) -> Vec<String> {
 fn the_page_about_flow_files_has_every_key() {
     for (heading, keys) in [
         ("The flow", reader::FLOW_KEYS),
-        ("A job", reader::JOB_KEYS),
+        ("A job", &[reader::JOB_KEYS, reader::OLDER_KEYS].concat()),
         ("`backoff`", reader::BACKOFF_KEYS),
         ("`target`", reader::TARGET_KEYS),
     ] {

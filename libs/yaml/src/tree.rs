@@ -87,7 +87,22 @@ impl Value {
 /// # Errors
 /// What is wrong with the YAML itself, at its place.
 pub fn parse(text: &str, what: &str) -> Result<Tree, Problem> {
-    let options = serde_saphyr::options! {
+    let raw = serde_saphyr::from_str_with_options(text, options());
+    Ok(Tree::new(raw.map_err(|error| problem(&error, what))?, text))
+}
+
+/// Parses the YAML documents of a text, which `---` separates; leaves empty ones out.
+///
+/// # Errors
+/// What is wrong with the YAML itself, at its place.
+pub fn parse_all(text: &str, what: &str) -> Result<Vec<Tree>, Problem> {
+    let raws: Result<Vec<_>, _> = serde_saphyr::from_multiple_with_options(text, options());
+    let raws = raws.map_err(|error| problem(&error, what))?;
+    Ok(raws.into_iter().map(|raw| Tree::new(raw, text)).collect())
+}
+
+fn options() -> serde_saphyr::Options {
+    serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             max_depth: DEPTH_MAX,
             max_nodes: VALUES_MAX,
@@ -100,10 +115,7 @@ pub fn parse(text: &str, what: &str) -> Result<Tree, Problem> {
         with_snippet: false,
         // Read as texts, `1e400` and `.inf` are the characters that they were written as.
         non_finite_float_policy: serde_saphyr::NonFiniteFloatPolicy::PassThrough,
-    };
-    let raw: Spanned<Raw> =
-        serde_saphyr::from_str_with_options(text, options).map_err(|error| problem(&error, what))?;
-    Ok(Tree::new(raw, text))
+    }
 }
 
 fn problem(error: &serde_saphyr::Error, what: &str) -> Problem {
@@ -280,5 +292,28 @@ impl<'de> Visitor<'de> for RawVisitor {
             map.push(entry);
         }
         Ok(Raw::Map(map))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_keep_the_places_that_they_have_in_the_text() {
+        let trees = parse_all("---\na: 1\n---\n---\nb: [2,\n  1.50]\n", "a manifest").expect("two documents");
+        let [first, second] = trees.as_slice() else { panic!("{} documents", trees.len()) };
+        let entry = |tree: &Tree| match &tree.value {
+            Value::Map(entries) => (entries[0].key.clone(), entries[0].place),
+            other => panic!("{}", other.kind()),
+        };
+        assert_eq!(entry(first), ("a".to_owned(), Place { line: 2, column: 1 }));
+        assert_eq!(entry(second), ("b".to_owned(), Place { line: 5, column: 1 }));
+        let Value::Map(entries) = &second.value else { panic!("no mapping") };
+        let Value::List(items) = &entries[0].value.value else { panic!("no list") };
+        assert_eq!(items[1].value.as_text(), Some("1.50"));
+        assert_eq!(items[1].place, Place { line: 6, column: 3 });
+        let refused = parse_all("a: 1\n---\nb: {\n", "a manifest").expect_err("it does not end");
+        assert!(refused.place.is_some_and(|place| place.line >= 3), "{refused:?}");
     }
 }

@@ -30,6 +30,15 @@ pub fn length(text: &str) -> Option<Duration> {
     Some(Duration::from_secs(u64::from(number.parse::<u32>().ok()?) * secs))
 }
 
+/// Reads a length of time that may be short: `500ms`, or as [`length`] does.
+#[must_use]
+pub fn short_length(text: &str) -> Option<Duration> {
+    match text.strip_suffix("ms") {
+        Some(number) => Some(Duration::from_millis(u64::from(number.parse::<u32>().ok()?))),
+        None => length(text),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,8 +55,10 @@ mod tests {
     fn lengths_have_a_unit() {
         let secs = |text: &str| length(text).map(|length| length.as_secs());
         assert_eq!(["90s", "15m", "2h", "7d"].map(secs), [Some(90), Some(900), Some(7_200), Some(604_800)]);
+        assert_eq!(short_length("500ms"), Some(Duration::from_millis(500)));
+        assert_eq!((short_length("2m"), length("5ms")), (Some(Duration::from_secs(120)), None));
         for wrong in ["", "s", "90", "-1s", "1.5h", "4294967296s", "1é", "1 h"] {
-            assert_eq!(length(wrong), None, "{wrong}");
+            assert_eq!((length(wrong), short_length(wrong)), (None, None), "{wrong}");
         }
     }
 }

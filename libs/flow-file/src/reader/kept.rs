@@ -1,8 +1,8 @@
 //! Jobs that say by a number what is executed: that of a job which is kept at the coordinator.
 
-use yaml::Entry;
+use yaml::{Entry, Fields};
 
-use super::{At, Fields, Reader};
+use super::{At, Reader};
 
 /// Keys that say what a job executes; a job that is kept says that itself.
 const OWN_KEYS: [&str; 6] = ["script_type", "script", "script_file", "files", "outputs", "env"];
