@@ -63,7 +63,8 @@ pub use request_id::RequestId;
 pub use rerun::Rerun;
 pub use runner::{EnvelopeForm, InstanceInfo, Presence, Runner, RunnerView};
 pub use saga::{
-    CommandId, CorrelationId, EffectName, EffectState, SagaName, SagaNameError, SagaStatus, TenantId,
+    CommandId, CorrelationId, EffectName, EffectState, SagaName, SagaNameError, SagaStatus, StepName,
+    TenantId, TimerName,
 };
 pub use script_type::ScriptType;
 pub use time::Timestamp;

@@ -98,6 +98,14 @@ definition_name!(
     /// An effect's name: a letter, then at most 62 of `[A-Za-z0-9-]`. Cheap to clone.
     EffectName, "name of an effect"
 );
+definition_name!(
+    /// Name of a step within its saga: a letter, then at most 62 of `[A-Za-z0-9-]`. Cheap to clone.
+    StepName, "name of a step"
+);
+definition_name!(
+    /// Name of a timer within its saga: a letter, then at most 62 of `[A-Za-z0-9-]`. Cheap to clone.
+    TimerName, "name of a timer"
+);
 
 /// What all events of one run of a saga have in common: 1 to 256 bytes of any text. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -136,7 +144,9 @@ macro_rules! texts {
     )*};
 }
 
-texts!(TenantId SagaName EffectName CorrelationId);
+texts!(TenantId SagaName EffectName StepName TimerName CorrelationId);
+
+crate::id::serde_as_text!(SagaName EffectName StepName TimerName CorrelationId CommandId SagaStatus EffectState);
 
 /// A piece of work that a saga has ordered: a UUID, written as `018f4d2e-7a1b-7c3d-8e4f-0123456789ab`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
